@@ -1,0 +1,317 @@
+"""infonce: one kernel for every contrastive loss of this package.
+
+A loss is a sum of *terms*. A term is a prefix of the embedding, a temperature and a weight:
+
+    L = sum_t w_t · mean_i [ -log softmax_j( s_t(q_i, d_j) / tau_t ) at j = offset + i ]
+
+where s_t is a :class:`~st_magnitude.similarity.Similarity` of the first ``dim_t`` coordinates. Plain InfoNCE has one
+term, temperature aggregation has T terms at the full dimension, Matryoshka has K prefixes, both together K x T.
+
+What makes it cheap (B queries, M documents, D dimensions):
+
+* The scores are walked in tiles of rows; no B x M matrix is ever held.
+* The inner products of a prefix are those of the next shorter one plus the block of columns between them, and the
+  gradient is taken block by block in the reverse order, so that any number of prefixes costs the 6 B M D
+  floating-point operations of a single one.
+* Temperatures of one prefix share its scores.
+* Gradients are taken in the forward pass, while a tile is still in the cache. The backward pass only scales them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from st_magnitude.similarity import COSINE, Similarity, safe_norm
+
+__all__ = ["Direction", "Term", "infonce"]
+
+Direction = Literal["query_to_document", "document_to_query", "both"]
+
+# Scores held at a time: a tile that stays in a CPU's cache, and one that fills a GPU.
+_TILE_ELEMENTS = {"cpu": 2**19, "cuda": 2**25}
+_MIN_TILE_ROWS = 64
+_LOG2_E = math.log2(math.e)  # exp2 is several times as fast as exp in PyTorch on a CPU
+
+
+@dataclass(frozen=True)
+class Term:
+    """One summand of a contrastive loss.
+
+    Args:
+        dim: How many leading coordinates are compared; None for all of them.
+        temperature: What the scores are divided by; a positive float, or a 0-d tensor when it is learned.
+        weight: What the term is multiplied by in the sum.
+
+    Raises:
+        ValueError: If dim < 1, or if temperature (given as a number) is not positive.
+    """
+
+    dim: int | None = None
+    temperature: float | Tensor = 0.05
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.dim is not None and self.dim < 1:
+            raise ValueError(f"Term.dim must be at least 1, or None for all dimensions; got {self.dim}.")
+        if not isinstance(self.temperature, Tensor) and not self.temperature > 0:
+            raise ValueError(f"Term.temperature must be positive, got {self.temperature}.")
+
+
+def infonce(
+    queries: Tensor,
+    documents: Tensor,
+    terms: Sequence[Term] = (Term(),),
+    similarity: Similarity = COSINE,
+    direction: Direction = "query_to_document",
+    offset: int = 0,
+    *,
+    hardness: float = 0.0,
+    tile_elements: int | None = None,
+) -> Tensor:
+    """InfoNCE over in-batch (and explicit) negatives, mean over queries, sum over terms.
+
+    Args:
+        queries: (B, D) embeddings, not normalised.
+        documents: (M, D) embeddings, M >= B. Row ``offset + i`` is the positive of query i, all others are negatives.
+        terms: Prefix dimensions, temperatures and weights.
+        similarity: The exponents of the norms. Learnable ones (0-d tensors) receive gradients.
+        direction: ``"query_to_document"``: the softmax of a query runs over all documents. ``"document_to_query"``:
+            the softmax of a positive document runs over all queries. ``"both"``: the mean of the two.
+        offset: Where the positives of these queries begin, for documents gathered from several devices.
+        hardness: alpha >= 0. Every negative counts exp(alpha · s) times in the softmax, s taken as a constant, so
+            that similar negatives weigh more (Lan et al. 2025, arXiv 2503.04812, Eq. 5; sentence-transformers'
+            ``hardness_mode="all_negatives"``).
+        tile_elements: How many scores are held at a time; the default fits the device.
+
+    Returns:
+        A scalar, float64 for float64 inputs and float32 otherwise.
+
+    Raises:
+        ValueError: If shapes, dims, offset or direction do not fit together.
+
+    Gradients reach queries, documents, and exponents and temperatures that are tensors. They are taken once in the
+    forward pass: there is no second derivative.
+
+    Example:
+        >>> import torch
+        >>> from st_magnitude import QNORM, Term, infonce
+        >>> embeddings = torch.eye(4, requires_grad=True)
+        >>> loss = infonce(embeddings, embeddings, terms=[Term(temperature=0.5), Term(dim=2, weight=0.1)])
+        >>> round(loss.item(), 4)
+        0.4101
+
+    Source: van den Oord et al. 2018, arXiv 1807.03748, Eq. 4; Beyond the Unit Hypersphere, arXiv 2602.09229, Eq. 2.
+    """
+    terms = tuple(terms)
+    width = _check(queries, documents, terms, direction, offset)
+    temperatures = torch.stack(
+        [torch.as_tensor(t.temperature, dtype=torch.float64, device=queries.device) for t in terms]
+    )
+    dims = sorted({t.dim or width for t in terms})
+    plan = _Plan(
+        dims=tuple(dims),
+        members=tuple(tuple(i for i, t in enumerate(terms) if (t.dim or width) == dim) for dim in dims),
+        weights=tuple(t.weight for t in terms),
+        hardness=hardness,
+        tile_elements=tile_elements or _TILE_ELEMENTS.get(queries.device.type, 2**22),
+    )
+    # From here on everything is a plain inner product: the norms of the longest prefix are divided out first,
+    # those of shorter prefixes are factors on rows and columns.
+    with torch.autocast(queries.device.type, enabled=False):
+        q = similarity.query(queries[:, : dims[-1]])  # (B, D')
+        d = similarity.document(documents[:, : dims[-1]])  # (M, D')
+        q_scale = _prefix_scales(q, dims, similarity.gamma_query)  # (K - 1, B)
+        d_scale = _prefix_scales(d, dims, similarity.gamma_document)  # (K - 1, M)
+        losses = []
+        if direction in ("query_to_document", "both"):
+            losses.append(_InfoNCE.apply(q, d, q_scale, d_scale, temperatures, offset, plan))
+        if direction in ("document_to_query", "both"):
+            own = slice(offset, offset + len(q))
+            own_scale = None if d_scale is None else d_scale[:, own]
+            losses.append(_InfoNCE.apply(d[own], q, own_scale, q_scale, temperatures, 0, plan))
+    return losses[0] if len(losses) == 1 else (losses[0] + losses[1]) / 2
+
+
+@dataclass(frozen=True)
+class _Plan:
+    dims: tuple[int, ...]  # ascending prefixes
+    members: tuple[tuple[int, ...], ...]  # per prefix, the terms that use it
+    weights: tuple[float, ...]  # per term
+    hardness: float
+    tile_elements: int
+
+
+def _check(queries: Tensor, documents: Tensor, terms: tuple[Term, ...], direction: str, offset: int) -> int:
+    if queries.ndim != 2 or documents.ndim != 2 or queries.shape[1] != documents.shape[1]:
+        raise ValueError(
+            "infonce takes queries (B, D) and documents (M, D), got "
+            f"{tuple(queries.shape)} and {tuple(documents.shape)}."
+        )
+    if not terms:
+        raise ValueError("infonce needs at least one Term.")
+    if direction not in ("query_to_document", "document_to_query", "both"):
+        raise ValueError(
+            f"direction must be 'query_to_document', 'document_to_query' or 'both', got {direction!r}."
+        )
+    if len(queries) == 0 or offset < 0 or offset + len(queries) > len(documents):
+        raise ValueError(
+            f"{len(queries)} queries with offset {offset} need their positives in documents[{offset}:"
+            f"{offset + len(queries)}], but there are {len(documents)} documents."
+        )
+    width = queries.shape[1]
+    if too_long := [t.dim for t in terms if t.dim is not None and t.dim > width]:
+        raise ValueError(f"Term dims {too_long} exceed the {width} dimensions of the embeddings.")
+    return width
+
+
+def _prefix_scales(x: Tensor, dims: Sequence[int], gamma: float | Tensor) -> Tensor | None:
+    """(|x| / |x[:dim]|)^gamma for all prefixes but the last, (K - 1, n).
+
+    It takes x, divided by its norm as a whole, to its prefixes divided by theirs. Invariant to the length of x, so
+    that it may be computed after the division. None where nothing changes.
+    """
+    if len(dims) == 1 or (not isinstance(gamma, Tensor) and gamma == 0.0):
+        return None
+    norms = torch.stack([safe_norm(x[:, :dim]).squeeze(1) for dim in dims])  # (K, n)
+    return (norms[-1:] / norms[:-1]) ** gamma
+
+
+class _InfoNCE(torch.autograd.Function):
+    """The sum of all terms for plain inner products, with the gradients taken on the way."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        rows: Tensor,  # (B, D), D the longest prefix
+        columns: Tensor,  # (M, D)
+        row_scale: Tensor | None,  # (K - 1, B)
+        column_scale: Tensor | None,  # (K - 1, M)
+        temperatures: Tensor,  # (T,) float64
+        offset: int,
+        plan: _Plan,
+    ) -> Tensor:
+        with torch.autocast(rows.device.type, enabled=False):
+            loss, gradients = _walk(
+                rows, columns, row_scale, column_scale, temperatures.tolist(), offset, plan, ctx.needs_input_grad
+            )
+        ctx.save_for_backward(*gradients)
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        return (*(g if g is None else g * grad_output for g in ctx.saved_tensors), None, None)
+
+
+def _walk(
+    rows: Tensor,
+    columns: Tensor,
+    row_scale: Tensor | None,
+    column_scale: Tensor | None,
+    temperatures: list[float],
+    offset: int,
+    plan: _Plan,
+    needs: tuple[bool, ...],
+) -> tuple[Tensor, list[Tensor | None]]:
+    """Loss, and the gradients of the first five arguments where ``needs`` asks for them."""
+    num_rows, num_columns, last = len(rows), len(columns), len(plan.dims) - 1
+    blocks = [slice(a, b) for a, b in zip((0, *plan.dims), plan.dims, strict=False)]
+    height = min(num_rows, max(_MIN_TILE_ROWS, plan.tile_elements // num_columns))
+    with_gradient = any(needs)
+
+    products_, scores_, softmax_ = (rows.new_empty(height, num_columns) for _ in range(3))
+    slopes_ = [rows.new_empty(height, num_columns) for _ in plan.dims] if with_gradient else []
+    loss = rows.new_zeros(())
+    grad_rows, grad_columns, grad_row_scale, grad_column_scale, grad_temperatures = (
+        torch.zeros_like(x) if x is not None and need else None
+        for x, need in zip((rows, columns, row_scale, column_scale, loss.new_empty(len(temperatures))), needs)
+    )
+
+    for start in range(0, num_rows, height):
+        tile = slice(start, min(start + height, num_rows))
+        n = tile.stop - tile.start
+        own = torch.arange(n, device=rows.device)
+        positive = own + (offset + start)  # the column of each row's positive
+        products, scores, softmax = products_[:n], scores_[:n], softmax_[:n]
+        slopes = [slope[:n] for slope in slopes_]  # d loss / d products of each prefix
+
+        for k, (block, members) in enumerate(zip(blocks, plan.members, strict=True)):
+            torch.addmm(products, rows[tile, block], columns[:, block].T, beta=float(k > 0), out=products)
+            row_factor = row_scale[k, tile] if row_scale is not None and k < last else None  # (n,)
+            column_factor = column_scale[k] if column_scale is not None and k < last else None  # (M,)
+
+            # scores: relative to the best of the row, and still without row_factor, which rides on the temperature
+            if column_factor is not None:
+                torch.mul(products, column_factor, out=scores)
+                peak = scores.amax(dim=1)
+                scores.sub_(peak[:, None])
+            else:
+                peak = products.amax(dim=1)
+                torch.sub(products, peak[:, None], out=scores)
+            if row_factor is not None:
+                peak = peak * row_factor
+            score_positive = scores[own, positive] * (1 if row_factor is None else row_factor)  # (n,)
+
+            for position, t in enumerate(members):
+                temperature, weight = temperatures[t], plan.weights[t] / num_rows
+                rate = 1 / temperature + plan.hardness
+                logit_positive = score_positive / temperature
+                _scale_rows(scores, rate * _LOG2_E, row_factor, out=softmax)
+                if plan.hardness:  # the positive alone is not weighted
+                    logit_positive = logit_positive - plan.hardness * peak
+                    excess = logit_positive.clamp(min=0)
+                    logit_positive = logit_positive - excess
+                    softmax.sub_(excess[:, None] * _LOG2_E)
+                    softmax[own, positive] = logit_positive * _LOG2_E
+                total = softmax.exp2_().sum(dim=1)
+                loss += (total.log() - logit_positive).sum() * weight
+                if grad_temperatures is not None:
+                    expected = torch.linalg.vecdot(softmax, scores) / total
+                    expected = expected if row_factor is None else expected * row_factor
+                    grad_temperatures[t] -= (expected - score_positive).sum() * (weight / temperature**2)
+                if with_gradient:
+                    share = weight / temperature / total
+                    share = share if row_factor is None else share * row_factor
+                    if position == 0:
+                        torch.mul(softmax, share[:, None], out=slopes[k])
+                    else:
+                        slopes[k].add_(softmax.mul_(share[:, None]))
+            if not with_gradient:
+                continue
+            pull = sum(plan.weights[t] / temperatures[t] for t in members) / num_rows
+            slopes[k][own, positive] -= pull if row_factor is None else pull * row_factor
+            if column_factor is not None:
+                slopes[k].mul_(column_factor)
+            if (row_factor is not None and grad_row_scale is not None) or (
+                column_factor is not None and grad_column_scale is not None
+            ):
+                torch.mul(slopes[k], products, out=softmax)
+                if row_factor is not None and grad_row_scale is not None:
+                    grad_row_scale[k, tile] = softmax.sum(dim=1) / row_factor
+                if column_factor is not None and grad_column_scale is not None:
+                    grad_column_scale[k] += softmax.sum(dim=0) / column_factor
+
+        if not with_gradient:
+            continue
+        # A block of coordinates takes part in every prefix that reaches it: add up the slopes from the longest down.
+        slope = slopes[last]
+        for k in range(last, -1, -1):
+            if k < last:
+                slope.add_(slopes[k])
+            if grad_rows is not None:
+                torch.mm(slope, columns[:, blocks[k]], out=grad_rows[tile, blocks[k]])
+            if grad_columns is not None:
+                grad_columns[:, blocks[k]].addmm_(slope.T, rows[tile, blocks[k]])
+
+    return loss, [grad_rows, grad_columns, grad_row_scale, grad_column_scale, grad_temperatures]
+
+
+def _scale_rows(x: Tensor, factor: float, row_factor: Tensor | None, out: Tensor) -> None:
+    torch.mul(x, factor if row_factor is None else (factor * row_factor)[:, None], out=out)

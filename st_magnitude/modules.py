@@ -1,0 +1,91 @@
+"""ExponentNorm: the one module of ours that a saved model may contain, for a fractional document exponent."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from sentence_transformers.base.modules import Module
+from torch import Tensor, nn
+
+from st_magnitude.similarity import Similarity
+
+__all__ = ["ExponentNorm"]
+
+
+class ExponentNorm(Module):
+    """Divides embeddings by a power of their norm, with one exponent for queries and one for documents.
+
+    The last module of a model whose exponents were learned (:class:`~st_magnitude.LearnableNormLoss`) or chosen
+    between 0 and 1 (:func:`~st_magnitude.calibrate_exponent`). Inner products of its outputs are the scores of
+    ``Similarity(gamma_query, gamma_document)``, so the model's ``similarity_fn_name`` is ``"dot"``.
+
+    ``encode_query`` and ``encode_document`` tell it the role; text without a role (plain ``encode``) is treated as
+    a document. It leaves what it received in ``features["raw_embedding"]``, which is what losses look at.
+
+    Args:
+        gamma_query: Exponent of the query norm in [0, 1].
+        gamma_document: Exponent of the document norm in [0, 1].
+        learnable: Whether the exponents are trained. They are stored as ``gamma = sigmoid(bias)`` (arXiv 2602.09229,
+            Eq. 7); the parameters are called biases so that trainers exempt them from weight decay. An exponent of
+            exactly 0 or 1 is at the end of the sigmoid and cannot learn.
+
+    A model with this module is loaded by :func:`st_magnitude.load`, or with ``trust_remote_code=True``.
+
+    Example:
+        >>> import torch
+        >>> from st_magnitude.modules import ExponentNorm
+        >>> norm = ExponentNorm(gamma_query=1.0, gamma_document=0.5)
+        >>> embedding = torch.tensor([[0.0, 4.0]])
+        >>> norm({"sentence_embedding": embedding}, task="query")["sentence_embedding"]
+        tensor([[0., 1.]])
+        >>> norm({"sentence_embedding": embedding}, task="document")["sentence_embedding"]
+        tensor([[0., 2.]])
+    """
+
+    forward_kwargs = {"task"}  # noqa: RUF012
+    config_keys: list[str] = ["gamma_query", "gamma_document", "learnable"]  # noqa: RUF012
+
+    def __init__(self, gamma_query: float = 0.5, gamma_document: float = 0.5, learnable: bool = False) -> None:
+        super().__init__()
+        Similarity(gamma_query, gamma_document)  # checks the range
+        self.learnable = learnable
+        self.query_bias = nn.Parameter(_logit(gamma_query), requires_grad=learnable)
+        self.document_bias = nn.Parameter(_logit(gamma_document), requires_grad=learnable)
+
+    @property
+    def similarity(self) -> Similarity:
+        """The similarity of the raw embeddings at the present exponents, differentiable in them."""
+        return Similarity(torch.sigmoid(self.query_bias), torch.sigmoid(self.document_bias))
+
+    @property
+    def gamma_query(self) -> float:
+        return self.similarity.exponents[0]
+
+    @property
+    def gamma_document(self) -> float:
+        return self.similarity.exponents[1]
+
+    def forward(self, features: dict[str, Any], task: str | None = None) -> dict[str, Any]:
+        raw: Tensor = features["sentence_embedding"]
+        side = self.similarity.query if (task or features.get("task")) == "query" else self.similarity.document
+        return features | {"raw_embedding": raw, "sentence_embedding": side(raw).to(raw.dtype)}
+
+    def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
+        self.save_config(output_path)
+        self.save_torch_weights(output_path, safe_serialization=safe_serialization)
+
+    @classmethod
+    def load(cls, model_name_or_path: str, subfolder: str = "", **kwargs: Any) -> ExponentNorm:
+        hub = {k: kwargs.get(k) for k in ("token", "cache_folder", "revision")}
+        hub["local_files_only"] = kwargs.get("local_files_only", False)
+        config = cls.load_config(model_name_or_path, subfolder=subfolder, **hub)
+        module = cls(**{key: config[key] for key in cls.config_keys if key in config})
+        return cls.load_torch_weights(model_name_or_path, subfolder=subfolder, model=module, **hub)
+
+
+def _logit(gamma: float) -> Tensor:
+    if gamma in (0.0, 1.0):
+        return torch.tensor(math.inf if gamma else -math.inf)
+    return torch.tensor(math.log(gamma / (1 - gamma)))

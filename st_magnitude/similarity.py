@@ -1,0 +1,172 @@
+"""Similarity: a pair of norm exponents, one per role.
+
+Every score in this package is an inner product of two embeddings, each divided by a power of its own length
+(*Beyond the Unit Hypersphere*, arXiv 2602.09229, Eq. 7):
+
+    s(q, d) = q / |q|^gamma_query · d / |d|^gamma_document = |q|^(1 - gamma_query) |d|^(1 - gamma_document) cos(q, d)
+
+The four corners of the unit square have names: ``COSINE`` (1, 1), ``DOT`` (0, 0), ``QNORM`` (1, 0), ``DNORM`` (0, 1).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["COSINE", "DNORM", "DOT", "QNORM", "Similarity", "safe_norm"]
+
+
+def safe_norm(embeddings: Tensor) -> Tensor:
+    """Lengths to divide by, or to take the logarithm of: (..., D) -> (..., 1), with 1 in place of 0.
+
+    A zero vector so stays a zero vector, scores 0 against everything, and has finite gradients.
+    """
+    norm = torch.linalg.vector_norm(embeddings, dim=-1, keepdim=True)
+    return torch.where(norm > 0, norm, torch.ones_like(norm))
+
+
+def _at_least_float32(embeddings: Any) -> Tensor:
+    """Tensors, arrays and lists of either, as float tensors: half precision and integers become float32."""
+    if isinstance(embeddings, (list, tuple)) and embeddings and isinstance(embeddings[0], Tensor):
+        embeddings = torch.stack(list(embeddings))
+    elif not isinstance(embeddings, Tensor):
+        embeddings = torch.as_tensor(np.asarray(embeddings))
+    return embeddings if embeddings.dtype == torch.float64 else embeddings.float()
+
+
+class Similarity:
+    """Inner product after dividing each side by a power of its norm.
+
+    Args:
+        query: The exponent gamma_query in [0, 1]; a float, or a 0-d tensor when it is learned.
+        document: The exponent gamma_document, likewise.
+
+    Raises:
+        ValueError: If an exponent lies outside [0, 1] or is a tensor that is not 0-d.
+
+    Scores are computed in float32 with autocast off; float64 inputs stay float64. A zero vector scores 0.
+    An instance is a ``similarity_fct`` for sentence-transformers' losses and a member of ``score_functions``
+    for its evaluators.
+
+    Example:
+        >>> import torch
+        >>> from st_magnitude import COSINE, QNORM, Similarity
+        >>> queries, documents = torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 2.0], [1.0, 0.0]])
+        >>> QNORM(queries, documents)
+        tensor([[1.6000, 0.6000]])
+        >>> COSINE.pairwise(queries, documents[:1])
+        tensor([0.8000])
+        >>> Similarity(query=1.0, document=0.5)
+        Similarity(query=1.0, document=0.5)
+
+    Source: Beyond the Unit Hypersphere, arXiv 2602.09229, Eq. 7 and 20.
+    """
+
+    __slots__ = ("gamma_document", "gamma_query")
+
+    gamma_query: float | Tensor
+    gamma_document: float | Tensor
+
+    def __init__(self, query: float | Tensor = 1.0, document: float | Tensor = 1.0) -> None:
+        self.gamma_query = _checked_exponent("query", query)
+        self.gamma_document = _checked_exponent("document", document)
+
+    @classmethod
+    def named(cls, name: str | Similarity) -> Similarity:
+        """The similarity called ``"cosine"``, ``"dot"``, ``"qnorm"`` or ``"dnorm"``; a Similarity passes through.
+
+        Raises:
+            ValueError: If there is no similarity of that name.
+        """
+        if isinstance(name, Similarity):
+            return name
+        try:
+            return _NAMED[name.lower()]
+        except (KeyError, AttributeError):
+            raise ValueError(f"No similarity is called {name!r}. Choose one of {sorted(_NAMED)}.") from None
+
+    @property
+    def name(self) -> str:
+        """``"cosine"``, ``"dot"``, ``"qnorm"`` or ``"dnorm"`` at the corners, else the two exponents."""
+        for name, corner in _NAMED.items():
+            if self == corner:
+                return name
+        return "similarity_{:g}_{:g}".format(*self.exponents)
+
+    @property
+    def exponents(self) -> tuple[float, float]:
+        """(gamma_query, gamma_document) as plain numbers."""
+        query, document = (g.item() if isinstance(g, Tensor) else g for g in (self.gamma_query, self.gamma_document))
+        return query, document
+
+    @property
+    def keeps_magnitude(self) -> bool:
+        """Whether the length of either side reaches the score: true for everything but cosine."""
+        return self != COSINE
+
+    @property
+    def swapped(self) -> Similarity:
+        """The same similarity with the roles exchanged: ``s.swapped(d, q) == s(q, d).T``."""
+        return Similarity(self.gamma_document, self.gamma_query)
+
+    def query(self, embeddings: Any) -> Tensor:
+        """Queries as they enter the inner product, x / |x|^gamma_query: (..., D) -> (..., D)."""
+        return _divide_by_norm(embeddings, self.gamma_query)
+
+    def document(self, embeddings: Any) -> Tensor:
+        """Documents as they enter the inner product, x / |x|^gamma_document: (..., D) -> (..., D)."""
+        return _divide_by_norm(embeddings, self.gamma_document)
+
+    def __call__(self, queries: Any, documents: Any) -> Tensor:
+        """All scores: (n, D), (m, D) -> (n, m). A single vector counts as one row."""
+        queries, documents = torch.atleast_2d(self.query(queries)), torch.atleast_2d(self.document(documents))
+        with torch.autocast(queries.device.type, enabled=False):
+            return queries @ documents.to(queries.dtype).T
+
+    def pairwise(self, queries: Any, documents: Any) -> Tensor:
+        """Scores of row i against row i: (n, D), (n, D) -> (n,)."""
+        return (self.query(queries) * self.document(documents)).sum(dim=-1)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Similarity):
+            return NotImplemented
+        if any(isinstance(g, Tensor) for s in (self, other) for g in (s.gamma_query, s.gamma_document)):
+            return self.gamma_query is other.gamma_query and self.gamma_document is other.gamma_document
+        return (self.gamma_query, self.gamma_document) == (other.gamma_query, other.gamma_document)
+
+    def __hash__(self) -> int:
+        return hash((self.gamma_query, self.gamma_document))
+
+    def __repr__(self) -> str:
+        return "Similarity(query={}, document={})".format(*self.exponents)
+
+
+def _checked_exponent(role: str, gamma: float | Tensor) -> float | Tensor:
+    if isinstance(gamma, Tensor):
+        if gamma.ndim != 0:
+            raise ValueError(f"A learnable {role} exponent is a 0-d tensor, got shape {tuple(gamma.shape)}.")
+        return gamma
+    if not 0.0 <= gamma <= 1.0:
+        raise ValueError(
+            f"The {role} exponent must lie in [0, 1], got {gamma}: 0 keeps the norm, 1 removes it "
+            "(Similarity.named() knows 'cosine', 'dot', 'qnorm' and 'dnorm')."
+        )
+    return float(gamma)
+
+
+def _divide_by_norm(embeddings: Any, gamma: float | Tensor) -> Tensor:
+    embeddings = _at_least_float32(embeddings)
+    if not isinstance(gamma, Tensor) and gamma == 0.0:
+        return embeddings
+    with torch.autocast(embeddings.device.type, enabled=False):
+        return embeddings / safe_norm(embeddings) ** gamma
+
+
+COSINE = Similarity(query=1.0, document=1.0)
+DOT = Similarity(query=0.0, document=0.0)
+QNORM = Similarity(query=1.0, document=0.0)
+DNORM = Similarity(query=0.0, document=1.0)
+_NAMED = {"cosine": COSINE, "dot": DOT, "qnorm": QNORM, "dnorm": DNORM}

@@ -1,0 +1,273 @@
+"""The kernel against a float64 loop, against autograd, and against sentence-transformers."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from st_magnitude import COSINE, DNORM, DOT, QNORM, Similarity, Term, infonce
+
+LEARNABLE = "learnable"
+CORNERS = [COSINE, DOT, QNORM, DNORM]
+
+
+def embeddings(num_queries=6, num_documents=13, dim=8, seed=0, scale=2.0):
+    generator = torch.Generator().manual_seed(seed)
+    return (
+        (torch.randn(num_queries, dim, generator=generator, dtype=torch.float64) * scale).requires_grad_(),
+        (torch.randn(num_documents, dim, generator=generator, dtype=torch.float64) * scale).requires_grad_(),
+    )
+
+
+def loop_infonce(queries, documents, terms, gammas, direction="query_to_document", offset=0, hardness=0.0):
+    """The definition, one score at a time, on Python floats."""
+
+    def power_norm(x, gamma):
+        return math.sqrt(sum(v * v for v in x)) ** gamma
+
+    def score(q, d, dim):
+        q, d = q[:dim], d[:dim]
+        return sum(a * b for a, b in zip(q, d, strict=True)) / power_norm(q, gammas[0]) / power_norm(d, gammas[1])
+
+    queries, documents, total = queries.tolist(), documents.tolist(), 0.0
+    for term in terms:
+        dim = term.dim or len(queries[0])
+        for i in range(len(queries)):
+            if direction == "query_to_document":
+                scores, positive = [score(queries[i], d, dim) for d in documents], offset + i
+            else:
+                scores, positive = [score(q, documents[offset + i], dim) for q in queries], i
+            temperature = float(term.temperature)
+            logits = [s / temperature + (hardness * s if j != positive else 0) for j, s in enumerate(scores)]
+            top = max(logits)
+            log_z = top + math.log(sum(math.exp(z - top) for z in logits))
+            total += term.weight * (log_z - logits[positive]) / len(queries)
+    return total
+
+
+MANY = (Term(2, 0.3), Term(2, 0.7, 0.5), Term(5, 0.5, 2.0), Term(None, 0.4), Term(8, 1.3, 0.25))
+
+
+@pytest.mark.parametrize("terms", [(Term(temperature=0.5),), (Term(5, 0.5),), MANY], ids=["one", "prefix", "many"])
+@pytest.mark.parametrize("gammas", [(1, 1), (0, 0), (1, 0), (0, 1), (0.3, 0.8)])
+@pytest.mark.parametrize("direction", ["query_to_document", "document_to_query"])
+@pytest.mark.parametrize("hardness", [0.0, 0.7])
+def test_value_equals_the_definition(terms, gammas, direction, hardness):
+    queries, documents = embeddings()
+    expected = loop_infonce(queries, documents, terms, gammas, direction, 3, hardness)
+    for tile_elements in (1, 40, 10**6):
+        loss = infonce(
+            queries, documents, terms, Similarity(*gammas), direction, 3, hardness=hardness, tile_elements=tile_elements
+        )
+        assert loss.item() == pytest.approx(expected, rel=1e-12)
+
+
+def test_many_tiles_are_one():
+    """Heights that do not divide the number of rows, with gradients."""
+    queries, documents = embeddings(150, 210)
+    results = []
+    for tile_elements in (1, 100 * 210, 10**7):
+        loss = infonce(queries, documents, MANY, QNORM, offset=50, tile_elements=tile_elements)
+        results.append([loss.detach(), *torch.autograd.grad(loss, [queries, documents])])
+    for other in results[1:]:
+        for a, b in zip(results[0], other, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("terms", [(Term(temperature=0.5),), (Term(5, 0.5),), MANY], ids=["one", "prefix", "many"])
+@pytest.mark.parametrize("similarity", [*CORNERS, LEARNABLE], ids=lambda s: getattr(s, "name", s))
+@pytest.mark.parametrize("direction", ["query_to_document", "document_to_query", "both"])
+def test_gradcheck(terms, similarity, direction):
+    queries, documents = embeddings(4, 7)
+    gammas = [torch.tensor(g, dtype=torch.float64, requires_grad=True) for g in (0.3, 0.8)]
+    temperatures = [torch.tensor(float(t.temperature), dtype=torch.float64, requires_grad=True) for t in terms]
+
+    def loss(queries, documents, gamma_query, gamma_document, *temperatures):
+        learned = [Term(t.dim, tau, t.weight) for t, tau in zip(terms, temperatures, strict=True)]
+        kind = Similarity(gamma_query, gamma_document) if similarity is LEARNABLE else similarity
+        return infonce(queries, documents, learned, kind, direction, offset=2)
+
+    assert torch.autograd.gradcheck(loss, (queries, documents, *gammas, *temperatures))
+
+
+@pytest.mark.parametrize("gammas", [(0.3, 0.8), (1.0, 0.0)])
+def test_hardness_is_a_constant_weight(gammas):
+    """Against autograd through the definition, with the weights detached."""
+    queries, documents = embeddings(4, 7)
+    terms = (Term(3, 0.5), Term(None, 0.4, 2.0))
+
+    def reference():
+        total = 0.0
+        for term in terms:
+            scores = Similarity(*gammas)(queries[:, : term.dim], documents[:, : term.dim])
+            weights = 0.9 * scores.detach()
+            weights[torch.arange(4), torch.arange(4) + 1] = 0.0
+            logits = scores / term.temperature + weights
+            total += term.weight * nn.functional.cross_entropy(logits, torch.arange(4) + 1)
+        return total
+
+    for scale in (1.0, -30.0):  # the second: all scores large, and most of them negative
+        with torch.no_grad():
+            documents.mul_(scale)
+        ours, expected = infonce(queries, documents, terms, Similarity(*gammas), offset=1, hardness=0.9), reference()
+        torch.testing.assert_close(ours, expected)
+        torch.testing.assert_close(
+            torch.autograd.grad(ours, [queries, documents]), torch.autograd.grad(expected, [queries, documents])
+        )
+
+
+@pytest.mark.parametrize("num_negatives", [0, 2])
+@pytest.mark.parametrize("name", ["cosine", "dot"])
+@pytest.mark.parametrize("direction", ["query_to_document", "document_to_query", "both"])
+def test_equals_sentence_transformers(num_negatives, name, direction):
+    from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+    from sentence_transformers.util import cos_sim, dot_score
+
+    torch.manual_seed(0)
+    columns = [torch.randn(9, 16, requires_grad=True) for _ in range(2 + num_negatives)]
+    scale = 20.0 if name == "cosine" else 1.5
+    options = {"scale": scale, "similarity_fct": {"cosine": cos_sim, "dot": dot_score}[name]}
+    forward = MultipleNegativesRankingLoss(nn.Identity(), **options).compute_loss_from_embeddings(columns, None)
+    symmetric = MultipleNegativesRankingLoss(
+        nn.Identity(), **options, directions=("query_to_doc", "doc_to_query"), partition_mode="per_direction"
+    ).compute_loss_from_embeddings(columns, None)
+    expected = {"query_to_document": forward, "both": symmetric, "document_to_query": 2 * symmetric - forward}[direction]
+
+    similarity = Similarity.named(name)
+    ours = infonce(columns[0], torch.cat(columns[1:]), [Term(temperature=1 / scale)], similarity, direction)
+    torch.testing.assert_close(ours, expected, rtol=1e-6, atol=1e-6)
+    used = columns if direction != "document_to_query" else columns[:2]
+    for a, b in zip(
+        torch.autograd.grad(ours, used), torch.autograd.grad(expected, used), strict=True
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_hardness_equals_sentence_transformers():
+    from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+
+    columns = [torch.randn(9, 16, requires_grad=True) for _ in range(4)]
+    theirs = MultipleNegativesRankingLoss(nn.Identity(), hardness_mode="all_negatives", hardness_strength=9.0)
+    expected = theirs.compute_loss_from_embeddings(columns, None)
+    ours = infonce(columns[0], torch.cat(columns[1:]), hardness=9.0)
+    torch.testing.assert_close(ours, expected, rtol=1e-6, atol=1e-6)
+    for a, b in zip(torch.autograd.grad(ours, columns), torch.autograd.grad(expected, columns), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_proposition_4_2_gradient_asymmetry():
+    """DNorm: the gradient to the *unit* positive document is -(|q| / tau)(1 - p+) q / |q| (Eq. 10), and the norm of
+    the query acts as an inverse temperature (Eq. 9)."""
+    queries, documents = embeddings(1, 6)
+    unit = (documents / documents.norm(dim=1, keepdim=True)).detach().requires_grad_()
+    tau = 0.7
+    loss = infonce(queries, unit, [Term(temperature=tau)], DOT)  # the unit document itself is the variable
+    (gradient,) = torch.autograd.grad(loss, unit)
+    probability = (queries @ unit.T / tau).softmax(dim=1)[0, 0]
+    norm = queries.norm()
+    torch.testing.assert_close(gradient[0], -(norm / tau) * (1 - probability) * (queries[0] / norm))
+
+    sharper = infonce(queries / norm, documents, [Term(temperature=tau / norm.item())], DNORM)
+    torch.testing.assert_close(infonce(queries, documents, [Term(temperature=tau)], DNORM), sharper)
+
+
+def test_outer_gradient_scales():
+    queries, documents = embeddings()
+    plain = torch.autograd.grad(infonce(queries, documents, MANY), [queries, documents])
+    loss = infonce(queries, documents, MANY)
+    scaled = torch.autograd.grad(loss * 2.0**10 / 4, [queries, documents], retain_graph=True)
+    again = torch.autograd.grad(loss, [queries, documents])  # a second backward sees the first one's tensors unharmed
+    for a, b, c in zip(plain, scaled, again, strict=True):
+        torch.testing.assert_close(a * 256, b)
+        torch.testing.assert_close(a, c)
+
+
+def test_without_gradients():
+    queries, documents = embeddings()
+    expected = infonce(queries, documents, MANY, QNORM)
+    with torch.no_grad():
+        loss = infonce(queries, documents, MANY, QNORM)
+    assert not loss.requires_grad
+    torch.testing.assert_close(loss, expected.detach())
+    frozen = infonce(queries.detach(), documents, MANY, QNORM)
+    (gradient,) = torch.autograd.grad(frozen, documents)
+    torch.testing.assert_close(gradient, torch.autograd.grad(expected, documents)[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_computed_in_float32(dtype):
+    queries, documents = (x.detach().to(dtype).requires_grad_() for x in embeddings())
+    loss = infonce(queries, documents, MANY)
+    exact = infonce(queries.float(), documents.float(), MANY)
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, exact)
+    gradient, exact_gradient = torch.autograd.grad(loss, queries)[0], torch.autograd.grad(exact, queries)[0]
+    assert gradient.dtype == dtype
+    torch.testing.assert_close(gradient, exact_gradient)
+
+
+def test_autocast_changes_nothing():
+    queries, documents = (x.detach().float().requires_grad_() for x in embeddings())
+    expected = torch.autograd.grad(infonce(queries, documents, MANY), queries)[0]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = infonce(queries, documents, MANY)
+    torch.testing.assert_close(torch.autograd.grad(loss, queries)[0], expected, rtol=0, atol=0)
+
+
+def test_float32_holds_where_probabilities_underflow():
+    queries, documents = (x.detach().float().requires_grad_() for x in embeddings(scale=40.0))
+    loss = infonce(queries, documents, similarity=DOT)
+    expected = infonce(queries.double(), documents.double(), similarity=DOT)
+    assert expected > 1e3  # the positive's own probability is far below what float32 can say
+    torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=0)
+    assert torch.autograd.grad(loss, queries)[0].isfinite().all()
+
+
+def test_one_pair_without_negatives_is_zero():
+    queries, documents = embeddings(1, 1)
+    loss = infonce(queries, documents, MANY)
+    assert loss.item() == 0.0
+    assert all((g == 0).all() for g in torch.autograd.grad(loss, [queries, documents]))
+
+
+def test_zero_vectors():
+    queries, documents = embeddings()
+    with torch.no_grad():
+        queries[0], documents[2], documents[4, :2] = 0, 0, 0
+    for similarity in [*CORNERS, Similarity(0.5, 0.5)]:
+        loss = infonce(queries, documents, MANY, similarity)
+        assert loss.isfinite()
+        assert all(g.isfinite().all() for g in torch.autograd.grad(loss, [queries, documents]))
+
+
+def test_input_is_checked():
+    queries, documents = embeddings()
+    with pytest.raises(ValueError, match=r"documents \(M, D\)"):
+        infonce(queries, documents[:, :4])
+    with pytest.raises(ValueError, match="offset 10"):
+        infonce(queries, documents, offset=10)
+    with pytest.raises(ValueError, match=r"\[9\] exceed the 8"):
+        infonce(queries, documents, [Term(9)])
+    with pytest.raises(ValueError, match="at least one Term"):
+        infonce(queries, documents, [])
+    with pytest.raises(ValueError, match="sideways"):
+        infonce(queries, documents, direction="sideways")
+    with pytest.raises(ValueError, match="temperature"):
+        Term(temperature=0.0)
+    with pytest.raises(ValueError, match="dim"):
+        Term(dim=0)
+
+
+def test_memory_never_holds_the_matrix():
+    """Peak of tensors alive during forward and backward, in units of the B x B matrix."""
+    size, dim = 2048, 32
+    queries, documents = torch.randn(size, dim, requires_grad=True), torch.randn(size, dim, requires_grad=True)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        infonce(queries, documents, tile_elements=2**17).backward()
+    alive = peak = 0
+    for event in profile.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            alive += event.nbytes()
+            peak = max(peak, alive)
+    assert 0 < peak < 0.35 * 4 * size * size

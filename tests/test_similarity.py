@@ -1,0 +1,138 @@
+import math
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from st_magnitude import COSINE, DNORM, DOT, QNORM, Similarity
+
+
+def loop_score(q, d, gamma_query, gamma_document):
+    """Eq. 7 in plain Python."""
+    norm_q, norm_d = math.sqrt(sum(x * x for x in q)), math.sqrt(sum(x * x for x in d))
+    return sum((x / norm_q**gamma_query) * (y / norm_d**gamma_document) for x, y in zip(q, d, strict=True))
+
+
+@pytest.fixture
+def pair():
+    generator = torch.Generator().manual_seed(0)
+    return (
+        torch.randn(3, 7, generator=generator, dtype=torch.float64) * 4,
+        torch.randn(5, 7, generator=generator, dtype=torch.float64) * 2,
+    )
+
+
+@pytest.mark.parametrize("exponents", [(1, 1), (0, 0), (1, 0), (0, 1), (0.3, 0.8)])
+def test_equals_eq_7(pair, exponents):
+    queries, documents = pair
+    expected = [[loop_score(q, d, *exponents) for d in documents.tolist()] for q in queries.tolist()]
+    similarity = Similarity(*exponents)
+    torch.testing.assert_close(similarity(queries, documents), torch.tensor(expected, dtype=torch.float64))
+    torch.testing.assert_close(similarity.pairwise(queries, documents[:3]), similarity(queries, documents).diagonal())
+    torch.testing.assert_close(similarity.swapped(documents, queries), similarity(queries, documents).T)
+
+
+def test_corners_are_the_known_functions(pair):
+    from sentence_transformers.util import cos_sim, dot_score
+
+    queries, documents = (x.float() for x in pair)
+    torch.testing.assert_close(COSINE(queries, documents), cos_sim(queries, documents))
+    torch.testing.assert_close(DOT(queries, documents), dot_score(queries, documents))
+    norms = documents.norm(dim=1)
+    torch.testing.assert_close(QNORM(queries, documents), COSINE(queries, documents) * norms)
+    torch.testing.assert_close(DNORM(queries, documents), COSINE(queries, documents) * queries.norm(dim=1)[:, None])
+
+
+def test_proposition_4_1_only_document_norms_change_a_ranking(pair):
+    queries, documents = pair
+    rank = {s: s(queries, documents).argsort(dim=1, descending=True).tolist() for s in (COSINE, DOT, QNORM, DNORM)}
+    assert rank[COSINE] == rank[DNORM]
+    assert rank[QNORM] == rank[DOT]
+    assert rank[COSINE] != rank[DOT]  # these norms do matter
+
+
+def test_proposition_t_2_the_query_exponent_never_changes_a_ranking(pair):
+    queries, documents = pair
+    rankings = [Similarity(g, 0.4)(queries, documents).argsort(dim=1).tolist() for g in (0.0, 0.2, 0.7, 1.0)]
+    assert all(ranking == rankings[0] for ranking in rankings)
+
+
+def test_proposition_t_1_gradient_of_the_exponents(pair):
+    queries, documents = pair
+    gammas = [torch.tensor(g, dtype=torch.float64, requires_grad=True) for g in (0.3, 0.6)]
+    score = Similarity(*gammas)(queries[:1], documents[:1])
+    by_query, by_document = torch.autograd.grad(score, gammas)
+    torch.testing.assert_close(by_query, (-queries[0].norm().log() * score.detach()).squeeze())  # Eq. 21
+    torch.testing.assert_close(by_document, (-documents[0].norm().log() * score.detach()).squeeze())  # Eq. 22
+
+
+@pytest.mark.parametrize("similarity", [COSINE, DOT, QNORM, DNORM, Similarity(0.5, 0.5)])
+def test_zero_vectors_score_zero_with_finite_gradients(similarity):
+    queries, documents = torch.zeros(2, 4, requires_grad=True), torch.randn(3, 4)
+    documents[1] = 0
+    documents.requires_grad_()
+    scores = similarity(queries, documents)
+    assert (scores == 0).all()
+    scores.sum().backward()
+    assert queries.grad.isfinite().all()
+    assert documents.grad.isfinite().all()
+
+
+def test_zero_vectors_leave_learnable_exponents_finite():
+    gammas = [torch.tensor(0.5, requires_grad=True) for _ in range(2)]
+    Similarity(*gammas)(torch.zeros(1, 3), torch.zeros(1, 3)).sum().backward()
+    assert [g.grad.item() for g in gammas] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int8])
+def test_low_precision_is_computed_in_float32(dtype):
+    queries, documents = (torch.randn(2, 16) * 8).to(dtype), (torch.randn(3, 16) * 8).to(dtype)
+    assert COSINE(queries, documents).dtype == torch.float32
+    torch.testing.assert_close(QNORM(queries, documents), QNORM(queries.float(), documents.float()))
+
+
+def test_autocast_does_not_reach_the_scores(pair):
+    queries, documents = (x.float() for x in pair)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        scores = COSINE(queries, documents)
+    torch.testing.assert_close(scores, COSINE(queries, documents), rtol=0, atol=0)
+
+
+def test_accepts_what_evaluators_pass(pair):
+    queries, documents = pair
+    expected = QNORM(queries.float(), documents.float())
+    torch.testing.assert_close(QNORM(queries.float().numpy(), list(documents.float())), expected)
+    torch.testing.assert_close(QNORM(queries.tolist()[0], documents.numpy()), expected[:1].double(), rtol=1e-5, atol=1e-5)
+    assert QNORM(np.ones((2, 3), dtype=np.float64), np.ones((2, 3))).dtype == torch.float64
+
+
+def test_names():
+    assert [Similarity.named(n) for n in ("cosine", "dot", "QNorm", "dnorm")] == [COSINE, DOT, QNORM, DNORM]
+    assert Similarity.named(QNORM) is QNORM
+    assert [s.name for s in (COSINE, DOT, QNORM, DNORM)] == ["cosine", "dot", "qnorm", "dnorm"]
+    assert Similarity(1.0, 0.5).name == "similarity_1_0.5"
+    assert Similarity(1, 0) == QNORM
+    assert hash(Similarity(1, 0)) == hash(QNORM)
+    assert pickle.loads(pickle.dumps(QNORM)) == QNORM
+    assert repr(QNORM) == "Similarity(query=1.0, document=0.0)"
+    with pytest.raises(ValueError, match="euclid"):
+        Similarity.named("euclid")
+
+
+@pytest.mark.parametrize("bad", [-0.1, 1.5, float("nan")])
+def test_exponents_are_checked(bad):
+    with pytest.raises(ValueError, match="document exponent"):
+        Similarity(0.5, bad)
+    with pytest.raises(ValueError, match="0-d"):
+        Similarity(torch.ones(2), 0.5)
+
+
+def test_is_a_similarity_fct_of_sentence_transformers(static_model):
+    from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+
+    loss = MultipleNegativesRankingLoss(static_model, similarity_fct=QNORM, scale=3.0)
+    queries, documents = torch.randn(4, 8), torch.randn(4, 8)
+    expected = torch.nn.functional.cross_entropy(3 * QNORM(queries, documents), torch.arange(4))
+    torch.testing.assert_close(loss.compute_loss_from_embeddings([queries, documents], None), expected)
+    assert isinstance(loss.get_config_dict()["similarity_fct"], str)
