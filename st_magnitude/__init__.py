@@ -1,3 +1,8 @@
+"""Train embedding models whose geometry is used: magnitude-aware losses for sentence-transformers."""
+
+from st_magnitude import geometry
+from st_magnitude.calibration import ExponentCurve, calibrate_exponent
+from st_magnitude.evaluation import MagnitudeEvaluator
 from st_magnitude.infonce import Term, infonce
 from st_magnitude.losses import (
     CosineRankingLoss,
@@ -10,6 +15,8 @@ from st_magnitude.losses import (
 from st_magnitude.similarity import COSINE, DNORM, DOT, QNORM, Similarity
 from st_magnitude.surgery import add_normalize, export, load, prepare, rescale_output, strip_normalize
 
+__version__ = "0.1.0"
+
 __all__ = [
     "COSINE",
     "DNORM",
@@ -18,13 +25,17 @@ __all__ = [
     "CosineRankingLoss",
     "DNormRankingLoss",
     "DotRankingLoss",
+    "ExponentCurve",
     "LearnableNormLoss",
+    "MagnitudeEvaluator",
     "MagnitudeRankingLoss",
     "QNormRankingLoss",
     "Similarity",
     "Term",
     "add_normalize",
+    "calibrate_exponent",
     "export",
+    "geometry",
     "infonce",
     "load",
     "prepare",

@@ -111,9 +111,6 @@ def infonce(
     """
     terms = tuple(terms)
     width = _check(queries, documents, terms, direction, offset)
-    temperatures = torch.stack(
-        [torch.as_tensor(t.temperature, dtype=torch.float64, device=queries.device) for t in terms]
-    )
     dims = sorted({t.dim or width for t in terms})
     plan = _Plan(
         dims=tuple(dims),
@@ -127,6 +124,7 @@ def infonce(
     with torch.autocast(queries.device.type, enabled=False):
         q = similarity.query(queries[:, : dims[-1]])  # (B, D')
         d = similarity.document(documents[:, : dims[-1]])  # (M, D')
+        temperatures = torch.stack([torch.as_tensor(t.temperature, dtype=q.dtype, device=q.device) for t in terms])
         q_scale = _prefix_scales(q, dims, similarity.gamma_query)  # (K - 1, B)
         d_scale = _prefix_scales(d, dims, similarity.gamma_document)  # (K - 1, M)
         losses = []
@@ -157,9 +155,7 @@ def _check(queries: Tensor, documents: Tensor, terms: tuple[Term, ...], directio
     if not terms:
         raise ValueError("infonce needs at least one Term.")
     if direction not in ("query_to_document", "document_to_query", "both"):
-        raise ValueError(
-            f"direction must be 'query_to_document', 'document_to_query' or 'both', got {direction!r}."
-        )
+        raise ValueError(f"direction must be 'query_to_document', 'document_to_query' or 'both', got {direction!r}.")
     if len(queries) == 0 or offset < 0 or offset + len(queries) > len(documents):
         raise ValueError(
             f"{len(queries)} queries with offset {offset} need their positives in documents[{offset}:"
@@ -193,7 +189,7 @@ class _InfoNCE(torch.autograd.Function):
         columns: Tensor,  # (M, D)
         row_scale: Tensor | None,  # (K - 1, B)
         column_scale: Tensor | None,  # (K - 1, M)
-        temperatures: Tensor,  # (T,) float64
+        temperatures: Tensor,  # (T,)
         offset: int,
         plan: _Plan,
     ) -> Tensor:
@@ -229,9 +225,9 @@ def _walk(
     products_, scores_, softmax_ = (rows.new_empty(height, num_columns) for _ in range(3))
     slopes_ = [rows.new_empty(height, num_columns) for _ in plan.dims] if with_gradient else []
     loss = rows.new_zeros(())
+    inputs = (rows, columns, row_scale, column_scale, rows.new_empty(len(temperatures)))
     grad_rows, grad_columns, grad_row_scale, grad_column_scale, grad_temperatures = (
-        torch.zeros_like(x) if x is not None and need else None
-        for x, need in zip((rows, columns, row_scale, column_scale, loss.new_empty(len(temperatures))), needs)
+        torch.zeros_like(x) if x is not None and need else None for x, need in zip(inputs, needs, strict=False)
     )
 
     for start in range(0, num_rows, height):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -57,16 +57,15 @@ def _is_sentence_norm(module: nn.Module) -> bool:
     return isinstance(module, Normalize) and module.module_output_name == "sentence_embedding"
 
 
-def normalizes_output(model: nn.Module) -> bool:
-    """Whether the embeddings of a model leave it with unit length, all or some of them.
+def normalizes_output(model: nn.Module, routes: Callable[[Iterable[bool]], bool] = any) -> bool:
+    """Whether the embeddings of a model leave it with unit length: for any route of a trailing ``Router``, or for all.
 
-    True for a trailing ``Normalize``, also as the end of a route of a trailing ``Router``. Dropout behind it does not
-    hide it.
+    True for a trailing ``Normalize``, also as the end of a route. Neither Dropout nor ExponentNorm behind it hides it.
     """
     for module in reversed(list(model.children())):
         if isinstance(module, Router):
-            return any(normalizes_output(nn.Sequential(*route)) for route in module.sub_modules.values())
-        if not isinstance(module, Dropout):
+            return routes(normalizes_output(nn.Sequential(*route), routes) for route in module.sub_modules.values())
+        if not isinstance(module, (Dropout, ExponentNorm)):
             return _is_sentence_norm(module)
     return False
 
@@ -94,13 +93,14 @@ def strip_normalize(model: SentenceTransformer) -> SentenceTransformer:
                 "the end: remove it from the list of modules."
             )
         for name, route in model[-1].sub_modules.items():
-            while len(route) > 1 and _is_sentence_norm(route[-1]):
-                del route[-1]
-            if len(route) == 1 and _is_sentence_norm(route[0]):
+            if all(_is_sentence_norm(module) for module in route):
                 raise ValueError(
                     f"The route {name!r} of the last Router is nothing but Normalize (a model exported with "
                     "calibrated_scores=True?): remove the Router with `del model[-1]`."
                 )
+        for route in model[-1].sub_modules.values():
+            while _is_sentence_norm(route[-1]):
+                del route[-1]
     return model
 
 
@@ -111,7 +111,7 @@ def add_normalize(model: SentenceTransformer) -> SentenceTransformer:
     """
     if isinstance(model[-1], ExponentNorm):
         strip_normalize(model)
-    if not normalizes_output(model):
+    if not normalizes_output(model, all):
         model.append(Normalize())
     return model
 

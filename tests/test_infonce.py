@@ -132,15 +132,15 @@ def test_equals_sentence_transformers(num_negatives, name, direction):
     symmetric = MultipleNegativesRankingLoss(
         nn.Identity(), **options, directions=("query_to_doc", "doc_to_query"), partition_mode="per_direction"
     ).compute_loss_from_embeddings(columns, None)
-    expected = {"query_to_document": forward, "both": symmetric, "document_to_query": 2 * symmetric - forward}[direction]
+    expected = {"query_to_document": forward, "both": symmetric, "document_to_query": 2 * symmetric - forward}[
+        direction
+    ]
 
     similarity = Similarity.named(name)
     ours = infonce(columns[0], torch.cat(columns[1:]), [Term(temperature=1 / scale)], similarity, direction)
     torch.testing.assert_close(ours, expected, rtol=1e-6, atol=1e-6)
     used = columns if direction != "document_to_query" else columns[:2]
-    for a, b in zip(
-        torch.autograd.grad(ours, used), torch.autograd.grad(expected, used), strict=True
-    ):
+    for a, b in zip(torch.autograd.grad(ours, used), torch.autograd.grad(expected, used), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 

@@ -103,7 +103,9 @@ def test_accepts_what_evaluators_pass(pair):
     queries, documents = pair
     expected = QNORM(queries.float(), documents.float())
     torch.testing.assert_close(QNORM(queries.float().numpy(), list(documents.float())), expected)
-    torch.testing.assert_close(QNORM(queries.tolist()[0], documents.numpy()), expected[:1].double(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        QNORM(queries.tolist()[0], documents.numpy()), expected[:1].double(), rtol=1e-5, atol=1e-5
+    )
     assert QNORM(np.ones((2, 3), dtype=np.float64), np.ones((2, 3))).dtype == torch.float64
 
 

@@ -415,17 +415,19 @@ class LearnableNormLoss(MagnitudeRankingLoss):
         scale: float | Literal["auto"] = "auto",
         **options: Any,
     ) -> None:
+        if isinstance(model[-1], ExponentNorm):
+            gamma_query, gamma_document = model[-1].similarity.exponents
         if not (0 < gamma_query < 1 and 0 < gamma_document < 1):
             raise ValueError(
                 f"Exponents that are learned begin strictly between 0 and 1, got gamma_query={gamma_query} and "
                 f"gamma_document={gamma_document}. For fixed ones use MagnitudeRankingLoss(model, Similarity(...))."
             )
+        if normalizes_output(model):
+            raise ValueError(
+                "LearnableNormLoss learns from the length of embeddings, but this model ends in Normalize, so all of "
+                "them have length 1. Call stm.strip_normalize(model) before building the loss."
+            )
         if not isinstance(model[-1], ExponentNorm):
-            if normalizes_output(model):
-                raise ValueError(
-                    "LearnableNormLoss learns from the length of embeddings, but this model ends in Normalize, so all "
-                    "of them have length 1. Call stm.strip_normalize(model) before building the loss."
-                )
             model.append(ExponentNorm(gamma_query, gamma_document, learnable=True).to(model.device))
         model[-1].learnable = True
         model[-1].requires_grad_()

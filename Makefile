@@ -1,0 +1,39 @@
+# Each target sets up its own virtual environment; nothing else is needed than a Python of 3.10 or later.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+export HF_HUB_OFFLINE ?= 1
+export HF_HUB_DISABLE_TELEMETRY ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+
+.PHONY: demo test test-all lint docs bench clean
+
+demo: $(BIN)/.installed  ## teach a retriever your own environment's API docs (about 5 minutes on 2 cores)
+	$(BIN)/st-magnitude demo --output runs/demo
+
+test: $(BIN)/.installed  ## the default tests
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: $(BIN)/.installed  ## and the long ones
+	$(BIN)/python -m pytest
+
+lint: $(BIN)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+docs: $(BIN)/.installed  ## the examples in docstrings, README and docs
+	$(BIN)/python -m pytest --doctest-modules st_magnitude
+	$(BIN)/python -m pytest tests/test_docs.py
+
+bench: $(BIN)/.installed  ## the figures in the README, as ratios measured in one run
+	$(BIN)/python benchmarks/kernel.py
+
+$(BIN)/.installed: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) runs checkpoints

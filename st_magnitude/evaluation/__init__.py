@@ -1,0 +1,5 @@
+"""Evaluators in the manner of sentence-transformers: they go where its own evaluators go."""
+
+from st_magnitude.evaluation.magnitude import MagnitudeEvaluator
+
+__all__ = ["MagnitudeEvaluator"]

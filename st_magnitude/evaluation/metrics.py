@@ -1,0 +1,133 @@
+"""What the evaluators and `calibrate_exponent` share: checked judgments, raw embeddings, rankings, nDCG per query."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
+from torch import Tensor
+
+__all__ = ["are_unit", "check_judgments", "ndcg", "rank", "raw_embeddings"]
+
+
+def check_judgments(
+    queries: Mapping[str, str], corpus: Mapping[str, str], relevant_docs: Mapping[str, Collection[str]]
+) -> dict[str, set[str]]:
+    """The judgments as query id -> set of document ids, checked before anything is encoded.
+
+    A query without relevant documents is left out by the evaluators, as sentence-transformers does.
+
+    Raises:
+        ValueError: If queries or corpus are empty, no query has a relevant document, a relevant document is not in
+            the corpus, or the relevant documents of a query are not a collection of ids.
+
+    Example:
+        >>> check_judgments({"q": "a question"}, {"d": "an answer"}, {"q": ["d"]})
+        {'q': {'d'}}
+    """
+    for name, texts in {"queries": queries, "corpus": corpus}.items():
+        if not texts:
+            raise ValueError(f"{name} is empty: pass a dict of id -> text.")
+    for query, documents in relevant_docs.items():
+        if isinstance(documents, (str, Mapping)):
+            raise ValueError(
+                f"relevant_docs[{query!r}] is {documents!r}: pass a set of document ids "
+                "(of graded judgments, those that count as relevant)."
+            )
+    judgments = {query: set(documents) for query, documents in relevant_docs.items()}
+    if unknown := sorted({str(d) for documents in judgments.values() for d in documents - corpus.keys()}):
+        raise ValueError(
+            f"{len(unknown)} relevant document(s) are not in the corpus, such as {unknown[:3]}: "
+            "add them to corpus or drop them from relevant_docs."
+        )
+    if not any(judgments.get(query) for query in queries):
+        raise ValueError(
+            f"None of the {len(queries)} queries has a relevant document: relevant_docs maps query ids to sets of "
+            f"document ids. Its keys start with {list(judgments)[:3]}, those of queries with {list(queries)[:3]}."
+        )
+    return judgments
+
+
+@contextmanager
+def raw_embeddings(model: SentenceTransformer) -> Iterator[None]:
+    """Within the block ``model.encode*`` returns embeddings as they were before a closing ExponentNorm.
+
+    That module leaves them in the features as ``raw_embedding``. Any other model encodes as always.
+
+    Example:
+        >>> from sentence_transformers.sentence_transformer.modules import BoW
+        >>> from st_magnitude.modules import ExponentNorm
+        >>> model = SentenceTransformer(modules=[BoW(["honey"]), ExponentNorm(1.0, 0.5)], device="cpu")
+        >>> with raw_embeddings(model):
+        ...     raw = model.encode_document("honey honey honey honey")
+        >>> raw, model.encode_document("honey honey honey honey")
+        (array([4.], dtype=float32), array([2.], dtype=float32))
+    """
+
+    def restore(_module: Any, _inputs: Any, features: dict[str, Tensor]) -> None:
+        if "raw_embedding" in features:
+            features["sentence_embedding"] = features["raw_embedding"]
+
+    handle = model.register_forward_hook(restore, prepend=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def are_unit(norms: NDArray[np.float64]) -> bool:
+    """Whether a model normalises, told by what it produces: all norms are 1, to the precision of half floats.
+
+    Example:
+        >>> are_unit(np.array([1.0, 1.0001])), are_unit(np.array([1.0, 1.01]))
+        (True, False)
+    """
+    return bool(np.abs(norms - 1).max() < 1e-3)
+
+
+def rank(scores: Tensor, k: int) -> Tensor:
+    """Column indices of the k best scores of each row, best first, ties to the lower index: (n, m) -> (n, min(k, m)).
+
+    Example:
+        >>> import torch
+        >>> rank(torch.tensor([[0.0, 2.0, 1.0, 2.0]]), k=3)
+        tensor([[1, 3, 2]])
+    """
+    k = min(k, scores.shape[1])
+    values, indices = scores.topk(k, dim=1)
+    # topk leaves open which of several equal scores it takes, and their order. Ties inside are ordered here; a row
+    # whose k-th score also lies outside is sorted in full.
+    by_index = indices.sort(dim=1).indices
+    order = values.gather(1, by_index).sort(dim=1, descending=True, stable=True).indices
+    indices = indices.gather(1, by_index).gather(1, order)
+    tied = (scores >= values[:, -1:]).sum(dim=1) > k
+    if tied.any():
+        indices[tied] = scores[tied].sort(dim=1, descending=True, stable=True).indices[:, :k]
+    return indices
+
+
+def ndcg(hits: Any, num_relevant: Any, k: int = 10) -> NDArray[np.float64]:
+    """nDCG@k of every query with binary relevance: (n, >= k or the whole corpus), (n,) -> (n,) in [0, 1].
+
+        sum_{i <= k} hit_i / log2(i + 1)  over the same sum with all relevant documents first
+
+    Args:
+        hits: Whether the document at each rank is relevant, best rank first.
+        num_relevant: Number of relevant documents of each query, at least 1.
+        k: Ranks that count.
+
+    Example:
+        >>> ndcg([[True, False], [False, True]], num_relevant=[1, 1]).round(3)
+        array([1.   , 0.631])
+
+    Source: Järvelin and Kekäläinen, Cumulated Gain-Based Evaluation of IR Techniques, 2002; the same as
+    sentence-transformers' InformationRetrievalEvaluator.
+    """
+    discounts = 1 / np.log2(np.arange(2, k + 2))
+    ranked = np.asarray(hits, dtype=np.float64)[:, :k]
+    ideal = np.cumsum(discounts)[np.minimum(num_relevant, k) - 1]
+    return ranked @ discounts[: ranked.shape[1]] / ideal

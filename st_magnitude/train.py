@@ -1,0 +1,151 @@
+"""Training on a folder of retrieval data: what ``st-magnitude train`` and the demo run."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from sentence_transformers import (
+    SentenceTransformer,
+    SentenceTransformerTrainer,
+    SentenceTransformerTrainingArguments,
+)
+from sentence_transformers.base.sampler import BatchSamplers
+
+from st_magnitude.data import RetrievalData
+from st_magnitude.losses import (
+    CosineRankingLoss,
+    DNormRankingLoss,
+    DotRankingLoss,
+    LearnableNormLoss,
+    MagnitudeRankingLoss,
+    QNormRankingLoss,
+)
+from st_magnitude.surgery import export, prepare
+
+__all__ = ["LOSSES", "has_fast_bf16", "train"]
+
+logger = logging.getLogger(__name__)
+
+LOSSES: dict[str, type[MagnitudeRankingLoss]] = {
+    "cosine": CosineRankingLoss,
+    "dot": DotRankingLoss,
+    "qnorm": QNormRankingLoss,
+    "dnorm": DNormRankingLoss,
+    "learnable": LearnableNormLoss,
+}
+
+
+def has_fast_bf16() -> bool:
+    """Whether this machine has instructions for bfloat16: a GPU since Ampere, or a CPU with AVX-512 BF16 or AMX."""
+    if torch.cuda.is_available():
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return any(
+        getattr(torch.cpu, name, bool)()
+        for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported", "_is_arm_bf16_supported")
+    )
+
+
+def train(
+    model: SentenceTransformer,
+    data: RetrievalData,
+    output: str | Path,
+    loss: str = "qnorm",
+    *,
+    num_negatives: int | None = None,
+    epochs: float = 1.0,
+    max_steps: int = -1,
+    batch_size: int = 32,
+    learning_rate: float = 2e-5,
+    warmup_ratio: float = 0.1,
+    mini_batch_size: int | None = None,
+    bf16: bool | None = None,
+    seed: int = 0,
+    save_steps: int = 200,
+    resume: bool = False,
+    loss_options: dict[str, Any] | None = None,
+) -> SentenceTransformerTrainer:
+    """Fine-tunes a model with in-batch and explicit negatives, and saves it.
+
+    Args:
+        model: Trained in place; prepared for the loss (Normalize stripped or added).
+        data: Judged negatives, where there are any, become hard negatives.
+        output: Folder for the model. Checkpoints of the run lie in ``output/checkpoints`` until it has ended.
+        loss: A key of ``LOSSES``.
+        num_negatives: Hard negatives a row; default: 1 if the data has judged negatives, else 0.
+        epochs: Passes over the (query, relevant document) pairs.
+        max_steps: Stop after so many steps; overrides epochs when positive.
+        batch_size: Pairs a step.
+        learning_rate: Peak rate of AdamW; linear warm-up and decay. Learnable exponents have 1e-2.
+        warmup_ratio: Share of the steps that warm up.
+        mini_batch_size: Gradient caching by so many texts at a time.
+        bf16: Autocast to bfloat16; default: where the hardware has it.
+        seed: Of row order, negatives and dropout.
+        save_steps: Steps between checkpoints.
+        resume: Go on from the last checkpoint in ``output``.
+        loss_options: Further arguments of the loss.
+
+    Returns:
+        The trainer, with the model in ``trainer.model`` and the log in ``trainer.state.log_history``.
+
+    Raises:
+        ValueError: If the loss is unknown, or the data has fewer pairs than a batch.
+        FileExistsError: If output holds a finished model, or an unfinished run and resume is False.
+    """
+    if loss not in LOSSES:
+        raise ValueError(f"No loss is called {loss!r}. Choose one of {', '.join(LOSSES)}.")
+    output = Path(output)
+    checkpoint = _check_output(output, resume)
+    if num_negatives is None:
+        num_negatives = int(any(data.negatives.values()))
+    rows = data.triplets(num_negatives, seed)
+    if len(rows) < 2:
+        raise ValueError(f"The data has {len(rows)} training pair; ranking needs at least two in a batch.")
+    prepare(model, "dot" if loss == "learnable" else loss)
+    objective = LOSSES[loss](model, mini_batch_size=mini_batch_size, **(loss_options or {}))
+    arguments = SentenceTransformerTrainingArguments(
+        output_dir=str(output / "checkpoints"),
+        num_train_epochs=epochs,
+        max_steps=max_steps,
+        per_device_train_batch_size=min(batch_size, len(rows)),
+        learning_rate=learning_rate,
+        learning_rate_mapping=LearnableNormLoss.learning_rate_mapping() if loss == "learnable" else None,
+        warmup_steps=warmup_ratio,
+        bf16=has_fast_bf16() if bf16 is None else bf16,
+        use_cpu=model.device.type == "cpu",
+        batch_sampler=BatchSamplers.NO_DUPLICATES,
+        dataloader_drop_last=True,
+        logging_steps=10,
+        save_steps=save_steps,
+        save_total_limit=1,
+        seed=seed,
+        report_to=[],
+    )
+    trainer = SentenceTransformerTrainer(model=model, args=arguments, train_dataset=rows, loss=objective)
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    export(model, output)
+    record = {"loss": type(objective).__name__, **objective.get_config_dict(), "log": trainer.state.log_history}
+    (output / "training.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    return trainer
+
+
+def _check_output(output: Path, resume: bool) -> Path | None:
+    """The checkpoint to go on from; refuses to overwrite anything."""
+    if (output / "modules.json").exists():
+        raise FileExistsError(f"{output} already holds a trained model. Choose another output folder.")
+    found = sorted(
+        (p for p in output.glob("checkpoints/checkpoint-*") if re.fullmatch(r"checkpoint-\d+", p.name)),
+        key=lambda p: int(p.name.split("-")[1]),
+    )
+    if found and not resume:
+        raise FileExistsError(
+            f"{output} holds an unfinished run (up to {found[-1].name}). Go on with resume=True (--resume), "
+            "or choose another output folder."
+        )
+    if resume and not found:
+        logger.warning("No checkpoint in %s: starting from the beginning.", output / "checkpoints")
+    return found[-1] if found else None

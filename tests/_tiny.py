@@ -1,0 +1,97 @@
+"""Two-layer models with random weights and a few texts: everything mechanical, at a few milliseconds a step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
+
+# (query, relevant passage, boilerplate, boilerplate); rows differ in length on purpose
+ROWS = [
+    ("how long does green tea steep", "two minutes are enough for green tea", "see below", "see also tea"),
+    ("what is a prime", "a prime number has two divisors", "returns a number", "raises an error"),
+    ("where do penguins live", "penguins live in the south near the ice of the pole", "see the notes", "none"),
+    ("sort a list", "a sorted copy of the list comes back", "parameters list", "returns a list"),
+    ("why is the sky blue", "short waves of light scatter more", "see also light", "notes"),
+    ("who wrote the odyssey", "homer is said to have written it", "references", "see the references below"),
+    ("boil an egg", "put the egg in hot water for six minutes", "parameters", "examples"),
+    ("open a file", "the file is opened for reading unless a mode is given", "mode is a string", "raises"),
+    ("capital of peru", "lima", "see also", "returns none"),
+    ("train to the coast", "it leaves every hour from platform nine", "notes", "parameters train"),
+    ("what is rain", "water that falls from clouds in drops", "examples below", "see also snow"),
+    ("merge two tables", "rows with the same key are joined into one", "returns a table", "raises key error"),
+    ("oldest tree", "a pine in the white mountains is almost five thousand years old", "none", "see below"),
+    ("how do bees talk", "with a dance that points to the flowers", "references", "notes on bees"),
+    ("fix a flat tyre", "take off the wheel and patch the tube", "examples", "parameters"),
+    ("count words", "a counter of all the words in the text", "text is a string", "returns a counter"),
+]
+COLUMNS = ("anchor", "positive", "negative_1", "negative_2")
+
+
+def columns(num_rows: int = len(ROWS), num_negatives: int = 0) -> dict[str, list[str]]:
+    """{"anchor": [...], "positive": [...], "negative_1": [...]}: what Dataset.from_dict takes."""
+    names = COLUMNS[: 2 + num_negatives]
+    return {name: [row[i] for row in ROWS[:num_rows]] for i, name in enumerate(names)}
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """A WordPiece of the words above and of single letters for all others."""
+    words = sorted({word for row in ROWS for text in row for word in text.split()})
+    letters = [prefix + letter for prefix in ("", "##") for letter in "abcdefghijklmnopqrstuvwxyz'.,?"]
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    vocabulary = dict.fromkeys(special + letters + words)
+    core = Tokenizer(models.WordPiece({token: i for i, token in enumerate(vocabulary)}, unk_token="[UNK]"))
+    core.normalizer = normalizers.BertNormalizer(lowercase=True)
+    core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        model_max_length=64,
+    )
+
+
+def save_transformer(folder: Path | str, model_type: str = "distilbert", **options: object) -> str:
+    """A folder with a random Transformer of the given type: no dropout, and norms of embeddings that vary."""
+    tokens = tokenizer()
+    config = AutoConfig.for_model(model_type, vocab_size=len(tokens), pad_token_id=0, **(_SIZES[model_type] | options))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = AutoModel.from_config(config)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if parameter.ndim == 2:  # far from the near-identity of the usual initialisation
+                    parameter.normal_(std=0.3)
+                elif "norm" in name.lower():
+                    parameter.add_(0.3 * torch.randn_like(parameter))
+    model.save_pretrained(str(folder))
+    tokens.save_pretrained(str(folder))
+    return str(folder)
+
+
+def load_transformer(folder: str, pooling: str = "mean") -> SentenceTransformer:
+    transformer = Transformer(folder)
+    return SentenceTransformer(
+        modules=[transformer, Pooling(transformer.get_embedding_dimension(), pooling)], device="cpu"
+    )
+
+
+_SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+_NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+_DECODER = _SMALL | {"num_key_value_heads": 1, "head_dim": 16, "bos_token_id": None, "eos_token_id": None}
+_SIZES: dict[str, dict[str, object]] = {
+    "bert": _SMALL | _NO_DROPOUT,
+    "albert": _SMALL | _NO_DROPOUT | {"embedding_size": 16},
+    "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 48, "dropout": 0.0, "attention_dropout": 0.0},
+    "modernbert": _SMALL | {"global_attn_every_n_layers": 1, "reference_compile": False},
+    "llama": _DECODER,
+    "qwen2": _DECODER,
+    "gemma": _DECODER,
+    "t5": {"d_model": 32, "num_layers": 2, "num_heads": 2, "d_kv": 16, "d_ff": 48, "dropout_rate": 0.0},
+}

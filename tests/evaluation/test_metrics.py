@@ -1,0 +1,80 @@
+"""Rankings, nDCG and checks against scikit-learn, sentence-transformers and plain sorting."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
+from sklearn.metrics import ndcg_score
+
+from st_magnitude.evaluation.metrics import check_judgments, ndcg, rank
+
+
+@pytest.mark.parametrize("k", [1, 3, 10])
+@pytest.mark.parametrize("num_documents", [2, 10, 40])
+def test_ndcg_is_that_of_sklearn(k, num_documents):
+    rng = np.random.default_rng(0)
+    relevance = rng.random((30, num_documents)) < 0.3
+    relevance[:, 0] |= ~relevance.any(axis=1)
+    scores = rng.permuted(np.tile(np.arange(num_documents), (30, 1)), axis=1)  # no ties
+    hits = np.take_along_axis(relevance, (-scores).argsort(axis=1), axis=1)[:, :k]
+    expected = [ndcg_score(r[None], s[None], k=k, ignore_ties=True) for r, s in zip(relevance, scores, strict=True)]
+    assert ndcg(hits, relevance.sum(axis=1), k=k) == pytest.approx(expected, abs=1e-12)
+
+
+def test_ndcg_of_documents_not_found_counts_against_the_ideal():
+    assert ndcg([[True, False]], [3], k=2) == pytest.approx([1 / (1 + 1 / math.log2(3))])
+    assert ndcg([[False] * 10], [1]) == [0.0]
+    assert ndcg([[True] * 12], [12], k=10) == pytest.approx([1.0])
+
+
+@pytest.mark.parametrize("num_scores", [3, 10**6], ids=["ties", "distinct"])
+@pytest.mark.parametrize("k", [1, 4, 25, 99])
+def test_rank_is_a_stable_sort(num_scores, k):
+    scores = torch.randint(num_scores, (50, 25)).float()
+    expected = [sorted(range(25), key=lambda column: (-row[column], column))[:k] for row in scores.tolist()]
+    assert rank(scores, k).tolist() == expected
+
+
+def test_rank_breaks_ties_like_sentence_transformers(task):
+    """The evaluator's lower document id is the lower index of sorted ids."""
+    task["corpus"] = dict(sorted(task["corpus"].items(), reverse=True))
+    scores = torch.randint(3, (8, 20)).float()  # columns in the order of the sorted ids
+    evaluator = InformationRetrievalEvaluator(**task, score_functions={"table": lambda q, d: scores.flip(1)})
+    evaluator.embed_inputs = lambda model, texts, **kwargs: torch.zeros(len(texts), 2)
+    expected = evaluator.compute_all_metrics(model=None)["table"]["ndcg@k"][10]
+    ids = sorted(task["corpus"])
+    hits = [
+        [ids[column] in docs for column in row]
+        for row, docs in zip(rank(scores, 10).tolist(), task["relevant_docs"].values(), strict=True)
+    ]
+    assert ndcg(hits, [len(docs) for docs in task["relevant_docs"].values()]).mean() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"queries": {}}, "queries is empty"),
+        ({"corpus": {}}, "corpus is empty"),
+        ({"relevant_docs": {}}, "None of the 8 queries has a relevant document"),
+        ({"relevant_docs": {"q1": set()}}, "None of the 8 queries has a relevant document"),
+        ({"relevant_docs": {"other": {"d01"}}}, r"\['other'\].*\['q1', 'q2', 'q3'\]"),
+        (
+            {"relevant_docs": {"q1": {"d01", "d99"}}},
+            r"1 relevant document\(s\) are not in the corpus, such as \['d99'\]",
+        ),
+        ({"relevant_docs": {"q1": "d01"}}, r"relevant_docs\['q1'\] is 'd01': pass a set"),
+        ({"relevant_docs": {"q1": {"d01": 0}}}, "graded judgments"),
+    ],
+)
+def test_check_judgments_refuses(task, change, message):
+    with pytest.raises(ValueError, match=message):
+        check_judgments(**(task | change))
+
+
+def test_check_judgments_accepts_lists_and_queries_without_judgments(task):
+    task["relevant_docs"] = {"q1": ["d01", "d02"], "not asked here": {"d03"}}
+    assert check_judgments(**task) == {"q1": {"d01", "d02"}, "not asked here": {"d03"}}

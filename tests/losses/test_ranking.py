@@ -1,0 +1,492 @@
+"""Ranking losses against the formula, against autograd, and against sentence-transformers."""
+
+import json
+import logging
+
+import pytest
+import torch
+from _tiny import ROWS, load_transformer, save_transformer
+from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss, MultipleNegativesRankingLoss
+from sentence_transformers.util import cos_sim, dot_score
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import st_magnitude as stm
+from st_magnitude import Similarity, Term
+from st_magnitude.modules import ExponentNorm
+
+EXPONENTS = {
+    stm.CosineRankingLoss: (1.0, 1.0),
+    stm.DotRankingLoss: (0.0, 0.0),
+    stm.QNormRankingLoss: (1.0, 0.0),
+    stm.DNormRankingLoss: (0.0, 1.0),
+    stm.LearnableNormLoss: (0.3, 0.6),
+}
+LOSSES = list(EXPONENTS)
+DIRECTIONS = ["query_to_document", "document_to_query", "both"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_transformer(tmp_path_factory.mktemp("transformer"))
+
+
+@pytest.fixture
+def model(folder):
+    """In float64, so that two ways to the same number can be told from two numbers."""
+    return load_transformer(folder).double()
+
+
+def build(loss_class, model, **options):
+    if loss_class is stm.LearnableNormLoss:
+        options = dict(zip(("gamma_query", "gamma_document"), EXPONENTS[loss_class], strict=True)) | options
+    return loss_class(model, **options).double()
+
+
+def features(model, num_rows=8, num_negatives=0):
+    return [model.preprocess(list(column)) for column in zip(*(row[: 2 + num_negatives] for row in ROWS[:num_rows]))]
+
+
+def raw_embeddings(model, columns):
+    """Without ExponentNorm, by the modules in front of it."""
+    return [nn.Sequential(*list(model)[:2])(dict(column))["sentence_embedding"] for column in columns]
+
+
+def formula(embeddings, exponents, scale, direction="query_to_document", dim=None):
+    """cross_entropy(scale * similarity): the definition."""
+    queries, *documents = (x[:, :dim] for x in embeddings)
+    positives, documents = documents[0], torch.cat(documents)
+    queries, positives, documents = (
+        x / x.norm(dim=1, keepdim=True) ** g
+        for x, g in ((queries, exponents[0]), (positives, exponents[1]), (documents, exponents[1]))
+    )
+    own = torch.arange(len(queries))
+    forward = cross_entropy(scale * queries @ documents.T, own)
+    backward = cross_entropy(scale * positives @ queries.T, own)
+    return {"query_to_document": forward, "document_to_query": backward, "both": (forward + backward) / 2}[direction]
+
+
+def gradients(model):
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def reference_gradients(model, columns, exponents, scale, extra=lambda embeddings: 0.0, **options):
+    """Of the formula, by autograd through the model as a whole; exponents from the model if it learns them."""
+    model.zero_grad()
+    if isinstance(model[-1], ExponentNorm):
+        exponents = model[-1].query_bias.sigmoid(), model[-1].document_bias.sigmoid()
+    embeddings = raw_embeddings(model, columns)
+    value = formula(embeddings, exponents, scale, **options) + extra(torch.cat(embeddings))
+    value.backward()
+    found = gradients(model)
+    model.zero_grad()
+    return value.detach(), found
+
+
+def assert_same_gradients(found, expected, factor=1.0):
+    assert found.keys() == expected.keys()
+    assert all(g.abs().max() > 0 for name, g in expected.items() if "k_lin.bias" not in name)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient * factor, rtol=1e-8, atol=1e-12, msg=lambda m, n=name: n + m)
+
+
+def total(loss):
+    """What the Trainer makes of a dict."""
+    return torch.stack(list(loss.values())).sum() if isinstance(loss, dict) else loss
+
+
+# --- value ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_negatives", [0, 2])
+@pytest.mark.parametrize(("name", "scale"), [("cosine", 20.0), ("dot", 1.5)])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_equals_sentence_transformers(model, num_negatives, name, scale, direction):
+    columns = features(model, num_negatives=num_negatives)
+    options = {"scale": scale, "similarity_fct": {"cosine": cos_sim, "dot": dot_score}[name]}
+    forward = MultipleNegativesRankingLoss(model, **options)
+    symmetric = MultipleNegativesRankingLoss(
+        model, **options, directions=("query_to_doc", "doc_to_query"), partition_mode="per_direction"
+    )
+    expected = {
+        "query_to_document": lambda: forward(columns, None),
+        "both": lambda: symmetric(columns, None),
+        "document_to_query": lambda: 2 * symmetric(columns, None) - forward(columns, None),
+    }[direction]()
+    expected.backward()
+    expected_gradients = gradients(model)
+    model.zero_grad()
+
+    loss_class = {"cosine": stm.CosineRankingLoss, "dot": stm.DotRankingLoss}[name]
+    ours = loss_class(model, scale=scale, direction=direction)(columns)
+    torch.testing.assert_close(ours, expected, rtol=1e-10, atol=0)
+    ours.backward()
+    assert_same_gradients(gradients(model), expected_gradients)
+
+
+@pytest.mark.parametrize("loss_class", LOSSES)
+@pytest.mark.parametrize("num_negatives", [0, 2])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_equals_the_formula(model, loss_class, num_negatives, direction):
+    columns = features(model, num_negatives=num_negatives)
+    loss = build(loss_class, model, scale=3.0, direction=direction)
+    value = loss(columns)
+    expected, expected_gradients = reference_gradients(
+        model, columns, EXPONENTS[loss_class], 3.0, direction=direction
+    )
+    torch.testing.assert_close(value.detach(), expected, rtol=1e-10, atol=0)
+    value.backward()
+    assert_same_gradients(gradients(model), expected_gradients)
+    torch.testing.assert_close(loss.compute_loss_from_embeddings(raw_embeddings(model, columns)).detach(), expected)
+
+
+def test_terms_are_a_sum(model):
+    columns = features(model)
+    terms = [Term(8, 0.1, 0.5), Term(16, 0.05), Term(None, 0.2, 2.0)]
+    value = stm.MagnitudeRankingLoss(model, "qnorm", terms, scale=3.0)(columns)
+    embeddings = raw_embeddings(model, columns)
+    # A temperature of 0.05 has the logits scale * s, others in proportion
+    expected = 0.5 * formula(embeddings, (1, 0), 1.5, dim=8) + formula(embeddings, (1, 0), 3.0, dim=16)
+    torch.testing.assert_close(value, expected + 2 * formula(embeddings, (1, 0), 0.75))
+
+
+def test_hardness_reaches_the_kernel(model):
+    columns = features(model, num_negatives=2)
+    theirs = MultipleNegativesRankingLoss(model, hardness_mode="all_negatives", hardness_strength=9.0)
+    torch.testing.assert_close(stm.CosineRankingLoss(model, hardness=9.0)(columns), theirs(columns, None))
+
+
+def test_looks_at_raw_embeddings(model):
+    """Also when the model divides what it gives out."""
+    columns = features(model)
+    expected = stm.QNormRankingLoss(model, scale=3.0)(columns)
+    stm.prepare(model, Similarity(1.0, 0.5))
+    for mini_batch_size in (None, 3):
+        loss = stm.QNormRankingLoss(model, scale=3.0, mini_batch_size=mini_batch_size)
+        torch.testing.assert_close(loss(columns), expected)
+
+
+def test_static_model(static_model):
+    columns = features(static_model)
+    value = stm.QNormRankingLoss(static_model, scale=3.0)(columns)
+    expected = formula([static_model(dict(c))["sentence_embedding"] for c in columns], (1, 0), 3.0)
+    torch.testing.assert_close(value, expected)
+
+
+# --- scale ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loss_class", LOSSES)
+@pytest.mark.parametrize("mini_batch_size", [None, 3])
+def test_auto_scale(model, loss_class, mini_batch_size):
+    loss = build(loss_class, model, scale="auto", mini_batch_size=mini_batch_size)
+    columns = features(model, num_negatives=1)
+    queries, *documents = (x.detach() for x in raw_embeddings(model, columns))
+    gamma_query, gamma_document = EXPONENTS[loss_class]
+    sizes = queries.norm(dim=1).mean(), torch.cat(documents).norm(dim=1).mean()
+    scale = 20 / (sizes[0] ** (1 - gamma_query) * sizes[1] ** (1 - gamma_document)).item()
+    value = loss(columns)
+    assert loss.scale == pytest.approx(scale, rel=1e-6)
+    torch.testing.assert_close(value, formula([queries, *documents], (gamma_query, gamma_document), loss.scale))
+
+    with torch.no_grad():
+        stm.rescale_output(model, 0.5)
+    value = loss(columns)
+    assert loss.scale == pytest.approx(scale, rel=1e-6)  # of the first batch, then fixed
+    halved = [x / 2 for x in (queries, *documents)]
+    torch.testing.assert_close(value, formula(halved, (gamma_query, gamma_document), loss.scale))
+
+
+@pytest.mark.parametrize("loss_class", LOSSES)
+def test_default_scale(model, loss_class):
+    assert build(loss_class, model).scale == (20.0 if loss_class is stm.CosineRankingLoss else "auto")
+
+
+def test_auto_scale_stretches_all_temperatures(model):
+    columns = features(model)
+    loss = stm.MagnitudeRankingLoss(model, "qnorm", [Term(None, 0.1), Term(None, 0.02)])
+    value = loss(columns)
+    embeddings = raw_embeddings(model, columns)
+    stretch = embeddings[1].norm(dim=1).mean().item()
+    expected = formula(embeddings, (1, 0), 1 / (0.1 * stretch)) + formula(embeddings, (1, 0), 1 / (0.02 * stretch))
+    torch.testing.assert_close(value, expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("bad", [0.0, float("nan")])
+def test_auto_scale_needs_lengths(model, bad):
+    loss = stm.DotRankingLoss(model)
+    with pytest.raises(ValueError, match="pass a number"):
+        loss.compute_loss_from_embeddings([torch.full((3, 4), bad), torch.full((3, 4), bad)])
+
+
+# --- gradient caching -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loss_class", LOSSES)
+@pytest.mark.parametrize("num_negatives", [0, 2])
+@pytest.mark.parametrize("batching", [{"mini_batch_size": 3}, {"mini_batch_size": 8, "mini_batch_num_tokens": 20}])
+def test_cached_equals_the_formula(model, loss_class, num_negatives, batching):
+    columns = features(model, num_negatives=num_negatives)
+    loss = build(loss_class, model, scale=3.0, direction="both", **batching)
+    expected, expected_gradients = reference_gradients(model, columns, EXPONENTS[loss_class], 3.0, direction="both")
+    value = loss(columns)
+    torch.testing.assert_close(value.detach(), expected, rtol=1e-10, atol=0)
+    value.backward()
+    assert_same_gradients(gradients(model), expected_gradients)
+
+
+@pytest.mark.parametrize("mini_batch_size", [None, 3])
+@pytest.mark.parametrize("factor", [1 / 4, 2.0**16])
+def test_outer_factor(model, mini_batch_size, factor):
+    """Gradient accumulation divides the loss, a GradScaler multiplies it: encoder *and* exponents must see that."""
+    columns = features(model)
+    loss = build(stm.LearnableNormLoss, model, scale=3.0, mini_batch_size=mini_batch_size)
+    _, expected = reference_gradients(model, columns, None, 3.0)
+    assert {"2.query_bias", "2.document_bias"} < expected.keys()
+    (loss(columns) * factor).backward()
+    assert_same_gradients(gradients(model), expected, factor)
+    (loss(columns) * factor).backward()  # a second micro-batch adds up
+    assert_same_gradients(gradients(model), expected, 2 * factor)
+
+
+@pytest.mark.parametrize("loss_class", [stm.QNormRankingLoss, stm.LearnableNormLoss])
+def test_two_cached_batches_before_one_backward(model, loss_class):
+    first, second = features(model, 8), [{k: v[8:] for k, v in c.items()} for c in features(model, 16)]
+    loss = build(loss_class, model, scale=3.0, mini_batch_size=3)
+    expected = [reference_gradients(model, c, EXPONENTS[loss_class], 3.0)[1] for c in (first, second)]
+    losses = [loss(first), loss(second)]
+    (losses[0] + losses[1]).backward()
+    assert_same_gradients(gradients(model), {name: g + expected[1][name] for name, g in expected[0].items()})
+
+
+@pytest.mark.parametrize("loss_class", LOSSES)
+@pytest.mark.parametrize("mini_batch_size", [None, 3])
+def test_evaluation(model, loss_class, mini_batch_size):
+    columns = features(model)
+    loss = build(loss_class, model, scale=3.0, mini_batch_size=mini_batch_size).eval()
+    with torch.no_grad():
+        value = loss(columns)
+    assert not value.requires_grad
+    torch.testing.assert_close(value, formula(raw_embeddings(model, columns), EXPONENTS[loss_class], 3.0).detach())
+
+
+def test_mini_batches_bound_texts_and_tokens(model):
+    sizes = []
+    model[0].register_forward_pre_hook(lambda _, args: sizes.append(args[0]["attention_mask"].clone()))
+    columns = features(model, 16)
+    with torch.no_grad():
+        stm.QNormRankingLoss(model, scale=3.0, mini_batch_size=3)(columns)
+        assert [len(mask) for mask in sizes] == 2 * [3, 3, 3, 3, 3, 1]
+        sizes.clear()
+        stm.QNormRankingLoss(model, scale=3.0, mini_batch_size=3, mini_batch_num_tokens=20)(columns)
+    assert sum(len(mask) for mask in sizes) == 32
+    assert all(mask.sum() <= 20 for mask in sizes)
+    assert len({len(mask) for mask in sizes}) > 1
+
+
+@pytest.mark.parametrize("loss_class", [stm.QNormRankingLoss, stm.LearnableNormLoss])
+def test_second_pass_draws_the_dropout_of_the_first(tmp_path, loss_class):
+    model = load_transformer(save_transformer(tmp_path, dropout=0.3)).double().train()
+    loss, seen = build(loss_class, model, scale=3.0, mini_batch_size=3), []
+    model[1].register_forward_hook(lambda _, __, out: seen.append(out["sentence_embedding"].detach().clone()))
+    loss(features(model)).backward()
+    first, second = seen[: len(seen) // 2], seen[len(seen) // 2 :]
+    assert len(first) == 6
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    loss(features(model))
+    assert not torch.equal(seen[0], seen[len(first) * 2])  # there was something to draw
+
+
+# --- regularizers -----------------------------------------------------------------------------------------------------
+
+
+def spread(embeddings):
+    return embeddings.var(dim=0).log().square().mean()
+
+
+class MeanNorm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("target", torch.tensor(2.0))
+
+    def forward(self, embeddings):
+        return (embeddings.norm(dim=1) - self.target).square().mean()
+
+
+@pytest.mark.parametrize("loss_class", [stm.QNormRankingLoss, stm.LearnableNormLoss])
+@pytest.mark.parametrize("mini_batch_size", [None, 3])
+def test_regularizers(model, loss_class, mini_batch_size):
+    columns = features(model, num_negatives=1)
+    regularizers = [(spread, 0.3), MeanNorm(), (MeanNorm(), 0.01)]
+    loss = build(loss_class, model, scale=3.0, regularizers=regularizers, mini_batch_size=mini_batch_size)
+    losses = loss(columns)
+    assert list(losses) == ["infonce", "spread", "mean_norm", "mean_norm_2"]
+
+    def penalties(x):
+        distance = ((x.norm(dim=1) - 2) ** 2).mean()
+        return torch.stack([0.3 * (x.var(dim=0).log() ** 2).mean(), distance, 0.01 * distance])
+
+    with torch.no_grad():
+        embeddings = raw_embeddings(model, columns)
+        expected = [formula(embeddings, EXPONENTS[loss_class], 3.0), *penalties(torch.cat(embeddings))]
+    torch.testing.assert_close([x.detach() for x in losses.values()], expected, rtol=1e-7, atol=1e-9)
+    _, expected_gradients = reference_gradients(
+        model, columns, EXPONENTS[loss_class], 3.0, extra=lambda x: penalties(x).sum()
+    )
+    (total(losses) / 4).backward()
+    assert_same_gradients(gradients(model), expected_gradients, 1 / 4)
+    assert "regularizers.mean_norm.target" in dict(loss.named_buffers())  # so that loss.to(device) takes it along
+
+
+# --- refusals, warnings, arguments ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loss_class", LOSSES[1:])
+def test_refuses_normalize(model, loss_class):
+    stm.add_normalize(model)
+    name = {stm.QNormRankingLoss: "qnorm", stm.DNormRankingLoss: "dnorm"}.get(loss_class, "dot")
+    remedy = r"stm\.strip_normalize\(model\)" if loss_class is stm.LearnableNormLoss else rf"stm\.prepare\(model, '{name}'\)"
+    with pytest.raises(ValueError, match=remedy):
+        loss_class(model)
+    loss_class(stm.prepare(model, name))  # the remedy mends it
+
+
+def test_cosine_takes_any_model(model):
+    columns = features(model)
+    value = stm.CosineRankingLoss(model)(columns)
+    torch.testing.assert_close(stm.CosineRankingLoss(stm.add_normalize(model))(columns), value)
+
+
+@pytest.mark.parametrize("loss_class", LOSSES[1:])
+@pytest.mark.parametrize("mini_batch_size", [None, 3])
+def test_refuses_matryoshka_loss(model, loss_class, mini_batch_size):
+    loss = MatryoshkaLoss(model, build(loss_class, model, scale=3.0, mini_batch_size=mini_batch_size), [32, 16])
+    with pytest.raises(ValueError, match=r"terms=\[Term\(dim=128\)"):
+        loss(features(model), None)
+
+
+@pytest.mark.parametrize("mini_batch_size", [None, 3])
+def test_cosine_in_matryoshka_loss(model, mini_batch_size):
+    columns = features(model)
+    loss = MatryoshkaLoss(model, stm.CosineRankingLoss(model, mini_batch_size=mini_batch_size), [32, 16], [1, 0.5])
+    value = loss(columns, None)
+    embeddings = raw_embeddings(model, columns)
+    expected = formula(embeddings, (1, 1), 20) + 0.5 * formula(embeddings, (1, 1), 20, dim=16)
+    torch.testing.assert_close(value.detach(), expected.detach())
+    value.backward()
+    found = gradients(model)
+    model.zero_grad()
+    expected.backward()
+    assert_same_gradients(found, gradients(model))
+
+
+def test_static_model_cannot_be_cached(static_model):
+    with pytest.raises(ValueError, match="Leave mini_batch_size out"):
+        stm.QNormRankingLoss(static_model, mini_batch_size=4)
+
+
+@pytest.mark.parametrize("loss_class", LOSSES)
+@pytest.mark.parametrize("mini_batch_size", [None, 3])
+def test_one_row(model, loss_class, mini_batch_size, caplog):
+    loss = build(loss_class, model, scale=3.0, mini_batch_size=mini_batch_size)
+    for _ in range(3):
+        value = loss(features(model, 1))
+        assert value.item() == 0.0
+        value.backward()
+    assert all((g == 0).all() for g in gradients(model).values())
+    assert [r.levelname for r in caplog.records if "dataloader_drop_last=True" in r.message] == ["WARNING"]
+
+
+def test_one_row_with_negatives_is_ranked(model, caplog):
+    value = stm.QNormRankingLoss(model, scale=3.0)(features(model, 1, num_negatives=2))
+    assert value > 0
+    assert not caplog.records
+
+
+def test_one_column(model):
+    with pytest.raises(ValueError, match="at least two text columns"):
+        stm.QNormRankingLoss(model)(features(model)[:1])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"scale": 0}, "scale must be"),
+        ({"scale": -1.0}, "scale must be"),
+        ({"scale": float("nan")}, "scale must be"),
+        ({"scale": "car"}, "scale must be"),
+        ({"mini_batch_size": 0}, "mini_batch_size must be"),
+        ({"mini_batch_size": 3, "mini_batch_num_tokens": 0}, "mini_batch_num_tokens must be"),
+        ({"mini_batch_num_tokens": 100}, "mini_batch_num_tokens .*mini_batch_size"),
+        ({"hardness": -0.1}, "hardness must not"),
+        ({"direction": "sideways"}, "sideways"),
+        ({"terms": ()}, "terms is empty"),
+        ({"terms": [Term(33)]}, "33 dimensions, but the embeddings of this model have 32"),
+        ({"similarity": "euclidean"}, "euclidean"),
+    ],
+)
+def test_arguments_are_checked(model, options, message):
+    with pytest.raises(ValueError, match=message):
+        stm.MagnitudeRankingLoss(model, **options)
+
+
+@pytest.mark.parametrize("gammas", [(0.0, 0.5), (0.5, 1.0), (-1, 0.5)])
+def test_learnable_exponents_begin_inside(model, gammas):
+    with pytest.raises(ValueError, match="strictly between"):
+        stm.LearnableNormLoss(model, *gammas)
+    assert len(model) == 2
+
+
+def test_learnable_goes_on_from_the_models_exponents(model):
+    stm.prepare(model, Similarity(0.2, 0.7))
+    loss = stm.LearnableNormLoss(model)
+    assert [type(m).__name__ for m in model] == ["Transformer", "Pooling", "ExponentNorm"]
+    assert loss.similarity.exponents == pytest.approx((0.2, 0.7))
+    assert model[-1].learnable
+    assert model[-1].query_bias.requires_grad
+    with pytest.raises(ValueError, match="strictly between"):
+        stm.LearnableNormLoss(stm.prepare(model, Similarity(1.0, 0.5)))  # a sigmoid never leaves its end
+
+
+# --- what sentence-transformers asks of a loss ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loss_class", LOSSES)
+def test_config_is_json(model, loss_class):
+    loss = build(loss_class, model, mini_batch_size=3, regularizers=[(MeanNorm(), 0.1)], terms=[Term(8, 0.1), Term()])
+    loss(features(model))
+    config = json.loads(json.dumps(loss.get_config_dict()))
+    assert config["similarity"] == pytest.approx(dict(zip(("query", "document"), EXPONENTS[loss_class], strict=True)))
+    assert config["terms"][0] == {"dim": 8, "temperature": 0.1, "weight": 1.0}
+    assert config["scale"] == loss.scale
+    assert isinstance(config["scale"], float)  # what "auto" came to
+    assert config["regularizers"] == {"mean_norm": 0.1}
+    assert (config["mini_batch_size"], config["direction"]) == (3, "query_to_document")
+
+
+@pytest.mark.parametrize("loss_class", LOSSES)
+def test_citation(model, loss_class):
+    assert build(loss_class, model).citation.strip().startswith("@misc{")
+    assert "2602.09229" in build(loss_class, model).citation
+
+
+@pytest.mark.parametrize("before", [None, "cosine", "dot"])
+@pytest.mark.parametrize(
+    ("loss_class", "function"), zip(LOSSES, ["cosine", "dot", "dot", "cosine", "dot"], strict=True)
+)
+def test_sets_the_function_that_users_will_score_by(model, loss_class, function, before):
+    if before:
+        model.similarity_fn_name = before
+    loss_class(model)
+    assert model.similarity_fn_name == function
+
+
+def test_fractional_document_exponent_warns(model, caplog):
+    with caplog.at_level(logging.WARNING):
+        stm.MagnitudeRankingLoss(model, Similarity(0.5, 1.0))
+        assert not caplog.records
+        stm.MagnitudeRankingLoss(model, Similarity(1.0, 0.5))
+    assert "stm.prepare(model, Similarity(1, 0.5))" in caplog.text
+    caplog.clear()
+    stm.MagnitudeRankingLoss(stm.prepare(model, Similarity(1.0, 0.5)), Similarity(1.0, 0.5))
+    assert not caplog.records

@@ -1,0 +1,32 @@
+"""The Python of README and docs runs as it stands, with the hub id replaced by the same model from PyPI."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+HUB_ID = "sentence-transformers/all-MiniLM-L6-v2"
+
+
+def python_blocks(page):
+    return re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+def test_there_are_examples():
+    assert sum(len(python_blocks(page)) for page in PAGES) >= 5
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if python_blocks(p)], ids=lambda p: p.name)
+def test_examples_run(page, minilm_path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    namespace = {}
+    for block in python_blocks(page):
+        exec(compile(block.replace(HUB_ID, str(minilm_path)), page.name, "exec"), namespace)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), target

@@ -1,0 +1,274 @@
+"""Geometry against slow loops, closed forms, the papers' own algorithms, scikit-learn and scipy."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from sklearn.decomposition import PCA
+from sklearn.linear_model import LinearRegression
+
+from st_magnitude import geometry
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+def anisotropic(rng: np.random.Generator, n: int = 60, dim: int = 12) -> np.ndarray:
+    return rng.normal(size=(n, dim)) * np.linspace(0.1, 3, dim) + rng.normal(size=dim)
+
+
+def unit(x: np.ndarray) -> np.ndarray:
+    return np.array([row / math.sqrt(sum(v * v for v in row)) for row in x])
+
+
+# ---- norms and samples of them
+
+
+def test_norms(rng):
+    x = anisotropic(rng)
+    assert geometry.norms(x) == pytest.approx([math.hypot(*row) for row in x], rel=1e-14)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_tensors_give_the_float64_numbers_of_their_values(rng, dtype):
+    x = torch.from_numpy(anisotropic(rng)).to(dtype).requires_grad_()
+    values = x.detach().double().numpy()
+    assert geometry.norms(x).dtype == np.float64
+    np.testing.assert_array_equal(geometry.norms(x), geometry.norms(values))
+    for function in (geometry.mean_cosine, geometry.uniformity, geometry.isoscore, geometry.intrinsic_dimension):
+        assert function(x) == function(values)
+
+
+def test_cohens_d_pools_by_degrees_of_freedom(rng):
+    a, b = rng.normal(1, 1, size=10), rng.normal(0, 3, size=200)
+    # Student's t is d / sqrt(1/n + 1/m) with the same pooled deviation.
+    t = stats.ttest_ind(a, b).statistic
+    assert geometry.cohens_d(a, b) == pytest.approx(t * math.sqrt(1 / 10 + 1 / 200), rel=1e-12)
+    assert geometry.cohens_d(b, a) == pytest.approx(-geometry.cohens_d(a, b), rel=1e-12)
+    assert geometry.cohens_d(7 * a + 2, 7 * b + 2) == pytest.approx(geometry.cohens_d(a, b), rel=1e-12)
+
+
+def test_cohens_d_pools_by_the_plain_mean(rng):
+    a, b = rng.normal(1, 1, size=10), rng.normal(0, 3, size=200)
+    expected = (a.mean() - b.mean()) / math.sqrt((a.var(ddof=1) + b.var(ddof=1)) / 2)
+    assert geometry.cohens_d(a, b, pooled="mean") == pytest.approx(expected, rel=1e-12)
+    assert abs(expected - geometry.cohens_d(a, b)) > 0.05  # the choice matters with unequal groups
+
+
+def test_cohens_d_without_variance():
+    assert geometry.cohens_d([0.1] * 3, [0.1] * 7) == 0.0
+    assert geometry.cohens_d([0.3] * 3, [0.1] * 7) == math.inf
+    assert geometry.cohens_d([0.1] * 3, [0.3] * 7) == -math.inf
+
+
+def test_cohens_d_of_normalised_float32_embeddings_is_zero(rng):
+    x = torch.nn.functional.normalize(torch.from_numpy(anisotropic(rng)).float(), dim=1)
+    lengths = geometry.norms(x)
+    assert np.ptp(lengths) > 0  # rounding
+    assert geometry.cohens_d(lengths[:30], lengths[30:]) == 0.0
+
+
+def test_cohens_d_errors():
+    with pytest.raises(ValueError, match=r"irrelevant .* at least 2 .* \(1,\)"):
+        geometry.cohens_d([1.0, 2.0], [1.0])
+    with pytest.raises(ValueError, match=r"Pass norms\(x\)"):
+        geometry.cohens_d(np.ones((3, 4)), [1.0, 2.0])
+    with pytest.raises(ValueError, match=r"'df'.*'welch'"):
+        geometry.cohens_d([1.0, 2.0], [1.0, 2.0], pooled="welch")
+
+
+def test_adjusted_cohens_d_is_cohens_d_of_regression_residuals(rng):
+    lengths, group = rng.normal(4, 1, size=80), rng.random(80) < 0.3
+    values = 0.7 * lengths + 0.5 * group + rng.normal(0, 0.2, size=80)
+    residual = values - LinearRegression().fit(lengths[:, None], values).predict(lengths[:, None])
+    expected = geometry.cohens_d(residual[group], residual[~group])
+    assert geometry.adjusted_cohens_d(values, lengths, group) == pytest.approx(expected, rel=1e-9)
+    # The covariate's scale and origin do not matter, and a constant one explains nothing.
+    assert geometry.adjusted_cohens_d(values, 5 - 3 * lengths, group) == pytest.approx(expected, rel=1e-9)
+    plain = geometry.cohens_d(values[group], values[~group])
+    assert geometry.adjusted_cohens_d(values, np.ones(80), group) == pytest.approx(plain, rel=1e-12)
+
+
+def test_adjusted_cohens_d_removes_a_length_effect(rng):
+    group = np.arange(2000) < 500
+    lengths = rng.normal(0, 1, size=2000) + 1.5 * group
+    values = lengths + rng.normal(0, 0.5, size=2000)
+    assert geometry.cohens_d(values[group], values[~group]) > 1
+    assert abs(geometry.adjusted_cohens_d(values, lengths, group)) < 0.1
+    with pytest.raises(ValueError, match="2000, 2000 and 500"):
+        geometry.adjusted_cohens_d(values, lengths, group[:500])
+
+
+def test_coefficient_of_variation(rng):
+    x = rng.gamma(3, size=50)
+    assert geometry.coefficient_of_variation(x) == pytest.approx(stats.variation(x), rel=1e-13)
+    assert geometry.coefficient_of_variation(x, ddof=1) == pytest.approx(stats.variation(x, ddof=1), rel=1e-13)
+    assert math.isnan(geometry.coefficient_of_variation([0.0, 0.0]))
+    with pytest.raises(ValueError, match="at least 2"):
+        geometry.coefficient_of_variation([1.0], ddof=1)
+
+
+# ---- directions
+
+
+def test_mean_cosine_is_the_mean_over_pairs(rng):
+    x = anisotropic(rng)
+    expected = np.mean([a @ b for a, b in itertools.combinations(unit(x), 2)])
+    assert geometry.mean_cosine(x) == pytest.approx(expected, rel=1e-12)
+    assert geometry.mean_cosine(x * rng.gamma(2, size=(60, 1))) == pytest.approx(expected, rel=1e-12)
+
+
+def test_mean_cosine_counts_zero_rows_as_orthogonal():
+    assert geometry.mean_cosine([[2.0, 0.0], [3.0, 0.0], [0.0, 0.0]]) == pytest.approx(1 / 3)
+    with pytest.raises(ValueError, match="at least 2"):
+        geometry.mean_cosine([[1.0, 0.0]])
+
+
+def test_cosine_sum_over_chunks_is_mean_cosine(rng):
+    x = anisotropic(rng)
+    chunks = geometry.CosineSum().add(x[:7]).add(x[7:8]).add(x[8:])
+    assert chunks.mean == pytest.approx(geometry.mean_cosine(x), rel=1e-12)
+    assert math.isnan(geometry.CosineSum().add(x[:1]).mean)
+
+
+@pytest.mark.parametrize("alpha", [1.0, 2.0, 3.0])
+def test_alignment(rng, alpha):
+    q, d = anisotropic(rng), anisotropic(rng)
+    expected = np.mean([math.dist(a, b) ** alpha for a, b in zip(unit(q), unit(d), strict=True)])
+    assert geometry.alignment(q, d, alpha=alpha) == pytest.approx(expected, rel=1e-12)
+    assert geometry.alignment(q, 3 * q, alpha=alpha) == pytest.approx(0.0, abs=1e-12)
+    with pytest.raises(ValueError, match=r"\(60, 12\) and \(59, 12\)"):
+        geometry.alignment(q, d[:-1])
+
+
+@pytest.mark.parametrize("t", [0.5, 2.0])
+@pytest.mark.parametrize("n", [2, 60, 1500])  # within one tile and across two
+def test_uniformity(rng, n, t):
+    x = anisotropic(rng, n=n)
+    reference = torch.pdist(torch.from_numpy(unit(x))).pow(2).mul(-t).exp().mean().log().item()
+    assert geometry.uniformity(x, t=t) == pytest.approx(reference, rel=1e-10)
+
+
+def test_uniformity_extremes():
+    assert geometry.uniformity(np.ones((5, 3)) * np.arange(1, 6)[:, None]) == pytest.approx(0.0, abs=1e-12)
+    with pytest.raises(ValueError, match="at least 2"):
+        geometry.uniformity([[1.0, 0.0]])
+
+
+# ---- spectrum
+
+
+def rudman_isoscore(x: np.ndarray) -> float:
+    """IsoScore, Algorithm 1 of Rudman et al. 2022, step by step."""
+    n = x.shape[1]
+    diagonal = np.cov(PCA(svd_solver="full").fit_transform(x).T).diagonal()
+    normalised = diagonal * math.sqrt(n) / np.linalg.norm(diagonal)
+    defect = np.linalg.norm(normalised - 1) / math.sqrt(2 * (n - math.sqrt(n)))
+    share = (n - defect**2 * (n - math.sqrt(n))) ** 2 / n**2
+    return (n * share - 1) / (n - 1)
+
+
+def test_isoscore_is_the_published_algorithm(rng):
+    x = anisotropic(rng)
+    assert geometry.isoscore(x) == pytest.approx(rudman_isoscore(x), rel=1e-10)
+    rotation, _ = np.linalg.qr(rng.normal(size=(12, 12)))
+    assert geometry.isoscore(4 * x @ rotation + 1) == pytest.approx(geometry.isoscore(x), rel=1e-10)
+
+
+def test_isoscore_with_fewer_rows_than_columns(rng):
+    x = rng.normal(size=(9, 30))
+    eigenvalues = np.linalg.eigvalsh(np.cov(x.T))
+    expected = (eigenvalues.sum() ** 2 / np.square(eigenvalues).sum() - 1) / 29
+    assert geometry.isoscore(x) == pytest.approx(expected, rel=1e-10)
+
+
+def test_isoscore_extremes(rng):
+    line = np.outer(rng.normal(size=20), [1.0, 2.0, 3.0])
+    assert geometry.isoscore(line) == pytest.approx(0.0, abs=1e-12)
+    assert geometry.isoscore(np.full((7, 3), 0.1)) == 0.0
+    with pytest.raises(ValueError, match="at least 2 of them, got 1"):
+        geometry.isoscore([[1.0], [2.0]])
+
+
+@pytest.mark.parametrize(("n", "dim"), [(4000, 64), (300, 300), (100, 400)])
+def test_isoscore_ceiling_is_what_a_gaussian_sample_reaches(rng, n, dim):
+    reached = geometry.isoscore(rng.normal(size=(n, dim)))
+    assert reached == pytest.approx(geometry.isoscore_ceiling(n, dim), rel=0.02)
+
+
+@pytest.mark.parametrize("shape", [(80, 12), (10, 40)])
+@pytest.mark.parametrize("variance", [0.5, 0.9, 0.95, 0.999])
+def test_intrinsic_dimension_is_that_of_sklearn(rng, shape, variance):
+    x = rng.normal(size=shape) * np.geomspace(0.05, 3, shape[1]) + 5
+    assert (
+        geometry.intrinsic_dimension(x, variance) == PCA(n_components=variance, svd_solver="full").fit(x).n_components_
+    )
+
+
+def test_intrinsic_dimension_depends_on_the_sample_size_as_published():
+    x = np.random.default_rng(0).normal(size=(5000, 1024))
+    assert geometry.intrinsic_dimension(x) == 896  # the temperature paper's "random vectors"
+    assert geometry.intrinsic_dimension(x[:2000]) == 792
+
+
+def test_intrinsic_dimension_extremes(rng):
+    assert geometry.intrinsic_dimension(np.outer(rng.normal(size=20), [1.0, 2.0, 3.0])) == 1
+    assert geometry.intrinsic_dimension(np.full((7, 3), 0.1)) == 0
+    for share in (0.0, 1.0, 95):
+        with pytest.raises(ValueError, match=f"got {share}"):
+            geometry.intrinsic_dimension(rng.normal(size=(5, 3)), variance=share)
+
+
+def test_a_single_vector_is_refused():
+    with pytest.raises(ValueError, match=r"x\[None\]"):
+        geometry.norms([1.0, 2.0])
+
+
+# ---- bootstrap
+
+
+def test_paired_bootstrap_is_scipys(rng):
+    a = rng.random(80)
+    b = np.clip(a - 0.05 + rng.normal(0, 0.1, size=80), 0, 1)
+    mean, low, high = geometry.paired_bootstrap(a, b)
+    reference = stats.bootstrap((a - b,), np.mean, n_resamples=10_000, method="percentile", rng=1).confidence_interval
+    assert mean == pytest.approx(np.mean(a - b), rel=1e-12)
+    assert (low, high) == pytest.approx((reference.low, reference.high), abs=2e-3)
+    assert geometry.paired_bootstrap(b, a) == pytest.approx((-mean, -high, -low), abs=1e-12)
+    assert geometry.paired_bootstrap(a - b) == (mean, low, high)
+
+
+def test_paired_bootstrap_repeats_and_narrows(rng):
+    a = rng.random(50)
+    assert geometry.paired_bootstrap(a, seed=3) == geometry.paired_bootstrap(a, seed=3)
+    assert geometry.paired_bootstrap(a, seed=3) != geometry.paired_bootstrap(a, seed=4)
+    _, low, high = geometry.paired_bootstrap(a, confidence=0.5)
+    _, wide_low, wide_high = geometry.paired_bootstrap(a, confidence=0.99)
+    assert wide_low < low < high < wide_high
+
+
+def test_paired_bootstrap_covers_the_truth(rng):
+    intervals = [geometry.paired_bootstrap(rng.normal(0.3, 1, size=100), num_samples=400) for _ in range(300)]
+    assert 0.90 < np.mean([low <= 0.3 <= high for _, low, high in intervals]) < 0.98
+
+
+def test_paired_bootstrap_over_many_queries_works_in_batches(rng):
+    a = rng.normal(size=300_000)  # four resamples a batch, the last one short
+    mean, low, high = geometry.paired_bootstrap(a, num_samples=41)
+    assert mean - 4 / math.sqrt(len(a)) < low < mean < high < mean + 4 / math.sqrt(len(a))
+
+
+def test_paired_bootstrap_errors():
+    with pytest.raises(ValueError, match="got 2 and 1"):
+        geometry.paired_bootstrap([1.0, 2.0], [1.0])
+    with pytest.raises(ValueError, match="got 95"):
+        geometry.paired_bootstrap([1.0, 2.0], confidence=95)
+    with pytest.raises(ValueError, match="at least 1"):
+        geometry.paired_bootstrap([])

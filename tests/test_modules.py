@@ -1,0 +1,190 @@
+"""ExponentNorm: by role, in training, and through saving and loading."""
+
+import math
+
+import pytest
+import torch
+from _tiny import ROWS, columns, load_transformer, save_transformer
+from datasets import Dataset
+from sentence_transformers import (
+    InputExample,
+    SentenceTransformer,
+    SentenceTransformerTrainer,
+    SentenceTransformerTrainingArguments,
+)
+from torch.utils.data import DataLoader
+
+import st_magnitude as stm
+from st_magnitude.modules import ExponentNorm
+
+TEXTS = [row[1] for row in ROWS[:5]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_transformer(tmp_path_factory.mktemp("transformer"))
+
+
+@pytest.fixture
+def model(folder):
+    return load_transformer(folder)
+
+
+def divided(rows, gamma):
+    """x / |x|^gamma in Python floats."""
+    return torch.tensor([[v / math.sqrt(sum(w * w for w in row)) ** gamma for v in row] for row in rows.tolist()])
+
+
+@pytest.mark.parametrize(
+    ("task", "feature", "gamma"),
+    [
+        ("query", None, 0.3),
+        ("document", None, 0.8),
+        (None, None, 0.8),
+        (None, "query", 0.3),
+        (None, "document", 0.8),
+        ("document", "query", 0.8),  # what encode_document says counts for more than what training left behind
+    ],
+)
+def test_exponent_by_role(task, feature, gamma):
+    embeddings = torch.randn(4, 6) * 3
+    features = {"sentence_embedding": embeddings} | ({"task": feature} if feature else {})
+    out = ExponentNorm(gamma_query=0.3, gamma_document=0.8)(features, task=task)
+    torch.testing.assert_close(out["sentence_embedding"], divided(embeddings, gamma))
+    assert out["raw_embedding"] is embeddings
+    assert features["sentence_embedding"] is embeddings  # MatryoshkaLoss and others keep the dict that they gave
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_dtype_is_kept(dtype):
+    embeddings = torch.randn(4, 6).to(dtype)
+    out = ExponentNorm(0.3, 0.8)({"sentence_embedding": embeddings})["sentence_embedding"]
+    assert out.dtype == dtype
+    torch.testing.assert_close(out, divided(embeddings, 0.8).to(dtype))
+
+
+@pytest.mark.parametrize("gamma", [0.0, 1.0])
+@pytest.mark.parametrize("task", ["query", "document"])
+def test_ends_of_the_range(gamma, task):
+    embeddings = torch.randn(4, 6) * 3
+    embeddings[1] = 0.0
+    embeddings.requires_grad_()
+    norm = ExponentNorm(gamma, gamma, learnable=True)
+    assert (norm.gamma_query, norm.gamma_document) == (gamma, gamma)
+    out = norm({"sentence_embedding": embeddings}, task=task)["sentence_embedding"]
+    expected = embeddings if gamma == 0 else torch.nn.functional.normalize(embeddings)
+    torch.testing.assert_close(out, expected)
+    out.square().sum().backward()
+    bias = norm.query_bias if task == "query" else norm.document_bias
+    assert embeddings.grad.isfinite().all()
+    assert bias.grad == 0.0
+
+
+def test_gamma_is_the_sigmoid_of_a_bias_and_learns():
+    embeddings = torch.randn(4, 6, dtype=torch.float64) * 3
+    norm = ExponentNorm(0.3, 0.8, learnable=True).double()
+    assert norm.query_bias.item() == pytest.approx(math.log(0.3 / 0.7))
+
+    def total(bias):
+        return (embeddings / embeddings.norm(dim=1, keepdim=True) ** torch.sigmoid(bias)).sum()
+
+    expected = torch.autograd.functional.jacobian(total, torch.tensor(math.log(0.3 / 0.7), dtype=torch.float64))
+    norm({"sentence_embedding": embeddings}, task="query")["sentence_embedding"].sum().backward()
+    torch.testing.assert_close(norm.query_bias.grad, expected, rtol=1e-6, atol=0)
+    assert norm.document_bias.grad is None
+    assert not any(p.requires_grad for p in ExponentNorm().parameters())
+
+
+@pytest.mark.parametrize("gammas", [(-0.1, 0.5), (0.5, 1.1)])
+def test_exponents_are_checked(gammas):
+    with pytest.raises(ValueError, match=r"\[0, 1\]"):
+        ExponentNorm(*gammas)
+
+
+def test_encode_knows_the_role(model):
+    raw = model.encode(TEXTS, convert_to_tensor=True)
+    model.append(ExponentNorm(0.3, 0.8))
+    torch.testing.assert_close(model.encode_query(TEXTS, convert_to_tensor=True), divided(raw, 0.3))
+    torch.testing.assert_close(model.encode_document(TEXTS, convert_to_tensor=True), divided(raw, 0.8))
+    torch.testing.assert_close(model.encode(TEXTS, convert_to_tensor=True), divided(raw, 0.8))
+    everything = model.encode(TEXTS[:2], output_value=None)
+    torch.testing.assert_close(torch.stack([row["raw_embedding"] for row in everything]), raw[:2])
+
+
+@pytest.mark.parametrize("gammas", [(0.3, 0.8), (1.0, 0.5), (0.0, 0.25)])
+def test_saved_and_loaded_bit_for_bit(model, tmp_path, gammas):
+    model.append(ExponentNorm(*gammas, learnable=True))
+    model.similarity_fn_name = "dot"
+    with torch.no_grad():  # a value that no configuration file could hold exactly
+        model[-1].document_bias.add_(1e-3 / 3)
+    model.save_pretrained(str(tmp_path))
+    loaded = stm.load(tmp_path, device="cpu")
+    assert isinstance(loaded[-1], ExponentNorm)
+    assert loaded.similarity_fn_name == "dot"
+    assert loaded[-1].learnable
+    assert loaded[-1].query_bias.requires_grad
+    assert torch.equal(loaded[-1].query_bias, model[-1].query_bias)
+    assert torch.equal(loaded[-1].document_bias, model[-1].document_bias)
+    scores = [
+        m.similarity(m.encode_query(TEXTS, convert_to_tensor=True), m.encode_document(TEXTS, convert_to_tensor=True))
+        for m in (model, loaded)
+    ]
+    assert torch.equal(*scores)
+
+
+def test_plain_sentence_transformers_asks_for_trust(model, tmp_path):
+    model.append(ExponentNorm(0.3, 0.8))
+    model.save_pretrained(str(tmp_path))
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        SentenceTransformer(str(tmp_path), device="cpu")
+    trusted = SentenceTransformer(str(tmp_path), device="cpu", trust_remote_code=True)
+    assert type(trusted[-1]).__name__ == "ExponentNorm"
+    assert (trusted.encode_query(TEXTS) == model.encode_query(TEXTS)).all()
+
+
+def weight_decays(groups, model):
+    """{"query_bias": 0.0, "document_bias": 0.0, "encoder": 0.1} from the groups of an optimizer."""
+    named = {
+        "query_bias": model[-1].query_bias,
+        "document_bias": model[-1].document_bias,
+        "encoder": next(p for p in model[0].parameters() if p.ndim == 2),
+    }
+    return {name: [g["weight_decay"] for g in groups if any(q is p for q in g["params"])] for name, p in named.items()}
+
+
+@pytest.mark.parametrize("own_rate", [False, True])
+def test_no_weight_decay_in_the_trainer(model, tmp_path, own_rate):
+    loss = stm.LearnableNormLoss(model)
+    args = SentenceTransformerTrainingArguments(
+        str(tmp_path),
+        weight_decay=0.1,
+        learning_rate_mapping=stm.LearnableNormLoss.learning_rate_mapping(1e-2) if own_rate else {},
+        report_to=[],
+        use_cpu=True,
+    )
+    trainer = SentenceTransformerTrainer(model, args, train_dataset=Dataset.from_dict(columns(4)), loss=loss)
+    groups = trainer.create_optimizer().param_groups
+    assert weight_decays(groups, model) == {"query_bias": [0.0], "document_bias": [0.0], "encoder": [0.1]}
+    rate = next(g["lr"] for g in groups if any(p is model[-1].query_bias for p in g["params"]))
+    assert rate == (1e-2 if own_rate else args.learning_rate)
+
+
+def test_no_weight_decay_in_fit(model, tmp_path):
+    seen = []
+
+    class Recorded(torch.optim.AdamW):
+        def __init__(self, groups, **options):
+            super().__init__(groups, **options)
+            seen.extend(self.param_groups)
+
+    rows = [InputExample(texts=list(row[:2])) for row in ROWS[:4]]
+    model.fit(
+        train_objectives=[(DataLoader(rows, batch_size=2), stm.LearnableNormLoss(model))],
+        optimizer_class=Recorded,
+        weight_decay=0.1,
+        checkpoint_path=str(tmp_path),
+        show_progress_bar=False,
+    )
+    assert weight_decays(seen, model) == {"query_bias": [0.0], "document_bias": [0.0], "encoder": [0.1]}
+
+
