@@ -123,7 +123,7 @@ def compare(size: int, dim: int, repeats: int, device: str) -> dict[str, float]:
 
 
 def minilm_step(repeats: int, batch: int = 64) -> float | None:
-    """A training step (batch pairs of 32 tokens) with QNormRankingLoss over one with MNRL, or None without the model."""
+    """Time of a training step with QNormRankingLoss over one with MNRL; None where the model is not installed."""
     from sentence_transformers import SentenceTransformer
 
     from st_magnitude.demo import bundled_minilm
@@ -176,7 +176,9 @@ def main() -> None:
                 header = ["B", "D", *row]
                 print("| " + " | ".join(header) + " |")
                 print("|" + " ---: |" * len(header))
-            cells = [f"{value:.0f}" if name in ("mnrl ms", "mnrl MB") else f"{value:.2f}" for name, value in row.items()]
+            cells = [
+                f"{value:.0f}" if name in ("mnrl ms", "mnrl MB") else f"{value:.2f}" for name, value in row.items()
+            ]
             print("| " + " | ".join([str(size), str(dim), *cells]) + " |", flush=True)
     if arguments.device == "cpu" and (ratio := minilm_step(5 if arguments.quick else 15)):
         print(f"\nA training step of MiniLM, batch 64, QNormRankingLoss over MNRL: {ratio:.3f}")

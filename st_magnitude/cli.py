@@ -53,7 +53,9 @@ def train(
     output: Annotated[Path, typer.Option(help="Folder for the trained model.")],
     loss: Annotated[str, typer.Option(help="cosine, dot, qnorm, dnorm or learnable.")] = "qnorm",
     split: Annotated[str, typer.Option(help="Split of the qrels to train on.")] = "train",
-    dev_split: Annotated[str, typer.Option(help="Split for choosing the document exponent, where there is one.")] = "dev",
+    dev_split: Annotated[
+        str, typer.Option(help="Split for choosing the document exponent, where there is one.")
+    ] = "dev",
     epochs: Annotated[float, typer.Option(min=0, help="Passes over the training pairs.")] = 1.0,
     max_steps: Annotated[int, typer.Option(help="Stop after so many steps; overrides --epochs.")] = -1,
     batch_size: Annotated[int, typer.Option(min=2, help="Pairs a step; each is a negative of all others.")] = 32,
@@ -70,8 +72,6 @@ def train(
     Pairs with score 0 in the qrels are explicit negatives. With a dev split, the document exponent at inference is
     then swept on it.
     """
-    from sentence_transformers import SentenceTransformer
-
     from st_magnitude.data import available_splits, load_beir
     from st_magnitude.train import train as run
 
@@ -80,14 +80,12 @@ def train(
         loaded = load_beir(data, split)
         held_out = load_beir(data, dev_split) if dev_split in splits and dev_split != split else None
         typer.echo(f"{split}: {loaded}")
-        encoder = SentenceTransformer(model)
-        if max_length is not None:
-            encoder.max_seq_length = max_length
-        run(
-            encoder,
+        trainer = run(
+            model,
             loaded,
             output,
             loss,
+            max_length=max_length,
             num_negatives=negatives,
             epochs=epochs,
             max_steps=max_steps,
@@ -102,7 +100,7 @@ def train(
         _fail(error)
     typer.echo(f"Saved to {output}.")
     if held_out is not None:
-        _report(encoder, held_out, dev_split)
+        _report(trainer.model, held_out, dev_split)
 
 
 def _report(model: SentenceTransformer, held_out: RetrievalData, split: str) -> None:

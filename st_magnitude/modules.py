@@ -69,8 +69,16 @@ class ExponentNorm(Module):
 
     def forward(self, features: dict[str, Any], task: str | None = None) -> dict[str, Any]:
         raw: Tensor = features["sentence_embedding"]
-        side = self.similarity.query if (task or features.get("task")) == "query" else self.similarity.document
-        return features | {"raw_embedding": raw, "sentence_embedding": side(raw).to(raw.dtype)}
+        similarity = self.similarity
+        side = similarity.query if (task or features.get("task")) == "query" else similarity.document
+        # Losses take the exponents from the module. DistributedDataParallel believes that they are used only if it
+        # finds both in the output (find_unused_parameters=True, the Trainer's default).
+        exponents = torch.sigmoid(torch.stack([self.query_bias, self.document_bias])).expand(len(raw), 2)
+        return features | {
+            "raw_embedding": raw,
+            "exponents": exponents,
+            "sentence_embedding": side(raw).to(raw.dtype),
+        }
 
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
         self.save_config(output_path)

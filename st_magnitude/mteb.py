@@ -58,7 +58,7 @@ def retrieval_task(data: RetrievalData, name: str) -> AbsTaskRetrieval:
         def load_data(self, num_proc: int | None = None, **kwargs: Any) -> None:
             if self.data_loaded:
                 return
-            judged = {q: {d: 1 for d in sorted(documents)} for q, documents in data.relevant_docs.items() if documents}
+            judged = {q: dict.fromkeys(sorted(docs), 1) for q, docs in data.relevant_docs.items() if docs}
             self.queries = {"test": {q: data.queries[q] for q in judged}}
             self.corpus = {"test": {d: {"title": "", "text": text} for d, text in data.corpus.items()}}
             self.relevant_docs = {"test": judged}

@@ -329,7 +329,7 @@ def export(
             )
         )
     if bake_exponent and norm is None:
-        raise ValueError("bake_exponent=True needs a model that ends in ExponentNorm; this one has no exponent to bake.")
+        raise ValueError("bake_exponent=True needs a model that ends in ExponentNorm; this one has no exponent.")
 
     if calibrated_scores:
         # A Normalize that writes elsewhere does nothing to the embedding: the stock identity.

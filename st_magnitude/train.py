@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import torch
+from datasets import Dataset
 from sentence_transformers import (
     SentenceTransformer,
     SentenceTransformerTrainer,
@@ -51,11 +53,12 @@ def has_fast_bf16() -> bool:
 
 
 def train(
-    model: SentenceTransformer,
+    model: SentenceTransformer | str,
     data: RetrievalData,
     output: str | Path,
     loss: str = "qnorm",
     *,
+    max_length: int | None = None,
     num_negatives: int | None = None,
     epochs: float = 1.0,
     max_steps: int = -1,
@@ -72,10 +75,12 @@ def train(
     """Fine-tunes a model with in-batch and explicit negatives, and saves it.
 
     Args:
-        model: Trained in place; prepared for the loss (Normalize stripped or added).
+        model: A model, trained in place and prepared for the loss (Normalize stripped or added), or the folder or hub
+            id of one, which is loaded after everything else has been checked.
         data: Judged negatives, where there are any, become hard negatives.
         output: Folder for the model. Checkpoints of the run lie in ``output/checkpoints`` until it has ended.
         loss: A key of ``LOSSES``.
+        max_length: Tokens of a text that the model reads, saved with it; default: as the model has it.
         num_negatives: Hard negatives a row; default: 1 if the data has judged negatives, else 0.
         epochs: Passes over the (query, relevant document) pairs.
         max_steps: Stop after so many steps; overrides epochs when positive.
@@ -105,6 +110,10 @@ def train(
     rows = data.triplets(num_negatives, seed)
     if len(rows) < 2:
         raise ValueError(f"The data has {len(rows)} training pair; ranking needs at least two in a batch.")
+    if isinstance(model, str):
+        model = SentenceTransformer(model)
+    if max_length is not None:
+        model.max_seq_length = max_length
     prepare(model, "dot" if loss == "learnable" else loss)
     objective = LOSSES[loss](model, mini_batch_size=mini_batch_size, **(loss_options or {}))
     arguments = SentenceTransformerTrainingArguments(
@@ -117,7 +126,7 @@ def train(
         warmup_steps=warmup_ratio,
         bf16=has_fast_bf16() if bf16 is None else bf16,
         use_cpu=model.device.type == "cpu",
-        batch_sampler=BatchSamplers.NO_DUPLICATES,
+        batch_sampler=_batch_sampler(rows, batch_size),
         dataloader_drop_last=True,
         logging_steps=10,
         save_steps=save_steps,
@@ -131,6 +140,15 @@ def train(
     record = {"loss": type(objective).__name__, **objective.get_config_dict(), "log": trainer.state.log_history}
     (output / "training.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     return trainer
+
+
+def _batch_sampler(rows: Dataset, batch_size: int) -> BatchSamplers:
+    """Batches without a text twice, which would be its own negative, where there is room for such batches."""
+    commonest = max(Counter(text for row in rows for text in row.values()).values())
+    if commonest * batch_size <= len(rows):
+        return BatchSamplers.NO_DUPLICATES
+    logger.info("One text stands in %d of %d rows: batches may hold a text twice.", commonest, len(rows))
+    return BatchSamplers.BATCH_SAMPLER
 
 
 def _check_output(output: Path, resume: bool) -> Path | None:

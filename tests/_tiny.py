@@ -1,4 +1,4 @@
-"""Two-layer models with random weights and a few texts: everything mechanical, at a few milliseconds a step."""
+"""Two-layer models with random weights, a few texts, and the formula: all mechanics at a few milliseconds a step."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from torch import nn
+from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
 
 # (query, relevant passage, boilerplate, boilerplate); rows differ in length on purpose
@@ -80,6 +82,31 @@ def load_transformer(folder: str, pooling: str = "mean") -> SentenceTransformer:
     return SentenceTransformer(
         modules=[transformer, Pooling(transformer.get_embedding_dimension(), pooling)], device="cpu"
     )
+
+
+def raw_embeddings(model: SentenceTransformer, features: list[dict]) -> list[torch.Tensor]:
+    """Without ExponentNorm, by the Transformer and the Pooling in front of it."""
+    return [nn.Sequential(*list(model)[:2])(dict(column))["sentence_embedding"] for column in features]
+
+
+def formula(
+    embeddings: list[torch.Tensor],
+    exponents: tuple,
+    scale: float,
+    direction: str = "query_to_document",
+    dim: int | None = None,
+) -> torch.Tensor:
+    """cross_entropy(scale * similarity): the definition of every ranking loss."""
+    queries, *documents = (x[:, :dim] for x in embeddings)
+    positives, documents = documents[0], torch.cat(documents)
+    queries, positives, documents = (
+        x / x.norm(dim=1, keepdim=True) ** gamma
+        for x, gamma in ((queries, exponents[0]), (positives, exponents[1]), (documents, exponents[1]))
+    )
+    own = torch.arange(len(queries))
+    forward = cross_entropy(scale * queries @ documents.T, own)
+    backward = cross_entropy(scale * positives @ queries.T, own)
+    return {"query_to_document": forward, "document_to_query": backward, "both": (forward + backward) / 2}[direction]
 
 
 _SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}

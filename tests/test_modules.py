@@ -20,6 +20,15 @@ from st_magnitude.modules import ExponentNorm
 TEXTS = [row[1] for row in ROWS[:5]]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    """What these models do is too little to share out: two threads would wait for each other most of the time."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return save_transformer(tmp_path_factory.mktemp("transformer"))
@@ -52,6 +61,7 @@ def test_exponent_by_role(task, feature, gamma):
     out = ExponentNorm(gamma_query=0.3, gamma_document=0.8)(features, task=task)
     torch.testing.assert_close(out["sentence_embedding"], divided(embeddings, gamma))
     assert out["raw_embedding"] is embeddings
+    torch.testing.assert_close(out["exponents"], torch.tensor([[0.3, 0.8]] * 4))
     assert features["sentence_embedding"] is embeddings  # MatryoshkaLoss and others keep the dict that they gave
 
 
@@ -186,5 +196,3 @@ def test_no_weight_decay_in_fit(model, tmp_path):
         show_progress_bar=False,
     )
     assert weight_decays(seen, model) == {"query_bias": [0.0], "document_bias": [0.0], "encoder": [0.1]}
-
-

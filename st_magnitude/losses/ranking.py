@@ -8,7 +8,7 @@ import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import nullcontext
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 import torch.distributed as dist
@@ -74,7 +74,8 @@ class MagnitudeRankingLoss(CachedLossMixin, nn.Module):
         mini_batch_num_tokens: With ``mini_batch_size``, pack mini-batches by tokens instead of texts.
         gather_across_devices: Use the documents of all ranks as negatives.
         hardness: Weight alpha of similar negatives; see :func:`~st_magnitude.infonce`.
-        direction: ``"query_to_document"``, ``"document_to_query"`` or ``"both"``.
+        direction: ``"query_to_document"``, ``"document_to_query"`` (columns of negatives are then left out) or
+            ``"both"``.
         show_progress_bar: Show one for the mini-batches of a cached step.
 
     Raises:
@@ -115,6 +116,13 @@ class MagnitudeRankingLoss(CachedLossMixin, nn.Module):
             raise ValueError(f"scale must be a positive number or 'auto', got {scale!r}.")
         if mini_batch_size is not None and mini_batch_size < 1:
             raise ValueError(f"mini_batch_size must be at least 1, or None for no caching; got {mini_batch_size}.")
+        if mini_batch_num_tokens is not None and (mini_batch_size is None or mini_batch_num_tokens < 1):
+            raise ValueError(
+                "mini_batch_num_tokens must be at least 1 and goes with mini_batch_size, which turns caching on; got "
+                f"mini_batch_num_tokens={mini_batch_num_tokens} and mini_batch_size={mini_batch_size}."
+            )
+        if direction not in get_args(Direction):
+            raise ValueError(f"direction must be one of {get_args(Direction)}, got {direction!r}.")
         if hardness < 0:
             raise ValueError(f"hardness must not be negative, got {hardness}.")
         if not terms:
@@ -188,6 +196,8 @@ class MagnitudeRankingLoss(CachedLossMixin, nn.Module):
     ) -> Tensor | dict[str, Tensor]:
         sentence_features = list(sentence_features)
         self._check_inputs(sentence_features)
+        if self.direction == "document_to_query":
+            sentence_features = sentence_features[:2]  # nothing is ranked against the negatives
         if self.uses_gradient_cache:
             return self._named(self.forward_cached(sentence_features, labels))
         embeddings = embed_columns(self._embed, sentence_features)  # type: ignore[arg-type]
@@ -245,9 +255,7 @@ class MagnitudeRankingLoss(CachedLossMixin, nn.Module):
             losses[name] = weight * regularizer(torch.cat(embeddings))
         return losses
 
-    def _ranking(
-        self, queries: Tensor, documents: list[Tensor], terms: list[Term], similarity: Similarity
-    ) -> Tensor:
+    def _ranking(self, queries: Tensor, documents: list[Tensor], terms: list[Term], similarity: Similarity) -> Tensor:
         offset, own_queries, own_positives = 0, queries, documents[0]
         if self.gather_across_devices:
             offset = get_rank() * len(queries)

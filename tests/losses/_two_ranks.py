@@ -1,0 +1,76 @@
+"""What each of two gloo processes does for test_training.py: `torchrun --nproc_per_node 2 _two_ranks.py IN OUT`."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import torch
+import torch.distributed as dist
+from _tiny import ROWS, columns, load_transformer
+from datasets import Dataset
+from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from torch.nn.parallel import DistributedDataParallel
+
+import st_magnitude as stm
+
+LOSSES = {"qnorm": stm.QNormRankingLoss, "learnable": stm.LearnableNormLoss}
+DIRECTIONS = ["query_to_document", "document_to_query", "both"]
+# (loss, mini_batch_size, direction, find_unused_parameters: the Trainer's default is True)
+CASES = list(itertools.product(LOSSES, [None, 3], DIRECTIONS, [False, True]))
+NUM_ROWS = 6  # a rank
+
+
+def one_step(folder: str, case: tuple) -> dict:
+    """Loss, scale and gradients of this rank's part of the batch, in a model as the Trainer wraps it."""
+    name, mini_batch_size, direction, find_unused_parameters = case
+    model = load_transformer(folder)
+    loss = LOSSES[name](model, mini_batch_size=mini_batch_size, direction=direction, gather_across_devices=True)
+    loss.double()
+    loss.model = DistributedDataParallel(model, find_unused_parameters=find_unused_parameters)
+    start = dist.get_rank() * NUM_ROWS
+    rows = [row[:3] for row in ROWS[start : start + NUM_ROWS]]
+    for step in range(2):  # the second is refused by DDP if the first left a gradient out
+        model.zero_grad()
+        value = loss([dict(model.preprocess(list(column))) for column in zip(*rows, strict=True)])  # as collators do
+        value.backward()
+        if step == 0:
+            gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+    return {"loss": value.item(), "scale": loss.scale, "gradients": gradients}
+
+
+def train(folder: str, output: Path, mini_batch_size: int | None) -> dict:
+    model = load_transformer(folder)
+    loss = stm.LearnableNormLoss(model, mini_batch_size=mini_batch_size, gather_across_devices=True)
+    args = SentenceTransformerTrainingArguments(
+        str(output / "trainer"),
+        max_steps=3,
+        per_device_train_batch_size=4,
+        learning_rate=1e-3,
+        learning_rate_mapping=loss.learning_rate_mapping(0.1),
+        use_cpu=True,
+        ddp_backend="gloo",
+        report_to=[],
+        save_strategy="no",
+        disable_tqdm=True,
+    )
+    data = Dataset.from_dict(columns(num_negatives=1))
+    SentenceTransformerTrainer(model, args, data, loss=loss).train()
+    assert isinstance(loss.model, DistributedDataParallel)
+    return {"scale": loss.scale, "parameters": {name: p.detach() for name, p in model.named_parameters()}}
+
+
+def main(folder: str, output: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    results = {case: one_step(folder, case) for case in CASES}
+    results |= {("trainer", size): train(folder, output, size) for size in (None, 3)}
+    torch.save(results, output / f"rank{dist.get_rank()}.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))
