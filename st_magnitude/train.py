@@ -136,6 +136,8 @@ def train(
     )
     trainer = SentenceTransformerTrainer(model=model, args=arguments, train_dataset=rows, loss=objective)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    # accelerate leaves its autocast around forward, so that later encoding would go on in bfloat16
+    trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)
     export(model, output)
     record = {"loss": type(objective).__name__, **objective.get_config_dict(), "log": trainer.state.log_history}
     (output / "training.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")

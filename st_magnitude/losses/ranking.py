@@ -231,7 +231,7 @@ class MagnitudeRankingLoss(CachedLossMixin, nn.Module):
             )
         wrapped = isinstance(getattr(self.model, "forward", None), ForwardDecorator)
         wrapped = wrapped or isinstance(self.__dict__.get("calculate_loss"), CachedLossDecorator)
-        if wrapped and self.similarity.keeps_magnitude:
+        if wrapped and (self.similarity.keeps_magnitude or self._exponent_norm is not None):
             raise ValueError(
                 "sentence-transformers' MatryoshkaLoss normalises every prefix, which takes from "
                 f"{type(self).__name__} the length it learns from. Give the loss its prefixes itself: "

@@ -282,7 +282,7 @@ def test_lora(model, tmp_path, loss_class, mini_batch_size, way, adapter_first):
 def test_lora_on_minilm(minilm_path, tmp_path, loss_class):
     model = stm.strip_normalize(SentenceTransformer(minilm_path, device="cpu"))
     model.add_adapter(LoraConfig(r=8, target_modules=["query", "value"]))
-    train(model, loss_class(model), tmp_path / "run", 1, learning_rate=1e-3, bf16=True)
+    train(model, loss_class(model), tmp_path / "run", 1, learning_rate=1e-3)
     path = stm.export(model, tmp_path / "saved")
     torch.testing.assert_close(scores(stm.load(path, device="cpu")), scores(model), rtol=1e-5, atol=1e-5)
 
