@@ -77,7 +77,7 @@ class Encoded:
     @property
     def answers(self) -> NDArray[np.bool_]:
         """(m,) Whether a document is relevant to any query."""
-        return self.relevant.any(axis=0)
+        return np.any(self.relevant, axis=0)
 
     @property
     def words(self) -> NDArray[np.int64]:

@@ -67,7 +67,7 @@ class ExponentNorm(Module):
     def gamma_document(self) -> float:
         return self.similarity.exponents[1]
 
-    def forward(self, features: dict[str, Any], task: str | None = None) -> dict[str, Any]:
+    def forward(self, features: dict[str, Any], task: str | None = None, **kwargs: Any) -> dict[str, Any]:
         raw: Tensor = features["sentence_embedding"]
         similarity = self.similarity
         side = similarity.query if (task or features.get("task")) == "query" else similarity.document
@@ -85,12 +85,14 @@ class ExponentNorm(Module):
         self.save_torch_weights(output_path, safe_serialization=safe_serialization)
 
     @classmethod
-    def load(cls, model_name_or_path: str, subfolder: str = "", **kwargs: Any) -> ExponentNorm:
-        hub = {k: kwargs.get(k) for k in ("token", "cache_folder", "revision")}
-        hub["local_files_only"] = kwargs.get("local_files_only", False)
-        config = cls.load_config(model_name_or_path, subfolder=subfolder, **hub)
+    def load(  # type: ignore[override]
+        cls, model_name_or_path: str, subfolder: str = "", **kwargs: Any
+    ) -> ExponentNorm:
+        hub_options = ("token", "cache_folder", "revision", "local_files_only")
+        place: dict[str, Any] = {"subfolder": subfolder} | {k: kwargs[k] for k in hub_options if k in kwargs}
+        config = cls.load_config(model_name_or_path, **place)
         module = cls(**{key: config[key] for key in cls.config_keys if key in config})
-        return cls.load_torch_weights(model_name_or_path, subfolder=subfolder, model=module, **hub)
+        return cls.load_torch_weights(model_name_or_path, model=module, **place)
 
 
 def _logit(gamma: float) -> Tensor:

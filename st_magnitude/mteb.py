@@ -77,10 +77,11 @@ def evaluate_retrieval(
     """
     import mteb
 
+    options: Any = {"batch_size": batch_size}
     result = mteb.evaluate(
-        model, retrieval_task(data, name), cache=None, encode_kwargs={"batch_size": batch_size}, show_progress_bar=False
+        model, retrieval_task(data, name), cache=None, encode_kwargs=options, show_progress_bar=False
     )
-    return result.task_results[0].scores["test"][0]
+    return dict(result.task_results[0].scores["test"][0])
 
 
 def main() -> None:

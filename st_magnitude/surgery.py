@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -64,10 +64,14 @@ def normalizes_output(model: nn.Module, routes: Callable[[Iterable[bool]], bool]
     """
     for module in reversed(list(model.children())):
         if isinstance(module, Router):
-            return routes(normalizes_output(nn.Sequential(*route), routes) for route in module.sub_modules.values())
+            return routes(normalizes_output(route, routes) for route in _routes(module).values())
         if not isinstance(module, (Dropout, ExponentNorm)):
             return _is_sentence_norm(module)
     return False
+
+
+def _routes(router: Router) -> dict[str, nn.Sequential]:
+    return {name: route for name, route in router.sub_modules.items() if isinstance(route, nn.Sequential)}
 
 
 def strip_normalize(model: SentenceTransformer) -> SentenceTransformer:
@@ -92,13 +96,14 @@ def strip_normalize(model: SentenceTransformer) -> SentenceTransformer:
                 f"The Normalize of this model is followed by {type(model[-1]).__name__} and cannot be stripped from "
                 "the end: remove it from the list of modules."
             )
-        for name, route in model[-1].sub_modules.items():
+        routes = _routes(model[-1])
+        for name, route in routes.items():
             if all(_is_sentence_norm(module) for module in route):
                 raise ValueError(
                     f"The route {name!r} of the last Router is nothing but Normalize (a model exported with "
                     "calibrated_scores=True?): remove the Router with `del model[-1]`."
                 )
-        for route in model[-1].sub_modules.values():
+        for route in routes.values():
             while _is_sentence_norm(route[-1]):
                 del route[-1]
     return model
@@ -158,6 +163,7 @@ def prepare(model: SentenceTransformer, similarity: str | Similarity) -> Sentenc
 
 def set_similarity_function(model: SentenceTransformer, similarity: Similarity) -> None:
     """Sets ``similarity_fn_name`` to the stock function that ranks as the similarity does: cosine or dot."""
+    name: Literal["cosine", "dot"]
     name = "cosine" if similarity.exponents[1] == 1 and not isinstance(model[-1], ExponentNorm) else "dot"
     before = model._similarity_fn_name  # the public property would turn "never set" into "cosine"
     if before != name:
@@ -205,7 +211,9 @@ def rescale_output(
                     parameter.copy_((original + shift) * factor - shift)
             after = model.encode(texts, convert_to_tensor=True).double()
             precision = 3e-2 if parameters[0].dtype in (torch.float16, torch.bfloat16) else 1e-4
-            return torch.allclose(after, before * factor, rtol=precision, atol=precision * factor * before.abs().max())
+            return torch.allclose(
+                after, before * factor, rtol=precision, atol=precision * factor * before.abs().max().item()
+            )
 
         if not (apply(shift=0.0) or (len(parameters) == 1 and apply(shift=1.0))):  # Gemma multiplies by 1 + weight
             with torch.no_grad():

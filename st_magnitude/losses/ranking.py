@@ -310,8 +310,8 @@ class MagnitudeRankingLoss(CachedLossMixin, nn.Module):
         if self.scale == "auto":
             trainer = _calling_trainer()
             key = "auto_scale"
-            if trainer is not None and isinstance(trainer.loss, dict):
-                key += "".join(f"_{name}" for name, loss in trainer.loss.items() if loss is self)
+            if trainer is not None and isinstance(losses := getattr(trainer, "loss", None), dict):
+                key += "".join(f"_{name}" for name, loss in losses.items() if loss is self)
             logged = [entry[key] for entry in trainer.state.log_history if key in entry] if trainer else []
             if logged:
                 self.scale = logged[-1]
@@ -435,11 +435,13 @@ class LearnableNormLoss(MagnitudeRankingLoss):
                 "LearnableNormLoss learns from the length of embeddings, but this model ends in Normalize, so all of "
                 "them have length 1. Call stm.strip_normalize(model) before building the loss."
             )
-        if not isinstance(model[-1], ExponentNorm):
-            model.append(ExponentNorm(gamma_query, gamma_document, learnable=True).to(model.device))
-        model[-1].learnable = True
-        model[-1].requires_grad_()
-        super().__init__(model, model[-1].similarity, scale=scale, **options)
+        norm = model[-1]
+        if not isinstance(norm, ExponentNorm):
+            norm = ExponentNorm(gamma_query, gamma_document).to(model.device)
+            model.append(norm)
+        norm.learnable = True
+        norm.requires_grad_()
+        super().__init__(model, Similarity(gamma_query, gamma_document), scale=scale, **options)
 
     @staticmethod
     def learning_rate_mapping(learning_rate: float = 1e-2) -> dict[str, float]:
@@ -496,7 +498,7 @@ def _calling_trainer() -> Trainer | None:
 
 def _name(regularizer: Regularizer, taken: Collection[str]) -> str:
     """``sigreg`` for SIGReg(), ``sigreg_2`` for a second one."""
-    name = getattr(regularizer, "name", None) or getattr(regularizer, "__name__", type(regularizer).__name__)
+    name = str(getattr(regularizer, "name", None) or getattr(regularizer, "__name__", type(regularizer).__name__))
     name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
     numbered = (f"{name}_{number}" for number in itertools.count(2))
     return name if name not in taken else next(candidate for candidate in numbered if candidate not in taken)
