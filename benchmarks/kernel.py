@@ -170,7 +170,7 @@ def main() -> None:
     header = None
     for size in sizes:
         for dim in dims:
-            repeats = 10 if size <= 1024 else (5 if size <= 4096 else 3)
+            repeats = {512: 20, 1024: 10, 2048: 5, 4096: 4}.get(size, 2)
             row = compare(size, dim, repeats, arguments.device)
             if header is None:
                 header = ["B", "D", *row]

@@ -87,7 +87,7 @@ class Encoded:
 
 def encode(model: SentenceTransformer, data: RetrievalData, batch_size: int = 64) -> Encoded:
     strip_normalize(model)
-    options: dict[str, Any] = {"batch_size": batch_size, "convert_to_tensor": True, "show_progress_bar": False}
+    options: dict[str, Any] = {"batch_size": batch_size, "convert_to_tensor": True, "show_progress_bar": True}
     queries = model.encode_query(list(data.queries.values()), **options)
     documents = model.encode_document(list(data.corpus.values()), **options)
     return Encoded(data, queries.float().cpu(), documents.float().cpu())
@@ -207,7 +207,7 @@ def run_controls(task: DocstringTask, pretrained: Mapping[str, Encoded], qnorm_n
         return ndcg_at_10(cosine + weight * log_prior(encoded), encoded.relevant)
 
     dev, test = pretrained["dev"], pretrained["test"]
-    weight = max((0.0, 0.01, 0.02, 0.04, 0.08, 0.16), key=lambda w: score(dev, w).mean())
+    weight = max((0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8), key=lambda w: score(dev, w).mean())
     logits = classifier.decision_function(surface_features(list(test.data.corpus.values())))
     return Controls(
         auc=float(roc_auc_score(test.answers, logits)),

@@ -25,7 +25,7 @@ def safe_norm(embeddings: Tensor) -> Tensor:
     A zero vector so stays a zero vector, scores 0 against everything, and has finite gradients.
     """
     norm = torch.linalg.vector_norm(embeddings, dim=-1, keepdim=True)
-    return torch.where(norm > 0, norm, torch.ones_like(norm))
+    return norm.masked_fill(norm == 0, 1.0)
 
 
 def _at_least_float32(embeddings: Any) -> Tensor:
@@ -162,7 +162,8 @@ def _divide_by_norm(embeddings: Any, gamma: float | Tensor) -> Tensor:
     if not isinstance(gamma, Tensor) and gamma == 0.0:
         return embeddings
     with torch.autocast(embeddings.device.type, enabled=False):
-        return embeddings / safe_norm(embeddings) ** gamma
+        norm = safe_norm(embeddings)
+        return embeddings / (norm if not isinstance(gamma, Tensor) and gamma == 1.0 else norm**gamma)
 
 
 COSINE = Similarity(query=1.0, document=1.0)
