@@ -164,7 +164,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     arguments = parser.parse_args()
     sizes = (512, 2048) if arguments.quick else (512, 1024, 2048, 4096, 8192)
-    dims = (384,) if arguments.quick else (384, 768, 1024)
+    dims = (384,) if arguments.quick else (384, 1024)
     print(f"torch {torch.__version__}, {arguments.device}, {torch.get_num_threads()} threads, float32, cosine")
     print("Times and peak memory over those of one MNRL; nine terms: 3 dims x 3 temperatures.\n")
     header = None

@@ -207,7 +207,7 @@ def run_controls(task: DocstringTask, pretrained: Mapping[str, Encoded], qnorm_n
         return ndcg_at_10(cosine + weight * log_prior(encoded), encoded.relevant)
 
     dev, test = pretrained["dev"], pretrained["test"]
-    weight = max((0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8), key=lambda w: score(dev, w).mean())
+    weight = max((0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6), key=lambda w: score(dev, w).mean())
     logits = classifier.decision_function(surface_features(list(test.data.corpus.values())))
     return Controls(
         auc=float(roc_auc_score(test.answers, logits)),

@@ -227,9 +227,10 @@ def _walk(
     totals = rows.new_empty(len(temperatures), num_rows)  # softmax denominators
     positives = torch.empty_like(totals)  # logits of the positives
     inputs = (rows, columns, row_scale, column_scale, rows.new_empty(len(temperatures)))
-    grad_rows, grad_columns, grad_row_scale, grad_column_scale, grad_temperatures = (
+    gradients: list[Any] = [
         torch.zeros_like(x) if x is not None and need else None for x, need in zip(inputs, needs, strict=False)
-    )
+    ]
+    grad_rows, grad_columns, grad_row_scale, grad_column_scale, grad_temperatures = gradients
 
     for start in range(0, num_rows, height):
         tile = slice(start, min(start + height, num_rows))
@@ -277,13 +278,11 @@ def _walk(
             slopes[k].diagonal(diagonal).sub_(_times(pull, row_factor))
             if column_factor is not None:
                 slopes[k].mul_(column_factor)
-            to_rows = row_factor is not None and grad_row_scale is not None
-            to_columns = column_factor is not None and grad_column_scale is not None
-            if to_rows or to_columns:
+            if k < last and (grad_row_scale is not None or grad_column_scale is not None):
                 torch.mul(slopes[k], products, out=softmax)
-                if to_rows:
+                if grad_row_scale is not None:
                     grad_row_scale[k, tile] = softmax.sum(dim=1) / row_factor
-                if to_columns:
+                if grad_column_scale is not None:
                     grad_column_scale[k] += softmax.sum(dim=0) / column_factor
 
         if not with_gradient:
@@ -299,8 +298,8 @@ def _walk(
                 grad_columns[:, blocks[k]].addmm_(slope.T, rows[tile, blocks[k]])
 
     weights = torch.tensor(plan.weights, dtype=rows.dtype, device=rows.device)
-    loss = (totals.log_() - positives).mean(dim=1) @ weights
-    return loss, [grad_rows, grad_columns, grad_row_scale, grad_column_scale, grad_temperatures]
+    loss = (totals.log_() - positives).mean(dim=1) @ weights  # (T,) @ (T,)
+    return loss, gradients
 
 
 def _times(x: Any, factor: Tensor | None) -> Any:
