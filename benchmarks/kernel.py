@@ -170,7 +170,7 @@ def main() -> None:
     header = None
     for size in sizes:
         for dim in dims:
-            repeats = {512: 20, 1024: 10, 2048: 5, 4096: 4}.get(size, 2)
+            repeats = {512: 40, 1024: 25, 2048: 12, 4096: 5}.get(size, 2)
             row = compare(size, dim, repeats, arguments.device)
             if header is None:
                 header = ["B", "D", *row]

@@ -278,11 +278,11 @@ def _walk(
             slopes[k].diagonal(diagonal).sub_(_times(pull, row_factor))
             if column_factor is not None:
                 slopes[k].mul_(column_factor)
-            if k < last and (grad_row_scale is not None or grad_column_scale is not None):
+            if row_factor is not None or column_factor is not None:
                 torch.mul(slopes[k], products, out=softmax)
-                if grad_row_scale is not None:
+                if row_factor is not None and grad_row_scale is not None:
                     grad_row_scale[k, tile] = softmax.sum(dim=1) / row_factor
-                if grad_column_scale is not None:
+                if column_factor is not None and grad_column_scale is not None:
                     grad_column_scale[k] += softmax.sum(dim=0) / column_factor
 
         if not with_gradient:
