@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from _tiny import load_transformer, save_transformer
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
@@ -107,3 +108,24 @@ def _package_folder(package: str) -> Path:
     if spec is None or not spec.submodule_search_locations:
         pytest.skip(f"{package.replace('_', '-')} is not installed: pip install 'st-magnitude[dev]'")
     return Path(spec.submodule_search_locations[0])
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """For tiny models, whose work is too little to share out: two threads would mostly wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random Transformer on disk."""
+    return save_transformer(tmp_path_factory.mktemp("transformer"))
+
+
+@pytest.fixture
+def model(folder: Path) -> SentenceTransformer:
+    """That Transformer with mean pooling, fresh for every test."""
+    return load_transformer(folder)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from _tiny import ROWS, columns, load_transformer, save_transformer
+from _tiny import ROWS, columns
 from datasets import Dataset
 from sentence_transformers import (
     InputExample,
@@ -17,26 +17,9 @@ from torch.utils.data import DataLoader
 import st_magnitude as stm
 from st_magnitude.modules import ExponentNorm
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 TEXTS = [row[1] for row in ROWS[:5]]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    """What these models do is too little to share out: two threads would wait for each other most of the time."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return save_transformer(tmp_path_factory.mktemp("transformer"))
-
-
-@pytest.fixture
-def model(folder):
-    return load_transformer(folder)
 
 
 def divided(rows, gamma):

@@ -17,28 +17,11 @@ import st_magnitude as stm
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.surgery import normalizes_output
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 QUERIES = [row[0] for row in ROWS[:6]]
 DOCUMENTS = [row[1] for row in ROWS[:6]]
 DISCRETE = ["cosine", "dot", "qnorm", "dnorm"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    """What these models do is too little to share out: two threads would wait for each other most of the time."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return save_transformer(tmp_path_factory.mktemp("transformer"))
-
-
-@pytest.fixture
-def model(folder):
-    return load_transformer(folder)
 
 
 def encode(model, texts=DOCUMENTS):

@@ -14,6 +14,8 @@ import st_magnitude as stm
 from st_magnitude import Similarity, Term
 from st_magnitude.modules import ExponentNorm
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 EXPONENTS = {
     stm.CosineRankingLoss: (1.0, 1.0),
     stm.DotRankingLoss: (0.0, 0.0),
@@ -23,20 +25,6 @@ EXPONENTS = {
 }
 LOSSES = list(EXPONENTS)
 DIRECTIONS = ["query_to_document", "document_to_query", "both"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    """What these models do is too little to share out: two threads would wait for each other most of the time."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return save_transformer(tmp_path_factory.mktemp("transformer"))
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from _tiny import ROWS, columns, formula, load_transformer, raw_embeddings, save_transformer
+from _tiny import ROWS, columns, formula, load_transformer, raw_embeddings
 from _two_ranks import CASES, NUM_ROWS
 from datasets import Dataset, DatasetDict
 from peft import LoraConfig
@@ -26,6 +26,8 @@ from torch.utils.data import DataLoader
 
 import st_magnitude as stm
 from st_magnitude.modules import ExponentNorm
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 DISCRETE = {
     stm.CosineRankingLoss: "cosine",
@@ -46,29 +48,10 @@ BATCHING = pytest.mark.parametrize("mini_batch_size", [None, 3], ids=["plain", "
 QUERIES, DOCUMENTS = [row[0] for row in ROWS], [row[1] for row in ROWS]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    """What these models do is too little to share out: two threads would wait for each other most of the time."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(autouse=True)
 def _in_a_folder_of_its_own(tmp_path, monkeypatch):
     """fit() puts its checkpoints below the working directory."""
     monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return save_transformer(tmp_path_factory.mktemp("transformer"))
-
-
-@pytest.fixture
-def model(folder):
-    return load_transformer(folder)
 
 
 def train(model, loss, output, num_negatives=0, data=None, resume=None, callbacks=None, evaluator=None, **options):
