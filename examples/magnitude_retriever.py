@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--output", default="runs/example")
     arguments = parser.parse_args()
 
-    task = build_docstring_task(train_queries=1000, dev_queries=100, test_queries=200, max_files=40)
+    task = build_docstring_task(train_queries=1000, dev_queries=100, test_queries=200)
     dev = (task.dev.queries, task.dev.corpus, task.dev.relevant_docs)
 
     model = stm.prepare(SentenceTransformer(bundled_minilm()), "qnorm")

@@ -242,7 +242,7 @@ def _too_little(split: str, found: Mapping[str, int], minimum: int) -> DataError
     counts = ", ".join(f"{name} {count:,}" for name, count in found.items()) or "no packages"
     return DataError(
         f"The {split} split needs {minimum} documented objects, found {sum(found.values()):,} ({counts}). "
-        'pip install "st-magnitude[demo]" brings enough of them; or name further packages.'
+        'pip install "st-magnitude[demo]" brings enough of them; or name further packages, or raise max_files.'
     )
 
 

@@ -95,7 +95,7 @@ def test_the_whole_job_shortened(tmp_path, caplog):
     from st_magnitude.docstrings import build_docstring_task
 
     caplog.set_level(logging.ERROR)
-    small = build_docstring_task(train_queries=80, dev_queries=25, test_queries=40, max_files=10, progress=False)
+    small = build_docstring_task(train_queries=80, dev_queries=25, test_queries=40, max_files=60, progress=False)
     lines = []
     results = run(tmp_path / "demo", steps=3, batch_size=8, task=small, say=lines.append)
 
