@@ -73,7 +73,8 @@ class MagnitudeRankingLoss(CachedLossMixin, nn.Module):
             many texts at a time, the softmax still spans the whole batch.
         mini_batch_num_tokens: With ``mini_batch_size``, pack mini-batches by tokens instead of texts.
         gather_across_devices: Use the documents of all ranks as negatives.
-        hardness: Weight alpha of similar negatives; see :func:`~st_magnitude.infonce`.
+        hardness: Weight alpha of similar negatives, exp(alpha · s) with s as large as the similarity leaves it; see
+            :func:`~st_magnitude.infonce`.
         direction: ``"query_to_document"``, ``"document_to_query"`` (columns of negatives are then left out) or
             ``"both"``.
         show_progress_bar: Show one for the mini-batches of a cached step.
@@ -244,7 +245,8 @@ class MagnitudeRankingLoss(CachedLossMixin, nn.Module):
         self, embeddings: list[Tensor], labels: Tensor | None = None
     ) -> Tensor | dict[str, Tensor]:
         """The loss of raw embeddings: one (B, D) tensor for anchors, positives and each column of negatives."""
-        return self._named_terms(self._terms(embeddings, self.similarity))
+        losses = self._terms(embeddings, self.similarity)
+        return losses if self._penalties else losses["infonce"]
 
     def _terms(self, embeddings: list[Tensor], similarity: Similarity) -> dict[str, Tensor]:
         queries, documents = embeddings[0], embeddings[1:]  # (B, D) each
@@ -292,9 +294,6 @@ class MagnitudeRankingLoss(CachedLossMixin, nn.Module):
             total.backward()
             total = total.detach()
         return total
-
-    def _named_terms(self, losses: dict[str, Tensor]) -> Tensor | dict[str, Tensor]:
-        return losses if self._penalties else losses["infonce"]
 
     def _named(self, total: Tensor) -> Tensor | dict[str, Tensor]:
         """Splits the total of a cached step, whose gradient hangs on one tensor, into terms of the same sum."""
