@@ -87,8 +87,8 @@ def infonce(
         hardness: alpha >= 0. Every negative counts exp(alpha · s) times in the softmax, s taken as a constant, so
             that similar negatives weigh more (Lan et al. 2025, arXiv 2503.04812, Eq. 5; sentence-transformers'
             ``hardness_mode="all_negatives"``).
-        tile_rows: Rows of scores held at a time; default 256 on a CPU and 1024 on a GPU. Memory beyond the gradients
-            is (3 + number of prefixes) x tile_rows x M numbers.
+        tile_rows: Rows of scores held at a time (up to twice as many queries are not split); default 256 on a CPU and
+            1024 on a GPU. Memory beyond the gradients is (3 + number of prefixes) x tile_rows x M numbers.
 
     Returns:
         A scalar, float64 for float64 inputs and float32 otherwise.

@@ -146,7 +146,7 @@ def train(
 
 def _batch_sampler(rows: Dataset, batch_size: int) -> BatchSamplers:
     """Batches without a text twice, which would be its own negative, where there is room for such batches."""
-    commonest = max(Counter(text for row in rows for text in row.values()).values())
+    commonest = max(Counter(text for column in rows.column_names for text in rows[column]).values())
     if commonest * batch_size <= len(rows):
         return BatchSamplers.NO_DUPLICATES
     logger.info("One text stands in %d of %d rows: batches may hold a text twice.", commonest, len(rows))
