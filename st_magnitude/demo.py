@@ -86,7 +86,7 @@ class Encoded:
 
 
 def encode(model: SentenceTransformer, data: RetrievalData, batch_size: int = 64) -> Encoded:
-    """Raw embeddings of queries and corpus; a trailing Normalize or ExponentNorm is stripped from the model, in place."""
+    """Raw embeddings of queries and corpus; strips a trailing Normalize or ExponentNorm from the model, in place."""
     strip_normalize(model)
     options: dict[str, Any] = {"batch_size": batch_size, "convert_to_tensor": True, "show_progress_bar": True}
     queries = model.encode_query(list(data.queries.values()), **options)
