@@ -11,6 +11,12 @@ from st_magnitude.losses import (
     LearnableNormLoss,
     MagnitudeRankingLoss,
     QNormRankingLoss,
+    TempAggLoss,
+    TempAggMRLLoss,
+    TempSpecMRLLoss,
+    temp_agg,
+    temp_agg_mrl,
+    temp_spec_mrl,
 )
 from st_magnitude.similarity import COSINE, DNORM, DOT, QNORM, Similarity
 from st_magnitude.surgery import add_normalize, export, load, prepare, rescale_output, strip_normalize
@@ -31,6 +37,9 @@ __all__ = [
     "MagnitudeRankingLoss",
     "QNormRankingLoss",
     "Similarity",
+    "TempAggLoss",
+    "TempAggMRLLoss",
+    "TempSpecMRLLoss",
     "Term",
     "add_normalize",
     "calibrate_exponent",
@@ -41,4 +50,7 @@ __all__ = [
     "prepare",
     "rescale_output",
     "strip_normalize",
+    "temp_agg",
+    "temp_agg_mrl",
+    "temp_spec_mrl",
 ]

@@ -6,6 +6,7 @@ import json
 import logging
 import re
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from st_magnitude.losses import (
     LearnableNormLoss,
     MagnitudeRankingLoss,
     QNormRankingLoss,
+    temp_agg,
+    temp_agg_mrl,
 )
 from st_magnitude.surgery import export, prepare
 
@@ -58,6 +61,8 @@ def train(
     output: str | Path,
     loss: str = "qnorm",
     *,
+    dims: Sequence[int] | None = None,
+    temperatures: Sequence[float] | None = None,
     max_length: int | None = None,
     num_negatives: int | None = None,
     epochs: float = 1.0,
@@ -80,6 +85,8 @@ def train(
         data: Judged negatives, where there are any, become hard negatives.
         output: Folder for the model. Checkpoints of the run lie in ``output/checkpoints`` until it has ended.
         loss: A key of ``LOSSES``.
+        dims: Prefixes to train beside or instead of the full dimension; default: the full dimension only.
+        temperatures: To sum over, at every prefix (`temp_agg_mrl`); default: 0.05.
         max_length: Tokens of a text that the model reads, saved with it; default: as the model has it.
         num_negatives: Hard negatives a row; default: 1 if the data has judged negatives, else 0.
         epochs: Passes over the (query, relevant document) pairs.
@@ -98,7 +105,8 @@ def train(
         The trainer, with the model in ``trainer.model`` and the log in ``trainer.state.log_history``.
 
     Raises:
-        ValueError: If the loss is unknown, or the data has fewer pairs than a batch.
+        ValueError: If the loss is unknown, the data has fewer than two pairs, or dims or temperatures do not suit the
+            loss (see `temp_agg_mrl`).
         FileExistsError: If output holds a finished model, or an unfinished run and resume is False.
     """
     if loss not in LOSSES:
@@ -115,7 +123,12 @@ def train(
     if max_length is not None:
         model.max_seq_length = max_length
     prepare(model, "dot" if loss == "learnable" else loss)
-    objective = LOSSES[loss](model, mini_batch_size=mini_batch_size, **(loss_options or {}))
+    options: dict[str, Any] = {"mini_batch_size": mini_batch_size, **(loss_options or {})}
+    if dims is not None:
+        options["terms"] = temp_agg_mrl(dims, (0.05,) if temperatures is None else temperatures)
+    elif temperatures is not None:
+        options["terms"] = temp_agg(temperatures)
+    objective = LOSSES[loss](model, **options)
     arguments = SentenceTransformerTrainingArguments(
         output_dir=str(output / "checkpoints"),
         num_train_epochs=epochs,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 
@@ -162,6 +163,44 @@ def test_uniformity_extremes():
         geometry.uniformity([[1.0, 0.0]])
 
 
+@pytest.mark.parametrize("temperature", [0.02, 0.1, 2.0])
+@pytest.mark.parametrize("n", [2, 60, 1100])  # within one tile and across two
+def test_infonce_alignment_and_uniformity(rng, n, temperature):
+    """By the formula, and against uniformity and alignment of Wang and Isola, from which they are named apart."""
+    q, d = (torch.from_numpy(unit(anisotropic(rng, n=n))) for _ in range(2))
+    apart = (d @ d.T / temperature).fill_diagonal_(-torch.inf)
+    expected = (apart.logsumexp(dim=1) - math.log(n - 1)).mean().item()
+    assert geometry.infonce_uniformity(3 * d, temperature) == pytest.approx(expected, rel=1e-10)
+    expected = -torch.cosine_similarity(q, d).mean().item() / temperature
+    assert geometry.infonce_alignment(2 * q, d, temperature) == pytest.approx(expected, rel=1e-10)
+    assert expected == pytest.approx((geometry.alignment(q, d) / 2 - 1) / temperature)  # |u - v|^2 = 2 - 2 cos
+
+
+def test_infonce_is_alignment_plus_uniformity(rng):
+    """Eq. 4: InfoNCE - log M tends to their sum as the number M of negatives grows; all rows alike queries and data."""
+    gaps = []
+    for n in (50, 5000):
+        x = unit(anisotropic(rng, n=n))
+        positives = torch.from_numpy(unit(x + 0.3 * rng.normal(size=x.shape)))
+        x = torch.from_numpy(x)
+        logits = (x @ x.T / 0.5).fill_diagonal_(0)
+        logits.diagonal().copy_((x * positives).sum(dim=1) / 0.5)
+        loss = torch.nn.functional.cross_entropy(logits, torch.arange(n)).item() - math.log(n - 1)
+        limit = geometry.infonce_alignment(x, positives, 0.5) + geometry.infonce_uniformity(x, 0.5)
+        gaps.append(abs(loss - limit))
+    assert gaps[1] < 0.05 * gaps[0] < 0.05
+
+
+def test_infonce_parts_check_their_arguments(rng):
+    x = anisotropic(rng)
+    for measure in (lambda tau: geometry.infonce_uniformity(x, tau), lambda tau: geometry.infonce_alignment(x, x, tau)):
+        for temperature in (0.0, -1.0, math.nan):
+            with pytest.raises(ValueError, match=f"got {temperature}"):
+                measure(temperature)
+    with pytest.raises(ValueError, match=r"\(60, 12\) and \(59, 12\)"):
+        geometry.infonce_alignment(x, x[:-1], 0.1)
+
+
 # ---- spectrum
 
 
@@ -203,6 +242,7 @@ def test_isoscore_ceiling_is_what_a_gaussian_sample_reaches(rng, n, dim):
     assert reached == pytest.approx(geometry.isoscore_ceiling(n, dim), rel=0.02)
 
 
+@pytest.mark.filterwarnings("ignore:.*intrinsic dimension")
 @pytest.mark.parametrize("shape", [(80, 12), (10, 40)])
 @pytest.mark.parametrize("variance", [0.5, 0.9, 0.95, 0.999])
 def test_intrinsic_dimension_is_that_of_sklearn(rng, shape, variance):
@@ -215,12 +255,34 @@ def test_intrinsic_dimension_is_that_of_sklearn(rng, shape, variance):
 def test_intrinsic_dimension_depends_on_the_sample_size_as_published():
     x = np.random.default_rng(0).normal(size=(5000, 1024))
     assert geometry.intrinsic_dimension(x) == 896  # the temperature paper's "random vectors"
-    assert geometry.intrinsic_dimension(x[:2000]) == 792
+    with pytest.warns(UserWarning, match="2000 embeddings are few .* at least 4096"):
+        assert geometry.intrinsic_dimension(x[:2000]) == 792
 
 
+@pytest.mark.filterwarnings("ignore:.*intrinsic dimension")
+def test_intrinsic_dimension_of_a_sample(rng):
+    """n different rows of an identity matrix span n - 1 dimensions around their mean: the answer counts them."""
+    x = np.eye(40)
+    everything = {"variance": 1 - 1e-9}
+    assert geometry.intrinsic_dimension(x, num_samples=10, **everything) == 9
+    assert geometry.intrinsic_dimension(x, num_samples=40, **everything) == 39
+    assert geometry.intrinsic_dimension(x, num_samples=None, **everything) == 39
+    assert inspect.signature(geometry.intrinsic_dimension).parameters["num_samples"].default == 5000
+    with pytest.raises(ValueError, match=r"num_samples .* got 1"):
+        geometry.intrinsic_dimension(x, num_samples=1)
+
+    sorted_by_topic = rng.normal(size=(800, 12))
+    sorted_by_topic[:400, 2:] = 0
+    assert geometry.intrinsic_dimension(sorted_by_topic[:100]) == 2
+    sampled = [geometry.intrinsic_dimension(sorted_by_topic, num_samples=100, seed=seed) for seed in (0, 0, 1, 2, 3)]
+    assert min(sampled) > 2  # rows are drawn, not taken from the head
+    assert sampled[0] == sampled[1]
+
+
+@pytest.mark.filterwarnings("error")
 def test_intrinsic_dimension_extremes(rng):
     assert geometry.intrinsic_dimension(np.outer(rng.normal(size=20), [1.0, 2.0, 3.0])) == 1
-    assert geometry.intrinsic_dimension(np.full((7, 3), 0.1)) == 0
+    assert geometry.intrinsic_dimension(np.full((12, 3), 0.1)) == 0
     for share in (0.0, 1.0, 95):
         with pytest.raises(ValueError, match=f"got {share}"):
             geometry.intrinsic_dimension(rng.normal(size=(5, 3)), variance=share)

@@ -6,6 +6,14 @@ from st_magnitude.losses.ranking import (
     MagnitudeRankingLoss,
     QNormRankingLoss,
 )
+from st_magnitude.losses.temperature import (
+    TempAggLoss,
+    TempAggMRLLoss,
+    TempSpecMRLLoss,
+    temp_agg,
+    temp_agg_mrl,
+    temp_spec_mrl,
+)
 
 __all__ = [
     "CosineRankingLoss",
@@ -14,4 +22,10 @@ __all__ = [
     "LearnableNormLoss",
     "MagnitudeRankingLoss",
     "QNormRankingLoss",
+    "TempAggLoss",
+    "TempAggMRLLoss",
+    "TempSpecMRLLoss",
+    "temp_agg",
+    "temp_agg_mrl",
+    "temp_spec_mrl",
 ]

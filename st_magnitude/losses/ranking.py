@@ -8,6 +8,7 @@ import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import torch
@@ -66,7 +67,8 @@ class MagnitudeRankingLoss(CachedLossMixin, nn.Module):
         scale: What a temperature of 0.05 means: such a term has the logits ``scale · s``, others in proportion.
             20 takes temperatures as they are. ``"auto"`` divides 20 by the mean norms that the similarity leaves in,
             20 / (mean|q|^(1 - gamma_query) · mean|d|^(1 - gamma_document)), of the first batch on all ranks; the
-            number is then fixed, stays in ``loss.scale``, goes to the Trainer's log and is found there on resume.
+            number is then fixed, stays in ``loss.scale``, goes to the Trainer's log and is found there on resume. It
+            is one number for all terms, from the norms of the longest prefix.
         regularizers: Functions of the embeddings (n, D) of all columns that return a scalar, or pairs of one and its
             weight. With any, the loss is a dict of named terms, which the Trainer sums and logs.
         mini_batch_size: Turns on gradient caching (GradCache, arXiv 2101.06983): the model holds activations for so
@@ -77,6 +79,8 @@ class MagnitudeRankingLoss(CachedLossMixin, nn.Module):
             :func:`~st_magnitude.infonce`.
         direction: ``"query_to_document"``, ``"document_to_query"`` (columns of negatives are then left out) or
             ``"both"``.
+        n_terms_per_step: Compute only so many of the terms in a training step, drawn anew each time (from PyTorch's
+            global generator) and weighted up, so that the expected gradient is that of all. For very many terms.
         show_progress_bar: Show one for the mini-batches of a cached step.
 
     Raises:
@@ -110,6 +114,7 @@ class MagnitudeRankingLoss(CachedLossMixin, nn.Module):
         gather_across_devices: bool = False,
         hardness: float = 0.0,
         direction: Direction = "query_to_document",
+        n_terms_per_step: int | None = None,
         show_progress_bar: bool = False,
     ) -> None:
         super().__init__()
@@ -128,9 +133,12 @@ class MagnitudeRankingLoss(CachedLossMixin, nn.Module):
             raise ValueError(f"hardness must not be negative, got {hardness}.")
         if not terms:
             raise ValueError("terms is empty: give at least one Term, e.g. terms=[Term(temperature=0.05)].")
+        if n_terms_per_step is not None and not 1 <= n_terms_per_step <= len(terms):
+            raise ValueError(f"n_terms_per_step is between 1 and the {len(terms)} terms, got {n_terms_per_step}.")
         self.model = model
         self._similarity = Similarity.named(similarity)
         self.terms = tuple(terms)
+        self.n_terms_per_step = n_terms_per_step
         self.scale = scale
         self.direction = direction
         self.hardness = hardness
@@ -160,10 +168,21 @@ class MagnitudeRankingLoss(CachedLossMixin, nn.Module):
                 f"mini_batch_size={self.mini_batch_size} caches gradients, which a model that looks its embeddings up "
                 "in a StaticEmbedding table cannot (and need not) do. Leave mini_batch_size out."
             )
-        largest = max((t.dim or 0) for t in self.terms)
+        dims = {t.dim for t in self.terms if t.dim is not None}
         width = self.model.get_embedding_dimension() if hasattr(self.model, "get_embedding_dimension") else None
-        if width is not None and largest > width:
-            raise ValueError(f"A term compares {largest} dimensions, but the embeddings of this model have {width}.")
+        if width is not None and (too_long := sorted(dim for dim in dims if dim > width)):
+            raise ValueError(
+                f"Terms compare {too_long} dimensions, but the embeddings of this model have {width}. "
+                f"Choose dims in 1..{width}."
+            )
+        if width is not None and width not in dims and all(t.dim is not None for t in self.terms):
+            logger.warning(
+                "No term of %s compares all %d dimensions: those beyond %d are not trained. Add a term for dim=%d.",
+                name,
+                width,
+                max(dims),
+                width,
+            )
         if isinstance(self.model, SentenceTransformer):
             set_similarity_function(self.model, self.similarity)
             if 0 < self.similarity.exponents[1] < 1 and self._exponent_norm is None:
@@ -251,11 +270,18 @@ class MagnitudeRankingLoss(CachedLossMixin, nn.Module):
     def _terms(self, embeddings: list[Tensor], similarity: Similarity) -> dict[str, Tensor]:
         queries, documents = embeddings[0], embeddings[1:]  # (B, D) each
         stretch = SCALE / self._calibrated_scale(queries, documents, similarity)
-        terms = [Term(t.dim, t.temperature * stretch, t.weight) for t in self.terms]
+        terms = [Term(t.dim, t.temperature * stretch, t.weight) for t in self._drawn_terms()]
         losses = {"infonce": self._ranking(queries, documents, terms, similarity)}
         for name, (regularizer, weight) in self._penalties.items():
             losses[name] = weight * regularizer(torch.cat(embeddings))
         return losses
+
+    def _drawn_terms(self) -> Sequence[Term]:
+        if self.n_terms_per_step is None or not torch.is_grad_enabled():  # an evaluation takes all
+            return self.terms
+        drawn = torch.randperm(len(self.terms))[: self.n_terms_per_step].tolist()
+        factor = len(self.terms) / self.n_terms_per_step
+        return [replace(self.terms[i], weight=factor * self.terms[i].weight) for i in drawn]
 
     def _ranking(self, queries: Tensor, documents: list[Tensor], terms: list[Term], similarity: Similarity) -> Tensor:
         offset, own_queries, own_positives = 0, queries, documents[0]
@@ -316,6 +342,8 @@ class MagnitudeRankingLoss(CachedLossMixin, nn.Module):
                 self.scale = logged[-1]
                 logger.info("scale=%.4g, as before the resume.", self.scale)
             else:
+                longest = max(t.dim or queries.shape[1] for t in self.terms)
+                queries, documents = queries[:, :longest], [d[:, :longest] for d in documents]
                 self.scale = SCALE / _mean_remaining_norm(queries, documents, similarity)
                 logger.info("scale='auto' is %.4g for %s.", self.scale, similarity)
                 if trainer is not None:
@@ -336,6 +364,7 @@ class MagnitudeRankingLoss(CachedLossMixin, nn.Module):
             "gather_across_devices": self.gather_across_devices,
             "hardness": self.hardness,
             "direction": self.direction,
+            "n_terms_per_step": self.n_terms_per_step,
         }
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -17,7 +18,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 import st_magnitude as stm
 
-LOSSES = {"qnorm": stm.QNormRankingLoss, "learnable": stm.LearnableNormLoss}
+LOSSES = {
+    "qnorm": stm.QNormRankingLoss,
+    "learnable": stm.LearnableNormLoss,
+    "temp_agg_mrl": partial(stm.TempAggMRLLoss, similarity="qnorm"),
+}
 DIRECTIONS = ["query_to_document", "document_to_query", "both"]
 # (loss, mini_batch_size, direction, find_unused_parameters: the Trainer's default is True)
 CASES = list(itertools.product(LOSSES, [None, 3], DIRECTIONS, [False, True]))

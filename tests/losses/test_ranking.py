@@ -402,7 +402,9 @@ def test_one_column(model):
         ({"hardness": -0.1}, "hardness must not"),
         ({"direction": "sideways"}, "sideways"),
         ({"terms": ()}, "terms is empty"),
-        ({"terms": [Term(33)]}, "33 dimensions, but the embeddings of this model have 32"),
+        ({"terms": [Term(33)]}, r"\[33\] dimensions, but the embeddings of this model have 32"),
+        ({"n_terms_per_step": 2}, "between 1 and the 1 terms, got 2"),
+        ({"n_terms_per_step": 0}, "between 1 and the 1 terms, got 0"),
         ({"similarity": "euclidean"}, "euclidean"),
     ],
 )

@@ -1,6 +1,7 @@
 """Every loss in fit and in the Trainer: what is learned, logged, saved, resumed, and shared between processes."""
 
 import copy
+import itertools
 import json
 import logging
 import os
@@ -90,12 +91,12 @@ def fit(model, loss, output, num_negatives=0, epochs=4, learning_rate=1e-3):
     )
 
 
-def measure(model, num_negatives, exponents, scale):
+def measure(model, num_negatives, exponents, scale, dim=None):
     """The loss by its definition, over all rows at once."""
     texts = [list(column) for column in zip(*(row[: 2 + num_negatives] for row in ROWS), strict=True)]
     with torch.no_grad():
         embeddings = raw_embeddings(model.eval(), [model.preprocess(column) for column in texts])
-        return formula(embeddings, exponents, scale).item()
+        return formula(embeddings, exponents, scale, dim=dim).item()
 
 
 def scores(model):
@@ -228,6 +229,33 @@ def test_own_learning_rate(model, tmp_path):
 
 def test_default_learning_rate_of_gamma():
     assert list(stm.LearnableNormLoss.learning_rate_mapping().values()) == [1e-2]
+
+
+@pytest.mark.parametrize("loss_class", [stm.TempAggLoss, stm.TempAggMRLLoss, stm.TempSpecMRLLoss])
+@pytest.mark.parametrize("way", [fit, train])
+@BATCHING
+def test_temperature_losses_fall_at_every_prefix(model, tmp_path, loss_class, way, mini_batch_size):
+    """Under QNorm, with hard negatives; a model trained for prefixes is better at them."""
+    before = copy.deepcopy(model)
+    loss = loss_class(model, similarity="qnorm", mini_batch_size=mini_batch_size)
+    way(model, loss, tmp_path, num_negatives=1)
+    for dim in [32] if loss_class is stm.TempAggLoss else [8, 16, 32]:
+        after, earlier = (measure(m, 1, (1.0, 0.0), loss.scale, dim) for m in (model, before))
+        assert after < 0.9 * earlier
+    assert model.similarity_fn_name == "dot"
+
+
+def test_resume_draws_the_same_terms(folder, tmp_path):
+    """n_terms_per_step draws from the generator that a checkpoint keeps."""
+    options = {"max_steps": 6, "save_strategy": "steps", "save_steps": 3, "learning_rate": 0.01}
+    options |= {"lr_scheduler_type": "linear", "per_device_train_batch_size": 4}
+    models = [load_transformer(folder) for _ in range(2)]
+    losses = [stm.TempAggMRLLoss(model, n_terms_per_step=1) for model in models]
+    train(models[0], losses[0], tmp_path / "straight", **options)
+    torch.manual_seed(99)
+    train(models[1], losses[1], tmp_path / "again", resume=str(tmp_path / "straight" / "checkpoint-3"), **options)
+    for name, value in models[0].state_dict().items():
+        torch.testing.assert_close(models[1].state_dict()[name], value, rtol=0, atol=1e-6)
 
 
 # --- adapters ---------------------------------------------------------------------------------------------------------
@@ -492,7 +520,12 @@ def test_two_ranks_are_one_process_on_the_joined_batch(model, two_ranks, case):
 
     ranks = [results[case] for results in two_ranks]
     assert ranks[0]["scale"] == ranks[1]["scale"] == pytest.approx(scale, rel=1e-6)
-    expected = formula(embeddings, exponents, ranks[0]["scale"], direction)
+    scale = ranks[0]["scale"]
+    if name == "temp_agg_mrl":
+        parts = itertools.product((8, 16, 32), (0.03, 0.06, 0.1))
+        expected = sum(formula(embeddings, exponents, scale * 0.05 / tau, direction, dim) for dim, tau in parts)
+    else:
+        expected = formula(embeddings, exponents, scale, direction)
     expected.backward()
     assert ranks[0]["loss"] != ranks[1]["loss"]
     assert (ranks[0]["loss"] + ranks[1]["loss"]) / 2 == pytest.approx(expected.item(), rel=1e-10)

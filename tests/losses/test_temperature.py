@@ -1,0 +1,332 @@
+"""Temperature losses against the naive sum of InfoNCE terms, against autograd, and against sentence-transformers."""
+
+import itertools
+import logging
+from collections import Counter
+
+import pytest
+import torch
+from _tiny import ROWS, formula, load_transformer, raw_embeddings
+from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss, MultipleNegativesRankingLoss
+from sentence_transformers.util import dot_score
+
+import st_magnitude as stm
+from st_magnitude import Similarity, Term
+from st_magnitude.modules import ExponentNorm
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SPEC = {8: 0.03, 16: 0.06, 32: 0.1}
+SIMILARITIES = ["cosine", "dot", "qnorm", "dnorm", Similarity(0.7, 0.4)]
+# Loss -> the sum of its paper's equation, written out: (weight, dim, temperature)
+SUMS = {
+    stm.TempAggLoss: [(1, 32, 0.03), (1, 32, 0.06), (1, 32, 0.1)],
+    stm.TempAggMRLLoss: [(1, dim, tau) for dim in (8, 16, 32) for tau in (0.03, 0.06, 0.1)],
+    stm.TempSpecMRLLoss: [(1, 8, 0.03), (1, 16, 0.06), (1, 32, 0.1)],
+}
+LOSSES = list(SUMS)
+
+
+@pytest.fixture
+def model(folder):
+    """In float64, 32 dimensions."""
+    return load_transformer(folder).double()
+
+
+def features(model, num_negatives=0, num_rows=8):
+    rows = [row[: 2 + num_negatives] for row in ROWS[:num_rows]]
+    return [model.preprocess(list(column)) for column in zip(*rows, strict=True)]
+
+
+def naive(embeddings, exponents, terms, scale=20.0, direction="query_to_document"):
+    """sum_t w_t cross_entropy(similarity of the prefix / tau_t); 20 takes temperatures as they are."""
+    return sum(
+        weight * formula(embeddings, exponents, scale / 20 / tau, direction, dim=dim) for weight, dim, tau in terms
+    )
+
+
+def gradients(model):
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def assert_equal(model, columns, loss, exponents, terms, scale, extra=lambda embeddings: 0.0):
+    """Value and gradients of all parameters, to 1e-9."""
+    model.zero_grad()
+    value = loss(columns)
+    value = sum(value.values()) if isinstance(value, dict) else value
+    value.backward()
+    found = gradients(model)
+    model.zero_grad()
+    embeddings = raw_embeddings(model, columns)
+    expected = naive(embeddings, exponents(), terms, scale, loss.direction) + extra(torch.cat(embeddings))
+    expected.backward()
+    assert value.item() == pytest.approx(expected.item(), rel=1e-9)
+    wanted = gradients(model)
+    assert found.keys() == wanted.keys()
+    for name, gradient in wanted.items():
+        size = gradient.abs().max()
+        assert size > 0 or "k_lin.bias" in name
+        torch.testing.assert_close(found[name], gradient, rtol=1e-9, atol=max(1e-9 * size.item(), 1e-12))
+
+
+# --- the three equations ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loss_class", LOSSES)
+@pytest.mark.parametrize("similarity", SIMILARITIES, ids=str)
+@pytest.mark.parametrize("num_negatives", [0, 2])
+@pytest.mark.parametrize("mini_batch_size", [None, 3])
+def test_equals_the_naive_sum(model, loss_class, similarity, num_negatives, mini_batch_size):
+    """With the defaults of the paper: temperatures .03 .06 .1, a quarter, half and all of the dimensions, weights 1."""
+    loss = loss_class(model, similarity=similarity, scale=3.0, mini_batch_size=mini_batch_size)
+    exponents = Similarity.named(similarity).exponents
+    assert_equal(model, features(model, num_negatives), loss, lambda: exponents, SUMS[loss_class], 3.0)
+
+
+@pytest.mark.parametrize("loss_class", LOSSES)
+@pytest.mark.parametrize("direction", ["document_to_query", "both"])
+def test_directions(model, loss_class, direction):
+    loss = loss_class(model, similarity="qnorm", scale=3.0, direction=direction)
+    assert_equal(model, features(model, 2), loss, lambda: (1.0, 0.0), SUMS[loss_class], 3.0)
+
+
+@pytest.mark.parametrize("loss_class", LOSSES)
+@pytest.mark.parametrize("mini_batch_size", [None, 3])
+def test_learned_exponents(model, loss_class, mini_batch_size):
+    terms = {
+        stm.TempAggLoss: stm.temp_agg(),
+        stm.TempAggMRLLoss: stm.temp_agg_mrl([8, 16, 32]),
+        stm.TempSpecMRLLoss: stm.temp_spec_mrl(SPEC),
+    }[loss_class]
+    loss = stm.LearnableNormLoss(model, 0.3, 0.6, terms=terms, scale=3.0, mini_batch_size=mini_batch_size).double()
+    norm = model[-1]
+    assert isinstance(norm, ExponentNorm)
+    exponents = lambda: (norm.query_bias.sigmoid(), norm.document_bias.sigmoid())  # noqa: E731
+    assert_equal(model, features(model, 1), loss, exponents, SUMS[loss_class], 3.0)
+
+
+@pytest.mark.parametrize("loss_class", LOSSES)
+def test_fixed_exponents_of_the_model(model, loss_class):
+    """The loss sees raw embeddings behind ExponentNorm, so that nothing is divided twice."""
+    stm.prepare(model, Similarity(1.0, 0.5))
+    loss = loss_class(model, similarity=Similarity(1.0, 0.5), scale=3.0)
+    assert_equal(model, features(model), loss, lambda: (1.0, 0.5), SUMS[loss_class], 3.0)
+
+
+def test_weights(model):
+    columns = features(model)
+    agg = stm.TempAggLoss(model, (0.1, 0.2), "dot", weights=(0.5, 2.0), scale=3.0)
+    assert_equal(model, columns, agg, lambda: (0.0, 0.0), [(0.5, 32, 0.1), (2, 32, 0.2)], 3.0)
+    dims = {"dims": (32, 12), "dim_weights": (0.25, 4.0), "temperature_weights": (0.5, 2.0)}  # in the order given
+    mrl = stm.TempAggMRLLoss(model, temperatures=(0.1, 0.2), similarity="dot", scale=3.0, **dims)
+    terms = [(2, 12, 0.1), (8, 12, 0.2), (0.125, 32, 0.1), (0.5, 32, 0.2)]
+    assert [(t.weight, t.dim, t.temperature) for t in mrl.terms] == terms
+    assert_equal(model, columns, mrl, lambda: (0.0, 0.0), terms, 3.0)
+    spec = stm.TempSpecMRLLoss(model, {32: 0.1, 9: 0.3}, "dot", dim_weights={9: 3.0, 32: 0.5}, scale=3.0)
+    assert_equal(model, columns, spec, lambda: (0.0, 0.0), [(3, 9, 0.3), (0.5, 32, 0.1)], 3.0)
+
+
+def test_hardness_and_regularizers(model):
+    columns = features(model, num_negatives=2)
+    mean_norm = lambda x: (x.norm(dim=1) - 2).square().mean()  # noqa: E731
+    loss = stm.TempAggMRLLoss(model, similarity="qnorm", scale=3.0, regularizers=[(mean_norm, 0.3)], mini_batch_size=3)
+    terms = SUMS[stm.TempAggMRLLoss]
+    assert_equal(model, columns, loss, lambda: (1.0, 0.0), terms, 3.0, extra=lambda x: 0.3 * mean_norm(x))
+    theirs = [
+        MultipleNegativesRankingLoss(model, 1 / tau, hardness_mode="all_negatives", hardness_strength=9.0)
+        for tau in (0.03, 0.06, 0.1)
+    ]
+    expected = sum(loss(columns, None) for loss in theirs)
+    torch.testing.assert_close(stm.TempAggLoss(model, hardness=9.0)(columns), expected)
+
+
+def test_the_reversed_map_is_another_loss(model):
+    columns = features(model, num_negatives=2)
+    right, wrong = (
+        stm.TempSpecMRLLoss(model, dict(zip(SPEC, taus, strict=True)))(columns)
+        for taus in (SPEC.values(), reversed(SPEC.values()))
+    )
+    assert abs(right - wrong) > 0.05 * right
+    assert [(t.dim, t.temperature) for t in stm.TempSpecMRLLoss(model).terms] == list(SPEC.items())  # low at the small
+
+
+# --- sentence-transformers --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_negatives", [0, 2])
+def test_cosine_mrl_is_matryoshka_loss(model, num_negatives):
+    columns = features(model, num_negatives)
+    weights = [1.0, 0.5, 0.25]
+    theirs = MatryoshkaLoss(model, MultipleNegativesRankingLoss(model, scale=20.0), [32, 16, 8], weights)
+    expected = theirs(columns, None)
+    expected.backward()
+    wanted = gradients(model)
+    model.zero_grad()
+    ours = stm.TempAggMRLLoss(model, [32, 16, 8], temperatures=[0.05], dim_weights=weights)(columns)
+    torch.testing.assert_close(ours, expected, rtol=1e-10, atol=0)
+    ours.backward()
+    torch.testing.assert_close(gradients(model), wanted, rtol=1e-8, atol=1e-13)
+
+
+def test_matryoshka_loss_would_have_lost_the_norms():
+    """One document three times as long: ours sees it at every prefix, theirs at none."""
+
+    class Given(torch.nn.Module):
+        def __init__(self, embeddings):
+            super().__init__()
+            self.embeddings = embeddings
+
+        def forward(self, features):
+            return {"sentence_embedding": self.embeddings[features["column"]]}
+
+        def get_embedding_dimension(self):
+            return 32
+
+    queries, documents = torch.randn(2, 6, 32, dtype=torch.float64)
+    longer = documents.clone()
+    longer[2] *= 3
+    columns = [{"column": 0}, {"column": 1}]
+    values = {"theirs": [], "dot": [], "qnorm": []}
+    for embeddings in ([queries, documents], [queries, longer]):
+        stub = Given(embeddings)
+        matryoshka = MatryoshkaLoss(
+            stub, MultipleNegativesRankingLoss(stub, scale=1.0, similarity_fct=dot_score), [8, 32]
+        )
+        values["theirs"].append(matryoshka(columns, None).item())
+        for name in ("dot", "qnorm"):
+            loss = stm.TempAggMRLLoss(stub, [8, 32], [0.05], name, scale=1.0)
+            value = loss.compute_loss_from_embeddings(embeddings).item()
+            exponents = Similarity.named(name).exponents
+            assert value == pytest.approx(naive(embeddings, exponents, [(1, 8, 0.05), (1, 32, 0.05)], 1.0).item())
+            values[name].append(value)
+    assert values["theirs"][0] == pytest.approx(values["theirs"][1], rel=1e-12)
+    for name in ("dot", "qnorm"):
+        assert abs(values[name][0] - values[name][1]) > 0.1
+
+
+@pytest.mark.parametrize("loss_class", LOSSES)
+def test_refuses_what_loses_magnitude(model, loss_class):
+    columns = features(model)
+    with pytest.raises(ValueError, match=r"terms=\[Term\(dim=128\)"):
+        MatryoshkaLoss(model, loss_class(model, similarity="qnorm"), [32, 16])(columns, None)
+    stm.add_normalize(model)
+    loss_class(model)  # cosine may
+    with pytest.raises(ValueError, match=r"stm\.prepare\(model, 'qnorm'\)"):
+        loss_class(model, similarity="qnorm")
+
+
+# --- scale ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loss_class", LOSSES)
+def test_scale(model, loss_class):
+    """Cosine takes temperatures as they are; lengths stretch all of them by one factor."""
+    columns = features(model, num_negatives=1)
+    embeddings = raw_embeddings(model, columns)
+    cosine, qnorm = loss_class(model), loss_class(model, similarity="qnorm")
+    assert cosine(columns).item() == pytest.approx(naive(embeddings, (1, 1), SUMS[loss_class]).item(), rel=1e-9)
+    assert cosine.scale == 20.0
+    value = qnorm(columns)
+    assert qnorm.scale == pytest.approx(20 / torch.cat(embeddings[1:]).norm(dim=1).mean().item(), rel=1e-6)
+    expected = naive(embeddings, (1, 0), SUMS[loss_class], qnorm.scale)
+    assert value.item() == pytest.approx(expected.item(), rel=1e-9)
+
+
+def test_scale_is_that_of_the_longest_prefix(model):
+    columns = features(model)
+    loss = stm.TempAggMRLLoss(model, [4, 12], similarity="dot")
+    loss(columns)
+    queries, documents = (x[:, :12].norm(dim=1).mean().item() for x in raw_embeddings(model, columns))
+    assert loss.scale == pytest.approx(20 / (queries * documents), rel=1e-6)
+
+
+# --- a sample of the terms --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mini_batch_size", [None, 3])
+def test_terms_of_a_step_are_an_unbiased_sample(model, mini_batch_size):
+    columns = features(model)
+    taus = (0.05, 0.1, 0.3, 1.0)
+    loss = stm.TempAggLoss(model, taus, n_terms_per_step=2, mini_batch_size=mini_batch_size)
+    full = stm.TempAggLoss(model, taus)
+    with torch.no_grad():
+        single = [stm.TempAggLoss(model, [tau])(columns).item() for tau in taus]
+        assert loss(columns).item() == pytest.approx(full(columns).item(), rel=1e-12)  # an evaluation takes all
+    pairs = {pair: 2 * (single[pair[0]] + single[pair[1]]) for pair in itertools.combinations(range(4), 2)}
+    assert sum(pairs.values()) / 6 == pytest.approx(sum(single))
+    seen = Counter()
+    for _ in range(150):
+        value = loss(columns).item()
+        seen.update(pair for pair, expected in pairs.items() if abs(value - expected) < 1e-9)
+    assert sum(seen.values()) == 150  # every value is that of one pair
+    assert set(seen) == set(pairs)
+    assert max(seen.values()) < 60  # 25 each on average
+
+    state = torch.get_rng_state()
+    values = [loss(columns).item() for _ in range(5)]
+    torch.set_rng_state(state)  # what the Trainer does on resume
+    assert [loss(columns).item() for _ in range(5)] == values
+
+
+def test_sampled_terms_keep_their_parameters(model):
+    terms = [Term(8, 0.1, 0.5), Term(None, 0.02, 3.0)]
+    loss = stm.MagnitudeRankingLoss(model, "qnorm", terms, scale=3.0, n_terms_per_step=1)
+    columns = features(model)
+    embeddings = raw_embeddings(model, columns)
+    expected = {round(2 * naive(embeddings, (1, 0), [term], 3.0).item(), 9) for term in [(0.5, 8, 0.1), (3, 32, 0.02)]}
+    assert {round(loss(columns).item(), 9) for _ in range(20)} == expected
+    assert loss.get_config_dict()["n_terms_per_step"] == 1
+
+
+# --- arguments --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda m: stm.TempAggLoss(m, ()), "temperatures is empty"),
+        (lambda m: stm.TempAggLoss(m, (0.1, 0.0)), "positive, got 0.0"),
+        (lambda m: stm.TempAggLoss(m, (0.1, -0.1)), "positive, got -0.1"),
+        (lambda m: stm.TempAggLoss(m, (0.1, 0.2), weights=[1.0]), "2 temperatures but 1 weights"),
+        (lambda m: stm.TempAggLoss(m, (0.1, 0.2), n_terms_per_step=3), "between 1 and the 2 terms, got 3"),
+        (lambda m: stm.TempAggMRLLoss(m, []), r"at least one of them; got \[\]"),
+        (lambda m: stm.TempAggMRLLoss(m, [0, 32]), r"from 1 up.* got \[0, 32\]"),
+        (lambda m: stm.TempAggMRLLoss(m, [16, 16, 32]), r"distinct.* got \[16, 16, 32\]"),
+        (lambda m: stm.TempAggMRLLoss(m, [0.5, 32]), r"whole numbers.* got \[0.5, 32\]"),
+        (lambda m: stm.TempAggMRLLoss(m, [16, 33, 64]), r"\[33, 64\] dimensions.* have 32.*1\.\.32"),
+        (lambda m: stm.TempAggMRLLoss(m, [16, 32], dim_weights=[1]), "2 dims but 1 weights"),
+        (lambda m: stm.TempAggMRLLoss(m, [16, 32], ()), "temperatures is empty"),
+        (lambda m: stm.TempSpecMRLLoss(m, {}), "at least one of them"),
+        (lambda m: stm.TempSpecMRLLoss(m, {16: 0.1, 64: 0.1}), r"\[64\] dimensions"),
+        (lambda m: stm.TempSpecMRLLoss(m, {16: 0.0, 32: 0.1}), "positive, got 0.0"),
+        (lambda m: stm.TempSpecMRLLoss(m, [0.1, 0.2]), "maps dims to temperatures"),
+        (lambda m: stm.TempSpecMRLLoss(m, SPEC, dim_weights={8: 1.0}), r"dims \[8\], temperatures has \[8, 16, 32\]"),
+    ],
+)
+def test_arguments_are_checked(model, build, message):
+    with pytest.raises(ValueError, match=message):
+        build(model)
+
+
+def test_warns_where_dimensions_are_not_trained(model, caplog):
+    with caplog.at_level(logging.WARNING):
+        stm.TempAggMRLLoss(model, [8, 32])
+        stm.TempAggLoss(model)
+        assert not caplog.records
+        stm.TempSpecMRLLoss(model, {8: 0.03, 16: 0.1})
+    assert [r.getMessage() for r in caplog.records] == [
+        "No term of TempSpecMRLLoss compares all 32 dimensions: those beyond 16 are not trained. Add a term for dim=32."
+    ]
+
+
+def test_dims_are_sorted(model):
+    assert [t.dim for t in stm.TempAggMRLLoss(model, [32, 8, 16], [0.1]).terms] == [8, 16, 32]
+    assert [t.dim for t in stm.TempSpecMRLLoss(model, {32: 0.1, 8: 0.03}).terms] == [8, 32]
+
+
+@pytest.mark.parametrize("loss_class", LOSSES)
+def test_config_and_citation(model, loss_class):
+    loss = loss_class(model)
+    terms = [(t["weight"], t["dim"] or 32, t["temperature"]) for t in loss.get_config_dict()["terms"]]
+    assert terms == SUMS[loss_class]
+    assert "Dinu" in loss.citation
