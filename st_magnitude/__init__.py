@@ -2,7 +2,7 @@
 
 from st_magnitude import geometry
 from st_magnitude.calibration import ExponentCurve, calibrate_exponent
-from st_magnitude.evaluation import MagnitudeEvaluator
+from st_magnitude.evaluation import CompressionEvaluator, MagnitudeEvaluator
 from st_magnitude.infonce import Term, infonce
 from st_magnitude.losses import (
     CosineRankingLoss,
@@ -28,6 +28,7 @@ __all__ = [
     "DNORM",
     "DOT",
     "QNORM",
+    "CompressionEvaluator",
     "CosineRankingLoss",
     "DNormRankingLoss",
     "DotRankingLoss",

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
-from st_magnitude.evaluation.metrics import are_unit, check_judgments, ndcg, rank, raw_embeddings
+from st_magnitude.evaluation.metrics import TILE, are_unit, check_judgments, encode_raw, ndcg, rank
 from st_magnitude.geometry import norms, paired_bootstrap
 from st_magnitude.similarity import Similarity, safe_norm
 
@@ -22,7 +22,6 @@ __all__ = ["ExponentCurve", "calibrate_exponent"]
 logger = logging.getLogger(__name__)
 
 FEW_QUERIES = 50
-TILE = 2**24  # scores held at a time
 
 
 @dataclass(frozen=True)
@@ -140,14 +139,14 @@ def calibrate_exponent(
             f"noise. Use at least {FEW_QUERIES}, better some hundreds."
         )
 
-    probe = norms(_raw_encode(model, documents_text[:batch_size], "document", batch_size, False))
+    probe = norms(encode_raw(model, documents_text[:batch_size], "document", batch_size, False))
     if are_unit(probe):
         raise ValueError(
             "The model normalises its embeddings: all norms are 1, and every exponent ranks alike. "
             'Strip the normalisation with stm.prepare(model, "dot"), then train or calibrate.'
         )
-    q = _raw_encode(model, [queries[query] for query in query_ids], "query", batch_size, show_progress_bar)
-    d = _raw_encode(model, documents_text, "document", batch_size, show_progress_bar)
+    q = encode_raw(model, [queries[query] for query in query_ids], "query", batch_size, show_progress_bar)
+    d = encode_raw(model, documents_text, "document", batch_size, show_progress_bar)
 
     position = {document: i for i, document in enumerate(document_ids)}
     columns = [[position[document] for document in relevant[query]] for query in query_ids]
@@ -160,16 +159,6 @@ def calibrate_exponent(
         for end in (-1, 0)
     ]
     return ExponentCurve(gammas, per_query, query_ids, float(gammas[best]), gain[0], gain[1], confidence)
-
-
-def _raw_encode(
-    model: SentenceTransformer, texts: list[str], role: str, batch_size: int, show_progress_bar: bool | None
-) -> Tensor:
-    """Embeddings before a closing ExponentNorm, at least float32: (n, D)."""
-    encode = model.encode_query if role == "query" else model.encode_document
-    with raw_embeddings(model):
-        embeddings = encode(texts, batch_size=batch_size, show_progress_bar=show_progress_bar, convert_to_tensor=True)
-    return embeddings if embeddings.dtype == torch.float64 else embeddings.float()
 
 
 def _sweep(q: Tensor, d: Tensor, columns: list[list[int]], gammas: NDArray[np.float64]) -> NDArray[np.bool_]:

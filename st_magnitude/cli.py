@@ -1,9 +1,10 @@
-"""The command line: ``st-magnitude demo`` and ``st-magnitude train``."""
+"""The command line: ``st-magnitude demo``, ``st-magnitude train`` and ``st-magnitude compress``."""
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn, TypeVar
 
 import typer
 
@@ -11,6 +12,9 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
     from st_magnitude.data import RetrievalData
+    from st_magnitude.evaluation import CompressionCell
+
+Number = TypeVar("Number", int, float)
 
 app = typer.Typer(
     name="st-magnitude",
@@ -52,6 +56,10 @@ def train(
     model: Annotated[str, typer.Option(help="Folder or hub id of the SentenceTransformer to start from.")],
     output: Annotated[Path, typer.Option(help="Folder for the trained model.")],
     loss: Annotated[str, typer.Option(help="cosine, dot, qnorm, dnorm or learnable.")] = "qnorm",
+    dims: Annotated[str | None, typer.Option(help="Prefixes to train, as in 96,192,384; default: the whole.")] = None,
+    temperatures: Annotated[
+        str | None, typer.Option(help="To sum over at every prefix, as in 0.03,0.06,0.1; default: 0.05.")
+    ] = None,
     split: Annotated[str, typer.Option(help="Split of the qrels to train on.")] = "train",
     dev_split: Annotated[
         str, typer.Option(help="Split for choosing the document exponent, where there is one.")
@@ -76,6 +84,7 @@ def train(
     from st_magnitude.train import train as run
 
     try:
+        prefixes, taus = _numbers("--dims", dims, int), _numbers("--temperatures", temperatures, float)
         splits = available_splits(data)
         loaded = load_beir(data, split)
         held_out = load_beir(data, dev_split) if dev_split in splits and dev_split != split else None
@@ -85,6 +94,8 @@ def train(
             loaded,
             output,
             loss,
+            dims=prefixes,
+            temperatures=taus,
             max_length=max_length,
             num_negatives=negatives,
             epochs=epochs,
@@ -101,6 +112,90 @@ def train(
     typer.echo(f"Saved to {output}.")
     if held_out is not None:
         _report(trainer.model, held_out, dev_split)
+
+
+@app.command()
+def compress(
+    model: Annotated[str, typer.Argument(help="Folder or hub id of the model.")],
+    data: Annotated[Path, typer.Option(help="Folder with corpus.jsonl, queries.jsonl and qrels/<split>.tsv (BEIR).")],
+    split: Annotated[str, typer.Option(help="Split of the qrels to measure on.")] = "test",
+    dims: Annotated[
+        str | None, typer.Option(help="Prefixes, as in 384,192,96; default: all dimensions, 1/2, 1/4 and 1/8.")
+    ] = None,
+    top_k: Annotated[int, typer.Option(min=1, help="Documents that the bits pass on to rescoring.")] = 100,
+    similarity: Annotated[
+        str | None, typer.Option(help="cosine, dot, qnorm or dnorm; default: the model's own.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Texts encoded at a time.")] = 32,
+    max_length: Annotated[int | None, typer.Option(min=1, help="Tokens of a text that the model reads.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder for compression.csv and compression.png; replaces both.")
+    ] = None,
+) -> None:
+    """Measure what a shorter prefix, int8 and binary embeddings keep of nDCG@10, and what they save.
+
+    Nothing is trained. Queries and corpus are encoded once. The picture needs the extra "plot".
+    """
+    from st_magnitude.data import load_beir
+    from st_magnitude.evaluation import CompressionEvaluator
+    from st_magnitude.evaluation.compression import table
+    from st_magnitude.surgery import load
+
+    try:
+        prefixes = _numbers("--dims", dims, int)
+        if output is not None and output.is_file():
+            raise ValueError(f"--output is a folder, but {output} is a file: choose another name.")
+        loaded = load_beir(data, split)
+        evaluator = CompressionEvaluator(
+            loaded.queries,
+            loaded.corpus,
+            loaded.relevant_docs,
+            dims=prefixes,
+            top_k=top_k,
+            similarity=similarity,
+            batch_size=batch_size,
+            show_progress_bar=True,
+        )
+        encoder = load(model)
+        if max_length is not None:
+            try:
+                encoder.max_seq_length = max_length
+            except AttributeError:
+                raise ValueError(f"{model} reads texts of any length: leave out --max-length.") from None
+        typer.echo(f"{split}: {loaded}")
+        evaluator(encoder)
+    except (ValueError, OSError, ImportError) as error:
+        _fail(error)
+    typer.echo(table(evaluator.cells))
+    if output is not None:
+        _save_compression(evaluator.cells, output, title=f"{Path(model).name}, {data.name} {split}")
+
+
+def _numbers(option: str, given: str | None, kind: type[Number]) -> list[Number] | None:
+    try:
+        return None if given is None else [kind(number) for number in given.split(",")]
+    except ValueError:
+        example = "384,192,96" if kind is int else "0.03,0.06,0.1"
+        kinds = "whole numbers" if kind is int else "numbers"
+        raise ValueError(f"{option} takes {kinds} with commas between, as in {example}; got {given!r}.") from None
+
+
+def _save_compression(cells: list[CompressionCell], output: Path, title: str) -> None:
+    from st_magnitude.report import plot_compression
+
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        with (output / "compression.csv").open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, fieldnames=list(cells[0].row), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(cell.row for cell in cells)
+        typer.echo(f"Saved {output / 'compression.csv'}.")
+        plot_compression(cells, output / "compression.png", title)
+        typer.echo(f"Saved {output / 'compression.png'}.")
+    except ImportError as error:
+        typer.secho(f"No compression.png: {error}", fg=typer.colors.YELLOW, err=True)
+    except OSError as error:
+        _fail(error)
 
 
 def _report(model: SentenceTransformer, held_out: RetrievalData, split: str) -> None:

@@ -1,5 +1,6 @@
 """Evaluators in the manner of sentence-transformers: they go where its own evaluators go."""
 
+from st_magnitude.evaluation.compression import CompressionCell, CompressionEvaluator
 from st_magnitude.evaluation.magnitude import MagnitudeEvaluator
 
-__all__ = ["MagnitudeEvaluator"]
+__all__ = ["CompressionCell", "CompressionEvaluator", "MagnitudeEvaluator"]

@@ -7,11 +7,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
-__all__ = ["are_unit", "check_judgments", "ndcg", "rank", "raw_embeddings"]
+__all__ = ["TILE", "are_unit", "check_judgments", "encode_raw", "ndcg", "rank", "raw_embeddings"]
+
+TILE = 2**24  # scores held at a time
 
 
 def check_judgments(
@@ -77,6 +80,46 @@ def raw_embeddings(model: SentenceTransformer) -> Iterator[None]:
         yield
     finally:
         handle.remove()
+
+
+def encode_raw(
+    model: SentenceTransformer,
+    texts: list[str],
+    role: str,
+    batch_size: int = 32,
+    show_progress_bar: bool | None = None,
+    prompt: str | None = None,
+    prompt_name: str | None = None,
+) -> Tensor:
+    """Embeddings before a closing ExponentNorm, at least float32: n texts -> (n, D).
+
+    Args:
+        model: The model.
+        texts: The texts.
+        role: ``"query"`` or ``"document"``: encoded by ``encode_query`` or ``encode_document``.
+        batch_size: Texts encoded at a time.
+        show_progress_bar: Whether to show one; None follows the log level.
+        prompt: Goes in front of every text, in place of the model's own for the role.
+        prompt_name: The same by its name in ``model.prompts``.
+
+    Example:
+        >>> from sentence_transformers.sentence_transformer.modules import BoW
+        >>> from st_magnitude.modules import ExponentNorm
+        >>> model = SentenceTransformer(modules=[BoW(["honey"]), ExponentNorm(1.0, 0.5)], device="cpu")
+        >>> encode_raw(model, ["honey honey honey honey"], "document")
+        tensor([[4.]])
+    """
+    encode = model.encode_query if role == "query" else model.encode_document
+    with raw_embeddings(model):
+        embeddings = encode(
+            texts,
+            prompt_name=prompt_name,
+            prompt=prompt,
+            batch_size=batch_size,
+            show_progress_bar=show_progress_bar,
+            convert_to_tensor=True,
+        )
+    return embeddings if embeddings.dtype == torch.float64 else embeddings.float()
 
 
 def are_unit(norms: NDArray[np.float64]) -> bool:

@@ -139,7 +139,8 @@ class MagnitudeRankingLoss(CachedLossMixin, nn.Module):
         self._similarity = Similarity.named(similarity)
         self.terms = tuple(terms)
         self.n_terms_per_step = n_terms_per_step
-        self.scale = scale
+        found = scale == "auto" and not self._similarity.keeps_magnitude  # unit vectors: there is nothing to measure
+        self.scale = SCALE if found else scale
         self.direction = direction
         self.hardness = hardness
         self.gather_across_devices = gather_across_devices

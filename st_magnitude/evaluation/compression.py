@@ -1,0 +1,404 @@
+"""CompressionEvaluator: one encoding, stored at several prefixes and precisions, and what each keeps of nDCG@10."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.evaluation import SentenceEvaluator
+from sentence_transformers.util.quantization import quantize_embeddings
+from torch import Tensor
+
+from st_magnitude.evaluation.magnitude import _append_csv, implied_similarity
+from st_magnitude.evaluation.metrics import TILE, check_judgments, encode_raw, ndcg, rank
+from st_magnitude.similarity import Similarity
+
+__all__ = ["CompressionCell", "CompressionEvaluator", "pareto", "table"]
+
+logger = logging.getLogger(__name__)
+
+PRECISIONS = ("float32", "int8", "binary")
+NORM_BYTES = 2  # float16
+_SUFFIX = {"none": "", "query": "_rescored", "norm": "_norm_rescored"}
+
+
+@dataclass(frozen=True)
+class CompressionCell:
+    """One way to store the corpus, and how well it is searched.
+
+    Attributes:
+        dim: Dimensions of the prefix.
+        precision: ``"float32"``, ``"int8"`` or ``"binary"``.
+        rescoring: ``"none"``; of binary also ``"query"`` and ``"norm"``.
+        bytes_per_document: 4, 1 or 1/8 a dimension, in whole bytes, and 2 more for a stored norm.
+        ndcg: Mean nDCG@10.
+        retention: nDCG over that of all dimensions in float32, 1 is without loss; nan where that is 0.
+    """
+
+    dim: int
+    precision: str
+    rescoring: str
+    bytes_per_document: int
+    ndcg: float
+    retention: float
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """The columns of the CSV files."""
+        return {
+            "dim": self.dim,
+            "precision": self.precision,
+            "rescoring": self.rescoring,
+            "bytes_per_document": self.bytes_per_document,
+            "ndcg@10": self.ndcg,
+            "retention": self.retention,
+        }
+
+
+class CompressionEvaluator(SentenceEvaluator):
+    """nDCG@10 of the same embeddings over a grid of prefix x precision x rescoring, and the bytes that each takes.
+
+    Queries and corpus are encoded once, with ``encode_query`` and ``encode_document``, and stay raw: before a closing
+    ExponentNorm. For a prefix of k dimensions they are cut first and divided by the similarity's power of the norm
+    after, so that a document is stored as d = x[:k] / |x[:k]|^gamma_document; q is a query likewise. Ranking is
+    exhaustive, by
+
+    - float32: q · d.
+    - int8: q · d', where d' is d from its codes, floor(255 (d - low) / (high - low)), with the lowest and highest value
+      of each dimension in this very corpus. The codes have another origin and unit in each dimension, so the inner
+      product of the codes is not that of the vectors. The codes round down; half a step more in every dimension would
+      add the same to all scores of a query, so it is left out.
+    - binary: the number of equal bits of q and d, where the bit of x > 0 is 1 and that of 0 is 0. Rescored: the best
+      ``top_k`` by that number are ranked again by q · (2b - 1), b the bits of d. Where the similarity keeps document
+      magnitude (gamma_document < 1), ``"norm"`` multiplies this by |x[:k]|^(1 - gamma_document), stored beside the
+      bits as a float16, relative to the largest of the corpus. Documents outside the best ``top_k`` are not found.
+
+    Equal scores rank by document id, the lower first, at every stage and at the cut to ``top_k``. Returned keys, each
+    behind ``"{name}_"`` where there is a name:
+
+    - ``full_ndcg@10``: all dimensions in float32, the primary metric. In the Trainer
+      ``metric_for_best_model="eval_{name}_full_ndcg@10"``;
+    - ``{precision}_{dim}_{ndcg@10,retention}``, of binary also ``binary_{dim}_rescored_...`` and
+      ``binary_{dim}_norm_rescored_...``.
+
+    Args:
+        queries: Query id -> text. Queries without a relevant document are left out.
+        corpus: Document id -> text.
+        relevant_docs: Query id -> ids of its relevant documents.
+        dims: Prefixes; by default all D dimensions of the model, a half, a quarter and an eighth. D in float32 is
+            always measured, whatever dims and precisions are: it is what retention refers to.
+        precisions: Some of ``"float32"``, ``"int8"``, ``"binary"``.
+        top_k: Documents that the bits pass on to rescoring; the size of the corpus or more is no filter.
+        similarity: A Similarity or its name. By default the model's own: that of a closing ExponentNorm, else its
+            ``similarity_fn_name``.
+        name: Goes in front of the keys and into the name of the CSV file.
+        batch_size: Texts encoded at a time.
+        show_progress_bar: Whether to show one.
+        write_csv: Whether a call with an ``output_path`` adds a row for every cell to
+            ``Compression_evaluation_{name}_results.csv``.
+        query_prompt: Goes in front of every query, in place of the model's own.
+        query_prompt_name: The same by its name in ``model.prompts``.
+        corpus_prompt: Goes in front of every document, likewise.
+        corpus_prompt_name: The same by its name.
+
+    Attributes:
+        cells: After a call, a `CompressionCell` for each key, D in float32 first. `table` and `pareto` take them, and
+            `st_magnitude.report.plot_compression`.
+        per_query: After a call, nDCG@10 of every query under ``(dim, precision, rescoring)``, in the order of
+            ``queries_ids``: what `st_magnitude.geometry.paired_bootstrap` takes.
+
+    Raises:
+        ValueError: Before anything is encoded, if the data are empty or inconsistent (see `check_judgments`), an
+            argument is not one of its choices, or at the call a prefix is longer than the embedding or the model's
+            similarity is a distance; after, if an embedding is not finite.
+
+    The embeddings are held in memory, and a cell takes three to five times as much while it is measured.
+
+    Example:
+        >>> from sentence_transformers import SentenceTransformer
+        >>> from sentence_transformers.sentence_transformer.modules import BoW
+        >>> vocabulary = ["bees", "honey", "wax", "hive"]
+        >>> model = SentenceTransformer(modules=[BoW(vocabulary)], similarity_fn_name="dot", device="cpu")
+        >>> queries, corpus = {"q": "honey"}, {"d1": "honey", "d2": "honey honey honey", "d3": "wax"}
+        >>> evaluator = CompressionEvaluator(queries, corpus, {"q": {"d2"}}, dims=[4, 2], precisions=["binary"])
+        >>> metrics = evaluator(model)
+        >>> metrics["binary_2_rescored_retention"], metrics["binary_2_norm_rescored_retention"]
+        (0.6309297535714575, 1.0)
+
+    Source: Dinu et al., Effective Post-Training Embedding Compression via Temperature Control in Contrastive Training,
+    section 4 and 5; the rescoring is that of Yamada et al., Efficient Passage Retrieval with Hashing for Open-Domain
+    Question Answering, 2021, the codes are those of sentence-transformers' ``quantize_embeddings``.
+    """
+
+    def __init__(
+        self,
+        queries: Mapping[str, str],
+        corpus: Mapping[str, str],
+        relevant_docs: Mapping[str, Collection[str]],
+        dims: Iterable[int] | None = None,
+        precisions: Iterable[str] = PRECISIONS,
+        top_k: int = 100,
+        similarity: Similarity | str | None = None,
+        name: str = "",
+        batch_size: int = 32,
+        show_progress_bar: bool = False,
+        write_csv: bool = True,
+        query_prompt: str | None = None,
+        query_prompt_name: str | None = None,
+        corpus_prompt: str | None = None,
+        corpus_prompt_name: str | None = None,
+    ) -> None:
+        super().__init__()
+        chosen = tuple(precisions)
+        if unknown := [precision for precision in chosen if precision not in PRECISIONS]:
+            raise ValueError(f"precisions are some of {PRECISIONS}, got {unknown[0]!r}.")
+        self.precisions = [precision for precision in PRECISIONS if precision in chosen]
+        self.dims = None if dims is None else sorted({_whole("A prefix in dims", dim) for dim in dims}, reverse=True)
+        self.top_k = _whole("top_k", top_k)
+        self.similarity = None if similarity is None else Similarity.named(similarity)
+        relevant = check_judgments(queries, corpus, relevant_docs)
+        self.queries_ids = [query for query in queries if relevant.get(query)]
+        self.queries = [queries[query] for query in self.queries_ids]
+        self.corpus_ids = sorted(corpus)  # rank() gives a tie to the lower index
+        self.corpus = [corpus[document] for document in self.corpus_ids]
+        position = {document: i for i, document in enumerate(self.corpus_ids)}
+        self._relevant = [{position[document] for document in relevant[query]} for query in self.queries_ids]
+        self.name = name
+        self.batch_size = batch_size
+        self.show_progress_bar = show_progress_bar
+        self.write_csv = write_csv
+        self.query_prompt = query_prompt
+        self.query_prompt_name = query_prompt_name
+        self.corpus_prompt = corpus_prompt
+        self.corpus_prompt_name = corpus_prompt_name
+        prefix = f"{name}_" if name else ""
+        self.primary_metric = f"{prefix}full_ndcg@10"
+        self.csv_file = f"Compression_evaluation_{prefix}results.csv"
+        self.cells: list[CompressionCell] = []
+        self.per_query: dict[tuple[int, str, str], NDArray[np.float64]] = {}
+
+    def __call__(  # type: ignore[override]
+        self, model: SentenceTransformer, output_path: str | None = None, epoch: int = -1, steps: int = -1
+    ) -> dict[str, float]:
+        """Encodes, fills the grid, logs its table, writes the CSV rows, and returns all metrics by key."""
+        similarity = Similarity(*(self.similarity or implied_similarity(model)).exponents)  # plain numbers
+        full = model.get_embedding_dimension() or self._encode(model, "query", 1).shape[1]
+        dims = self._prefixes(full)
+        queries, documents = self._encode(model, "query"), self._encode(model, "document")
+
+        self.per_query = {}
+        for dim in dims:
+            # Powers in float64: in float32 those of equal norms can differ by where in the array they stand.
+            q = similarity.query(queries[:, :dim].double()).float()
+            d = similarity.document(documents[:, :dim].double()).float()
+            for precision in PRECISIONS:
+                if precision in self.precisions or (dim, precision) == (full, "float32"):
+                    for rescoring, best in _search(q, d, precision, self.top_k, similarity).items():
+                        self.per_query[dim, precision, rescoring] = self._ndcg(best)
+        reference = float(self.per_query[full, "float32", "none"].mean())
+        self.cells = [
+            CompressionCell(*key, _bytes(*key), mean, mean / reference if reference else math.nan)
+            for key, mean in ((key, float(values.mean())) for key, values in self.per_query.items())
+        ]
+
+        metrics = {"full_ndcg@10": reference}
+        for cell in self.cells:
+            key = f"{cell.precision}_{cell.dim}{_SUFFIX[cell.rescoring]}"
+            metrics |= {f"{key}_ndcg@10": cell.ndcg, f"{key}_retention": cell.retention}
+        logger.info(
+            f"Compression of the model on the {self.name or 'given'} dataset, similarity {similarity.name}:\n"
+            + table(self.cells)
+        )
+        if output_path is not None and self.write_csv:
+            for cell in self.cells:
+                _append_csv(Path(output_path) / self.csv_file, {"epoch": epoch, "steps": steps, **cell.row})
+        metrics = self.prefix_name_to_metrics(metrics, self.name)
+        self.store_metrics_in_model_card_data(model, metrics, epoch, steps)
+        return metrics
+
+    def get_config_dict(self) -> dict[str, Any]:
+        """What the model card says about this evaluation."""
+        names = ("dims", "query_prompt", "query_prompt_name", "corpus_prompt", "corpus_prompt_name")
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return given | {"top_k": self.top_k} | ({"similarity": repr(self.similarity)} if self.similarity else {})
+
+    def _prefixes(self, full: int) -> list[int]:
+        """Prefixes to measure, longest first."""
+        chosen = [full // share for share in (1, 2, 4, 8) if full >= share] if self.dims is None else self.dims
+        if chosen and chosen[0] > full:
+            raise ValueError(f"A prefix in dims is {chosen[0]} long, the model's embeddings {full}: drop it from dims.")
+        return sorted({full, *chosen}, reverse=True)
+
+    def _encode(self, model: SentenceTransformer, role: str, number: int | None = None) -> Tensor:
+        """The first texts of a role, all by default, as finite float32: (n, D)."""
+        if role == "query":
+            ids, texts, prompts = self.queries_ids, self.queries, (self.query_prompt, self.query_prompt_name)
+        else:
+            ids, texts, prompts = self.corpus_ids, self.corpus, (self.corpus_prompt, self.corpus_prompt_name)
+        embeddings = encode_raw(model, texts[:number], role, self.batch_size, self.show_progress_bar, *prompts).float()
+        if embeddings.device.type == "mps":
+            embeddings = embeddings.cpu()  # there are no float64 on it
+        broken = (~embeddings.isfinite().all(dim=1)).nonzero()[:, 0].tolist()
+        if broken:
+            raise ValueError(
+                f"{len(broken)} of {len(embeddings)} {role} embeddings are not finite, such as that of "
+                f"{ids[broken[0]]!r}: the model has diverged, or overflows in half precision; load it in float32."
+            )
+        return embeddings
+
+    def _ndcg(self, best: Tensor) -> NDArray[np.float64]:
+        """nDCG@10 of every query from the columns of its best documents: (n, <= 10) -> (n,)."""
+        rows = zip(best.tolist(), self._relevant, strict=True)
+        hits = [[column in relevant for column in columns] for columns, relevant in rows]
+        return ndcg(hits, [len(relevant) for relevant in self._relevant], k=10)
+
+
+def pareto(cells: Sequence[CompressionCell]) -> list[CompressionCell]:
+    """The cells that no other dominates: none has no more bytes and no less nDCG, and is better in one of the two.
+
+    Cheapest first; of equal cells all stay.
+
+    Example:
+        >>> full = CompressionCell(4, "float32", "none", 16, 0.5, 1.0)
+        >>> codes = CompressionCell(4, "int8", "none", 4, 0.5, 1.0)
+        >>> [cell.precision for cell in pareto([full, codes])]
+        ['int8']
+    """
+    points = {(cell.bytes_per_document, cell.ndcg) for cell in cells}
+
+    def is_dominated(cell: CompressionCell) -> bool:
+        own = (cell.bytes_per_document, cell.ndcg)
+        return any(point != own and point[0] <= own[0] and point[1] >= own[1] for point in points)
+
+    return sorted((cell for cell in cells if not is_dominated(cell)), key=lambda cell: cell.bytes_per_document)
+
+
+def table(cells: Sequence[CompressionCell]) -> str:
+    """The cells as text, one a line, with what 1 and 100 million documents take; a star is on those of `pareto`.
+
+    The ratio is to the largest cell. Storage is that of the vectors alone, in decimal units (1 GB is 10^9 bytes).
+
+    Raises:
+        ValueError: If there are no cells.
+
+    Example:
+        >>> cells = [CompressionCell(384, "float32", "none", 1536, 0.5, 1.0)]
+        >>> print(table([*cells, CompressionCell(384, "binary", "query", 48, 0.45, 0.9)]))
+           dim  precision  rescoring  bytes/doc  ratio  nDCG@10  retention  1M docs  100M docs
+        *  384  float32    none            1536   1.0x   0.5000     100.0%   1.5 GB   153.6 GB
+        *  384  binary     query             48  32.0x   0.4500      90.0%  48.0 MB     4.8 GB
+    """
+    full, best = largest(cells), pareto(cells)
+    header = ["", "dim", "precision", "rescoring", "bytes/doc", "ratio", "nDCG@10", "retention", "1M docs", "100M docs"]
+    rows = [
+        [
+            "*" if cell in best else "",
+            str(cell.dim),
+            cell.precision,
+            cell.rescoring,
+            str(cell.bytes_per_document),
+            f"{full.bytes_per_document / cell.bytes_per_document:.1f}x",
+            f"{cell.ndcg:.4f}",
+            f"{cell.retention:.1%}",
+            _size(cell.bytes_per_document * 10**6),
+            _size(cell.bytes_per_document * 10**8),
+        ]
+        for cell in cells
+    ]
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    aligned = [
+        [text.ljust(width) if name in ("precision", "rescoring") else text.rjust(width) for text, width, name in line]
+        for line in (zip(row, widths, header, strict=True) for row in [header, *rows])
+    ]
+    return "\n".join("  ".join(line) for line in aligned)
+
+
+def largest(cells: Sequence[CompressionCell]) -> CompressionCell:
+    """The cell with the most bytes; of an evaluation all dimensions in float32.
+
+    Raises:
+        ValueError: If there are no cells.
+    """
+    if not cells:
+        raise ValueError("There are no cells: call the CompressionEvaluator on a model first.")
+    return max(cells, key=lambda cell: cell.bytes_per_document)
+
+
+def _size(count: float) -> str:
+    """Bytes with a decimal unit.
+
+    Example:
+        >>> _size(48), _size(48e8)
+        ('48.0 B', '4.8 GB')
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def _bytes(dim: int, precision: str, rescoring: str) -> int:
+    stored = {"float32": 4 * dim, "int8": dim, "binary": math.ceil(dim / 8)}[precision]
+    return stored + (NORM_BYTES if rescoring == "norm" else 0)
+
+
+def _whole(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+        raise ValueError(f"{name} is a whole number of at least 1, got {value!r}.")
+    return int(value)
+
+
+def _search(
+    queries: Tensor, documents: Tensor, precision: str, top_k: int, similarity: Similarity
+) -> dict[str, Tensor]:
+    """Columns of the ten best stored documents, best first, by kind of rescoring: (n, k), (m, k) -> (n, <= 10)."""
+    if precision == "binary":
+        return _search_binary(queries, documents, top_k, with_norm=similarity.exponents[1] < 1)
+    stored = _through_int8(documents) if precision == "int8" else documents.double()
+    # Sums in float64, rounded to float32: equal documents then score the same wherever in the matrix they stand.
+    best = [rank((tile.double() @ stored.T).float(), k=10) for tile in queries.split(_rows(documents))]
+    return {"none": torch.cat(best)}
+
+
+def _search_binary(queries: Tensor, documents: Tensor, top_k: int, with_norm: bool) -> dict[str, Tensor]:
+    bits, columns = _signs(documents), torch.arange(len(documents), device=documents.device)
+    lengths = torch.linalg.vector_norm(documents.double(), dim=1)  # |x|^(1 - gamma_document)
+    lengths = (lengths / lengths.max().clamp(min=torch.finfo(torch.float32).tiny)).half().double()
+    kinds = ("none", "query", "norm") if with_norm else ("none", "query")
+    best: dict[str, list[Tensor]] = {kind: [] for kind in kinds}
+    for tile in queries.split(_rows(documents)):
+        # Equal bits less unequal ones. Most are ties: made distinct, so that rank() need not sort whole rows.
+        agreement = _signs(tile) @ bits.T
+        found = rank(agreement * len(documents) - columns, max(top_k, 10))
+        best["none"].append(found[:, :10])
+        found = found[:, :top_k].sort(dim=1).values
+        scores = (tile.double() @ bits.T).gather(1, found)  # exact but for the tiniest entries: equal bits, equal score
+        best["query"].append(found.gather(1, rank(scores, k=10)))
+        if with_norm:
+            best["norm"].append(found.gather(1, rank(scores * lengths[found], k=10)))
+    return {kind: torch.cat(tiles) for kind, tiles in best.items()}
+
+
+def _signs(embeddings: Tensor) -> Tensor:
+    """2b - 1 for the bits b of quantize_embeddings: 1 above 0, else -1."""
+    return (embeddings > 0).double() * 2 - 1
+
+
+def _through_int8(documents: Tensor) -> Tensor:
+    """Documents from their int8 codes: (m, k) -> (m, k) float64."""
+    low, high = documents.amin(dim=0), documents.amax(dim=0)
+    codes = quantize_embeddings(documents, precision="int8", ranges=torch.stack([low, high]).cpu().numpy())
+    return (torch.from_numpy(codes).to(low.device).double() + 128) * ((high - low) / 255) + low
+
+
+def _rows(documents: Tensor) -> int:
+    return max(1, TILE // len(documents))

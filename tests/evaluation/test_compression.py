@@ -1,0 +1,615 @@
+"""CompressionEvaluator against plain loops in float64, faiss and its neighbours, in training and at its edges."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import logging
+import math
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from hypothesis import given
+from hypothesis import strategies as st
+from sentence_transformers import (
+    InputExample,
+    SentenceTransformer,
+    SentenceTransformerTrainer,
+    SentenceTransformerTrainingArguments,
+)
+from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+from sentence_transformers.util.quantization import quantize_embeddings, semantic_search_faiss
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch.utils.data import DataLoader
+
+from st_magnitude import COSINE, DNORM, DOT, QNORM, Similarity
+from st_magnitude.evaluation import CompressionCell, CompressionEvaluator, MagnitudeEvaluator
+from st_magnitude.evaluation.compression import _through_int8, pareto, table
+from st_magnitude.modules import ExponentNorm
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+HALF = Similarity(1.0, 0.5)
+ALL_CELLS = [("float32", "none"), ("int8", "none"), ("binary", "none"), ("binary", "query"), ("binary", "norm")]
+
+
+# ---- crafted embeddings: a model that looks each text up in a table, and the definition of every cell
+
+
+def lookup(queries, documents, similarity_fn_name="dot") -> SentenceTransformer:
+    """A real model whose texts "q0", "q1", ..., "d000", "d001", ... have the given embeddings, (n, D) and (m, D)."""
+    rows = np.concatenate([np.zeros((1, len(queries[0]))), queries, documents]).astype(np.float32)
+    words = ["[UNK]", *(f"q{i}" for i in range(len(queries))), *(f"d{j:03}" for j in range(len(documents)))]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    module = StaticEmbedding(tokenizer, embedding_weights=torch.from_numpy(rows))
+    return SentenceTransformer(modules=[module], similarity_fn_name=similarity_fn_name, device="cpu")
+
+
+def judged(num_queries, num_documents, relevant) -> dict[str, dict]:
+    """Queries, corpus and relevant_docs; ``relevant`` has the columns of each query. The corpus is not in id order."""
+    return {
+        "queries": {f"q{i}": f"q{i}" for i in range(num_queries)},
+        "corpus": {f"d{j:03}": f"d{j:03}" for j in reversed(range(num_documents))},
+        "relevant_docs": {f"q{i}": {f"d{j:03}" for j in columns} for i, columns in enumerate(relevant)},
+    }
+
+
+def crafted(num_queries=16, num_documents=45, dim=13, seed=0):
+    """Random embeddings of unequal length, with zero entries, a zero query, a zero document, doubles and twins."""
+    rng = np.random.default_rng(seed)
+    d = rng.normal(size=(num_documents, dim)) * np.exp(0.7 * rng.normal(size=(num_documents, 1)))
+    d[rng.random(d.shape) < 0.15] = 0.0
+    relevant = [rng.choice(num_documents, size=1 + i % 4, replace=False).tolist() for i in range(num_queries)]
+    q = np.stack([d[columns[0]] / np.linalg.norm(d[columns[0]]) for columns in relevant])
+    q += 0.5 * rng.normal(size=q.shape)
+    q[rng.random(q.shape) < 0.15] = 0.0
+    for j in range(0, num_documents - 9, 9):
+        d[j + 5], d[j + 8] = d[j], 2 * d[j]
+    q[3] = d[7] = 0.0
+    return q.astype(np.float32), d.astype(np.float32), relevant
+
+
+def reference(q, d, relevant, dim, precision, rescoring, gamma, top_k) -> list[float]:
+    """nDCG@10 of every query, from the definition. A query's own length changes no ranking: it is left as it is."""
+    q, d = ([[float(x) for x in row[:dim]] for row in matrix] for matrix in (q, d))
+    lengths = [math.sqrt(math.fsum(x * x for x in row)) for row in d]
+    d = [[x / length**gamma if length else x for x in row] for row, length in zip(d, lengths, strict=True)]
+    bits = [[1 if x > 0 else -1 for x in row] for row in d]
+    powers = [length ** (1 - gamma) if length else 0.0 for length in lengths]
+    if precision == "int8":
+        d = round_trip(d)
+
+    def inner(a, b):
+        return math.fsum(x * y for x, y in zip(a, b, strict=True))
+
+    values = []
+    for query, columns in zip(q, relevant, strict=True):
+        if precision == "binary":
+            own = [1 if x > 0 else -1 for x in query]
+            ranking = sorted(range(len(d)), key=lambda j: (-sum(map(int.__eq__, own, bits[j])), j))
+            if rescoring != "none":
+                scores = [inner(query, b) for b in bits]
+                if rescoring == "norm":
+                    scores = [s * float(np.float16(p / max(powers))) for s, p in zip(scores, powers, strict=True)]
+                ranking = sorted(ranking[:top_k], key=lambda j: (-scores[j], j))
+        else:
+            scores = [inner(query, row) for row in d]
+            ranking = sorted(range(len(d)), key=lambda j: (-scores[j], j))
+        gain = sum(1 / math.log2(r + 2) for r, j in enumerate(ranking[:10]) if j in columns)
+        values.append(gain / sum(1 / math.log2(r + 2) for r in range(min(len(columns), 10))))
+    return values
+
+
+def round_trip(d):
+    """Rows through their int8 codes."""
+    back = [[0.0] * len(row) for row in d]
+    for column in range(len(d[0])):
+        low, high = min(row[column] for row in d), max(row[column] for row in d)
+        step = (high - low) / 255
+        for row, out in zip(d, back, strict=True):
+            out[column] = low + math.floor((row[column] - low) / step) * step if step else low
+    return back
+
+
+@pytest.mark.parametrize("top_k", [12, 100])
+@pytest.mark.parametrize("similarity", [COSINE, DOT, QNORM, DNORM, HALF, Similarity(0.3, 0.8)], ids=lambda s: s.name)
+def test_every_cell_is_the_reference(similarity, top_k):
+    q, d, relevant = crafted()
+    gamma = similarity.gamma_document
+    evaluator = CompressionEvaluator(**judged(16, 45, relevant), dims=(8, 3, 1), top_k=top_k, similarity=similarity)
+    metrics = evaluator(lookup(q, d))
+    kinds = ALL_CELLS if gamma < 1 else ALL_CELLS[:-1]
+    assert list(evaluator.per_query) == [(dim, *kind) for dim in (13, 8, 3, 1) for kind in kinds]
+    for (dim, precision, rescoring), values in evaluator.per_query.items():
+        arguments = (relevant, dim, precision, rescoring, gamma, top_k)
+        expected = np.array(reference(q, d, *arguments))
+        stable = np.ones(len(q), dtype=bool)
+        if precision == "int8":  # the highest value of a column is on the edge of a code, where float32 may fall
+            for i in range(4):
+                wobble = 1 + 1e-6 * np.random.default_rng(i).normal(size=13)
+                stable &= expected == reference(q.astype(float), d * wobble, *arguments)
+            assert stable.sum() > 10
+        np.testing.assert_allclose(values[stable], expected[stable], atol=1e-12, err_msg=f"{dim} {precision}")
+    means = {key: values.mean() for key, values in evaluator.per_query.items()}
+    full = means[13, "float32", "none"]
+    for cell in evaluator.cells:
+        mean = means[cell.dim, cell.precision, cell.rescoring]
+        assert (cell.ndcg, cell.retention) == pytest.approx((mean, mean / full))
+    assert metrics["full_ndcg@10"] == metrics["float32_13_ndcg@10"] == full
+    assert 0.1 < full < 0.95
+    assert len(set(means.values())) > 10  # the cells differ
+
+
+@pytest.mark.parametrize("top_k", [7, 20])
+def test_ties_go_to_the_lower_id_at_every_stage(top_k):
+    """Entries of -1, 0 and 1: nearly all scores are shared by several documents."""
+    rng = np.random.default_rng(1)
+    q, d = rng.integers(-1, 2, size=(30, 9)), rng.integers(-1, 2, size=(60, 9))
+    relevant = [rng.choice(60, size=3, replace=False).tolist() for _ in q]
+    evaluator = CompressionEvaluator(**judged(30, 60, relevant), dims=(9, 4), top_k=top_k, precisions=("binary",))
+    evaluator(lookup(q, d))
+    for (dim, precision, rescoring), values in evaluator.per_query.items():
+        expected = reference(q, d, relevant, dim, precision, rescoring, 0.0, top_k)
+        np.testing.assert_allclose(values, expected, atol=1e-12, err_msg=f"{dim} {rescoring}")
+
+
+@pytest.mark.parametrize("num_queries", [1, 2, 3])
+@pytest.mark.parametrize("dim", [13, 48])
+@pytest.mark.parametrize("similarity", [COSINE, DOT, HALF, Similarity(0.0, 0.6)], ids=lambda s: s.name)
+def test_equal_documents_rank_by_id(similarity, num_queries, dim):
+    """Powers and products in float32 may round differently at the edge of an array."""
+    rng = np.random.default_rng(2)
+    q, d = rng.normal(size=(num_queries, dim)), np.tile(rng.normal(size=dim), (37, 1))
+    evaluator = CompressionEvaluator(**judged(num_queries, 37, [[0]] * num_queries), similarity=similarity)
+    evaluator(lookup(q, d))
+    assert {cell.ndcg for cell in evaluator.cells} == {1.0}
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+def test_rescored_binary_is_semantic_search_faiss(similarity):
+    pytest.importorskip("faiss")
+    rng = np.random.default_rng(3)
+    q, d = rng.normal(size=(40, 203)).astype(np.float32), rng.normal(size=(30, 203)).astype(np.float32)
+    relevant = [rng.choice(30, size=3, replace=False).tolist() for _ in q]
+    bits = quantize_embeddings(d, precision="ubinary")
+    equal = np.sort([[(own == row).sum() for row in d > 0] for own in q > 0], axis=1)[:, ::-1]
+    for top_k, clear in ((12, equal[:, 11] > equal[:, 12]), (30, np.ones(40, dtype=bool))):
+        assert clear.sum() >= 15  # queries without a tie at the cut
+        evaluator = CompressionEvaluator(**judged(40, 30, relevant), similarity=similarity, top_k=top_k)
+        evaluator(lookup(q, d))
+        found, _ = semantic_search_faiss(
+            q, corpus_embeddings=bits, corpus_precision="ubinary", top_k=top_k, rescore_multiplier=1
+        )
+        ours = evaluator.per_query[203, "binary", "query"]
+        for i in np.flatnonzero(clear):
+            hits = [hit["corpus_id"] in relevant[i] for hit in found[i][:10]]
+            ideal = sum(1 / math.log2(r + 2) for r in range(3))
+            assert ours[i] == pytest.approx(sum(h / math.log2(r + 2) for r, h in enumerate(hits)) / ideal)
+        assert (ours > 0).sum() > 5
+
+
+def test_tiles_change_nothing(monkeypatch):
+    q, d, relevant = crafted()
+    whole, tiled = (CompressionEvaluator(**judged(16, 45, relevant), similarity=HALF, top_k=12) for _ in range(2))
+    whole(lookup(q, d))
+    monkeypatch.setattr("st_magnitude.evaluation.compression.TILE", 45 * 3)  # three queries at a time
+    tiled(lookup(q, d))
+    for key, values in whole.per_query.items():
+        np.testing.assert_array_equal(tiled.per_query[key], values)
+
+
+# ---- what it means
+
+
+def test_a_prefix_is_cut_before_it_is_normalised():
+    """d000 is nearer in the first two dimensions; of its whole length they are a small part."""
+    q, d = [[1.0, 0.2, 0.0]], [[1.0, 0.5, 10.0], [1.0, 1.0, 0.0]]
+    evaluator = CompressionEvaluator(**judged(1, 2, [[0]]), dims=(2,), similarity=COSINE)
+    metrics = evaluator(lookup(q, d))
+    assert metrics["float32_2_ndcg@10"] == metrics["int8_2_ndcg@10"] == 1.0
+    assert metrics["full_ndcg@10"] == pytest.approx(1 / math.log2(3))
+    assert metrics["float32_2_retention"] == pytest.approx(math.log2(3))
+
+
+def test_the_norm_of_the_prefix_is_stored_not_that_of_the_whole():
+    q, d = [[1.0, 1.0, 0.0]], [[1.0, 1.0, 0.0], [0.1, 0.1, 10.0]]
+    metrics = CompressionEvaluator(**judged(1, 2, [[0]]), dims=(2,), similarity=DOT)(lookup(q, d))
+    assert metrics["binary_2_norm_rescored_ndcg@10"] == 1.0
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e6, 1e-6], ids=["", "above float16", "below float16"])
+def test_the_stored_norm_ranks_what_the_bits_cannot(scale):
+    """All documents point the same way and the relevant one is the longest and last by id."""
+    d = scale * np.arange(1, 31)[:, None] * np.ones((30, 16))
+    evaluator = CompressionEvaluator(**judged(1, 30, [[29]]), dims=(16,), similarity=QNORM)
+    metrics = evaluator(lookup(np.ones((1, 16)), d))
+    assert metrics["full_ndcg@10"] == metrics["binary_16_norm_rescored_ndcg@10"] == 1.0
+    assert metrics["binary_16_ndcg@10"] == metrics["binary_16_rescored_ndcg@10"] == 0.0
+    sizes = {cell.rescoring: cell.bytes_per_document for cell in evaluator.cells if cell.precision == "binary"}
+    assert sizes == {"none": 2, "query": 2, "norm": 4}
+
+
+def test_the_stored_norm_is_that_of_the_exponent():
+    """At gamma = 0.5 the score is the square root of the length times 4 or 8: 1.9 · 4 < 8 < 2.1 · 4."""
+    q = [[3.0, 1.0, 2.0, 2.0]]  # 8 against all bits, 4 against those of d000 and d001
+    for length, best in ((1.9**2, 2), (2.1**2, 0)):
+        d = [[length / 2, length / 2, -length / 2, length / 2], [0.1, 0.1, -0.1, 0.1], [0.5, 0.5, 0.5, 0.5]]
+        metrics = CompressionEvaluator(**judged(1, 3, [[best]]), similarity=HALF)(lookup(q, d))
+        assert metrics["binary_4_norm_rescored_ndcg@10"] == 1.0
+
+
+def test_the_stored_norm_is_a_float16():
+    """Below 1 its values are 0.0005 apart: the lower id comes before one that is longer by less, not by more."""
+    for excess, best in ((1e-4, 0), (1e-3, 1)):
+        d = np.ones((3, 4)) * [[0.7], [0.7 + excess], [1.0]]
+        metrics = CompressionEvaluator(**judged(1, 3, [[best]]), top_k=2)(lookup([[1.0, 1.0, 1.0, 1.0]], d))
+        assert metrics["binary_4_norm_rescored_ndcg@10"] == 1.0
+
+
+def test_zero_counts_as_negative():
+    d = [[0.0, -1.0], [-1.0, -1.0], [1.0, -1.0]]
+    for q, relevant in (([-1.0, -1.0], 0), ([0.0, -1.0], 0), ([1.0, -1.0], 2)):
+        metrics = CompressionEvaluator(**judged(1, 3, [[relevant]]), precisions=["binary"])(lookup([q], d))
+        assert metrics["binary_2_ndcg@10"] == 1.0
+
+
+def test_documents_outside_the_best_top_k_are_not_found():
+    q, d = [[3.0, 0.1, 0.1]], [[-1.0, 1.0, 1.0], [1.0, -1.0, -1.0]]  # d000 has two equal bits, d001 one
+    for top_k, expected in ((1, 0.0), (2, 1.0)):
+        evaluator = CompressionEvaluator(**judged(1, 2, [[1]]), dims=[3], top_k=top_k, similarity="cosine")
+        assert evaluator(lookup(q, d))["binary_3_rescored_ndcg@10"] == expected
+
+
+@pytest.mark.parametrize(("similarity", "keeps"), [("cosine", False), ("dnorm", False), ("dot", True), (HALF, True)])
+def test_keys_and_bytes(similarity, keeps):
+    q, d, relevant = crafted()
+    evaluator = CompressionEvaluator(**judged(16, 45, relevant), similarity=similarity, name="dev")
+    metrics = evaluator(lookup(q, d))
+    kinds = [
+        "float32_{}",
+        "int8_{}",
+        "binary_{}",
+        "binary_{}_rescored",
+        *(["binary_{}_norm_rescored"] if keeps else []),
+    ]
+    cells = [kind.format(dim) for dim in (13, 6, 3, 1) for kind in kinds]
+    expected = {f"dev_{cell}_{metric}" for cell in cells for metric in ("ndcg@10", "retention")}
+    assert metrics.keys() == expected | {"dev_full_ndcg@10"}
+    assert evaluator.primary_metric == "dev_full_ndcg@10"
+    for cell in evaluator.cells:
+        suffix = {"none": "", "query": "_rescored", "norm": "_norm_rescored"}[cell.rescoring]
+        assert metrics[f"dev_{cell.precision}_{cell.dim}{suffix}_ndcg@10"] == cell.ndcg
+        assert metrics[f"dev_{cell.precision}_{cell.dim}{suffix}_retention"] == cell.retention
+    sizes = {(c.dim, c.precision, c.rescoring): c.bytes_per_document for c in evaluator.cells}
+    assert [sizes[13, precision, "none"] for precision in ("float32", "int8", "binary")] == [52, 13, 2]
+    assert [sizes[dim, "binary", "query"] for dim in (13, 6, 3, 1)] == [2, 1, 1, 1]
+    assert sizes.get((13, "binary", "norm")) == (4 if keeps else None)
+
+
+@pytest.mark.parametrize(
+    ("dims", "measured"),
+    [(None, [13, 6, 3, 1]), ((), [13]), ([5, 13, 5, np.int64(7)], [13, 7, 5]), ((d for d in (1, 2)), [13, 2, 1])],
+)
+def test_dims(dims, measured):
+    q, d, relevant = crafted()
+    evaluator = CompressionEvaluator(**judged(16, 45, relevant), dims=dims, precisions=["float32"])
+    evaluator(lookup(q, d))
+    assert [cell.dim for cell in evaluator.cells] == measured
+
+
+def test_the_reference_is_measured_whatever_the_precisions():
+    q, d, relevant = crafted()
+    task = judged(16, 45, relevant)
+    evaluator = CompressionEvaluator(**task, dims=[4], precisions=["binary", "int8"], similarity="cosine")
+    metrics = evaluator(lookup(q, d))
+    assert [(cell.dim, cell.precision) for cell in evaluator.cells] == [
+        (13, "float32"), (13, "int8"), (13, "binary"), (13, "binary"), (4, "int8"), (4, "binary"), (4, "binary"),
+    ]  # fmt: skip
+    expected = MagnitudeEvaluator(**task)(lookup(q, d))["cosine_ndcg@10"]
+    assert metrics["full_ndcg@10"] == pytest.approx(expected, abs=1e-12)
+
+
+# ---- beside the other evaluators, on real embeddings
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+def test_a_float32_prefix_is_that_of_the_magnitude_evaluator(task, static_model, similarity):
+    static_model.similarity_fn_name = similarity
+    metrics = CompressionEvaluator(**task, dims=[64, 16])(static_model)
+    for dim in (64, 16):
+        expected = MagnitudeEvaluator(**task, truncate_dim=dim)(static_model)[f"{dim}_matched_ndcg@10"]
+        assert metrics[f"float32_{dim}_ndcg@10"] == pytest.approx(expected, abs=1e-12)
+    assert metrics["float32_16_ndcg@10"] < metrics["full_ndcg@10"]
+
+
+def test_default_similarity_follows_each_model(task, static_model):
+    evaluator = CompressionEvaluator(**task, dims=[16], precisions=["float32"])
+    for name in ("cosine", "dot"):
+        static_model.similarity_fn_name = name
+        expected = CompressionEvaluator(**task, dims=[16], precisions=["float32"], similarity=name)(static_model)
+        assert evaluator(static_model) == expected
+    static_model.similarity_fn_name = "euclidean"
+    with pytest.raises(ValueError, match="'euclidean', which is no inner product"):
+        evaluator(static_model)
+
+
+@pytest.mark.parametrize("learnable", [False, True])
+def test_looks_behind_an_exponent_norm(learnable):
+    q, d, relevant = crafted()
+    raw = lookup(q, d)
+    modules = [raw[0], ExponentNorm(0.2, 0.6, learnable=learnable)]
+    model = SentenceTransformer(modules=modules, similarity_fn_name="dot", device="cpu")
+    task = judged(16, 45, relevant)
+    expected = CompressionEvaluator(**task, similarity=Similarity(0.2, 0.6))(raw)
+    assert CompressionEvaluator(**task)(model) == pytest.approx(expected, abs=1e-6)
+    assert CompressionEvaluator(**task, similarity="dot")(model) == CompressionEvaluator(**task)(raw)
+    assert expected["full_ndcg@10"] != CompressionEvaluator(**task)(raw)["full_ndcg@10"]
+
+
+def test_a_model_that_truncates_or_does_not_tell_its_dimension(task, static_model, monkeypatch):
+    with static_model.truncate_embeddings(40):
+        evaluator = CompressionEvaluator(**task)
+        evaluator(static_model)
+        assert sorted({cell.dim for cell in evaluator.cells}) == [5, 10, 20, 40]
+    monkeypatch.setattr(static_model, "get_embedding_dimension", lambda: None)
+    evaluator(static_model)
+    assert sorted({cell.dim for cell in evaluator.cells}) == [32, 64, 128, 256]
+
+
+def test_encodes_once_each_side_with_its_role_and_prompt(task, static_model, monkeypatch):
+    calls = []
+    for role in ("query", "document"):
+        encode = getattr(static_model, f"encode_{role}")
+
+        def spy(texts, *a, _encode=encode, _role=role, **k):
+            calls.append((_role, len(texts), k["prompt"], k["prompt_name"], k["batch_size"]))
+            return _encode(texts, *a, **k)
+
+        monkeypatch.setattr(static_model, f"encode_{role}", spy)
+    static_model.prompts = {"search": "find: ", "passage": "text: "}
+    plain = CompressionEvaluator(**task, batch_size=7)
+    prompted = CompressionEvaluator(**task, query_prompt="ask: ", corpus_prompt="answer: ")
+    named = CompressionEvaluator(**task, query_prompt_name="search", corpus_prompt_name="passage")
+    figures = [evaluator(static_model)["binary_32_ndcg@10"] for evaluator in (plain, prompted, named)]
+    assert calls == [
+        ("query", 8, None, None, 7),
+        ("document", 20, None, None, 7),
+        ("query", 8, "ask: ", None, 32),
+        ("document", 20, "answer: ", None, 32),
+        ("query", 8, None, "search", 32),
+        ("document", 20, None, "passage", 32),
+    ]
+    assert len(set(figures)) > 1
+
+
+def test_per_query_values_average_to_the_metric(task, static_model):
+    task["queries"] = {"unjudged": "Who knows?"} | task["queries"]
+    evaluator = CompressionEvaluator(**task, dims=[16])
+    metrics = evaluator(static_model)
+    assert evaluator.queries_ids == list(task["queries"])[1:]
+    assert {len(values) for values in evaluator.per_query.values()} == {8}
+    assert evaluator.per_query[16, "binary", "query"].mean() == metrics["binary_16_rescored_ndcg@10"]
+    assert np.ptp(evaluator.per_query[16, "binary", "query"]) > 0
+
+
+def test_autocast_changes_nothing(task, static_model):
+    static_model.similarity_fn_name = "dot"
+    expected = CompressionEvaluator(**task)(static_model)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert CompressionEvaluator(**task)(static_model) == expected
+
+
+# ---- edges
+
+
+def test_one_query_and_one_document(caplog):
+    evaluator = CompressionEvaluator(**judged(1, 1, [[0]]), similarity="dot")
+    metrics = evaluator(lookup([[1.0, -2.0, 3.0]], [[0.5, 0.5, 0.5]]))
+    assert set(metrics.values()) == {1.0}
+    assert "quantization" not in caplog.text  # sentence-transformers warns of ranges from few embeddings
+
+
+def test_constant_columns_and_zero_embeddings_have_codes():
+    q, d = [[0.0, 1.0, 0.0], [5.0, 1.0, -5.0]], [[7.0, 0.0, 0.0], [7.0, 2.0, 0.0], [7.0, 1.0, 0.0]]
+    metrics = CompressionEvaluator(**judged(2, 3, [[1], [1]]), similarity="dot")(lookup(q, d))
+    assert metrics["int8_3_ndcg@10"] == metrics["full_ndcg@10"] == 1.0
+    for similarity in ("dot", "cosine"):
+        task = judged(2, 40, [[0], [0]])
+        metrics = CompressionEvaluator(**task, similarity=similarity)(lookup(q, np.zeros((40, 3))))
+        assert set(metrics.values()) == {1.0}  # all tie, the lowest id comes first
+
+
+def test_int8_loses_less_than_a_step():
+    d = torch.from_numpy(crafted()[1])
+    d[:, 4] = 3.0
+    steps = (d.amax(dim=0) - d.amin(dim=0)) / 255
+    lost = d - _through_int8(d)
+    assert (lost.abs() <= steps * 1.001).all()
+    assert (lost >= -1e-6).all()
+    assert (lost > 0.5 * steps).float().mean() > 0.3  # codes round down
+
+
+def test_nothing_to_retain_is_nan(tmp_path):
+    d = np.arange(1, 21)[::-1, None] * np.ones((20, 2))
+    model = lookup([[1.0, 1.0]], d)
+    metrics = CompressionEvaluator(**judged(1, 20, [[19]]), name="dev")(model, output_path=str(tmp_path))
+    assert metrics["dev_full_ndcg@10"] == 0.0
+    assert math.isnan(metrics["dev_int8_2_retention"])
+    assert "nan" in (tmp_path / "Compression_evaluation_dev_results.csv").read_text()
+    model.save(str(tmp_path / "model"))  # and the model card holds it
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dims": [8, 0]}, "A prefix in dims is a whole number of at least 1, got 0"),
+        ({"dims": [8.0]}, r"at least 1, got 8\.0"),
+        ({"dims": [True]}, "at least 1, got True"),
+        ({"precisions": ["float32", "int4"]}, r"\('float32', 'int8', 'binary'\), got 'int4'"),
+        ({"top_k": 0}, "top_k is a whole number of at least 1, got 0"),
+        ({"similarity": "l2"}, "No similarity is called 'l2'"),
+        ({"corpus": {"d01": "only this"}}, "not in the corpus"),
+        ({"relevant_docs": {}}, "None of the 8 queries has a relevant document"),
+    ],
+)
+def test_arguments_are_checked(task, change, message):
+    with pytest.raises(ValueError, match=message):
+        CompressionEvaluator(**(task | change))
+
+
+def test_a_prefix_too_long_is_refused_before_encoding(task, static_model, monkeypatch):
+    monkeypatch.setattr(static_model, "encode_query", None)
+    with pytest.raises(ValueError, match="dims is 257 long, the model's embeddings 256: drop it"):
+        CompressionEvaluator(**task, dims=[257, 8])(static_model)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_an_embedding_that_is_not_finite_is_named(value):
+    q, d, relevant = crafted()
+    task = judged(16, 45, relevant)
+    for matrix, row, name in ((d, 20, "1 of 45 document .* 'd020'"), (q, 5, "1 of 16 query .* 'q5'")):
+        matrix[row, 2] = value
+        with pytest.raises(ValueError, match=name):
+            CompressionEvaluator(**task)(lookup(q, d))
+
+
+# ---- cells
+
+
+def cell(size, ndcg):
+    return CompressionCell(8, "int8", "none", size, ndcg, ndcg)
+
+
+@given(st.lists(st.builds(cell, st.integers(1, 6), st.integers(0, 6).map(float)), max_size=12))
+def test_pareto_is_the_definition(cells):
+    front = pareto(cells)
+    assert [c.bytes_per_document for c in front] == sorted(c.bytes_per_document for c in front)
+    expected = []
+    for a in cells:
+        better = [
+            b
+            for b in cells
+            if (b.bytes_per_document <= a.bytes_per_document and b.ndcg >= a.ndcg)
+            and (b.bytes_per_document < a.bytes_per_document or b.ndcg > a.ndcg)
+        ]
+        expected += [] if better else [a]
+    assert sorted(map(id, front)) == sorted(map(id, expected))
+
+
+def test_table():
+    cells = [
+        CompressionCell(512, "float32", "none", 2048, 0.5, 1.0),
+        CompressionCell(512, "int8", "none", 512, 0.25, 0.5),
+        CompressionCell(512, "binary", "norm", 66, 0.375, math.nan),
+    ]
+    assert table(cells).splitlines() == [
+        "   dim  precision  rescoring  bytes/doc  ratio  nDCG@10  retention   1M docs  100M docs",
+        "*  512  float32    none            2048   1.0x   0.5000     100.0%    2.0 GB   204.8 GB",
+        "   512  int8       none             512   4.0x   0.2500      50.0%  512.0 MB    51.2 GB",
+        "*  512  binary     norm              66  31.0x   0.3750       nan%   66.0 MB     6.6 GB",
+    ]
+    with pytest.raises(ValueError, match="call the CompressionEvaluator on a model first"):
+        table([])
+
+
+# ---- on disk and in training
+
+PAIRS = {
+    "anchor": ["What do bees make?", "Where do fish live?", "Who bakes bread?", "What flies at night?"],
+    "positive": ["Bees make honey.", "Fish live in water.", "A baker bakes bread.", "Owls and bats fly at night."],
+}
+
+
+def test_writes_a_row_for_every_cell(task, static_model, tmp_path, caplog):
+    evaluator = CompressionEvaluator(**task, name="dev", dims=[32])
+    with caplog.at_level(logging.INFO, logger="st_magnitude"):
+        metrics = evaluator(static_model, output_path=str(tmp_path / "new"), epoch=1, steps=10)
+    assert table(evaluator.cells) in caplog.text
+    cells = evaluator.cells
+    evaluator(static_model, output_path=str(tmp_path / "new"), epoch=2, steps=20)
+    CompressionEvaluator(**task)(static_model, output_path=str(tmp_path / "new"))
+    CompressionEvaluator(**task, name="no", write_csv=False)(static_model, output_path=str(tmp_path / "new"))
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == [
+        "Compression_evaluation_dev_results.csv",
+        "Compression_evaluation_results.csv",
+    ]
+    with (tmp_path / "new" / "Compression_evaluation_dev_results.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["epoch"], row["steps"]) for row in rows] == [("1", "10")] * 8 + [("2", "20")] * 8
+    for row, c in zip(rows, [*cells, *evaluator.cells], strict=True):
+        assert list(row) == [
+            "epoch", "steps", "dim", "precision", "rescoring", "bytes_per_document", "ndcg@10", "retention",
+        ]  # fmt: skip
+        read = (int(row["dim"]), row["precision"], row["rescoring"], int(row["bytes_per_document"]))
+        assert (*read, float(row["ndcg@10"]), float(row["retention"])) == (
+            c.dim, c.precision, c.rescoring, c.bytes_per_document, c.ndcg, c.retention,
+        )  # fmt: skip
+    assert metrics["dev_binary_32_ndcg@10"] == float(rows[6]["ndcg@10"])
+
+
+def test_chooses_the_best_checkpoint_in_the_trainer(task, model, tmp_path):
+    model.similarity_fn_name = "dot"
+    evaluator = CompressionEvaluator(**task, name="dev")
+    args = SentenceTransformerTrainingArguments(
+        output_dir=str(tmp_path),
+        max_steps=3,
+        per_device_train_batch_size=4,
+        learning_rate=0.05,
+        eval_strategy="steps",
+        eval_steps=1,
+        save_steps=1,
+        load_best_model_at_end=True,
+        metric_for_best_model="eval_dev_full_ndcg@10",
+        report_to="none",
+        use_cpu=True,
+    )
+    trainer = SentenceTransformerTrainer(
+        model=model,
+        args=args,
+        train_dataset=Dataset.from_dict(PAIRS),
+        loss=MultipleNegativesRankingLoss(model),
+        evaluator=evaluator,
+    )
+    trainer.train()
+    log = [entry for entry in trainer.state.log_history if "eval_dev_full_ndcg@10" in entry]
+    history = [entry["eval_dev_full_ndcg@10"] for entry in log]
+    assert len(history) == 3
+    assert max(history) > min(history)
+    assert trainer.state.best_metric == max(history)
+    assert "eval_dev_binary_4_norm_rescored_retention" in log[0]
+    assert evaluator(trainer.model)["dev_full_ndcg@10"] == pytest.approx(max(history))
+    assert (tmp_path / "eval" / "Compression_evaluation_dev_results.csv").exists()
+
+
+def test_under_fit(task, model, tmp_path):
+    loader = DataLoader([InputExample(texts=list(pair)) for pair in zip(*PAIRS.values(), strict=True)], batch_size=4)
+    scores = []
+    model.fit(
+        train_objectives=[(loader, MultipleNegativesRankingLoss(model))],
+        evaluator=CompressionEvaluator(**task, name="dev"),
+        epochs=1,
+        output_path=str(tmp_path),
+        callback=lambda score, epoch, steps: scores.append(score),
+        show_progress_bar=False,
+    )
+    best = SentenceTransformer(str(tmp_path), device="cpu")
+    assert CompressionEvaluator(**task)(best)["full_ndcg@10"] == pytest.approx(max(scores))
+
+
+def test_model_evaluate_and_its_card(task, static_model, tmp_path):
+    evaluator = CompressionEvaluator(**task, similarity=DOT, name="dev", dims=[64])
+    metrics = static_model.evaluate(evaluator, output_path=str(tmp_path / "new"))
+    assert 0.5 < metrics["dev_full_ndcg@10"] < metrics["dev_binary_64_rescored_ndcg@10"] < 1.0
+    static_model.save(str(tmp_path / "model"))
+    card = (tmp_path / "model" / "README.md").read_text()
+    for text in ("CompressionEvaluator", "Similarity(query=0.0, document=0.0)", '"top_k": 100', "binary_64_rescored"):
+        assert text in card
+
+
+def test_order_of_the_precisions_does_not_matter(task, static_model):
+    grids = itertools.permutations(["binary", "float32", "int8"])
+    assert len({tuple(CompressionEvaluator(**task, precisions=p)(static_model).items()) for p in grids}) == 1
