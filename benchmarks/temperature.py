@@ -58,18 +58,18 @@ Results = dict[str, list[Figures]]  # by condition, for every seed
 
 
 def quarters(model: SentenceTransformer) -> list[int]:
-    width = model.get_embedding_dimension()
+    width = model.get_embedding_dimension() or 0
     return [width // 4, width // 2, width]
 
 
 CONDITIONS: dict[str, Loss] = {
-    **{f"tau {tau:g}": lambda model, tau=tau: stm.TempAggLoss(model, [tau]) for tau in TAUS},
-    **{f"MRL {tau:g}": lambda model, tau=tau: stm.TempAggMRLLoss(model, temperatures=[tau]) for tau in TAUS},
-    "TempAgg": lambda model: stm.TempAggLoss(model),
-    "TempAggMRL": lambda model: stm.TempAggMRLLoss(model),
-    "TempSpecMRL": lambda model: stm.TempSpecMRLLoss(model),
+    **{f"tau {tau:g}": partial(stm.TempAggLoss, temperatures=[tau]) for tau in TAUS},
+    **{f"MRL {tau:g}": partial(stm.TempAggMRLLoss, temperatures=[tau]) for tau in TAUS},
+    "TempAgg": stm.TempAggLoss,
+    "TempAggMRL": stm.TempAggMRLLoss,
+    "TempSpecMRL": stm.TempSpecMRLLoss,
     "QNorm TempAggMRL": lambda model: stm.TempAggMRLLoss(stm.prepare(model, "qnorm"), similarity="qnorm"),
-    **{f"mixed {tau:g}": lambda model, tau=tau: stm.TempAggLoss(model, [tau]) for tau in (0.03, 0.3)},
+    **{f"mixed {tau:g}": partial(stm.TempAggLoss, temperatures=[tau]) for tau in (0.03, 0.3)},
 }
 TABLE = ["pretrained", *CONDITIONS]
 

@@ -140,6 +140,7 @@ def compress(
     from st_magnitude.evaluation import CompressionEvaluator
     from st_magnitude.evaluation.compression import table
     from st_magnitude.surgery import load
+    from st_magnitude.train import limit_length
 
     try:
         prefixes = _numbers("--dims", dims, int)
@@ -158,10 +159,7 @@ def compress(
         )
         encoder = load(model)
         if max_length is not None:
-            try:
-                encoder.max_seq_length = max_length
-            except AttributeError:
-                raise ValueError(f"{model} reads texts of any length: leave out --max-length.") from None
+            limit_length(encoder, max_length)
         typer.echo(f"{split}: {loaded}")
         evaluator(encoder)
     except (ValueError, OSError, ImportError) as error:

@@ -105,8 +105,8 @@ def train(
         The trainer, with the model in ``trainer.model`` and the log in ``trainer.state.log_history``.
 
     Raises:
-        ValueError: If the loss is unknown, the data has fewer than two pairs, or dims or temperatures do not suit the
-            loss (see `temp_agg_mrl`).
+        ValueError: If the loss is unknown, the data has fewer than two pairs, dims or temperatures do not suit the loss
+            (see `temp_agg_mrl`), or the model reads texts of any length and a max_length is given.
         FileExistsError: If output holds a finished model, or an unfinished run and resume is False.
     """
     if loss not in LOSSES:
@@ -121,7 +121,7 @@ def train(
     if isinstance(model, str):
         model = SentenceTransformer(model)
     if max_length is not None:
-        model.max_seq_length = max_length
+        limit_length(model, max_length)
     prepare(model, "dot" if loss == "learnable" else loss)
     options: dict[str, Any] = {"mini_batch_size": mini_batch_size, **(loss_options or {})}
     if dims is not None:
@@ -155,6 +155,18 @@ def train(
     record = {"loss": type(objective).__name__, **objective.get_config_dict(), "log": trainer.state.log_history}
     (output / "training.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     return trainer
+
+
+def limit_length(model: SentenceTransformer, max_length: int) -> None:
+    """Let the model read only so many tokens of a text.
+
+    Raises:
+        ValueError: If it has no such limit, as static models have none.
+    """
+    try:
+        model.max_seq_length = max_length
+    except AttributeError:
+        raise ValueError("This model reads texts of any length: leave out max_length (--max-length).") from None
 
 
 def _batch_sampler(rows: Dataset, batch_size: int) -> BatchSamplers:

@@ -100,9 +100,10 @@ def test_dims_and_temperatures_become_terms(folder, model_path, tmp_path, option
         (("--temperatures", "cold"), "--temperatures takes numbers with commas between"),
         (("--dims", "64,512"), "[512] dimensions, but the embeddings of this model have 256"),
         (("--temperatures", "0.1,0"), "must be positive, got 0.0"),
+        (("--max-length", 9), "leave out max_length (--max-length)"),
     ],
 )
-def test_terms_are_checked_before_training(folder, model_path, tmp_path, options, message):
+def test_options_are_checked_before_training(folder, model_path, tmp_path, options, message):
     done = fit(folder, model_path, tmp_path / "out", *options)
     assert done.exit_code == 2
     assert message in " ".join(done.output.split())
@@ -221,7 +222,7 @@ def test_compress_without_matplotlib_keeps_table_and_csv(folder, model_path, tmp
         (["--dims", "257"], "dims is 257 long, the model's embeddings 256"),
         (["--similarity", "l2"], "No similarity is called 'l2'"),
         (["--output", __file__], "--output is a folder"),
-        (["--max-length", 9], "leave out --max-length"),
+        (["--max-length", 9], "leave out max_length (--max-length)"),
     ],
 )
 def test_compress_refuses_before_encoding(folder, model_path, monkeypatch, arguments, message):
