@@ -43,7 +43,7 @@ Array = NDArray[np.float64]
 _CHUNK = {"cpu": 2**17, "cuda": 2**21}
 # Pairs held at a time by the exact form.
 _TILE = {"cpu": 2**17, "cuda": 2**23}
-_MAX_ANGLE = 4096.0  # t · |v| up to which Lambda is tabulated
+_MAX_ANGLE = 800.0  # t · |v| up to which Lambda is tabulated
 
 
 @dataclass(frozen=True)
@@ -294,13 +294,17 @@ def _table(statistic: Statistic, dim: int, end: float, tolerance: float) -> _Tab
 
 
 def _interpolate(function: Callable[[Array], Any], tolerance: float) -> Array:
-    """Chebyshev coefficients on [-1, 1] up to the last that is larger than the tolerance."""
-    for degree in (16, 32, 64, 128, 256, 512, 1024):
+    """Chebyshev coefficients on [-1, 1] up to the last that matters beside the value at -1, the largest.
+
+    Angles up to s need about s / 2 of them, as functions of the squared distance.
+    """
+    largest = float(np.abs(function(np.array([-1.0])))[0])
+    for degree in (16, 32, 64, 128, 256, 512):
         coefficients: Array = chebyshev.chebinterpolate(function, degree)
-        matters = np.flatnonzero(np.abs(coefficients) > tolerance * np.abs(coefficients).max())
-        if not len(matters) or matters[-1] < 0.9 * degree:
-            return coefficients[: matters[-1] + 1 if len(matters) else 1]
-    raise ValueError("The exact form needs more than 1,024 coefficients here. Give a scale, or a number of directions.")
+        matters = np.flatnonzero(np.abs(coefficients) > tolerance * largest)
+        if len(matters) and matters[-1] < 0.9 * degree:
+            break
+    return coefficients[: matters[-1] + 1] if len(matters) else coefficients[:1]
 
 
 def _series(y: Tensor, coefficients: tuple[float, ...]) -> Tensor:
