@@ -46,9 +46,7 @@ def sphere_marginal(dim, s):
     return gamma(dim / 2) * (2 / s) ** order * jv(order, s)
 
 
-def settings(
-    dim, num_knots=17, t_max=3.0, window=True, quadrature="trapezoid", target="gaussian", scale="sqrt_d", **_
-):
+def settings(dim, num_knots=17, t_max=3.0, window=True, quadrature="trapezoid", target="gaussian", scale="sqrt_d", **_):
     """(t, w, phi) at every knot, t = 0 included, and the length of rows."""
     radius = math.sqrt(dim) if scale == "sqrt_d" else scale
     dt = t_max / (num_knots - 1)
