@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from _tiny import ROWS, columns, formula, load_transformer, raw_embeddings
-from _two_ranks_sigreg import CASES, NUM_ROWS, columns_of
+from _two_ranks_sigreg import CASES, NUM_ROWS, SPLIT, STRETCH, columns_of
 from datasets import Dataset
 from sentence_transformers import (
     SentenceTransformerTrainer,
@@ -271,7 +271,10 @@ def test_two_ranks_are_one_process_on_the_joined_batch(model, two_ranks, name, m
     """Value, excess and gradient, with 5 rows on one rank and 9 on the other; without gathering they are others."""
     model.double()
     sigreg = stm.SIGReg(**CASES[name])
-    value = sigreg.of_columns(raw_embeddings(model, features(model, NUM_ROWS)))
+    stretch = torch.ones(NUM_ROWS, 1, dtype=torch.float64)
+    if mini_batch_size is None:
+        stretch[SPLIT:] = STRETCH
+    value = sigreg.of_columns([x * stretch for x in raw_embeddings(model, features(model, NUM_ROWS))])
     value.backward()
     expected = gradients(model)
     for found in (rank[name, mini_batch_size is not None] for rank in two_ranks):
