@@ -40,7 +40,7 @@ __all__ = ["Statistic", "exact", "null_expectation", "num_rows", "quadrature", "
 Array = NDArray[np.float64]
 
 # Projections held at a time; each takes 24 numbers of memory. On a CPU they stay in the cache.
-_CHUNK = {"cpu": 2**17, "cuda": 2**21}
+_CHUNK = {"cpu": 2**16, "cuda": 2**21}
 # Pairs held at a time by the exact form.
 _TILE = {"cpu": 2**17, "cuda": 2**23}
 _MAX_ANGLE = 800.0  # t · |v| up to which Lambda is tabulated
@@ -125,7 +125,7 @@ def _walk_directions(
     weights = weights * ((total if statistic.scale_by_n else 1) / num_directions)
 
     # Every rank must cut the directions alike, however many rows it has
-    chunk = max(1, min(num_directions, _CHUNK.get(x.device.type, 2**17) * ranks // total))
+    chunk = max(1, min(num_directions, _CHUNK.get(x.device.type, 2**16) * ranks // total))
     fine_ = x.new_ones(chunk, 2 * num_fine + 1, rows)  # 1, cosines, sines of a θ
     coarse_ = x.new_ones(chunk, 2 * num_coarse + 1, rows)  # 1, cosines, sines of (2 A + 1) b θ
     loss, gradient = x.new_zeros(()), torch.zeros_like(x) if with_gradient else None
