@@ -127,7 +127,7 @@ class SIGReg(nn.Module):
     @classmethod
     def preset(cls, name: Literal["lejepa", "blog"], **overrides: Any) -> SIGReg:
         """``"lejepa"``: as in LeJEPA, with embeddings as they are. ``"blog"``: the listing for normalised text
-        embeddings, whose values are about 1.5 N times smaller (no N, no window, a mean over knots).
+        embeddings, whose values are some 1.5 N to 3 N times smaller (no N, no window, a mean over knots).
 
         Raises:
             ValueError: If the name is another.

@@ -26,7 +26,7 @@ class SIGRegInfoNCE(MagnitudeRankingLoss):
     Args:
         model: The SentenceTransformer to train.
         weight: Of SIGReg. For statistics that grow with the batch (the default, ``scale_by_n=True``); the preset
-            ``"blog"`` has values about 1.5 N times smaller.
+            ``"blog"`` has values some 1.5 N to 3 N times smaller.
         similarity: A Similarity or its name. SIGReg looks at directions only (unless its ``scale`` is None), so that
             length stays free under one that keeps magnitude.
         sigreg: The regularizer; default: ``SIGReg()``. ``SIGReg("exact")`` for small batches, ``SIGReg(dims=...)`` for
