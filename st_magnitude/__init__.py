@@ -11,6 +11,7 @@ from st_magnitude.losses import (
     LearnableNormLoss,
     MagnitudeRankingLoss,
     QNormRankingLoss,
+    SIGRegInfoNCE,
     TempAggLoss,
     TempAggMRLLoss,
     TempSpecMRLLoss,
@@ -18,6 +19,7 @@ from st_magnitude.losses import (
     temp_agg_mrl,
     temp_spec_mrl,
 )
+from st_magnitude.regularizers import SIGReg, covariance_penalty, norm_variance_penalty
 from st_magnitude.similarity import COSINE, DNORM, DOT, QNORM, Similarity
 from st_magnitude.surgery import add_normalize, export, load, prepare, rescale_output, strip_normalize
 
@@ -37,6 +39,8 @@ __all__ = [
     "MagnitudeEvaluator",
     "MagnitudeRankingLoss",
     "QNormRankingLoss",
+    "SIGReg",
+    "SIGRegInfoNCE",
     "Similarity",
     "TempAggLoss",
     "TempAggMRLLoss",
@@ -44,10 +48,12 @@ __all__ = [
     "Term",
     "add_normalize",
     "calibrate_exponent",
+    "covariance_penalty",
     "export",
     "geometry",
     "infonce",
     "load",
+    "norm_variance_penalty",
     "prepare",
     "rescale_output",
     "strip_normalize",

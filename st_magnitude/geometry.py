@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
+
+from st_magnitude._sigreg import quadrature as _quadrature
 
 __all__ = [
     "adjusted_cohens_d",
     "alignment",
     "coefficient_of_variation",
     "cohens_d",
+    "effective_rank",
+    "epps_pulley",
     "infonce_alignment",
     "infonce_uniformity",
     "intrinsic_dimension",
@@ -324,6 +328,62 @@ def intrinsic_dimension(x: Any, variance: float = 0.95, num_samples: int | None 
         )
     explained = np.cumsum(np.linalg.eigvalsh(_scatter(matrix))[::-1])
     return int(np.searchsorted(explained, variance * explained[-1])) + 1 if explained[-1] > 0 else 0
+
+
+def effective_rank(x: Any) -> float:
+    """RankMe, how many dimensions the embeddings fill: (n, D) -> [1, min(n, D)].
+
+        exp( -sum_k p_k log p_k ),   p_k = sigma_k / sum sigma
+
+    over the singular values sigma of the matrix, not centred. All rows zero give 0.
+
+    Example:
+        >>> round(effective_rank([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]), 6)
+        2.0
+
+    Source: Garrido et al., RankMe, ICML 2023, Eq. 1; Roy and Vetterli, The Effective Rank, EUSIPCO 2007.
+    """
+    values = np.linalg.svd(_matrix(x), compute_uv=False)
+    shares = values[values > 0] / max(values.sum(), np.finfo(float).tiny)
+    return float(np.exp(-(shares * np.log(shares)).sum())) if len(shares) else 0.0
+
+
+def epps_pulley(
+    x: Any,
+    num_knots: int = 17,
+    t_max: float = 3.0,
+    *,
+    window: bool = True,
+    scale_by_n: bool = True,
+    quadrature: Literal["trapezoid", "mean"] = "trapezoid",
+) -> Any:
+    """Distance of a sample from N(0, 1), by its characteristic function: (n,) -> float; (n, K) -> (K,), by column.
+
+        N · integral over [-t_max, t_max] of |mean_i exp(i t x_i) - exp(-t²/2)|² exp(-t²/2) dt
+
+    What :class:`~st_magnitude.SIGReg` averages over directions; its arguments mean the same. A sample of N(0, 1) has
+    the expectation 1.0525 for any n. Mean and variance are part of the question: standardise first to test for
+    normality alone.
+
+    Raises:
+        ValueError: If x has another shape or no rows, there are fewer than two knots, or t_max is not positive.
+
+    Example:
+        >>> sample = [-1.5, -0.8, -0.3, 0.0, 0.3, 0.8, 1.5]
+        >>> epps_pulley(sample) < 0.2, epps_pulley([v + 2 for v in sample]) > 5
+        (True, True)
+
+    Source: Epps and Pulley, A Test for Normality Based on the Empirical Characteristic Function, Biometrika 1983.
+    """
+    sample = _float64(x)
+    if sample.ndim not in (1, 2) or not sample.size:
+        raise ValueError(f"epps_pulley takes a sample (n,) or columns (n, K), got shape {sample.shape}.")
+    total = np.zeros(sample.shape[1:])
+    for t, w in zip(*_quadrature(num_knots, t_max, window, quadrature), strict=True):
+        real, imaginary = np.cos(t * sample).mean(axis=0), np.sin(t * sample).mean(axis=0)
+        total = total + w * ((real - math.exp(-t * t / 2)) ** 2 + imaginary**2)
+    total = total * (len(sample) if scale_by_n else 1)
+    return float(total) if sample.ndim == 1 else total
 
 
 def paired_bootstrap(

@@ -13,7 +13,7 @@ from scipy import stats
 from sklearn.decomposition import PCA
 from sklearn.linear_model import LinearRegression
 
-from st_magnitude import geometry
+from st_magnitude import SIGReg, geometry
 
 
 @pytest.fixture
@@ -334,3 +334,50 @@ def test_paired_bootstrap_errors():
         geometry.paired_bootstrap([1.0, 2.0], confidence=95)
     with pytest.raises(ValueError, match="at least 1"):
         geometry.paired_bootstrap([])
+
+
+# ---- Epps-Pulley and effective rank
+
+
+@pytest.mark.parametrize("n", [3, 40])
+def test_epps_pulley_is_the_closed_form_of_the_test(rng, n):
+    """Epps and Pulley's with alpha = 1: an integral with the density of N(0, 1), over all t."""
+    x = rng.normal(0.3, 1.2, size=n)
+    pairs = np.exp(-np.square(x[:, None] - x) / 2).sum() / n
+    expected = pairs - math.sqrt(2) * np.exp(-np.square(x) / 4).sum() + n / math.sqrt(3)
+    found = geometry.epps_pulley(x, num_knots=200, t_max=10) / math.sqrt(2 * math.pi)
+    assert found == pytest.approx(expected, rel=1e-10)
+
+
+def test_epps_pulley_options_are_those_of_sigreg(rng):
+    x = torch.from_numpy(rng.normal(size=(30, 4)))
+    columns = torch.eye(4, dtype=torch.float64)
+    for options in ({}, {"window": False, "num_knots": 8}, {"scale_by_n": False}, {"quadrature": "mean", "t_max": 5.0}):
+        values = geometry.epps_pulley(x, **options)
+        assert values.shape == (4,)
+        assert values[1] == pytest.approx(geometry.epps_pulley(x[:, 1], **options), rel=1e-12)
+        assert values.mean() == pytest.approx(SIGReg(scale=None, **options)(x, columns).item(), rel=1e-12)
+
+
+def test_epps_pulley_sees_what_is_not_normal(rng):
+    normal = geometry.epps_pulley(rng.normal(size=500))
+    others = [rng.normal(1, 1, 500), rng.normal(0, 2, 500), rng.uniform(-1.73, 1.73, 500), np.ones(500)]
+    assert all(geometry.epps_pulley(other) > 3 * normal for other in others)
+
+
+def test_epps_pulley_errors():
+    for bad in (3.0, [], np.zeros((2, 2, 2))):
+        with pytest.raises(ValueError, match=r"\(n,\) or columns \(n, K\)"):
+            geometry.epps_pulley(bad)
+    with pytest.raises(ValueError, match="num_knots is at least 2"):
+        geometry.epps_pulley([1.0], num_knots=1)
+
+
+def test_effective_rank(rng):
+    x = anisotropic(rng)
+    eigenvalues = np.linalg.eigvalsh(x.T @ x)
+    assert geometry.effective_rank(x) == pytest.approx(math.exp(stats.entropy(np.sqrt(eigenvalues))), rel=1e-8)
+    assert geometry.effective_rank(7 * x) == pytest.approx(geometry.effective_rank(x), rel=1e-12)
+    assert geometry.effective_rank(np.eye(9)) == pytest.approx(9)
+    assert geometry.effective_rank(np.outer(np.arange(1, 5), np.ones(3))) == pytest.approx(1, abs=1e-6)
+    assert geometry.effective_rank(np.zeros((4, 3))) == 0

@@ -1,3 +1,4 @@
+from st_magnitude.losses.isotropy import SIGRegInfoNCE
 from st_magnitude.losses.ranking import (
     CosineRankingLoss,
     DNormRankingLoss,
@@ -22,6 +23,7 @@ __all__ = [
     "LearnableNormLoss",
     "MagnitudeRankingLoss",
     "QNormRankingLoss",
+    "SIGRegInfoNCE",
     "TempAggLoss",
     "TempAggMRLLoss",
     "TempSpecMRLLoss",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import logging
 import re
@@ -24,8 +23,8 @@ from sentence_transformers.base.losses.merged_forward import embed_columns
 from sentence_transformers.sentence_transformer.losses.matryoshka import CachedLossDecorator, ForwardDecorator
 from sentence_transformers.util import all_gather_with_grad, get_rank
 from torch import Tensor, nn
-from transformers import Trainer
 
+from st_magnitude._trainer import calling_trainer
 from st_magnitude.infonce import Direction, Term, infonce
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import COSINE, DNORM, DOT, QNORM, Similarity
@@ -70,7 +69,8 @@ class MagnitudeRankingLoss(CachedLossMixin, nn.Module):
             number is then fixed, stays in ``loss.scale``, goes to the Trainer's log and is found there on resume. It
             is one number for all terms, from the norms of the longest prefix.
         regularizers: Functions of the embeddings (n, D) of all columns that return a scalar, or pairs of one and its
-            weight. With any, the loss is a dict of named terms, which the Trainer sums and logs.
+            weight. With any, the loss is a dict of named terms, which the Trainer sums and logs. One that has a
+            method ``of_columns`` is called by that instead, with the list of columns, (B, D) each.
         mini_batch_size: Turns on gradient caching (GradCache, arXiv 2101.06983): the model holds activations for so
             many texts at a time, the softmax still spans the whole batch.
         mini_batch_num_tokens: With ``mini_batch_size``, pack mini-batches by tokens instead of texts.
@@ -274,7 +274,10 @@ class MagnitudeRankingLoss(CachedLossMixin, nn.Module):
         terms = [Term(t.dim, t.temperature * stretch, t.weight) for t in self._drawn_terms()]
         losses = {"infonce": self._ranking(queries, documents, terms, similarity)}
         for name, (regularizer, weight) in self._penalties.items():
-            losses[name] = weight * regularizer(torch.cat(embeddings))
+            of_columns = getattr(regularizer, "of_columns", None)
+            losses[name] = weight * (
+                regularizer(torch.cat(embeddings)) if of_columns is None else of_columns(embeddings)
+            )
         return losses
 
     def _drawn_terms(self) -> Sequence[Term]:
@@ -334,7 +337,7 @@ class MagnitudeRankingLoss(CachedLossMixin, nn.Module):
     @torch.no_grad()
     def _calibrated_scale(self, queries: Tensor, documents: list[Tensor], similarity: Similarity) -> float:
         if self.scale == "auto":
-            trainer = _calling_trainer()
+            trainer = calling_trainer()
             key = "auto_scale"
             if trainer is not None and isinstance(losses := getattr(trainer, "loss", None), dict):
                 key += "".join(f"_{name}" for name, loss in losses.items() if loss is self)
@@ -513,16 +516,6 @@ def _mean_remaining_norm(queries: Tensor, documents: list[Tensor], similarity: S
             f"{document / num_documents} (documents). Check the model, or pass a number."
         )
     return size
-
-
-def _calling_trainer() -> Trainer | None:
-    """The Trainer in whose step the loss is being computed, if any: only it knows what was logged before a resume."""
-    frame = inspect.currentframe()
-    while frame is not None:
-        if isinstance(trainer := frame.f_locals.get("self"), Trainer):
-            return trainer
-        frame = frame.f_back
-    return None
 
 
 def _name(regularizer: Regularizer, taken: Collection[str]) -> str:

@@ -1,0 +1,290 @@
+"""SIGReg in losses: values, gradients, caching, logs, resume, two processes; and other regularizers beside it."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from _tiny import ROWS, columns, formula, load_transformer, raw_embeddings
+from _two_ranks_sigreg import CASES, NUM_ROWS, SPLIT, STRETCH, columns_of
+from datasets import Dataset
+from sentence_transformers import (
+    SentenceTransformerTrainer,
+    SentenceTransformerTrainingArguments,
+)
+from sentence_transformers.sentence_transformer.losses import GlobalOrthogonalRegularizationLoss
+
+import st_magnitude as stm
+from st_magnitude._trainer import calling_trainer
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SIGREGS = {
+    "sampled": {"num_directions": 64},
+    "exact": {"num_directions": "exact"},
+    "per_view": {"num_directions": 64, "views": "per_view"},
+    "dims": {"num_directions": 64, "dims": (8, 16, 32), "target": "sphere"},
+    "raw": {"num_directions": "exact", "scale": None},
+}
+LOSSES = [
+    stm.CosineRankingLoss,
+    stm.DotRankingLoss,
+    stm.QNormRankingLoss,
+    stm.DNormRankingLoss,
+    stm.LearnableNormLoss,
+    stm.TempAggLoss,
+    stm.TempAggMRLLoss,
+    stm.TempSpecMRLLoss,
+    stm.SIGRegInfoNCE,
+]
+BATCHING = pytest.mark.parametrize("mini_batch_size", [None, 3], ids=["plain", "cached"])
+
+
+def features(model, num_rows=8):
+    return [model.preprocess(column) for column in columns_of(ROWS[:num_rows])]
+
+
+def gradients(model):
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def assert_same(found, expected, rtol=1e-8):
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(
+            found[name], gradient, rtol=rtol, atol=1e-10, msg=lambda m, name=name: f"{name}: {m}"
+        )
+
+
+def train(model, loss, output, resume=None, data=None, **options):
+    defaults = {"max_steps": 6, "per_device_train_batch_size": 4, "learning_rate": 0.01, "save_strategy": "no"}
+    args = SentenceTransformerTrainingArguments(
+        str(output), use_cpu=True, report_to=[], disable_tqdm=True, logging_steps=1, seed=3, **defaults | options
+    )
+    rows = Dataset.from_dict(columns(num_negatives=1))
+    trainer = SentenceTransformerTrainer(model, args, train_dataset=rows, eval_dataset=data, loss=loss)
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+# --- one step ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", SIGREGS.values(), ids=SIGREGS)
+@BATCHING
+def test_loss_is_infonce_plus_sigreg_of_the_whole_batch(model, options, mini_batch_size):
+    model.double()
+    batch, reference = features(model), stm.SIGReg(**options)
+    embeddings = raw_embeddings(model, batch)
+    parts = embeddings if options.get("views") else [torch.cat(embeddings)]
+    directions = None if options["num_directions"] == "exact" else stm.SIGReg(**options)._draw(embeddings[0])
+    expected = sum(reference(x, directions) for x in parts) / len(parts)
+    (formula(embeddings, (1, 1), 20) + 0.3 * expected).backward()
+    expected_gradients = gradients(model)
+    model.zero_grad()
+
+    loss = stm.SIGRegInfoNCE(model, 0.3, sigreg=stm.SIGReg(**options), mini_batch_size=mini_batch_size)
+    values = loss(batch)
+    assert list(values) == ["infonce", "sigreg"]
+    assert values["sigreg"].item() == pytest.approx(0.3 * expected.item(), rel=1e-10)
+    torch.testing.assert_close(values["infonce"].detach(), formula(embeddings, (1, 1), 20).detach())
+    (values["infonce"] + values["sigreg"]).backward()
+    assert_same(gradients(model), expected_gradients)
+
+
+@pytest.mark.parametrize("loss_class", LOSSES)
+@BATCHING
+def test_every_loss_takes_regularizers(model, loss_class, mini_batch_size):
+    regularizers = [(stm.SIGReg(32), 0.1), (stm.covariance_penalty, 0.2), (stm.norm_variance_penalty, 0.3)]
+    loss = loss_class(model, regularizers=regularizers, mini_batch_size=mini_batch_size)
+    values = loss(features(model))
+    name = "sigreg_2" if loss_class is stm.SIGRegInfoNCE else "sigreg"
+    assert list(values)[-3:] == [name, "covariance_penalty", "norm_variance_penalty"]
+    x = torch.cat(raw_embeddings(model, features(model))).detach()
+    assert values["covariance_penalty"].item() == pytest.approx(0.2 * stm.covariance_penalty(x).item(), rel=1e-4)
+    assert values["norm_variance_penalty"].item() == pytest.approx(0.3 * stm.norm_variance_penalty(x).item(), rel=1e-4)
+    sum(values.values()).backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_a_regularizer_of_columns_gets_them(model):
+    class Seen:
+        name = "seen"
+
+        def of_columns(self, columns):
+            self.shapes = [tuple(x.shape) for x in columns]
+            return columns[0].sum()
+
+    seen = Seen()
+    stm.QNormRankingLoss(model, regularizers=[seen], scale=1.0)(features(model))
+    assert seen.shapes == [(8, 32)] * 3
+
+
+@BATCHING
+def test_global_orthogonal_regularization(model, mini_batch_size):
+    """sentence-transformers' own, as docs/isotropy.md shows it: on columns, like SIGReg's per_view."""
+
+    class GOR:
+        name = "gor"
+
+        def __init__(self, model):
+            self.loss = GlobalOrthogonalRegularizationLoss(model)
+
+        def of_columns(self, columns):
+            return sum(self.loss.compute_loss_from_embeddings(columns).values())
+
+    batch = features(model)
+    loss = stm.SIGRegInfoNCE(model, regularizers=[(GOR(model), 0.5)], mini_batch_size=mini_batch_size)
+    values = loss(batch)
+    expected = GlobalOrthogonalRegularizationLoss(model)(batch)
+    assert list(values) == ["infonce", "sigreg", "gor"]
+    assert values["gor"].item() == pytest.approx(0.5 * sum(expected.values()).item(), rel=1e-4)
+
+
+def test_arguments(model):
+    with pytest.raises(ValueError, match=r"got -1; the usual one is 0\.05"):
+        stm.SIGRegInfoNCE(model, -1)
+    with pytest.raises(ValueError, match="got nan"):
+        stm.SIGRegInfoNCE(model, math.nan)
+    with pytest.raises(ValueError, match="exceed the 32 dimensions"):
+        stm.SIGRegInfoNCE(model, sigreg=stm.SIGReg(dims=(64,)))(features(model))
+    loss = stm.SIGRegInfoNCE(model, similarity="dot")
+    assert json.loads(json.dumps(loss.get_config_dict()))["regularizers"] == {"sigreg": 0.05}
+    assert model.similarity_fn_name == "dot"
+    assert "2511.08544" in loss.citation
+
+
+def test_one_row(model):
+    values = stm.SIGRegInfoNCE(model)(features(model, 1)[:2])
+    sum(values.values()).backward()
+    assert values["infonce"] == 0
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+
+
+# --- training ---------------------------------------------------------------------------------------------------------
+
+
+@BATCHING
+@pytest.mark.parametrize("num_directions", [64, "exact"])
+def test_training_spreads_embeddings(model, tmp_path, mini_batch_size, num_directions):
+    def mean_cosine():
+        return stm.geometry.mean_cosine(model.encode([row[1] for row in ROWS]))
+
+    before = mean_cosine()
+    loss = stm.SIGRegInfoNCE(model, 1.0, sigreg=stm.SIGReg(num_directions), mini_batch_size=mini_batch_size)
+    trainer = train(model, loss, tmp_path, max_steps=10, learning_rate=1e-3, per_device_train_batch_size=16)
+    logged = [entry["sigreg"] for entry in trainer.state.log_history if "sigreg" in entry]
+    assert len(logged) == 10
+    assert logged[-1] < 0.7 * logged[0]
+    assert abs(mean_cosine()) < abs(before) - 0.1
+    for entry in trainer.state.log_history:
+        if "infonce" in entry:
+            assert entry["loss"] == pytest.approx(entry["infonce"] + entry["sigreg"], abs=2e-3)
+
+
+def test_log_of_the_excess(model, tmp_path):
+    sigreg = stm.SIGReg("exact", subtract_null=True)
+    loss = stm.SIGRegInfoNCE(model, 0.1, sigreg=sigreg)
+    trainer = train(model, loss, tmp_path, max_steps=1)
+    (logged,) = [entry["sigreg"] for entry in trainer.state.log_history if "sigreg" in entry]
+    assert logged == pytest.approx(0.1 * sigreg.last_excess.item(), abs=1e-4)
+
+
+class Recording(stm.SIGReg):
+    """Remembers what its directions depended on."""
+
+    def __init__(self):
+        super().__init__(16)
+        self.keys, self.evaluated = [], 0
+
+    def _key(self):
+        key = super()._key()
+        if key:
+            self.keys.append(key)
+        else:
+            self.evaluated += 1
+        return key
+
+
+@BATCHING
+def test_keys_in_a_trainer(model, tmp_path, mini_batch_size):
+    """The step, and the call within it; evaluation in between changes nothing."""
+    sigreg = Recording()
+    data = Dataset.from_dict(columns(num_negatives=1))
+    train(
+        model,
+        stm.SIGRegInfoNCE(model, sigreg=sigreg, mini_batch_size=mini_batch_size),
+        tmp_path,
+        data=data,
+        max_steps=3,
+        gradient_accumulation_steps=2,
+        eval_strategy="steps",
+        eval_steps=1,
+        per_device_eval_batch_size=8,
+    )
+    assert sigreg.keys == [(0, 1), (0, 2), (1, 1), (1, 2), (2, 1), (2, 2)]
+    assert sigreg.evaluated == 3 * 2
+    assert sigreg.num_calls == 0
+    assert calling_trainer() is None
+
+
+@BATCHING
+@pytest.mark.parametrize("options", [{}, {"gradient_accumulation_steps": 2}], ids=["", "accumulated"])
+def test_resume(folder, tmp_path, mini_batch_size, options):
+    """An interrupted and a straight training end in the same weights."""
+    options = {"save_strategy": "steps", "save_steps": 3, "lr_scheduler_type": "linear"} | options
+    models = [load_transformer(folder) for _ in range(3)]
+    losses = [stm.SIGRegInfoNCE(m, 1.0, sigreg=stm.SIGReg(8), mini_batch_size=mini_batch_size) for m in models]
+    train(models[0], losses[0], tmp_path / "straight", **options)
+    checkpoint = str(tmp_path / "straight" / "checkpoint-3")
+    torch.manual_seed(99)
+    train(models[1], losses[1], tmp_path / "resumed", resume=checkpoint, **options)
+    losses[2].regularizers["sigreg"].seed = 1  # what other directions would have come to
+    train(models[2], losses[2], tmp_path / "other", resume=checkpoint, **options)
+    straight, resumed, other = (m.state_dict() for m in models)
+    for name, value in straight.items():
+        torch.testing.assert_close(resumed[name], value, rtol=0, atol=1e-6)
+    assert max((other[name] - value).abs().max() for name, value in straight.items() if value.numel()) > 1e-3
+
+
+# --- two processes ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def two_ranks(folder, tmp_path_factory):
+    output = tmp_path_factory.mktemp("two_ranks_sigreg")
+    script = Path(__file__).with_name("_two_ranks_sigreg.py")
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(script), folder, str(output)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, *launch], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-6000:]
+    return [torch.load(output / f"rank{rank}.pt") for rank in range(2)]
+
+
+@pytest.mark.parametrize("name", CASES)
+@BATCHING
+def test_two_ranks_are_one_process_on_the_joined_batch(model, two_ranks, name, mini_batch_size):
+    """Value, excess and gradient, with 5 rows on one rank and 9 on the other; without gathering they are others."""
+    model.double()
+    sigreg = stm.SIGReg(**CASES[name])
+    stretch = torch.ones(NUM_ROWS, 1, dtype=torch.float64)
+    if mini_batch_size is None:
+        stretch[SPLIT:] = STRETCH
+    value = sigreg.of_columns([x * stretch for x in raw_embeddings(model, features(model, NUM_ROWS))])
+    value.backward()
+    expected = gradients(model)
+    for found in (rank[name, mini_batch_size is not None] for rank in two_ranks):
+        if name == "alone":
+            assert abs(found["value"] / value.item() - 1) > 0.02
+            differences = [
+                (found["gradients"][n] - g).norm() / g.norm() for n, g in expected.items() if g.norm() > 1e-6
+            ]
+            assert max(differences) > 0.1
+            continue
+        assert found["value"] == pytest.approx(value.item(), rel=1e-10)
+        assert found["excess"] == pytest.approx(sigreg.last_excess.item(), rel=1e-8, abs=1e-10)
+        assert_same(found["gradients"], expected, rtol=1e-6)
