@@ -99,6 +99,7 @@ def minilm() -> SentenceTransformer:
 class Study:
     load: Callable[[], SentenceTransformer]
     how: dict[str, Any]  # chosen on the development split, at tau = .06, once for all conditions
+    sizes: dict[str, int]  # of the data
     conditions: list[str]
 
 
@@ -106,11 +107,13 @@ MODELS = {
     "static": Study(
         static_model,
         {"max_steps": 400, "per_device_train_batch_size": 128, "learning_rate": 3e-2, "bf16": False},
+        {"corpus_size": 2500, "foldoc_corpus_size": 1500},
         list(CONDITIONS),
     ),
     "MiniLM": Study(
         minilm,
         {"max_steps": 40, "per_device_train_batch_size": 64, "learning_rate": 5e-5, "bf16": has_fast_bf16()},
+        {"num_test_queries": 700, "corpus_size": 2000, "num_foldoc_queries": 300, "foldoc_corpus_size": 800},
         [name for name in CONDITIONS if not name.startswith(("MRL 0.06", "MRL 0.1", "MRL 0.3", "mixed"))],
     ),
 }
@@ -305,50 +308,55 @@ def on_docstrings(name: str, condition: str, seed: int, task: DocstringTask) -> 
     return read_outs(model, task.dev, {"": task.test})
 
 
+def run(name: str, num_seeds: int, conditions: list[str], record: Path, cache: Path | None) -> dict[str, Results]:
+    """Both studies of a model; what ``record`` holds already, of a call that was interrupted, is not done again."""
+    results: dict[str, Results] = (
+        json.loads(record.read_text()) if record.exists() else {"lexicons": {}, "docstrings": {}}
+    )
+    began = time.perf_counter()
+
+    def keep(study: str, condition: str, seed: int, measure: Callable[[], Figures]) -> None:
+        runs = results[study].setdefault(condition, [])
+        if len(runs) > seed:
+            return
+        runs.append(measure())
+        record.write_text(json.dumps(results, indent=1) + "\n")
+        summary = ", ".join(f"{key} {runs[-1][key]:.3f}" for key in ("full", "quarter", "binary", "binary rescored"))
+        elapsed = time.perf_counter() - began
+        print(f"[{elapsed:5.0f} s] {name}, seed {seed}, {study}, {condition}: {summary}", flush=True)
+
+    for seed in range(num_seeds):
+        data = build(cache=cache, seed=seed, **MODELS[name].sizes)
+        for condition in ["pretrained", *conditions]:
+            keep("lexicons", condition, seed, partial(on_lexicons, name, condition, seed, data))
+        task = build_docstring_task(seed=seed)
+        keep("docstrings", "QNorm TempAggMRL", seed, partial(on_docstrings, name, "QNorm TempAggMRL", seed, task))
+    return results
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="the static model only, two seeds, fewer conditions")
+    parser.add_argument("--models", default=",".join(MODELS), help="default: %(default)s")
     parser.add_argument("--output", type=Path, default=Path("runs/temperature"), help="where the figures are kept")
     parser.add_argument("--cache", type=Path, default=None, help="where the data is unpacked")
     arguments = parser.parse_args()
-    names = ["static"] if arguments.quick else list(MODELS)
-    num_seeds = 2 if arguments.quick else 3
     arguments.output.mkdir(parents=True, exist_ok=True)
-    record = arguments.output / ("quick.json" if arguments.quick else "results.json")
-    results: dict[str, Results] = json.loads(record.read_text()) if record.exists() else {}
-    began = time.perf_counter()
-
-    def keep(study: str, condition: str, seed: int, run: Callable[[], Figures]) -> None:
-        runs = results.setdefault(study, {}).setdefault(condition, [])
-        if len(runs) > seed:
-            return  # of an earlier call that was interrupted
-        runs.append(run())
-        record.write_text(json.dumps(results, indent=1) + "\n")
-        summary = ", ".join(f"{key} {runs[-1][key]:.3f}" for key in ("full", "quarter", "binary", "binary rescored"))
-        print(f"[{time.perf_counter() - began:5.0f} s] seed {seed}, {study}, {condition}: {summary}", flush=True)
-
-    for seed in range(num_seeds):
-        data = build(cache=arguments.cache, seed=seed, corpus_size=2500, foldoc_corpus_size=1500)
-        task = build_docstring_task(seed=seed)
-        for name in names:
-            for condition in ["pretrained", *MODELS[name].conditions]:
-                if not arguments.quick or not condition.startswith(("mixed", "MRL 0.06", "MRL 0.1")):
-                    keep(name, condition, seed, partial(on_lexicons, name, condition, seed, data))
-            for condition in ("TempAggMRL", "QNorm TempAggMRL") if name == "static" else ("QNorm TempAggMRL",):
-                keep(f"{name}, docstrings", condition, seed, partial(on_docstrings, name, condition, seed, task))
-
-    print(f"\nMean ± standard deviation of {num_seeds} seeds; nDCG@10, v-measure and shares in points.")
-    for name in names:
-        print(f"\n## {name}: WordNet and FOLDOC\n\n{table(results[name])}")
-        print(f"\n## {name} beside the paper\n\n{claims(results[name])}")
-        on_words, on_docs = results[name], results[f"{name}, docstrings"]
+    for name in ["static"] if arguments.quick else arguments.models.split(","):
+        conditions, num_seeds, record = MODELS[name].conditions, 3, arguments.output / f"{name}.json"
+        if arguments.quick:
+            conditions = [c for c in conditions if not c.startswith(("mixed", "MRL 0.06", "MRL 0.1"))]
+            num_seeds, record = 2, arguments.output / "quick.json"
+        results = run(name, num_seeds, conditions, record, arguments.cache)
+        on_words = results["lexicons"]
+        print(f"\n## {name}: mean ± standard deviation of {num_seeds} seeds, all but dimensions in points\n")
+        print(table(on_words))
+        print(f"\n## {name} beside the paper\n\n{claims(on_words)}")
         print(f"\n## {name}, trained with QNorm TempAggMRL: what one stored norm wins at one bit a dimension\n")
         print("| task | document exponent | | full | rescored | with norm | gain by seed |")
         print("| --- | --- | --- | ---: | ---: | ---: | --- |")
         print("\n".join(norm_rescoring(on_words["QNorm TempAggMRL"], {"": "WordNet", "FOLDOC ": "FOLDOC"})))
-        print("\n".join(norm_rescoring(on_docs["QNorm TempAggMRL"], {"": "docstrings"})))
-        for run in on_docs.get("TempAggMRL", []):
-            print(f"\nCosine TempAggMRL on docstrings, full: {100 * run['full']:.1f}")
+        print("\n".join(norm_rescoring(results["docstrings"]["QNorm TempAggMRL"], {"": "docstrings"})), flush=True)
 
 
 if __name__ == "__main__":
