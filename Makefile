@@ -26,9 +26,10 @@ docs: $(BIN)/.installed  ## the examples in docstrings, README and docs
 	$(BIN)/python -m pytest --doctest-modules st_magnitude
 	$(BIN)/python -m pytest tests/test_docs.py
 
-bench: $(BIN)/.installed  ## the figures of the README and the docs (about an hour on 2 cores)
+bench: $(BIN)/.installed  ## the figures of the README and the docs (more than an hour on 2 cores)
 	$(BIN)/python benchmarks/kernel.py
 	$(BIN)/python benchmarks/temperature.py
+	$(BIN)/python benchmarks/sigreg.py
 
 $(BIN)/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

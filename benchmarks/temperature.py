@@ -262,7 +262,7 @@ def claims(results: Results) -> str:
         gains = np.array([(b[metric] - a[metric]) * in_points(metric) for a, b in pairs])
         spread = gains.std(ddof=1)
         verdict = "agrees" if gains.mean() * paper > 0 else "disagrees"
-        if abs(gains.mean()) < spread:
+        if abs(gains.mean()) <= spread:
             verdict = f"unclear ({verdict})"
         else:
             clear += 1
