@@ -3,6 +3,7 @@
 from st_magnitude import geometry
 from st_magnitude.calibration import ExponentCurve, calibrate_exponent
 from st_magnitude.evaluation import CompressionEvaluator, MagnitudeEvaluator
+from st_magnitude.gradients import attach_grad_scale, grad_scale
 from st_magnitude.infonce import Term, infonce
 from st_magnitude.losses import (
     CosineRankingLoss,
@@ -19,7 +20,7 @@ from st_magnitude.losses import (
     temp_spec_mrl,
 )
 from st_magnitude.similarity import COSINE, DNORM, DOT, QNORM, Similarity
-from st_magnitude.surgery import add_normalize, export, load, prepare, rescale_output, strip_normalize
+from st_magnitude.surgery import add_normalize, cut_init, export, load, prepare, rescale_output, strip_normalize
 
 __version__ = "0.1.0"
 
@@ -43,9 +44,12 @@ __all__ = [
     "TempSpecMRLLoss",
     "Term",
     "add_normalize",
+    "attach_grad_scale",
     "calibrate_exponent",
+    "cut_init",
     "export",
     "geometry",
+    "grad_scale",
     "infonce",
     "load",
     "prepare",
