@@ -2,7 +2,8 @@
 
 from st_magnitude import geometry
 from st_magnitude.calibration import ExponentCurve, calibrate_exponent
-from st_magnitude.evaluation import CompressionEvaluator, MagnitudeEvaluator
+from st_magnitude.callbacks import NormMonitor
+from st_magnitude.evaluation import CompressionEvaluator, MagnitudeEvaluator, ScoredPairsEvaluator
 from st_magnitude.gradients import attach_grad_scale, grad_scale
 from st_magnitude.infonce import Term, infonce
 from st_magnitude.losses import (
@@ -12,6 +13,7 @@ from st_magnitude.losses import (
     LearnableNormLoss,
     MagnitudeRankingLoss,
     QNormRankingLoss,
+    SimilarityMSELoss,
     TempAggLoss,
     TempAggMRLLoss,
     TempSpecMRLLoss,
@@ -37,8 +39,11 @@ __all__ = [
     "LearnableNormLoss",
     "MagnitudeEvaluator",
     "MagnitudeRankingLoss",
+    "NormMonitor",
     "QNormRankingLoss",
+    "ScoredPairsEvaluator",
     "Similarity",
+    "SimilarityMSELoss",
     "TempAggLoss",
     "TempAggMRLLoss",
     "TempSpecMRLLoss",

@@ -6,6 +6,7 @@ from st_magnitude.losses.ranking import (
     MagnitudeRankingLoss,
     QNormRankingLoss,
 )
+from st_magnitude.losses.regression import SimilarityMSELoss
 from st_magnitude.losses.temperature import (
     TempAggLoss,
     TempAggMRLLoss,
@@ -22,6 +23,7 @@ __all__ = [
     "LearnableNormLoss",
     "MagnitudeRankingLoss",
     "QNormRankingLoss",
+    "SimilarityMSELoss",
     "TempAggLoss",
     "TempAggMRLLoss",
     "TempSpecMRLLoss",
