@@ -7,6 +7,7 @@ Self-Supervised Learning*, Prop. 3.1): long embeddings hardly move. Multiplied b
 from __future__ import annotations
 
 import math
+from collections.abc import MutableMapping
 from functools import partial
 from inspect import signature
 from types import MethodType
@@ -158,7 +159,7 @@ class _Hook:
             return self._scaled(output)
         if isinstance(output, tuple) and output and isinstance(output[0], Tensor):
             return (self._scaled(output[0]), *output[1:])
-        if isinstance(output, dict) and "sentence_embedding" in output:
+        if isinstance(output, MutableMapping) and "sentence_embedding" in output:
             output["sentence_embedding"] = self._scaled(output["sentence_embedding"])
             return output
         raise TypeError(
