@@ -292,6 +292,22 @@ def test_cut_of_minilm_is_exact(minilm, caplog):
     assert not caplog.records
 
 
+def test_cut_of_the_output_speeds_up_the_last_map_alone(model):
+    """Similarities do not change, so layers below get the gradient that they got before."""
+    model.double().append(Normalize())
+    columns = [dict(model.preprocess(texts)) for texts in (QUERIES, DOCUMENTS)]
+
+    def gradients():
+        model.zero_grad()
+        stm.CosineRankingLoss(model)([dict(column) for column in columns]).backward()
+        return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+    before = gradients()
+    cut = set(stm.cut_init(model, 3.0).parameters)
+    for name, gradient in gradients().items():
+        torch.testing.assert_close(gradient, before[name] * (3 if name in cut else 1), rtol=1e-5, atol=1e-7)
+
+
 def test_cut_of_everything_warns_and_is_told(minilm, caplog):
     report = stm.cut_init(minilm, c=3.0, where="all", probe=QUERIES + DOCUMENTS)
     assert len(report.parameters) == len(list(minilm.parameters()))
