@@ -229,8 +229,8 @@ class NormMonitor(TrainerCallback):
             self._forget(inputs[0])
 
     @torch.compiler.disable
-    def _listen(self, module: nn.Module, _inputs: Any, output: Any) -> None:
-        if not (self._is_armed and module.training):
+    def _listen(self, _module: nn.Module, _inputs: Any, output: Any) -> None:
+        if not self._is_armed:
             return
         x = self._extract(output)
         if x.requires_grad:  # not the first pass of a cached loss, not an evaluation

@@ -10,7 +10,6 @@ import math
 from collections.abc import MutableMapping
 from functools import partial
 from inspect import signature
-from types import MethodType
 from typing import Any
 
 import torch
@@ -217,10 +216,10 @@ def _is_clip(model: nn.Module) -> bool:
 
 
 def _wrap_encoders(model: nn.Module, power: float, divide_by_mean: bool) -> list[Any]:
-    """Bound methods in the instance: ``forward`` calls them, and a deep copy of the model binds them to itself."""
+    """In the instance, where ``forward`` finds them; a deep copy of the model copies them bound to itself."""
     for name in _ENCODERS:
-        encode = partial(_encode, getattr(type(model), name), power, divide_by_mean)
-        object.__setattr__(model, name, MethodType(encode, model))
+        encode = getattr(type(model), name)
+        object.__setattr__(model, name, partial(_encode, encode, power, divide_by_mean, model))
     return [partial(vars(model).pop, name) for name in _ENCODERS]
 
 

@@ -160,6 +160,15 @@ def test_collapse_is_told_once(caplog, kind, queries, documents):
     assert kind in told[0]
 
 
+def test_a_few_rows_are_no_collapse(caplog):
+    """15 % by dot and at most 5 % by cosine: too little of either."""
+    queries, documents = BY_LENGTH["queries"], BY_LENGTH["documents"].clone()
+    documents[3:] = documents[3:].roll(5, dims=0)
+    row = stm.NormMonitor(every=1).update(queries=queries, documents=documents)
+    assert 0 < row["dot_cosine_gap"] <= 0.15
+    assert not caplog.records
+
+
 @pytest.mark.parametrize("num_rows", [8, 40])
 def test_health_is_not_reported(caplog, num_rows):
     monitor = stm.NormMonitor(every=1)
@@ -322,11 +331,13 @@ class Pairs(nn.Module):
         return {"loss": nn.functional.cross_entropy(stm.COSINE(x, y) * 20, torch.arange(len(x))), "logits": x}
 
 
-def test_transformers_trainer(tmp_path):
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_transformers_trainer(tmp_path, accumulation):
     data = [{"a": torch.randn(5), "b": 3 * torch.randn(5)} for _ in range(16)]
     model, listener = Pairs(), Listener()
     monitor = stm.NormMonitor(every=2, module=model.encoder)
     options = ARGUMENTS | {"remove_unused_columns": False, "label_names": []}
+    options |= {"gradient_accumulation_steps": accumulation, "per_device_train_batch_size": 4}
     Trainer(
         model,
         TrainingArguments(str(tmp_path), **options),

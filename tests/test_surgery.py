@@ -331,6 +331,11 @@ def test_untrained_models_are_cut_without_a_warning(model, caplog):
     assert not caplog.records
 
 
+def test_weights_without_a_bias_look_trained_as_well(tmp_path, caplog):
+    stm.cut_init(load_transformer(save_transformer(tmp_path, "llama"), "lasttoken"), where="all")
+    assert "destroys" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("kind", "pooling"), [("bert", "cls"), ("llama", "lasttoken"), ("gemma", "lasttoken"), ("t5", "mean")]
 )
