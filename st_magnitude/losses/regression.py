@@ -40,8 +40,7 @@ class SimilarityMSELoss(nn.Module):
             1 / (mean|a|^(1 - gamma_query) · mean|b|^(1 - gamma_document)), of the first batch on all ranks, which is
             1 for cosine; the number is then fixed, stays in ``loss.scale``, goes to the Trainer's log as
             ``auto_scale`` and is found there on resume. The paper's 0.01 is meant for dot products of 100 to 1,000:
-            with all-MiniLM, whose norms are 5 to 7, it held dot to a Spearman of .71 on STS-B and one-sided
-            similarities to .44, where calibrated ones reach .77 and .80 to .81 (cosine .84).
+            with all-MiniLM, whose norms are 5 to 7, training at 0.01 collapses (docs/norms.md has the figures).
 
     Raises:
         ValueError: If the similarity keeps magnitude but the model ends in ``Normalize`` or sentence-transformers'
