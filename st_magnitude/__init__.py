@@ -2,7 +2,9 @@
 
 from st_magnitude import geometry
 from st_magnitude.calibration import ExponentCurve, calibrate_exponent
-from st_magnitude.evaluation import CompressionEvaluator, MagnitudeEvaluator
+from st_magnitude.callbacks import NormMonitor
+from st_magnitude.evaluation import CompressionEvaluator, MagnitudeEvaluator, ScoredPairsEvaluator
+from st_magnitude.gradients import attach_grad_scale, grad_scale
 from st_magnitude.infonce import Term, infonce
 from st_magnitude.losses import (
     CosineRankingLoss,
@@ -12,6 +14,7 @@ from st_magnitude.losses import (
     MagnitudeRankingLoss,
     QNormRankingLoss,
     SIGRegInfoNCE,
+    SimilarityMSELoss,
     TempAggLoss,
     TempAggMRLLoss,
     TempSpecMRLLoss,
@@ -21,7 +24,7 @@ from st_magnitude.losses import (
 )
 from st_magnitude.regularizers import SIGReg, covariance_penalty, norm_variance_penalty
 from st_magnitude.similarity import COSINE, DNORM, DOT, QNORM, Similarity
-from st_magnitude.surgery import add_normalize, export, load, prepare, rescale_output, strip_normalize
+from st_magnitude.surgery import add_normalize, cut_init, export, load, prepare, rescale_output, strip_normalize
 
 __version__ = "0.1.0"
 
@@ -38,19 +41,25 @@ __all__ = [
     "LearnableNormLoss",
     "MagnitudeEvaluator",
     "MagnitudeRankingLoss",
+    "NormMonitor",
     "QNormRankingLoss",
     "SIGReg",
     "SIGRegInfoNCE",
+    "ScoredPairsEvaluator",
     "Similarity",
+    "SimilarityMSELoss",
     "TempAggLoss",
     "TempAggMRLLoss",
     "TempSpecMRLLoss",
     "Term",
     "add_normalize",
+    "attach_grad_scale",
     "calibrate_exponent",
     "covariance_penalty",
+    "cut_init",
     "export",
     "geometry",
+    "grad_scale",
     "infonce",
     "load",
     "norm_variance_penalty",

@@ -19,6 +19,7 @@ from st_magnitude._sigreg import quadrature as _quadrature
 __all__ = [
     "adjusted_cohens_d",
     "alignment",
+    "auroc",
     "coefficient_of_variation",
     "cohens_d",
     "effective_rank",
@@ -31,6 +32,9 @@ __all__ = [
     "mean_cosine",
     "norms",
     "paired_bootstrap",
+    "risk_coverage",
+    "spearman",
+    "symmetry_gap",
     "uniformity",
 ]
 
@@ -428,6 +432,91 @@ def paired_bootstrap(
     return float(difference.mean()), float(low), float(high)
 
 
+def spearman(a: Any, b: Any) -> float:
+    """Spearman's rank correlation of two samples, ties at their mean rank: (n,), (n,) -> [-1, 1].
+
+    nan where all values of a sample are equal.
+
+    Raises:
+        ValueError: If the two differ in length or have fewer than two values.
+
+    Example:
+        >>> spearman([1.0, 2.0, 3.0], [10.0, 100.0, 1000.0])
+        1.0
+    """
+    x, y = _same_length(a, b)
+    x, y = (ranks - ranks.mean() for ranks in (_ranks(x), _ranks(y)))
+    size = math.sqrt(float(x @ x) * float(y @ y))
+    return max(-1.0, min(1.0, float(x @ y) / size)) if size else math.nan
+
+
+def auroc(positive: Any, negative: Any) -> float:
+    """Probability that a value of the first sample exceeds one of the second, ties counting half: -> [0, 1].
+
+    The area under the ROC curve: 0.5 tells nothing apart, 1 everything. With norms of texts of the training domain
+    and of others, 1 means that every stranger is shorter.
+
+    Raises:
+        ValueError: If a sample is empty.
+
+    Example:
+        >>> auroc([3.0, 2.0], [1.0, 2.0])
+        0.875
+    """
+    a, b = _sample(positive, "positive", at_least=1), _sample(negative, "negative", at_least=1)
+    ranks = _ranks(np.concatenate([a, b]))[: len(a)]
+    return float((ranks.sum() - len(a) * (len(a) - 1) / 2) / (len(a) * len(b)))
+
+
+def risk_coverage(confidence: Any, is_correct: Any) -> tuple[Array, Array, float]:
+    """Share of wrong answers among the k most confident, for every k: (n,), (n,) -> coverage (n,), risk (n,), area.
+
+    Answer only where the confidence exceeds a threshold: coverage k / n is the share of questions answered then, risk
+    the share of those answers that are wrong. The area is the mean risk over all coverages; a confidence that knows
+    nothing has the overall error rate as its area, a useful one less. Values that are equal cannot be told apart by
+    a threshold: within such a group the errors are spread evenly.
+
+    Raises:
+        ValueError: If the two differ in length or have fewer than two values.
+
+    Example:
+        >>> coverage, risk, area = risk_coverage([3.0, 2.0, 1.0, 0.0], [True, True, False, False])
+        >>> risk.round(2), round(area, 3)
+        (array([0.  , 0.  , 0.33, 0.5 ]), 0.208)
+
+    Source: El-Yaniv and Wiener, On the Foundations of Noise-free Selective Classification, JMLR 2010; the area is
+    AURC of Geifman et al., ICLR 2019.
+    """
+    values, correct = _same_length(confidence, np.asarray(is_correct, dtype=np.float64))
+    _, group = np.unique(-values, return_inverse=True)
+    wrong = np.bincount(group, weights=1 - correct) / np.bincount(group)  # error rate of every group of equals
+    answered = np.arange(1, len(values) + 1)
+    risk = np.cumsum(wrong[np.sort(group)]) / answered
+    return answered / len(values), risk, float(risk.mean())
+
+
+def symmetry_gap(forward: Any, backward: Any) -> float:
+    """How far swapping the two texts moves a score: s(a, b), s(b, a) of n pairs, (n,), (n,) -> float; 0 is symmetric.
+
+        mean |s(a, b) - s(b, a)| over the standard deviation of s(a, b)
+
+    nan where all scores are equal.
+
+    Raises:
+        ValueError: If the two differ in length or have fewer than two values.
+
+    Example:
+        >>> symmetry_gap([1.0, 3.0], [1.5, 3.0])
+        0.25
+
+    Source: Beyond the Unit Hypersphere, arXiv 2602.09229, Cor. 6.1: cosine and dot give 0, one-sided normalisation
+    cannot.
+    """
+    a, b = _same_length(forward, backward)
+    deviation = float(a.std())
+    return float(np.abs(a - b).mean()) / deviation if deviation else math.nan
+
+
 class CosineSum:
     """What `mean_cosine` needs of rows that arrive in chunks: the sum of the unit rows, and how many there were."""
 
@@ -474,6 +563,20 @@ def _sample(x: Any, name: str, at_least: int) -> Array:
             + (" Pass norms(x) for embeddings." if sample.ndim == 2 else "")
         )
     return sample
+
+
+def _same_length(a: Any, b: Any) -> tuple[Array, Array]:
+    """Two checked samples of the same things, (n,) each."""
+    x, y = _sample(a, "The first", at_least=2), _sample(b, "The second", at_least=2)
+    if len(x) != len(y):
+        raise ValueError(f"The two describe the same things in the same order, got {len(x)} and {len(y)} values.")
+    return x, y
+
+
+def _ranks(values: Array) -> Array:
+    """Ranks from 0, equal values at their mean rank: (n,) -> (n,)."""
+    _, group, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts + 1) / 2)[group]
 
 
 def _positive(temperature: float) -> float:

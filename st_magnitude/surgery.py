@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize, Router
 from sentence_transformers.sentence_transformer.modules import (
@@ -25,11 +28,14 @@ from sentence_transformers.sentence_transformer.modules import (
 )
 from torch import Tensor, nn
 
+from st_magnitude.geometry import spearman
 from st_magnitude.modules import ExponentNorm
-from st_magnitude.similarity import COSINE, Similarity
+from st_magnitude.similarity import COSINE, Similarity, safe_norm
 
 __all__ = [
+    "CutReport",
     "add_normalize",
+    "cut_init",
     "export",
     "load",
     "normalizes_output",
@@ -53,7 +59,8 @@ _PROBE = (
 )
 
 
-def _is_sentence_norm(module: nn.Module) -> bool:
+def is_sentence_norm(module: nn.Module) -> bool:
+    """Whether a module is sentence-transformers' Normalize of the sentence embedding."""
     return isinstance(module, Normalize) and module.module_output_name == "sentence_embedding"
 
 
@@ -66,7 +73,7 @@ def normalizes_output(model: nn.Module, routes: Callable[[Iterable[bool]], bool]
         if isinstance(module, Router):
             return routes(normalizes_output(route, routes) for route in _routes(module).values())
         if not isinstance(module, (Dropout, ExponentNorm)):
-            return _is_sentence_norm(module)
+            return is_sentence_norm(module)
     return False
 
 
@@ -88,7 +95,7 @@ def strip_normalize(model: SentenceTransformer) -> SentenceTransformer:
         >>> [type(module).__name__ for module in strip_normalize(model)]
         ['BoW']
     """
-    while len(model) > 1 and (_is_sentence_norm(model[-1]) or isinstance(model[-1], ExponentNorm)):
+    while len(model) > 1 and (is_sentence_norm(model[-1]) or isinstance(model[-1], ExponentNorm)):
         del model[-1]
     if normalizes_output(model):
         if not isinstance(model[-1], Router):
@@ -98,13 +105,13 @@ def strip_normalize(model: SentenceTransformer) -> SentenceTransformer:
             )
         routes = _routes(model[-1])
         for name, route in routes.items():
-            if all(_is_sentence_norm(module) for module in route):
+            if all(is_sentence_norm(module) for module in route):
                 raise ValueError(
                     f"The route {name!r} of the last Router is nothing but Normalize (a model exported with "
                     "calibrated_scores=True?): remove the Router with `del model[-1]`."
                 )
         for route in routes.values():
-            while _is_sentence_norm(route[-1]):
+            while is_sentence_norm(route[-1]):
                 del route[-1]
     return model
 
@@ -239,6 +246,79 @@ def _trailing_exponents_off(model: SentenceTransformer) -> Iterator[None]:
             model.append(removed)
 
 
+def raw_length(modules: Sequence[nn.Module]) -> int:
+    """How many modules come before the Normalize or ExponentNorm at the end, which Dropout may follow."""
+    length = len(modules)
+    for i in reversed(range(len(modules))):
+        if is_sentence_norm(modules[i]) or isinstance(modules[i], ExponentNorm):
+            length = i
+        elif not isinstance(modules[i], Dropout):
+            break
+    return length
+
+
+@contextmanager
+def without_normalize(model: SentenceTransformer) -> Iterator[None]:
+    """Within the block the model ends before its Normalize or ExponentNorm: it gives the norms that training had.
+
+    Example:
+        >>> from sentence_transformers.sentence_transformer.modules import BoW
+        >>> model = SentenceTransformer(modules=[BoW(["red"]), Normalize()], device="cpu")
+        >>> with without_normalize(model):
+        ...     raw = model.encode("red red red")
+        >>> raw, model.encode("red red red")
+        (array([3.], dtype=float32), array([1.], dtype=float32))
+    """
+    removed = list(model.children())[raw_length(list(model.children())) :]
+    for _ in removed:
+        del model[-1]
+    try:
+        yield
+    finally:
+        model.extend(removed)
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside DistributedDataParallel and torch.compile."""
+    while isinstance(inner := getattr(model, "_orig_mod", getattr(model, "module", None)), nn.Module):
+        model = inner
+    return model
+
+
+def raw_producers(model: nn.Module) -> list[nn.Module]:
+    """The modules whose outputs are the embeddings before they are normalised: one, or one a route of a last Router.
+
+    Of anything that is no SentenceTransformer: the module itself.
+
+    Raises:
+        ValueError: If nothing but Normalize is there to produce them.
+
+    Example:
+        >>> from sentence_transformers.sentence_transformer.modules import BoW
+        >>> model = SentenceTransformer(modules=[BoW(["red"]), Normalize()], device="cpu")
+        >>> [type(module).__name__ for module in raw_producers(model)]
+        ['BoW']
+    """
+    model = unwrapped(model)
+    if not isinstance(model, SentenceTransformer):
+        return [model]
+    return _last_producers(list(model.children()), "model")
+
+
+def _last_producers(modules: Sequence[nn.Module], what: str) -> list[nn.Module]:
+    length = raw_length(modules)
+    if length == 0:
+        raise ValueError(
+            f"The {what} is nothing but Normalize: there is no embedding before it. If it is a route of a last Router, "
+            "remove the Router with `del model[-1]`."
+        )
+    last = modules[length - 1]
+    if not isinstance(last, Router):
+        return [last]
+    routes = {name: list(route) for name, route in _routes(last).items()}
+    return [module for name, route in routes.items() for module in _last_producers(route, f"route {name!r}")]
+
+
 def last_affine_parameters(model: SentenceTransformer, probe: Sequence[str]) -> list[nn.Parameter]:
     """Weight (and bias) of the last affine map: what follows it keeps multiples multiples.
 
@@ -292,6 +372,253 @@ def _producer(transformer: Transformer, model: SentenceTransformer, probe: Seque
             "(it is shared between layers, or something nonlinear follows). Append a Dense module instead."
         )
     return makers[-1]
+
+
+# --- cut-initialisation -----------------------------------------------------------------------------------------------
+
+NEVER_CUT = ("logit_scale", "logit_bias", "query_bias", "document_bias")  # logarithms and logits, not weights
+Probe = Callable[[], dict[str, Tensor]]  # embeddings before they are normalised, by role
+
+
+@dataclass(frozen=True)
+class CutReport:
+    """What :func:`cut_init` divided, and what became of the embeddings of a probe.
+
+    Attributes:
+        c: The divisor.
+        parameters: Names and shapes of the parameters that were divided.
+        norms_before: Norms of the probe's embeddings by role, (n,) each, before they are normalised.
+        norms_after: The same afterwards.
+        spearman: Rank correlation of the cosines of all pairs of the probe, before against after, by role. 1 means
+            that the model says what it said; nan, that all pairs are alike.
+    """
+
+    c: float
+    parameters: dict[str, tuple[int, ...]]
+    norms_before: dict[str, NDArray[np.float64]]
+    norms_after: dict[str, NDArray[np.float64]]
+    spearman: dict[str, float]
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.parameters)} parameter(s) divided by {self.c:g}"]
+        lines += [f"  {name}  {' x '.join(map(str, shape)) or 'scalar'}" for name, shape in self.parameters.items()]
+        for role, before in self.norms_before.items():
+            after = self.norms_after[role]
+            lines.append(
+                f"norms of {role}: {before.mean():.4g} -> {after.mean():.4g}, ratio {after.mean() / before.mean():.4f} "
+                f"({len(before)} probes); Spearman of similarities {self.spearman[role]:.3f}"
+            )
+        return "\n".join(lines)
+
+
+def cut_init(
+    model: nn.Module,
+    c: float = 3.0,
+    where: Literal["output", "all"] | Callable[[str, nn.Parameter], bool] = "output",
+    probe: Any = None,
+) -> CutReport:
+    """Divides weights by c before training, so that embeddings begin short and cosine gradients large. In place.
+
+    - ``"output"``: weight and bias of the last affine map, as in :func:`rescale_output`, and the projections of a
+      CLIP. Norms become exactly 1/c, similarities stay: safe on pretrained models. A Normalize at the end is looked
+      behind. It is checked on the probe. Under a cosine loss the last map alone learns faster, c² times under SGD:
+      since similarities stay, the layers below get the gradient that they got before.
+    - ``"all"``: every parameter, the paper's Listing 1, for models that are not trained yet. In a trained one it
+      destroys what was learned (see the Spearman correlation of the report), and a warning says so.
+    - A function of name and parameter chooses freely.
+
+    A tied parameter is divided once; ``logit_scale``, ``logit_bias`` and learned exponents never.
+
+    Args:
+        model: A SentenceTransformer, a CLIP of open_clip or, with "all" or a function, any module.
+        c: The divisor; the paper takes 3 for contrastive and 9 for attraction-only losses, with weight decay.
+        where: See above.
+        probe: Texts; for a CLIP a pair (images, tokens); for any other module its input. None: eight sentences, or
+            eight random images and token sequences; any other module is then not measured.
+
+    Returns:
+        What was cut, norms before and after, and the Spearman correlation of similarities: print it.
+
+    Raises:
+        ValueError: If c is not positive, no last affine map is found or the embeddings do not follow it (the model is
+            then unchanged), or nothing was chosen.
+
+    A model counts as trained for the warning if some normalisation layer has a bias that is not 0, or a weight that
+    is not one constant: where every layer of that kind begins.
+
+    Example:
+        >>> from sentence_transformers.base.modules import Dense
+        >>> from sentence_transformers.sentence_transformer.modules import BoW
+        >>> modules = [BoW(["red", "green"]), Dense(2, 2, bias=False, activation_function=None)]
+        >>> report = cut_init(SentenceTransformer(modules=modules, device="cpu"), c=4, probe=["red", "red green"])
+        >>> report.parameters
+        {'1.linear.weight': (2, 2)}
+        >>> (report.norms_after["text"] / report.norms_before["text"]).round(6)
+        array([0.25, 0.25])
+
+    Source: Draganov et al., On the Importance of Embedding Norms in Self-Supervised Learning, section 6, Listing 1.
+    """
+    if not c > 0 or c == float("inf"):
+        raise ValueError(f"c must be a positive number, got {c}; the paper takes 3 and 9.")
+    if not callable(where) and where not in ("output", "all"):
+        raise ValueError(f"where is 'output', 'all' or a function of (name, parameter), got {where!r}.")
+    model = unwrapped(model)
+    if where == "all" and _looks_trained(model):
+        logger.warning(
+            "cut_init(where='all') on a model whose weights look trained: dividing all of them destroys what it has "
+            "learned. where='output' changes norms only."
+        )
+    is_text = isinstance(model, SentenceTransformer)
+    with without_normalize(model) if is_text else nullcontext():  # type: ignore[arg-type]
+        chosen = _chosen(model, where, probe)
+        measure = _probe(model, probe)
+        before = measure()
+        if where == "output" and is_text:
+            rescale_output(model, 1 / c, probe)  # type: ignore[arg-type]
+        else:
+            originals = {name: p.detach().clone() for name, p in chosen.items()}
+            with torch.no_grad():
+                for parameter in chosen.values():
+                    parameter.div_(c)
+        after = measure()
+    if where == "output" and not is_text and any(not _is_multiple(after[r], before[r], 1 / c, chosen) for r in before):
+        with torch.no_grad():
+            for name, parameter in chosen.items():
+                parameter.copy_(originals[name])
+        raise ValueError(
+            f"The embeddings of this model do not follow {', '.join(chosen)}: something nonlinear comes after. Choose "
+            "the parameters yourself, where=lambda name, parameter: ..."
+        )
+    return CutReport(
+        c,
+        {name: tuple(p.shape) for name, p in chosen.items()},
+        {role: x.norm(dim=1).numpy() for role, x in before.items()},
+        {role: x.norm(dim=1).numpy() for role, x in after.items()},
+        {role: _similarity_ranks(before[role], after[role]) for role in before},
+    )
+
+
+def _chosen(model: nn.Module, where: str | Callable[[str, nn.Parameter], bool], probe: Any) -> dict[str, nn.Parameter]:
+    """The parameters to divide, by name; of tied ones the first."""
+    named: Iterable[tuple[str, nn.Parameter]] = model.named_parameters()
+    if where == "output" and isinstance(model, SentenceTransformer):
+        last = {id(p) for p in last_affine_parameters(model, list(probe or _PROBE))}
+        named = ((name, p) for name, p in named if id(p) in last)
+    elif where == "output":
+        named = _clip_projections(model)
+    chosen: dict[str, nn.Parameter] = {}
+    seen: set[int] = set()
+    for name, p in named:
+        storage = p.data_ptr() or id(p)
+        if name.rpartition(".")[2] in NEVER_CUT or storage in seen or (callable(where) and not where(name, p)):
+            continue
+        seen.add(storage)
+        chosen[name] = p
+    if not chosen:
+        raise ValueError("cut_init found no parameter to divide: `where` chose none, or the model has none.")
+    return chosen
+
+
+def _looks_trained(model: nn.Module) -> bool:
+    for module in model.modules():
+        weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+        if "norm" in type(module).__name__.lower() and isinstance(weight, nn.Parameter) and weight.ndim == 1:
+            if isinstance(bias, nn.Parameter) and bias.any():
+                return True
+            if (weight != weight[0]).any():
+                return True
+    return False
+
+
+# Where open_clip keeps the last projection of each tower, in the order of trial.
+_PROJECTIONS = {
+    "image": ("visual.proj", "visual.attnpool.c_proj", "visual.head"),
+    "text": ("text_projection", "text.text_projection", "text.proj"),
+}
+
+
+def _clip_projections(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Weights and biases of the last projection of the image tower, and of the text tower."""
+    for tower, paths in _PROJECTIONS.items():
+        found: list[tuple[str, nn.Parameter]] = []
+        for path in paths:
+            try:
+                projection: Any = model.get_submodule(path.rpartition(".")[0])
+            except AttributeError:
+                continue
+            projection = getattr(projection, path.rpartition(".")[2], None)
+            if isinstance(projection, nn.Parameter):
+                found = [(path, projection)]
+            elif isinstance(projection, nn.Module):
+                linear = [m for m in projection.named_modules(prefix=path) if isinstance(m[1], nn.Linear)]
+                found = (
+                    [(f"{linear[-1][0]}.{name}", p) for name, p in linear[-1][1].named_parameters()] if linear else []
+                )
+            if found:
+                break
+        if not found:
+            raise ValueError(
+                f"No last affine map found in the {tower} tower of {type(model).__name__} (looked for "
+                f"{', '.join(paths)}): choose it, where=lambda name, parameter: ..., or take a SentenceTransformer or "
+                "a CLIP of open_clip."
+            )
+        yield from found
+
+
+def _probe(model: nn.Module, probe: Any) -> Probe:
+    """What measures the embeddings, by role, in float64 on the CPU."""
+    if isinstance(model, SentenceTransformer):
+        texts = list(probe) if probe is not None else list(_PROBE)
+        return lambda: {"text": model.encode(texts, convert_to_tensor=True, show_progress_bar=False).double().cpu()}
+    if all(hasattr(model, name) for name in ("encode_image", "encode_text")):
+        images, tokens = _random_pair(model) if probe is None else probe
+        return lambda: {
+            "image": _embed(model, model.encode_image, images),  # type: ignore[arg-type]
+            "text": _embed(model, model.encode_text, tokens),  # type: ignore[arg-type]
+        }
+    return lambda: {} if probe is None else {"output": _embed(model, model, probe)}
+
+
+@torch.no_grad()
+def _embed(model: nn.Module, encode: Callable[[Any], Any], inputs: Any) -> Tensor:
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        output = encode(inputs)
+    finally:
+        for module, training in modes.items():
+            module.training = training
+    if isinstance(output, Mapping):
+        output = output["sentence_embedding"]
+    return (output[0] if isinstance(output, tuple) else output).double().cpu()
+
+
+def _random_pair(model: Any) -> tuple[Tensor, Tensor]:
+    """Eight random images and token sequences of the sizes that an open_clip model names."""
+    try:
+        size = model.visual.image_size
+        text = getattr(model, "text", model)
+        context, vocabulary = text.context_length, text.vocab_size
+    except AttributeError as error:
+        raise ValueError(f"This model does not say its input sizes ({error}): pass probe=(images, tokens).") from None
+    height, width = size if isinstance(size, (tuple, list)) else (size, size)
+    device = next(model.parameters()).device
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(8, 3, height, width, generator=generator).to(device)
+    return images, torch.randint(1, vocabulary, (8, context), generator=generator).to(device)
+
+
+def _is_multiple(after: Tensor, before: Tensor, factor: float, chosen: Mapping[str, nn.Parameter]) -> bool:
+    precision = 3e-2 if any(p.dtype in (torch.float16, torch.bfloat16) for p in chosen.values()) else 1e-4
+    return torch.allclose(after, before * factor, rtol=precision, atol=precision * factor * before.abs().max().item())
+
+
+def _similarity_ranks(before: Tensor, after: Tensor) -> float:
+    rows, columns = torch.triu_indices(len(before), len(before), offset=1)
+    if len(rows) < 2:
+        return float("nan")
+    cosines = [(unit @ unit.T)[rows, columns].numpy().round(6) for unit in (x / safe_norm(x) for x in (before, after))]
+    return spearman(*cosines)
 
 
 def export(

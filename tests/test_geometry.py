@@ -381,3 +381,47 @@ def test_effective_rank(rng):
     assert geometry.effective_rank(np.eye(9)) == pytest.approx(9)
     assert geometry.effective_rank(np.outer(np.arange(1, 5), np.ones(3))) == pytest.approx(1, abs=1e-6)
     assert geometry.effective_rank(np.zeros((4, 3))) == 0
+
+
+# --- ranks, risk, symmetry --------------------------------------------------------------------------------------------
+
+
+def test_spearman_against_scipy():
+    from scipy.stats import spearmanr
+
+    rng = np.random.default_rng(0)
+    for _ in range(5):
+        a, b = rng.integers(6, size=(2, 40))  # many ties
+        assert geometry.spearman(a, b) == pytest.approx(spearmanr(a, b)[0])
+    assert np.isnan(geometry.spearman([1.0, 1.0], [1.0, 2.0]))
+    with pytest.raises(ValueError, match="got 2 and 3 values"):
+        geometry.spearman([1.0, 2.0], [1.0, 2.0, 3.0])
+
+
+def test_auroc_against_pairs():
+    rng = np.random.default_rng(0)
+    a, b = rng.integers(8, size=30), rng.integers(6, size=20)
+    wins = [(x > y) + 0.5 * (x == y) for x in a for y in b]
+    assert geometry.auroc(a, b) == pytest.approx(np.mean(wins))
+
+
+def test_risk_coverage_is_the_mean_over_orders_of_equal_values():
+    rng = np.random.default_rng(0)
+    confidence, correct = rng.integers(4, size=12).astype(float), rng.random(12) < 0.6
+    risks = []
+    for _ in range(20_000):  # ties in any order
+        order = np.lexsort((rng.random(12), -confidence))
+        risks.append(np.cumsum(~correct[order]) / np.arange(1, 13))
+    coverage, risk, area = geometry.risk_coverage(confidence, correct)
+    np.testing.assert_allclose(coverage, np.arange(1, 13) / 12)
+    np.testing.assert_allclose(risk, np.mean(risks, axis=0), atol=0.01)
+    assert area == pytest.approx(risk.mean())
+    blind = geometry.risk_coverage(np.ones(12), correct)
+    assert blind[2] == pytest.approx(1 - correct.mean())
+
+
+def test_symmetry_gap():
+    a, b = np.array([0.0, 1.0, 4.0]), np.array([0.5, 1.0, 3.0])
+    assert geometry.symmetry_gap(a, b) == pytest.approx(0.5 / np.std([0.0, 1.0, 4.0]))
+    assert geometry.symmetry_gap(a, a) == 0
+    assert np.isnan(geometry.symmetry_gap([1.0, 1.0], [1.0, 2.0]))

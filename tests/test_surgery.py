@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from _tiny import ROWS, load_transformer, save_transformer
@@ -269,6 +270,209 @@ def test_rescale_refuses_what_it_cannot_do(model, tmp_path, case):
     with pytest.raises(ValueError, match=r"Append a Dense|No last affine map"):
         stm.rescale_output(model, 0.3)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+# --- cut-initialisation -----------------------------------------------------------------------------------------------
+
+
+def test_cut_of_minilm_is_exact(minilm, caplog):
+    """It ends in Normalize, behind which nothing changes; before it norms are a third, and ranks as they were."""
+    directions = encode(minilm)
+    raw = encode(stm.strip_normalize(copy.deepcopy(minilm)))
+    report = stm.cut_init(minilm, c=3.0)
+    assert types(minilm) == ["Transformer", "Pooling", "Normalize"]
+    assert set(report.parameters) == {f"0.model.encoder.layer.5.output.LayerNorm.{p}" for p in ("weight", "bias")}
+    torch.testing.assert_close(encode(minilm), directions, rtol=1e-5, atol=1e-6)
+    cut = encode(stm.strip_normalize(minilm))
+    torch.testing.assert_close(cut, raw / 3, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(report.norms_after["text"], report.norms_before["text"] / 3, rtol=1e-6)
+    assert report.spearman == {"text": 1.0}
+    assert "ratio 0.3333" in str(report)
+    assert "Spearman of similarities 1.000" in str(report)
+    assert not caplog.records
+
+
+def test_cut_of_the_output_speeds_up_the_last_map_alone(model):
+    """Similarities do not change, so layers below get the gradient that they got before."""
+    model.double().append(Normalize())
+    columns = [dict(model.preprocess(texts)) for texts in (QUERIES, DOCUMENTS)]
+
+    def gradients():
+        model.zero_grad()
+        stm.CosineRankingLoss(model)([dict(column) for column in columns]).backward()
+        return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+    before = gradients()
+    cut = set(stm.cut_init(model, 3.0).parameters)
+    for name, gradient in gradients().items():
+        torch.testing.assert_close(gradient, before[name] * (3 if name in cut else 1), rtol=1e-5, atol=1e-7)
+
+
+def test_cut_of_everything_warns_and_is_told(minilm, caplog):
+    report = stm.cut_init(minilm, c=3.0, where="all", probe=QUERIES + DOCUMENTS)
+    assert len(report.parameters) == len(list(minilm.parameters()))
+    assert report.spearman["text"] < 0.6
+    assert ["destroys what it has learned" in record.message for record in caplog.records] == [True]
+
+
+def fresh(model):
+    """The same architecture as it leaves its constructor."""
+    for module in model.modules():
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+    return model
+
+
+def test_untrained_models_are_cut_without_a_warning(model, caplog):
+    before = {name: p.detach().clone() for name, p in fresh(model).named_parameters()}
+    stm.cut_init(model, c=4.0, where="all")
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, before[name] / 4)
+    assert not caplog.records
+
+
+def test_weights_without_a_bias_look_trained_as_well(tmp_path, caplog):
+    stm.cut_init(load_transformer(save_transformer(tmp_path, "llama"), "lasttoken"), where="all")
+    assert "destroys" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("kind", "pooling"), [("bert", "cls"), ("llama", "lasttoken"), ("gemma", "lasttoken"), ("t5", "mean")]
+)
+def test_cut_of_encoders_and_decoders(tmp_path, kind, pooling):
+    model = load_transformer(save_transformer(tmp_path, kind), pooling)
+    raw = encode(model)
+    report = stm.cut_init(model, 9.0)
+    torch.testing.assert_close(encode(model), raw / 9, rtol=1e-4, atol=1e-5)
+    assert report.spearman["text"] == pytest.approx(1)
+
+
+def test_cut_of_heads(model):
+    model.extend([*head(), Normalize()])
+    report = stm.cut_init(model, 3.0, probe=DOCUMENTS)
+    assert set(report.parameters) == {"2.linear.weight", "2.linear.bias"}
+    assert len(report.norms_before["text"]) == len(DOCUMENTS)
+
+
+@pytest.mark.parametrize("case", ["shared layers", "tanh", "routes"])
+def test_cut_says_so_when_there_is_no_last_affine_map(model, tmp_path, case):
+    if case == "shared layers":
+        model = load_transformer(save_transformer(tmp_path, "albert"))
+    else:
+        model.append(Dense(32, 32) if case == "tanh" else routes(head(), head()))
+    model.append(Normalize())
+    before, modules = copy.deepcopy(model.state_dict()), types(model)
+    with pytest.raises(ValueError, match=r"Append a Dense|No last affine map"):
+        stm.cut_init(model)
+    assert types(model) == modules
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_cut_by_choice(model):
+    names = [name for name, _ in model.named_parameters() if name.endswith("lin2.weight")]
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    report = stm.cut_init(
+        model, 2.0, where=lambda name, parameter: name.endswith("lin2.weight") and parameter.ndim == 2
+    )
+    assert list(report.parameters) == names
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, before[name] / (2 if name in names else 1))
+    with pytest.raises(ValueError, match="no parameter"):
+        stm.cut_init(model, where=lambda name, parameter: False)
+
+
+class Clip(nn.Module):
+    """The names of open_clip: a ViT's or a ResNet's projection, a text projection, a logit scale."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.visual = nn.Module()
+        if kind == "vit":
+            self.visual.proj = nn.Parameter(torch.randn(6, 4))
+        else:
+            self.visual.attnpool = nn.Module()
+            self.visual.attnpool.c_proj = nn.Linear(6, 4)
+        self.token_embedding = nn.Embedding(9, 6)
+        self.text_projection = nn.Parameter(torch.randn(6, 4)) if kind == "vit" else nn.Linear(6, 4)
+        self.logit_scale, self.logit_bias = nn.Parameter(torch.tensor(2.5)), nn.Parameter(torch.tensor(-1.0))
+        self.tail = nn.Identity()
+
+    def project(self, x, projection):
+        return x @ projection if isinstance(projection, nn.Parameter) else projection(x)
+
+    def encode_image(self, image, normalize=False):
+        projection = self.visual.proj if hasattr(self.visual, "proj") else self.visual.attnpool.c_proj
+        return self.tail(self.project(image, projection))
+
+    def encode_text(self, text, normalize=False):
+        return self.project(self.token_embedding(text).mean(1), self.text_projection)
+
+
+CLIP_PROBE = torch.linspace(-1, 1, 42).view(7, 6).sin(), torch.arange(21).view(7, 3) % 9
+
+
+@pytest.mark.parametrize("kind", ["vit", "resnet"])
+def test_cut_of_clip_projections(kind):
+    model = Clip(kind).double()
+    image, text = model.encode_image(CLIP_PROBE[0].double()), model.encode_text(CLIP_PROBE[1])
+    report = stm.cut_init(model, 3.0, probe=(CLIP_PROBE[0].double(), CLIP_PROBE[1]))
+    torch.testing.assert_close(model.encode_image(CLIP_PROBE[0].double()), image / 3)
+    torch.testing.assert_close(model.encode_text(CLIP_PROBE[1]), text / 3)
+    assert len(report.parameters) == (2 if kind == "vit" else 4)
+    assert set(report.spearman) == {"image", "text"}
+    assert (model.logit_scale.item(), model.logit_bias.item()) == (2.5, -1.0)
+
+
+def test_cut_of_all_spares_logit_scale_and_ties():
+    model = Clip("vit")
+    model.twin = nn.Module()
+    model.twin.weight = model.token_embedding.weight  # tied by identity
+    model.view = nn.Parameter(model.text_projection.detach())  # and by storage
+    embedding, projection = model.token_embedding.weight.detach().clone(), model.text_projection.detach().clone()
+    report = stm.cut_init(model, 5.0, where="all", probe=CLIP_PROBE)
+    torch.testing.assert_close(model.token_embedding.weight.detach(), embedding / 5)
+    torch.testing.assert_close(model.text_projection.detach(), projection / 5)
+    assert (model.logit_scale.item(), model.logit_bias.item()) == (2.5, -1.0)
+    assert not {"logit_scale", "logit_bias", "twin.weight", "view"} & set(report.parameters)
+
+
+def test_cut_of_clip_that_is_not_linear_at_the_end_is_undone():
+    model = Clip("vit")
+    model.tail = nn.Tanh()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match="something nonlinear"):
+        stm.cut_init(model, probe=CLIP_PROBE)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_cut_of_other_modules():
+    model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4))
+    with pytest.raises(ValueError, match="No last affine map found in the image tower"):
+        stm.cut_init(model)
+    report = stm.cut_init(model, 2.0, where="all", probe=CLIP_PROBE[0])
+    assert len(report.parameters) == 4
+    assert report.norms_after["output"].mean() < 0.6 * report.norms_before["output"].mean()
+    assert stm.cut_init(model, 2.0, where="all").norms_before == {}
+
+
+def test_cut_of_a_real_open_clip():
+    open_clip = pytest.importorskip("open_clip", exc_type=(ImportError, RuntimeError))
+    config = open_clip.get_model_config("ViT-B-32")
+    config["vision_cfg"].update(width=64, layers=1, image_size=32, patch_size=16)
+    config["text_cfg"].update(width=64, heads=2, layers=1, vocab_size=50, context_length=8)
+    model = open_clip.CLIP(**config | {"embed_dim": 16})
+    report = stm.cut_init(model, 3.0)  # its own probe
+    assert set(report.parameters) == {"visual.proj", "text_projection"}
+    for role, before in report.norms_before.items():
+        np.testing.assert_allclose(report.norms_after[role], before / 3, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"), [({"c": 0}, "positive"), ({"c": float("nan")}, "positive"), ({"where": "last"}, "'last'")]
+)
+def test_cut_checks_its_arguments(model, options, message):
+    with pytest.raises(ValueError, match=message):
+        stm.cut_init(model, **options)
 
 
 # --- export and load --------------------------------------------------------------------------------------------------

@@ -2,5 +2,6 @@
 
 from st_magnitude.evaluation.compression import CompressionCell, CompressionEvaluator
 from st_magnitude.evaluation.magnitude import MagnitudeEvaluator
+from st_magnitude.evaluation.pairs import ScoredPairsEvaluator
 
-__all__ = ["CompressionCell", "CompressionEvaluator", "MagnitudeEvaluator"]
+__all__ = ["CompressionCell", "CompressionEvaluator", "MagnitudeEvaluator", "ScoredPairsEvaluator"]

@@ -7,6 +7,7 @@ from st_magnitude.losses.ranking import (
     MagnitudeRankingLoss,
     QNormRankingLoss,
 )
+from st_magnitude.losses.regression import SimilarityMSELoss
 from st_magnitude.losses.temperature import (
     TempAggLoss,
     TempAggMRLLoss,
@@ -24,6 +25,7 @@ __all__ = [
     "MagnitudeRankingLoss",
     "QNormRankingLoss",
     "SIGRegInfoNCE",
+    "SimilarityMSELoss",
     "TempAggLoss",
     "TempAggMRLLoss",
     "TempSpecMRLLoss",

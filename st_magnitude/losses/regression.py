@@ -1,0 +1,162 @@
+"""Losses for symmetric tasks, whose training data are pairs of texts with a score."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.losses.merged_forward import embed_columns
+from sentence_transformers.sentence_transformer.losses.matryoshka import ForwardDecorator
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+
+from st_magnitude._trainer import calling_trainer
+from st_magnitude.losses.ranking import _mean_remaining_norm
+from st_magnitude.similarity import DOT, Similarity
+from st_magnitude.surgery import normalizes_output, set_similarity_function
+
+__all__ = ["SimilarityMSELoss"]
+
+logger = logging.getLogger(__name__)
+
+
+class SimilarityMSELoss(nn.Module):
+    """Regression of scores on any :class:`~st_magnitude.Similarity`, for STS and other pairs with a score.
+
+        L = mean_i ( lambda · s(a_i, b_i) - score_i )²
+
+    With cosine it is sentence-transformers' ``CosineSimilarityLoss``. ``"qnorm"`` and ``"dnorm"`` are the paper's
+    Sent1Norm and Sent2Norm: they keep the norm of one of two texts that play the same part, so that
+    s(a, b) != s(b, a) (Cor. 6.1). They are here to be compared with; a warning says so once.
+
+    Args:
+        model: The SentenceTransformer to train. Its ``similarity_fn_name`` is set to the stock function that ranks as
+            the similarity does; for a one-sided one there is none that gives the same scores.
+        similarity: A Similarity or its name.
+        scale: lambda. ``"auto"``: one over the mean norms that the similarity leaves in,
+            1 / (mean|a|^(1 - gamma_query) · mean|b|^(1 - gamma_document)), of the first batch on all ranks, which is
+            1 for cosine; the number is then fixed, stays in ``loss.scale``, goes to the Trainer's log as
+            ``auto_scale`` and is found there on resume. The paper's 0.01 is meant for dot products of 100 to 1,000:
+            with all-MiniLM, whose norms are 5 to 7, training at 0.01 collapses (docs/norms.md has the figures).
+
+    Raises:
+        ValueError: If the similarity keeps magnitude but the model ends in ``Normalize`` or sentence-transformers'
+            ``MatryoshkaLoss`` is wrapped around the loss; if there are not two text columns and a score for each pair;
+            if scale is neither positive nor "auto".
+
+    Inputs: (text, text) with a label, the score in [0, 1] (or [-1, 1]). STS-B's 0 to 5 need division by 5; scores
+    beyond 1 give one warning.
+
+    Example:
+        ::
+
+            model = stm.prepare(SentenceTransformer("all-MiniLM-L6-v2"), "dot")
+            loss = stm.SimilarityMSELoss(model, "dot")
+            SentenceTransformerTrainer(model=model, train_dataset=stsb, loss=loss).train()
+
+    Source: Beyond the Unit Hypersphere, arXiv 2602.09229, Table 5, App. F.1 and S (lambda = 0.01).
+    """
+
+    def __init__(
+        self,
+        model: SentenceTransformer,
+        similarity: Similarity | str = DOT,
+        scale: float | Literal["auto"] = "auto",
+    ) -> None:
+        super().__init__()
+        if scale != "auto" and not (isinstance(scale, (int, float)) and scale > 0):
+            raise ValueError(f"scale must be a positive number or 'auto', got {scale!r}.")
+        self.model = model
+        self.similarity = Similarity.named(similarity)
+        found = scale == "auto" and not self.similarity.keeps_magnitude  # unit vectors: there is nothing to measure
+        self.scale = 1.0 if found else scale
+        self._warned_range = False
+        if self.similarity.keeps_magnitude and normalizes_output(model):
+            raise ValueError(
+                f"SimilarityMSELoss with {self.similarity} learns from the length of embeddings, but this model ends "
+                f"in Normalize, so all of them have length 1. Call stm.prepare(model, {self.similarity.name!r}) before "
+                "building the loss."
+            )
+        warn_if_one_sided(self.similarity, "SimilarityMSELoss")
+        if isinstance(model, SentenceTransformer):
+            set_similarity_function(model, self.similarity)
+
+    def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor) -> Tensor:
+        if isinstance(getattr(self.model, "forward", None), ForwardDecorator) and self.similarity.keeps_magnitude:
+            raise ValueError(
+                "sentence-transformers' MatryoshkaLoss normalises every prefix, which takes from SimilarityMSELoss "
+                "the length it learns from. Use the loss by itself."
+            )
+        return self.compute_loss_from_embeddings(embed_columns(self._embed, list(sentence_features)), labels)  # type: ignore[arg-type]
+
+    def _embed(self, features: dict[str, Tensor]) -> dict[str, Tensor]:
+        features = self.model(features)
+        return {"sentence_embedding": features.get("raw_embedding", features["sentence_embedding"])}
+
+    def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Tensor | None) -> Tensor:
+        """The loss of raw embeddings, two tensors (B, D), and scores (B,)."""
+        if len(embeddings) != 2:
+            raise ValueError(f"SimilarityMSELoss compares two text columns; the dataset has {len(embeddings)}.")
+        a, b = embeddings  # (B, D) each
+        if labels is None or labels.numel() != len(a):
+            got = "none" if labels is None else str(labels.numel())
+            raise ValueError(
+                f"SimilarityMSELoss needs one score for each of {len(a)} pairs, got {got}. Name the column of scores "
+                '"score" or "label".'
+            )
+        predicted = self._calibrated_scale(a, b) * self.similarity.pairwise(a, b)  # (B,)
+        targets = labels.to(predicted.dtype).view(-1)
+        if not self._warned_range and targets.abs().max() > 1:
+            self._warned_range = True
+            logger.warning(
+                "Scores reach %.3g, but calibrated similarities lie in [-1, 1]: divide the scores by their range "
+                "(STS-B: by 5).",
+                targets.abs().max().item(),
+            )
+        return mse_loss(predicted, targets)
+
+    @torch.no_grad()
+    def _calibrated_scale(self, a: Tensor, b: Tensor) -> float:
+        if self.scale == "auto":
+            trainer = calling_trainer()
+            key = "auto_scale"
+            if trainer is not None and isinstance(losses := getattr(trainer, "loss", None), dict):
+                key += "".join(f"_{name}" for name, loss in losses.items() if loss is self)
+            logged = [entry[key] for entry in trainer.state.log_history if key in entry] if trainer else []
+            self.scale = logged[-1] if logged else 1 / _mean_remaining_norm(a, [b], self.similarity)
+            logger.info("scale='auto' is %.4g for %s.", self.scale, self.similarity)
+            if trainer is not None and not logged:
+                trainer.log({key: self.scale})
+        return float(self.scale)
+
+    def get_config_dict(self) -> dict[str, Any]:
+        gamma_query, gamma_document = self.similarity.exponents
+        return {"similarity": {"query": gamma_query, "document": gamma_document}, "scale": self.scale}
+
+    @property
+    def citation(self) -> str:
+        return """
+@misc{feng2026beyond,
+    title={Beyond the Unit Hypersphere: Embedding Magnitude in Contrastive Learning},
+    author={Xincan Feng and Taro Watanabe},
+    year={2026},
+    eprint={2602.09229},
+    archivePrefix={arXiv},
+    primaryClass={cs.LG}
+}
+"""
+
+
+def warn_if_one_sided(similarity: Similarity, who: str) -> None:
+    """One warning where a similarity treats the two texts of a symmetric task differently."""
+    query, document = similarity.exponents
+    if query != document:
+        logger.warning(
+            "%s with %s: one text of a pair keeps its norm and the other does not, so s(a, b) != s(b, a). That does "
+            "not suit a symmetric task (arXiv 2602.09229, Cor. 6.1): use cosine or dot.",
+            who,
+            similarity,
+        )

@@ -1,0 +1,175 @@
+"""SimilarityMSELoss: the formula in float64, its scale in the Trainer, and what it refuses."""
+
+import json
+import logging
+
+import pytest
+import torch
+from _tiny import ROWS, load_transformer
+from datasets import Dataset, DatasetDict
+from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers.base.modules import Normalize
+from sentence_transformers.sentence_transformer.losses import CosineSimilarityLoss, MatryoshkaLoss
+
+import st_magnitude as stm
+from st_magnitude.modules import ExponentNorm
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+NAMES = {"cosine": (1, 1), "dot": (0, 0), "qnorm": (1, 0), "dnorm": (0, 1)}
+PAIRS = {
+    "sentence1": [row[0] for row in ROWS],
+    "sentence2": [row[1] for row in ROWS[:8]] + [row[1] for row in ROWS[:-9:-1]],
+    "score": [0.9] * 8 + [0.1] * 8,
+}
+
+
+def by_hand(a, b, scores, exponents, scale):
+    """Row by row, in float64."""
+    total = 0.0
+    for x, y, score in zip(a.double(), b.double(), scores, strict=True):
+        x, y = x / x.pow(2).sum() ** (exponents[0] / 2), y / y.pow(2).sum() ** (exponents[1] / 2)
+        total = total + (scale * (x * y).sum() - score) ** 2
+    return total / len(a)
+
+
+def embeddings(n=7, d=5):
+    return [torch.randn(n, d, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+
+
+def train(model, loss, output, data=None, resume=None, **options):
+    defaults = {"max_steps": 6, "per_device_train_batch_size": 8, "learning_rate": 1e-3, "save_strategy": "no"}
+    args = SentenceTransformerTrainingArguments(
+        str(output), use_cpu=True, report_to=[], disable_tqdm=True, logging_steps=1, **defaults | options
+    )
+    trainer = SentenceTransformerTrainer(model, args, train_dataset=data or Dataset.from_dict(PAIRS), loss=loss)
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+# --- the formula ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("scale", [0.01, 0.3])
+def test_formula_and_gradients(model, name, scale):
+    a, b = embeddings()
+    scores = torch.rand(7, dtype=torch.float64)
+    loss = stm.SimilarityMSELoss(model, name, scale=scale).compute_loss_from_embeddings([a, b], scores)
+    expected = by_hand(a, b, scores, NAMES[name], scale)
+    torch.testing.assert_close(loss, expected)
+    for got, want in zip(torch.autograd.grad(loss, (a, b)), torch.autograd.grad(expected, (a, b)), strict=True):
+        torch.testing.assert_close(got, want)
+
+
+def test_cosine_is_the_stock_loss(model):
+    columns = [dict(model.preprocess(PAIRS[name])) for name in ("sentence1", "sentence2")]
+    scores, results = torch.tensor(PAIRS["score"]), []
+    for loss in (stm.SimilarityMSELoss(model, "cosine"), CosineSimilarityLoss(model)):
+        model.zero_grad()
+        value = loss([dict(column) for column in columns], scores)
+        value.backward()
+        results.append([value.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_calibrated_scale(model, name):
+    """One over the mean norms that remain, of the first batch; then fixed."""
+    a, b = embeddings()
+    loss = stm.SimilarityMSELoss(model, name)
+    query, document = NAMES[name]
+    means = [x.detach().norm(dim=1).mean().item() for x in (a, b)]
+    expected = 1 / (means[0] ** (1 - query) * means[1] ** (1 - document))
+    loss.compute_loss_from_embeddings([a, b], torch.zeros(7))
+    assert loss.scale == pytest.approx(expected, rel=1e-6)
+    loss.compute_loss_from_embeddings([10 * a, b], torch.zeros(7))
+    assert loss.scale == pytest.approx(expected, rel=1e-6)
+    assert loss.get_config_dict() == {"similarity": {"query": query, "document": document}, "scale": loss.scale}
+    json.dumps(loss.get_config_dict())
+
+
+def test_raw_embeddings_in_front_of_exponents(model):
+    columns = [dict(model.preprocess(PAIRS[name][:4])) for name in ("sentence1", "sentence2")]
+    scores = torch.tensor(PAIRS["score"][:4])
+    plain = stm.SimilarityMSELoss(model, "dot", scale=0.02)([dict(c) for c in columns], scores)
+    model.append(ExponentNorm(0.5, 0.5))
+    torch.testing.assert_close(stm.SimilarityMSELoss(model, "dot", scale=0.02)(columns, scores), plain)
+
+
+# --- in the Trainer ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_learns(model, tmp_path, name):
+    loss = stm.SimilarityMSELoss(model, name)
+    history = [e["loss"] for e in train(model, loss, tmp_path, max_steps=30).state.log_history if "loss" in e]
+    assert sum(history[-5:]) < 0.5 * sum(history[:5])
+    assert model.similarity_fn_name == ("cosine" if name in ("cosine", "dnorm") else "dot")
+
+
+def test_scale_is_logged_and_resumed(folder, tmp_path):
+    model = load_transformer(folder)
+    loss = stm.SimilarityMSELoss(model, "dot")
+    options = {"save_strategy": "steps", "save_steps": 3}
+    history = train(model, loss, tmp_path, **options).state.log_history
+    assert [entry["auto_scale"] for entry in history if "auto_scale" in entry] == [loss.scale]
+    again = stm.SimilarityMSELoss(load_transformer(folder), "dot")
+    train(again.model, again, tmp_path, max_steps=8, resume=str(tmp_path / "checkpoint-6"))
+    assert again.scale == loss.scale
+
+
+def test_scale_of_each_data_set(model, tmp_path):
+    halves = {"a": slice(0, 8), "b": slice(8, 16)}
+    data = DatasetDict({n: Dataset.from_dict({k: v[s] for k, v in PAIRS.items()}) for n, s in halves.items()})
+    loss = {n: stm.SimilarityMSELoss(model, "qnorm") for n in data}
+    history = train(model, loss, tmp_path, data).state.log_history
+    logged = {key: value for entry in history for key, value in entry.items() if key.startswith("auto_scale")}
+    assert logged == {f"auto_scale_{n}": loss[n].scale for n in data}
+
+
+# --- what it says -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("similarity", ["qnorm", "dnorm", stm.Similarity(0.5, 0.2)])
+def test_one_sided_norms_are_told_once(model, caplog, similarity):
+    loss = stm.SimilarityMSELoss(model, similarity, scale=1.0)
+    for _ in range(3):
+        loss.compute_loss_from_embeddings(embeddings(), torch.zeros(7))
+    told = [r.message for r in caplog.records if "Cor. 6.1" in r.message]
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "dot", stm.Similarity(0.5, 0.5)])
+def test_symmetric_similarities_are_not(model, caplog, similarity):
+    caplog.set_level(logging.WARNING)
+    stm.SimilarityMSELoss(model, similarity)
+    assert not [r for r in caplog.records if "Cor. 6.1" in r.message]
+
+
+def test_scores_beyond_1_are_told_once(model, caplog):
+    loss = stm.SimilarityMSELoss(model, "dot")
+    for _ in range(2):
+        loss.compute_loss_from_embeddings(embeddings(), torch.linspace(0, 5, 7))
+    assert sum("by 5" in r.message for r in caplog.records) == 1
+
+
+def test_refusals(model):
+    with pytest.raises(ValueError, match="scale must be"):
+        stm.SimilarityMSELoss(model, scale=0)
+    loss = stm.SimilarityMSELoss(model)
+    with pytest.raises(ValueError, match="two text columns; the dataset has 3"):
+        loss.compute_loss_from_embeddings([*embeddings(), embeddings()[0]], torch.zeros(7))
+    with pytest.raises(ValueError, match="got none"):
+        loss.compute_loss_from_embeddings(embeddings(), None)
+    with pytest.raises(ValueError, match="7 pairs, got 3"):
+        loss.compute_loss_from_embeddings(embeddings(), torch.zeros(3))
+    with pytest.raises(ValueError, match="mean norms"):
+        loss.compute_loss_from_embeddings([torch.zeros(2, 3)] * 2, torch.zeros(2))
+    matryoshka = MatryoshkaLoss(model, stm.SimilarityMSELoss(model, scale=1.0), [32, 16])
+    with pytest.raises(ValueError, match="MatryoshkaLoss normalises"):
+        matryoshka([dict(model.preprocess(PAIRS["sentence1"])) for _ in range(2)], torch.tensor(PAIRS["score"]))
+    model.append(Normalize())
+    with pytest.raises(ValueError, match=r"stm\.prepare\(model, 'dot'\)"):
+        stm.SimilarityMSELoss(model)
+    stm.SimilarityMSELoss(model, "cosine")

@@ -1,0 +1,376 @@
+"""NormMonitor: its figures against their definitions, in three kinds of training loop, and where they arrive."""
+
+import csv
+import logging
+
+import numpy as np
+import pytest
+import torch
+from _tiny import ROWS, columns
+from datasets import Dataset
+from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers.base.modules import Normalize
+from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+from torch import nn
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+import st_magnitude as stm
+from st_magnitude.modules import ExponentNorm
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+ARGUMENTS = {
+    "max_steps": 6,
+    "per_device_train_batch_size": 8,
+    "learning_rate": 1e-3,
+    "lr_scheduler_type": "constant",
+    "save_strategy": "no",
+    "logging_steps": 2,
+    "report_to": [],
+    "disable_tqdm": True,
+    "use_cpu": True,
+}
+
+
+class Listener(TrainerCallback):
+    """What a tracker would receive, and the raw embeddings of every step in eval mode."""
+
+    def __init__(self):
+        self.logs = []
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        self.logs.append(dict(logs))
+
+
+def train(model, loss, output, monitor, num_negatives=0, data=None, listener=None, **options):
+    trainer = SentenceTransformerTrainer(
+        model,
+        SentenceTransformerTrainingArguments(str(output), **ARGUMENTS | options),
+        train_dataset=data or Dataset.from_dict(columns(num_negatives=num_negatives)),
+        loss=loss,
+        callbacks=[*([listener] if listener else []), monitor],
+    )
+    trainer.train()
+    return trainer
+
+
+def by_hand(x, lr):
+    """Independent of the package, in float64."""
+    x = np.asarray(x, dtype=np.float64)
+    length = np.sqrt((x**2).sum(1))
+    u = x / length[:, None]
+    cosines = u @ u.T
+    values = np.linalg.eigvalsh(np.cov(x.T))
+    return {
+        "norm_mean": length.mean(),
+        "norm_cv": length.std() / length.mean(),
+        "norm_p05": np.quantile(length, 0.05),
+        "norm_p50": np.quantile(length, 0.5),
+        "norm_p95": np.quantile(length, 0.95),
+        "effective_lr": lr / length.mean() ** 2,
+        "mean_cosine": cosines[~np.eye(len(x), dtype=bool)].mean(),
+        "isoscore": (values.sum() ** 2 / (values**2).sum() - 1) / (x.shape[1] - 1),
+    }
+
+
+def assert_measures(row, role, x, lr, rtol=1e-4):
+    for key, value in by_hand(x, lr).items():
+        assert row[f"{role}_{key}"] == pytest.approx(value, rel=rtol), key
+
+
+# --- a loop of one's own ----------------------------------------------------------------------------------------------
+
+
+def test_plain_loop():
+    q, d = torch.randn(40, 6), (3 * torch.randn(40, 6)).requires_grad_()
+    (d[:10] ** 2).sum().backward()
+    monitor = stm.NormMonitor(every=1)
+    row = monitor.update(queries=q, documents=d, lr=0.1)
+    assert_measures(row, "query", q, 0.1)
+    assert_measures(row, "document", d.detach(), 0.1)
+    assert row["document_zero_gradients"] == 0.75
+    assert "query_zero_gradients" not in row
+    assert monitor.row() is row
+    assert row["step"] == 1
+    accuracy = [
+        np.mean([np.argmax(a @ b.T, axis=1) == np.arange(40)])
+        for a, b in ((q, d.detach()), (nn.functional.normalize(q), nn.functional.normalize(d.detach())))
+    ]
+    assert row["dot_cosine_gap"] == pytest.approx(accuracy[0] - accuracy[1])
+
+
+def test_rows_come_every_so_many_steps():
+    monitor, x = stm.NormMonitor(every=3), torch.randn(4, 3)
+    made = [monitor.update(queries=x, third=x) is not None for _ in range(7)]
+    assert made == [True, False, True, False, False, True, False]
+    assert [row["step"] for row in monitor.rows] == [1, 3, 6]
+    assert "third_norm_mean" in monitor.row()
+    assert "query_effective_lr" not in monitor.row()
+    assert stm.NormMonitor(every=10).update(queries=x, step=20)["step"] == 20
+
+
+def test_retained_gradients_count():
+    x = torch.randn(4, 3, requires_grad=True)
+    y = x * 2
+    y.retain_grad()
+    y[:3].sum().backward()
+    assert stm.NormMonitor().update(queries=y)["query_zero_gradients"] == 0.25
+
+
+def test_only_the_first_rows_are_measured():
+    x = torch.cat([torch.ones(5, 3), 9 * torch.ones(5, 3)])
+    assert stm.NormMonitor(num_rows=5).update(queries=x)["query_norm_mean"] == pytest.approx(3**0.5)
+
+
+def test_errors():
+    with pytest.raises(ValueError, match="every"):
+        stm.NormMonitor(every=0)
+    with pytest.raises(ValueError, match="Nothing has been measured"):
+        stm.NormMonitor().row()
+    with pytest.raises(ValueError, match="needs embeddings"):
+        stm.NormMonitor().update(lr=1.0)
+
+
+# --- the alarm --------------------------------------------------------------------------------------------------------
+
+
+T = torch.linspace(0.5, 2.5, 20)
+BY_LENGTH = {  # q_i · d_j = t_i t_j - t_j² / 2 is highest at j = i, and the cosine always at j = 0
+    "queries": torch.stack([torch.ones(20), T], dim=1),
+    "documents": torch.stack([-(T**2) / 2, T], dim=1),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "queries", "documents"),
+    [
+        ("mean norm", 1e-5 * torch.eye(20), torch.eye(20)),
+        ("mean norm", torch.eye(20) * float("nan"), torch.eye(20)),
+        ("mean cosine", torch.eye(20) + 100, torch.eye(20)),
+        ("by dot", BY_LENGTH["queries"], BY_LENGTH["documents"]),
+    ],
+)
+def test_collapse_is_told_once(caplog, kind, queries, documents):
+    monitor = stm.NormMonitor(every=1)
+    for _ in range(3):
+        monitor.update(queries=queries, documents=documents)
+    told = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(told) == 1
+    assert "Collapse at step 1" in told[0]
+    assert kind in told[0]
+
+
+def test_a_few_rows_are_no_collapse(caplog):
+    """15 % by dot and at most 5 % by cosine: too little of either."""
+    queries, documents = BY_LENGTH["queries"], BY_LENGTH["documents"].clone()
+    documents[3:] = documents[3:].roll(5, dims=0)
+    row = stm.NormMonitor(every=1).update(queries=queries, documents=documents)
+    assert 0 < row["dot_cosine_gap"] <= 0.15
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("num_rows", [8, 40])
+def test_health_is_not_reported(caplog, num_rows):
+    monitor = stm.NormMonitor(every=1)
+    for _ in range(20):
+        q = torch.randn(num_rows, 16)
+        monitor.update(queries=q, documents=q + torch.randn(num_rows, 16), lr=1e-3)
+    assert not caplog.records
+
+
+# --- sentence-transformers' Trainer -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mini_batch_size", [None, 3], ids=["plain", "cached"])
+@pytest.mark.parametrize("num_negatives", [0, 2])
+@pytest.mark.parametrize("tail", ["raw", "normalize", "exponents"])
+def test_columns_are_roles(model, tmp_path, mini_batch_size, num_negatives, tail):
+    """The first row is of the untouched model, which can be asked for the same texts: a batch is all of them."""
+    raw = [model.encode([row[i] for row in ROWS]) for i in range(4)]
+    if tail == "normalize":
+        model.append(Normalize())
+        loss = stm.CosineRankingLoss(model, mini_batch_size=mini_batch_size)
+    elif tail == "raw":
+        loss = stm.QNormRankingLoss(model, mini_batch_size=mini_batch_size)
+    else:
+        model.append(ExponentNorm(1.0, 0.5))
+        loss = stm.MagnitudeRankingLoss(model, stm.Similarity(1.0, 0.5), mini_batch_size=mini_batch_size)
+    monitor = stm.NormMonitor(every=2)
+    trainer = train(model, loss, tmp_path, monitor, num_negatives, per_device_train_batch_size=16, max_steps=3)
+    assert [row["step"] for row in monitor.rows] == [1, 2]
+    for role, x in list(zip(["query", "document", "negative_1", "negative_2"], raw, strict=True))[: 2 + num_negatives]:
+        assert_measures(monitor.rows[0], role, x, 1e-3)
+        assert monitor.rows[0][f"{role}_zero_gradients"] == 0
+    assert not any(key.startswith("all_") or key.startswith("negative_3") for key in monitor.rows[0])
+    assert not any(module._forward_hooks for module in trainer.model.modules())
+    assert not loss._forward_pre_hooks
+
+
+def test_a_loss_that_leaves_columns_out(model, tmp_path):
+    monitor = stm.NormMonitor(every=1)
+    loss = stm.QNormRankingLoss(model, direction="document_to_query")
+    train(model, loss, tmp_path, monitor, num_negatives=1, per_device_train_batch_size=6)
+    assert "document_norm_mean" in monitor.rows[0]
+    assert "negative_1_norm_mean" not in monitor.rows[0]
+    assert "all_norm_mean" not in monitor.rows[0]
+
+
+def test_a_loss_that_embeds_in_its_own_way(model, tmp_path):
+    class Odd(nn.Module):
+        def __init__(self, model):
+            super().__init__()
+            self.model = model
+
+        def forward(self, features, labels=None):
+            both = [self.model(column)["sentence_embedding"] for column in features]
+            return (
+                sum(x.square().mean() for x in both)
+                + self.model(dict(features[0], input_ids=features[0]["input_ids"]))["sentence_embedding"].mean() * 0
+            )
+
+    monitor = stm.NormMonitor(every=1)
+    train(model, Odd(model), tmp_path, monitor)
+    assert "all_norm_mean" in monitor.rows[0]
+    assert "query_norm_mean" not in monitor.rows[0]
+
+
+def test_static_embeddings(static_model, tmp_path):
+    monitor = stm.NormMonitor(every=2)
+    train(static_model, stm.DotRankingLoss(static_model), tmp_path, monitor)
+    assert monitor.rows[0]["query_norm_mean"] != monitor.rows[0]["document_norm_mean"]
+
+
+def test_gradient_accumulation_and_evaluation(model, tmp_path):
+    monitor, data = stm.NormMonitor(every=1), Dataset.from_dict(columns())
+    model.append(Normalize())
+    trainer = SentenceTransformerTrainer(
+        model,
+        SentenceTransformerTrainingArguments(
+            str(tmp_path),
+            **ARGUMENTS
+            | {
+                "gradient_accumulation_steps": 2,
+                "per_device_train_batch_size": 4,
+                "eval_strategy": "steps",
+                "eval_steps": 1,
+            },
+        ),
+        train_dataset=data,
+        eval_dataset=data,
+        loss=MultipleNegativesRankingLoss(model),
+        callbacks=[monitor],
+    )
+    trainer.train()
+    assert [row["step"] for row in monitor.rows] == [1, 2, 3, 4, 5, 6]
+    assert all("query_norm_mean" in row and "all_norm_mean" not in row for row in monitor.rows)
+    assert not any("query_norm_mean" in entry for entry in trainer.state.log_history if "eval_loss" in entry)
+
+
+def test_logs_reach_other_callbacks_history_and_csv(model, tmp_path):
+    listener, file = Listener(), tmp_path / "new" / "norms.csv"
+    monitor = stm.NormMonitor(every=2, csv=file)
+    trainer = train(model, stm.QNormRankingLoss(model), tmp_path, monitor, listener=listener)
+    assert trainer.callback_handler.callbacks[0] is monitor
+    training = [logs for logs in listener.logs if "loss" in logs]
+    history = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert len(training) == len(history) == 3
+    for logs, entry, row in zip(training, history, monitor.rows[1:], strict=True):
+        assert row["step"] == entry["step"]
+        for key in ("query_norm_mean", "document_isoscore", "dot_cosine_gap"):
+            assert logs[key] == entry[key] == row[key]
+    assert not any("query_norm_mean" in logs for logs in listener.logs if "loss" not in logs)
+    with file.open(encoding="utf-8") as lines:
+        written = list(csv.DictReader(lines))
+    assert [float(line["step"]) for line in written] == [1, 2, 4, 6]
+    assert float(written[-1]["document_norm_p95"]) == monitor.row()["document_norm_p95"]
+
+
+def test_training_is_the_same_with_and_without(folder, tmp_path):
+    from _tiny import load_transformer
+
+    weights = []
+    for callbacks in ([], [stm.NormMonitor(every=1)]):
+        model = load_transformer(folder)
+        trainer = SentenceTransformerTrainer(
+            model,
+            SentenceTransformerTrainingArguments(str(tmp_path), **ARGUMENTS),
+            train_dataset=Dataset.from_dict(columns()),
+            loss=stm.DotRankingLoss(model, mini_batch_size=3),
+            callbacks=callbacks,
+        )
+        trainer.train()
+        weights.append({name: p.detach() for name, p in model.named_parameters()})
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_the_norm_effect_is_seen(model, tmp_path):
+    """Cut in half, the effective learning rate is four times as large; zero gradients are counted."""
+    rows = []
+    for cut in (False, True):
+        if cut:
+            stm.cut_init(model, 2.0)
+        monitor = stm.NormMonitor(every=10)
+        train(model, stm.DotRankingLoss(model, scale=1e6), tmp_path, monitor, max_steps=1, learning_rate=1e-9)
+        rows.append(monitor.rows[0])
+    assert rows[1]["query_effective_lr"] == pytest.approx(4 * rows[0]["query_effective_lr"], rel=1e-4)
+    assert 0 < rows[0]["query_zero_gradients"] <= 1  # a one-hot softmax
+
+
+# --- transformers' Trainer --------------------------------------------------------------------------------------------
+
+
+class Pairs(nn.Module):
+    """A model that knows nothing of sentences: two towers in one, with a loss inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.Linear(5, 4)
+
+    def forward(self, a, b):
+        x, y = self.encoder(a), self.encoder(b)
+        return {"loss": nn.functional.cross_entropy(stm.COSINE(x, y) * 20, torch.arange(len(x))), "logits": x}
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_transformers_trainer(tmp_path, accumulation):
+    data = [{"a": torch.randn(5), "b": 3 * torch.randn(5)} for _ in range(16)]
+    model, listener = Pairs(), Listener()
+    monitor = stm.NormMonitor(every=2, module=model.encoder)
+    options = ARGUMENTS | {"remove_unused_columns": False, "label_names": []}
+    options |= {"gradient_accumulation_steps": accumulation, "per_device_train_batch_size": 4}
+    Trainer(
+        model,
+        TrainingArguments(str(tmp_path), **options),
+        train_dataset=data,
+        data_collator=lambda rows: {key: torch.stack([row[key] for row in rows]) for key in rows[0]},
+        callbacks=[listener, monitor],
+    ).train()
+    assert monitor.rows[0]["document_norm_mean"] > 1.5 * monitor.rows[0]["query_norm_mean"]
+    assert monitor.rows[0]["query_zero_gradients"] == 0
+    assert "query_norm_mean" in next(logs for logs in listener.logs if "loss" in logs)
+
+
+def test_unknown_outputs_are_named(tmp_path):
+    monitor = stm.NormMonitor(every=1)
+    trainer = Trainer(
+        Pairs(),
+        TrainingArguments(str(tmp_path), **ARGUMENTS | {"remove_unused_columns": False, "label_names": []}),
+        train_dataset=[{"a": torch.randn(5), "b": torch.randn(5)}] * 8,
+        callbacks=[monitor],
+    )
+    with pytest.raises(TypeError, match=r"NormMonitor\(embeddings="):
+        trainer.train()
+
+
+# --- the picture ------------------------------------------------------------------------------------------------------
+
+
+def test_plot(tmp_path):
+    pytest.importorskip("matplotlib")
+    monitor = stm.NormMonitor(every=1)
+    with pytest.raises(ValueError, match="Nothing has been measured"):
+        monitor.plot(tmp_path / "norms.png")
+    for length in range(1, 5):
+        monitor.update(queries=length * torch.randn(9, 4), documents=torch.randn(9, 4), lr=0.1)
+    monitor.plot(tmp_path / "norms.png", title="a run")
+    assert (tmp_path / "norms.png").stat().st_size > 10_000
