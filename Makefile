@@ -30,6 +30,7 @@ bench: $(BIN)/.installed  ## the figures of the README and the docs (more than a
 	$(BIN)/python benchmarks/kernel.py
 	$(BIN)/python benchmarks/temperature.py
 	$(BIN)/python benchmarks/sigreg.py
+	$(BIN)/python benchmarks/norms.py
 
 $(BIN)/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
