@@ -444,3 +444,34 @@ def test_wrapped_models_are_looked_into(model):
     model.append(Normalize())
     stm.attach_grad_scale(Wrapper(model))
     assert model[1]._forward_hooks
+
+
+def one_rank(rank, folder, output):
+    """Half of the batch, in a model as the Trainer wraps it."""
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{output}/init", rank=rank, world_size=2)
+    model = load_transformer(folder).double()
+    model.append(Normalize())
+    stm.attach_grad_scale(model)
+    loss = stm.CosineRankingLoss(model, mini_batch_size=2)
+    loss.model = nn.parallel.DistributedDataParallel(model)
+    columns = zip(*(row[:2] for row in ROWS[4 * rank : 4 * rank + 4]), strict=True)
+    loss([dict(model.preprocess(list(column))) for column in columns]).backward()
+    torch.save({name: p.grad for name, p in model.named_parameters() if p.grad is not None}, f"{output}/{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_two_processes(folder, tmp_path):
+    torch.multiprocessing.spawn(one_rank, (str(folder), str(tmp_path)), nprocs=2)
+    ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+    assert_same(ranks[0], ranks[1], rtol=0, atol=0)
+    model = load_transformer(folder).double()
+    model.append(Normalize())
+    stm.attach_grad_scale(model)
+    parts = []
+    for rank in range(2):
+        columns = zip(*(row[:2] for row in ROWS[4 * rank : 4 * rank + 4]), strict=True)
+        inputs = [dict(model.preprocess(list(column))) for column in columns]
+        parts.append(gradients(model, stm.CosineRankingLoss(model), inputs))
+    assert_same(ranks[0], {name: (parts[0][name] + parts[1][name]) / 2 for name in parts[0]}, rtol=1e-5, atol=1e-8)
