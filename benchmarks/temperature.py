@@ -345,7 +345,7 @@ def main() -> None:
     for name in ["static"] if arguments.quick else arguments.models.split(","):
         conditions, num_seeds, record = MODELS[name].conditions, 3, arguments.output / f"{name}.json"
         if arguments.quick:
-            conditions = [c for c in conditions if not c.startswith(("mixed", "MRL 0.06", "MRL 0.1"))]
+            conditions = [c for c in conditions if not c.startswith(("mixed", "MRL 0.06", "MRL 0.1", "MRL 0.3"))]
             num_seeds, record = 2, arguments.output / "quick.json"
         results = run(name, num_seeds, conditions, record, arguments.cache)
         on_words = results["lexicons"]
