@@ -1,0 +1,352 @@
+"""In-batch attention: every decoder layer of a language model also reads the other documents of its group.
+
+No fork: the batch is stacked as [e; h] (2B sequences), transformers' ``AttentionInterface`` calls the function of this
+module in every layer, and the retriever's similarities travel to it as a keyword argument of the model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, pad, scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+__all__ = ["Backend", "Neighbours", "attach", "check_supported", "in_batch_attention", "next_token_loss", "two_streams"]
+
+NAME = "st_magnitude_in_batch"
+
+Backend = Literal["auto", "exact", "sparse"]
+SPARSE_BELOW = 1e-7  # a similarity that a float32 output does not notice
+PAIRS_PER_CHUNK = 16
+MASKED = -1e3  # a score at which exp() is 0 in every dtype, and which float16 can hold after division by the scale
+
+
+@dataclass
+class Neighbours:
+    """Who reads whom, with what weight: the same for all layers of a pass.
+
+    Attributes:
+        similarity: (B, B), row i holds Sim(D_i, ·); zero on the diagonal and between groups.
+        chunks: The pairs (i, j) to be computed, by ranges of readers: (first, last + 1, i - first, j), the last two of
+            them tensors (P,).
+        key_mask: (B, L), True at tokens and False at padding; None if nothing is padded.
+        v_norm: Divide by the value norms, Eq. 6.
+        eps: The epsilon of Eq. 6.
+        recompute: Recompute the pairs in the backward pass instead of keeping their intermediate results.
+        calls: How many layers asked.
+    """
+
+    similarity: Tensor
+    chunks: list[tuple[int, int, Tensor, Tensor]]
+    key_mask: Tensor | None = None
+    v_norm: bool = True
+    eps: float = 1e-6
+    recompute: bool = True
+    calls: int = field(default=0, compare=False)
+
+    @classmethod
+    def of(
+        cls,
+        similarity: Tensor,
+        attention_mask: Tensor | None = None,
+        groups: Tensor | None = None,
+        *,
+        backend: Backend = "auto",
+        **options: Any,
+    ) -> Neighbours:
+        """Choose the pairs.
+
+        Args:
+            similarity: (B, B); what is on the diagonal or between groups is not read.
+            attention_mask: (B, L), non-zero at tokens.
+            groups: (B,) the group of each document; one group by default.
+            backend: ``"exact"``: all pairs of a group. ``"sparse"``: those with a similarity above 1e-7, which changes
+                outputs by less than a float32 can show, and gives the others no gradient. ``"auto"``: sparse when
+                that leaves out at least half of the pairs.
+            options: ``v_norm``, ``eps``, ``recompute``.
+
+        Raises:
+            ValueError: If shapes do not fit, a document has no token, or the backend is unknown.
+        """
+        if backend not in get_args(Backend):
+            raise ValueError(f"backend must be one of {get_args(Backend)}, got {backend!r}.")
+        count = len(similarity)
+        if similarity.shape != (count, count):
+            raise ValueError(f"similarity is square, (B, B) for B documents, got {tuple(similarity.shape)}.")
+        allowed = ~torch.eye(count, dtype=torch.bool, device=similarity.device)
+        if groups is not None:
+            if groups.shape != (count,):
+                raise ValueError(f"groups has one number a document, ({count},), got {tuple(groups.shape)}.")
+            groups = groups.to(similarity.device)
+            allowed &= groups[:, None] == groups[None]
+        if backend != "exact":
+            active = allowed & (similarity.detach() > SPARSE_BELOW)
+            if backend == "sparse" or 2 * int(active.sum()) <= int(allowed.sum()):
+                allowed = active
+        chunks, first = [], 0
+        readers, sources = allowed.nonzero(as_tuple=True)
+        pairs = [0, *allowed.sum(1).cumsum(0).tolist()]  # pairs[i]: where those of reader i begin
+        for last in range(1, count + 1):
+            if last == count or pairs[last + 1] - pairs[first] > PAIRS_PER_CHUNK:
+                part = slice(pairs[first], pairs[last])
+                chunks.append((first, last, readers[part] - first, sources[part]))
+                first = last
+        key_mask = None
+        if attention_mask is not None:
+            if attention_mask.shape[:1] != (count,):
+                raise ValueError(
+                    f"attention_mask is for {len(attention_mask)} documents, similarity for {count}: give both one row "
+                    "a document."
+                )
+            tokens = attention_mask.to(similarity.device, torch.bool)
+            if not bool(tokens.any(1).all()):
+                empty = (~tokens.any(1)).nonzero().flatten().tolist()
+                raise ValueError(f"Documents {empty} of the batch have no token: remove empty chunks.")
+            key_mask = None if bool(tokens.all()) else tokens
+        return cls(similarity, chunks, key_mask, **options)
+
+
+def in_batch_attention(
+    query: Tensor, key: Tensor, value: Tensor, neighbours: Neighbours, scaling: float | None = None
+) -> Tensor:
+    """What documents read in each other: b_i of Eq. 7, (B, H, L, d).
+
+        b_i = sum_{j != i} Sim(D_i, D_j) · b~_ij                                                         (Eq. 7)
+        b~_ij = P V_j / (P |V_j| + eps),   P = softmax(Q_i K_j^T · scaling), full, for each j by itself    (Eq. 5, 6)
+
+    Eq. 6 needs no second product: the rows of P sum to one, so that P |V| + eps = P (|V| + eps) and
+
+        b~_ij = softmax(Q_i K_j^T · scaling + log(|V_j| + eps)) · V_j / (|V_j| + eps),
+
+    one ordinary attention. Its bias is one more channel of the keys, against a 1 in the queries; the same channel hides
+    padding. So no mask and no (L, L) scores exist outside of PyTorch's fused kernel, which shares a key head among the
+    query heads of its group. Pairs are walked a few at a time, and recomputed in the backward pass.
+
+    Args:
+        query: (B, H, L, d) queries of the h stream, positions applied.
+        key: (B, H_kv, L, d) keys of the e stream; H is a multiple of H_kv.
+        value: (B, H_kv, L, d) values of the e stream.
+        neighbours: The weights and the pairs that count.
+        scaling: d^-0.5 by default.
+
+    Returns:
+        (B, H, L, d) in the query's dtype; sums over documents are taken in float32 at least.
+
+    Example:
+        >>> import torch
+        >>> q, k, v = torch.randn(3, 3, 4, 5, 8).unbind()  # 3 documents, 4 heads, 5 tokens
+        >>> similarity = torch.tensor([[0.0, 1.0, 0.0], [0.5, 0.0, 0.5], [0.2, 0.8, 0.0]])
+        >>> in_batch_attention(q, k, v, Neighbours.of(similarity)).shape
+        torch.Size([3, 4, 5, 8])
+
+    Source: Revela (Cai et al.), section 3.2.
+    """
+    n_documents, n_heads, length, dim = query.shape
+    if scaling is None:
+        scaling = dim**-0.5
+    wide = torch.promote_types(query.dtype, torch.float32)
+    bias = value.new_zeros(value.shape[:-1], dtype=wide)  # (B, H_kv, L), in scores
+    if neighbours.v_norm:
+        sizes = torch.linalg.vector_norm(value, dim=-1, dtype=wide) + neighbours.eps
+        value = (value / sizes[..., None]).to(value.dtype)
+        bias = sizes.log()
+    if neighbours.key_mask is not None:
+        bias = bias.masked_fill(~neighbours.key_mask[:, None].to(bias.device), MASKED)
+    key = torch.cat([key, (bias[..., None] / scaling).to(key.dtype)], -1)  # (B, H_kv, L, d + 1)
+    room = -(dim + 1) % 8  # fused kernels want multiples of 8, and one size for all three
+    key, value = pad(key, (0, room)), pad(value, (0, 1 + room))
+    query = pad(query, (0, 1), value=1.0)
+    query = pad(query, (0, room)).reshape(n_documents, key.shape[1], -1, query.shape[-1] + room)  # (B, H_kv, rL, d')
+
+    def read(query: Tensor, key: Tensor, value: Tensor, similarity: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        seen = scaled_dot_product_attention(query[i], key[j], value[j], scale=scaling)  # (P, H_kv, rL, d')
+        weighted = seen * similarity[i, j].to(wide)[:, None, None, None]
+        return torch.zeros_like(query, dtype=wide).index_add(0, i, weighted)  # (n, H_kv, rL, d')
+
+    recompute = neighbours.recompute and torch.is_grad_enabled()
+    parts = []
+    for first, last, i, j in neighbours.chunks:
+        inputs = (query[first:last], key, value, neighbours.similarity[first:last], i, j)
+        parts.append(checkpoint(read, *inputs, use_reentrant=False) if recompute else read(*inputs))
+    return torch.cat(parts)[..., :dim].reshape(n_documents, n_heads, length, dim).to(query.dtype)
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    in_batch: Neighbours | None = None,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """One layer for the stacked batch [e; h]: self-attention for both (Eq. 4), and h + b for the second half (Eq. 8).
+
+    Without ``in_batch`` it is transformers' ``sdpa``.
+    """
+    output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+    if in_batch is None:
+        return output, None
+    if unsupported := sorted(name for name in ("softcap", "s_aux", "position_bias") if kwargs.get(name) is not None):
+        raise ValueError(f"{type(module).__name__} passes {unsupported} to attention, which Eq. 5 does not have.")
+    in_batch.calls += 1
+    e, h = output.chunk(2)  # (B, L, H, d) each
+    keys, _ = key.chunk(2)
+    values, _ = value.chunk(2)
+    _, queries = query.chunk(2)
+    b = in_batch_attention(queries, keys, values, in_batch, scaling)  # (B, H, L, d)
+    return torch.cat([e, h + b.transpose(1, 2)]), None
+
+
+AttentionInterface.register(NAME, _attention)
+AttentionMaskInterface.register(NAME, sdpa_mask)
+
+
+def _base(lm: nn.Module) -> PreTrainedModel:
+    """The model of transformers itself, LoRA layers inside it, peft's wrapper taken off."""
+    base = lm.get_base_model() if hasattr(lm, "get_base_model") else lm
+    if not isinstance(base, PreTrainedModel):
+        raise TypeError(
+            f"The language model is a decoder of transformers, or of peft around one, got {type(lm).__name__}: load it "
+            "with AutoModelForCausalLM.from_pretrained(...)."
+        )
+    return base
+
+
+def check_supported(lm: nn.Module) -> None:
+    """Refuse what cannot be right, by name.
+
+    Raises:
+        TypeError: If it is not a transformers model (or peft around one).
+        ValueError: If it is not a causal decoder with an output layer, its attention does not go through transformers'
+            AttentionInterface, has softcapping or sinks, or its logits are scaled after the output layer.
+    """
+    base = _base(lm)
+    name, config = type(base).__name__, base.config.get_text_config()
+    if getattr(config, "is_encoder_decoder", False) or base.get_output_embeddings() is None:
+        raise ValueError(f"{name} is no causal decoder with an output layer: use AutoModelForCausalLM.")
+    if not base._supports_attention_backend:
+        raise ValueError(
+            f"{name} computes attention by itself, not through transformers' AttentionInterface: in-batch attention "
+            "cannot reach it. Llama, Qwen2, Qwen3, Mistral, SmolLM and Gemma (1) are known to work."
+        )
+    if any(getattr(module, "is_causal", True) is False for module in base.modules()):
+        raise ValueError(f"{name} attends in both directions: a causal decoder is needed.")
+    for option in ("attn_logit_softcapping", "final_logit_softcapping", "attn_logit_softcap"):
+        if getattr(config, option, None):
+            raise ValueError(f"{name} has {option} = {getattr(config, option)}: softcapped models are not supported.")
+    for option in ("logit_scale", "logits_scaling"):
+        if getattr(config, option, None) not in (None, 1, 1.0):
+            raise ValueError(f"{name} has {option} = {getattr(config, option)}: scaled logits are not supported.")
+    if any(part.rsplit(".", 1)[-1] == "sinks" for part, _ in base.named_parameters()):
+        raise ValueError(f"{name} has attention sinks, which Eq. 5 does not have: it is not supported.")
+
+
+def attach(lm: nn.Module) -> None:
+    """Let all layers of a decoder take part in in-batch attention; in place, nothing of it is saved.
+
+    Where no ``in_batch`` is given (generation, evaluation) the model computes as before, by transformers' ``sdpa``.
+
+    Raises:
+        TypeError, ValueError: As :func:`check_supported`.
+    """
+    check_supported(lm)
+    base = _base(lm)
+    base.set_attn_implementation(NAME)
+    if base.get_decoder().config._attn_implementation != NAME:
+        raise ValueError(f"{type(base).__name__} did not take another attention implementation: it is not supported.")
+
+
+def _refuse_reentrant(base: PreTrainedModel) -> None:
+    for module in base.modules():
+        if isinstance(module, GradientCheckpointingLayer) and module.gradient_checkpointing and module.training:
+            keywords = getattr(module._gradient_checkpointing_func, "keywords", {})
+            if keywords.get("use_reentrant", True):
+                raise ValueError(
+                    f"Reentrant gradient checkpointing of {type(base).__name__} cuts the retriever off from its "
+                    "gradient: call lm.gradient_checkpointing_enable({'use_reentrant': False})."
+                )
+            return
+
+
+def two_streams(
+    lm: nn.Module, input_ids: Tensor, attention_mask: Tensor, neighbours: Neighbours
+) -> tuple[Tensor, Tensor]:
+    """The last hidden states of both streams: e, the plain model's, and h, which also reads the other documents.
+
+    Args:
+        lm: A decoder after :func:`attach`.
+        input_ids: (B, L), padded on either side.
+        attention_mask: (B, L), 1 at tokens and 0 at padding.
+        neighbours: The weights, for the same B documents.
+
+    Returns:
+        e and h, (B, L, D) each. What stands at padding means nothing.
+
+    Raises:
+        ValueError: If the model was not attached, checkpoints its layers reentrantly, or has layers that in-batch
+            attention did not reach.
+
+    Source: Revela, Eq. 3-8, section 3.4.
+    """
+    base = _base(lm)
+    decoder = base.get_decoder()
+    if decoder.config._attn_implementation != NAME:
+        raise ValueError(f"In-batch attention is not in {type(base).__name__}: call revela.attention.attach(lm) first.")
+    _refuse_reentrant(base)
+    mask = attention_mask.to(torch.bool)
+    inputs: dict[str, Any] = {}
+    if not bool((mask[:, 1:] <= mask[:, :-1]).all()):  # padding before tokens
+        inputs["attention_mask"] = mask.repeat(2, 1).to(attention_mask.dtype)
+        inputs["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0).repeat(2, 1)
+    # else: tokens never see what comes after them, so that causal attention needs no mask
+    calls = neighbours.calls
+    states = decoder(input_ids=input_ids.repeat(2, 1), use_cache=False, in_batch=neighbours, **inputs).last_hidden_state
+    if neighbours.calls - calls != decoder.config.num_hidden_layers:
+        raise ValueError(
+            f"In-batch attention reached {neighbours.calls - calls} of {decoder.config.num_hidden_layers} layers of "
+            f"{type(base).__name__}: the others compute something else than attention, or drop keyword arguments."
+        )
+    e, h = states.chunk(2)
+    return e, h
+
+
+def next_token_loss(
+    lm: nn.Module, states: Tensor, input_ids: Tensor, attention_mask: Tensor, tokens_per_chunk: int = 512
+) -> Tensor:
+    """Mean next-token cross-entropy (nats) over all tokens but the first of each document.
+
+    The (tokens, vocabulary) logits exist for ``tokens_per_chunk`` tokens at a time, in float32, and are recomputed in
+    the backward pass.
+
+    Args:
+        lm: The decoder, whose output layer is used.
+        states: (B, L, D), last hidden states.
+        input_ids: (B, L).
+        attention_mask: (B, L).
+        tokens_per_chunk: Rows of logits at a time.
+
+    Returns:
+        A scalar; 0 if no document has two tokens.
+    """
+    head = _base(lm).get_output_embeddings()
+    mask = attention_mask.to(torch.bool)
+    counted = mask[:, 1:] & mask[:, :-1]
+    states, labels = states[:, :-1][counted], input_ids[:, 1:][counted]  # (N, D), (N,)
+
+    def summed(states: Tensor, labels: Tensor) -> Tensor:
+        logits = head(states)
+        return cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), labels, reduction="sum")
+
+    total = states.sum() * 0.0
+    for part, targets in zip(states.split(tokens_per_chunk), labels.split(tokens_per_chunk), strict=True):
+        total = total + checkpoint(summed, part, targets, use_reentrant=False)
+    return total / max(len(labels), 1)

@@ -1,0 +1,370 @@
+"""In-batch attention against loops over Eq. 3-8, and what must hold of it whatever the numbers are."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from revela_reference import (
+    FAMILIES,
+    VOCABULARY,
+    cross_attention,
+    decoder,
+    next_token_loss,
+    padded,
+    streams,
+    unpadded,
+)
+from torch import Tensor
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+from st_magnitude.revela import attention as A
+from st_magnitude.revela.attention import Neighbours, attach, in_batch_attention, two_streams
+
+LENGTHS = (5, 3, 1, 4, 6)
+GROUPS = [0, 0, 1, 1, 1]
+
+
+def documents(seed: int = 0) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(3, VOCABULARY, (length,), generator=generator) for length in LENGTHS]
+
+
+def similarities(seed: int = 0, peaked: bool = False) -> Tensor:
+    """Rows of non-negative weights; the diagonal and other groups hold values that must not be read."""
+    weights = torch.rand(len(LENGTHS), len(LENGTHS), generator=torch.Generator().manual_seed(seed)).double() + 0.1
+    if peaked:
+        weights[[0, 2, 3, 4], [1, 4, 2, 2]] = 0.0  # (0, 1): document 0 reads nobody
+    return weights.requires_grad_()
+
+
+@pytest.mark.parametrize("v_norm", [True, False])
+@pytest.mark.parametrize("backend", ["exact", "sparse", "auto"])
+@pytest.mark.parametrize("recompute", [True, False])
+def test_one_layer_is_equation_5_to_7(v_norm: bool, backend: str, recompute: bool, monkeypatch) -> None:
+    monkeypatch.setattr(A, "PAIRS_PER_CHUNK", 3)
+    torch.manual_seed(0)
+    query = torch.randn(5, 4, 6, 7, dtype=torch.float64, requires_grad=True)
+    key, value = torch.randn(2, 5, 2, 6, 7, dtype=torch.float64, requires_grad=True)
+    mask = torch.tensor([[1] * n + [0] * (6 - n) for n in LENGTHS])
+    similarity = similarities(peaked=backend != "exact")
+    leaves = (query, key, value, similarity)
+
+    rows = []
+    for i in range(5):
+        heads = []
+        for a in range(4):
+            total = torch.zeros(6, 7, dtype=torch.float64)
+            for j in range(5):
+                if i != j and GROUPS[i] == GROUPS[j]:
+                    n = LENGTHS[j]
+                    read = cross_attention(query[i, a], key[j, a // 2, :n], value[j, a // 2, :n], v_norm)
+                    total = total + similarity[i, j] * read
+            heads.append(total)
+        rows.append(torch.stack(heads))
+    expected = torch.stack(rows)
+
+    neighbours = Neighbours.of(
+        similarity, mask, torch.tensor(GROUPS), backend=backend, v_norm=v_norm, recompute=recompute
+    )
+    found = in_batch_attention(query, key, value, neighbours)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+    direction = torch.randn_like(expected)
+    wanted = list(torch.autograd.grad((expected * direction).sum(), leaves))
+    got = torch.autograd.grad((found * direction).sum(), leaves)
+    if backend != "exact":  # a weight of zero gets no gradient here, by intention
+        wanted[3] = wanted[3] * (similarity.detach() > 0)
+    for name, one, other in zip(("query", "key", "value", "similarity"), got, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-10, msg=name)
+
+
+def test_gradcheck_of_one_layer() -> None:
+    torch.manual_seed(1)
+    query = torch.randn(3, 2, 3, 4, dtype=torch.float64, requires_grad=True)
+    key, value = torch.randn(2, 3, 1, 3, 4, dtype=torch.float64).unbind()
+    similarity = torch.rand(3, 3, dtype=torch.float64, requires_grad=True)
+
+    def layer(q: Tensor, k: Tensor, v: Tensor, weights: Tensor) -> Tensor:
+        return in_batch_attention(q, k, v, Neighbours.of(weights, backend="exact"))
+
+    assert torch.autograd.gradcheck(layer, (query, key.requires_grad_(), value.requires_grad_(), similarity))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("backend", ["exact", "sparse"])
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_whole_model_is_equation_3_to_8(family: str, backend: str, side: str) -> None:
+    lm, docs, similarity = decoder(family), documents(), similarities(peaked=backend == "sparse")
+    e, h = streams(lm, docs, similarity, GROUPS)
+    expected = next_token_loss(lm, h, docs) + 0.3 * next_token_loss(lm, e, docs)
+    parameters = [parameter for name, parameter in lm.named_parameters() if parameter.requires_grad]
+    wanted = torch.autograd.grad(expected, [similarity, *parameters])
+
+    attach(lm)
+    ids, mask = padded(docs, side)
+    neighbours = Neighbours.of(similarity, mask, torch.tensor(GROUPS), backend=backend)
+    found_e, found_h = two_streams(lm, ids, mask, neighbours)
+    for found, reference in ((found_e, e), (found_h, h)):
+        for one, other in zip(unpadded(found, mask), reference, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
+    loss = A.next_token_loss(lm, found_h, ids, mask, tokens_per_chunk=4) + 0.3 * A.next_token_loss(
+        lm, found_e, ids, mask
+    )
+    torch.testing.assert_close(loss, expected, rtol=0, atol=1e-10)
+    got = torch.autograd.grad(loss, [similarity, *parameters])
+    if backend == "sparse":  # a weight of zero gets no gradient here, by intention
+        wanted = (wanted[0] * (similarity.detach() > 0), *wanted[1:])
+    assert wanted[0].abs().max() > 1e-3
+    for one, other in zip(got, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
+
+
+def run(lm, docs, similarity, groups=None, side="right", extra=0, **options) -> tuple[list[Tensor], list[Tensor]]:
+    ids, mask = padded(docs, side, extra)
+    found = two_streams(lm, ids, mask, Neighbours.of(similarity, mask, groups, **options))
+    return tuple(unpadded(states, mask) for states in found)
+
+
+def close(one: list[Tensor], other: list[Tensor], atol: float = 1e-10) -> bool:
+    return all(torch.allclose(a, b, rtol=0, atol=atol) for a, b in zip(one, other, strict=True))
+
+
+@pytest.fixture(scope="module")
+def lm():
+    model = decoder("llama")
+    attach(model)
+    return model
+
+
+def test_without_similarity_it_is_the_plain_model(lm) -> None:
+    plain = decoder("llama")
+    e, h = run(lm, documents(), torch.zeros(5, 5, dtype=torch.float64), backend="exact")
+    expected = [plain.model(ids[None]).last_hidden_state[0] for ids in documents()]
+    assert close(e, expected)
+    assert close(h, expected)
+    _, read = run(lm, documents(), similarities().detach())
+    assert not close(read, expected, atol=1e-2)
+
+
+def test_generation_and_plain_calls_are_not_touched(lm) -> None:
+    plain = decoder("llama")
+    ids = documents()[0][None]
+    torch.testing.assert_close(lm(ids).logits, plain(ids).logits)
+    options = {"max_new_tokens": 4, "do_sample": False}
+    assert torch.equal(lm.generate(ids, **options), plain.generate(ids, **options))
+
+
+def test_later_tokens_do_not_change_earlier_ones_of_the_same_document(lm) -> None:
+    """Causality: with the weights fixed, token l of h_i sees tokens <= l of D_i and all of the others."""
+    docs, weights = documents(), similarities().detach()
+    _, before = run(lm, docs, weights)
+    changed = [ids.clone() for ids in docs]
+    changed[4][3:] = (changed[4][3:] + 5 - 3) % (VOCABULARY - 3) + 3
+    _, after = run(lm, changed, weights)
+    torch.testing.assert_close(after[4][:3], before[4][:3], rtol=0, atol=1e-12)
+    assert (after[4][3:] - before[4][3:]).abs().min(1).values.max() > 1e-6
+    assert (after[0][0] - before[0][0]).abs().max() > 1e-6  # the others read the change, at their first token already
+
+
+def test_the_order_of_documents_does_not_matter(lm) -> None:
+    docs, weights, groups = documents(), similarities().detach(), torch.tensor(GROUPS)
+    order = torch.tensor([3, 0, 4, 2, 1])
+    e, h = run(lm, docs, weights, groups)
+    found_e, found_h = run(lm, [docs[i] for i in order], weights[order][:, order], groups[order])
+    assert close(found_e, [e[i] for i in order])
+    assert close(found_h, [h[i] for i in order])
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_padding_is_invisible(lm, side: str) -> None:
+    docs, weights = documents(), similarities().detach()
+    _, tight = run(lm, docs, weights)
+    _, loose = run(lm, docs, weights, side=side, extra=7)
+    assert close(tight, loose)
+
+
+def test_groups_do_not_see_each_other(lm) -> None:
+    docs, weights = documents(), similarities().detach()
+    _, together = run(lm, docs, weights, torch.tensor(GROUPS))
+    _, first = run(lm, docs[:2], weights[:2, :2])
+    _, second = run(lm, docs[2:], weights[2:, 2:])
+    assert close(together, first + second)
+
+
+def test_checkpointed_layers_give_the_same_gradients(lm) -> None:
+    model, weights = decoder("llama"), similarities()
+    attach(model)
+    ids, mask = padded(documents())
+
+    def gradients() -> tuple[Tensor, ...]:
+        model.train()
+        _, h = two_streams(model, ids, mask, Neighbours.of(weights, mask))
+        loss = A.next_token_loss(model, h, ids, mask)
+        return torch.autograd.grad(loss, [weights, *model.parameters()])
+
+    plain = gradients()
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    recomputed = gradients()
+    assert plain[0].abs().max() > 1e-3
+    for one, other in zip(plain, recomputed, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+    model.gradient_checkpointing_enable({"use_reentrant": True})
+    with pytest.raises(ValueError, match="Reentrant gradient checkpointing of LlamaForCausalLM"):
+        gradients()
+
+
+def test_sparse_pairs_are_exact_to_rounding(lm) -> None:
+    """A softmax so peaked that most weights are below 1e-7: float32 does not see the difference."""
+    docs = documents()
+    scores = 25.0 * torch.randn(5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    weights = scores.fill_diagonal_(-torch.inf).softmax(-1)
+    pairs = {
+        backend: sum(len(j) for *_, j in Neighbours.of(weights, backend=backend).chunks)
+        for backend in ("exact", "sparse", "auto")
+    }
+    assert pairs["exact"] == 20
+    assert pairs["auto"] == pairs["sparse"] <= 10
+    (_, exact), (_, sparse) = (run(lm, docs, weights, backend=backend) for backend in ("exact", "sparse"))
+    assert close(exact, sparse, atol=2e-6)
+    assert not close(exact, sparse, atol=1e-14)
+
+
+def test_bfloat16_autocast_stays_near_float32() -> None:
+    model = decoder("llama").float()
+    attach(model)
+    ids, mask = padded(documents())
+    weights = torch.full((5, 5), 0.25)
+    _, exact = two_streams(model, ids, mask, Neighbours.of(weights, mask))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        _, half = two_streams(model, ids, mask, Neighbours.of(weights, mask))
+    assert torch.isfinite(half).all()
+    real = mask.bool()
+    assert torch.nn.functional.cosine_similarity(half[real].float(), exact[real], dim=-1).min() > 0.995
+
+
+@pytest.mark.parametrize("v_norm", [True, False])
+def test_zero_values_and_huge_scores_stay_finite(v_norm: bool) -> None:
+    query = 20 * torch.randn(3, 2, 4, 8)
+    value = torch.zeros(3, 2, 4, 8, requires_grad=True)
+    mask = torch.tensor([[1, 1, 0, 0]] * 3)
+    neighbours = Neighbours.of(torch.full((3, 3), 0.5), mask, v_norm=v_norm)
+    result = in_batch_attention(query, query, value, neighbours)
+    (gradient,) = torch.autograd.grad(result.sum(), value)
+    assert (result == 0).all()
+    assert torch.isfinite(gradient).all()
+
+
+def test_normalised_reading_is_at_most_as_long_as_one(lm) -> None:
+    query, key, value = 9 * torch.randn(3, 3, 2, 4, 8, generator=torch.Generator().manual_seed(0))
+    weights = torch.tensor([[0, 0.4, 0.6], [1, 0, 0], [0.5, 0.5, 0]])
+    assert in_batch_attention(query, key, value, Neighbours.of(weights)).norm(dim=-1).max() <= 1 + 1e-6
+    assert in_batch_attention(query, key, value, Neighbours.of(weights, v_norm=False)).norm(dim=-1).max() > 2
+
+
+def test_lora_layers_take_part_and_get_gradients() -> None:
+    base = decoder("qwen2")
+    model = get_peft_model(base, LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")).double()
+    attach(model)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.5)
+    ids, mask = padded(documents())
+    weights = similarities()
+    _, h = two_streams(model, ids, mask, Neighbours.of(weights, mask))
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    gradients = torch.autograd.grad(A.next_token_loss(model, h, ids, mask), [weights, *trained])
+    assert len(trained) == 8
+    assert all(gradient.abs().max() > 1e-6 for gradient in gradients)
+    merged = model.merge_and_unload()
+    attach(merged)
+    torch.testing.assert_close(two_streams(merged, ids, mask, Neighbours.of(weights, mask))[1], h)
+
+
+def test_nothing_of_it_is_saved(tmp_path) -> None:
+    model = decoder("llama").float()
+    attach(model)
+    model.save_pretrained(tmp_path)
+    assert "st_magnitude" not in (tmp_path / "config.json").read_text()
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert again.config._attn_implementation != A.NAME
+
+
+def test_the_loss_counts_tokens_with_a_predecessor(lm) -> None:
+    ids, mask = padded(documents())
+    states = torch.randn(*ids.shape, 24, dtype=torch.float64)
+    expected = next_token_loss(lm, unpadded(states, mask), documents())
+    torch.testing.assert_close(A.next_token_loss(lm, states, ids, mask), expected)
+    alone = A.next_token_loss(lm, states[:, :1], ids[:, :1], mask[:, :1])
+    assert alone == 0
+
+
+SMALL = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "says"),
+    [
+        ("gemma2", {}, "attn_logit_softcapping"),
+        ("gpt_oss", {"num_local_experts": 2, "num_experts_per_tok": 1}, "sinks"),
+        ("cohere", {}, "logit_scale"),
+        ("granite", {"logits_scaling": 8.0}, "logits_scaling"),
+    ],
+)
+def test_unsupported_models_are_refused_by_name(family: str, options: dict, says: str) -> None:
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **SMALL, **options))
+    with pytest.raises(ValueError, match=f"{type(model).__name__}.*{says}"):
+        attach(model)
+
+
+def test_models_without_an_attention_backend_are_refused() -> None:
+    config = AutoConfig.for_model(
+        "mamba", vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=1, state_size=4, time_step_rank=2
+    )
+    with pytest.raises(ValueError, match="MambaForCausalLM"):
+        attach(AutoModelForCausalLM.from_config(config))
+
+
+def test_what_is_no_language_model_is_refused() -> None:
+    with pytest.raises(TypeError, match="AutoModelForCausalLM"):
+        attach(torch.nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="LlamaModel is no causal decoder"):
+        attach(AutoModel.from_config(AutoConfig.for_model("llama", **SMALL)))
+
+
+def test_an_encoder_in_disguise_is_refused() -> None:
+    """BertLMHeadModel has an output layer, but attends in both directions."""
+    config = AutoConfig.for_model(
+        "bert", vocab_size=VOCABULARY, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
+    )
+    with pytest.raises(ValueError, match="causal"):
+        attach(AutoModelForCausalLM.from_config(config))
+
+
+def test_use_without_attach_is_refused() -> None:
+    ids, mask = padded(documents())
+    with pytest.raises(ValueError, match="attach"):
+        two_streams(decoder("llama"), ids, mask, Neighbours.of(similarities(), mask))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "says"),
+    [
+        ((torch.ones(2, 3),), {}, r"square.*\(2, 3\)"),
+        ((torch.ones(2, 2),), {"backend": "fast"}, "'fast'"),
+        ((torch.ones(2, 2), torch.ones(3, 4)), {}, "3 documents, similarity for 2"),
+        ((torch.ones(2, 2), torch.tensor([[1, 1], [0, 0]])), {}, r"Documents \[1\]"),
+        ((torch.ones(2, 2), None, torch.zeros(3)), {}, r"\(2,\), got \(3,\)"),
+    ],
+)
+def test_bad_neighbours_are_refused(arguments: tuple, options: dict, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        Neighbours.of(*arguments, **options)
