@@ -212,7 +212,9 @@ AttentionMaskInterface.register(NAME, sdpa_mask)
 
 def _base(lm: nn.Module) -> PreTrainedModel:
     """The model of transformers itself, LoRA layers inside it, peft's wrapper taken off."""
-    base = lm.get_base_model() if hasattr(lm, "get_base_model") else lm
+    base: Any = lm
+    if hasattr(base, "get_base_model"):
+        base = base.get_base_model()
     if not isinstance(base, PreTrainedModel):
         raise TypeError(
             f"The language model is a decoder of transformers, or of peft around one, got {type(lm).__name__}: load it "

@@ -91,6 +91,7 @@ def streams(
         e = [x * config.hidden_size**0.5 for x in e]
     h = list(e)
     n_heads, n_keys = config.num_attention_heads, config.num_key_value_heads
+    shared = [a * n_keys // n_heads for a in range(n_heads)]  # the key head of each query head
     for layer in model.layers:
         attention = layer.self_attn
 
@@ -111,10 +112,8 @@ def streams(
                 keys[stream, i] = heads(x, attention.k_proj, n_keys, "k_norm")
                 values[stream, i] = heads(x, attention.v_proj, n_keys, None)
                 own[stream, i] = [
-                    causal_attention(
-                        q, keys[stream, i][a * n_keys // n_heads], values[stream, i][a * n_keys // n_heads]
-                    )
-                    for a, q in enumerate(queries[stream, i])
+                    causal_attention(queries[stream, i][a], keys[stream, i][c], values[stream, i][c])
+                    for a, c in enumerate(shared)
                 ]
         after: dict[str, list[Tensor]] = {"e": [], "h": []}
         for stream, states in (("e", e), ("h", h)):
