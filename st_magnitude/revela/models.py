@@ -1,0 +1,165 @@
+"""Loading language models and decoder retrievers; LoRA on both."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+from tokenizers.processors import Sequence as Processors
+from tokenizers.processors import TemplateProcessing
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+if TYPE_CHECKING:
+    from peft import LoraConfig, PeftModel
+
+__all__ = ["add_lora", "load_lm", "load_retriever", "lora_config", "merge_lora"]
+
+LORA = {
+    "r": 256,
+    "lora_alpha": 64,
+    "lora_dropout": 0.1,
+    "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+}
+
+
+def lora_config(**overrides: Any) -> LoraConfig:
+    """The paper's LoRA (section 4.1 and the reference implementation): r = 256, alpha = 64, dropout 0.1, on all
+    projections of attention and feed-forward.
+
+    Raises:
+        ImportError: Without peft.
+    """
+    try:
+        from peft import LoraConfig
+    except ImportError as error:
+        raise ImportError('LoRA needs peft: pip install "st-magnitude[revela]".') from error
+    return LoraConfig(**(LORA | overrides))
+
+
+def add_lora(model: nn.Module, config: LoraConfig | None = None) -> nn.Module:
+    """Freeze a model and train low-rank changes of it: a language model gets peft's wrapper, a SentenceTransformer an
+    adapter in place (saved as such; :func:`merge_lora` writes it into the weights).
+
+    Returns:
+        The model to go on with.
+
+    Raises:
+        ValueError: If it has none of the target modules.
+    """
+    from peft import PeftModel, get_peft_model
+
+    if isinstance(model, PeftModel):
+        raise ValueError("This model has a LoRA already: pass it as it is.")
+    config = config or lora_config()
+    targets = config.target_modules
+    if isinstance(targets, (list, set)):
+        names = {name.rsplit(".", 1)[-1] for name, _ in model.named_modules()}
+        if not names & set(targets):
+            linear = {n.rsplit(".", 1)[-1] for n, part in model.named_modules() if isinstance(part, nn.Linear)}
+            raise ValueError(
+                f"None of the LoRA targets {sorted(targets)} is in {type(model).__name__}, whose linear layers are "
+                f"{sorted(linear)}: choose among them, lora_config(target_modules=[...])."
+            )
+    if isinstance(model, SentenceTransformer):
+        model.add_adapter(config)
+        return model
+    return get_peft_model(model, config)  # type: ignore[arg-type]
+
+
+def merge_lora(model: SentenceTransformer | PeftModel) -> Any:
+    """Write LoRA into the weights: a plain model of the same outputs, which loads without peft. In place.
+
+    Returns:
+        The model; for peft's wrapper, what was inside.
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    if hasattr(model, "merge_and_unload"):
+        return model.merge_and_unload()
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, BaseTunerLayer):
+                child.merge()  # type: ignore[operator]
+                setattr(parent, name, child.get_base_layer())
+    for part in model.modules():
+        if isinstance(part, PreTrainedModel) and getattr(part, "_hf_peft_config_loaded", False):
+            part._hf_peft_config_loaded = False
+            del part.peft_config
+            part.requires_grad_(True)
+    return model
+
+
+def load_lm(name: str | Path, **options: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A causal decoder in float32 and its tokenizer, from a name on the hub, a folder, or a GGUF file.
+
+    Args:
+        name: A folder with exactly one ``.gguf`` file and no ``config.json`` counts as that file; its weights are
+            dequantised, which takes a while (package ``gguf``).
+        options: For ``from_pretrained``; ``dtype`` is torch.float32 by default, so that autocast decides.
+
+    Raises:
+        OSError: If there is no such model.
+        ImportError: If a GGUF file is given without the package gguf.
+    """
+    options = {"dtype": torch.float32} | options
+    path = Path(name)
+    files = sorted(path.glob("*.gguf")) if path.is_dir() and not (path / "config.json").exists() else []
+    if path.suffix == ".gguf":
+        files = [path]
+    if len(files) > 1:
+        raise OSError(f"{path} holds {len(files)} GGUF files: name one, {[file.name for file in files]}.")
+    if not files:
+        return AutoModelForCausalLM.from_pretrained(str(name), **options), AutoTokenizer.from_pretrained(str(name))
+    try:
+        import gguf  # noqa: F401
+    except ImportError as error:
+        raise ImportError(f"{files[0].name} is a GGUF file, which needs a package: pip install gguf.") from error
+    folder, file = str(files[0].parent), files[0].name
+    loaded = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, **options)
+    config = loaded.config
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config  # the weights are not quantised any more, and could not be saved with it
+    model = AutoModelForCausalLM.from_config(config, dtype=loaded.dtype)
+    model.load_state_dict(loaded.state_dict())
+    model.config._name_or_path = str(files[0])
+    return model.eval(), AutoTokenizer.from_pretrained(folder, gguf_file=file)
+
+
+def load_retriever(name: str | Path, max_length: int = 160) -> SentenceTransformer:
+    """Any SentenceTransformer; a bare decoder gets what the paper gives it: an end-of-text token after each text, whose
+    state is the embedding (section 4.1, as RepLLaMA).
+
+    Args:
+        name: A name on the hub or a folder.
+        max_length: Tokens of a text, for a bare decoder.
+    """
+    path = Path(name)
+    if (path / "modules.json").exists() or not path.is_dir():
+        return SentenceTransformer(str(name))
+    config = AutoConfig.from_pretrained(path)
+    if not any(architecture.endswith("ForCausalLM") for architecture in config.architectures or []):
+        return SentenceTransformer(str(name))
+    transformer = Transformer(str(path), max_seq_length=max_length)
+    _end_texts(transformer.tokenizer)
+    return SentenceTransformer(modules=[transformer, Pooling(transformer.get_embedding_dimension(), "lasttoken")])
+
+
+def _end_texts(tokenizer: Any) -> None:
+    """Let the tokenizer itself append its end-of-text token: it is saved so, and truncation leaves room for it."""
+    if tokenizer.eos_token is None:
+        raise ValueError("The decoder's tokenizer has no end-of-text token to stand for the text.")
+    if tokenizer("x")["input_ids"][-1] == tokenizer.eos_token_id:
+        return
+    end = TemplateProcessing(
+        single=f"$A:0 {tokenizer.eos_token}:0",
+        pair=f"$A:0 {tokenizer.eos_token}:0 $B:1 {tokenizer.eos_token}:1",
+        special_tokens=[(tokenizer.eos_token, tokenizer.eos_token_id)],
+    )
+    core = tokenizer.backend_tokenizer
+    core.post_processor = Processors([core.post_processor, end]) if core.post_processor else end
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token

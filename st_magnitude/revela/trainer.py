@@ -1,0 +1,207 @@
+"""RevelaTrainer: sentence-transformers' Trainer, with a language model that is trained beside the retriever."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+import torch.distributed as dist
+from datasets import IterableDataset
+from safetensors.torch import load_file, save_file
+from sentence_transformers import (
+    SentenceTransformer,
+    SentenceTransformerTrainer,
+    SentenceTransformerTrainingArguments,
+)
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
+from transformers import TrainerCallback
+
+from st_magnitude.revela.models import add_lora, lora_config, merge_lora
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
+    from st_magnitude.revela.loss import RevelaLoss
+    from st_magnitude.revela.replug import ReplugLoss
+
+__all__ = ["RevelaTrainer"]
+
+logger = logging.getLogger(__name__)
+
+LM_FILE = "language_model.safetensors"
+
+
+class RevelaTrainer(SentenceTransformerTrainer):
+    """sentence-transformers' Trainer for :class:`~st_magnitude.revela.RevelaLoss` (and ``ReplugLoss``).
+
+    Rows are groups and stay together through shuffling and resuming. The language model is optimised with the
+    retriever, at its own learning rate; its gradients are averaged over processes and clipped (by themselves, at
+    ``max_grad_norm``, so that they do not scale the retriever's); checkpoints hold what is trained of it, and a resumed
+    run goes on exactly. What is saved as the result is the retriever alone, a plain SentenceTransformer.
+
+    Args:
+        model: The retriever, the one in the loss.
+        args: ``gradient_checkpointing`` goes for both models, without reentrance.
+        loss: A RevelaLoss or ReplugLoss.
+        train_dataset: From :func:`~st_magnitude.revela.build_groups`; the batch size counts groups.
+        lm_lora: What of the language model is trained. ``"paper"``: a LoRA of rank 256 on all projections; a
+            ``peft.LoraConfig``; None: what requires gradients already. A model that comes with peft is left as it is,
+            and so is the frozen one of ReplugLoss.
+        lm_learning_rate: The language model's; the retriever's by default, as in the paper (1e-4 for both).
+        retriever_lora: Likewise for the retriever; None trains all of it. See :meth:`merge`.
+        kwargs: All other arguments of SentenceTransformerTrainer.
+
+    Raises:
+        ValueError: If the dataset has no column ``chunks``, the loss is none of the two, or batches would be split
+            among processes.
+
+    Logged beside what the loss logs: ``grad_norm`` (the retriever's) and ``lm_grad_norm``.
+
+    Example:
+        ::
+
+            trainer = stm.revela.RevelaTrainer(
+                model=model,
+                args=SentenceTransformerTrainingArguments("out", learning_rate=1e-4, warmup_steps=100, bf16=True),
+                loss=stm.revela.RevelaLoss(model, lm, lm_tokenizer),
+                train_dataset=stm.revela.build_groups("corpus/"),
+            )
+            trainer.train()
+            trainer.model.save_pretrained("retriever")
+    """
+
+    def __init__(
+        self,
+        model: SentenceTransformer,
+        args: SentenceTransformerTrainingArguments | None = None,
+        *,
+        loss: RevelaLoss | ReplugLoss,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        lm_lora: LoraConfig | Literal["paper"] | None = "paper",
+        lm_learning_rate: float | None = None,
+        retriever_lora: LoraConfig | Literal["paper"] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if not (hasattr(loss, "lm") and hasattr(loss, "collator")):
+            raise ValueError(f"RevelaTrainer trains with RevelaLoss or ReplugLoss, got {type(loss).__name__}.")
+        if loss.model is not model:
+            raise ValueError("The loss was built for another model: build RevelaLoss with the model to be trained.")
+        for name, dataset in (("train_dataset", train_dataset), ("eval_dataset", eval_dataset)):
+            names = getattr(dataset, "column_names", None)
+            if isinstance(names, list) and "chunks" not in names:
+                raise ValueError(
+                    f"{name} has the columns {names}, but RevelaTrainer needs whole groups, one a row, in a column "
+                    "'chunks': make them with st_magnitude.revela.build_groups(texts)."
+                )
+        args = SentenceTransformerTrainingArguments("revela") if args is None else copy.copy(args)
+        if retriever_lora is not None:
+            add_lora(model, lora_config() if retriever_lora == "paper" else retriever_lora)
+        frozen = not any(parameter.requires_grad for parameter in loss.lm.parameters())
+        if lm_lora is not None and not frozen and not hasattr(loss.lm, "peft_config"):
+            loss.lm = add_lora(loss.lm, lora_config(task_type="CAUSAL_LM") if lm_lora == "paper" else lm_lora)
+        if lm_learning_rate is not None and not frozen:
+            args.learning_rate_mapping = {r"^lm\.": lm_learning_rate, **args.learning_rate_mapping}
+        if args.gradient_checkpointing:
+            args.gradient_checkpointing_kwargs = {"use_reentrant": False, **(args.gradient_checkpointing_kwargs or {})}
+            base = loss.lm.get_base_model() if hasattr(loss.lm, "get_base_model") else loss.lm
+            base.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
+        if args.accelerator_config.split_batches:
+            raise ValueError("accelerator_config.split_batches would cut groups apart: leave it False.")
+        if isinstance(train_dataset, IterableDataset):
+            args.accelerator_config = copy.copy(args.accelerator_config)
+            args.accelerator_config.dispatch_batches = False  # True would cut groups apart
+        kwargs.setdefault("data_collator", loss.collator)
+        super().__init__(
+            model=model, args=args, loss=loss, train_dataset=train_dataset, eval_dataset=eval_dataset, **kwargs
+        )
+        self.add_callback(_LanguageModelCallback(self))
+
+    @property
+    def lm(self) -> nn.Module:
+        """The language model, with its LoRA."""
+        return self.loss.lm  # type: ignore[union-attr,return-value]
+
+    def merge(self) -> SentenceTransformer:
+        """The retriever with its LoRA written into the weights; the training is over then."""
+        return merge_lora(self.model)
+
+    def lm_parameters(self) -> dict[str, nn.Parameter]:
+        """What is trained of the language model."""
+        return {name: parameter for name, parameter in self.lm.named_parameters() if parameter.requires_grad}
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        loss = super().training_step(*args, **kwargs)
+        if self.accelerator.sync_gradients and dist.is_initialized() and dist.get_world_size() > 1:
+            self._average_gradients()
+        return loss
+
+    def _average_gradients(self) -> None:
+        """What DDP does for the retriever: the mean over processes, once an optimizer step."""
+        by_dtype: dict[torch.dtype, list[Tensor]] = {}
+        for parameter in self.lm_parameters().values():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            by_dtype.setdefault(parameter.grad.dtype, []).append(parameter.grad)
+        for gradients in by_dtype.values():
+            flat = torch.cat([gradient.flatten() for gradient in gradients])
+            dist.all_reduce(flat)
+            flat /= dist.get_world_size()
+            for gradient, mean in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+                gradient.copy_(mean.view_as(gradient))
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if "grad_norm" in logs and self._lm_grad_norm is not None:
+            logs = {**logs, "lm_grad_norm": float(self._lm_grad_norm)}
+        super().log(logs, start_time)
+
+    _lm_grad_norm: Tensor | None = None
+
+    def _load_from_checkpoint(self, checkpoint_path: str) -> None:
+        super()._load_from_checkpoint(checkpoint_path)
+        if not (parameters := self.lm_parameters()):
+            return
+        file = Path(checkpoint_path) / LM_FILE
+        if not file.exists():
+            raise FileNotFoundError(
+                f"{file} is missing: this checkpoint was not written by RevelaTrainer, or with a frozen language "
+                "model. Resume with the trainer and the settings that wrote it, or start anew."
+            )
+        saved = load_file(str(file), device="cpu")
+        if saved.keys() != parameters.keys():
+            differing = sorted(saved.keys() ^ parameters.keys())
+            raise ValueError(
+                f"{file} holds other parameters than are trained now ({len(differing)} differ, {differing[0]!r} among "
+                "them): give the same language model and lm_lora as before."
+            )
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                parameter.copy_(saved[name])
+
+
+class _LanguageModelCallback(TrainerCallback):
+    """What the Trainer does for its model and not for a loss: equal beginnings, clipping, checkpoints."""
+
+    def __init__(self, trainer: RevelaTrainer) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            with torch.no_grad():
+                for tensor in (*self.trainer.lm_parameters().values(), *self.trainer.lm.buffers()):
+                    dist.broadcast(tensor, 0)
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        limit = args.max_grad_norm if args.max_grad_norm > 0 else float("inf")
+        if parameters := list(self.trainer.lm_parameters().values()):
+            self.trainer._lm_grad_norm = clip_grad_norm_(parameters, limit)
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        parameters = self.trainer.lm_parameters()
+        if args.should_save and parameters and not args.save_only_model:
+            folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+            save_file({name: p.detach().cpu().contiguous() for name, p in parameters.items()}, str(folder / LM_FILE))
