@@ -12,15 +12,26 @@ from st_magnitude.revela.data import (
     split_documents,
     title_task,
 )
+from st_magnitude.revela.loss import RevelaLoss, group_similarity
+from st_magnitude.revela.models import add_lora, load_lm, load_retriever, lora_config, merge_lora
+from st_magnitude.revela.trainer import RevelaTrainer
 
 __all__ = [
     "Document",
     "GroupCollator",
+    "RevelaLoss",
+    "RevelaTrainer",
     "Section",
     "TitleTask",
+    "add_lora",
     "build_groups",
     "chunk",
+    "group_similarity",
+    "load_lm",
+    "load_retriever",
     "looks_like_code",
+    "lora_config",
+    "merge_lora",
     "read_documents",
     "split_documents",
     "title_task",
