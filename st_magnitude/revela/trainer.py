@@ -125,7 +125,7 @@ class RevelaTrainer(SentenceTransformerTrainer):
     @property
     def lm(self) -> nn.Module:
         """The language model, with its LoRA."""
-        return self.loss.lm  # type: ignore[union-attr,attr-defined]
+        return self.loss.lm  # type: ignore[attr-defined]
 
     def merge(self) -> SentenceTransformer:
         """The retriever with its LoRA written into the weights; the training is over then."""
