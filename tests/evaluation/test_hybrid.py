@@ -466,6 +466,28 @@ def test_a_given_run_takes_the_place_of_bm25(task, static_model):
     assert metrics["bm25_recall@10"] > 0.5
 
 
+def test_the_tenth_document_counts(task, static_model):
+    order = [*(f"d{i:02d}" for i in range(12, 21)), "d07", "d01"]  # d07 answers q4
+    run = {"q4": {document: -float(i) for i, document in enumerate(order)}}
+    evaluator = HybridEvaluator(**task, bm25=run)
+    metrics = evaluator(static_model)
+    assert evaluator.per_query["bm25"][3] == pytest.approx(1 / math.log2(11))
+    assert metrics["bm25_ndcg@10"] == pytest.approx(1 / math.log2(11) / 8)
+    assert metrics["bm25_mrr@10"] == pytest.approx(1 / 10 / 8)
+
+
+def test_runs_are_what_pytrec_eval_takes(task, weak):
+    pytrec_eval = pytest.importorskip("pytrec_eval")
+    evaluator = HybridEvaluator(**task)
+    evaluator(weak)
+    judgments = {query: dict.fromkeys(documents, 1) for query, documents in task["relevant_docs"].items()}
+    judge = pytrec_eval.RelevanceEvaluator(judgments, {"ndcg_cut_10"})
+    for search in ("dense", "bm25"):  # without ties: trec_eval turns them the other way round
+        measured = judge.evaluate({query: found for query, found in evaluator.runs[search].items() if found})
+        expected = [measured[query]["ndcg_cut_10"] for query in evaluator.queries_ids]
+        assert evaluator.per_query[search] == pytest.approx(expected, abs=1e-6)
+
+
 def test_bm25_sees_no_prompt_and_no_unjudged_query(task, minilm):
     task["queries"]["q9"] = "Nobody judged this."
     evaluator = HybridEvaluator(**task, query_prompt="my cat ", corpus_prompt="my cat ")
