@@ -66,7 +66,7 @@ def test_the_loss_is_the_formula(model: SentenceTransformer, auxiliary_weight: f
     lm.resize_token_embeddings(len(language_model()[1]))
     tokens = language_model()[1]
     loss = RevelaLoss(model, lm, tokens, temperature=0.1, auxiliary_weight=auxiliary_weight)
-    rows = [row for row in groups(3)][:2]
+    rows = list(groups(3))[:2]
     value = loss(columns_of(loss.collator(rows)))
 
     chunks = [text for row in rows for text in row["chunks"]]
@@ -141,7 +141,7 @@ def test_fit(model: SentenceTransformer, caplog) -> None:
 def test_fit_computes_what_the_trainer_computes(model: SentenceTransformer) -> None:
     """Columns of tokens, as fit's collator makes them, and the collator of groups: one loss (texts are lower-case)."""
     loss = loss_for(model)
-    rows = [row for row in groups()][:2]
+    rows = list(groups())[:2]
     columns = [dict(model.preprocess(list(texts))) for texts in zip(*(row["chunks"] for row in rows), strict=True)]
     readable = [
         {
