@@ -34,6 +34,7 @@ def run(
     *,
     temperature: float = 0.05,
     read_weight: float = 1.0,
+    v_norm: bool = True,
     group_size: int = 16,
     max_words: int = 120,
     max_length: int = 160,
@@ -64,6 +65,7 @@ def run(
         output: Folder for the retriever (a plain SentenceTransformer, its LoRA merged) and ``revela.json``.
         temperature: tau, see :class:`RevelaLoss`.
         read_weight: See :class:`RevelaLoss`.
+        v_norm: See :class:`RevelaLoss`.
         group_size: Chunks that read each other.
         max_words: Words of a chunk.
         max_length: Tokens of a chunk that the models read.
@@ -104,7 +106,13 @@ def run(
     model = load_retriever(retriever, max_length)
     language_model, tokenizer = load_lm(lm)
     loss = RevelaLoss(
-        model, language_model, tokenizer, temperature=temperature, read_weight=read_weight, max_length=max_length
+        model,
+        language_model,
+        tokenizer,
+        temperature=temperature,
+        read_weight=read_weight,
+        v_norm=v_norm,
+        max_length=max_length,
     )
     decoder = bool(getattr(model[0], "tokenizer", None)) and _is_decoder(model)
     lora = lora_config(r=lora_rank, lora_alpha=max(1, lora_rank // 4))
