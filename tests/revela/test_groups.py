@@ -126,6 +126,7 @@ def test_chunks_are_complete_sentences_as_many_as_fit(lengths, max_words):
         ["It was 1990.", "The end came in room 12.", "Then silence."],
         ["1. Introduction is short.", "It ends."],
         ["Smith et al. Found it.", "It is so."],
+        ["He is taller than I.", "We all know."],
     ],
 )
 def test_where_sentences_end(expected):
@@ -142,6 +143,11 @@ def test_paragraphs_and_items_end_sentences():
         "- second item",
         "2) third item",
         "# Heading",
+    ]
+    assert chunk("It ends.\n\nlower case now. but not here", 5, code=False) == [
+        "It ends.",
+        "lower case now. but not",
+        "here",
     ]
 
 
@@ -169,6 +175,7 @@ def test_code_keeps_its_lines_and_indentation():
 def test_code_is_cut_at_the_margin_before_blank_lines():
     code = "def f():\n    a = 1\n\n    return a\n\n\ndef g():\n    return 2\n"
     assert chunk(code, 10, code=True) == ["def f():\n    a = 1\n\n    return a", "def g():\n    return 2"]
+    assert chunk(f"x = 1\n\n{code}", 8, code=True)[:2] == ["x = 1", "def f():\n    a = 1\n\n    return a"]
     assert chunk(code, 5, code=True) == ["def f():\n    a = 1", "    return a", "def g():\n    return 2"]
 
 
