@@ -144,11 +144,7 @@ def test_paragraphs_and_items_end_sentences():
         "2) third item",
         "# Heading",
     ]
-    assert chunk("It ends.\n\nlower case now. but not here", 5, code=False) == [
-        "It ends.",
-        "lower case now. but not",
-        "here",
-    ]
+    assert chunk("One. Then it ends.\n\nlower.", 4, code=False) == ["One. Then it ends.", "lower."]
 
 
 def test_a_long_sentence_is_cut_at_lines_then_at_words():
