@@ -1123,7 +1123,7 @@ class GroupCollator:
     def _retriever_features(self, texts: list[str], prefix: str) -> Mapping[str, Any]:
         try:
             return self.preprocess(texts, prompt=prefix, max_length=self.max_length)
-        except TypeError:  # BoW and the like know no length
+        except TypeError:  # a module of the user's own may know no length
             return self.preprocess(texts, prompt=prefix)
 
     def _lm_features(self, texts: list[str]) -> tuple[torch.Tensor, torch.Tensor]:

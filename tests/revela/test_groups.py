@@ -757,6 +757,14 @@ def test_models_without_attention_masks(lm_tokenizer, kind):
     assert model(query)["sentence_embedding"].shape == expected.shape
 
 
+def test_a_preprocess_that_knows_no_length(model, lm_tokenizer):
+    def preprocess(inputs, prompt=None):
+        return model.preprocess(inputs, prompt=prompt)
+
+    expected, found = (GroupCollator(f, lm_tokenizer)(ROWS) for f in (model.preprocess, preprocess))
+    assert torch.equal(found["query_input_ids"], expected["query_input_ids"])
+
+
 @pytest.mark.parametrize(
     "row",
     [{"text": "a chunk"}, {"chunks": "a chunk"}, {"chunks": ["a chunk"]}, {"chunks": ["a", 3]}, {"chunks": None}],
