@@ -201,8 +201,8 @@ def revela(
 ) -> None:
     """Learn a retriever from raw text, by language modelling with in-batch attention (Revela).
 
-    Some documents are held out: their section titles ask for their chunks, before and after, for the retriever, BM25 and
-    both fused. Needs the extra "revela".
+    Some documents are held out: their section titles ask for their chunks, before and after, for the retriever, BM25
+    and both fused. Needs the extra "revela".
     """
     from st_magnitude.revela.run import run
 
