@@ -88,39 +88,23 @@ def build(
     cache: str | Path | None = None,
     seed: int = 0,
     *,
-    num_test_queries: int = 1000,
-    corpus_size: int = 5000,
-    num_dev_queries: int = 300,
-    dev_corpus_size: int = 2500,
-    cluster_size: int = 100,
     num_foldoc_queries: int = 500,
     foldoc_corpus_size: int = 3000,
+    **wordnet_sizes: int,
 ) -> Lexicons:
     """Fetch both packages if need be, and build everything; the same packages and arguments give the same texts.
 
     Args:
         cache: See :func:`fetch`.
         seed: Of the split and of all sampling.
-        num_test_queries: Of the WordNet test task.
-        corpus_size: Documents of the WordNet test task.
-        num_dev_queries: Likewise, of dev.
-        dev_corpus_size: Likewise.
-        cluster_size: At most so many definitions of each lexicographer file.
         num_foldoc_queries: Of the FOLDOC task.
-        foldoc_corpus_size: Likewise.
+        foldoc_corpus_size: Documents of the FOLDOC task.
+        **wordnet_sizes: Those of :func:`wordnet`.
 
     Raises:
         DataError: If a package cannot be had or read, or a task is larger than what there is.
     """
-    words = wordnet(
-        fetch("wordnet-base", cache),
-        seed,
-        num_test_queries=num_test_queries,
-        corpus_size=corpus_size,
-        num_dev_queries=num_dev_queries,
-        dev_corpus_size=dev_corpus_size,
-        cluster_size=cluster_size,
-    )
+    words = wordnet(fetch("wordnet-base", cache), seed, **wordnet_sizes)
     terms = foldoc(fetch("dict-foldoc", cache), seed, num_queries=num_foldoc_queries, corpus_size=foldoc_corpus_size)
     return Lexicons(*words, terms)
 

@@ -1,6 +1,6 @@
 """Train embedding models whose geometry is used: magnitude-aware losses for sentence-transformers."""
 
-from st_magnitude import geometry
+from st_magnitude import geometry, revela
 from st_magnitude.calibration import ExponentCurve, calibrate_exponent
 from st_magnitude.callbacks import NormMonitor
 from st_magnitude.evaluation import CompressionEvaluator, MagnitudeEvaluator, ScoredPairsEvaluator
@@ -65,6 +65,7 @@ __all__ = [
     "norm_variance_penalty",
     "prepare",
     "rescale_output",
+    "revela",
     "strip_normalize",
     "temp_agg",
     "temp_agg_mrl",

@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-__all__ = ["Statistic", "exact", "null_expectation", "num_rows", "quadrature", "sampled", "sphere_characteristic"]
+__all__ = ["Statistic", "exact", "null_expectation", "num_rows", "sampled", "sphere_characteristic"]
 
 Array = NDArray[np.float64]
 
@@ -56,36 +56,25 @@ class Statistic:
     scale_by_n: bool
 
 
-def quadrature(num_knots: int, t_max: float, window: bool, rule: str) -> tuple[Array, Array]:
-    """Knots on [0, t_max] and their weights, (num_knots,) each.
-
-    ``"trapezoid"`` is the one-sided rule doubled (the integrand is even): 2 dt inside, dt at both ends. ``"mean"``
-    gives all knots the same weight. The window is exp(-t²/2).
-
-    Raises:
-        ValueError: If there are fewer than two knots, t_max is not positive, or the rule is another.
-    """
-    if num_knots < 2:
-        raise ValueError(
-            f"num_knots is at least 2, the two ends of [0, t_max]; got {num_knots}. The usual number is 17."
-        )
-    if not 0 < t_max < math.inf:
-        raise ValueError(f"t_max must be positive, got {t_max}; the usual one is 3.")
-    if rule not in ("trapezoid", "mean"):
-        raise ValueError(f"quadrature is 'trapezoid' or 'mean', got {rule!r}.")
-    knots = np.linspace(0.0, t_max, num_knots)
-    if rule == "mean":
-        weights = np.full(num_knots, 1 / num_knots)
-    else:
-        weights = np.full(num_knots, 2 * t_max / (num_knots - 1))
-        weights[[0, -1]] /= 2
-    return knots, weights * np.exp(-(knots**2) / 2) if window else weights
-
-
 def null_expectation(statistic: Statistic, num_rows: int) -> float:
     """The mean of T(a) over samples of the target: sum_k w_k (1 - phi(t_k)²), over N unless N multiplies it."""
     w, phi = np.array(statistic.weights), np.array(statistic.target)
     return float(w @ (1 - phi**2)) / (1 if statistic.scale_by_n else num_rows)
+
+
+class _Walk(torch.autograd.Function):
+    """The value of walk(x, with_gradient) -> value, gradient: the gradient is taken in the forward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, walk: Callable[[Tensor, bool], tuple[Tensor, Tensor | None]]) -> Tensor:
+        value, gradient = walk(x, ctx.needs_input_grad[0])
+        ctx.save_for_backward(gradient)
+        return value
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None]:
+        return ctx.saved_tensors[0] * grad_output, None
 
 
 # --- given directions -------------------------------------------------------------------------------------------------
@@ -93,24 +82,12 @@ def null_expectation(statistic: Statistic, num_rows: int) -> float:
 
 def sampled(x: Tensor, directions: Tensor, statistic: Statistic, gather: bool = True) -> Tensor:
     """Mean of T(a) over the columns of directions: (n, D), (D, K) -> scalar. Differentiable in x."""
-    return _Sampled.apply(x, directions, statistic, _num_ranks(gather))
-
-
-class _Sampled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, directions: Tensor, statistic: Statistic, ranks: int) -> Tensor:
-        loss, gradient = _walk_directions(x, directions, statistic, ranks, ctx.needs_input_grad[0])
-        ctx.save_for_backward(gradient)
-        return loss
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.saved_tensors[0] * grad_output, None, None, None
+    walk = partial(_walk_directions, directions=directions, statistic=statistic, ranks=_num_ranks(gather))
+    return _Walk.apply(x, walk)
 
 
 def _walk_directions(
-    x: Tensor, directions: Tensor, statistic: Statistic, ranks: int, with_gradient: bool
+    x: Tensor, with_gradient: bool, directions: Tensor, statistic: Statistic, ranks: int
 ) -> tuple[Tensor, Tensor | None]:
     """Loss and its gradient, by chunks of directions."""
     rows, num_directions = len(x), directions.shape[1]
@@ -212,24 +189,11 @@ def exact(x: Tensor, statistic: Statistic, radius: float | None = None, gather: 
         radius = 2.0 ** math.ceil(math.log2(max(radius, 1e-3)))  # few different tables
     tolerance = 1e-13 if x.dtype == torch.float64 else 1e-8
     table = _table(statistic, x.shape[1], 4 * radius**2 * 1.0001, tolerance)
-    return _Exact.apply(x, statistic, table, ranks)
-
-
-class _Exact(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, statistic: Statistic, table: _Table, ranks: int) -> Tensor:
-        loss, gradient = _walk_pairs(x, statistic, table, ranks, ctx.needs_input_grad[0])
-        ctx.save_for_backward(gradient)
-        return loss
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.saved_tensors[0] * grad_output, None, None, None
+    return _Walk.apply(x, partial(_walk_pairs, statistic=statistic, table=table, ranks=ranks))
 
 
 def _walk_pairs(
-    x: Tensor, statistic: Statistic, table: _Table, ranks: int, with_gradient: bool
+    x: Tensor, with_gradient: bool, statistic: Statistic, table: _Table, ranks: int
 ) -> tuple[Tensor, Tensor | None]:
     """Loss and its gradient, by tiles of this rank's rows against the rows of all ranks."""
     everyone = _gather_rows(x, ranks) if ranks > 1 else x  # (N, D)

@@ -25,6 +25,7 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
 from st_magnitude import geometry
+from st_magnitude._plot import pyplot
 from st_magnitude.calibration import calibrate_exponent
 from st_magnitude.data import RetrievalData, save_beir
 from st_magnitude.docstrings import DocstringTask, build_docstring_task
@@ -133,8 +134,6 @@ def measure(encoded: Encoded, matched: Similarity, exponent: float) -> Measureme
         matched: The similarity of training.
         exponent: The document exponent at read-out.
     """
-    from sklearn.metrics import roc_auc_score
-
     norms = geometry.norms(encoded.documents)
     chosen = Similarity(1.0, exponent)(encoded.queries, encoded.documents)
     answers = encoded.answers
@@ -148,7 +147,7 @@ def measure(encoded: Encoded, matched: Similarity, exponent: float) -> Measureme
         chosen=ndcg_at_10(chosen, encoded.relevant),
         cohens_d=geometry.cohens_d(norms[answers], norms[~answers]),
         cohens_d_without_length=geometry.adjusted_cohens_d(norms, np.log(encoded.words), answers),
-        auc=float(roc_auc_score(answers, norms)),
+        auc=geometry.auroc(norms[answers], norms[~answers]),
         boilerplate_in_top_10=float((~answers)[rank(chosen, 10).numpy()].mean()),
         relevant_kept=float(larger_half[answers].mean()),
         pruned=ndcg_at_10(chosen, encoded.relevant, larger_half),
@@ -189,9 +188,7 @@ def surface_features(texts: list[str]) -> Array:
 
 def run_controls(task: DocstringTask, pretrained: Mapping[str, Encoded], qnorm_norms: Array) -> Controls:
     """The classifier is trained on the chunks of the training packages, its weight beside cosine chosen on dev."""
-    from scipy.stats import spearmanr
     from sklearn.linear_model import LogisticRegression
-    from sklearn.metrics import roc_auc_score
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
@@ -211,8 +208,8 @@ def run_controls(task: DocstringTask, pretrained: Mapping[str, Encoded], qnorm_n
     weight = max((0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6), key=lambda w: score(dev, w).mean())
     logits = classifier.decision_function(surface_features(list(test.data.corpus.values())))
     return Controls(
-        auc=float(roc_auc_score(test.answers, logits)),
-        correlation_with_norm=float(spearmanr(logits, qnorm_norms).statistic),
+        auc=geometry.auroc(logits[test.answers], logits[~test.answers]),
+        correlation_with_norm=geometry.spearman(logits, qnorm_norms),
         prior=score(test, weight),
         prior_weight=weight,
     )
@@ -254,11 +251,7 @@ def comparison(name: str, a: Array, b: Array) -> str:
 
 def plot_norms(measured: Mapping[str, Measurement], answers: NDArray[np.bool_], path: Path) -> None:
     """Histograms of document norms, answers against boilerplate, one panel a model."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
+    plt = pyplot()
     figure, axes = plt.subplots(1, len(measured), figsize=(4 * len(measured), 3.4), sharey=True, layout="constrained")
     for axis, (name, m) in zip(np.atleast_1d(axes), measured.items(), strict=True):
         bins = np.linspace(m.norms.min(), m.norms.max(), 41).tolist()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from operator import index
 from typing import Any, Literal
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from st_magnitude import _sigreg
 from st_magnitude._sigreg import Statistic
 from st_magnitude._trainer import calling_trainer
+from st_magnitude.geometry import knots_and_weights
 from st_magnitude.similarity import safe_norm
 
 __all__ = ["SIGReg", "covariance_penalty", "norm_variance_penalty"]
@@ -115,11 +116,13 @@ class SIGReg(nn.Module):
         dims = None if dims is None else tuple(index(dim) for dim in dims)
         if dims is not None and (not dims or min(dims) < 1 or len(set(dims)) < len(dims)):
             raise ValueError(f"dims are distinct whole numbers from 1 up, at least one of them; got {list(dims)}.")
-        _sigreg.quadrature(num_knots, t_max, window, quadrature)
+        knots_and_weights(num_knots, t_max, window, quadrature)
         self.num_directions, self.num_knots, self.t_max = num_directions, num_knots, t_max
         self.scale, self.window, self.scale_by_n, self.target = scale, window, scale_by_n, target
         self.quadrature, self.dims, self.views, self.gather = quadrature, dims, views, gather
         self.subtract_null, self.seed = subtract_null, seed
+        self._is_exact = num_directions == "exact"
+        self._samples: Callable[[Sequence[Tensor]], list[Tensor]] = _pooled if views == "pooled" else list
         self.last_excess: Tensor | None = None
         self.num_calls = 0
         self._step, self._calls_in_step = -1, 0
@@ -155,7 +158,7 @@ class SIGReg(nn.Module):
 
     def of_columns(self, columns: Sequence[Tensor]) -> Tensor:
         """The statistic of a batch, from its columns (B, D): what losses call."""
-        return self._mean([torch.cat(list(columns))] if self.views == "pooled" else list(columns), None)
+        return self._mean(self._samples(columns), None)
 
     def null_expectation(self, n: int, dim: int) -> float:
         """What n independent rows whose projections have exactly the target distribution give on average.
@@ -175,7 +178,7 @@ class SIGReg(nn.Module):
             raise ValueError(f"dims={list(dims)} exceed the {width} dimensions of the embeddings.")
         with torch.autocast(columns[0].device.type, enabled=False):
             columns = [x if x.dtype == torch.float64 else x.float() for x in columns]
-            if self.num_directions != "exact":
+            if not self._is_exact:
                 directions = self._draw(columns[0]) if directions is None else _checked(directions, columns[0])
             elif directions is not None:
                 raise ValueError("num_directions='exact' takes the mean over all directions: leave directions out.")
@@ -239,12 +242,16 @@ def _make_statistic(
     num_knots: int, t_max: float, window: bool, rule: str, scale_by_n: bool, radius: float | None, dim: int | None
 ) -> Statistic:
     """With the marginal of a sphere as target where there is a radius."""
-    knots, weights = (v[1:] for v in _sigreg.quadrature(num_knots, t_max, window, rule))  # t = 0 adds nothing
+    knots, weights = (v[1:] for v in knots_and_weights(num_knots, t_max, window, rule))  # t = 0 adds nothing
     if radius is None or dim is None:
         target = np.exp(-(knots**2) / 2)
     else:
         target = _sigreg.sphere_characteristic(dim, knots * radius)
     return Statistic(tuple(knots.tolist()), tuple(weights.tolist()), tuple(target.tolist()), scale_by_n)
+
+
+def _pooled(columns: Sequence[Tensor]) -> list[Tensor]:
+    return [torch.cat(list(columns))]
 
 
 def _checked(directions: Tensor, x: Tensor) -> Tensor:

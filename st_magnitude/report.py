@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from st_magnitude._plot import pyplot
 from st_magnitude.evaluation.compression import CompressionCell, largest, pareto
 
 __all__ = ["plot_compression"]
@@ -37,13 +38,7 @@ def plot_compression(cells: Sequence[CompressionCell], path: str | Path, title: 
         >>> plot_compression(cells, "compression.png")  # doctest: +SKIP
     """
     full = largest(cells)
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ImportError('A picture needs matplotlib: pip install "st-magnitude[plot]".') from error
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+    plt = pyplot()
     from matplotlib.ticker import LogLocator
 
     figure, axis = plt.subplots(figsize=(8, 4.2), layout="constrained")

@@ -204,7 +204,7 @@ def rescale_output(
             "Call stm.strip_normalize(model) first."
         )
     texts = list(probe or _PROBE)
-    with _trailing_exponents_off(model):
+    with without_normalize(model):
         before: Tensor = model.encode(texts, convert_to_tensor=True).double()
         if factor is None:
             factor = 1 / before.norm(dim=1).mean().item()
@@ -231,19 +231,6 @@ def rescale_output(
                 "rescaled exactly. Append a Dense module with an identity activation, or pass a scale to the loss."
             )
     return model
-
-
-@contextmanager
-def _trailing_exponents_off(model: SentenceTransformer) -> Iterator[None]:
-    """The model without its trailing ExponentNorm, for the duration of the block."""
-    removed = model[-1] if isinstance(model[-1], ExponentNorm) else None
-    if removed is not None:
-        del model[-1]
-    try:
-        yield
-    finally:
-        if removed is not None:
-            model.append(removed)
 
 
 def raw_length(modules: Sequence[nn.Module]) -> int:
@@ -594,7 +581,7 @@ def _embed(model: nn.Module, encode: Callable[[Any], Any], inputs: Any) -> Tenso
 
 
 def _random_pair(model: Any) -> tuple[Tensor, Tensor]:
-    """Eight random images and token sequences of the sizes that an open_clip model names."""
+    """Eight random images, in the model's precision, and token sequences of the sizes that an open_clip model names."""
     try:
         size = model.visual.image_size
         text = getattr(model, "text", model)
@@ -602,10 +589,11 @@ def _random_pair(model: Any) -> tuple[Tensor, Tensor]:
     except AttributeError as error:
         raise ValueError(f"This model does not say its input sizes ({error}): pass probe=(images, tokens).") from None
     height, width = size if isinstance(size, (tuple, list)) else (size, size)
-    device = next(model.parameters()).device
+    parameters = list(model.visual.parameters())
+    like = next((p for p in parameters if p.ndim == 4), parameters[0])  # the convolution that reads the pixels
     generator = torch.Generator().manual_seed(0)
-    images = torch.randn(8, 3, height, width, generator=generator).to(device)
-    return images, torch.randint(1, vocabulary, (8, context), generator=generator).to(device)
+    images = torch.randn(8, 3, height, width, generator=generator).to(like)
+    return images, torch.randint(1, vocabulary, (8, context), generator=generator).to(like.device)
 
 
 def _is_multiple(after: Tensor, before: Tensor, factor: float, chosen: Mapping[str, nn.Parameter]) -> bool:
@@ -677,8 +665,11 @@ def export(
         finally:
             del model[-1]
     elif norm is not None and bake_exponent:
-        with _trailing_exponents_off(model):
+        del model[-1]
+        try:
             model.save_pretrained(str(path))
+        finally:
+            model.append(norm)
         note = {"document_exponent": norm.gamma_document}
         (path / "st_magnitude.json").write_text(json.dumps(note, indent=2) + "\n", encoding="utf-8")
         logger.warning(

@@ -94,6 +94,15 @@ def static_model() -> SentenceTransformer:
 
 
 @pytest.fixture
+def open_clip_model() -> torch.nn.Module:
+    """A CLIP of open_clip itself: tiny, random, 16 x 16 pixels and 6 tokens to 12 dimensions."""
+    open_clip = pytest.importorskip("open_clip", exc_type=(ImportError, RuntimeError))
+    vision = {"layers": 1, "width": 32, "head_width": 16, "patch_size": 8, "image_size": 16}
+    text = {"layers": 1, "width": 32, "heads": 2, "context_length": 6, "vocab_size": 40}
+    return open_clip.model.CLIP(embed_dim=12, vision_cfg=vision, text_cfg=text)
+
+
+@pytest.fixture
 def task() -> dict[str, dict]:
     """A search task of 8 questions and 20 sentences, 12 of them relevant and 8 that share words with a question."""
     return {

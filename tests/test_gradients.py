@@ -394,6 +394,36 @@ def test_clip():
     assert not torch.allclose(model.visual.weight.grad, expected[0])
 
 
+OUTPUTS = {
+    "image": (lambda model, image, text: model.encode_image(image), "visual.conv1.weight"),
+    "text": (lambda model, image, text: model.encode_text(text), "token_embedding.weight"),
+    "image of forward": (lambda model, image, text: model(image, text)[0], "visual.conv1.weight"),
+    "text of forward": (lambda model, image, text: model(image, text)[1], "token_embedding.weight"),
+}
+
+
+@pytest.mark.parametrize("power", [1.0, 2.0])
+@pytest.mark.parametrize("output", OUTPUTS)
+def test_a_real_open_clip(open_clip_model, output, power):
+    """Row by row, |z|^p times the plain gradient for the raw z, also where forward has normalised it."""
+    model, (encode, name) = open_clip_model.double(), OUTPUTS[output]
+    inputs = torch.randn(5, 3, 16, 16, dtype=torch.float64), torch.randint(1, 40, (5, 6))
+    weight, upstream = model.get_parameter(name), torch.randn(5, 12, dtype=torch.float64)
+    lengths = OUTPUTS[output.partition(" ")[0]][0](model, *inputs).detach().norm(dim=1)
+    assert lengths.std() > 0.01
+
+    def rows():
+        x = encode(model, *inputs)  # (5, 12)
+        return x, [torch.autograd.grad(z @ u, weight, retain_graph=True)[0] for z, u in zip(x, upstream, strict=True)]
+
+    value, plain = rows()
+    with stm.attach_grad_scale(model, power):
+        scaled_value, scaled = rows()
+    torch.testing.assert_close(scaled_value, value, **CLOSE)
+    for found, gradient, length in zip(scaled, plain, lengths, strict=True):
+        torch.testing.assert_close(found, length**power * gradient, **CLOSE)
+
+
 def test_coca_is_refused():
     model = TinyClip()
     model._encode_image = None

@@ -455,16 +455,24 @@ def test_cut_of_other_modules():
     assert stm.cut_init(model, 2.0, where="all").norms_before == {}
 
 
-def test_cut_of_a_real_open_clip():
-    open_clip = pytest.importorskip("open_clip", exc_type=(ImportError, RuntimeError))
-    config = open_clip.get_model_config("ViT-B-32")
-    config["vision_cfg"].update(width=64, layers=1, image_size=32, patch_size=16)
-    config["text_cfg"].update(width=64, heads=2, layers=1, vocab_size=50, context_length=8)
-    model = open_clip.CLIP(**config | {"embed_dim": 16})
-    report = stm.cut_init(model, 3.0)  # its own probe
+@pytest.mark.parametrize(("dtype", "c"), [(torch.float32, 3.0), (torch.float64, 3.0), (torch.bfloat16, 4.0)])
+def test_cut_of_a_real_open_clip(open_clip_model, dtype, c):
+    model = open_clip_model.to(dtype).eval()
+    before = copy.deepcopy(model.state_dict())
+    images, tokens = torch.randn(7, 3, 16, 16, dtype=dtype), torch.randint(1, 40, (9, 6))
+    with torch.no_grad():
+        raw, scores = (model.encode_image(images), model.encode_text(tokens)), model.get_logits(images, tokens)[0]
+    report = stm.cut_init(model, c)  # its own probe
     assert set(report.parameters) == {"visual.proj", "text_projection"}
-    for role, before in report.norms_before.items():
-        np.testing.assert_allclose(report.norms_after[role], before / 3, rtol=1e-5)
+    assert report.spearman == {"image": 1.0, "text": 1.0}
+    for role, norms in report.norms_before.items():
+        np.testing.assert_allclose(report.norms_after[role], norms / c, rtol=1e-5)
+    for name, value in model.state_dict().items():  # logit_scale among those that stay
+        assert torch.equal(value, before[name] / c if name in report.parameters else before[name]), name
+    with torch.no_grad():
+        for x, cut in zip(raw, (model.encode_image(images), model.encode_text(tokens)), strict=True):
+            torch.testing.assert_close(cut, x / c)
+        assert torch.equal(model.get_logits(images, tokens)[0].argsort(), scores.argsort())
 
 
 @pytest.mark.parametrize(

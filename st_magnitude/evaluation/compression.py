@@ -17,8 +17,8 @@ from sentence_transformers.sentence_transformer.evaluation import SentenceEvalua
 from sentence_transformers.util.quantization import quantize_embeddings
 from torch import Tensor
 
-from st_magnitude.evaluation.magnitude import _append_csv, implied_similarity
-from st_magnitude.evaluation.metrics import TILE, check_judgments, encode_raw, ndcg, rank
+from st_magnitude.evaluation.magnitude import implied_similarity
+from st_magnitude.evaluation.metrics import TILE, append_csv, check_judgments, encode_raw, ndcg, rank
 from st_magnitude.similarity import Similarity
 
 __all__ = ["CompressionCell", "CompressionEvaluator", "pareto", "table"]
@@ -219,7 +219,7 @@ class CompressionEvaluator(SentenceEvaluator):
         )
         if output_path is not None and self.write_csv:
             for cell in self.cells:
-                _append_csv(Path(output_path) / self.csv_file, {"epoch": epoch, "steps": steps, **cell.row})
+                append_csv(Path(output_path) / self.csv_file, {"epoch": epoch, "steps": steps, **cell.row})
         metrics = self.prefix_name_to_metrics(metrics, self.name)
         self.store_metrics_in_model_card_data(model, metrics, epoch, steps)
         return metrics

@@ -14,7 +14,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import mode
 from sentence_transformers import SentenceTransformer
+from sklearn.neighbors import NearestNeighbors
 from torch import Tensor
 
 from st_magnitude._plot import pyplot
@@ -70,7 +72,7 @@ def knn_accuracy_by_norm(
     (k = 200: App. C.1; 20 buckets of more than 50 rows).
     """
     lengths = norms(embeddings)
-    names, classes = np.unique(np.asarray(labels), return_inverse=True)
+    _, classes = np.unique(np.asarray(labels), return_inverse=True)
     if len(classes) != len(lengths) or len(lengths) < 2:
         raise ValueError(f"One label for each of at least two rows, got {len(lengths)} rows and {len(classes)} labels.")
     if k < 1:
@@ -78,18 +80,9 @@ def knn_accuracy_by_norm(
     if not lengths.max() > 0:
         raise ValueError("All norms are 0: there is nothing to sort by.")
     matrix = embeddings.detach().cpu().double().numpy() if isinstance(embeddings, Tensor) else np.asarray(embeddings)
-    unit = matrix / np.where(lengths > 0, lengths, 1)[:, None]
-    k = min(k, len(unit) - 1)
-    is_right = np.empty(len(unit), dtype=bool)
-    step = max(1, TILE // len(unit))
-    for start in range(0, len(unit), step):
-        cosines = unit[start : start + step] @ unit.T  # (rows, n)
-        own = np.arange(len(cosines))
-        cosines[own, start + own] = -np.inf
-        nearest = np.argpartition(-cosines, k - 1, axis=1)[:, :k]
-        votes = np.zeros((len(cosines), len(names)))
-        np.add.at(votes, (own[:, None], classes[nearest]), 1)
-        is_right[start : start + step] = votes.argmax(axis=1) == classes[start + own]
+    nearest = NearestNeighbors(n_neighbors=min(k, len(matrix) - 1), metric="cosine").fit(matrix)
+    neighbours = nearest.kneighbors(return_distance=False)  # (n, k): without X, no row is its own neighbour
+    is_right = mode(classes[neighbours], axis=1).mode == classes
     bucket = np.clip(np.ceil(lengths / lengths.max() * num_buckets).astype(int) - 1, 0, num_buckets - 1)
     return [
         NormBucket(i / num_buckets, (i + 1) / num_buckets, int(inside.sum()), float(is_right[inside].mean()))

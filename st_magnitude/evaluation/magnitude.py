@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import logging
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 
-from st_magnitude.evaluation.metrics import are_unit, check_judgments, ndcg, raw_embeddings
+from st_magnitude.evaluation.metrics import append_csv, are_unit, check_judgments, ndcg, raw_embeddings
 from st_magnitude.geometry import CosineSum, coefficient_of_variation, cohens_d, norms
 from st_magnitude.similarity import COSINE, DOT, Similarity
 
@@ -142,7 +141,7 @@ class MagnitudeEvaluator(InformationRetrievalEvaluator):
         )
         self._warn_of_collapse(metrics)
         if output_path is not None and self.write_csv:
-            _append_csv(Path(output_path) / self.csv_file, {"epoch": epoch, "steps": steps, **metrics})
+            append_csv(Path(output_path) / self.csv_file, {"epoch": epoch, "steps": steps, **metrics})
         metrics = self.prefix_name_to_metrics(metrics, self.name)
         self.store_metrics_in_model_card_data(model, metrics, epoch, steps)
         return metrics
@@ -243,13 +242,3 @@ def implied_similarity(model: SentenceTransformer) -> Similarity:
             'pass similarity="cosine", "dot", "qnorm", "dnorm" or a Similarity.'
         )
     return Similarity.named(model.similarity_fn_name)
-
-
-def _append_csv(path: Path, row: dict[str, float]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    is_new = not path.is_file()
-    with path.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=list(row), lineterminator="\n")
-        if is_new:
-            writer.writeheader()
-        writer.writerow(row)

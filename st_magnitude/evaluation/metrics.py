@@ -1,9 +1,11 @@
-"""What the evaluators and `calibrate_exponent` share: checked judgments, raw embeddings, rankings, nDCG per query."""
+"""What the evaluators and `calibrate_exponent` share: judgments, raw embeddings, rankings, nDCG per query, CSV rows."""
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
-__all__ = ["TILE", "are_unit", "check_judgments", "encode_raw", "ndcg", "rank", "raw_embeddings"]
+__all__ = ["TILE", "append_csv", "are_unit", "check_judgments", "encode_raw", "ndcg", "rank", "raw_embeddings"]
 
 TILE = 2**24  # scores held at a time
 
@@ -174,3 +176,14 @@ def ndcg(hits: Any, num_relevant: Any, k: int = 10) -> NDArray[np.float64]:
     ranked = np.asarray(hits, dtype=np.float64)[:, :k]
     ideal = np.cumsum(discounts)[np.minimum(num_relevant, k) - 1]
     return ranked @ discounts[: ranked.shape[1]] / ideal
+
+
+def append_csv(path: Path, row: Mapping[str, Any]) -> None:
+    """One more row of a CSV file, which is begun with the row's keys as its header where there is none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    is_new = not path.is_file()
+    with path.open("a", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, fieldnames=list(row), lineterminator="\n")
+        if is_new:
+            writer.writeheader()
+        writer.writerow(row)

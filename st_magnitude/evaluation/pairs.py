@@ -10,8 +10,8 @@ import numpy as np
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import SentenceEvaluator
 
-from st_magnitude.evaluation.magnitude import _append_csv, implied_similarity
-from st_magnitude.evaluation.metrics import raw_embeddings
+from st_magnitude.evaluation.magnitude import implied_similarity
+from st_magnitude.evaluation.metrics import append_csv, raw_embeddings
 from st_magnitude.geometry import spearman, symmetry_gap
 from st_magnitude.losses.regression import warn_if_one_sided
 from st_magnitude.similarity import COSINE, DOT, Similarity
@@ -106,7 +106,7 @@ class ScoredPairsEvaluator(SentenceEvaluator):
             + "\n".join(f"{key}: {value:.4f}" for key, value in metrics.items())
         )
         if output_path is not None and self.write_csv:
-            _append_csv(Path(output_path) / self.csv_file, {"epoch": epoch, "steps": steps, **metrics})
+            append_csv(Path(output_path) / self.csv_file, {"epoch": epoch, "steps": steps, **metrics})
         metrics = self.prefix_name_to_metrics(metrics, self.name)
         self.store_metrics_in_model_card_data(model, metrics, epoch, steps)
         return metrics

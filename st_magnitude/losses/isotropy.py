@@ -12,6 +12,17 @@ from st_magnitude.similarity import COSINE, Similarity
 
 __all__ = ["SIGRegInfoNCE"]
 
+CITATION = """
+@misc{balestriero2025lejepa,
+    title={LeJEPA: Provable and Scalable Self-Supervised Learning Without the Heuristics},
+    author={Randall Balestriero and Yann LeCun},
+    year={2025},
+    eprint={2511.08544},
+    archivePrefix={arXiv},
+    primaryClass={cs.LG}
+}
+"""
+
 
 class SIGRegInfoNCE(MagnitudeRankingLoss):
     """:class:`MagnitudeRankingLoss` plus :class:`~st_magnitude.SIGReg` on the embeddings of all columns.
@@ -46,6 +57,8 @@ class SIGRegInfoNCE(MagnitudeRankingLoss):
     Source: LeJEPA, arXiv 2511.08544.
     """
 
+    citation = CITATION
+
     def __init__(
         self,
         model: SentenceTransformer,
@@ -59,16 +72,3 @@ class SIGRegInfoNCE(MagnitudeRankingLoss):
             raise ValueError(f"weight must not be negative, got {weight}; the usual one is 0.05.")
         regularizers = [(sigreg or SIGReg(), weight), *options.pop("regularizers", ())]
         super().__init__(model, similarity, regularizers=regularizers, **options)
-
-    @property
-    def citation(self) -> str:
-        return """
-@misc{balestriero2025lejepa,
-    title={LeJEPA: Provable and Scalable Self-Supervised Learning Without the Heuristics},
-    author={Randall Balestriero and Yann LeCun},
-    year={2025},
-    eprint={2511.08544},
-    archivePrefix={arXiv},
-    primaryClass={cs.LG}
-}
-"""

@@ -8,10 +8,10 @@ import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
-import torch.distributed as dist
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.losses.gradcache import (
     CachedLossMixin,
@@ -20,12 +20,11 @@ from sentence_transformers.base.losses.gradcache import (
     has_static_embedding_input,
 )
 from sentence_transformers.base.losses.merged_forward import embed_columns
-from sentence_transformers.sentence_transformer.losses.matryoshka import CachedLossDecorator, ForwardDecorator
 from sentence_transformers.util import all_gather_with_grad, get_rank
 from torch import Tensor, nn
 
-from st_magnitude._trainer import calling_trainer
 from st_magnitude.infonce import Direction, Term, infonce
+from st_magnitude.losses._shared import auto_scale, raw_features, refuse_matryoshka
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import COSINE, DNORM, DOT, QNORM, Similarity
 from st_magnitude.surgery import normalizes_output, set_similarity_function
@@ -43,6 +42,17 @@ logger = logging.getLogger(__name__)
 
 # Logits are SCALE · cosine in the paper and in sentence-transformers: a temperature of 0.05 for unit vectors.
 SCALE = 20.0
+
+CITATION = """
+@misc{feng2026beyond,
+    title={Beyond the Unit Hypersphere: Embedding Magnitude in Contrastive Learning},
+    author={Xincan Feng and Taro Watanabe},
+    year={2026},
+    eprint={2602.09229},
+    archivePrefix={arXiv},
+    primaryClass={cs.LG}
+}
+"""
 
 Regularizer = Callable[[Tensor], Tensor]
 
@@ -100,6 +110,8 @@ class MagnitudeRankingLoss(CachedLossMixin, nn.Module):
 
     Source: Beyond the Unit Hypersphere, arXiv 2602.09229, Eq. 2 and 7, section 3.1 (scale).
     """
+
+    citation = CITATION
 
     def __init__(
         self,
@@ -221,13 +233,8 @@ class MagnitudeRankingLoss(CachedLossMixin, nn.Module):
             sentence_features = sentence_features[:2]  # nothing is ranked against the negatives
         if self.uses_gradient_cache:
             return self._named(self.forward_cached(sentence_features, labels))
-        embeddings = embed_columns(self._embed, sentence_features)  # type: ignore[arg-type]
+        embeddings = embed_columns(partial(raw_features, self.model), sentence_features)  # type: ignore[arg-type]
         return self.compute_loss_from_embeddings(embeddings, labels)
-
-    def _embed(self, features: dict[str, Tensor]) -> dict[str, Tensor]:
-        """What the model gives, with the raw embedding where embed_columns looks for it."""
-        features = self.model(features)
-        return {"sentence_embedding": features.get("raw_embedding", features["sentence_embedding"])}
 
     def embed_minibatch(
         self,
@@ -242,7 +249,7 @@ class MagnitudeRankingLoss(CachedLossMixin, nn.Module):
         features = _create_minibatch(sentence_feature, begin, end)
         with random_state or nullcontext(), nullcontext() if with_grad else torch.no_grad():
             random_state = RandContext(*features.values()) if copy_random_state else None
-            return self._embed(features)["sentence_embedding"], random_state
+            return raw_features(self.model, features)["sentence_embedding"], random_state
 
     def _check_inputs(self, sentence_features: list[dict[str, Tensor]]) -> None:
         if len(sentence_features) < 2:
@@ -250,14 +257,8 @@ class MagnitudeRankingLoss(CachedLossMixin, nn.Module):
                 f"{type(self).__name__} needs at least two text columns, anchor and positive; "
                 f"the dataset has {len(sentence_features)}."
             )
-        wrapped = isinstance(getattr(self.model, "forward", None), ForwardDecorator)
-        wrapped = wrapped or isinstance(self.__dict__.get("calculate_loss"), CachedLossDecorator)
-        if wrapped and (self.similarity.keeps_magnitude or self._exponent_norm is not None):
-            raise ValueError(
-                "sentence-transformers' MatryoshkaLoss normalises every prefix, which takes from "
-                f"{type(self).__name__} the length it learns from. Give the loss its prefixes itself: "
-                "terms=[Term(dim=128), Term(dim=256), Term()]."
-            )
+        if self.similarity.keeps_magnitude or self._exponent_norm is not None:
+            refuse_matryoshka(self, "Give the loss its prefixes itself: terms=[Term(dim=128), Term(dim=256), Term()].")
 
     # --- the loss ---------------------------------------------------------------------------------------------------
 
@@ -270,7 +271,11 @@ class MagnitudeRankingLoss(CachedLossMixin, nn.Module):
 
     def _terms(self, embeddings: list[Tensor], similarity: Similarity) -> dict[str, Tensor]:
         queries, documents = embeddings[0], embeddings[1:]  # (B, D) each
-        stretch = SCALE / self._calibrated_scale(queries, documents, similarity)
+        if self.scale == "auto":
+            longest = max(t.dim or queries.shape[1] for t in self.terms)
+            prefixes = [x[:, :longest] for x in embeddings]
+            self.scale = auto_scale(self, prefixes[0], prefixes[1:], similarity, SCALE)
+        stretch = SCALE / float(self.scale)
         terms = [Term(t.dim, t.temperature * stretch, t.weight) for t in self._drawn_terms()]
         losses = {"infonce": self._ranking(queries, documents, terms, similarity)}
         for name, (regularizer, weight) in self._penalties.items():
@@ -332,28 +337,6 @@ class MagnitudeRankingLoss(CachedLossMixin, nn.Module):
         others = {name: self._last[name] for name in self._penalties}
         return {"infonce": total - sum(others.values()), **others}
 
-    # --- scale ------------------------------------------------------------------------------------------------------
-
-    @torch.no_grad()
-    def _calibrated_scale(self, queries: Tensor, documents: list[Tensor], similarity: Similarity) -> float:
-        if self.scale == "auto":
-            trainer = calling_trainer()
-            key = "auto_scale"
-            if trainer is not None and isinstance(losses := getattr(trainer, "loss", None), dict):
-                key += "".join(f"_{name}" for name, loss in losses.items() if loss is self)
-            logged = [entry[key] for entry in trainer.state.log_history if key in entry] if trainer else []
-            if logged:
-                self.scale = logged[-1]
-                logger.info("scale=%.4g, as before the resume.", self.scale)
-            else:
-                longest = max(t.dim or queries.shape[1] for t in self.terms)
-                queries, documents = queries[:, :longest], [d[:, :longest] for d in documents]
-                self.scale = SCALE / _mean_remaining_norm(queries, documents, similarity)
-                logger.info("scale='auto' is %.4g for %s.", self.scale, similarity)
-                if trainer is not None:
-                    trainer.log({key: self.scale})
-        return float(self.scale)
-
     # --- what sentence-transformers asks of a loss ------------------------------------------------------------------
 
     def get_config_dict(self) -> dict[str, Any]:
@@ -370,19 +353,6 @@ class MagnitudeRankingLoss(CachedLossMixin, nn.Module):
             "direction": self.direction,
             "n_terms_per_step": self.n_terms_per_step,
         }
-
-    @property
-    def citation(self) -> str:
-        return """
-@misc{feng2026beyond,
-    title={Beyond the Unit Hypersphere: Embedding Magnitude in Contrastive Learning},
-    author={Xincan Feng and Taro Watanabe},
-    year={2026},
-    eprint={2602.09229},
-    archivePrefix={arXiv},
-    primaryClass={cs.LG}
-}
-"""
 
 
 class CosineRankingLoss(MagnitudeRankingLoss):
@@ -499,23 +469,6 @@ class LearnableNormLoss(MagnitudeRankingLoss):
         similarity = Similarity(*reps[0][0][0, -2:])
         losses = self._terms([torch.cat(column)[:, :-2] for column in reps], similarity)
         return self._total(losses, with_backward)
-
-
-def _mean_remaining_norm(queries: Tensor, documents: list[Tensor], similarity: Similarity) -> float:
-    """mean|q|^(1 - gamma_query) · mean|d|^(1 - gamma_document), the means over all ranks."""
-    norms = [torch.linalg.vector_norm(x.float(), dim=-1) for x in (queries, torch.cat(documents))]
-    sums = torch.stack([x for n in norms for x in (n.sum(), n.new_tensor(float(len(n))))])  # (4,)
-    if dist.is_available() and dist.is_initialized():
-        dist.all_reduce(sums)
-    query, num_queries, document, num_documents = sums.tolist()
-    gamma_query, gamma_document = similarity.exponents
-    size = (query / num_queries) ** (1 - gamma_query) * (document / num_documents) ** (1 - gamma_document)
-    if not 0 < size < float("inf"):
-        raise ValueError(
-            f"scale='auto' cannot be read off embeddings with mean norms {query / num_queries} (queries) and "
-            f"{document / num_documents} (documents). Check the model, or pass a number."
-        )
-    return size
 
 
 def _name(regularizer: Regularizer, taken: Collection[str]) -> str:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, Literal
 
-import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.losses.merged_forward import embed_columns
-from sentence_transformers.sentence_transformer.losses.matryoshka import ForwardDecorator
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from st_magnitude._trainer import calling_trainer
-from st_magnitude.losses.ranking import _mean_remaining_norm
+from st_magnitude.losses._shared import auto_scale, raw_features, refuse_matryoshka
+from st_magnitude.losses.ranking import CITATION
 from st_magnitude.similarity import DOT, Similarity
 from st_magnitude.surgery import normalizes_output, set_similarity_function
 
@@ -60,6 +59,8 @@ class SimilarityMSELoss(nn.Module):
     Source: Beyond the Unit Hypersphere, arXiv 2602.09229, Table 5, App. F.1 and S (lambda = 0.01).
     """
 
+    citation = CITATION
+
     def __init__(
         self,
         model: SentenceTransformer,
@@ -85,16 +86,10 @@ class SimilarityMSELoss(nn.Module):
             set_similarity_function(model, self.similarity)
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor) -> Tensor:
-        if isinstance(getattr(self.model, "forward", None), ForwardDecorator) and self.similarity.keeps_magnitude:
-            raise ValueError(
-                "sentence-transformers' MatryoshkaLoss normalises every prefix, which takes from SimilarityMSELoss "
-                "the length it learns from. Use the loss by itself."
-            )
-        return self.compute_loss_from_embeddings(embed_columns(self._embed, list(sentence_features)), labels)  # type: ignore[arg-type]
-
-    def _embed(self, features: dict[str, Tensor]) -> dict[str, Tensor]:
-        features = self.model(features)
-        return {"sentence_embedding": features.get("raw_embedding", features["sentence_embedding"])}
+        if self.similarity.keeps_magnitude:
+            refuse_matryoshka(self, "Use the loss by itself.")
+        embeddings = embed_columns(partial(raw_features, self.model), list(sentence_features))  # type: ignore[arg-type]
+        return self.compute_loss_from_embeddings(embeddings, labels)
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Tensor | None) -> Tensor:
         """The loss of raw embeddings, two tensors (B, D), and scores (B,)."""
@@ -107,7 +102,9 @@ class SimilarityMSELoss(nn.Module):
                 f"SimilarityMSELoss needs one score for each of {len(a)} pairs, got {got}. Name the column of scores "
                 '"score" or "label".'
             )
-        predicted = self._calibrated_scale(a, b) * self.similarity.pairwise(a, b)  # (B,)
+        if self.scale == "auto":
+            self.scale = auto_scale(self, a, [b], self.similarity)
+        predicted = float(self.scale) * self.similarity.pairwise(a, b)  # (B,)
         targets = labels.to(predicted.dtype).view(-1)
         if not self._warned_range and targets.abs().max() > 1:
             self._warned_range = True
@@ -118,36 +115,9 @@ class SimilarityMSELoss(nn.Module):
             )
         return mse_loss(predicted, targets)
 
-    @torch.no_grad()
-    def _calibrated_scale(self, a: Tensor, b: Tensor) -> float:
-        if self.scale == "auto":
-            trainer = calling_trainer()
-            key = "auto_scale"
-            if trainer is not None and isinstance(losses := getattr(trainer, "loss", None), dict):
-                key += "".join(f"_{name}" for name, loss in losses.items() if loss is self)
-            logged = [entry[key] for entry in trainer.state.log_history if key in entry] if trainer else []
-            self.scale = logged[-1] if logged else 1 / _mean_remaining_norm(a, [b], self.similarity)
-            logger.info("scale='auto' is %.4g for %s.", self.scale, self.similarity)
-            if trainer is not None and not logged:
-                trainer.log({key: self.scale})
-        return float(self.scale)
-
     def get_config_dict(self) -> dict[str, Any]:
         gamma_query, gamma_document = self.similarity.exponents
         return {"similarity": {"query": gamma_query, "document": gamma_document}, "scale": self.scale}
-
-    @property
-    def citation(self) -> str:
-        return """
-@misc{feng2026beyond,
-    title={Beyond the Unit Hypersphere: Embedding Magnitude in Contrastive Learning},
-    author={Xincan Feng and Taro Watanabe},
-    year={2026},
-    eprint={2602.09229},
-    archivePrefix={arXiv},
-    primaryClass={cs.LG}
-}
-"""
 
 
 def warn_if_one_sided(similarity: Similarity, who: str) -> None:

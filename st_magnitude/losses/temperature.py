@@ -37,6 +37,15 @@ __all__ = [
 
 TEMPERATURES = (0.03, 0.06, 0.1)  # the paper's, section 5
 
+CITATION = """
+@inproceedings{dinu2025effective,
+    title={Effective Post-Training Embedding Compression via Temperature Control in Contrastive Training},
+    author={Georgiana Dinu and Corey Barrett and Yi Xiang and Miguel Romero Calvo and Anna Currey and Xing Niu},
+    booktitle={The Thirteenth International Conference on Learning Representations},
+    year={2025}
+}
+"""
+
 
 def temp_agg(temperatures: Iterable[float] = TEMPERATURES, weights: Iterable[float] | None = None) -> tuple[Term, ...]:
     """The terms of Eq. 6: one for each temperature, all at the full dimension.
@@ -140,6 +149,8 @@ class TempAggLoss(MagnitudeRankingLoss):
     Source: Dinu et al., ICLR 2025, Eq. 6.
     """
 
+    citation = CITATION
+
     def __init__(
         self,
         model: SentenceTransformer,
@@ -150,10 +161,6 @@ class TempAggLoss(MagnitudeRankingLoss):
         **options: Any,
     ) -> None:
         super().__init__(model, similarity, temp_agg(temperatures, weights), **options)
-
-    @property
-    def citation(self) -> str:
-        return CITATION
 
 
 class TempAggMRLLoss(MagnitudeRankingLoss):
@@ -188,6 +195,8 @@ class TempAggMRLLoss(MagnitudeRankingLoss):
     Source: Dinu et al., ICLR 2025, Eq. 7; Kusupati et al., Matryoshka Representation Learning, NeurIPS 2022.
     """
 
+    citation = CITATION
+
     def __init__(
         self,
         model: SentenceTransformer,
@@ -202,10 +211,6 @@ class TempAggMRLLoss(MagnitudeRankingLoss):
         dims = _quarters(model) if dims is None else dims
         terms = temp_agg_mrl(dims, temperatures, dim_weights, temperature_weights)
         super().__init__(model, similarity, terms, **options)
-
-    @property
-    def citation(self) -> str:
-        return CITATION
 
 
 class TempSpecMRLLoss(MagnitudeRankingLoss):
@@ -236,6 +241,8 @@ class TempSpecMRLLoss(MagnitudeRankingLoss):
     Source: Dinu et al., ICLR 2025, Eq. 8.
     """
 
+    citation = CITATION
+
     def __init__(
         self,
         model: SentenceTransformer,
@@ -248,10 +255,6 @@ class TempSpecMRLLoss(MagnitudeRankingLoss):
         if temperatures is None:
             temperatures = dict(zip(_quarters(model), TEMPERATURES, strict=True))
         super().__init__(model, similarity, temp_spec_mrl(temperatures, dim_weights), **options)
-
-    @property
-    def citation(self) -> str:
-        return CITATION
 
 
 def _quarters(model: SentenceTransformer) -> tuple[int, int, int]:
@@ -279,13 +282,3 @@ def _weights(weights: Iterable[float] | None, number: int, of: str) -> Sequence[
     if len(weights) != number:
         raise ValueError(f"There are {number} {of} but {len(weights)} weights: give one weight for each.")
     return weights
-
-
-CITATION = """
-@inproceedings{dinu2025effective,
-    title={Effective Post-Training Embedding Compression via Temperature Control in Contrastive Training},
-    author={Georgiana Dinu and Corey Barrett and Yi Xiang and Miguel Romero Calvo and Anna Currey and Xing Niu},
-    booktitle={The Thirteenth International Conference on Learning Representations},
-    year={2025}
-}
-"""

@@ -18,7 +18,16 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-__all__ = ["Backend", "Neighbours", "attach", "check_supported", "in_batch_attention", "next_token_loss", "two_streams"]
+__all__ = [
+    "Backend",
+    "Neighbours",
+    "attach",
+    "base_model",
+    "check_supported",
+    "in_batch_attention",
+    "next_token_loss",
+    "two_streams",
+]
 
 NAME = "st_magnitude_in_batch"
 
@@ -210,7 +219,7 @@ AttentionInterface.register(NAME, _attention)
 AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
-def _base(lm: nn.Module) -> PreTrainedModel:
+def base_model(lm: nn.Module) -> PreTrainedModel:
     """The model of transformers itself, LoRA layers inside it, peft's wrapper taken off."""
     base: Any = lm
     if hasattr(base, "get_base_model"):
@@ -231,7 +240,7 @@ def check_supported(lm: nn.Module) -> None:
         ValueError: If it is not a causal decoder with an output layer, its attention does not go through transformers'
             AttentionInterface, has softcapping or sinks, or its logits are scaled after the output layer.
     """
-    base = _base(lm)
+    base = base_model(lm)
     name, config = type(base).__name__, base.config.get_text_config()
     if getattr(config, "is_encoder_decoder", False) or base.get_output_embeddings() is None:
         raise ValueError(f"{name} is no causal decoder with an output layer: use AutoModelForCausalLM.")
@@ -261,7 +270,7 @@ def attach(lm: nn.Module) -> None:
         TypeError, ValueError: As :func:`check_supported`.
     """
     check_supported(lm)
-    base = _base(lm)
+    base = base_model(lm)
     base.set_attn_implementation(NAME)
     if base.get_decoder().config._attn_implementation != NAME:
         raise ValueError(f"{type(base).__name__} did not take another attention implementation: it is not supported.")
@@ -299,7 +308,7 @@ def two_streams(
 
     Source: Revela, Eq. 3-8, section 3.4.
     """
-    base = _base(lm)
+    base = base_model(lm)
     decoder = base.get_decoder()
     if decoder.config._attn_implementation != NAME:
         raise ValueError(f"In-batch attention is not in {type(base).__name__}: call revela.attention.attach(lm) first.")
@@ -339,7 +348,7 @@ def next_token_loss(
     Returns:
         A scalar; 0 if no document has two tokens.
     """
-    head = _base(lm).get_output_embeddings()
+    head = base_model(lm).get_output_embeddings()
     mask = attention_mask.to(torch.bool)
     counted = mask[:, 1:] & mask[:, :-1]
     states, labels = states[:, :-1][counted], input_ids[:, 1:][counted]  # (N, D), (N,)

@@ -15,7 +15,7 @@ from st_magnitude._trainer import calling_trainer
 from st_magnitude.revela.attention import SPARSE_BELOW, Backend, Neighbours, attach, next_token_loss, two_streams
 from st_magnitude.revela.data import GroupCollator, looks_like_code
 from st_magnitude.similarity import COSINE
-from st_magnitude.surgery import set_similarity_function
+from st_magnitude.surgery import set_similarity_function, unwrapped
 
 __all__ = ["RevelaLoss", "group_similarity"]
 
@@ -23,6 +23,19 @@ logger = logging.getLogger(__name__)
 
 ONE_HOT = 0.999  # a row whose largest weight exceeds this passes next to no gradient
 PRESETS: dict[str, dict[str, Any]] = {"paper": {"temperature": 1e-4}}
+
+
+CITATION = """
+@inproceedings{cai2026revela,
+    title={Revela: Dense Retriever Learning via Language Modeling},
+    author={Fengyu Cai and Tong Chen and Xinran Zhao and Sihao Chen and Hongming Zhang and Sherry Tongshuang Wu and
+        Iryna Gurevych and Heinz Koeppl},
+    booktitle={The Fourteenth International Conference on Learning Representations},
+    year={2026},
+    eprint={2506.16552},
+    archivePrefix={arXiv}
+}
+"""
 
 
 def group_similarity(queries: Tensor, passages: Tensor, groups: Tensor, temperature: float) -> Tensor:
@@ -105,6 +118,8 @@ class RevelaLoss(nn.Module):
     Source: Revela (Cai et al.), sections 3 and 4.1.
     """
 
+    citation = CITATION
+
     def __init__(
         self,
         model: SentenceTransformer,
@@ -183,7 +198,7 @@ class RevelaLoss(nn.Module):
                 "data_collator=loss.collator and rows from build_groups; in fit(), each InputExample holds the texts "
                 "of one group (at least two), and the retriever has a tokenizer with padding."
             )
-        model = self.model.module if hasattr(self.model, "module") else self.model
+        model: Any = unwrapped(self.model)
         columns = [model.tokenizer.batch_decode(column["input_ids"], skip_special_tokens=True) for column in features]
         if model.tokenizer.decode(model.tokenizer("A b")["input_ids"], skip_special_tokens=True) != "A b":
             self._warn(
@@ -247,19 +262,6 @@ class RevelaLoss(nn.Module):
             "v_norm": self.v_norm,
             "backend": self.backend,
         }
-
-    @property
-    def citation(self) -> str:
-        return """
-@inproceedings{cai2025revela,
-    title = {Revela: Dense Retriever Learning via Language Modeling},
-    author = {Cai, Fengyu and Chen, Tong and Zhao, Xinran and Chen, Sihao and Zhang, Hongming and Wu, Sherry Tongshuang
-              and Gurevych, Iryna and Koeppl, Heinz},
-    year = {2025},
-    eprint = {2506.16552},
-    archivePrefix = {arXiv},
-}
-"""
 
 
 def _shape(similarity: Tensor, groups: Tensor) -> dict[str, Tensor]:

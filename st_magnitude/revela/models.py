@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add_lora", "load_lm", "load_retriever", "lora_config", "merge_lora"]
 
-LORA = {
+LORA: dict[str, Any] = {
     "r": 256,
     "lora_alpha": 64,
     "lora_dropout": 0.1,
@@ -67,7 +67,7 @@ def add_lora(model: nn.Module, config: LoraConfig | None = None) -> nn.Module:
     if isinstance(model, SentenceTransformer):
         model.add_adapter(config)
         return model
-    return get_peft_model(model, config)  # type: ignore[arg-type]
+    return get_peft_model(model, config)
 
 
 def merge_lora(model: SentenceTransformer | PeftModel) -> Any:
@@ -76,14 +76,15 @@ def merge_lora(model: SentenceTransformer | PeftModel) -> Any:
     Returns:
         The model; for peft's wrapper, what was inside.
     """
+    from peft import PeftModel
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    if hasattr(model, "merge_and_unload"):
+    if isinstance(model, PeftModel):
         return model.merge_and_unload()
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, BaseTunerLayer):
-                child.merge()  # type: ignore[operator]
+                child.merge()
                 setattr(parent, name, child.get_base_layer())
     for part in model.modules():
         if isinstance(part, PreTrainedModel) and getattr(part, "_hf_peft_config_loaded", False):

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from transformers import TrainerCallback
 
+from st_magnitude.revela.attention import base_model
 from st_magnitude.revela.models import add_lora, lora_config, merge_lora
 
 if TYPE_CHECKING:
@@ -105,16 +106,16 @@ class RevelaTrainer(SentenceTransformerTrainer):
         if lm_lora is not None and not frozen and not hasattr(loss.lm, "peft_config"):
             loss.lm = add_lora(loss.lm, lora_config(task_type="CAUSAL_LM") if lm_lora == "paper" else lm_lora)
         if lm_learning_rate is not None and not frozen:
-            args.learning_rate_mapping = {r"^lm\.": lm_learning_rate, **args.learning_rate_mapping}
+            args.learning_rate_mapping = {r"^lm\.": lm_learning_rate} | _mapping(args.learning_rate_mapping)
         if args.gradient_checkpointing:
-            args.gradient_checkpointing_kwargs = {"use_reentrant": False, **(args.gradient_checkpointing_kwargs or {})}
-            base = loss.lm.get_base_model() if hasattr(loss.lm, "get_base_model") else loss.lm
-            base.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
-        if args.accelerator_config.split_batches:
+            args.gradient_checkpointing_kwargs = {"use_reentrant": False} | _mapping(args.gradient_checkpointing_kwargs)
+            base_model(loss.lm).gradient_checkpointing_enable({"use_reentrant": False})
+        loading: Any = copy.copy(args.accelerator_config)
+        if loading.split_batches:
             raise ValueError("accelerator_config.split_batches would cut groups apart: leave it False.")
         if isinstance(train_dataset, IterableDataset):
-            args.accelerator_config = copy.copy(args.accelerator_config)
-            args.accelerator_config.dispatch_batches = False  # True would cut groups apart
+            loading.dispatch_batches = False  # True would cut groups apart
+        args.accelerator_config = loading
         kwargs.setdefault("data_collator", loss.collator)
         super().__init__(
             model=model, args=args, loss=loss, train_dataset=train_dataset, eval_dataset=eval_dataset, **kwargs
@@ -124,7 +125,7 @@ class RevelaTrainer(SentenceTransformerTrainer):
     @property
     def lm(self) -> nn.Module:
         """The language model, with its LoRA."""
-        return self.loss.lm  # type: ignore[union-attr,return-value]
+        return self.loss.lm  # type: ignore[attr-defined]
 
     def merge(self) -> SentenceTransformer:
         """The retriever with its LoRA written into the weights; the training is over then."""
@@ -161,7 +162,7 @@ class RevelaTrainer(SentenceTransformerTrainer):
 
     _lm_grad_norm: Tensor | None = None
 
-    def _load_from_checkpoint(self, checkpoint_path: str) -> None:
+    def _load_from_checkpoint(self, checkpoint_path: str) -> None:  # type: ignore[override]
         super()._load_from_checkpoint(checkpoint_path)
         if not (parameters := self.lm_parameters()):
             return
@@ -181,6 +182,10 @@ class RevelaTrainer(SentenceTransformerTrainer):
         with torch.no_grad():
             for name, parameter in parameters.items():
                 parameter.copy_(saved[name])
+
+
+def _mapping(given: Any) -> dict[str, Any]:
+    return dict(given or {})
 
 
 class _LanguageModelCallback(TrainerCallback):
