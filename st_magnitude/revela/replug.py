@@ -23,8 +23,9 @@ from transformers import DynamicCache, PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from st_magnitude._trainer import calling_trainer
-from st_magnitude.revela.attention import _base, check_supported
+from st_magnitude.revela.attention import base_model, check_supported
 from st_magnitude.revela.data import GroupCollator
+from st_magnitude.revela.loss import CITATION as REVELA
 from st_magnitude.revela.loss import ONE_HOT, _tokenizer_of, read_back
 from st_magnitude.similarity import COSINE
 from st_magnitude.surgery import set_similarity_function
@@ -36,6 +37,19 @@ logger = logging.getLogger(__name__)
 PRESETS: dict[str, dict[str, Any]] = {"paper": {"retriever_temperature": 0.001, "lm_temperature": 0.001}}
 TOKENS_PER_CHUNK = 512  # rows of logits at a time
 SAMPLED = 1024  # values of a parameter that tell it from others
+
+CITATION = """
+@inproceedings{shi2024replug,
+    title = {{REPLUG}: Retrieval-Augmented Black-Box Language Models},
+    author = {Shi, Weijia and Min, Sewon and Yasunaga, Michihiro and Seo, Minjoon and James, Richard and Lewis, Mike
+              and Zettlemoyer, Luke and Yih, Wen-tau},
+    booktitle = {Proceedings of NAACL-HLT 2024 (Volume 1: Long Papers)},
+    pages = {8371--8384},
+    year = {2024},
+    eprint = {2301.12652},
+    archivePrefix = {arXiv},
+}
+"""
 
 
 class Divergence(NamedTuple):
@@ -130,7 +144,7 @@ def continuation_losses(
 
     Source: Revela, appendix A.3.
     """
-    base = _base(lm)
+    base = base_model(lm)
     decoder, head = base.get_decoder(), base.get_output_embeddings()
     device = head.weight.device
     by_prefix: dict[int, list[int]] = defaultdict(list)  # numbers of pairs
@@ -222,7 +236,8 @@ class ScoreCache:
 
     def get(self, keys: Iterable[bytes]) -> dict[bytes, float]:
         """What is known of these keys."""
-        wanted, found = list(dict.fromkeys(keys)), {}
+        wanted = list(dict.fromkeys(keys))
+        found: dict[bytes, float] = {}
         with self._explained():
             connection = self._connection()
             for first in range(0, len(wanted), self._KEYS_PER_QUERY):
@@ -345,6 +360,8 @@ class ReplugLoss(nn.Module):
     Source: Revela (Cai et al.), appendix A.3; REPLUG (Shi et al., arXiv 2301.12652).
     """
 
+    citation = CITATION + REVELA
+
     def __init__(
         self,
         model: SentenceTransformer,
@@ -457,7 +474,7 @@ class ReplugLoss(nn.Module):
         share = sum(key in known for key in keys) / max(len(keys), 1)
         if unknown:
             known |= fresh
-        wide = torch.promote_types(_base(self.lm).dtype, torch.float32)
+        wide = torch.promote_types(base_model(self.lm).dtype, torch.float32)
         losses = torch.zeros(candidates.shape, dtype=wide)
         for key, (i, j) in zip(keys, pairs, strict=True):
             losses[i, j] = known[key] / (max(len(continuations[i]), 1) if self.per_token else 1)
@@ -506,21 +523,6 @@ class ReplugLoss(nn.Module):
             "per_token": self.per_token,
         }
 
-    @property
-    def citation(self) -> str:
-        return """
-@inproceedings{shi2024replug,
-    title = {{REPLUG}: Retrieval-Augmented Black-Box Language Models},
-    author = {Shi, Weijia and Min, Sewon and Yasunaga, Michihiro and Seo, Minjoon and James, Richard and Lewis, Mike
-              and Zettlemoyer, Luke and Yih, Wen-tau},
-    booktitle = {Proceedings of NAACL-HLT 2024 (Volume 1: Long Papers)},
-    pages = {8371--8384},
-    year = {2024},
-    eprint = {2301.12652},
-    archivePrefix = {arXiv},
-}
-"""
-
 
 def _entropy(weights: Tensor) -> Tensor:
     """Mean entropy of the rows that are not empty, in nats."""
@@ -529,7 +531,7 @@ def _entropy(weights: Tensor) -> Tensor:
 
 def _check_room(lm: nn.Module, max_length: int) -> None:
     """Two documents must fit, and be remembered whole."""
-    base = _base(lm)
+    base = base_model(lm)
     config = base.config.get_text_config()
     positions = getattr(config, "max_position_embeddings", None)
     if positions is not None and 2 * max_length > positions:
@@ -548,11 +550,18 @@ def _check_room(lm: nn.Module, max_length: int) -> None:
 
 def _identity(lm: nn.Module) -> bytes:
     """Differs between language models: by configuration, dtypes, and up to about 2,000 values of every parameter."""
-    base = _base(lm)
+    base = base_model(lm)
     config = base.config.to_dict()
-    for name in ("_name_or_path", "transformers_version", "use_cache", "dtype"):
+    for name in (
+        "_name_or_path",
+        "architectures",
+        "transformers_version",
+        "use_cache",
+        "dtype",
+    ):
         config.pop(name, None)
-    digest = hashlib.blake2b(json.dumps(config, sort_keys=True, default=str).encode(), digest_size=16)
+    about = type(base).__name__ + json.dumps(config, sort_keys=True, default=str)
+    digest = hashlib.blake2b(about.encode(), digest_size=16)
     for name, parameter in base.named_parameters():
         flat = parameter.detach().flatten()
         some = flat[:: max(1, len(flat) // SAMPLED)].contiguous().cpu()
