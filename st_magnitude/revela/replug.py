@@ -325,13 +325,14 @@ class ReplugLoss(nn.Module):
         lm_tokenizer: Its tokenizer; by default the one saved beside it.
         retriever_temperature: tau_r.
         lm_temperature: eta_m, in nats: per token, or per document without ``per_token``. The paper has 0.001 for both
-            (``ReplugLoss.preset("paper", ...)``), where nearly all targets are one-hot.
+            (``ReplugLoss.preset("paper", ...)``), where nearly all targets are one-hot. The defaults leave the language
+            model's distribution and that of a pretrained encoder about equally wide, some 4 documents of 16.
         query_part: ``"half"`` or ``"full"``, what E sees of the document that asks; the language model sees all of it.
             See :class:`~st_magnitude.revela.RevelaLoss`.
         prefixes: Before queries and before passages; the language model sees none.
         max_length: Tokens of a text, for retriever and language model alike.
-        include_self: Let a document be its own candidate, as the formula is printed. The language model then copies:
-            most of the target is the document itself, and so is the retriever's first choice.
+        include_self: Let a document be its own candidate, as the formula is printed. A language model that can copy
+            then puts all of the target on the document itself, at every temperature; the others do not count.
         per_token: Divide log g(D_i | D_j) by the number of tokens of D_i: the formula is printed without. Sums over
             100 tokens differ by tens of nats for long documents and by one for short ones, so that no temperature
             suits all rows; means do not depend on the length.
@@ -369,7 +370,7 @@ class ReplugLoss(nn.Module):
         lm_tokenizer: PreTrainedTokenizerBase | None = None,
         *,
         retriever_temperature: float = 0.05,
-        lm_temperature: float = 0.05,
+        lm_temperature: float = 0.1,
         query_part: Literal["half", "full"] = "half",
         prefixes: tuple[str, str] = ("Query: ", "Passage: "),
         max_length: int = 160,
@@ -381,7 +382,7 @@ class ReplugLoss(nn.Module):
         super().__init__()
         for name, value in (("retriever_temperature", retriever_temperature), ("lm_temperature", lm_temperature)):
             if not 0 < value < math.inf:
-                raise ValueError(f"{name} must be positive, got {value}; the default is 0.05, the paper's 0.001.")
+                raise ValueError(f"{name} must be positive, got {value}; 0.05 to 0.1 suits most, the paper's is 0.001.")
         if pairs_per_batch < 1:
             raise ValueError(f"pairs_per_batch must be at least 1, got {pairs_per_batch}.")
         check_supported(lm)
@@ -494,7 +495,7 @@ class ReplugLoss(nn.Module):
                 "one-hot",
                 f"{float(one_hot):.0%} of the language model's rankings are one-hot at "
                 f"lm_temperature={self.lm_temperature:g}: all but the first document counts as equally bad. Raise it "
-                f"({'0.05 suits per_token=True' if self.per_token else 'or set per_token=True'}).",
+                f"({'0.1 suits most' if self.per_token else 'or set per_token=True'}).",
             )
         logs = {
             "kl": result.kl.detach(),
