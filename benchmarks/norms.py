@@ -2,11 +2,11 @@
 
     python benchmarks/norms.py [--quick] [--output runs/norms]
 
-Five parts, all on one core, no download:
+Six parts, all on one core, no download. ± is half a 95 % t interval over seeds:
 
 1. Simulations of *On the Importance of Embedding Norms in Self-Supervised Learning* (Draganov et al.), App. B.1: steps
    to a mean cosine of .999 against norm and angle, with GradScale at powers 1 and 2 and with weight decay (Table 1);
-   how often Theorem 3.4 holds, for acute and obtuse angles.
+   how often, and by how much, the bound of Theorem 3.4 is exceeded, for acute and obtuse angles.
 2. App. B.2: latent classes, supervised InfoNCE, a two-layer network: norm against density, norm against frequency.
 3. SimCLR on scikit-learn's digits (8 x 8 images; views by shift, noise and dropped pixels), balanced and with n_i
    proportional to 1.5^-i, SGD and AdamW: default, cut-init at c = 3 (of all weights, and of the last layer only),
@@ -18,6 +18,7 @@ Five parts, all on one core, no download:
    between 0 and 1; the student is wordllama's static table. That is distillation of a cosine, which favours cosine:
    what can be compared is the scale, within a similarity.
 5. The share of a training step of all-MiniLM-L6-v2 (batches of 32 pairs) that NormMonitor takes.
+6. What cut-init does to all-MiniLM-L6-v2, at the output and everywhere.
 
 Expected before measuring: steps grow with the square of the norm, with its first power under GradScale at power 1, not
 at all at power 2; weight decay does not keep the square, because it shrinks norms exponentially; Theorem 3.4 fails for
@@ -36,11 +37,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from pydoc_data.topics import topics
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from datasets import Dataset
+from scipy import stats
 from sentence_transformers import (
     SentenceTransformer,
     SentenceTransformerTrainer,
@@ -55,6 +57,13 @@ from transformers import PrinterCallback
 import st_magnitude as stm
 from st_magnitude.demo import bundled_minilm
 from st_magnitude.evaluation.confidence import knn_accuracy_by_norm, novelty
+
+
+def margin(values: Any) -> float:
+    """Half a 95 % t interval of the mean; nan for one value."""
+    n = len(values)
+    return float(stats.t.ppf(0.975, n - 1) * np.std(values, ddof=1) / n**0.5) if n > 1 else float("nan")
+
 
 # --- 1. pairs of points ---------------------------------------------------------------------------------------------
 
@@ -85,13 +94,14 @@ def steps_to_converge(
 
 
 def theorem(norm: float = 4.0, lr: float = 0.5) -> str:
-    """Share of pairs whose change of cosine stays below 2 lr sin² / norm²."""
+    """Share of pairs whose change of cosine exceeds 2 lr sin² / norm², and the largest excess."""
     x, y = pairs(100_000, 4)
     cosine = (x * y).sum(dim=1, keepdim=True)
     a, b = norm * x + lr / norm * (y - cosine * x), norm * y + lr / norm * (x - cosine * y)
     gained = nn.functional.cosine_similarity(a, b)[:, None] - cosine
-    holds = gained < 2 * lr * (1 - cosine**2) / norm**2
-    return f"acute angles {holds[cosine >= 0].double().mean():.3f}, obtuse {holds[cosine < 0].double().mean():.3f}"
+    over = gained / (2 * lr * (1 - cosine**2) / norm**2)  # 1: at the bound
+    acute, obtuse = ((over[side] >= 1).double().mean() for side in (cosine >= 0, cosine < 0))
+    return f"{acute:.1%} of acute pairs, {obtuse:.1%} of obtuse ones, by {over.max() - 1:.1%} at most"
 
 
 def simulations(_quick: bool) -> dict[str, Any]:
@@ -100,6 +110,7 @@ def simulations(_quick: bool) -> dict[str, Any]:
         "GradScale power": {p: [int(steps_to_converge(n, power=p)) for n in norms] for p in (0, 1, 2)},
         "angle": {a: [int(steps_to_converge(n, a)) for n in (1, 4)] for a in (-0.9, -0.5, 0.0, 0.5)},
         "decay": {d: [steps_to_converge(n, decay=d, lr=0.02) for n in (1, 4, 7)] for d in TABLE_1},
+        "rate 10": {d: [steps_to_converge(n, decay=d, lr=10) for n in (1, 4, 7)] for d in (0, 0.5, 1)},
     }
     print("## Steps to a mean cosine of .999, learning rate .1, starting at norm 1, 2, 4, 8\n")
     for power, steps in found["GradScale power"].items():
@@ -109,15 +120,16 @@ def simulations(_quick: bool) -> dict[str, Any]:
     print("\nStarting at norm 1 and 4, by angle (alpha = -.9: nearly opposite):\n")
     for angle, steps in found["angle"].items():
         print(f"- alpha {angle:+.1f}: {steps}")
-    print(
-        "\nWith weight decay, norms 1, 4, 7, learning rate .02, since the paper names none (its Table 1 behind the bar;"
-    )
-    print("ratio of 7 to 1 in brackets):\n")
+    print("\nWith weight decay, norms 1, 4, 7, learning rate .02, which is App. B.1's rate of 10 if its loss is the")
+    print("mean of its 500 pairs (the paper's Table 1 behind the bar; ratio of 7 to 1 in brackets):\n")
     for decay, steps in found["decay"].items():
         paper = TABLE_1[decay]
         print(f"- {decay:4.1f}: {', '.join(steps)}{ratio(steps)} | {', '.join(paper)}{ratio(paper)}")
+    rates = "; ".join(f"decay {decay}: {', '.join(steps)}" for decay, steps in found["rate 10"].items())
+    print(f"\nThe same with a rate of 10 for each pair: {rates}")
     found["theorem"] = theorem()
-    print(f"\nTheorem 3.4 holds for a share of pairs: {found['theorem']}\n")
+    print("\nThe bound of Theorem 3.4, norm 4, learning rate .5, random pairs in four dimensions, is exceeded by")
+    print(f"{found['theorem']}\n")
     return found
 
 
@@ -165,15 +177,22 @@ def latent_classes(quick: bool) -> dict[str, Any]:
             unit = normalize(x)
             tenth = (unit @ unit.T).topk(11, dim=1).values[:, -1]  # cosine of the 10th neighbour: high is dense
             density.append(stm.geometry.spearman(stm.geometry.norms(x), tenth))
-        before, after, classes = latent(True, epochs, seed)
-        frequency.append([[x[classes == c].norm(dim=1).mean().item() for c in range(4)] for x in (before, after)])
+        first, last, classes = latent(True, epochs, seed)
+        frequency.append([[x[classes == c].norm(dim=1).mean().item() for c in range(4)] for x in (first, last)])
     means = np.mean(frequency, axis=0)
+    changes = np.subtract(density[1::2], density[::2])
+    after = np.array(frequency)[:, 1]
+    excess = after[:, 0] - after[:, 2:].mean(axis=1)  # the frequent class over the two rare ones
     print(f"## Latent classes, {epochs} epochs, {seeds} seeds\n")
     print(
         f"- Spearman of norm and density: {np.mean(density[::2]):+.2f} before training, {np.mean(density[1::2]):+.2f} "
-        f"after ({', '.join(f'{d:+.2f}' for d in density[1::2])}); the paper shows a rising cloud, no number"
+        f"after, change {changes.mean():+.2f} ± {margin(changes):.2f}; the paper shows a rising cloud, no number"
     )
-    print("- mean norm of classes with share 1/2, 1/4, 1/8, 1/8: " + ", ".join(f"{m:.2f}" for m in means[1]))
+    print(
+        "- mean norm of classes with share 1/2, 1/4, 1/8, 1/8: "
+        + ", ".join(f"{m:.2f}" for m in means[1])
+        + f"; first less mean of the last two {excess.mean():+.1f} ± {margin(excess):.1f}"
+    )
     print("  before training: " + ", ".join(f"{m:.2f}" for m in means[0]) + "; the paper: frequent classes higher\n")
     return {"density": density, "frequency": np.asarray(frequency).tolist()}
 
@@ -283,6 +302,7 @@ def measured(model: SimCLR, x: Tensor, y: Tensor, test: Tensor, labels: Tensor) 
 def interventions(quick: bool, output: Path) -> dict[str, Any]:
     epochs, seeds = (20, 2) if quick else (100, 5)
     found: dict[str, list[tuple[float, float]]] = {}
+    paths = []
     print(f"## SimCLR on digits, {epochs} epochs, {seeds} seeds: kNN accuracy of the encoder, norm of the projection\n")
     print("| optimizer | data | variant | kNN accuracy | gain | paper's gain | sign | norm |")
     print("| --- | --- | --- | ---: | ---: | ---: | --- | ---: |")
@@ -300,6 +320,8 @@ def interventions(quick: bool, output: Path) -> dict[str, Any]:
                     monitor = stm.NormMonitor(every=5, csv=file, num_rows=128) if watch else None
                     model = simclr(x, optimizer, variant, epochs, seed, monitor)
                     if monitor is not None:
+                        start, *_, end = (row["query_norm_mean"] for row in monitor.rows)
+                        paths.append(f"{variant} {start:.1f} -> {end:.1f}")
                         monitor.plot(output / f"simclr_{name}.png", title=f"SimCLR on digits, SGD, {variant}")
                     runs.append(measured(model, x, y, test, labels))
                 found[f"{optimizer}, {data}, {variant}"] = runs
@@ -310,23 +332,31 @@ def interventions(quick: bool, output: Path) -> dict[str, Any]:
                     print(line + f"| | | {norm.mean():.1f} |", flush=True)
                     continue
                 gain, paper = accuracy - base, PAPER.get((optimizer, data, variant))
-                clear = abs(gain.mean()) > gain.std(ddof=1)
-                agrees = "" if paper is None else "agrees" if paper * gain.mean() > 0 else "disagrees"
-                sign = agrees if clear or not agrees else f"unclear ({agrees})"
+                clear = abs(gain.mean()) > margin(gain)
+                agrees = "agrees" if paper and paper * gain.mean() > 0 else "disagrees"
+                sign = "" if paper is None else agrees if clear else "unclear"
                 shown = "" if paper is None else f"{paper:+.1f}"
                 print(
-                    f"{line}{gain.mean():+.1f} ± {gain.std(ddof=1):.1f} | {shown} | {sign} | {norm.mean():.1f} |",
+                    f"{line}{gain.mean():+.1f} ± {margin(gain):.1f} | {shown} | {sign} | {norm.mean():.1f} |",
                     flush=True,
                 )
+    print(f"\nMean norm in training, SGD, balanced, first seed, first and last step seen: {', '.join(paths)}.")
     print("\nThe paper's final norms under Adam (Table S4): default 81.0, cut 2.1, GradScale 174.8.\n")
     return found
 
 
 def confidence(quick: bool) -> dict[str, Any]:
     """Trained on 0 to 4: held-out digits of those classes against 5 to 9; accuracy by norm."""
-    ratios, areas, trends = [], [], []
+    ratios, areas, trends, untrained = [], [], [], []
     for seed in range(2 if quick else 5):
         x, y, test, labels = digits(False, seed)
+        torch.manual_seed(seed)
+        control = SimCLR()
+        with torch.no_grad():
+            for _ in range(100):
+                control(view(x[y < 5]))  # the statistics of BatchNorm, and nothing else
+            lengths = control.eval()(test).norm(dim=1)
+        untrained.append(novelty(lengths[labels < 5].tolist(), lengths[labels >= 5].tolist()))
         model = simclr(x[y < 5], "SGD", "default", 20 if quick else 100, seed, None)
         with torch.no_grad():
             lengths = model(test).norm(dim=1)
@@ -339,14 +369,17 @@ def confidence(quick: bool) -> dict[str, Any]:
             trends.append(stm.geometry.spearman([b.low for b in buckets], [b.accuracy for b in buckets]))
     print("## Norm as confidence, trained on digits 0 to 4\n")
     print(
-        f"- norm of unseen classes over held-out seen ones {np.mean(ratios):.3f} ± {np.std(ratios):.3f}, AUROC "
-        f"{np.mean(areas):.3f} ± {np.std(areas):.3f}; the paper (Fig. 3): below 1 on CIFAR"
+        f"- norm of unseen classes over held-out seen ones {np.mean(ratios):.3f} ± {margin(ratios):.3f}, AUROC "
+        f"{np.mean(areas):.3f} ± {margin(areas):.3f}; the paper (Fig. 3): below 1 on CIFAR"
     )
+    before = [n.ratio for n in untrained], [n.auroc for n in untrained]
+    shown = (f"{np.mean(values):.3f} ± {margin(values):.3f}" for values in before)
+    print(f"  untrained: {', AUROC '.join(shown)}")
     print(
         f"- Spearman of bucket and kNN accuracy {np.mean(trends):+.2f} ({', '.join(f'{t:+.2f}' for t in trends)}); the "
         "paper (Fig. 4): rising\n"
     )
-    return {"ratio": ratios, "auroc": areas, "trend": trends}
+    return {"ratio": ratios, "auroc": areas, "trend": trends, "untrained": before}
 
 
 # --- 4. scored pairs ------------------------------------------------------------------------------------------------
@@ -411,14 +444,25 @@ def regression(quick: bool) -> dict[str, Any]:
             found[f"{name} {scale}"] = runs
             mean = {key: np.mean([run[key] for run in runs]) for key in runs[0]}
             shown = f"auto, {mean['scale']:.3g}" if scale == "auto" else f"{scale:g}"
-            spread = np.std([run["matched_spearman"] for run in runs])
+            spread = margin([run["matched_spearman"] for run in runs])
             print(
                 f"| {name} | {shown} | {100 * mean['matched_spearman']:.1f} ± {100 * spread:.1f} | "
                 f"{mean['symmetry_gap']:.3f} | {paper[name] if scale != 'auto' or name == 'cosine' else ''} |",
                 flush=True,
             )
+    spearman = {key: np.array([100 * run["matched_spearman"] for run in runs]) for key, runs in found.items()}
+    print("\nDifferences of the same seed:\n")
+    for first, second in COMPARED:
+        gain = spearman[first] - spearman[second]
+        print(f"- {first} less {second}: {gain.mean():+.1f} ± {margin(gain):.1f}")
     print()
     return found
+
+
+COMPARED = (
+    *((f"{name} auto", f"{name} 0.01") for name in ("dot", "qnorm", "dnorm")),
+    *((f"{name} auto", "dot auto") for name in ("cosine", "qnorm", "dnorm")),
+)
 
 
 # --- 5. what the monitor costs --------------------------------------------------------------------------------------
@@ -461,9 +505,25 @@ def overhead(quick: bool) -> dict[str, Any]:
     trainer.train()
     total = time.perf_counter() - began
     share = spent[0] / total
-    print(f"## NormMonitor on all-MiniLM, batches of 32 pairs: {spent[0] / steps * 1e3:.1f} ms a measured step,")
+    print(f"## NormMonitor on all-MiniLM, batches of 32 pairs: {spent[0] / steps * 1e3:.1f} ms a measured step")
+    print(f"of {total / steps * 1e3:.0f} ms,", end=" ")
     print(f"{share:.2%} of training at every=1, about {share / 10:.2%} at every=10 (the default)\n")
-    return {"share": share}
+    return {"share": share, "milliseconds": spent[0] / steps * 1e3}
+
+
+# --- 6. what cut-init leaves ----------------------------------------------------------------------------------------
+
+
+def cuts(_quick: bool) -> dict[str, Any]:
+    found = {}
+    print("## cut_init of all-MiniLM at c = 3")
+    places: tuple[Literal["output", "all"], ...] = ("output", "all")
+    for where in places:
+        report = stm.cut_init(SentenceTransformer(bundled_minilm(), device="cpu"), 3.0, where=where)
+        print(f'\nwhere="{where}": {report if where == "output" else str(report).splitlines()[-1]}')
+        found[where] = report.spearman
+    print()
+    return found
 
 
 def main() -> None:
@@ -480,6 +540,7 @@ def main() -> None:
         "3": lambda quick: {"variants": interventions(quick, arguments.output), "confidence": confidence(quick)},
         "4": regression,
         "5": overhead,
+        "6": cuts,
     }
     results, began = {}, time.perf_counter()
     for number in arguments.only.split(",") if arguments.only else parts:

@@ -1,7 +1,17 @@
 """Evaluators in the manner of sentence-transformers: they go where its own evaluators go."""
 
 from st_magnitude.evaluation.compression import CompressionCell, CompressionEvaluator
+from st_magnitude.evaluation.hybrid import HybridEvaluator, bm25_run, dense_run, reciprocal_rank_fusion
 from st_magnitude.evaluation.magnitude import MagnitudeEvaluator
 from st_magnitude.evaluation.pairs import ScoredPairsEvaluator
 
-__all__ = ["CompressionCell", "CompressionEvaluator", "MagnitudeEvaluator", "ScoredPairsEvaluator"]
+__all__ = [
+    "CompressionCell",
+    "CompressionEvaluator",
+    "HybridEvaluator",
+    "MagnitudeEvaluator",
+    "ScoredPairsEvaluator",
+    "bm25_run",
+    "dense_run",
+    "reciprocal_rank_fusion",
+]

@@ -171,6 +171,7 @@ class RevelaLoss(nn.Module):
         if not (len(features) == 3 and "group" in features[2]):
             features = read_back(self, features)
         query, passage, text = features
+        self.lm.train(self.model.training)  # from_pretrained leaves it in eval mode: no dropout, no checkpointing
         queries = self.model(query)["sentence_embedding"]  # (B, D)
         passages = self.model(passage)["sentence_embedding"]  # (B, D)
         similarity = group_similarity(queries, passages, text["group"], self.temperature)  # (B, B)

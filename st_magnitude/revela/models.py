@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +55,7 @@ def add_lora(model: nn.Module, config: LoraConfig | None = None) -> nn.Module:
 
     if isinstance(model, PeftModel):
         raise ValueError("This model has a LoRA already: pass it as it is.")
-    config = config or lora_config()
+    config = copy.copy(config) if config else lora_config()  # peft writes the name of the base model into it
     targets = config.target_modules
     if isinstance(targets, (list, set)):
         names = {name.rsplit(".", 1)[-1] for name, _ in model.named_modules()}

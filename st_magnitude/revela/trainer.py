@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
-from datasets import IterableDataset
+from datasets import Dataset, IterableDataset
 from safetensors.torch import load_file, save_file
 from sentence_transformers import (
     SentenceTransformer,
@@ -116,6 +116,9 @@ class RevelaTrainer(SentenceTransformerTrainer):
         if isinstance(train_dataset, IterableDataset):
             loading.dispatch_batches = False  # True would cut groups apart
         args.accelerator_config = loading
+        if isinstance(examples := eval_dataset or train_dataset, Dataset) and not model.model_card_data.widget:
+            texts = examples[0]["chunks"][:4]  # the Trainer looks for columns of strings, and fails without any
+            model.model_card_data.widget = [{"source_sentence": texts[0], "sentences": texts[1:]}]
         kwargs.setdefault("data_collator", loss.collator)
         super().__init__(
             model=model, args=args, loss=loss, train_dataset=train_dataset, eval_dataset=eval_dataset, **kwargs

@@ -1,0 +1,577 @@
+"""Fusion and BM25 against literal loops, dense runs and metrics against sentence-transformers, in training, on disk."""
+
+from __future__ import annotations
+
+import builtins
+import csv
+import json
+import logging
+import math
+import re
+import sys
+from itertools import permutations
+from types import SimpleNamespace
+
+import pytest
+import torch
+from datasets import Dataset
+from hypothesis import given
+from hypothesis import strategies as st
+from sentence_transformers import (
+    SentenceTransformer,
+    SentenceTransformerTrainer,
+    SentenceTransformerTrainingArguments,
+)
+from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
+from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+from sentence_transformers.sentence_transformer.modules import BoW
+from sentence_transformers.sparse_encoder.evaluation import ReciprocalRankFusionEvaluator
+
+from st_magnitude import COSINE, DNORM, Similarity
+from st_magnitude.evaluation import HybridEvaluator, bm25_run, dense_run, hybrid, reciprocal_rank_fusion
+from st_magnitude.evaluation.metrics import rank
+from st_magnitude.modules import ExponentNorm
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+DENSE = {"q1": {"a": 0.9, "b": 0.8, "c": 0.1}, "q2": {"a": -1.0, "b": -0.5}}
+BM25 = {"q1": {"c": 12.0, "b": 3.0}, "q3": {"d": 1.0}}
+
+ids = st.sampled_from("abcdefgh")
+scores = st.integers(-3, 3).map(float)  # many ties
+runs = st.dictionaries(st.sampled_from(["q1", "q2"]), st.dictionaries(ids, scores))
+
+
+# ---- reciprocal rank fusion
+
+
+def fusion_loop(rankings, k, weights, depth):
+    """Cormack et al., section 3, word for word: for each document, each run in which some number of others is ahead."""
+    fused = {}
+    for query in {query for run in rankings for query in run}:
+        documents = {d for run, w in zip(rankings, weights, strict=True) if w for d in run.get(query, {})}
+        for d in documents:
+            total = 0.0
+            for run, weight in zip(rankings, weights, strict=True):
+                scored = run.get(query, {})
+                if d not in scored:
+                    continue
+                ahead = sum(scored[e] > scored[d] or (scored[e] == scored[d] and e < d) for e in scored)
+                if depth is None or ahead + 1 <= depth:
+                    total += weight / (k + ahead + 1)
+            if total > 0:
+                fused.setdefault(query, {})[d] = total
+    return fused
+
+
+def test_fusion_by_hand():
+    fused = reciprocal_rank_fusion([DENSE, BM25])
+    assert fused["q1"] == {"b": 1 / 62 + 1 / 62, "c": 1 / 63 + 1 / 61, "a": 1 / 61}
+    assert list(fused["q1"]) == ["c", "b", "a"]  # 2/62 is less than 1/61 + 1/63
+    assert fused["q2"] == {"b": 1 / 61, "a": 1 / 62}
+    assert fused["q3"] == {"d": 1 / 61}
+    assert list(fused) == ["q1", "q2", "q3"]
+
+
+def test_fusion_with_k_weights_depth_and_top_k_by_hand():
+    assert reciprocal_rank_fusion([DENSE, BM25], k=0)["q1"] == {"c": 1 / 3 + 1, "a": 1, "b": 1 / 2 + 1 / 2}
+    assert list(reciprocal_rank_fusion([DENSE, BM25], k=0)["q1"]) == ["c", "a", "b"]  # a and b are tied
+    weighted = reciprocal_rank_fusion([DENSE, BM25], k=1, weights=[3, 0.5])["q1"]
+    assert weighted == {"a": 3 / 2, "b": 3 / 3 + 0.5 / 3, "c": 3 / 4 + 0.5 / 2}
+    assert reciprocal_rank_fusion([DENSE, BM25], k=1, depth=1)["q1"] == {"a": 1 / 2, "c": 1 / 2}
+    assert reciprocal_rank_fusion([DENSE, BM25], k=1, top_k=2)["q1"] == {"c": 1 / 4 + 1 / 2, "b": 2 / 3}
+    assert reciprocal_rank_fusion([DENSE], k=1) == {
+        "q1": {"a": 1 / 2, "b": 1 / 3, "c": 1 / 4},
+        "q2": {"b": 0.5, "a": 1 / 3},
+    }
+
+
+def test_a_run_of_weight_0_is_left_out():
+    assert reciprocal_rank_fusion([DENSE, BM25], weights=[1, 0])["q1"] == reciprocal_rank_fusion([DENSE])["q1"]
+    assert reciprocal_rank_fusion([DENSE, BM25], weights=[1, 0])["q3"] == {}
+
+
+def test_ties_go_to_the_lower_id_in_any_order_of_the_documents():
+    for order in permutations("abc"):
+        tied = {"q": dict.fromkeys(order, 5.0)}
+        assert reciprocal_rank_fusion([tied], k=0) == {"q": {"a": 1.0, "b": 1 / 2, "c": 1 / 3}}
+        assert list(reciprocal_rank_fusion([tied], k=0)["q"]) == ["a", "b", "c"]
+
+
+def test_tied_sums_stay_tied_in_any_order_of_the_runs():
+    """Ranks 1, 2, 3, 7 in one order or another: added up from the left, they can differ in the last bit."""
+    filler = [f"x{i}" for i in range(9)]
+
+    def run(rank_of_a, rank_of_b):
+        order = filler.copy()
+        for position, document in sorted([(rank_of_a, "a"), (rank_of_b, "b")]):
+            order.insert(position - 1, document)
+        return {"q": {document: -float(i) for i, document in enumerate(order)}}
+
+    ranks_of_a, ranks_of_b = [1, 2, 3, 7, 10], [10, 3, 7, 1, 2]
+    shares = [[1 / (60 + rank) for rank in ranks] for ranks in (ranks_of_a, ranks_of_b)]
+    assert sum(shares[0]) != sum(shares[1])  # else this shows nothing
+    fused = [
+        reciprocal_rank_fusion([run(*pair) for pair in order])["q"]
+        for order in permutations(zip(ranks_of_a, ranks_of_b, strict=True))
+    ]
+    assert all(each["a"] == each["b"] for each in fused)
+    assert all(list(each.items()) == list(fused[0].items()) for each in fused)
+
+
+@given(
+    st.lists(runs, min_size=1, max_size=4),
+    st.floats(0, 100),
+    st.one_of(st.none(), st.integers(1, 4)),
+    st.data(),
+)
+def test_fusion_equals_the_loop_and_no_order_matters(rankings, k, depth, data):
+    n = len(rankings)
+    weights = data.draw(st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0]), min_size=n, max_size=n).filter(any))
+    fused = reciprocal_rank_fusion(rankings, k=k, weights=weights, depth=depth)
+    expected = fusion_loop(rankings, k, weights, depth)
+    assert fused.keys() == {query for run in rankings for query in run}
+    for query, found in fused.items():
+        assert found == pytest.approx(expected.get(query, {}), rel=1e-12)
+        keys = [(-score, document) for document, score in found.items()]
+        assert keys == sorted(keys)
+    order = data.draw(st.permutations(range(n)))
+    mixed = [
+        {query: dict(data.draw(st.permutations(list(found.items())))) for query, found in rankings[i].items()}
+        for i in order
+    ]
+    again = reciprocal_rank_fusion(mixed, k=k, weights=[weights[i] for i in order], depth=depth)
+    assert {query: list(found.items()) for query, found in again.items()} == {
+        query: list(found.items()) for query, found in fused.items()
+    }
+
+
+@given(st.dictionaries(ids, scores, min_size=1), st.dictionaries(ids, scores, min_size=1))
+def test_fusion_looks_at_ranks_alone(first, second):
+    stretched = {"q": {document: math.exp(7 * score) for document, score in second.items()}}
+    fused = reciprocal_rank_fusion([{"q": first}, {"q": second}])
+    assert reciprocal_rank_fusion([{"q": first}, stretched]) == fused
+
+
+@given(st.permutations("abcdefg"), st.permutations("defghij"))
+def test_fusion_has_the_order_of_sentence_transformers(tmp_path_factory, first, second):
+    folder = tmp_path_factory.mktemp("rrf")
+    samples = [{"query_id": "q", "query": "", "positive": ["d"], "documents": list(order)} for order in (first, second)]
+    theirs = ReciprocalRankFusionEvaluator(samples[:1], samples[1:], write_predictions=True, show_progress_bar=False)
+    theirs(output_path=str(folder))
+    (line,) = next(folder.glob("*.jsonl")).read_text().splitlines()
+    documents = json.loads(line)["documents"]
+    fused = reciprocal_rank_fusion([{"q": {d: -float(i) for i, d in enumerate(s["documents"])}} for s in samples])["q"]
+    assert fused.keys() == set(documents)
+    assert [fused[document] for document in documents] == sorted(fused.values(), reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"rankings": []}, "got list of 0: pass at least one run"),
+        ({"rankings": DENSE}, "got dict of 2"),
+        ({"k": -1}, "k is a number of at least 0, got -1"),
+        ({"k": math.inf}, "got inf"),
+        ({"k": math.nan}, "got nan"),
+        ({"weights": [1]}, "got 1 for 2 runs"),
+        ({"weights": [1, -1]}, r"got \[1.0, -1.0\]"),
+        ({"weights": [0, 0]}, r"one of them above, got \[0.0, 0.0\]"),
+        ({"weights": [1, math.nan]}, "nan"),
+        ({"depth": 0}, "depth is a whole number of at least 1, got 0"),
+        ({"top_k": 2.5}, "top_k is a whole number of at least 1, got 2.5"),
+        ({"rankings": [{"q": {"d7": math.nan}}]}, "score of 'd7' is not a number"),
+    ],
+)
+def test_fusion_refuses(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        reciprocal_rank_fusion(**({"rankings": [DENSE, BM25]} | arguments))
+
+
+# ---- BM25
+
+
+def bm25_loop(queries, corpus, k1=1.5, b=0.75, tokens=lambda text: re.findall(r"\b\w\w+\b", text.lower())):
+    """Kamphuis et al., Table 1, "Lucene (accurate)", one word and one document at a time."""
+    documents = {document: tokens(text) for document, text in corpus.items()}
+    mean_length = sum(map(len, documents.values())) / len(documents)
+    run = {}
+    for query, text in queries.items():
+        run[query] = {}
+        for document, words in documents.items():
+            score = 0.0
+            for word in tokens(text):
+                n = sum(word in others for others in documents.values())
+                idf = math.log(1 + (len(documents) - n + 0.5) / (n + 0.5))
+                f = words.count(word)
+                score += idf * f / (f + k1 * (1 - b + b * len(words) / mean_length)) if f else 0.0
+            if score > 0:
+                run[query][document] = score
+    return run
+
+
+@pytest.mark.parametrize(("k1", "b"), [(1.5, 0.75), (0.9, 0.4), (0.0, 0.0), (2.0, 1.0)])
+def test_bm25_equals_the_formula(task, k1, b):
+    queries = task["queries"] | {"twice": "tea tea wine"}
+    corpus = task["corpus"] | {"empty": "", "dots": "... a !"}
+    run = bm25_run(queries, corpus, top_k=1000, k1=k1, b=b, stopwords=None)
+    expected = bm25_loop(queries, corpus, k1, b)
+    assert run.keys() == expected.keys()
+    for query, found in run.items():
+        assert found == pytest.approx(expected[query], rel=1e-12)
+        assert list(found.values()) == sorted(found.values(), reverse=True)
+    assert 0 < len(run["twice"]) < len(corpus)  # the documents without a word of the query are not there
+
+
+def test_bm25_defaults_are_those_of_its_documentation(task):
+    run = bm25_run(task["queries"], task["corpus"], stopwords=None)
+    assert run["q6"] == pytest.approx(bm25_loop(task["queries"], task["corpus"], 1.5, 0.75)["q6"], rel=1e-12)
+
+
+def test_bm25_stop_words(task):
+    corpus = {"d1": "the bees of the hive", "d2": "the honey, the wax and the", "d3": "is it?"}
+    assert bm25_run({"q": "the bees"}, corpus)["q"].keys() == {"d1"}
+    assert bm25_run({"q": "the bees"}, corpus, stopwords=None)["q"].keys() == {"d1", "d2"}
+    assert bm25_run({"q": "the bees"}, corpus, stopwords=["bees", "hive"])["q"].keys() == {"d1", "d2"}
+
+
+def test_bm25_top_k_and_its_ties():
+    corpus = {f"d{i}": "bees" for i in (3, 1, 2, 0)} | {"best": "bees bees"}
+    assert list(bm25_run({"q": "bees"}, corpus, top_k=3)["q"]) == ["best", "d0", "d1"]
+    assert list(bm25_run({"q": "bees"}, corpus, top_k=99)["q"]) == ["best", "d0", "d1", "d2", "d3"]
+
+
+def test_bm25_without_a_known_word():
+    corpus = {"d1": "bees make honey", "d2": ""}
+    assert bm25_run({"known": "honey", "strange": "zebra", "empty": "", "stop": "the"}, corpus) == {
+        "known": bm25_run({"q": "honey"}, corpus)["q"],
+        "strange": {},
+        "empty": {},
+        "stop": {},
+    }
+    assert bm25_run({"q": "bees"}, {"d1": "", "d2": "the", "d3": "?"}) == {"q": {}}
+
+
+def test_bm25_does_not_follow_the_order_of_the_corpus(task):
+    backwards = dict(reversed(task["corpus"].items()))
+    runs = [bm25_run(task["queries"], corpus, top_k=4) for corpus in (task["corpus"], backwards)]
+    assert [list(found) for found in runs[0].values()] == [list(found) for found in runs[1].values()]
+
+
+def test_bm25_words_and_stems():
+    corpus = {"d1": "x_1 = make(y)", "d2": "making"}
+    assert bm25_run({"q": "MAKE"}, corpus)["q"].keys() == {"d1"}
+    assert bm25_run({"q": "MAKE"}, corpus, stemmer=lambda words: [word[:3] for word in words])["q"].keys() == {
+        "d1",
+        "d2",
+    }
+    assert bm25_run({"q": "y"}, corpus)["q"] == {}
+    assert bm25_run({"q": "y"}, corpus, token_pattern=r"\w+")["q"].keys() == {"d1"}
+
+
+def test_bm25_stemmer_by_name(monkeypatch):
+    class Stemmer:
+        def __init__(self, language):
+            self.length = {"short": 3}[language]
+
+        def stemWords(self, words):
+            return [word[: self.length] for word in words]
+
+    monkeypatch.setitem(sys.modules, "Stemmer", SimpleNamespace(algorithms=lambda: ["short"], Stemmer=Stemmer))
+    assert bm25_run({"q": "make"}, {"d1": "making"}, stemmer="short")["q"].keys() == {"d1"}
+    with pytest.raises(ValueError, match="no 'klingon': it has short"):
+        bm25_run({"q": "make"}, {"d1": "making"}, stemmer="klingon")
+    monkeypatch.setitem(sys.modules, "Stemmer", None)
+    with pytest.raises(ImportError, match="pip install PyStemmer"):
+        bm25_run({"q": "make"}, {"d1": "making"}, stemmer="english")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"queries": {}}, "queries is empty"),
+        ({"corpus": {}}, "corpus is empty"),
+        ({"top_k": 0}, "top_k is a whole number of at least 1, got 0"),
+        ({"k1": -0.1}, "k1 is a number of at least 0, got -0.1"),
+        ({"b": 1.5}, r"b is a number in \[0, 1\], got 1.5"),
+    ],
+)
+def test_bm25_refuses(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        bm25_run(**({"queries": {"q": "bees"}, "corpus": {"d": "bees"}} | arguments))
+
+
+@pytest.fixture
+def no_bm25s(monkeypatch):
+    original = builtins.__import__
+
+    def refuse(name, *args, **kwargs):
+        if name == "bm25s":
+            raise ImportError(name)
+        return original(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+
+
+@pytest.mark.usefixtures("no_bm25s")
+def test_without_bm25s(task):
+    with pytest.raises(ImportError, match=r'pip install "st-magnitude\[eval\]"'):
+        HybridEvaluator(**task)
+    given_run = {"q1": {"d01": 1.0}}
+    assert HybridEvaluator(**task, bm25=given_run).runs["bm25"]["q1"] == given_run["q1"]
+
+
+# ---- by embeddings
+
+
+@pytest.mark.parametrize("name", ["cosine", "dot"])
+def test_dense_run_is_the_model_s_own_similarity(task, static_model, name):
+    static_model.similarity_fn_name = name
+    run = dense_run(static_model, task["queries"], task["corpus"], top_k=5)
+    queries = static_model.encode_query(list(task["queries"].values()))
+    documents = static_model.encode_document(list(task["corpus"].values()))
+    for query, row in zip(task["queries"], static_model.similarity(queries, documents), strict=True):
+        expected = dict(sorted(zip(task["corpus"], row.tolist(), strict=True), key=lambda pair: -pair[1])[:5])
+        assert list(run[query]) == list(expected)
+        assert run[query] == pytest.approx(expected, rel=1e-5)
+
+
+def test_dense_run_under_another_similarity_and_behind_an_exponent_norm(task, static_model):
+    static_model.similarity_fn_name = "dot"
+    other = dense_run(static_model, **texts(task), similarity="dnorm")
+    assert other == dense_run(static_model, **texts(task), similarity=DNORM)
+    assert other["q1"] != dense_run(static_model, **texts(task))["q1"]
+    module = ExponentNorm(gamma_query=0.2, gamma_document=0.6, learnable=True)
+    model = SentenceTransformer(modules=[static_model[0], module], similarity_fn_name="dot", device="cpu")
+    expected = dense_run(static_model, **texts(task), similarity=Similarity(0.2, 0.6))
+    assert dense_run(model, **texts(task))["q1"] == pytest.approx(expected["q1"], rel=1e-5)
+    assert list(dense_run(model, **texts(task), similarity=COSINE)["q1"]) == list(
+        dense_run(static_model, **texts(task), similarity=COSINE)["q1"]
+    )
+
+
+def test_dense_run_is_the_same_in_tiles(task, static_model, monkeypatch):
+    whole = dense_run(static_model, **texts(task))
+    monkeypatch.setattr(hybrid, "TILE", 3 * len(task["corpus"]))  # three queries at a time
+    shapes = []
+    monkeypatch.setattr(hybrid, "rank", lambda scores, k: shapes.append(scores.shape) or rank(scores, k))
+    tiled = dense_run(static_model, **texts(task))
+    assert shapes == [(3, 20), (3, 20), (2, 20)]
+    assert list(tiled) == list(whole) == list(task["queries"])
+    for query in whole:
+        assert list(tiled[query]) == list(whole[query])
+        assert len(whole[query]) == len(task["corpus"])
+
+
+def test_dense_run_uses_roles_and_prompts(task):
+    model = SentenceTransformer(
+        modules=[BoW(["ask", "tell", "bees"])],
+        prompts={"query": "ask ", "document": "tell ", "other": "bees bees "},
+        similarity_fn_name="dot",
+        device="cpu",
+    )
+    queries, corpus = {"q": "ask tell bees"}, {"d": "ask tell bees"}
+    assert dense_run(model, queries, corpus) == {"q": {"d": 2 * 1 + 1 * 2 + 1}}  # (2, 1, 1) . (1, 2, 1)
+    assert dense_run(model, queries, corpus, query_prompt="", corpus_prompt_name="other") == {"q": {"d": 1 + 1 + 3}}
+    assert dense_run(model, queries, corpus, query_prompt_name="other", corpus_prompt="") == {"q": {"d": 1 + 1 + 3}}
+
+
+def test_dense_run_ties_and_refusals(task):
+    model = SentenceTransformer(modules=[BoW(["bees"])], similarity_fn_name="dot", device="cpu")
+    corpus = {f"d{i}": "bees" for i in (3, 1, 2, 0)}
+    assert dense_run(model, {"q": "bees"}, corpus, top_k=2) == {"q": {"d0": 1.0, "d1": 1.0}}
+    assert list(dense_run(model, {"q": "bees"}, corpus)["q"]) == ["d0", "d1", "d2", "d3"]
+    with pytest.raises(ValueError, match="top_k is"):
+        dense_run(model, {"q": "bees"}, corpus, top_k=0)
+    with pytest.raises(ValueError, match="corpus is empty"):
+        dense_run(model, {"q": "bees"}, {})
+    model.similarity_fn_name = "euclidean"
+    with pytest.raises(ValueError, match="no inner product"):
+        dense_run(model, {"q": "bees"}, corpus)
+
+
+def test_dense_run_refuses_a_diverged_model(task, static_model):
+    with torch.no_grad():
+        static_model[0].embedding.weight.fill_(math.nan)
+    with pytest.raises(ValueError, match="8 of 8 query embeddings are not finite, such as that of 'q1'"):
+        dense_run(static_model, **texts(task))
+
+
+def texts(task):
+    return {"queries": task["queries"], "corpus": task["corpus"]}
+
+
+# ---- the evaluator
+
+
+@pytest.fixture
+def weak(static_model) -> SentenceTransformer:
+    """The static model with three of its dimensions: it errs, so that figures differ."""
+    with torch.no_grad():
+        static_model[0].embedding.weight[:, 3:] = 0
+    return static_model
+
+
+def test_evaluator_equals_that_of_sentence_transformers(task, weak):
+    metrics = HybridEvaluator(**task, top_k=12)(weak)
+    expected = InformationRetrievalEvaluator(**task, precision_recall_at_k=[10, 12])(weak)
+    for metric in ("ndcg@10", "mrr@10", "recall@10", "recall@12"):
+        assert metrics[f"dense_{metric}"] == pytest.approx(expected[f"cosine_{metric}"], abs=1e-12)
+    assert len(metrics) == 3 * 4
+    assert metrics["dense_recall@10"] < metrics["dense_recall@12"] < 1
+    assert len({metrics[f"{search}_ndcg@10"] for search in ("dense", "bm25", "hybrid")}) == 3
+
+
+def test_evaluator_fuses_what_it_shows(task, weak):
+    evaluator = HybridEvaluator(**task, top_k=10, rrf_k=7, weights=(1, 2), similarity="dnorm")
+    metrics = evaluator(weak)
+    dense, bm25 = evaluator.runs["dense"], evaluator.runs["bm25"]
+    assert dense == dense_run(weak, **texts(task), top_k=10, similarity="dnorm")
+    assert bm25 == bm25_run(**texts(task), top_k=10)
+    fused = reciprocal_rank_fusion([dense, bm25], k=7, weights=[1, 2])
+    assert max(map(len, fused.values())) > 10
+    assert evaluator.runs["hybrid"] == {query: dict(list(found.items())[:10]) for query, found in fused.items()}
+    for search, run in evaluator.runs.items():
+        ndcg = []
+        for query, relevant in task["relevant_docs"].items():
+            gains = [1 / math.log2(i + 2) for i, document in enumerate(run[query]) if i < 10 and document in relevant]
+            ndcg.append(sum(gains) / sum(1 / math.log2(i + 2) for i in range(len(relevant))))
+        assert evaluator.per_query[search] == pytest.approx(ndcg)
+        assert metrics[f"{search}_ndcg@10"] == pytest.approx(sum(ndcg) / len(ndcg))
+
+
+def test_bm25_searches_once(task, static_model, monkeypatch):
+    calls = []
+    monkeypatch.setattr(hybrid, "bm25_run", lambda *args, **kwargs: calls.append(args) or bm25_run(*args, **kwargs))
+    evaluator = HybridEvaluator(**task)
+    first = evaluator(static_model)
+    with torch.no_grad():
+        static_model[0].embedding.weight.copy_(torch.randn_like(static_model[0].embedding.weight))
+    second = evaluator(static_model)
+    assert len(calls) == 1
+    assert first["dense_ndcg@10"] != second["dense_ndcg@10"]
+    assert first["bm25_ndcg@10"] == second["bm25_ndcg@10"]
+
+
+def test_a_given_run_takes_the_place_of_bm25(task, static_model):
+    run = bm25_run(**texts(task), top_k=20, stopwords=None, k1=0.9)
+    run["unjudged"] = {"elsewhere": 1.0}
+    del run["q8"]
+    evaluator = HybridEvaluator(**task, top_k=10, bm25=run)
+    assert evaluator.runs["bm25"] == {q: dict(list(run.get(q, {}).items())[:10]) for q in task["queries"]}
+    assert max(len(found) for found in run.values()) > 10
+    metrics = evaluator(static_model)
+    assert evaluator.per_query["bm25"][7] == 0
+    assert evaluator.per_query["hybrid"][7] == evaluator.per_query["dense"][7] > 0
+    assert metrics["bm25_recall@10"] > 0.5
+
+
+def test_the_tenth_document_counts(task, static_model):
+    order = [*(f"d{i:02d}" for i in range(12, 21)), "d07", "d01"]  # d07 answers q4
+    run = {"q4": {document: -float(i) for i, document in enumerate(order)}}
+    evaluator = HybridEvaluator(**task, bm25=run)
+    metrics = evaluator(static_model)
+    assert evaluator.per_query["bm25"][3] == pytest.approx(1 / math.log2(11))
+    assert metrics["bm25_ndcg@10"] == pytest.approx(1 / math.log2(11) / 8)
+    assert metrics["bm25_mrr@10"] == pytest.approx(1 / 10 / 8)
+
+
+def test_runs_are_what_pytrec_eval_takes(task, weak):
+    pytrec_eval = pytest.importorskip("pytrec_eval")
+    evaluator = HybridEvaluator(**task)
+    evaluator(weak)
+    judgments = {query: dict.fromkeys(documents, 1) for query, documents in task["relevant_docs"].items()}
+    judge = pytrec_eval.RelevanceEvaluator(judgments, {"ndcg_cut_10"})
+    for search in ("dense", "bm25"):  # without ties: trec_eval turns them the other way round
+        measured = judge.evaluate({query: found for query, found in evaluator.runs[search].items() if found})
+        expected = [measured[query]["ndcg_cut_10"] for query in evaluator.queries_ids]
+        assert evaluator.per_query[search] == pytest.approx(expected, abs=1e-6)
+
+
+def test_bm25_sees_no_prompt_and_no_unjudged_query(task, minilm):
+    task["queries"]["q9"] = "Nobody judged this."
+    evaluator = HybridEvaluator(**task, query_prompt="my cat ", corpus_prompt="my cat ")
+    evaluator(minilm)
+    assert evaluator.queries_ids == [f"q{i}" for i in range(1, 9)]
+    assert evaluator.runs["bm25"] == bm25_run({q: task["queries"][q] for q in evaluator.queries_ids}, task["corpus"])
+    del task["queries"]["q9"]
+    prompts = {"query_prompt": "my cat ", "corpus_prompt": "my cat "}
+    assert evaluator.runs["dense"] == dense_run(minilm, **texts(task), **prompts)
+    assert evaluator.runs["dense"] != dense_run(minilm, **texts(task))
+    assert evaluator.get_config_dict() == prompts | {"top_k": 100, "rrf_k": 60, "weights": [1.0, 1.0]}
+
+
+def test_writes_csv(task, static_model, tmp_path, caplog):
+    evaluator = HybridEvaluator(**task, name="dev")
+    assert evaluator.primary_metric == "dev_hybrid_ndcg@10"
+    assert evaluator.greater_is_better
+    with caplog.at_level(logging.INFO, logger="st_magnitude"):
+        first = evaluator(static_model, output_path=str(tmp_path / "new"), epoch=1, steps=10)
+    assert f"hybrid_ndcg@10: {first['dev_hybrid_ndcg@10']:.4f}" in caplog.text
+    evaluator(static_model, output_path=str(tmp_path / "new"), epoch=2, steps=20)
+    HybridEvaluator(**task, write_csv=False)(static_model, output_path=str(tmp_path / "new"))
+    (path,) = (tmp_path / "new").iterdir()
+    assert path.name == "Hybrid_evaluation_dev_results.csv"
+    rows = list(csv.DictReader(path.open()))
+    assert [(row["epoch"], row["steps"]) for row in rows] == [("1", "10"), ("2", "20")]
+    assert {f"dev_{k}": float(v) for k, v in rows[0].items() if k not in ("epoch", "steps")} == first
+    assert evaluator.primary_metric == "dev_hybrid_ndcg@10"
+    assert HybridEvaluator(**task).primary_metric == "hybrid_ndcg@10"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"top_k": 9}, "top_k is at least 10, for nDCG@10, got 9"),
+        ({"rrf_k": -2}, "k is a number of at least 0, got -2"),
+        ({"weights": (1, 2, 3)}, "got 3 for 2 runs"),
+        ({"similarity": "l2"}, "No similarity is called 'l2'"),
+        ({"corpus": {"d01": "only this"}}, "not in the corpus"),
+        ({"bm25": {"other": {"d01": 1.0}}}, r"keys start with \['other'\], those of queries with \['q1', 'q2', 'q3'\]"),
+        ({"bm25": {"q1": {"d01": 1.0, "d77": 2.0}}}, r"1 document\(s\) that are not in the corpus, such as \['d77'\]"),
+    ],
+)
+def test_evaluator_refuses(task, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        HybridEvaluator(**(task | arguments))
+
+
+def test_chooses_the_best_checkpoint_in_the_trainer(task, weak, tmp_path):
+    evaluator = HybridEvaluator(**task, name="dev")
+    args = SentenceTransformerTrainingArguments(
+        output_dir=str(tmp_path),
+        max_steps=3,
+        per_device_train_batch_size=4,
+        learning_rate=0.3,  # ruinous on purpose
+        eval_strategy="steps",
+        eval_steps=1,
+        save_steps=1,
+        load_best_model_at_end=True,
+        metric_for_best_model="eval_dev_hybrid_ndcg@10",
+        report_to="none",
+        use_cpu=True,
+    )
+    pairs = {
+        "anchor": ["What do bees make?", "Where do fish live?", "Who bakes bread?", "What flies at night?"],
+        "positive": ["Bees make honey.", "Fish live in water.", "A baker bakes bread.", "Owls fly at night."],
+    }
+    trainer = SentenceTransformerTrainer(
+        model=weak,
+        args=args,
+        train_dataset=Dataset.from_dict(pairs),
+        loss=MultipleNegativesRankingLoss(weak),
+        evaluator=evaluator,
+    )
+    trainer.train()
+    logs = [log for log in trainer.state.log_history if "eval_dev_hybrid_ndcg@10" in log]
+    history = [log["eval_dev_hybrid_ndcg@10"] for log in logs]
+    assert len(history) == 3
+    assert max(history) > min(history)
+    assert len({log["eval_dev_bm25_ndcg@10"] for log in logs}) == 1
+    assert trainer.state.best_metric == max(history)
+    assert evaluator(trainer.model)["dev_hybrid_ndcg@10"] == pytest.approx(max(history))
+    assert (tmp_path / "eval" / "Hybrid_evaluation_dev_results.csv").is_file()
+    trainer.model.save(str(tmp_path / "model"))
+    card = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
+    assert "HybridEvaluator" in card
+    assert "hybrid_ndcg@10" in card

@@ -1,0 +1,73 @@
+"""A retriever, a language model and a corpus for the mechanics of Revela: a few milliseconds a step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from _tiny import ROWS, load_transformer, save_transformer, tokenizer
+from datasets import Dataset
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+
+from st_magnitude.revela import RevelaLoss, build_groups
+
+
+def texts() -> list[str]:
+    """24 short documents of three sentences each."""
+    sentences = [text for row in ROWS for text in row[:2]]
+    return [". ".join(sentences[(i + 7 * k) % len(sentences)] for k in range(3)) + "." for i in range(24)]
+
+
+def groups(size: int = 4) -> Dataset:
+    return build_groups(texts(), group_size=size, max_words=12, min_words=1)
+
+
+def retriever(folder: Path | str) -> SentenceTransformer:
+    return load_transformer(save_transformer(folder))
+
+
+def language_model(seed: int = 0, dropout: float = 0.0) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
+    tokens = tokenizer()
+    config = AutoConfig.for_model(
+        "llama",
+        vocab_size=len(tokens),
+        hidden_size=24,
+        intermediate_size=20,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=6,
+        attention_dropout=dropout,
+        pad_token_id=0,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return AutoModelForCausalLM.from_config(config), tokens
+
+
+def loss_for(model: SentenceTransformer, **options: object) -> RevelaLoss:
+    lm, tokens = language_model()
+    return RevelaLoss(model, lm, tokens, **options)
+
+
+def arguments(folder: Path | str, **options: object) -> SentenceTransformerTrainingArguments:
+    settings = {
+        "per_device_train_batch_size": 2,
+        "max_steps": 4,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": [],
+        "learning_rate": 1e-3,
+        "use_cpu": True,
+        "disable_tqdm": True,
+    }
+    return SentenceTransformerTrainingArguments(str(folder), **(settings | options))
+
+
+def columns_of(batch: dict) -> list[dict]:
+    """The three feature dicts, as the Trainer's collect_features makes them."""
+    names = ("query_", "passage_", "lm_")
+    return [{k.removeprefix(name): v for k, v in batch.items() if k.startswith(name)} for name in names]

@@ -1,0 +1,227 @@
+"""RevelaLoss: Sim against a loop, the whole loss against the reference streams, and all ways into training."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from revela_reference import decoder, next_token_loss, streams
+from revela_tiny import arguments, columns_of, groups, language_model, loss_for, retriever, texts
+from sentence_transformers import InputExample, SentenceTransformer, SentenceTransformerTrainer
+from torch.utils.data import DataLoader
+from transformers import AutoModelForCausalLM
+
+import st_magnitude as stm
+from st_magnitude.revela import RevelaLoss, group_similarity
+
+
+@pytest.fixture
+def model(tmp_path) -> SentenceTransformer:
+    return retriever(tmp_path / "retriever")
+
+
+def test_similarity_is_a_softmax_over_the_others_of_the_group() -> None:
+    torch.manual_seed(0)
+    queries, passages = torch.randn(2, 6, 5, dtype=torch.float64, requires_grad=True)
+    members, tau = [0, 1, 0, 0, 1, 2], 0.3
+    expected = torch.zeros(6, 6, dtype=torch.float64)
+    for i in range(6):
+        others = [j for j in range(6) if j != i and members[i] == members[j]]
+        powers = {j: torch.exp(queries[i] @ passages[j] / queries[i].norm() / passages[j].norm() / tau) for j in others}
+        for j in others:
+            expected[i, j] = (powers[j] / sum(powers.values())).item()
+    found = group_similarity(queries, passages, torch.tensor(members), tau)
+    torch.testing.assert_close(found.detach(), expected, rtol=0, atol=1e-12)
+    assert torch.autograd.gradcheck(
+        lambda q, p: group_similarity(q, p, torch.tensor(members), tau), (queries, passages)
+    )
+
+
+def test_similarity_of_tiny_temperatures_is_finite() -> None:
+    x = torch.randn(4, 3, requires_grad=True)
+    weights = group_similarity(x, x, torch.tensor([0, 0, 0, 1]), 1e-4)
+    (gradient,) = torch.autograd.grad((weights * torch.randn(4, 4)).sum(), x)
+    assert torch.isfinite(weights).all()
+    assert torch.isfinite(gradient).all()
+    torch.testing.assert_close(weights.sum(1), torch.tensor([1.0, 1.0, 1.0, 0.0]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_autocast_does_not_reach_similarity(dtype: torch.dtype) -> None:
+    """At tau = 1e-4 a cosine in bfloat16 would be off by 39 logits."""
+    x = torch.randn(6, 64).to(dtype)
+    inputs = (x, x, torch.zeros(6), 1e-4)
+    plain = group_similarity(*inputs)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = group_similarity(*inputs)
+    assert inside.dtype == torch.float32
+    assert torch.equal(inside, plain)
+
+
+@pytest.mark.parametrize("auxiliary_weight", [0.0, 0.4])
+def test_the_loss_is_the_formula(model: SentenceTransformer, auxiliary_weight: float) -> None:
+    """Texts to loss: query halves and passages by the model itself, then the loops over Eq. 3-8."""
+    lm = decoder("llama")
+    lm.resize_token_embeddings(len(language_model()[1]))
+    tokens = language_model()[1]
+    loss = RevelaLoss(model, lm, tokens, temperature=0.1, auxiliary_weight=auxiliary_weight)
+    rows = list(groups(3))[:2]
+    value = loss(columns_of(loss.collator(rows)))
+
+    chunks = [text for row in rows for text in row["chunks"]]
+    member = [number for number, row in enumerate(rows) for _ in row["chunks"]]
+    halves = []
+    for text in chunks:
+        words = text.split()
+        halves.append(" ".join(words[: (len(words) + 1) // 2]))
+    model.eval()
+    queries = torch.tensor(model.encode(["Query: " + half for half in halves]))
+    passages = torch.tensor(model.encode(["Passage: " + text for text in chunks]))
+    similarity = group_similarity(queries, passages, torch.tensor(member), 0.1).double()
+    ids = [torch.tensor(tokens(text)["input_ids"]) for text in chunks]
+    plain = decoder("llama")
+    plain.resize_token_embeddings(len(tokens))
+    plain.load_state_dict(lm.state_dict())
+    e, h = streams(plain, ids, similarity, member)
+    expected = next_token_loss(plain, h, ids) + auxiliary_weight * next_token_loss(plain, e, ids)
+    torch.testing.assert_close(value, expected, rtol=0, atol=2e-5)  # the retriever is float32
+
+
+def test_gradients_reach_both_models(model: SentenceTransformer) -> None:
+    loss = loss_for(model)
+    loss(columns_of(loss.collator([groups()[0]]))).backward()
+    for part in (model, loss.lm):
+        gradients = [p.grad for p in part.parameters() if p.grad is not None]
+        assert max(gradient.abs().max() for gradient in gradients) > 1e-6
+
+
+def test_what_was_trained_with_is_what_it_is_used_with(model: SentenceTransformer, tmp_path) -> None:
+    loss_for(model, prefixes=("ask: ", "tell: "))
+    model.save_pretrained(str(tmp_path / "saved"))
+    again = SentenceTransformer(str(tmp_path / "saved"))
+    assert again.similarity_fn_name == "cosine"
+    text = "green tea"
+    torch.testing.assert_close(
+        torch.tensor(again.encode_query(text)), torch.tensor(model.encode("ask: " + text, prompt=""))
+    )
+    assert again.prompts["document"] == "tell: "
+
+
+def test_plain_trainer_with_the_collator(model: SentenceTransformer, tmp_path) -> None:
+    loss = loss_for(model)
+    before = {name: p.detach().clone() for name, p in loss.named_parameters()}
+    trainer = SentenceTransformerTrainer(
+        model=model, args=arguments(tmp_path), train_dataset=groups(), loss=loss, data_collator=loss.collator
+    )
+    trainer.train()
+    logged = trainer.state.log_history[0]
+    assert logged["next_token"] == pytest.approx(logged["loss"], abs=1e-3)
+    assert {"one_hot", "active_pairs", "top_similarity"} <= logged.keys()
+    moved = {name for name, p in loss.named_parameters() if not torch.equal(p, before[name])}
+    assert any(name.startswith("model.") for name in moved)
+    assert any(name.startswith("lm.") for name in moved)
+
+
+def test_fit(model: SentenceTransformer, caplog) -> None:
+    loss = loss_for(model)
+    examples = [InputExample(texts=row["chunks"]) for row in groups() if len(row["chunks"]) == 4]
+    before = model.encode("Query: green tea")
+    with caplog.at_level(logging.WARNING, logger="st_magnitude"):
+        model.fit(
+            train_objectives=[(DataLoader(examples, batch_size=2, shuffle=False), loss)],
+            steps_per_epoch=2,
+            show_progress_bar=False,
+            optimizer_params={"lr": 1e-2},
+        )
+    assert abs(model.encode("Query: green tea") - before).max() > 1e-4
+    assert "what the retriever's tokenizer kept" in caplog.text  # the tiny tokenizer is uncased
+
+
+def test_fit_computes_what_the_trainer_computes(model: SentenceTransformer) -> None:
+    """Columns of tokens, as fit's collator makes them, and the collator of groups: one loss (texts are lower-case)."""
+    loss = loss_for(model)
+    rows = list(groups())[:2]
+    columns = [dict(model.preprocess(list(texts))) for texts in zip(*(row["chunks"] for row in rows), strict=True)]
+    readable = [
+        {
+            "chunks": [
+                model.tokenizer.decode(model.tokenizer(t)["input_ids"], skip_special_tokens=True) for t in r["chunks"]
+            ]
+        }
+        for r in rows
+    ]
+    torch.testing.assert_close(loss(columns), loss(columns_of(loss.collator(readable))))
+
+
+def test_warns_when_rows_are_one_hot(model: SentenceTransformer, caplog) -> None:
+    loss = RevelaLoss.preset("paper", model, *language_model())
+    assert loss.temperature == 1e-4
+    with caplog.at_level(logging.WARNING, logger="st_magnitude"):
+        loss(columns_of(loss.collator([groups()[0]])))
+        loss(columns_of(loss.collator([groups()[0]])))
+    assert caplog.text.count("one-hot at temperature=0.0001") == 1
+
+
+def test_warns_when_the_retriever_gets_no_gradient(model: SentenceTransformer, caplog) -> None:
+    model.requires_grad_(False)
+    loss = loss_for(model)
+    with caplog.at_level(logging.WARNING, logger="st_magnitude"):
+        loss(columns_of(loss.collator([groups()[0]])))
+    assert "No parameter of the retriever requires gradients" in caplog.text
+    caplog.clear()
+    model.requires_grad_(True)
+    loss = loss_for(model)
+    for layer in loss.lm.model.layers:  # a language model that reads nothing: no values
+        torch.nn.init.zeros_(layer.self_attn.v_proj.weight)
+    with caplog.at_level(logging.WARNING, logger="st_magnitude"):
+        loss(columns_of(loss.collator([groups()[0]]))).backward()
+    assert "got no gradient" in caplog.text
+
+
+def test_the_language_model_follows_the_mode_of_the_retriever(model: SentenceTransformer) -> None:
+    """from_pretrained leaves it in eval mode, where dropout and checkpointing are off."""
+    loss = loss_for(model)
+    loss.lm.eval()
+    model.train()
+    batch = loss.collator([groups()[0]])
+    loss(columns_of(batch))
+    assert loss.lm.training
+    model.eval()
+    loss(columns_of(batch))
+    assert not loss.lm.training
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"temperature": 0.0}, "temperature must be positive, got 0.0"),
+        ({"auxiliary_weight": -1.0}, "auxiliary_weight must not be negative, got -1.0"),
+        ({"eps": 0.0}, "eps must be positive"),
+        ({"query_part": "third"}, "third"),
+    ],
+)
+def test_bad_arguments(model: SentenceTransformer, options: dict, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        loss_for(model, **options)
+
+
+def test_bad_inputs(model: SentenceTransformer, tmp_path) -> None:
+    with pytest.raises(ValueError, match="No preset 'best'"):
+        RevelaLoss.preset("best", model, *language_model())
+    loss = loss_for(model)
+    with pytest.raises(ValueError, match="whole groups"):
+        loss([dict(model.preprocess(texts()[:3]))])
+    lm, _ = language_model()
+    with pytest.raises(ValueError, match="lm_tokenizer"):
+        RevelaLoss(model, lm)
+
+
+def test_the_tokenizer_beside_the_language_model_is_found(model: SentenceTransformer, tmp_path) -> None:
+    lm, tokens = language_model()
+    lm.save_pretrained(tmp_path / "lm")
+    tokens.save_pretrained(tmp_path / "lm")
+    loss = RevelaLoss(model, AutoModelForCausalLM.from_pretrained(tmp_path / "lm"))
+    assert loss.collator.lm_tokenizer("green tea")["input_ids"] == tokens("green tea")["input_ids"]
+    assert loss.get_config_dict()["lm"] == str(tmp_path / "lm")
+    assert stm.revela.RevelaLoss is RevelaLoss

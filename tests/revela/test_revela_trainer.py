@@ -1,0 +1,293 @@
+"""RevelaTrainer: what is trained, saved, resumed, clipped and kept together."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import _two_ranks_revela as two_ranks
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig
+from revela_tiny import arguments, groups, language_model, loss_for, retriever, texts
+from sentence_transformers import SentenceTransformer
+from torch import Tensor
+
+from st_magnitude.revela import RevelaLoss, RevelaTrainer, build_groups, load_lm, load_retriever, merge_lora
+
+LORA = LoraConfig(r=2, lora_alpha=4, lora_dropout=0.1, target_modules=["q_proj", "v_proj"])
+
+
+def trainer_for(folder: Path, lm_lora: object = LORA, **options: object) -> RevelaTrainer:
+    torch.manual_seed(0)
+    model = retriever(folder / "retriever")
+    extra = {name: options.pop(name) for name in ("lm_learning_rate", "retriever_lora") if name in options}
+    rows = options.pop("rows", None)
+    return RevelaTrainer(
+        model=model,
+        args=arguments(folder / "out", **options),
+        loss=loss_for(model),
+        train_dataset=groups() if rows is None else rows,
+        lm_lora=lm_lora,
+        **extra,
+    )
+
+
+def weights(trainer: RevelaTrainer) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in trainer.loss.named_parameters()}
+
+
+def test_trains_both_and_only_lora_of_the_language_model(tmp_path) -> None:
+    trainer = trainer_for(tmp_path)
+    before = weights(trainer)
+    trainer.train()
+    moved = {name for name, value in weights(trainer).items() if not torch.equal(value, before[name])}
+    lm = {name for name in before if name.startswith("lm.")}
+    lora = {name for name in lm if "lora_" in name}
+    assert len(lora) == 8
+    assert moved & lm == lora
+    assert moved - lm
+    logged = trainer.state.log_history[0]
+    assert logged["lm_grad_norm"] > 0
+    assert logged["grad_norm"] > 0
+
+
+def test_its_own_learning_rate(tmp_path) -> None:
+    """A rate of 0 for the language model, and one that is not for the retriever."""
+    trainer = trainer_for(tmp_path, lm_learning_rate=0.0)
+    before = weights(trainer)
+    trainer.train()
+    moved = {name for name, value in weights(trainer).items() if not torch.equal(value, before[name])}
+    assert moved
+    assert not any(name.startswith("lm.") for name in moved)
+
+
+def test_the_language_model_is_clipped(tmp_path, monkeypatch) -> None:
+    trainer = trainer_for(tmp_path, max_grad_norm=1e-3, lm_lora=None, max_steps=1)
+    norms = []
+    step = trainer.create_optimizer
+
+    def create(*args):
+        optimizer = step(*args)
+        optimizer.register_step_pre_hook(
+            lambda *_: norms.append(torch.stack([p.grad.norm() for p in trainer.lm_parameters().values()]).norm())
+        )
+        return optimizer
+
+    monkeypatch.setattr(trainer, "create_optimizer", create)
+    trainer.train()
+    assert norms[0] == pytest.approx(1e-3, rel=1e-2)
+    assert trainer.state.log_history[0]["lm_grad_norm"] > 1e-2
+
+
+@pytest.mark.parametrize("lm_lora", [LORA, None])
+def test_resumed_is_uninterrupted(tmp_path, lm_lora: object) -> None:
+    """Weights of both models after 6 steps, and after 3, a new process' worth of objects, and 3 more."""
+    settings = {"save_strategy": "steps", "save_steps": 3, "max_steps": 6, "gradient_accumulation_steps": 2}
+    whole = trainer_for(tmp_path / "a", lm_lora, **settings)
+    whole.train()
+    checkpoint = tmp_path / "a" / "out" / "checkpoint-3"
+    assert (checkpoint / "language_model.safetensors").exists()
+    resumed = trainer_for(tmp_path / "b", lm_lora, **settings)
+    resumed.train(resume_from_checkpoint=str(checkpoint))
+    for (name, one), other in zip(weights(whole).items(), weights(resumed).values(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-7, msg=name)
+
+
+def test_checkpoints_of_another_kind_are_refused(tmp_path) -> None:
+    settings = {"save_strategy": "steps", "save_steps": 1, "max_steps": 1}
+    trainer_for(tmp_path, **settings).train()
+    checkpoint = tmp_path / "out" / "checkpoint-1"
+    with pytest.raises(ValueError, match="same language model and lm_lora"):
+        trainer_for(tmp_path, None, **settings).train(resume_from_checkpoint=str(checkpoint))
+    (checkpoint / "language_model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match="safetensors is missing"):
+        trainer_for(tmp_path, **settings).train(resume_from_checkpoint=str(checkpoint))
+
+
+def test_groups_survive_shuffling_and_resuming(tmp_path) -> None:
+    """Every batch holds whole rows of the dataset, also after a resume, and each row comes once an epoch."""
+    rows = groups()
+    known = {tuple(row["chunks"]) for row in rows}
+    seen: list[tuple[str, ...]] = []
+
+    class Spy(RevelaTrainer):
+        def compute_loss(self, model, inputs, *args, **kwargs):
+            tokens = self.loss.collator.lm_tokenizer
+            texts = tokens.batch_decode(inputs["lm_input_ids"], skip_special_tokens=True)
+            for number in inputs["lm_group"].unique().tolist():
+                seen.append(tuple(t for t, g in zip(texts, inputs["lm_group"].tolist(), strict=True) if g == number))
+            return super().compute_loss(model, inputs, *args, **kwargs)
+
+    def folded(row: tuple[str, ...]) -> tuple[str, ...]:
+        tokens = language_model()[1]
+        return tuple(tokens.decode(tokens(text)["input_ids"], skip_special_tokens=True) for text in row)
+
+    wanted = {folded(row) for row in known}
+    model = retriever(tmp_path / "retriever")
+    args = arguments(tmp_path / "out", max_steps=-1, num_train_epochs=1, save_strategy="steps", save_steps=3)
+    Spy(model=model, args=args, loss=loss_for(model), train_dataset=rows, lm_lora=LORA).train()
+    assert set(seen) == wanted
+    assert len(seen) == len(rows)
+    assert seen != [folded(tuple(row["chunks"])) for row in rows]  # shuffled
+    whole = list(seen)
+    seen.clear()
+    model = retriever(tmp_path / "again")
+    resumed = Spy(model=model, args=args, loss=loss_for(model), train_dataset=rows, lm_lora=LORA)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-3"))
+    assert seen == whole[6:]
+
+
+def test_streaming(tmp_path) -> None:
+    rows = build_groups(texts(), group_size=4, max_words=12, min_words=1, streaming=True)
+    trainer = trainer_for(tmp_path, rows=rows)
+    trainer.train()
+    assert trainer.state.global_step == 4
+    assert trainer.args.accelerator_config.dispatch_batches is False
+
+
+@pytest.mark.parametrize("lm_lora", [LORA, None])
+def test_gradient_checkpointing_changes_nothing(tmp_path, lm_lora: object) -> None:
+    one, other = (
+        trainer_for(tmp_path / str(on), lm_lora, gradient_checkpointing=on, max_steps=2) for on in (False, True)
+    )
+    calls = []
+    layer = other.loss.lm.get_base_model().model.layers[0] if lm_lora else other.loss.lm.model.layers[0]
+    layer.input_layernorm.register_forward_hook(lambda *_: calls.append(1))
+    for trainer in (one, other):
+        torch.manual_seed(1)
+        trainer.train()
+    assert len(calls) == 4  # twice a step: it was recomputed
+    for (name, a), b in zip(weights(one).items(), weights(other).values(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-6, msg=name)
+
+
+def test_bf16(tmp_path) -> None:
+    trainer = trainer_for(tmp_path, bf16=True)
+    trainer.train()
+    assert all(torch.isfinite(value).all() for value in weights(trainer).values())
+
+
+def test_evaluation_loss(tmp_path) -> None:
+    model = retriever(tmp_path / "retriever")
+    args = arguments(tmp_path / "out", eval_strategy="steps", eval_steps=2)
+    rows = groups().train_test_split(4, seed=0)
+    trainer = RevelaTrainer(
+        model=model,
+        args=args,
+        loss=loss_for(model),
+        train_dataset=rows["train"],
+        eval_dataset=rows["test"],
+        lm_lora=LORA,
+    )
+    trainer.train()
+    evaluated = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
+    assert evaluated[0]["eval_next_token"] == pytest.approx(evaluated[0]["eval_loss"], abs=1e-3)
+
+
+def test_the_saved_model_loads_without_this_package(tmp_path) -> None:
+    """In a fresh process where importing st_magnitude or peft fails; also with a merged LoRA on the retriever."""
+    torch.manual_seed(0)
+    folder, _ = decoder_retriever(tmp_path)
+    model = load_retriever(folder)
+    trainer = RevelaTrainer(
+        model=model,
+        args=arguments(tmp_path / "out", learning_rate=3e-2),
+        loss=loss_for(model),
+        train_dataset=groups(),
+        lm_lora=LORA,
+        retriever_lora=LORA,
+    )
+    trainer.train()
+    before = model.encode_query("green tea")
+    merged = trainer.merge()
+    np.testing.assert_allclose(merged.encode_query("green tea"), before, atol=1e-5)
+    merged.save_pretrained(str(tmp_path / "saved"))
+    code = (
+        "import sys; sys.modules['st_magnitude'] = sys.modules['peft'] = None\n"
+        "from sentence_transformers import SentenceTransformer\n"
+        f"print(SentenceTransformer({str(tmp_path / 'saved')!r}, device='cpu').encode_query('green tea').tolist())"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    np.testing.assert_allclose(eval(result.stdout.strip().splitlines()[-1]), before, atol=1e-5)
+    untrained = load_retriever(folder).encode("Query: green tea")
+    assert abs(untrained - before).max() > 1e-4
+
+
+def test_an_adapter_is_saved_as_such(tmp_path) -> None:
+    folder, _ = decoder_retriever(tmp_path)
+    model = load_retriever(folder)
+    RevelaTrainer(
+        model=model,
+        args=arguments(tmp_path / "out", learning_rate=3e-2),
+        loss=loss_for(model),
+        train_dataset=groups(),
+        lm_lora=LORA,
+        retriever_lora=LORA,
+    ).train()
+    before = model.encode("green tea")
+    model.save_pretrained(str(tmp_path / "adapter"))
+    assert (tmp_path / "adapter" / "adapter_config.json").exists()
+    again = SentenceTransformer(str(tmp_path / "adapter"), device="cpu")
+    np.testing.assert_allclose(again.encode("green tea"), before, atol=1e-5)
+    np.testing.assert_allclose(merge_lora(again).encode("green tea"), before, atol=1e-5)
+
+
+def decoder_retriever(tmp_path: Path) -> tuple[Path, RevelaLoss | None]:
+    lm, tokens = language_model(seed=3)
+    tokens.add_special_tokens({"eos_token": "[EOS]"})
+    lm.resize_token_embeddings(len(tokens))
+    lm.save_pretrained(tmp_path / "decoder")
+    tokens.save_pretrained(tmp_path / "decoder")
+    return tmp_path / "decoder", None
+
+
+def test_a_decoder_embeds_the_end_of_text(tmp_path) -> None:
+    folder, _ = decoder_retriever(tmp_path)
+    model = load_retriever(folder, max_length=6)
+    tokens = model.tokenizer
+    for text in ("green tea", "how long does green tea steep in the water of a pot"):
+        ids = model.preprocess([text])["input_ids"][0].tolist()
+        assert ids[-1] == tokens.convert_tokens_to_ids("[EOS]")
+        assert len(ids) <= 6
+    lm, _ = load_lm(folder)
+    ids = model.preprocess(["green tea"])["input_ids"]
+    with torch.no_grad():
+        state = lm.model(ids).last_hidden_state[0, -1]
+    np.testing.assert_allclose(model.encode("green tea"), state.numpy(), atol=1e-5)
+    both = model.encode(["green tea", "how long does tea steep"])  # padding is invisible
+    np.testing.assert_allclose(both[0], state.numpy(), atol=1e-5)
+    model.save_pretrained(str(tmp_path / "saved"))
+    np.testing.assert_allclose(SentenceTransformer(str(tmp_path / "saved")).encode("green tea"), state, atol=1e-5)
+
+
+def test_errors_before_any_training(tmp_path) -> None:
+    model = retriever(tmp_path / "a")
+    loss = loss_for(model)
+    with pytest.raises(ValueError, match=r"columns \['anchor'\].*build_groups"):
+        RevelaTrainer(
+            model=model, loss=loss, train_dataset=groups().rename_column("chunks", "anchor").select_columns(["anchor"])
+        )
+    with pytest.raises(ValueError, match="built for another model"):
+        RevelaTrainer(model=retriever(tmp_path / "b"), loss=loss, train_dataset=groups())
+    with pytest.raises(ValueError, match=r"None of the LoRA targets \['c_attn'\].*q_proj"):
+        RevelaTrainer(model=model, loss=loss, train_dataset=groups(), lm_lora=LoraConfig(target_modules=["c_attn"]))
+    with pytest.raises(ValueError, match="MSELoss"):
+        RevelaTrainer(model=model, loss=torch.nn.MSELoss(), train_dataset=groups())
+
+
+def test_two_processes_keep_one_language_model(tmp_path) -> None:
+    """Two gloo processes, a group of documents each, end as one process that accumulates two groups a step."""
+    script = Path(two_ranks.__file__)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", str(script), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    first, second = (torch.load(tmp_path / f"rank{rank}.pt") for rank in range(2))
+    alone = two_ranks.run(tmp_path / "alone", seed=0, gradient_accumulation_steps=2)
+    started = dict(language_model(0)[0].named_parameters())
+    for name, value in alone.items():
+        assert torch.equal(first[name], second[name]), name
+        torch.testing.assert_close(first[name], value, rtol=0, atol=2e-5, msg=name)
+    assert max((alone[f"lm.{name}"] - value).abs().max() for name, value in started.items()) > 5e-3
