@@ -332,7 +332,7 @@ class ReplugLoss(nn.Module):
         prefixes: Before queries and before passages; the language model sees none.
         max_length: Tokens of a text, for retriever and language model alike.
         include_self: Let a document be its own candidate, as the formula is printed. A language model that can copy
-            then puts all of the target on the document itself, at every temperature; the others do not count.
+            then puts nearly all of the target on the document itself, and the others do not count.
         per_token: Divide log g(D_i | D_j) by the number of tokens of D_i: the formula is printed without. Sums over
             100 tokens differ by tens of nats for long documents and by one for short ones, so that no temperature
             suits all rows; means do not depend on the length.

@@ -9,6 +9,7 @@ import math
 import multiprocessing
 import pickle
 import sqlite3
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -482,6 +483,27 @@ def test_processes_write_at_once(tmp_path) -> None:
         rank.join()
     assert [rank.exitcode for rank in ranks] == [0, 0, 0]
     assert len(ScoreCache(tmp_path)) == 3 * 30 * 5 + 1
+
+
+@pytest.mark.parametrize("new", [True, False])
+def test_opening_and_writing_wait_for_others(new: bool, tmp_path) -> None:
+    if not new:
+        cache = ScoreCache(tmp_path)
+    other = sqlite3.connect(tmp_path / ScoreCache.FILE, isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    if new:
+        other.execute("CREATE TABLE score (key BLOB PRIMARY KEY, value REAL NOT NULL) WITHOUT ROWID")
+        other.execute(f"PRAGMA application_id = {ScoreCache._KIND}")
+        other.execute(f"PRAGMA user_version = {ScoreCache._VERSION}")
+    other.execute("INSERT INTO score VALUES (?, ?)", (b"theirs", 2.0))
+    timer = threading.Timer(0.3, other.execute, ("COMMIT",))
+    timer.start()
+    if new:
+        cache = ScoreCache(tmp_path)
+    cache.put({b"mine": 1.0})
+    timer.join()
+    assert cache.get([b"mine", b"theirs"]) == {b"mine": 1.0, b"theirs": 2.0}
+    other.close()
 
 
 def test_another_process_opens_the_file_itself(tmp_path, monkeypatch) -> None:
