@@ -112,7 +112,7 @@ def train(
     if loss not in LOSSES:
         raise ValueError(f"No loss is called {loss!r}. Choose one of {', '.join(LOSSES)}.")
     output = Path(output)
-    checkpoint = _check_output(output, resume)
+    checkpoint = check_output(output, resume)
     if num_negatives is None:
         num_negatives = int(any(data.negatives.values()))
     rows = data.triplets(num_negatives, seed)
@@ -178,7 +178,7 @@ def _batch_sampler(rows: Dataset, batch_size: int) -> BatchSamplers:
     return BatchSamplers.BATCH_SAMPLER
 
 
-def _check_output(output: Path, resume: bool) -> Path | None:
+def check_output(output: Path, resume: bool) -> Path | None:
     """The checkpoint to go on from; refuses to overwrite anything."""
     if (output / "modules.json").exists():
         raise FileExistsError(f"{output} already holds a trained model. Choose another output folder.")

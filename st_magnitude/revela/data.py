@@ -120,7 +120,7 @@ _WORD = re.compile(rf"[{_UNSPACED}][\u3001-\u303f\uff00-\uff65]*|[^\s{_UNSPACED}
 _ITEM = r"(?:[-*+•‣–][^\S\n]|\(?\d{1,3}[.)][^\S\n]|\#{1,6}[^\S\n]|\|)"  # a list item, a heading, a row of a table
 _STARTS_ITEM = re.compile(_ITEM)
 _GAP = re.compile(
-    rf"""(?P<stop>[.!?…]+)(?P<close>["'”’»)\]*_`]*)(?P<space>\s+)
+    rf"""(?<![.!?…])(?P<stop>[.!?…]+)(?P<close>["'”’»)\]*_`]*)(?P<space>\s+)
     |(?P<unspaced>[。！？｡]+[」』”’）]*)\s*
     |\n[^\S\n]*\n\s*
     |\n(?=[^\S\n]*{_ITEM})""",
@@ -183,6 +183,8 @@ def _pack(
     room = 0  # words that the last packed span could still take
     for unit in levels[0](text, whole):
         words = _count_words(text[slice(*unit)])
+        if not words:
+            continue
         if words <= room:
             packed[-1] = (packed[-1][0], unit[1])
             room -= words
@@ -233,13 +235,17 @@ def _ends_sentence(text: str, begin: int, gap: re.Match[str], end: int) -> bool:
     if _ACRONYM.fullmatch(word):  # "the U.S. Army", but not "in the U.S. The law"
         return _OPENING_WORD.match(text, gap.end()) is not None
     if word.isdigit() and len(word) <= 3:  # "1. Introduction" on its own line, but not "in room 12. Then"
-        return text[text.rfind("\n", 0, gap.start()) + 1 : gap.start() - len(word)].strip() != ""
+        before = text[max(begin, gap.start() - 24) : gap.start() - len(word)]
+        return before.rpartition("\n")[2].strip() != ""
     return True
 
 
-def _cut(separator: re.Pattern[str], text: str, whole: Span) -> Iterator[Span]:
+def _cut(separator: re.Pattern[str], at_margin: bool, text: str, whole: Span) -> Iterator[Span]:
+    """Between the matches of a pattern; at the margin: of those which a blank does not follow."""
     begin, end = whole
     for gap in separator.finditer(text, begin, end):
+        if at_margin and text[gap.end() : gap.end() + 1].isspace():
+            continue
         if gap.start() > begin:
             yield begin, gap.start()
         begin = gap.end()
@@ -257,11 +263,12 @@ def _count_words(text: str) -> int:
     return sum(1 for _ in _WORD.finditer(text))
 
 
-_LINES = partial(_cut, re.compile(r"\n"))
+_BLANK_LINES = re.compile(r"\n(?:[^\S\n]*\n)+")
+_LINES = partial(_cut, re.compile(r"\n"), False)
 _PROSE_LEVELS: tuple[Level, ...] = (_sentences, _LINES, _words)
 _CODE_LEVELS: tuple[Level, ...] = (
-    partial(_cut, re.compile(r"\n(?:[^\S\n]*\n)+(?=\S)")),
-    partial(_cut, re.compile(r"\n(?:[^\S\n]*\n)+")),
+    partial(_cut, _BLANK_LINES, True),
+    partial(_cut, _BLANK_LINES, False),
     _LINES,
     _words,
 )
@@ -277,7 +284,6 @@ def _fold(text: str) -> str:
     return " ".join(text.split()).casefold()
 
 
-_DIRECTIVE = r"\s*(?:include|define|undef|if|ifdef|ifndef|else|elif|endif|pragma)\b"
 _SYNTAX = re.compile(
     r"""[{};]\s*$                                                   # C and its heirs
     |^\s*[)\]}]+[,;:]?\s*$
@@ -292,13 +298,11 @@ _SYNTAX = re.compile(
     |^\s*(?:SELECT|INSERT\ INTO|UPDATE|DELETE\ FROM|CREATE\ TABLE|ALTER\ TABLE|FROM|WHERE|GROUP\ BY|ORDER\ BY|JOIN)\b
       .*[\w,*);=]\s*$
     |^\s*(?:fi|done|esac|then|do|end|endif|begin)\s*;?$
-    |^\#"""
-    + _DIRECTIVE
-    + r"""
+    |^\#\s*(?:include|define|undef|if|ifdef|ifndef|else|elif|endif|pragma)\b
     |[=!]==?\s.*[)\w\]]$|=>\s*\S*$|->\s*[\w\[\]., |]+:?$|&&|\|\|""",
     re.VERBOSE,
 )
-_COMMENT = re.compile(rf"^\s*(?:#(?!{_DIRECTIVE})|//|/\*|\*(?:\s|/|$)|--\s|;;|%)")
+_COMMENT = re.compile(r"^\s*(?:#|//|/\*|\*(?:\s|/|$)|--\s|;;|%)")
 _PROSE_WORDS = re.compile(r"[^\W\d_]{2,}[,.;:!?)]*(?:\s+\(?[^\W\d_]+(?:['’-][^\W\d_]+)*[,.;:!?)]*){2}")
 
 
@@ -325,11 +329,10 @@ def looks_like_code(text: str, name: str = "") -> bool:
         return True
     syntax = prose = 0
     for line in islice(filter(str.strip, text[:40_000].split("\n")), 400):
-        if _COMMENT.match(line):
-            continue
-        if len(line) < 300 and _SYNTAX.search(line):
+        line = line[:300]  # some patterns take quadratic time
+        if _SYNTAX.search(line):
             syntax += 1
-        elif _PROSE_WORDS.search(line):
+        elif not _COMMENT.match(line) and _PROSE_WORDS.search(line):
             prose += 1
     return syntax > prose
 
@@ -391,7 +394,7 @@ class _Files:
                 yield from _read_file(self.root / name, name)
             except _Unreadable as problem:
                 if self.strict:
-                    raise DataError(f"{self.root / name} {problem}: convert it to UTF-8 text.") from None
+                    raise DataError(f"{self.root / name} is {problem}: convert it to UTF-8 text.") from None
                 skipped[str(problem)] += 1
         if skipped:
             reasons = ", ".join(f"{number:,} {reason}" for reason, number in sorted(skipped.items()))
@@ -435,17 +438,7 @@ def _read_file(path: Path, name: str) -> Iterator[Document]:
     if suffix in (".jsonl", ".ndjson"):
         yield from _read_jsonl(path, name)
         return
-    try:
-        with _open(path) as file:
-            data = file.read()
-    except (OSError, EOFError) as error:
-        raise _Unreadable(f"cannot be read ({type(error).__name__})") from None
-    if b"\0" in data:
-        raise _Unreadable("is binary" if len(data) < 2 or data[:2] not in (b"\xff\xfe", b"\xfe\xff") else "is UTF-16")
-    try:
-        text = data.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
-    except UnicodeDecodeError:
-        raise _Unreadable("is not UTF-8") from None
+    text = _read_text(path)
     title: str | None = None
     sections: list[Section] = []
     if suffix in (".html", ".htm", ".xhtml"):
@@ -458,6 +451,20 @@ def _read_file(path: Path, name: str) -> Iterator[Document]:
         titles = [section.title for section in sections if section.title and section.level == 1]
         title = titles[0] if titles else title
         yield Document(text, name, title, True if suffix in _CODE_SUFFIXES else None, tuple(sections))
+
+
+def _read_text(path: Path) -> str:
+    try:
+        with _open(path) as file:
+            data = file.read()
+    except (OSError, EOFError) as error:
+        raise _Unreadable(f"unreadable ({type(error).__name__})") from None
+    if b"\0" in data:
+        raise _Unreadable("UTF-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "binary")
+    try:
+        return data.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+    except UnicodeDecodeError:
+        raise _Unreadable("not UTF-8") from None
 
 
 def _open(path: Path) -> Any:
@@ -602,6 +609,7 @@ _TITLE_MARKUP = (
 
 
 def _plain_title(title: str) -> str:
+    title = title[:300]  # some patterns take quadratic time
     for pattern, replacement in _TITLE_MARKUP:
         title = pattern.sub(replacement, title)
     return title.strip()
@@ -610,14 +618,16 @@ def _plain_title(title: str) -> str:
 Heading = tuple[int, int, str, int]  # first line, line after it, title, level
 
 
-def _cut_at(lines: Sequence[str], headings: Sequence[Heading]) -> list[Section]:
-    """What lies before the first heading and after each; nothing if there are none."""
+def _cut_at(lines: Sequence[str], headings: Sequence[Heading], separator: str = "\n") -> list[Section]:
+    """What lies before the first heading and after each; nothing if there are none. The highest heading is level 1."""
     if not headings:
         return []
     ends = [first for first, *_ in headings[1:]] + [len(lines)]
-    sections = [Section("", _trim_lines("\n".join(lines[: headings[0][0]])))]
+    highest = min(level for *_, level in headings)
+    sections = [Section("", _trim_lines(separator.join(lines[: headings[0][0]])))]
     for (_, after, title, level), end in zip(headings, ends, strict=True):
-        sections.append(Section(_plain_title(title), _trim_lines("\n".join(lines[after:end])), level))
+        text = _trim_lines(separator.join(lines[after:end]))
+        sections.append(Section(_plain_title(title), text, level - highest + 1))
     return sections if sections[0].text else sections[1:]
 
 
@@ -639,7 +649,7 @@ def _parse_markdown(text: str) -> tuple[str, list[Section]]:
                 fence = ""
         elif mark:
             fence = mark[1]
-        elif (atx := _ATX.fullmatch(line)) and atx[2]:
+        elif (atx := _ATX.fullmatch(line[:300])) and atx[2]:
             headings.append((i, i + 1, atx[2], len(atx[1])))
         elif (setext := _SETEXT.fullmatch(line)) and i and _is_paragraph(lines, i - 1):
             headings.append((i - 1, i + 1, lines[i - 1], 1 if setext[1][0] == "=" else 2))
@@ -715,7 +725,11 @@ class _HTMLText(HTMLParser):
             elif tag == "hr":
                 self._close_block()
         elif (
-            tag in _DROPPED or values.get("role") in ("navigation", "search") or "headerlink" in values.get("class", "")
+            tag in _DROPPED
+            or values.get("role") in ("navigation", "search")
+            or values.get("aria-hidden") == "true"
+            or "hidden" in values
+            or "headerlink" in values.get("class", "").split()
         ):
             self._dropped = [tag]
         elif tag in _BLOCKS:
@@ -772,18 +786,8 @@ def _parse_html(text: str) -> tuple[str | None, str, list[Section]]:
     parser.close()
     blocks = [(level, _plain_title(block) if level else block) for level, block in parser.blocks]
     headings = [(i, i + 1, block, level) for i, (level, block) in enumerate(blocks) if level and block]
-    ends = [first for first, *_ in headings[1:]] + [len(blocks)]
-    sections: list[Section] = []
-    if headings and (before := _paragraphs(blocks[: headings[0][0]])):
-        sections.append(Section("", before))
-    highest = min((level for *_, level in headings), default=1)
-    for (_, after, title, level), end in zip(headings, ends, strict=True):
-        sections.append(Section(title, _paragraphs(blocks[after:end]), level - highest + 1))
-    return parser.title or None, _paragraphs(blocks), sections
-
-
-def _paragraphs(blocks: Iterable[tuple[int, str]]) -> str:
-    return "\n\n".join(block for _, block in blocks)
+    paragraphs = [block for _, block in blocks]
+    return parser.title or None, "\n\n".join(paragraphs), _cut_at(paragraphs, headings, "\n\n")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -1119,7 +1123,7 @@ class GroupCollator:
     def _retriever_features(self, texts: list[str], prefix: str) -> Mapping[str, Any]:
         try:
             return self.preprocess(texts, prompt=prefix, max_length=self.max_length)
-        except TypeError:  # BoW and the like know no length
+        except TypeError:  # a module of the user's own may know no length
             return self.preprocess(texts, prompt=prefix)
 
     def _lm_features(self, texts: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -1166,7 +1170,7 @@ _GENERIC = _names(
     "raises|reference|references|related work|requirements|results|return value|returns|see also|sources|summary|"
     "synopsis|table of contents|test|tests|title|todo|untitled|usage"
 )
-_NUMBERING = re.compile(r"\d+\.(?:\d+\.?)*\s+(?=\D)")
+_NUMBERING = re.compile(r"^\d+\.(?:\d+\.?)*\s+(?=\D)")
 
 
 def title_task(
@@ -1182,7 +1186,8 @@ def title_task(
     - Corpus: the chunks of all documents, each once; the title lines are not in them.
     - Queries: titles of sections with some text of their own. Generic ones ("Introduction", "See also"), and titles
       that occur more than once, are left out.
-    - Relevant: the chunks of the section itself, without its subsections, whose own titles ask for them.
+    - Relevant: the chunks of the section itself, without its subsections, whose own titles ask for them. A chunk that
+      several sections share, such as a notice on every page, is relevant to none.
 
     Documents without sections count as one section under their title; without a title, they are in the corpus only.
 
@@ -1259,18 +1264,22 @@ def _id_name(document: Document, number: int) -> str:
 
 def _title_pairs(documents: Sequence[Document], max_words: int) -> tuple[list[tuple[str, set[str]]], dict[str, str]]:
     corpus = _Corpus()
-    pairs: list[tuple[str, set[str]]] = []
+    sections: list[tuple[str, set[str]]] = []
     for number, document in enumerate(documents):
         code = document.is_code
         for section in document.sections or (_as_section(document),):
             pieces = chunk(section.text, max_words, code=code)
             relevant = {corpus.add(_id_name(document, number), piece) for piece in pieces}
-            query = _NUMBERING.sub("", section.title, count=1) if _NUMBERING.match(section.title) else section.title
-            letters = sum(map(str.isalpha, query))
-            generic = query.casefold().strip(" .:") in _GENERIC
-            if relevant and letters >= 2 and len(query.split()) <= 25 and not generic:
-                pairs.append((query, relevant))
-    return pairs, corpus.texts
+            sections.append((_NUMBERING.sub("", section.title, count=1), relevant))
+    times = Counter(chain.from_iterable(relevant for _, relevant in sections))
+    pairs = [(title, {chunk_id for chunk_id in relevant if times[chunk_id] == 1}) for title, relevant in sections]
+    return [(title, relevant) for title, relevant in pairs if relevant and _asks(title)], corpus.texts
+
+
+def _asks(title: str) -> bool:
+    """Whether a title says what its section is about, and no other is likely to have."""
+    generic = title.casefold().strip(" .:") in _GENERIC
+    return sum(map(str.isalpha, title)) >= 2 and len(title.split()) <= 25 and not generic
 
 
 def _as_section(document: Document) -> Section:

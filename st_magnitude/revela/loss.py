@@ -96,6 +96,8 @@ class RevelaLoss(nn.Module):
             paper's Wikipedia; documents marked as code always ask as a whole. ``"full"``: all do.
         prefixes: Before queries and before passages.
         max_length: Tokens of a text, for retriever and language model alike.
+        read_weight: w in h = s + w · b; the paper's is 1 (see docs/revela.md for what that does to a language model
+            at first).
         auxiliary_weight: Weight of the plain model's next-token loss (the e stream), 0 in the paper.
         v_norm: Eq. 6; off for the ablation.
         eps: The epsilon of Eq. 6.
@@ -130,6 +132,7 @@ class RevelaLoss(nn.Module):
         query_part: Literal["half", "full"] = "half",
         prefixes: tuple[str, str] = ("Query: ", "Passage: "),
         max_length: int = 160,
+        read_weight: float = 1.0,
         auxiliary_weight: float = 0.0,
         v_norm: bool = True,
         eps: float = 1e-6,
@@ -138,6 +141,8 @@ class RevelaLoss(nn.Module):
         super().__init__()
         if not temperature > 0:
             raise ValueError(f"temperature must be positive, got {temperature}; the paper's is 1e-4.")
+        if not read_weight > 0:
+            raise ValueError(f"read_weight must be positive, got {read_weight}; the paper's is 1.")
         if auxiliary_weight < 0:
             raise ValueError(f"auxiliary_weight must not be negative, got {auxiliary_weight}.")
         if not eps > 0:
@@ -148,6 +153,7 @@ class RevelaLoss(nn.Module):
         self.model = model
         self.lm = lm
         self.temperature = temperature
+        self.read_weight = read_weight
         self.auxiliary_weight = auxiliary_weight
         self.v_norm = v_norm
         self.eps = eps
@@ -179,7 +185,7 @@ class RevelaLoss(nn.Module):
 
         ids, mask = text["input_ids"], text["attention_mask"]
         neighbours = Neighbours.of(
-            similarity, mask, text["group"], backend=self.backend, v_norm=self.v_norm, eps=self.eps
+            self.read_weight * similarity, mask, text["group"], backend=self.backend, v_norm=self.v_norm, eps=self.eps
         )
         e, h = two_streams(self.lm, ids, mask, neighbours)  # (B, L, D_lm) each
         loss = next_token_loss(self.lm, h, ids, mask)
@@ -231,6 +237,7 @@ class RevelaLoss(nn.Module):
             "query_part": self.collator.query_part,
             "prefixes": list(self.collator.prefixes),
             "max_length": self.collator.max_length,
+            "read_weight": self.read_weight,
             "auxiliary_weight": self.auxiliary_weight,
             "v_norm": self.v_norm,
             "backend": self.backend,

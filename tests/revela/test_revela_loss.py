@@ -59,13 +59,15 @@ def test_autocast_does_not_reach_similarity(dtype: torch.dtype) -> None:
     assert torch.equal(inside, plain)
 
 
-@pytest.mark.parametrize("auxiliary_weight", [0.0, 0.4])
-def test_the_loss_is_the_formula(model: SentenceTransformer, auxiliary_weight: float) -> None:
+@pytest.mark.parametrize(("auxiliary_weight", "read_weight"), [(0.0, 1.0), (0.4, 0.3)])
+def test_the_loss_is_the_formula(model: SentenceTransformer, auxiliary_weight: float, read_weight: float) -> None:
     """Texts to loss: query halves and passages by the model itself, then the loops over Eq. 3-8."""
     lm = decoder("llama")
     lm.resize_token_embeddings(len(language_model()[1]))
     tokens = language_model()[1]
-    loss = RevelaLoss(model, lm, tokens, temperature=0.1, auxiliary_weight=auxiliary_weight)
+    loss = RevelaLoss(
+        model, lm, tokens, temperature=0.1, auxiliary_weight=auxiliary_weight, read_weight=read_weight
+    )
     rows = list(groups(3))[:2]
     value = loss(columns_of(loss.collator(rows)))
 
@@ -83,7 +85,7 @@ def test_the_loss_is_the_formula(model: SentenceTransformer, auxiliary_weight: f
     plain = decoder("llama")
     plain.resize_token_embeddings(len(tokens))
     plain.load_state_dict(lm.state_dict())
-    e, h = streams(plain, ids, similarity, member)
+    e, h = streams(plain, ids, read_weight * similarity, member)
     expected = next_token_loss(plain, h, ids) + auxiliary_weight * next_token_loss(plain, e, ids)
     torch.testing.assert_close(value, expected, rtol=0, atol=2e-5)  # the retriever is float32
 
@@ -196,6 +198,7 @@ def test_the_language_model_follows_the_mode_of_the_retriever(model: SentenceTra
     ("options", "says"),
     [
         ({"temperature": 0.0}, "temperature must be positive, got 0.0"),
+        ({"read_weight": 0.0}, "read_weight must be positive, got 0.0"),
         ({"auxiliary_weight": -1.0}, "auxiliary_weight must not be negative, got -1.0"),
         ({"eps": 0.0}, "eps must be positive"),
         ({"query_part": "third"}, "third"),

@@ -1,0 +1,100 @@
+"""Pairs of documents that share words which nothing but the other one predicts: what Revela must learn to find.
+
+A document is 8 words of its pair, from a large vocabulary, then 24 words of noise, from a small one. The words of the
+pair stand at the same places in both, so that a language model that reads the right document can copy them. A retriever
+that weighs all words alike is misled by the noise.
+"""
+
+from __future__ import annotations
+
+import random
+
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+
+from st_magnitude.revela.attention import Neighbours, attach, next_token_loss, two_streams
+from st_magnitude.revela.loss import RevelaLoss
+
+PAIRS = 4
+GROUPS = 4  # a step, while the language model is warmed
+SHARED = [f"s{i}" for i in range(64)]
+NOISE = [f"n{i}" for i in range(16)]
+
+
+def group(rng: random.Random) -> list[str]:
+    """2 PAIRS documents; 2k and 2k + 1 are partners."""
+    documents = []
+    for _ in range(PAIRS):
+        shared = rng.choices(SHARED, k=8)
+        documents += [" ".join(shared + rng.choices(NOISE, k=24)) for _ in range(2)]
+    return documents
+
+
+def partners() -> torch.Tensor:
+    """(2 PAIRS, 2 PAIRS), 1 where two documents belong together."""
+    return torch.eye(PAIRS).repeat_interleave(2, 0).repeat_interleave(2, 1) - torch.eye(2 * PAIRS)
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    words = ["[PAD]", "[UNK]", *SHARED, *NOISE]
+    core = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=core, pad_token="[PAD]", unk_token="[UNK]")
+
+
+def retriever(seed: int = 0) -> SentenceTransformer:
+    """The mean of random word vectors."""
+    torch.manual_seed(seed)
+    words = tokenizer().backend_tokenizer
+    table = torch.randn(words.get_vocab_size(), 32)
+    return SentenceTransformer(modules=[StaticEmbedding(words, embedding_weights=table.numpy())], device="cpu")
+
+
+def warmed_lm(steps: int = 150, seed: int = 0) -> PreTrainedModel:
+    """A small decoder that was trained to read the partner, which it is told."""
+    torch.manual_seed(seed)
+    tokens = tokenizer()
+    config = AutoConfig.for_model(
+        "qwen2",  # its biases make attention by position easy
+        vocab_size=len(tokens),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        pad_token_id=0,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    lm = AutoModelForCausalLM.from_config(config)
+    attach(lm)
+    optimizer = torch.optim.AdamW(lm.parameters(), lr=3e-3)
+    rng = random.Random(seed)
+    for _ in range(steps):
+        batch = tokens([text for _ in range(GROUPS) for text in group(rng)], return_tensors="pt")
+        ids, mask = batch["input_ids"], batch["attention_mask"]
+        _, h = two_streams(lm, ids, mask, Neighbours.of(torch.block_diag(*[partners()] * GROUPS)))
+        loss = next_token_loss(lm, h, ids, mask)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return lm
+
+
+@torch.no_grad()
+def partner_mass(loss: RevelaLoss, num_groups: int = 30, seed: int = 10_000) -> float:
+    """The mean of Sim that goes to the partner, on new groups; 1 / (2 PAIRS - 1) by chance."""
+    from revela_tiny import columns_of
+
+    from st_magnitude.revela import group_similarity
+
+    rng, total = random.Random(seed), 0.0
+    for _ in range(num_groups):
+        query, passage, text = columns_of(loss.collator.texts_to_batch([group(rng)]))
+        embedded = (loss.model(features)["sentence_embedding"] for features in (query, passage))
+        similarity = group_similarity(*embedded, text["group"], loss.temperature)
+        total += float((similarity * partners()).sum(1).mean())
+    return total / num_groups
