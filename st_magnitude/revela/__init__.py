@@ -14,11 +14,13 @@ from st_magnitude.revela.data import (
 )
 from st_magnitude.revela.loss import RevelaLoss, group_similarity
 from st_magnitude.revela.models import add_lora, load_lm, load_retriever, lora_config, merge_lora
+from st_magnitude.revela.replug import ReplugLoss
 from st_magnitude.revela.trainer import RevelaTrainer
 
 __all__ = [
     "Document",
     "GroupCollator",
+    "ReplugLoss",
     "RevelaLoss",
     "RevelaTrainer",
     "Section",

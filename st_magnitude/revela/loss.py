@@ -175,7 +175,7 @@ class RevelaLoss(nn.Module):
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
         features = list(sentence_features)
         if not (len(features) == 3 and "group" in features[2]):
-            features = self._read_back(features)
+            features = read_back(self, features)
         query, passage, text = features
         self.lm.train(self.model.training)  # from_pretrained leaves it in eval mode: no dropout, no checkpointing
         queries = self.model(query)["sentence_embedding"]  # (B, D)
@@ -196,34 +196,6 @@ class RevelaLoss(nn.Module):
             logs["auxiliary"] = auxiliary.detach()
         self._log(logs)
         return loss
-
-    def _read_back(self, features: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
-        """From fit(): one column of tokens for each place in the group, (n, L) each."""
-        if len(features) < 2 or any(column["input_ids"].ndim != 2 for column in features):
-            raise ValueError(
-                "RevelaLoss needs whole groups. Train with RevelaTrainer, or give the Trainer "
-                "data_collator=loss.collator and rows from build_groups; in fit(), each InputExample holds the texts "
-                "of one group (at least two), and the retriever has a tokenizer with padding."
-            )
-        model: Any = unwrapped(self.model)
-        columns = [model.tokenizer.batch_decode(column["input_ids"], skip_special_tokens=True) for column in features]
-        if model.tokenizer.decode(model.tokenizer("A b")["input_ids"], skip_special_tokens=True) != "A b":
-            self._warn(
-                "decoded",
-                "The language model reads what the retriever's tokenizer kept of the texts (no capitals, perhaps). "
-                "RevelaTrainer, or data_collator=loss.collator, gives it the texts themselves.",
-            )
-        groups = [list(row) for row in zip(*columns, strict=True)]
-        batch = self.collator.texts_to_batch(groups, [[looks_like_code(text) for text in row] for row in groups])
-        device = features[0]["input_ids"].device
-        return [
-            {
-                key.removeprefix(name): value.to(device) if isinstance(value, Tensor) else value
-                for key, value in batch.items()
-                if key.startswith(name)
-            }
-            for name in ("query_", "passage_", "lm_")
-        ]
 
     def _watch(self, similarity: Tensor) -> None:
         """Warn, once, when training cannot move the retriever."""
@@ -270,6 +242,35 @@ class RevelaLoss(nn.Module):
             "v_norm": self.v_norm,
             "backend": self.backend,
         }
+
+
+def read_back(loss: Any, features: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
+    """From fit(): one column of tokens for each place in the group, (n, L) each, to what ``loss.collator`` makes."""
+    if len(features) < 2 or any(column["input_ids"].ndim != 2 for column in features):
+        raise ValueError(
+            f"{type(loss).__name__} needs whole groups. Train with RevelaTrainer, or give the Trainer "
+            "data_collator=loss.collator and rows from build_groups; in fit(), each InputExample holds the texts "
+            "of one group (at least two), and the retriever has a tokenizer with padding."
+        )
+    model: Any = unwrapped(loss.model)
+    columns = [model.tokenizer.batch_decode(column["input_ids"], skip_special_tokens=True) for column in features]
+    if model.tokenizer.decode(model.tokenizer("A b")["input_ids"], skip_special_tokens=True) != "A b":
+        loss._warn(
+            "decoded",
+            "The language model reads what the retriever's tokenizer kept of the texts (no capitals, perhaps). "
+            "RevelaTrainer, or data_collator=loss.collator, gives it the texts themselves.",
+        )
+    groups = [list(row) for row in zip(*columns, strict=True)]
+    batch = loss.collator.texts_to_batch(groups, [[looks_like_code(text) for text in row] for row in groups])
+    device = features[0]["input_ids"].device
+    return [
+        {
+            key.removeprefix(name): value.to(device) if isinstance(value, Tensor) else value
+            for key, value in batch.items()
+            if key.startswith(name)
+        }
+        for name in ("query_", "passage_", "lm_")
+    ]
 
 
 def _shape(similarity: Tensor, groups: Tensor) -> dict[str, Tensor]:

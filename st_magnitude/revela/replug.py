@@ -1,0 +1,575 @@
+"""ReplugLoss: a retriever learns to rank documents as a frozen language model finds them helpful."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import os
+import sqlite3
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from sentence_transformers import SentenceTransformer
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.utils.rnn import pad_sequence
+from transformers import DynamicCache, PreTrainedTokenizerBase
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+from st_magnitude._trainer import calling_trainer
+from st_magnitude.revela.attention import base_model, check_supported
+from st_magnitude.revela.data import GroupCollator
+from st_magnitude.revela.loss import CITATION as REVELA
+from st_magnitude.revela.loss import ONE_HOT, _tokenizer_of, read_back
+from st_magnitude.similarity import COSINE
+from st_magnitude.surgery import set_similarity_function
+
+__all__ = ["Divergence", "ReplugLoss", "ScoreCache", "continuation_losses", "divergence"]
+
+logger = logging.getLogger(__name__)
+
+PRESETS: dict[str, dict[str, Any]] = {"paper": {"retriever_temperature": 0.001, "lm_temperature": 0.001}}
+TOKENS_PER_CHUNK = 512  # rows of logits at a time
+SAMPLED = 1024  # values of a parameter that tell it from others
+
+CITATION = """
+@inproceedings{shi2024replug,
+    title = {{REPLUG}: Retrieval-Augmented Black-Box Language Models},
+    author = {Shi, Weijia and Min, Sewon and Yasunaga, Michihiro and Seo, Minjoon and James, Richard and Lewis, Mike
+              and Zettlemoyer, Luke and Yih, Wen-tau},
+    booktitle = {Proceedings of NAACL-HLT 2024 (Volume 1: Long Papers)},
+    pages = {8371--8384},
+    year = {2024},
+    eprint = {2301.12652},
+    archivePrefix = {arXiv},
+}
+"""
+
+
+class Divergence(NamedTuple):
+    """What :func:`divergence` returns."""
+
+    kl: Tensor
+    """Scalar, the mean over documents that have a candidate."""
+    target: Tensor
+    """(B, B), P_Phi: row i holds the language model's distribution over the candidates of document i, 0 elsewhere."""
+    predicted: Tensor
+    """(B, B), P_Theta: the retriever's, without gradient."""
+
+
+def divergence(
+    queries: Tensor,
+    passages: Tensor,
+    losses: Tensor,
+    candidates: Tensor,
+    retriever_temperature: float,
+    lm_temperature: float,
+) -> Divergence:
+    """How far the retriever's ranking is from the language model's.
+
+        mean_i KL(P_Phi(. | i) || P_Theta(. | i)),
+        P_Theta(j | i) = softmax_j( cos(q_i, p_j) / tau_r ),   P_Phi(j | i) = softmax_j( -l_ij / eta_m )
+
+    Args:
+        queries: (B, D), embeddings of the documents that ask.
+        passages: (B, D), embeddings of the documents that answer.
+        losses: (B, B), l_ij = -log g(D_i | D_j); only what ``candidates`` marks is read.
+        candidates: (B, B), whether j is a candidate of i: both softmaxes run over these.
+        retriever_temperature: tau_r.
+        lm_temperature: eta_m.
+
+    Returns:
+        The divergence, with a gradient for queries and passages, and both distributions; in float32 at least whatever
+        autocast says. A document without candidates does not count.
+
+    Example:
+        >>> import torch
+        >>> x, others = torch.eye(3)[[0, 1, 1]], ~torch.eye(3, dtype=torch.bool)
+        >>> losses = torch.tensor([[0.0, 2.0, 2.0], [2.0, 0.0, 1.0], [2.0, 1.0, 0.0]])
+        >>> result = divergence(x, x, losses, others, retriever_temperature=1.0, lm_temperature=1.0)
+        >>> result.target[1]
+        tensor([0.2689, 0.0000, 0.7311])
+        >>> bool(result.kl < 1e-6)
+        True
+
+    Source: Revela (Cai et al.), appendix A.3, after REPLUG LSR (Shi et al., arXiv 2301.12652).
+    """
+    with torch.autocast(queries.device.type, enabled=False):
+        scores = COSINE(queries, passages) / retriever_temperature  # (B, B)
+        lowest = torch.finfo(scores.dtype).min
+        predicted = scores.masked_fill(~candidates, lowest).log_softmax(-1)
+        target = (-losses.to(scores) / lm_temperature).masked_fill(~candidates, lowest).log_softmax(-1)
+        weights = target.exp() * candidates  # (B, B)
+        terms = (weights * (target - predicted)).masked_fill(~candidates, 0.0)
+        kl = terms.sum() / candidates.any(1).sum().clamp(min=1)
+        return Divergence(kl, weights, predicted.detach().exp() * candidates)
+
+
+@torch.no_grad()
+def continuation_losses(
+    lm: nn.Module,
+    prefixes: Sequence[Sequence[int]],
+    continuations: Sequence[Sequence[int]],
+    pairs: Sequence[tuple[int, int]],
+    pairs_per_batch: int = 16,
+) -> Tensor:
+    """-log g(continuation i | prefix j) for pairs (i, j), summed over the tokens of the continuation, in nats.
+
+    Every prefix is read once: the keys and values of its tokens, without padding, are lent to all its continuations.
+    Sums run in float32 at least; the model computes in its own dtype, whatever autocast says.
+
+    Args:
+        lm: A causal decoder of transformers, peft around it or not, in eval mode.
+        prefixes: Token ids of each D_j, at least one.
+        continuations: Token ids of each D_i; the first one is predicted from the last token of the prefix.
+        pairs: The pairs (i, j).
+        pairs_per_batch: Sequences in a pass of the model.
+
+    Returns:
+        (P,), float32, or float64 for a float64 model. 0 for an empty continuation.
+
+    Raises:
+        ValueError: If a prefix is empty or a loss is not finite.
+
+    Example:
+        ::
+
+            continuation_losses(lm, [[5, 6]], [[7, 8, 9], [4]], [(0, 0), (1, 0)])  # (2,)
+
+    Source: Revela, appendix A.3.
+    """
+    base = base_model(lm)
+    decoder, head = base.get_decoder(), base.get_output_embeddings()
+    device = head.weight.device
+    by_prefix: dict[int, list[int]] = defaultdict(list)  # numbers of pairs
+    for number, (i, j) in enumerate(pairs):
+        if not len(prefixes[j]):
+            raise ValueError(f"Document {j} has no token that could be a prefix: remove empty chunks.")
+        if len(continuations[i]):
+            by_prefix[j].append(number)
+    results: list[tuple[list[int], Tensor]] = []
+    with torch.autocast(device.type, enabled=False):
+        for some in _batches(list(by_prefix), pairs_per_batch):
+            ids, _ = _padded([prefixes[j] for j in some], device)  # (n, L); padding comes last, where nobody looks
+            output = decoder(input_ids=ids, past_key_values=DynamicCache(), use_cache=True)
+            layers = [(keys, values) for keys, values, *_ in output.past_key_values]
+            for row, j in enumerate(some):
+                length = len(prefixes[j])
+                kept = [tuple(x[row : row + 1, :, :length] for x in layer) for layer in layers]  # (1, H_kv, L_j, d)
+                last = output.last_hidden_state[row, length - 1]  # (D,)
+                for numbers in _batches(by_prefix[j], pairs_per_batch):
+                    labels, mask = _padded([continuations[pairs[n][0]] for n in numbers], device)  # (m, L)
+                    states = last.expand(len(numbers), 1, -1)
+                    if labels.shape[1] > 1:
+                        cache = DynamicCache([tuple(x.expand(len(numbers), -1, -1, -1) for x in y) for y in kept])
+                        more = decoder(input_ids=labels[:, :-1], past_key_values=cache, use_cache=True)
+                        states = torch.cat([states, more.last_hidden_state], 1)  # (m, L, D)
+                    results.append((numbers, _sum_of_losses(head, states, labels, mask)))
+    wide = torch.promote_types(head.weight.dtype, torch.float32)
+    losses = torch.zeros(len(pairs), dtype=wide, device=device)
+    for numbers, values in results:
+        losses[numbers] = values
+    if not bool(losses.isfinite().all()):
+        i, j = pairs[int((~losses.isfinite()).nonzero()[0])]
+        raise ValueError(
+            f"The language model gives document {i} after document {j} a loss that is not finite, in {base.dtype}: "
+            "load it in float32 or bfloat16, and see whether its weights are sound."
+        )
+    return losses
+
+
+def _batches(items: list[int], size: int) -> Iterator[list[int]]:
+    for first in range(0, len(items), size):
+        yield items[first : first + size]
+
+
+def _padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Ids, with 0 on the right, and where they are, (n, L) both."""
+    ids = pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
+    lengths = torch.tensor([len(row) for row in rows])
+    return ids.to(device), (torch.arange(ids.shape[1]) < lengths[:, None]).to(device)
+
+
+def _sum_of_losses(head: nn.Module, states: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
+    """(m,), where states (m, L, D) predict labels (m, L)."""
+    values = []
+    for part, targets in zip(states[mask].split(TOKENS_PER_CHUNK), labels[mask].split(TOKENS_PER_CHUNK), strict=True):
+        logits = head(part)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        values.append(cross_entropy(logits, targets, reduction="none"))
+    flat = torch.cat(values)
+    return torch.zeros(mask.shape, dtype=flat.dtype, device=flat.device).masked_scatter(mask, flat).sum(1)
+
+
+class ScoreCache:
+    """Numbers by key, in memory or in a file that processes share and later runs find again.
+
+    Args:
+        folder: Where ``lm_scores.sqlite`` is, or will be. None: in memory.
+
+    Raises:
+        ValueError: If the file is broken, or was written by something else, or the folder cannot be used; on every
+            use.
+
+    Example:
+        >>> cache = ScoreCache()
+        >>> cache.put({b"key": 1.5})
+        >>> cache.get([b"key", b"other"])
+        {b'key': 1.5}
+    """
+
+    FILE = "lm_scores.sqlite"
+    _KIND = 0x5354_4D47  # "STMG", in the header of the file
+    _VERSION = 1
+    _KEYS_PER_QUERY = 500
+
+    def __init__(self, folder: str | Path | None = None) -> None:
+        self.path = None if folder is None else Path(folder) / self.FILE
+        self._opened: tuple[int, sqlite3.Connection] | None = None  # by this process
+        self._connection()
+
+    def get(self, keys: Iterable[bytes]) -> dict[bytes, float]:
+        """What is known of these keys."""
+        wanted = list(dict.fromkeys(keys))
+        found: dict[bytes, float] = {}
+        with self._explained():
+            connection = self._connection()
+            for first in range(0, len(wanted), self._KEYS_PER_QUERY):
+                some = wanted[first : first + self._KEYS_PER_QUERY]
+                places = ",".join("?" * len(some))
+                found.update(connection.execute(f"SELECT key, value FROM score WHERE key IN ({places})", some))
+        return found
+
+    def put(self, values: Mapping[bytes, float]) -> None:
+        """All of them or, in case of an error, none."""
+        with self._explained(), self._transaction(self._connection()) as connection:
+            connection.executemany("INSERT OR REPLACE INTO score VALUES (?, ?)", values.items())
+
+    def __len__(self) -> int:
+        with self._explained():
+            return int(self._connection().execute("SELECT count(*) FROM score").fetchone()[0])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_opened": None}  # a copy opens the file itself; what is in memory stays behind
+
+    def _connection(self) -> sqlite3.Connection:
+        if self._opened is None or self._opened[0] != os.getpid():  # sqlite must not be carried across a fork
+            self._opened = (os.getpid(), self._open())
+        return self._opened[1]
+
+    def _open(self) -> sqlite3.Connection:
+        with self._explained():
+            if self.path is not None:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+            connection = sqlite3.connect(
+                self.path or ":memory:", timeout=60, isolation_level=None, check_same_thread=False
+            )
+            with self._transaction(connection):
+                if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+                    connection.execute(f"PRAGMA application_id = {self._KIND}")
+                    connection.execute(f"PRAGMA user_version = {self._VERSION}")
+                    connection.execute("CREATE TABLE score (key BLOB PRIMARY KEY, value REAL NOT NULL) WITHOUT ROWID")
+            marks = tuple(connection.execute(f"PRAGMA {x}").fetchone()[0] for x in ("application_id", "user_version"))
+            if marks != (self._KIND, self._VERSION):
+                raise sqlite3.DatabaseError(f"it is another program's, or of another version: {marks}")
+        return connection
+
+    @staticmethod
+    @contextmanager
+    def _transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield connection
+        except BaseException:
+            connection.execute("ROLLBACK")
+            raise
+        connection.execute("COMMIT")
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            raise ValueError(
+                f"The cache of the language model's scores, {self.path}, cannot be used: {error}. Give cache_dir "
+                "another folder, or remove the file if it is broken; it only saves time."
+            ) from error
+
+
+class ReplugLoss(nn.Module):
+    """REPLUG: the retriever ranks documents as they help a frozen language model to predict the one that asks.
+
+        L = mean_i KL( P_Phi(. | i) || P_Theta(. | i) ),          over the other documents j of the group
+        P_Theta(j | i) = softmax_j( cos(E(query part of D_i), E(D_j)) / tau_r )
+        P_Phi(j | i)   = softmax_j( log g(D_i | D_j) / eta_m ),   g the language model, D_j before D_i
+
+    Rows, Trainers and ``fit`` are as for :class:`~st_magnitude.revela.RevelaLoss`: one row of the dataset is one group,
+    from :func:`~st_magnitude.revela.build_groups`; ``data_collator=loss.collator`` in a Trainer other than
+    :class:`~st_magnitude.revela.RevelaTrainer`. The language model is frozen here, in place, and never saved.
+
+    It is asked once for every pair: B (B - 1) continuations for a group of B, each document's keys and values computed
+    once. The answers are kept, so that a second epoch over the same groups does not touch it. They depend on the
+    language model and the tokens of both documents alone, so that runs with other retrievers, temperatures or
+    ``per_token`` share them. A score takes about 40 bytes.
+
+    Args:
+        model: The retriever. Its ``prompts`` for "query" and "document" become the prefixes, its similarity cosine.
+        lm: A causal decoder of transformers, peft around it or not. It computes in its own dtype, outside of autocast:
+            load it in bfloat16 to save time on a GPU.
+        lm_tokenizer: Its tokenizer; by default the one saved beside it.
+        retriever_temperature: tau_r.
+        lm_temperature: eta_m, in nats: per token, or per document without ``per_token``. The paper has 0.001 for both
+            (``ReplugLoss.preset("paper", ...)``), where nearly all targets are one-hot. The defaults leave the language
+            model's distribution and that of a pretrained encoder about equally wide, some 4 documents of 16.
+        query_part: ``"half"`` or ``"full"``, what E sees of the document that asks; the language model sees all of it.
+            See :class:`~st_magnitude.revela.RevelaLoss`.
+        prefixes: Before queries and before passages; the language model sees none.
+        max_length: Tokens of a text, for retriever and language model alike.
+        include_self: Let a document be its own candidate, as the formula is printed. A language model that can copy
+            then puts nearly all of the target on the document itself, and the others do not count.
+        per_token: Divide log g(D_i | D_j) by the number of tokens of D_i: the formula is printed without. Sums over
+            100 tokens differ by tens of nats for long documents and by one for short ones, so that no temperature
+            suits all rows; means do not depend on the length.
+        cache_dir: A folder for the language model's answers (a SQLite file), which processes and runs may share.
+            None: in memory, for this loss.
+        pairs_per_batch: Sequences in a pass of the language model.
+
+    A beginning-of-text token before D_i, and an end-of-text token after either document, are left out where the
+    tokenizer sets them: D_i goes on where D_j ends.
+
+    Raises:
+        ValueError: If the language model is not supported, has no tokenizer or padding token or no room for two
+            documents, the cache is broken, or an argument is out of range.
+
+    Logged with the loss: ``kl`` (the loss itself), ``one_hot`` (share of target rows with a weight above 0.999),
+    ``target_entropy`` and ``retriever_entropy`` (nats), ``cached`` (share of the answers that were known).
+
+    Example:
+        ::
+
+            groups = stm.revela.build_groups(texts)
+            lm, tokenizer = stm.revela.load_lm("HuggingFaceTB/SmolLM2-135M")
+            loss = stm.revela.ReplugLoss(model, lm, tokenizer, cache_dir="scores")
+            stm.revela.RevelaTrainer(model=model, loss=loss, train_dataset=groups).train()
+
+    Source: Revela (Cai et al.), appendix A.3; REPLUG (Shi et al., arXiv 2301.12652).
+    """
+
+    citation = CITATION + REVELA
+
+    def __init__(
+        self,
+        model: SentenceTransformer,
+        lm: nn.Module,
+        lm_tokenizer: PreTrainedTokenizerBase | None = None,
+        *,
+        retriever_temperature: float = 0.05,
+        lm_temperature: float = 0.1,
+        query_part: Literal["half", "full"] = "half",
+        prefixes: tuple[str, str] = ("Query: ", "Passage: "),
+        max_length: int = 160,
+        include_self: bool = False,
+        per_token: bool = True,
+        cache_dir: str | Path | None = None,
+        pairs_per_batch: int = 16,
+    ) -> None:
+        super().__init__()
+        for name, value in (("retriever_temperature", retriever_temperature), ("lm_temperature", lm_temperature)):
+            if not 0 < value < math.inf:
+                raise ValueError(f"{name} must be positive, got {value}; 0.05 to 0.1 suits most, the paper's is 0.001.")
+        if pairs_per_batch < 1:
+            raise ValueError(f"pairs_per_batch must be at least 1, got {pairs_per_batch}.")
+        check_supported(lm)
+        _check_room(lm, max_length)
+        if lm_tokenizer is None:
+            lm_tokenizer = _tokenizer_of(lm)
+        self.collator = GroupCollator(
+            model.preprocess, lm_tokenizer, prefixes=prefixes, query_part=query_part, max_length=max_length
+        )
+        self.cache = ScoreCache(cache_dir)
+        self.model = model
+        self.lm = lm.requires_grad_(False).eval()
+        self.retriever_temperature = retriever_temperature
+        self.lm_temperature = lm_temperature
+        self.include_self = include_self
+        self.per_token = per_token
+        self.pairs_per_batch = pairs_per_batch
+        model.prompts.update(query=prefixes[0], document=prefixes[1])
+        set_similarity_function(model, COSINE)
+        self._identity: bytes | None = None
+        self._warned: set[str] = set()
+
+    @classmethod
+    def preset(cls, name: str, model: SentenceTransformer, lm: nn.Module, *args: Any, **overrides: Any) -> ReplugLoss:
+        """The temperatures of a publication: ``"paper"``. The formula as printed has also ``include_self=True,
+        per_token=False``."""
+        if name not in PRESETS:
+            raise ValueError(f"No preset {name!r}: choose from {sorted(PRESETS)}.")
+        return cls(model, lm, *args, **(PRESETS[name] | overrides))
+
+    def train(self, mode: bool = True) -> ReplugLoss:
+        super().train(mode)
+        self.lm.eval()  # no dropout in the targets
+        return self
+
+    def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
+        features = list(sentence_features)
+        if not (len(features) == 3 and "group" in features[2]):
+            features = read_back(self, features)
+        query, passage, text = features
+        queries = self.model(query)["sentence_embedding"]  # (B, D)
+        passages = self.model(passage)["sentence_embedding"]  # (B, D)
+        if self.training and torch.is_grad_enabled() and not (queries.requires_grad or passages.requires_grad):
+            raise ValueError(
+                "No parameter of the retriever requires gradients, and the language model is frozen: nothing would "
+                "learn. Call model.requires_grad_(True), or add a LoRA to the retriever."
+            )
+        candidates = text["group"][:, None] == text["group"]  # (B, B)
+        if not self.include_self:
+            candidates = candidates & ~torch.eye(len(candidates), dtype=torch.bool, device=candidates.device)
+        losses, known = self.losses(text["input_ids"], text["attention_mask"], candidates)
+        result = divergence(queries, passages, losses, candidates, self.retriever_temperature, self.lm_temperature)
+        self._log(result, candidates, known)
+        return result.kl
+
+    def losses(self, input_ids: Tensor, attention_mask: Tensor, candidates: Tensor) -> tuple[Tensor, float]:
+        """l_ij = -log g(D_i | D_j) of the candidates, from the cache where it is known.
+
+        Args:
+            input_ids: (B, L), the documents in the language model's tokens, padded on either side.
+            attention_mask: (B, L), 1 at tokens and 0 at padding.
+            candidates: (B, B), the pairs (i, j) that are wanted.
+
+        Returns:
+            (B, B) in float32 at least, on the device of ``candidates``, 0 where nothing was wanted: nats, divided by
+            the number of tokens of D_i with ``per_token``. And the share of pairs that were known.
+        """
+        begin, end = (getattr(self.collator.lm_tokenizer, f"{x}_token_id", None) for x in ("bos", "eos"))
+        prefixes, continuations = [], []
+        for row, mask in zip(input_ids.tolist(), attention_mask.tolist(), strict=True):
+            ids = [token for token, kept in zip(row, mask, strict=True) if kept]
+            if ids[-1:] == [end]:
+                ids = ids[:-1]
+            prefixes.append(ids)
+            continuations.append(ids[1:] if ids[:1] == [begin] else ids)
+        pairs = [(i, j) for i, j in candidates.nonzero().tolist()]
+        if self._identity is None:
+            self._identity = _identity(self.lm)
+        before, after = ([_digest(repr(ids).encode()) for ids in side] for side in (prefixes, continuations))
+        keys = [_digest(self._identity + before[j] + after[i]) for i, j in pairs]
+        known = self.cache.get(keys)
+        unknown = {key: pair for key, pair in zip(keys, pairs, strict=True) if key not in known}
+        if unknown:
+            self.lm.eval()
+            new = continuation_losses(
+                self.lm, prefixes, continuations, list(unknown.values()), self.pairs_per_batch
+            ).tolist()
+            fresh = dict(zip(unknown, new, strict=True))
+            self.cache.put(fresh)
+        share = sum(key in known for key in keys) / max(len(keys), 1)
+        if unknown:
+            known |= fresh
+        wide = torch.promote_types(base_model(self.lm).dtype, torch.float32)
+        losses = torch.zeros(candidates.shape, dtype=wide)
+        for key, (i, j) in zip(keys, pairs, strict=True):
+            losses[i, j] = known[key] / (max(len(continuations[i]), 1) if self.per_token else 1)
+        return losses.to(candidates.device), share
+
+    def _log(self, result: Divergence, candidates: Tensor, known: float) -> None:
+        rows = candidates.sum(1) > 1  # with one candidate there is nothing to learn
+        one_hot = (result.target[rows].max(1).values > ONE_HOT).float().mean() if rows.any() else rows.sum()
+        if not rows.any():
+            self._warn(
+                "pairs",
+                "Groups of two documents leave one candidate for each: both distributions are 1, the loss is 0. Build "
+                "larger groups (build_groups makes 16).",
+            )
+        elif one_hot > 0.9:
+            self._warn(
+                "one-hot",
+                f"{float(one_hot):.0%} of the language model's rankings are one-hot at "
+                f"lm_temperature={self.lm_temperature:g}: all but the first document counts as equally bad. Raise it "
+                f"({'0.1 suits most' if self.per_token else 'or set per_token=True'}).",
+            )
+        logs = {
+            "kl": result.kl.detach(),
+            "one_hot": one_hot.float(),
+            "target_entropy": _entropy(result.target),
+            "retriever_entropy": _entropy(result.predicted),
+            "cached": result.kl.new_tensor(known).detach(),
+        }
+        if (trainer := calling_trainer()) is not None and hasattr(trainer, "track_loss_components"):
+            trainer.track_loss_components(logs)
+
+    def _warn(self, name: str, message: str) -> None:
+        if name not in self._warned:
+            self._warned.add(name)
+            logger.warning(message)
+
+    def get_config_dict(self) -> dict[str, Any]:
+        return {
+            "lm": getattr(getattr(self.lm, "config", None), "_name_or_path", "") or type(self.lm).__name__,
+            "retriever_temperature": self.retriever_temperature,
+            "lm_temperature": self.lm_temperature,
+            "query_part": self.collator.query_part,
+            "prefixes": list(self.collator.prefixes),
+            "max_length": self.collator.max_length,
+            "include_self": self.include_self,
+            "per_token": self.per_token,
+        }
+
+
+def _entropy(weights: Tensor) -> Tensor:
+    """Mean entropy of the rows that are not empty, in nats."""
+    return torch.special.entr(weights).sum() / weights.any(1).sum().clamp(min=1)
+
+
+def _check_room(lm: nn.Module, max_length: int) -> None:
+    """Two documents must fit, and be remembered whole."""
+    base = base_model(lm)
+    config = base.config.get_text_config()
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions is not None and 2 * max_length > positions:
+        raise ValueError(
+            f"Two documents of {max_length} tokens do not fit into the {positions} positions of {type(base).__name__}: "
+            f"set max_length={positions // 2}."
+        )
+    kinds = {type(layer) for layer in DynamicCache(config=config).layers} - {DynamicLayer, DynamicSlidingWindowLayer}
+    if kinds:
+        names = sorted(kind.__name__ for kind in kinds)
+        raise ValueError(
+            f"{type(base).__name__} remembers a text otherwise than by keys and values ({names}): its memory of a "
+            "document cannot be lent to several others. Use a decoder with attention in every layer."
+        )
+
+
+def _identity(lm: nn.Module) -> bytes:
+    """Differs between language models: by configuration, dtypes, and up to about 2,000 values of every parameter."""
+    base = base_model(lm)
+    config = base.config.to_dict()
+    for name in (
+        "_name_or_path",
+        "architectures",
+        "transformers_version",
+        "use_cache",
+        "dtype",
+    ):
+        config.pop(name, None)
+    about = type(base).__name__ + json.dumps(config, sort_keys=True, default=str)
+    digest = hashlib.blake2b(about.encode(), digest_size=16)
+    for name, parameter in base.named_parameters():
+        flat = parameter.detach().flatten()
+        some = flat[:: max(1, len(flat) // SAMPLED)].contiguous().cpu()
+        digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype} ".encode())
+        digest.update(some.view(torch.uint8).numpy().tobytes())
+    return digest.digest()
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest()
