@@ -6,8 +6,9 @@ import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from datasets import Dataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 
 from st_magnitude.data import DataError
@@ -99,7 +100,7 @@ def run(
     checkpoint = check_output(output, resume)
     documents = list(read_documents(corpus))
     train, test = split_documents(documents, held_out=held_out, seed=seed)
-    groups = build_groups(train, group_size=group_size, max_words=max_words)
+    groups = cast(Dataset, build_groups(train, group_size=group_size, max_words=max_words))
     task = _task(test, max_words, max_queries, seed)
     say(f"{len(train):,} documents in {len(groups):,} groups of {group_size}; {len(test):,} held out: {task}")
 

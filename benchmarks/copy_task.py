@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from st_magnitude.revela.attention import Neighbours, attach, next_token_loss, two_streams
-from st_magnitude.revela.loss import RevelaLoss
+from st_magnitude.revela.loss import RevelaLoss, group_similarity
 
 PAIRS = 4
 GROUPS = 4  # a step, while the language model is warmed
@@ -49,7 +49,7 @@ def retriever(seed: int = 0) -> SentenceTransformer:
     """The mean of random word vectors; those of noise are long, and drown the others."""
     torch.manual_seed(seed)
     words = tokenizer().backend_tokenizer
-    table = torch.randn(words.get_vocab_size(), 32)
+    table = 0.1 * torch.randn(words.get_vocab_size(), 32)
     table[[words.token_to_id(word) for word in NOISE]] *= 3
     return SentenceTransformer(modules=[StaticEmbedding(words, embedding_weights=table.numpy())], device="cpu")
 
@@ -91,14 +91,13 @@ def warmed_lm(max_steps: int = 2000, seed: int = 0) -> PreTrainedModel:
 @torch.no_grad()
 def partner_mass(loss: RevelaLoss, num_groups: int = 30, seed: int = 10_000) -> float:
     """The mean of Sim that goes to the partner, on new groups; 1 / (2 PAIRS - 1) by chance."""
-    from revela_tiny import columns_of
-
-    from st_magnitude.revela import group_similarity
-
     rng, total = random.Random(seed), 0.0
     for _ in range(num_groups):
-        query, passage, text = columns_of(loss.collator.texts_to_batch([group(rng)]))
-        embedded = (loss.model(features)["sentence_embedding"] for features in (query, passage))
-        similarity = group_similarity(*embedded, text["group"], loss.temperature)
+        batch = loss.collator.texts_to_batch([group(rng)])
+        embedded = [
+            loss.model({k.removeprefix(part): v for k, v in batch.items() if k.startswith(part)})["sentence_embedding"]
+            for part in ("query_", "passage_")
+        ]
+        similarity = group_similarity(*embedded, batch["lm_group"], loss.temperature)
         total += float((similarity * partners()).sum(1).mean())
     return total / num_groups
