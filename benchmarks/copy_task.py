@@ -54,7 +54,7 @@ def retriever(seed: int = 0) -> SentenceTransformer:
     return SentenceTransformer(modules=[StaticEmbedding(words, embedding_weights=table.numpy())], device="cpu")
 
 
-def warmed_lm(max_steps: int = 2000, seed: int = 0) -> PreTrainedModel:
+def warmed_lm(max_steps: int = 2000, seed: int = 0, v_norm: bool = True) -> PreTrainedModel:
     """A small decoder that was trained to read the partner, which it is told."""
     torch.manual_seed(seed)
     tokens = tokenizer()
@@ -78,7 +78,7 @@ def warmed_lm(max_steps: int = 2000, seed: int = 0) -> PreTrainedModel:
     for _ in range(max_steps):
         batch = tokens([text for _ in range(GROUPS) for text in group(rng)], return_tensors="pt")
         ids, mask = batch["input_ids"], batch["attention_mask"]
-        _, h = two_streams(lm, ids, mask, Neighbours.of(torch.block_diag(*[partners()] * GROUPS)))
+        _, h = two_streams(lm, ids, mask, Neighbours.of(torch.block_diag(*[partners()] * GROUPS), v_norm=v_norm))
         loss = next_token_loss(lm, h, ids, mask)
         optimizer.zero_grad()
         loss.backward()

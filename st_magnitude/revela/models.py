@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -115,7 +117,8 @@ def load_lm(name: str | Path, **options: Any) -> tuple[PreTrainedModel, PreTrain
     if len(files) > 1:
         raise OSError(f"{path} holds {len(files)} GGUF files: name one, {[file.name for file in files]}.")
     if not files:
-        return AutoModelForCausalLM.from_pretrained(str(name), **options), AutoTokenizer.from_pretrained(str(name))
+        with _naming("language model", name):
+            return AutoModelForCausalLM.from_pretrained(str(name), **options), AutoTokenizer.from_pretrained(str(name))
     try:
         import gguf  # noqa: F401
     except ImportError as error:
@@ -140,14 +143,26 @@ def load_retriever(name: str | Path, max_length: int = 160) -> SentenceTransform
         max_length: Tokens of a text, for a bare decoder.
     """
     path = Path(name)
-    if (path / "modules.json").exists() or not path.is_dir():
-        return SentenceTransformer(str(name))
-    config = AutoConfig.from_pretrained(path)
+    with _naming("retriever", name):
+        if (path / "modules.json").exists() or not path.is_dir():
+            return SentenceTransformer(str(name))
+        config = AutoConfig.from_pretrained(path)
     if not any(architecture.endswith("ForCausalLM") for architecture in config.architectures or []):
         return SentenceTransformer(str(name))
     transformer = Transformer(str(path), max_seq_length=max_length)
     _end_texts(transformer.tokenizer)
     return SentenceTransformer(modules=[transformer, Pooling(transformer.get_embedding_dimension(), "lasttoken")])
+
+
+@contextmanager
+def _naming(what: str, name: str | Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OSError(
+            f"The {what} {str(name)!r} could not be loaded: give a folder with config.json and weights, or the name of a "
+            "model on a hub that can be reached from here."
+        ) from error
 
 
 def _end_texts(tokenizer: Any) -> None:

@@ -38,6 +38,7 @@ def run(
     v_norm: bool = True,
     group_size: int = 16,
     max_words: int = 120,
+    shuffle_chunks: bool = False,
     max_length: int = 160,
     epochs: float = 1.0,
     max_steps: int = -1,
@@ -69,6 +70,7 @@ def run(
         v_norm: See :class:`RevelaLoss`.
         group_size: Chunks that read each other.
         max_words: Words of a chunk.
+        shuffle_chunks: The paper's "random" ablation, see :func:`build_groups`.
         max_length: Tokens of a chunk that the models read.
         epochs: Passes over the groups.
         max_steps: Stop after so many steps; overrides epochs when positive.
@@ -100,7 +102,10 @@ def run(
     checkpoint = check_output(output, resume)
     documents = list(read_documents(corpus))
     train, test = split_documents(documents, held_out=held_out, seed=seed)
-    groups = cast(Dataset, build_groups(train, group_size=group_size, max_words=max_words))
+    groups = cast(
+        Dataset,
+        build_groups(train, group_size=group_size, max_words=max_words, shuffle_chunks=shuffle_chunks, seed=seed),
+    )
     task = _task(test, max_words, max_queries, seed)
     say(f"{len(train):,} documents in {len(groups):,} groups of {group_size}; {len(test):,} held out: {task}")
 
