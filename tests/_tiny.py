@@ -10,7 +10,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling, Transfor
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from torch import nn
 from torch.nn.functional import cross_entropy
-from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 # (query, relevant passage, boilerplate, boilerplate); rows differ in length on purpose
 ROWS = [
@@ -82,6 +82,27 @@ def load_transformer(folder: str, pooling: str = "mean") -> SentenceTransformer:
     return SentenceTransformer(
         modules=[transformer, Pooling(transformer.get_embedding_dimension(), pooling)], device="cpu"
     )
+
+
+def language_model(seed: int = 0, dropout: float = 0.0) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
+    tokens = tokenizer()
+    config = AutoConfig.for_model(
+        "llama",
+        vocab_size=len(tokens),
+        hidden_size=24,
+        intermediate_size=20,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=6,
+        attention_dropout=dropout,
+        pad_token_id=0,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return AutoModelForCausalLM.from_config(config), tokens
 
 
 def raw_embeddings(model: SentenceTransformer, features: list[dict]) -> list[torch.Tensor]:

@@ -1,4 +1,5 @@
-"""The Python of README and docs runs as it stands, with the hub id replaced by the same model from PyPI."""
+"""The Python of README and docs runs as it stands, with hub ids replaced by the same model from PyPI (the encoder) and
+by a tiny one (the language model)."""
 
 import re
 import subprocess
@@ -6,9 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from _tiny import language_model
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+LM_ID = "HuggingFaceTB/SmolLM2-135M"
 HUB_ID = "sentence-transformers/all-MiniLM-L6-v2"
 
 
@@ -23,9 +26,12 @@ def test_there_are_examples():
 @pytest.mark.parametrize("page", [p for p in PAGES if python_blocks(p)], ids=lambda p: p.name)
 def test_examples_run(page, minilm_path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    for part in language_model():
+        part.save_pretrained(tmp_path / "lm")
     namespace = {}
     for block in python_blocks(page):
-        exec(compile(block.replace(HUB_ID, str(minilm_path)), page.name, "exec"), namespace)
+        code = block.replace(HUB_ID, str(minilm_path)).replace(LM_ID, str(tmp_path / "lm"))
+        exec(compile(code, page.name, "exec"), namespace)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)

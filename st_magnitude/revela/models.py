@@ -160,8 +160,8 @@ def _naming(what: str, name: str | Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise OSError(
-            f"The {what} {str(name)!r} could not be loaded: give a folder with config.json and weights, or the name of a "
-            "model on a hub that can be reached from here."
+            f"The {what} {str(name)!r} could not be loaded: give a folder with config.json and weights, or the name of "
+            "a model on a hub that can be reached from here."
         ) from error
 
 

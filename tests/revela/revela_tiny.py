@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-from _tiny import ROWS, load_transformer, save_transformer, tokenizer
+from _tiny import ROWS, language_model, load_transformer, save_transformer
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from st_magnitude.revela import RevelaLoss, build_groups
 
@@ -25,27 +23,6 @@ def groups(size: int = 4) -> Dataset:
 
 def retriever(folder: Path | str) -> SentenceTransformer:
     return load_transformer(save_transformer(folder))
-
-
-def language_model(seed: int = 0, dropout: float = 0.0) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
-    tokens = tokenizer()
-    config = AutoConfig.for_model(
-        "llama",
-        vocab_size=len(tokens),
-        hidden_size=24,
-        intermediate_size=20,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=6,
-        attention_dropout=dropout,
-        pad_token_id=0,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return AutoModelForCausalLM.from_config(config), tokens
 
 
 def loss_for(model: SentenceTransformer, **options: object) -> RevelaLoss:
