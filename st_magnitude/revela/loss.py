@@ -13,7 +13,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from st_magnitude._trainer import calling_trainer
 from st_magnitude.revela.attention import SPARSE_BELOW, Backend, Neighbours, attach, next_token_loss, two_streams
-from st_magnitude.revela.data import GroupCollator, looks_like_code
+from st_magnitude.revela.chunking import looks_like_code
+from st_magnitude.revela.data import GroupCollator
 from st_magnitude.similarity import COSINE
 from st_magnitude.surgery import set_similarity_function, unwrapped
 

@@ -14,9 +14,11 @@ from sentence_transformers import SentenceTransformer, SentenceTransformerTraini
 from st_magnitude.data import DataError
 from st_magnitude.evaluation import HybridEvaluator
 from st_magnitude.geometry import paired_bootstrap
-from st_magnitude.revela.data import TitleTask, build_groups, read_documents, split_documents, title_task
+from st_magnitude.revela.data import build_groups
+from st_magnitude.revela.documents import read_documents, split_documents
 from st_magnitude.revela.loss import RevelaLoss
 from st_magnitude.revela.models import load_lm, load_retriever, lora_config
+from st_magnitude.revela.titles import TitleTask, title_task
 from st_magnitude.revela.trainer import RevelaTrainer
 from st_magnitude.train import check_output, has_fast_bf16
 

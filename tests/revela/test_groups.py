@@ -1,4 +1,4 @@
-"""Raw text to chunks, groups, batches and a retrieval task (st_magnitude.revela.data)."""
+"""Raw text to chunks, documents, groups, batches and a retrieval task: chunking, documents, data and titles."""
 
 import gzip
 import json
@@ -30,7 +30,8 @@ from st_magnitude.revela import (
     split_documents,
     title_task,
 )
-from st_magnitude.revela.data import _first_half, _sentences
+from st_magnitude.revela.chunking import sentences
+from st_magnitude.revela.data import _first_half
 
 CODE = '''import os
 
@@ -131,7 +132,7 @@ def test_chunks_are_complete_sentences_as_many_as_fit(lengths, max_words):
 )
 def test_where_sentences_end(expected):
     text = " ".join(expected)
-    assert [text[a:b] for a, b in _sentences(text, (0, len(text)))] == expected
+    assert [text[a:b] for a, b in sentences(text, (0, len(text)))] == expected
 
 
 def test_paragraphs_and_items_end_sentences():
@@ -490,11 +491,11 @@ def test_any_number_of_documents_alternates(interleave):
     assert groups[0]["chunks"] == order == [c for row in groups for c in row["chunks"]]
 
 
-sentences = st.lists(st.sampled_from([f"{w} is here." for w in "Abcdefgh"]), min_size=0, max_size=12)
+SENTENCES = st.lists(st.sampled_from([f"{w} is here." for w in "Abcdefgh"]), min_size=0, max_size=12)
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(sentences, min_size=1, max_size=6), st.integers(2, 5), st.integers(1, 3))
+@given(st.lists(SENTENCES, min_size=1, max_size=6), st.integers(2, 5), st.integers(1, 3))
 def test_no_duplicates_in_a_group(documents, group_size, interleave):
     texts = [" ".join(s if i % 2 else s.upper().replace(" ", "  ") for i, s in enumerate(d)) for d in documents]
     options = {"max_words": 3, "min_words": 1, "progress": False, "group_size": group_size, "interleave": interleave}

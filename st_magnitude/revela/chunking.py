@@ -1,0 +1,263 @@
+"""Text to chunks of whole sentences, or of whole blocks of code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import islice
+from pathlib import PurePath
+
+__all__ = [
+    "CODE_SUFFIXES",
+    "STARTS_ITEM",
+    "chunk",
+    "count_words",
+    "fold",
+    "looks_like_code",
+    "names",
+    "sentences",
+    "split_words",
+    "suffix_of",
+    "trim_lines",
+]
+
+
+def names(text: str) -> frozenset[str]:
+    return frozenset(text.split("|" if "|" in text else None))
+
+
+CODE_SUFFIXES = names(
+    ".py .pyi .pyx .c .h .cc .cpp .cxx .hh .hpp .cs .java .kt .kts .scala .groovy .go .rs .swift .js .jsx .mjs .cjs .ts"
+    " .tsx .php .rb .pl .pm .lua .r .jl .m .mm .sh .bash .zsh .ps1 .sql .hs .ml .mli .fs .ex .exs .erl .clj .lisp .el"
+    " .dart .f90 .f .asm .s .cu .cuh .proto .zig .nim .v .vhd .tcl"
+)
+
+Span = tuple[int, int]
+Level = Callable[[str, Span], Iterable[Span]]
+
+_UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"  # kana and ideographs: each is a word
+_UNSPACED_WORD = re.compile(rf"[{_UNSPACED}]")
+_WORD = re.compile(rf"[{_UNSPACED}][\u3001-\u303f\uff00-\uff65]*|[^\s{_UNSPACED}]+")
+_ITEM = r"(?:[-*+•‣–][^\S\n]|\(?\d{1,3}[.)][^\S\n]|\#{1,6}[^\S\n]|\|)"  # a list item, a heading, a row of a table
+STARTS_ITEM = re.compile(_ITEM)
+_GAP = re.compile(
+    rf"""(?<![.!?…])(?P<stop>[.!?…]+)(?P<close>["'”’»)\]*_`]*)(?P<space>\s+)
+    |(?P<unspaced>[。！？｡]+[」』”’）]*)\s*
+    |\n[^\S\n]*\n\s*
+    |\n(?=[^\S\n]*{_ITEM})""",
+    re.VERBOSE,
+)
+_LAST_WORD = re.compile(r"[^\s(\[\"'“‘]+$")
+_ACRONYM = re.compile(r"(?:[^\W\d_]\.)+[^\W\d_]")  # "U.S", its last dot being the stop
+_OPENING_WORD = re.compile(
+    r"(?:The|It|In|He|She|They|This|These|That|Those|A|An|But|And|We|You|I|However|As|At|On|When|After|If|For|There)\b"
+)
+_ABBREVIATIONS = names(  # in any case
+    "fig figs eq eqs sect ch chap vol vols nos p pp ed eds ref refs approx ca cf vs viz al e.g i.e eg ie resp incl excl"
+)
+_ABBREVIATED_NAMES = names(  # "Ms. Jones", but not "in 10 ms. Then"
+    "Mr Mrs Ms Mx Dr Prof St Gen Col Lt Sgt Capt Cmdr Rev Hon Sen Rep Gov Pres Messrs Mt Ft Dept Univ Jan Feb Mar Apr "
+    "Jun Jul Aug Sep Sept Oct Nov Dec Sec"
+)
+
+
+def chunk(text: str, max_words: int = 120, *, code: bool | None = None) -> list[str]:
+    """Cut a text into chunks of complete sentences (Revela, section 4.1), in order, losing nothing but blanks.
+
+    Chunks are slices of the text, as long as possible: line breaks and indentation stay as they are inside of a chunk.
+    A sentence ends at a stop (not after an abbreviation or an initial), at a blank line and before a list item. One
+    longer than ``max_words`` is cut between lines, or between words where a line is too long; its last piece may share
+    a chunk with the sentences after it. Code is cut between blocks at the margin, then at blank lines, then at lines.
+
+    Args:
+        text: Any text.
+        max_words: At most so many words a chunk. Words are separated by whitespace; an ideograph or a kana is one word.
+        code: Whether it is code; None: :func:`looks_like_code` decides.
+
+    Returns:
+        The chunks, none of them blank; an empty list for a blank text.
+
+    Raises:
+        ValueError: If ``max_words`` is below 1.
+
+    Example:
+        >>> chunk("Dr. Smith came at 3.15 p.m. with J. K. Jones. Nobody saw them. They left.", max_words=12)
+        ['Dr. Smith came at 3.15 p.m. with J. K. Jones.', 'Nobody saw them. They left.']
+        >>> chunk("def f(x):\\n    return x + 1\\n\\ndef g(x):\\n    return 2 * x\\n", max_words=7)
+        ['def f(x):\\n    return x + 1', 'def g(x):\\n    return 2 * x']
+    """
+    if max_words < 1:
+        raise ValueError(f"max_words must be at least 1, got {max_words}.")
+    if code is None:
+        code = looks_like_code(text)
+    levels = _CODE_LEVELS if code else _PROSE_LEVELS
+    spans = _pack(text, (0, len(text)), levels, max_words)
+    chunks = [trim_lines(text[a:b]) if code else text[a:b].strip() for a, b in spans]
+    return [piece for piece in chunks if piece]
+
+
+def _pack(
+    text: str, whole: Span, levels: Sequence[Callable[[str, Span], Iterable[Span]]], max_words: int
+) -> list[Span]:
+    """Neighbouring units of the first level joined while they fit; a unit that does not fit is packed at the next."""
+    packed: list[Span] = []
+    room = 0  # words that the last packed span could still take
+    for unit in levels[0](text, whole):
+        words = count_words(text[slice(*unit)])
+        if not words:
+            continue
+        if words <= room:
+            packed[-1] = (packed[-1][0], unit[1])
+            room -= words
+        elif words <= max_words:
+            packed.append(unit)
+            room = max_words - words
+        else:
+            packed += _pack(text, unit, levels[1:], max_words)
+            room = max_words - count_words(text[slice(*packed[-1])])
+    return packed
+
+
+def sentences(text: str, whole: Span) -> Iterator[Span]:
+    begin, end = whole
+    for gap in _GAP.finditer(text, begin, end):
+        if gap["stop"] and not _ends_sentence(text, begin, gap, end):
+            continue
+        stop = gap.end("close") if gap["stop"] else gap.end("unspaced") if gap["unspaced"] else gap.start()
+        if stop > begin:
+            yield begin, stop
+        begin = max(begin, gap.end())
+    if begin < end:
+        yield begin, end
+
+
+def _ends_sentence(text: str, begin: int, gap: re.Match[str], end: int) -> bool:
+    if gap.end() >= end or gap["space"].count("\n") > 1:
+        return True
+    if "\n" in gap["space"] and STARTS_ITEM.match(text, gap.end()):
+        return True
+    following = text[gap.end()]
+    if following.islower() or following in ",;:)]}":
+        return False
+    if gap["stop"] != ".":
+        return True
+    last = _LAST_WORD.search(text[max(begin, gap.start() - 24) : gap.start()])
+    if last is None:
+        return True
+    word = last[0]
+    if (
+        word.lower() in _ABBREVIATIONS
+        or word in _ABBREVIATED_NAMES
+        or (len(word) == 1 and word.isupper() and word != "I")
+    ):
+        return False
+    if word == "No":  # "No. 5", but not "No. It is."
+        return not following.isdigit()
+    if _ACRONYM.fullmatch(word):  # "the U.S. Army", but not "in the U.S. The law"
+        return _OPENING_WORD.match(text, gap.end()) is not None
+    if word.isdigit() and len(word) <= 3:  # "1. Introduction" on its own line, but not "in room 12. Then"
+        before = text[max(begin, gap.start() - 24) : gap.start() - len(word)]
+        return before.rpartition("\n")[2].strip() != ""
+    return True
+
+
+def _cut(separator: re.Pattern[str], at_margin: bool, text: str, whole: Span) -> Iterator[Span]:
+    """Between the matches of a pattern; at the margin: of those which a blank does not follow."""
+    begin, end = whole
+    for gap in separator.finditer(text, begin, end):
+        if at_margin and text[gap.end() : gap.end() + 1].isspace():
+            continue
+        if gap.start() > begin:
+            yield begin, gap.start()
+        begin = gap.end()
+    if begin < end:
+        yield begin, end
+
+
+def split_words(text: str, whole: Span) -> Iterator[Span]:
+    return (match.span() for match in _WORD.finditer(text, *whole))
+
+
+def count_words(text: str) -> int:
+    if text.isascii() or not _UNSPACED_WORD.search(text):
+        return len(text.split())
+    return sum(1 for _ in _WORD.finditer(text))
+
+
+_BLANK_LINES = re.compile(r"\n(?:[^\S\n]*\n)+")
+_LINES = partial(_cut, re.compile(r"\n"), False)
+_PROSE_LEVELS: tuple[Level, ...] = (sentences, _LINES, split_words)
+_CODE_LEVELS: tuple[Level, ...] = (
+    partial(_cut, _BLANK_LINES, True),
+    partial(_cut, _BLANK_LINES, False),
+    _LINES,
+    split_words,
+)
+
+
+def trim_lines(text: str) -> str:
+    """Without blank lines around, and with the indentation of the first line."""
+    return re.sub(r"\A(?:[^\S\n]*\n)+", "", text).rstrip()
+
+
+def fold(text: str) -> str:
+    """What makes two chunks equal: words without case and blanks."""
+    return " ".join(text.split()).casefold()
+
+
+_SYNTAX = re.compile(
+    r"""[{};]\s*$                                                   # C and its heirs
+    |^\s*[)\]}]+[,;:]?\s*$
+    |^\s*(?:def|class|if|elif|else|for|while|try|except|finally|with|async\ def|match|case)\b.*:\s*(?:\#.*)?$
+    |^\s*(?:import\ [\w.]+(?:\ as\ \w+)?(?:,\ [\w.]+)*|from\ [\w.]+\ import\ .+|package\ \S+)\s*$
+    |^\s*(?:return|yield|raise|throw|assert|await|del|global|pass|break|continue)\b(?:\s+[^.]*[\w\])"'])?\s*$
+    |^\s*@\w[\w.]*(?:\(.*\))?\s*$
+    |^\s*(?:(?:const|let|var|auto|val|mut|int|float|double|char|bool|String|local|my)\s+)?[\w.$\[\]"'*]+(?:\s*,\s*[\w.$]+)*
+      (?::\s*[\w.\[\], |]+)?\s*(?:[-+*/|&^%:]|//|<<|>>)?=(?!=)\s*\S
+    |^\s*[\w.$:>-]+\(.*\)?[,;]?\s*$
+    |^\s*(?:public|private|protected|static|func|fn|fun|function|struct|enum|interface|impl|void|export|extern)\b.*[({;]\s*$
+    |^\s*(?:SELECT|INSERT\ INTO|UPDATE|DELETE\ FROM|CREATE\ TABLE|ALTER\ TABLE|FROM|WHERE|GROUP\ BY|ORDER\ BY|JOIN)\b
+      .*[\w,*);=]\s*$
+    |^\s*(?:fi|done|esac|then|do|end|endif|begin)\s*;?$
+    |^\#\s*(?:include|define|undef|if|ifdef|ifndef|else|elif|endif|pragma)\b
+    |[=!]==?\s.*[)\w\]]$|=>\s*\S*$|->\s*[\w\[\]., |]+:?$|&&|\|\|""",
+    re.VERBOSE,
+)
+_COMMENT = re.compile(r"^\s*(?:#|//|/\*|\*(?:\s|/|$)|--\s|;;|%)")
+_PROSE_WORDS = re.compile(r"[^\W\d_]{2,}[,.;:!?)]*(?:\s+\(?[^\W\d_]+(?:['’-][^\W\d_]+)*[,.;:!?)]*){2}")
+
+
+def looks_like_code(text: str, name: str = "") -> bool:
+    """Whether a document is code rather than prose.
+
+    The ending of the name decides if it is one of a programming language. Otherwise lines are counted: those with the
+    syntax of a programming language (of Python, the C family, SQL, shells) against those that read as prose; comments
+    count for neither. A text about code with some examples in it is prose.
+
+    Args:
+        text: The document; its first 400 lines are looked at.
+        name: A file name, if it has one.
+
+    Example:
+        >>> looks_like_code("import os\\n\\ndef size(path):\\n    return os.stat(path).st_size\\n")
+        True
+        >>> looks_like_code("Import duties rise.\\nReturn to the harbour; for sailors, it is home.")
+        False
+        >>> looks_like_code("whatever", "setup.py")
+        True
+    """
+    if suffix_of(name) in CODE_SUFFIXES:
+        return True
+    syntax = prose = 0
+    for line in islice(filter(str.strip, text[:40_000].split("\n")), 400):
+        line = line[:300]  # some patterns take quadratic time
+        if _SYNTAX.search(line):
+            syntax += 1
+        elif not _COMMENT.match(line) and _PROSE_WORDS.search(line):
+            prose += 1
+    return syntax > prose
+
+
+def suffix_of(name: str) -> str:
+    return PurePath(name.lower().removesuffix(".gz")).suffix
