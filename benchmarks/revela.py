@@ -182,7 +182,6 @@ def _compare(name: str, steps: dict[str, Callable[[], None]], repeats: int, devi
 def copying(seeds: range, steps: int) -> None:
     """Mass of Sim on the partner."""
     print("\n## The copy task: Sim on the partner after training (1/7 by chance)\n")
-    print("| variant | before | after |\n| --- | ---: | ---: |")
     variants: dict[str, dict[str, Any]] = {
         "as the paper, tau .05": {},
         "without V-normalisation": {"v_norm": False},
@@ -193,7 +192,7 @@ def copying(seeds: range, steps: int) -> None:
     }
     figures: dict[str, list[tuple[float, float]]] = {name: [] for name in variants}
     for seed in seeds:
-        warmed = {v_norm: copy_task.warmed_lm(seed=seed, v_norm=v_norm) for v_norm in (True, False)}
+        warmed = {v_norm: _warmed(seed, v_norm) for v_norm in (True, False)}
         rng = random.Random(seed + 1)
         together = [copy_task.group(rng) for _ in range(2 * steps)]
         apart = [list(row) for row in zip(*together, strict=True)]
@@ -204,6 +203,9 @@ def copying(seeds: range, steps: int) -> None:
             model = copy_task.retriever(seed)
             settings = {"temperature": 0.05, "query_part": "full", "prefixes": ("", "")} | options
             lm = copy.deepcopy(warmed[settings.get("v_norm", True)])
+            if lm is None:
+                print(f"(seed {seed}, {name}: the language model itself did not learn to copy)", flush=True)
+                continue
             loss = RevelaLoss(model, lm, copy_task.tokenizer(), **settings)
             before = copy_task.partner_mass(loss)
             with tempfile.TemporaryDirectory() as folder:
@@ -224,9 +226,19 @@ def copying(seeds: range, steps: int) -> None:
                     model=model, args=arguments, loss=loss, train_dataset=rows, lm_lora=None, lm_learning_rate=1e-4
                 ).train()
             figures[name].append((before, copy_task.partner_mass(loss)))
+    print("\n| variant | seeds | before | after |\n| --- | ---: | ---: | ---: |")
     for name, pairs in figures.items():
+        if not pairs:
+            continue
         before, after = zip(*pairs, strict=True)
-        print(f"| {name} | {_spread(before)} | {_spread(after)} |", flush=True)
+        print(f"| {name} | {len(pairs)} | {_spread(before)} | {_spread(after)} |", flush=True)
+
+
+def _warmed(seed: int, v_norm: bool) -> Any:
+    try:
+        return copy_task.warmed_lm(seed=seed, v_norm=v_norm)
+    except RuntimeError:
+        return None
 
 
 def _spread(values: Any) -> str:
