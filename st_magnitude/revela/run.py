@@ -122,7 +122,7 @@ def run(
         v_norm=v_norm,
         max_length=max_length,
     )
-    decoder = bool(getattr(model[0], "tokenizer", None)) and _is_decoder(model)
+    decoder = _is_decoder(model)
     lora = lora_config(r=lora_rank, lora_alpha=max(1, lora_rank // 4))
     if learning_rate is None:
         learning_rate = 1e-4 if decoder else 2e-5
