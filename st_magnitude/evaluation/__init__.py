@@ -4,14 +4,20 @@ from st_magnitude.evaluation.compression import CompressionCell, CompressionEval
 from st_magnitude.evaluation.hybrid import HybridEvaluator, bm25_run, dense_run, reciprocal_rank_fusion
 from st_magnitude.evaluation.magnitude import MagnitudeEvaluator
 from st_magnitude.evaluation.pairs import ScoredPairsEvaluator
+from st_magnitude.evaluation.rag import RAGEvaluator, exact_match, normalize_answer, rag_prompt, token_f1
 
 __all__ = [
     "CompressionCell",
     "CompressionEvaluator",
     "HybridEvaluator",
     "MagnitudeEvaluator",
+    "RAGEvaluator",
     "ScoredPairsEvaluator",
     "bm25_run",
     "dense_run",
+    "exact_match",
+    "normalize_answer",
+    "rag_prompt",
     "reciprocal_rank_fusion",
+    "token_f1",
 ]

@@ -18,7 +18,7 @@ from sentence_transformers.util.quantization import quantize_embeddings
 from torch import Tensor
 
 from st_magnitude.evaluation.magnitude import implied_similarity
-from st_magnitude.evaluation.metrics import TILE, append_csv, check_judgments, encode_raw, ndcg, rank
+from st_magnitude.evaluation.metrics import TILE, append_csv, check_judgments, encode_raw, ndcg, rank, whole_number
 from st_magnitude.similarity import Similarity
 
 __all__ = ["CompressionCell", "CompressionEvaluator", "pareto", "table"]
@@ -161,8 +161,10 @@ class CompressionEvaluator(SentenceEvaluator):
         if unknown := [precision for precision in chosen if precision not in PRECISIONS]:
             raise ValueError(f"precisions are some of {PRECISIONS}, got {unknown[0]!r}.")
         self.precisions = [precision for precision in PRECISIONS if precision in chosen]
-        self.dims = None if dims is None else sorted({_whole("A prefix in dims", dim) for dim in dims}, reverse=True)
-        self.top_k = _whole("top_k", top_k)
+        self.dims = (
+            None if dims is None else sorted({whole_number("A prefix in dims", dim) for dim in dims}, reverse=True)
+        )
+        self.top_k = whole_number("top_k", top_k)
         self.similarity = None if similarity is None else Similarity.named(similarity)
         relevant = check_judgments(queries, corpus, relevant_docs)
         self.queries_ids = [query for query in queries if relevant.get(query)]
@@ -349,12 +351,6 @@ def _size(count: float) -> str:
 def _bytes(dim: int, precision: str, rescoring: str) -> int:
     stored = {"float32": 4 * dim, "int8": dim, "binary": math.ceil(dim / 8)}[precision]
     return stored + (NORM_BYTES if rescoring == "norm" else 0)
-
-
-def _whole(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-        raise ValueError(f"{name} is a whole number of at least 1, got {value!r}.")
-    return int(value)
 
 
 def _search(

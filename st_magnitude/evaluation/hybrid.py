@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator, SentenceEvaluator
 
-from st_magnitude.evaluation.compression import _whole
 from st_magnitude.evaluation.magnitude import implied_similarity
-from st_magnitude.evaluation.metrics import TILE, append_csv, check_judgments, encode_raw, ndcg, rank
+from st_magnitude.evaluation.metrics import TILE, append_csv, check_judgments, encode_raw, ndcg, rank, whole_number
 from st_magnitude.similarity import Similarity
 
 __all__ = ["HybridEvaluator", "Run", "bm25_run", "dense_run", "reciprocal_rank_fusion"]
@@ -68,8 +67,8 @@ def reciprocal_rank_fusion(
             f"{len(rankings)}: pass at least one run, as in [dense, bm25]."
         )
     weights = _check_fusion(len(rankings), k, weights)
-    depth = None if depth is None else _whole("depth", depth)
-    top_k = None if top_k is None else _whole("top_k", top_k)
+    depth = None if depth is None else whole_number("depth", depth)
+    top_k = None if top_k is None else whole_number("top_k", top_k)
     fused: Run = {}
     for query in dict.fromkeys(query for run in rankings for query in run):
         shares: dict[str, list[float]] = {}
@@ -130,7 +129,7 @@ def bm25_run(
     """
     bm25s = _bm25s()
     _check_texts(queries, corpus)
-    top_k = _whole("top_k", top_k)
+    top_k = whole_number("top_k", top_k)
     if not 0 <= k1 < math.inf:
         raise ValueError(f"k1 is a number of at least 0, got {k1}: 1.5 is usual.")
     if not 0 <= b <= 1:
@@ -205,7 +204,7 @@ def dense_run(
         {'q': {'d2': 2.0, 'd1': 1.0}}
     """
     _check_texts(queries, corpus)
-    top_k = _whole("top_k", top_k)
+    top_k = whole_number("top_k", top_k)
     similarity = Similarity(*Similarity.named(similarity or implied_similarity(model)).exponents)  # plain numbers
     document_ids = sorted(corpus)  # rank() gives a tie to the lower index
     sides = {
@@ -313,7 +312,7 @@ class HybridEvaluator(SentenceEvaluator):
         self.queries_ids = list(self.queries)
         self.corpus = dict(corpus)
         self.relevant_docs = {query: relevant[query] for query in self.queries_ids}
-        self.top_k = _whole("top_k", top_k)
+        self.top_k = whole_number("top_k", top_k)
         if self.top_k < 10:
             raise ValueError(f"top_k is at least 10, for nDCG@10, got {top_k}.")
         self.rrf_k, self.weights = rrf_k, _check_fusion(2, rrf_k, weights)

@@ -14,7 +14,17 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
-__all__ = ["TILE", "append_csv", "are_unit", "check_judgments", "encode_raw", "ndcg", "rank", "raw_embeddings"]
+__all__ = [
+    "TILE",
+    "append_csv",
+    "are_unit",
+    "check_judgments",
+    "encode_raw",
+    "ndcg",
+    "rank",
+    "raw_embeddings",
+    "whole_number",
+]
 
 TILE = 2**24  # scores held at a time
 
@@ -187,3 +197,14 @@ def append_csv(path: Path, row: Mapping[str, Any]) -> None:
         if is_new:
             writer.writeheader()
         writer.writerow(row)
+
+
+def whole_number(name: str, value: Any) -> int:
+    """The value as an int.
+
+    Raises:
+        ValueError: If it is none, or below 1.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+        raise ValueError(f"{name} is a whole number of at least 1, got {value!r}.")
+    return int(value)

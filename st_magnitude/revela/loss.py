@@ -9,12 +9,13 @@ from typing import Any, Literal
 import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from st_magnitude._trainer import calling_trainer
 from st_magnitude.revela.attention import SPARSE_BELOW, Backend, Neighbours, attach, next_token_loss, two_streams
 from st_magnitude.revela.chunking import looks_like_code
 from st_magnitude.revela.data import GroupCollator
+from st_magnitude.revela.models import tokenizer_of
 from st_magnitude.similarity import COSINE
 from st_magnitude.surgery import set_similarity_function, unwrapped
 
@@ -150,7 +151,7 @@ class RevelaLoss(nn.Module):
             raise ValueError(f"eps must be positive, got {eps}; the paper's is 1e-6.")
         attach(lm)
         if lm_tokenizer is None:
-            lm_tokenizer = _tokenizer_of(lm)
+            lm_tokenizer = tokenizer_of(lm)
         self.model = model
         self.lm = lm
         self.temperature = temperature
@@ -283,13 +284,3 @@ def _shape(similarity: Tensor, groups: Tensor) -> dict[str, Tensor]:
         "active_pairs": (similarity > SPARSE_BELOW).sum() / pairs.clamp(min=1),
         "top_similarity": top.float().mean(),
     }
-
-
-def _tokenizer_of(lm: Any) -> PreTrainedTokenizerBase:
-    name = getattr(lm, "name_or_path", "") or getattr(getattr(lm, "config", None), "_name_or_path", "")
-    try:
-        return AutoTokenizer.from_pretrained(name)
-    except Exception as error:
-        raise ValueError(
-            f"No tokenizer could be loaded for the language model from {name!r}: pass lm_tokenizer=..."
-        ) from error

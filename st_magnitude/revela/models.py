@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
 
-__all__ = ["add_lora", "load_lm", "load_retriever", "lora_config", "merge_lora"]
+__all__ = ["add_lora", "load_lm", "load_retriever", "lora_config", "merge_lora", "tokenizer_of"]
 
 LORA: dict[str, Any] = {
     "r": 256,
@@ -152,6 +152,21 @@ def load_retriever(name: str | Path, max_length: int = 160) -> SentenceTransform
     transformer = Transformer(str(path), max_seq_length=max_length)
     _end_texts(transformer.tokenizer)
     return SentenceTransformer(modules=[transformer, Pooling(transformer.get_embedding_dimension(), "lasttoken")])
+
+
+def tokenizer_of(lm: Any) -> PreTrainedTokenizerBase:
+    """The tokenizer saved beside a language model.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    name = getattr(lm, "name_or_path", "") or getattr(getattr(lm, "config", None), "_name_or_path", "")
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except Exception as error:
+        raise ValueError(
+            f"No tokenizer could be loaded for the language model from {name!r}: pass lm_tokenizer=..."
+        ) from error
 
 
 @contextmanager

@@ -26,7 +26,8 @@ from st_magnitude._trainer import calling_trainer
 from st_magnitude.revela.attention import base_model, check_supported
 from st_magnitude.revela.data import GroupCollator
 from st_magnitude.revela.loss import CITATION as REVELA
-from st_magnitude.revela.loss import ONE_HOT, _tokenizer_of, read_back
+from st_magnitude.revela.loss import ONE_HOT, read_back
+from st_magnitude.revela.models import tokenizer_of
 from st_magnitude.similarity import COSINE
 from st_magnitude.surgery import set_similarity_function
 
@@ -388,7 +389,7 @@ class ReplugLoss(nn.Module):
         check_supported(lm)
         _check_room(lm, max_length)
         if lm_tokenizer is None:
-            lm_tokenizer = _tokenizer_of(lm)
+            lm_tokenizer = tokenizer_of(lm)
         self.collator = GroupCollator(
             model.preprocess, lm_tokenizer, prefixes=prefixes, query_part=query_part, max_length=max_length
         )

@@ -1,0 +1,210 @@
+"""Retrieval-augmented question answering: does a better retriever give a reader better answers?"""
+
+from __future__ import annotations
+
+import logging
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.evaluation import SentenceEvaluator
+from tqdm import tqdm
+
+from st_magnitude.evaluation.hybrid import Run, dense_run
+from st_magnitude.evaluation.metrics import append_csv, whole_number
+from st_magnitude.similarity import Similarity
+
+__all__ = ["RAGEvaluator", "exact_match", "normalize_answer", "rag_prompt", "token_f1"]
+
+logger = logging.getLogger(__name__)
+
+Reader = Callable[[list[str]], Sequence[str]]
+
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def normalize_answer(text: str) -> str:
+    """Lower case, without punctuation and English articles, single blanks: SQuAD's normalisation.
+
+    Example:
+        >>> normalize_answer("The  U.S. Navy!")
+        'us navy'
+    """
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", text.lower().translate(_PUNCTUATION)).split())
+
+
+def exact_match(prediction: str, answers: Sequence[str]) -> float:
+    """1 if the prediction equals one of the answers after `normalize_answer`, else 0.
+
+    Example:
+        >>> exact_match("the Eiffel Tower.", ["Eiffel tower", "Tour Eiffel"])
+        1.0
+    """
+    return float(normalize_answer(prediction) in {normalize_answer(answer) for answer in answers})
+
+
+def token_f1(prediction: str, answers: Sequence[str]) -> float:
+    """The best F1 over the answers, of tokens after `normalize_answer`.
+
+        F1 = 2 P R / (P + R),   P = common / tokens of the prediction,   R = common / tokens of the answer,
+
+    a token that occurs n times in both counting n times. Two texts without tokens agree.
+
+    Example:
+        >>> round(token_f1("in the city of Paris", ["Paris"]), 4)
+        0.4
+    """
+    return max(_f1(normalize_answer(prediction).split(), normalize_answer(answer).split()) for answer in answers)
+
+
+def _f1(predicted: list[str], wanted: list[str]) -> float:
+    if not predicted or not wanted:
+        return float(predicted == wanted)
+    return 2 * (Counter(predicted) & Counter(wanted)).total() / (len(predicted) + len(wanted))
+
+
+def rag_prompt(question: str, documents: Sequence[str]) -> str:
+    """The question before its context, so that a reader that truncates loses documents and not the question.
+
+    Example:
+        >>> print(rag_prompt("What barks?", ["Dogs bark.", "Cats purr."]))
+        Question: What barks?
+        Answer the question based on the following context:
+        [1] Dogs bark. [2] Cats purr.
+        Answer:
+
+    Source: Beyond the Unit Hypersphere, arXiv 2602.09229, App. I.3.
+    """
+    context = " ".join(f"[{number}] {text}" for number, text in enumerate(documents, start=1))
+    return f"Question: {question}\nAnswer the question based on the following context:\n{context}\nAnswer:"
+
+
+class RAGEvaluator(SentenceEvaluator):
+    """Exact match and token F1 of a reader that is given what the model retrieves.
+
+    Args:
+        questions: Question id to text.
+        corpus: Document id to text.
+        answers: Question id to the accepted answers, or to the one.
+        reader: Takes a list of prompts and returns an answer to each: a function around a transformers pipeline, a
+            local model, or an API.
+        k: Documents in a prompt; 5 in the paper.
+        prompt: Question and documents, best first, to a prompt.
+        similarity: What the model ranks by, a Similarity or its name; by default the model's own.
+        name: Goes in front of the keys and into the name of the CSV file.
+        batch_size: Texts encoded, and prompts read, at a time.
+        show_progress_bar: Whether to show one.
+        write_csv: Whether a call with an ``output_path`` adds a row to ``RAG_evaluation_{name}_results.csv``.
+
+    Attributes:
+        predictions: After a call, question id to the reader's answer.
+        per_query: After a call, ``"em"`` and ``"f1"`` of every question, in the order of ``questions``: what
+            `st_magnitude.geometry.paired_bootstrap` takes to compare two retrievers.
+        primary_metric: ``{name}_rag_f1@{k}``.
+
+    Raises:
+        ValueError: Before anything is encoded, if a question has no answer, an answer has no question, something is
+            empty, or an argument is out of range; at the call, if the reader returns another number of answers, or
+            something that is no text.
+
+    Example:
+        >>> from sentence_transformers.sentence_transformer.modules import BoW
+        >>> model = SentenceTransformer(modules=[BoW(["bees", "cats"])], similarity_fn_name="dot", device="cpu")
+        >>> corpus = {"d1": "The bees make honey", "d2": "The cats make noise"}
+        >>> last_word = lambda prompts: [prompt.split("\\n")[2].split()[-1] for prompt in prompts]
+        >>> evaluator = RAGEvaluator({"q": "What do bees make?"}, corpus, {"q": "honey"}, last_word, k=1)
+        >>> evaluator(model)
+        {'rag_em@1': 1.0, 'rag_f1@1': 1.0}
+
+    Source: Beyond the Unit Hypersphere, arXiv 2602.09229, section 6.2 and App. I; the metrics are SQuAD's (Rajpurkar
+    et al., 2016).
+    """
+
+    def __init__(
+        self,
+        questions: Mapping[str, str],
+        corpus: Mapping[str, str],
+        answers: Mapping[str, str | Sequence[str]],
+        reader: Reader,
+        k: int = 5,
+        prompt: Callable[[str, Sequence[str]], str] = rag_prompt,
+        similarity: Similarity | str | None = None,
+        name: str = "",
+        batch_size: int = 32,
+        show_progress_bar: bool = False,
+        write_csv: bool = True,
+    ) -> None:
+        super().__init__()
+        if not questions or not corpus:
+            raise ValueError(f"There are {len(questions)} questions and {len(corpus)} documents: both must be there.")
+        self.answers = {q: [given] if isinstance(given, str) else list(given) for q, given in answers.items()}
+        if missing := [q for q in questions if not self.answers.get(q)]:
+            raise ValueError(
+                f"{len(missing)} questions have no answer, {missing[0]!r} first: give one, or leave it out."
+            )
+        if unknown := [q for q in self.answers if q not in questions]:
+            raise ValueError(f"{len(unknown)} answers belong to no question, that of {unknown[0]!r} first.")
+        if not callable(reader):
+            raise ValueError(f"reader takes a list of prompts and returns the answers, got {type(reader).__name__}.")
+        self.questions = dict(questions)
+        self.corpus = dict(corpus)
+        self.reader = reader
+        self.k = whole_number("k", k)
+        self.prompt = prompt
+        self.similarity = None if similarity is None else Similarity.named(similarity)
+        self.name = name
+        self.batch_size = whole_number("batch_size", batch_size)
+        self.show_progress_bar = show_progress_bar
+        self.write_csv = write_csv
+        prefix = f"{name}_" if name else ""
+        self.primary_metric = f"{prefix}rag_f1@{self.k}"
+        self.csv_file = f"RAG_evaluation_{prefix}results.csv"
+        self.predictions: dict[str, str] = {}
+        self.per_query: dict[str, NDArray[np.float64]] = {}
+
+    def __call__(  # type: ignore[override]
+        self, model: SentenceTransformer, output_path: str | None = None, epoch: int = -1, steps: int = -1
+    ) -> dict[str, float]:
+        """Retrieves, reads, measures, logs, writes the CSV row, and returns the metrics by key."""
+        run = dense_run(
+            model, self.questions, self.corpus, self.k, self.similarity, self.batch_size, self.show_progress_bar
+        )
+        self.predictions = self.read(run)
+        scores = {
+            "em": [exact_match(self.predictions[q], self.answers[q]) for q in self.questions],
+            "f1": [token_f1(self.predictions[q], self.answers[q]) for q in self.questions],
+        }
+        self.per_query = {key: np.array(values) for key, values in scores.items()}
+        metrics = {f"rag_{key}@{self.k}": float(values.mean()) for key, values in self.per_query.items()}
+        logger.info("RAG evaluation on %s: %s", self.name or "the given questions", metrics)
+        if output_path is not None and self.write_csv:
+            append_csv(Path(output_path) / self.csv_file, {"epoch": epoch, "steps": steps, **metrics})
+        metrics = self.prefix_name_to_metrics(metrics, self.name)
+        self.store_metrics_in_model_card_data(model, metrics, epoch, steps)
+        return metrics
+
+    def read(self, run: Run) -> dict[str, str]:
+        """The reader's answers to all questions, from any run, such as a hybrid one."""
+        prompts = {
+            q: self.prompt(text, [self.corpus[document] for document in list(run.get(q, {}))[: self.k]])
+            for q, text in self.questions.items()
+        }
+        ids = list(prompts)
+        predictions: dict[str, str] = {}
+        starts = range(0, len(ids), self.batch_size)
+        for start in tqdm(starts, desc="Reading", disable=not self.show_progress_bar):
+            some = ids[start : start + self.batch_size]
+            answers = list(self.reader([prompts[q] for q in some]))
+            if len(answers) != len(some):
+                raise ValueError(
+                    f"The reader got {len(some)} prompts and returned {len(answers)} answers: one for each."
+                )
+            if wrong := [answer for answer in answers if not isinstance(answer, str)]:
+                raise ValueError(f"The reader returned {type(wrong[0]).__name__}, as {wrong[0]!r}: strings are needed.")
+            predictions.update(zip(some, answers, strict=True))
+        return predictions
