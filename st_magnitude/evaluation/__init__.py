@@ -5,6 +5,7 @@ from st_magnitude.evaluation.hybrid import HybridEvaluator, bm25_run, dense_run,
 from st_magnitude.evaluation.magnitude import MagnitudeEvaluator
 from st_magnitude.evaluation.pairs import ScoredPairsEvaluator
 from st_magnitude.evaluation.rag import RAGEvaluator, exact_match, normalize_answer, rag_prompt, token_f1
+from st_magnitude.evaluation.trec import read_run, write_run
 
 __all__ = [
     "CompressionCell",
@@ -18,6 +19,8 @@ __all__ = [
     "exact_match",
     "normalize_answer",
     "rag_prompt",
+    "read_run",
     "reciprocal_rank_fusion",
     "token_f1",
+    "write_run",
 ]
