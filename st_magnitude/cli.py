@@ -1,4 +1,4 @@
-"""The command line: ``st-magnitude demo``, ``train``, ``compress`` and ``revela``."""
+"""The command line: ``st-magnitude demo``, ``train``, ``compress``, ``mteb`` and ``revela``."""
 
 from __future__ import annotations
 
@@ -167,6 +167,24 @@ def compress(
     typer.echo(table(evaluator.cells))
     if output is not None:
         _save_compression(evaluator.cells, output, title=f"{Path(model).name}, {data.name} {split}")
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def mteb(context: typer.Context) -> None:
+    """mteb's own command line, for models and data that lie on this machine.
+
+    st-magnitude mteb run -m my-model -t my-data --output-folder results
+
+    -m: the folder of a saved model, or any name that mteb knows. -t: a folder in BEIR's layout (retrieval), a .csv,
+    .tsv or .jsonl file with sentence1, sentence2 and score (STS), one with text and label (clustering), or the name of
+    a task of mteb. All other arguments are mteb's: "mteb run --help" lists them. Needs the extra "eval".
+    """
+    from st_magnitude.mteb import run
+
+    try:
+        run([argument for argument in context.args if argument != "--"])
+    except (ValueError, OSError, ImportError, KeyError) as error:
+        _fail(error)
 
 
 @app.command()

@@ -1,9 +1,11 @@
 """Local data scored by mteb equals what sentence-transformers' own evaluator says."""
 
+import itertools
 import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from datasets import Dataset
 from sentence_transformers import (
@@ -14,8 +16,8 @@ from sentence_transformers import (
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 
 import st_magnitude as stm
-from st_magnitude.data import RetrievalData, save_beir
-from st_magnitude.mteb import evaluate_retrieval
+from st_magnitude.data import DataError, RetrievalData, save_beir
+from st_magnitude.mteb import clustering_task, evaluate_retrieval, local_model, local_task
 
 pytest.importorskip("mteb")
 
@@ -70,3 +72,116 @@ def test_a_model_trained_for_prefixes(static_model, task, tmp_path, similarity, 
     theirs = InformationRetrievalEvaluator(**task, main_score_function=score)(short)
     assert theirs[f"{score}_ndcg@10"] == pytest.approx(metrics["float32_64_ndcg@10"], abs=1e-6)
     assert metrics["float32_64_ndcg@10"] != metrics["full_ndcg@10"]
+
+
+def scores_of(folder):
+    """All main scores under mteb's results folder, by model, revision and task."""
+    found = {}
+    for file in folder.rglob("*.json"):
+        if file.name != "model_meta.json":
+            record = json.loads(file.read_text())
+            found[file.parts[-3], record["task_name"]] = record["scores"]["test"][0]
+    return found
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+def test_four_ways_to_one_score(static_model, task, tmp_path, similarity):
+    """ST's evaluator, ours, mteb.evaluate and mteb's command line (which round to five digits)."""
+    import mteb
+
+    stm.prepare(static_model, similarity).save_pretrained(str(tmp_path / "model"))
+    save_beir(RetrievalData(**task), tmp_path / "data")
+    expected = InformationRetrievalEvaluator(**task, main_score_function=similarity)(static_model)
+    expected = expected[f"{similarity}_ndcg@10"]
+    assert stm.MagnitudeEvaluator(**task)(static_model)["matched_ndcg@10"] == pytest.approx(expected, abs=1e-6)
+    loaded = local_model(tmp_path / "model").load_model(device="cpu")
+    result = mteb.evaluate(loaded, local_task(tmp_path / "data"), cache=None, show_progress_bar=False)
+    assert result.task_results[0].scores["test"][0]["ndcg_at_10"] == pytest.approx(expected, abs=6e-6)
+    command = [sys.executable, "-m", "st_magnitude.cli", "mteb", "run", "-m", str(tmp_path / "model")]
+    command += ["-t", str(tmp_path / "data"), "--output-folder", str(tmp_path / "results")]
+    subprocess.run(command, capture_output=True, text=True, check=True)
+    (score,) = scores_of(tmp_path / "results").values()
+    assert score["ndcg_at_10"] == pytest.approx(expected, abs=6e-6)
+
+
+def test_the_cache_never_mixes_models_or_data(static_model, task, tmp_path):
+    """A dot model in the place of a cosine one, then changed data: mteb's cache is on, and each is scored anew."""
+    import mteb
+    from mteb.cache import ResultCache
+
+    cache, found = ResultCache(tmp_path / "results"), []
+    save_beir(RetrievalData(**task), tmp_path / "data")
+    for similarity in ("cosine", "dot"):
+        stm.prepare(static_model, similarity).save_pretrained(str(tmp_path / "model"))
+        loaded = local_model(tmp_path / "model").load_model(device="cpu")
+        result = mteb.evaluate(loaded, local_task(tmp_path / "data"), cache=cache, show_progress_bar=False)
+        expected = stm.MagnitudeEvaluator(**task)(static_model)["matched_ndcg@10"]
+        found.append(result.task_results[0].scores["test"][0]["ndcg_at_10"])
+        assert found[-1] == pytest.approx(expected, abs=6e-6)
+    assert abs(found[0] - found[1]) > 1e-3
+    before = local_task(tmp_path / "data").metadata.name
+    fewer = RetrievalData(task["queries"], task["corpus"] | {"extra": "x"}, task["relevant_docs"])
+    save_beir(fewer, tmp_path / "data2")
+    (tmp_path / "data2").replace(tmp_path / "moved")
+    for name in ("corpus.jsonl", "queries.jsonl"):
+        (tmp_path / "moved" / name).replace(tmp_path / "data" / name)
+    assert local_task(tmp_path / "data").metadata.name != before
+
+
+def test_a_model_card_does_not_make_another_model(static_model, tmp_path):
+    static_model.save_pretrained(str(tmp_path / "model"))
+    revision = local_model(tmp_path / "model").revision
+    (tmp_path / "model" / "README.md").write_text("New words.")
+    assert local_model(tmp_path / "model").revision == revision
+    (tmp_path / "model" / "config_sentence_transformers.json").write_text("{}")
+    assert local_model(tmp_path / "model").revision != revision
+
+
+def test_scored_pairs_and_clusters(static_model, task, tmp_path):
+    import mteb
+
+    texts = list(task["corpus"].values())
+    pairs = [(a, b, float(len(set(a.split()) & set(b.split())))) for a, b in itertools.pairwise(texts)]
+    lines = ["sentence1\tsentence2\tscore", *("\t".join(map(str, pair)) for pair in pairs)]
+    (tmp_path / "pairs.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    rows = [{"text": text, "label": "short" if len(text) < 40 else "long"} for text in texts]
+    (tmp_path / "classes.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    stm.prepare(static_model, "cosine").save_pretrained(str(tmp_path / "model"))
+    loaded = local_model(tmp_path / "model").load_model(device="cpu")
+    tasks = [local_task(tmp_path / name) for name in ("pairs.tsv", "classes.jsonl")]
+    result = mteb.evaluate(loaded, tasks, cache=None, show_progress_bar=False)
+    sts, clusters = (one.scores["test"][0] for one in result.task_results)
+    x, y = (static_model.encode(list(side)) for side in list(zip(*pairs, strict=True))[:2])
+    cosines = (x * y).sum(1) / np.linalg.norm(x, axis=1) / np.linalg.norm(y, axis=1)
+    assert sts["cosine_spearman"] == pytest.approx(stm.geometry.spearman(cosines, [p[2] for p in pairs]), abs=1e-4)
+    assert 0 <= clusters["v_measure"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("a.csv", "sentence1,sentence2,score\nx,y,high\n", r"a.csv:2: the score 'high' is not a number"),
+        ("a.csv", "sentence1,sentence2,score\nx,y\n", r"a.csv:2: this line has not as many fields"),
+        ("a.csv", "one,two\n1,2\n", r"the columns \['one', 'two'\].*text and label a clustering task"),
+        ("a.csv", "text,label\n", "no rows"),
+        ("a.jsonl", '{"text": "x", "label": 1}\nnonsense\n', r"a.jsonl:2: not valid JSON"),
+        ("a.jsonl", "[1]\n", r"a.jsonl:1: expected an object"),
+        ("a.png", "x", "is no table"),
+    ],
+)
+def test_bad_tables_name_file_and_line(tmp_path, name, text, says):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(DataError, match=says):
+        local_task(tmp_path / name)
+
+
+def test_bad_models_and_arguments(tmp_path):
+    with pytest.raises(DataError, match=r"no modules\.json"):
+        local_model(tmp_path)
+    with pytest.raises(DataError, match="2 texts and 1 labels"):
+        clustering_task(["a", "b"], [1], "x")
+    (tmp_path / "empty").mkdir()
+    command = [sys.executable, "-m", "st_magnitude.cli", "mteb", "run", "-m", str(tmp_path / "empty"), "-t", "STS12"]
+    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert finished.returncode == 2
+    assert "no modules.json" in finished.stderr
