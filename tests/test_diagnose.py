@@ -174,6 +174,15 @@ def test_your_word_on_symmetry_counts():
     assert said["read-out"].choice == f"stm.prepare(model, stm.Similarity({gamma}, {gamma}))"
 
 
+def test_a_gain_over_cosine_that_finds_the_query_itself_is_not_trusted():
+    model, queries, corpus, relevant = planted(0, "relevance")
+    found = quick(model, queries, corpus | {f"self {key}": text for key, text in queries.items()}, relevant)
+    assert found.symmetry.own_text_unjudged == 1
+    assert found["read-out"].gain[1] > 0
+    assert found["read-out"].verdict == "not enough data"
+    assert "judge them or take them out" in found["read-out"].reason
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_few_queries_decide_nothing(seed):
     found = quick(*planted(seed, "relevance", num_queries=40), seed=seed)
@@ -371,6 +380,12 @@ def test_isotropy_is_whitening_measured():
     assert advice.verdict == "do"
     assert advice.gain[0] > 0.05
     assert quick(model, queries, corpus, relevant)["isotropy"].verdict != "do"
+
+
+def test_whitening_leaves_lengths_to_a_model_that_uses_them():
+    found = quick(*planted(0, "relevance", similarity="dot"))
+    assert abs(found["isotropy"].gain[0]) < 0.04  # directions are even already
+    assert found.read_out.ndcg(0.0).mean() - found.read_out.ndcg(1.0).mean() > 0.08  # what losing them would cost
 
 
 def test_storage_is_judged_against_the_tolerance():
