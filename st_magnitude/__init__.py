@@ -3,6 +3,7 @@
 from st_magnitude import geometry, revela
 from st_magnitude.calibration import ExponentCurve, calibrate_exponent
 from st_magnitude.callbacks import NormMonitor
+from st_magnitude.diagnose import Diagnosis, diagnose
 from st_magnitude.evaluation import CompressionEvaluator, MagnitudeEvaluator, ScoredPairsEvaluator
 from st_magnitude.gradients import attach_grad_scale, grad_scale
 from st_magnitude.infonce import Term, infonce
@@ -36,6 +37,7 @@ __all__ = [
     "CompressionEvaluator",
     "CosineRankingLoss",
     "DNormRankingLoss",
+    "Diagnosis",
     "DotRankingLoss",
     "ExponentCurve",
     "LearnableNormLoss",
@@ -57,6 +59,7 @@ __all__ = [
     "calibrate_exponent",
     "covariance_penalty",
     "cut_init",
+    "diagnose",
     "export",
     "geometry",
     "grad_scale",

@@ -1,4 +1,4 @@
-"""The command line: ``st-magnitude demo``, ``train``, ``compress``, ``mteb`` and ``revela``."""
+"""The command line: ``st-magnitude demo``, ``train``, ``compress``, ``diagnose``, ``mteb`` and ``revela``."""
 
 from __future__ import annotations
 
@@ -256,6 +256,73 @@ def revela(
     except (ValueError, OSError, ImportError, TypeError) as error:
         _fail(error)
     typer.echo(f"Saved to {output}.")
+
+
+@app.command()
+def diagnose(
+    model: Annotated[str, typer.Argument(help="Folder or hub id of the model.")],
+    data: Annotated[Path, typer.Option(help="Folder with corpus.jsonl, queries.jsonl and qrels/<split>.tsv (BEIR).")],
+    split: Annotated[str, typer.Option(help="Split of the qrels to measure on.")] = "test",
+    baseline: Annotated[str | None, typer.Option(help="Another model to measure beside it.")] = None,
+    similarity: Annotated[
+        str | None, typer.Option(help="cosine, dot, qnorm or dnorm; default: the model's own.")
+    ] = None,
+    symmetric: Annotated[
+        str | None, typer.Option(help="yes or no: are queries and documents interchangeable? Default: it looks.")
+    ] = None,
+    tolerance: Annotated[float, typer.Option(help="Share of nDCG@10 that smaller storage may cost.")] = 0.05,
+    min_gain: Annotated[float, typer.Option(help="Smallest gain in nDCG@10 that is worth a change.")] = 0.02,
+    batch_size: Annotated[int, typer.Option(min=1, help="Texts encoded at a time.")] = 32,
+    max_length: Annotated[int | None, typer.Option(min=1, help="Tokens of a text that the model reads.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the halves of the queries and the bootstrap.")] = 0,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write all figures there; replaces the file.")
+    ] = None,
+) -> None:
+    """Measure whether length, compression or isotropy will help a model on your queries, and say what to do.
+
+    Nothing is trained. Queries and corpus are encoded once. What is recommended has a gain whose 95 % interval excludes
+    zero on queries that did not choose it; use some hundreds of queries.
+    """
+    import json
+
+    from st_magnitude.data import load_beir
+    from st_magnitude.diagnose import diagnose as run
+    from st_magnitude.surgery import load
+    from st_magnitude.train import limit_length
+
+    try:
+        if symmetric not in (None, "yes", "no"):
+            raise ValueError(f"--symmetric takes 'yes' or 'no', got {symmetric!r}.")
+        if json_file is not None and json_file.is_dir():
+            raise ValueError(f"--json is a file, but {json_file} is a folder: name a file in it.")
+        loaded = load_beir(data, split)
+        encoders = [load(path) for path in (model, baseline) if path is not None]
+        if max_length is not None:
+            for encoder in encoders:
+                limit_length(encoder, max_length)
+        typer.echo(f"{split}: {loaded}")
+        found = run(
+            encoders[0],
+            loaded.queries,
+            loaded.corpus,
+            loaded.relevant_docs,
+            similarity=similarity,
+            baseline=encoders[1] if baseline is not None else None,
+            symmetric=None if symmetric is None else symmetric == "yes",
+            min_gain=min_gain,
+            tolerance=tolerance,
+            batch_size=batch_size,
+            seed=seed,
+            show_progress_bar=True,
+        )
+        typer.echo(str(found))
+        if json_file is not None:
+            json_file.parent.mkdir(parents=True, exist_ok=True)
+            json_file.write_text(json.dumps(found.to_dict(), allow_nan=False) + "\n", encoding="utf-8")
+            typer.echo(f"Saved {json_file}.")
+    except (ValueError, OSError, ImportError) as error:
+        _fail(error)
 
 
 def _numbers(option: str, given: str | None, kind: type[Number]) -> list[Number] | None:
