@@ -111,7 +111,9 @@ def measure(name: str, queries: Array, documents: Array) -> list[dict[str, Any]]
         for form, (stored, sent) in forms.items():
             cells = []
             for ef, found, cost in search(stored, sent):
-                recall = float(np.mean([len({*a} & {*b}) / K for a, b in zip(found.tolist(), best.tolist(), strict=True)]))
+                recall = float(
+                    np.mean([len({*a} & {*b}) / K for a, b in zip(found.tolist(), best.tolist(), strict=True)])
+                )
                 cells.append(f"{recall:.3f} ({cost:.0f})")
                 rows.append({"data": name, "index": engine, "stored": form, "ef": ef, "recall": recall, "cost": cost})
             print(f"| {engine} | {form} | " + " | ".join(cells) + " |", flush=True)
