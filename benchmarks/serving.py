@@ -1,17 +1,19 @@
 """Does a graph index find what the inner product ranks first, and does one more dimension help it?
 
-    python benchmarks/serving.py [--quick] [--model runs/demo/qnorm] [--output runs/serving]
+    python benchmarks/serving.py [--quick] [--demo runs/demo] [--output runs/serving]
 
 Recall@10 of the exact inner product by HNSW in FAISS and usearch (16 links, 128 candidates while building, float32, one
 thread), for documents as they are (metric: inner product) and after `st_magnitude.serving.augment` (same metric), with
 M the largest norm, and twice that, which leaves room for documents that come later. Beside it the distances that were
 computed for a query: what a search costs, on any machine.
 
-Documents and queries: the docstrings of the installed packages (`st_magnitude.docstrings`), in random order, embedded
-- by all-MiniLM-L6-v2 without its Normalize: norms as they happen to be;
-- by the model of ``--model``, such as the demo's, which QNorm has trained to say something with norms;
-- by all-MiniLM-L6-v2 with synthetic norms on its directions, lognormal with sigma .5 and 1, independent of them;
-- the same at sigma .5, with documents added in ascending order of norms: a corpus whose norms drift upwards.
+Data, no download:
+- sentences of Python's own documentation, embedded by wordllama's static table (256 dimensions, norms as they happen to
+  be); every 20th is a query, and no document;
+- the same directions with synthetic norms, lognormal with sigma .5 and 1, independent of them;
+- the same at sigma .5, with documents added in ascending order of norms: a corpus whose norms drift upwards;
+- with ``--demo``, the data of a run of ``st-magnitude demo`` under its model ``qnorm``, which QNorm has trained to say
+  something with norms: 2248 chunks of docstrings, 200 queries.
 
 Expected before measuring: with the norms of the models (coefficients of variation of .05 to .3) no difference above .01
 at equal cost. At sigma .5 and 1 both get worse, the raw graph for its hubs, which hide short documents, the augmented
@@ -30,13 +32,14 @@ from typing import Any
 
 import faiss
 import numpy as np
+from norms import sentences
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
+from temperature import static_model
 from usearch.index import Index
 
 import st_magnitude as stm
-from st_magnitude.demo import bundled_minilm
-from st_magnitude.docstrings import build_docstring_task
+from st_magnitude.data import load_beir
 from st_magnitude.serving import augment, augment_queries
 
 Array = NDArray[np.float32]
@@ -44,18 +47,19 @@ K, LINKS, BUILD = 10, 16, 128
 EFS = (10, 20, 40, 80, 160, 320)
 
 
-def texts(quick: bool) -> tuple[list[str], list[str]]:
-    """Queries of the test packages, documents of all."""
-    task = build_docstring_task(progress=False)
-    documents = sorted({text for part in (task.test, task.dev, task.train) for text in part.corpus.values()})
-    np.random.default_rng(0).shuffle(documents)
-    queries = list(task.test.queries.values())
-    return (queries[:100], documents[:1000]) if quick else (queries[:400], documents[:8000])
+def static(quick: bool) -> tuple[Array, Array]:
+    vectors = static_model().encode(sorted(set(sentences())), normalize_embeddings=False)
+    vectors = vectors[np.linalg.norm(vectors, axis=1) > 0]
+    vectors = np.random.default_rng(0).permutation(vectors)[: 2000 if quick else None]
+    query = np.arange(len(vectors)) % 20 == 0
+    return vectors[query][:400], vectors[~query]
 
 
-def embed(path: str, queries: list[str], documents: list[str]) -> tuple[Array, Array]:
-    model = stm.strip_normalize(SentenceTransformer(path, device="cpu"))
-    return model.encode_query(queries), model.encode_document(documents)
+def demo(folder: Path) -> tuple[Array, Array]:
+    data = load_beir(folder / "data")
+    model = stm.strip_normalize(SentenceTransformer(str(folder / "qnorm"), device="cpu"))
+    model.max_seq_length = 128
+    return model.encode_query(list(data.queries.values())[:200]), model.encode_document(list(data.corpus.values()))
 
 
 def unit(x: Array) -> Array:
@@ -96,8 +100,8 @@ def measure(name: str, queries: Array, documents: Array) -> list[dict[str, Any]]
     spread, largest = norms.std() / norms.mean(), float(norms.max())
     best = np.argsort(-(queries.astype(float) @ documents.T.astype(float)), axis=1)[:, :K]
     print(
-        f"\n### {name}: coefficient of variation of norms {spread:.2f}, largest / median {largest / np.median(norms):.1f}, "
-        f"{len(np.unique(best))} of {len(documents)} documents are in some top 10\n"
+        f"\n### {name}: coefficient of variation of norms {spread:.2f}, largest / median "
+        f"{largest / np.median(norms):.1f}, {len(np.unique(best))} of {len(documents)} documents are in some top 10\n"
     )
     print("| index | stored | " + " | ".join(f"ef {ef}" for ef in EFS) + " |")
     print("| --- | --- |" + " ---: |" * len(EFS))
@@ -122,24 +126,23 @@ def measure(name: str, queries: Array, documents: Array) -> list[dict[str, Any]]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="1000 documents")
-    parser.add_argument("--model", help="a model that keeps norms, such as the demo's runs/demo-*/qnorm")
+    parser.add_argument("--quick", action="store_true", help="1900 documents")
+    parser.add_argument("--demo", type=Path, help="the output of st-magnitude demo")
     parser.add_argument("--output", type=Path, default=Path("runs/serving"))
     arguments = parser.parse_args()
     faiss.omp_set_num_threads(1)
 
-    questions, corpus = texts(arguments.quick)
-    queries, documents = embed(bundled_minilm(), questions, corpus)
+    queries, documents = static(arguments.quick)
     print(f"{len(queries)} queries, {len(documents)} documents; in each cell recall@10 (distances computed a query)")
-    rows = measure("MiniLM, its own norms", queries, documents)
-    if arguments.model:
-        rows += measure("trained with QNorm", *embed(arguments.model, questions, corpus))
+    rows = measure("static, its own norms", queries, documents)
     for sigma in (0.5, 1.0):
         norms = np.random.default_rng(1).lognormal(sigma=sigma, size=(len(documents), 1))
-        rows += measure(f"MiniLM, lognormal norms, sigma {sigma}", queries, unit(documents) * norms)
+        rows += measure(f"static, lognormal norms, sigma {sigma}", queries, unit(documents) * norms)
         if sigma == 0.5:
             order = np.argsort(norms[:, 0])
             rows += measure("the same, added in ascending order", queries, (unit(documents) * norms)[order])
+    if arguments.demo:
+        rows += measure("trained with QNorm", *demo(arguments.demo))
 
     arguments.output.mkdir(parents=True, exist_ok=True)
     record = arguments.output / ("quick.json" if arguments.quick else "results.json")
