@@ -5,8 +5,8 @@ compute inner products, but no such powers: the powers are taken once, when docu
 
     s(q, d) = query_vectors(q) · index_vectors(d)
 
-Graph indexes are made for distances, and the inner product is none: a document need not be its own nearest neighbour.
-`augment` gives all documents one length, by one more dimension, and leaves every score as it is.
+For an index that has cosine or L2 only, `augment` gives all documents one length, by one more dimension, and leaves
+every inner product as it is. Where an index has the inner product, use that: HNSW found far more so (docs/serving.md).
 """
 
 from __future__ import annotations
@@ -79,8 +79,9 @@ def augment(documents: Any, max_norm: float | None = None) -> NDArray[np.float32
         x' = (x, sqrt(M² - |x|²)),   q' = (q, 0),   q' · x' = q · x,   |q' - x'|² = |q|² + M² - 2 q · x
 
     So inner product, cosine and L2 rank these vectors alike, and as the inner product ranks the originals: an index
-    that has cosine or L2 only can search by inner product. Among documents x' · y' = M² - |x' - y'|² / 2, so that a
-    graph that is built with the inner product is built on a distance.
+    that has cosine or L2 only can search by inner product. It is exact for exhaustive search. HNSW
+    on augmented documents is a poor second to HNSW on inner products, at any spread of norms that was measured
+    (docs/serving.md): queries lie on the equator, short documents at the pole, and all distances are alike.
 
     Args:
         documents: What `index_vectors` returns, one a row.
