@@ -150,7 +150,7 @@ def calibrate_exponent(
 
     position = {document: i for i, document in enumerate(document_ids)}
     columns = [[position[document] for document in relevant[query]] for query in query_ids]
-    hits = _sweep(q, d, columns, gammas)  # (E, n, <= 10)
+    hits = sweep_exponents(q, d, columns, gammas)  # (E, n, <= 10)
     per_query = np.stack([ndcg(h, [len(c) for c in columns]) for h in hits])
     means = per_query.mean(axis=1)
     best = int(np.flatnonzero(np.isclose(means, means.max(), rtol=0.0, atol=1e-12))[-1])
@@ -161,7 +161,7 @@ def calibrate_exponent(
     return ExponentCurve(gammas, per_query, query_ids, float(gammas[best]), gain[0], gain[1], confidence)
 
 
-def _sweep(q: Tensor, d: Tensor, columns: list[list[int]], gammas: NDArray[np.float64]) -> NDArray[np.bool_]:
+def sweep_exponents(q: Tensor, d: Tensor, columns: list[list[int]], gammas: NDArray[np.float64]) -> NDArray[np.bool_]:
     """Whether the ten best documents are relevant, at every exponent: (E, n, <= 10), from one product per row tile."""
     lengths = safe_norm(d).T  # (1, m)
     rows = max(1, TILE // len(d))

@@ -23,8 +23,8 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
 from st_magnitude import geometry
-from st_magnitude.calibration import ExponentCurve, _sweep
-from st_magnitude.evaluation.compression import CompressionCell, _bytes, _search
+from st_magnitude.calibration import ExponentCurve, sweep_exponents
+from st_magnitude.evaluation.compression import CompressionCell, bytes_per_document, search_compressed
 from st_magnitude.evaluation.magnitude import implied_similarity
 from st_magnitude.evaluation.metrics import TILE, are_unit, check_judgments, encode_raw, ndcg, rank
 from st_magnitude.similarity import COSINE, Similarity, safe_norm
@@ -624,7 +624,7 @@ def _read_out(data: _Encoded, query_ids: list[str], present: float, chose: Mask,
     gammas = np.linspace(0.0, 1.0, 21)
     if np.abs(gammas - present).min() > 1e-9:
         gammas = np.sort(np.append(gammas, present))
-    hits = _sweep(data.queries, data.documents, data.columns, gammas)
+    hits = sweep_exponents(data.queries, data.documents, data.columns, gammas)
     per_query = np.stack([ndcg(h, [len(c) for c in data.columns]) for h in hits])
     at = _nearest(gammas, present)
 
@@ -778,7 +778,7 @@ def _storage(data: _Encoded, now: Similarity, read_out: ReadOut) -> tuple[list[C
     def search(prefix: int, precision: str, similarity: Similarity) -> dict[str, Array]:
         q = similarity.query(data.queries[:, :prefix].double()).float()
         d = similarity.document(data.documents[:, :prefix].double()).float()
-        return {kind: data.ndcg(best) for kind, best in _search(q, d, precision, 100, similarity).items()}
+        return {kind: data.ndcg(best) for kind, best in search_compressed(q, d, precision, 100, similarity).items()}
 
     for prefix in (dim, dim // 2, dim // 4):
         if prefix:
@@ -786,7 +786,7 @@ def _storage(data: _Encoded, now: Similarity, read_out: ReadOut) -> tuple[list[C
     stored |= {(dim, "binary", kind): values for kind, values in search(dim, "binary", now).items()}
     reference = float(stored[dim, "float32", "none"].mean())
     cells = [
-        CompressionCell(*key, _bytes(*key), mean, mean / reference if reference else math.nan)
+        CompressionCell(*key, bytes_per_document(*key), mean, mean / reference if reference else math.nan)
         for key, mean in ((key, float(values.mean())) for key, values in stored.items())
     ]
     with_norm = search(dim, "binary", Similarity(1.0, read_out.length_candidate))

@@ -12,7 +12,7 @@ from sentence_transformers.base.modules import Normalize
 from sentence_transformers.sentence_transformer.modules import BoW
 
 from st_magnitude import Similarity, geometry
-from st_magnitude.calibration import _sweep, calibrate_exponent
+from st_magnitude.calibration import calibrate_exponent, sweep_exponents
 from st_magnitude.evaluation import MagnitudeEvaluator
 from st_magnitude.modules import ExponentNorm
 
@@ -141,6 +141,6 @@ def test_sweep_in_tiles_is_the_brute_force_ranking(monkeypatch):
         for i in range(23):
             scores = [float(q[i] @ v) / (float(v.norm()) ** gamma if v.any() else 1.0) for v in d]
             expected[e, i] = [j in columns[i] for j in sorted(range(41), key=lambda j: -scores[j])[:10]]
-    np.testing.assert_array_equal(_sweep(q, d, columns, gammas), expected)
+    np.testing.assert_array_equal(sweep_exponents(q, d, columns, gammas), expected)
     monkeypatch.setattr("st_magnitude.calibration.TILE", 41 * 5)  # five queries at a time
-    np.testing.assert_array_equal(_sweep(q, d, columns, gammas), expected)
+    np.testing.assert_array_equal(sweep_exponents(q, d, columns, gammas), expected)

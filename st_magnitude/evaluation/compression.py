@@ -203,11 +203,11 @@ class CompressionEvaluator(SentenceEvaluator):
             d = similarity.document(documents[:, :dim].double()).float()
             for precision in PRECISIONS:
                 if precision in self.precisions or (dim, precision) == (full, "float32"):
-                    for rescoring, best in _search(q, d, precision, self.top_k, similarity).items():
+                    for rescoring, best in search_compressed(q, d, precision, self.top_k, similarity).items():
                         self.per_query[dim, precision, rescoring] = self._ndcg(best)
         reference = float(self.per_query[full, "float32", "none"].mean())
         self.cells = [
-            CompressionCell(*key, _bytes(*key), mean, mean / reference if reference else math.nan)
+            CompressionCell(*key, bytes_per_document(*key), mean, mean / reference if reference else math.nan)
             for key, mean in ((key, float(values.mean())) for key, values in self.per_query.items())
         ]
 
@@ -348,12 +348,12 @@ def _size(count: float) -> str:
     return f"{count:.1f} TB"
 
 
-def _bytes(dim: int, precision: str, rescoring: str) -> int:
+def bytes_per_document(dim: int, precision: str, rescoring: str) -> int:
     stored = {"float32": 4 * dim, "int8": dim, "binary": math.ceil(dim / 8)}[precision]
     return stored + (NORM_BYTES if rescoring == "norm" else 0)
 
 
-def _search(
+def search_compressed(
     queries: Tensor, documents: Tensor, precision: str, top_k: int, similarity: Similarity
 ) -> dict[str, Tensor]:
     """Columns of the ten best stored documents, best first, by kind of rescoring: (n, k), (m, k) -> (n, <= 10)."""
