@@ -103,7 +103,7 @@ def patched(preset: str, rescale: bool = True) -> Iterator[None]:
 
 
 def main(arguments: Sequence[str] | None = None) -> Any:
-    """The command line: ``PRESET [--no-calibrate] -- <arguments of open_clip_train>``; returns what open_clip's does."""
+    """``PRESET [--no-calibrate] -- <arguments of open_clip_train>``: trains, and returns what open_clip's main does."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     end = arguments.index("--") if "--" in arguments else len(arguments)
     parser = argparse.ArgumentParser(

@@ -20,7 +20,10 @@ FLAGS = [(False, False), (False, True), (True, True)]  # local_loss, gather_with
 PRESETS = ["norm-sym", "nonorm-sym", "imgnorm-i2t", "nonorm-i2t", "txtnorm-t2i", "nonorm-t2i"]
 CASES = [
     *((preset, *flags, "plain") for preset, flags in itertools.product(PRESETS, FLAGS)),
-    *((preset, *flags, "labels") for preset, flags in itertools.product(["norm-sym", "imgnorm-i2t", "nonorm-t2i"], FLAGS)),
+    *(
+        (preset, *flags, "labels")
+        for preset, flags in itertools.product(["norm-sym", "imgnorm-i2t", "nonorm-t2i"], FLAGS)
+    ),
     *(("imgnorm-i2t", *flags, "sigreg") for flags in FLAGS),
 ]
 SIZE = 5  # a rank
@@ -87,8 +90,8 @@ def main(output: Path) -> None:
         results[case] = one_step(loss, with_labels=extra == "labels")
     for flags in itertools.product([False, True], repeat=2):
         options = ranks | {"local_loss": flags[0], "gather_with_grad": flags[1]}
-        results["ours", *flags] = one_step(stm.clip.AsymmetricClipLoss.from_preset("norm-sym", **options))
-        results["stock", *flags] = one_step(ClipLoss(**options), normalised=True)
+        results[("ours", *flags)] = one_step(stm.clip.AsymmetricClipLoss.from_preset("norm-sym", **options))
+        results[("stock", *flags)] = one_step(ClipLoss(**options), normalised=True)
     torch.save(results, output / f"rank{dist.get_rank()}.pt")
     dist.destroy_process_group()
 

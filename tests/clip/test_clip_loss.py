@@ -47,7 +47,10 @@ def inputs(size=7, dim=6, dtype=torch.float64):
     """Features with lengths of about 0.1 to 3, a logit scale and a bias, all leaves."""
     lengths = torch.rand(2, size, 1, dtype=dtype) * 3 + 0.1
     tensors = [functional.normalize(torch.randn(size, dim, dtype=dtype), dim=1) * n for n in lengths]
-    return [*(x.requires_grad_() for x in tensors), *(torch.tensor(x, dtype=dtype).requires_grad_() for x in (5.0, -3.0))]
+    return [
+        *(x.requires_grad_() for x in tensors),
+        *(torch.tensor(x, dtype=dtype).requires_grad_() for x in (5.0, -3.0)),
+    ]
 
 
 def gradients(loss, leaves):
@@ -362,7 +365,7 @@ def two_ranks(tmp_path_factory):
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
 def test_two_ranks_are_one_process_on_the_joined_batch(two_ranks, case):
-    preset, local_loss, gather_with_grad, extra = case
+    preset, local_loss, _, extra = case
     model, images, texts, labels = features()
     options, arguments = {}, {}
     if extra == "labels":

@@ -182,13 +182,16 @@ def test_calibrate_divides_by_the_mean_norm(kind):
         torch.testing.assert_close(after[name], before[name] / mean)
     assert model.logit_scale.item() == logit_scale
     changed = {name for name, value in model.state_dict().items() if not torch.equal(value, state[name])}
-    assert changed == {
-        "clip": {"visual.proj", "text_projection"},
-        "custom_text": {"visual.proj", "text.text_projection"},
-        "siglip": {"visual.proj", "text.text_projection.weight"},  # its bias begins at 0
-        "resnet": {"visual.attnpool.c_proj.weight", "visual.attnpool.c_proj.bias", "text_projection"},
-        "coca": {"visual.proj", "text.text_projection"},
-    }[kind]
+    assert (
+        changed
+        == {
+            "clip": {"visual.proj", "text_projection"},
+            "custom_text": {"visual.proj", "text.text_projection"},
+            "siglip": {"visual.proj", "text.text_projection.weight"},  # its bias begins at 0
+            "resnet": {"visual.attnpool.c_proj.weight", "visual.attnpool.c_proj.bias", "text_projection"},
+            "coca": {"visual.proj", "text.text_projection"},
+        }[kind]
+    )
 
 
 def test_calibrate_with_a_bias_in_the_projection():
@@ -244,8 +247,9 @@ def test_calibrate_says_so_when_a_tower_has_no_projection(caplog):
     with caplog.at_level(logging.WARNING):
         stm.clip.calibrate(model, images, texts)
     norm = before.norm(dim=1).mean().item()
-    assert f"image tower of CustomTextCLIP ends in no linear projection; the mean norm of its embeddings stays {norm:.4g}" in (
-        caplog.text
+    assert (
+        f"image tower of CustomTextCLIP ends in no linear projection; the mean norm of its embeddings stays {norm:.4g}"
+        in (caplog.text)
     )
     torch.testing.assert_close(model.encode_image(images), before)
     torch.testing.assert_close(model.encode_text(texts).norm(dim=1).mean().item(), 1.0)
