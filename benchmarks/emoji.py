@@ -300,7 +300,9 @@ def _attribute(cache: Path) -> None:
     for package in (_NAMES, *_STYLES.values()):
         stem = f"{package.name.split('/')[-1]}-{package.version}"
         if (cache / stem).is_dir():
-            lines.append(f"- `{stem}*`: npm package {package.name} {package.version}, {package.licence}, {package.author}")
+            lines.append(
+                f"- `{stem}*`: npm package {package.name} {package.version}, {package.licence}, {package.author}"
+            )
     lines += ["", "The images are the drawings rendered as they are, on white. CC BY-SA asks to share alike.", ""]
     text = "\n".join(lines)
     path = cache / "ATTRIBUTION.md"
