@@ -334,8 +334,8 @@ def _separations(
         d["hard"] = _counted_d(lengths, degrees, hard)
     is_relevant = degrees > 0
     d["corpus"] = (
-        f"{is_relevant.sum()} of the {len(lengths)} {side}s belong to some {other}, and it takes two that do and two that "
-        "do not: add distractors"
+        f"{is_relevant.sum()} of the {len(lengths)} {side}s belong to some {other}, and it takes two that do and two "
+        "that do not: add distractors"
     )
     if min(is_relevant.sum(), (~is_relevant).sum()) >= 2:
         d["corpus"] = cohens_d(lengths[is_relevant], lengths[~is_relevant])
@@ -356,13 +356,17 @@ def _counted_d(lengths: Array, relevant: NDArray[np.int64], irrelevant: NDArray[
     Equal to ``cohens_d(np.repeat(lengths, relevant), np.repeat(lengths, irrelevant))``, of which the pairs of a large
     corpus would not fit into memory.
     """
-    taken = lengths[(relevant > 0) | (irrelevant > 0)]
-    if np.ptp(taken) <= 1e-6 * taken.max():
+    samples = [(lengths[counts > 0], counts[counts > 0]) for counts in (relevant, irrelevant)]
+    both = np.concatenate([values for values, _ in samples])
+    if np.ptp(both) <= 1e-6 * both.max():
         return 0.0
-    means = [np.average(lengths, weights=counts) for counts in (relevant, irrelevant)]
-    squares = relevant @ (lengths - means[0]) ** 2 + irrelevant @ (lengths - means[1]) ** 2
-    deviation = math.sqrt(squares / (relevant.sum() + irrelevant.sum() - 2))
-    difference = float(means[0] - means[1])
+    means = [float(np.average(values, weights=counts)) for values, counts in samples]
+    squares = [
+        float(counts @ (values - mean) ** 2) if np.ptp(values) else 0.0
+        for (values, counts), mean in zip(samples, means, strict=True)
+    ]
+    deviation = math.sqrt(sum(squares) / (relevant.sum() + irrelevant.sum() - 2))
+    difference = means[0] - means[1]
     return difference / deviation if deviation else math.copysign(math.inf, difference)
 
 
