@@ -1,6 +1,6 @@
 """Train embedding models whose geometry is used: magnitude-aware losses for sentence-transformers."""
 
-from st_magnitude import geometry, revela
+from st_magnitude import clip, geometry, revela
 from st_magnitude.calibration import ExponentCurve, calibrate_exponent
 from st_magnitude.callbacks import NormMonitor
 from st_magnitude.evaluation import CompressionEvaluator, MagnitudeEvaluator, ScoredPairsEvaluator
@@ -55,6 +55,7 @@ __all__ = [
     "add_normalize",
     "attach_grad_scale",
     "calibrate_exponent",
+    "clip",
     "covariance_penalty",
     "cut_init",
     "export",

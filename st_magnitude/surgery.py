@@ -527,22 +527,7 @@ _PROJECTIONS = {
 def _clip_projections(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """Weights and biases of the last projection of the image tower, and of the text tower."""
     for tower, paths in _PROJECTIONS.items():
-        found: list[tuple[str, nn.Parameter]] = []
-        for path in paths:
-            try:
-                projection: Any = model.get_submodule(path.rpartition(".")[0])
-            except AttributeError:
-                continue
-            projection = getattr(projection, path.rpartition(".")[2], None)
-            if isinstance(projection, nn.Parameter):
-                found = [(path, projection)]
-            elif isinstance(projection, nn.Module):
-                linear = [m for m in projection.named_modules(prefix=path) if isinstance(m[1], nn.Linear)]
-                found = (
-                    [(f"{linear[-1][0]}.{name}", p) for name, p in linear[-1][1].named_parameters()] if linear else []
-                )
-            if found:
-                break
+        found = clip_projection(model, tower)
         if not found:
             raise ValueError(
                 f"No last affine map found in the {tower} tower of {type(model).__name__} (looked for "
@@ -552,13 +537,30 @@ def _clip_projections(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
         yield from found
 
 
+def clip_projection(model: nn.Module, tower: str) -> list[tuple[str, nn.Parameter]]:
+    """Weight and bias of the last projection of a tower, ``"image"`` or ``"text"``, by name; none if it has none."""
+    for path in _PROJECTIONS[tower]:
+        try:
+            projection: Any = model.get_submodule(path.rpartition(".")[0])
+        except AttributeError:
+            continue
+        projection = getattr(projection, path.rpartition(".")[2], None)
+        if isinstance(projection, nn.Parameter):
+            return [(path, projection)]
+        if isinstance(projection, nn.Module):
+            linear = [m for m in projection.named_modules(prefix=path) if isinstance(m[1], nn.Linear)]
+            if linear:
+                return [(f"{linear[-1][0]}.{name}", p) for name, p in linear[-1][1].named_parameters()]
+    return []
+
+
 def _probe(model: nn.Module, probe: Any) -> Probe:
     """What measures the embeddings, by role, in float64 on the CPU."""
     if isinstance(model, SentenceTransformer):
         texts = list(probe) if probe is not None else list(_PROBE)
         return lambda: {"text": model.encode(texts, convert_to_tensor=True, show_progress_bar=False).double().cpu()}
     if all(hasattr(model, name) for name in ("encode_image", "encode_text")):
-        images, tokens = _random_pair(model) if probe is None else probe
+        images, tokens = random_pair(model) if probe is None else probe
         return lambda: {
             "image": _embed(model, model.encode_image, images),  # type: ignore[arg-type]
             "text": _embed(model, model.encode_text, tokens),  # type: ignore[arg-type]
@@ -580,7 +582,7 @@ def _embed(model: nn.Module, encode: Callable[[Any], Any], inputs: Any) -> Tenso
     return (output[0] if isinstance(output, tuple) else output).double().cpu()
 
 
-def _random_pair(model: Any) -> tuple[Tensor, Tensor]:
+def random_pair(model: Any) -> tuple[Tensor, Tensor]:
     """Eight random images, in the model's precision, and token sequences of the sizes that an open_clip model names."""
     try:
         size = model.visual.image_size

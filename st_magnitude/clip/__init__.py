@@ -1,1 +1,51 @@
-"""open_clip."""
+"""open_clip: losses that keep magnitude, models that do not normalise (arXiv 2602.09229, section 6.5).
+
+Nothing here is imported before it is used, so that ``import st_magnitude`` needs no open_clip.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from st_magnitude.clip.loss import PRESETS, AsymmetricClipLoss, AsymmetricCoCaLoss
+    from st_magnitude.clip.model import calibrate, renormalize, unnormalize
+
+__all__ = ["PRESETS", "AsymmetricClipLoss", "AsymmetricCoCaLoss", "calibrate", "renormalize", "unnormalize"]
+
+_HOMES = {
+    "PRESETS": "loss",
+    "AsymmetricClipLoss": "loss",
+    "AsymmetricCoCaLoss": "loss",
+    "calibrate": "model",
+    "renormalize": "model",
+    "unnormalize": "model",
+}
+
+
+def require_open_clip() -> None:
+    """Imports open_clip.
+
+    Raises:
+        ImportError: If it is missing, or if what it needs is broken: a torchvision that does not fit torch raises
+            RuntimeError at import.
+    """
+    try:
+        import_module("open_clip")
+    except (ImportError, RuntimeError) as error:
+        raise ImportError(
+            f'st_magnitude.clip needs open_clip, which does not import here ({error}). Run `pip install "st-magnitude'
+            '[clip]"`; if torchvision is what fails, its version does not fit that of torch: install both in one '
+            "step, `pip install --upgrade torch torchvision`."
+        ) from error
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
