@@ -31,6 +31,8 @@ bench: $(BIN)/.installed  ## the figures of the README and the docs (more than a
 	$(BIN)/python benchmarks/temperature.py
 	$(BIN)/python benchmarks/sigreg.py
 	$(BIN)/python benchmarks/norms.py
+	$(BIN)/python -m pip install --quiet "open_clip_torch>=3.0" resvg-py
+	$(BIN)/python benchmarks/clip.py
 
 $(BIN)/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -262,7 +262,9 @@ def fetch(package: _Package, cache: Path) -> Path:
                     (out / name).parent.mkdir(parents=True, exist_ok=True)
                     (out / name).write_bytes(source.read())
         except (StopIteration, KeyError, AssertionError, OSError, tarfile.TarError) as error:
-            raise _by_hand(package, target, f"what npm downloaded cannot be read ({error or 'no archive'})") from None
+            raise _by_hand(
+                package, target, f"what npm downloaded cannot be read ({str(error) or 'no archive'})"
+            ) from None
         try:
             out.rename(target)
         except OSError:

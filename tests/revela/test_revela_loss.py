@@ -65,9 +65,7 @@ def test_the_loss_is_the_formula(model: SentenceTransformer, auxiliary_weight: f
     lm = decoder("llama")
     lm.resize_token_embeddings(len(language_model()[1]))
     tokens = language_model()[1]
-    loss = RevelaLoss(
-        model, lm, tokens, temperature=0.1, auxiliary_weight=auxiliary_weight, read_weight=read_weight
-    )
+    loss = RevelaLoss(model, lm, tokens, temperature=0.1, auxiliary_weight=auxiliary_weight, read_weight=read_weight)
     rows = list(groups(3))[:2]
     value = loss(columns_of(loss.collator(rows)))
 
