@@ -267,7 +267,9 @@ def signed(six: Sequence[float]) -> tuple[float, ...]:
 def verdict(values: Sequence[float], paper: float) -> str:
     """Whether the signs agree, as far as the seeds can tell."""
     if round(paper, 6) == 0:
-        return "paper 0"
+        return "(paper 0)"
+    if not np.any(values):
+        return "0"
     same = np.sign(np.mean(values)) == np.sign(paper)
     if len(values) < 2:
         return "same sign" if same else "other sign"
@@ -351,7 +353,9 @@ def plot_hubs(runs: Runs, path: Path, test: str = "unseen_emoji") -> None:
         )
         if row in runs
     ]
-    figure, axes = plt.subplots(1, len(panels), figsize=(3.6 * len(panels), 3.6), squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(
+        1, len(panels), figsize=(3.2 * len(panels), 3.9), squeeze=False, sharey=True, layout="constrained"
+    )
     for axis, (row, side) in zip(axes[0], panels, strict=True):
         measured = runs[row][0]["tests"][test]
         norms = np.array(measured["norms"][side])
@@ -367,10 +371,9 @@ def plot_hubs(runs: Runs, path: Path, test: str = "unseen_emoji") -> None:
             axis.scatter(by_cosine[which] + 1, relative[which], s=10, color=colour, label=f"{label}: {which.sum()}")
         axis.axhline(1, color="0.4", linewidth=0.6)
         axis.set_xscale("log")
-        axis.set_yscale("log")
         axis.set_xlabel("1 + N₁₀ by cosine")
         axis.set_title(f"{row}, {side}s: ρ = {measured['metrics'][f'cosine_{side}_hub_norm']:+.2f}", fontsize=10)
-        axis.legend(fontsize=7, loc="lower left")
+        axis.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=1, frameon=False)
     axes[0, 0].set_ylabel("norm / median norm")
     figure.savefig(path, dpi=110)
     plt.close(figure)

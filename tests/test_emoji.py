@@ -148,7 +148,7 @@ def test_build(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert data.emoji[3] == emoji.Emoji(code(3), "thing 3", ("thing", "t3"), "food drink")
     assert data.emoji[3].text == "thing 3, thing, t3"
     assert data.owners["openmoji"].tolist() == list(range(10, COUNT))
-    assert repr(data).startswith("EmojiImages(40 emoji; images: 3")
+    assert repr(data) == "EmojiImages(40 emoji; images: 40 noto, 40 fluent-emoji-flat, 30 openmoji)"
     calls = (store / "calls").read_text().splitlines()
     assert calls[0] == "pack --silent --ignore-scripts emojibase-data@17.0.0"
     assert [call.split()[-1] for call in calls[1:]] == [f"@iconify-json/{s}@{emoji._STYLES[s].version}" for s in ALL]
