@@ -163,7 +163,7 @@ class MagnitudeRankingLoss(CachedLossMixin, nn.Module):
         self._penalties: dict[str, tuple[Regularizer, float]] = {}
         for item in regularizers:
             regularizer, weight = item if isinstance(item, tuple) else (item, 1.0)
-            self._penalties[_name(regularizer, taken=self._penalties)] = (regularizer, weight)
+            self._penalties[penalty_name(regularizer, taken=self._penalties)] = (regularizer, weight)
         self.regularizers = nn.ModuleDict({n: r for n, (r, _) in self._penalties.items() if isinstance(r, nn.Module)})
         self._warned_alone = False
         self._check_model()
@@ -471,7 +471,7 @@ class LearnableNormLoss(MagnitudeRankingLoss):
         return self._total(losses, with_backward)
 
 
-def _name(regularizer: Regularizer, taken: Collection[str]) -> str:
+def penalty_name(regularizer: Regularizer, taken: Collection[str]) -> str:
     """``sigreg`` for SIGReg(), ``sigreg_2`` for a second one."""
     name = str(getattr(regularizer, "name", None) or getattr(regularizer, "__name__", type(regularizer).__name__))
     name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
