@@ -23,13 +23,16 @@ SCRIPT = Path(__file__).parents[1] / "benchmarks" / "emoji.py"
 
 def load() -> ModuleType:
     """benchmarks/ is no package: the script by its path, under a name that no package has."""
-    sys.path.append(str(SCRIPT.parent))  # for lexicons
     spec = importlib.util.spec_from_file_location("st_magnitude_benchmarks_emoji", SCRIPT)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look there
-    spec.loader.exec_module(module)
+    sys.path.append(str(SCRIPT.parent))  # for lexicons
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(SCRIPT.parent))
     return module
 
 
