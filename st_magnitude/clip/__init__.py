@@ -9,18 +9,32 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from st_magnitude.clip.evaluation import RetrievalReport, retrieval_report, zero_shot
     from st_magnitude.clip.loss import PRESETS, AsymmetricClipLoss, AsymmetricCoCaLoss
     from st_magnitude.clip.model import calibrate, renormalize, unnormalize
 
-__all__ = ["PRESETS", "AsymmetricClipLoss", "AsymmetricCoCaLoss", "calibrate", "renormalize", "unnormalize"]
+__all__ = [
+    "PRESETS",
+    "AsymmetricClipLoss",
+    "AsymmetricCoCaLoss",
+    "RetrievalReport",
+    "calibrate",
+    "renormalize",
+    "retrieval_report",
+    "unnormalize",
+    "zero_shot",
+]
 
 _HOMES = {
     "PRESETS": "loss",
     "AsymmetricClipLoss": "loss",
     "AsymmetricCoCaLoss": "loss",
+    "RetrievalReport": "evaluation",
     "calibrate": "model",
     "renormalize": "model",
+    "retrieval_report": "evaluation",
     "unnormalize": "model",
+    "zero_shot": "evaluation",
 }
 
 
