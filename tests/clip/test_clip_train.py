@@ -251,6 +251,12 @@ def test_the_command_line(monkeypatch, capsys):
         assert message in capsys.readouterr().err
 
 
+def test_without_webdataset(monkeypatch):
+    monkeypatch.setitem(sys.modules, "open_clip_train.main", None)
+    with pytest.raises(ImportError, match=r'training loop does not import.*pip install "st-magnitude\[clip\]"'):
+        main(["norm-sym", "--", "--model", "ViT-B-32"])
+
+
 IN_STOCK_OPEN_CLIP = """
 import sys, torch, open_clip
 config, checkpoint, inputs, output = sys.argv[1:]
