@@ -173,8 +173,8 @@ def test_usearch(case):
         index = usearch.Index(ndim=stored.shape[1], metric=metric, dtype="f32", expansion_search=len(documents))
         index.add(np.arange(len(documents)), stored)
         np.testing.assert_array_equal(index.search(sent, K, exact=True).keys, expected)
-        if metric != "ip":  # a graph of raw inner products need not reach every document
-            np.testing.assert_array_equal(index.search(sent, K).keys, expected)
+        found = index.search(sent, K).keys  # by a graph, built by several threads: it need not reach every document
+        assert np.mean([len(set(a) & set(b)) / K for a, b in zip(found, expected, strict=True)]) > 0.9
 
 
 def test_qdrant(case):
