@@ -170,10 +170,13 @@ def test_labels_of_several_positives(preset, dims):
     leaves = inputs()
     labels = torch.tensor([4, 9, 4, 0, 9, 4, 7])
     targets = shared(labels)
-    terms = [stm.Term(dim=dim) for dim in dims]
+    weights = {None: 1.0, 3: 0.4}
+    terms = [stm.Term(dim=dim, temperature=0.05 / (dim or 1), weight=weights[dim]) for dim in dims]
     criterion = AsymmetricClipLoss.from_preset(preset, terms=terms)
     loss = criterion(*leaves, positives=labels)
-    expected = sum(formula(preset, *leaves, targets=(targets, targets), dim=dim) for dim in dims)
+    targets = (targets, targets)
+    parts = [formula(preset, *leaves, targets=targets, dim=dim, factor=dim or 1) * weights[dim] for dim in dims]
+    expected = sum(parts)
     torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
     for gradient, reference in zip(gradients(loss, leaves), gradients(expected, leaves), strict=True):
         torch.testing.assert_close(gradient, reference, rtol=1e-9, atol=1e-13)

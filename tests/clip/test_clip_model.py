@@ -213,6 +213,16 @@ def test_calibrate_without_a_probe_takes_nothing_from_the_generator():
         assert 0.8 < lengths.mean() < 1.25
 
 
+@pytest.mark.parametrize("given", ["images", "texts"])
+def test_calibrate_with_half_a_probe(given):
+    model = clip().double().eval()
+    images, texts = batch(model)
+    probe = {"images": images.double() * 3, "texts": texts}[given]
+    stm.clip.calibrate(model, **{given: probe})
+    encode = {"images": model.encode_image, "texts": model.encode_text}[given]
+    torch.testing.assert_close(encode(probe).norm(dim=1).mean().item(), 1.0)
+
+
 def test_calibrate_measures_in_training_mode_and_leaves_statistics_alone():
     model = stm.clip.unnormalize(resnet())
     assert model.training
