@@ -14,23 +14,28 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
+from importlib import import_module
+from types import ModuleType
 from typing import Any
 
-from st_magnitude.clip import require_open_clip
-
-require_open_clip()
-
-try:
-    from open_clip_train import main as open_clip_main
-except ImportError as error:  # webdataset and braceexpand come with open_clip_torch[training] only
-    raise ImportError(
-        f'open_clip\'s training loop does not import here ({error}): run `pip install "st-magnitude[clip]"`.'
-    ) from error
-
-from st_magnitude.clip.loss import PRESETS, AsymmetricClipLoss, AsymmetricCoCaLoss  # noqa: E402
-from st_magnitude.clip.model import calibrate, unnormalize  # noqa: E402
+from st_magnitude.clip.loss import PRESETS, AsymmetricClipLoss, AsymmetricCoCaLoss
+from st_magnitude.clip.model import calibrate, unnormalize
 
 __all__ = ["main", "patched", "preset_loss"]
+
+
+def training_program() -> ModuleType:
+    """The module ``open_clip_train.main``.
+
+    Raises:
+        ImportError: If it lacks a package: webdataset comes with ``open_clip_torch[training]`` only.
+    """
+    try:
+        return import_module("open_clip_train.main")
+    except ImportError as error:
+        raise ImportError(
+            f'open_clip\'s training loop does not import here ({error}): run `pip install "st-magnitude[clip]"`.'
+        ) from error
 
 
 def preset_loss(preset: str, args: Any) -> AsymmetricClipLoss:
@@ -71,7 +76,8 @@ def patched(preset: str, rescale: bool = True) -> Iterator[None]:
         preset: A key of ``PRESETS``.
         rescale: Also :func:`~st_magnitude.clip.calibrate` the model.
     """
-    create: Callable[..., tuple[Any, ...]] = open_clip_main.create_model_and_transforms
+    program = training_program()
+    create: Callable[..., tuple[Any, ...]] = program.create_model_and_transforms
 
     @wraps(create)
     def create_model_and_transforms(*arguments: Any, **options: Any) -> tuple[Any, ...]:
@@ -83,8 +89,8 @@ def patched(preset: str, rescale: bool = True) -> Iterator[None]:
         return (model, *transforms)
 
     replacements: dict[str, Any] = {"create_model_and_transforms": create_model_and_transforms}
-    if hasattr(open_clip_main, "create_task"):
-        create_task = open_clip_main.create_task
+    if hasattr(program, "create_task"):
+        create_task = program.create_task
 
         def with_loss(args: Any, *arguments: Any, **options: Any) -> Any:
             task = create_task(args, *arguments, **options)
@@ -94,16 +100,16 @@ def patched(preset: str, rescale: bool = True) -> Iterator[None]:
         replacements["create_task"] = with_loss
     else:
         replacements["create_loss"] = lambda args: preset_loss(preset, args)
-    originals = {name: getattr(open_clip_main, name) for name in replacements}
-    vars(open_clip_main).update(replacements)
+    originals = {name: getattr(program, name) for name in replacements}
+    vars(program).update(replacements)
     try:
         yield
     finally:
-        vars(open_clip_main).update(originals)
+        vars(program).update(originals)
 
 
 def main(arguments: Sequence[str] | None = None) -> Any:
-    """The command line: ``PRESET [--no-calibrate] -- <arguments of open_clip_train>``; returns what open_clip's does."""
+    """``PRESET [--no-calibrate] -- <arguments of open_clip_train>``: trains, and returns what open_clip's main does."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     end = arguments.index("--") if "--" in arguments else len(arguments)
     parser = argparse.ArgumentParser(
@@ -119,7 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> Any:
     if end == len(arguments):
         parser.error("the arguments of open_clip_train follow after `--`, e.g. `-- --model ViT-B-32 --train-data ...`")
     with patched(options.preset, rescale=not options.no_calibrate):
-        return open_clip_main.main(arguments[end + 1 :])
+        return training_program().main(arguments[end + 1 :])
 
 
 if __name__ == "__main__":

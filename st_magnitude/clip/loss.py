@@ -1,4 +1,4 @@
-"""AsymmetricClipLoss: open_clip's ClipLoss with a choice of what is normalised, and of the direction that is trained."""
+"""AsymmetricClipLoss: open_clip's ClipLoss with a choice of what is normalised and which direction is trained."""
 
 from __future__ import annotations
 
@@ -313,13 +313,15 @@ class AsymmetricCoCaLoss(AsymmetricClipLoss):
         *,
         positives: Tensor | None = None,
     ) -> tuple[Tensor, Tensor] | dict[str, Tensor]:
-        """As that of AsymmetricClipLoss, with the logits (B, L, V) of caption tokens and the tokens themselves (B, L)."""
+        """As in AsymmetricClipLoss, with the logits (B, L, V) of caption tokens and the tokens themselves, (B, L)."""
         losses = super().forward(image_features, text_features, logit_scale, logit_bias, True, positives=positives)
         assert isinstance(losses, dict)
         losses["contrastive_loss"] = self.clip_loss_weight * losses["contrastive_loss"]
         caption = functional.cross_entropy(logits.permute(0, 2, 1), labels, ignore_index=self.pad_id)
         caption = self.caption_loss_weight * caption
-        return {**losses, "caption_loss": caption} if output_dict else (sum(losses.values()), caption)
+        return (
+            {**losses, "caption_loss": caption} if output_dict else (torch.stack(list(losses.values())).sum(), caption)
+        )
 
 
 def known_arguments(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ An open_clip model normalises in ``forward`` and not in ``encode_image`` and ``e
 class of the instance: parameters, their names, and so checkpoints stay those of open_clip.
 """
 
-# mypy: disable-error-code="no-untyped-def"
+# mypy: disable-error-code="no-untyped-def, misc"
 
 import logging
 from collections.abc import Callable

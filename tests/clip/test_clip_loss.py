@@ -1,0 +1,408 @@
+"""AsymmetricClipLoss against its formula in float64, against open_clip's ClipLoss, and on two ranks."""
+
+import itertools
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from _open_clip_tiny import TEXT, VISION, batch, clip, coca, open_clip
+from _two_ranks_clip import CASES, SIZE, features, regularizer
+from torch.nn import functional
+from torch.nn.functional import cross_entropy
+
+import st_magnitude as stm
+from st_magnitude.clip import PRESETS, AsymmetricClipLoss, AsymmetricCoCaLoss
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+EXPONENTS = {  # Table 6, by hand: (image, text), weights of (i2t, t2i)
+    "norm-sym": ((1, 1), (0.5, 0.5)),
+    "nonorm-sym": ((0, 0), (0.5, 0.5)),
+    "imgnorm-i2t": ((1, 0), (1, 0)),
+    "nonorm-i2t": ((0, 0), (1, 0)),
+    "txtnorm-t2i": ((0, 1), (0, 1)),
+    "nonorm-t2i": ((0, 0), (0, 1)),
+}
+ALL = pytest.mark.parametrize("preset", EXPONENTS)
+
+
+def formula(preset, images, texts, logit_scale, logit_bias=0.0, targets=None, dim=None, factor=1.0):
+    """The definition; targets: (B, B) weights of positives per image, and per text."""
+    exponents, weights = EXPONENTS[preset]
+    images, texts = (
+        x[:, :dim] / x[:, :dim].norm(dim=1, keepdim=True) ** gamma
+        for x, gamma in zip((images, texts), exponents, strict=True)
+    )
+    logits = factor * logit_scale * images @ texts.T + logit_bias
+    own = torch.arange(len(images)) if targets is None else targets[0]
+    back = torch.arange(len(images)) if targets is None else targets[1]
+    return weights[0] * cross_entropy(logits, own) + weights[1] * cross_entropy(logits.T, back)
+
+
+def inputs(size=7, dim=6, dtype=torch.float64):
+    """Features with lengths of about 0.1 to 3, a logit scale and a bias, all leaves."""
+    lengths = torch.rand(2, size, 1, dtype=dtype) * 3 + 0.1
+    tensors = [functional.normalize(torch.randn(size, dim, dtype=dtype), dim=1) * n for n in lengths]
+    return [
+        *(x.requires_grad_() for x in tensors),
+        *(torch.tensor(x, dtype=dtype).requires_grad_() for x in (5.0, -3.0)),
+    ]
+
+
+def gradients(loss, leaves):
+    return torch.autograd.grad(loss, leaves, retain_graph=True)
+
+
+def test_there_is_a_preset_a_row_of_the_table():
+    assert list(PRESETS) == list(EXPONENTS)
+
+
+@ALL
+def test_presets_are_their_formula(preset):
+    leaves = inputs()
+    loss = AsymmetricClipLoss.from_preset(preset)(*leaves)
+    expected = formula(preset, *leaves)
+    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
+    for gradient, reference in zip(gradients(loss, leaves), gradients(expected, leaves), strict=True):
+        torch.testing.assert_close(gradient, reference, rtol=1e-9, atol=1e-13)
+    assert gradients(expected, leaves[:3])[2].abs() > 1e-3  # logit_scale is learned
+
+
+def test_presets_differ():
+    leaves = inputs()
+    values = {AsymmetricClipLoss.from_preset(preset)(*leaves).item() for preset in PRESETS}
+    assert len(values) == len(PRESETS)
+
+
+@ALL
+def test_gradcheck(preset):
+    loss = AsymmetricClipLoss.from_preset(preset)
+    assert torch.autograd.gradcheck(lambda *leaves: loss(*leaves), inputs(4, 3))
+
+
+@pytest.mark.parametrize("size", [2, 7, 600])  # 600: more than one tile of the kernel
+@pytest.mark.parametrize("is_unit", [True, False], ids=["unit", "raw"])
+def test_norm_sym_is_open_clips_loss(size, is_unit):
+    leaves = inputs(size)
+    unit = [functional.normalize(x, dim=1) for x in leaves[:2]]
+    loss = AsymmetricClipLoss.from_preset("norm-sym")(*(unit if is_unit else leaves[:2]), *leaves[2:], output_dict=True)
+    expected = open_clip.ClipLoss()(*unit, *leaves[2:], output_dict=True)
+    assert loss.keys() == expected.keys()
+    torch.testing.assert_close(loss["contrastive_loss"], expected["contrastive_loss"], rtol=1e-12, atol=0)
+    found = gradients(loss["contrastive_loss"], leaves)
+    for gradient, reference in zip(found, gradients(expected["contrastive_loss"], leaves), strict=True):
+        torch.testing.assert_close(gradient, reference, rtol=1e-9, atol=1e-13)
+    assert found[3] == 0
+
+
+@pytest.mark.parametrize("exponents", [(True, True), (False, False), (True, False), (False, True), (0.3, 0.8)])
+def test_sym_is_the_mean_of_both_directions(exponents):
+    leaves = inputs()
+    sym, i2t, t2i = (AsymmetricClipLoss(*exponents, direction=d)(*leaves) for d in ("sym", "i2t", "t2i"))
+    assert i2t != t2i
+    torch.testing.assert_close(sym, (i2t + t2i) / 2, rtol=1e-12, atol=0)
+    both = [(a + b) / 2 for a, b in zip(gradients(i2t, leaves), gradients(t2i, leaves), strict=True)]
+    for gradient, reference in zip(gradients(sym, leaves), both, strict=True):
+        torch.testing.assert_close(gradient, reference, rtol=1e-9, atol=1e-13)
+
+
+def test_one_direction_leaves_the_norm_of_its_query_free_of_ranking():
+    """Under imgnorm-i2t no gradient moves an image along itself, and text norms do learn."""
+    leaves = inputs()
+    images, texts, *_ = leaves
+    image_gradient, text_gradient = gradients(AsymmetricClipLoss.from_preset("imgnorm-i2t")(*leaves), leaves[:2])
+    assert (image_gradient * images).sum(dim=1).abs().max() < 1e-12
+    assert (text_gradient * texts).sum(dim=1).abs().min() > 1e-6
+
+
+@ALL
+def test_get_logits(preset):
+    images, texts, scale, bias = inputs()
+    exponents, _ = EXPONENTS[preset]
+    expected = (
+        scale
+        * (images / images.norm(dim=1, keepdim=True) ** exponents[0])
+        @ (texts / texts.norm(dim=1, keepdim=True) ** exponents[1]).T
+        + bias
+    )
+    per_image, per_text = AsymmetricClipLoss.from_preset(preset).get_logits(images, texts, scale, logit_bias=bias)
+    torch.testing.assert_close(per_image, expected)
+    torch.testing.assert_close(per_text, expected.T)
+
+
+@pytest.mark.parametrize("scale", [5.0, torch.tensor([5.0], dtype=torch.float64), torch.tensor(5.0)])
+def test_every_kind_of_logit_scale(scale):
+    images, texts, *_ = inputs()
+    loss = AsymmetricClipLoss.from_preset("nonorm-i2t")(images, texts, scale)
+    torch.testing.assert_close(loss, formula("nonorm-i2t", images, texts, 5.0))
+
+
+@ALL
+def test_terms(preset):
+    leaves = inputs()
+    temperature = torch.tensor(0.2, dtype=torch.float64, requires_grad=True)
+    terms = [stm.Term(), stm.Term(dim=3, weight=0.5), stm.Term(dim=4, temperature=temperature, weight=2.0)]
+    loss = AsymmetricClipLoss.from_preset(preset, terms=terms)(*leaves[:3])
+    expected = (
+        formula(preset, *leaves[:3])
+        + 0.5 * formula(preset, *leaves[:3], dim=3)
+        + 2 * formula(preset, *leaves[:3], dim=4, factor=0.05 / temperature)
+    )
+    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
+    leaves = [*leaves[:3], temperature]
+    for gradient, reference in zip(gradients(loss, leaves), gradients(expected, leaves), strict=True):
+        torch.testing.assert_close(gradient, reference, rtol=1e-9, atol=1e-13)
+
+
+def shared(labels):
+    """(B, B) targets of labels, rows summing to 1."""
+    same = (labels[:, None] == labels[None, :]).double()
+    return same / same.sum(dim=1, keepdim=True)
+
+
+@ALL
+@pytest.mark.parametrize("dims", [(None,), (3, None)], ids=["one term", "prefixes"])
+def test_labels_of_several_positives(preset, dims):
+    leaves = inputs()
+    labels = torch.tensor([4, 9, 4, 0, 9, 4, 7])
+    targets = shared(labels)
+    weights = {None: 1.0, 3: 0.4}
+    terms = [stm.Term(dim=dim, temperature=0.05 / (dim or 1), weight=weights[dim]) for dim in dims]
+    criterion = AsymmetricClipLoss.from_preset(preset, terms=terms)
+    loss = criterion(*leaves, positives=labels)
+    targets = (targets, targets)
+    parts = [formula(preset, *leaves, targets=targets, dim=dim, factor=dim or 1) * weights[dim] for dim in dims]
+    expected = sum(parts)
+    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
+    for gradient, reference in zip(gradients(loss, leaves), gradients(expected, leaves), strict=True):
+        torch.testing.assert_close(gradient, reference, rtol=1e-9, atol=1e-13)
+    torch.testing.assert_close(criterion(*leaves, positives=torch.arange(7)), criterion(*leaves))
+    same = labels[:, None] == labels[None, :]
+    torch.testing.assert_close(criterion(*leaves, positives=same), loss)
+
+
+@ALL
+def test_booleans_of_several_positives(preset):
+    leaves = inputs(5)
+    positives = torch.zeros(5, 5, dtype=torch.bool)
+    positives[[0, 0, 1, 2, 3, 4, 4], [0, 2, 1, 3, 2, 4, 0]] = True  # not symmetric; image 2 does not have text 2
+    per_image, per_text = (p.double() / p.double().sum(dim=1, keepdim=True) for p in (positives, positives.T))
+    loss = AsymmetricClipLoss.from_preset(preset)(*leaves, positives=positives)
+    expected = formula(preset, *leaves, targets=(per_image, per_text))
+    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
+    for gradient, reference in zip(gradients(loss, leaves), gradients(expected, leaves), strict=True):
+        torch.testing.assert_close(gradient, reference, rtol=1e-9, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("positives", "message"),
+    [
+        (torch.ones(7), r"integer labels \(7,\) or booleans \(7, 7\), got torch.float32 of shape \(7,\)"),
+        (torch.arange(6), r"got torch.int64 of shape \(6,\)"),
+        (torch.ones(7, dtype=torch.bool), "got torch.bool"),
+        (torch.ones(7, 7, dtype=torch.long), r"got torch.int64 of shape \(7, 7\)"),
+        (torch.eye(7, dtype=torch.bool) & (torch.arange(7) > 0), "needs a positive"),
+        (torch.ones(7, 7, dtype=torch.bool) & (torch.arange(7) > 0), "needs a positive"),
+        ((torch.ones(7, 7, dtype=torch.bool) & (torch.arange(7) > 0)).T, "needs a positive"),
+    ],
+)
+def test_positives_that_do_not_fit(positives, message):
+    with pytest.raises(ValueError, match=message):
+        AsymmetricClipLoss()(*inputs(), positives=positives)
+
+
+def test_regularizers():
+    images, texts, scale, _ = inputs(dtype=torch.float32)
+    calls = []
+
+    class OfColumns(torch.nn.Module):
+        def of_columns(self, columns):
+            calls.append(columns)
+            return columns[0].sum()
+
+    def spread(embeddings):
+        return embeddings.var()
+
+    criterion = AsymmetricClipLoss(regularizers=[(OfColumns(), 0.5), spread, (stm.SIGReg(num_directions=16), 0.1)])
+    losses = criterion(images, texts, scale, output_dict=True)
+    assert list(losses) == ["contrastive_loss", "of_columns_loss", "spread_loss", "sigreg_loss"]
+    assert len(calls[0]) == 2
+    assert calls[0][0] is images
+    assert calls[0][1] is texts
+    torch.testing.assert_close(losses["contrastive_loss"], AsymmetricClipLoss()(images, texts, scale))
+    torch.testing.assert_close(losses["of_columns_loss"], 0.5 * images.sum())
+    torch.testing.assert_close(losses["spread_loss"], torch.cat([images, texts]).var())
+    assert losses["sigreg_loss"] > 0
+    assert len(list(criterion.regularizers)) == 2  # modules, which move with the loss
+    criterion = AsymmetricClipLoss(regularizers=[spread])
+    total = criterion(images, texts, scale)
+    torch.testing.assert_close(total, sum(criterion(images, texts, scale, output_dict=True).values()))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_and_autocast_are_computed_in_float32(dtype):
+    images, texts, scale, _ = inputs(40, 32, dtype=torch.float32)
+    loss = AsymmetricClipLoss.from_preset("nonorm-i2t")
+    reference = loss(images.to(dtype).double(), texts.to(dtype).double(), scale)
+    found = loss(images.to(dtype), texts.to(dtype), scale.to(dtype), positives=torch.arange(40))
+    assert found.dtype is torch.float32
+    torch.testing.assert_close(found.double(), reference, rtol=1e-5, atol=0)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        under_autocast = loss(images, texts, scale, positives=torch.arange(40))
+    torch.testing.assert_close(under_autocast, loss(images, texts, scale), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("preset", [p for p in PRESETS if p != "norm-sym"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_features_of_length_1_are_refused_where_length_is_learned(preset, dtype):
+    images, texts, scale, _ = inputs(dtype=torch.float64)
+    side = {"i2t": "text", "t2i": "image", "sym": "image"}[preset[-3:]] if "nonorm" not in preset else "image"
+    unit = [functional.normalize(x, dim=1).to(dtype) for x in (images, texts)]
+    raw = [x.to(dtype) for x in (images, texts)]
+    criterion = AsymmetricClipLoss.from_preset(preset)
+    for _ in range(2):  # an error does not count as the look
+        with pytest.raises(ValueError, match=rf"length of {side} features.*stm\.clip\.unnormalize\(model\)"):
+            criterion(*unit, scale)
+    if preset == "imgnorm-i2t":
+        criterion(unit[0], raw[1], scale)
+    elif preset == "txtnorm-t2i":
+        criterion(raw[0], unit[1], scale)
+    else:
+        with pytest.raises(ValueError, match="length of text features"):
+            criterion(raw[0], unit[1], scale)
+        criterion(*raw, scale)
+    criterion(*unit, scale)  # once
+
+
+def test_the_model_that_normalises_is_refused_and_mended():
+    model = clip().eval()
+    images, texts = batch(model)
+    criterion = AsymmetricClipLoss.from_preset("imgnorm-i2t")
+    with pytest.raises(ValueError, match="unnormalize"):
+        criterion(**model(images, texts))
+    criterion(**stm.clip.calibrate(stm.clip.unnormalize(model), images, texts)(images, texts)).backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_wrong_arguments():
+    with pytest.raises(ValueError, match=r"No preset is called 'norm'. Choose one of \['norm-sym'"):
+        AsymmetricClipLoss.from_preset("norm")
+    with pytest.raises(ValueError, match=r"direction must be one of \('sym', 'i2t', 't2i'\), got 'text'"):
+        AsymmetricClipLoss(direction="text")
+    with pytest.raises(ValueError, match="terms is empty"):
+        AsymmetricClipLoss(terms=[])
+    with pytest.raises(ValueError, match=r"must lie in \[0, 1\], got 2.0"):
+        AsymmetricClipLoss(image_norm=2)
+    with pytest.raises(TypeError, match="colour"):
+        AsymmetricClipLoss(colour=1)
+
+
+def test_it_is_a_clip_loss():
+    options = {"local_loss": True, "gather_with_grad": True, "cache_labels": True, "rank": 1, "world_size": 2}
+    loss = AsymmetricClipLoss.from_preset("imgnorm-i2t", **options, use_horovod=False)
+    assert isinstance(loss, open_clip.ClipLoss)
+    assert {name: getattr(loss, name) for name in options} == options
+    assert "direction='i2t'" in repr(loss)
+    override = AsymmetricClipLoss.from_preset("imgnorm-i2t", direction="t2i")
+    assert (override.direction, override.similarity.exponents) == ("t2i", (1.0, 0.0))
+
+
+def test_the_combination_that_trains_nothing_is_refused(caplog):
+    for direction, tower in (("i2t", "text"), ("t2i", "image")):
+        with pytest.raises(ValueError, match=rf"trains nothing in the {tower} tower.*--gather-with-grad"):
+            AsymmetricClipLoss(direction=direction, local_loss=True, world_size=2)
+        AsymmetricClipLoss(direction=direction, local_loss=True)  # alone it has everything
+    with caplog.at_level(logging.WARNING):
+        AsymmetricClipLoss(local_loss=True, world_size=2)
+    assert "leaves out the gradient" in caplog.text
+    with pytest.raises(ValueError, match="integer labels"):
+        AsymmetricClipLoss(world_size=2)(*inputs(), positives=torch.eye(7, dtype=torch.bool))
+
+
+# --- CoCa -------------------------------------------------------------------------------------------------------------
+
+
+def test_coca_is_open_clips_loss():
+    model = coca().eval()
+    out = model(*batch(model))
+    weights = {"caption_loss_weight": 2.0, "clip_loss_weight": 0.7, "pad_id": 3}
+    expected = open_clip.CoCaLoss(**weights)(**out, output_dict=True)
+    loss = AsymmetricCoCaLoss.from_preset("norm-sym", **weights)
+    assert isinstance(loss, open_clip.ClipLoss)
+    found = loss(**out, output_dict=True)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value)
+    for value, reference in zip(loss(**out), open_clip.CoCaLoss(**weights)(**out), strict=True):
+        torch.testing.assert_close(value, reference)
+
+
+def test_coca_in_one_direction():
+    model = stm.clip.unnormalize(coca().eval())
+    out = model(*batch(model))
+    loss = AsymmetricCoCaLoss.from_preset("imgnorm-i2t", caption_loss_weight=2.0, clip_loss_weight=0.5)
+    found = loss(**out, output_dict=True)
+    clip_out = {name: out[name] for name in ("image_features", "text_features", "logit_scale")}
+    expected = AsymmetricClipLoss.from_preset("imgnorm-i2t")(**clip_out)
+    torch.testing.assert_close(found["contrastive_loss"], 0.5 * expected)
+
+
+# --- two ranks --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory):
+    """What two gloo processes found, one dict of results a rank."""
+    output = tmp_path_factory.mktemp("two_ranks_clip")
+    script = Path(__file__).with_name("_two_ranks_clip.py")
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(script), str(output)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, *launch], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-6000:]
+    return [torch.load(output / f"rank{rank}.pt") for rank in range(2)]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
+def test_two_ranks_are_one_process_on_the_joined_batch(two_ranks, case):
+    preset, local_loss, _, extra = case
+    model, images, texts, labels = features()
+    options, arguments = {}, {}
+    if extra == "labels":
+        arguments["positives"] = labels
+    if extra == "sigreg":
+        options["regularizers"] = [regularizer()]
+    out = model(images, texts)
+    AsymmetricClipLoss.from_preset(preset, **options)(**out, **arguments).backward()
+    expected = AsymmetricClipLoss.from_preset(preset, **options)(**out, **arguments).item()
+    ranks = [results[case] for results in two_ranks]
+    assert sum(rank["loss"] for rank in ranks) / 2 == pytest.approx(expected, rel=1e-10)
+    if local_loss:
+        assert ranks[0]["loss"] != ranks[1]["loss"]
+    for rank in ranks:
+        for name, parameter in model.named_parameters():
+            assert parameter.grad.abs().max() > 0
+            torch.testing.assert_close(rank["gradients"][name], parameter.grad, rtol=1e-7, atol=1e-12)
+
+
+@pytest.mark.parametrize("local_loss", [False, True])
+@pytest.mark.parametrize("gather_with_grad", [False, True])
+def test_norm_sym_is_open_clips_loss_on_two_ranks(two_ranks, local_loss, gather_with_grad):
+    """Both flags alike; with neither, ClipLoss halves the gradient of features and not that of logit_scale."""
+    for rank in two_ranks:
+        ours, stock = (rank[kind, local_loss, gather_with_grad] for kind in ("ours", "stock"))
+        assert ours["loss"] == pytest.approx(stock["loss"], rel=1e-10)
+        for name, gradient in ours["gradients"].items():
+            is_halved = not local_loss and not gather_with_grad and name != "logit_scale"
+            reference = stock["gradients"][name] * (2 if is_halved else 1)
+            torch.testing.assert_close(gradient, reference, rtol=1e-7, atol=1e-12)
+
+
+def test_all_legal_combinations_are_there():
+    flags = set(itertools.product([False, True], repeat=2)) - {(True, False)}
+    assert {case[:3] for case in CASES} == {(preset, *flag) for preset in PRESETS for flag in flags}
+    assert SIZE > 1
+    assert {VISION["width"], TEXT["width"]} == {32}

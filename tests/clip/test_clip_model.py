@@ -1,0 +1,409 @@
+"""Models that do not normalise: what they give, what they save, and that open_clip goes on knowing them."""
+
+import copy
+import io
+import json
+import logging
+import pickle
+import subprocess
+import sys
+import warnings
+from functools import partial
+
+import pytest
+import torch
+from _open_clip_tiny import MODELS, TEXT, VISION, batch, clip, coca, custom_text, open_clip, resnet, siglip
+from torch import nn
+
+import st_magnitude as stm
+from st_magnitude.clip.model import UnnormalizedCLIP, UnnormalizedCoCa, UnnormalizedCustomTextCLIP, normalizes
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+KINDS = pytest.mark.parametrize("kind", MODELS)
+
+
+def named(output):
+    """A model's output as a dict, however it comes."""
+    if isinstance(output, dict):
+        return output
+    return dict(zip(("image_features", "text_features", "logit_scale", "logit_bias"), output, strict=False))
+
+
+@KINDS
+@pytest.mark.parametrize("output_dict", [True, False], ids=["dict", "tuple"])
+def test_forward_differs_by_the_lengths_alone(kind, output_dict):
+    model = MODELS[kind](output_dict).eval()
+    inputs = batch(model)
+    stock = model(*inputs)
+    assert stm.clip.unnormalize(model) is model
+    raw = model(*inputs)
+    assert type(raw) is type(stock)
+    stock, raw = named(stock), named(raw)
+    assert list(raw) == list(stock)
+    assert ("logit_bias" in raw) == (kind == "siglip")
+    for name, value in raw.items():
+        if name not in ("image_features", "text_features"):
+            torch.testing.assert_close(value, stock[name])
+            continue
+        encode = getattr(model, f"encode_{name.partition('_')[0]}")
+        torch.testing.assert_close(value, encode(inputs[name == "text_features"], normalize=False))
+        lengths = value.norm(dim=1, keepdim=True)
+        assert (lengths - 1).abs().min() > 0.01
+        torch.testing.assert_close(value / lengths, stock[name])
+
+
+@pytest.mark.parametrize("kind", ["clip", "custom_text", "siglip"])
+@pytest.mark.parametrize("output_dict", [True, False], ids=["dict", "tuple"])
+def test_one_side_alone(kind, output_dict):
+    model = stm.clip.unnormalize(MODELS[kind](output_dict).eval())
+    images, texts = batch(model)
+    both, image_only, text_only = (named(model(*x)) for x in ((images, texts), (images, None), (None, texts)))
+    assert image_only["text_features"] is None
+    assert text_only["image_features"] is None
+    torch.testing.assert_close(image_only["image_features"], both["image_features"])
+    torch.testing.assert_close(text_only["text_features"], both["text_features"])
+
+
+@pytest.mark.parametrize("kind", ["clip", "siglip"])
+def test_get_logits_follows(kind):
+    model = stm.clip.unnormalize(MODELS[kind]().eval())
+    inputs = batch(model)
+    out = model(*inputs)
+    expected = out["logit_scale"] * out["image_features"] @ out["text_features"].T + out.get("logit_bias", 0.0)
+    image_logits, text_logits = model.get_logits(*inputs)
+    torch.testing.assert_close(image_logits, expected)
+    torch.testing.assert_close(text_logits, expected.T)
+
+
+def test_cocas_encoders_give_raw_embeddings_unless_asked():
+    model = stm.clip.unnormalize(coca().eval())
+    images, texts = batch(model)
+    for encode, inputs in ((model.encode_image, images), (model.encode_text, texts)):
+        assert (encode(inputs).norm(dim=1) - 1).abs().min() > 0.01
+        torch.testing.assert_close(encode(inputs, normalize=True).norm(dim=1), torch.ones(5))
+    stm.clip.renormalize(model)
+    torch.testing.assert_close(model.encode_image(images).norm(dim=1), torch.ones(5))
+
+
+@KINDS
+def test_there_and_back(kind):
+    model = MODELS[kind]().eval()
+    stock, keys, inputs = type(model), list(model.state_dict()), batch(model)
+    expected = model(*inputs)
+    assert normalizes(model)
+    raw = stm.clip.unnormalize(stm.clip.unnormalize(model))
+    assert not normalizes(model)
+    assert isinstance(raw, stock)
+    assert type(raw) is not stock
+    assert list(raw.state_dict()) == keys
+    assert stm.clip.renormalize(stm.clip.renormalize(model)) is model
+    assert type(model) is stock
+    for name, value in model(*inputs).items():
+        torch.testing.assert_close(value, expected[name])
+
+
+@KINDS
+@pytest.mark.parametrize("way", ["pickle", "torch.save", "deepcopy"])
+def test_copies(kind, way):
+    model = stm.clip.unnormalize(MODELS[kind]().eval())
+    if way == "pickle":
+        copied = pickle.loads(pickle.dumps(model))
+    elif way == "deepcopy":
+        copied = copy.deepcopy(model)
+    else:
+        file = io.BytesIO()
+        torch.save(model, file)
+        file.seek(0)
+        copied = torch.load(file, weights_only=False)
+    inputs = batch(model)
+    assert type(copied) is type(model)
+    for name, value in copied(*inputs).items():
+        torch.testing.assert_close(value, model(*inputs)[name])
+
+
+SCRIPTED = MODELS | {"siglip": partial(custom_text, init_logit_bias=-10.0)}  # not with its options for the text tower
+
+
+@KINDS
+@pytest.mark.parametrize("output_dict", [True, False], ids=["dict", "tuple"])
+def test_scripting_where_open_clips_model_scripts(kind, output_dict):
+    model = SCRIPTED[kind](output_dict).eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.script(model)  # open_clip's own: all of these do
+        scripted = torch.jit.script(stm.clip.unnormalize(model))
+    inputs = batch(model)
+    expected = named(model(*inputs))
+    for name, value in named(scripted(*inputs)).items():
+        torch.testing.assert_close(value, expected[name])
+
+
+def test_compile():
+    model = stm.clip.unnormalize(clip().eval())
+    inputs = batch(model)
+    compiled = torch.compile(model, backend="eager")
+    torch.testing.assert_close(compiled(*inputs)["image_features"], model(*inputs)["image_features"])
+    stm.clip.renormalize(compiled)  # looks inside
+    assert normalizes(model)
+
+
+def test_what_is_not_known_is_refused():
+    with pytest.raises(TypeError, match=r"Linear is none of the open_clip models.*encode_image\(image, normalize=F"):
+        stm.clip.unnormalize(nn.Linear(2, 2))
+
+    class Mine(type(clip())):
+        pass
+
+    model = clip()
+    model.__class__ = Mine
+    with pytest.raises(TypeError, match="Mine is none of"):
+        stm.clip.unnormalize(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        scripted = torch.jit.script(clip())
+    with pytest.raises(TypeError, match=r"Script a model after unnormalize\(model\)"):
+        stm.clip.unnormalize(scripted)
+
+
+@KINDS
+def test_calibrate_divides_by_the_mean_norm(kind):
+    model = stm.clip.unnormalize(MODELS[kind]().double().eval())
+    images, texts = batch(model, 9)
+    images = images.double()
+    before = model(images, texts)
+    logit_scale = model.logit_scale.item()
+    state = copy.deepcopy(model.state_dict())
+    assert stm.clip.calibrate(model, images, texts, batch_size=4) is model
+    after = model(images, texts)
+    for name in ("image_features", "text_features"):
+        mean = before[name].norm(dim=1).mean()
+        assert abs(mean - 1) > 0.01
+        torch.testing.assert_close(after[name], before[name] / mean)
+    assert model.logit_scale.item() == logit_scale
+    changed = {name for name, value in model.state_dict().items() if not torch.equal(value, state[name])}
+    assert (
+        changed
+        == {
+            "clip": {"visual.proj", "text_projection"},
+            "custom_text": {"visual.proj", "text.text_projection"},
+            "siglip": {"visual.proj", "text.text_projection.weight"},  # its bias begins at 0
+            "resnet": {"visual.attnpool.c_proj.weight", "visual.attnpool.c_proj.bias", "text_projection"},
+            "coca": {"visual.proj", "text.text_projection"},
+        }[kind]
+    )
+
+
+def test_calibrate_with_a_bias_in_the_projection():
+    model = siglip().double().eval()
+    nn.init.normal_(model.text.text_projection.bias)
+    images, texts = batch(model)
+    before = model.encode_text(texts)
+    stm.clip.calibrate(model, images.double(), texts)
+    torch.testing.assert_close(model.encode_text(texts), before / before.norm(dim=1).mean())
+
+
+def test_calibrate_without_a_probe_takes_nothing_from_the_generator():
+    model = stm.clip.unnormalize(clip().eval())
+    state = torch.get_rng_state()
+    stm.clip.calibrate(model)
+    assert torch.equal(torch.get_rng_state(), state)
+    images, texts = batch(model, 64)
+    for lengths in (model.encode_image(images).norm(dim=1), model.encode_text(texts).norm(dim=1)):
+        assert 0.8 < lengths.mean() < 1.25
+
+
+@pytest.mark.parametrize("given", ["images", "texts"])
+def test_calibrate_with_half_a_probe(given):
+    model = clip().double().eval()
+    images, texts = batch(model)
+    probe = {"images": images.double() * 3, "texts": texts}[given]
+    stm.clip.calibrate(model, **{given: probe})
+    encode = {"images": model.encode_image, "texts": model.encode_text}[given]
+    torch.testing.assert_close(encode(probe).norm(dim=1).mean().item(), 1.0)
+
+
+def test_calibrate_measures_in_training_mode_and_leaves_statistics_alone():
+    model = stm.clip.unnormalize(resnet())
+    assert model.training
+    images, texts = batch(model, 16)
+    buffers = {name: b.clone() for name, b in model.named_buffers()}
+    assert any("running_mean" in name for name in buffers)
+    in_eval = model.eval().encode_image(images).norm(dim=1).mean()
+    in_training = copy.deepcopy(model).train().encode_image(images).norm(dim=1).mean()
+    assert (in_eval / in_training - 1).abs() > 0.01
+    stm.clip.calibrate(model.train(), images, texts)
+    assert model.training
+    for name, buffer in model.named_buffers():
+        assert torch.equal(buffer, buffers[name]), name
+    torch.testing.assert_close(model.encode_image(images).norm(dim=1).mean().item(), 1.0, rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_calibrate_in_half_precision(dtype):
+    model = stm.clip.unnormalize(clip().eval())
+    model.to(dtype)
+    images, texts = batch(model)
+    images = images.to(model.visual.conv1.weight.dtype)
+    stm.clip.calibrate(model, images, texts)
+    assert abs(model.encode_image(images).float().norm(dim=1).mean() - 1) < 0.03
+
+
+def test_calibrate_says_so_when_a_tower_has_no_projection(caplog):
+    model = custom_text().eval()
+    model.visual.proj = None
+    images, texts = batch(model)
+    before = model.encode_image(images)
+    with caplog.at_level(logging.WARNING):
+        stm.clip.calibrate(model, images, texts)
+    norm = before.norm(dim=1).mean().item()
+    assert (
+        f"image tower of CustomTextCLIP ends in no linear projection; the mean norm of its embeddings stays {norm:.4g}"
+        in (caplog.text)
+    )
+    torch.testing.assert_close(model.encode_image(images), before)
+    torch.testing.assert_close(model.encode_text(texts).norm(dim=1).mean().item(), 1.0)
+
+
+def test_calibrate_refuses_what_it_cannot_scale():
+    model = custom_text().eval()
+    model.visual.proj = model.text.text_projection = None
+    with pytest.raises(ValueError, match=r"No tower of CustomTextCLIP.*init_logit_scale"):
+        stm.clip.calibrate(model)
+
+    model = clip().eval()
+    encode = model.encode_text
+    model.encode_text = lambda text, normalize=False: encode(text).tanh()
+    state = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=r"text embeddings do not follow text_projection"):
+        stm.clip.calibrate(model)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, state[name]), name
+
+    model = clip().eval()
+    nn.init.zeros_(model.visual.proj)
+    with pytest.raises(ValueError, match=r"image embeddings of this probe have a mean norm of 0\.0"):
+        stm.clip.calibrate(model)
+
+
+@pytest.mark.parametrize("kind", ["clip", "custom_text", "siglip", "resnet"])
+def test_cut_init_and_grad_scale_work_on_both_towers(kind):
+    model = stm.clip.unnormalize(MODELS[kind]().double().eval())
+    images, texts = batch(model)
+    images = images.double()
+    before = model(images, texts)
+    stm.cut_init(model, 4.0, probe=(images, texts))
+    after = model(images, texts)
+    for name in ("image_features", "text_features"):
+        torch.testing.assert_close(after[name], before[name] / 4)
+
+    weights = {name: torch.randn_like(after[name]) for name in ("image_features", "text_features")}
+
+    def gradients():
+        out = {name: x for name, x in model(images[:1], texts[:1]).items() if name in weights}
+        loss = sum((weights[name][:1] * x).sum() for name, x in out.items())
+        parameters = {name: p for name, p in model.named_parameters() if not name.startswith("logit")}
+        found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+        return out, dict(zip(parameters, found, strict=True))
+
+    out, plain = gradients()
+    with stm.attach_grad_scale(model, power=1.0):
+        same, scaled = gradients()
+    for name, x in out.items():
+        torch.testing.assert_close(same[name], x)
+    for name, gradient in plain.items():
+        tower = "image_features" if name.startswith("visual") else "text_features"
+        if gradient is not None:
+            torch.testing.assert_close(scaled[name], gradient * out[tower].norm())
+
+
+CONFIG = {"embed_dim": 12, "vision_cfg": VISION, "text_cfg": TEXT}
+CONFIGS = {
+    "clip": CONFIG,
+    "custom_text": CONFIG | {"custom_text": True},
+    "siglip": CONFIG | {"custom_text": True, "init_logit_bias": -10.0, "text_cfg": TEXT | {"proj_bias": True}},
+    "coca": {
+        "embed_dim": 32,
+        "custom_text": True,
+        "vision_cfg": VISION | {"attentional_pool": True, "attn_pooler_heads": 2, "output_tokens": True},
+        "text_cfg": TEXT | {"embed_cls": True, "output_tokens": True},
+        "multimodal_cfg": TEXT | {"attn_pooler_heads": 2},
+    },
+}
+IN_STOCK_OPEN_CLIP = """
+import sys, torch, open_clip
+from pathlib import Path
+folder = Path(sys.argv[1])
+open_clip.add_model_config(folder)
+for checkpoint in folder.glob("*.pt"):
+    model = open_clip.create_model(checkpoint.stem, pretrained=str(checkpoint)).eval()
+    images, texts = torch.load(checkpoint.with_suffix(".inputs"))
+    with torch.no_grad():
+        found = model.encode_image(images, normalize=False), model.encode_text(texts, normalize=False)
+    torch.save((type(model).__module__, *found), checkpoint.with_suffix(".found"))
+assert not any(name.startswith("st_magnitude") for name in sys.modules)
+"""
+
+
+def test_checkpoints_load_in_stock_open_clip(tmp_path, monkeypatch):
+    monkeypatch.setattr(open_clip.factory, "_MODEL_CONFIG_PATHS", list(open_clip.factory._MODEL_CONFIG_PATHS))
+    monkeypatch.setattr(open_clip.factory, "_MODEL_CONFIGS", dict(open_clip.factory._MODEL_CONFIGS))
+    for kind, config in CONFIGS.items():
+        (tmp_path / f"tiny-{kind}.json").write_text(json.dumps(config))
+    open_clip.add_model_config(tmp_path)
+    classes = {"clip": UnnormalizedCLIP, "coca": UnnormalizedCoCa}
+    expected = {}
+    for kind in CONFIGS:
+        model = open_clip.create_model(f"tiny-{kind}", output_dict=True)
+        if kind == "coca":
+            nn.init.normal_(model.text_decoder.text_projection)
+        stm.clip.calibrate(stm.clip.unnormalize(model)).eval()
+        assert type(model) is classes.get(kind, UnnormalizedCustomTextCLIP)
+        inputs = batch(model)
+        with torch.no_grad():
+            expected[kind] = model(*inputs)
+        torch.save({"epoch": 1, "state_dict": model.state_dict()}, tmp_path / f"tiny-{kind}.pt")
+        torch.save(inputs, tmp_path / f"tiny-{kind}.inputs")
+    command = [sys.executable, "-c", IN_STOCK_OPEN_CLIP, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for kind, out in expected.items():
+        module, image, text = torch.load(tmp_path / f"tiny-{kind}.found")
+        assert module.startswith("open_clip.")
+        assert torch.equal(image, out["image_features"])
+        assert torch.equal(text, out["text_features"])
+
+
+WITHOUT_OPEN_CLIP = """
+import sys
+from importlib.abc import MetaPathFinder
+
+class Broken(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "open_clip":
+            raise error
+
+sys.meta_path.insert(0, Broken())
+import st_magnitude as stm
+assert "AsymmetricClipLoss" in dir(stm.clip)
+for error in (
+    ModuleNotFoundError("No module named 'open_clip'"), RuntimeError("operator torchvision::nms does not exist")
+):
+    for name in ("AsymmetricClipLoss", "unnormalize"):
+        try:
+            getattr(stm.clip, name)
+        except ImportError as raised:
+            assert 'pip install "st-magnitude[clip]"' in str(raised) and str(error) in str(raised), raised
+        else:
+            raise AssertionError("imported")
+"""
+
+
+def test_without_open_clip():
+    done = subprocess.run([sys.executable, "-c", WITHOUT_OPEN_CLIP], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_no_other_names():
+    with pytest.raises(AttributeError, match="no attribute 'normalise'"):
+        stm.clip.normalise  # noqa: B018

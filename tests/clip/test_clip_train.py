@@ -1,0 +1,344 @@
+"""open_clip's own training loop with our loss, its command line, and sentence-transformers' own CLIP."""
+
+import copy
+import importlib.util
+import json
+import math
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from _open_clip_tiny import VISION, batch, clip, coca, open_clip
+from PIL import Image
+from sentence_transformers.base.modules import Transformer
+from sentence_transformers.sentence_transformer.modules import CLIPModel
+from torch import nn
+
+import st_magnitude as stm
+from st_magnitude.clip import AsymmetricClipLoss, AsymmetricCoCaLoss
+from st_magnitude.clip.model import UnnormalizedCLIP, normalizes
+
+open_clip_main = pytest.importorskip("open_clip_train.main", exc_type=(ImportError, RuntimeError))
+from open_clip_train.data import SyntheticDataset  # noqa: E402
+from open_clip_train.train import evaluate, train_one_epoch  # noqa: E402
+
+from st_magnitude.clip.__main__ import main, patched, preset_loss  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "clip_sentence_transformers.py"
+
+
+class Loader(list):
+    """Batches, with what open_clip asks of a loader."""
+
+    def __init__(self, images, texts, size):
+        super().__init__(zip(images.split(size), texts.split(size), strict=True))
+        self.num_samples, self.num_batches = len(images), len(self)
+
+
+def loop_arguments(**options):
+    """The arguments that train_one_epoch and create_loss read."""
+    defaults = {
+        "device": "cpu",
+        "precision": "fp32",
+        "accum_freq": 1,
+        "distill": False,
+        "skip_scheduler": True,
+        "horovod": False,
+        "grad_clip_norm": None,
+        "rank": 0,
+        "local_rank": 0,
+        "world_size": 1,
+        "log_every_n_steps": 1,
+        "batch_size": 8,
+        "wandb": False,
+        "distributed": False,
+        "local_loss": False,
+        "gather_with_grad": False,
+        "siglip": False,
+        "model": "tiny",
+        "coca_caption_loss_weight": 2.0,
+        "coca_contrastive_loss_weight": 1.0,
+        "loss_dist_impl": None,
+    }
+    return SimpleNamespace(**defaults | options)
+
+
+def train(model, loss, data, size=8, optimizer=torch.optim.SGD, **options):
+    """A few steps of train_one_epoch; returns the parameters."""
+    args = loop_arguments(batch_size=size, **options)
+    info = SimpleNamespace(dataloader=Loader(*data, size), set_epoch=lambda epoch: None)
+    train_one_epoch(model, {"train": info}, loss, 0, optimizer(model.parameters(), lr=0.01), None, None, None, args)
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+@pytest.fixture
+def models():
+    """Two equal models, and data for them."""
+    model = clip()
+    return model, copy.deepcopy(model), batch(model, 24)
+
+
+def test_norm_sym_trains_as_open_clip_does(models):
+    ours, stock, data = models
+    start = {name: p.detach().clone() for name, p in ours.named_parameters()}
+    args = loop_arguments()
+    with patched("norm-sym"):
+        loss = open_clip_main.create_loss(args)
+    found = train(ours, loss, data)
+    expected = train(stock, open_clip_main.create_loss(args), data)
+    assert type(loss) is AsymmetricClipLoss
+    for name, value in found.items():
+        assert (value - start[name]).abs().max() > 0
+        torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("preset", ["norm-sym", "nonorm-sym", "imgnorm-i2t", "txtnorm-t2i", "nonorm-t2i"])
+def test_accumulated_batches_are_one_batch(models, preset):
+    one, two, data = models
+    for model in (one, two):
+        stm.clip.calibrate(stm.clip.unnormalize(model))
+    start = {name: p.detach().clone() for name, p in one.named_parameters()}
+    data = [x[:8] for x in data]
+    expected = train(one, AsymmetricClipLoss.from_preset(preset), data, size=8)
+    found = train(two, AsymmetricClipLoss.from_preset(preset), data, size=4, accum_freq=2)
+    for name, value in found.items():
+        step = value - start[name]
+        assert step.abs().max() > 0
+        factor = 2 if name == "logit_scale" else 1  # open_clip adds the gradient of logit_scale up once a part
+        torch.testing.assert_close(step, factor * (expected[name] - start[name]), rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("preset", ["nonorm-sym", "imgnorm-i2t", "txtnorm-t2i"])
+@pytest.mark.parametrize("precision", ["fp32", "amp_bf16"])
+def test_training_lowers_the_loss_and_evaluation_runs(models, preset, precision, caplog, tmp_path):
+    model, _, data = models
+    stm.clip.calibrate(stm.clip.unnormalize(model))
+    loss = AsymmetricClipLoss.from_preset(preset, regularizers=[(stm.SIGReg(num_directions=8), 0.01)])
+    data = tuple(x[:8].repeat(12, *[1] * (x.ndim - 1)) for x in data)
+    with caplog.at_level("INFO"):
+        train(model, loss, data, optimizer=torch.optim.Adam, precision=precision)
+    seen = [float(x) for x in re.findall(r"Contrastive_loss: ([\d.]+)", caplog.text)]
+    assert len(seen) == 12
+    assert seen[-1] < 0.7 * seen[0]
+    assert "Sigreg_loss" in caplog.text
+
+    val = SimpleNamespace(dataloader=Loader(*data, 8))
+    args = loop_arguments(val_frequency=1, epochs=1, save_logs=False, zeroshot_frequency=0)
+    metrics = evaluate(model, {"val": val}, 1, args)
+    assert metrics["image_to_text_R@10"] >= 0
+
+
+@pytest.mark.parametrize("preset", ["norm-sym", "imgnorm-i2t"])
+def test_open_clips_synthetic_data(preset, caplog):
+    """All images and captions of it are the same, so that the loss is log(batch size) whatever the model."""
+    model = clip()
+    if preset != "norm-sym":
+        stm.clip.calibrate(stm.clip.unnormalize(model))
+
+    def transform(image):
+        return torch.full((3, *image.size), 0.5)
+
+    def tokenize(text):
+        return torch.tensor([[1, 2, 3, 4, 5, 39]])
+
+    items = [SyntheticDataset(transform, (16, 16), dataset_size=16, tokenizer=tokenize)[i] for i in range(16)]
+    data = tuple(torch.stack(x) for x in zip(*items, strict=True))
+    with caplog.at_level("INFO"):
+        train(model, AsymmetricClipLoss.from_preset(preset), data)
+    seen = [float(x) for x in re.findall(r"Contrastive_loss: ([\d.]+)", caplog.text)]
+    assert seen == pytest.approx([math.log(8)] * 2, abs=1e-3)
+
+
+@pytest.mark.parametrize("accum_freq", [1, 2])
+def test_coca(accum_freq):
+    model = stm.clip.unnormalize(coca())
+    loss = preset_loss("imgnorm-i2t", loop_arguments(model="coca_tiny"))
+    assert isinstance(loss, AsymmetricCoCaLoss)
+    assert (loss.caption_loss_weight, loss.clip_loss_weight, loss.direction) == (2.0, 1.0, "i2t")
+    start = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for name, value in train(model, loss, batch(model, 8), size=4, accum_freq=accum_freq).items():
+        assert value.isfinite().all(), name
+        if name in ("visual.proj", "text.text_projection", "text_decoder.text_projection"):
+            assert (value - start[name]).abs().max() > 0
+
+
+# --- the entry --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def local_dir(tmp_path):
+    """A tiny model as open_clip's ``local-dir:``; its own tokenizer needs the whole vocabulary."""
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    text = {"context_length": 8, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 1}
+    config = {"embed_dim": 12, "vision_cfg": VISION, "text_cfg": text}
+    (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": config, "preprocess_cfg": {}}))
+    (folder / "tiny-of-mine.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_what_is_patched(local_dir):
+    create_loss, create = open_clip_main.create_loss, open_clip_main.create_model_and_transforms
+    with patched("imgnorm-i2t"):
+        options = {"local_loss": True, "gather_with_grad": True, "rank": 1, "world_size": 2}
+        loss = open_clip_main.create_loss(loop_arguments(**options))
+        model, *transforms = open_clip_main.create_model_and_transforms(f"local-dir:{local_dir}", output_dict=True)
+        with pytest.raises(ZeroDivisionError), patched("norm-sym"):
+            raise ZeroDivisionError
+        assert open_clip_main.create_loss is not create_loss
+    assert open_clip_main.create_loss is create_loss
+    assert open_clip_main.create_model_and_transforms is create
+    with patched("imgnorm-i2t", rescale=False):
+        long, *_ = open_clip_main.create_model_and_transforms(f"local-dir:{local_dir}")
+    assert {name: getattr(loss, name) for name in options} == options
+    assert loss.similarity == stm.QNORM
+    assert type(model) is UnnormalizedCLIP
+    assert len(transforms) == 2
+    assert type(long) is UnnormalizedCLIP
+    assert open_clip.create_model is not open_clip_main.create_model_and_transforms
+    images, texts = torch.randn(16, 3, 16, 16), torch.randint(1, 49407, (16, 8))
+    norms = [m.encode_image(images).norm(dim=1).mean().item() for m in (model, long)]
+    assert abs(norms[0] - 1) < 0.2
+    assert abs(norms[1] - 1) > 0.5
+    assert model.encode_text(texts).norm(dim=1).mean().item() == pytest.approx(1, abs=0.2)
+    with patched("norm-sym"):
+        stock, *_ = open_clip_main.create_model_and_transforms(f"local-dir:{local_dir}")
+    assert normalizes(stock)
+
+
+def test_open_clip_4_has_tasks(monkeypatch):
+    """There the loss is an attribute of what create_task(args, model=...) returns; it has no use_horovod."""
+    task = nn.Module()
+    monkeypatch.setattr(open_clip_main, "create_task", lambda args, model, **options: task, raising=False)
+    args = loop_arguments()
+    del args.horovod
+    with patched("txtnorm-t2i"):
+        assert open_clip_main.create_task(args, model=None, dist_model=None) is task
+    assert task.loss.direction == "t2i"
+    assert not hasattr(open_clip_main.create_task(args, model=None), "missing")
+
+
+@pytest.mark.parametrize(("option", "flag"), [("siglip", "--siglip"), ("distill", "--distill-model")])
+def test_other_losses_are_not_replaced_in_silence(option, flag):
+    with pytest.raises(ValueError, match=f"{flag} has a loss of its own, which the preset 'norm-sym' would replace"):
+        preset_loss("norm-sym", loop_arguments(**{option: True}))
+
+
+def test_the_command_line(monkeypatch, capsys):
+    seen = []
+
+    def record(arguments):
+        seen.append((arguments, open_clip_main.create_loss(loop_arguments()).direction))
+        return 0
+
+    monkeypatch.setattr(open_clip_main, "main", record)
+    assert main(["imgnorm-i2t", "--no-calibrate", "--", "--model", "ViT-B-32", "--", "x"]) == 0
+    assert seen == [(["--model", "ViT-B-32", "--", "x"], "i2t")]
+    for wrong, message in (
+        (["imgnorm-i2t", "--model"], "--model"),
+        (["imgnorm-i2t"], "follow after"),
+        (["cos"], "cos"),
+    ):
+        with pytest.raises(SystemExit):
+            main(wrong)
+        assert message in capsys.readouterr().err
+
+
+def test_without_webdataset(monkeypatch):
+    monkeypatch.setitem(sys.modules, "open_clip_train.main", None)
+    with pytest.raises(ImportError, match=r'training loop does not import.*pip install "st-magnitude\[clip\]"'):
+        main(["norm-sym", "--", "--model", "ViT-B-32"])
+
+
+IN_STOCK_OPEN_CLIP = """
+import sys, torch, open_clip
+config, checkpoint, inputs, output = sys.argv[1:]
+open_clip.add_model_config(config)
+model = open_clip.create_model("tiny-of-mine", pretrained=checkpoint).eval()
+images, texts = torch.load(inputs)
+with torch.no_grad():
+    torch.save((model.encode_image(images), model.encode_text(texts)), output)
+assert not any(name.startswith("st_magnitude") for name in sys.modules)
+"""
+
+
+def test_the_whole_training_program(local_dir, tmp_path):
+    """From CSV and PNG files, accumulating gradients, to a checkpoint that stock open_clip encodes with."""
+    rng = random.Random(0)
+    lines = ["filepath\ttitle"]
+    for i in range(24):
+        colour = tuple(rng.randrange(256) for _ in range(3))
+        Image.new("RGB", (20, 20), colour).save(tmp_path / f"{i}.png")
+        lines.append(f"{tmp_path / f'{i}.png'}\ta square of {colour[0]} {colour[1]} {colour[2]}")
+    (tmp_path / "data.csv").write_text("\n".join(lines))
+    data = str(tmp_path / "data.csv")
+    arguments = ["--model", f"local-dir:{local_dir}", "--train-data", data, "--val-data", data, "--batch-size", "4"]
+    arguments += ["--dataset-type", "csv", "--accum-freq", "2", "--epochs", "1", "--workers", "0", "--warmup", "1"]
+    arguments += ["--precision", "fp32", "--device", "cpu", "--logs", str(tmp_path / "logs"), "--name", "run"]
+    command = [sys.executable, "-m", "st_magnitude.clip", "imgnorm-i2t", "--", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    log = (tmp_path / "logs" / "run" / "out.log").read_text()
+    assert "UnnormalizedCLIP(" in log
+    assert log.count("Contrastive_loss") >= 2
+    assert "image_to_text_R@1" in log
+
+    checkpoint = tmp_path / "logs" / "run" / "checkpoints" / "epoch_1.pt"
+    state = torch.load(checkpoint)["state_dict"]
+    with patched("imgnorm-i2t"):
+        model, *_ = open_clip_main.create_model_and_transforms(f"local-dir:{local_dir}", output_dict=True)
+    model.load_state_dict(state)
+    model.eval()
+    inputs = torch.randn(5, 3, 16, 16), torch.randint(1, 49407, (5, 8))
+    torch.save(inputs, tmp_path / "inputs.pt")
+    files = [str(tmp_path / name) for name in ("inputs.pt", "output.pt")]
+    command = [sys.executable, "-c", IN_STOCK_OPEN_CLIP, str(local_dir / "tiny-of-mine.json"), str(checkpoint), *files]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    with torch.no_grad():
+        out = model(*inputs)
+    image, text = torch.load(files[1])
+    assert torch.equal(image, out["image_features"])
+    assert torch.equal(text, out["text_features"])
+    assert 0.5 < image.norm(dim=1).mean() < 2  # calibrated, then trained
+
+
+# --- sentence-transformers' own CLIP ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def example():
+    spec = importlib.util.spec_from_file_location("clip_sentence_transformers", EXAMPLE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("module", [Transformer, CLIPModel])
+def test_sentence_transformers_own_clip_trains_with_a_core_loss(example, module, tmp_path):
+    model = example.tiny_clip(tmp_path / "clip", module)
+    images = example.pictures(copies=1, seed=1)["positive"]
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    norms = model.encode(images, convert_to_tensor=True).norm(dim=1)
+    assert norms.std() > 0
+    example.train(model, 3, tmp_path / "trainer")
+    for name, parameter in model.named_parameters():
+        assert name.endswith("logit_scale") or (parameter - before[name]).abs().max() > 0, name
+    model.save_pretrained(str(tmp_path / "saved"))
+    loaded = type(model)(str(tmp_path / "saved"), device="cpu")
+    assert loaded.similarity_fn_name == "dot"
+    torch.testing.assert_close(loaded.encode(images), model.encode(images))
+    torch.testing.assert_close(loaded.encode(example.CAPTIONS), model.encode(example.CAPTIONS))
+
+
+def test_the_example_learns(example, tmp_path, capsys):
+    assert example.main(["--steps", "60", "--output", str(tmp_path / "model")]) > 3 / len(example.CAPTIONS)
+    assert "trained by QNormRankingLoss for 60 steps" in capsys.readouterr().out
+    assert (tmp_path / "model" / "modules.json").exists()
