@@ -3,7 +3,7 @@
     python benchmarks/clip.py [--quick] [--output runs/clip] [--cache FOLDER] [--jobs 2] [--seeds 0,1,2] [--table]
 
 Small open_clip models from scratch (ModifiedResNet of 1-1-1-1 blocks and width 16 at 48 pixels, two layers of text,
-1.7 million parameters) learn emoji and what they are called (:mod:`emoji`). One training serves two tests:
+1.8 million parameters) learn emoji and what they are called (:mod:`emoji`). One training serves two tests:
 
 - *unseen style*: 500 emoji of the training in a drawing style that it saw nothing of; one image a text;
 - *unseen emoji*: 250 emoji that it saw nothing of, in the three styles of training; up to three images a text.
@@ -104,7 +104,7 @@ class Tokens:
 
 
 def small_clip(vocabulary: int, seed: int) -> CLIP:
-    """1.7 million parameters from scratch."""
+    """1.8 million parameters from scratch."""
     torch.manual_seed(seed)
     return CLIP(
         DIM,
