@@ -231,16 +231,20 @@ def test_other_losses_are_not_replaced_in_silence(option, flag):
         preset_loss("norm-sym", loop_arguments(**{option: True}))
 
 
-def test_the_command_line(monkeypatch, capsys):
+def test_the_command_line(monkeypatch, capsys, local_dir):
     seen = []
+    images = torch.randn(16, 3, 16, 16)
 
     def record(arguments):
-        seen.append((arguments, open_clip_main.create_loss(loop_arguments()).direction))
+        model, *_ = open_clip_main.create_model_and_transforms(f"local-dir:{local_dir}")
+        is_calibrated = abs(model.encode_image(images).norm(dim=1).mean().item() - 1) < 0.2
+        seen.append((arguments, open_clip_main.create_loss(loop_arguments()).direction, is_calibrated))
         return 0
 
     monkeypatch.setattr(open_clip_main, "main", record)
     assert main(["imgnorm-i2t", "--no-calibrate", "--", "--model", "ViT-B-32", "--", "x"]) == 0
-    assert seen == [(["--model", "ViT-B-32", "--", "x"], "i2t")]
+    assert main(["nonorm-t2i", "--", "--model", "RN50"]) == 0
+    assert seen == [(["--model", "ViT-B-32", "--", "x"], "i2t", False), (["--model", "RN50"], "t2i", True)]
     for wrong, message in (
         (["imgnorm-i2t", "--model"], "--model"),
         (["imgnorm-i2t"], "follow after"),
