@@ -498,6 +498,10 @@ class _HTMLText(HTMLParser):
         if not self._dropped:
             self._text.append(data if self._pre else re.sub(r"\s+", " ", data))
 
+    def parse_marked_section(self, i: int, report: int = 1) -> int:
+        # "<![if IE]>": a comment to a browser; older releases of Python raise an AssertionError at most of them
+        return self.parse_bogus_comment(i, report)
+
     def close(self) -> None:
         super().close()
         self._close_block()

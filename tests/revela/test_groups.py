@@ -11,7 +11,7 @@ import pytest
 import torch
 from _tiny import tokenizer as tiny_tokenizer
 from datasets import Dataset, DatasetDict, IterableDataset
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer.modules import BoW, StaticEmbedding
@@ -448,7 +448,15 @@ def test_html_sections(tmp_path):
     assert (untitled.title, untitled.text, untitled.sections) == ("Only this", "text", ())
 
 
+@pytest.mark.parametrize("section", ["<![if !supportLists]>", "<![endif]>", "<![1>", "<![a:>", "<![CDATA[x]]>", "<![>"])
+def test_marked_sections_are_comments(tmp_path, section):
+    [found] = read_documents(write(tmp_path, a__html=f"<p>before {section}after</p><p>end</p>"))
+    assert found.text == "before after\n\nend"
+
+
 @settings(max_examples=200, deadline=None)
+@example("<![a:")
+@example("<![1")
 @given(st.text("<>/=!-&;#ph1navdiv `~*_.:[]()\n", max_size=200))
 def test_any_mark_up_can_be_read(tmp_path_factory, text):
     folder = tmp_path_factory.mktemp("fuzz")
