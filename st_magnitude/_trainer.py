@@ -1,14 +1,19 @@
-"""The Trainer in whose step something is computed: only it knows the step, and what was logged before a resume."""
+"""Around a Trainer: the one in whose step something is computed, and a run that a signal stops without loss."""
 
 from __future__ import annotations
 
 import inspect
+import signal
+import threading
 from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
 
 from torch import nn
-from transformers import Trainer
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-__all__ = ["calling_trainer", "once_in_a_run"]
+__all__ = ["Stopped", "calling_trainer", "once_in_a_run", "train_or_stop"]
 
 
 def calling_trainer() -> Trainer | None:
@@ -37,3 +42,77 @@ def once_in_a_run(loss: nn.Module, key: str, measure: Callable[[], float]) -> fl
     value = measure()
     trainer.log({key: value})
     return value
+
+
+class Stopped(KeyboardInterrupt):
+    """Training was stopped by a signal, and its checkpoint is written."""
+
+    def __init__(self, number: int, step: int) -> None:
+        self.signal = signal.Signals(number)
+        super().__init__(
+            f"Stopped by {self.signal.name} after step {step}, which is saved: go on with resume=True (--resume)."
+        )
+
+
+class _StopOnSignal(TrainerCallback):
+    """The first SIGINT or SIGTERM ends training behind the step that is being made, with a checkpoint of it.
+
+    A second one does what it did before. Of several processes each would stop at a step of its own, so signals are left
+    alone there, as they are outside the main thread, which alone may handle them.
+    """
+
+    SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self._before: dict[signal.Signals, Any] = {}
+
+    def restore(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if args.world_size == 1 and threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._receive) for number in self.SIGNALS}
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if control.should_training_stop:
+            self.received = None  # it was the last step
+        elif self.received is not None:
+            control.should_save = control.should_training_stop = True
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self.received = number
+        self.restore()
+
+
+def _state(checkpoint: Path) -> TrainerState:
+    return TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+
+
+def train_or_stop(trainer: Trainer, checkpoint: Path | None = None) -> None:
+    """``trainer.train()`` that a signal ends with a checkpoint; afterwards the model encodes in its own precision.
+
+    Args:
+        trainer: Ready to train.
+        checkpoint: To go on from.
+
+    Raises:
+        Stopped: At SIGINT (Ctrl-C) and SIGTERM, when the checkpoint is on the disk.
+    """
+    stop = _StopOnSignal()
+    trainer.add_callback(stop)
+    try:
+        if checkpoint is not None and (state := _state(checkpoint)).global_step >= state.max_steps:
+            trainer._load_from_checkpoint(str(checkpoint))  # train() would make one step more
+            trainer.state = state
+        else:
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    finally:
+        stop.restore()
+        trainer.remove_callback(stop)
+    if stop.received is not None:
+        raise Stopped(stop.received, trainer.state.global_step)
+    # accelerate leaves its autocast around forward, so that later encoding would go on in bfloat16
+    trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)

@@ -1,20 +1,33 @@
-"""The command line: ``st-magnitude demo``, ``train``, ``compress``, ``diagnose``, ``mteb`` and ``revela``."""
+"""The command line: ``st-magnitude demo``, ``train``, ``calibrate``, ``compress``, ``diagnose``, ``mteb``, ``revela``.
+
+A command is a function that prints for people and returns its figures. What all have in common is in ``_command``: bad
+input is one line on stderr and exit code 2, an interrupt 130 (128 and the signal's number), and ``--json`` sends what
+is said to stderr and prints the figures to stdout.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import json
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
+    from st_magnitude.calibration import ExponentCurve
     from st_magnitude.data import RetrievalData
     from st_magnitude.evaluation import CompressionCell
 
 Number = TypeVar("Number", int, float)
+Figures = Mapping[str, Any]
 
 app = typer.Typer(
     name="st-magnitude",
@@ -22,37 +35,124 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
+    rich_markup_mode="markdown",
 )
+_show_traceback = False
 
 
-def _fail(error: BaseException) -> NoReturn:
-    typer.secho(f"Error: {error}", fg=typer.colors.RED, err=True)
-    raise typer.Exit(2)
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(version("st-magnitude"))
+        raise typer.Exit
 
 
-@app.command()
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+    traceback: Annotated[bool, typer.Option("--traceback", help="Before a command: where its error arose.")] = False,
+) -> None:
+    global _show_traceback
+    _show_traceback = traceback
+
+
+def _command(function: Callable[..., Figures | None], **settings: Any) -> Callable[..., Figures | None]:
+    """Registers a command."""
+
+    @wraps(function)
+    def run(**options: Any) -> Figures | None:
+        as_json = options.get("as_json", False)
+        try:
+            with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+                figures = function(**options)
+        except KeyboardInterrupt as interrupt:
+            typer.secho(str(interrupt) or "Interrupted.", fg=typer.colors.YELLOW, err=True)
+            raise typer.Exit(128 + getattr(interrupt, "signal", signal.SIGINT)) from None
+        except (ValueError, TypeError, OSError, ImportError) as error:
+            if _show_traceback:
+                raise
+            typer.secho(f"Error: {error}", fg=typer.colors.RED, err=True)
+            raise typer.Exit(2) from None
+        if as_json:
+            from st_magnitude.diagnose import _plain as plain
+
+            typer.echo(json.dumps(plain(figures), allow_nan=False))
+        return figures
+
+    return app.command(**settings)(run)
+
+
+def _read_config(context: typer.Context, file: Path | None) -> None:
+    """Options that a YAML file names are defaults of the command: what is given on the command line goes before."""
+    if file is None:
+        return
+    import yaml
+
+    try:
+        given = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise typer.BadParameter(f"{file} cannot be read as YAML: {error}") from None
+    names = {parameter.name for parameter in context.command.params} - {"config", "help"}
+    names = {"json" if name == "as_json" else name for name in names if name}
+    if not isinstance(given, dict):
+        raise typer.BadParameter(f"{file} holds {type(given).__name__}, not options, as in 'batch_size: 64'.")
+    options = {str(key).replace("-", "_"): value for key, value in given.items()}
+    if unknown := sorted(options.keys() - names):
+        raise typer.BadParameter(f"{file} names {unknown}, but {context.info_name} takes {sorted(names)}.")
+    for name, value in options.items():
+        if isinstance(value, dict):
+            raise typer.BadParameter(f"{file}: {name} holds a mapping, not a value.")
+        if isinstance(value, list):
+            options[name] = ",".join(map(str, value))
+    if "json" in options:
+        options["as_json"] = options.pop("json")
+    context.default_map = {**(context.default_map or {}), **{k: v for k, v in options.items() if v is not None}}
+
+
+# Options of several commands
+Model = Annotated[str, typer.Argument(help="Folder or hub id of the model.")]
+Data = Annotated[Path, typer.Option(help="Folder with corpus.jsonl, queries.jsonl and qrels/<split>.tsv (BEIR).")]
+Encoded = Annotated[int, typer.Option(min=1, help="Texts encoded at a time.")]
+MaxLength = Annotated[int | None, typer.Option(min=1, help="Tokens of a text that the model reads.")]
+ReadOut = Annotated[str | None, typer.Option(help="cosine, dot, qnorm or dnorm; default: the model's own.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in the output.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the figures as JSON, and all else to stderr.")]
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        callback=_read_config,
+        is_eager=True,
+        expose_value=False,
+        help="YAML file of options, as in 'batch_size: 64'; the command line goes before it.",
+    ),
+]
+
+
+@_command
 def demo(
     output: Annotated[Path, typer.Option(help="A new folder for models, figures and the picture.")] = Path("runs/demo"),
     model: Annotated[str | None, typer.Option(help="Folder or hub id; default: all-MiniLM-L6-v2 from PyPI.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Training steps of each of the two models.")] = 60,
     batch_size: Annotated[int, typer.Option(min=2, help="Queries a step.")] = 32,
     seed: Annotated[int, typer.Option(help="Of data, order and dropout.")] = 0,
-) -> None:
+    as_json: AsJson = False,
+    config: Config = None,
+) -> Figures:
     """Teach a retriever the API docs of this Python environment, with cosine and with QNorm (about 5 minutes).
 
     Everything is local: the docstrings of the installed packages and a model from PyPI. Needs the extra "demo".
     """
     from st_magnitude.demo import run
 
-    try:
-        run(output, model=model, steps=steps, batch_size=batch_size, seed=seed, say=typer.echo)
-    except (ValueError, OSError, ImportError) as error:
-        _fail(error)
+    return run(output, model=model, steps=steps, batch_size=batch_size, seed=seed, say=typer.echo)
 
 
-@app.command()
+@_command
 def train(
-    data: Annotated[Path, typer.Option(help="Folder with corpus.jsonl, queries.jsonl and qrels/<split>.tsv (BEIR).")],
+    data: Data,
     model: Annotated[str, typer.Option(help="Folder or hub id of the SentenceTransformer to start from.")],
     output: Annotated[Path, typer.Option(help="Folder for the trained model.")],
     loss: Annotated[str, typer.Option(help="cosine, dot, qnorm, dnorm or learnable.")] = "qnorm",
@@ -70,68 +170,126 @@ def train(
     mini_batch_size: Annotated[int | None, typer.Option(min=1, help="Gradient caching by so many texts.")] = None,
     learning_rate: Annotated[float, typer.Option(min=0, help="Peak rate of AdamW.")] = 2e-5,
     negatives: Annotated[int | None, typer.Option(min=0, help="Hard negatives a row; default 1 if judged.")] = None,
-    max_length: Annotated[int | None, typer.Option(min=1, help="Tokens of a text that the model reads.")] = None,
+    max_length: MaxLength = None,
     save_steps: Annotated[int, typer.Option(min=1, help="Steps between checkpoints.")] = 200,
     seed: Annotated[int, typer.Option(help="Of order, negatives and dropout.")] = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in the output.")] = False,
-) -> None:
+    resume: Resume = False,
+    as_json: AsJson = False,
+    config: Config = None,
+) -> Figures:
     """Fine-tune a retriever on a folder in BEIR's layout; save a model that sentence-transformers loads.
 
     Pairs with score 0 in the qrels are explicit negatives. With a dev split, the document exponent at inference is
-    then swept on it.
+    then swept on it. Ctrl-C ends the run behind the step that is being made, with a checkpoint for --resume.
     """
     from st_magnitude.data import available_splits, load_beir
     from st_magnitude.train import train as run
 
-    try:
-        prefixes, taus = _numbers("--dims", dims, int), _numbers("--temperatures", temperatures, float)
-        splits = available_splits(data)
-        loaded = load_beir(data, split)
-        held_out = load_beir(data, dev_split) if dev_split in splits and dev_split != split else None
-        typer.echo(f"{split}: {loaded}")
-        trainer = run(
-            model,
-            loaded,
-            output,
-            loss,
-            dims=prefixes,
-            temperatures=taus,
-            max_length=max_length,
-            num_negatives=negatives,
-            epochs=epochs,
-            max_steps=max_steps,
-            batch_size=batch_size,
-            learning_rate=learning_rate,
-            mini_batch_size=mini_batch_size,
-            seed=seed,
-            save_steps=save_steps,
-            resume=resume,
-        )
-    except (ValueError, OSError, ImportError) as error:
-        _fail(error)
+    prefixes, taus = _numbers("--dims", dims, int), _numbers("--temperatures", temperatures, float)
+    splits = available_splits(data)
+    loaded = load_beir(data, split)
+    held_out = load_beir(data, dev_split) if dev_split in splits and dev_split != split else None
+    typer.echo(f"{split}: {loaded}")
+    trainer = run(
+        model,
+        loaded,
+        output,
+        loss,
+        dims=prefixes,
+        temperatures=taus,
+        max_length=max_length,
+        num_negatives=negatives,
+        epochs=epochs,
+        max_steps=max_steps,
+        batch_size=batch_size,
+        learning_rate=learning_rate,
+        mini_batch_size=mini_batch_size,
+        seed=seed,
+        save_steps=save_steps,
+        resume=resume,
+    )
     typer.echo(f"Saved to {output}.")
-    if held_out is not None:
-        _report(trainer.model, held_out, dev_split)
+    figures = {"output": str(output), "loss": loss, "steps": trainer.state.global_step}
+    return figures if held_out is None else figures | _dev_figures(trainer.model, held_out, dev_split)
 
 
-@app.command()
+@_command
+def calibrate(
+    model: Model,
+    data: Data,
+    split: Annotated[str, typer.Option(help="Split of the qrels to choose on: validation data.")] = "dev",
+    confirm: Annotated[str | None, typer.Option(help="Another split, to measure the choice on.")] = None,
+    exponents: Annotated[
+        str | None, typer.Option(help="Document exponents to try, as in 0.25,0.5,0.75; default: 0, 0.05, ..., 1.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Save the model there, with the exponent chosen.")] = None,
+    batch_size: Encoded = 32,
+    max_length: MaxLength = None,
+    seed: Annotated[int, typer.Option(help="Of the bootstrap.")] = 0,
+    as_json: AsJson = False,
+    config: Config = None,
+) -> Figures:
+    """Choose how much of the document norm a trained model is read out with, from 0 (dot) to 1 (cosine).
+
+    Nothing is trained. Queries and corpus are encoded once. The interval beside the best exponent comes from the
+    queries that chose it and flatters: --confirm test measures the choice on others.
+    """
+    from st_magnitude.calibration import calibrate_exponent
+    from st_magnitude.data import load_beir
+    from st_magnitude.geometry import paired_bootstrap
+    from st_magnitude.surgery import export, load, prepare
+    from st_magnitude.train import limit_length
+
+    gammas = _numbers("--exponents", exponents, float)
+    if output is not None and output.exists() and (output.is_file() or any(output.iterdir())):
+        raise FileExistsError(f"{output} is not an empty folder. Choose another --output.")
+    chosen_on = load_beir(data, split)
+    confirmed_on = None if confirm is None else load_beir(data, confirm)
+    encoder = load(model)
+    if max_length is not None:
+        limit_length(encoder, max_length)
+
+    def sweep(loaded: RetrievalData, gammas: list[float] | None) -> ExponentCurve:
+        judged = (loaded.queries, loaded.corpus, loaded.relevant_docs)
+        return calibrate_exponent(encoder, *judged, gammas, batch_size, seed=seed, show_progress_bar=True)
+
+    typer.echo(f"{split}: {chosen_on}")
+    curve = sweep(chosen_on, gammas)
+    typer.echo(str(curve))
+    figures: dict[str, Any] = {"split": split, **_curve_figures(curve)}
+    if confirmed_on is not None:
+        typer.echo(f"{confirm}: {confirmed_on}")
+        check = sweep(confirmed_on, [curve.best])
+        chosen = check.per_query[list(check.exponents).index(curve.best)]
+        figures["confirm"] = {"split": confirm, "queries": len(check.queries), "ndcg@10": float(chosen.mean())}
+        for name, other in (("cosine", check.per_query[-1]), ("dot", check.per_query[0])):
+            gain, low, high = figures["confirm"][f"versus_{name}"] = paired_bootstrap(chosen, other, seed=seed)
+            typer.echo(f"  {curve.best:g} - {name}: {gain:+.4f} [{low:+.4f}, {high:+.4f}] nDCG@10")
+    if output is not None:
+        export(prepare(encoder, curve.best_similarity), output)
+        figures["output"] = str(output)
+        typer.echo(f"Saved to {output}{'' if curve.best in (0, 1) else ', for stm.load'}.")
+    return figures
+
+
+@_command
 def compress(
-    model: Annotated[str, typer.Argument(help="Folder or hub id of the model.")],
-    data: Annotated[Path, typer.Option(help="Folder with corpus.jsonl, queries.jsonl and qrels/<split>.tsv (BEIR).")],
+    model: Model,
+    data: Data,
     split: Annotated[str, typer.Option(help="Split of the qrels to measure on.")] = "test",
     dims: Annotated[
         str | None, typer.Option(help="Prefixes, as in 384,192,96; default: all dimensions, 1/2, 1/4 and 1/8.")
     ] = None,
     top_k: Annotated[int, typer.Option(min=1, help="Documents that the bits pass on to rescoring.")] = 100,
-    similarity: Annotated[
-        str | None, typer.Option(help="cosine, dot, qnorm or dnorm; default: the model's own.")
-    ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Texts encoded at a time.")] = 32,
-    max_length: Annotated[int | None, typer.Option(min=1, help="Tokens of a text that the model reads.")] = None,
+    similarity: ReadOut = None,
+    batch_size: Encoded = 32,
+    max_length: MaxLength = None,
     output: Annotated[
         Path | None, typer.Option(help="Folder for compression.csv and compression.png; replaces both.")
     ] = None,
-) -> None:
+    as_json: AsJson = False,
+    config: Config = None,
+) -> Figures:
     """Measure what a shorter prefix, int8 and binary embeddings keep of nDCG@10, and what they save.
 
     Nothing is trained. Queries and corpus are encoded once. The picture needs the extra "plot".
@@ -142,34 +300,32 @@ def compress(
     from st_magnitude.surgery import load
     from st_magnitude.train import limit_length
 
-    try:
-        prefixes = _numbers("--dims", dims, int)
-        if output is not None and output.is_file():
-            raise ValueError(f"--output is a folder, but {output} is a file: choose another name.")
-        loaded = load_beir(data, split)
-        evaluator = CompressionEvaluator(
-            loaded.queries,
-            loaded.corpus,
-            loaded.relevant_docs,
-            dims=prefixes,
-            top_k=top_k,
-            similarity=similarity,
-            batch_size=batch_size,
-            show_progress_bar=True,
-        )
-        encoder = load(model)
-        if max_length is not None:
-            limit_length(encoder, max_length)
-        typer.echo(f"{split}: {loaded}")
-        evaluator(encoder)
-    except (ValueError, OSError, ImportError) as error:
-        _fail(error)
+    prefixes = _numbers("--dims", dims, int)
+    if output is not None and output.is_file():
+        raise ValueError(f"--output is a folder, but {output} is a file: choose another name.")
+    loaded = load_beir(data, split)
+    evaluator = CompressionEvaluator(
+        loaded.queries,
+        loaded.corpus,
+        loaded.relevant_docs,
+        dims=prefixes,
+        top_k=top_k,
+        similarity=similarity,
+        batch_size=batch_size,
+        show_progress_bar=True,
+    )
+    encoder = load(model)
+    if max_length is not None:
+        limit_length(encoder, max_length)
+    typer.echo(f"{split}: {loaded}")
+    evaluator(encoder)
     typer.echo(table(evaluator.cells))
     if output is not None:
         _save_compression(evaluator.cells, output, title=f"{Path(model).name}, {data.name} {split}")
+    return {"split": split, "cells": [cell.row for cell in evaluator.cells]}
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@partial(_command, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def mteb(context: typer.Context) -> None:
     """mteb's own command line, for models and data that lie on this machine.
 
@@ -183,11 +339,11 @@ def mteb(context: typer.Context) -> None:
 
     try:
         run([argument for argument in context.args if argument != "--"])
-    except (ValueError, OSError, ImportError, KeyError) as error:
-        _fail(error)
+    except KeyError as error:  # mteb's, for a name that it does not know
+        raise ValueError(error.args[0]) from error
 
 
-@app.command()
+@_command
 def revela(
     corpus: Annotated[Path, typer.Option(help="Folder (or file) of text, Markdown, reST, HTML, source or JSON lines.")],
     retriever: Annotated[str, typer.Option(help="Folder or hub id: a SentenceTransformer or a bare decoder.")],
@@ -214,9 +370,11 @@ def revela(
     gradient_checkpointing: Annotated[bool, typer.Option(help="Less memory, more time.")] = False,
     bf16: Annotated[bool | None, typer.Option(help="Default: where the hardware has it.")] = None,
     save_steps: Annotated[int, typer.Option(min=1, help="Steps between checkpoints.")] = 200,
-    resume: Annotated[bool, typer.Option(help="Go on from the last checkpoint in --output.")] = False,
+    resume: Resume = False,
     seed: Annotated[int, typer.Option(help="Of the split, the order and dropout.")] = 0,
-) -> None:
+    as_json: AsJson = False,
+    config: Config = None,
+) -> Figures:
     """Learn a retriever from raw text, by language modelling with in-batch attention (Revela).
 
     Some documents are held out: their section titles ask for their chunks, before and after, for the retriever, BM25
@@ -224,105 +382,98 @@ def revela(
     """
     from st_magnitude.revela.run import run
 
-    try:
-        run(
-            corpus,
-            retriever,
-            lm,
-            output,
-            temperature=temperature,
-            read_weight=read_weight,
-            v_norm=v_norm,
-            group_size=group_size,
-            max_words=max_words,
-            max_length=max_length,
-            epochs=epochs,
-            max_steps=max_steps,
-            batch_size=batch_size,
-            gradient_accumulation_steps=gradient_accumulation_steps,
-            learning_rate=learning_rate,
-            lm_learning_rate=lm_learning_rate,
-            lora_rank=lora_rank,
-            warmup_steps=warmup_steps,
-            held_out=held_out,
-            max_queries=max_queries,
-            gradient_checkpointing=gradient_checkpointing,
-            bf16=bf16,
-            save_steps=save_steps,
-            resume=resume,
-            seed=seed,
-            say=typer.echo,
-        )
-    except (ValueError, OSError, ImportError, TypeError) as error:
-        _fail(error)
+    figures = run(
+        corpus,
+        retriever,
+        lm,
+        output,
+        temperature=temperature,
+        read_weight=read_weight,
+        v_norm=v_norm,
+        group_size=group_size,
+        max_words=max_words,
+        max_length=max_length,
+        epochs=epochs,
+        max_steps=max_steps,
+        batch_size=batch_size,
+        gradient_accumulation_steps=gradient_accumulation_steps,
+        learning_rate=learning_rate,
+        lm_learning_rate=lm_learning_rate,
+        lora_rank=lora_rank,
+        warmup_steps=warmup_steps,
+        held_out=held_out,
+        max_queries=max_queries,
+        gradient_checkpointing=gradient_checkpointing,
+        bf16=bf16,
+        save_steps=save_steps,
+        resume=resume,
+        seed=seed,
+        say=typer.echo,
+    )
     typer.echo(f"Saved to {output}.")
+    return figures
 
 
-@app.command()
+@_command
 def diagnose(
-    model: Annotated[str, typer.Argument(help="Folder or hub id of the model.")],
-    data: Annotated[Path, typer.Option(help="Folder with corpus.jsonl, queries.jsonl and qrels/<split>.tsv (BEIR).")],
+    model: Model,
+    data: Data,
     split: Annotated[str, typer.Option(help="Split of the qrels to measure on.")] = "test",
     baseline: Annotated[str | None, typer.Option(help="Another model to measure beside it.")] = None,
-    similarity: Annotated[
-        str | None, typer.Option(help="cosine, dot, qnorm or dnorm; default: the model's own.")
-    ] = None,
+    similarity: ReadOut = None,
     symmetric: Annotated[
         str | None, typer.Option(help="yes or no: are queries and documents interchangeable? Default: it looks.")
     ] = None,
     tolerance: Annotated[float, typer.Option(help="Share of nDCG@10 that smaller storage may cost.")] = 0.05,
     min_gain: Annotated[float, typer.Option(help="Smallest gain in nDCG@10 that is worth a change.")] = 0.02,
-    batch_size: Annotated[int, typer.Option(min=1, help="Texts encoded at a time.")] = 32,
-    max_length: Annotated[int | None, typer.Option(min=1, help="Tokens of a text that the model reads.")] = None,
+    batch_size: Encoded = 32,
+    max_length: MaxLength = None,
     seed: Annotated[int, typer.Option(help="Of the halves of the queries and the bootstrap.")] = 0,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write all figures there; replaces the file.")
-    ] = None,
-) -> None:
+    output: Annotated[Path | None, typer.Option(help="Folder for diagnosis.json; replaces the file.")] = None,
+    as_json: AsJson = False,
+    config: Config = None,
+) -> Figures:
     """Measure whether length, compression or isotropy will help a model on your queries, and say what to do.
 
     Nothing is trained. Queries and corpus are encoded once. What is recommended has a gain whose 95 % interval excludes
     zero on queries that did not choose it; use some hundreds of queries.
     """
-    import json
-
     from st_magnitude.data import load_beir
     from st_magnitude.diagnose import diagnose as run
     from st_magnitude.surgery import load
     from st_magnitude.train import limit_length
 
-    try:
-        if symmetric not in (None, "yes", "no"):
-            raise ValueError(f"--symmetric takes 'yes' or 'no', got {symmetric!r}.")
-        if json_file is not None and json_file.is_dir():
-            raise ValueError(f"--json is a file, but {json_file} is a folder: name a file in it.")
-        loaded = load_beir(data, split)
-        encoders = [load(path) for path in (model, baseline) if path is not None]
-        if max_length is not None:
-            for encoder in encoders:
-                limit_length(encoder, max_length)
-        typer.echo(f"{split}: {loaded}")
-        found = run(
-            encoders[0],
-            loaded.queries,
-            loaded.corpus,
-            loaded.relevant_docs,
-            similarity=similarity,
-            baseline=encoders[1] if baseline is not None else None,
-            symmetric=None if symmetric is None else symmetric == "yes",
-            min_gain=min_gain,
-            tolerance=tolerance,
-            batch_size=batch_size,
-            seed=seed,
-            show_progress_bar=True,
-        )
-        typer.echo(str(found))
-        if json_file is not None:
-            json_file.parent.mkdir(parents=True, exist_ok=True)
-            json_file.write_text(json.dumps(found.to_dict(), allow_nan=False) + "\n", encoding="utf-8")
-            typer.echo(f"Saved {json_file}.")
-    except (ValueError, OSError, ImportError) as error:
-        _fail(error)
+    if symmetric not in (None, "yes", "no"):
+        raise ValueError(f"--symmetric takes 'yes' or 'no', got {symmetric!r}.")
+    if output is not None and output.is_file():
+        raise ValueError(f"--output is a folder, but {output} is a file: choose another name.")
+    loaded = load_beir(data, split)
+    encoders = [load(path) for path in (model, baseline) if path is not None]
+    if max_length is not None:
+        for encoder in encoders:
+            limit_length(encoder, max_length)
+    typer.echo(f"{split}: {loaded}")
+    found = run(
+        encoders[0],
+        loaded.queries,
+        loaded.corpus,
+        loaded.relevant_docs,
+        similarity=similarity,
+        baseline=encoders[1] if baseline is not None else None,
+        symmetric=None if symmetric is None else symmetric == "yes",
+        min_gain=min_gain,
+        tolerance=tolerance,
+        batch_size=batch_size,
+        seed=seed,
+        show_progress_bar=True,
+    )
+    typer.echo(str(found))
+    if output is not None:
+        output.mkdir(parents=True, exist_ok=True)
+        file = output / "diagnosis.json"
+        file.write_text(json.dumps(found.to_dict(), allow_nan=False) + "\n", encoding="utf-8")
+        typer.echo(f"Saved {file}.")
+    return found.to_dict()
 
 
 def _numbers(option: str, given: str | None, kind: type[Number]) -> list[Number] | None:
@@ -337,22 +488,20 @@ def _numbers(option: str, given: str | None, kind: type[Number]) -> list[Number]
 def _save_compression(cells: list[CompressionCell], output: Path, title: str) -> None:
     from st_magnitude.report import plot_compression
 
+    output.mkdir(parents=True, exist_ok=True)
+    with (output / "compression.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, fieldnames=list(cells[0].row), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(cell.row for cell in cells)
+    typer.echo(f"Saved {output / 'compression.csv'}.")
     try:
-        output.mkdir(parents=True, exist_ok=True)
-        with (output / "compression.csv").open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, fieldnames=list(cells[0].row), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(cell.row for cell in cells)
-        typer.echo(f"Saved {output / 'compression.csv'}.")
         plot_compression(cells, output / "compression.png", title)
         typer.echo(f"Saved {output / 'compression.png'}.")
     except ImportError as error:
         typer.secho(f"No compression.png: {error}", fg=typer.colors.YELLOW, err=True)
-    except OSError as error:
-        _fail(error)
 
 
-def _report(model: SentenceTransformer, held_out: RetrievalData, split: str) -> None:
+def _dev_figures(model: SentenceTransformer, held_out: RetrievalData, split: str) -> dict[str, Any]:
     from st_magnitude.calibration import calibrate_exponent
     from st_magnitude.evaluation import MagnitudeEvaluator
     from st_magnitude.surgery import normalizes_output
@@ -361,8 +510,22 @@ def _report(model: SentenceTransformer, held_out: RetrievalData, split: str) -> 
     scores = MagnitudeEvaluator(*judged, name=split, write_csv=False)(model)
     for key, value in scores.items():
         typer.echo(f"  {key:40} {value:.4f}")
-    if not normalizes_output(model):
-        typer.echo(str(calibrate_exponent(model, *judged)))
+    if normalizes_output(model):
+        return {"scores": scores}
+    curve = calibrate_exponent(model, *judged)
+    typer.echo(str(curve))
+    return {"scores": scores, "calibration": _curve_figures(curve)}
+
+
+def _curve_figures(curve: ExponentCurve) -> dict[str, Any]:
+    means = {f"{exponent:g}": float(value) for exponent, value in zip(curve.exponents, curve.ndcg, strict=True)}
+    return {
+        "exponent": curve.best,
+        "queries": len(curve.queries),
+        "ndcg@10": means,
+        "versus_cosine": curve.versus_cosine,
+        "versus_dot": curve.versus_dot,
+    }
 
 
 def main() -> None:

@@ -19,6 +19,7 @@ from sentence_transformers import (
 )
 from sentence_transformers.base.sampler import BatchSamplers
 
+from st_magnitude._trainer import train_or_stop
 from st_magnitude.data import RetrievalData
 from st_magnitude.losses import (
     CosineRankingLoss,
@@ -108,6 +109,7 @@ def train(
         ValueError: If the loss is unknown, the data has fewer than two pairs, dims or temperatures do not suit the loss
             (see `temp_agg_mrl`), or the model reads texts of any length and a max_length is given.
         FileExistsError: If output holds a finished model, or an unfinished run and resume is False.
+        KeyboardInterrupt: At Ctrl-C, and at SIGTERM: the step that was being made is done and saved as a checkpoint.
     """
     if loss not in LOSSES:
         raise ValueError(f"No loss is called {loss!r}. Choose one of {', '.join(LOSSES)}.")
@@ -148,9 +150,7 @@ def train(
         report_to=[],
     )
     trainer = SentenceTransformerTrainer(model=model, args=arguments, train_dataset=rows, loss=objective)
-    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    # accelerate leaves its autocast around forward, so that later encoding would go on in bfloat16
-    trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)
+    train_or_stop(trainer, checkpoint)
     export(model, output)
     record = {"loss": type(objective).__name__, **objective.get_config_dict(), "log": trainer.state.log_history}
     (output / "training.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
@@ -179,13 +179,16 @@ def _batch_sampler(rows: Dataset, batch_size: int) -> BatchSamplers:
 
 
 def check_output(output: Path, resume: bool) -> Path | None:
-    """The checkpoint to go on from; refuses to overwrite anything."""
+    """The checkpoint to go on from: the last that was written to its end. Refuses to overwrite anything."""
     if (output / "modules.json").exists():
         raise FileExistsError(f"{output} already holds a trained model. Choose another output folder.")
     found = sorted(
         (p for p in output.glob("checkpoints/checkpoint-*") if re.fullmatch(r"checkpoint-\d+", p.name)),
         key=lambda p: int(p.name.split("-")[1]),
     )
+    if torn := [p.name for p in found if not _is_whole(p)]:
+        logger.warning("Not written to the end, left aside: %s.", ", ".join(torn))
+        found = [p for p in found if p.name not in torn]
     if found and not resume:
         raise FileExistsError(
             f"{output} holds an unfinished run (up to {found[-1].name}). Go on with resume=True (--resume), "
@@ -194,3 +197,11 @@ def check_output(output: Path, resume: bool) -> Path | None:
     if resume and not found:
         logger.warning("No checkpoint in %s: starting from the beginning.", output / "checkpoints")
     return found[-1] if found else None
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    """Whether the Trainer wrote its state, which comes last."""
+    try:
+        return "global_step" in json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False

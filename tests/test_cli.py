@@ -3,6 +3,8 @@
 import csv
 import itertools
 import json
+import os
+import signal
 import sys
 
 import numpy as np
@@ -247,3 +249,175 @@ def test_help_lists_the_commands():
     assert "demo" in result.output
     assert "train" in result.output
     assert "compress" in result.output
+
+
+def report_of(result):
+    """The JSON that a command printed, alone on stdout."""
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_calibrate_prints_the_curve_and_saves_the_choice(folder, model_path, tmp_path):
+    output = tmp_path / "calibrated"
+    options = ("--exponents", "0.25,0.5", "--confirm", "train", "--seed", 3, "--output", output)
+    result = invoke("calibrate", model_path, "--data", folder, *options)
+    assert result.exit_code == 0, result.output
+    curve = stm.calibrate_exponent(
+        stm.load(model_path), QUERIES, CORPUS, RELEVANT_DOCS, [0.25, 0.5], seed=3, show_progress_bar=False
+    )
+    assert str(curve) in result.stdout
+    (output / "x").write_text("")
+    assert "not an empty folder" in invoke("calibrate", model_path, "--data", folder, *options).stderr
+    saved = stm.load(output)
+    raw = [stm.load(model_path).encode(text, convert_to_tensor=True) for text in ("bees", "honey")]
+    got = saved.similarity(saved.encode_query("bees"), saved.encode_document("honey"))
+    torch.testing.assert_close(got, curve.best_similarity(raw[0][None], raw[1][None]))
+
+
+def test_calibrate_confirms_on_the_other_split(tmp_path, model_path):
+    """The planted length helps on one split and harms on the other: confirmation must see the harm."""
+    corpus = {"long": "honey honey bees", "short": "honey"}
+    for split, answer in (("dev", "long"), ("test", "short")):
+        save_beir(RetrievalData({"q": "honey"}, corpus, {"q": {answer}}), tmp_path / "data", split)
+    from sentence_transformers.sentence_transformer.modules import BoW
+
+    SentenceTransformer(modules=[BoW(["bees", "honey"])], device="cpu").save_pretrained(str(tmp_path / "bow"))
+    figures = report_of(
+        invoke(
+            "calibrate",
+            tmp_path / "bow",
+            "--data",
+            tmp_path / "data",
+            "--exponents",
+            "0",
+            "--confirm",
+            "test",
+            "--json",
+        )
+    )
+    assert (figures["exponent"], figures["ndcg@10"]) == (0.0, {"0": 1.0, "1": pytest.approx(0.6309, abs=1e-4)})
+    assert figures["confirm"]["versus_cosine"][0] == pytest.approx(0.6309 - 1, abs=1e-4)
+    assert figures["confirm"]["versus_dot"] == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--split", "nope"], "its splits are ['dev', 'train']"),
+        (["--confirm", "nope"], "its splits are ['dev', 'train']"),
+        (["--exponents", "0,x"], "--exponents takes numbers with commas between"),
+        (["--exponents", "0,2"], "lie in [0, 1]"),
+        (["--output", __file__], "is not an empty folder"),
+    ],
+)
+def test_calibrate_refuses_before_encoding(folder, model_path, monkeypatch, options, message):
+    monkeypatch.setattr(SentenceTransformer, "encode_query", None)
+    result = invoke("calibrate", model_path, "--data", folder, *options)
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.split())
+
+
+def test_json_is_alone_on_stdout(folder, model_path, tmp_path):
+    figures = report_of(fit(folder, model_path, tmp_path / "out", "--max-steps", 2, "--json"))
+    assert figures["steps"] == 2
+    assert figures["scores"]["dev_matched_ndcg@10"] > 0
+    assert figures["calibration"]["ndcg@10"].keys() >= {"0", "0.5", "1"}
+    cells = report_of(measure(folder, model_path, "--split", "dev", "--dims", "8", "--json"))["cells"]
+    assert len(cells) == 8
+    diagnosis = report_of(invoke("diagnose", model_path, "--data", folder, "--split", "dev", "--json"))
+    assert {r["name"] for r in diagnosis["recommendations"]} >= {"read-out", "pruning"}
+
+
+def config(tmp_path, text):
+    (tmp_path / "config.yaml").write_text(text, encoding="utf-8")
+    return tmp_path / "config.yaml"
+
+
+def test_a_config_file_gives_defaults_and_the_command_line_goes_before(folder, model_path, tmp_path):
+    file = config(
+        tmp_path,
+        f"data: {folder}\nmodel: {model_path}\noutput: {tmp_path / 'out'}\nloss: dot\ndims: [64, 256]\n"
+        "batch-size: 4\nmax_steps: 1\nseed: null\njson: true\n",
+    )
+    assert report_of(invoke("train", "--config", file, "--loss", "dnorm", "--max-steps", 2))["steps"] == 2
+    record = json.loads((tmp_path / "out" / "training.json").read_text())
+    assert [t["dim"] for t in record["terms"]] == [64, 256]
+    assert record["similarity"] == {"query": 0.0, "document": 1.0}
+    again = invoke("train", "--config", file)  # now with all its values
+    assert again.exit_code == 2
+    assert "already holds a trained model" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("nonsense: 1", "names ['nonsense'], but compress takes ["),
+        ("[1, 2]", "holds list, not options"),
+        ("top_k: {a: 1}", "top_k holds a mapping"),
+        ("top_k: [", "cannot be read as YAML"),
+        ("top_k: many", "--top-k"),
+        ("", "holds NoneType, not options"),
+    ],
+)
+def test_a_bad_config_is_named(folder, model_path, tmp_path, text, message):
+    result = measure(folder, model_path, "--config", config(tmp_path, text))
+    assert result.exit_code == 2
+    words = result.stderr.replace("│", " ").split()  # typer frames it
+    assert "".join(message.split()) in "".join(words)
+
+
+def test_no_config_at_that_place(folder, model_path):
+    result = measure(folder, model_path, "--config", "/no/such.yaml")
+    assert result.exit_code == 2
+    assert "/no/such.yaml" in "".join(result.stderr.replace("│", " ").split())
+
+
+def test_version_and_traceback(folder):
+    assert invoke("--version").stdout.strip() == stm.__version__
+    options = ("compress", "/no/such/model", "--data", folder, "--split", "nope")
+    assert invoke(*options).exit_code == 2
+    assert isinstance(invoke("--traceback", *options).exception, ValueError)
+    assert invoke(*options).exit_code == 2  # a choice of that call alone
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_the_step_and_resume_ends_as_undisturbed(
+    folder, model_path, tmp_path, monkeypatch, number, code
+):
+    options = ("--max-steps", 5, "--save-steps", 100, "--learning-rate", 0.05)
+    assert fit(folder, model_path, tmp_path / "straight", *options).exit_code == 0
+    handlers = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
+    step, calls = SentenceTransformerTrainer.training_step, itertools.count(1)
+
+    def disturbed(*args, **kwargs):
+        if next(calls) == 2:
+            os.kill(os.getpid(), number)
+        return step(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SentenceTransformerTrainer, "training_step", disturbed)
+        stopped = fit(folder, model_path, tmp_path / "stopped", *options)
+    assert stopped.exit_code == code
+    assert f"Stopped by {number.name} after step 2, which is saved" in stopped.stderr
+    assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] == handlers
+    assert [p.name for p in (tmp_path / "stopped" / "checkpoints").iterdir()] == ["checkpoint-2"]
+    assert fit(folder, model_path, tmp_path / "stopped", *options, "--resume").exit_code == 0
+    straight, resumed = (SentenceTransformer(str(tmp_path / n)).state_dict() for n in ("straight", "stopped"))
+    for name, weights in straight.items():
+        torch.testing.assert_close(weights, resumed[name], rtol=0, atol=0)
+
+
+def test_a_run_that_was_killed_behind_its_last_step_is_only_saved(folder, model_path, tmp_path):
+    """A checkpoint that was not written to its end is left aside; the one before it has all steps."""
+    output, options = tmp_path / "out", ("--max-steps", 5, "--learning-rate", 0.05)
+    assert fit(folder, model_path, output, *options).exit_code == 0
+    weights = SentenceTransformer(str(output)).state_dict()
+    torn = output / "checkpoints" / "checkpoint-9"
+    torn.mkdir()
+    (torn / "trainer_state.json").write_text('{"global_')
+    for file in output.glob("*.json"):
+        file.unlink()
+    figures = report_of(fit(folder, model_path, output, *options, "--resume", "--json"))
+    assert figures["steps"] == 5
+    for name, value in SentenceTransformer(str(output)).state_dict().items():
+        torch.testing.assert_close(value, weights[name], rtol=0, atol=0)

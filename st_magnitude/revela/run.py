@@ -11,6 +11,7 @@ from typing import Any, cast
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 
+from st_magnitude._trainer import train_or_stop
 from st_magnitude.data import DataError
 from st_magnitude.evaluation import HybridEvaluator
 from st_magnitude.geometry import paired_bootstrap
@@ -99,6 +100,7 @@ def run(
         DataError: If the corpus gives nothing to train on.
         FileExistsError: If output holds a finished model, or an unfinished run and resume is False.
         ValueError: If a model is not supported, or an argument is out of range.
+        KeyboardInterrupt: At Ctrl-C, and at SIGTERM, once the step that was being made is saved as a checkpoint.
     """
     output = Path(output)
     checkpoint = check_output(output, resume)
@@ -157,9 +159,7 @@ def run(
         lm_learning_rate=lm_learning_rate,
         retriever_lora=lora if decoder else None,
     )
-    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    # accelerate leaves its autocast around forward, so that later encoding would go on in bfloat16
-    trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)
+    train_or_stop(trainer, checkpoint)
     if decoder:
         trainer.merge()
     model.save_pretrained(str(output))
