@@ -33,7 +33,6 @@ bench: $(BIN)/.installed  ## the figures of the README and the docs (more than a
 	$(BIN)/python benchmarks/norms.py
 	$(BIN)/python benchmarks/serving.py
 	$(BIN)/python benchmarks/revela.py layer step copy
-	$(BIN)/python -m pip install --quiet "open_clip_torch>=3.0" resvg-py
 	$(BIN)/python benchmarks/clip.py
 
 $(BIN)/.installed: pyproject.toml

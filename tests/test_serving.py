@@ -192,3 +192,44 @@ def test_qdrant(case):
             found = client.query_points(name, query=query.tolist(), limit=K).points
             assert [point.id for point in found] == best.tolist()
     client.close()
+
+
+@pytest.fixture(scope="module")
+def postgres(tmp_path_factory):
+    """PostgreSQL with pgvector from PyPI, started for these tests."""
+    pgserver, psycopg = pytest.importorskip("pgserver"), pytest.importorskip("psycopg")
+    server = pgserver.get_server(tmp_path_factory.mktemp("postgres"))
+    with psycopg.connect(server.get_uri(), autocommit=True) as connection:
+        connection.execute("CREATE EXTENSION vector")
+        yield connection
+    server.cleanup()
+
+
+def test_pgvector(case, postgres):
+    queries, documents, expected = case
+    for metric, operator, stored, sent in [
+        ("vector_ip_ops", "<#>", documents, queries),
+        ("vector_cosine_ops", "<=>", augment(documents), augment_queries(queries)),
+    ]:
+        postgres.execute("DROP TABLE IF EXISTS docs")
+        postgres.execute(f"CREATE TABLE docs (id int PRIMARY KEY, embedding vector({stored.shape[1]}))")
+        rows = [(i, str(document.tolist())) for i, document in enumerate(stored)]
+        postgres.cursor().executemany("INSERT INTO docs VALUES (%s, %s::vector)", rows)
+        search = f"SELECT id, embedding {operator} %(q)s::vector FROM docs ORDER BY 2 LIMIT {K}"
+
+        def answers(search=search, sent=sent):
+            return [postgres.execute(search, {"q": str(query.tolist())}).fetchall() for query in sent]
+
+        exact = answers()
+        assert [[document for document, _ in found] for found in exact] == expected.tolist()
+        if operator == "<#>":
+            scores = np.take_along_axis(sent @ stored.T, expected, axis=1)
+            np.testing.assert_allclose(-np.array([[score for _, score in found] for found in exact]), scores, rtol=1e-5)
+        postgres.execute(f"CREATE INDEX ON docs USING hnsw (embedding {metric})")
+        postgres.execute("SET enable_seqscan = off")
+        postgres.execute(f"SET hnsw.ef_search = {len(stored)}")
+        plan = postgres.execute("EXPLAIN " + search, {"q": str(sent[0].tolist())}).fetchall()
+        assert "docs_embedding_idx" in str(plan)
+        found = [[document for document, _ in rows] for rows in answers()]
+        assert np.mean([len(set(a) & set(b)) / K for a, b in zip(found, expected, strict=True)]) > 0.9
+        postgres.execute("SET enable_seqscan = on")
