@@ -697,9 +697,13 @@ def load(path: str | Path, **kwargs: Any) -> SentenceTransformer:
         **kwargs: For the constructor of SentenceTransformer.
 
     Raises:
+        OSError: If there is no model of that name.
         ValueError: If the model has other modules that are not sentence-transformers' own.
     """
     ours = {f"{ExponentNorm.__module__}.{ExponentNorm.__qualname__}": ExponentNorm}
     # The one private method of sentence-transformers that this package calls: it names the class to use for a type
     # in modules.json, and leaves all other types behind the usual gate.
-    return SentenceTransformer._load_with_module_classes(str(path), ours, **kwargs)
+    try:
+        return SentenceTransformer._load_with_module_classes(str(path), ours, **kwargs)
+    except OSError as error:
+        raise OSError(f"No model at {str(path)!r}, neither a folder nor on the hub: {error}") from error

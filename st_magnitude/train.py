@@ -31,7 +31,7 @@ from st_magnitude.losses import (
     temp_agg,
     temp_agg_mrl,
 )
-from st_magnitude.surgery import export, prepare
+from st_magnitude.surgery import export, load, prepare
 
 __all__ = ["LOSSES", "has_fast_bf16", "train"]
 
@@ -109,6 +109,7 @@ def train(
         ValueError: If the loss is unknown, the data has fewer than two pairs, dims or temperatures do not suit the loss
             (see `temp_agg_mrl`), or the model reads texts of any length and a max_length is given.
         FileExistsError: If output holds a finished model, or an unfinished run and resume is False.
+        OSError: If there is no model of that name.
         KeyboardInterrupt: At Ctrl-C, and at SIGTERM: the step that was being made is done and saved as a checkpoint.
     """
     if loss not in LOSSES:
@@ -121,7 +122,7 @@ def train(
     if len(rows) < 2:
         raise ValueError(f"The data has {len(rows)} training pair; ranking needs at least two in a batch.")
     if isinstance(model, str):
-        model = SentenceTransformer(model)
+        model = load(model)
     if max_length is not None:
         limit_length(model, max_length)
     prepare(model, "dot" if loss == "learnable" else loss)

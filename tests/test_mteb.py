@@ -185,3 +185,27 @@ def test_bad_models_and_arguments(tmp_path):
     finished = subprocess.run(command, capture_output=True, text=True, check=False)
     assert finished.returncode == 2
     assert "no modules.json" in finished.stderr
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+def test_mtebs_faiss_backend_and_compression(static_model, task, tmp_path, similarity):
+    """FAISS searches by the model's similarity; bits compare as the wrapper of mteb has them: directions alone."""
+    import mteb
+    from mteb.models import CompressionWrapper, SearchEncoderWrapper
+    from mteb.models.search_encoder_index import FaissSearchIndex
+    from mteb.types import OutputDType
+
+    pytest.importorskip("faiss")
+    stm.prepare(static_model, similarity).save_pretrained(str(tmp_path / "model"))
+    save_beir(RetrievalData(**task), tmp_path / "data")
+
+    def ndcg(wrap):
+        model = wrap(local_model(tmp_path / "model").load_model(device="cpu"))
+        result = mteb.evaluate(model, local_task(tmp_path / "data"), cache=None, show_progress_bar=False)
+        return result.task_results[0].scores["test"][0]["ndcg_at_10"]
+
+    expected = stm.MagnitudeEvaluator(**task)(static_model)["matched_ndcg@10"]
+    faiss = ndcg(lambda model: SearchEncoderWrapper(model, index_backend=FaissSearchIndex(model)))
+    assert faiss == pytest.approx(expected, abs=6e-6)
+    for dtype, least in ((OutputDType.FLOAT16, 0.99), (OutputDType.BINARY, 0.5)):
+        assert least * expected <= ndcg(lambda model, dtype=dtype: CompressionWrapper(model, dtype)) <= 1
