@@ -81,13 +81,15 @@ def histogram(axis: Any, groups: Mapping[str, Array], label: str, what: str) -> 
 def scatter(axis: Any, groups: Mapping[str, tuple[Array, Array]], labels: tuple[str, str]) -> None:
     """A point a document, x on a logarithmic axis."""
     for i, (name, (x, y)) in enumerate(groups.items()):
-        axis.plot(x, y, "os"[i % 2], color=f"C{i}", markersize=3, alpha=0.6, markeredgewidth=0, label=name)
+        axis.plot(
+            x, y, "os"[i % 2], color=f"C{i}", markersize=3, alpha=0.6, markeredgewidth=0, label=name, zorder=3 - i
+        )
     axis.set_xscale("log")
     axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     low, high = axis.get_xlim()
     if high / low < 30:  # too few powers of ten for ticks
-        steps = [t for t in (1, 2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100, 150, 200, 300, 500, 1000) if low <= t <= high]
-        axis.set_xticks(steps)
+        near = [s * 10**k for k in range(6) for s in ((1, 1.5, 2, 3, 4, 5, 7) if k else range(1, 10))]
+        axis.set_xticks([t for t in near if low <= t <= high])
         axis.minorticks_off()
     axis.set(xlabel=labels[0], ylabel=labels[1])
     if len(groups) > 1:
@@ -107,7 +109,7 @@ def exponents(axis: Any, read_out: ReadOut, intervals: Sequence[Interval]) -> No
     today = float(read_out.ndcg(read_out.present).mean())
     gain, low, high = np.array(intervals).T + today
     gammas = read_out.curve.exponents
-    axis.fill_between(gammas, low, high, color="C0", alpha=0.2, linewidth=0, label="95 % of the difference to today")
+    axis.fill_between(gammas, low, high, color="C0", alpha=0.2, linewidth=0, label="95 % interval against today")
     axis.axhline(today, color=ink(), linewidth=1, linestyle=":")
     axis.plot(gammas, gain, color="C0", linewidth=1.8)
     axis.plot(read_out.present, today, "o", color=ink(), markersize=7, label="today")
@@ -123,14 +125,8 @@ def variance(axis: Any, explained: Array, intrinsic: int) -> None:
     axis.plot(np.arange(len(explained) + 1), [0, *explained], color="C0", linewidth=1.8)
     axis.axhline(0.95, color=ink(), linewidth=1, linestyle=":")
     axis.plot(intrinsic, 0.95, "o", color="C1", markersize=7)
-    is_late = intrinsic > len(explained) / 2
-    axis.annotate(
-        f"{intrinsic} of {len(explained)}: 95 %",
-        (intrinsic, 0.95),
-        (-9 if is_late else 9, -15),
-        textcoords="offset points",
-        ha="right" if is_late else "left",
-    )
+    text = f"{intrinsic} of {len(explained)} hold 95 %"
+    axis.text(0.97, 0.06, text, transform=axis.transAxes, ha="right")  # the curve is concave: never there
     axis.set(xlabel="principal components", ylabel="share of the variance", ylim=(0, 1.04), xlim=(0, len(explained)))
     axis.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     axis.grid(axis="y")
@@ -150,7 +146,7 @@ def hubs(axis: Any, hubness: Mapping[str, Hubness], num_queries: int) -> None:
     axis.set_yscale("log")
     axis.set_ylim(0.7 / documents, 1.3)
     axis.set(xlabel="in at least so many top 10s", ylabel="share of the documents")
-    axis.yaxis.set_major_formatter(lambda value, _: f"{value:.3%}".rstrip("0").rstrip(".%") + " %")
+    axis.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g} %")
     axis.grid(axis="y")
     key_above(axis, 3)
 
@@ -183,7 +179,7 @@ def compression(axis: Any, cells: Sequence[CompressionCell], has_key: bool = Fal
     axis.set_xscale("log", base=2)
     axis.xaxis.set_major_locator(LogLocator(base=2, numticks=32))
     axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axis.margins(x=0.06, y=0.12)
+    axis.margins(x=0.1, y=0.12)
     axis.set_xlabel("bytes per document")
     axis.set_ylabel("nDCG@10")
     if has_key:
@@ -203,6 +199,8 @@ def curves(
         smallest, greatest = min(smallest, *values, np.inf), max(greatest, *values, 0.0)
     if smallest > 0 and greatest > 100 * smallest:
         axis.set_yscale("log")
+    elif greatest < 1e-3:
+        axis.yaxis.set_major_formatter(lambda value, _: f"{value:.3g}")  # no 1e-5 above, where the names are
     axis.set(xlabel="step", ylabel=label)
     axis.grid(axis="y")
     if len(series) > 1:

@@ -48,27 +48,34 @@ dd { margin: 0; font-variant-numeric: tabular-nums; }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 24rem), 1fr)); gap: 1rem;
   align-items: start; margin: 1rem 0; }
 figure { margin: 0; padding: .8rem; background: var(--card); border: 1px solid var(--line); border-radius: .3rem; }
-figure img { display: block; width: 100%; max-width: 38rem; height: auto; margin: 0 auto .4rem; }
+.figures.one { max-width: 33rem; }
+figure img { display: block; width: 100%; height: auto; margin: 0 auto .4rem; }
 .table { overflow-x: auto; margin: 1rem 0; }
 table { border-collapse: collapse; font-size: .9rem; }
-caption { text-align: left; padding-bottom: .3rem; }
+caption { text-align: left; padding-bottom: .3rem; max-width: calc(100vw - 2rem); }
 th, td { padding: .25rem .7rem .25rem 0; border-bottom: 1px solid var(--line); text-align: right; vertical-align: top;
   font-variant-numeric: tabular-nums; }
 th { font-weight: 600; }
 thead th { vertical-align: bottom; }
 th:first-child, td.text, th.text { text-align: left; }
 tbody th { font-weight: 400; }
+@media (max-width: 34rem) {
+  figure { padding: .4rem; }
+  table { font-size: .82rem; }
+  th, td { padding-right: .5rem; }
+}
 @media screen and (prefers-color-scheme: dark) {
   :root { --ink: #e7e9ec; --muted: #a4abb5; --ground: #15181c; --card: #1c2025; --line: #353b43; --do: #6fd39b;
     --no: #a4abb5; --open: #ff9e5e; --link: #6db3f2; }
 }
 @media print {
-  :root { color-scheme: light; --ground: #fff; }
-  body { max-width: none; padding: 0; font-size: 10pt; }
+  :root { color-scheme: light; --ground: #fff; font-size: 10pt; }
+  body { max-width: none; padding: 0; }
   nav { display: none; }
   .figures { grid-template-columns: 1fr 1fr; }
+  .figures.one { grid-template-columns: 1fr; max-width: 13cm; }
   article, figure, tr { break-inside: avoid; }
-  h2, h3, caption { break-after: avoid; }
+  h2, h3, caption, thead { break-after: avoid; }
   .table { overflow: visible; }
   a { color: inherit; }
 }
@@ -160,4 +167,4 @@ def _data(svg: bytes) -> str:
 
 
 def _is_figure(text: str) -> bool:
-    return re.match(r"^[-+−]?[\d.]", text) is not None
+    return re.fullmatch(r"[-+]?[\d.,]+(e[-+]\d+)? ?[%x]?", text) is not None

@@ -137,7 +137,7 @@ def write_report(
     parts = [_header(heading, found, sections)]
     for section in sections:
         shown = [picture(drawings[f.name], f.alt, f.caption) for f in section.figures]
-        grid = [element("div", *shown, class_="figures")] if shown else []
+        grid = [element("div", *shown, class_="figures" if len(shown) > 1 else "figures one")] if shown else []
         parts.append(
             element("section", element("h2", section.title), *section.before, *grid, *section.after, id=section.id)
         )
@@ -279,7 +279,7 @@ class Figure:
     caption: str
     alt: str
     paint: Callable[[Any], None]
-    size: tuple[float, float] = (4.8, 3.4)
+    size: tuple[float, float] = (5.0, 3.5)
 
 
 @dataclass(frozen=True)
@@ -326,7 +326,7 @@ def _advice(d: Diagnosis) -> Section:
         "pruning: what is left above the tolerance.",
         f"Gains in nDCG@10 with 95 % intervals. {alt}.",
         lambda axis: figures.gains(axis, d.recommendations, worth),
-        (6.4, 0.9 + 0.36 * max(len(shown), 2)),
+        (5.0, 1.1 + 0.34 * max(len(shown), 2)),
     )
     summary = element("ul", *(element("li", line) for line in in_short(d)))
     return Section(
@@ -379,11 +379,17 @@ def _norms(d: Diagnosis) -> Section:
     if d.documents.cv_ratio is None:
         header, rows = header[:-1], [row[:-1] for row in rows]
     effects = [
-        [name, EFFECTS[name], *([_figure(e.d, "+.2f"), _figure(e.without_length, "+.2f")] if not e.undefined else [])]
-        + (["undefined", "undefined"] if e.undefined else [])
-        + [e.undefined]
+        [
+            name,
+            EFFECTS[name],
+            *(["undefined"] * 2 if e.undefined else [_figure(x, "+.2f") for x in (e.d, e.without_length)]),
+            e.undefined,
+        ]
         for name, e in d.effects.items()
     ]
+    compared = ["", "compared", "d", "words regressed out", "why undefined"]
+    if not any(e.undefined for e in d.effects.values()):
+        effects, compared = [row[:-1] for row in effects], compared[:-1]
     captions = (
         "Norms of raw embeddings: mean, coefficient of variation (standard deviation / mean; below about 0.05 noise, "
         "from 0.1 it may mean something: arXiv 2602.09229, App. M), quantiles in the same unit as the mean, and rank "
@@ -398,7 +404,7 @@ def _norms(d: Diagnosis) -> Section:
         _norm_figures(d) if d.has_length else [],
         [
             table(captions[0], header, rows),
-            table(captions[1], ["", "compared", "d", "words regressed out", "why undefined"], effects),
+            table(captions[1], compared, effects),
         ],
     )
 
@@ -461,7 +467,7 @@ def _norm_figures(d: Diagnosis) -> list[Figure]:
 def _exponents(d: Diagnosis) -> Section:
     found, curve = d.read_out, d.read_out.curve
     intervals = figures.band(found, d.provenance.seed)
-    half = f"{found.chose.sum():,} queries chose, the other {(~found.chose).sum():,} measured"
+    half = f"{found.chose.sum():,} chose, {(~found.chose).sum():,} measured"
     figure = Figure(
         "exponents",
         f"nDCG@10 over all {len(curve.queries):,} queries if documents are divided by their norm to a power. The band "
@@ -471,13 +477,13 @@ def _exponents(d: Diagnosis) -> Section:
         f"{found.ndcg(found.present).mean():.3f} at today's exponent {found.present:.2g}, "
         f"{found.ndcg(found.candidate).mean():.3f} at {found.candidate:.2g}, which one half chose.",
         lambda axis: figures.exponents(axis, found, intervals),
-        (6.4, 3.8),
+        (5.0, 3.7),
     )
     gains = [
         [f"{found.candidate:.2g}", f"today's {found.present:.2g}", half, *_three(found.gain)],
         [f"{found.length_candidate:.2g}", "cosine", half, *_three(found.gain_of_length)],
-        [f"{curve.best:.2g}", "cosine", "all chose and measured: flattering", *_three(curve.versus_cosine)],
-        [f"{curve.best:.2g}", "dot", "all chose and measured: flattering", *_three(curve.versus_dot)],
+        [f"{curve.best:.2g}", "cosine", "all chose: flattering", *_three(curve.versus_cosine)],
+        [f"{curve.best:.2g}", "dot", "all chose: flattering", *_three(curve.versus_dot)],
     ]
     points = [
         [f"{gamma:.2f}" + (" (today)" if gamma == found.present else ""), f"{value:.4f}", *_three(interval)]
@@ -514,7 +520,7 @@ def _storage(d: Diagnosis, given: Sequence[CompressionCell] | None) -> Section:
         + "; ".join(f"{c.bytes_per_document} bytes ({_kind(c)}): {c.ndcg:.3f}" for c in front)
         + ".",
         lambda axis: figures.compression(axis, cells, has_key=True),
-        (6.4, 4.6),
+        (5.0, 4.4),
     )
     extra = [_cells("What the CompressionEvaluator measured", cells)] if given is not None else []
     return Section("storage", "Storage", (), [figure], extra + own)
@@ -692,7 +698,7 @@ def _curve(name: str, words: str, series: Mapping[str, tuple[Array, Array]], lin
         if key.endswith("_norm_mean") and low is not None and high is not None and len(low[0]) == len(series[key][0]):
             bands[label] = (low[1], high[1])
     ends = "; ".join(f"{label} from {y[0]:.4g} to {y[-1]:.4g}" for label, (_, y) in shown.items())
-    caption = _sentence(words) + "."
+    caption = f"{_sentence(words)}. {_sentence(ends)}."
     return Figure(name, caption, f"Training: {words}. {ends}.", lambda axis: figures.curves(axis, shown, words, bands))
 
 
