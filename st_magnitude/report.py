@@ -570,12 +570,11 @@ def _directions(d: Diagnosis) -> Section:
             ["alignment", _figure(g.alignment, ".2f"), "mean squared distance of relevant pairs, 0 to 4"],
         ],
     )
-    held = table(
-        "Share of the variance in the first principal components.",
-        ["components", "share"],
-        [[str(k), f"{share:.1%}"] for k, share in shares],
-    )
-    return Section("directions", "Directions", (), [figure], [alike, *([held] if shares else [])])
+    parts = [alike]
+    if shares:
+        rows = [[str(k), f"{share:.1%}"] for k, share in shares]
+        parts.append(table("Share of the variance in the first components.", ["components", "share"], rows))
+    return Section("directions", "Directions", (), [figure], parts)
 
 
 def _hubs(d: Diagnosis) -> Section:
