@@ -117,7 +117,7 @@ def write_report(
     if output.exists() and not output.is_dir():
         raise ValueError(f"A report is written into a folder, but {output} is a file: choose another name.")
     found = diagnosis if isinstance(diagnosis, Diagnosis) else Diagnosis.load(diagnosis)
-    rows = read_log(log) if isinstance(log, (str, Path)) else list(log or ())
+    rows = read_log(log) if isinstance(log, (str, Path)) else [] if log is None else _with_steps(log, "The log")
     cells = read_compression(compression) if isinstance(compression, (str, Path)) else compression
     if cells is not None:
         largest(cells)  # there are some
@@ -237,9 +237,15 @@ def read_log(path: str | Path) -> list[dict[str, Any]]:
             raise ValueError(
                 f"{path} is not the state of a Trainer ({type(error).__name__} {error}): {_REMEDY}"
             ) from None
-    if not isinstance(rows, list) or not any(isinstance(row, dict) and "step" in row for row in rows):
-        raise ValueError(f"{path} has logged no step: {_REMEDY}")
-    return [row for row in rows if "step" in row]
+    return _with_steps(rows, str(path))
+
+
+def _with_steps(rows: Any, name: str) -> list[dict[str, Any]]:
+    """Those rows of a log that have a step."""
+    found = [row for row in rows if isinstance(row, dict) and "step" in row]
+    if not found:
+        raise ValueError(f"{name} has logged no step: {_REMEDY}")
+    return found
 
 
 def _read_csv(path: str | Path, remedy: str) -> list[dict[str, str]]:

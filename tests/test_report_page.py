@@ -342,6 +342,12 @@ def test_logs_of_a_trainer_and_of_a_monitor(tmp_path):
     assert read_log(str(tmp_path / "norms.csv")) == monitor.rows
 
 
+def test_a_log_without_steps_is_refused(found, tmp_path):
+    with pytest.raises(ValueError, match="The log has logged no step"):
+        write_report(found, tmp_path / "out", log=[{"loss": 1.0}])
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
