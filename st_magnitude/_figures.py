@@ -55,6 +55,7 @@ def gains(axis: Any, recommendations: Sequence[Recommendation], min_gain: float)
     axis.set_yticks(range(len(shown)), [r.name for r in shown])
     axis.set_ylim(-0.6, len(shown) - 0.4)
     axis.set_xlabel("gain in nDCG@10")
+    axis.locator_params(axis="x", nbins=6)
     axis.grid(axis="x")
     key_above(axis)
 

@@ -546,7 +546,7 @@ def _cells(what: str, cells: Sequence[CompressionCell]) -> Html:
         for c in cells
     ]
     caption = f"{what}: bytes per document, vectors alone; nDCG@10, and its share of that of all dimensions in float32."
-    return table(caption, ["stored as", "bytes", "smaller", "nDCG@10", "kept", "best at its size"], rows)
+    return table(caption, ["stored as", "bytes", "smaller", "nDCG@10", "kept", "best so small"], rows)
 
 
 def _kind(c: CompressionCell) -> str:
