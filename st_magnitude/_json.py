@@ -1,0 +1,91 @@
+"""Dataclasses of numbers and arrays to JSON, and back by their annotations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
+
+__all__ = ["from_plain", "to_plain"]
+
+
+def to_plain(value: Any) -> Any:
+    """Dataclasses, arrays and numbers as JSON has them: nan is None, and infinity the text "inf".
+
+    Example:
+        >>> to_plain({"a": np.array([1.0, np.nan, -np.inf]), "b": (True, 2)})
+        {'a': [1.0, None, '-inf'], 'b': [True, 2]}
+    """
+    if is_dataclass(value):
+        return {f.name: to_plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): to_plain(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray):
+        return to_plain(value.tolist())
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [to_plain(item) for item in value]
+    if isinstance(value, (float, np.floating)):
+        return float(value) if math.isfinite(value) else None if math.isnan(value) else str(float(value))
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def from_plain(kind: Any, value: Any, name: str = "") -> Any:
+    """What `to_plain` made plain, as the annotation has it.
+
+    Args:
+        kind: A dataclass, an array type such as ``NDArray[np.float64]``, a list, tuple, dict or optional of these, or
+            a plain type.
+        value: From JSON.
+        name: Where it stands, for the errors.
+
+    Raises:
+        ValueError: If something is missing or is not of its kind; the message says where.
+
+    Example:
+        >>> from_plain(dict[str, tuple[float, ...]], {"a": [1, None, "inf"]})
+        {'a': (1.0, nan, inf)}
+    """
+    origin, inner = get_origin(kind), get_args(kind)
+    if is_dataclass(kind):
+        hints, entries = get_type_hints(kind), _of(dict, value, name)
+        if missing := [f.name for f in fields(kind) if f.name not in entries]:
+            raise ValueError(f"{name or 'it'} has no {missing[0]!r}")
+        parts = {f.name: from_plain(hints[f.name], entries[f.name], _join(name, f.name)) for f in fields(kind)}
+        return kind(**parts)  # type: ignore[operator]
+    if origin in (Union, UnionType):
+        return None if value is None else from_plain(next(k for k in inner if k is not NoneType), value, name)
+    if origin is np.ndarray:
+        return _array(get_args(inner[1])[0], value, name)
+    if origin is dict:
+        return {key: from_plain(inner[1], item, _join(name, key)) for key, item in _of(dict, value, name).items()}
+    if origin is list or inner[1:] == (...,):
+        items = (from_plain(inner[0], item, f"{name}[{i}]") for i, item in enumerate(_of(list, value, name)))
+        return list(items) if origin is list else tuple(items)
+    if origin is tuple:
+        if len(_of(list, value, name)) != len(inner):
+            raise ValueError(f"{name} has {len(value)} entries, not {len(inner)}")
+        return tuple(from_plain(k, item, f"{name}[{i}]") for i, (k, item) in enumerate(zip(inner, value, strict=True)))
+    if kind is float:
+        return float(_array(np.float64, value, name))
+    return _of(kind, value, name)
+
+
+def _join(name: str, key: str) -> str:
+    return f"{name}.{key}" if name else key
+
+
+def _of(kind: type, value: Any, name: str) -> Any:
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise ValueError(f"{name or 'it'} is {type(value).__name__}, not {kind.__name__}")
+    return value
+
+
+def _array(dtype: Any, value: Any, name: str) -> Any:
+    try:
+        return np.array(value, dtype=dtype)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} is not made of numbers: {error}") from None
