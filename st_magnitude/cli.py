@@ -1,4 +1,4 @@
-"""The command line: ``st-magnitude demo``, ``train``, ``calibrate``, ``compress``, ``diagnose``, ``mteb``, ``revela``.
+"""The command line: ``st-magnitude demo``, ``train``, ``calibrate``, ``compress``, ``diagnose``, ``report``, ...
 
 A command is a function that prints for people and returns its figures. What all have in common is in ``_command``: bad
 input is one line on stderr and exit code 2, an interrupt 130 (128 and the signal's number), and ``--json`` sends what
@@ -77,9 +77,9 @@ def _command(function: Callable[..., Figures | None], **settings: Any) -> Callab
             typer.secho(f"Error: {error}", fg=typer.colors.RED, err=True)
             raise typer.Exit(2) from None
         if as_json:
-            from st_magnitude.diagnose import _plain as plain
+            from st_magnitude._json import to_plain
 
-            typer.echo(json.dumps(plain(figures), allow_nan=False))
+            typer.echo(json.dumps(to_plain(figures), allow_nan=False))
         return figures
 
     return app.command(**settings)(run)
@@ -429,14 +429,16 @@ def diagnose(
     batch_size: Encoded = 32,
     max_length: MaxLength = None,
     seed: Annotated[int, typer.Option(help="Of the halves of the queries and the bootstrap.")] = 0,
-    output: Annotated[Path | None, typer.Option(help="Folder for diagnosis.json; replaces the file.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder for diagnosis.json, report.html and its pictures; replaces them.")
+    ] = None,
     as_json: AsJson = False,
     config: Config = None,
 ) -> Figures:
     """Measure whether length, compression or isotropy will help a model on your queries, and say what to do.
 
     Nothing is trained. Queries and corpus are encoded once. What is recommended has a gain whose 95 % interval excludes
-    zero on queries that did not choose it; use some hundreds of queries.
+    zero on queries that did not choose it; use some hundreds of queries. The page needs the extra "plot".
     """
     from st_magnitude.data import load_beir
     from st_magnitude.diagnose import diagnose as run
@@ -469,11 +471,39 @@ def diagnose(
     )
     typer.echo(str(found))
     if output is not None:
-        output.mkdir(parents=True, exist_ok=True)
-        file = output / "diagnosis.json"
-        file.write_text(json.dumps(found.to_dict(), allow_nan=False) + "\n", encoding="utf-8")
-        typer.echo(f"Saved {file}.")
+        from st_magnitude.report import write_report
+
+        found.save(output / "diagnosis.json")
+        typer.echo(f"Saved {output / 'diagnosis.json'}.")
+        try:
+            typer.echo(f"Saved {write_report(found, output)}.")
+        except ImportError as error:
+            typer.secho(f"No report.html: {error}", fg=typer.colors.YELLOW, err=True)
     return found.to_dict()
+
+
+@_command
+def report(
+    diagnosis: Annotated[Path, typer.Argument(help="diagnosis.json, as diagnose --output writes it.")],
+    output: Annotated[Path, typer.Option(help="Folder for report.html and its pictures; replaces them.")],
+    log: Annotated[
+        Path | None,
+        typer.Option(help="Training curves: a trained model's or a run's folder, or the CSV of a NormMonitor."),
+    ] = None,
+    compression: Annotated[Path | None, typer.Option(help="compression.csv, as compress --output writes it.")] = None,
+    title: Annotated[str | None, typer.Option(help="Of the page; default: the model's name.")] = None,
+    as_json: AsJson = False,
+    config: Config = None,
+) -> Figures:
+    """Make one page of a diagnosis, a training log and a compression table: no model is loaded.
+
+    One HTML file that needs no other file and no network. Needs the extra "plot".
+    """
+    from st_magnitude.report import write_report
+
+    page = write_report(diagnosis, output, log=log, compression=compression, title=title)
+    typer.echo(f"Saved {page}.")
+    return {"report": str(page), "pictures": sorted(str(picture) for picture in page.parent.glob("*.png"))}
 
 
 def _numbers(option: str, given: str | None, kind: type[Number]) -> list[Number] | None:

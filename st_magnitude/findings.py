@@ -325,7 +325,7 @@ class Diagnosis:
 
     @classmethod
     def load(cls, path: str | Path) -> Diagnosis:
-        """Reads what `save` or ``st-magnitude diagnose --json`` wrote. No model is needed.
+        """Reads what `save` or ``st-magnitude diagnose --output`` wrote. No model is needed.
 
         Raises:
             OSError: If the file cannot be read.
@@ -336,7 +336,7 @@ class Diagnosis:
         except ValueError as error:  # JSON's and Unicode's are, too
             raise ValueError(
                 f"{path} is not a diagnosis of this version of st-magnitude ({error}): write it again with "
-                '"st-magnitude diagnose MODEL --data FOLDER --json FILE" or diagnosis.save(path).'
+                '"st-magnitude diagnose MODEL --data DATA --output FOLDER" or diagnosis.save(path).'
             ) from None
 
     def __str__(self) -> str:

@@ -76,6 +76,7 @@ SINGLE = {
     "learning_rate": "learning rate",
     "grad_norm": "norm of the gradient",
 }
+_LOGS = ("training.json", "revela.json", "trainer_state.json")
 _REMEDY = "name the trainer_state.json of a checkpoint, the folder of the run, or the CSV file of a NormMonitor."
 
 
@@ -211,8 +212,8 @@ def read_log(path: str | Path) -> list[dict[str, Any]]:
     """What a training run logged, one dict a step.
 
     Args:
-        path: The ``trainer_state.json`` of a checkpoint, a folder that has one or has checkpoints (the last counts), or
-            the CSV file of a NormMonitor.
+        path: The ``trainer_state.json`` of a checkpoint, the ``training.json`` or ``revela.json`` that our commands
+            write, a folder that has one of them or has checkpoints (the last counts), or the CSV file of a NormMonitor.
 
     Raises:
         OSError: If there is no such file.
@@ -220,11 +221,12 @@ def read_log(path: str | Path) -> list[dict[str, Any]]:
     """
     path = Path(path)
     if path.is_dir():
-        states = sorted(path.glob("checkpoint-*/trainer_state.json"), key=lambda p: _number(p.parent.name))
-        own = path / "trainer_state.json"
-        if not own.exists() and not states:
-            raise ValueError(f"{path} has neither a trainer_state.json nor checkpoints with one: {_REMEDY}")
-        path = own if own.exists() else states[-1]
+        states = [s for place in ("", "checkpoints/") for s in path.glob(f"{place}checkpoint-*/trainer_state.json")]
+        last = sorted(states, key=lambda p: _number(p.parent.name))[-1:]
+        found = [own for name in _LOGS if (own := path / name).exists()] + last
+        if not found:
+            raise ValueError(f"{path} has neither {', '.join(_LOGS)} nor checkpoints: {_REMEDY}")
+        path = found[0]
     if path.suffix.lower() == ".csv":
         rows: list[dict[str, Any]] = [
             {key: number for key, text in row.items() if key and (number := _float(text)) is not None}
@@ -232,7 +234,8 @@ def read_log(path: str | Path) -> list[dict[str, Any]]:
         ]
     else:
         try:
-            rows = json.loads(path.read_text(encoding="utf-8"))["log_history"]
+            state = json.loads(path.read_text(encoding="utf-8"))
+            rows = state["log" if "log" in state else "log_history"]
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
                 f"{path} is not the state of a Trainer ({type(error).__name__} {error}): {_REMEDY}"

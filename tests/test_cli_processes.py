@@ -74,6 +74,23 @@ def test_good_input(place, command):
     assert (place / WRITES[command]).is_file()
 
 
+def test_report(place):
+    """A page of what the other commands left."""
+    assert shell(place, *TRAIN, "--max-steps", 3, "--output", "run").returncode == 0
+    for command in ("diagnose", "compress"):
+        assert shell(place, command, "run", "--data", "data", "--output", f"of-{command}").returncode == 0
+    files = ("--log", "run", "--compression", "of-compress/compression.csv")
+    done = shell(
+        place, "report", "of-diagnose/diagnosis.json", *files, "--output", "page", "--title", "A <b>", "--json"
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    figures = json.loads(done.stdout)
+    page = (place / figures["report"]).read_text()
+    assert "A &lt;b&gt;" in page
+    assert "Training" in page
+    assert {"page/compression.png", "page/exponents.png"} <= set(figures["pictures"])
+
+
 def test_mteb(place):
     done = shell(place, "mteb", "run", "-m", "model", "-t", "data", "--output-folder", "results")
     assert done.returncode == 0, done.stderr[-2000:]
@@ -90,6 +107,8 @@ def test_mteb(place):
         (("calibrate", "model", "--data", "nowhere"), "nowhere"),
         (("compress", "model", "--data", "data", "--dims", "9999"), "9999"),
         (("diagnose", "nowhere", "--data", "data"), "nowhere"),
+        (("report", "nowhere.json", "--output", "x"), "nowhere.json"),
+        (("report", "data/corpus.jsonl", "--output", "x"), "data/corpus.jsonl is not a diagnosis"),
         (("mteb", "run", "-m", "texts", "-t", "data"), "no modules.json"),
         (("mteb", "run", "-m", "model", "-t", "NoSuchTask"), "NoSuchTask"),
         ((*REVELA, "--output", "x", "--lm", "nowhere"), "nowhere"),

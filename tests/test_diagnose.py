@@ -628,13 +628,14 @@ def bow_folders(tmp_path):
 
 
 def test_command(bow_folders):
-    target = bow_folders / "new" / "d.json"
-    options = ["--data", bow_folders / "data", "--baseline", bow_folders / "model", "--json", target, "--seed", 3]
+    target = bow_folders / "new" / "out"
+    options = ["--data", bow_folders / "data", "--baseline", bow_folders / "model", "--output", target, "--seed", 3]
     result = CliRunner().invoke(app, ["diagnose", str(bow_folders / "model"), *map(str, options)])
     assert result.exit_code == 0, result.output
     assert "60 queries, 60 documents" in result.stdout
     assert "Recommendations" in result.stdout
-    saved = json.loads(target.read_text())
+    assert (target / "report.html").is_file()
+    saved = json.loads((target / "diagnosis.json").read_text())
     assert len(saved["documents"]["values"]) == 60
     assert saved["baseline"]["similarity"] == "dot"
 
@@ -645,14 +646,13 @@ def test_command(bow_folders):
         (["--split", "nope"], "its splits are ['test']"),
         (["--similarity", "l2"], "No similarity is called 'l2'"),
         (["--tolerance", "2"], "tolerance"),
-        (["--json", "FOLDER"], "--json is a file"),
+        (["--output", __file__], "--output is a folder"),
         (["--baseline", "/no/such/model"], "/no/such/model"),
         (["--symmetric", "perhaps"], "'yes' or 'no', got 'perhaps'"),
     ],
 )
 def test_command_refuses_before_encoding(bow_folders, monkeypatch, options, message):
     monkeypatch.setattr(SentenceTransformer, "encode_query", None)
-    options = [str(bow_folders) if option == "FOLDER" else option for option in options]
     arguments = ["diagnose", str(bow_folders / "model"), "--data", str(bow_folders / "data"), *options]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 2
