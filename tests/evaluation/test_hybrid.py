@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import _checkpoints
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentence_transformers import (
     SentenceTransformer,
@@ -150,6 +150,7 @@ def test_fusion_looks_at_ranks_alone(first, second):
     assert reciprocal_rank_fusion([{"q": first}, stretched]) == fused
 
 
+@settings(deadline=None)
 @given(st.permutations("abcdefg"), st.permutations("defghij"))
 def test_fusion_has_the_order_of_sentence_transformers(tmp_path_factory, first, second):
     folder = tmp_path_factory.mktemp("rrf")
