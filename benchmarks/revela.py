@@ -292,46 +292,43 @@ def real_text(seeds: range, steps: int, output: Path, variants: list[str]) -> No
     """nDCG@10 of the retriever, of BM25, and of both, before and after."""
     corpus = fetch("python3.11-doc") / LIBRARY
     lm = _language_model(output)
-    for seed in seeds:
-        for name in variants:
-            file = output / f"text-{name}-{seed}.json".replace(" ", "_").replace("/", "_")
-            if file.exists():
-                continue
-            with tempfile.TemporaryDirectory() as folder:
-                record = run(
-                    corpus,
-                    bundled_minilm(),
-                    lm,
-                    Path(folder) / "model",
-                    **CUT,
-                    max_length=MAX_LENGTH,
-                    max_steps=steps,
-                    lora_rank=16,
-                    learning_rate=5e-5,
-                    lm_learning_rate=3e-4,
-                    held_out=0.15,
-                    seed=seed,
-                    say=lambda line: None,
-                    **TEXT[name],
-                )
-            file.write_text(json.dumps(record, indent=1), encoding="utf-8")
+    files = {(n, s): output / f"text-{n}-{steps}-{s}.json".replace(" ", "_") for n in variants for s in seeds}
+    for (name, seed), file in files.items():
+        if file.exists():
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            record = run(
+                corpus,
+                bundled_minilm(),
+                lm,
+                Path(folder) / "model",
+                **CUT,
+                max_length=MAX_LENGTH,
+                max_steps=steps,
+                lora_rank=16,
+                learning_rate=5e-5,
+                lm_learning_rate=3e-4,
+                held_out=0.15,
+                seed=seed,
+                say=lambda line: None,
+                **TEXT[name],
+            )
+        file.write_text(json.dumps(record, indent=1), encoding="utf-8")
     print(f"\n## Python's library reference: nDCG@10 of held-out section titles, {steps} steps of 8 chunks\n")
     print("| variant | next-token loss, first and last | dense | hybrid | difference, 95 % interval |")
     print("| --- | --- | --- | --- | --- |")
-    for name in variants:
-        for seed in seeds:
-            file = output / f"text-{name}-{seed}.json".replace(" ", "_").replace("/", "_")
-            record = json.loads(file.read_text(encoding="utf-8"))
-            losses = [entry["next_token"] for entry in record["log"] if "next_token" in entry]
-            dense, hybrid = (
-                " -> ".join(f"{record[when][f'{key}_ndcg@10']:.3f}" for when in ("before", "after"))
-                for key in ("dense", "hybrid")
-            )
-            mean, low, high = record["differences"]["dense"]
-            print(
-                f"| {name}, seed {seed} | {losses[0]:.2f}, {losses[-1]:.2f} | {dense} | {hybrid} | "
-                f"{mean:+.3f} [{low:+.3f}, {high:+.3f}] |"
-            )
+    for (name, seed), file in files.items():
+        record = json.loads(file.read_text(encoding="utf-8"))
+        losses = [entry["next_token"] for entry in record["log"] if "next_token" in entry]
+        dense, hybrid = (
+            " -> ".join(f"{record[when][f'{key}_ndcg@10']:.3f}" for when in ("before", "after"))
+            for key in ("dense", "hybrid")
+        )
+        mean, low, high = record["differences"]["dense"]
+        print(
+            f"| {name}, seed {seed} | {losses[0]:.2f}, {losses[-1]:.2f} | {dense} | {hybrid} | "
+            f"{mean:+.3f} [{low:+.3f}, {high:+.3f}] |"
+        )
     print(f"\nBM25 alone: {record['before']['bm25_ndcg@10']:.3f} (last seed's pages)", flush=True)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -85,6 +85,7 @@ class RevelaLoss(GroupLoss):
     Raises:
         ValueError: If the language model is not supported, has no tokenizer or padding token, or an argument is out of
             range.
+        TypeError: If the language model is none of transformers.
 
     Logged with the loss: ``next_token`` (nats), ``auxiliary``, ``one_hot`` (share of rows with a weight above 0.999),
     ``active_pairs`` (share above 1e-7), ``top_similarity`` (mean of the largest weight).
@@ -121,10 +122,12 @@ class RevelaLoss(GroupLoss):
             raise ValueError(f"temperature must be positive, got {temperature}; the paper's is 1e-4.")
         if not read_weight > 0:
             raise ValueError(f"read_weight must be positive, got {read_weight}; the paper's is 1.")
-        if auxiliary_weight < 0:
+        if not auxiliary_weight >= 0:
             raise ValueError(f"auxiliary_weight must not be negative, got {auxiliary_weight}.")
         if not eps > 0:
             raise ValueError(f"eps must be positive, got {eps}; the paper's is 1e-6.")
+        if backend not in get_args(Backend):
+            raise ValueError(f"backend must be one of {get_args(Backend)}, got {backend!r}.")
         attach(lm)
         super().__init__(model, lm, lm_tokenizer, prefixes, query_part, max_length)
         self.temperature = temperature

@@ -242,7 +242,9 @@ class ReplugLoss(GroupLoss):
 
     Raises:
         ValueError: If the language model is not supported, has no tokenizer or padding token or no room for two
-            documents, the cache is broken, or an argument is out of range.
+            documents, the cache is broken, or an argument is out of range; in training, if nothing of the retriever
+            requires gradients.
+        TypeError: If the language model is none of transformers.
 
     Logged with the loss: ``kl`` (the loss itself), ``one_hot`` (share of target rows with a weight above 0.999),
     ``target_entropy`` and ``retriever_entropy`` (nats), ``cached`` (share of the answers that were known).
@@ -343,16 +345,13 @@ class ReplugLoss(GroupLoss):
         before, after = ([_digest(repr(ids).encode()) for ids in side] for side in (prefixes, continuations))
         keys = [_digest(self._identity + before[j] + after[i]) for i, j in pairs]
         known = self.cache.get(keys)
-        unknown = {key: pair for key, pair in zip(keys, pairs, strict=True) if key not in known}
-        if unknown:
-            self.lm.eval()
-            new = continuation_losses(
-                self.lm, prefixes, continuations, list(unknown.values()), self.pairs_per_batch
-            ).tolist()
-            fresh = dict(zip(unknown, new, strict=True))
-            self.cache.put(fresh)
         share = sum(key in known for key in keys) / max(len(keys), 1)
-        if unknown:
+        if unknown := {key: pair for key, pair in zip(keys, pairs, strict=True) if key not in known}:
+            self.lm.eval()
+            wanted = list(unknown.values())
+            new = continuation_losses(self.lm, prefixes, continuations, wanted, self.pairs_per_batch)
+            fresh = dict(zip(unknown, new.tolist(), strict=True))
+            self.cache.put(fresh)
             known |= fresh
         wide = torch.promote_types(base_model(self.lm).dtype, torch.float32)
         losses = torch.zeros(candidates.shape, dtype=wide)
@@ -424,13 +423,7 @@ def _identity(lm: nn.Module) -> bytes:
     """Differs between language models: by configuration, dtypes, and up to about 2,000 values of every parameter."""
     base = base_model(lm)
     config = base.config.to_dict()
-    for name in (
-        "_name_or_path",
-        "architectures",
-        "transformers_version",
-        "use_cache",
-        "dtype",
-    ):
+    for name in ("_name_or_path", "architectures", "transformers_version", "use_cache", "dtype"):
         config.pop(name, None)
     about = type(base).__name__ + json.dumps(config, sort_keys=True, default=str)
     digest = hashlib.blake2b(about.encode(), digest_size=16)

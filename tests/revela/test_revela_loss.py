@@ -199,7 +199,9 @@ def test_the_language_model_follows_the_mode_of_the_retriever(model: SentenceTra
         ({"temperature": 0.0}, "temperature must be positive, got 0.0"),
         ({"read_weight": 0.0}, "read_weight must be positive, got 0.0"),
         ({"auxiliary_weight": -1.0}, "auxiliary_weight must not be negative, got -1.0"),
+        ({"auxiliary_weight": float("nan")}, "auxiliary_weight must not be negative, got nan"),
         ({"eps": 0.0}, "eps must be positive"),
+        ({"backend": "dense"}, "backend must be one of .*got 'dense'"),
         ({"query_part": "third"}, "third"),
     ],
 )

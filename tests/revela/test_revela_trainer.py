@@ -16,7 +16,7 @@ from revela_tiny import arguments, groups, language_model, loss_for, retriever, 
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
-from st_magnitude.revela import RevelaLoss, RevelaTrainer, build_groups, load_lm, load_retriever, merge_lora
+from st_magnitude.revela import RevelaTrainer, build_groups, load_lm, load_retriever, merge_lora
 
 LORA = LoraConfig(r=2, lora_alpha=4, lora_dropout=0.1, target_modules=["q_proj", "v_proj"])
 
@@ -278,7 +278,6 @@ def test_a_decoder_from_the_hub_embeds_the_end_of_text_too(tmp_path) -> None:
     environment = os.environ | {"HF_HUB_CACHE": str(tmp_path / "hub")}
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
     assert result.stdout.strip().endswith("[EOS]"), result.stderr
-
 
 
 def test_errors_before_any_training(tmp_path) -> None:
