@@ -500,7 +500,7 @@ class _HTMLText(HTMLParser):
 
     def parse_marked_section(self, i: int, report: int = 1) -> int:
         # "<![if IE]>": a comment to a browser; older releases of Python raise an AssertionError at most of them
-        return self.parse_bogus_comment(i, report)
+        return self.parse_bogus_comment(i, bool(report))
 
     def close(self) -> None:
         super().close()
