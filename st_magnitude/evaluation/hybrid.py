@@ -5,17 +5,25 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator, SentenceEvaluator
+from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 
 from st_magnitude.evaluation.magnitude import implied_similarity
-from st_magnitude.evaluation.metrics import TILE, append_csv, check_judgments, encode_raw, ndcg, rank, whole_number
+from st_magnitude.evaluation.metrics import (
+    TILE,
+    CsvEvaluator,
+    check_judgments,
+    check_texts,
+    encode_raw,
+    ndcg,
+    rank,
+    whole_number,
+)
 from st_magnitude.similarity import Similarity
 
 __all__ = ["HybridEvaluator", "Run", "bm25_run", "dense_run", "reciprocal_rank_fusion"]
@@ -128,7 +136,7 @@ def bm25_run(
     is "Lucene (accurate)" of Kamphuis et al., Which BM25 Do You Mean?, 2020.
     """
     bm25s = _bm25s()
-    _check_texts(queries, corpus)
+    check_texts(queries, corpus)
     top_k = whole_number("top_k", top_k)
     if not 0 <= k1 < math.inf:
         raise ValueError(f"k1 is a number of at least 0, got {k1}: 1.5 is usual.")
@@ -203,7 +211,7 @@ def dense_run(
         >>> dense_run(model, {"q": "honey"}, {"d1": "honey", "d2": "honey of bees, honey", "d3": "bees"}, top_k=2)
         {'q': {'d2': 2.0, 'd1': 1.0}}
     """
-    _check_texts(queries, corpus)
+    check_texts(queries, corpus)
     top_k = whole_number("top_k", top_k)
     similarity = Similarity(*Similarity.named(similarity or implied_similarity(model)).exponents)  # plain numbers
     document_ids = sorted(corpus)  # rank() gives a tie to the lower index
@@ -230,7 +238,7 @@ def dense_run(
     return run
 
 
-class HybridEvaluator(SentenceEvaluator):
+class HybridEvaluator(CsvEvaluator):
     """Retrieval metrics of a model, of BM25, and of the two fused by rank.
 
     What a model adds to BM25 is not what it does alone: this chooses the checkpoint for a hybrid search. Returned keys,
@@ -306,7 +314,7 @@ class HybridEvaluator(SentenceEvaluator):
         corpus_prompt: str | None = None,
         corpus_prompt_name: str | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__("Hybrid", "hybrid_ndcg@10", name, batch_size, write_csv, show_progress_bar)
         relevant = check_judgments(queries, corpus, relevant_docs)
         self.queries = {query: text for query, text in queries.items() if relevant.get(query)}
         self.queries_ids = list(self.queries)
@@ -317,17 +325,10 @@ class HybridEvaluator(SentenceEvaluator):
             raise ValueError(f"top_k is at least 10, for nDCG@10, got {top_k}.")
         self.rrf_k, self.weights = rrf_k, _check_fusion(2, rrf_k, weights)
         self.similarity = None if similarity is None else Similarity.named(similarity)
-        self.name = name
-        self.batch_size = batch_size
-        self.show_progress_bar = show_progress_bar
-        self.write_csv = write_csv
         self.query_prompt = query_prompt
         self.query_prompt_name = query_prompt_name
         self.corpus_prompt = corpus_prompt
         self.corpus_prompt_name = corpus_prompt_name
-        prefix = f"{name}_" if name else ""
-        self.primary_metric = f"{prefix}hybrid_ndcg@10"
-        self.csv_file = f"Hybrid_evaluation_{prefix}results.csv"
         if bm25 is None:
             lexical = bm25_run(self.queries, self.corpus, self.top_k, show_progress_bar=show_progress_bar)
         else:
@@ -373,11 +374,7 @@ class HybridEvaluator(SentenceEvaluator):
             f"Hybrid evaluation of the model on the {self.name or 'given'} dataset:\n"
             + "\n".join(f"{key}: {value:.4f}" for key, value in metrics.items())
         )
-        if output_path is not None and self.write_csv:
-            append_csv(Path(output_path) / self.csv_file, {"epoch": epoch, "steps": steps, **metrics})
-        metrics = self.prefix_name_to_metrics(metrics, self.name)
-        self.store_metrics_in_model_card_data(model, metrics, epoch, steps)
-        return metrics
+        return self.finish(model, metrics, [metrics], output_path, epoch, steps)
 
     def get_config_dict(self) -> dict[str, Any]:
         """What the model card says about this evaluation."""
@@ -439,12 +436,6 @@ def _check_fusion(number: int, k: float, weights: Sequence[float] | None) -> lis
     if not all(0 <= weight < math.inf for weight in chosen) or not any(chosen):
         raise ValueError(f"weights are numbers of at least 0, one of them above, got {chosen}: all 1 is usual.")
     return chosen
-
-
-def _check_texts(queries: Mapping[str, str], corpus: Mapping[str, str]) -> None:
-    for name, texts in {"queries": queries, "corpus": corpus}.items():
-        if not texts:
-            raise ValueError(f"{name} is empty: pass a dict of id -> text.")
 
 
 def _bm25s() -> Any:

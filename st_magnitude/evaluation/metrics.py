@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.evaluation import SentenceEvaluator
 from torch import Tensor
 
 __all__ = [
     "TILE",
+    "CsvEvaluator",
     "append_csv",
     "are_unit",
     "check_judgments",
+    "check_texts",
     "encode_raw",
     "ndcg",
     "rank",
@@ -44,9 +47,7 @@ def check_judgments(
         >>> check_judgments({"q": "a question"}, {"d": "an answer"}, {"q": ["d"]})
         {'q': {'d'}}
     """
-    for name, texts in {"queries": queries, "corpus": corpus}.items():
-        if not texts:
-            raise ValueError(f"{name} is empty: pass a dict of id -> text.")
+    check_texts(queries, corpus)
     for query, documents in relevant_docs.items():
         if isinstance(documents, (str, Mapping)):
             raise ValueError(
@@ -65,6 +66,17 @@ def check_judgments(
             f"document ids. Its keys start with {list(judgments)[:3]}, those of queries with {list(queries)[:3]}."
         )
     return judgments
+
+
+def check_texts(queries: Mapping[str, str], corpus: Mapping[str, str]) -> None:
+    """Refuses a side without texts.
+
+    Raises:
+        ValueError: If queries or corpus are empty.
+    """
+    for name, texts in {"queries": queries, "corpus": corpus}.items():
+        if not texts:
+            raise ValueError(f"{name} is empty: pass a dict of id -> text.")
 
 
 @contextmanager
@@ -197,6 +209,48 @@ def append_csv(path: Path, row: Mapping[str, Any]) -> None:
         if is_new:
             writer.writeheader()
         writer.writerow(row)
+
+
+class CsvEvaluator(SentenceEvaluator):
+    """An evaluator with a name, whose calls may add rows to a CSV file.
+
+    Args:
+        kind: The file is ``{kind}_evaluation_{name}_results.csv``.
+        primary: The metric that chooses checkpoints, without the name.
+        name: Goes in front of the keys and into the name of the CSV file.
+        batch_size: Texts encoded at a time.
+        write_csv: Whether a call with an ``output_path`` writes.
+        show_progress_bar: Whether to show one.
+    """
+
+    def __init__(
+        self, kind: str, primary: str, name: str, batch_size: int, write_csv: bool, show_progress_bar: bool = False
+    ) -> None:
+        super().__init__()
+        self.name = name
+        self.batch_size = batch_size
+        self.write_csv = write_csv
+        self.show_progress_bar = show_progress_bar
+        prefix = f"{name}_" if name else ""
+        self.primary_metric = f"{prefix}{primary}"
+        self.csv_file = f"{kind}_evaluation_{prefix}results.csv"
+
+    def finish(
+        self,
+        model: SentenceTransformer,
+        metrics: dict[str, float],
+        rows: Iterable[Mapping[str, Any]],
+        output_path: str | None,
+        epoch: int,
+        steps: int,
+    ) -> dict[str, float]:
+        """Writes the rows, and gives the metrics under their full keys to the model card and to the caller."""
+        if output_path is not None and self.write_csv:
+            for row in rows:
+                append_csv(Path(output_path) / self.csv_file, {"epoch": epoch, "steps": steps, **row})
+        metrics = self.prefix_name_to_metrics(metrics, self.name)
+        self.store_metrics_in_model_card_data(model, metrics, epoch, steps)
+        return metrics
 
 
 def whole_number(name: str, value: Any) -> int:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.evaluation import SentenceEvaluator
 
 from st_magnitude.evaluation.magnitude import implied_similarity
-from st_magnitude.evaluation.metrics import append_csv, raw_embeddings
+from st_magnitude.evaluation.metrics import CsvEvaluator, raw_embeddings
 from st_magnitude.geometry import spearman, symmetry_gap
 from st_magnitude.losses.regression import warn_if_one_sided
 from st_magnitude.similarity import COSINE, DOT, Similarity
@@ -21,7 +19,7 @@ __all__ = ["ScoredPairsEvaluator"]
 logger = logging.getLogger(__name__)
 
 
-class ScoredPairsEvaluator(SentenceEvaluator):
+class ScoredPairsEvaluator(CsvEvaluator):
     """Rank and linear correlation of similarities with scores, read out three ways, and s(a, b) against s(b, a).
 
     sentence-transformers' EmbeddingSimilarityEvaluator knows cosine and dot; this one also what QNorm, DNorm and
@@ -64,7 +62,7 @@ class ScoredPairsEvaluator(SentenceEvaluator):
         batch_size: int = 32,
         write_csv: bool = True,
     ) -> None:
-        super().__init__()
+        super().__init__("ScoredPairs", "matched_spearman", name, batch_size, write_csv)
         if not len(sentences1) == len(sentences2) == len(scores) >= 2:
             raise ValueError(
                 "sentences1, sentences2 and scores describe the same pairs, at least two, got "
@@ -73,10 +71,6 @@ class ScoredPairsEvaluator(SentenceEvaluator):
         self.sentences = list(sentences1), list(sentences2)
         self.scores = np.asarray(scores, dtype=np.float64)
         self.similarity = None if similarity is None else Similarity.named(similarity)
-        self.name, self.batch_size, self.write_csv = name, batch_size, write_csv
-        prefix = f"{name}_" if name else ""
-        self.primary_metric = f"{prefix}matched_spearman"
-        self.csv_file = f"ScoredPairs_evaluation_{prefix}results.csv"
         self._warned = False
 
     def __call__(  # type: ignore[override]
@@ -105,8 +99,4 @@ class ScoredPairsEvaluator(SentenceEvaluator):
             f"Evaluation of scored pairs on the {self.name or 'given'} dataset, matched is {matched.name}:\n"
             + "\n".join(f"{key}: {value:.4f}" for key, value in metrics.items())
         )
-        if output_path is not None and self.write_csv:
-            append_csv(Path(output_path) / self.csv_file, {"epoch": epoch, "steps": steps, **metrics})
-        metrics = self.prefix_name_to_metrics(metrics, self.name)
-        self.store_metrics_in_model_card_data(model, metrics, epoch, steps)
-        return metrics
+        return self.finish(model, metrics, [metrics], output_path, epoch, steps)

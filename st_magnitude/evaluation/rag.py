@@ -7,16 +7,14 @@ import re
 import string
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.evaluation import SentenceEvaluator
 from tqdm import tqdm
 
 from st_magnitude.evaluation.hybrid import Run, dense_run
-from st_magnitude.evaluation.metrics import append_csv, whole_number
+from st_magnitude.evaluation.metrics import CsvEvaluator, whole_number
 from st_magnitude.similarity import Similarity
 
 __all__ = ["RAGEvaluator", "exact_match", "normalize_answer", "rag_prompt", "token_f1"]
@@ -84,7 +82,7 @@ def rag_prompt(question: str, documents: Sequence[str]) -> str:
     return f"Question: {question}\nAnswer the question based on the following context:\n{context}\nAnswer:"
 
 
-class RAGEvaluator(SentenceEvaluator):
+class RAGEvaluator(CsvEvaluator):
     """Exact match and token F1 of a reader that is given what the model retrieves.
 
     Args:
@@ -139,7 +137,9 @@ class RAGEvaluator(SentenceEvaluator):
         show_progress_bar: bool = False,
         write_csv: bool = True,
     ) -> None:
-        super().__init__()
+        self.k = whole_number("k", k)
+        batch_size = whole_number("batch_size", batch_size)
+        super().__init__("RAG", f"rag_f1@{self.k}", name, batch_size, write_csv, show_progress_bar)
         if not questions or not corpus:
             raise ValueError(f"There are {len(questions)} questions and {len(corpus)} documents: both must be there.")
         self.answers = {q: [given] if isinstance(given, str) else list(given) for q, given in answers.items()}
@@ -154,16 +154,8 @@ class RAGEvaluator(SentenceEvaluator):
         self.questions = dict(questions)
         self.corpus = dict(corpus)
         self.reader = reader
-        self.k = whole_number("k", k)
         self.prompt = prompt
         self.similarity = None if similarity is None else Similarity.named(similarity)
-        self.name = name
-        self.batch_size = whole_number("batch_size", batch_size)
-        self.show_progress_bar = show_progress_bar
-        self.write_csv = write_csv
-        prefix = f"{name}_" if name else ""
-        self.primary_metric = f"{prefix}rag_f1@{self.k}"
-        self.csv_file = f"RAG_evaluation_{prefix}results.csv"
         self.predictions: dict[str, str] = {}
         self.per_query: dict[str, NDArray[np.float64]] = {}
 
@@ -182,11 +174,7 @@ class RAGEvaluator(SentenceEvaluator):
         self.per_query = {key: np.array(values) for key, values in scores.items()}
         metrics = {f"rag_{key}@{self.k}": float(values.mean()) for key, values in self.per_query.items()}
         logger.info("RAG evaluation on %s: %s", self.name or "the given questions", metrics)
-        if output_path is not None and self.write_csv:
-            append_csv(Path(output_path) / self.csv_file, {"epoch": epoch, "steps": steps, **metrics})
-        metrics = self.prefix_name_to_metrics(metrics, self.name)
-        self.store_metrics_in_model_card_data(model, metrics, epoch, steps)
-        return metrics
+        return self.finish(model, metrics, [metrics], output_path, epoch, steps)
 
     def read(self, run: Run) -> dict[str, str]:
         """The reader's answers to all questions, from any run, such as a hybrid one."""

@@ -32,7 +32,7 @@ from st_magnitude.data import DataError
 from st_magnitude.revela.chunking import chunk, count_words, fold, split_words
 from st_magnitude.revela.documents import Document, Documents, Files, document_source, iterate_documents
 
-__all__ = ["GroupCollator", "build_groups"]
+__all__ = ["GroupCollator", "build_groups", "split_batch"]
 
 _FEATURES = Features({"chunks": ListOf(Value("string")), "code": ListOf(Value("bool"))})  # type: ignore[arg-type]
 
@@ -379,6 +379,29 @@ class GroupCollator:
         width = int(lengths.max())
         input_ids = torch.tensor([[*row, *[self._pad] * (width - len(row))] for row in ids])  # (N, L)
         return input_ids, (torch.arange(width) < lengths[:, None]).long()  # both (N, L)
+
+
+def split_batch(batch: Mapping[str, Any], device: torch.device | str | None = None) -> list[dict[str, Any]]:
+    """A collator's batch as a loss takes it: the features of query, passage and language model.
+
+    It is what a trainer's ``collect_features`` does, for those who call a loss themselves.
+
+    Args:
+        batch: What :class:`GroupCollator` makes.
+        device: Where tensors go; by default they stay where they are.
+
+    Example:
+        >>> split_batch({"query_input_ids": [5], "passage_input_ids": [6], "lm_input_ids": [7], "lm_group": [0]})
+        [{'input_ids': [5]}, {'input_ids': [6]}, {'input_ids': [7], 'group': [0]}]
+    """
+    return [
+        {
+            key.removeprefix(name): value.to(device) if isinstance(value, torch.Tensor) else value
+            for key, value in batch.items()
+            if key.startswith(name)
+        }
+        for name in ("query_", "passage_", "lm_")
+    ]
 
 
 def _first_half(text: str) -> str:

@@ -2,42 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from st_magnitude._trainer import calling_trainer
 from st_magnitude.revela.attention import SPARSE_BELOW, Backend, Neighbours, attach, next_token_loss, two_streams
-from st_magnitude.revela.chunking import looks_like_code
-from st_magnitude.revela.data import GroupCollator
-from st_magnitude.revela.models import tokenizer_of
+from st_magnitude.revela.group_loss import ONE_HOT, GroupLoss
 from st_magnitude.similarity import COSINE
-from st_magnitude.surgery import set_similarity_function, unwrapped
 
 __all__ = ["RevelaLoss", "group_similarity"]
-
-logger = logging.getLogger(__name__)
-
-ONE_HOT = 0.999  # a row whose largest weight exceeds this passes next to no gradient
-PRESETS: dict[str, dict[str, Any]] = {"paper": {"temperature": 1e-4}}
-
-
-CITATION = """
-@inproceedings{cai2026revela,
-    title={Revela: Dense Retriever Learning via Language Modeling},
-    author={Fengyu Cai and Tong Chen and Xinran Zhao and Sihao Chen and Hongming Zhang and Sherry Tongshuang Wu and
-        Iryna Gurevych and Heinz Koeppl},
-    booktitle={The Fourteenth International Conference on Learning Representations},
-    year={2026},
-    eprint={2506.16552},
-    archivePrefix={arXiv}
-}
-"""
 
 
 def group_similarity(queries: Tensor, passages: Tensor, groups: Tensor, temperature: float) -> Tensor:
@@ -71,7 +48,7 @@ def group_similarity(queries: Tensor, passages: Tensor, groups: Tensor, temperat
         return weights * others
 
 
-class RevelaLoss(nn.Module):
+class RevelaLoss(GroupLoss):
     """Next-token prediction with in-batch attention; its gradient trains the retriever, and the language model too.
 
         L = -mean log P(x_l | x_<l, {D_j}_{j != i}),   where every layer adds sum_j Sim(D_i, D_j) · b~_ij to attention,
@@ -108,6 +85,7 @@ class RevelaLoss(nn.Module):
     Raises:
         ValueError: If the language model is not supported, has no tokenizer or padding token, or an argument is out of
             range.
+        TypeError: If the language model is none of transformers.
 
     Logged with the loss: ``next_token`` (nats), ``auxiliary``, ``one_hot`` (share of rows with a weight above 0.999),
     ``active_pairs`` (share above 1e-7), ``top_similarity`` (mean of the largest weight).
@@ -122,7 +100,7 @@ class RevelaLoss(nn.Module):
     Source: Revela (Cai et al.), sections 3 and 4.1.
     """
 
-    citation = CITATION
+    presets: ClassVar[dict[str, dict[str, Any]]] = {"paper": {"temperature": 1e-4}}
 
     def __init__(
         self,
@@ -140,45 +118,27 @@ class RevelaLoss(nn.Module):
         eps: float = 1e-6,
         backend: Backend = "auto",
     ) -> None:
-        super().__init__()
         if not temperature > 0:
             raise ValueError(f"temperature must be positive, got {temperature}; the paper's is 1e-4.")
         if not read_weight > 0:
             raise ValueError(f"read_weight must be positive, got {read_weight}; the paper's is 1.")
-        if auxiliary_weight < 0:
+        if not auxiliary_weight >= 0:
             raise ValueError(f"auxiliary_weight must not be negative, got {auxiliary_weight}.")
         if not eps > 0:
             raise ValueError(f"eps must be positive, got {eps}; the paper's is 1e-6.")
+        if backend not in get_args(Backend):
+            raise ValueError(f"backend must be one of {get_args(Backend)}, got {backend!r}.")
         attach(lm)
-        if lm_tokenizer is None:
-            lm_tokenizer = tokenizer_of(lm)
-        self.model = model
-        self.lm = lm
+        super().__init__(model, lm, lm_tokenizer, prefixes, query_part, max_length)
         self.temperature = temperature
         self.read_weight = read_weight
         self.auxiliary_weight = auxiliary_weight
         self.v_norm = v_norm
         self.eps = eps
         self.backend = backend
-        self.collator = GroupCollator(
-            model.preprocess, lm_tokenizer, prefixes=prefixes, query_part=query_part, max_length=max_length
-        )
-        model.prompts.update(query=prefixes[0], document=prefixes[1])
-        set_similarity_function(model, COSINE)
-        self._warned: set[str] = set()
-
-    @classmethod
-    def preset(cls, name: str, model: SentenceTransformer, lm: nn.Module, *args: Any, **overrides: Any) -> RevelaLoss:
-        """The settings of a publication: ``"paper"``."""
-        if name not in PRESETS:
-            raise ValueError(f"No preset {name!r}: choose from {sorted(PRESETS)}.")
-        return cls(model, lm, *args, **(PRESETS[name] | overrides))
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
-        features = list(sentence_features)
-        if not (len(features) == 3 and "group" in features[2]):
-            features = read_back(self, features)
-        query, passage, text = features
+        query, passage, text = self._features(sentence_features)
         self.lm.train(self.model.training)  # from_pretrained leaves it in eval mode: no dropout, no checkpointing
         queries = self.model(query)["sentence_embedding"]  # (B, D)
         passages = self.model(passage)["sentence_embedding"]  # (B, D)
@@ -196,6 +156,12 @@ class RevelaLoss(nn.Module):
             auxiliary = self.auxiliary_weight * next_token_loss(self.lm, e, ids, mask)
             loss = loss + auxiliary
             logs["auxiliary"] = auxiliary.detach()
+        if logs["one_hot"] > 0.9:
+            self._warn(
+                "one-hot",
+                f"{float(logs['one_hot']):.0%} of the rows of Sim are one-hot at temperature={self.temperature:g}: "
+                "they pass no gradient to the retriever. Raise the temperature (0.05 suits encoders).",
+            )
         self._log(logs)
         return loss
 
@@ -217,62 +183,14 @@ class RevelaLoss(nn.Module):
 
         similarity.register_hook(check)
 
-    def _log(self, logs: dict[str, Tensor]) -> None:
-        if logs["one_hot"] > 0.9:
-            self._warn(
-                "one-hot",
-                f"{float(logs['one_hot']):.0%} of the rows of Sim are one-hot at temperature={self.temperature:g}: "
-                "they pass no gradient to the retriever. Raise the temperature (0.05 suits encoders).",
-            )
-        if (trainer := calling_trainer()) is not None and hasattr(trainer, "track_loss_components"):
-            trainer.track_loss_components(logs)
-
-    def _warn(self, name: str, message: str) -> None:
-        if name not in self._warned:
-            self._warned.add(name)
-            logger.warning(message)
-
     def get_config_dict(self) -> dict[str, Any]:
-        return {
-            "lm": getattr(getattr(self.lm, "config", None), "_name_or_path", "") or type(self.lm).__name__,
+        return super().get_config_dict() | {
             "temperature": self.temperature,
-            "query_part": self.collator.query_part,
-            "prefixes": list(self.collator.prefixes),
-            "max_length": self.collator.max_length,
             "read_weight": self.read_weight,
             "auxiliary_weight": self.auxiliary_weight,
             "v_norm": self.v_norm,
             "backend": self.backend,
         }
-
-
-def read_back(loss: Any, features: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
-    """From fit(): one column of tokens for each place in the group, (n, L) each, to what ``loss.collator`` makes."""
-    if len(features) < 2 or any(column["input_ids"].ndim != 2 for column in features):
-        raise ValueError(
-            f"{type(loss).__name__} needs whole groups. Train with RevelaTrainer, or give the Trainer "
-            "data_collator=loss.collator and rows from build_groups; in fit(), each InputExample holds the texts "
-            "of one group (at least two), and the retriever has a tokenizer with padding."
-        )
-    model: Any = unwrapped(loss.model)
-    columns = [model.tokenizer.batch_decode(column["input_ids"], skip_special_tokens=True) for column in features]
-    if model.tokenizer.decode(model.tokenizer("A b")["input_ids"], skip_special_tokens=True) != "A b":
-        loss._warn(
-            "decoded",
-            "The language model reads what the retriever's tokenizer kept of the texts (no capitals, perhaps). "
-            "RevelaTrainer, or data_collator=loss.collator, gives it the texts themselves.",
-        )
-    groups = [list(row) for row in zip(*columns, strict=True)]
-    batch = loss.collator.texts_to_batch(groups, [[looks_like_code(text) for text in row] for row in groups])
-    device = features[0]["input_ids"].device
-    return [
-        {
-            key.removeprefix(name): value.to(device) if isinstance(value, Tensor) else value
-            for key, value in batch.items()
-            if key.startswith(name)
-        }
-        for name in ("query_", "passage_", "lm_")
-    ]
 
 
 def _shape(similarity: Tensor, groups: Tensor) -> dict[str, Tensor]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+from sentence_transformers.util import is_sentence_transformer_model
 from tokenizers.processors import Sequence as Processors
 from tokenizers.processors import TemplateProcessing
 from torch import nn
@@ -51,13 +52,14 @@ def add_lora(model: nn.Module, config: LoraConfig | None = None) -> nn.Module:
         The model to go on with.
 
     Raises:
-        ValueError: If it has none of the target modules.
+        ImportError: Without peft.
+        ValueError: If it has a LoRA already, or none of the target modules.
     """
+    config = copy.copy(config) if config else lora_config()  # peft writes the name of the base model into it
     from peft import PeftModel, get_peft_model
 
     if isinstance(model, PeftModel):
         raise ValueError("This model has a LoRA already: pass it as it is.")
-    config = copy.copy(config) if config else lora_config()  # peft writes the name of the base model into it
     targets = config.target_modules
     if isinstance(targets, (list, set)):
         names = {name.rsplit(".", 1)[-1] for name, _ in model.named_modules()}
@@ -106,7 +108,7 @@ def load_lm(name: str | Path, **options: Any) -> tuple[PreTrainedModel, PreTrain
         options: For ``from_pretrained``; ``dtype`` is torch.float32 by default, so that autocast decides.
 
     Raises:
-        OSError: If there is no such model.
+        OSError: If there is no such model, or a folder holds several GGUF files.
         ImportError: If a GGUF file is given without the package gguf.
     """
     options = {"dtype": torch.float32} | options
@@ -141,15 +143,19 @@ def load_retriever(name: str | Path, max_length: int = 160) -> SentenceTransform
     Args:
         name: A name on the hub or a folder.
         max_length: Tokens of a text, for a bare decoder.
+
+    Raises:
+        OSError: If there is no such model.
+        ValueError: If the tokenizer of a bare decoder has no end-of-text token.
     """
-    path = Path(name)
+    path = str(name)
     with _naming("retriever", name):
-        if (path / "modules.json").exists() or not path.is_dir():
-            return SentenceTransformer(str(name))
+        if is_sentence_transformer_model(path):
+            return SentenceTransformer(path)
         config = AutoConfig.from_pretrained(path)
     if not any(architecture.endswith("ForCausalLM") for architecture in config.architectures or []):
-        return SentenceTransformer(str(name))
-    transformer = Transformer(str(path), max_seq_length=max_length)
+        return SentenceTransformer(path)
+    transformer = Transformer(path, max_seq_length=max_length)
     _end_texts(transformer.tokenizer)
     return SentenceTransformer(modules=[transformer, Pooling(transformer.get_embedding_dimension(), "lasttoken")])
 

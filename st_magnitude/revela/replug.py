@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import math
-import os
-import sqlite3
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -22,20 +18,14 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from st_magnitude._trainer import calling_trainer
 from st_magnitude.revela.attention import base_model, check_supported
-from st_magnitude.revela.data import GroupCollator
-from st_magnitude.revela.loss import CITATION as REVELA
-from st_magnitude.revela.loss import ONE_HOT, read_back
-from st_magnitude.revela.models import tokenizer_of
+from st_magnitude.revela.group_loss import CITATION as REVELA
+from st_magnitude.revela.group_loss import ONE_HOT, GroupLoss
+from st_magnitude.revela.score_cache import ScoreCache
 from st_magnitude.similarity import COSINE
-from st_magnitude.surgery import set_similarity_function
 
 __all__ = ["Divergence", "ReplugLoss", "ScoreCache", "continuation_losses", "divergence"]
 
-logger = logging.getLogger(__name__)
-
-PRESETS: dict[str, dict[str, Any]] = {"paper": {"retriever_temperature": 0.001, "lm_temperature": 0.001}}
 TOKENS_PER_CHUNK = 512  # rows of logits at a time
 SAMPLED = 1024  # values of a parameter that tell it from others
 
@@ -208,102 +198,7 @@ def _sum_of_losses(head: nn.Module, states: Tensor, labels: Tensor, mask: Tensor
     return torch.zeros(mask.shape, dtype=flat.dtype, device=flat.device).masked_scatter(mask, flat).sum(1)
 
 
-class ScoreCache:
-    """Numbers by key, in memory or in a file that processes share and later runs find again.
-
-    Args:
-        folder: Where ``lm_scores.sqlite`` is, or will be. None: in memory.
-
-    Raises:
-        ValueError: If the file is broken, or was written by something else, or the folder cannot be used; on every
-            use.
-
-    Example:
-        >>> cache = ScoreCache()
-        >>> cache.put({b"key": 1.5})
-        >>> cache.get([b"key", b"other"])
-        {b'key': 1.5}
-    """
-
-    FILE = "lm_scores.sqlite"
-    _KIND = 0x5354_4D47  # "STMG", in the header of the file
-    _VERSION = 1
-    _KEYS_PER_QUERY = 500
-
-    def __init__(self, folder: str | Path | None = None) -> None:
-        self.path = None if folder is None else Path(folder) / self.FILE
-        self._opened: tuple[int, sqlite3.Connection] | None = None  # by this process
-        self._connection()
-
-    def get(self, keys: Iterable[bytes]) -> dict[bytes, float]:
-        """What is known of these keys."""
-        wanted = list(dict.fromkeys(keys))
-        found: dict[bytes, float] = {}
-        with self._explained():
-            connection = self._connection()
-            for first in range(0, len(wanted), self._KEYS_PER_QUERY):
-                some = wanted[first : first + self._KEYS_PER_QUERY]
-                places = ",".join("?" * len(some))
-                found.update(connection.execute(f"SELECT key, value FROM score WHERE key IN ({places})", some))
-        return found
-
-    def put(self, values: Mapping[bytes, float]) -> None:
-        """All of them or, in case of an error, none."""
-        with self._explained(), self._transaction(self._connection()) as connection:
-            connection.executemany("INSERT OR REPLACE INTO score VALUES (?, ?)", values.items())
-
-    def __len__(self) -> int:
-        with self._explained():
-            return int(self._connection().execute("SELECT count(*) FROM score").fetchone()[0])
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_opened": None}  # a copy opens the file itself; what is in memory stays behind
-
-    def _connection(self) -> sqlite3.Connection:
-        if self._opened is None or self._opened[0] != os.getpid():  # sqlite must not be carried across a fork
-            self._opened = (os.getpid(), self._open())
-        return self._opened[1]
-
-    def _open(self) -> sqlite3.Connection:
-        with self._explained():
-            if self.path is not None:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-            connection = sqlite3.connect(
-                self.path or ":memory:", timeout=60, isolation_level=None, check_same_thread=False
-            )
-            with self._transaction(connection):
-                if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-                    connection.execute(f"PRAGMA application_id = {self._KIND}")
-                    connection.execute(f"PRAGMA user_version = {self._VERSION}")
-                    connection.execute("CREATE TABLE score (key BLOB PRIMARY KEY, value REAL NOT NULL) WITHOUT ROWID")
-            marks = tuple(connection.execute(f"PRAGMA {x}").fetchone()[0] for x in ("application_id", "user_version"))
-            if marks != (self._KIND, self._VERSION):
-                raise sqlite3.DatabaseError(f"it is another program's, or of another version: {marks}")
-        return connection
-
-    @staticmethod
-    @contextmanager
-    def _transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
-        connection.execute("BEGIN IMMEDIATE")
-        try:
-            yield connection
-        except BaseException:
-            connection.execute("ROLLBACK")
-            raise
-        connection.execute("COMMIT")
-
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except (sqlite3.Error, OSError) as error:
-            raise ValueError(
-                f"The cache of the language model's scores, {self.path}, cannot be used: {error}. Give cache_dir "
-                "another folder, or remove the file if it is broken; it only saves time."
-            ) from error
-
-
-class ReplugLoss(nn.Module):
+class ReplugLoss(GroupLoss):
     """REPLUG: the retriever ranks documents as they help a frozen language model to predict the one that asks.
 
         L = mean_i KL( P_Phi(. | i) || P_Theta(. | i) ),          over the other documents j of the group
@@ -326,8 +221,9 @@ class ReplugLoss(nn.Module):
         lm_tokenizer: Its tokenizer; by default the one saved beside it.
         retriever_temperature: tau_r.
         lm_temperature: eta_m, in nats: per token, or per document without ``per_token``. The paper has 0.001 for both
-            (``ReplugLoss.preset("paper", ...)``), where nearly all targets are one-hot. The defaults leave the language
-            model's distribution and that of a pretrained encoder about equally wide, some 4 documents of 16.
+            (``ReplugLoss.preset("paper", ...)``; its formula as printed has also ``include_self=True,
+            per_token=False``), where nearly all targets are one-hot. The defaults leave the language model's
+            distribution and that of a pretrained encoder about equally wide, some 4 documents of 16.
         query_part: ``"half"`` or ``"full"``, what E sees of the document that asks; the language model sees all of it.
             See :class:`~st_magnitude.revela.RevelaLoss`.
         prefixes: Before queries and before passages; the language model sees none.
@@ -346,7 +242,9 @@ class ReplugLoss(nn.Module):
 
     Raises:
         ValueError: If the language model is not supported, has no tokenizer or padding token or no room for two
-            documents, the cache is broken, or an argument is out of range.
+            documents, the cache is broken, or an argument is out of range; in training, if nothing of the retriever
+            requires gradients.
+        TypeError: If the language model is none of transformers.
 
     Logged with the loss: ``kl`` (the loss itself), ``one_hot`` (share of target rows with a weight above 0.999),
     ``target_entropy`` and ``retriever_entropy`` (nats), ``cached`` (share of the answers that were known).
@@ -362,7 +260,8 @@ class ReplugLoss(nn.Module):
     Source: Revela (Cai et al.), appendix A.3; REPLUG (Shi et al., arXiv 2301.12652).
     """
 
-    citation = CITATION + REVELA
+    citation: ClassVar[str] = CITATION + REVELA
+    presets: ClassVar[dict[str, dict[str, Any]]] = {"paper": {"retriever_temperature": 0.001, "lm_temperature": 0.001}}
 
     def __init__(
         self,
@@ -380,7 +279,6 @@ class ReplugLoss(nn.Module):
         cache_dir: str | Path | None = None,
         pairs_per_batch: int = 16,
     ) -> None:
-        super().__init__()
         for name, value in (("retriever_temperature", retriever_temperature), ("lm_temperature", lm_temperature)):
             if not 0 < value < math.inf:
                 raise ValueError(f"{name} must be positive, got {value}; 0.05 to 0.1 suits most, the paper's is 0.001.")
@@ -388,31 +286,16 @@ class ReplugLoss(nn.Module):
             raise ValueError(f"pairs_per_batch must be at least 1, got {pairs_per_batch}.")
         check_supported(lm)
         _check_room(lm, max_length)
-        if lm_tokenizer is None:
-            lm_tokenizer = tokenizer_of(lm)
-        self.collator = GroupCollator(
-            model.preprocess, lm_tokenizer, prefixes=prefixes, query_part=query_part, max_length=max_length
-        )
-        self.cache = ScoreCache(cache_dir)
-        self.model = model
-        self.lm = lm.requires_grad_(False).eval()
+        cache = ScoreCache(cache_dir)  # before the models are changed: it may be broken
+        super().__init__(model, lm, lm_tokenizer, prefixes, query_part, max_length)
+        lm.requires_grad_(False).eval()
+        self.cache = cache
         self.retriever_temperature = retriever_temperature
         self.lm_temperature = lm_temperature
         self.include_self = include_self
         self.per_token = per_token
         self.pairs_per_batch = pairs_per_batch
-        model.prompts.update(query=prefixes[0], document=prefixes[1])
-        set_similarity_function(model, COSINE)
         self._identity: bytes | None = None
-        self._warned: set[str] = set()
-
-    @classmethod
-    def preset(cls, name: str, model: SentenceTransformer, lm: nn.Module, *args: Any, **overrides: Any) -> ReplugLoss:
-        """The temperatures of a publication: ``"paper"``. The formula as printed has also ``include_self=True,
-        per_token=False``."""
-        if name not in PRESETS:
-            raise ValueError(f"No preset {name!r}: choose from {sorted(PRESETS)}.")
-        return cls(model, lm, *args, **(PRESETS[name] | overrides))
 
     def train(self, mode: bool = True) -> ReplugLoss:
         super().train(mode)
@@ -420,10 +303,7 @@ class ReplugLoss(nn.Module):
         return self
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
-        features = list(sentence_features)
-        if not (len(features) == 3 and "group" in features[2]):
-            features = read_back(self, features)
-        query, passage, text = features
+        query, passage, text = self._features(sentence_features)
         queries = self.model(query)["sentence_embedding"]  # (B, D)
         passages = self.model(passage)["sentence_embedding"]  # (B, D)
         if self.training and torch.is_grad_enabled() and not (queries.requires_grad or passages.requires_grad):
@@ -436,7 +316,7 @@ class ReplugLoss(nn.Module):
             candidates = candidates & ~torch.eye(len(candidates), dtype=torch.bool, device=candidates.device)
         losses, known = self.losses(text["input_ids"], text["attention_mask"], candidates)
         result = divergence(queries, passages, losses, candidates, self.retriever_temperature, self.lm_temperature)
-        self._log(result, candidates, known)
+        self._watch(result, candidates, known)
         return result.kl
 
     def losses(self, input_ids: Tensor, attention_mask: Tensor, candidates: Tensor) -> tuple[Tensor, float]:
@@ -465,16 +345,13 @@ class ReplugLoss(nn.Module):
         before, after = ([_digest(repr(ids).encode()) for ids in side] for side in (prefixes, continuations))
         keys = [_digest(self._identity + before[j] + after[i]) for i, j in pairs]
         known = self.cache.get(keys)
-        unknown = {key: pair for key, pair in zip(keys, pairs, strict=True) if key not in known}
-        if unknown:
-            self.lm.eval()
-            new = continuation_losses(
-                self.lm, prefixes, continuations, list(unknown.values()), self.pairs_per_batch
-            ).tolist()
-            fresh = dict(zip(unknown, new, strict=True))
-            self.cache.put(fresh)
         share = sum(key in known for key in keys) / max(len(keys), 1)
-        if unknown:
+        if unknown := {key: pair for key, pair in zip(keys, pairs, strict=True) if key not in known}:
+            self.lm.eval()
+            wanted = list(unknown.values())
+            new = continuation_losses(self.lm, prefixes, continuations, wanted, self.pairs_per_batch)
+            fresh = dict(zip(unknown, new.tolist(), strict=True))
+            self.cache.put(fresh)
             known |= fresh
         wide = torch.promote_types(base_model(self.lm).dtype, torch.float32)
         losses = torch.zeros(candidates.shape, dtype=wide)
@@ -482,7 +359,8 @@ class ReplugLoss(nn.Module):
             losses[i, j] = known[key] / (max(len(continuations[i]), 1) if self.per_token else 1)
         return losses.to(candidates.device), share
 
-    def _log(self, result: Divergence, candidates: Tensor, known: float) -> None:
+    def _watch(self, result: Divergence, candidates: Tensor, known: float) -> None:
+        """Warn, once, when there is next to nothing to learn; log."""
         rows = candidates.sum(1) > 1  # with one candidate there is nothing to learn
         one_hot = (result.target[rows].max(1).values > ONE_HOT).float().mean() if rows.any() else rows.sum()
         if not rows.any():
@@ -498,29 +376,20 @@ class ReplugLoss(nn.Module):
                 f"lm_temperature={self.lm_temperature:g}: all but the first document counts as equally bad. Raise it "
                 f"({'0.1 suits most' if self.per_token else 'or set per_token=True'}).",
             )
-        logs = {
-            "kl": result.kl.detach(),
-            "one_hot": one_hot.float(),
-            "target_entropy": _entropy(result.target),
-            "retriever_entropy": _entropy(result.predicted),
-            "cached": result.kl.new_tensor(known).detach(),
-        }
-        if (trainer := calling_trainer()) is not None and hasattr(trainer, "track_loss_components"):
-            trainer.track_loss_components(logs)
-
-    def _warn(self, name: str, message: str) -> None:
-        if name not in self._warned:
-            self._warned.add(name)
-            logger.warning(message)
+        self._log(
+            {
+                "kl": result.kl.detach(),
+                "one_hot": one_hot.float(),
+                "target_entropy": _entropy(result.target),
+                "retriever_entropy": _entropy(result.predicted),
+                "cached": result.kl.new_tensor(known).detach(),
+            }
+        )
 
     def get_config_dict(self) -> dict[str, Any]:
-        return {
-            "lm": getattr(getattr(self.lm, "config", None), "_name_or_path", "") or type(self.lm).__name__,
+        return super().get_config_dict() | {
             "retriever_temperature": self.retriever_temperature,
             "lm_temperature": self.lm_temperature,
-            "query_part": self.collator.query_part,
-            "prefixes": list(self.collator.prefixes),
-            "max_length": self.collator.max_length,
             "include_self": self.include_self,
             "per_token": self.per_token,
         }
@@ -554,13 +423,7 @@ def _identity(lm: nn.Module) -> bytes:
     """Differs between language models: by configuration, dtypes, and up to about 2,000 values of every parameter."""
     base = base_model(lm)
     config = base.config.to_dict()
-    for name in (
-        "_name_or_path",
-        "architectures",
-        "transformers_version",
-        "use_cache",
-        "dtype",
-    ):
+    for name in ("_name_or_path", "architectures", "transformers_version", "use_cache", "dtype"):
         config.pop(name, None)
     about = type(base).__name__ + json.dumps(config, sort_keys=True, default=str)
     digest = hashlib.blake2b(about.encode(), digest_size=16)

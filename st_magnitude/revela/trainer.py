@@ -57,8 +57,10 @@ class RevelaTrainer(SentenceTransformerTrainer):
         kwargs: All other arguments of SentenceTransformerTrainer.
 
     Raises:
-        ValueError: If the dataset has no column ``chunks``, the loss is none of the two, or batches would be split
-            among processes.
+        ValueError: If the dataset has no column ``chunks``, the loss is none of the two or has another retriever, or
+            batches would be split among processes; on resuming, if something else is trained than what was saved.
+        FileNotFoundError: On resuming, if the checkpoint has no language model.
+        ImportError: If a LoRA is wanted without peft.
 
     Logged beside what the loss logs: ``grad_norm`` (the retriever's) and ``lm_grad_norm``.
 
@@ -74,6 +76,8 @@ class RevelaTrainer(SentenceTransformerTrainer):
             trainer.train()
             trainer.model.save_pretrained("retriever")
     """
+
+    _lm_grad_norm: Tensor | None = None  # of the last step
 
     def __init__(
         self,
@@ -162,8 +166,6 @@ class RevelaTrainer(SentenceTransformerTrainer):
         if "grad_norm" in logs and self._lm_grad_norm is not None:
             logs = {**logs, "lm_grad_norm": float(self._lm_grad_norm)}
         super().log(logs, start_time)
-
-    _lm_grad_norm: Tensor | None = None
 
     def _load_from_checkpoint(self, checkpoint_path: str) -> None:  # type: ignore[override]
         super()._load_from_checkpoint(checkpoint_path)

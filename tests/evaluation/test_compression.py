@@ -7,17 +7,15 @@ import itertools
 import logging
 import math
 
+import _checkpoints
 import numpy as np
 import pytest
 import torch
-from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
 from sentence_transformers import (
     InputExample,
     SentenceTransformer,
-    SentenceTransformerTrainer,
-    SentenceTransformerTrainingArguments,
 )
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
@@ -554,34 +552,9 @@ def test_writes_a_row_for_every_cell(task, static_model, tmp_path, caplog):
 def test_chooses_the_best_checkpoint_in_the_trainer(task, model, tmp_path):
     model.similarity_fn_name = "dot"
     evaluator = CompressionEvaluator(**task, name="dev")
-    args = SentenceTransformerTrainingArguments(
-        output_dir=str(tmp_path),
-        max_steps=3,
-        per_device_train_batch_size=4,
-        learning_rate=0.05,
-        eval_strategy="steps",
-        eval_steps=1,
-        save_steps=1,
-        load_best_model_at_end=True,
-        metric_for_best_model="eval_dev_full_ndcg@10",
-        report_to="none",
-        use_cpu=True,
-    )
-    trainer = SentenceTransformerTrainer(
-        model=model,
-        args=args,
-        train_dataset=Dataset.from_dict(PAIRS),
-        loss=MultipleNegativesRankingLoss(model),
-        evaluator=evaluator,
-    )
-    trainer.train()
-    log = [entry for entry in trainer.state.log_history if "eval_dev_full_ndcg@10" in entry]
-    history = [entry["eval_dev_full_ndcg@10"] for entry in log]
-    assert len(history) == 3
-    assert max(history) > min(history)
-    assert trainer.state.best_metric == max(history)
-    assert "eval_dev_binary_4_norm_rescored_retention" in log[0]
-    assert evaluator(trainer.model)["dev_full_ndcg@10"] == pytest.approx(max(history))
+    trainer, logs = _checkpoints.train(model, evaluator, "eval_dev_full_ndcg@10", PAIRS, tmp_path, learning_rate=0.05)
+    assert "eval_dev_binary_4_norm_rescored_retention" in logs[0]
+    assert evaluator(trainer.model)["dev_full_ndcg@10"] == pytest.approx(trainer.state.best_metric)
     assert (tmp_path / "eval" / "Compression_evaluation_dev_results.csv").exists()
 
 

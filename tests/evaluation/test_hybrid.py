@@ -12,18 +12,15 @@ import sys
 from itertools import permutations
 from types import SimpleNamespace
 
+import _checkpoints
 import pytest
 import torch
-from datasets import Dataset
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentence_transformers import (
     SentenceTransformer,
-    SentenceTransformerTrainer,
-    SentenceTransformerTrainingArguments,
 )
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
-from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from sentence_transformers.sentence_transformer.modules import BoW
 from sentence_transformers.sparse_encoder.evaluation import ReciprocalRankFusionEvaluator
 
@@ -153,6 +150,7 @@ def test_fusion_looks_at_ranks_alone(first, second):
     assert reciprocal_rank_fusion([{"q": first}, stretched]) == fused
 
 
+@settings(deadline=None)
 @given(st.permutations("abcdefg"), st.permutations("defghij"))
 def test_fusion_has_the_order_of_sentence_transformers(tmp_path_factory, first, second):
     folder = tmp_path_factory.mktemp("rrf")
@@ -538,38 +536,20 @@ def test_evaluator_refuses(task, arguments, message):
 
 def test_chooses_the_best_checkpoint_in_the_trainer(task, weak, tmp_path):
     evaluator = HybridEvaluator(**task, name="dev")
-    args = SentenceTransformerTrainingArguments(
-        output_dir=str(tmp_path),
-        max_steps=3,
-        per_device_train_batch_size=4,
-        learning_rate=0.3,  # ruinous on purpose
-        eval_strategy="steps",
-        eval_steps=1,
-        save_steps=1,
-        load_best_model_at_end=True,
-        metric_for_best_model="eval_dev_hybrid_ndcg@10",
-        report_to="none",
-        use_cpu=True,
-    )
     pairs = {
         "anchor": ["What do bees make?", "Where do fish live?", "Who bakes bread?", "What flies at night?"],
         "positive": ["Bees make honey.", "Fish live in water.", "A baker bakes bread.", "Owls fly at night."],
     }
-    trainer = SentenceTransformerTrainer(
-        model=weak,
-        args=args,
-        train_dataset=Dataset.from_dict(pairs),
-        loss=MultipleNegativesRankingLoss(weak),
-        evaluator=evaluator,
+    trainer, logs = _checkpoints.train(
+        weak,
+        evaluator,
+        "eval_dev_hybrid_ndcg@10",
+        pairs,
+        tmp_path,
+        learning_rate=0.3,  # ruinous on purpose
     )
-    trainer.train()
-    logs = [log for log in trainer.state.log_history if "eval_dev_hybrid_ndcg@10" in log]
-    history = [log["eval_dev_hybrid_ndcg@10"] for log in logs]
-    assert len(history) == 3
-    assert max(history) > min(history)
     assert len({log["eval_dev_bm25_ndcg@10"] for log in logs}) == 1
-    assert trainer.state.best_metric == max(history)
-    assert evaluator(trainer.model)["dev_hybrid_ndcg@10"] == pytest.approx(max(history))
+    assert evaluator(trainer.model)["dev_hybrid_ndcg@10"] == pytest.approx(trainer.state.best_metric)
     assert (tmp_path / "eval" / "Hybrid_evaluation_dev_results.csv").is_file()
     trainer.model.save(str(tmp_path / "model"))
     card = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")

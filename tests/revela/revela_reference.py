@@ -5,35 +5,21 @@ from __future__ import annotations
 import math
 from types import MethodType
 
+import _tiny
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 VOCABULARY = 40
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma")
 
 
-def decoder(
-    family: str, layers: int = 2, heads: int = 4, kv_heads: int = 2, seed: int = 0, **options
-) -> PreTrainedModel:
+def decoder(family: str) -> PreTrainedModel:
     """A random decoder in float64, large weights, norms computed in float64 too (transformers' go to float32)."""
-    config = AutoConfig.for_model(
-        family,
-        vocab_size=VOCABULARY,
-        hidden_size=24,
-        intermediate_size=20,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=6,
-        max_position_embeddings=64,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-        tie_word_embeddings=False,
-    )
-    torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config).double()
+    ids = {"bos_token_id": 1, "eos_token_id": 2}
+    options = {"vocab_size": VOCABULARY, "max_position_embeddings": 64, "tie_word_embeddings": False}
+    model = _tiny.decoder(family, **ids, **options).double()
+    torch.manual_seed(0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.normal_(1.0 if "norm" in name else 0.0, 0.3)

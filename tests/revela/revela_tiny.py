@@ -42,9 +42,3 @@ def arguments(folder: Path | str, **options: object) -> SentenceTransformerTrain
         "disable_tqdm": True,
     }
     return SentenceTransformerTrainingArguments(str(folder), **(settings | options))
-
-
-def columns_of(batch: dict) -> list[dict]:
-    """The three feature dicts, as the Trainer's collect_features makes them."""
-    names = ("query_", "passage_", "lm_")
-    return [{k.removeprefix(name): v for k, v in batch.items() if k.startswith(name)} for name in names]

@@ -31,7 +31,7 @@ from st_magnitude.revela import (
     title_task,
 )
 from st_magnitude.revela.chunking import sentences
-from st_magnitude.revela.data import _first_half
+from st_magnitude.revela.data import _first_half, split_batch
 
 CODE = '''import os
 
@@ -704,7 +704,11 @@ def split(batch):
 @pytest.mark.parametrize("query_part", ["half", "full"])
 def test_three_sets_of_features(model, lm_tokenizer, query_part):
     collator = GroupCollator(model.preprocess, lm_tokenizer, query_part=query_part)
-    query, passage, lm = split(collator(ROWS))
+    batch = collator(ROWS)
+    query, passage, lm = split(batch)
+    for ours, theirs in zip(split_batch(batch), (query, passage, lm), strict=True):
+        assert ours.keys() == theirs.keys()
+        assert all(ours[key] is theirs[key] for key in ours)
     for found, prefix, texts in (
         (query, "Query: ", HALVES if query_part == "half" else FLAT),
         (passage, "Passage: ", FLAT),

@@ -6,13 +6,12 @@ import copy
 import itertools
 import logging
 import math
-import multiprocessing
 import pickle
 import sqlite3
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import _tiny
 import pytest
 import torch
 from _tiny import tokenizer
@@ -26,11 +25,13 @@ from sentence_transformers import (
 )
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from st_magnitude.revela import ReplugLoss, RevelaTrainer
 from st_magnitude.revela.attention import attach
-from st_magnitude.revela.replug import ScoreCache, continuation_losses, divergence
+from st_magnitude.revela.data import split_batch
+from st_magnitude.revela.replug import continuation_losses, divergence
+from st_magnitude.revela.score_cache import ScoreCache
 
 TEA = [
     "two minutes are enough for green tea",
@@ -53,27 +54,8 @@ def lm() -> PreTrainedModel:
 
 def language_model(seed: int = 1, dropout: float = 0.5, family: str = "llama") -> PreTrainedModel:
     """A random one for the words of _tiny.py, in training mode, with dropout."""
-    config = AutoConfig.for_model(
-        family,
-        vocab_size=len(tokenizer()),
-        hidden_size=24,
-        intermediate_size=20,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=128,
-        attention_dropout=dropout,
-        pad_token_id=0,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 2:
-                parameter.normal_(std=0.3)
-    return model.train()
+    options = {"max_position_embeddings": 128, "attention_dropout": dropout}
+    return _tiny.decoder(family, seed, std=0.3, **options).train()
 
 
 def replug(model: SentenceTransformer, lm: nn.Module, **options) -> ReplugLoss:
@@ -81,11 +63,7 @@ def replug(model: SentenceTransformer, lm: nn.Module, **options) -> ReplugLoss:
 
 
 def features(loss: ReplugLoss, *groups: list[str]) -> list[dict[str, Tensor]]:
-    batch = loss.collator([{"chunks": group} for group in groups])
-    return [
-        {key.removeprefix(name): value for key, value in batch.items() if key.startswith(name)}
-        for name in ("query_", "passage_", "lm_")
-    ]
+    return split_batch(loss.collator([{"chunks": group} for group in groups]))
 
 
 class Calls:
@@ -418,23 +396,6 @@ def test_before_and_after_are_two_things(model) -> None:
     assert both[0, 1] == forward[0, 1]
 
 
-def test_many_keys_are_looked_up_in_parts() -> None:
-    cache = ScoreCache()
-    values = {str(number).encode(): number / 7 for number in range(1201)}
-    cache.put(values)
-    assert cache.get([*values, b"other", *values]) == values
-    assert len(cache) == 1201
-
-
-def test_nothing_is_kept_of_a_failed_write(tmp_path) -> None:
-    cache = ScoreCache(tmp_path)
-    with pytest.raises(ValueError, match="cannot be used"):
-        cache.put({b"a": 1.0, b"b": None})
-    assert cache.get([b"a", b"b"]) == {}
-    cache.put({b"a": 2.0})
-    assert ScoreCache(tmp_path).get([b"a"]) == {b"a": 2.0}
-
-
 def broken(folder: Path, how: str) -> None:
     file = folder / ScoreCache.FILE
     if how == "garbage":
@@ -466,54 +427,6 @@ def test_a_file_in_place_of_the_folder_is_named(model, lm, tmp_path) -> None:
     with pytest.raises(ValueError, match=r"scores.*cannot be used"):
         replug(model, lm, cache_dir=tmp_path / "scores")
     assert (tmp_path / "scores").read_text() == "mine"
-
-
-def write(folder: str, rank: int) -> None:
-    cache = ScoreCache(folder)
-    for number in range(30):
-        cache.put({f"{rank} {number} {k}".encode(): float(k) for k in range(5)} | {b"shared": 1.0})
-
-
-def test_processes_write_at_once(tmp_path) -> None:
-    context = multiprocessing.get_context("spawn")
-    ranks = [context.Process(target=write, args=(str(tmp_path), rank)) for rank in range(3)]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join()
-    assert [rank.exitcode for rank in ranks] == [0, 0, 0]
-    assert len(ScoreCache(tmp_path)) == 3 * 30 * 5 + 1
-
-
-@pytest.mark.parametrize("new", [True, False])
-def test_opening_and_writing_wait_for_others(new: bool, tmp_path) -> None:
-    if not new:
-        cache = ScoreCache(tmp_path)
-    other = sqlite3.connect(tmp_path / ScoreCache.FILE, isolation_level=None, check_same_thread=False)
-    other.execute("BEGIN IMMEDIATE")
-    if new:
-        other.execute("CREATE TABLE score (key BLOB PRIMARY KEY, value REAL NOT NULL) WITHOUT ROWID")
-        other.execute(f"PRAGMA application_id = {ScoreCache._KIND}")
-        other.execute(f"PRAGMA user_version = {ScoreCache._VERSION}")
-    other.execute("INSERT INTO score VALUES (?, ?)", (b"theirs", 2.0))
-    timer = threading.Timer(0.3, other.execute, ("COMMIT",))
-    timer.start()
-    if new:
-        cache = ScoreCache(tmp_path)
-    cache.put({b"mine": 1.0})
-    timer.join()
-    assert cache.get([b"mine", b"theirs"]) == {b"mine": 1.0, b"theirs": 2.0}
-    other.close()
-
-
-def test_another_process_opens_the_file_itself(tmp_path, monkeypatch) -> None:
-    cache = ScoreCache(tmp_path)
-    cache.put({b"a": 1.0})
-    here = cache._connection()
-    assert cache._connection() is here
-    monkeypatch.setattr("os.getpid", lambda: -1)
-    assert cache._connection() is not here
-    assert cache.get([b"a"]) == {b"a": 1.0}
 
 
 def test_a_loss_can_be_copied_and_pickled(model, lm, tmp_path) -> None:
@@ -668,18 +581,9 @@ def test_bad_settings_are_refused_and_leave_the_models_alone(model, lm, options:
 
 
 def test_a_model_with_another_memory_is_refused(model) -> None:
-    config = AutoConfig.for_model(
-        "lfm2",
-        vocab_size=len(tokenizer()),
-        hidden_size=24,
-        intermediate_size=20,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        layer_types=["conv", "full_attention"],
-    )
+    lm = _tiny.decoder("lfm2", layer_types=["conv", "full_attention"])
     with pytest.raises(ValueError, match=r"Lfm2ForCausalLM remembers .*LinearAttentionLayer"):
-        replug(model, AutoModelForCausalLM.from_config(config))
+        replug(model, lm)
 
 
 def test_a_frozen_retriever_is_named(model, lm) -> None:

@@ -7,13 +7,14 @@ import logging
 import pytest
 import torch
 from revela_reference import decoder, next_token_loss, streams
-from revela_tiny import arguments, columns_of, groups, language_model, loss_for, retriever, texts
+from revela_tiny import arguments, groups, language_model, loss_for, retriever, texts
 from sentence_transformers import InputExample, SentenceTransformer, SentenceTransformerTrainer
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM
 
 import st_magnitude as stm
 from st_magnitude.revela import RevelaLoss, group_similarity
+from st_magnitude.revela.data import split_batch
 
 
 @pytest.fixture
@@ -67,7 +68,7 @@ def test_the_loss_is_the_formula(model: SentenceTransformer, auxiliary_weight: f
     tokens = language_model()[1]
     loss = RevelaLoss(model, lm, tokens, temperature=0.1, auxiliary_weight=auxiliary_weight, read_weight=read_weight)
     rows = list(groups(3))[:2]
-    value = loss(columns_of(loss.collator(rows)))
+    value = loss(split_batch(loss.collator(rows)))
 
     chunks = [text for row in rows for text in row["chunks"]]
     member = [number for number, row in enumerate(rows) for _ in row["chunks"]]
@@ -90,7 +91,7 @@ def test_the_loss_is_the_formula(model: SentenceTransformer, auxiliary_weight: f
 
 def test_gradients_reach_both_models(model: SentenceTransformer) -> None:
     loss = loss_for(model)
-    loss(columns_of(loss.collator([groups()[0]]))).backward()
+    loss(split_batch(loss.collator([groups()[0]]))).backward()
     for part in (model, loss.lm):
         gradients = [p.grad for p in part.parameters() if p.grad is not None]
         assert max(gradient.abs().max() for gradient in gradients) > 1e-6
@@ -151,15 +152,15 @@ def test_fit_computes_what_the_trainer_computes(model: SentenceTransformer) -> N
         }
         for r in rows
     ]
-    torch.testing.assert_close(loss(columns), loss(columns_of(loss.collator(readable))))
+    torch.testing.assert_close(loss(columns), loss(split_batch(loss.collator(readable))))
 
 
 def test_warns_when_rows_are_one_hot(model: SentenceTransformer, caplog) -> None:
     loss = RevelaLoss.preset("paper", model, *language_model())
     assert loss.temperature == 1e-4
     with caplog.at_level(logging.WARNING, logger="st_magnitude"):
-        loss(columns_of(loss.collator([groups()[0]])))
-        loss(columns_of(loss.collator([groups()[0]])))
+        loss(split_batch(loss.collator([groups()[0]])))
+        loss(split_batch(loss.collator([groups()[0]])))
     assert caplog.text.count("one-hot at temperature=0.0001") == 1
 
 
@@ -167,7 +168,7 @@ def test_warns_when_the_retriever_gets_no_gradient(model: SentenceTransformer, c
     model.requires_grad_(False)
     loss = loss_for(model)
     with caplog.at_level(logging.WARNING, logger="st_magnitude"):
-        loss(columns_of(loss.collator([groups()[0]])))
+        loss(split_batch(loss.collator([groups()[0]])))
     assert "No parameter of the retriever requires gradients" in caplog.text
     caplog.clear()
     model.requires_grad_(True)
@@ -175,7 +176,7 @@ def test_warns_when_the_retriever_gets_no_gradient(model: SentenceTransformer, c
     for layer in loss.lm.model.layers:  # a language model that reads nothing: no values
         torch.nn.init.zeros_(layer.self_attn.v_proj.weight)
     with caplog.at_level(logging.WARNING, logger="st_magnitude"):
-        loss(columns_of(loss.collator([groups()[0]]))).backward()
+        loss(split_batch(loss.collator([groups()[0]]))).backward()
     assert "got no gradient" in caplog.text
 
 
@@ -185,10 +186,10 @@ def test_the_language_model_follows_the_mode_of_the_retriever(model: SentenceTra
     loss.lm.eval()
     model.train()
     batch = loss.collator([groups()[0]])
-    loss(columns_of(batch))
+    loss(split_batch(batch))
     assert loss.lm.training
     model.eval()
-    loss(columns_of(batch))
+    loss(split_batch(batch))
     assert not loss.lm.training
 
 
@@ -198,7 +199,9 @@ def test_the_language_model_follows_the_mode_of_the_retriever(model: SentenceTra
         ({"temperature": 0.0}, "temperature must be positive, got 0.0"),
         ({"read_weight": 0.0}, "read_weight must be positive, got 0.0"),
         ({"auxiliary_weight": -1.0}, "auxiliary_weight must not be negative, got -1.0"),
+        ({"auxiliary_weight": float("nan")}, "auxiliary_weight must not be negative, got nan"),
         ({"eps": 0.0}, "eps must be positive"),
+        ({"backend": "dense"}, "backend must be one of .*got 'dense'"),
         ({"query_part": "third"}, "third"),
     ],
 )

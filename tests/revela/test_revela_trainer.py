@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from revela_tiny import arguments, groups, language_model, loss_for, retriever, 
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
-from st_magnitude.revela import RevelaLoss, RevelaTrainer, build_groups, load_lm, load_retriever, merge_lora
+from st_magnitude.revela import RevelaTrainer, build_groups, load_lm, load_retriever, merge_lora
 
 LORA = LoraConfig(r=2, lora_alpha=4, lora_dropout=0.1, target_modules=["q_proj", "v_proj"])
 
@@ -190,17 +191,9 @@ def test_evaluation_loss(tmp_path) -> None:
 def test_the_saved_model_loads_without_this_package(tmp_path) -> None:
     """In a fresh process where importing st_magnitude or peft fails; also with a merged LoRA on the retriever."""
     torch.manual_seed(0)
-    folder, _ = decoder_retriever(tmp_path)
+    folder = decoder_retriever(tmp_path)
     model = load_retriever(folder)
-    trainer = RevelaTrainer(
-        model=model,
-        args=arguments(tmp_path / "out", learning_rate=3e-2),
-        loss=loss_for(model),
-        train_dataset=groups(),
-        lm_lora=LORA,
-        retriever_lora=LORA,
-    )
-    trainer.train()
+    trainer = trained_with_lora(model, tmp_path / "out")
     before = model.encode_query("green tea")
     merged = trainer.merge()
     np.testing.assert_allclose(merged.encode_query("green tea"), before, atol=1e-5)
@@ -217,16 +210,9 @@ def test_the_saved_model_loads_without_this_package(tmp_path) -> None:
 
 
 def test_an_adapter_is_saved_as_such(tmp_path) -> None:
-    folder, _ = decoder_retriever(tmp_path)
+    folder = decoder_retriever(tmp_path)
     model = load_retriever(folder)
-    RevelaTrainer(
-        model=model,
-        args=arguments(tmp_path / "out", learning_rate=3e-2),
-        loss=loss_for(model),
-        train_dataset=groups(),
-        lm_lora=LORA,
-        retriever_lora=LORA,
-    ).train()
+    trained_with_lora(model, tmp_path / "out")
     before = model.encode("green tea")
     model.save_pretrained(str(tmp_path / "adapter"))
     assert (tmp_path / "adapter" / "adapter_config.json").exists()
@@ -235,17 +221,30 @@ def test_an_adapter_is_saved_as_such(tmp_path) -> None:
     np.testing.assert_allclose(merge_lora(again).encode("green tea"), before, atol=1e-5)
 
 
-def decoder_retriever(tmp_path: Path) -> tuple[Path, RevelaLoss | None]:
+def trained_with_lora(model: SentenceTransformer, folder: Path) -> RevelaTrainer:
+    trainer = RevelaTrainer(
+        model=model,
+        args=arguments(folder, learning_rate=3e-2),
+        loss=loss_for(model),
+        train_dataset=groups(),
+        lm_lora=LORA,
+        retriever_lora=LORA,
+    )
+    trainer.train()
+    return trainer
+
+
+def decoder_retriever(tmp_path: Path) -> Path:
     lm, tokens = language_model(seed=3)
     tokens.add_special_tokens({"eos_token": "[EOS]"})
     lm.resize_token_embeddings(len(tokens))
     lm.save_pretrained(tmp_path / "decoder")
     tokens.save_pretrained(tmp_path / "decoder")
-    return tmp_path / "decoder", None
+    return tmp_path / "decoder"
 
 
 def test_a_decoder_embeds_the_end_of_text(tmp_path) -> None:
-    folder, _ = decoder_retriever(tmp_path)
+    folder = decoder_retriever(tmp_path)
     model = load_retriever(folder, max_length=6)
     tokens = model.tokenizer
     for text in ("green tea", "how long does green tea steep in the water of a pot"):
@@ -261,6 +260,24 @@ def test_a_decoder_embeds_the_end_of_text(tmp_path) -> None:
     np.testing.assert_allclose(both[0], state.numpy(), atol=1e-5)
     model.save_pretrained(str(tmp_path / "saved"))
     np.testing.assert_allclose(SentenceTransformer(str(tmp_path / "saved")).encode("green tea"), state, atol=1e-5)
+
+
+def test_a_decoder_from_the_hub_embeds_the_end_of_text_too(tmp_path) -> None:
+    """In a fresh process: the hub's cache is found when huggingface_hub is imported."""
+    folder = decoder_retriever(tmp_path)
+    repository = tmp_path / "hub" / "models--tiny--decoder"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("0" * 40)
+    (repository / "snapshots").mkdir()
+    folder.rename(repository / "snapshots" / ("0" * 40))
+    code = (
+        "from st_magnitude.revela import load_retriever\n"
+        "model = load_retriever('tiny/decoder', max_length=6)\n"
+        "print(model.tokenizer.convert_ids_to_tokens(model.preprocess(['green tea'])['input_ids'][0, -1].item()))"
+    )
+    environment = os.environ | {"HF_HUB_CACHE": str(tmp_path / "hub")}
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    assert result.stdout.strip().endswith("[EOS]"), result.stderr
 
 
 def test_errors_before_any_training(tmp_path) -> None:

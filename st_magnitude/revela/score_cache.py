@@ -1,0 +1,107 @@
+"""ScoreCache: numbers that took a language model to compute, kept in SQLite."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+__all__ = ["ScoreCache"]
+
+
+class ScoreCache:
+    """Numbers by key, in memory or in a file that processes share and later runs find again.
+
+    Args:
+        folder: Where ``lm_scores.sqlite`` is, or will be. None: in memory.
+
+    Raises:
+        ValueError: If the file is broken, or was written by something else, or the folder cannot be used; on every
+            use.
+
+    Example:
+        >>> cache = ScoreCache()
+        >>> cache.put({b"key": 1.5})
+        >>> cache.get([b"key", b"other"])
+        {b'key': 1.5}
+    """
+
+    FILE = "lm_scores.sqlite"
+    _KIND = 0x5354_4D47  # "STMG", in the header of the file
+    _VERSION = 1
+    _KEYS_PER_QUERY = 500
+
+    def __init__(self, folder: str | Path | None = None) -> None:
+        self.path = None if folder is None else Path(folder) / self.FILE
+        self._opened: tuple[int, sqlite3.Connection] | None = None  # by this process
+        self._connection()
+
+    def get(self, keys: Iterable[bytes]) -> dict[bytes, float]:
+        """What is known of these keys."""
+        wanted = list(dict.fromkeys(keys))
+        found: dict[bytes, float] = {}
+        with self._explained():
+            connection = self._connection()
+            for first in range(0, len(wanted), self._KEYS_PER_QUERY):
+                some = wanted[first : first + self._KEYS_PER_QUERY]
+                places = ",".join("?" * len(some))
+                found.update(connection.execute(f"SELECT key, value FROM score WHERE key IN ({places})", some))
+        return found
+
+    def put(self, values: Mapping[bytes, float]) -> None:
+        """All of them or, in case of an error, none."""
+        with self._explained(), self._transaction(self._connection()) as connection:
+            connection.executemany("INSERT OR REPLACE INTO score VALUES (?, ?)", values.items())
+
+    def __len__(self) -> int:
+        with self._explained():
+            return int(self._connection().execute("SELECT count(*) FROM score").fetchone()[0])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_opened": None}  # a copy opens the file itself; what is in memory stays behind
+
+    def _connection(self) -> sqlite3.Connection:
+        if self._opened is None or self._opened[0] != os.getpid():  # sqlite must not be carried across a fork
+            self._opened = (os.getpid(), self._open())
+        return self._opened[1]
+
+    def _open(self) -> sqlite3.Connection:
+        with self._explained():
+            if self.path is not None:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+            connection = sqlite3.connect(
+                self.path or ":memory:", timeout=60, isolation_level=None, check_same_thread=False
+            )
+            with self._transaction(connection):
+                if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+                    connection.execute(f"PRAGMA application_id = {self._KIND}")
+                    connection.execute(f"PRAGMA user_version = {self._VERSION}")
+                    connection.execute("CREATE TABLE score (key BLOB PRIMARY KEY, value REAL NOT NULL) WITHOUT ROWID")
+            marks = tuple(connection.execute(f"PRAGMA {x}").fetchone()[0] for x in ("application_id", "user_version"))
+            if marks != (self._KIND, self._VERSION):
+                raise sqlite3.DatabaseError(f"it is another program's, or of another version: {marks}")
+        return connection
+
+    @staticmethod
+    @contextmanager
+    def _transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield connection
+        except BaseException:
+            connection.execute("ROLLBACK")
+            raise
+        connection.execute("COMMIT")
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            raise ValueError(
+                f"The cache of the language model's scores, {self.path}, cannot be used: {error}. Give cache_dir "
+                "another folder, or remove the file if it is broken; it only saves time."
+            ) from error
