@@ -468,6 +468,7 @@ def diagnose(
         batch_size=batch_size,
         seed=seed,
         show_progress_bar=True,
+        title=f"{Path(model).name}, {data.name} {split}",
     )
     typer.echo(str(found))
     if output is not None:

@@ -233,8 +233,9 @@ def test_this_module_is_code_and_its_docs_are_not():
     modules = [path for path in (root / "st_magnitude").rglob("*.py") if path.stat().st_size >= 500]
     taken_for_prose = [path.name for path in modules if not looks_like_code(path.read_text(encoding="utf-8"))]
     assert len(taken_for_prose) <= 0.05 * len(modules), taken_for_prose  # such as one that is nearly all docstrings
-    for path in [root / "README.md", *(root / "docs").glob("*.md")]:
-        assert not looks_like_code(path.read_text(encoding="utf-8")), path
+    pages = [root / "README.md", *(root / "docs").glob("*.md")]
+    taken_for_code = [page.name for page in pages if looks_like_code(page.read_text(encoding="utf-8"))]
+    assert len(taken_for_code) <= 0.1 * len(pages), taken_for_code  # such as one that is nearly all recipes
 
 
 # ------------------------------------------------------------------------------------------------------- read_documents
