@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import signal
 import threading
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from safetensors import SafetensorError
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
@@ -99,6 +101,7 @@ def train_or_stop(trainer: Trainer, checkpoint: Path | None = None) -> None:
         checkpoint: To go on from.
 
     Raises:
+        OSError: If a checkpoint cannot be written.
         Stopped: At SIGINT (Ctrl-C) and SIGTERM, when the checkpoint is on the disk.
     """
     stop = _StopOnSignal()
@@ -109,6 +112,13 @@ def train_or_stop(trainer: Trainer, checkpoint: Path | None = None) -> None:
             trainer.state = state
         else:
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    except (SafetensorError, RuntimeError) as error:
+        if not re.search("I/O error|PytorchStreamWriter|inline_container", str(error)):
+            raise
+        raise OSError(
+            f"Nothing could be written to {trainer.args.output_dir} ({error}). Make room, and go on from the last "
+            "checkpoint with resume=True (--resume)."
+        ) from error
     finally:
         stop.restore()
         trainer.remove_callback(stop)

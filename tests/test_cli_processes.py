@@ -1,14 +1,17 @@
 """Each command as a user's shell starts it: exit code, stdout, stderr, and what lies on the disk afterwards."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
 
 import pytest
+import torch
 from _tiny import language_model
 from conftest import CORPUS, QUERIES, RELEVANT_DOCS
+from sentence_transformers import SentenceTransformer
 
 import st_magnitude as stm
 from st_magnitude.data import RetrievalData, save_beir
@@ -158,3 +161,49 @@ def test_a_signal_in_the_middle_and_resume(place, tmp_path, arguments, number):
     resumed = shell(place, *arguments, *output, "--max-steps", step + 1, "--resume")
     assert resumed.returncode == 0, resumed.stderr[-2000:]
     assert (tmp_path / "out" / "modules.json").is_file()
+
+
+def weights_of(folder):
+    return SentenceTransformer(str(folder), device="cpu").state_dict()
+
+
+@pytest.mark.parametrize("fault", ["killed", "disk full"])
+def test_a_run_that_dies_loses_what_was_not_saved_and_no_more(place, tmp_path, fault):
+    """SIGKILL between two steps, and a disk that takes no checkpoint: resumed, the weights are those of a whole run."""
+    options = [*TRAIN, "--max-steps", 8, "--save-steps", 3, "--learning-rate", 1e-3]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}  # sums in one order
+    dying = """
+import os, resource, signal, sys
+from sentence_transformers import SentenceTransformerTrainer as Trainer
+step = Trainer.training_step
+def training_step(self, *args, **kwargs):
+    if self.state.global_step == 5:
+        if sys.argv[1] == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))  # no file beyond 1 MiB
+    return step(self, *args, **kwargs)
+Trainer.training_step = training_step
+from st_magnitude.cli import app
+app(sys.argv[2:])
+"""
+
+    def run(command, output):
+        command = [*command, *map(str, [*options, "--output", tmp_path / output])]
+        return subprocess.run(command, cwd=place, capture_output=True, text=True, check=False, env=environment)
+
+    assert run(COMMAND, "whole").returncode == 0
+    died = run([sys.executable, "-c", dying, fault], "died")
+    if fault == "killed":
+        assert died.returncode == -signal.SIGKILL
+    else:
+        assert died.returncode == 2, died.stderr[-2000:]
+        assert "Make room" in died.stderr
+        assert "Traceback" not in died.stderr
+    assert not (tmp_path / "died" / "modules.json").exists()
+    assert (tmp_path / "died" / "checkpoints" / "checkpoint-3" / "trainer_state.json").exists()
+    options.append("--resume")
+    resumed = run(COMMAND, "died")
+    assert resumed.returncode == 0, resumed.stderr[-2000:]
+    expected, found = weights_of(tmp_path / "whole"), weights_of(tmp_path / "died")
+    for name, weights in expected.items():
+        torch.testing.assert_close(found[name], weights, rtol=0, atol=0)
