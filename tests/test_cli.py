@@ -179,6 +179,7 @@ def measure(folder, model_path, *more):
 
 
 def test_compress_prints_the_table_of_the_evaluator(folder, tmp_path):
+    pytest.importorskip("matplotlib")
     model = load_transformer(save_transformer(tmp_path / "transformer"))
     model.save_pretrained(str(tmp_path / "tiny"))
     options = ("--split", "dev", "--dims", "16,5", "--top-k", 5, "--similarity", "dot", "--max-length", 9)
