@@ -257,7 +257,7 @@ TEXT: dict[str, dict[str, Any]] = {
 def real_text(seeds: range, steps: int, output: Path, variants: list[str]) -> None:
     """nDCG@10 of the retriever, of BM25, and of both, before and after."""
     corpus = fetch("python3.11-doc") / "usr/share/doc/python3.11/html/library"
-    lm = _language_model(output)
+    lm = language_model(output)
     for seed in seeds:
         for name in variants:
             file = output / f"text-{name}-{seed}.json".replace(" ", "_").replace("/", "_")
@@ -302,7 +302,7 @@ def real_text(seeds: range, steps: int, output: Path, variants: list[str]) -> No
     print(f"\nBM25 alone: {record['before']['bm25_ndcg@10']:.3f} (last seed's pages)", flush=True)
 
 
-def _language_model(output: Path) -> Path:
+def language_model(output: Path) -> Path:
     """SmolLM2-135M-Instruct out of its GGUF file, once."""
     folder = output / "smollm2"
     if not (folder / "config.json").exists():
