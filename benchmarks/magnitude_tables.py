@@ -450,6 +450,7 @@ def pictures(cells: Cells, folder: Path) -> None:
         for axis, base in zip(axes[0], bases, strict=True):
             draw(axis, base)
             axis.set(title=base, xlabel=x)
+            axis.margins(x=0.12)
             if axis.get_legend_handles_labels()[0]:
                 axis.legend(fontsize=7)
         axes[0][0].set_ylabel(y)
