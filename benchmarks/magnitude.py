@@ -102,6 +102,7 @@ class Base:
     seeds: int
     rates: tuple[float, ...]  # the grid of --choose
     sizes: tuple[int, int] | None = None  # queries and documents of a test; default: all
+    slow: bool = False  # evaluated under bf16 autocast where the hardware has it, and watched less
 
 
 def how(steps: int, batch: int, rate: float, bf16: bool = False) -> dict[str, Any]:
@@ -112,8 +113,8 @@ BF16 = has_fast_bf16()
 BASES = {
     "static": Base(lambda _: static_model(), how(200, 128, 1e-2), 3, (1e-3, 3e-3, 1e-2, 3e-2)),
     "random": Base(random_table, how(500, 128, 1e-1), 3, (1e-2, 3e-2, 1e-1, 3e-1)),
-    "MiniLM": Base(lambda _: minilm(), how(40, 48, 5e-5, BF16), 3, (2e-5, 5e-5, 1e-4)),
-    "decoder": Base(decoder, how(16, 24, 3e-4, BF16), 1, (1e-4, 3e-4, 1e-3), (60, 200)),
+    "MiniLM": Base(lambda _: minilm(), how(40, 32, 5e-5, BF16), 3, (2e-5, 5e-5, 1e-4), (300, 600)),
+    "decoder": Base(decoder, how(16, 24, 3e-4, BF16), 1, (3e-4, 1e-3, 3e-3), (40, 120), True),
 }
 
 
@@ -213,11 +214,10 @@ def v_measures(model: SentenceTransformer, texts: list[str], labels: list[str]) 
 
 
 class Watch(TrainerCallback):
-    """Dot and cosine nDCG@10 of a small dev task at five steps, the exponents at every one."""
+    """Dot and cosine nDCG@10 of a small dev task at a few steps, the exponents at every one."""
 
-    def __init__(self, model: SentenceTransformer, task: RetrievalData, steps: int) -> None:
-        self.model, self.task = model, task
-        self.at = {round(steps * share) for share in EXPONENTS}
+    def __init__(self, model: SentenceTransformer, task: RetrievalData, steps: Sequence[int]) -> None:
+        self.model, self.task, self.at = model, task, set(steps)
         self.gaps: list[Cell] = []
         self.gammas: list[tuple[float, float]] = []
 
@@ -239,7 +239,9 @@ def trained(base: Base, loss: str, rows: Any, seed: int, cache: Path, watched: R
     torch.manual_seed(seed)
     model = stm.strip_normalize(base.load(cache))
     settings = dict(base.how)
-    watch = [] if watched is None else [Watch(model, watched, settings["max_steps"])]
+    shares = (0, 0.5, 1) if base.slow else (0, 0.25, 0.5, 0.75, 1)
+    steps = [round(share * settings["max_steps"]) for share in shares]
+    watch = [] if watched is None else [Watch(model, watched, steps)]
     if loss != "pretrained":
         objective = LOSSES[loss](model)
         if loss == "learnable":
@@ -252,12 +254,13 @@ def measure(base: Base, loss: str, train_set: str, seed: int, suite: Suite, cach
     """All figures of one trained model; of a pretrained one with the dev tasks of both training sets."""
     began = time.perf_counter()
     sets = TRAIN_SETS if loss == "pretrained" else (train_set,)
-    watched = None if loss == "pretrained" else shrink(suite.dev[train_set], 80, 240, SEED)
+    size = (40, 100) if base.slow else (80, 240)
+    watched = None if loss == "pretrained" else shrink(suite.dev[train_set], *size, SEED)
     model, watch = trained(base, loss, suite.train.get(train_set), seed, cache, watched)
     middle = time.perf_counter()
     matched = model[-1].gamma_document if loss == "learnable" else MATCHED[loss]
     exponents = sorted({*EXPONENTS, matched})
-    with torch.autocast("cpu", torch.bfloat16, enabled=base.sizes is not None and base.how["bf16"]):
+    with torch.autocast("cpu", torch.bfloat16, enabled=base.slow and base.how["bf16"]):
         dev = read(model, {name: suite.dev[name] for name in sets}, EXPONENTS)
         tasks = read(model, suite.tests, exponents)
         clusters = v_measures(model, *suite.clustering)

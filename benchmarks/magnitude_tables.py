@@ -359,7 +359,12 @@ def norm_table(cells: Cells, base: str, rows: str) -> list[str]:
 def training_table(cells: Cells, base: str, rows: str) -> list[str]:
     """Dot less cosine on dev in training, exponents of Learnable at its end, clustering."""
     lines = header(
-        "loss", ("dot - cosine on dev: start, 1/4, 1/2, 3/4, end", "γ query; document", "v-measure: directions; raw")
+        "loss",
+        (
+            "dot - cosine on dev, from the start to the end of training",
+            "γ query; document",
+            "v-measure: directions; raw",
+        ),
     )
     for loss, name in NAMES.items():
         if runs := cells.get((base, rows, loss)):
