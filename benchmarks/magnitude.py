@@ -1,16 +1,17 @@
 """The magnitude study: the tables of "Beyond the Unit Hypersphere" (arXiv 2602.09229) at reachable scale.
 
-    python benchmarks/magnitude.py [--quick] [--only static,random,MiniLM,decoder,symmetric] [--output runs/magnitude]
+    python benchmarks/magnitude.py [--quick] [--only "static,LM table"] [--output FOLDER]
     python benchmarks/magnitude.py --tables      prints what is stored, and what is missing
     python benchmarks/magnitude.py --choose      the small grid that the settings below come from
 
 Question: does training that keeps length (Dot, QNorm, DNorm, Learnable) find more than Cosine, does document length
 then stand for relevance (Cohen's d), and do gains follow d, as the paper says of BERT retrievers on MS MARCO?
 
-Protocol. Four bases, each trained on WordNet and on docstrings (search_tasks.py) with the five losses:
+Protocol. Five bases, each trained on WordNet and on docstrings (search_tasks.py) with the five losses:
 
-- static: wordllama's table of token vectors; random: such a table as sentence-transformers initialises it, the case of
-  the paper's Table 2; 3 seeds each;
+- static: wordllama's table of token vectors, trained contrastively by its authors; LM table: the input embeddings of
+  SmolLM2-135M, pretrained but never contrastively, as the paper's RetroMAE; random: a table as sentence-transformers
+  initialises it, the case of the paper's Table 2; 3 seeds each;
 - MiniLM: all-MiniLM-L6-v2 with its Normalize stripped, the case of the paper's E5; 3 seeds;
 - decoder: SmolLM2-135M, mean pooling, LoRA; 1 seed, fewer and smaller tests.
 
@@ -52,12 +53,14 @@ from lexicons import default_cache
 from magnitude_tables import Cell, Cells, at, pictures, report, write_csv
 from norms import regression
 from numpy.typing import NDArray
+from safetensors import safe_open
 from search_tasks import SEED, TRAIN_SETS, Suite, build_suite, shrink
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding, Transformer
 from sklearn.cluster import MiniBatchKMeans
 from sklearn.metrics import v_measure_score
 from temperature import minilm, static_model, train
+from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import TrainerCallback
 
@@ -80,6 +83,17 @@ def random_table(_cache: Path) -> SentenceTransformer:
     """A table as sentence-transformers initialises it, N(0, 1), for wordllama's tokens, at half of its width."""
     tokenizer = static_model()[0].tokenizer
     return SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_dim=128)], device="cpu")
+
+
+def lm_table(cache: Path) -> SentenceTransformer:
+    """The token embeddings of SmolLM2-135M: learned by a language model, never contrastively."""
+    from revela import language_model
+
+    folder = language_model(cache)
+    with safe_open(folder / "model.safetensors", "pt") as weights:
+        table = weights.get_tensor("model.embed_tokens.weight").float()
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    return SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_weights=table)], device="cpu")
 
 
 def decoder(cache: Path) -> SentenceTransformer:
@@ -112,6 +126,7 @@ def how(steps: int, batch: int, rate: float, bf16: bool = False) -> dict[str, An
 BF16 = has_fast_bf16()
 BASES = {
     "static": Base(lambda _: static_model(), how(200, 128, 3e-2), 3, (1e-3, 3e-3, 1e-2, 3e-2)),
+    "LM table": Base(lm_table, how(100, 128, 3e-3), 3, (1e-3, 3e-3, 1e-2)),
     "random": Base(random_table, how(500, 128, 1e-1), 3, (1e-2, 3e-2, 1e-1, 3e-1)),
     "MiniLM": Base(lambda _: minilm(), how(40, 32, 5e-5, BF16), 3, (2e-5, 5e-5, 1e-4), (300, 600)),
     "decoder": Base(decoder, how(16, 24, 3e-4, BF16), 1, (3e-4, 1e-3, 3e-3), (40, 120), True),
@@ -283,7 +298,7 @@ def plan(bases: Iterable[str], quick: bool) -> list[tuple[str, str, str, int]]:
     """(base, training set, loss, seed) of all cells, one seed after the other."""
     cells = []
     for base in bases:
-        for seed in range(BASES[base].seeds if not quick else 2 if base in ("static", "random") else 1):
+        for seed in range(BASES[base].seeds if not quick else 2 if base in ("static", "LM table", "random") else 1):
             if seed == 0 or base == "random":
                 cells.append((base, "none", "pretrained", seed))
             cells += [(base, rows, loss, seed) for rows in TRAIN_SETS for loss in LOSSES]

@@ -133,6 +133,7 @@ PAPER_GAINS = {
 }
 COMPARED = {  # base to what it is beside; E5, like MiniLM, was pretrained with Normalize
     "static": ("Table 1, Contriever", "Table 1, RetroMAE"),
+    "LM table": ("Table 1, Contriever", "Table 1, RetroMAE"),
     "random": ("Table 2, from scratch",),
     "MiniLM": ("Table 1, Contriever", "Table 1, RetroMAE", "Table 16, E5"),
     "decoder": ("Table 1, Contriever", "Table 1, RetroMAE"),
