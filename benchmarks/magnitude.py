@@ -2,7 +2,8 @@
 
     python benchmarks/magnitude.py [--quick] [--only "static,LM table"] [--output FOLDER]
     python benchmarks/magnitude.py --tables      prints what is stored, and what is missing
-    python benchmarks/magnitude.py --choose      the small grid that the settings below come from
+    python benchmarks/magnitude.py --choose      the small grid that the settings below come from; with --loss qnorm
+                                                 what another loss makes of it
 
 Question: does training that keeps length (Dot, QNorm, DNorm, Learnable) find more than Cosine, does document length
 then stand for relevance (Cohen's d), and do gains follow d, as the paper says of BERT retrievers on MS MARCO?
@@ -374,20 +375,21 @@ def symmetric(folder: Path, quick: bool, cache: Path) -> None:
 # --- settings ---------------------------------------------------------------------------------------------------------
 
 
-def choose(names: Iterable[str], cache: Path) -> None:
-    """nDCG@10 on the dev tasks after training with Cosine, by learning rate."""
+def choose(names: Iterable[str], loss: str, cache: Path) -> None:
+    """nDCG@10 on the dev tasks by learning rate, matched and by cosine. The settings rest on that of Cosine alone."""
     suite = build_suite(cache)
-    print("| base | learning rate | " + " | ".join(f"dev {rows}" for rows in TRAIN_SETS) + " | mean | |")
-    print("| --- | ---: |" + " ---: |" * (len(TRAIN_SETS) + 2))
+    columns = [f"dev {rows}, {how}" for rows in TRAIN_SETS for how in ("matched", "by cosine")]
+    print(f"| base, {loss} | learning rate | " + " | ".join(columns) + " | mean, matched | |")
+    print("| --- | ---: |" + " ---: |" * (len(columns) + 2))
     for name in names:
         for rate in BASES[name].rates:
             base = replace(BASES[name], how=BASES[name].how | {"learning_rate": rate})
             small = suite.shrunk(*base.sizes) if base.sizes else suite
             found, began = [], time.perf_counter()
             for rows in TRAIN_SETS:
-                model, _ = trained(base, "cosine", suite.train[rows], 0, cache, None)
-                found.append(read(model, {"dev": small.dev[rows]}, (1.0,))["dev"]["ndcg@10"][0])
-            shown = " | ".join(f"{value:.3f}" for value in (*found, np.mean(found)))
+                model, _ = trained(base, loss, suite.train[rows], 0, cache, None)
+                found += read(model, {"dev": small.dev[rows]}, (MATCHED[loss], 1.0))["dev"]["ndcg@10"]
+            shown = " | ".join(f"{value:.3f}" for value in (*found, np.mean(found[::2])))
             print(f"| {name} | {rate:g} | {shown} | {time.perf_counter() - began:.0f} s |", flush=True)
 
 
@@ -403,6 +405,7 @@ def main() -> None:
     parser.add_argument("--only", help=f"of {','.join([*BASES, 'symmetric'])}; default: all")
     parser.add_argument("--tables", action="store_true", help="measure nothing")
     parser.add_argument("--choose", action="store_true", help="print the grid of learning rates, and nothing else")
+    parser.add_argument("--loss", default="cosine", choices=("cosine", "dot", "qnorm", "dnorm"), help="of --choose")
     parser.add_argument("--output", type=Path, default=Path("runs/magnitude"), help="where the figures are kept")
     parser.add_argument("--cache", type=Path, default=None, help="where the data is unpacked")
     arguments = parser.parse_args()
@@ -420,7 +423,7 @@ def main() -> None:
     cells = plan(names, arguments.quick)
     try:
         if arguments.choose:
-            choose(names, cache)
+            choose(names, arguments.loss, cache)
             return
         if not arguments.tables:
             run(cells, folder, cache, bases)
