@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from lexicons import _default_cache, _rank
+from lexicons import _rank, default_cache
 from numpy.typing import NDArray
 
 from st_magnitude.data import DataError
@@ -216,7 +216,7 @@ def build(cache: str | Path | None = None, size: int = 48, styles: Sequence[str]
         raise DataError(f"There is no style {unknown[0]!r}; those known here are {', '.join(STYLES)}.")
     if not styles or not 8 <= size <= 1024:
         raise DataError(f"build takes one style or more and a size of 8 to 1024 pixels, got {styles!r} and {size}.")
-    cache = _default_cache() / "emoji" if cache is None else Path(cache)
+    cache = default_cache() / "emoji" if cache is None else Path(cache)
     emoji = read_names(fetch(_NAMES, cache))
     index = {e.code: i for i, e in enumerate(emoji)}
     images, owners = {}, {}

@@ -134,7 +134,7 @@ def fetch(package: str, cache: str | Path | None = None) -> Path:
     """
     if not re.fullmatch(r"[a-z0-9][a-z0-9+.-]+", package):
         raise DataError(f"{package!r} is no name of a Debian package; those used here are {', '.join(_CONTENTS)}.")
-    cache = _default_cache() if cache is None else Path(cache)
+    cache = default_cache(cache)
     target, contents = cache / package, _CONTENTS.get(package, ())
     if target.is_dir():
         if missing := [name for name in contents if not (target / name).is_file()]:
@@ -160,7 +160,10 @@ def fetch(package: str, cache: str | Path | None = None) -> Path:
     return target
 
 
-def _default_cache() -> Path:
+def default_cache(cache: str | Path | None = None) -> Path:
+    """The folder itself, or the one that stands in for None; see :func:`fetch`."""
+    if cache is not None:
+        return Path(cache)
     if folder := os.environ.get("ST_MAGNITUDE_CACHE"):
         return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "st_magnitude"

@@ -408,7 +408,10 @@ def scored_pairs(quick: bool) -> tuple[list[str], list[str], np.ndarray]:
     return [texts[i] for i in first[keep]], [texts[i] for i in second[keep]], scores
 
 
-def regression(quick: bool) -> dict[str, Any]:
+def regression(
+    quick: bool, also: Callable[[SentenceTransformer], dict[str, float]] = lambda model: {}
+) -> dict[str, Any]:
+    """Spearman and symmetry gap by similarity and scale, for every seed; ``also`` measures more of each model."""
     a, b, scores = scored_pairs(quick)
     texts = sorted(set(a))
     seeds, steps = (1, 80) if quick else (3, 600)
@@ -440,7 +443,7 @@ def regression(quick: bool) -> dict[str, Any]:
                     optimizer.step()
                 sides = ([side[i] for i in test] for side in (a, b))
                 metrics = stm.ScoredPairsEvaluator(*sides, scores[test].tolist(), name, write_csv=False)(model)
-                runs.append({"scale": float(loss.scale), **metrics})
+                runs.append({"scale": float(loss.scale), **metrics, **also(model)})
             found[f"{name} {scale}"] = runs
             mean = {key: np.mean([run[key] for run in runs]) for key in runs[0]}
             shown = f"auto, {mean['scale']:.3g}" if scale == "auto" else f"{scale:g}"

@@ -242,7 +242,7 @@ MAX_LENGTH = 64
 def signal(output: Path, reads: int) -> None:
     """What two pretrained models give the first steps to learn from; the language model reads every tenth group."""
     groups = build_groups(fetch("python3.11-doc") / LIBRARY, **CUT)
-    lm, tokenizer = load_lm(_language_model(output))
+    lm, tokenizer = load_lm(language_model(output))
     loss = RevelaLoss(SentenceTransformer(str(bundled_minilm()), device="cpu"), lm, tokenizer, max_length=MAX_LENGTH)
     loss.eval()
     settings = {"w = 1, V-norm": (1.0, True), "w = .1, V-norm": (0.1, True), "w = .1, no V-norm": (0.1, False)}
@@ -291,7 +291,7 @@ TEXT: dict[str, dict[str, Any]] = {
 def real_text(seeds: range, steps: int, output: Path, variants: list[str]) -> None:
     """nDCG@10 of the retriever, of BM25, and of both, before and after."""
     corpus = fetch("python3.11-doc") / LIBRARY
-    lm = _language_model(output)
+    lm = language_model(output)
     files = {(n, s): output / f"text-{n}-{steps}-{s}.json".replace(" ", "_") for n in variants for s in seeds}
     for (name, seed), file in files.items():
         if file.exists():
@@ -332,7 +332,7 @@ def real_text(seeds: range, steps: int, output: Path, variants: list[str]) -> No
     print(f"\nBM25 alone: {record['before']['bm25_ndcg@10']:.3f} (last seed's pages)", flush=True)
 
 
-def _language_model(output: Path) -> Path:
+def language_model(output: Path) -> Path:
     """SmolLM2-135M-Instruct out of its GGUF file, once."""
     folder = output / "smollm2"
     if not (folder / "config.json").exists():

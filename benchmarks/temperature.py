@@ -24,7 +24,7 @@ import argparse
 import json
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -43,6 +43,7 @@ from sentence_transformers import (
 from sentence_transformers.base.sampler import MultiDatasetBatchSamplers
 from sklearn.cluster import MiniBatchKMeans
 from sklearn.metrics import v_measure_score
+from transformers import PrinterCallback, TrainerCallback
 
 import st_magnitude as stm
 from st_magnitude.data import RetrievalData
@@ -120,7 +121,12 @@ MODELS = {
 
 
 def train(
-    model: SentenceTransformer, loss: MagnitudeRankingLoss, rows: Dataset | dict[str, Dataset], seed: int, **how: Any
+    model: SentenceTransformer,
+    loss: MagnitudeRankingLoss,
+    rows: Dataset | dict[str, Dataset],
+    seed: int,
+    callbacks: Sequence[TrainerCallback] = (),
+    **how: Any,
 ) -> None:
     arguments = SentenceTransformerTrainingArguments(
         output_dir=tempfile.mkdtemp(),
@@ -136,7 +142,10 @@ def train(
         **how,
     )
     data = DatasetDict(rows) if isinstance(rows, dict) else rows
-    trainer = SentenceTransformerTrainer(model=model, args=arguments, train_dataset=data, loss=loss)
+    trainer = SentenceTransformerTrainer(
+        model=model, args=arguments, train_dataset=data, loss=loss, callbacks=list(callbacks)
+    )
+    trainer.remove_callback(PrinterCallback)
     trainer.train()
     trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)
 
