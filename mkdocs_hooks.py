@@ -5,6 +5,7 @@ that were written for ``help()``.
 - Links of any page to a file of the repository, such as ``../examples/x.py``, lead to a page with its text, so that
   they work in the site and wherever the repository is read. A link to what does not exist stays, and the strict build
   refuses it.
+- ``[guide.md](guide.md)`` goes by the name that the page has in the navigation.
 - Lists: GitHub nests what is indented by two columns, Python-Markdown by four.
 - Docstrings: Sphinx roles become links, ``::`` code blocks, simple tables those of Markdown, ``Example:`` a section.
 
@@ -30,6 +31,7 @@ ROOT = Path(__file__).parent
 PAGES = {"index.md": "README.md", "changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}
 SCRIPTS = "benchmarks.md"
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#|/)(?P<path>[^)#\s]+)")
+TITLE = re.compile(r"\[(?:docs/)?\w+\.md\]\((?!\w+:)(?P<path>[^)#\s]+)(?P<anchor>[^)\s]*)\)")
 LANGUAGES = {".py": "python", ".cff": "yaml", ".toml": "toml", ".md": "markdown"}
 
 # --- pages and links --------------------------------------------------------------------------------------------------
@@ -42,14 +44,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for page, text in texts.items():
         files.append(File.generated(config, page, content=text))
     texts |= {file.src_uri: file.content_string for file in files.documentation_pages()}
-    linked = {target for page, text in texts.items() for target in LINK.findall(text) if outside(page, target)}
-    for source in sorted({repository_path(page, target) for page in texts for target in linked if outside(page, target)}):
+    links = {(page, target) for page, text in texts.items() for target in LINK.findall(text)}
+    for source in sorted({repository_path(*link) for link in links if outside(*link)}):
         text = (ROOT / source).read_text(encoding="utf-8")
         fence = f"# {source}\n\n````{LANGUAGES.get(Path(source).suffix, 'text')}\n{text}````\n"
         content = f"---\nsearch:\n  exclude: true\n---\n{fence}"
-        files.append(
-            File.generated(config, source_page(source), content=content, inclusion=InclusionLevel.NOT_IN_NAV)
-        )
+        files.append(File.generated(config, source_page(source), content=content, inclusion=InclusionLevel.NOT_IN_NAV))
     return files
 
 
@@ -62,7 +62,14 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         place = site_path(repository_path(page.file.src_uri, match["path"]))
         return posixpath.relpath(place, posixpath.dirname(page.file.src_uri) or ".") if place else match["path"]
 
-    return nested(LINK.sub(rewritten, markdown))
+    def titled(match: re.Match[str]) -> str:
+        """``[guide.md](guide.md)`` under the name that the page has in the navigation."""
+        place = site_path(repository_path(page.file.src_uri, match["path"]))
+        file = files.get_file_from_path(place) if place else None
+        title = file.page.title if file and file.page else None
+        return f"[{title}]({match['path']}{match['anchor']})" if title else match[0]
+
+    return nested(LINK.sub(rewritten, TITLE.sub(titled, markdown)))
 
 
 def repository_path(page: str, target: str) -> str:
@@ -162,8 +169,7 @@ class Docstrings(griffe.Extension):
         text = re.sub(r"(?<=\w)::$", ":", text, flags=re.MULTILINE)
         text = re.sub(r"^( *)=+(?:  =+)+\n(?:.+\n)+\1=+(?:  =+)+$", simple_table, text, flags=re.MULTILINE)
         text = re.sub(r":(?:class|func|meth|attr|mod):`(~?)([\w.]+)`", self.reference, text)
-        text = re.sub(r"(?<=/)<(\w+)>", r"&lt;\1&gt;", text)  # a placeholder in a path
-        return re.sub(r"docs/(\w+)\.md", r"\1.md", text)
+        return re.sub(r"(?<=/)<(\w+)>", r"&lt;\1&gt;", text)  # a placeholder in a path
 
     def reference(self, match: re.Match[str]) -> str:
         short, path = match.groups()
