@@ -103,8 +103,8 @@ def scripts_page() -> str:
     lines = [
         "# Benchmarks and examples",
         "",
-        "Every figure of these pages was printed by one of these scripts, or by `st-magnitude demo`; `make bench` runs",
-        "what the README shows. Each page says what was expected before measuring, and what came of it.",
+        "The figures of these pages come from the scripts in `benchmarks/`, and from the commands that the pages name.",
+        "`make bench` prints those of the README and most others; it takes more than an hour on two cores.",
     ]
     for folder in ("benchmarks", "examples"):
         lines += ["", f"## {folder.capitalize()}", "", "| script | |", "| --- | --- |"]
