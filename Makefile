@@ -6,7 +6,7 @@ export HF_HUB_OFFLINE ?= 1
 export HF_HUB_DISABLE_TELEMETRY ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test test-all lint docs bench clean
+.PHONY: demo test test-all lint docs site bench clean
 
 demo: $(BIN)/.installed  ## teach a retriever your own environment's API docs (about 5 minutes on 2 cores)
 	$(BIN)/st-magnitude demo --output runs/demo-$$(date +%Y%m%d-%H%M%S)
@@ -26,6 +26,9 @@ docs: $(BIN)/.installed  ## the examples in docstrings, README and docs
 	$(BIN)/python -m pytest --doctest-modules st_magnitude
 	$(BIN)/python -m pytest tests/test_docs.py
 
+site: $(BIN)/.installed  ## the documentation site: site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 bench: $(BIN)/.installed  ## the figures of the README and the docs (more than an hour on 2 cores)
 	$(BIN)/python benchmarks/kernel.py
 	$(BIN)/python benchmarks/temperature.py
@@ -44,4 +47,4 @@ $(BIN)/.installed: pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) runs checkpoints
+	rm -rf $(VENV) runs checkpoints site

@@ -341,7 +341,9 @@ def task_symmetry(
     and unclear otherwise: paraphrases of texts that are no queries look like short answers. Then say which.
 
     Args:
-        queries, corpus, relevant_docs: As in `diagnose`.
+        queries: As in `diagnose`.
+        corpus: Likewise.
+        relevant_docs: Likewise.
         symmetric: The verdict, if it is known.
 
     Example:

@@ -1,0 +1,110 @@
+"""The documentation site: every public name is documented once, every page is in the navigation, and it builds."""
+
+import ast
+import doctest
+import importlib.util
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PUBLIC = [
+    "",  # st_magnitude itself
+    *("calibration", "callbacks", "clip", "data", "evaluation", "evaluation.confidence", "geometry", "gradients"),
+    *("infonce", "losses", "modules", "mteb", "regularizers", "report", "revela", "serving", "similarity", "surgery"),
+]
+MADE = {"index.md", "changelog.md", "contributing.md", "benchmarks.md"}  # by mkdocs_hooks.py
+needs_mkdocs = pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason='pip install "st-magnitude[docs]"')
+
+
+def source(module):
+    path = ROOT.joinpath("st_magnitude", *filter(None, module.split(".")))
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def parsed(module):
+    return ast.parse(source(module).read_text(encoding="utf-8"))
+
+
+def defined(path):
+    """Where what a path names is defined, which a package may only hand on: (module, name), or (module, "")."""
+    module, _, name = path.rpartition(".")
+    for node in ast.walk(parsed(module)):
+        if isinstance(node, ast.ImportFrom) and name in {alias.name for alias in node.names}:
+            origin = f"{node.module}.{name}".removeprefix("st_magnitude.")
+            return defined(origin) if origin != path else (path, "")
+    return (path, "") if source(path).exists() else (module, name)
+
+
+def public_names(module):
+    for node in parsed(module).body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", None) == "__all__":
+            return ast.literal_eval(node.value)
+    raise AssertionError(f"{module} has no __all__")
+
+
+def directives():
+    for page in sorted((DOCS / "api").glob("*.md")):
+        yield from re.findall(r"^::: st_magnitude\.([\w.]+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+
+
+def navigation(entries):
+    for entry in entries:
+        for content in entry.values():
+            yield from [content] if isinstance(content, str) else navigation(content)
+
+
+def configuration():
+    return yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+
+
+def test_every_public_name_is_documented_once():
+    documented = Counter(defined(path) for path in directives())
+    public = {f"{module}.{name}".strip(".") for module in PUBLIC for name in public_names(module)}
+    assert {path for path in public if not documented[defined(path)]} == set()
+    assert {place for place, times in documented.items() if times > 1} == set()
+
+
+def test_every_page_is_in_the_navigation_once():
+    pages = Counter(navigation(configuration()["nav"]))
+    assert {page for page, times in pages.items() if times > 1} == set()
+    assert set(pages) == MADE | {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")}
+
+
+def test_nothing_is_fetched_from_elsewhere():
+    assert configuration()["theme"]["font"] is False
+    assert "http" not in (DOCS / "assets" / "site.css").read_text(encoding="utf-8")
+
+
+@needs_mkdocs
+def test_examples_of_the_hooks():
+    spec = importlib.util.spec_from_file_location("mkdocs_hooks", ROOT / "mkdocs_hooks.py")
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    result = doctest.testmod(hooks)
+    assert result.attempted > 0
+    assert result.failed == 0
+
+
+@pytest.mark.slow
+@needs_mkdocs
+def test_the_site_builds(tmp_path):
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    for page in navigation(configuration()["nav"]):
+        html = (tmp_path / "site" / page).with_suffix(".html").read_text(encoding="utf-8")
+        assert not re.findall(r'<(?:link|script|img|iframe)\b[^>]*(?:src|href)="?(?:https?:)?//[^">\s]+', html), page
+    losses = (tmp_path / "site" / "api" / "losses.html").read_text(encoding="utf-8")
+    assert 'id="st_magnitude.QNormRankingLoss"' in losses
+    assert ":class:" not in losses
+    home_page = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
+    assert 'href="guide.html"' in home_page
+    assert 'src="norms.png"' in home_page
+    assert 'href="source/CITATION.cff.html"' in home_page
