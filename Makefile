@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+SITE := .venv-site
 export HF_HUB_OFFLINE ?= 1
 export HF_HUB_DISABLE_TELEMETRY ?= 1
 export TOKENIZERS_PARALLELISM ?= false
@@ -26,8 +27,13 @@ docs: $(BIN)/.installed  ## the examples in docstrings, README and docs
 	$(BIN)/python -m pytest --doctest-modules st_magnitude
 	$(BIN)/python -m pytest tests/test_docs.py
 
-site: $(BIN)/.installed  ## the documentation site: site/index.html
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+site: $(SITE)/.installed  ## the documentation site: site/index.html
+	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/python -m mkdocs build --strict
+
+$(SITE)/.installed: docs/requirements.txt  # apart: the demo learns what is installed beside it
+	$(PYTHON) -m venv $(SITE)
+	$(SITE)/bin/python -m pip install --quiet --requirement $<
+	touch $@
 
 bench: $(BIN)/.installed  ## the figures of the README and the docs (more than an hour on 2 cores)
 	$(BIN)/python benchmarks/kernel.py
@@ -47,4 +53,4 @@ $(BIN)/.installed: pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) runs checkpoints site
+	rm -rf $(VENV) $(SITE) .venv-minimum runs checkpoints site

@@ -20,7 +20,7 @@ PUBLIC = [
     *("infonce", "losses", "modules", "mteb", "regularizers", "report", "revela", "serving", "similarity", "surgery"),
 ]
 MADE = {"index.md", "changelog.md", "contributing.md", "benchmarks.md"}  # by mkdocs_hooks.py
-needs_mkdocs = pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason='pip install "st-magnitude[docs]"')
+needs_mkdocs = pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="in .venv-site, see .ci/run")
 
 
 def source(module):
