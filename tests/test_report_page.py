@@ -300,7 +300,7 @@ def test_what_is_no_diagnosis_is_named(found, tmp_path, path, value, message):
     change(entries, path, value)
     file = tmp_path / "d.json"
     file.write_text(json.dumps(entries))
-    with pytest.raises(ValueError, match=rf"d\.json is not a diagnosis .*{message}.*--json FILE"):
+    with pytest.raises(ValueError, match=rf"d\.json is not a diagnosis .*{message}.*--output FOLDER"):
         write_report(file, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -357,7 +357,7 @@ def test_a_log_without_steps_is_refused(found, tmp_path):
         ("s.json", '{"log_history": {"step": 1}}', "s.json has logged no step"),
         ("s.csv", "a,b\n1,2\n", "s.csv has logged no step"),
         ("s.csv", "", "s.csv has logged no step"),
-        ("folder/x.txt", "", "folder has neither a trainer_state.json nor checkpoints"),
+        ("folder/x.txt", "", "folder has neither training.json, revela.json, trainer_state.json nor checkpoints"),
     ],
 )
 def test_what_is_no_log_is_named(found, tmp_path, name, content, message):
