@@ -326,8 +326,9 @@ def gain_table(cells: Cells, base: str, rows: str) -> list[str]:
 def curve_table(cells: Cells, base: str, rows: str) -> list[str]:
     """nDCG@10 by document exponent, mean over the tasks in and out of the domain."""
     lines = header("loss, tasks", (f"{e:g}" for e in EXPONENTS))
-    for loss, name in NAMES.items():
-        if runs := cells.get((base, rows, loss)):
+    models = {"PT": cells.get((base, "none", "pretrained"))}
+    for name, runs in (models | {name: cells.get((base, rows, loss)) for loss, name in NAMES.items()}).items():
+        if runs:
             for place, tasks in {"in": [rows], "out": outside(runs[0], rows)}.items():
                 means = [np.mean([at(c["tasks"][t], e) for c in runs for t in tasks]) for e in EXPONENTS]
                 lines.append(f"| {name}, {place} | " + " | ".join(f"{100 * m:.1f}" for m in means) + " |")
@@ -439,6 +440,12 @@ def report(cells: Cells, scored: dict[str, list[Cell]] | None, missing: list[str
     rows = ["| table | finding | paper | here [95 %] | sign |", "| --- | --- | ---: | ---: | --- |"]
     part("Beside the paper", [*rows, *(finding.row() for finding in findings)])
     part("Signs", [count(findings)])
+    ends = [cell["gammas"][-1] for runs in cells.values() for cell in runs if cell["gammas"]]
+    larger = sum(document > query for query, document in ends)
+    part(
+        "Learned exponents",
+        [f"γ of documents ends above that of queries in {larger} of {len(ends)} runs of Learnable."],
+    )
     seconds = {}
     for (base, _, loss), runs in cells.items():
         if loss != "pretrained":

@@ -31,6 +31,14 @@ COLLAPSED_DIRECTIONS = 0.99  # mean cosine of the texts of one role
 COLLAPSED_NORM = 1e-4  # mean norm
 COLLAPSED_BELOW = 0.75  # accuracy by cosine over accuracy by dot, as in MagnitudeEvaluator, ...
 COLLAPSED_BY, COLLAPSED_FROM = 0.2, 16  # ... and at least so far below it, in a batch of so many
+PANELS = {  # what is drawn of every role
+    "norm_mean": "norm: mean, 5 % to 95 %",
+    "effective_lr": "learning rate / norm²",
+    "norm_cv": "norm: standard deviation / mean",
+    "isoscore": "IsoScore of the batch",
+    "mean_cosine": "mean cosine of the batch",
+    "zero_gradients": "share without any gradient",
+}
 Row = dict[str, float]
 
 
@@ -335,16 +343,8 @@ class NormMonitor(TrainerCallback):
         last, plt = self.row(), pyplot()
         suffix = "_norm_mean"
         roles = list(dict.fromkeys(key[: -len(suffix)] for row in self.rows for key in row if key.endswith(suffix)))
-        panels = {
-            "norm_mean": "norm: mean, 5 % to 95 %",
-            "effective_lr": "learning rate / norm²",
-            "norm_cv": "norm: standard deviation / mean",
-            "isoscore": "IsoScore of the batch",
-            "mean_cosine": "mean cosine of the batch",
-            "zero_gradients": "share without any gradient",
-        }
         figure, axes = plt.subplots(2, 3, figsize=(11, 5.6), sharex=True, layout="constrained")
-        for axis, (panel, label) in zip(axes.flat, panels.items(), strict=True):
+        for axis, (panel, label) in zip(axes.flat, PANELS.items(), strict=True):
             for role in roles:
                 rows = [row for row in self.rows if f"{role}_{panel}" in row]
                 steps = [row["step"] for row in rows]

@@ -237,17 +237,14 @@ def calibrate(
     from st_magnitude.calibration import calibrate_exponent
     from st_magnitude.data import load_beir
     from st_magnitude.geometry import paired_bootstrap
-    from st_magnitude.surgery import export, load, prepare
-    from st_magnitude.train import limit_length
+    from st_magnitude.surgery import export, prepare
 
     gammas = _numbers("--exponents", exponents, float)
     if output is not None and output.exists() and (output.is_file() or any(output.iterdir())):
         raise FileExistsError(f"{output} is not an empty folder. Choose another --output.")
     chosen_on = load_beir(data, split)
     confirmed_on = None if confirm is None else load_beir(data, confirm)
-    encoder = load(model)
-    if max_length is not None:
-        limit_length(encoder, max_length)
+    encoder = _load(model, max_length)
 
     def sweep(loaded: RetrievalData, gammas: list[float] | None) -> ExponentCurve:
         judged = (loaded.queries, loaded.corpus, loaded.relevant_docs)
@@ -297,12 +294,9 @@ def compress(
     from st_magnitude.data import load_beir
     from st_magnitude.evaluation import CompressionEvaluator
     from st_magnitude.evaluation.compression import table
-    from st_magnitude.surgery import load
-    from st_magnitude.train import limit_length
 
     prefixes = _numbers("--dims", dims, int)
-    if output is not None and output.is_file():
-        raise ValueError(f"--output is a folder, but {output} is a file: choose another name.")
+    _folder(output)
     loaded = load_beir(data, split)
     evaluator = CompressionEvaluator(
         loaded.queries,
@@ -314,9 +308,7 @@ def compress(
         batch_size=batch_size,
         show_progress_bar=True,
     )
-    encoder = load(model)
-    if max_length is not None:
-        limit_length(encoder, max_length)
+    encoder = _load(model, max_length)
     typer.echo(f"{split}: {loaded}")
     evaluator(encoder)
     typer.echo(table(evaluator.cells))
@@ -442,18 +434,12 @@ def diagnose(
     """
     from st_magnitude.data import load_beir
     from st_magnitude.diagnose import diagnose as run
-    from st_magnitude.surgery import load
-    from st_magnitude.train import limit_length
 
     if symmetric not in (None, "yes", "no"):
         raise ValueError(f"--symmetric takes 'yes' or 'no', got {symmetric!r}.")
-    if output is not None and output.is_file():
-        raise ValueError(f"--output is a folder, but {output} is a file: choose another name.")
+    _folder(output)
     loaded = load_beir(data, split)
-    encoders = [load(path) for path in (model, baseline) if path is not None]
-    if max_length is not None:
-        for encoder in encoders:
-            limit_length(encoder, max_length)
+    encoders = [_load(path, max_length) for path in (model, baseline) if path is not None]
     typer.echo(f"{split}: {loaded}")
     found = run(
         encoders[0],
@@ -505,6 +491,22 @@ def report(
     page = write_report(diagnosis, output, log=log, compression=compression, title=title)
     typer.echo(f"Saved {page}.")
     return {"report": str(page), "pictures": sorted(str(picture) for picture in page.parent.glob("*.png"))}
+
+
+def _load(path: str, max_length: int | None) -> SentenceTransformer:
+    from st_magnitude.surgery import load
+    from st_magnitude.train import limit_length
+
+    model = load(path)
+    if max_length is not None:
+        limit_length(model, max_length)
+    return model
+
+
+def _folder(output: Path | None) -> None:
+    """Refuses a file, before anything is loaded."""
+    if output is not None and output.is_file():
+        raise ValueError(f"--output is a folder, but {output} is a file: choose another name.")
 
 
 def _numbers(option: str, given: str | None, kind: type[Number]) -> list[Number] | None:

@@ -51,30 +51,14 @@ from st_magnitude.findings import (
 from st_magnitude.similarity import COSINE, Similarity, safe_norm
 from st_magnitude.surgery import normalizes_output, without_normalize
 
-__all__ = [
-    "DO",
-    "NOT_ENOUGH",
-    "NO_BENEFIT",
-    "BaselineComparison",
-    "Diagnosis",
-    "EffectSize",
-    "Geometry",
-    "Hubness",
-    "NormStatistics",
-    "Provenance",
-    "ReadOut",
-    "Recommendation",
-    "TaskSymmetry",
-    "diagnose",
-    "task_symmetry",
-]
+__all__ = ["diagnose", "task_symmetry"]
 
 Bootstrap = Callable[[Any, Any], Interval]
 
 logger = logging.getLogger(__name__)
 
 MIN_QUERIES = 25  # behind a verdict: percentile intervals of fewer are too short
-UNIFORMITY_ROWS = VARIANCE_ROWS = 5000
+UNIFORMITY_ROWS = 5000
 DROPPED_SHARES = (0.25, 0.5, 0.75)
 
 
@@ -552,20 +536,8 @@ def _geometry(data: _Encoded, seed: int) -> Geometry:
         mean_cosine=geometry.mean_cosine(unit),
         uniformity=geometry.uniformity(unit[sample]),
         alignment=geometry.alignment(data.queries[[i for i, _ in pairs]], unit[[c for _, c in pairs]]),
-        explained=_explained(unit, seed),
+        explained=geometry.explained_variance(unit, seed=seed),
     )
-
-
-def _explained(x: Tensor, seed: int) -> Array:
-    """Share of the variance in the first principal components, of the sample that `intrinsic_dimension` takes: (D,).
-
-    Rows without any variance give 1 throughout.
-    """
-    rows = x.double()
-    if len(rows) > VARIANCE_ROWS:
-        rows = rows[np.random.default_rng(seed).choice(len(rows), VARIANCE_ROWS, replace=False)]
-    values = torch.linalg.eigvalsh(torch.cov(rows.T).reshape(x.shape[1], -1)).flip(0).clamp(min=0).cumsum(0)
-    return (values / values[-1]).numpy() if values[-1] > 0 else np.ones(len(values))
 
 
 def _hubness(top: Tensor, num_documents: int) -> Hubness:

@@ -39,6 +39,12 @@ Interval = tuple[float, float, float]  # gain, low, high
 
 DO, NO_BENEFIT, NOT_ENOUGH = "do", "no benefit expected", "not enough data"
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+EFFECTS = {
+    "corpus": "relevant to a query - to none",
+    "hard": "relevant - 10 best irrelevant",
+    "pairs": "relevant pairs - all others",
+}
+RESCORED = {"none": "", "query": " rescored", "norm": " rescored with norm"}
 
 
 @dataclass(frozen=True)
@@ -340,9 +346,7 @@ class Diagnosis:
             ) from None
 
     def __str__(self) -> str:
-        from st_magnitude.report import page_of_text
-
-        return page_of_text(self)
+        return _page(self)
 
 
 def nearest(exponents: Array, exponent: float) -> int:
@@ -365,3 +369,87 @@ def _check_lengths(d: Diagnosis) -> None:
     for name, (array, shape) in shapes.items():
         if array.shape != shape:
             raise ValueError(f"{name} has the shape {array.shape}, not {shape}")
+
+
+def _page(d: Diagnosis) -> str:
+    """The diagnosis as a page for a terminal, at most 120 columns wide."""
+    shape, curve, task = d.geometry, d.read_out.curve, d.symmetry
+    n, m = len(d.query_ids), len(d.document_ids)
+    lines = [
+        f"{n:,} queries, {m:,} documents ({d.is_relevant.sum():,} relevant to some query), {shape.dim} dimensions, "
+        f"read out by {d.similarity}",
+        "",
+        *in_short(d),
+        "",
+        "Norms before Normalize: they are not in use today" if d.normalizes else "Norms",
+        f"{'':12}{'mean':>8}{'CV':>7}" + "".join(f"{q:>8.0%}" for q in QUANTILES) + "   Spearman with words",
+    ]
+    for role, s in (("queries", d.queries), ("documents", d.documents)):
+        ratio = "" if s.cv_ratio is None else f"   CV {s.cv_ratio:.2f} x the baseline's"
+        quantiles = "".join(f"{q:8.3f}" for q in s.quantiles)
+        words = "undefined" if math.isnan(s.length_spearman) else f"{s.length_spearman:+.2f}"
+        lines.append(f"  {role:10}{s.mean:8.3f}{s.cv:7.3f}{quantiles}   {words}{ratio}")
+    lines += ["", f"Cohen's d of document norms{'':21}d   length regressed out"]
+    for name, effect in d.effects.items():
+        figures = f"{effect.d:+7.2f}   {effect.without_length:+.2f}"
+        lines.append(
+            f"  {name:7}{EFFECTS[name]:34}" + (f"undefined: {effect.undefined}" if effect.undefined else figures)
+        )
+    shown = [i for i, g in enumerate(curve.exponents) if min(abs(g - s) for s in np.linspace(0, 1, 6)) < 1e-9]
+    best, gain = d.read_out.candidate, d.read_out.gain
+    lines += [
+        "",
+        "nDCG@10 by document exponent (0 is dot, 1 is cosine), all queries",
+        "  " + "".join(f"{curve.exponents[i]:>8.1f}" for i in shown),
+        "  "
+        + "".join(f"{curve.ndcg[i]:>8.3f}" for i in shown)
+        + f"   today {d.read_out.ndcg(d.read_out.present).mean():.3f}",
+        f"  {d.read_out.chose.sum()} queries chose {best:.2g}; on the other {(~d.read_out.chose).sum()} it gains "
+        + "{:+.3f} [{:+.3f}, {:+.3f}] on today's".format(*gain),
+    ]
+    limited = " (limited by the sample)" if shape.is_sample_limited else ""
+    hubs = [
+        f"{name:7} skewness {hub.skewness:5.1f} ({hub.by_chance:.1f} by chance), the commonest in {hub.most:.0%}"
+        for name, hub in d.hubness.items()
+    ]
+    directions = [
+        f"intrinsic dimension {shape.intrinsic_dimension} of {shape.dim}{limited}",
+        f"IsoScore {shape.isoscore:.3f}, at most {shape.isoscore_ceiling:.3f}; mean cosine {shape.mean_cosine:.3f}",
+        f"uniformity {shape.uniformity:.2f}, alignment of relevant pairs {shape.alignment:.2f}",
+    ]
+    lines += ["", "Directions of the documents", *(f"  {line}" for line in directions)]
+    lines += ["", "Hubs: in how many of the queries' top 10 a document is", *(f"  {line}" for line in hubs)]
+    lines += ["", "Storage"]
+    lines += [
+        f"  {c.dim:>5} {c.precision + RESCORED[c.rescoring]:26}{c.bytes_per_document:>6} bytes  nDCG@10 {c.ndcg:.3f}"
+        f"  {c.retention:7.1%}"
+        for c in d.cells
+    ]
+    lines += [
+        "",
+        f"Task: {task.verdict}. {task.reason[0].upper()}{task.reason[1:]}.",
+        f"  {task.queries_in_corpus:.0%} of the queries are documents too, {task.answers_that_ask:.0%} of the answers "
+        f"queries; an answer is longer than a query in {task.length_auc:.0%}",
+    ]
+    if d.baseline is not None:
+        b = d.baseline
+        lines += [
+            "",
+            f"Baseline, read out by {b.similarity}: nDCG@10 {b.ndcg.mean():.3f}, "
+            f"CV of norms {b.query_cv:.3f} (queries), {b.document_cv:.3f} (documents)",
+        ]
+    lines += ["", "Recommendations (95 % bootstrap intervals, over queries that did not choose what is measured)"]
+    lines += [f"{i}. {r}" for i, r in enumerate(d.recommendations, 1)]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def in_short(d: Diagnosis) -> list[str]:
+    """What to do, and the names of what not to: a line a verdict."""
+    names = {
+        verdict: [r for r in d.recommendations if r.verdict == verdict] for verdict in (DO, NO_BENEFIT, NOT_ENOUGH)
+    }
+    lines = [f"Do: {r.choice}  ({r.name})" for r in names[DO]] or ["Nothing to do that these figures carry."]
+    for verdict in (NO_BENEFIT, NOT_ENOUGH):
+        if names[verdict]:
+            lines.append(f"{verdict[0].upper()}{verdict[1:]}: {', '.join(r.name for r in names[verdict])}")
+    return lines

@@ -24,6 +24,7 @@ __all__ = [
     "cohens_d",
     "effective_rank",
     "epps_pulley",
+    "explained_variance",
     "infonce_alignment",
     "infonce_uniformity",
     "intrinsic_dimension",
@@ -318,19 +319,40 @@ def intrinsic_dimension(x: Any, variance: float = 0.95, num_samples: int | None 
     """
     if not 0.0 < variance < 1.0:
         raise ValueError(f"variance is a share strictly between 0 and 1, got {variance}; the usual one is 0.95.")
-    if num_samples is not None and num_samples < 2:
-        raise ValueError(f"num_samples is at least 2, or None for all rows; got {num_samples}.")
-    matrix = _matrix(x, at_least=2)
-    if num_samples is not None and len(matrix) > num_samples:
-        matrix = matrix[np.random.default_rng(seed).choice(len(matrix), num_samples, replace=False)]
+    matrix = _drawn(x, num_samples, seed)
     if len(matrix) < 4 * matrix.shape[1]:
         warnings.warn(
             f"{len(matrix)} embeddings are few for the intrinsic dimension of {matrix.shape[1]} dimensions: the sample "
             f"limits it. Use at least {4 * matrix.shape[1]}, and compare samples of one size only.",
             stacklevel=2,
         )
-    explained = np.cumsum(np.linalg.eigvalsh(_scatter(matrix))[::-1])
+    explained = _cumulated_variance(matrix)
     return int(np.searchsorted(explained, variance * explained[-1])) + 1 if explained[-1] > 0 else 0
+
+
+def explained_variance(x: Any, num_samples: int | None = 5000, seed: int = 0) -> Array:
+    """Share of the variance in the first k principal components, k = 1 .. D: (n, D) -> (D,), rising to 1.
+
+    Rows without any variance give 1 throughout. `intrinsic_dimension` is the first k that reaches its share.
+
+    Args:
+        x: The embeddings.
+        num_samples: Of more rows than this, so many are drawn without replacement; None takes all.
+        seed: Of the draw.
+
+    Raises:
+        ValueError: If there are fewer than two rows, or ``num_samples`` is below 2.
+
+    Example:
+        >>> explained_variance([[2.0, 0.0], [-2.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
+        array([0.8, 1. ])
+    """
+    matrix = _drawn(x, num_samples, seed)
+    explained = _cumulated_variance(matrix)
+    shares = np.ones(matrix.shape[1])
+    if explained[-1] > 0:
+        shares[: len(explained)] = explained / explained[-1]
+    return shares
 
 
 def effective_rank(x: Any) -> float:
@@ -613,3 +635,17 @@ def _scatter(x: Any) -> Array:
     matrix = _matrix(x, at_least=2)
     centred = np.where(np.ptp(matrix, axis=0) > 0, matrix - matrix.mean(axis=0), 0.0)  # constant columns: exactly 0
     return centred.T @ centred if centred.shape[0] > centred.shape[1] else centred @ centred.T
+
+
+def _drawn(x: Any, num_samples: int | None, seed: int) -> Array:
+    if num_samples is not None and num_samples < 2:
+        raise ValueError(f"num_samples is at least 2, or None for all rows; got {num_samples}.")
+    matrix = _matrix(x, at_least=2)
+    if num_samples is None or len(matrix) <= num_samples:
+        return matrix
+    return matrix[np.random.default_rng(seed).choice(len(matrix), num_samples, replace=False)]
+
+
+def _cumulated_variance(matrix: Array) -> Array:
+    """Of the first principal components, times n: (min(n, D),)."""
+    return np.cumsum(np.linalg.eigvalsh(_scatter(matrix))[::-1].clip(min=0.0))

@@ -1,4 +1,4 @@
-"""Reports: a diagnosis as one HTML file with pictures, and as text; a picture of what compression keeps."""
+"""Reports: a diagnosis as one HTML file with pictures; a picture of what compression keeps."""
 
 from __future__ import annotations
 
@@ -16,29 +16,27 @@ import numpy as np
 from st_magnitude import _figures as figures
 from st_magnitude._html import Html, citing, document, element, picture, table
 from st_magnitude._plot import LIGHT, draw, pyplot
+from st_magnitude.callbacks import PANELS
 from st_magnitude.evaluation.compression import CompressionCell, largest, pareto
 from st_magnitude.findings import (
     DO,
+    EFFECTS,
     NO_BENEFIT,
     NOT_ENOUGH,
     QUANTILES,
+    RESCORED,
     Array,
     Diagnosis,
     Interval,
     Recommendation,
+    in_short,
 )
 
-__all__ = ["in_short", "page_of_text", "plot_compression", "read_compression", "read_log", "write_report"]
+__all__ = ["plot_compression", "read_compression", "read_log", "write_report"]
 
 Log = Sequence[Mapping[str, Any]]
 NUM_POINTS = 600  # of a scatter plot
 MOST_LINES = 6  # of held-out metrics
-EFFECTS = {
-    "corpus": "relevant to a query - to none",
-    "hard": "relevant - 10 best irrelevant",
-    "pairs": "relevant pairs - all others",
-}
-RESCORED = {"none": "", "query": " rescored", "norm": " rescored with norm"}
 EVIDENCE = {  # of recommendations, in words; those in percent have a format of their own
     "present": ("exponent today", ".2g"),
     "candidate": ("exponent chosen", ".2g"),
@@ -62,14 +60,6 @@ EVIDENCE = {  # of recommendations, in words; those in percent have a format of 
     "isoscore": ("IsoScore", ".3f"),
     "isoscore_ceiling": ("IsoScore at most", ".3f"),
     "mean_cosine": ("mean cosine", ".3f"),
-}
-MONITORED = {  # by NormMonitor, of every role
-    "norm_mean": "norm: mean, 5 % to 95 %",
-    "norm_cv": "norm: standard deviation / mean",
-    "effective_lr": "learning rate / norm²",
-    "isoscore": "IsoScore of the batch",
-    "mean_cosine": "mean cosine of the batch",
-    "zero_gradients": "share without any gradient",
 }
 SINGLE = {
     "dot_cosine_gap": "accuracy by dot less by cosine",
@@ -657,7 +647,7 @@ def _training(rows: Log) -> Section:
     panels: list[tuple[str, str, dict[str, str]]] = [
         ("loss", "loss", {k: k for k in series if k in ("loss", "eval_loss")}),
         ("held-out", "held-out metric", {k: k.removeprefix("eval_") for k in held_out[:MOST_LINES]}),
-        *((name.replace("_", "-"), words, _of_roles(series, roles, name)) for name, words in MONITORED.items()),
+        *((name.replace("_", "-"), words, _of_roles(series, roles, name)) for name, words in PANELS.items()),
         *((name.replace("_", "-"), words, {name: words} if name in series else {}) for name, words in SINGLE.items()),
     ]
     drawn = [_curve(f"training-{name}", words, series, lines) for name, words, lines in panels if lines]
@@ -741,87 +731,3 @@ def _sentence(text: str) -> str:
 
 def _some(number: int, total: int) -> str:
     return f"all {total:,}" if number == total else f"{number:,} of {total:,}"
-
-
-def page_of_text(d: Diagnosis) -> str:
-    """The diagnosis as a page for a terminal, at most 120 columns wide."""
-    shape, curve, task = d.geometry, d.read_out.curve, d.symmetry
-    n, m = len(d.query_ids), len(d.document_ids)
-    lines = [
-        f"{n:,} queries, {m:,} documents ({d.is_relevant.sum():,} relevant to some query), {shape.dim} dimensions, "
-        f"read out by {d.similarity}",
-        "",
-        *in_short(d),
-        "",
-        "Norms before Normalize: they are not in use today" if d.normalizes else "Norms",
-        f"{'':12}{'mean':>8}{'CV':>7}" + "".join(f"{q:>8.0%}" for q in QUANTILES) + "   Spearman with words",
-    ]
-    for role, s in (("queries", d.queries), ("documents", d.documents)):
-        ratio = "" if s.cv_ratio is None else f"   CV {s.cv_ratio:.2f} x the baseline's"
-        quantiles = "".join(f"{q:8.3f}" for q in s.quantiles)
-        words = "undefined" if math.isnan(s.length_spearman) else f"{s.length_spearman:+.2f}"
-        lines.append(f"  {role:10}{s.mean:8.3f}{s.cv:7.3f}{quantiles}   {words}{ratio}")
-    lines += ["", f"Cohen's d of document norms{'':21}d   length regressed out"]
-    for name, effect in d.effects.items():
-        figures = f"{effect.d:+7.2f}   {effect.without_length:+.2f}"
-        lines.append(
-            f"  {name:7}{EFFECTS[name]:34}" + (f"undefined: {effect.undefined}" if effect.undefined else figures)
-        )
-    shown = [i for i, g in enumerate(curve.exponents) if min(abs(g - s) for s in np.linspace(0, 1, 6)) < 1e-9]
-    best, gain = d.read_out.candidate, d.read_out.gain
-    lines += [
-        "",
-        "nDCG@10 by document exponent (0 is dot, 1 is cosine), all queries",
-        "  " + "".join(f"{curve.exponents[i]:>8.1f}" for i in shown),
-        "  "
-        + "".join(f"{curve.ndcg[i]:>8.3f}" for i in shown)
-        + f"   today {d.read_out.ndcg(d.read_out.present).mean():.3f}",
-        f"  {d.read_out.chose.sum()} queries chose {best:.2g}; on the other {(~d.read_out.chose).sum()} it gains "
-        + "{:+.3f} [{:+.3f}, {:+.3f}] on today's".format(*gain),
-    ]
-    limited = " (limited by the sample)" if shape.is_sample_limited else ""
-    hubs = [
-        f"{name:7} skewness {hub.skewness:5.1f} ({hub.by_chance:.1f} by chance), the commonest in {hub.most:.0%}"
-        for name, hub in d.hubness.items()
-    ]
-    directions = [
-        f"intrinsic dimension {shape.intrinsic_dimension} of {shape.dim}{limited}",
-        f"IsoScore {shape.isoscore:.3f}, at most {shape.isoscore_ceiling:.3f}; mean cosine {shape.mean_cosine:.3f}",
-        f"uniformity {shape.uniformity:.2f}, alignment of relevant pairs {shape.alignment:.2f}",
-    ]
-    lines += ["", "Directions of the documents", *(f"  {line}" for line in directions)]
-    lines += ["", "Hubs: in how many of the queries' top 10 a document is", *(f"  {line}" for line in hubs)]
-    lines += ["", "Storage"]
-    lines += [
-        f"  {c.dim:>5} {c.precision + RESCORED[c.rescoring]:26}{c.bytes_per_document:>6} bytes  nDCG@10 {c.ndcg:.3f}"
-        f"  {c.retention:7.1%}"
-        for c in d.cells
-    ]
-    lines += [
-        "",
-        f"Task: {task.verdict}. {task.reason[0].upper()}{task.reason[1:]}.",
-        f"  {task.queries_in_corpus:.0%} of the queries are documents too, {task.answers_that_ask:.0%} of the answers "
-        f"queries; an answer is longer than a query in {task.length_auc:.0%}",
-    ]
-    if d.baseline is not None:
-        b = d.baseline
-        lines += [
-            "",
-            f"Baseline, read out by {b.similarity}: nDCG@10 {b.ndcg.mean():.3f}, "
-            f"CV of norms {b.query_cv:.3f} (queries), {b.document_cv:.3f} (documents)",
-        ]
-    lines += ["", "Recommendations (95 % bootstrap intervals, over queries that did not choose what is measured)"]
-    lines += [f"{i}. {r}" for i, r in enumerate(d.recommendations, 1)]
-    return "\n".join(line.rstrip() for line in lines)
-
-
-def in_short(d: Diagnosis) -> list[str]:
-    """What to do, and the names of what not to: a line a verdict."""
-    names = {
-        verdict: [r for r in d.recommendations if r.verdict == verdict] for verdict in (DO, NO_BENEFIT, NOT_ENOUGH)
-    }
-    lines = [f"Do: {r.choice}  ({r.name})" for r in names[DO]] or ["Nothing to do that these figures carry."]
-    for verdict in (NO_BENEFIT, NOT_ENOUGH):
-        if names[verdict]:
-            lines.append(f"{verdict[0].upper()}{verdict[1:]}: {', '.join(r.name for r in names[verdict])}")
-    return lines

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from st_magnitude import COSINE, MagnitudeEvaluator, Similarity, calibrate_exponent, diagnose, geometry
 from st_magnitude.cli import app
 from st_magnitude.data import RetrievalData, save_beir
-from st_magnitude.diagnose import _explained, _halves, _name, _verdict, _weighted_d, task_symmetry
+from st_magnitude.diagnose import _halves, _name, _verdict, _weighted_d, task_symmetry
 from st_magnitude.evaluation import CompressionEvaluator
 
 SEEDS = range(4)
@@ -477,7 +477,7 @@ def test_it_says_how_it_was_made(minilm_path):
 
 
 def test_identical_documents_explain_everything_at_once():
-    assert _explained(torch.ones(4, 3), seed=0).tolist() == [1.0, 1.0, 1.0]
+    assert geometry.explained_variance(torch.ones(4, 3)).tolist() == [1.0, 1.0, 1.0]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
