@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from st_magnitude.clip import require_open_clip
 from st_magnitude.infonce import Term, infonce
-from st_magnitude.losses.ranking import Regularizer, penalty_name
+from st_magnitude.losses.ranking import Regularizer, named_penalties
 from st_magnitude.similarity import Similarity
 
 require_open_clip()
@@ -113,10 +113,7 @@ class AsymmetricClipLoss(ClipLoss):
         self.terms = (Term(temperature=TEMPERATURE),) if terms is None else tuple(terms)
         if not self.terms:
             raise ValueError("terms is empty: leave it out for one term at logit_scale, or give e.g. [Term(dim=128)].")
-        self._penalties: dict[str, tuple[Regularizer, float]] = {}
-        for item in regularizers:
-            regularizer, weight = item if isinstance(item, tuple) else (item, 1.0)
-            self._penalties[penalty_name(regularizer, taken=self._penalties)] = (regularizer, weight)
+        self._penalties = named_penalties(regularizers)
         self.regularizers = nn.ModuleDict({n: r for n, (r, _) in self._penalties.items() if isinstance(r, nn.Module)})
         self._checked = False
         if self.world_size > 1 and self.local_loss and not self.gather_with_grad:

@@ -160,10 +160,7 @@ class MagnitudeRankingLoss(CachedLossMixin, nn.Module):
         self.mini_batch_num_tokens = mini_batch_num_tokens
         self.show_progress_bar = show_progress_bar
         self.uses_gradient_cache = mini_batch_size is not None
-        self._penalties: dict[str, tuple[Regularizer, float]] = {}
-        for item in regularizers:
-            regularizer, weight = item if isinstance(item, tuple) else (item, 1.0)
-            self._penalties[penalty_name(regularizer, taken=self._penalties)] = (regularizer, weight)
+        self._penalties = named_penalties(regularizers)
         self.regularizers = nn.ModuleDict({n: r for n, (r, _) in self._penalties.items() if isinstance(r, nn.Module)})
         self._warned_alone = False
         self._check_model()
@@ -471,7 +468,18 @@ class LearnableNormLoss(MagnitudeRankingLoss):
         return self._total(losses, with_backward)
 
 
-def penalty_name(regularizer: Regularizer, taken: Collection[str]) -> str:
+def named_penalties(
+    regularizers: Iterable[Regularizer | tuple[Regularizer, float]],
+) -> dict[str, tuple[Regularizer, float]]:
+    """Regularizers and their weights, 1 where none is given, by the names that they are logged under."""
+    found: dict[str, tuple[Regularizer, float]] = {}
+    for item in regularizers:
+        regularizer, weight = item if isinstance(item, tuple) else (item, 1.0)
+        found[_penalty_name(regularizer, taken=found)] = (regularizer, weight)
+    return found
+
+
+def _penalty_name(regularizer: Regularizer, taken: Collection[str]) -> str:
     """``sigreg`` for SIGReg(), ``sigreg_2`` for a second one."""
     name = str(getattr(regularizer, "name", None) or getattr(regularizer, "__name__", type(regularizer).__name__))
     name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
