@@ -1,7 +1,8 @@
-"""Dataclasses of numbers and arrays to JSON, and back by their annotations."""
+"""JSON: read with one kind of error, and dataclasses of numbers and arrays made of it by their annotations."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -10,7 +11,36 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-__all__ = ["from_plain", "to_plain"]
+__all__ = ["from_plain", "parse", "to_plain"]
+
+
+def parse(text: str) -> Any:
+    """What ``json.loads`` makes of a text, with one kind of error for all that can be wrong.
+
+    Raises:
+        ValueError: For what is no JSON, is nested too deeply, has a number too long to be one, or has half a surrogate
+            pair, which no file can hold and no tokenizer takes.
+
+    Example:
+        >>> parse('{"a": "\\\\ud800"}')
+        Traceback (most recent call last):
+        ...
+        ValueError: a character that is no text: half of a surrogate pair
+    """
+    try:
+        value = json.loads(text)
+        if "\\ud" in text.lower():
+            json.dumps(value, ensure_ascii=False).encode()
+    except json.JSONDecodeError as error:
+        line = f"line {error.lineno}, " if error.lineno > 1 else ""
+        raise ValueError(f"{error.msg}, {line}column {error.colno}") from None
+    except UnicodeEncodeError:
+        raise ValueError("a character that is no text: half of a surrogate pair") from None
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    except ValueError:  # Python reads no integers of more than 4,300 digits
+        raise ValueError("a number of too many digits") from None
+    return value
 
 
 def to_plain(value: Any) -> Any:
@@ -59,7 +89,7 @@ def from_plain(kind: Any, value: Any, name: str = "") -> Any:
     if origin in (Union, UnionType):
         return None if value is None else from_plain(next(k for k in inner if k is not NoneType), value, name)
     if origin is np.ndarray:
-        return _array(get_args(inner[1])[0], value, name)
+        return _array(get_args(inner[1])[0], _of(list, value, name), name)
     if origin is dict:
         return {key: from_plain(inner[1], item, _join(name, key)) for key, item in _of(dict, value, name).items()}
     if origin is list or inner[1:] == (...,):
@@ -70,7 +100,9 @@ def from_plain(kind: Any, value: Any, name: str = "") -> Any:
             raise ValueError(f"{name} has {len(value)} entries, not {len(inner)}")
         return tuple(from_plain(k, item, f"{name}[{i}]") for i, (k, item) in enumerate(zip(inner, value, strict=True)))
     if kind is float:
-        return float(_array(np.float64, value, name))
+        if (number := _array(np.float64, value, name)).shape:
+            raise ValueError(f"{name} is {type(value).__name__}, not a number")
+        return float(number)
     return _of(kind, value, name)
 
 
@@ -87,5 +119,5 @@ def _of(kind: type, value: Any, name: str) -> Any:
 def _array(dtype: Any, value: Any, name: str) -> Any:
     try:
         return np.array(value, dtype=dtype)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{name} is not made of numbers: {error}") from None

@@ -89,8 +89,12 @@ class _StopOnSignal(TrainerCallback):
         self.restore()
 
 
-def _state(checkpoint: Path) -> TrainerState:
-    return TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+def _finished_state(checkpoint: Path, arguments: TrainingArguments) -> TrainerState | None:
+    """Of a checkpoint behind which nothing is left of what is asked for now."""
+    state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+    if arguments.max_steps > 0:
+        return state if state.global_step >= arguments.max_steps else None
+    return state if (state.epoch or 0.0) >= arguments.num_train_epochs else None
 
 
 def train_or_stop(trainer: Trainer, checkpoint: Path | None = None) -> None:
@@ -107,7 +111,7 @@ def train_or_stop(trainer: Trainer, checkpoint: Path | None = None) -> None:
     stop = _StopOnSignal()
     trainer.add_callback(stop)
     try:
-        if checkpoint is not None and (state := _state(checkpoint)).global_step >= state.max_steps:
+        if checkpoint is not None and (state := _finished_state(checkpoint, trainer.args)):
             trainer._load_from_checkpoint(str(checkpoint))  # train() would make one step more
             trainer.state = state
         else:

@@ -93,7 +93,7 @@ def _read_config(context: typer.Context, file: Path | None) -> None:
 
     try:
         given = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # ValueError: no UTF-8, no such day
         raise typer.BadParameter(f"{file} cannot be read as YAML: {error}") from None
     names = {parameter.name for parameter in context.command.params} - {"config", "help"}
     names = {"json" if name == "as_json" else name for name in names if name}
@@ -106,6 +106,8 @@ def _read_config(context: typer.Context, file: Path | None) -> None:
         if isinstance(value, dict):
             raise typer.BadParameter(f"{file}: {name} holds a mapping, not a value.")
         if isinstance(value, list):
+            if any(isinstance(item, list | dict) for item in value):
+                raise typer.BadParameter(f"{file}: {name} holds a list within a list, not values.")
             options[name] = ",".join(map(str, value))
     if "json" in options:
         options["as_json"] = options.pop("json")

@@ -19,6 +19,8 @@ from pathlib import Path
 import numpy as np
 from datasets import Dataset
 
+from st_magnitude._json import parse
+
 __all__ = ["DataError", "RetrievalData", "available_splits", "load_beir", "save_beir"]
 
 _LAYOUT = "Expected corpus.jsonl, queries.jsonl and qrels/<split>.tsv (or qrels.tsv), as BEIR has them."
@@ -187,8 +189,10 @@ def save_beir(data: RetrievalData, folder: str | Path, split: str = "test") -> N
     """Write corpus.jsonl, queries.jsonl and qrels/<split>.tsv, replacing what is there; :func:`load_beir` reads them.
 
     Raises:
-        DataError: If an id has a tab or a line break in it, which the qrels cannot hold.
+        DataError: If an id has a tab or a line break in it, which the qrels cannot hold, or the split is no file name.
     """
+    if Path(split).name != split:
+        raise DataError(f"The split {split!r} is to be the name of a file: leave out folders.")
     for identifier in (*data.queries, *data.corpus):
         if set("\t\r\n") & set(identifier):
             raise DataError(f"The id {identifier!r} holds a tab or a line break, which a qrels file cannot: rename it.")
@@ -249,15 +253,19 @@ def _read_texts(name: str, problems: _Problems) -> dict[str, str]:
     first_line: dict[str, int] = {}
     for number, line in problems.lines(name):
         try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            problems.add(name, number, f"is broken JSON ({error.msg}, column {error.colno}); write one object a line")
+            row = parse(line)
+        except ValueError as error:
+            problems.add(name, number, f"is broken JSON ({error}); write one object a line")
             continue
         if not isinstance(row, dict):
             problems.add(name, number, f'is {type(row).__name__}, not an object like {{"_id": "1", "text": "..."}}')
             continue
         if missing := [key for key in ("_id", "text") if row.get(key) is None]:
             problems.add(name, number, f"has no {missing[0]!r}; it has {sorted(row)}. Add the key")
+            continue
+        if isinstance(row["_id"], bool) or not isinstance(row["_id"], str | int):
+            kind = type(row["_id"]).__name__
+            problems.add(name, number, f"has an _id that is {kind}, not a string or a whole number; write one")
             continue
         key, title, text = str(row["_id"]), row.get("title") or "", row["text"]
         if not isinstance(text, str) or not isinstance(title, str):

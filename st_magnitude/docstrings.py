@@ -37,6 +37,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from st_magnitude._json import parse
 from st_magnitude.data import DataError, RetrievalData, load_beir, save_beir
 
 __all__ = ["DocstringTask", "DocumentedObject", "build_docstring_task", "documented_objects", "split_docstring"]
@@ -732,10 +733,10 @@ def _save(task: DocstringTask, folder: Path, settings: Mapping[str, object]) -> 
 def _load(folder: Path, settings: Mapping[str, object]) -> DocstringTask | None:
     """The task in the folder if it was built with the same settings."""
     try:
-        saved = json.loads((folder / "task.json").read_text(encoding="utf-8"))
+        saved = parse((folder / "task.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    if saved["settings"] != settings:
+    if not isinstance(saved, dict) or saved.get("settings") != settings or "packages" not in saved:
         return None
     train, dev, test = (load_beir(folder / split, split) for split in ("train", "dev", "test"))
     return DocstringTask(train, dev, test, saved["packages"])

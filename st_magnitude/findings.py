@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from st_magnitude._json import from_plain, to_plain
+from st_magnitude._json import from_plain, parse, to_plain
 from st_magnitude.calibration import ExponentCurve
 from st_magnitude.evaluation.compression import CompressionCell
 
@@ -338,7 +338,7 @@ class Diagnosis:
             ValueError: If it holds something else, or a diagnosis of another version.
         """
         try:
-            return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+            return cls.from_dict(parse(Path(path).read_text(encoding="utf-8")))
         except ValueError as error:  # JSON's and Unicode's are, too
             raise ValueError(
                 f"{path} is not a diagnosis of this version of st-magnitude ({error}): write it again with "
@@ -427,7 +427,7 @@ def _page(d: Diagnosis) -> str:
     ]
     lines += [
         "",
-        f"Task: {task.verdict}. {task.reason[0].upper()}{task.reason[1:]}.",
+        f"Task: {task.verdict}. {task.reason[:1].upper()}{task.reason[1:]}.",
         f"  {task.queries_in_corpus:.0%} of the queries are documents too, {task.answers_that_ask:.0%} of the answers "
         f"queries; an answer is longer than a query in {task.length_auc:.0%}",
     ]

@@ -9,7 +9,9 @@ from __future__ import annotations
 import argparse
 import csv
 import hashlib
+import io
 import json
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -17,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from sentence_transformers import SentenceTransformer
 
+from st_magnitude._json import parse
 from st_magnitude.data import DataError, RetrievalData, available_splits, load_beir
 from st_magnitude.surgery import load
 
@@ -134,6 +137,8 @@ def local_task(path: str | Path, name: str | None = None) -> AbsTask:
     if {"sentence1", "sentence2", "score"} <= columns:
         return sts_task([_pair(path, number, row) for number, row in rows], name)
     if {"text", "label"} <= columns:
+        if lacking := [number for number, row in rows if not {"text", "label"} <= row.keys()]:
+            raise DataError(f"{path}:{lacking[0]}: has not both 'text' and 'label'.")
         return clustering_task([str(row["text"]) for _, row in rows], [str(row["label"]) for _, row in rows], name)
     raise DataError(
         f"{path} has {f'the columns {sorted(columns)}' if rows else 'no rows'}: sentence1, sentence2 and score make an "
@@ -159,7 +164,7 @@ def local_model(path: str | Path) -> ModelMeta:
     if not (folder / "modules.json").is_file():
         raise DataError(f"{path} holds no SentenceTransformer (no modules.json): give the folder of a saved model.")
     config = folder / "config_sentence_transformers.json"
-    saved = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
+    saved = parse(config.read_text(encoding="utf-8")) if config.is_file() else {}
 
     def loader(name: str, revision: str | None = None, device: str | None = None, **kwargs: Any) -> Any:
         dim = kwargs.pop("embed_dim", None)
@@ -211,7 +216,7 @@ def run(arguments: Sequence[str]) -> None:
     from mteb.cli.build_cli import main as mteb_main
 
     replaced, option = [], ""
-    for argument in arguments:
+    for argument in arguments or ["--help"]:  # of none, mteb makes an AttributeError
         if argument.startswith("-"):
             option, _, value = argument.partition("=")
             if value:
@@ -308,19 +313,26 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     }
     if path.suffix not in (*readers, ".jsonl"):
         raise DataError(f"{path} is no table: name a .csv, .tsv or .jsonl file, or a folder in BEIR's layout.")
-    with path.open(encoding="utf-8", newline="") as file:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 ({error}): save it in that encoding.") from None
+    with io.StringIO(text, newline="") as file:
         if path.suffix in readers:
             reader = readers[path.suffix](file)
-            for row in reader:
-                if None in row or None in row.values():
-                    raise DataError(f"{path}:{reader.line_num}: this line has not as many fields as the first.")
-                yield reader.line_num, row
+            try:
+                for row in reader:
+                    if None in row or None in row.values():
+                        raise DataError(f"{path}:{reader.line_num}: this line has not as many fields as the first.")
+                    yield reader.line_num, row
+            except csv.Error as error:
+                raise DataError(f"{path}:{reader.line_num}: not a line of a table: {error}.") from None
             return
         for number, line in enumerate(file, start=1):
             try:
-                row = json.loads(line)
-            except ValueError:
-                raise DataError(f"{path}:{number}: not valid JSON: {line[:60]!r}.") from None
+                row = parse(line)
+            except ValueError as error:
+                raise DataError(f"{path}:{number}: not valid JSON ({error}): {line[:60]!r}.") from None
             if not isinstance(row, dict):
                 raise DataError(f"{path}:{number}: expected an object with named fields, got {type(row).__name__}.")
             yield number, row
@@ -328,11 +340,14 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def _pair(path: Path, number: int, row: dict[str, Any]) -> tuple[str, str, float]:
     try:
-        return str(row["sentence1"]), str(row["sentence2"]), float(row["score"])
+        first, second, score = str(row["sentence1"]), str(row["sentence2"]), float(row["score"])
     except KeyError as error:
         raise DataError(f"{path}:{number}: {error} is missing.") from None
-    except ValueError:
-        raise DataError(f"{path}:{number}: the score {row['score']!r} is not a number.") from None
+    except (TypeError, ValueError, OverflowError):
+        score = math.nan
+    if not math.isfinite(score):
+        raise DataError(f"{path}:{number}: the score {row['score']!r} is not a number.")
+    return first, second, score
 
 
 def main() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +14,7 @@ import numpy as np
 
 from st_magnitude import _figures as figures
 from st_magnitude._html import Html, citing, document, element, picture, table
+from st_magnitude._json import parse
 from st_magnitude._plot import LIGHT, draw, pyplot
 from st_magnitude.callbacks import PANELS
 from st_magnitude.evaluation.compression import CompressionCell, largest, pareto
@@ -191,7 +191,7 @@ def read_compression(path: str | Path) -> list[CompressionCell]:
         ]
     except KeyError as error:
         raise ValueError(f"{path} has no column {error}: {remedy}") from None
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(f"{path} is not a table of compression ({error}): {remedy}") from None
     if not cells:
         raise ValueError(f"{path} has no rows: {remedy}")
@@ -224,7 +224,7 @@ def read_log(path: str | Path) -> list[dict[str, Any]]:
         ]
     else:
         try:
-            state = json.loads(path.read_text(encoding="utf-8"))
+            state = parse(path.read_text(encoding="utf-8"))
             rows = state["log" if "log" in state else "log_history"]
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
@@ -235,7 +235,8 @@ def read_log(path: str | Path) -> list[dict[str, Any]]:
 
 def _with_steps(rows: Any, name: str) -> list[dict[str, Any]]:
     """Those rows of a log that have a step."""
-    found = [row for row in rows if isinstance(row, dict) and "step" in row]
+    rows = rows if isinstance(rows, Sequence) else []
+    found = [row for row in rows if isinstance(row, dict) and math.isfinite(_float(row.get("step")) or math.nan)]
     if not found:
         raise ValueError(f"{name} has logged no step: {_REMEDY}")
     return found
@@ -243,7 +244,7 @@ def _with_steps(rows: Any, name: str) -> list[dict[str, Any]]:
 
 def _read_csv(path: str | Path, remedy: str) -> list[dict[str, str]]:
     try:
-        with Path(path).open(newline="", encoding="utf-8") as file:
+        with Path(path).open(newline="", encoding="utf-8-sig") as file:
             return list(csv.DictReader(file))
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{path} is not a CSV file ({error}): {remedy}") from None
@@ -258,10 +259,10 @@ def _number(name: str) -> int:
     return int(digits) if digits else -1
 
 
-def _float(text: str | None) -> float | None:
+def _float(value: Any) -> float | None:
     try:
-        return float(text) if text else None
-    except ValueError:
+        return float(value) if isinstance(value, str | float | int) else None
+    except (ValueError, OverflowError):
         return None
 
 
@@ -543,7 +544,7 @@ def _cells(what: str, cells: Sequence[CompressionCell]) -> Html:
 
 
 def _kind(c: CompressionCell) -> str:
-    return f"{c.dim} x {c.precision}{RESCORED.get(c.rescoring, ' ' + c.rescoring)}"
+    return f"{c.dim} x {c.precision}{RESCORED[c.rescoring]}"
 
 
 def _directions(d: Diagnosis) -> Section:
@@ -676,8 +677,9 @@ def _series(rows: Log) -> dict[str, tuple[Array, Array]]:
     found: dict[str, dict[float, float]] = {}
     for row in rows:
         for key, value in row.items():
-            if isinstance(value, (int, float)) and key not in skipped and not key.endswith(("runtime", "per_second")):
-                found.setdefault(str(key), {})[float(row["step"])] = float(value)
+            number = None if isinstance(value, str) else _float(value)
+            if number is not None and key not in skipped and not key.endswith(("runtime", "per_second")):
+                found.setdefault(str(key), {})[float(row["step"])] = number
     return {
         key: (np.array(sorted(values)), np.array([values[step] for step in sorted(values)]))
         for key, values in found.items()

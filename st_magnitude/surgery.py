@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize, Router
 from sentence_transformers.sentence_transformer.modules import (
@@ -698,7 +700,7 @@ def load(path: str | Path, **kwargs: Any) -> SentenceTransformer:
 
     Raises:
         OSError: If there is no model of that name.
-        ValueError: If the model has other modules that are not sentence-transformers' own.
+        ValueError: If the model has other modules that are not sentence-transformers' own, or its files are damaged.
     """
     ours = {f"{ExponentNorm.__module__}.{ExponentNorm.__qualname__}": ExponentNorm}
     # The one private method of sentence-transformers that this package calls: it names the class to use for a type
@@ -707,3 +709,11 @@ def load(path: str | Path, **kwargs: Any) -> SentenceTransformer:
         return SentenceTransformer._load_with_module_classes(str(path), ours, **kwargs)
     except OSError as error:
         raise OSError(f"No model at {str(path)!r}, neither a folder nor on the hub: {error}") from error
+    except (AttributeError, KeyError, RuntimeError, SafetensorError, TypeError, UnpicklingError, ValueError) as error:
+        if isinstance(error, torch.OutOfMemoryError) or str(path) in str(error) or not Path(path).is_dir():
+            raise
+        reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise ValueError(
+            f"The model in {str(path)!r} cannot be loaded: {reason}. If nobody has edited its files, they are damaged: "
+            "get another copy."
+        ) from error

@@ -19,6 +19,7 @@ from sentence_transformers import (
 )
 from sentence_transformers.base.sampler import BatchSamplers
 
+from st_magnitude._json import parse
 from st_magnitude._trainer import train_or_stop
 from st_magnitude.data import RetrievalData
 from st_magnitude.losses import (
@@ -203,6 +204,7 @@ def check_output(output: Path, resume: bool) -> Path | None:
 def _is_whole(checkpoint: Path) -> bool:
     """Whether the Trainer wrote its state, which comes last."""
     try:
-        return "global_step" in json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+        state = parse((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
+    return isinstance(state, dict) and "global_step" in state

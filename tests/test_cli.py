@@ -122,6 +122,17 @@ def test_nothing_is_overwritten(folder, model_path, tmp_path):
     assert sorted(p.name for p in output.rglob("*.safetensors")) == weights
 
 
+def test_a_run_that_has_ended_can_be_taken_further(folder, model_path, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError("disk full")
+
+    with monkeypatch.context() as broken:
+        broken.setattr("st_magnitude.train.export", full)  # trained to its end, and not saved
+        assert fit(folder, model_path, tmp_path / "out", "--max-steps", 2, "--save-steps", 1).exit_code == 2
+    assert fit(folder, model_path, tmp_path / "out", "--max-steps", 4, "--resume").exit_code == 0
+    assert json.loads((tmp_path / "out" / "training.json").read_text())["log"][-1]["step"] == 4
+
+
 def test_an_interrupted_run_goes_on_with_resume(folder, model_path, tmp_path, monkeypatch):
     options = ("--max-steps", 5, "--save-steps", 2, "--learning-rate", 0.05)
     assert fit(folder, model_path, tmp_path / "straight", *options).exit_code == 0

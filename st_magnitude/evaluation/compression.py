@@ -39,6 +39,9 @@ class CompressionCell:
         bytes_per_document: 4, 1 or 1/8 a dimension, in whole bytes, and 2 more for a stored norm.
         ndcg: Mean nDCG@10.
         retention: nDCG over that of all dimensions in float32, 1 is without loss; nan where that is 0.
+
+    Raises:
+        ValueError: If there is no such way.
     """
 
     dim: int
@@ -47,6 +50,12 @@ class CompressionCell:
     bytes_per_document: int
     ndcg: float
     retention: float
+
+    def __post_init__(self) -> None:
+        if min(self.dim, self.bytes_per_document) < 1 or self.precision not in PRECISIONS:
+            raise ValueError(f"There are no {self.bytes_per_document} bytes of {self.dim} x {self.precision!r}.")
+        if self.rescoring not in _SUFFIX:
+            raise ValueError(f"Nothing is rescored by {self.rescoring!r}, but by {', '.join(_SUFFIX)}.")
 
     @property
     def row(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 
-from st_magnitude.evaluation.metrics import append_csv, are_unit, check_judgments, ndcg, raw_embeddings
+from st_magnitude.evaluation.metrics import append_csv, are_unit, check_judgments, csv_name, ndcg, raw_embeddings
 from st_magnitude.geometry import CosineSum, coefficient_of_variation, cohens_d, norms
 from st_magnitude.similarity import COSINE, DOT, Similarity
 
@@ -111,9 +111,8 @@ class MagnitudeEvaluator(InformationRetrievalEvaluator):
             map_at_k=[100],
             **retrieval,
         )
-        prefix = f"{self.name}_" if self.name else ""
-        self.primary_metric = f"{prefix}matched_{main_metric}"
-        self.csv_file = f"Magnitude_evaluation_{prefix}results.csv"
+        self.primary_metric = f"{self.name}_matched_{main_metric}" if self.name else f"matched_{main_metric}"
+        self.csv_file = csv_name("Magnitude", self.name, write_csv)
         self.similarity = None if similarity is None else Similarity.named(similarity)
         self.per_query: dict[str, NDArray[np.float64]] = {}
 

@@ -211,6 +211,17 @@ def append_csv(path: Path, row: Mapping[str, Any]) -> None:
         writer.writerow(row)
 
 
+def csv_name(kind: str, name: str, is_written: bool) -> str:
+    """The file that an evaluator of this name adds to.
+
+    Raises:
+        ValueError: If it would lie in another folder.
+    """
+    if is_written and Path(name).name != name:
+        raise ValueError(f"The name {name!r} goes into that of a CSV file: leave out slashes, or pass write_csv=False.")
+    return f"{kind}_evaluation_{name}_results.csv" if name else f"{kind}_evaluation_results.csv"
+
+
 class CsvEvaluator(SentenceEvaluator):
     """An evaluator with a name, whose calls may add rows to a CSV file.
 
@@ -221,6 +232,9 @@ class CsvEvaluator(SentenceEvaluator):
         batch_size: Texts encoded at a time.
         write_csv: Whether a call with an ``output_path`` writes.
         show_progress_bar: Whether to show one.
+
+    Raises:
+        ValueError: See `csv_name`.
     """
 
     def __init__(
@@ -231,9 +245,8 @@ class CsvEvaluator(SentenceEvaluator):
         self.batch_size = batch_size
         self.write_csv = write_csv
         self.show_progress_bar = show_progress_bar
-        prefix = f"{name}_" if name else ""
-        self.primary_metric = f"{prefix}{primary}"
-        self.csv_file = f"{kind}_evaluation_{prefix}results.csv"
+        self.primary_metric = f"{name}_{primary}" if name else primary
+        self.csv_file = csv_name(kind, name, write_csv)
 
     def finish(
         self,

@@ -48,7 +48,11 @@ def read_run(path: str | Path) -> dict[str, dict[str, float]]:
         OSError: If the file cannot be read.
     """
     run: dict[str, dict[str, float]] = {}
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), start=1):
+    try:
+        lines = Path(path).read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 ({error}): save it in that encoding.") from None
+    for number, line in enumerate(lines, start=1):
         if not (fields := line.split()):
             continue
         try:

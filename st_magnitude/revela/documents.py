@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import json
 import os
 import re
 import warnings
+import zlib
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,6 +18,7 @@ from typing import Any
 
 from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
 
+from st_magnitude._json import parse
 from st_magnitude.data import DataError
 from st_magnitude.revela.chunking import CODE_SUFFIXES, STARTS_ITEM, fold, looks_like_code, names, suffix_of, trim_lines
 
@@ -191,11 +192,7 @@ def _read_file(path: Path, name: str) -> Iterator[Document]:
 
 
 def _read_text(path: Path) -> str:
-    try:
-        with _open(path) as file:
-            data = file.read()
-    except (OSError, EOFError) as error:
-        raise _Unreadable(f"unreadable ({type(error).__name__})") from None
+    data = b"".join(_lines(path))
     if b"\0" in data:
         raise _Unreadable("UTF-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "binary")
     try:
@@ -204,27 +201,30 @@ def _read_text(path: Path) -> str:
         raise _Unreadable("not UTF-8") from None
 
 
-def _open(path: Path) -> Any:
-    return gzip.open(path, "rb") if path.name.lower().endswith(".gz") else path.open("rb")
+def _lines(path: Path) -> Iterator[bytes]:
+    try:
+        with gzip.open(path, "rb") if path.name.lower().endswith(".gz") else path.open("rb") as file:
+            yield from file
+    except (OSError, EOFError, zlib.error) as error:
+        raise _Unreadable(f"unreadable ({type(error).__name__})") from None
 
 
 def _read_jsonl(path: Path, name: str) -> Iterator[Document]:
     remedy = 'Write one object a line, such as {"text": "...", "title": "optional", "id": "optional"}.'
-    with _open(path) as file:
-        for number, raw in enumerate(file, start=1):
-            where = f"{path}, line {number}:"
-            try:
-                line = raw.decode("utf-8").removeprefix("\ufeff")
-                row = json.loads(line) if line.strip() else {"text": ""}
-            except UnicodeDecodeError:
-                raise DataError(f"{where} is not UTF-8; save the file in that encoding.") from None
-            except json.JSONDecodeError as error:
-                raise DataError(f"{where} is broken JSON ({error.msg}, column {error.colno}). {remedy}") from None
-            if not isinstance(row, dict):
-                raise DataError(f"{where} is {type(row).__name__}, not an object. {remedy}")
-            document = _from_mapping(row, where, f"{name}:{number}")
-            if document.text.strip():
-                yield document
+    for number, raw in enumerate(_lines(path), start=1):
+        where = f"{path}, line {number}:"
+        try:
+            line = raw.decode("utf-8").removeprefix("\ufeff")
+            row = parse(line) if line.strip() else {"text": ""}
+        except UnicodeDecodeError:
+            raise DataError(f"{where} is not UTF-8; save the file in that encoding.") from None
+        except ValueError as error:
+            raise DataError(f"{where} is broken JSON ({error}). {remedy}") from None
+        if not isinstance(row, dict):
+            raise DataError(f"{where} is {type(row).__name__}, not an object. {remedy}")
+        document = _from_mapping(row, where, f"{name}:{number}")
+        if document.text.strip():
+            yield document
 
 
 def _from_mapping(row: Mapping[str, Any], where: str, name: str) -> Document:

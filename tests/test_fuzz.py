@@ -1,0 +1,310 @@
+"""Damaged and hostile input, made at random: every reader returns what can be used, or says what is wrong and where."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import BoW
+from typer.main import get_command
+from typer.testing import CliRunner
+
+import st_magnitude as stm
+from st_magnitude import Diagnosis
+from st_magnitude.cli import app
+from st_magnitude.data import load_beir
+from st_magnitude.evaluation.trec import read_run
+from st_magnitude.report import read_compression, read_log
+from st_magnitude.revela import chunk
+from st_magnitude.revela.documents import read_documents
+
+NASTY = [
+    *(b"\0", b"\xff\xfe", b"\xed\xa0\x80", b"\xe2\x80\xa8", b"\xef\xbb\xbf", b"\x85", b"\x1c", b"\t", b"\r", b"\n"),
+    *(b'"', b"'", b"\\", b"{", b"}", b"[" * 100_000, b"1" * 5_000, b"NaN", b"-1e999", b"1_0", b"null", b" "),
+    *(b"\\ud800", b"\\u0000", b"../../x", b"<![", b"<!--", b"<script>", b"&#x110000;", b"</", b"```", b"#", b"===\n"),
+]
+EXAMPLES = os.environ.get("FUZZ_EXAMPLES")  # the same 50 every time, unless so many others are asked for
+fuzz = settings(
+    deadline=None,
+    derandomize=EXAMPLES is None,
+    max_examples=int(EXAMPLES or 50),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+@st.composite
+def damaged(draw: st.DrawFn, whole: bytes, nasty: Sequence[bytes] = ()) -> bytes:
+    """A few places of it cut out, and others put in."""
+    for _ in range(draw(st.integers(1, 4))):
+        start = draw(st.integers(0, len(whole)))
+        end = draw(st.integers(start, min(start + 40, len(whole))))
+        whole = whole[:start] + draw(st.sampled_from([*NASTY, *nasty]) | st.binary(max_size=8)) + whole[end:]
+    return whole
+
+
+def read_or_refuse(read: Callable[[Path], Any], path: Path, named: str = "") -> Any:
+    """What it read; None if it refused by an error that a command prints in a line, and that names the file."""
+    try:
+        return read(path)
+    except (ValueError, OSError) as error:
+        refusal = str(error)
+    assert (named or path.name) in refusal
+    return None
+
+
+CORPUS = '{"_id": "d1", "title": "Tea", "text": "Boil."}\n{"_id": "d2", "text": "Schließen"}\n'
+QUERIES = '{"_id": "q1", "text": "how?"}\n{"_id": 2, "text": "what?"}\n'
+QRELS = "query-id\tcorpus-id\tscore\nq1\td1\t1\nq1\td2\t0\n2\td2\t1\n"
+BEIR = {"corpus.jsonl": CORPUS.encode(), "queries.jsonl": QUERIES.encode(), "qrels/test.tsv": QRELS.encode()}
+
+
+@fuzz
+@given(st.data(), st.sampled_from(sorted(BEIR)))
+def test_beir_folder(tmp_path: Path, data: st.DataObject, name: str) -> None:
+    (tmp_path / "qrels").mkdir(exist_ok=True)
+    for file, content in BEIR.items():
+        (tmp_path / file).write_bytes(data.draw(damaged(content)) if file == name else content)
+    found = read_or_refuse(load_beir, tmp_path, named=name)
+    if found is not None:
+        for text in (*found.queries.values(), *found.corpus.values()):
+            assert text.strip()
+            text.encode()
+        assert all(documents <= found.corpus.keys() for documents in found.relevant_docs.values())
+        assert found.relevant_docs.keys() <= found.queries.keys()
+        assert len(found.triplets(0)) == sum(map(len, found.relevant_docs.values()))
+
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+
+DOCUMENTS = {
+    ".txt": "A title\n=======\n\nSome text.\n\nMore\n----\n\nAnd more of it.\n",
+    ".md": "# Tea\n\nBoil water.\n\n## Green tea\n\n```python\nx = 1\n```\nUse *80* degrees.\n",
+    ".rst": "Tea\n===\n\nBoil water::\n\n    x = 1\n\nGreen\n-----\n",
+    ".html": "<html><title>Tea</title><script>x</script><body><h1>Tea</h1><p>Boil &amp; wait.<pre>x\n y</pre></html>",
+    ".py": '"""Tea."""\n\n\ndef boil(water: int) -> int:\n    """Boil it."""\n    return water\n',
+    ".jsonl": '{"text": "Boil water.", "title": "Tea", "id": 1}\n{"text": "Use 80 degrees.", "code": true}\n',
+}
+
+
+@fuzz
+@given(st.data(), st.sampled_from(sorted(DOCUMENTS)), st.sampled_from(["", "inside", "outside"]))
+def test_documents(tmp_path: Path, data: st.DataObject, suffix: str, compressed: str) -> None:
+    content = DOCUMENTS[suffix].encode()
+    path = tmp_path / f"tea{suffix}{'.gz' if compressed else ''}"
+    if compressed == "outside":
+        content = data.draw(damaged(gzip.compress(content, mtime=0)))
+    else:
+        content = data.draw(damaged(content))
+        content = gzip.compress(content) if compressed else content
+    path.write_bytes(content)
+    for document in read_or_refuse(lambda p: list(read_documents(p)), path) or []:
+        document.text.encode()
+        for piece in chunk(document.text):
+            assert piece.strip()
+
+
+RUN = b"q1 Q0 d1 1 0.9 us\nq1 Q0 d2 2 0.5 us\nq2 Q0 d1 1 -3 us\n"
+
+
+@fuzz
+@given(damaged(RUN))
+def test_run(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "run.trec"
+    path.write_bytes(content)
+    run = read_or_refuse(read_run, path)
+    for documents in (run or {}).values():
+        scores = list(documents.values())
+        assert scores == sorted(scores, reverse=True)
+
+
+TABLES = {
+    "pairs.csv": b'sentence1,sentence2,score\na,b,1\n"c, d",e,2.5\n',
+    "pairs.tsv": b"sentence1\tsentence2\tscore\na\tb\t1\nc\td\t2\n",
+    "texts.jsonl": b'{"text": "a", "label": 1}\n{"text": "b", "label": "x"}\n',
+}
+
+
+@fuzz
+@given(st.data(), st.sampled_from(sorted(TABLES)))
+def test_tables_for_mteb(tmp_path: Path, data: st.DataObject, name: str) -> None:
+    pytest.importorskip("mteb")
+    from st_magnitude.mteb import local_task
+
+    path = tmp_path / name
+    path.write_bytes(data.draw(damaged(TABLES[name])))
+    task = read_or_refuse(local_task, path)
+    if task is not None:
+        task.load_data()
+        assert len(task.dataset["test"])
+
+
+COMPRESSION = b"""dim,precision,rescoring,bytes_per_document,ndcg@10,retention
+384,float32,none,1536,0.5,1.0
+96,binary,float32,12,0.4,0.8
+"""
+LOG = {"log_history": [{"step": 1, "loss": 2.0, "norm/query_mean": 1.0}, {"step": 2, "loss": 1.5}], "global_step": 2}
+
+
+@fuzz
+@given(damaged(COMPRESSION))
+def test_table_of_compression(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "compression.csv"
+    path.write_bytes(content)
+    for cell in read_or_refuse(read_compression, path) or []:
+        assert cell.bytes_per_document > 0
+
+
+ODD = st.sampled_from(
+    [None, True, -1, 0, 1e308, 10**400, "", "inf", "nan", "../x", "<script>", [], {}, [[]], [None], {"a": 1}]
+)
+
+
+@st.composite
+def changed(draw: st.DrawFn, tree: Any) -> Any:
+    """A JSON tree with one of its values replaced or left out."""
+    if not isinstance(tree, dict | list) or not tree or draw(st.integers(0, 5)) == 0:
+        return draw(ODD)
+    key = draw(st.sampled_from(list(tree) if isinstance(tree, dict) else range(len(tree))))
+    tree = tree.copy()
+    if draw(st.integers(0, 5)) == 0:
+        del tree[key]
+    else:
+        tree[key] = draw(changed(tree[key]))
+    return tree
+
+
+def as_json(tree: Any) -> bytes:
+    return json.dumps(tree).encode()
+
+
+@fuzz
+@given(damaged(as_json(LOG)) | changed(LOG).map(as_json))
+def test_log(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "trainer_state.json"
+    path.write_bytes(content)
+    for row in read_or_refuse(read_log, path) or []:
+        assert "step" in row
+
+
+@pytest.fixture(scope="module")
+def diagnosis() -> dict[str, Any]:
+    """A small one, as JSON."""
+    model = SentenceTransformer(modules=[BoW([f"w{i}" for i in range(12)])], device="cpu", similarity_fn_name="dot")
+    corpus = {f"d{i}": f"w{i % 12} w{i * 5 % 12} w{i * 7 % 12}" for i in range(40)}
+    queries = {f"q{i}": f"w{i}" for i in range(12)}
+    return stm.diagnose(model, queries, corpus, {f"q{i}": {f"d{i}"} for i in range(12)}, num_samples=100).to_dict()
+
+
+@fuzz
+@given(st.data())
+def test_diagnosis(tmp_path: Path, diagnosis: dict[str, Any], data: st.DataObject) -> None:
+    path = tmp_path / "diagnosis.json"
+    path.write_bytes(as_json(data.draw(changed(diagnosis))))
+    found = read_or_refuse(Diagnosis.load, path)
+    if found is not None:
+        str(found)
+        Diagnosis.from_dict(found.to_dict())
+
+
+OPTIONS = b"""batch-size: 8
+epochs: 1.5
+dims: [96, 384]
+bf16: false
+output: here
+"""
+YAML = [
+    b"*a",
+    b"&a [*a]",
+    b"!!python/object/apply:os.system [exit]",
+    b"2020-13-45",
+    b"!!binary x",
+    b"- ",
+    b": ",
+    b"? ",
+    b"{a: 1}",
+    b"[[1]]",
+    b"0x" + b"f" * 5000,
+]
+
+
+def exit_code(*arguments: object) -> int:
+    """Of a command, which has said why if it failed, and did not fall over."""
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    assert result.exit_code == 0 or result.output.strip()
+    return result.exit_code
+
+
+@fuzz
+@given(damaged(OPTIONS, YAML))
+def test_options_in_yaml(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "options.yaml"
+    path.write_bytes(content)
+    assert exit_code("train", "--config", path, "--data", tmp_path / "none", "--model", tmp_path / "none") == 2
+
+
+VALUES = [
+    "",
+    "-1",
+    "0",
+    "1",
+    "1e400",
+    "nan",
+    "1,,2",
+    "١",
+    "cosine",
+    "\0",
+    "\ud800",
+    "none",
+    "../none",
+    "/dev/null",
+    "--",
+    "-",
+]
+
+
+@fuzz
+@given(st.data())
+def test_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: st.DataObject) -> None:
+    """Of commands that find neither model nor data."""
+    monkeypatch.chdir(tmp_path)
+    commands = get_command(app).commands
+    name = data.draw(st.sampled_from(sorted(commands.keys() - {"demo", "mteb"})))
+    options = [o for p in commands[name].params for o in p.opts if o.startswith("--") and o != "--help"]
+    arguments = st.sampled_from(VALUES + options)
+    assert exit_code(name, *data.draw(st.lists(arguments, max_size=8))) == 2
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of stock modules and ours."""
+    folder = tmp_path_factory.mktemp("saved") / "model"
+    model = SentenceTransformer(modules=[BoW(["a", "b", "c"])], device="cpu")
+    stm.prepare(model, stm.Similarity(1.0, 0.5)).save_pretrained(str(folder))
+    return folder
+
+
+CONFIGS = ["modules.json", "config_sentence_transformers.json", "0_BoW/config.json", "1_ExponentNorm/config.json"]
+
+
+@fuzz
+@given(st.data(), st.sampled_from([*CONFIGS, "1_ExponentNorm/model.safetensors"]))
+def test_saved_model(saved: Path, data: st.DataObject, name: str) -> None:
+    whole = (saved / name).read_bytes()
+    broken = data.draw(
+        damaged(whole) if name not in CONFIGS else damaged(whole) | changed(json.loads(whole)).map(as_json)
+    )
+    (saved / name).write_bytes(broken)
+    try:
+        read_or_refuse(stm.load, saved)
+    finally:
+        (saved / name).write_bytes(whole)

@@ -1,0 +1,195 @@
+"""Models, checkpoints and data from strangers: no code of theirs runs, and nothing is written outside the output."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from _tiny import load_transformer, save_transformer
+from conftest import CORPUS, QUERIES, RELEVANT_DOCS
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import BoW, Dense
+
+import st_magnitude as stm
+from st_magnitude.data import DataError, RetrievalData, save_beir
+from st_magnitude.train import train
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+DATA = RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS, {query: {"d19"} for query in QUERIES})
+
+
+class Payload:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple:
+        return Path.touch, (self.mark,)
+
+
+@pytest.fixture
+def mark(tmp_path: Path) -> Path:
+    """What must not come to be."""
+    return tmp_path / "mark"
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """A model with weights of sentence-transformers' and of ours."""
+    model = SentenceTransformer(modules=[BoW(["bread", "tea", "cat"]), Dense(3, 2)], device="cpu")
+    stm.prepare(model, stm.Similarity(1.0, 0.5)).save_pretrained(str(tmp_path / "model"))
+    return tmp_path / "model"
+
+
+def edit(path: Path, change: Callable) -> None:
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))
+
+
+@pytest.mark.parametrize("module", ["1_Dense", "2_ExponentNorm"])
+@pytest.mark.parametrize("torch_format", [False, True])
+def test_pickled_weights_are_not_unpickled(saved: Path, mark: Path, module: str, torch_format: bool) -> None:
+    path = saved / module / "pytorch_model.bin"
+    if torch_format:
+        torch.save({"linear.weight": Payload(mark)}, path)
+    else:
+        path.write_bytes(pickle.dumps(Payload(mark)))
+    stm.load(saved, device="cpu")  # the weights in safetensors go before
+    (saved / module / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match="cannot be loaded: UnpicklingError"):
+        stm.load(saved, device="cpu")
+    assert not mark.exists()
+    with contextlib.suppress(RuntimeError):
+        torch.load(path, weights_only=False)
+    assert mark.exists()  # it would have, else
+
+
+@pytest.mark.parametrize(
+    "name", ["evil.Evil", "model.evil.Evil", "os.system", "st_magnitude.cli.main", "st_magnitude.modules"]
+)
+@pytest.mark.parametrize("place", ["inside", "beside"])
+def test_no_class_of_the_models_own_is_imported(saved, mark, monkeypatch, name, place) -> None:
+    code = f"from pathlib import Path\nPath({str(mark)!r}).touch()\nclass Evil: pass\n"
+    (saved / "evil.py" if place == "inside" else saved.parent / "evil.py").write_text(code)
+    monkeypatch.chdir(saved.parent)
+    edit(saved / "modules.json", lambda modules: [modules[0] | {"type": name}, *modules[1:]])
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        stm.load(saved, device="cpu")
+    assert not mark.exists()
+
+
+def test_no_code_for_a_tokenizer_or_a_model_is_imported(tmp_path, mark) -> None:
+    load_transformer(save_transformer(tmp_path / "plain")).save_pretrained(str(tmp_path / "model"))
+    (tmp_path / "model" / "evil.py").write_text(f"from pathlib import Path\nPath({str(mark)!r}).touch()\n")
+    auto = {"AutoConfig": "evil.C", "AutoModel": "evil.M", "AutoTokenizer": ["evil.T", "evil.T"]}
+    edit(tmp_path / "model" / "config.json", lambda config: config | {"auto_map": auto, "model_type": "evil"})
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        stm.load(tmp_path / "model", device="cpu")
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("outside", ["../elsewhere", "/etc"])
+def test_modules_lie_within_the_model(saved, outside) -> None:
+    edit(saved / "modules.json", lambda modules: [*modules[:-1], modules[-1] | {"path": outside}])
+    with pytest.raises(ValueError, match="relative path"):
+        stm.load(saved, device="cpu")
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"])
+def test_a_checkpoint_to_resume_from_is_not_unpickled(tmp_path, mark, name) -> None:
+    load_transformer(save_transformer(tmp_path / "plain")).save_pretrained(str(tmp_path / "model"))
+    options = {"loss": "dot", "batch_size": 4, "save_steps": 1}
+    train(str(tmp_path / "model"), DATA, tmp_path / "out", max_steps=1, **options)
+    for file in (tmp_path / "out").iterdir():
+        if file.name != "checkpoints":
+            shutil.rmtree(file) if file.is_dir() else file.unlink()
+    torch.save({"state": Payload(mark)}, tmp_path / "out" / "checkpoints" / "checkpoint-1" / name)
+    with contextlib.suppress(pickle.UnpicklingError):  # not of training_args.bin, which nobody reads
+        train(str(tmp_path / "model"), DATA, tmp_path / "out", max_steps=2, resume=True, **options)
+    assert not mark.exists()
+    assert (tmp_path / "out" / "modules.json").exists() == (name == "training_args.bin")
+
+
+AUDITED = """
+import json, os, sys
+
+seen = []
+
+def hook(event, args):
+    paths = []
+    if event == "open" and isinstance(args[0], (str, bytes)):
+        _, mode, flags = args
+        paths = args[:1] if set(mode or "") & set("wax+") or not mode and flags & (os.O_WRONLY | os.O_RDWR) else []
+    elif event in ("os.mkdir", "os.rename", "os.link", "os.symlink"):
+        paths = args[: 1 if event == "os.mkdir" else 2]
+    elif event in ("pickle.find_class", "os.system", "os.exec", "socket.connect"):
+        seen.append((event, str(args)))
+    seen.extend(("written", os.path.realpath(os.fsdecode(path))) for path in paths)
+
+sys.addaudithook(hook)
+from st_magnitude.cli import app
+
+for arguments in json.loads(sys.argv[2]):
+    try:
+        app(arguments)
+    except SystemExit as end:
+        seen.append(("ended", end.code))
+with open(sys.argv[1], "w") as file:
+    json.dump(seen, file)
+"""
+
+
+@pytest.mark.slow
+def test_commands_write_into_their_output_and_nowhere_else(tmp_path) -> None:
+    """With ids that look like paths, and texts with markup; and run nothing, unpickle nothing, connect to nothing."""
+    place = tmp_path / "place"
+    corpus = {f"../../{key}": f"<script>{text}</script>\0\u2028{{{{7*7}}}}" for key, text in CORPUS.items()}
+    queries = {f"/tmp/{key}": f"$(touch x); {text}" for key, text in QUERIES.items()}
+    relevant = {f"/tmp/{q}": {f"../../{d}" for d in found} for q, found in RELEVANT_DOCS.items()}
+    for split in ("train", "dev"):
+        save_beir(RetrievalData(queries, corpus, relevant), place / "data", split)
+    load_transformer(save_transformer(tmp_path / "plain")).save_pretrained(str(place / "model"))
+    commands = [
+        "train --data data --model model --output out/trained --loss qnorm --batch-size 4 --max-steps 2 --save-steps 1",
+        "calibrate out/trained --data data --split dev --output out/calibrated",
+        "diagnose out/trained --data data --split dev --output out/diagnosis",
+        "compress out/trained --data data --split dev --output out/compression",
+        "report out/diagnosis/diagnosis.json --log out/trained --output out/report",
+    ]
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    caches = dict.fromkeys(
+        ["TMPDIR", "HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "TORCHINDUCTOR_CACHE_DIR"], str(scratch)
+    )
+    environment = os.environ | caches | {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+    arguments = [sys.executable, "-c", AUDITED, tmp_path / "seen", json.dumps([c.split() for c in commands])]
+    done = subprocess.run(arguments, cwd=place, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    seen = json.loads((tmp_path / "seen").read_text())
+    assert [what for kind, what in seen if kind == "ended"] == [0] * len(commands), done.stderr[-2000:]
+    assert {kind for kind, _ in seen} == {"ended", "written"}, seen
+    allowed = (str(place / "out"), str(scratch), str(tmp_path / "seen"), "/dev/null")
+    assert not [what for kind, what in seen if kind == "written" and not what.startswith(allowed)]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["place", "plain", "scratch", "seen"]
+    assert sorted(p.name for p in place.iterdir()) == ["data", "model", "out"]
+
+
+def test_names_of_splits_are_no_paths(tmp_path) -> None:
+    with pytest.raises(DataError, match=r"'\.\./evil'"):
+        save_beir(DATA, tmp_path / "data", "../evil")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", [stm.MagnitudeEvaluator, stm.CompressionEvaluator])
+def test_names_of_evaluators_are_no_paths(kind) -> None:
+    with pytest.raises(ValueError, match="leave out"):
+        kind(QUERIES, CORPUS, RELEVANT_DOCS, name="../evil")
