@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
@@ -65,8 +66,12 @@ def _command(function: Callable[..., Figures | None], **settings: Any) -> Callab
     @wraps(function)
     def run(**options: Any) -> Figures | None:
         as_json = options.get("as_json", False)
+        is_first = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun or accelerate launch started
         try:
-            with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+            with contextlib.ExitStack() as stack:
+                if as_json or not is_first:
+                    stdout = sys.stderr if is_first else stack.enter_context(open(os.devnull, "w"))
+                    stack.enter_context(contextlib.redirect_stdout(stdout))
                 figures = function(**options)
         except KeyboardInterrupt as interrupt:
             typer.secho(str(interrupt) or "Interrupted.", fg=typer.colors.YELLOW, err=True)
@@ -76,7 +81,7 @@ def _command(function: Callable[..., Figures | None], **settings: Any) -> Callab
                 raise
             typer.secho(f"Error: {error}", fg=typer.colors.RED, err=True)
             raise typer.Exit(2) from None
-        if as_json:
+        if as_json and is_first:
             from st_magnitude._json import to_plain
 
             typer.echo(json.dumps(to_plain(figures), allow_nan=False))
@@ -168,7 +173,7 @@ def train(
     ] = "dev",
     epochs: Annotated[float, typer.Option(min=0, help="Passes over the training pairs.")] = 1.0,
     max_steps: Annotated[int, typer.Option(help="Stop after so many steps; overrides --epochs.")] = -1,
-    batch_size: Annotated[int, typer.Option(min=2, help="Pairs a step; each is a negative of all others.")] = 32,
+    batch_size: Annotated[int, typer.Option(min=2, help="Pairs a step of each process; each is a negative.")] = 32,
     mini_batch_size: Annotated[int | None, typer.Option(min=1, help="Gradient caching by so many texts.")] = None,
     learning_rate: Annotated[float, typer.Option(min=0, help="Peak rate of AdamW.")] = 2e-5,
     negatives: Annotated[int | None, typer.Option(min=0, help="Hard negatives a row; default 1 if judged.")] = None,

@@ -93,7 +93,8 @@ def train(
         num_negatives: Hard negatives a row; default: 1 if the data has judged negatives, else 0.
         epochs: Passes over the (query, relevant document) pairs.
         max_steps: Stop after so many steps; overrides epochs when positive.
-        batch_size: Pairs a step.
+        batch_size: Pairs a step, of every process that ``torchrun`` or ``accelerate launch`` started; the documents of
+            all of them are negatives.
         learning_rate: Peak rate of AdamW; linear warm-up and decay. Learnable exponents have 1e-2.
         warmup_ratio: Share of the steps that warm up.
         mini_batch_size: Gradient caching by so many texts at a time.
@@ -132,12 +133,11 @@ def train(
         options["terms"] = temp_agg_mrl(dims, (0.05,) if temperatures is None else temperatures)
     elif temperatures is not None:
         options["terms"] = temp_agg(temperatures)
-    objective = LOSSES[loss](model, **options)
     arguments = SentenceTransformerTrainingArguments(
         output_dir=str(output / "checkpoints"),
         num_train_epochs=epochs,
         max_steps=max_steps,
-        per_device_train_batch_size=min(batch_size, len(rows)),
+        per_device_train_batch_size=batch_size,
         learning_rate=learning_rate,
         learning_rate_mapping=LearnableNormLoss.learning_rate_mapping() if loss == "learnable" else None,
         warmup_steps=warmup_ratio,
@@ -151,11 +151,24 @@ def train(
         seed=seed,
         report_to=[],
     )
+    if arguments.n_gpu > 1:
+        logger.warning(
+            "One process for %d GPUs is slow. Start one for each: torchrun --nproc_per_node %d -m st_magnitude.cli ...",
+            *[arguments.n_gpu] * 2,
+        )
+    arguments.per_device_train_batch_size = min(batch_size, len(rows) // arguments.world_size)
+    objective = LOSSES[loss](model, **{"gather_across_devices": arguments.world_size > 1} | options)
     trainer = SentenceTransformerTrainer(model=model, args=arguments, train_dataset=rows, loss=objective)
     train_or_stop(trainer, checkpoint)
-    export(model, output)
-    record = {"loss": type(objective).__name__, **objective.get_config_dict(), "log": trainer.state.log_history}
-    (output / "training.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    if trainer.is_world_process_zero():
+        export(model, output)
+        record = {
+            "loss": type(objective).__name__,
+            **objective.get_config_dict(),
+            "processes": arguments.world_size,
+            "log": trainer.state.log_history,
+        }
+        (output / "training.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     return trainer
 
 

@@ -77,7 +77,7 @@ def run(
         max_length: Tokens of a chunk that the models read.
         epochs: Passes over the groups.
         max_steps: Stop after so many steps; overrides epochs when positive.
-        batch_size: Groups a step.
+        batch_size: Groups a step, of every process that ``torchrun`` or ``accelerate launch`` started.
         gradient_accumulation_steps: Batches before each update.
         learning_rate: Of the retriever; by default 1e-4 for a LoRA (the paper's) and 2e-5 for a whole encoder.
         lm_learning_rate: Of the language model's LoRA.
@@ -94,7 +94,8 @@ def run(
 
     Returns:
         What is written to ``revela.json``: settings, nDCG@10, MRR@10 and recall of the retriever, of BM25 and of both
-        by reciprocal rank fusion before and after, the differences with 95 % intervals, and the log.
+        by reciprocal rank fusion before and after, the differences with 95 % intervals, and the log. Of several
+        processes the first measures, saves and returns it all.
 
     Raises:
         DataError: If the corpus gives nothing to train on.
@@ -130,7 +131,6 @@ def run(
     lora = lora_config(r=lora_rank, lora_alpha=max(1, lora_rank // 4))
     if learning_rate is None:
         learning_rate = 1e-4 if decoder else 2e-5
-    steps = max_steps if max_steps > 0 else max(1, int(epochs * len(groups) / batch_size / gradient_accumulation_steps))
     arguments = SentenceTransformerTrainingArguments(
         output_dir=str(output / "checkpoints"),
         num_train_epochs=epochs,
@@ -138,17 +138,20 @@ def run(
         per_device_train_batch_size=batch_size,
         gradient_accumulation_steps=gradient_accumulation_steps,
         learning_rate=learning_rate,
-        warmup_steps=min(warmup_steps, steps // 10),
         gradient_checkpointing=gradient_checkpointing,
         bf16=has_fast_bf16() if bf16 is None else bf16,
         use_cpu=model.device.type == "cpu",
-        logging_steps=max(1, min(10, steps // 5)),
         save_steps=save_steps,
         save_total_limit=1,
         seed=seed,
         report_to=[],
     )
-    evaluator = None if task is None else _evaluator(task)
+    rows_a_step = batch_size * gradient_accumulation_steps * arguments.world_size
+    steps = max_steps if max_steps > 0 else max(1, int(epochs * len(groups) / rows_a_step))
+    arguments.warmup_steps = min(warmup_steps, steps // 10)
+    arguments.logging_steps = max(1, min(10, steps // 5))
+    is_first = arguments.process_index == 0  # which measures and saves
+    evaluator = _evaluator(task) if task is not None and is_first else None
     before = _measure(evaluator, model)
     if before:
         say("before  " + _line(before))
@@ -164,14 +167,16 @@ def run(
     train_or_stop(trainer, checkpoint)
     if decoder:
         trainer.merge()
-    model.save_pretrained(str(output))
-    after = _measure(evaluator, model)
     record: dict[str, Any] = {
         "corpus": str(corpus),
         "documents": {"train": len(train), "held_out": len(test), "groups": len(groups)},
         "loss": loss.get_config_dict(),
         "log": trainer.state.log_history,
     }
+    if not is_first:
+        return record
+    model.save_pretrained(str(output))
+    after = _measure(evaluator, model)
     if before and after:
         say("after   " + _line(after))
         record["before"], record["after"] = before["metrics"], after["metrics"]
