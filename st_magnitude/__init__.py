@@ -4,7 +4,7 @@ from st_magnitude import clip, geometry, revela
 from st_magnitude.calibration import ExponentCurve, calibrate_exponent
 from st_magnitude.callbacks import NormMonitor
 from st_magnitude.diagnose import diagnose
-from st_magnitude.evaluation import CompressionEvaluator, MagnitudeEvaluator, ScoredPairsEvaluator
+from st_magnitude.evaluation import CompressionEvaluator, GeometryEvaluator, MagnitudeEvaluator, ScoredPairsEvaluator
 from st_magnitude.findings import Diagnosis
 from st_magnitude.gradients import attach_grad_scale, grad_scale
 from st_magnitude.infonce import Term, infonce
@@ -41,6 +41,7 @@ __all__ = [
     "Diagnosis",
     "DotRankingLoss",
     "ExponentCurve",
+    "GeometryEvaluator",
     "LearnableNormLoss",
     "MagnitudeEvaluator",
     "MagnitudeRankingLoss",

@@ -216,7 +216,12 @@ def train(
         resume=resume,
     )
     typer.echo(f"Saved to {output}.")
-    figures = {"output": str(output), "loss": loss, "steps": trainer.state.global_step}
+    figures: dict[str, Any] = {"output": str(output), "loss": loss, "steps": trainer.state.global_step}
+    if trainer.is_world_process_zero():
+        figures["geometry"] = json.loads((output / "training.json").read_text(encoding="utf-8"))["geometry"]
+        before, after = (figures["geometry"].get(when, {}) for when in ("before", "after"))
+        for key in after:
+            typer.echo(f"  {key:40} {before[key]:.4f} -> {after[key]:.4f}")
     return figures if held_out is None else figures | _dev_figures(trainer.model, held_out, dev_split)
 
 

@@ -22,6 +22,7 @@ from sentence_transformers.base.sampler import BatchSamplers
 from st_magnitude._json import parse
 from st_magnitude._trainer import train_or_stop
 from st_magnitude.data import RetrievalData
+from st_magnitude.evaluation.geometry import card_evaluators
 from st_magnitude.losses import (
     CosineRankingLoss,
     DNormRankingLoss,
@@ -79,7 +80,9 @@ def train(
     resume: bool = False,
     loss_options: dict[str, Any] | None = None,
 ) -> SentenceTransformerTrainer:
-    """Fine-tunes a model with in-batch and explicit negatives, and saves it.
+    """Fine-tunes a model with in-batch and explicit negatives, and saves it with a model card.
+
+    The card names the loss and its citation, and has norms and isotropy of a sample of the texts before and after.
 
     Args:
         model: A model, trained in place and prepared for the loss (Normalize stripped or added), or the folder or hub
@@ -159,13 +162,20 @@ def train(
     arguments.per_device_train_batch_size = min(batch_size, len(rows) // arguments.world_size)
     objective = LOSSES[loss](model, **{"gather_across_devices": arguments.world_size > 1} | options)
     trainer = SentenceTransformerTrainer(model=model, args=arguments, train_dataset=rows, loss=objective)
+    is_first = trainer.is_world_process_zero()  # which measures and saves
+    geometry = card_evaluators(data.queries, data.corpus, data.relevant_docs, seed) if is_first else []
+    for before in geometry[:1]:
+        before(model, epoch=0, steps=0)
     train_or_stop(trainer, checkpoint)
-    if trainer.is_world_process_zero():
+    for after in geometry[1:]:
+        after(model, epoch=round(trainer.state.epoch or 0), steps=trainer.state.global_step)
+    if is_first:
         export(model, output)
         record = {
             "loss": type(objective).__name__,
             **objective.get_config_dict(),
             "processes": arguments.world_size,
+            "geometry": {evaluator.name: evaluator.metrics for evaluator in geometry},
             "log": trainer.state.log_history,
         }
         (output / "training.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")

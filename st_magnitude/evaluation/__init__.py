@@ -1,6 +1,7 @@
 """Evaluators in the manner of sentence-transformers: they go where its own evaluators go."""
 
 from st_magnitude.evaluation.compression import CompressionCell, CompressionEvaluator
+from st_magnitude.evaluation.geometry import GeometryEvaluator
 from st_magnitude.evaluation.hybrid import HybridEvaluator, bm25_run, dense_run, reciprocal_rank_fusion
 from st_magnitude.evaluation.magnitude import MagnitudeEvaluator
 from st_magnitude.evaluation.pairs import ScoredPairsEvaluator
@@ -10,6 +11,7 @@ from st_magnitude.evaluation.trec import read_run, write_run
 __all__ = [
     "CompressionCell",
     "CompressionEvaluator",
+    "GeometryEvaluator",
     "HybridEvaluator",
     "MagnitudeEvaluator",
     "RAGEvaluator",

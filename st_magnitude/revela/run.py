@@ -14,6 +14,7 @@ from sentence_transformers import SentenceTransformer, SentenceTransformerTraini
 from st_magnitude._trainer import train_or_stop
 from st_magnitude.data import DataError
 from st_magnitude.evaluation import HybridEvaluator
+from st_magnitude.evaluation.geometry import card_evaluators
 from st_magnitude.geometry import paired_bootstrap
 from st_magnitude.revela.data import build_groups
 from st_magnitude.revela.documents import read_documents, split_documents
@@ -152,6 +153,9 @@ def run(
     arguments.logging_steps = max(1, min(10, steps // 5))
     is_first = arguments.process_index == 0  # which measures and saves
     evaluator = _evaluator(task) if task is not None and is_first else None
+    geometry = card_evaluators(task.queries, task.corpus, task.relevant_docs, seed) if task and is_first else []
+    for shape in geometry[:1]:
+        shape(model, epoch=0, steps=0)
     before = _measure(evaluator, model)
     if before:
         say("before  " + _line(before))
@@ -175,8 +179,11 @@ def run(
     }
     if not is_first:
         return record
-    model.save_pretrained(str(output))
     after = _measure(evaluator, model)
+    for shape in geometry[1:]:
+        shape(model, epoch=round(trainer.state.epoch or 0), steps=trainer.state.global_step)
+    model.save_pretrained(str(output))
+    record["geometry"] = {shape.name: shape.metrics for shape in geometry}
     if before and after:
         say("after   " + _line(after))
         record["before"], record["after"] = before["metrics"], after["metrics"]

@@ -1,0 +1,135 @@
+"""GeometryEvaluator: norms and directions of a model's embeddings, from texts alone."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from sentence_transformers import SentenceTransformer
+
+from st_magnitude import geometry
+from st_magnitude.evaluation.metrics import CsvEvaluator, encode_raw
+from st_magnitude.surgery import without_normalize
+
+__all__ = ["GeometryEvaluator", "card_evaluators"]
+
+logger = logging.getLogger(__name__)
+
+NUM_DOCUMENTS, NUM_QUERIES = 500, 100  # a sample for a model card
+
+
+class GeometryEvaluator(CsvEvaluator):
+    """How long embeddings are and how they spread: no judgments are needed, and nothing is ranked.
+
+    Embeddings are taken before a closing Normalize or ExponentNorm, so that a model that discards length shows it too.
+    Called before and after training with the names "before" and "after", it puts a table with both into the model card
+    that ``save_pretrained`` writes. ``st-magnitude train`` and ``st-magnitude revela`` do that by themselves. Keys,
+    behind ``"{name}_"``:
+
+    - ``document_norm_mean``, ``document_norm_cv`` (standard deviation over mean), and of queries;
+    - ``document_mean_cosine`` and ``document_isoscore`` (the primary metric; n documents in D dimensions reach at most
+      about n / (n + D), so compare samples of one size);
+    - ``cohens_d`` of document norms, relevant less irrelevant, if both are given.
+
+    Args:
+        documents: Two texts or more.
+        queries: More texts, encoded as queries; their norms are reported.
+        is_relevant: Of every document, whether it answers any query at all.
+        name: Goes in front of the keys and into the name of the CSV file.
+        batch_size: Texts encoded at a time.
+        write_csv: Whether a call with an ``output_path`` adds a row to ``Geometry_evaluation_{name}_results.csv``.
+        show_progress_bar: Whether to show one.
+
+    Attributes:
+        metrics: After a call, what it returned, without the name.
+
+    Raises:
+        ValueError: If there are fewer than two documents, or is_relevant is not as long as they are.
+
+    Example:
+        >>> from sentence_transformers.sentence_transformer.modules import BoW
+        >>> model = SentenceTransformer(modules=[BoW(["bee", "wax"])], device="cpu")
+        >>> documents = ["bee bee bee", "bee wax", "wax wax wax", "wax"]
+        >>> metrics = GeometryEvaluator(documents, is_relevant=[True, False, True, False])(model)
+        >>> round(metrics["document_norm_mean"], 3), round(metrics["cohens_d"], 1)
+        (2.104, 8.7)
+
+    Formulas and their sources: `st_magnitude.geometry`.
+    """
+
+    def __init__(
+        self,
+        documents: Sequence[str],
+        queries: Sequence[str] = (),
+        is_relevant: Sequence[bool] | None = None,
+        name: str = "",
+        batch_size: int = 32,
+        write_csv: bool = True,
+        show_progress_bar: bool = False,
+    ) -> None:
+        super().__init__("Geometry", "document_isoscore", name, batch_size, write_csv, show_progress_bar)
+        if len(documents) < 2:
+            raise ValueError(f"The geometry of {len(documents)} document says nothing: pass some hundreds.")
+        if is_relevant is not None and len(is_relevant) != len(documents):
+            raise ValueError(f"is_relevant has {len(is_relevant)} entries for {len(documents)} documents.")
+        self.texts = {"document": list(documents), "query": list(queries)}
+        self.is_relevant = None if is_relevant is None else np.asarray(is_relevant, dtype=bool)
+        self.metrics: dict[str, float] = {}
+
+    def get_config_dict(self) -> dict[str, Any]:
+        """What the model card says about this evaluation."""
+        return {"documents": len(self.texts["document"]), "queries": len(self.texts["query"])}
+
+    def __call__(  # type: ignore[override]
+        self, model: SentenceTransformer, output_path: str | None = None, epoch: int = -1, steps: int = -1
+    ) -> dict[str, float]:
+        """Encodes, measures, logs, writes the CSV row, and returns all metrics by key."""
+        with without_normalize(model):
+            embeddings = {
+                role: encode_raw(model, texts, role, self.batch_size, self.show_progress_bar)
+                for role, texts in self.texts.items()
+                if texts
+            }
+        lengths = {role: geometry.norms(x) for role, x in embeddings.items()}
+        metrics: dict[str, float] = {}
+        for role, values in lengths.items():
+            metrics[f"{role}_norm_mean"] = float(values.mean())
+            metrics[f"{role}_norm_cv"] = geometry.coefficient_of_variation(values)
+        if self.is_relevant is not None and min(self.is_relevant.sum(), (~self.is_relevant).sum()) > 1:
+            metrics["cohens_d"] = geometry.cohens_d(
+                lengths["document"][self.is_relevant], lengths["document"][~self.is_relevant]
+            )
+        documents = embeddings["document"]
+        metrics["document_mean_cosine"] = geometry.mean_cosine(documents)
+        metrics["document_isoscore"] = geometry.isoscore(documents)
+        logger.info(
+            f"Geometry of the model on the {self.name or 'given'} texts:\n"
+            + "\n".join(f"{key}: {value:.4f}" for key, value in metrics.items())
+        )
+        self.metrics = metrics
+        return self.finish(model, metrics, [metrics], output_path, epoch, steps)
+
+
+def card_evaluators(
+    queries: Mapping[str, str], corpus: Mapping[str, str], relevant_docs: Mapping[str, Collection[str]], seed: int = 0
+) -> list[GeometryEvaluator]:
+    """Two of the same sample of texts, "before" and "after", for a model card; none of a corpus of one document.
+
+    Args:
+        queries: Query id -> text.
+        corpus: Document id -> text.
+        relevant_docs: Query id -> ids of its relevant documents; the others count as irrelevant.
+        seed: Of the sample.
+    """
+    if len(corpus) < 2:
+        return []
+    rng = np.random.default_rng(seed)
+    asked, documents = (
+        [list(texts)[i] for i in rng.permutation(len(texts))[:number]]
+        for texts, number in ((queries, NUM_QUERIES), (corpus, NUM_DOCUMENTS))
+    )
+    answers = set().union(*relevant_docs.values())
+    sample = [corpus[i] for i in documents], [queries[i] for i in asked], [i in answers for i in documents]
+    return [GeometryEvaluator(*sample, name=name, write_csv=False) for name in ("before", "after")]

@@ -1,0 +1,97 @@
+"""GeometryEvaluator against NumPy, and the table that it puts into a model card."""
+
+import re
+
+import numpy as np
+import pytest
+from conftest import CORPUS, QUERIES, RELEVANT_DOCS
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+
+import st_magnitude as stm
+from st_magnitude.data import RetrievalData
+from st_magnitude.evaluation.geometry import NUM_DOCUMENTS, card_evaluators
+
+ANSWERS = set().union(*RELEVANT_DOCS.values())
+TEXTS, IS_RELEVANT = list(CORPUS.values()), [key in ANSWERS for key in CORPUS]
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "dot", stm.Similarity(1.0, 0.5)])
+def test_figures_are_those_of_raw_embeddings(model, similarity):
+    documents, queries = (np.float64(model.encode(list(texts))) for texts in (TEXTS, QUERIES.values()))
+    stm.prepare(model, similarity)  # Normalize and ExponentNorm hide norms from scores, not from this evaluator
+    found = stm.GeometryEvaluator(TEXTS, list(QUERIES.values()), IS_RELEVANT)(model)
+    lengths, chosen = np.linalg.norm(documents, axis=1), np.array(IS_RELEVANT)
+    unit = documents / lengths[:, None]
+    cosines = (unit @ unit.T)[~np.eye(len(unit), dtype=bool)]
+    asked = np.linalg.norm(queries, axis=1)
+    spread = [lengths[x].var(ddof=1) * (x.sum() - 1) for x in (chosen, ~chosen)]
+    expected = {
+        "document_norm_mean": lengths.mean(),
+        "document_norm_cv": lengths.std() / lengths.mean(),
+        "query_norm_mean": asked.mean(),
+        "query_norm_cv": asked.std() / asked.mean(),
+        "cohens_d": (lengths[chosen].mean() - lengths[~chosen].mean()) / np.sqrt(sum(spread) / (len(lengths) - 2)),
+        "document_mean_cosine": cosines.mean(),
+        "document_isoscore": stm.geometry.isoscore(documents),
+    }
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        assert found[key] == pytest.approx(value, rel=1e-4), key
+    assert len(list(model.children())) == 2 + (similarity != "dot")
+
+
+def test_without_judgments_or_queries(model, tmp_path):
+    evaluator = stm.GeometryEvaluator(TEXTS, name="mine")
+    found = evaluator(model, output_path=str(tmp_path))
+    assert found.keys() == {f"mine_{key}" for key in evaluator.metrics}
+    assert not any("query" in key or "cohens" in key for key in found)
+    assert (tmp_path / "Geometry_evaluation_mine_results.csv").read_text().count("\n") == 2
+    assert evaluator.primary_metric in found
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"), [((["one"],), "1 document"), ((TEXTS, (), [True]), "1 entries for 20")]
+)
+def test_bad_input(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        stm.GeometryEvaluator(*arguments)
+
+
+def test_sample_for_a_card():
+    corpus = {f"d{i}": f"text {i}" for i in range(2 * NUM_DOCUMENTS)}
+    relevant = {"q": {f"d{i}" for i in range(0, 2 * NUM_DOCUMENTS, 3)}}
+    before, after = card_evaluators({"q": "which?"}, corpus, relevant)
+    assert before.texts == after.texts == card_evaluators({"q": "which?"}, corpus, relevant)[0].texts
+    assert before.texts != card_evaluators({"q": "which?"}, corpus, relevant, seed=1)[0].texts
+    texts = before.texts["document"]
+    assert len(set(texts)) == NUM_DOCUMENTS
+    assert [int(text.split()[1]) % 3 == 0 for text in texts] == list(before.is_relevant)
+    assert card_evaluators({"q": "which?"}, {"d": "one"}, {"q": {"d"}}) == []
+
+
+def test_a_model_card_has_the_loss_its_citation_and_both_geometries(model, tmp_path):
+    """In a Trainer of one's own."""
+    stm.prepare(model, "qnorm")
+    before, after = (stm.GeometryEvaluator(TEXTS, name=name) for name in ("before", "after"))
+    before(model)
+    SentenceTransformerTrainer(
+        model=model,
+        args=SentenceTransformerTrainingArguments(
+            str(tmp_path / "run"), max_steps=2, per_device_train_batch_size=4, learning_rate=1e-2, report_to=[]
+        ),
+        train_dataset=RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS).triplets(0),
+        loss=stm.QNormRankingLoss(model),
+    ).train()
+    after(model)
+    model.save_pretrained(str(tmp_path / "saved"))
+    card = (tmp_path / "saved" / "README.md").read_text()
+    assert "loss:QNormRankingLoss" in card
+    assert "eprint={2602.09229}" in card
+    header, first, last = (
+        re.search(r"\| Metric .*\| (\w+) .*\| (\w+) .*\|", card),
+        *(f"{evaluator.metrics['document_norm_mean']:.4f}" for evaluator in (before, after)),
+    )
+    assert header.groups() == ("before", "after")
+    assert re.search(rf"\| document_norm_mean .*\| {first} .*\| {last} ", card)
+    assert first != last
+    assert SentenceTransformer(str(tmp_path / "saved"), device="cpu").similarity_fn_name == "dot"
