@@ -19,6 +19,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -400,11 +401,10 @@ class _InWorker:
 
 def _mind_the_parent() -> None:
     """A worker leaves Ctrl-C to its parent, and ends when the parent is killed instead of keeping its GPU for ever."""
-    parent = multiprocessing.parent_process()
-    if parent is None:
-        return
 
     def follow() -> None:
+        while (parent := multiprocessing.parent_process()) is None:  # not known yet while the model arrives
+            time.sleep(0.1)
         parent.join()
         os._exit(1)
 
