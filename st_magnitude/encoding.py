@@ -160,25 +160,27 @@ def encode_corpus(
         for leftover in output.glob(".*.tmp"):
             leftover.unlink()
         whole = {shard for shard in range(len(digests)) if _is_whole(output, shard, record)}
-        done = sum(_rows(shard, record) for shard in whole)
-        encoded = 0
+        if len(whole) == len(digests):
+            return record | {"encoded": 0}
+        total, done = record["documents"], sum(_rows(shard, record) for shard in whole)
         try:
-            with _sigterm_as_interrupt(), bar(desc="Encoding", total=record["documents"], initial=done) as progress:
-                if len(whole) < len(digests):
-                    with _placed(encode, model, places) as encode_there:
-                        for shard, ids, texts in _shards_of(documents, shard_size, digests):
-                            if shard not in whole:
-                                _write_shard(output, shard, record, ids, encode_there(texts))
-                                whole.add(shard)
-                                encoded += len(ids)
-                                progress.update(len(ids))
+            with (
+                _sigterm_as_interrupt(),
+                bar(desc="Encoding", total=total, initial=done) as progress,
+                _placed(encode, model, places) as encode_there,
+            ):
+                for shard, ids, texts in _shards_of(documents, shard_size, digests):
+                    if shard not in whole:
+                        _write_shard(output, shard, record, ids, encode_there(texts))
+                        whole.add(shard)
+                        progress.update(len(ids))
         except KeyboardInterrupt as interrupt:
             raise _Stopped(interrupt, f"{len(whole)} of {len(digests)} shards are in {output}") from None
         except OSError as error:
             raise OSError(
                 f"{error}. {len(whole)} of {len(digests)} shards are in {output}: run the same again to go on."
             ) from error
-    return record | {"encoded": encoded}
+    return record | {"encoded": total - done}
 
 
 def load_embeddings(output: str | Path) -> Dataset:
@@ -288,8 +290,8 @@ def _read_through(documents: Documents, shard_size: int, update: Callable[[int],
         update(len(ids))
     if not digests:
         raise DataError(f"The corpus has no documents. Give one: {_CORPORA}.")
-    values, counts = np.unique(np.frombuffer(hashes, dtype=np.int64), return_counts=True)
-    suspects = set(values[counts > 1].tolist())
+    in_order = np.sort(np.frombuffer(hashes, dtype=np.int64))
+    suspects = set(in_order[1:][in_order[1:] == in_order[:-1]].tolist())
     seen: dict[str, int] = {}
     if suspects:
         for number, (key, _) in enumerate(documents()):
@@ -331,7 +333,8 @@ def _fingerprint(model: SentenceTransformer) -> str:
     """
     if (backend := model.get_backend()) != "torch":
         raise ValueError(f"The weights of a model with the backend {backend!r} cannot be compared: load it in torch.")
-    tokenizer = getattr(model.tokenizer, "backend_tokenizer", model.tokenizer)
+    tokenizer = getattr(model, "tokenizer", None)
+    tokenizer = getattr(tokenizer, "backend_tokenizer", tokenizer)
     words: dict[str, Any] = {}
     if hasattr(tokenizer, "to_str"):
         words = json.loads(tokenizer.to_str())
