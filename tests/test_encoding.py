@@ -163,7 +163,7 @@ def test_only_what_is_missing_or_damaged_is_encoded_again(model, tmp_path, caplo
         shard.write_bytes((output / "shard-00003.parquet").read_bytes())
     else:
         shard.write_bytes(shard.read_bytes()[:-100] if damage == "truncated" else b"")
-    (output / ".shard-00001.parquet.tmp").write_bytes(b"half of")
+    (output / ".shard-00002.parquet.tmp").write_bytes(b"half of")
     with pytest.raises(ValueError, match=r"out has 3 of 4 shards: run encode_corpus again"):
         load_embeddings(output)
     caplog.clear()
