@@ -8,8 +8,8 @@ Texts of 5 to 60 random words, one torch thread a process, CPU. No download.
   ``model.encode_document``, for all-MiniLM-L6-v2 and for wordllama's static table, which is the harder test: it encodes
   thousands of texts a second. And the time of the call that finds everything done. Best of several rounds, in turn.
 - Time with two processes over that with one, with and without their start.
-- Peak of resident memory (Linux) beyond what the loaded static model has, for corpora (.jsonl) of several sizes, each in
-  a new process.
+- Peak of resident memory (Linux) beyond what the loaded static model has, for corpora (.jsonl) of several sizes, each
+  in a new process.
 
 Expected before measuring: at most 1.05 for MiniLM and 1.3 for the static table; a finished folder costs less than 5 %
 of encoding for MiniLM; two processes take .55 to .7 of the time on two idle cores, start left out; memory grows by at

@@ -333,7 +333,7 @@ def _fingerprint(model: SentenceTransformer) -> str:
     """
     if (backend := model.get_backend()) != "torch":
         raise ValueError(f"The weights of a model with the backend {backend!r} cannot be compared: load it in torch.")
-    tokenizer = getattr(model, "tokenizer", None)
+    tokenizer: Any = getattr(model, "tokenizer", None)
     tokenizer = getattr(tokenizer, "backend_tokenizer", tokenizer)
     words: dict[str, Any] = {}
     if hasattr(tokenizer, "to_str"):
