@@ -4,6 +4,7 @@ from st_magnitude import clip, geometry, revela
 from st_magnitude.calibration import ExponentCurve, calibrate_exponent
 from st_magnitude.callbacks import NormMonitor
 from st_magnitude.diagnose import diagnose
+from st_magnitude.encoding import encode_corpus
 from st_magnitude.evaluation import CompressionEvaluator, GeometryEvaluator, MagnitudeEvaluator, ScoredPairsEvaluator
 from st_magnitude.findings import Diagnosis
 from st_magnitude.gradients import attach_grad_scale, grad_scale
@@ -63,6 +64,7 @@ __all__ = [
     "covariance_penalty",
     "cut_init",
     "diagnose",
+    "encode_corpus",
     "export",
     "geometry",
     "grad_scale",

@@ -329,6 +329,53 @@ def compress(
     return {"split": split, "cells": [cell.row for cell in evaluator.cells]}
 
 
+@_command
+def encode(
+    model: Model,
+    corpus: Annotated[
+        Path, typer.Option(exists=True, help="A .jsonl or .parquet file, a folder of them, or one in BEIR's layout.")
+    ],
+    output: Annotated[Path, typer.Option(help="Folder of the embeddings: a new one, or one to go on with.")],
+    role: Annotated[str, typer.Option(help="document or query.")] = "document",
+    prompt: Annotated[str | None, typer.Option(help="Before every text; default: the model's own.")] = None,
+    dtype: Annotated[str, typer.Option(help="float32 or float16.")] = "float32",
+    shard_size: Annotated[
+        int, typer.Option(min=1, help="Documents of a file: what a killed run loses at most.")
+    ] = 20000,
+    batch_size: Encoded = 32,
+    devices: Annotated[
+        str | None, typer.Option(help="A process each, as in cuda:0,cuda:1 or cpu,cpu; default: the first GPU.")
+    ] = None,
+    max_length: MaxLength = None,
+    as_json: AsJson = False,
+    config: Config = None,
+) -> Figures:
+    """Encode a large corpus into Parquet files; the same command goes on after it was stopped or killed.
+
+    Nothing that is whole is encoded again, and another model, corpus or setting in the same folder is refused.
+    """
+    from st_magnitude.encoding import encode_corpus
+
+    _folder(output)
+    figures = encode_corpus(
+        _load(model, max_length),
+        corpus,
+        output,
+        role=role,
+        prompt=prompt,
+        dtype=dtype,
+        shard_size=shard_size,
+        batch_size=batch_size,
+        devices=None if devices is None else [name.strip() for name in devices.split(",")],
+        show_progress_bar=True,
+    )
+    typer.echo(
+        f"{figures['encoded']:,} of {figures['documents']:,} documents encoded now. {output} is complete; "
+        f"the metric of its index is {figures['index_metric']}."
+    )
+    return {"output": str(output), **figures}
+
+
 @partial(_command, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def mteb(context: typer.Context) -> None:
     """mteb's own command line, for models and data that lie on this machine.

@@ -15,6 +15,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from datasets import Dataset
@@ -163,7 +164,7 @@ def load_beir(folder: str | Path, split: str | None = None) -> RetrievalData:
         if not (folder / name).is_file():
             raise DataError(f"{folder} has no {name}. {_LAYOUT}")
 
-    problems = _Problems(folder)
+    problems = Problems(folder)
     corpus = _read_texts("corpus.jsonl", problems)
     queries = _read_texts("queries.jsonl", problems)
     problems.raise_if_any()  # before the qrels, where every broken document would show up as an unknown id
@@ -215,7 +216,7 @@ def _write_lines(path: Path, lines: Iterable[str]) -> None:
         file.writelines(f"{line}\n" for line in lines)
 
 
-class _Problems:
+class Problems:
     """What is wrong in the files of a folder, by file name, raised as one DataError."""
 
     def __init__(self, folder: Path) -> None:
@@ -247,38 +248,53 @@ class _Problems:
                     yield number, line
 
 
-def _read_texts(name: str, problems: _Problems) -> dict[str, str]:
+def _read_texts(name: str, problems: Problems) -> dict[str, str]:
     """Id to text from a .jsonl file."""
     texts: dict[str, str] = {}
     first_line: dict[str, int] = {}
+    for number, key, text in numbered_texts(name, problems):
+        if key in first_line:
+            problems.add(name, number, f"repeats the id {key!r} of line {first_line[key]}; make ids unique")
+        texts[key] = text
+        first_line.setdefault(key, number)
+    if not texts and name not in problems.found:
+        problems.add(name, 1, "the file is empty; write one JSON object a line")
+    return texts
+
+
+def numbered_texts(name: str, problems: Problems, ids: tuple[str, ...] = ("_id",)) -> Iterator[tuple[int, str, str]]:
+    """Line number, id and text of the good lines of a .jsonl file; the others are problems."""
     for number, line in problems.lines(name):
         try:
             row = parse(line)
         except ValueError as error:
             problems.add(name, number, f"is broken JSON ({error}); write one object a line")
             continue
-        if not isinstance(row, dict):
-            problems.add(name, number, f'is {type(row).__name__}, not an object like {{"_id": "1", "text": "..."}}')
-            continue
-        if missing := [key for key in ("_id", "text") if row.get(key) is None]:
-            problems.add(name, number, f"has no {missing[0]!r}; it has {sorted(row)}. Add the key")
-            continue
-        if isinstance(row["_id"], bool) or not isinstance(row["_id"], str | int):
-            kind = type(row["_id"]).__name__
-            problems.add(name, number, f"has an _id that is {kind}, not a string or a whole number; write one")
-            continue
-        key, title, text = str(row["_id"]), row.get("title") or "", row["text"]
-        if not isinstance(text, str) or not isinstance(title, str):
-            problems.add(name, number, f"{key!r} has a title or text that is not a string; quote it")
-        elif not (title + text).strip():
-            problems.add(name, number, f"{key!r} has an empty text; write one, or remove the line and its judgements")
-        elif key in first_line:
-            problems.add(name, number, f"repeats the id {key!r} of line {first_line[key]}; make ids unique")
-        texts[key] = f"{title} {text}" if title else text
-        first_line.setdefault(key, number)
-    if not texts and name not in problems.found:
-        problems.add(name, 1, "the file is empty; write one JSON object a line")
-    return texts
+        try:
+            yield number, *id_and_text(row, ids)
+        except DataError as error:
+            problems.add(name, number, str(error))
+
+
+def id_and_text(row: Any, ids: tuple[str, ...] = ("_id",)) -> tuple[str, str]:
+    """Of a row with an id under the first of these names that it has; title and text are joined by a space.
+
+    Raises:
+        DataError: Says what is wrong with the row, and leaves it to the caller to say where it is.
+    """
+    if not isinstance(row, dict):
+        raise DataError(f'is {type(row).__name__}, not an object like {{"_id": "1", "text": "..."}}')
+    name = next((name for name in ids if row.get(name) is not None), ids[0])
+    if missing := [key for key in (name, "text") if row.get(key) is None]:
+        raise DataError(f"has no {missing[0]!r}; it has {sorted(row)}. Add the key")
+    if isinstance(row[name], bool) or not isinstance(row[name], str | int):
+        raise DataError(f"has an {name} that is {type(row[name]).__name__}, not a string or a whole number; write one")
+    key, title, text = str(row[name]), row.get("title") or "", row["text"]
+    if not isinstance(text, str) or not isinstance(title, str):
+        raise DataError(f"{key!r} has a title or text that is not a string; quote it")
+    if not (title + text).strip():
+        raise DataError(f"{key!r} has an empty text; write one, or remove the line and its judgements")
+    return key, f"{title} {text}" if title else text
 
 
 def _read_qrels(
@@ -286,7 +302,7 @@ def _read_qrels(
     queries: Mapping[str, str],
     corpus: Mapping[str, str],
     judged: dict[tuple[str, str], bool],
-    problems: _Problems,
+    problems: Problems,
 ) -> None:
     """Add the judgements of a qrels file to ``judged``: (query id, document id) to whether it is relevant."""
     for number, line in problems.lines(name):

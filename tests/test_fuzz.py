@@ -21,6 +21,7 @@ import st_magnitude as stm
 from st_magnitude import Diagnosis
 from st_magnitude.cli import app
 from st_magnitude.data import load_beir
+from st_magnitude.encoding import load_embeddings
 from st_magnitude.evaluation.trec import read_run
 from st_magnitude.report import read_compression, read_log
 from st_magnitude.revela import chunk
@@ -201,6 +202,16 @@ def diagnosis() -> dict[str, Any]:
     corpus = {f"d{i}": f"w{i % 12} w{i * 5 % 12} w{i * 7 % 12}" for i in range(40)}
     queries = {f"q{i}": f"w{i}" for i in range(12)}
     return stm.diagnose(model, queries, corpus, {f"q{i}": {f"d{i}"} for i in range(12)}, num_samples=100).to_dict()
+
+
+ENCODING = {"documents": 2, "shard_size": 1, "dimension": 2, "dtype": "float32", "role": "document", "model": "x"}
+
+
+@fuzz
+@given(damaged(as_json(ENCODING)) | changed(ENCODING).map(as_json))
+def test_record_of_embeddings(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "encoding.json").write_bytes(content)
+    assert read_or_refuse(load_embeddings, tmp_path) is None  # there are no shards
 
 
 @fuzz

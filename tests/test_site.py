@@ -16,7 +16,17 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PUBLIC = [
     "",  # st_magnitude itself
-    *("calibration", "callbacks", "clip", "data", "evaluation", "evaluation.confidence", "geometry", "gradients"),
+    *(
+        "calibration",
+        "callbacks",
+        "clip",
+        "data",
+        "encoding",
+        "evaluation",
+        "evaluation.confidence",
+        "geometry",
+        "gradients",
+    ),
     *("infonce", "losses", "modules", "mteb", "regularizers", "report", "revela", "serving", "similarity", "surgery"),
 ]
 MADE = {"index.md", "changelog.md", "contributing.md", "benchmarks.md"}  # by mkdocs_hooks.py
