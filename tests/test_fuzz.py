@@ -83,8 +83,6 @@ def test_beir_folder(tmp_path: Path, data: st.DataObject, name: str) -> None:
         assert len(found.triplets(0)) == sum(map(len, found.relevant_docs.values()))
 
 
-TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
-
 DOCUMENTS = {
     ".txt": "A title\n=======\n\nSome text.\n\nMore\n----\n\nAnd more of it.\n",
     ".md": "# Tea\n\nBoil water.\n\n## Green tea\n\n```python\nx = 1\n```\nUse *80* degrees.\n",
@@ -149,7 +147,7 @@ def test_tables_for_mteb(tmp_path: Path, data: st.DataObject, name: str) -> None
 
 COMPRESSION = b"""dim,precision,rescoring,bytes_per_document,ndcg@10,retention
 384,float32,none,1536,0.5,1.0
-96,binary,float32,12,0.4,0.8
+96,binary,query,12,0.4,0.8
 """
 LOG = {"log_history": [{"step": 1, "loss": 2.0, "norm/query_mean": 1.0}, {"step": 2, "loss": 1.5}], "global_step": 2}
 
@@ -228,7 +226,7 @@ def test_diagnosis(tmp_path: Path, diagnosis: dict[str, Any], data: st.DataObjec
 OPTIONS = b"""batch-size: 8
 epochs: 1.5
 dims: [96, 384]
-bf16: false
+resume: false
 output: here
 """
 YAML = [
@@ -302,6 +300,25 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = SentenceTransformer(modules=[BoW(["a", "b", "c"])], device="cpu")
     stm.prepare(model, stm.Similarity(1.0, 0.5)).save_pretrained(str(folder))
     return folder
+
+
+def test_what_is_whole_is_read(tmp_path: Path, saved: Path) -> None:
+    """Else nothing above is damaged."""
+    (tmp_path / "qrels").mkdir()
+    for files in (BEIR, TABLES, {f"tea{suffix}": text.encode() for suffix, text in DOCUMENTS.items()}):
+        for name, content in files.items():
+            (tmp_path / name).write_bytes(content)
+    (tmp_path / "run").write_bytes(RUN)
+    (tmp_path / "table.csv").write_bytes(COMPRESSION)
+    (tmp_path / "log.json").write_bytes(as_json(LOG))
+    (tmp_path / "options.yaml").write_bytes(OPTIONS)
+    assert len(load_beir(tmp_path).corpus) == 2
+    assert all(list(read_documents(tmp_path / f"tea{suffix}")) for suffix in DOCUMENTS)
+    assert len(read_run(tmp_path / "run")) == len(read_compression(tmp_path / "table.csv")) == 2
+    assert len(read_log(tmp_path / "log.json")) == 2
+    options = ["--config", str(tmp_path / "options.yaml"), "--data", str(tmp_path / "none"), "--model", "none"]
+    assert "There is no folder" in CliRunner().invoke(app, ["train", *options]).output
+    assert stm.load(saved).similarity_fn_name == "dot"
 
 
 CONFIGS = ["modules.json", "config_sentence_transformers.json", "0_BoW/config.json", "1_ExponentNorm/config.json"]
