@@ -28,7 +28,7 @@ from st_magnitude.docstrings import build_docstring_task
 
 def fresh() -> SentenceTransformer:
     model = SentenceTransformer(bundled_minilm())
-    model.max_seq_length = 48
+    model.max_seq_length = 32
     return model
 
 

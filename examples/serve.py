@@ -31,7 +31,7 @@ def plot(found: dict[str, tuple[float, float]], path: Path) -> None:
         values = [pair[column] for pair in found.values()]
         bars = axis.barh(list(found), values, color=["#c8500f" if "wrong" in name else "#1f6fb4" for name in found])
         axis.bar_label(bars, fmt="%.3f", padding=3)
-        axis.set_xlim(0, 1.15 * max(values))
+        axis.set(xlim=(0, 1.2 * max(values)), xticks=[])
         axis.set_xlabel(label)
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].invert_yaxis()

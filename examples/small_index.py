@@ -1,7 +1,7 @@
 """An index of a tenth of the size: several temperatures and prefixes in one loss, and what each way of storing keeps.
 
     pip install "st-magnitude[demo]"
-    python examples/small_index.py --steps 30
+    python examples/small_index.py --steps 20
 
 Trains all-MiniLM twice on the API docs of this Python environment, at a single low temperature and with TempAggMRLLoss,
 and measures prefixes x float32, int8 and rescored bits. The picture: for each model the best nDCG@10 at every size.
@@ -30,7 +30,7 @@ MARKERS = {"float32": "o", "int8": "s", "binary": "^"}
 
 def fresh() -> SentenceTransformer:
     model = SentenceTransformer(bundled_minilm())
-    model.max_seq_length = 48
+    model.max_seq_length = 32
     return model
 
 
@@ -58,7 +58,7 @@ def plot(cells: dict[str, list[CompressionCell]], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--temperature", type=float, default=0.03, help="the single one")
     parser.add_argument("--data", type=Path, help="a BEIR folder with qrels of train and test, in place of the docs")
     parser.add_argument("--output", type=Path, default=Path("runs/small_index"))
