@@ -28,7 +28,7 @@ HELD_OUT = ("strings", "import")
 
 @torch.no_grad()
 def weights(loss: stm.revela.RevelaLoss, chunks: list[str]) -> np.ndarray:
-    """Sim of one group, (n, n): row i is how chunk i, asking with its first half, reads the others."""
+    """Sim of one group, (n, n): row i is how chunk i, asking with its first half as prose does, reads others."""
     halves = [" ".join(words[: (len(words) + 1) // 2]) for words in map(str.split, chunks)]
     queries = loss.model.encode_query(halves, convert_to_tensor=True)
     passages = loss.model.encode_document(chunks, convert_to_tensor=True)
@@ -40,7 +40,7 @@ def plot(before: np.ndarray, after: np.ndarray, size: int, path: Path) -> None:
     """Rows and columns in the order of the two documents; the line is between them."""
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(1, 3, figsize=(8, 2.9), layout="constrained")
+    figure, axes = plt.subplots(1, 3, figsize=(8, 2.5), layout="constrained")
     top, change = max(before.max(), after.max()), np.abs(after - before).max()
     panels = {"before": (before, "Blues", 0, top), "after": (after, "Blues", 0, top)}
     panels["after less before"] = (after - before, "RdBu", -change, change)

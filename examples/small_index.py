@@ -1,10 +1,10 @@
-"""An index of a tenth of the size: several temperatures and prefixes in one loss, and what each way of storing keeps.
+"""Small indexes: several temperatures and prefixes in one loss, and what each way of storing a document keeps.
 
     pip install "st-magnitude[demo]"
     python examples/small_index.py --steps 20
 
 Trains all-MiniLM twice on the API docs of this Python environment, at a single low temperature and with TempAggMRLLoss,
-and measures prefixes x float32, int8 and rescored bits. The picture: for each model the best nDCG@10 at every size.
+and measures prefixes x float32, int8 and bits. The picture: nDCG@10 against the bytes that each document takes.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ import st_magnitude as stm
 from st_magnitude.data import load_beir
 from st_magnitude.demo import bundled_minilm
 from st_magnitude.docstrings import build_docstring_task
-from st_magnitude.evaluation.compression import CompressionCell, pareto, table
+from st_magnitude.evaluation.compression import CompressionCell, table
 
 DIMS = (384, 192, 96, 48)
-MARKERS = {"float32": "o", "int8": "s", "binary": "^"}
 
 
 def fresh() -> SentenceTransformer:
@@ -35,18 +34,18 @@ def fresh() -> SentenceTransformer:
 
 
 def plot(cells: dict[str, list[CompressionCell]], path: Path) -> None:
-    """A line a model over the cells that no other of the model beats in both size and nDCG@10."""
+    """Two lines a model: its prefixes in float32, and their bits, rescored."""
     from matplotlib import pyplot as plt
 
     figure, axis = plt.subplots(figsize=(8, 4), layout="constrained")
+    looks = {("float32", "none"): ("o-", "float32"), ("binary", "query"): ("^--", "bits, rescored")}
     for (name, own), colour in zip(cells.items(), ("#6f757d", "#c8500f", "#1f6fb4"), strict=True):
-        front = pareto(own)
-        sizes, scores = [cell.bytes_per_document for cell in front], [cell.ndcg for cell in front]
-        axis.plot(sizes, scores, color=colour, label=name)
-        for cell in front:
-            axis.plot(cell.bytes_per_document, cell.ndcg, MARKERS[cell.precision], color=colour)
-    for precision, marker in MARKERS.items():
-        axis.plot([], [], marker, color="#1d2127", label=precision + (", rescored" if precision == "binary" else ""))
+        axis.plot([], [], color=colour, linewidth=3, label=name)
+        for (precision, rescoring), (look, _) in looks.items():
+            line = [cell for cell in own if (cell.precision, cell.rescoring) == (precision, rescoring)]
+            axis.plot([cell.bytes_per_document for cell in line], [cell.ndcg for cell in line], look, color=colour)
+    for look, label in looks.values():
+        axis.plot([], [], look, color="#1d2127", label=f"{' / '.join(map(str, DIMS))} dims in {label}")
     axis.set_xscale("log", base=2)
     axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axis.set(xlabel="bytes per document", ylabel="nDCG@10")
