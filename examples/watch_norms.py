@@ -59,7 +59,7 @@ def main() -> None:
                 learning_rate=arguments.learning_rate,
                 lr_scheduler_type="constant",
                 optim="sgd",  # the theory is about its steps; those of Adam do not follow the size of the gradient
-                logging_steps=10,
+                logging_steps=min(10, arguments.steps),
                 save_strategy="no",
                 report_to=[],
             ),

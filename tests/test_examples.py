@@ -52,27 +52,22 @@ def data(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def retriever(data, tmp_path_factory):
-    """The folder and the words of examples/magnitude_retriever.py."""
-    folder = tmp_path_factory.mktemp("magnitude_retriever")
-    return folder, run("magnitude_retriever", folder, "--steps", 2, "--data", data)
-
-
 @pytest.mark.slow
-def test_magnitude_retriever(retriever):
-    folder, said = retriever
+def test_magnitude_retriever(data, tmp_path):
+    said = run("magnitude_retriever", tmp_path, "--steps", 2, "--data", data)
     assert "nDCG@10 by document exponent" in said
     assert "test_matched_ndcg@10" in said
-    assert encodes(stm.load(folder / "model"))
+    assert encodes(stm.load(tmp_path / "model"))
 
 
 @pytest.mark.slow
-def test_serve(retriever, data, tmp_path):
+def test_serve(minilm, data, tmp_path):
     faiss = pytest.importorskip("faiss")
-    said = run("serve", tmp_path, "--model", retriever[0] / "model", "--data", data)
+    stm.prepare(minilm, "qnorm").save_pretrained(str(tmp_path / "model"))
+    said = run("serve", tmp_path, "--model", tmp_path / "model", "--data", data)
     shares = {line[:20].strip(): float(line[20:].split()[0]) for line in said.splitlines() if "top 10" in line}
     assert shares["inner product"] == shares["L2, augmented"] == 1
+    assert shares["cosine (wrong)"] < 1
     assert faiss.read_index(str(tmp_path / "documents.faiss")).ntotal == len(CORPUS)
 
 
@@ -94,7 +89,7 @@ def test_isotropy(data, tmp_path):
 @pytest.mark.slow
 def test_watch_norms(tmp_path):
     """With the data that all examples make when they are given none."""
-    said = run("watch_norms", tmp_path, "--steps", 1)
+    said = run("watch_norms", tmp_path, "--steps", 4)
     assert (tmp_path / "runs" / "docstrings" / "train" / "corpus.jsonl").exists()
     assert "ratio 0.3333" in said
     assert encodes(SentenceTransformer(str(tmp_path / "cut_init")))
