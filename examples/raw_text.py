@@ -69,11 +69,8 @@ def main() -> None:
     else:
         texts = [text for name, text in topics.items() if name not in HELD_OUT] + [topics[name] for name in HELD_OUT]
 
-    options = {"group_size": 8, "max_words": 24}
-    group = stm.revela.build_groups(texts[-2:], **options)[0]["chunks"]  # by turns from the one and the other
-    order = [*range(0, len(group), 2), *range(1, len(group), 2)]
-    chunks = [group[i] for i in order]
-    size = (len(chunks) + 1) // 2
+    shown = [[part for part in stm.revela.chunk(text, max_words=24) if len(part.split()) > 4] for text in texts[-2:]]
+    chunks, size = shown[0][:4] + shown[1][:4], len(shown[0][:4])
 
     lm, tokenizer = stm.revela.load_lm(arguments.lm or Path(package.origin).parent)
     model = SentenceTransformer(bundled_minilm())
@@ -93,7 +90,7 @@ def main() -> None:
             report_to=[],
         ),
         loss=loss,
-        train_dataset=stm.revela.build_groups(texts[:-2], **options),
+        train_dataset=stm.revela.build_groups(texts[:-2], group_size=8, max_words=24),
         lm_lora=stm.revela.lora_config(r=16, lora_alpha=4),
         lm_learning_rate=3e-4,
     )
