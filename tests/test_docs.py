@@ -2,8 +2,6 @@
 by a tiny one (the language model)."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -38,13 +36,3 @@ def test_examples_run(page, minilm_path, tmp_path, monkeypatch):
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), target
-
-
-@pytest.mark.slow
-def test_the_example_runs(tmp_path):
-    example = ROOT / "examples" / "magnitude_retriever.py"
-    command = [sys.executable, str(example), "--steps", "2", "--output", str(tmp_path)]
-    finished = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert finished.returncode == 0, finished.stderr[-2000:]
-    assert "test_matched_ndcg@10" in finished.stdout
-    assert (tmp_path / "model" / "modules.json").exists()

@@ -1,0 +1,88 @@
+"""What cosine training does to norms that nobody sees, and two ways to interfere: cut_init and attach_grad_scale.
+
+    pip install "st-magnitude[demo]"
+    python examples/watch_norms.py --steps 60
+
+Trains the word vectors of all-MiniLM, a text being their mean, three times by SGD on the API docs of this Python
+environment, which takes seconds. One NormMonitor listens to all runs, and the picture is its own: norms, lr / norm²,
+and the geometry of each batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from sentence_transformers import (
+    SentenceTransformer,
+    SentenceTransformerTrainer,
+    SentenceTransformerTrainingArguments,
+)
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+
+import st_magnitude as stm
+from st_magnitude.data import load_beir
+from st_magnitude.demo import bundled_minilm
+from st_magnitude.docstrings import build_docstring_task
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--learning-rate", type=float, default=10.0)
+    parser.add_argument("--data", type=Path, help="a BEIR folder with qrels of train, in place of the docs")
+    parser.add_argument("--output", type=Path, default=Path("runs/watch_norms"))
+    arguments = parser.parse_args()
+    if arguments.data:
+        train = load_beir(arguments.data, "train")
+    else:
+        task = build_docstring_task(train_queries=1000, dev_queries=100, test_queries=200, cache="runs/docstrings")
+        train = task.train
+
+    minilm = SentenceTransformer(bundled_minilm())
+    words = minilm[0].model.get_input_embeddings().weight.detach().numpy()  # (vocabulary, D)
+    monitor = stm.NormMonitor(every=2)
+    for run in ("as it is", "cut_init", "grad_scale"):
+        table = StaticEmbedding(minilm.tokenizer, embedding_weights=words.copy())
+        model = SentenceTransformer(modules=[table])
+        if run == "cut_init":
+            print(stm.cut_init(model, c=3.0, where="all"))
+        elif run == "grad_scale":
+            stm.attach_grad_scale(model, power=1.0)
+        monitor.roles = (f"{run}: queries", run)  # names of the columns, so of the lines in the picture
+        trainer = SentenceTransformerTrainer(
+            model=model,
+            args=SentenceTransformerTrainingArguments(
+                output_dir=str(arguments.output / "checkpoints"),
+                max_steps=arguments.steps,
+                per_device_train_batch_size=64,
+                learning_rate=arguments.learning_rate,
+                lr_scheduler_type="constant",
+                optim="sgd",  # the theory is about its steps; those of Adam do not follow the size of the gradient
+                logging_steps=min(10, arguments.steps),
+                save_strategy="no",
+                report_to=[],
+            ),
+            train_dataset=train.triplets(num_negatives=0),
+            loss=stm.CosineRankingLoss(model),
+            callbacks=[monitor],
+        )
+        trainer.train()
+        model.save_pretrained(str(arguments.output / run.replace(" ", "_")))
+        own = [row for row in monitor.rows if f"{run}_norm_mean" in row]
+        norm, rate = ([row[f"{run}_{key}"] for row in own] for key in ("norm_mean", "effective_lr"))
+        loss = [row["loss"] for row in trainer.state.log_history if "loss" in row]
+        print(
+            f"{run}: mean norm {norm[0]:.2f} -> {norm[-1]:.2f}, lr / norm² {rate[0]:.0f} -> {rate[-1]:.0f}, "
+            f"loss of the last steps {loss[-1]:.3f}"
+        )
+
+    # Queries look alike; documents alone are easier to read.
+    hidden = ("queries", "dot_cosine_gap")
+    monitor.rows = [{key: row[key] for key in row if not any(part in key for part in hidden)} for row in monitor.rows]
+    monitor.plot(arguments.output / "watch_norms.png", title="documents, word vectors trained by cosine and SGD")
+    print(f"saved {arguments.output / 'watch_norms.png'}")
+
+
+if __name__ == "__main__":
+    main()

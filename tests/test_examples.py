@@ -1,0 +1,124 @@
+"""The examples run as they stand, shortened and on a search task of 20 sentences, and save what loads."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from _tiny import language_model
+from conftest import CORPUS, QUERIES, RELEVANT_DOCS
+from sentence_transformers import SentenceTransformer
+
+import st_magnitude as stm
+from st_magnitude.data import RetrievalData, save_beir
+
+Image = pytest.importorskip("PIL.Image")  # matplotlib brings it
+
+ROOT = Path(__file__).parents[1]
+pytestmark = pytest.mark.usefixtures("minilm_path")
+
+
+def execute(example, folder, *arguments):
+    """What an example prints."""
+    command = [sys.executable, str(ROOT / "examples" / f"{example}.py"), *map(str, arguments)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    finished = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, env=environment)
+    assert finished.returncode == 0, finished.stderr[-2000:]
+    return finished.stdout
+
+
+def run(example, folder, *arguments):
+    """What an example prints that writes into a folder; its picture has more than axes and words, which are grey."""
+    said = execute(example, folder, "--output", folder, *arguments)
+    with Image.open(folder / f"{example}.png") as picture:
+        saturation = np.asarray(picture.convert("HSV"))[..., 1]
+    assert min(saturation.shape) > 250
+    assert (saturation > 60).sum() > 500
+    return said
+
+
+def encodes(model):
+    return model.encode(["what barks?", "a dog"]).std() > 0
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    for split in ("train", "dev", "test"):
+        save_beir(RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS), folder, split=split)
+    return folder
+
+
+@pytest.mark.slow
+def test_magnitude_retriever(data, tmp_path):
+    said = run("magnitude_retriever", tmp_path, "--steps", 2, "--data", data)
+    assert "nDCG@10 by document exponent" in said
+    assert "test_matched_ndcg@10" in said
+    assert encodes(stm.load(tmp_path / "model"))
+
+
+@pytest.mark.slow
+def test_serve(minilm, data, tmp_path):
+    faiss = pytest.importorskip("faiss")
+    stm.prepare(minilm, "qnorm").save_pretrained(str(tmp_path / "model"))
+    said = run("serve", tmp_path, "--model", tmp_path / "model", "--data", data)
+    shares = {line[:20].strip(): float(line[20:].split()[0]) for line in said.splitlines() if "top 10" in line}
+    assert shares["inner product"] == shares["L2, augmented"] == 1
+    assert shares["cosine (wrong)"] < 1
+    assert faiss.read_index(str(tmp_path / "documents.faiss")).ntotal == len(CORPUS)
+
+
+@pytest.mark.slow
+def test_small_index(data, tmp_path):
+    said = run("small_index", tmp_path, "--steps", 2, "--data", data)
+    assert "temperature 0.03" in said
+    assert said.count("1536") >= 3  # bytes, in the tables of three models
+    assert encodes(SentenceTransformer(str(tmp_path / "model"), truncate_dim=96))
+
+
+@pytest.mark.slow
+def test_isotropy(data, tmp_path):
+    said = run("isotropy", tmp_path, "--steps", 2, "--data", data)
+    assert said.count("IsoScore") == 3
+    assert encodes(SentenceTransformer(str(tmp_path / "model")))
+
+
+@pytest.mark.slow
+def test_watch_norms(tmp_path):
+    """With the data that all examples make when they are given none."""
+    said = run("watch_norms", tmp_path, "--steps", 4)
+    assert (tmp_path / "runs" / "docstrings" / "train" / "corpus.jsonl").exists()
+    assert "ratio 0.3333" in said
+    assert encodes(SentenceTransformer(str(tmp_path / "cut_init")))
+
+
+@pytest.mark.slow
+def test_raw_text(tmp_path):
+    pytest.importorskip("peft")
+    for part in language_model():
+        part.save_pretrained(tmp_path / "lm")
+    (tmp_path / "corpus").mkdir()
+    for i in range(4):
+        sentences = [f"{text} The number of this one is {i}." for text in list(CORPUS.values())[5 * i : 5 * i + 5]]
+        (tmp_path / "corpus" / f"{i}.txt").write_text("\n\n".join(4 * sentences))
+    said = run("raw_text", tmp_path, "--steps", 2, "--lm", tmp_path / "lm", "--corpus", tmp_path / "corpus")
+    assert said.count("of the weight on chunks of the same document") == 2
+    assert SentenceTransformer(str(tmp_path / "model")).prompts["query"] == "Query: "
+
+
+def test_all_make_the_same_data():
+    """Or each would make its own, in the place of the last one's."""
+    scripts = [script.read_text(encoding="utf-8") for script in (ROOT / "examples").glob("*.py")]
+    calls = [set(re.findall(r"build_docstring_task\(.*\)", script)) for script in scripts]
+    assert len(set.union(*calls)) == 1
+    assert sum(map(bool, calls)) == 5
+
+
+@pytest.mark.slow
+def test_sentence_transformers_own_clip(tmp_path):
+    """It has no picture; its parts are tested in tests/clip."""
+    execute("clip_sentence_transformers", tmp_path, "--steps", 2, "--output", tmp_path / "model")
+    assert encodes(SentenceTransformer(str(tmp_path / "model")))
