@@ -1,6 +1,6 @@
 """The infonce kernel at large batches: time and memory against B, up to 65,536 x 1024 on a CPU.
 
-    python benchmarks/scale.py [--quick] [--device cuda]
+    python benchmarks/scale.py [1024] [384] [minilm] [--largest B] [--quick] [--device cuda]
 
 Forward and backward on embeddings (B queries, B documents, D dimensions), cosine, float32:
 
@@ -26,9 +26,9 @@ Expected, before measuring (one term unless said otherwise):
 - the naive form: three to four B x B matrices, 48 GiB and more at B = 65,536;
 - time at most 1.2 x the floor at D = 1024 from B = 4,096 on, 1.4 x with nine terms and 1.4 x at D = 384;
 - two-sided: at least 4/3 of the time of one term, and no more memory;
-- MiniLM, cached: from 1,024 to 4,096 pairs the memory beyond the model grows by less than 20 kB a pair (two embeddings of
-  384 numbers, copies, gradients, tiles), against megabytes a pair without caching; the kernel is less than a twentieth of
-  the time.
+- MiniLM, cached: from 1,024 to 4,096 pairs the memory beyond the model grows by less than 20 kB a pair (two embeddings
+  of 384 numbers, copies, gradients, tiles), against megabytes a pair without caching; the kernel is less than a
+  twentieth of the time.
 """
 
 from __future__ import annotations
@@ -249,8 +249,8 @@ def print_header(*cells: str) -> None:
 
 def expected_bytes(name: str, size: int, dim: int, device: str) -> float:
     """Beyond inputs and gradients: normalised embeddings and tiles."""
-    tiles = {"one term": 2, "nine terms": 6}[name]
-    return 8 * size * dim + 4 * tiles * _TILE_ROWS[device] * size
+    tiles, rows = {"one term": 2, "nine terms": 6}[name], _TILE_ROWS[device]
+    return 8 * size * dim + 4 * tiles * (size if size <= 2 * rows else rows) * size
 
 
 def scaling(sizes: list[int], dim: int, limits: dict[str, int], device: str) -> None:
@@ -302,18 +302,28 @@ def scaling(sizes: list[int], dim: int, limits: dict[str, int], device: str) -> 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="B up to 8,192, D = 384, 256 pairs of MiniLM")
+    parser.add_argument("parts", nargs="*", help="of 1024, 384 (dimensions) and minilm; all by default")
+    parser.add_argument("--largest", type=int, help="the largest B (default 65,536; 262,144 on a GPU)")
+    parser.add_argument("--quick", action="store_true", help="384 up to B = 8,192, and 256 pairs of MiniLM")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     arguments = parser.parse_args()
+    parts = arguments.parts or (["384", "minilm"] if arguments.quick else ["1024", "384", "minilm"])
+    if unknown := set(parts) - {"1024", "384", "minilm"}:
+        parser.error(f"no part is called {', '.join(sorted(unknown))}: choose of 1024, 384 and minilm")
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: PyTorch sees no GPU here; leave it out")
     # Threads that wait sleep, so that waiting is no CPU time.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    top = 2**13 if arguments.quick else 2**18 if arguments.device == "cuda" else 2**16
+    top = arguments.largest or (2**13 if arguments.quick else 2**18 if arguments.device == "cuda" else 2**16)
+    if top < 1024:
+        parser.error(f"--largest is at least 1,024, the smallest B; got {top}")
     sizes = [2**k for k in range(10, top.bit_length())]
     limits = {"one term": top, "nine terms": max(2**13, top // 4), "two-sided": max(2**13, top // 4), "naive": 2**14}
     print(f"torch {torch.__version__}, {arguments.device}, {torch.get_num_threads()} threads, float32, cosine")
-    for dim in (384,) if arguments.quick else (1024, 384):
-        scaling(sizes, dim, limits, arguments.device)
-    if arguments.device == "cpu":
+    for part in parts:
+        if part != "minilm":
+            scaling(sizes, int(part), limits, arguments.device)
+    if "minilm" in parts and arguments.device == "cpu":
         print("\nA training step of MiniLM, pairs of texts of 6 tokens:\n")
         print_header("pairs", "mini_batch_size", "seconds", "kernel : step", "MiB beyond the model")
         steps: list[tuple[int, int | None]] = [(256, None), (256, 64), (1024, 64), (4096, 64)]

@@ -14,7 +14,7 @@ What makes it cheap (B queries, M documents, D dimensions):
   gradient is taken block by block in the reverse order, so that any number of prefixes costs the 6 B M D
   floating-point operations of a single one.
 * Temperatures of one prefix share its scores.
-* Gradients are taken in the forward pass, while a tile is still in the cache. The backward pass only scales them.
+* Gradients are taken in the forward pass, while a tile is at hand. The backward pass only scales them.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ def infonce(
             that similar negatives weigh more (Lan et al. 2025, arXiv 2503.04812, Eq. 5; sentence-transformers'
             ``hardness_mode="all_negatives"``).
         tile_rows: Rows of scores held at a time (up to twice as many queries are not split); default 256 on a CPU and
-            1024 on a GPU. Memory beyond the gradients is (3 + number of prefixes) x tile_rows x M numbers.
+            1024 on a GPU. Memory beyond inputs and gradients is that of both sides divided by their norms and of tiles
+            of tile_rows x M numbers: 2 for one term, 3 for several temperatures of one prefix, 3 + K for K prefixes.
 
     Returns:
         A scalar, float64 for float64 inputs and float32 otherwise.
@@ -178,8 +179,8 @@ def _divide_by_norms(x: Tensor, dims: tuple[int, ...], gamma: float | Tensor) ->
 class _DivideByNorms(torch.autograd.Function):
     """(x / |x|^gamma, (|x| / |x[:dim]|)^gamma for all prefixes but the last): (n, D) -> (n, D), (K - 1, n).
 
-    Autograd through the same formulas takes five more tensors of the size of x, which are most of the memory where x is
-    large. This backward pass takes the gradient alone.
+    Autograd through the same formulas would hold several temporaries of the size of x, and so set the peak of a large
+    batch. This backward pass holds the gradient alone.
     """
 
     @staticmethod
