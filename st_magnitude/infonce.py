@@ -14,7 +14,7 @@ What makes it cheap (B queries, M documents, D dimensions):
   gradient is taken block by block in the reverse order, so that any number of prefixes costs the 6 B M D
   floating-point operations of a single one.
 * Temperatures of one prefix share its scores.
-* Gradients are taken in the forward pass, while a tile is still in the cache. The backward pass only scales them.
+* Gradients are taken in the forward pass, while a tile is at hand. The backward pass only scales them.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from st_magnitude.similarity import COSINE, Similarity, safe_norm
+from st_magnitude.similarity import COSINE, Similarity, _at_least_float32, safe_norm
 
 __all__ = ["Direction", "Term", "infonce"]
 
@@ -88,7 +89,8 @@ def infonce(
             that similar negatives weigh more (Lan et al. 2025, arXiv 2503.04812, Eq. 5; sentence-transformers'
             ``hardness_mode="all_negatives"``).
         tile_rows: Rows of scores held at a time (up to twice as many queries are not split); default 256 on a CPU and
-            1024 on a GPU. Memory beyond the gradients is (3 + number of prefixes) x tile_rows x M numbers.
+            1024 on a GPU. Memory beyond inputs and gradients is that of both sides divided by their norms and of tiles
+            of tile_rows x M numbers: 2 for one term, 3 for several temperatures of one prefix, 3 + K for K prefixes.
 
     Returns:
         A scalar, float64 for float64 inputs and float32 otherwise.
@@ -122,11 +124,9 @@ def infonce(
     # From here on everything is a plain inner product: the norms of the longest prefix are divided out first,
     # those of shorter prefixes are factors on rows and columns.
     with torch.autocast(queries.device.type, enabled=False):
-        q = similarity.query(queries[:, : dims[-1]])  # (B, D')
-        d = similarity.document(documents[:, : dims[-1]])  # (M, D')
+        q, q_scale = _divide_by_norms(queries, plan.dims, similarity.gamma_query)  # (B, D'), (K - 1, B)
+        d, d_scale = _divide_by_norms(documents, plan.dims, similarity.gamma_document)  # (M, D'), (K - 1, M)
         temperatures = torch.stack([torch.as_tensor(t.temperature, dtype=q.dtype, device=q.device) for t in terms])
-        q_scale = _prefix_scales(q, dims, similarity.gamma_query)  # (K - 1, B)
-        d_scale = _prefix_scales(d, dims, similarity.gamma_document)  # (K - 1, M)
         losses = []
         if direction in ("query_to_document", "both"):
             losses.append(_InfoNCE.apply(q, d, q_scale, d_scale, temperatures, offset, plan))
@@ -167,16 +167,45 @@ def _check(queries: Tensor, documents: Tensor, terms: tuple[Term, ...], directio
     return width
 
 
-def _prefix_scales(x: Tensor, dims: Sequence[int], gamma: float | Tensor) -> Tensor | None:
-    """(|x| / |x[:dim]|)^gamma for all prefixes but the last, (K - 1, n).
+def _divide_by_norms(x: Tensor, dims: tuple[int, ...], gamma: float | Tensor) -> tuple[Tensor, Tensor | None]:
+    """x / |x|^gamma of the longest prefix, (n, D'); and what takes its products to those of the shorter prefixes."""
+    x = _at_least_float32(x[:, : dims[-1]])
+    if not isinstance(gamma, Tensor) and gamma == 0.0:
+        return x, None
+    divided, scales = _DivideByNorms.apply(x, torch.as_tensor(gamma, dtype=x.dtype), dims)
+    return divided, scales if len(dims) > 1 else None
 
-    It takes x, divided by its norm as a whole, to its prefixes divided by theirs. Invariant to the length of x, so
-    that it may be computed after the division. None where nothing changes.
+
+class _DivideByNorms(torch.autograd.Function):
+    """(x / |x|^gamma, (|x| / |x[:dim]|)^gamma for all prefixes but the last): (n, D) -> (n, D), (K - 1, n).
+
+    Autograd through the same formulas would hold several temporaries of the size of x, and so set the peak of a large
+    batch. This backward pass holds the gradient alone.
     """
-    if len(dims) == 1 or (not isinstance(gamma, Tensor) and gamma == 0.0):
-        return None
-    norms = torch.stack([safe_norm(x[:, :dim]).squeeze(1) for dim in dims])  # (K, n)
-    return (norms[-1:] / norms[:-1]) ** gamma
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gamma: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        norms = torch.cat([safe_norm(x[:, :dim]) for dim in dims], dim=1).T  # (K, n)
+        scale, scales = norms[-1] ** -gamma, (norms[-1] / norms[:-1]) ** gamma  # (n,), (K - 1, n)
+        ctx.save_for_backward(x, gamma, norms, scale, scales)
+        ctx.dims = dims
+        return x * scale[:, None], scales
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_divided: Tensor, grad_scales: Tensor) -> tuple[Tensor | None, ...]:
+        x, gamma, norms, scale, scales = ctx.saved_tensors
+        with torch.autocast(x.device.type, enabled=False):
+            whole = torch.linalg.vecdot(x, grad_divided) * scale  # d loss / d -log |x|^gamma, (n,)
+            parts = grad_scales * scales  # d loss / d log of the scales, (K - 1, n)
+            grad_gamma = (parts * (norms[-1] / norms[:-1]).log()).sum() - (whole * norms[-1].log()).sum()
+            # The log of a norm grows by x / |x|^2, in the coordinates of its prefix.
+            pulls = gamma * torch.cat([parts, (whole - parts.sum(dim=0))[None]]) / norms**2  # (K, n)
+            grad = grad_divided * scale[:, None]
+            for k, (start, stop) in enumerate(pairwise((0, *ctx.dims))):
+                block = slice(start, stop)
+                grad[:, block].addcmul_(x[:, block], pulls[k:].sum(dim=0)[:, None], value=-1)
+        return grad, grad_gamma, None
 
 
 class _InfoNCE(torch.autograd.Function):
@@ -218,12 +247,17 @@ def _walk(
 ) -> tuple[Tensor, list[Tensor | None]]:
     """Loss, and the gradients of the first five arguments where ``needs`` asks for them."""
     num_rows, num_columns, last = len(rows), len(columns), len(plan.dims) - 1
-    blocks = [slice(a, b) for a, b in zip((0, *plan.dims), plan.dims, strict=False)]
+    blocks = [slice(a, b) for a, b in pairwise((0, *plan.dims))]
     height = num_rows if num_rows <= 2 * plan.tile_rows else plan.tile_rows
     with_gradient = any(needs)
 
-    products_, scores_, softmax_ = (rows.new_empty(height, num_columns) for _ in range(3))
-    slopes_ = [rows.new_empty(height, num_columns) for _ in plan.dims] if with_gradient else []
+    def buffer() -> Tensor:
+        return rows.new_empty(height, num_columns)
+
+    products_ = buffer()
+    scores_ = buffer() if last else products_
+    slopes_ = [buffer() for _ in plan.dims] if with_gradient else []  # d loss / d products of each prefix
+    softmax_ = buffer() if last or len(temperatures) > 1 or not with_gradient else slopes_[0]
     totals = rows.new_empty(len(temperatures), num_rows)  # softmax denominators
     positives = torch.empty_like(totals)  # logits of the positives
     inputs = (rows, columns, row_scale, column_scale, rows.new_empty(len(temperatures)))
@@ -235,8 +269,7 @@ def _walk(
     for start in range(0, num_rows, height):
         tile = slice(start, min(start + height, num_rows))
         n = tile.stop - tile.start
-        products, scores, softmax = products_[:n], scores_[:n], softmax_[:n]
-        slopes = [slope[:n] for slope in slopes_]  # d loss / d products of each prefix
+        products, slopes = products_[:n], [slope[:n] for slope in slopes_]
         diagonal = offset + start  # on which the positives of these rows lie
 
         for k, (block, members) in enumerate(zip(blocks, plan.members, strict=True)):
@@ -244,7 +277,9 @@ def _walk(
             row_factor = row_scale[k, tile] if row_scale is not None and k < last else None  # (n,)
             column_factor = column_scale[k] if column_scale is not None and k < last else None  # (M,)
 
-            # scores: relative to the best of the row, and still without row_factor, which rides on the temperature
+            # scores: relative to the best of the row, and still without row_factor, which rides on the temperature;
+            # in place of the products where no longer prefix needs these
+            scores = scores_[:n] if k < last else products
             if column_factor is None:
                 peak = products.amax(dim=1)
                 torch.sub(products, peak[:, None], out=scores)
@@ -257,6 +292,7 @@ def _walk(
             for position, t in enumerate(members):
                 temperature, weight = temperatures[t], plan.weights[t] / num_rows
                 total, positive = totals[t, tile], positives[t, tile]
+                softmax = slopes[k] if with_gradient and position == 0 else softmax_[:n]
                 rate = _times((1 / temperature + plan.hardness) * _LOG2_E, row_factor)
                 torch.mul(scores, rate if row_factor is None else rate[:, None], out=softmax)
                 torch.div(score_positive, temperature, out=positive)
@@ -268,10 +304,9 @@ def _walk(
                     grad_temperatures[t] -= (expected - score_positive).sum() * (weight / temperature**2)
                 if with_gradient:
                     share = _times(weight / temperature / total, row_factor)
-                    if position == 0:
-                        torch.mul(softmax, share[:, None], out=slopes[k])
-                    else:
-                        slopes[k].add_(softmax.mul_(share[:, None]))
+                    softmax.mul_(share[:, None])
+                    if position > 0:
+                        slopes[k].add_(softmax)
             if not with_gradient:
                 continue
             pull = sum(plan.weights[t] / temperatures[t] for t in members) / num_rows
@@ -279,11 +314,11 @@ def _walk(
             if column_factor is not None:
                 slopes[k].mul_(column_factor)
             if row_factor is not None or column_factor is not None:
-                torch.mul(slopes[k], products, out=softmax)
+                moments = torch.mul(slopes[k], products, out=softmax_[:n])
                 if row_factor is not None and grad_row_scale is not None:
-                    grad_row_scale[k, tile] = softmax.sum(dim=1) / row_factor
+                    grad_row_scale[k, tile] = moments.sum(dim=1) / row_factor
                 if column_factor is not None and grad_column_scale is not None:
-                    grad_column_scale[k] += softmax.sum(dim=0) / column_factor
+                    grad_column_scale[k] += moments.sum(dim=0) / column_factor
 
         if not with_gradient:
             continue

@@ -1,6 +1,8 @@
 """The kernel against a float64 loop, against autograd, and against sentence-transformers."""
 
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -259,15 +261,55 @@ def test_input_is_checked():
         Term(dim=0)
 
 
+def peak_bytes(step):
+    """The most that the tensors of a step take at a time."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        step()
+    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+    alive = peak = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        alive += event.nbytes()
+        peak = max(peak, alive)
+    return peak
+
+
 def test_memory_never_holds_the_matrix():
-    """Peak of tensors alive during forward and backward, in units of the B x B matrix."""
+    """Tiles of 64 rows, in units of the B x B matrix: two of 1/32, and little else at so small a D."""
     size, dim = 2048, 32
     queries, documents = torch.randn(size, dim, requires_grad=True), torch.randn(size, dim, requires_grad=True)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-        infonce(queries, documents, tile_rows=64).backward()
-    alive = peak = 0
-    for event in profile.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            alive += event.nbytes()
-            peak = max(peak, alive)
-    assert 0 < peak < 0.35 * 4 * size * size
+    peak = peak_bytes(lambda: infonce(queries, documents, tile_rows=64).backward())
+    assert 2 / 32 <= peak / (4 * size * size) < 5 / 32
+
+
+@pytest.mark.parametrize("terms", [(Term(),), (Term(64), Term(128, 0.1), Term(256), Term())], ids=["one", "many"])
+def test_memory_of_wide_embeddings(terms):
+    """Both sides divided by their norms and both gradients, four tensors of B x D; autograd of the norms took six."""
+    size, dim = 256, 2048
+    queries, documents = torch.randn(size, dim, requires_grad=True), torch.randn(size, dim, requires_grad=True)
+    peak = peak_bytes(lambda: infonce(queries, documents, terms, tile_rows=8).backward())
+    assert 4 <= peak / (4 * size * dim) < 4.5
+
+
+LARGE_BATCH = """
+import torch
+from st_magnitude import infonce
+
+def peak_kib():
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
+
+def step(pair):
+    infonce(*pair).backward()
+
+step([torch.randn(64, 64, requires_grad=True) for _ in range(2)])  # threads, libraries
+pair = [torch.randn(16384, 64, requires_grad=True) for _ in range(2)]
+before = peak_kib()
+step(pair)
+print(peak_kib() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_memory_of_a_large_batch():
+    """What a process takes for 16,384 pairs: a B x B matrix is 1 GiB, tiles and embeddings are 50 MiB."""
+    output = subprocess.run([sys.executable, "-c", LARGE_BATCH], check=True, capture_output=True, text=True).stdout
+    assert 2**14 < int(output) < 2**17
