@@ -236,7 +236,8 @@ def read_log(path: str | Path) -> list[dict[str, Any]]:
 def _with_steps(rows: Any, name: str) -> list[dict[str, Any]]:
     """Those rows of a log that have a step."""
     rows = rows if isinstance(rows, Sequence) else []
-    found = [row for row in rows if isinstance(row, dict) and math.isfinite(_float(row.get("step")) or math.nan)]
+    steps = [_float(row.get("step")) if isinstance(row, dict) else None for row in rows]
+    found = [row for row, step in zip(rows, steps, strict=True) if step is not None and math.isfinite(step)]
     if not found:
         raise ValueError(f"{name} has logged no step: {_REMEDY}")
     return found

@@ -332,9 +332,10 @@ def test_nothing_is_written_without_matplotlib_or_into_a_file(found, tmp_path, m
 def test_logs_of_a_trainer_and_of_a_monitor(tmp_path):
     for step, folder in ((9, "checkpoint-9"), (10, "checkpoint-10")):
         (tmp_path / folder).mkdir()
-        state = {"log_history": [{"step": step, "loss": 1.0}, {"total": 3}], "global_step": step}
+        rows = [{"step": 0, "auto_scale": 2.0}, {"step": step, "loss": 1.0}, {"total": 3}, {"step": "?"}]
+        state = {"log_history": rows, "global_step": step}
         (tmp_path / folder / "trainer_state.json").write_text(json.dumps(state))
-    assert read_log(tmp_path) == [{"step": 10, "loss": 1.0}]
+    assert read_log(tmp_path) == [{"step": 0, "auto_scale": 2.0}, {"step": 10, "loss": 1.0}]
     assert read_log(tmp_path / "checkpoint-9") == read_log(tmp_path / "checkpoint-9" / "trainer_state.json")
     monitor = NormMonitor(every=1, csv=tmp_path / "norms.csv")
     for _ in range(3):
