@@ -40,7 +40,7 @@ def main() -> None:
         train = task.train
 
     minilm = SentenceTransformer(bundled_minilm())
-    words = minilm[0].model.get_input_embeddings().weight.detach().numpy()  # (vocabulary, D)
+    words = minilm[0].model.get_input_embeddings().weight.detach().cpu().numpy()  # (vocabulary, D)
     monitor = stm.NormMonitor(every=2)
     for run in ("as it is", "cut_init", "grad_scale"):
         table = StaticEmbedding(minilm.tokenizer, embedding_weights=words.copy())

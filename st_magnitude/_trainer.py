@@ -47,13 +47,11 @@ def once_in_a_run(loss: nn.Module, key: str, measure: Callable[[], float]) -> fl
 
 
 class Stopped(KeyboardInterrupt):
-    """Training was stopped by a signal, and its checkpoint is written."""
+    """A run was stopped by a signal; the message says what there is of it, and how to go on."""
 
-    def __init__(self, number: int, step: int) -> None:
+    def __init__(self, number: int, message: str) -> None:
         self.signal = signal.Signals(number)
-        super().__init__(
-            f"Stopped by {self.signal.name} after step {step}, which is saved: go on with resume=True (--resume)."
-        )
+        super().__init__(f"Stopped by {self.signal.name} {message}")
 
 
 class _StopOnSignal(TrainerCallback):
@@ -90,11 +88,11 @@ class _StopOnSignal(TrainerCallback):
 
 
 def _finished_state(checkpoint: Path, arguments: TrainingArguments) -> TrainerState | None:
-    """Of a checkpoint behind which nothing is left of what is asked for now."""
+    """That of a checkpoint if the run it is of has made all the steps that are asked for now."""
     state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
     if arguments.max_steps > 0:
         return state if state.global_step >= arguments.max_steps else None
-    return state if (state.epoch or 0.0) >= arguments.num_train_epochs else None
+    return state if (state.epoch or 0.0) > arguments.num_train_epochs - 1e-6 else None  # a quotient of whole numbers
 
 
 def train_or_stop(trainer: Trainer, checkpoint: Path | None = None) -> None:
@@ -127,6 +125,7 @@ def train_or_stop(trainer: Trainer, checkpoint: Path | None = None) -> None:
         stop.restore()
         trainer.remove_callback(stop)
     if stop.received is not None:
-        raise Stopped(stop.received, trainer.state.global_step)
+        step = trainer.state.global_step
+        raise Stopped(stop.received, f"after step {step}, which is saved: go on with resume=True (--resume).")
     # accelerate leaves its autocast around forward, so that later encoding would go on in bfloat16
     trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)

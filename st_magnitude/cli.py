@@ -222,7 +222,9 @@ def train(
         before, after = (figures["geometry"].get(when, {}) for when in ("before", "after"))
         for key in after:
             typer.echo(f"  {key:40} {before[key]:.4f} -> {after[key]:.4f}")
-    return figures if held_out is None else figures | _dev_figures(trainer.model, held_out, dev_split)
+        if held_out is not None:
+            figures |= _dev_figures(trainer.model, held_out, dev_split)
+    return figures
 
 
 @_command

@@ -192,8 +192,8 @@ def save_beir(data: RetrievalData, folder: str | Path, split: str = "test") -> N
     Raises:
         DataError: If an id has a tab or a line break in it, which the qrels cannot hold, or the split is no file name.
     """
-    if Path(split).name != split:
-        raise DataError(f"The split {split!r} is to be the name of a file: leave out folders.")
+    if not is_file_name(split):
+        raise DataError(f"The split {split!r} is to be the name of a file: leave out slashes.")
     for identifier in (*data.queries, *data.corpus):
         if set("\t\r\n") & set(identifier):
             raise DataError(f"The id {identifier!r} holds a tab or a line break, which a qrels file cannot: rename it.")
@@ -209,6 +209,11 @@ def save_beir(data: RetrievalData, folder: str | Path, split: str = "test") -> N
         for document in sorted(documents)
     ]
     _write_lines(folder / "qrels" / f"{split}.tsv", ["\t".join(_HEADER), *judgements])
+
+
+def is_file_name(name: str) -> bool:
+    """Whether a file of this name lies in the folder that it is put into, on any system."""
+    return name not in ("", ".", "..") and not set(name) & set("/\\\0")
 
 
 def _write_lines(path: Path, lines: Iterable[str]) -> None:

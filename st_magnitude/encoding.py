@@ -40,6 +40,7 @@ from sentence_transformers import SentenceTransformer
 from tqdm import tqdm
 
 from st_magnitude._json import parse
+from st_magnitude._trainer import Stopped
 from st_magnitude.data import DataError, Problems, id_and_text, numbered_texts
 
 __all__ = ["encode_corpus", "load_embeddings"]
@@ -74,7 +75,7 @@ def encode_corpus(
 
     Embeddings are as ``model.encode_document`` gives them, with their lengths; to divide by a power of the length is a
     choice of the index (`st_magnitude.serving.index_vectors`). Only one shard of texts and embeddings is in memory, and
-    8 bytes for each document.
+    about 10 bytes for each document.
 
     Stopped or killed, the folder has whole shards only. The same call goes on: it reads the corpus once, to see that it
     is the same, and encodes the shards that are missing or damaged. Batch size and devices may change in between, and
@@ -104,7 +105,7 @@ def encode_corpus(
             If the corpus changes while it is read, or an embedding is not finite in the dtype.
         FileExistsError: If the output holds something else: another model, corpus or setting, which the message names.
         KeyboardInterrupt: At Ctrl-C, and in the main thread at SIGTERM, with what is done as the message.
-        OSError: If the output cannot be written, or another process is writing to it.
+        OSError: If the output cannot be written, another process is writing to it, or a device fails.
         TypeError, ValueError: For other arguments that cannot be used.
 
     Example:
@@ -157,7 +158,7 @@ def encode_corpus(
         if not _refuse_another(output, record):
             with _whole_file(output / _RECORD) as file:
                 file.write(json.dumps(record, indent=1).encode())
-        for leftover in output.glob(".*.tmp"):
+        for leftover in (*output.glob(".shard-*.parquet.tmp"), *output.glob(f".{_RECORD}.tmp")):
             leftover.unlink()
         whole = {shard for shard in range(len(digests)) if _is_whole(output, shard, record)}
         if len(whole) == len(digests):
@@ -175,8 +176,10 @@ def encode_corpus(
                         whole.add(shard)
                         progress.update(len(ids))
         except KeyboardInterrupt as interrupt:
-            raise _Stopped(interrupt, f"{len(whole)} of {len(digests)} shards are in {output}") from None
-        except OSError as error:
+            number = getattr(interrupt, "signal", signal.SIGINT)
+            there = f"{len(whole)} of {len(digests)} shards in {output}"
+            raise Stopped(number, f"with {there}: run the same again to go on.") from None
+        except (OSError, RuntimeError) as error:  # of a full disk, or of a full GPU and a worker that has ended
             raise OSError(
                 f"{error}. {len(whole)} of {len(digests)} shards are in {output}: run the same again to go on."
             ) from error
@@ -292,7 +295,8 @@ def _read_through(documents: Documents, shard_size: int, update: Callable[[int],
         update(len(ids))
     if not digests:
         raise DataError(f"The corpus has no documents. Give one: {_CORPORA}.")
-    in_order = np.sort(np.frombuffer(hashes, dtype=np.int64))
+    in_order = np.frombuffer(hashes, dtype=np.int64)
+    in_order.sort()
     suspects = set(in_order[1:][in_order[1:] == in_order[:-1]].tolist())
     seen: dict[str, int] = {}
     if suspects:
@@ -398,7 +402,10 @@ def _placed(
 
 
 class _InWorker:
-    """Does `_mind_the_parent` where it arrives: workers of sentence-transformers have no place for it."""
+    """Does `_mind_the_parent` where it arrives: workers of sentence-transformers have no place for it.
+
+    It is in the model only while that is sent, for a copy of it in this process would do so here.
+    """
 
     def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
         return _mind_the_parent, ()
@@ -415,12 +422,6 @@ def _mind_the_parent() -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=follow, daemon=True).start()
-
-
-class _Stopped(KeyboardInterrupt):
-    def __init__(self, interrupt: KeyboardInterrupt, done: str) -> None:
-        self.signal = getattr(interrupt, "signal", signal.SIGINT)
-        super().__init__(f"Stopped by {self.signal.name}: {done}. Run the same again to go on.")
 
 
 @contextmanager

@@ -90,7 +90,8 @@ def infonce(
             ``hardness_mode="all_negatives"``).
         tile_rows: Rows of scores held at a time (up to twice as many queries are not split); default 256 on a CPU and
             1024 on a GPU. Memory beyond inputs and gradients is that of both sides divided by their norms and of tiles
-            of tile_rows x M numbers: 2 for one term, 3 for several temperatures of one prefix, 3 + K for K prefixes.
+            of tile_rows x M numbers: 2 for one term, 3 for several temperatures of one prefix, 3 + K for K prefixes;
+            one more if a temperature is learned.
 
     Returns:
         A scalar, float64 for float64 inputs and float32 otherwise.
@@ -199,12 +200,14 @@ class _DivideByNorms(torch.autograd.Function):
             whole = torch.linalg.vecdot(x, grad_divided) * scale  # d loss / d -log |x|^gamma, (n,)
             parts = grad_scales * scales  # d loss / d log of the scales, (K - 1, n)
             grad_gamma = (parts * (norms[-1] / norms[:-1]).log()).sum() - (whole * norms[-1].log()).sum()
-            # The log of a norm grows by x / |x|^2, in the coordinates of its prefix.
-            pulls = gamma * torch.cat([parts, (whole - parts.sum(dim=0))[None]]) / norms**2  # (K, n)
-            grad = grad_divided * scale[:, None]
+            # The log of a norm grows by x / |x|^2, in the coordinates of its prefix. One of the two norms is divided
+            # out at the end, as the square of a small one is 0.
+            pulls = gamma * torch.cat([parts, (whole - parts.sum(dim=0))[None]]) * (norms[-1] / norms) / norms  # (K, n)
+            grad = grad_divided * (scale * norms[-1])[:, None]
             for k, (start, stop) in enumerate(pairwise((0, *ctx.dims))):
                 block = slice(start, stop)
                 grad[:, block].addcmul_(x[:, block], pulls[k:].sum(dim=0)[:, None], value=-1)
+            grad /= norms[-1:].T
         return grad, grad_gamma, None
 
 

@@ -164,7 +164,11 @@ def local_model(path: str | Path) -> ModelMeta:
     if not (folder / "modules.json").is_file():
         raise DataError(f"{path} holds no SentenceTransformer (no modules.json): give the folder of a saved model.")
     config = folder / "config_sentence_transformers.json"
-    saved = parse(config.read_text(encoding="utf-8")) if config.is_file() else {}
+    try:
+        saved = parse(config.read_text(encoding="utf-8")) if config.is_file() else {}
+        similarity = ScoringFunction(saved.get("similarity_fn_name") or "cosine")
+    except (AttributeError, ValueError) as error:
+        raise DataError(f"{config} is damaged ({error}): save the model again, or get another copy.") from None
 
     def loader(name: str, revision: str | None = None, device: str | None = None, **kwargs: Any) -> Any:
         dim = kwargs.pop("embed_dim", None)
@@ -176,7 +180,7 @@ def local_model(path: str | Path) -> ModelMeta:
             "name": f"local/{folder.name}",
             "revision": _hash_of(folder),
             "loader": loader,
-            "similarity_fn_name": ScoringFunction(saved.get("similarity_fn_name") or "cosine"),
+            "similarity_fn_name": similarity,
             "framework": ["Sentence Transformers"],
         }
     )

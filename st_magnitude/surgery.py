@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -710,7 +711,10 @@ def load(path: str | Path, **kwargs: Any) -> SentenceTransformer:
     except OSError as error:
         raise OSError(f"No model at {str(path)!r}, neither a folder nor on the hub: {error}") from error
     except (AttributeError, KeyError, RuntimeError, SafetensorError, TypeError, UnpicklingError, ValueError) as error:
-        if isinstance(error, torch.OutOfMemoryError) or str(path) in str(error) or not Path(path).is_dir():
+        is_argument = any(f"'{name}'" in str(error) for name in kwargs)
+        is_device = isinstance(error, RuntimeError) and re.search("device|cuda|memory", str(error), re.I)
+        is_explained = isinstance(error, ValueError) and str(path) in str(error)
+        if is_argument or is_device or is_explained or not Path(path).is_dir():
             raise
         reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         raise ValueError(

@@ -126,6 +126,7 @@ def train(
     rows = data.triplets(num_negatives, seed)
     if len(rows) < 2:
         raise ValueError(f"The data has {len(rows)} training pair; ranking needs at least two in a batch.")
+    before, after = card_evaluators(data.queries, data.corpus, data.relevant_docs, seed)
     if isinstance(model, str):
         model = load(model)
     if max_length is not None:
@@ -155,27 +156,24 @@ def train(
         report_to=[],
     )
     if arguments.n_gpu > 1:
-        logger.warning(
-            "One process for %d GPUs is slow. Start one for each: torchrun --nproc_per_node %d -m st_magnitude.cli ...",
-            *[arguments.n_gpu] * 2,
-        )
-    arguments.per_device_train_batch_size = min(batch_size, len(rows) // arguments.world_size)
-    objective = LOSSES[loss](model, **{"gather_across_devices": arguments.world_size > 1} | options)
+        logger.warning(f"One process for {arguments.n_gpu} GPUs is slow: start one for each (docs/devices.md).")
+    if len(rows) < 2 * (processes := arguments.world_size):
+        raise ValueError(f"{len(rows)} training pairs are too few for {processes} processes: start fewer.")
+    arguments.per_device_train_batch_size = min(batch_size, len(rows) // processes)
+    objective = LOSSES[loss](model, **{"gather_across_devices": processes > 1} | options)
     trainer = SentenceTransformerTrainer(model=model, args=arguments, train_dataset=rows, loss=objective)
     is_first = trainer.is_world_process_zero()  # which measures and saves
-    geometry = card_evaluators(data.queries, data.corpus, data.relevant_docs, seed) if is_first else []
-    for before in geometry[:1]:
+    if is_first:
         before(model, epoch=0, steps=0)
     train_or_stop(trainer, checkpoint)
-    for after in geometry[1:]:
-        after(model, epoch=round(trainer.state.epoch or 0), steps=trainer.state.global_step)
     if is_first:
+        after(model, epoch=round(trainer.state.epoch or 0), steps=trainer.state.global_step)
         export(model, output)
         record = {
             "loss": type(objective).__name__,
             **objective.get_config_dict(),
-            "processes": arguments.world_size,
-            "geometry": {evaluator.name: evaluator.metrics for evaluator in geometry},
+            "processes": processes,
+            "geometry": {"before": before.metrics, "after": after.metrics},
             "log": trainer.state.log_history,
         }
         (output / "training.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")

@@ -14,9 +14,11 @@ from _tiny import load_transformer, save_transformer
 from conftest import CORPUS, QUERIES, RELEVANT_DOCS
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
+from transformers import TrainingArguments
 from typer.testing import CliRunner
 
 import st_magnitude as stm
+from st_magnitude._trainer import _finished_state as finished_state
 from st_magnitude.cli import app
 from st_magnitude.data import RetrievalData, save_beir
 from st_magnitude.evaluation import CompressionEvaluator
@@ -433,3 +435,25 @@ def test_a_run_that_was_killed_behind_its_last_step_is_only_saved(folder, model_
     assert figures["steps"] == 5
     for name, value in SentenceTransformer(str(output)).state_dict().items():
         torch.testing.assert_close(value, weights[name], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("asked", "is_finished"),
+    [
+        ({"num_train_epochs": 1.36}, True),  # 34 steps of 25 to the epoch: 1 + 9/25 is 1.3599999999999999
+        ({"num_train_epochs": 1.4}, False),
+        ({"max_steps": 34, "num_train_epochs": 9}, True),
+        ({"max_steps": 35, "num_train_epochs": 1}, False),
+    ],
+)
+def test_when_a_run_has_made_all_its_steps(tmp_path, asked, is_finished):
+    state = {"epoch": 1 + 9 / 25, "global_step": 34, "max_steps": 34}
+    (tmp_path / "trainer_state.json").write_text(json.dumps(state))
+    assert (finished_state(tmp_path, TrainingArguments(str(tmp_path), **asked)) is not None) == is_finished
+
+
+def test_fewer_pairs_than_two_a_process(folder, model_path, tmp_path, monkeypatch):
+    monkeypatch.setattr("transformers.TrainingArguments.world_size", 7)
+    result = fit(folder, model_path, tmp_path / "out")
+    assert result.exit_code == 2
+    assert "12 training pairs are too few for 7 processes" in result.output

@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -334,5 +335,9 @@ def test_saved_model(saved: Path, data: st.DataObject, name: str) -> None:
     (saved / name).write_bytes(broken)
     try:
         read_or_refuse(stm.load, saved)
+        if find_spec("mteb") is not None:
+            from st_magnitude.mteb import local_model
+
+            read_or_refuse(local_model, saved, named=saved.name)
     finally:
         (saved / name).write_bytes(whole)

@@ -131,7 +131,13 @@ def hook(event, args):
         paths = args[:1] if set(mode or "") & set("wax+") or not mode and flags & (os.O_WRONLY | os.O_RDWR) else []
     elif event in ("os.mkdir", "os.rename", "os.link", "os.symlink"):
         paths = args[: 1 if event == "os.mkdir" else 2]
-    elif event in ("pickle.find_class", "os.system", "os.exec", "socket.connect"):
+    elif event in ("os.remove", "os.rmdir", "os.truncate"):
+        paths = args[:1] if event == "os.truncate" or args[1] == -1 else []  # else in a folder that is being removed
+    elif event == "shutil.rmtree":
+        paths = args[:1]
+    elif event in ("pickle.find_class", "os.system", "os.exec", "os.posix_spawn", "socket.connect"):
+        seen.append((event, str(args)))
+    elif event == "subprocess.Popen" and os.path.basename(args[0]) not in ("ldconfig", "fc-list"):
         seen.append((event, str(args)))
     seen.extend(("written", os.path.realpath(os.fsdecode(path))) for path in paths)
 
@@ -190,6 +196,20 @@ def test_names_of_splits_are_no_paths(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("kind", [stm.MagnitudeEvaluator, stm.CompressionEvaluator])
-def test_names_of_evaluators_are_no_paths(kind) -> None:
+@pytest.mark.parametrize("name", ["../evil", "a/b", "a\\b", ".."])
+def test_names_of_evaluators_are_no_paths(kind, name) -> None:
     with pytest.raises(ValueError, match="leave out"):
-        kind(QUERIES, CORPUS, RELEVANT_DOCS, name="../evil")
+        kind(QUERIES, CORPUS, RELEVANT_DOCS, name=name)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"), [({"devise": "cpu"}, TypeError), ({"device": "gpu"}, RuntimeError), ({}, ValueError)]
+)
+def test_what_is_said_to_be_damaged(saved, options, error) -> None:
+    """Weights that are cut off, and not what the caller asked for."""
+    if not options:
+        weights = saved / "1_Dense" / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-4])
+    with pytest.raises(error) as found:
+        stm.load(saved, **options)
+    assert ("damaged" in str(found.value)) == (not options)

@@ -233,6 +233,20 @@ def test_one_pair_without_negatives_is_zero():
     assert all((g == 0).all() for g in torch.autograd.grad(loss, [queries, documents]))
 
 
+@pytest.mark.parametrize("similarity", [COSINE, QNORM, Similarity(0.5, 0.5)], ids=str)
+def test_short_vectors(similarity):
+    """Gradients grow as norms fall, to what float32 still holds; the square of such a norm is 0 there."""
+    inputs = [torch.randn(n, 8) * 1e-20 for n in (3, 5)]
+    found, expected = [], []
+    for gradients, dtype in ((found, torch.float32), (expected, torch.float64)):
+        leaves = [x.detach().to(dtype, copy=True).requires_grad_() for x in inputs]
+        infonce(*leaves, [Term(4), Term()], similarity).backward()
+        gradients += [x.grad.double() for x in leaves]
+    for gradient, reference in zip(found, expected, strict=True):
+        assert reference.norm() > 0
+        torch.testing.assert_close(gradient, reference, rtol=1e-4, atol=1e-5 * float(reference.abs().max()))
+
+
 def test_zero_vectors():
     queries, documents = embeddings()
     with torch.no_grad():

@@ -103,5 +103,7 @@ def test_revela(place):
     options = "--max-words 8 --max-steps 2 --batch-size 1 --lora-rank 2 --held-out 0.2 --max-length 16"
     done = launch("torchrun", place, *command.split(), *options.split())
     assert done.returncode == 0, done.stderr[-3000:]
-    assert {"before", "after", "differences"} <= json.loads(done.stdout).keys()
+    figures = json.loads(done.stdout)
+    assert figures["processes"] == 2
+    assert {"before", "after", "differences", "geometry"} <= figures.keys()
     assert (place / "out" / "modules.json").exists()

@@ -114,22 +114,25 @@ class GeometryEvaluator(CsvEvaluator):
 
 def card_evaluators(
     queries: Mapping[str, str], corpus: Mapping[str, str], relevant_docs: Mapping[str, Collection[str]], seed: int = 0
-) -> list[GeometryEvaluator]:
-    """Two of the same sample of texts, "before" and "after", for a model card; none of a corpus of one document.
+) -> tuple[GeometryEvaluator, GeometryEvaluator]:
+    """Two of the same sample of texts, "before" and "after", for a model card.
 
     Args:
         queries: Query id -> text.
         corpus: Document id -> text.
         relevant_docs: Query id -> ids of its relevant documents; the others count as irrelevant.
         seed: Of the sample.
+
+    Raises:
+        ValueError: If there are fewer than two documents.
     """
-    if len(corpus) < 2:
-        return []
     rng = np.random.default_rng(seed)
-    asked, documents = (
-        [list(texts)[i] for i in rng.permutation(len(texts))[:number]]
-        for texts, number in ((queries, NUM_QUERIES), (corpus, NUM_DOCUMENTS))
-    )
+
+    def drawn(ids: Sequence[str], number: int) -> list[str]:
+        return [ids[i] for i in rng.permutation(len(ids))[:number]]
+
+    asked, documents = drawn(list(queries), NUM_QUERIES), drawn(list(corpus), NUM_DOCUMENTS)
     answers = set().union(*relevant_docs.values())
     sample = [corpus[i] for i in documents], [queries[i] for i in asked], [i in answers for i in documents]
-    return [GeometryEvaluator(*sample, name=name, write_csv=False) for name in ("before", "after")]
+    before, after = (GeometryEvaluator(*sample, name=name, write_csv=False) for name in ("before", "after"))
+    return before, after

@@ -15,6 +15,8 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import SentenceEvaluator
 from torch import Tensor
 
+from st_magnitude.data import is_file_name
+
 __all__ = [
     "TILE",
     "CsvEvaluator",
@@ -22,6 +24,7 @@ __all__ = [
     "are_unit",
     "check_judgments",
     "check_texts",
+    "csv_name",
     "encode_raw",
     "ndcg",
     "rank",
@@ -217,7 +220,7 @@ def csv_name(kind: str, name: str, is_written: bool) -> str:
     Raises:
         ValueError: If it would lie in another folder.
     """
-    if is_written and Path(name).name != name:
+    if is_written and name and not is_file_name(name):
         raise ValueError(f"The name {name!r} goes into that of a CSV file: leave out slashes, or pass write_csv=False.")
     return f"{kind}_evaluation_{name}_results.csv" if name else f"{kind}_evaluation_results.csv"
 

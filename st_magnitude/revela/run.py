@@ -153,9 +153,11 @@ def run(
     arguments.logging_steps = max(1, min(10, steps // 5))
     is_first = arguments.process_index == 0  # which measures and saves
     evaluator = _evaluator(task) if task is not None and is_first else None
-    geometry = card_evaluators(task.queries, task.corpus, task.relevant_docs, seed) if task and is_first else []
-    for shape in geometry[:1]:
-        shape(model, epoch=0, steps=0)
+    shapes = None
+    if task is not None and is_first and len(task.corpus) > 1:
+        shapes = card_evaluators(task.queries, task.corpus, task.relevant_docs, seed)
+    if shapes is not None:
+        shapes[0](model, epoch=0, steps=0)
     before = _measure(evaluator, model)
     if before:
         say("before  " + _line(before))
@@ -175,15 +177,16 @@ def run(
         "corpus": str(corpus),
         "documents": {"train": len(train), "held_out": len(test), "groups": len(groups)},
         "loss": loss.get_config_dict(),
+        "processes": arguments.world_size,
         "log": trainer.state.log_history,
     }
     if not is_first:
         return record
     after = _measure(evaluator, model)
-    for shape in geometry[1:]:
-        shape(model, epoch=round(trainer.state.epoch or 0), steps=trainer.state.global_step)
+    if shapes is not None:
+        shapes[1](model, epoch=round(trainer.state.epoch or 0), steps=trainer.state.global_step)
+        record["geometry"] = {shape.name: shape.metrics for shape in shapes}
     model.save_pretrained(str(output))
-    record["geometry"] = {shape.name: shape.metrics for shape in geometry}
     if before and after:
         say("after   " + _line(after))
         record["before"], record["after"] = before["metrics"], after["metrics"]

@@ -66,7 +66,8 @@ def test_sample_for_a_card():
     texts = before.texts["document"]
     assert len(set(texts)) == NUM_DOCUMENTS
     assert [int(text.split()[1]) % 3 == 0 for text in texts] == list(before.is_relevant)
-    assert card_evaluators({"q": "which?"}, {"d": "one"}, {"q": {"d"}}) == []
+    with pytest.raises(ValueError, match="1 document"):
+        card_evaluators({"q": "which?"}, {"d": "one"}, {"q": {"d"}})
 
 
 def test_a_model_card_has_the_loss_its_citation_and_both_geometries(model, tmp_path):
