@@ -235,7 +235,7 @@ def test_this_module_is_code_and_its_docs_are_not():
     assert len(taken_for_prose) <= 0.05 * len(modules), taken_for_prose  # such as one that is nearly all docstrings
     pages = [root / "README.md", *(root / "docs").glob("*.md")]
     taken_for_code = [page.name for page in pages if looks_like_code(page.read_text(encoding="utf-8"))]
-    assert len(taken_for_code) <= 0.1 * len(pages), taken_for_code  # such as one that is nearly all recipes
+    assert len(taken_for_code) <= 0.15 * len(pages), taken_for_code  # such as those that are nearly all recipes
 
 
 # ------------------------------------------------------------------------------------------------------- read_documents
