@@ -49,7 +49,8 @@ def write_lines(path, rows):
 
 
 def contents(folder):
-    return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.iterdir()}
+    files = (path for path in folder.iterdir() if path.name != ".lock")
+    return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
 
 
 def beir(folder):
