@@ -403,7 +403,7 @@ def test_a_pool_is_stopped_and_the_model_comes_back(words, tmp_path, monkeypatch
         return np.ones((len(texts), 3), dtype=np.float32)
 
     monkeypatch.setattr(words, "encode_document", encode_document, raising=False)
-    with pytest.raises(OSError, match="a worker died. 0 of 1 shards are in .*: run the same again"):
+    with pytest.raises(OSError, match=r"a worker died\. 0 of 1 shards are in .*: run the same again"):
         encode_corpus(words, CORPUS, tmp_path / "out", devices=["cpu", "cpu"])
     assert stopped == [{"processes": ["cpu", "cpu"]}]
     assert "_in_worker" not in vars(words)
