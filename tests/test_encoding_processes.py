@@ -85,7 +85,7 @@ def test_after_a_fault_the_same_command_goes_on(place, fault):
     assert before.keys() - {".shard-00002.parquet.tmp"} == {"encoding.json", *shards}
     assert (".shard-00002.parquet.tmp" in before) == (fault == "SIGKILL")
     if fault != "SIGKILL":
-        assert f"2 of 5 shards are in {fault}" in died.stderr
+        assert "2 of 5 shards" in died.stderr
         assert "un the same again to go on" in died.stderr
         assert "Traceback" not in died.stderr
 
