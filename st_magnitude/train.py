@@ -22,7 +22,7 @@ from sentence_transformers.base.sampler import BatchSamplers
 from st_magnitude._json import parse
 from st_magnitude._trainer import train_or_stop
 from st_magnitude.data import RetrievalData
-from st_magnitude.evaluation.geometry import card_evaluators
+from st_magnitude.evaluation.geometry import NUM_DOCUMENTS, card_evaluators
 from st_magnitude.losses import (
     CosineRankingLoss,
     DNormRankingLoss,
@@ -78,6 +78,7 @@ def train(
     seed: int = 0,
     save_steps: int = 200,
     resume: bool = False,
+    card_sample: int = NUM_DOCUMENTS,
     loss_options: dict[str, Any] | None = None,
 ) -> SentenceTransformerTrainer:
     """Fine-tunes a model with in-batch and explicit negatives, and saves it with a model card.
@@ -105,6 +106,8 @@ def train(
         seed: Of row order, negatives and dropout.
         save_steps: Steps between checkpoints.
         resume: Go on from the last checkpoint in ``output``.
+        card_sample: Documents to encode before and after training, with a fifth as many queries, for the geometry in
+            the model card.
         loss_options: Further arguments of the loss.
 
     Returns:
@@ -126,7 +129,7 @@ def train(
     rows = data.triplets(num_negatives, seed)
     if len(rows) < 2:
         raise ValueError(f"The data has {len(rows)} training pair; ranking needs at least two in a batch.")
-    before, after = card_evaluators(data.queries, data.corpus, data.relevant_docs, seed)
+    before, after = card_evaluators(data.queries, data.corpus, data.relevant_docs, card_sample, seed)
     if isinstance(model, str):
         model = load(model)
     if max_length is not None:

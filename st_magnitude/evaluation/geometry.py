@@ -17,7 +17,7 @@ __all__ = ["GeometryEvaluator", "card_evaluators"]
 
 logger = logging.getLogger(__name__)
 
-NUM_DOCUMENTS, NUM_QUERIES = 500, 100  # a sample for a model card
+NUM_DOCUMENTS = 500  # a sample for a model card
 
 
 class GeometryEvaluator(CsvEvaluator):
@@ -113,7 +113,11 @@ class GeometryEvaluator(CsvEvaluator):
 
 
 def card_evaluators(
-    queries: Mapping[str, str], corpus: Mapping[str, str], relevant_docs: Mapping[str, Collection[str]], seed: int = 0
+    queries: Mapping[str, str],
+    corpus: Mapping[str, str],
+    relevant_docs: Mapping[str, Collection[str]],
+    number: int = NUM_DOCUMENTS,
+    seed: int = 0,
 ) -> tuple[GeometryEvaluator, GeometryEvaluator]:
     """Two of the same sample of texts, "before" and "after", for a model card.
 
@@ -121,6 +125,7 @@ def card_evaluators(
         queries: Query id -> text.
         corpus: Document id -> text.
         relevant_docs: Query id -> ids of its relevant documents; the others count as irrelevant.
+        number: Documents of the sample, and five times as many as queries.
         seed: Of the sample.
 
     Raises:
@@ -131,7 +136,7 @@ def card_evaluators(
     def drawn(ids: Sequence[str], number: int) -> list[str]:
         return [ids[i] for i in rng.permutation(len(ids))[:number]]
 
-    asked, documents = drawn(list(queries), NUM_QUERIES), drawn(list(corpus), NUM_DOCUMENTS)
+    asked, documents = drawn(list(queries), number // 5), drawn(list(corpus), number)
     answers = set().union(*relevant_docs.values())
     sample = [corpus[i] for i in documents], [queries[i] for i in asked], [i in answers for i in documents]
     before, after = (GeometryEvaluator(*sample, name=name, write_csv=False) for name in ("before", "after"))
