@@ -148,7 +148,7 @@ def demo(
     as_json: AsJson = False,
     config: Config = None,
 ) -> Figures:
-    """Teach a retriever the API docs of this Python environment, with cosine and with QNorm (about 5 minutes).
+    """Teach a retriever the API docs of this Python environment, with cosine and with QNorm (about 6 minutes).
 
     Everything is local: the docstrings of the installed packages and a model from PyPI. Needs the extra "demo".
     """
