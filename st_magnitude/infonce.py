@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from st_magnitude.similarity import COSINE, Similarity, _at_least_float32, safe_norm
+from st_magnitude.similarity import COSINE, Similarity, at_least_float32, safe_norm
 
 __all__ = ["Direction", "Term", "infonce"]
 
@@ -170,7 +170,7 @@ def _check(queries: Tensor, documents: Tensor, terms: tuple[Term, ...], directio
 
 def _divide_by_norms(x: Tensor, dims: tuple[int, ...], gamma: float | Tensor) -> tuple[Tensor, Tensor | None]:
     """x / |x|^gamma of the longest prefix, (n, D'); and what takes its products to those of the shorter prefixes."""
-    x = _at_least_float32(x[:, : dims[-1]])
+    x = at_least_float32(x[:, : dims[-1]])
     if not isinstance(gamma, Tensor) and gamma == 0.0:
         return x, None
     divided, scales = _DivideByNorms.apply(x, torch.as_tensor(gamma, dtype=x.dtype), dims)

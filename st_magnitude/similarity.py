@@ -28,7 +28,7 @@ def safe_norm(embeddings: Tensor) -> Tensor:
     return norm.masked_fill(norm == 0, 1.0)
 
 
-def _at_least_float32(embeddings: Any) -> Tensor:
+def at_least_float32(embeddings: Any) -> Tensor:
     """Tensors, arrays and lists of either, as float tensors: half precision and integers become float32."""
     if isinstance(embeddings, (list, tuple)) and embeddings and isinstance(embeddings[0], Tensor):
         embeddings = torch.stack(list(embeddings))
@@ -158,7 +158,7 @@ def _checked_exponent(role: str, gamma: float | Tensor) -> float | Tensor:
 
 
 def _divide_by_norm(embeddings: Any, gamma: float | Tensor) -> Tensor:
-    embeddings = _at_least_float32(embeddings)
+    embeddings = at_least_float32(embeddings)
     if not isinstance(gamma, Tensor) and gamma == 0.0:
         return embeddings
     with torch.autocast(embeddings.device.type, enabled=False):

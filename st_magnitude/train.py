@@ -114,8 +114,9 @@ def train(
         The trainer, with the model in ``trainer.model`` and the log in ``trainer.state.log_history``.
 
     Raises:
-        ValueError: If the loss is unknown, the data has fewer than two pairs, dims or temperatures do not suit the loss
-            (see `temp_agg_mrl`), or the model reads texts of any length and a max_length is given.
+        ValueError: If the loss is unknown, the data has a single document or fewer than two pairs a process, dims or
+            temperatures do not suit the loss (see `temp_agg_mrl`), or the model reads texts of any length and a
+            max_length is given.
         FileExistsError: If output holds a finished model, or an unfinished run and resume is False.
         OSError: If there is no model of that name.
         KeyboardInterrupt: At Ctrl-C, and at SIGTERM: the step that was being made is done and saved as a checkpoint.

@@ -297,7 +297,7 @@ def test_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: st.Dat
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of stock modules and ours."""
-    folder = tmp_path_factory.mktemp("saved") / "model"
+    folder = tmp_path_factory.mktemp("saved") / "retriever-7"
     model = SentenceTransformer(modules=[BoW(["a", "b", "c"])], device="cpu")
     stm.prepare(model, stm.Similarity(1.0, 0.5)).save_pretrained(str(folder))
     return folder

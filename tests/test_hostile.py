@@ -80,7 +80,7 @@ def test_pickled_weights_are_not_unpickled(saved: Path, mark: Path, module: str,
 def test_no_class_of_the_models_own_is_imported(saved, mark, monkeypatch, name, place) -> None:
     code = f"from pathlib import Path\nPath({str(mark)!r}).touch()\nclass Evil: pass\n"
     (saved / "evil.py" if place == "inside" else saved.parent / "evil.py").write_text(code)
-    monkeypatch.chdir(saved.parent)
+    monkeypatch.syspath_prepend(saved.parent)
     edit(saved / "modules.json", lambda modules: [modules[0] | {"type": name}, *modules[1:]])
     with pytest.raises(ValueError, match="trust_remote_code"):
         stm.load(saved, device="cpu")
