@@ -219,7 +219,7 @@ def train(
     figures: dict[str, Any] = {"output": str(output), "loss": loss, "steps": trainer.state.global_step}
     if trainer.is_world_process_zero():
         figures["geometry"] = json.loads((output / "training.json").read_text(encoding="utf-8"))["geometry"]
-        before, after = (figures["geometry"].get(when, {}) for when in ("before", "after"))
+        before, after = figures["geometry"]["before"], figures["geometry"]["after"]
         for key in after:
             typer.echo(f"  {key:40} {before[key]:.4f} -> {after[key]:.4f}")
         if held_out is not None:

@@ -156,7 +156,6 @@ def run(
     shapes = None
     if task is not None and is_first and len(task.corpus) > 1:
         shapes = card_evaluators(task.queries, task.corpus, task.relevant_docs, seed=seed)
-    if shapes is not None:
         shapes[0](model, epoch=0, steps=0)
     before = _measure(evaluator, model)
     if before:
