@@ -81,6 +81,8 @@ def _command(function: Callable[..., Figures | None], **settings: Any) -> Callab
                 raise
             typer.secho(f"Error: {error}", fg=typer.colors.RED, err=True)
             raise typer.Exit(2) from None
+        if "RANK" in os.environ:
+            _leave_process_group()
         if as_json and is_first:
             from st_magnitude._json import to_plain
 
@@ -88,6 +90,17 @@ def _command(function: Callable[..., Figures | None], **settings: Any) -> Callab
         return figures
 
     return app.command(**settings)(run)
+
+
+def _leave_process_group() -> None:
+    """Join gloo's threads: one that still releases the last collective as the interpreter ends aborts the process."""
+    import gc
+
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized() and dist.get_backend() == "gloo":
+        gc.collect()  # of the trainer, whose DistributedDataParallel holds the group
+        dist.destroy_process_group()
 
 
 def _read_config(context: typer.Context, file: Path | None) -> None:

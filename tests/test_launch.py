@@ -49,6 +49,7 @@ def test_the_script(place, launcher):
     say = "    print(f'processes {trainer.args.world_size};')\n"
     script = block.replace(HUB_ID, str(place / "model")).replace("report_to=[],", "report_to=[], use_cpu=True,")
     script = script.replace("    trainer.save_model", say + "    trainer.save_model")
+    script += "    __import__('time').sleep(1)  # for gloo's threads, see the page\n"
     (place / "train.py").write_text(script)
     done = launch(launcher, place, "train.py")
     assert done.returncode == 0, done.stderr[-3000:]
@@ -60,12 +61,31 @@ TRAIN = [
     *("train", "--data", "data", "--model", "model", "--loss", "learnable", "--batch-size", "2"),
     *("--max-steps", "6", "--save-steps", "2", "--json"),
 ]
+COMMAND = """
+import atexit, sys
+from pathlib import Path
+from st_magnitude.cli import app
+
+def show_threads():
+    print("threads:", {task.read_text().strip() for task in Path("/proc/self/task").glob("*/comm")}, file=sys.stderr)
+
+atexit.register(show_threads)
+app()
+"""
+
+
+def assert_gloo_has_ended(done: subprocess.CompletedProcess) -> None:
+    """A thread of gloo that runs into the interpreter's end may abort the process."""
+    threads = re.findall("threads: .*", done.stderr)
+    assert len(threads) == 2
+    assert "gloo" not in " ".join(threads)
 
 
 def test_the_command_prints_once_and_goes_on_after_a_kill(place):
-    cli = ["-m", "st_magnitude.cli"]
-    whole = launch("torchrun", place, *cli, *TRAIN, "--output", "whole")
+    (place / "command.py").write_text(COMMAND)
+    whole = launch("torchrun", place, "command.py", *TRAIN, "--output", "whole")
     assert whole.returncode == 0, whole.stderr[-3000:]
+    assert_gloo_has_ended(whole)
     assert json.loads(whole.stdout)["steps"] == 6  # one line of JSON, of one process
     record = json.loads((place / "whole" / "training.json").read_text())
     assert record["processes"] == 2
@@ -86,7 +106,7 @@ app()
     (place / "dying.py").write_text(dying)
     assert launch("torchrun", place, "dying.py", *TRAIN, "--output", "killed").returncode != 0
     assert not (place / "killed" / "modules.json").exists()
-    resumed = launch("torchrun", place, *cli, *TRAIN, "--output", "killed", "--resume")
+    resumed = launch("torchrun", place, "-m", "st_magnitude.cli", *TRAIN, "--output", "killed", "--resume")
     assert resumed.returncode == 0, resumed.stderr[-3000:]
     expected, found = (stm.load(place / name, device="cpu").state_dict() for name in ("whole", "killed"))
     for name, weights in expected.items():
@@ -99,10 +119,12 @@ def test_revela(place):
     (place / "texts").mkdir()
     for i, text in enumerate(CORPUS.values()):
         (place / "texts" / f"{i}.txt").write_text(f"Title {i}\n=======\n\n{text} {text}\n")
-    command = "-m st_magnitude.cli revela --corpus texts --retriever model --lm lm --output out --json --group-size 2"
+    (place / "command.py").write_text(COMMAND)
+    command = "command.py revela --corpus texts --retriever model --lm lm --output out --json --group-size 2"
     options = "--max-words 8 --max-steps 2 --batch-size 1 --lora-rank 2 --held-out 0.2 --max-length 16"
     done = launch("torchrun", place, *command.split(), *options.split())
     assert done.returncode == 0, done.stderr[-3000:]
+    assert_gloo_has_ended(done)
     figures = json.loads(done.stdout)
     assert figures["processes"] == 2
     assert {"before", "after", "differences", "geometry"} <= figures.keys()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import sys
 from functools import partial
@@ -74,6 +75,7 @@ def main(folder: str, output: Path) -> None:
     results = {case: one_step(folder, case) for case in CASES}
     results |= {("trainer", size): train(folder, output, size) for size in (None, 3)}
     torch.save(results, output / f"rank{dist.get_rank()}.pt")
+    gc.collect()  # of trainers, which hold the group: its threads must end before Python does
     dist.destroy_process_group()
 
 

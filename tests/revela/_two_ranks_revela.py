@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -57,4 +58,5 @@ if __name__ == "__main__":
     # other weights of the language model on each rank at first: those of rank 0 count
     torch.save(run(output / f"rank{rank}", seed=rank, ddp_backend="gloo"), output / f"rank{rank}.pt")
     torch.save(stream(output / f"rank{rank}" / "retriever", output / f"stream{rank}"), output / f"stream{rank}.pt")
+    gc.collect()  # of trainers, which hold the group: its threads must end before Python does
     dist.destroy_process_group()
