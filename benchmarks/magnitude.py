@@ -130,7 +130,7 @@ BASES = {
     "LM table": Base(lm_table, how(100, 128, 1e-2), 3, (1e-3, 3e-3, 1e-2, 3e-2)),
     "random": Base(random_table, how(500, 128, 1e-1), 3, (1e-2, 3e-2, 1e-1, 3e-1)),
     "MiniLM": Base(lambda _: minilm(), how(40, 32, 5e-5, BF16), 3, (2e-5, 5e-5, 1e-4), (200, 400)),
-    "decoder": Base(decoder, how(16, 24, 3e-4, BF16), 1, (3e-4, 1e-3, 3e-3), (40, 120), True),
+    "decoder": Base(decoder, how(40, 24, 3e-3, BF16), 1, (3e-4, 1e-3, 3e-3, 1e-2), (100, 300), True),
 }
 
 
