@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import gc
 import json
 import os
 import signal
@@ -93,9 +94,10 @@ def _command(function: Callable[..., Figures | None], **settings: Any) -> Callab
 
 
 def _leave_process_group() -> None:
-    """Join gloo's threads: one that still releases the last collective as the interpreter ends aborts the process."""
-    import gc
+    """Join gloo's threads: one that still releases the last collective as the interpreter ends aborts the process.
 
+    Not after an error, as other processes may be waiting; and not NCCL's, which would wait for the one that measures.
+    """
     import torch.distributed as dist
 
     if dist.is_available() and dist.is_initialized() and dist.get_backend() == "gloo":

@@ -49,7 +49,7 @@ def test_the_script(place, launcher):
     say = "    print(f'processes {trainer.args.world_size};')\n"
     script = block.replace(HUB_ID, str(place / "model")).replace("report_to=[],", "report_to=[], use_cpu=True,")
     script = script.replace("    trainer.save_model", say + "    trainer.save_model")
-    script += "    __import__('time').sleep(1)  # for gloo's threads, see the page\n"
+    script += "    import time\n\n    time.sleep(1)  # for gloo's threads, see the page\n"
     (place / "train.py").write_text(script)
     done = launch(launcher, place, "train.py")
     assert done.returncode == 0, done.stderr[-3000:]

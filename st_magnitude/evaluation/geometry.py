@@ -125,7 +125,7 @@ def card_evaluators(
         queries: Query id -> text.
         corpus: Document id -> text.
         relevant_docs: Query id -> ids of its relevant documents; the others count as irrelevant.
-        number: Documents of the sample, and five times as many as queries.
+        number: Documents of the sample; it has a fifth as many queries.
         seed: Of the sample.
 
     Raises:
@@ -133,8 +133,8 @@ def card_evaluators(
     """
     rng = np.random.default_rng(seed)
 
-    def drawn(ids: Sequence[str], number: int) -> list[str]:
-        return [ids[i] for i in rng.permutation(len(ids))[:number]]
+    def drawn(ids: Sequence[str], at_most: int) -> list[str]:
+        return [ids[i] for i in rng.permutation(len(ids))[:at_most]]
 
     asked, documents = drawn(list(queries), number // 5), drawn(list(corpus), number)
     answers = set().union(*relevant_docs.values())
