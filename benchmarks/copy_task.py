@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from st_magnitude.revela.attention import Neighbours, attach, next_token_loss, two_streams
-from st_magnitude.revela.data import split_batch
+from st_magnitude.revela.groups import split_batch
 from st_magnitude.revela.loss import RevelaLoss, group_similarity
 
 PAIRS = 4

@@ -35,7 +35,7 @@ from typing import NamedTuple
 
 from datasets import Dataset
 
-from st_magnitude.data import DataError, RetrievalData
+from st_magnitude.corpus.beir import DataError, RetrievalData
 
 
 @dataclass(frozen=True)

@@ -66,12 +66,13 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 import st_magnitude as stm
-from st_magnitude.data import DataError, RetrievalData
+from st_magnitude.commands.train import LOSSES
+from st_magnitude.corpus.beir import DataError, RetrievalData
 from st_magnitude.evaluation.metrics import encode_raw, ndcg, rank
 from st_magnitude.geometry import adjusted_cohens_d, coefficient_of_variation, cohens_d, norms, spearman
 from st_magnitude.losses import LearnableNormLoss
 from st_magnitude.revela.models import add_lora, lora_config
-from st_magnitude.train import LOSSES, has_fast_bf16
+from st_magnitude.training.trainer import has_fast_bf16
 
 EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 MATCHED = {"cosine": 1.0, "dot": 0.0, "qnorm": 0.0, "dnorm": 1.0, "pretrained": 1.0}  # document exponent

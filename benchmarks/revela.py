@@ -46,11 +46,11 @@ from sentence_transformers import SentenceTransformer, SentenceTransformerTraini
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from torch import Tensor
 
-from st_magnitude.demo import bundled_minilm
+from st_magnitude.commands.demo.run import bundled_minilm
 from st_magnitude.revela import RevelaLoss, RevelaTrainer, attention, build_groups, group_similarity, load_lm
 from st_magnitude.revela.attention import Neighbours, in_batch_attention, next_token_loss, two_streams
-from st_magnitude.revela.data import split_batch
 from st_magnitude.revela.group_loss import ONE_HOT
+from st_magnitude.revela.groups import split_batch
 from st_magnitude.revela.run import run
 
 LENGTH, HEADS, KEY_HEADS, DIM = 160, 32, 8, 64

@@ -35,9 +35,9 @@ from pathlib import Path
 from datasets import Dataset
 from lexicons import Entry, default_cache, fetch, foldoc, leaks, merge, retrieval, synsets, wordnet
 
-from st_magnitude.data import DataError, RetrievalData
-from st_magnitude.docstrings import build_docstring_task
-from st_magnitude.revela.documents import read_documents
+from st_magnitude.commands.demo.docstrings import build_docstring_task
+from st_magnitude.corpus.beir import DataError, RetrievalData
+from st_magnitude.corpus.documents import read_documents
 from st_magnitude.revela.titles import title_task
 
 SEED = 0  # of all data: the seeds of the study are those of training, so that every model answers the same queries

@@ -39,7 +39,7 @@ from temperature import static_model
 from usearch.index import Index
 
 import st_magnitude as stm
-from st_magnitude.data import load_beir
+from st_magnitude.corpus.beir import load_beir
 from st_magnitude.serving import augment, augment_queries
 
 Array = NDArray[np.float32]

@@ -8,10 +8,9 @@
 (b) Embeddings in a cone, moved by Adam down SIGReg alone: IsoScore (over what a Gaussian sample of the size reaches)
     and mean cosine, for 16 .. 1024 directions drawn anew each step, 16 held fixed, and the exact form; scaled by
     sqrt(D) and unscaled.
-(c) MiniLM on the docstring task (st_magnitude.docstrings), one epoch at batch 32 .. 256, cosine InfoNCE with and
-    without SIGReg: IsoScore, effective rank and mean cosine of the test documents, nDCG@10. There is no STS set
-    offline; in its place stands the Spearman correlation of the cosines of document pairs with those of the model
-    before training.
+(c) MiniLM on the demo's docstring task, one epoch at batch 32 .. 256, cosine InfoNCE with and without SIGReg:
+    IsoScore, effective rank and mean cosine of the test documents, nDCG@10. There is no STS set offline; in its place
+    stands the Spearman correlation of the cosines of document pairs with those of the model before training.
 
 Expected, before measuring:
 (a) N = 2048: at least 3 x as fast as the naive form, and at most 1/20 of its memory; at most 3 x the time of the
@@ -158,10 +157,10 @@ def minilm(batches: tuple[int, ...], weights: tuple[float, ...], max_steps: int,
     from scipy.stats import spearmanr
     from sentence_transformers import SentenceTransformer
 
-    from st_magnitude.demo import bundled_minilm, encode, ndcg_at_10
-    from st_magnitude.docstrings import build_docstring_task
+    from st_magnitude.commands.demo.docstrings import build_docstring_task
+    from st_magnitude.commands.demo.run import bundled_minilm, encode, ndcg_at_10
+    from st_magnitude.commands.train import train
     from st_magnitude.similarity import COSINE
-    from st_magnitude.train import train
 
     task = build_docstring_task(seed=seed, progress=False)
     rng = np.random.default_rng(seed)

@@ -46,11 +46,11 @@ from sklearn.metrics import v_measure_score
 from transformers import PrinterCallback, TrainerCallback
 
 import st_magnitude as stm
-from st_magnitude.data import RetrievalData
-from st_magnitude.demo import bundled_minilm
-from st_magnitude.docstrings import DocstringTask, build_docstring_task
+from st_magnitude.commands.demo.docstrings import DocstringTask, build_docstring_task
+from st_magnitude.commands.demo.run import bundled_minilm
+from st_magnitude.corpus.beir import RetrievalData
 from st_magnitude.losses import MagnitudeRankingLoss
-from st_magnitude.train import has_fast_bf16
+from st_magnitude.training.trainer import has_fast_bf16
 
 TAUS = (0.03, 0.06, 0.1, 0.3)
 Loss = Callable[[SentenceTransformer], MagnitudeRankingLoss]

@@ -1,13 +1,11 @@
 """Train embedding models whose geometry is used: magnitude-aware losses for sentence-transformers."""
 
 from st_magnitude import clip, geometry, revela
-from st_magnitude.calibration import ExponentCurve, calibrate_exponent
-from st_magnitude.callbacks import NormMonitor
-from st_magnitude.diagnose import diagnose
-from st_magnitude.encoding import encode_corpus
+from st_magnitude.corpus.encoding import encode_corpus
+from st_magnitude.diagnosis.diagnose import diagnose
+from st_magnitude.diagnosis.findings import Diagnosis
 from st_magnitude.evaluation import CompressionEvaluator, GeometryEvaluator, MagnitudeEvaluator, ScoredPairsEvaluator
-from st_magnitude.findings import Diagnosis
-from st_magnitude.gradients import attach_grad_scale, grad_scale
+from st_magnitude.evaluation.calibration import ExponentCurve, calibrate_exponent
 from st_magnitude.infonce import Term, infonce
 from st_magnitude.losses import (
     CosineRankingLoss,
@@ -25,9 +23,19 @@ from st_magnitude.losses import (
     temp_agg_mrl,
     temp_spec_mrl,
 )
-from st_magnitude.regularizers import SIGReg, covariance_penalty, norm_variance_penalty
+from st_magnitude.losses.regularizers import SIGReg, covariance_penalty, norm_variance_penalty
 from st_magnitude.similarity import COSINE, DNORM, DOT, QNORM, Similarity
-from st_magnitude.surgery import add_normalize, cut_init, export, load, prepare, rescale_output, strip_normalize
+from st_magnitude.surgery.grad_scale import attach_grad_scale, grad_scale
+from st_magnitude.surgery.normalize import (
+    add_normalize,
+    cut_init,
+    export,
+    load,
+    prepare,
+    rescale_output,
+    strip_normalize,
+)
+from st_magnitude.training.monitor import NormMonitor
 
 __version__ = "0.1.0"
 

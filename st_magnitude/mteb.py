@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude._json import parse
-from st_magnitude.data import DataError, RetrievalData, available_splits, load_beir
-from st_magnitude.surgery import load
+from st_magnitude.corpus.beir import DataError, RetrievalData, available_splits, load_beir
+from st_magnitude.surgery.normalize import load
 
 if TYPE_CHECKING:
     from mteb.abstasks import AbsTask, AbsTaskRetrieval

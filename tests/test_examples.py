@@ -13,7 +13,7 @@ from conftest import CORPUS, QUERIES, RELEVANT_DOCS
 from sentence_transformers import SentenceTransformer
 
 import st_magnitude as stm
-from st_magnitude.data import RetrievalData, save_beir
+from st_magnitude.corpus.beir import RetrievalData, save_beir
 
 Image = pytest.importorskip("PIL.Image")  # matplotlib brings it
 

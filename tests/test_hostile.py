@@ -20,8 +20,8 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import BoW, Dense
 
 import st_magnitude as stm
-from st_magnitude.data import DataError, RetrievalData, save_beir
-from st_magnitude.train import train
+from st_magnitude.commands.train import train
+from st_magnitude.corpus.beir import DataError, RetrievalData, save_beir
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 DATA = RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS, {query: {"d19"} for query in QUERIES})
@@ -74,7 +74,7 @@ def test_pickled_weights_are_not_unpickled(saved: Path, mark: Path, module: str,
 
 
 @pytest.mark.parametrize(
-    "name", ["evil.Evil", "model.evil.Evil", "os.system", "st_magnitude.cli.main", "st_magnitude.modules"]
+    "name", ["evil.Evil", "model.evil.Evil", "os.system", "st_magnitude.commands.app.main", "st_magnitude.modules"]
 )
 @pytest.mark.parametrize("place", ["inside", "beside"])
 def test_no_class_of_the_models_own_is_imported(saved, mark, monkeypatch, name, place) -> None:
@@ -142,7 +142,7 @@ def hook(event, args):
     seen.extend(("written", os.path.realpath(os.fsdecode(path))) for path in paths)
 
 sys.addaudithook(hook)
-from st_magnitude.cli import app
+from st_magnitude.commands.app import app
 
 for arguments in json.loads(sys.argv[2]):
     try:

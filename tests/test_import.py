@@ -12,7 +12,7 @@ def refuse(*args, **kwargs):
 socket.getaddrinfo = socket.create_connection = refuse
 socket.socket.connect = refuse
 import st_magnitude
-import st_magnitude.cli
+import st_magnitude.commands.app
 loaded = {"open_clip", "mteb", "matplotlib", "faiss", "bm25s", "peft", "usearch", "ir_measures"} & set(sys.modules)
 print(sorted(loaded))
 """

@@ -16,7 +16,7 @@ from sentence_transformers import (
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 
 import st_magnitude as stm
-from st_magnitude.data import DataError, RetrievalData, save_beir
+from st_magnitude.corpus.beir import DataError, RetrievalData, save_beir
 from st_magnitude.mteb import clustering_task, evaluate_retrieval, local_model, local_task
 
 pytest.importorskip("mteb")
@@ -97,7 +97,7 @@ def test_four_ways_to_one_score(static_model, task, tmp_path, similarity):
     loaded = local_model(tmp_path / "model").load_model(device="cpu")
     result = mteb.evaluate(loaded, local_task(tmp_path / "data"), cache=None, show_progress_bar=False)
     assert result.task_results[0].scores["test"][0]["ndcg_at_10"] == pytest.approx(expected, abs=6e-6)
-    command = [sys.executable, "-m", "st_magnitude.cli", "mteb", "run", "-m", str(tmp_path / "model")]
+    command = [sys.executable, "-m", "st_magnitude", "mteb", "run", "-m", str(tmp_path / "model")]
     command += ["-t", str(tmp_path / "data"), "--output-folder", str(tmp_path / "results")]
     subprocess.run(command, capture_output=True, text=True, check=True)
     (score,) = scores_of(tmp_path / "results").values()
@@ -181,7 +181,17 @@ def test_bad_models_and_arguments(tmp_path):
     with pytest.raises(DataError, match="2 texts and 1 labels"):
         clustering_task(["a", "b"], [1], "x")
     (tmp_path / "empty").mkdir()
-    command = [sys.executable, "-m", "st_magnitude.cli", "mteb", "run", "-m", str(tmp_path / "empty"), "-t", "STS12"]
+    command = [
+        sys.executable,
+        "-m",
+        "st_magnitude.commands.app",
+        "mteb",
+        "run",
+        "-m",
+        str(tmp_path / "empty"),
+        "-t",
+        "STS12",
+    ]
     finished = subprocess.run(command, capture_output=True, text=True, check=False)
     assert finished.returncode == 2
     assert "no modules.json" in finished.stderr

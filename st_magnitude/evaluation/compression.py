@@ -118,7 +118,7 @@ class CompressionEvaluator(CsvEvaluator):
 
     Attributes:
         cells: After a call, a `CompressionCell` for each key, D in float32 first. `table` and `pareto` take them, and
-            `st_magnitude.report.plot_compression`.
+            `st_magnitude.diagnosis.report.plot_compression`.
         per_query: After a call, nDCG@10 of every query under ``(dim, precision, rescoring)``, in the order of
             ``queries_ids``: what `st_magnitude.geometry.paired_bootstrap` takes.
 

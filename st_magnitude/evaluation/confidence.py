@@ -24,7 +24,7 @@ from st_magnitude.evaluation.magnitude import implied_similarity
 from st_magnitude.evaluation.metrics import TILE, check_judgments, encode_raw, rank
 from st_magnitude.geometry import auroc, norms, risk_coverage, spearman
 from st_magnitude.similarity import COSINE, Similarity
-from st_magnitude.surgery import normalizes_output, without_normalize
+from st_magnitude.surgery.normalize import normalizes_output, without_normalize
 
 __all__ = ["ConfidenceReport", "NormBucket", "Novelty", "Signal", "knn_accuracy_by_norm", "norm_confidence", "novelty"]
 

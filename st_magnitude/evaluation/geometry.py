@@ -11,7 +11,7 @@ from sentence_transformers import SentenceTransformer
 
 from st_magnitude import geometry
 from st_magnitude.evaluation.metrics import CsvEvaluator, encode_raw
-from st_magnitude.surgery import without_normalize
+from st_magnitude.surgery.normalize import without_normalize
 
 __all__ = ["GeometryEvaluator", "card_evaluators"]
 

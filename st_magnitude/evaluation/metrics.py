@@ -15,7 +15,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import SentenceEvaluator
 from torch import Tensor
 
-from st_magnitude.data import is_file_name
+from st_magnitude.corpus.beir import is_file_name
 
 __all__ = [
     "TILE",

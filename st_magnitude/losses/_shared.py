@@ -11,8 +11,8 @@ import torch.distributed as dist
 from sentence_transformers.sentence_transformer.losses.matryoshka import CachedLossDecorator, ForwardDecorator
 from torch import Tensor, nn
 
-from st_magnitude._trainer import once_in_a_run
 from st_magnitude.similarity import Similarity
+from st_magnitude.training.trainer import once_in_a_run
 
 __all__ = ["auto_scale", "raw_features", "refuse_matryoshka"]
 

@@ -7,7 +7,7 @@ from typing import Any
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude.losses.ranking import MagnitudeRankingLoss
-from st_magnitude.regularizers import SIGReg
+from st_magnitude.losses.regularizers import SIGReg
 from st_magnitude.similarity import COSINE, Similarity
 
 __all__ = ["SIGRegInfoNCE"]

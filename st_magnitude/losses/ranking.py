@@ -27,7 +27,7 @@ from st_magnitude.infonce import Direction, Term, infonce
 from st_magnitude.losses._shared import auto_scale, raw_features, refuse_matryoshka
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import COSINE, DNORM, DOT, QNORM, Similarity
-from st_magnitude.surgery import normalizes_output, set_similarity_function
+from st_magnitude.surgery.normalize import normalizes_output, set_similarity_function
 
 __all__ = [
     "CosineRankingLoss",

@@ -15,7 +15,7 @@ from torch.nn.functional import mse_loss
 from st_magnitude.losses._shared import auto_scale, raw_features, refuse_matryoshka
 from st_magnitude.losses.ranking import CITATION
 from st_magnitude.similarity import DOT, Similarity
-from st_magnitude.surgery import normalizes_output, set_similarity_function
+from st_magnitude.surgery.normalize import normalizes_output, set_similarity_function
 
 __all__ = ["SimilarityMSELoss"]
 

@@ -1,8 +1,8 @@
 """Revela: dense retrievers from raw text, by language modelling with in-batch attention (arXiv 2506.16552)."""
 
-from st_magnitude.revela.chunking import chunk, looks_like_code
-from st_magnitude.revela.data import GroupCollator, build_groups
-from st_magnitude.revela.documents import Document, Section, read_documents, split_documents
+from st_magnitude.corpus.chunking import chunk, looks_like_code
+from st_magnitude.corpus.documents import Document, Section, read_documents, split_documents
+from st_magnitude.revela.groups import GroupCollator, build_groups
 from st_magnitude.revela.loss import RevelaLoss, group_similarity
 from st_magnitude.revela.models import add_lora, load_lm, load_retriever, lora_config, merge_lora
 from st_magnitude.revela.replug import ReplugLoss

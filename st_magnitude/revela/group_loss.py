@@ -10,12 +10,12 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from st_magnitude._trainer import calling_trainer
-from st_magnitude.revela.chunking import looks_like_code
-from st_magnitude.revela.data import GroupCollator, split_batch
+from st_magnitude.corpus.chunking import looks_like_code
+from st_magnitude.revela.groups import GroupCollator, split_batch
 from st_magnitude.revela.models import tokenizer_of
 from st_magnitude.similarity import COSINE
-from st_magnitude.surgery import set_similarity_function, unwrapped
+from st_magnitude.surgery.normalize import set_similarity_function, unwrapped
+from st_magnitude.training.trainer import calling_trainer
 
 if TYPE_CHECKING:
     from typing_extensions import Self

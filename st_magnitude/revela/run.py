@@ -11,18 +11,17 @@ from typing import Any, cast
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 
-from st_magnitude._trainer import train_or_stop
-from st_magnitude.data import DataError
+from st_magnitude.corpus.beir import DataError
+from st_magnitude.corpus.documents import read_documents, split_documents
 from st_magnitude.evaluation import HybridEvaluator
 from st_magnitude.evaluation.geometry import card_evaluators
 from st_magnitude.geometry import paired_bootstrap
-from st_magnitude.revela.data import build_groups
-from st_magnitude.revela.documents import read_documents, split_documents
+from st_magnitude.revela.groups import build_groups
 from st_magnitude.revela.loss import RevelaLoss
 from st_magnitude.revela.models import load_lm, load_retriever, lora_config
 from st_magnitude.revela.titles import TitleTask, title_task
 from st_magnitude.revela.trainer import RevelaTrainer
-from st_magnitude.train import check_output, has_fast_bf16
+from st_magnitude.training.trainer import check_output, has_fast_bf16, train_or_stop
 
 __all__ = ["run"]
 

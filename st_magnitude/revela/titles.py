@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from st_magnitude.data import DataError, RetrievalData
-from st_magnitude.revela.chunking import chunk, count_words, fold, names, sentences
-from st_magnitude.revela.documents import Document, Documents, Section, iterate_documents, plain_title
+from st_magnitude.corpus.beir import DataError, RetrievalData
+from st_magnitude.corpus.chunking import chunk, count_words, fold, names, sentences
+from st_magnitude.corpus.documents import Document, Documents, Section, iterate_documents, plain_title
 
 __all__ = ["TitleTask", "title_task"]
 

@@ -14,7 +14,7 @@ from sentence_transformers.base.losses.merged_forward import embed_columns
 from torch.nn.parallel import DistributedDataParallel
 
 import st_magnitude as stm
-from st_magnitude import _sigreg
+from st_magnitude.losses import _sigreg
 
 CASES: dict[str, dict] = {
     "sampled": {},

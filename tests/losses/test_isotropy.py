@@ -19,7 +19,7 @@ from sentence_transformers import (
 from sentence_transformers.sentence_transformer.losses import GlobalOrthogonalRegularizationLoss
 
 import st_magnitude as stm
-from st_magnitude._trainer import calling_trainer
+from st_magnitude.training.trainer import calling_trainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

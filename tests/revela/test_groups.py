@@ -18,7 +18,8 @@ from sentence_transformers.sentence_transformer.modules import BoW, StaticEmbedd
 from torch import nn
 from torch.utils.data import DataLoader
 
-from st_magnitude.data import DataError, RetrievalData, load_beir, save_beir
+from st_magnitude.corpus.beir import DataError, RetrievalData, load_beir, save_beir
+from st_magnitude.corpus.chunking import sentences
 from st_magnitude.revela import (
     Document,
     GroupCollator,
@@ -30,8 +31,7 @@ from st_magnitude.revela import (
     split_documents,
     title_task,
 )
-from st_magnitude.revela.chunking import sentences
-from st_magnitude.revela.data import _first_half, split_batch
+from st_magnitude.revela.groups import _first_half, split_batch
 
 CODE = '''import os
 

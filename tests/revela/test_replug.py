@@ -29,7 +29,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from st_magnitude.revela import ReplugLoss, RevelaTrainer
 from st_magnitude.revela.attention import attach
-from st_magnitude.revela.data import split_batch
+from st_magnitude.revela.groups import split_batch
 from st_magnitude.revela.replug import continuation_losses, divergence
 from st_magnitude.revela.score_cache import ScoreCache
 

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 import st_magnitude as stm
 from st_magnitude.revela import RevelaLoss, group_similarity
-from st_magnitude.revela.data import split_batch
+from st_magnitude.revela.groups import split_batch
 
 
 @pytest.fixture

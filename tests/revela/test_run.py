@@ -11,7 +11,7 @@ from revela_tiny import language_model, retriever
 from sentence_transformers import SentenceTransformer
 from typer.testing import CliRunner
 
-from st_magnitude.cli import app
+from st_magnitude.commands.app import app
 from st_magnitude.revela.run import run
 
 PAGES = {

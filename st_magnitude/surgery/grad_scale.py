@@ -1,0 +1,230 @@
+"""GradScale: the forward pass stays as it is, and the gradient of each embedding is multiplied by a power of its norm.
+
+The gradient of a cosine loss at an embedding z has the size 1/|z| (*On the Importance of Embedding Norms in
+Self-Supervised Learning*, Prop. 3.1): long embeddings hardly move. Multiplied by |z| it no longer depends on the norm.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import MutableMapping
+from functools import partial
+from inspect import signature
+from typing import Any
+
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Router
+from torch import Tensor, nn
+from torch.nn import functional
+
+from st_magnitude.surgery.normalize import is_sentence_norm, raw_length, raw_producers, unwrapped
+
+__all__ = ["GradScaleHandle", "attach_grad_scale", "grad_scale"]
+
+SMALLEST_NORM = 1e-6  # of a zero row too: below it the factor stays what it is there
+
+
+def grad_scale(x: Tensor, power: float = 1.0, *, divide_by_mean: bool = False) -> Tensor:
+    """The same embeddings, whose gradient is multiplied row by row: (..., D) -> (..., D).
+
+        forward z,   backward |z|^power · g
+
+    Power 1 cancels the 1/|z| of every cosine-based loss, 0 changes nothing, a negative one slows long embeddings more.
+    It belongs before the normalisation: behind it all norms are 1 and it does nothing. The gradient field so made is
+    that of no loss (Prop. D.1).
+
+    The factor is computed in float32 (float64 for float64) and is a constant to higher derivatives. Norms below 1e-6,
+    those of zero rows among them, count as 1e-6, and the factor is at most the largest number of the dtype: it is
+    finite for every finite row and power, also where the norm overflows float16.
+
+    Args:
+        x: The embeddings.
+        power: p; the learning rate may need to fall by the size of the norms (the paper divides it by 6).
+        divide_by_mean: Divide the factors by their mean over the rows of this call, so that a step stays about as long
+            as without. The mean is that of what one forward pass sees: a mini-batch under gradient caching, one rank
+            of several.
+
+    Raises:
+        ValueError: If the power is not a finite number.
+        TypeError: If x is not a floating-point tensor of at least one dimension.
+
+    Example:
+        >>> import torch
+        >>> x = torch.tensor([[3.0, 4.0], [0.6, 0.8]], requires_grad=True)
+        >>> grad_scale(x, power=1.0).sum().backward()
+        >>> x.grad
+        tensor([[5., 5.],
+                [1., 1.]])
+
+    Source: Draganov et al., On the Importance of Embedding Norms in Self-Supervised Learning, section 6 and App. D,
+    Listing 2.
+    """
+    if not isinstance(power, (int, float)) or not math.isfinite(power):
+        raise ValueError(f"power is a finite number (1 cancels the norm, 0 changes nothing), got {power!r}.")
+    if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim == 0:
+        what = f"a {x.ndim}-d tensor of {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
+        raise TypeError(f"grad_scale takes floating-point embeddings (..., D), got {what}.")
+    if power == 0 or not torch.is_grad_enabled():
+        return x
+    fixed = x.detach()
+    norm = torch.linalg.vector_norm(fixed if x.dtype == torch.float64 else fixed.float(), dim=-1, keepdim=True)
+    factor = norm.clamp(min=SMALLEST_NORM) ** power  # (..., 1)
+    factor = factor.clamp(max=torch.finfo(x.dtype).max)
+    if divide_by_mean:
+        factor = factor / factor.mean()
+    # x - fixed is zero, so the value is x to the last bit; its derivative is the factor. The product is taken in the
+    # precision of the factor and rounded once.
+    return fixed + (factor * (x - fixed)).to(x.dtype)
+
+
+class GradScaleHandle:
+    """What :func:`attach_grad_scale` put on a model. ``remove()`` takes it off; also a context manager."""
+
+    def __init__(self, removals: list[Any]) -> None:
+        self._removals = removals
+
+    def remove(self) -> None:
+        """Takes it off. A second call does nothing."""
+        while self._removals:
+            self._removals.pop()()
+
+    def __enter__(self) -> GradScaleHandle:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+
+def attach_grad_scale(
+    model: nn.Module, power: float = 1.0, *, after: nn.Module | None = None, divide_by_mean: bool = False
+) -> GradScaleHandle:
+    """Puts :func:`grad_scale` on the embeddings of a model before they are normalised. In place; nothing is saved.
+
+    ========================================  ================================================================
+    model                                     where
+    ========================================  ================================================================
+    SentenceTransformer                       behind the module in front of a last Normalize or ExponentNorm,
+                                              in every route of a last Router; else behind the last module
+    CLIP of open_clip                         ``encode_image`` and ``encode_text``, before their normalisation
+    any other module                          its output: a tensor, a tuple that begins with one, or a dict
+                                              with ``"sentence_embedding"``
+    ========================================  ================================================================
+
+    Losses, cached ones too, autocast, DistributedDataParallel and torch.compile need to know nothing of it.
+
+    Args:
+        model: The model to train.
+        power: Of the norm, as in :func:`grad_scale`.
+        after: The module of the model to put it behind; None: as in the table.
+        divide_by_mean: As in :func:`grad_scale`.
+
+    Returns:
+        A handle with ``remove()``.
+
+    Raises:
+        ValueError: If it would lie behind Normalize, where it does nothing; if the model has it already; at the first
+            training batch, if all embeddings that come by have length 1.
+
+    Example:
+        >>> from sentence_transformers.base.modules import Normalize
+        >>> from sentence_transformers.sentence_transformer.modules import BoW
+        >>> model = SentenceTransformer(modules=[BoW(["red"]), Normalize()], device="cpu")
+        >>> handle = attach_grad_scale(model, power=1.0)
+        >>> handle.remove()
+    """
+    grad_scale(torch.zeros(1), power)  # checks the power
+    model = unwrapped(model)
+    if any(isinstance(hook, _Hook) for module in model.modules() for hook in module._forward_hooks.values()) or any(
+        name in vars(model) for name in _ENCODERS
+    ):
+        raise ValueError("This model has GradScale already: call remove() on the handle of the first attachment.")
+    if after is None and _is_clip(model):
+        return GradScaleHandle(_wrap_encoders(model, power, divide_by_mean))
+    producers = raw_producers(model) if after is None else [_checked(after, model)]
+    hooks = [module.register_forward_hook(_Hook(power, divide_by_mean)) for module in producers]
+    return GradScaleHandle([hook.remove for hook in hooks])
+
+
+class _Hook:
+    """The forward hook: scales what it recognises as embeddings, and looks once whether that can do anything."""
+
+    def __init__(self, power: float, divide_by_mean: bool) -> None:
+        self.scale = partial(grad_scale, power=power, divide_by_mean=divide_by_mean)
+        self.checked = False
+
+    def __call__(self, module: nn.Module, _inputs: Any, output: Any) -> Any:
+        if isinstance(output, Tensor):
+            return self._scaled(output)
+        if isinstance(output, tuple) and output and isinstance(output[0], Tensor):
+            return (self._scaled(output[0]), *output[1:])
+        if isinstance(output, MutableMapping) and "sentence_embedding" in output:
+            output["sentence_embedding"] = self._scaled(output["sentence_embedding"])
+            return output
+        raise TypeError(
+            f"GradScale found no embeddings in what {type(module).__name__} returns ({type(output).__name__}). Attach "
+            "it to the module that returns them as a tensor, or call stm.grad_scale(embeddings) in the loss."
+        )
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        if not self.checked and not torch.compiler.is_compiling() and x.requires_grad:
+            self.checked = True
+            _check_lengths(x)
+        return self.scale(x)
+
+
+def _check_lengths(x: Tensor) -> None:
+    lengths = torch.linalg.vector_norm(x.detach().float(), dim=-1)
+    if lengths.numel() > 1 and (lengths - 1).abs().max() < 1e-3:
+        raise ValueError(
+            "All embeddings that reach GradScale have length 1: it lies behind a normalisation and does nothing. "
+            "Attach it to the module before that, attach_grad_scale(model, power, after=module), or take the "
+            "normalisation out of the model."
+        )
+
+
+def _checked(after: nn.Module, model: nn.Module) -> nn.Module:
+    """A module chosen by hand, if GradScale behind it can do anything."""
+    if all(module is not after for module in model.modules()):
+        raise ValueError(f"after={type(after).__name__} is no module of this model.")
+    if isinstance(model, SentenceTransformer):
+        behind = list(model.children())[raw_length(list(model.children())) :]
+        routed = (m for router in model.modules() if isinstance(router, Router) for m in router.modules())
+        if any(module is after for module in behind) or (is_sentence_norm(after) and any(m is after for m in routed)):
+            raise ValueError(
+                f"GradScale behind {type(after).__name__} lies behind the normalisation, where norms are gone and it "
+                "does nothing. Leave `after` out: it then goes in front of it."
+            )
+    return after
+
+
+_ENCODERS = ("encode_image", "encode_text")
+
+
+def _is_clip(model: nn.Module) -> bool:
+    if not all(hasattr(model, name) for name in _ENCODERS):
+        return False
+    if hasattr(model, "_encode_image") or any(
+        "normalize" not in signature(getattr(model, name)).parameters for name in _ENCODERS
+    ):
+        raise ValueError(
+            f"{type(model).__name__} does not normalise in encode_image(..., normalize=) and encode_text(..., "
+            "normalize=), so GradScale cannot get in front of it. Call stm.grad_scale(features) in the loss, on "
+            "features that are not normalised yet."
+        )
+    return True
+
+
+def _wrap_encoders(model: nn.Module, power: float, divide_by_mean: bool) -> list[Any]:
+    """In the instance, where ``forward`` finds them; a deep copy of the model copies them bound to itself."""
+    for name in _ENCODERS:
+        encode = getattr(type(model), name)
+        object.__setattr__(model, name, partial(_encode, encode, power, divide_by_mean, model))
+    return [partial(vars(model).pop, name) for name in _ENCODERS]
+
+
+def _encode(
+    encode: Any, power: float, divide_by_mean: bool, model: nn.Module, inputs: Any, normalize: bool = False
+) -> Tensor:
+    x = grad_scale(encode(model, inputs, normalize=False), power, divide_by_mean=divide_by_mean)  # (n, D)
+    return functional.normalize(x, dim=-1) if normalize else x

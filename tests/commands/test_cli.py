@@ -1,0 +1,459 @@
+"""The command line on a small folder: what it writes, and what it refuses before any training."""
+
+import csv
+import itertools
+import json
+import os
+import signal
+import sys
+
+import numpy as np
+import pytest
+import torch
+from _tiny import load_transformer, save_transformer
+from conftest import CORPUS, QUERIES, RELEVANT_DOCS
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
+from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
+from transformers import TrainingArguments
+from typer.testing import CliRunner
+
+import st_magnitude as stm
+from st_magnitude.commands.app import app
+from st_magnitude.commands.train import LOSSES, train
+from st_magnitude.corpus.beir import RetrievalData, save_beir
+from st_magnitude.evaluation import CompressionEvaluator
+from st_magnitude.evaluation.compression import table
+from st_magnitude.training.trainer import _finished_state as finished_state
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A data set with both splits and one judged negative a query."""
+    negatives = {q: {"d19"} for q in QUERIES}
+    for split in ("train", "dev"):
+        save_beir(RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS, negatives), tmp_path / "data", split)
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def model_path(static_model, tmp_path):
+    static_model.save_pretrained(str(tmp_path / "static"))
+    return tmp_path / "static"
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+def fit(folder, model_path, output, *more):
+    return invoke("train", "--data", folder, "--model", model_path, "--output", output, "--batch-size", 4, *more)
+
+
+@pytest.mark.parametrize("loss", list(LOSSES))
+def test_train_saves_a_model_that_ranks_as_trained(folder, model_path, tmp_path, loss):
+    output = tmp_path / "out"
+    result = fit(folder, model_path, output, "--loss", loss, "--learning-rate", 0.05, "--epochs", 3, "--seed", 3)
+    assert result.exit_code == 0, result.output
+    assert "matched_ndcg@10" in result.output  # the dev split was scored
+    assert ("best - cosine" in result.output) == (loss != "cosine")  # and swept, where there is length
+
+    record = json.loads((output / "training.json").read_text())
+    losses = [entry["loss"] for entry in record["log"] if "loss" in entry] or [record["log"][-1]["train_loss"]]
+    assert record["loss"] == LOSSES[loss].__name__
+    assert np.isfinite(losses).all()
+    model = stm.load(output)
+    expected = {"cosine": "cosine", "dnorm": "cosine"}.get(loss, "dot")
+    assert model.similarity_fn_name == expected
+    before = SentenceTransformer(str(model_path), similarity_fn_name=expected)
+    scores = [InformationRetrievalEvaluator(QUERIES, CORPUS, RELEVANT_DOCS)(m) for m in (before, model)]
+    assert scores[1][f"{expected}_ndcg@10"] > scores[0][f"{expected}_ndcg@10"]  # it has seen these pairs
+
+
+def test_judged_negatives_become_hard_negatives(folder, model_path, tmp_path):
+    data = RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS, {q: {"d19"} for q in QUERIES})
+    trainer = train(str(model_path), data, tmp_path / "a", max_steps=1, batch_size=4)
+    assert trainer.train_dataset.column_names == ["anchor", "positive", "negative_1"]
+    assert set(trainer.train_dataset["negative_1"]) == {CORPUS["d19"]}
+    trainer = train(
+        str(model_path), RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS), tmp_path / "b", max_steps=1, batch_size=4
+    )
+    assert trainer.train_dataset.column_names == ["anchor", "positive"]
+
+
+@pytest.mark.parametrize(
+    ("options", "terms"),
+    [
+        (("--dims", "64,256", "--temperatures", ".03,.1"), [(64, 0.03), (64, 0.1), (256, 0.03), (256, 0.1)]),
+        (("--dims", "64,256"), [(64, 0.05), (256, 0.05)]),
+        (("--temperatures", "0.03,0.1"), [(None, 0.03), (None, 0.1)]),
+        ((), [(None, 0.05)]),
+    ],
+)
+def test_dims_and_temperatures_become_terms(folder, model_path, tmp_path, options, terms):
+    done = fit(folder, model_path, tmp_path / "out", "--loss", "qnorm", "--max-steps", 1, *options)
+    assert done.exit_code == 0, done.output
+    record = json.loads((tmp_path / "out" / "training.json").read_text())
+    assert [(t["dim"], t["temperature"]) for t in record["terms"]] == terms
+    assert record["similarity"] == {"query": 1.0, "document": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--dims", "64,x"), "--dims takes whole numbers with commas between"),
+        (("--temperatures", "cold"), "--temperatures takes numbers with commas between"),
+        (("--dims", "64,512"), "[512] dimensions, but the embeddings of this model have 256"),
+        (("--temperatures", "0.1,0"), "must be positive, got 0.0"),
+        (("--max-length", 9), "leave out max_length (--max-length)"),
+    ],
+)
+def test_options_are_checked_before_training(folder, model_path, tmp_path, options, message):
+    done = fit(folder, model_path, tmp_path / "out", *options)
+    assert done.exit_code == 2
+    assert message in " ".join(done.output.split())
+    assert not (tmp_path / "out").exists()
+
+
+def test_nothing_is_overwritten(folder, model_path, tmp_path):
+    output = tmp_path / "out"
+    assert fit(folder, model_path, output, "--max-steps", 2, "--save-steps", 1).exit_code == 0
+    weights = sorted(p.name for p in output.rglob("*.safetensors"))
+    again = fit(folder, model_path, output)
+    assert again.exit_code == 2
+    assert "already holds a trained model" in again.output
+    assert sorted(p.name for p in output.rglob("*.safetensors")) == weights
+
+
+def test_a_run_that_has_ended_can_be_taken_further(folder, model_path, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError("disk full")
+
+    with monkeypatch.context() as broken:
+        broken.setattr("st_magnitude.commands.train.export", full)  # trained to its end, and not saved
+        assert fit(folder, model_path, tmp_path / "out", "--max-steps", 2, "--save-steps", 1).exit_code == 2
+    assert fit(folder, model_path, tmp_path / "out", "--max-steps", 4, "--resume").exit_code == 0
+    assert json.loads((tmp_path / "out" / "training.json").read_text())["log"][-1]["step"] == 4
+
+
+def test_an_interrupted_run_goes_on_with_resume(folder, model_path, tmp_path, monkeypatch):
+    options = ("--max-steps", 5, "--save-steps", 2, "--learning-rate", 0.05)
+    assert fit(folder, model_path, tmp_path / "straight", *options).exit_code == 0
+
+    step, calls = SentenceTransformerTrainer.training_step, itertools.count(1)
+
+    def power_cut(*args, **kwargs):
+        if next(calls) == 4:
+            raise KeyboardInterrupt
+        return step(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SentenceTransformerTrainer, "training_step", power_cut)
+        fit(folder, model_path, tmp_path / "broken", *options)
+    assert not (tmp_path / "broken" / "modules.json").exists()
+
+    refused = fit(folder, model_path, tmp_path / "broken", *options)
+    assert refused.exit_code == 2
+    assert "checkpoint-2" in refused.output
+    assert "--resume" in refused.output
+    assert fit(folder, model_path, tmp_path / "broken", *options, "--resume").exit_code == 0
+    straight, resumed = (SentenceTransformer(str(tmp_path / n)).state_dict() for n in ("straight", "broken"))
+    for name, weights in straight.items():
+        torch.testing.assert_close(weights, resumed[name], rtol=0, atol=0)
+
+
+def test_malformed_data_is_refused_with_file_and_line(folder, tmp_path):
+    lines = (folder / "corpus.jsonl").read_text().splitlines()
+    lines[3] = '{"_id": "d04", "text": ""}'
+    (folder / "corpus.jsonl").write_text("\n".join(lines) + "\n")
+    result = fit(folder, "no/such/model", tmp_path / "out")
+    assert result.exit_code == 2
+    assert "corpus.jsonl" in result.output
+    assert "line 4" in result.output
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--split", "nope"], "nope"),
+        (["--loss", "euclid"], "euclid"),
+        (["--data", "no/such/folder"], "no/such/folder"),
+    ],
+)
+def test_bad_arguments_are_named(folder, tmp_path, arguments, message):
+    result = fit(folder, "no/such/model", tmp_path / "out", *arguments)
+    assert result.exit_code == 2
+    assert message in result.output
+    assert "Traceback" not in result.output
+
+
+def measure(folder, model_path, *more):
+    return invoke("compress", model_path, "--data", folder, *more)
+
+
+def test_compress_prints_the_table_of_the_evaluator(folder, tmp_path):
+    pytest.importorskip("matplotlib")
+    model = load_transformer(save_transformer(tmp_path / "transformer"))
+    model.save_pretrained(str(tmp_path / "tiny"))
+    options = ("--split", "dev", "--dims", "16,5", "--top-k", 5, "--similarity", "dot", "--max-length", 9)
+    result = measure(folder, tmp_path / "tiny", *options, "--output", tmp_path / "new" / "out")
+    assert result.exit_code == 0, result.output
+    model.max_seq_length = 9
+    evaluator = CompressionEvaluator(QUERIES, CORPUS, RELEVANT_DOCS, dims=[16, 5], top_k=5, similarity="dot")
+    evaluator(model)
+    assert table(evaluator.cells) in result.output
+    with (tmp_path / "new" / "out" / "compression.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert rows == [{key: str(value) for key, value in cell.row.items()} for cell in evaluator.cells]
+    assert (tmp_path / "new" / "out" / "compression.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_compress_by_default_writes_nothing_and_with_output_replaces(folder, model_path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    before = set(tmp_path.rglob("*"))
+    result = measure(folder, model_path, "--split", "dev")
+    assert result.exit_code == 0, result.output
+    assert set(tmp_path.rglob("*")) == before
+    for dims, rows in (("8,4,2", 16), ("8", 8)):
+        assert measure(folder, model_path, "--split", "dev", "--dims", dims, "--output", "out").exit_code == 0
+        assert len((tmp_path / "out" / "compression.csv").read_text().splitlines()) == 1 + rows
+
+
+def test_compress_without_matplotlib_keeps_table_and_csv(folder, model_path, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    result = measure(folder, model_path, "--split", "dev", "--output", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert "nDCG@10" in result.stdout
+    assert 'pip install "st-magnitude[plot]"' in result.stderr
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["compression.csv"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--split", "nope"], "its splits are ['dev', 'train']"),
+        (["--data", "no/such/folder"], "no/such/folder"),
+        (["--dims", "8,x"], "numbers with commas between, as in 384,192,96; got '8,x'"),
+        (["--dims", "8,0"], "at least 1, got 0"),
+        (["--dims", "257"], "dims is 257 long, the model's embeddings 256"),
+        (["--similarity", "l2"], "No similarity is called 'l2'"),
+        (["--output", __file__], "--output is a folder"),
+        (["--max-length", 9], "leave out max_length (--max-length)"),
+    ],
+)
+def test_compress_refuses_before_encoding(folder, model_path, monkeypatch, arguments, message):
+    monkeypatch.setattr(SentenceTransformer, "encode_query", None)
+    result = measure(folder, model_path, "--split", "dev", *arguments)
+    assert result.exit_code == 2
+    errors = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
+    assert len(errors) == 1
+    assert message in errors[0]
+    assert "Traceback" not in result.output
+
+
+def test_compress_refuses_a_model_that_is_not_there(folder):
+    result = measure(folder, "/no/such/model", "--split", "dev")
+    assert result.exit_code == 2
+    assert "/no/such/model" in result.stderr
+
+
+def test_help_lists_the_commands():
+    result = invoke("--help")
+    assert result.exit_code == 0
+    assert "demo" in result.output
+    assert "train" in result.output
+    assert "compress" in result.output
+
+
+def report_of(result):
+    """The JSON that a command printed, alone on stdout."""
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_calibrate_prints_the_curve_and_saves_the_choice(folder, model_path, tmp_path):
+    output = tmp_path / "calibrated"
+    options = ("--exponents", "0.25,0.5", "--confirm", "train", "--seed", 3, "--output", output)
+    result = invoke("calibrate", model_path, "--data", folder, *options)
+    assert result.exit_code == 0, result.output
+    curve = stm.calibrate_exponent(
+        stm.load(model_path), QUERIES, CORPUS, RELEVANT_DOCS, [0.25, 0.5], seed=3, show_progress_bar=False
+    )
+    assert str(curve) in result.stdout
+    (output / "x").write_text("")
+    assert "not an empty folder" in invoke("calibrate", model_path, "--data", folder, *options).stderr
+    saved = stm.load(output)
+    raw = [stm.load(model_path).encode(text, convert_to_tensor=True) for text in ("bees", "honey")]
+    got = saved.similarity(saved.encode_query("bees"), saved.encode_document("honey"))
+    torch.testing.assert_close(got, curve.best_similarity(raw[0][None], raw[1][None]))
+
+
+def test_calibrate_confirms_on_the_other_split(tmp_path, model_path):
+    """The planted length helps on one split and harms on the other: confirmation must see the harm."""
+    corpus = {"long": "honey honey bees", "short": "honey"}
+    for split, answer in (("dev", "long"), ("test", "short")):
+        save_beir(RetrievalData({"q": "honey"}, corpus, {"q": {answer}}), tmp_path / "data", split)
+    from sentence_transformers.sentence_transformer.modules import BoW
+
+    SentenceTransformer(modules=[BoW(["bees", "honey"])], device="cpu").save_pretrained(str(tmp_path / "bow"))
+    figures = report_of(
+        invoke(
+            "calibrate",
+            tmp_path / "bow",
+            "--data",
+            tmp_path / "data",
+            "--exponents",
+            "0",
+            "--confirm",
+            "test",
+            "--json",
+        )
+    )
+    assert (figures["exponent"], figures["ndcg@10"]) == (0.0, {"0": 1.0, "1": pytest.approx(0.6309, abs=1e-4)})
+    assert figures["confirm"]["versus_cosine"][0] == pytest.approx(0.6309 - 1, abs=1e-4)
+    assert figures["confirm"]["versus_dot"] == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--split", "nope"], "its splits are ['dev', 'train']"),
+        (["--confirm", "nope"], "its splits are ['dev', 'train']"),
+        (["--exponents", "0,x"], "--exponents takes numbers with commas between"),
+        (["--exponents", "0,2"], "lie in [0, 1]"),
+        (["--output", __file__], "is not an empty folder"),
+    ],
+)
+def test_calibrate_refuses_before_encoding(folder, model_path, monkeypatch, options, message):
+    monkeypatch.setattr(SentenceTransformer, "encode_query", None)
+    result = invoke("calibrate", model_path, "--data", folder, *options)
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.split())
+
+
+def test_json_is_alone_on_stdout(folder, model_path, tmp_path):
+    figures = report_of(fit(folder, model_path, tmp_path / "out", "--max-steps", 2, "--json"))
+    assert figures["steps"] == 2
+    assert figures["scores"]["dev_matched_ndcg@10"] > 0
+    assert figures["calibration"]["ndcg@10"].keys() >= {"0", "0.5", "1"}
+    cells = report_of(measure(folder, model_path, "--split", "dev", "--dims", "8", "--json"))["cells"]
+    assert len(cells) == 8
+    diagnosis = report_of(invoke("diagnose", model_path, "--data", folder, "--split", "dev", "--json"))
+    assert {r["name"] for r in diagnosis["recommendations"]} >= {"read-out", "pruning"}
+
+
+def config(tmp_path, text):
+    (tmp_path / "config.yaml").write_text(text, encoding="utf-8")
+    return tmp_path / "config.yaml"
+
+
+def test_a_config_file_gives_defaults_and_the_command_line_goes_before(folder, model_path, tmp_path):
+    file = config(
+        tmp_path,
+        f"data: {folder}\nmodel: {model_path}\noutput: {tmp_path / 'out'}\nloss: dot\ndims: [64, 256]\n"
+        "batch-size: 4\nmax_steps: 1\nseed: null\njson: true\n",
+    )
+    assert report_of(invoke("train", "--config", file, "--loss", "dnorm", "--max-steps", 2))["steps"] == 2
+    record = json.loads((tmp_path / "out" / "training.json").read_text())
+    assert [t["dim"] for t in record["terms"]] == [64, 256]
+    assert record["similarity"] == {"query": 0.0, "document": 1.0}
+    again = invoke("train", "--config", file)  # now with all its values
+    assert again.exit_code == 2
+    assert "already holds a trained model" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("nonsense: 1", "names ['nonsense'], but compress takes ["),
+        ("[1, 2]", "holds list, not options"),
+        ("top_k: {a: 1}", "top_k holds a mapping"),
+        ("top_k: [", "cannot be read as YAML"),
+        ("top_k: many", "--top-k"),
+        ("", "holds NoneType, not options"),
+    ],
+)
+def test_a_bad_config_is_named(folder, model_path, tmp_path, text, message):
+    result = measure(folder, model_path, "--config", config(tmp_path, text))
+    assert result.exit_code == 2
+    words = result.stderr.replace("│", " ").split()  # typer frames it
+    assert "".join(message.split()) in "".join(words)
+
+
+def test_no_config_at_that_place(folder, model_path):
+    result = measure(folder, model_path, "--config", "/no/such.yaml")
+    assert result.exit_code == 2
+    assert "/no/such.yaml" in "".join(result.stderr.replace("│", " ").split())
+
+
+def test_version_and_traceback(folder):
+    assert invoke("--version").stdout.strip() == stm.__version__
+    options = ("compress", "/no/such/model", "--data", folder, "--split", "nope")
+    assert invoke(*options).exit_code == 2
+    assert isinstance(invoke("--traceback", *options).exception, ValueError)
+    assert invoke(*options).exit_code == 2  # a choice of that call alone
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_the_step_and_resume_ends_as_undisturbed(
+    folder, model_path, tmp_path, monkeypatch, number, code
+):
+    options = ("--max-steps", 5, "--save-steps", 100, "--learning-rate", 0.05)
+    assert fit(folder, model_path, tmp_path / "straight", *options).exit_code == 0
+    handlers = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
+    step, calls = SentenceTransformerTrainer.training_step, itertools.count(1)
+
+    def disturbed(*args, **kwargs):
+        if next(calls) == 2:
+            os.kill(os.getpid(), number)
+        return step(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SentenceTransformerTrainer, "training_step", disturbed)
+        stopped = fit(folder, model_path, tmp_path / "stopped", *options)
+    assert stopped.exit_code == code
+    assert f"Stopped by {number.name} after step 2, which is saved" in stopped.stderr
+    assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] == handlers
+    assert [p.name for p in (tmp_path / "stopped" / "checkpoints").iterdir()] == ["checkpoint-2"]
+    assert fit(folder, model_path, tmp_path / "stopped", *options, "--resume").exit_code == 0
+    straight, resumed = (SentenceTransformer(str(tmp_path / n)).state_dict() for n in ("straight", "stopped"))
+    for name, weights in straight.items():
+        torch.testing.assert_close(weights, resumed[name], rtol=0, atol=0)
+
+
+def test_a_run_that_was_killed_behind_its_last_step_is_only_saved(folder, model_path, tmp_path):
+    """A checkpoint that was not written to its end is left aside; the one before it has all steps."""
+    output, options = tmp_path / "out", ("--max-steps", 5, "--learning-rate", 0.05)
+    assert fit(folder, model_path, output, *options).exit_code == 0
+    weights = SentenceTransformer(str(output)).state_dict()
+    torn = output / "checkpoints" / "checkpoint-9"
+    torn.mkdir()
+    (torn / "trainer_state.json").write_text('{"global_')
+    for file in output.glob("*.json"):
+        file.unlink()
+    figures = report_of(fit(folder, model_path, output, *options, "--resume", "--json"))
+    assert figures["steps"] == 5
+    for name, value in SentenceTransformer(str(output)).state_dict().items():
+        torch.testing.assert_close(value, weights[name], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("asked", "is_finished"),
+    [
+        ({"num_train_epochs": 1.36}, True),  # 34 steps of 25 to the epoch: 1 + 9/25 is 1.3599999999999999
+        ({"num_train_epochs": 1.4}, False),
+        ({"max_steps": 34, "num_train_epochs": 9}, True),
+        ({"max_steps": 35, "num_train_epochs": 1}, False),
+    ],
+)
+def test_when_a_run_has_made_all_its_steps(tmp_path, asked, is_finished):
+    state = {"epoch": 1 + 9 / 25, "global_step": 34, "max_steps": 34}
+    (tmp_path / "trainer_state.json").write_text(json.dumps(state))
+    assert (finished_state(tmp_path, TrainingArguments(str(tmp_path), **asked)) is not None) == is_finished
+
+
+def test_fewer_pairs_than_two_a_process(folder, model_path, tmp_path, monkeypatch):
+    monkeypatch.setattr("transformers.TrainingArguments.world_size", 7)
+    result = fit(folder, model_path, tmp_path / "out")
+    assert result.exit_code == 2
+    assert "12 training pairs are too few for 7 processes" in result.output

@@ -1,0 +1,209 @@
+"""Each command as a user's shell starts it: exit code, stdout, stderr, and what lies on the disk afterwards."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from _tiny import language_model
+from conftest import CORPUS, QUERIES, RELEVANT_DOCS
+from sentence_transformers import SentenceTransformer
+
+import st_magnitude as stm
+from st_magnitude.corpus.beir import RetrievalData, save_beir
+
+pytestmark = pytest.mark.slow
+
+COMMAND = [sys.executable, "-m", "st_magnitude"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, minilm_path):
+    """A folder with a model, a data set with three splits, and a text corpus with a tiny language model."""
+    folder = tmp_path_factory.mktemp("shell")
+    for split in ("train", "dev", "test"):
+        save_beir(RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS), folder / "data", split)
+    (folder / "model").symlink_to(minilm_path)
+    (folder / "texts").mkdir()
+    for number in range(6):
+        sentences = [f"Page {number} tells of {text}." for text in list(CORPUS.values())[3 * number : 3 * number + 3]]
+        (folder / "texts" / f"{number}.md").write_text(f"# About {number}\n\n" + " ".join(sentences) + "\n")
+    lm, tokens = language_model()
+    tokens.add_special_tokens({"eos_token": "[EOS]"})
+    lm.resize_token_embeddings(len(tokens))
+    lm.save_pretrained(folder / "lm")
+    tokens.save_pretrained(folder / "lm")
+    return folder
+
+
+def shell(place, *arguments):
+    return subprocess.run([*COMMAND, *map(str, arguments)], cwd=place, capture_output=True, text=True, check=False)
+
+
+TRAIN = ("train", "--data", "data", "--model", "model", "--batch-size", 4, "--max-length", 16)
+REVELA = ("revela", "--corpus", "texts", "--retriever", "model", "--lm", "lm", "--group-size", 3, "--max-words", 9)
+REVELA += ("--max-length", 24, "--lora-rank", 2, "--warmup-steps", 0, "--held-out", 0.3)
+
+GOOD = {
+    "train": (*TRAIN, "--max-steps", 2, "--output", "trained", "--json"),
+    "calibrate": ("calibrate", "model", "--data", "data", "--confirm", "test", "--output", "calibrated", "--json"),
+    "compress": ("compress", "model", "--data", "data", "--output", "compressed", "--json"),
+    "diagnose": ("diagnose", "model", "--data", "data", "--output", "diagnosed", "--json"),
+    "revela": (*REVELA, "--max-steps", 2, "--output", "read", "--json"),
+}
+WRITES = {
+    "train": "trained/modules.json",
+    "calibrate": "calibrated/modules.json",
+    "compress": "compressed/compression.csv",
+    "diagnose": "diagnosed/diagnosis.json",
+    "revela": "read/revela.json",
+}
+
+
+@pytest.mark.parametrize("command", GOOD)
+def test_good_input(place, command):
+    done = shell(place, *GOOD[command])
+    if command == "calibrate":  # MiniLM as it comes has unit norms: nothing to choose
+        assert done.returncode == 2
+        assert 'stm.prepare(model, "dot")' in done.stderr
+        stm.prepare(stm.load(place / "model"), "dot").save_pretrained(str(place / "raw"))
+        done = shell(place, "calibrate", "raw", *GOOD[command][2:])
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads(done.stdout)
+    assert (place / WRITES[command]).is_file()
+
+
+def test_report(place):
+    """A page of what the other commands left."""
+    assert shell(place, *TRAIN, "--max-steps", 3, "--output", "run").returncode == 0
+    for command in ("diagnose", "compress"):
+        assert shell(place, command, "run", "--data", "data", "--output", f"of-{command}").returncode == 0
+    files = ("--log", "run", "--compression", "of-compress/compression.csv")
+    done = shell(
+        place, "report", "of-diagnose/diagnosis.json", *files, "--output", "page", "--title", "A <b>", "--json"
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    figures = json.loads(done.stdout)
+    page = (place / figures["report"]).read_text()
+    assert "A &lt;b&gt;" in page
+    assert "Training" in page
+    assert {"page/compression.png", "page/exponents.png"} <= set(figures["pictures"])
+
+
+def test_mteb(place):
+    done = shell(place, "mteb", "run", "-m", "model", "-t", "data", "--output-folder", "results")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert any("ndcg_at_10" in file.read_text() for file in (place / "results").rglob("*.json"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("demo", "--output", "data"), "data is not empty"),
+        ((*TRAIN, "--output", "x", "--loss", "euclid"), "No loss is called 'euclid'"),
+        ((*TRAIN, "--output", "x", "--model", "nowhere"), "nowhere"),
+        ((*TRAIN, "--output", "x", "--split", "none"), "its splits are"),
+        (("calibrate", "model", "--data", "nowhere"), "nowhere"),
+        (("compress", "model", "--data", "data", "--dims", "9999"), "9999"),
+        (("diagnose", "nowhere", "--data", "data"), "nowhere"),
+        (("report", "nowhere.json", "--output", "x"), "nowhere.json"),
+        (("report", "data/corpus.jsonl", "--output", "x"), "data/corpus.jsonl is not a diagnosis"),
+        (("mteb", "run", "-m", "texts", "-t", "data"), "no modules.json"),
+        (("mteb", "run", "-m", "model", "-t", "NoSuchTask"), "NoSuchTask"),
+        ((*REVELA, "--output", "x", "--lm", "nowhere"), "nowhere"),
+        ((*REVELA, "--output", "x", "--corpus", "lm/model.safetensors"), "model.safetensors"),
+        (("compress", "model"), "Missing option '--data'"),
+        (("wrong",), "No such command 'wrong'"),
+    ],
+    ids=lambda value: "-".join(map(str, value))[-40:] if isinstance(value, tuple) else None,
+)
+def test_bad_input(place, arguments, message):
+    before = {path for path in place.rglob("*") if "huggingface" not in str(path)}
+    done = shell(place, *arguments)
+    assert done.returncode == 2
+    assert message in " ".join(done.stderr.replace("│", " ").split())
+    assert "Traceback" not in done.stderr
+    assert "Saved" not in done.stdout
+    assert {path for path in place.rglob("*") if "huggingface" not in str(path)} == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "number"), [(TRAIN, signal.SIGINT), (REVELA, signal.SIGTERM)], ids=["train", "revela"]
+)
+def test_a_signal_in_the_middle_and_resume(place, tmp_path, arguments, number):
+    """A long run is stopped; what was done is saved, said, and gone on with."""
+    output = ("--output", tmp_path / "out")
+    log = tmp_path / "log"
+    with log.open("w") as file:
+        command = [*COMMAND, *map(str, [*arguments, *output, "--max-steps", 2000, "--save-steps", 5000])]
+        process = subprocess.Popen(command, cwd=place, stdout=file, stderr=subprocess.STDOUT)
+        try:
+            for _ in range(600):
+                if "/2000 [" in log.read_text() and "'loss'" in log.read_text():
+                    break
+                assert process.poll() is None, log.read_text()[-2000:]
+                time.sleep(0.2)
+            process.send_signal(number)
+            assert process.wait(timeout=120) == 128 + number
+        finally:
+            process.kill()
+    assert f"Stopped by {number.name} after step" in log.read_text()
+    (checkpoint,) = (tmp_path / "out" / "checkpoints").iterdir()
+    step = int(checkpoint.name.removeprefix("checkpoint-"))
+    assert 0 < step < 2000
+    refused = shell(place, *arguments, *output, "--max-steps", step + 1)
+    assert refused.returncode == 2
+    assert "--resume" in refused.stderr
+    resumed = shell(place, *arguments, *output, "--max-steps", step + 1, "--resume")
+    assert resumed.returncode == 0, resumed.stderr[-2000:]
+    assert (tmp_path / "out" / "modules.json").is_file()
+
+
+def weights_of(folder):
+    return SentenceTransformer(str(folder), device="cpu").state_dict()
+
+
+@pytest.mark.parametrize("fault", ["killed", "disk full"])
+def test_a_run_that_dies_loses_what_was_not_saved_and_no_more(place, tmp_path, fault):
+    """SIGKILL between two steps, and a disk that takes no checkpoint: resumed, the weights are those of a whole run."""
+    options = [*TRAIN, "--max-steps", 8, "--save-steps", 3, "--learning-rate", 1e-3]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}  # sums in one order
+    dying = """
+import os, resource, signal, sys
+from sentence_transformers import SentenceTransformerTrainer as Trainer
+step = Trainer.training_step
+def training_step(self, *args, **kwargs):
+    if self.state.global_step == 5:
+        if sys.argv[1] == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))  # no file beyond 1 MiB
+    return step(self, *args, **kwargs)
+Trainer.training_step = training_step
+from st_magnitude.commands.app import app
+app(sys.argv[2:])
+"""
+
+    def run(command, output):
+        command = [*command, *map(str, [*options, "--output", tmp_path / output])]
+        return subprocess.run(command, cwd=place, capture_output=True, text=True, check=False, env=environment)
+
+    assert run(COMMAND, "whole").returncode == 0
+    died = run([sys.executable, "-c", dying, fault], "died")
+    if fault == "killed":
+        assert died.returncode == -signal.SIGKILL
+    else:
+        assert died.returncode == 2, died.stderr[-2000:]
+        assert "Make room" in died.stderr
+        assert "Traceback" not in died.stderr
+    assert not (tmp_path / "died" / "modules.json").exists()
+    assert (tmp_path / "died" / "checkpoints" / "checkpoint-3" / "trainer_state.json").exists()
+    options.append("--resume")
+    resumed = run(COMMAND, "died")
+    assert resumed.returncode == 0, resumed.stderr[-2000:]
+    expected, found = weights_of(tmp_path / "whole"), weights_of(tmp_path / "died")
+    for name, weights in expected.items():
+        torch.testing.assert_close(found[name], weights, rtol=0, atol=0)

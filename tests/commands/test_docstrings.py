@@ -1,0 +1,421 @@
+"""The docstrings of an environment as a retrieval task: parsing, splitting, sampling; nothing is executed."""
+
+import random
+import sys
+from pathlib import Path
+from textwrap import indent
+
+import pytest
+
+import st_magnitude.commands.demo.docstrings as docstrings
+from st_magnitude.commands.demo.docstrings import (
+    DocstringTask,
+    build_docstring_task,
+    documented_objects,
+    split_docstring,
+)
+from st_magnitude.corpus.beir import DataError, RetrievalData
+
+NUMPYDOC = """Smooth a noisy recording, sample by sample.
+
+Every sample becomes the mean of its neighbours, so that sharp edges are lost as well. See `sharpen` for details.
+
+.. versionadded:: 1.2
+   Also for two channels.
+
+.. note::
+    The recording is padded with zeros, which :func:`~audio.core.fade` hides.
+
+.. deprecated:: 2.0
+    Write something else instead of calling this.
+
+Parameters
+----------
+signal : ndarray of shape (n,)
+    The samples in the order of their time, in any unit.
+args : tuple, optional
+    Handed on to the window, in the order that it has.
+
+Returns
+-------
+ndarray of shape (n,)
+    The smoothed samples, in the unit of the signal.
+
+See Also
+--------
+sharpen : The opposite, which brings out the edges again.
+
+Notes
+-----
+The cost grows linearly with the length of the recording [1]_ and not at all with the width.
+
+References
+----------
+.. [1] A. Author, "Running sums in constant time", Journal of Signals, 1981.
+
+Examples
+--------
+>>> smooth(np.array([1.0, 2.0, 3.0]), width=3, mode="zero", axis=-1)
+array([1., 2., 1.66666667])
+"""
+
+GOOGLE = """Smooth a noisy recording, sample by sample. Every sample becomes the mean of its neighbours.
+
+<Tip>The recording is padded with zeros,</Tip> which [`~audio.core.fade`] hides from the **listener** afterwards.
+
+Args:
+    signal (`np.ndarray`): The samples in the order of their time,
+        in any unit.
+
+        A second paragraph about the samples.
+    width (int): How many samples.
+
+Returns:
+    The smoothed samples, in the unit of the signal.
+
+Example:
+
+```python
+import numpy as np
+smooth(np.array([1.0, 2.0, 3.0]), width=3, mode="zero", axis=-1)
+```
+
+The cost grows linearly with the length of the recording.
+"""
+
+SPHINX = """Smooth a noisy recording, sample by sample.
+
+Every sample becomes the mean of its neighbours, so that sharp edges are lost as well::
+
+    for sample in signal: neighbours = signal[i - width : i + width]; yield mean(neighbours)
+
+It runs in place where it can, and on a copy elsewhere.
+
+:param signal: The samples in the order of their time, in any unit.
+:type signal: np.ndarray
+:return: The smoothed samples, in the unit
+    of the signal.
+:raises ValueError: If the width is larger than the recording.
+"""
+
+
+def test_numpydoc() -> None:
+    summary, description, boilerplate = split_docstring(NUMPYDOC)
+    assert summary == "Smooth a noisy recording, sample by sample."
+    assert description == [
+        "Every sample becomes the mean of its neighbours, so that sharp edges are lost as well. The recording is "
+        "padded with zeros, which fade hides. The cost grows linearly with the length of the recording and not at all "
+        "with the width."
+    ]
+    assert boilerplate == [
+        "signal : ndarray of shape (n,) The samples in the order of their time, in any unit. args : tuple, optional "
+        "Handed on to the window, in the order that it has.",
+        "ndarray of shape (n,) The smoothed samples, in the unit of the signal.",
+        "sharpen : The opposite, which brings out the edges again.",
+        '[1] A. Author, "Running sums in constant time", Journal of Signals, 1981.',
+        'smooth(np.array([1.0, 2.0, 3.0]), width=3, mode="zero", axis=-1) array([1., 2., 1.66666667])',
+    ]
+
+
+def test_google() -> None:
+    summary, description, boilerplate = split_docstring(GOOGLE)
+    assert summary == "Smooth a noisy recording, sample by sample."
+    assert description == [
+        "Every sample becomes the mean of its neighbours. The recording is padded with zeros, which fade hides from "
+        "the listener afterwards. The cost grows linearly with the length of the recording."
+    ]
+    assert boilerplate == [
+        "signal (np.ndarray): The samples in the order of their time, in any unit. A second paragraph about the "
+        "samples. width (int): How many samples.",
+        "The smoothed samples, in the unit of the signal.",
+        'import numpy as np smooth(np.array([1.0, 2.0, 3.0]), width=3, mode="zero", axis=-1)',
+    ]
+
+
+def test_sphinx() -> None:
+    summary, description, boilerplate = split_docstring(SPHINX)
+    assert summary == "Smooth a noisy recording, sample by sample."
+    assert description == [
+        "Every sample becomes the mean of its neighbours, so that sharp edges are lost as well. It runs in place where "
+        "it can, and on a copy elsewhere."
+    ]
+    assert boilerplate == [
+        "for sample in signal: neighbours = signal[i - width : i + width]; yield mean(neighbours)",
+        "signal: The samples in the order of their time, in any unit. signal: np.ndarray return: The smoothed "
+        "samples, in the unit of the signal. ValueError: If the width is larger than the recording.",
+    ]
+
+
+@pytest.mark.parametrize(
+    "docstring", ["", "\n\n", "One.", "-----", "::", "```", ">>> 1", ":param x:", "Args:", ".. note::"]
+)
+def test_degenerate_docstrings(docstring: str) -> None:
+    _, description, boilerplate = split_docstring(docstring)
+    assert (description, boilerplate) == ([], [])
+
+
+@pytest.mark.parametrize("max_words", [10, 25, 60])
+def test_chunks_are_short(max_words: int) -> None:
+    _, description, boilerplate = split_docstring(NUMPYDOC, max_words)
+    chunks = description + boilerplate
+    assert max(len(chunk.split()) for chunk in chunks) <= max_words
+    assert min(len(chunk.split()) for chunk in chunks) >= 8
+    assert len(split_docstring(NUMPYDOC, 10)[1]) > len(split_docstring(NUMPYDOC, 60)[1]) == 1
+
+
+def function(name: str, summary: str, description: str = "", parameters: str = "") -> str:
+    description = description or "The description has enough words to be a chunk of its own here."
+    parameters = parameters or "x: The only parameter, which has a sufficiently long explanation."
+    text = f'"""{summary}\n\n{description}\n\nArgs:\n    {parameters}\n"""'
+    return f"def {name}(x):\n{indent(text, '    ')}\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "summary", "query"),
+    [
+        ("fft", "Returns the discrete spectrum of a signal.", "how do I get the discrete spectrum of a signal?"),
+        ("fft", "Processes the spectrum of a signal.", "how do I process the spectrum of a signal?"),
+        ("is_flat", "Return True if the spectrum is constant.", "how do I check whether the spectrum is constant?"),
+        ("fft", "The discrete spectrum of a signal.", "what is the discrete spectrum of a signal?"),
+        ("fft", "Fast spectrum of a signal.", "fast spectrum of a signal"),
+        ("fft", "FIR filter of a signal.", "FIR filter of a signal"),
+        ("fft", "fft: compute the spectrum of a signal.", "how do I compute the spectrum of a signal?"),
+        ("KMeans", "K-Means is a clustering around centres.", "what is a clustering around centres?"),
+        ("rfft", "Compute the spectrum (RFFT) of a signal.", "how do I compute the spectrum of a signal?"),
+        ("KMeans", "Fit the k-means of all points.", None),
+        ("KMeans", "Fit the kmeans of all points.", None),
+        ("train_test_split", "Make a train test split of arrays.", None),
+        ("train_test_split", "Make a train-test-split of arrays.", None),
+        ("train_test_split", "Make a TrainTestSplit of arrays.", None),
+        ("fft", "Compute the FFT of a signal.", None),
+        ("fft", "See the other spectrum function.", None),
+        ("fft", "Alias for the other spectrum function.", None),
+        ("fft", "Deprecated spectrum of a signal.", None),
+        ("fft", "Internal spectrum of a signal.", None),
+        ("fft", "spectrum(x, n) -> the spectrum of a signal", None),
+        ("fft", "Too short.", None),
+    ],
+)
+def test_query(name: str, summary: str, query: str | None) -> None:
+    found = [o.query for o in documented_objects(function(name, summary), "audio")]
+    assert found == ([] if query is None else [query])
+
+
+def test_only_public_objects_and_no_execution(capsys: pytest.CaptureFixture[str]) -> None:
+    nested = indent(function("method", "Compute the loudness of a recording."), "    ")
+    source = "\n".join(
+        [
+            'print("executed")',
+            "raise RuntimeError",
+            function("first", "Compute the spectrum of a signal."),
+            function("_private", "Compute the pitch of a voice."),
+            f"class Public:\n{nested}",
+            f"class _Private:\n{nested}",
+            f"def outer():\n{nested}",
+            "async " + function("later", "Compute the tempo of a song."),
+            function("template", "Compute the {name} of a {thing} here."),
+            'x = "\\d"',  # an invalid escape: no warning
+        ]
+    )
+    names = [o.name for o in documented_objects(source, "audio.core")]
+    assert names == ["audio.core.first", "audio.core.Public.method", "audio.core.later"]
+    assert capsys.readouterr() == ("", "")
+
+
+def test_chunks_do_not_repeat_the_query() -> None:
+    leak = "This function computes the spectrum of a signal, and it does so rather quickly."
+    assert list(documented_objects(function("f", "Compute the spectrum of a signal.", leak), "audio")) == []
+    assert list(documented_objects(function("f", "Compute the spectrum of a signal.", parameters=leak), "audio")) == []
+    assert len(list(documented_objects(function("f", "Compute the spectrum of another signal.", leak), "audio"))) == 1
+
+
+SYLLABLES = [a + b for a in "bdfgklmnprst" for b in "aeiou"]
+
+
+def words(rng: random.Random, number: int) -> str:
+    return " ".join("".join(rng.sample(SYLLABLES, 3)) for _ in range(number))
+
+
+def write_package(root: Path, name: str, functions: int, seed: int = 0) -> Path:
+    """A package of ``functions`` functions that have nothing in common, and that cannot be imported."""
+    rng = random.Random(f"{name} {seed}")
+    (root / name).mkdir(parents=True)
+    (root / name / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    for i in range(functions):
+        summary, description = f"Compute {words(rng, 6)}.", f"{words(rng, 15).capitalize()}."
+        source = function(f"f{i}", summary, description, f"x: {words(rng, 12)}")
+        (root / name / f"_module{i}.py").write_text(f"raise RuntimeError('imported')\n{source}")
+    return root
+
+
+def build(root: Path, **arguments: object) -> DocstringTask:
+    settings = {"dev": "dev", "test": ["exam"], "train_queries": 6, "dev_queries": 3, "test_queries": 4}
+    return build_docstring_task(roots=[root], progress=False, **(settings | arguments))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Path:
+    for name, functions in (("big", 20), ("small", 2), ("other", 5), ("dev", 5), ("exam", 6)):
+        write_package(tmp_path, name, functions)
+    return tmp_path
+
+
+def test_task(environment: Path) -> None:
+    task = build(environment)
+    assert task.packages == {"train": {"big": 2, "other": 2, "small": 2}, "dev": {"dev": 3}, "test": {"exam": 4}}
+    for split, size in (("train", 6), ("dev", 3), ("test", 4)):
+        data: RetrievalData = getattr(task, split)
+        assert len(data.queries) == size
+        assert data.relevant_docs.keys() == data.negatives.keys() == data.queries.keys()
+        relevant, never = (set().union(*judged.values()) for judged in (data.relevant_docs, data.negatives))
+        assert relevant | never == data.corpus.keys()  # every never-relevant chunk is some query's negative
+        assert not relevant & never
+    assert len(task.train.triplets(1)) == 6
+    assert build(environment, train=["other"], train_queries=4).packages["train"] == {"other": 4}
+
+
+def test_task_is_deterministic(environment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = build(environment, seed=1)
+    assert build(environment, seed=1) == task
+    assert list(build(environment, seed=1).train.corpus) == list(task.train.corpus)
+    assert build(environment, seed=2) != task
+    monkeypatch.setattr(docstrings, "_MIN_JOBS_FOR_POOL", 0)
+    assert build(environment, seed=1, workers=2) == task
+
+
+@pytest.fixture
+def no_minimum(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(docstrings, "_MINIMUM", {"train": 0, "dev": 0, "test": 0})
+
+
+@pytest.mark.usefixtures("no_minimum")
+def test_max_files(environment: Path) -> None:
+    read = build(environment, train_queries=100, max_files=7, train=["big"], dev_queries=1, test_queries=1)
+    assert 6 <= len(read.train.queries) <= 7  # __init__.py may be among them
+
+
+@pytest.mark.usefixtures("no_minimum")
+def test_twins_and_near_duplicates_go(tmp_path: Path) -> None:
+    write_package(tmp_path, "big", 6)
+    write_package(tmp_path, "dev", 3)
+    write_package(tmp_path, "exam", 5)
+    for name in ("_module0.py", "_module1.py"):  # a test object's twin, and one with a word more, in a training package
+        source = (tmp_path / "exam" / name).read_text()
+        if name == "_module1.py":
+            source = source.replace("Compute", "Compute here").replace(".\n\n    Args", " and.\n\n    Args")
+        (tmp_path / "big" / f"copy{name}").write_text(source)
+    (tmp_path / "exam" / "_module9.py").write_text((tmp_path / "exam" / "_module0.py").read_text())
+    task = build(tmp_path, test_queries=100, train_queries=100)
+    assert len(task.test.queries) == 5
+    assert len(task.train.queries) == 6
+    assert not any("copy" in name for name in task.train.queries)
+
+
+@pytest.mark.usefixtures("no_minimum")
+def test_equal_chunks_are_one_document(tmp_path: Path) -> None:
+    for name in ("train", "dev", "exam"):
+        write_package(tmp_path, name, 5)
+    for path in sorted((tmp_path / "exam").glob("_module*.py"))[:2]:
+        text = path.read_text()
+        start = text.index("x: ")
+        path.write_text(
+            text[:start] + "x: the same words in both of them, as is usual\n" + text[text.rindex('    """') :]
+        )
+    data = build(tmp_path, test_queries=5).test
+    (shared,) = [key for key, chunk in data.corpus.items() if "the same words" in chunk]
+    assert sum(shared in negatives for negatives in data.negatives.values()) == 2
+    assert len(data.corpus) == 9
+
+
+def test_a_chunk_that_answers_anything_is_never_boilerplate() -> None:
+    first = docstrings.DocumentedObject("p.f", "first?", ("shared",), ("own",))
+    second = docstrings.DocumentedObject("p.g", "second?", ("answer",), ("shared", "other"))
+    data = docstrings._retrieval_data([first, second])
+    assert data.corpus == {"p.f#0": "shared", "p.f#1": "own", "p.g#0": "answer", "p.g#1": "other"}
+    assert data.negatives == {"p.f": {"p.f#1"}, "p.g": {"p.g#1"}}
+
+
+@pytest.mark.usefixtures("no_minimum")
+def test_skipped_folders_and_broken_files(environment: Path) -> None:
+    package = environment / "exam"
+    source = function("g", "Compute the loudness of a recording.")
+    for folder in ("tests", "_vendor"):
+        (package / folder).mkdir()
+        (package / folder / "module.py").write_text(source)
+    (package / "broken.py").write_text(f"def (:\n{source}")
+    (package / "null.py").write_bytes(b"\0" + source.encode())
+    (package / "huge.py").write_text(source + "#" * 1_000_000)
+    (environment / "_hidden").mkdir()
+    (environment / "_hidden" / "__init__.py").write_text(source)
+    task = build(environment, test_queries=100, train_queries=100)
+    assert len(task.test.queries) == 6
+    assert task.packages["train"].keys() == {"big", "other", "small"}
+
+
+def test_cache(environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = tmp_path / "cache"
+    task = build(environment, cache=cache)
+    assert {path.name for path in cache.iterdir()} == {"train", "dev", "test", "task.json"}
+    monkeypatch.setattr(docstrings, "_package_files", lambda roots: pytest.fail("read again"))
+    assert build(environment, cache=cache) == task
+    with pytest.raises(pytest.fail.Exception, match="read again"):
+        build(environment, cache=cache, seed=1)
+    (cache / "task.json").write_text("{broken")
+    with pytest.raises(pytest.fail.Exception, match="read again"):
+        build(environment, cache=cache)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"dev": "sklearn"},
+            r"No source files of sklearn among the 5 packages found \(big, dev.*pip install scikit-learn",
+        ),
+        ({"test": ["exam", "absent"]}, r"No source files of absent .*pip install absent, or name other"),
+        ({"train": ["gone"]}, r"No source files of gone"),
+        ({"dev": "exam"}, r"'exam' is named twice"),
+        ({"train": ["big", "dev"]}, r"'dev' is named twice"),
+        (
+            {"test_queries": 9},
+            r"test split needs 9 documented objects, found 6 \(exam 6\)\. pip install \"st-magnitude\[demo",
+        ),
+        ({"dev_queries": 450}, r"dev split needs 100 documented objects, found 5 \(dev 5\)"),
+        ({"train_queries": 3400}, r"train split needs 500 documented objects, found 27 \(big 20, other 5, small 2\)"),
+    ],
+)
+def test_too_little_is_refused(environment: Path, arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        build(environment, **arguments)
+
+
+def test_nothing_found(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"No source files of exam, dev among the 0 packages found \(none\)"):
+        build(tmp_path / "nowhere")
+
+
+def test_this_environment(capfd: pytest.CaptureFixture[str]) -> None:
+    imported = set(sys.modules)
+    task = build_docstring_task(
+        ["stdlib", "torch"],
+        "numpy",
+        "sentence_transformers",
+        max_files=150,
+        train_queries=40,
+        dev_queries=20,
+        test_queries=5,
+    )
+    assert "Reading docstrings" in capfd.readouterr().err
+    assert not {
+        name for name in set(sys.modules) - imported if name.partition(".")[0] in ("torch", "idlelib", "turtle")
+    }
+    assert set(task.packages["train"]) == {"stdlib", "torch"}
+    assert sum(task.packages["train"].values()) == len(task.train.queries) == 40
+    assert min(task.packages["train"].values()) >= 10
+    for data in (task.train, task.dev, task.test):
+        for name, query in data.queries.items():
+            own = name.rpartition(".")[2].replace("_", "").lower()
+            assert own not in query.lower().split()
+            assert all(query.lower() not in data.corpus[document].lower() for document in data.relevant_docs[name])
+        assert max(len(text.split()) for text in data.corpus.values()) <= 60
+        assert min(len(text.split()) for text in data.corpus.values()) >= 8

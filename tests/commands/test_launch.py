@@ -1,0 +1,131 @@
+"""The recipes of docs/devices.md: two gloo processes, started by torchrun and by accelerate launch."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from _tiny import language_model, load_transformer, save_transformer
+from conftest import CORPUS, QUERIES, RELEVANT_DOCS
+from sentence_transformers import SentenceTransformer
+from test_docs import HUB_ID, ROOT, python_blocks
+
+import st_magnitude as stm
+from st_magnitude.corpus.beir import RetrievalData, save_beir
+
+pytestmark = pytest.mark.slow
+LAUNCHERS = {
+    "torchrun": ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"],
+    "accelerate": [
+        *("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"),
+        *("--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"),
+    ],
+}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    load_transformer(save_transformer(tmp_path / "plain")).save_pretrained(str(tmp_path / "model"))
+    for split in ("train", "dev"):
+        save_beir(
+            RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS, {q: {"d19"} for q in QUERIES}), tmp_path / "data", split
+        )
+    return tmp_path
+
+
+def launch(launcher: str, place: Path, *arguments: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, *LAUNCHERS[launcher], *arguments]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}  # sums in one order
+    return subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, check=False, timeout=300)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_the_script(place, launcher):
+    (block,) = python_blocks(ROOT / "docs" / "devices.md")
+    say = "    print(f'processes {trainer.args.world_size};')\n"
+    script = block.replace(HUB_ID, str(place / "model")).replace("report_to=[],", "report_to=[], use_cpu=True,")
+    script = script.replace("    trainer.save_model", say + "    trainer.save_model")
+    script += "    import time\n\n    time.sleep(1)  # for gloo's threads, see the page\n"
+    (place / "train.py").write_text(script)
+    done = launch(launcher, place, "train.py")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert re.findall(r"processes (\d);", done.stdout) == ["2", "2"]
+    assert SentenceTransformer(str(place / "my-retriever"), device="cpu").similarity_fn_name == "dot"
+
+
+TRAIN = [
+    *("train", "--data", "data", "--model", "model", "--loss", "learnable", "--batch-size", "2"),
+    *("--max-steps", "6", "--save-steps", "2", "--json"),
+]
+COMMAND = """
+import atexit, sys
+from pathlib import Path
+from st_magnitude.commands.app import app
+
+def show_threads():
+    print("threads:", {task.read_text().strip() for task in Path("/proc/self/task").glob("*/comm")}, file=sys.stderr)
+
+atexit.register(show_threads)
+app()
+"""
+
+
+def assert_gloo_has_ended(done: subprocess.CompletedProcess) -> None:
+    """A thread of gloo that runs into the interpreter's end may abort the process."""
+    threads = re.findall("threads: .*", done.stderr)
+    assert len(threads) == 2
+    assert "gloo" not in " ".join(threads)
+
+
+def test_the_command_prints_once_and_goes_on_after_a_kill(place):
+    (place / "command.py").write_text(COMMAND)
+    whole = launch("torchrun", place, "command.py", *TRAIN, "--output", "whole")
+    assert whole.returncode == 0, whole.stderr[-3000:]
+    assert_gloo_has_ended(whole)
+    assert json.loads(whole.stdout)["steps"] == 6  # one line of JSON, of one process
+    record = json.loads((place / "whole" / "training.json").read_text())
+    assert record["processes"] == 2
+    assert record["gather_across_devices"] is True
+
+    dying = """
+import os, signal, sys
+from sentence_transformers import SentenceTransformerTrainer as Trainer
+step = Trainer.training_step
+def training_step(self, *args, **kwargs):
+    if self.state.global_step == 3 and os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return step(self, *args, **kwargs)
+Trainer.training_step = training_step
+from st_magnitude.commands.app import app
+app()
+"""
+    (place / "dying.py").write_text(dying)
+    assert launch("torchrun", place, "dying.py", *TRAIN, "--output", "killed").returncode != 0
+    assert not (place / "killed" / "modules.json").exists()
+    resumed = launch("torchrun", place, "-m", "st_magnitude", *TRAIN, "--output", "killed", "--resume")
+    assert resumed.returncode == 0, resumed.stderr[-3000:]
+    expected, found = (stm.load(place / name, device="cpu").state_dict() for name in ("whole", "killed"))
+    for name, weights in expected.items():
+        torch.testing.assert_close(found[name], weights, rtol=0, atol=0)
+
+
+def test_revela(place):
+    for part in language_model():
+        part.save_pretrained(place / "lm")
+    (place / "texts").mkdir()
+    for i, text in enumerate(CORPUS.values()):
+        (place / "texts" / f"{i}.txt").write_text(f"Title {i}\n=======\n\n{text} {text}\n")
+    (place / "command.py").write_text(COMMAND)
+    command = "command.py revela --corpus texts --retriever model --lm lm --output out --json --group-size 2"
+    options = "--max-words 8 --max-steps 2 --batch-size 1 --lora-rank 2 --held-out 0.2 --max-length 16"
+    done = launch("torchrun", place, *command.split(), *options.split())
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert_gloo_has_ended(done)
+    figures = json.loads(done.stdout)
+    assert figures["processes"] == 2
+    assert {"before", "after", "differences", "geometry"} <= figures.keys()
+    assert (place / "out" / "modules.json").exists()

@@ -1,0 +1,232 @@
+"""RetrievalData, and BEIR folders read, written and refused."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from st_magnitude.corpus.beir import DataError, RetrievalData, available_splits, load_beir, save_beir
+
+CORPUS = {f"d{i}": f"text {i}" for i in range(8)}
+DATA = RetrievalData(
+    queries={"q1": "first?", "q2": "sécond?", "q3": "unjudged?"},
+    corpus=CORPUS,
+    relevant_docs={"q1": {"d0", "d1"}, "q2": {"d2"}},
+    negatives={"q1": {"d3", "d4"}, "q2": {"d0"}},
+)
+
+
+def write(
+    folder: Path, corpus: str | bytes = "", queries: str = "", qrels: str | None = None, name: str = "test"
+) -> Path:
+    """A folder that is well-formed where it is not told otherwise."""
+    corpus = corpus or "\n".join(json.dumps({"_id": key, "text": text}) for key, text in CORPUS.items())
+    (folder / "qrels").mkdir(parents=True, exist_ok=True)
+    (folder / "corpus.jsonl").write_bytes(corpus if isinstance(corpus, bytes) else corpus.encode())
+    (folder / "queries.jsonl").write_text(
+        queries or '{"_id": "q1", "text": "first?"}\n{"_id": "q2", "text": "second?"}\n'
+    )
+    text = "query-id\tcorpus-id\tscore\nq1\td0\t1\n" if qrels is None else qrels
+    (folder / "qrels" / f"{name}.tsv").write_text(text)
+    return folder
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    data = RetrievalData(
+        {"q 1": 'a "quoted"\nquestion, é\u2028?'}, {"d": " padded ", "e": "x\ty"}, {"q 1": {"d"}}, {"q 1": {"e"}}
+    )
+    save_beir(data, tmp_path / "new", "dev")
+    assert load_beir(tmp_path / "new") == data
+    assert load_beir(tmp_path / "new", "dev") == data
+
+
+def test_split_selects_queries(tmp_path: Path) -> None:
+    save_beir(DATA, tmp_path, "train")
+    (tmp_path / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq3\td7\t2\n")
+    assert available_splits(tmp_path) == ["test", "train"]
+    assert load_beir(tmp_path, "train").queries == {key: DATA.queries[key] for key in ("q1", "q2")}
+    assert load_beir(tmp_path, "test").relevant_docs == {"q3": {"d7"}}
+    assert load_beir(tmp_path, "test").negatives == {}
+    both = load_beir(tmp_path)
+    assert both.queries == DATA.queries
+    assert both.relevant_docs == {**DATA.relevant_docs, "q3": {"d7"}}
+
+
+def test_title_is_joined_and_ids_may_be_numbers(tmp_path: Path) -> None:
+    corpus = '{"_id": 7, "title": "A title", "text": "and text"}\n\n{"_id": "8", "title": "", "text": "alone"}\n'
+    data = load_beir(write(tmp_path, corpus, qrels="q1\t7\t1\nq1\t8\t0\n"))
+    assert data.corpus == {"7": "A title and text", "8": "alone"}
+    assert data.relevant_docs == {"q1": {"7"}}
+    assert data.negatives == {"q1": {"8"}}
+
+
+def test_single_qrels_file_and_trec_columns(tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / "qrels" / "test.tsv").unlink()
+    (tmp_path / "qrels.tsv").write_text("q1 0 d0 2\nq1 0 d1 0\nq2 0 d1 -1\n")
+    assert available_splits(tmp_path) == []
+    data = load_beir(tmp_path)
+    assert (data.relevant_docs, data.negatives) == ({"q1": {"d0"}}, {"q1": {"d1"}, "q2": {"d1"}})
+
+
+def test_byte_order_mark_and_carriage_returns(tmp_path: Path) -> None:
+    write(tmp_path, b'\xef\xbb\xbf{"_id": "d0", "text": "t"}\r\n', qrels="query-id\tcorpus-id\tscore\r\nq1\td0\t1\r\n")
+    assert load_beir(tmp_path).relevant_docs == {"q1": {"d0"}}
+
+
+GOOD = '{"_id": "d0", "text": "t"}\n'
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"corpus": GOOD + '{"_id": "d1", "text": \n'}, r"corpus\.jsonl, line 2: is broken JSON .*one object a line"),
+        ({"corpus": GOOD + "[1]\n"}, r"corpus\.jsonl, line 2: is list, not an object"),
+        ({"corpus": GOOD + '{"text": "t"}\n'}, r"corpus\.jsonl, line 2: has no '_id'; it has \['text'\]"),
+        ({"corpus": GOOD + '\n{"_id": "d1"}\n'}, r"corpus\.jsonl, line 3: has no 'text'"),
+        ({"corpus": GOOD + '{"_id": "d1", "text": ["t"]}\n'}, r"corpus\.jsonl, line 2: 'd1' has a title or text that"),
+        (
+            {"corpus": GOOD + '{"_id": "d1", "title": " ", "text": " "}\n'},
+            r"corpus\.jsonl, line 2: 'd1' has an empty text",
+        ),
+        ({"corpus": GOOD + GOOD}, r"corpus\.jsonl, line 2: repeats the id 'd0' of line 1; make ids unique"),
+        ({"corpus": GOOD.encode() + b'{"_id": "d1", "text": "\xe9"}\n'}, r"corpus\.jsonl, line 2: is not UTF-8"),
+        ({"corpus": "\n"}, r"corpus\.jsonl, line 1: the file is empty"),
+        ({"queries": '{"_id": "q1", "text": ""}\n'}, r"queries\.jsonl, line 1: 'q1' has an empty text"),
+        (
+            {"qrels": "query-id\tcorpus-id\tscore\nq9\td0\t1\n"},
+            r"qrels/test\.tsv, line 2: 'q9' is not in queries\.jsonl",
+        ),
+        ({"qrels": "q1\td99\t1\n"}, r"qrels/test\.tsv, line 1: 'd99' is not in corpus\.jsonl; add it there or remove"),
+        ({"qrels": "q1\td0\tyes\n"}, r"qrels/test\.tsv, line 1: the score 'yes' is not an integer"),
+        ({"qrels": "q1\td0\n"}, r"qrels/test\.tsv, line 1: has 2 columns, not 3: query-id, corpus-id, score"),
+        ({"qrels": "q1\td0\t1\nq1\td0\t0\n"}, r"qrels/test\.tsv, line 2: judges 'd0' for 'q1' against an earlier line"),
+        ({"qrels": "q1\td0\t0\n"}, r"qrels/test\.tsv in .*: no document is relevant to a query.*score above 0"),
+        ({"qrels": ""}, r"qrels/test\.tsv in .*: no document is relevant"),
+    ],
+)
+def test_malformed_lines_are_named(tmp_path: Path, content: dict[str, str], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        load_beir(write(tmp_path, **content))
+
+
+def test_five_problems_a_file_are_shown(tmp_path: Path) -> None:
+    write(tmp_path, "{}\n" * 7, '{"_id": "q1", "text": "t"}\nbroken\n')
+    with pytest.raises(DataError) as error:
+        load_beir(tmp_path)
+    lines = str(error.value).splitlines()
+    assert [line.split(":")[0].strip() for line in lines[1:]] == [
+        *(f"corpus.jsonl, line {i}" for i in range(1, 6)),
+        "corpus.jsonl",
+        "queries.jsonl, line 2",
+    ]
+    assert "and 2 more" in lines[6]
+
+
+@pytest.mark.parametrize("missing", ["corpus.jsonl", "queries.jsonl", "qrels/test.tsv"])
+def test_missing_files_are_named(tmp_path: Path, missing: str) -> None:
+    (write(tmp_path) / missing).unlink()
+    named = "qrels.tsv" if missing.startswith("qrels") else missing
+    with pytest.raises(
+        DataError, match=rf"has no {named}\. Expected corpus\.jsonl, queries\.jsonl and qrels/<split>\.tsv"
+    ):
+        load_beir(tmp_path)
+
+
+def test_missing_folder_and_split(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no folder .*nowhere.*Expected corpus\.jsonl"):
+        load_beir(tmp_path / "nowhere")
+    with pytest.raises(DataError, match="no folder"):
+        available_splits(tmp_path / "nowhere")
+    with pytest.raises(DataError, match=r"no qrels/dev\.tsv; its splits are \['test'\]"):
+        load_beir(write(tmp_path), "dev")
+
+
+@pytest.mark.parametrize("identifier", ["a\tb", "a\nb"])
+def test_ids_that_a_qrels_file_cannot_hold(tmp_path: Path, identifier: str) -> None:
+    with pytest.raises(DataError, match="rename it"):
+        save_beir(RetrievalData({"q": "t"}, {identifier: "t"}, {"q": {identifier}}), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("judgements", "message"),
+    [
+        ({"relevant_docs": {"q9": {"d0"}}}, r"relevant_docs judges the query 'q9'"),
+        ({"relevant_docs": {"q1": {"d0", "d99"}}}, r"relevant_docs\['q1'\] has 'd99', which is not in corpus"),
+        ({"relevant_docs": {}, "negatives": {"q1": {"d99"}}}, r"negatives\['q1'\] has 'd99'"),
+        ({"relevant_docs": {"q1": {"d0"}}, "negatives": {"q1": {"d0"}}}, r"'d0' is both relevant and a negative"),
+    ],
+)
+def test_inconsistent_judgements(judgements: dict[str, dict[str, set[str]]], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        RetrievalData(DATA.queries, CORPUS, **judgements)
+
+
+def test_repr_counts() -> None:
+    assert repr(DATA) == "RetrievalData(3 queries, 8 documents, 3 relevant pairs, 3 judged negatives)"
+
+
+@pytest.mark.parametrize("num_negatives", [0, 1, 2, 5])
+def test_triplets(num_negatives: int) -> None:
+    rows = list(DATA.triplets(num_negatives, seed=3))
+    expected = {(DATA.queries[q], CORPUS[d]) for q, documents in DATA.relevant_docs.items() for d in documents}
+    assert {(row["anchor"], row["positive"]) for row in rows} == expected
+    assert len(rows) == 3
+    by_text = {text: key for key, text in DATA.queries.items()}
+    for row in rows:
+        assert list(row) == ["anchor", "positive", *(f"negative_{i}" for i in range(1, num_negatives + 1))]
+        query, negatives = by_text[row["anchor"]], list(row.values())[2:]
+        judged = {CORPUS[d] for d in DATA.negatives[query]}
+        assert len(set(negatives)) == num_negatives
+        assert not {CORPUS[d] for d in DATA.relevant_docs[query]} & set(negatives)
+        assert len(judged & set(negatives)) == min(num_negatives, len(judged))  # judged ones come before random ones
+
+
+def test_triplets_depend_on_the_seed_alone() -> None:
+    data = RetrievalData(
+        {f"q{i}": f"query {i}" for i in range(30)},
+        {f"d{i}": f"text {i}" for i in range(60)},
+        {f"q{i}": {f"d{i}"} for i in range(30)},
+        {f"q{i}": {f"d{j}" for j in range(30, 60)} for i in range(15)},
+    )
+    first = data.triplets(3, seed=1)
+    assert first.to_dict() == data.triplets(3, seed=1).to_dict()
+    other = data.triplets(3, seed=2)
+    assert first["anchor"] != other["anchor"]
+    assert sorted(first["anchor"]) == sorted(other["anchor"])
+    assert first["anchor"] != sorted(first["anchor"])
+
+
+class Forwards(set[str]):
+    """A set with an order of iteration, as every run has one of its own."""
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(set.__iter__(self)))
+
+
+class Backwards(set[str]):
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(set.__iter__(self), reverse=True))
+
+
+def test_triplets_do_not_depend_on_the_order_of_sets() -> None:
+    rows = []
+    for kind in (Forwards, Backwards):
+        relevant, negatives = (
+            {key: kind(ids) for key, ids in judged.items()} for judged in (DATA.relevant_docs, DATA.negatives)
+        )
+        rows.append(RetrievalData(DATA.queries, CORPUS, relevant, negatives).triplets(3).to_dict())
+    assert rows[0] == rows[1]
+
+
+def test_triplets_refuse() -> None:
+    with pytest.raises(ValueError, match="got -1"):
+        DATA.triplets(-1)
+    with pytest.raises(
+        DataError, match=r"'q1' has 6 documents that are not relevant to it, 7 negatives were asked for"
+    ):
+        DATA.triplets(7)
+    with pytest.raises(DataError, match="nothing to train on"):
+        RetrievalData(DATA.queries, CORPUS, {}).triplets(1)

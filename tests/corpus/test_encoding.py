@@ -1,0 +1,455 @@
+"""Embeddings of a corpus in shards: what is in them, what is made again, what is refused."""
+
+import json
+import os
+import signal
+import threading
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from _tiny import ROWS
+from datasets import Dataset, load_dataset
+from filelock import FileLock
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import BoW
+from typer.testing import CliRunner
+
+import st_magnitude as stm
+from st_magnitude.commands.app import app
+from st_magnitude.corpus import encoding
+from st_magnitude.corpus.beir import DataError
+from st_magnitude.corpus.encoding import encode_corpus, load_embeddings
+from st_magnitude.modules import ExponentNorm
+from st_magnitude.serving import index_vectors
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+CORPUS = {f"d{i}": text for i, text in enumerate(text for row in ROWS for text in row[1:3])}  # 32, short and long
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+@pytest.fixture
+def words():
+    """Counts words: a model without weights, whose embeddings are known."""
+    return SentenceTransformer(modules=[BoW(["tea", "list", "see"])], similarity_fn_name="dot", device="cpu")
+
+
+def write_lines(path, rows):
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def contents(folder):
+    files = (path for path in folder.iterdir() if path.name != ".lock")
+    return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+
+
+def beir(folder):
+    write_lines(folder / "corpus.jsonl", ({"_id": k, "text": t, "metadata": {}} for k, t in CORPUS.items()))
+    write_lines(folder / "queries.jsonl", [{"_id": "q", "text": "not a document"}])
+    return folder
+
+
+def parquet_folder(folder):
+    folder.mkdir()
+    for part in (0, 1):
+        rows = list(CORPUS.items())[16 * part : 16 * (part + 1)]
+        Dataset.from_dict({"id": [k for k, _ in rows], "text": [t for _, t in rows]}).to_parquet(
+            folder / f"{part}.parquet"
+        )
+    return folder
+
+
+SOURCES = {
+    "mapping": lambda folder: CORPUS,
+    "Dataset": lambda folder: Dataset.from_dict({"_id": list(CORPUS), "text": list(CORPUS.values()), "n": [0] * 32}),
+    "BEIR folder": beir,
+    "jsonl": lambda folder: str(beir(folder) / "corpus.jsonl"),
+    "parquet folder": parquet_folder,
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_equal_to_one_plain_call(model, tmp_path, source):
+    expected = model.encode_document(list(CORPUS.values()))
+    record = encode_corpus(model, SOURCES[source](tmp_path / "corpus"), tmp_path / "out", shard_size=7)
+    assert (record["documents"], record["encoded"], record["dimension"]) == (32, 32, 32)
+    found = load_embeddings(tmp_path / "out")
+    assert list(found["_id"]) == list(CORPUS)
+    np.testing.assert_allclose(found[:]["embedding"], expected, rtol=1e-5, atol=5e-6)  # entries are about 1
+    norms = np.linalg.norm(expected, axis=1)
+    assert norms.std() > 0.1
+    np.testing.assert_allclose(np.linalg.norm(found[:]["embedding"], axis=1), norms, rtol=1e-6)
+
+
+def test_all_sources_are_one_corpus(words, tmp_path):
+    """So that a job may go on from another copy of its corpus."""
+    corpora = [make(tmp_path / str(number)) for number, make in enumerate(SOURCES.values())]
+    records = [encode_corpus(words, corpus, tmp_path / "out") for corpus in corpora]
+    assert [record["encoded"] for record in records] == [32, 0, 0, 0, 0]
+
+
+def test_titles_go_before_texts_and_ids_become_strings(words, tmp_path):
+    rows = [{"_id": 7, "title": "tea", "text": "tea see"}, {"_id": 8, "title": None, "text": "list"}]
+    encode_corpus(words, write_lines(tmp_path / "c.jsonl", rows), tmp_path / "lines")
+    encode_corpus(words, Dataset.from_list(rows), tmp_path / "rows")
+    for name in ("lines", "rows"):
+        found = load_embeddings(tmp_path / name)
+        assert list(found["_id"]) == ["7", "8"]
+        np.testing.assert_array_equal(found[:]["embedding"], [[2, 0, 1], [0, 1, 0]])
+
+
+def test_role_and_prompt(words, tmp_path):
+    words.prompts = {"query": "tea ", "document": "list "}
+    norm = ExponentNorm(1.0, 0.0)
+    model = SentenceTransformer(modules=[words[0], norm], prompts=words.prompts, device="cpu")
+    for name, options, expected in (
+        ("document", {}, [0, 1, 2]),
+        ("query", {"role": "query"}, np.array([1, 0, 2]) / 5**0.5),
+        ("prompt", {"prompt": "tea tea "}, [2, 0, 2]),
+    ):
+        assert encode_corpus(model, {"a": "see see"}, tmp_path / name, **options)["role"] == options.get(
+            "role", "document"
+        )
+        np.testing.assert_allclose(load_embeddings(tmp_path / name)[0]["embedding"], expected, rtol=1e-6)
+
+
+def test_a_folder_that_others_read(words, tmp_path):
+    """pyarrow, datasets' load_dataset and torch, without this package."""
+    encode_corpus(words, CORPUS, tmp_path / "out", shard_size=20)
+    table = pq.read_table(tmp_path / "out" / "shard-00001.parquet")
+    assert table.schema.types == [pa.string(), pa.list_(pa.float32(), 3)]
+    assert table["_id"].to_pylist() == list(CORPUS)[20:]
+    loaded = load_dataset(str(tmp_path / "out"), split="train")
+    assert list(loaded["_id"]) == list(CORPUS)
+    assert loaded[0]["embedding"] == words.encode_document([CORPUS["d0"]])[0].tolist()
+    tensors = load_embeddings(tmp_path / "out").with_format("torch")[:2]["embedding"]
+    assert torch.equal(tensors, torch.from_numpy(words.encode_document(list(CORPUS.values())[:2])))
+    record = json.loads((tmp_path / "out" / "encoding.json").read_text())
+    assert (record["similarity_fn_name"], record["index_metric"]) == ("dot", "inner product")
+
+
+def test_float16(model, tmp_path):
+    expected = model.encode_document(list(CORPUS.values()))
+    encode_corpus(model, CORPUS, tmp_path / "out", dtype="float16")
+    assert pq.read_schema(tmp_path / "out" / "shard-00000.parquet").types[1] == pa.list_(pa.float16(), 32)
+    np.testing.assert_allclose(load_embeddings(tmp_path / "out")[:]["embedding"], expected, rtol=1e-3, atol=1e-4)
+
+
+def test_batches_go_into_an_index(words, tmp_path):
+    encode_corpus(words, CORPUS, tmp_path / "out", shard_size=5)
+    parts = [index_vectors(batch["embedding"], "qnorm") for batch in load_embeddings(tmp_path / "out").iter(9)]
+    assert [len(part) for part in parts] == [9, 9, 9, 5]
+    np.testing.assert_array_equal(np.concatenate(parts), words.encode_document(list(CORPUS.values())))
+
+
+@pytest.mark.parametrize("damage", ["missing", "truncated", "empty", "of other rows"])
+def test_only_what_is_missing_or_damaged_is_encoded_again(model, tmp_path, caplog, damage):
+    output = tmp_path / "out"
+    encode_corpus(model, CORPUS, output, shard_size=10)
+    before = contents(output)
+    shard = output / "shard-00001.parquet"
+    if damage == "missing":
+        shard.unlink()
+    elif damage == "of other rows":
+        shard.write_bytes((output / "shard-00003.parquet").read_bytes())
+    else:
+        shard.write_bytes(shard.read_bytes()[:-100] if damage == "truncated" else b"")
+    (output / ".shard-00002.parquet.tmp").write_bytes(b"half of")
+    with pytest.raises(ValueError, match=r"out has 3 of 4 shards: run encode_corpus again"):
+        load_embeddings(output)
+    caplog.clear()
+    assert encode_corpus(model, CORPUS, output, shard_size=10, batch_size=32)["encoded"] == 10
+    assert ("shard-00001.parquet is damaged" in caplog.text) == (damage != "missing")
+    after = contents(output)
+    assert after.keys() == before.keys()
+    assert {name for name in before if after[name][1] != before[name][1]} == {"shard-00001.parquet"}
+    assert {name for name in before if after[name][0] != before[name][0]} == set()
+
+
+def changed(model, how):
+    if how == "weights":
+        with torch.no_grad():
+            next(model.parameters())[0, 0] += 1e-6
+    elif how == "pooling":
+        model[1].pooling_mode = "cls"
+    elif how == "length":
+        model.max_seq_length = 8
+    elif how == "prompts":
+        model.prompts = {"document": "d: "}
+    elif how == "precision":
+        model.half()
+    elif how == "words":
+        model.tokenizer.backend_tokenizer.add_tokens(["odyssey!"])
+    elif how == "heads":
+        model.config.n_heads = 4
+
+
+@pytest.mark.parametrize("how", ["weights", "pooling", "length", "prompts", "precision", "words", "heads"])
+def test_another_model_is_refused(model, tmp_path, how):
+    encode_corpus(model, CORPUS, tmp_path / "out")
+    changed(model, how)
+    before = contents(tmp_path / "out")
+    with pytest.raises(FileExistsError, match=r"made otherwise: model \('\w+' there, '\w+' now\)\. Choose another"):
+        encode_corpus(model, CORPUS, tmp_path / "out")
+    assert contents(tmp_path / "out") == before
+
+
+def test_the_same_model_from_a_folder(model, tmp_path):
+    """Loaded again, and after other calls, which tokenizers remember."""
+    encode_corpus(model, CORPUS, tmp_path / "out")
+    model.encode(["a word"], batch_size=1)
+    model.save_pretrained(str(tmp_path / "model"))
+    assert encode_corpus(stm.load(tmp_path / "model", device="cpu"), CORPUS, tmp_path / "out")["encoded"] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"role": "query"}, r"role \('document' there, 'query' now\)"),
+        ({"prompt": "p: "}, r"prompt \(None there, 'p: ' now\)"),
+        ({"dtype": "float16"}, r"dtype \('float32' there, 'float16' now\)"),
+        ({"shard_size": 9, "dtype": "float16"}, r"dtype .*, shard_size \(8 there, 9 now\)"),
+        ({"corpus": CORPUS | {"d3": "another"}}, r"otherwise: corpus "),
+        ({"corpus": dict(reversed(CORPUS.items()))}, r"otherwise: corpus "),
+        ({"corpus": CORPUS | {"e": "more"}}, r"documents \(32 there, 33 now\), corpus"),
+    ],
+    ids=str,
+)
+def test_another_corpus_or_setting_is_refused(words, tmp_path, options, message):
+    encode_corpus(words, CORPUS, tmp_path / "out", shard_size=8)
+    before = contents(tmp_path / "out")
+    with pytest.raises(FileExistsError, match=message):
+        encode_corpus(words, **({"corpus": CORPUS, "output": tmp_path / "out", "shard_size": 8} | options))
+    assert contents(tmp_path / "out") == before
+
+
+def test_one_text_boundary_is_not_another(words, tmp_path):
+    encode_corpus(words, {"a": "tea", "b": "see"}, tmp_path / "out")
+    with pytest.raises(FileExistsError, match="corpus"):
+        encode_corpus(words, {"a": "te", "ab": "see"}, tmp_path / "out")
+
+
+ROW = {"_id": "a", "text": "tea"}
+
+
+@pytest.mark.parametrize(
+    ("corpus", "message"),
+    [
+        ({}, "no documents"),
+        ({"a": "tea", "b": 7}, r"corpus, row 1 \(the first is 0\): 'b' has a title or text that is not a string"),
+        ({"a": "tea", "b": None}, "row 1 .* has no 'text'"),
+        ({"a": "tea", "b": " "}, "'b' has an empty text"),
+        ({"a": "\ud83d"}, "'a' holds half of a surrogate pair"),
+        ({1: "tea", "1": "see"}, r"Documents 0 and 1 \(the first is 0\) have one id, '1'"),
+        ([ROW, ROW | {"_id": "b"}, ROW, ROW], r"Documents 0 and 2 .* have one id, 'a': make ids unique"),
+        ([ROW, {"_id": "b", "text": ""}], r"c\.jsonl, line 2: 'b' has an empty text"),
+        ([ROW, {"text": "no id"}], r"c\.jsonl, line 2: has no '_id'"),
+        ([], "no documents"),
+    ],
+    ids=str,
+)
+def test_bad_documents(words, tmp_path, corpus, message):
+    if isinstance(corpus, list):
+        corpus = write_lines(tmp_path / "c.jsonl", corpus)
+    with pytest.raises(DataError, match=message):
+        encode_corpus(words, corpus, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_bad_corpora(words, tmp_path):
+    (tmp_path / "empty").mkdir()
+    write_lines(parquet_folder(tmp_path / "both") / "c.jsonl", [ROW])
+    for corpus, error, message in (
+        (["a text"], TypeError, r"mapping of ids to texts.*; got list"),
+        (Dataset.from_dict({"text": ["a"]}), DataError, r"has the columns \['text'\]: it needs _id"),
+        (tmp_path / "nowhere", DataError, "no corpus at"),
+        (tmp_path / "empty", DataError, "neither a .jsonl nor a .parquet file"),
+        (tmp_path / "both", DataError, "both .jsonl and .parquet files"),
+    ):
+        with pytest.raises(error, match=message):
+            encode_corpus(words, corpus, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"role": "passage"}, "role must be 'document' or 'query', got 'passage'"),
+        ({"dtype": "int8"}, "dtype must be 'float32' or 'float16', got 'int8'"),
+        ({"shard_size": 0}, "shard_size must be at least 1"),
+        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"devices": []}, "devices is empty"),
+        ({"devices": ["cpu", "gpu0"]}, "'gpu0', which is none"),
+        ({"devices": "cuda:99"}, r"'cuda:99', but torch sees \d+ GPUs"),
+    ],
+    ids=str,
+)
+def test_bad_arguments(words, tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        encode_corpus(words, CORPUS, tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_bad_outputs(words, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").write_text("")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "encoding.json").write_text("{")
+    monkeypatch.setattr(encoding, "_read_through", None)  # all before the corpus is read
+    for name, error, message in (
+        ("file", PermissionError, "file is no folder"),
+        ("file/in/it", PermissionError, "file is no folder"),
+        ("other", FileExistsError, r"other holds files, but no encoding\.json"),
+        ("broken", ValueError, r"encoding\.json cannot be read"),
+    ):
+        with pytest.raises(error, match=message):
+            encode_corpus(words, CORPUS, tmp_path / name)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
+    with pytest.raises(PermissionError, match="not yours"):
+        encode_corpus(words, CORPUS, tmp_path / "out")
+
+
+def test_two_jobs_do_not_share_a_folder(words, tmp_path):
+    encode_corpus(words, CORPUS, tmp_path / "out")
+    with FileLock(tmp_path / "out" / ".lock"), pytest.raises(OSError, match="Another process is writing to"):
+        encode_corpus(words, CORPUS, tmp_path / "out")
+
+
+ROWS_OF_FILE = [{"_id": key, "text": text} for key, text in CORPUS.items()]
+
+
+@pytest.mark.parametrize(
+    ("later", "shard_size", "missing"),
+    [
+        ([*ROWS_OF_FILE[:20], ROW, *ROWS_OF_FILE[21:]], 10, 12),
+        (ROWS_OF_FILE[:20], 10, 12),
+        ([*ROWS_OF_FILE, ROW], 10, 2),
+        ([*ROWS_OF_FILE, ROW], 16, 0),
+    ],
+    ids=["other", "shorter", "longer", "longer by a shard"],
+)
+def test_a_corpus_that_changes_under_way(words, tmp_path, monkeypatch, later, shard_size, missing):
+    file = write_lines(tmp_path / "corpus.jsonl", ROWS_OF_FILE)
+    read_through = encoding._read_through
+
+    def then_change(*arguments):
+        found = read_through(*arguments)
+        write_lines(file, later)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(encoding, "_read_through", then_change)
+        with pytest.raises(DataError, match=r"changed in shard \d while it was encoded"):
+            encode_corpus(words, file, tmp_path / "out", shard_size=shard_size)
+    write_lines(file, ROWS_OF_FILE)
+    assert encode_corpus(words, file, tmp_path / "out", shard_size=shard_size)["encoded"] == missing
+
+
+@pytest.mark.parametrize(("text", "dtype"), [("nan", "float32"), ("large", "float16")])
+def test_embeddings_that_are_not_finite(words, tmp_path, monkeypatch, text, dtype):
+    def encode_document(texts, **_):
+        return np.array([[{"nan": np.nan, "large": 1e5}.get(text, 1.0), 1.0, 1.0] for text in texts], dtype=np.float32)
+
+    monkeypatch.setattr(words, "encode_document", encode_document, raising=False)
+    with pytest.raises(DataError, match=f"embedding of 'b' is not finite in {dtype}"):
+        encode_corpus(words, {"a": "tea", "b": text, "c": "tea"}, tmp_path / "out", dtype=dtype, shard_size=2)
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {".lock", "encoding.json"}
+
+
+def test_nothing_is_encoded_where_nothing_is_missing(words, tmp_path, monkeypatch):
+    encode_corpus(words, CORPUS, tmp_path / "out")
+    monkeypatch.setattr(SentenceTransformer, "start_multi_process_pool", None)
+    assert encode_corpus(words, CORPUS, tmp_path / "out", devices=["cpu", "cpu"])["encoded"] == 0
+
+
+def test_the_bar_starts_at_what_is_there(words, tmp_path, capsys):
+    encode_corpus(words, CORPUS, tmp_path / "out", shard_size=10)
+    (tmp_path / "out" / "shard-00003.parquet").unlink()
+    encode_corpus(words, CORPUS, tmp_path / "out", shard_size=10, show_progress_bar=True)
+    said = capsys.readouterr().err
+    assert "| 30/32 [" in said
+    assert "| 32/32 [" in said
+    encode_corpus(words, CORPUS, tmp_path / "quiet", show_progress_bar=False)
+    assert capsys.readouterr().err == ""
+
+
+def test_outside_the_main_thread(words, tmp_path):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(encode_corpus(words, CORPUS, tmp_path / "out")))
+    thread.start()
+    thread.join()
+    assert found[0]["encoded"] == 32
+
+
+def test_a_pool_is_stopped_and_the_model_comes_back(words, tmp_path, monkeypatch):
+    stopped = []
+    monkeypatch.setattr(words, "start_multi_process_pool", lambda devices: {"processes": devices}, raising=False)
+    monkeypatch.setattr(words, "stop_multi_process_pool", stopped.append, raising=False)
+
+    def encode_document(texts, pool=None, **_):
+        if pool is not None:
+            raise RuntimeError("a worker died")
+        return np.ones((len(texts), 3), dtype=np.float32)
+
+    monkeypatch.setattr(words, "encode_document", encode_document, raising=False)
+    with pytest.raises(OSError, match=r"a worker died\. 0 of 1 shards are in .*: run the same again"):
+        encode_corpus(words, CORPUS, tmp_path / "out", devices=["cpu", "cpu"])
+    assert stopped == [{"processes": ["cpu", "cpu"]}]
+    assert "_in_worker" not in vars(words)
+
+
+def test_ctrl_c(words, tmp_path, monkeypatch):
+    write_shard = encoding._write_shard
+
+    def interrupted(output, shard, *rest):
+        if shard == 2:
+            raise KeyboardInterrupt
+        write_shard(output, shard, *rest)
+
+    monkeypatch.setattr(encoding, "_write_shard", interrupted)
+    handler = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt, match=r"Stopped by SIGINT with 2 of 4 shards in .*out: run the same again"):
+        encode_corpus(words, CORPUS, tmp_path / "out", shard_size=10)
+    assert signal.getsignal(signal.SIGTERM) is handler
+
+
+def test_command_line(model, tmp_path):
+    model.save_pretrained(str(tmp_path / "model"))
+    output, corpus = tmp_path / "out", beir(tmp_path / "data")
+    (tmp_path / "options.yaml").write_text(f"corpus: {corpus}\noutput: {output}\nshard_size: 10\ndevices: [cpu]\n")
+
+    def run(*options):
+        command = ["encode", tmp_path / "model", "--config", tmp_path / "options.yaml", *options]
+        return CliRunner().invoke(app, list(map(str, command)))
+
+    done = run("--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["encoded"] == 32
+    expected = SentenceTransformer(str(tmp_path / "model"), device="cpu").encode_document(list(CORPUS.values()))
+    np.testing.assert_allclose(load_embeddings(output)[:]["embedding"], expected, rtol=1e-5, atol=5e-6)
+    assert "0 of 32 documents encoded now" in run().stdout
+    for options, message in (
+        (("--max-length", 8), "made otherwise: model ("),
+        (("--corpus", tmp_path / "nowhere"), "does not exist"),
+        (("--output", corpus / "corpus.jsonl"), "is a file"),
+        (("--devices", "cpu,tpu9x"), "'tpu9x', which is none"),
+    ):
+        refused = run(*options)
+        assert refused.exit_code == 2
+        assert message in " ".join(refused.stderr.replace("│", " ").split())
+
+
+def test_load_refuses_what_is_no_folder_of_embeddings(tmp_path):
+    with pytest.raises(FileNotFoundError, match="holds no embeddings"):
+        load_embeddings(tmp_path)

@@ -1,0 +1,133 @@
+"""A job that is stopped, killed or has no room on the disk, as a shell starts it; and one in several processes."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import datasets
+import numpy as np
+import pytest
+from _tiny import ROWS, load_transformer, save_transformer
+from sentence_transformers import SentenceTransformer
+
+import st_magnitude as stm
+from st_magnitude.corpus.encoding import encode_corpus, load_embeddings
+from st_magnitude.modules import ExponentNorm
+
+pytestmark = pytest.mark.slow
+
+TEXTS = [text for row in ROWS for text in row[:3]]  # 48
+SIZE = 10  # shards of 10, 10, 10, 10 and 8
+
+# The third shard is on the disk, under its temporary name, when a signal comes. fsync counts: a record, two shards.
+FAULTY = """
+import multiprocessing, os, resource, signal, sys
+fsync, times = os.fsync, 0
+def faulty(file):
+    global times
+    times += 1
+    if times == 4:
+        print("workers", *[child.pid for child in multiprocessing.active_children()], "", flush=True)
+        os.kill(os.getpid(), getattr(signal, sys.argv[1]))
+    fsync(file)
+    if times == 3 and sys.argv[1] == "disk full":
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+os.fsync = faulty
+from st_magnitude.commands.app import app
+app(sys.argv[2:])
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with a model that ends in an ExponentNorm, a corpus, and what an undisturbed run writes."""
+    folder = tmp_path_factory.mktemp("encoding")
+    model = load_transformer(save_transformer(folder / "transformer"))
+    model = SentenceTransformer(modules=[*model, ExponentNorm(1.0, 0.5)], similarity_fn_name="dot", device="cpu")
+    model.save_pretrained(str(folder / "model"))
+    rows = ({"_id": f"d{number}", "text": text} for number, text in enumerate(TEXTS))
+    (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = encode(folder, "whole")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads(done.stdout)["encoded"] == len(TEXTS)
+    return folder
+
+
+def encode(place, output, *options, fault=None):
+    program = ["-m", "st_magnitude"] if fault is None else ["-c", FAULTY, fault]
+    command = [sys.executable, *program, "encode", "model", "--corpus", "corpus.jsonl", "--output", output, "--json"]
+    command += ["--shard-size", str(SIZE), *options]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}  # sums in one order
+    with (place / "stdout").open("w+") as out, (place / "stderr").open("w+") as err:  # a pipe would wait for orphans
+        done = subprocess.run(command, cwd=place, stdout=out, stderr=err, check=False, env=environment)
+    done.stdout, done.stderr = (place / "stdout").read_text(), (place / "stderr").read_text()
+    return done
+
+
+def contents(folder):
+    files = (path for path in folder.iterdir() if path.name != ".lock")
+    return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+
+
+FAULTS = {"SIGKILL": -signal.SIGKILL, "SIGTERM": 143, "disk full": 2}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_after_a_fault_the_same_command_goes_on(place, fault):
+    died = encode(place, fault, fault=fault)
+    assert died.returncode == FAULTS[fault], died.stderr[-2000:]
+    before = contents(place / fault)
+    shards = {"shard-00000.parquet", "shard-00001.parquet"}
+    assert before.keys() - {".shard-00002.parquet.tmp"} == {"encoding.json", *shards}
+    assert (".shard-00002.parquet.tmp" in before) == (fault == "SIGKILL")
+    if fault != "SIGKILL":
+        assert "2 of 5 shards" in died.stderr
+        assert "un the same again to go on" in died.stderr
+        assert "Traceback" not in died.stderr
+
+    resumed = encode(place, fault)
+    assert resumed.returncode == 0, resumed.stderr[-2000:]
+    assert json.loads(resumed.stdout)["encoded"] == 28
+    assert "| 20/48 [" in resumed.stderr
+    after, whole = contents(place / fault), contents(place / "whole")
+    assert {name: content for name, (content, _) in after.items()} == {n: content for n, (content, _) in whole.items()}
+    assert all(after[name] == before[name] for name in ("encoding.json", *shards))
+
+
+def test_two_processes_give_what_one_gives(place, tmp_path, monkeypatch):
+    """With a module of ours in the model; the model is where it was, and no process is left."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    model = stm.load(place / "model", device="cpu")
+    record = encode_corpus(model, place / "corpus.jsonl", tmp_path / "out", shard_size=SIZE, devices=["cpu", "cpu"])
+    assert record["encoded"] == 48
+    found, expected = (load_embeddings(folder)[:] for folder in (tmp_path / "out", place / "whole"))
+    assert found["_id"].tolist() == expected["_id"].tolist()
+    np.testing.assert_allclose(found["embedding"], expected["embedding"], rtol=1e-5, atol=5e-6)
+    plain = model.encode_document(TEXTS)
+    np.testing.assert_allclose(np.linalg.norm(found["embedding"], axis=1), np.linalg.norm(plain, axis=1), rtol=1e-5)
+    assert not np.allclose(plain, model.encode_query(TEXTS))
+
+
+def is_running(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc"), reason="looks for processes in /proc")
+@pytest.mark.parametrize("fault", ["SIGKILL", "SIGTERM"])
+def test_workers_end_with_a_run_that_is_killed(place, fault):
+    died = encode(place, f"pool-{fault}", "--devices", "cpu,cpu", fault=fault)
+    assert died.returncode == FAULTS[fault], died.stderr[-2000:]
+    assert "Traceback" not in died.stderr
+    workers = re.search(r"workers (\d+) (\d+) ", died.stderr).groups()
+    until = time.monotonic() + 20
+    while any(map(is_running, workers)) and time.monotonic() < until:
+        time.sleep(0.2)
+    assert not any(map(is_running, workers))

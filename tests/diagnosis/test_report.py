@@ -1,0 +1,113 @@
+"""Pictures: what is in the axes, and that nothing lies over it."""
+
+from __future__ import annotations
+
+import math
+import sys
+
+import pytest
+
+from st_magnitude.diagnosis.report import plot_compression
+from st_magnitude.evaluation import CompressionCell
+from st_magnitude.evaluation.compression import pareto
+
+CELLS = [
+    CompressionCell(64, "float32", "none", 256, 0.50, 1.0),
+    CompressionCell(64, "int8", "none", 64, 0.49, 0.98),
+    CompressionCell(64, "binary", "none", 8, 0.42, 0.84),
+    CompressionCell(64, "binary", "query", 8, 0.45, 0.90),
+    CompressionCell(64, "binary", "norm", 10, 0.47, 0.94),
+    CompressionCell(16, "float32", "none", 64, 0.40, 0.80),
+    CompressionCell(16, "int8", "none", 16, 0.39, 0.78),
+    CompressionCell(16, "binary", "none", 2, 0.20, 0.40),
+    CompressionCell(16, "binary", "query", 2, 0.30, 0.60),
+    CompressionCell(16, "binary", "norm", 4, 0.31, 0.62),
+]
+
+
+@pytest.fixture
+def draw(tmp_path, monkeypatch):
+    """Draws cells and returns the figure and its file."""
+    plt = pytest.importorskip("matplotlib.pyplot")
+    figures = []
+
+    def run(cells, title=""):
+        with monkeypatch.context() as patch:
+            patch.setattr(plt, "close", figures.append)
+            plot_compression(cells, tmp_path / "picture.png", title)
+        return figures[-1], tmp_path / "picture.png"
+
+    yield run
+    for figure in figures:
+        plt.close(figure)
+
+
+def lines(figure):
+    return {line.get_label(): line for line in figure.axes[0].lines}
+
+
+def test_every_cell_is_a_point_with_its_dim(draw):
+    figure, path = draw(CELLS, "a title")
+    assert path.read_bytes().startswith(b"\x89PNG")
+    axis = figure.axes[0]
+    series = {
+        "float32": ("float32", "none"),
+        "int8": ("int8", "none"),
+        "binary": ("binary", "none"),
+        "binary, rescored": ("binary", "query"),
+        "binary, rescored with the norm": ("binary", "norm"),
+    }
+    points = set()
+    for label, kind in series.items():
+        drawn = [(int(x), float(y)) for x, y in lines(figure)[label].get_xydata()]
+        assert drawn == [(c.bytes_per_document, c.ndcg) for c in CELLS if (c.precision, c.rescoring) == kind]
+        points.update(drawn)
+    assert sorted((*text.xy, text.get_text()) for text in axis.texts) == sorted(
+        (c.bytes_per_document, c.ndcg, str(c.dim)) for c in CELLS
+    )
+    looks = {(lines(figure)[label].get_marker(), lines(figure)[label].get_color()) for label in series}
+    assert len({marker for marker, _ in looks}) == len({colour for _, colour in looks}) == 5
+    assert (axis.get_title(), axis.get_xlabel(), axis.get_ylabel()) == ("a title", "bytes per document", "nDCG@10")
+
+
+def test_lines_of_the_best_and_of_the_full(draw):
+    figure, _ = draw(CELLS)
+    best, full = lines(figure)["best at that size"], lines(figure)["64 x float32"]
+    corners = [(c.bytes_per_document, c.ndcg) for c in pareto(CELLS)]
+    assert [tuple(point) for point in best.get_xydata()] == [*corners, (256, 0.5)]
+    assert best.get_drawstyle() == "steps-post"  # between two sizes one has the smaller
+    assert set(full.get_ydata()) == {0.5}
+    assert full.get_linestyle() == "--"
+
+
+def test_the_line_of_the_best_goes_on_to_the_largest_size(draw):
+    """At the level of the best, which need not be the largest."""
+    figure, _ = draw([CELLS[0], CompressionCell(64, "int8", "none", 64, 0.6, 1.2)])
+    assert lines(figure)["best at that size"].get_xydata().tolist() == [[64, 0.6], [256, 0.6]]
+
+
+def test_axis_in_bytes_and_legend_beside_it(draw):
+    figure, _ = draw(CELLS)
+    axis = figure.axes[0]
+    assert axis.get_xscale() == "log"
+    low, high = axis.get_xlim()
+    ticks = {t.get_text() for x, t in zip(axis.get_xticks(), axis.get_xticklabels(), strict=True) if low <= x <= high}
+    assert ticks == {"2", "4", "8", "16", "32", "64", "128", "256"}
+    figure.canvas.draw()
+    assert figure.legends[0].get_window_extent().x0 > axis.get_window_extent().x1
+    assert {text.get_text() for text in figure.legends[0].get_texts()} == set(lines(figure))
+
+
+def test_few_cells(draw):
+    figure, _ = draw(CELLS[:1])
+    assert set(lines(figure)) == {"64 x float32", "best at that size", "float32"}
+    draw([CompressionCell(8, "binary", "none", 1, 0.0, math.nan)])
+    with pytest.raises(ValueError, match="There are no cells"):
+        draw([])
+
+
+def test_without_matplotlib_it_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ImportError, match=r'pip install "st-magnitude\[plot\]"'):
+        plot_compression(CELLS, tmp_path / "picture.png")
+    assert list(tmp_path.iterdir()) == []

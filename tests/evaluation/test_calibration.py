@@ -1,0 +1,146 @@
+"""calibrate_exponent against the evaluator at every exponent, and on embeddings with a known best exponent."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Normalize
+from sentence_transformers.sentence_transformer.modules import BoW
+
+from st_magnitude import Similarity, geometry
+from st_magnitude.evaluation import MagnitudeEvaluator
+from st_magnitude.evaluation.calibration import calibrate_exponent, sweep_exponents
+from st_magnitude.modules import ExponentNorm
+
+
+@pytest.fixture
+def raw_minilm(minilm) -> SentenceTransformer:
+    return SentenceTransformer(modules=[minilm[0], minilm[1]], similarity_fn_name="dot", device="cpu")
+
+
+def bag_of_words() -> SentenceTransformer:
+    return SentenceTransformer(modules=[BoW(["a", "b", "c", "d"])], similarity_fn_name="dot", device="cpu")
+
+
+def test_every_point_of_the_curve_is_the_evaluators(task, static_model):
+    curve = calibrate_exponent(static_model, **task, exponents=[0.0, 0.3, 0.7, 1.0])
+    assert curve.exponents.tolist() == [0.0, 0.3, 0.7, 1.0]
+    assert curve.queries == list(task["queries"])
+    for gamma, mean, values in zip(curve.exponents, curve.ndcg, curve.per_query, strict=True):
+        evaluator = MagnitudeEvaluator(**task, similarity=Similarity(1.0, gamma))
+        assert mean == pytest.approx(evaluator(static_model)["matched_ndcg@10"], abs=1e-12)
+        assert values == pytest.approx(evaluator.per_query["matched"], abs=1e-12)
+    assert np.ptp(curve.ndcg) > 0
+
+
+def test_real_model(task, raw_minilm):
+    curve = calibrate_exponent(raw_minilm, **task)
+    metrics = MagnitudeEvaluator(**task)(raw_minilm)
+    assert curve.exponents == pytest.approx(np.linspace(0, 1, 21))
+    assert (curve.ndcg[0], curve.ndcg[-1]) == pytest.approx((metrics["dot_ndcg@10"], metrics["cosine_ndcg@10"]))
+    assert curve.best_ndcg == curve.ndcg.max() >= metrics["cosine_ndcg@10"]
+
+
+def test_finds_the_exponent_between_dot_and_cosine():
+    """q1 needs length (d2 over d1, unless it is all removed), q2 needs it damped (d3 over the longer d4)."""
+    corpus = {"d1": "a", "d2": "a a a a b", "d3": "c c", "d4": "c d d d d d d d d d d d d d d d d c c c"}
+    task = {"queries": {"q1": "a", "q2": "c"}, "corpus": corpus, "relevant_docs": {"q1": {"d2"}, "q2": {"d3"}}}
+    curve = calibrate_exponent(bag_of_words(), **task, exponents=[0.5])
+    q1, q2 = curve.per_query.T
+    assert q1 == pytest.approx([1.0, 1.0, 1 / np.log2(3)])
+    assert q2 == pytest.approx([1 / np.log2(3), 1.0, 1.0])
+    assert curve.best == 0.5
+    assert curve.best_similarity == Similarity(query=1.0, document=0.5)
+
+
+def test_equal_exponents_give_the_one_nearest_to_cosine():
+    task = {"queries": {"q": "a"}, "corpus": {"d1": "a a", "d2": "b"}, "relevant_docs": {"q": {"d1"}}}
+    curve = calibrate_exponent(bag_of_words(), **task)
+    assert set(curve.ndcg) == {1.0}
+    assert curve.best == 1.0
+    assert curve.versus_cosine == curve.versus_dot == (0.0, 0.0, 0.0)
+
+
+def test_equal_scores_rank_by_id_like_the_evaluator():
+    task = {"queries": {"q": "a"}, "corpus": {"d2": "a a", "d1": "a a", "d3": "a a"}, "relevant_docs": {"q": {"d1"}}}
+    model = bag_of_words()
+    assert calibrate_exponent(model, **task).best_ndcg == MagnitudeEvaluator(**task)(model)["dot_ndcg@10"] == 1.0
+
+
+def test_intervals_are_paired_bootstraps(task, static_model):
+    curve = calibrate_exponent(static_model, **task, confidence=0.9, seed=5, num_samples=500)
+    best = curve.per_query[curve.exponents.tolist().index(curve.best)]
+    options = {"confidence": 0.9, "seed": 5, "num_samples": 500}
+    assert curve.versus_cosine == geometry.paired_bootstrap(best, curve.per_query[-1], **options)
+    assert curve.versus_dot == geometry.paired_bootstrap(best, curve.per_query[0], **options)
+    assert curve.interval == curve.versus_cosine[1:]
+    assert curve.versus_cosine[0] == pytest.approx(curve.best_ndcg - curve.ndcg[-1])
+
+
+def test_str_is_a_table(task, static_model):
+    curve = calibrate_exponent(static_model, **task, exponents=[0.25])
+    lines = str(curve).splitlines()
+    assert len(lines) == 1 + 3 + 2
+    assert lines[2].startswith(f"  0.250  {curve.ndcg[1]:.4f}")
+    assert sum("<- best" in line for line in lines) == 1
+    assert f"{curve.versus_dot[0]:+.4f}" in lines[-1]
+
+
+def test_looks_behind_an_exponent_norm(task, static_model):
+    model = SentenceTransformer(
+        modules=[static_model[0], ExponentNorm(0.5, 0.9)], similarity_fn_name="dot", device="cpu"
+    )
+    plain, behind = (calibrate_exponent(m, **task, exponents=[0.5]) for m in (static_model, model))
+    np.testing.assert_array_equal(behind.per_query, plain.per_query)
+
+
+def test_a_normalising_model_is_refused(task, minilm, static_model):
+    for model in (minilm, SentenceTransformer(modules=[static_model[0], Normalize()], device="cpu")):
+        with pytest.raises(ValueError, match=r'stm\.prepare\(model, "dot"\)'):
+            calibrate_exponent(model, **task)
+
+
+def test_inputs_are_checked_before_encoding(task):
+    for exponents in ([1.5], [-0.1], [float("nan")]):
+        with pytest.raises(ValueError, match=r"lie in \[0, 1\]"):
+            calibrate_exponent(None, **task, exponents=exponents)
+    with pytest.raises(ValueError, match="corpus is empty"):
+        calibrate_exponent(None, **(task | {"corpus": {}}))
+
+
+def test_few_queries_warn(task, static_model, caplog):
+    with caplog.at_level(logging.WARNING, logger="st_magnitude"):
+        calibrate_exponent(static_model, **task)
+    assert "8 queries are few" in caplog.text
+    caplog.clear()
+    many = {f"{query}-{i}": text for query, text in task["queries"].items() for i in range(7)}
+    relevant = {query: task["relevant_docs"][query.split("-")[0]] for query in many}
+    calibrate_exponent(static_model, many, task["corpus"], relevant)
+    assert "few" not in caplog.text
+
+
+def test_queries_without_relevant_documents_are_left_out(task, static_model):
+    whole = calibrate_exponent(static_model, **task)
+    task["queries"] = {"unjudged": "Who knows?"} | task["queries"]
+    curve = calibrate_exponent(static_model, **task)
+    assert curve.queries == whole.queries
+    np.testing.assert_array_equal(curve.per_query, whole.per_query)
+
+
+def test_sweep_in_tiles_is_the_brute_force_ranking(monkeypatch):
+    q, d = torch.randn(23, 16).double(), torch.randn(41, 16).double() * torch.rand(41, 1).double() * 5
+    d[7] = 0  # scores 0, at any exponent
+    columns = [torch.randperm(41)[: 1 + i % 4].tolist() for i in range(23)]
+    gammas = np.array([0.0, 0.4, 1.0])
+    expected = np.zeros((3, 23, 10), dtype=bool)
+    for e, gamma in enumerate(gammas):
+        for i in range(23):
+            scores = [float(q[i] @ v) / (float(v.norm()) ** gamma if v.any() else 1.0) for v in d]
+            expected[e, i] = [j in columns[i] for j in sorted(range(41), key=lambda j: -scores[j])[:10]]
+    np.testing.assert_array_equal(sweep_exponents(q, d, columns, gammas), expected)
+    monkeypatch.setattr("st_magnitude.evaluation.calibration.TILE", 41 * 5)  # five queries at a time
+    np.testing.assert_array_equal(sweep_exponents(q, d, columns, gammas), expected)
