@@ -7,16 +7,21 @@ export HF_HUB_OFFLINE ?= 1
 export HF_HUB_DISABLE_TELEMETRY ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test test-all lint docs site bench clean
+.PHONY: demo test test-slow test-all lint docs site bench clean
 
 demo: $(BIN)/.installed  ## teach a retriever your own environment's API docs (about 6 minutes on 2 cores)
 	$(BIN)/st-magnitude demo --output runs/demo-$$(date +%Y%m%d-%H%M%S)
 
-test: $(BIN)/.installed  ## the default tests
-	$(BIN)/python -m pytest -m "not slow"
+# One process per core, each with one torch thread.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
-test-all: $(BIN)/.installed  ## and the long ones
-	$(BIN)/python -m pytest
+test: $(BIN)/.installed  ## the default tests
+	$(PYTEST) -m "not slow"
+
+test-slow: $(BIN)/.installed  ## the slow tests
+	$(PYTEST) -m slow
+
+test-all: test test-slow  ## all tests
 
 lint: $(BIN)/.installed
 	$(BIN)/ruff check .
