@@ -120,6 +120,13 @@ class Similarity:
         """Documents as they enter the inner product, x / |x|^gamma_document: (..., D) -> (..., D)."""
         return _divide_by_norm(embeddings, self.gamma_document)
 
+    def document_divisor(self, embeddings: Any) -> Tensor:
+        """What `document` divides by, |x|^gamma_document, and 1 for a zero vector: (..., D) -> (..., 1).
+
+        It turns inner products of raw documents into scores for several exponents without another matrix product.
+        """
+        return _norm_power(at_least_float32(embeddings), self.gamma_document)
+
     def __call__(self, queries: Any, documents: Any) -> Tensor:
         """All scores: (n, D), (m, D) -> (n, m). A single vector counts as one row."""
         queries, documents = torch.atleast_2d(self.query(queries)), torch.atleast_2d(self.document(documents))
@@ -161,9 +168,14 @@ def _divide_by_norm(embeddings: Any, gamma: float | Tensor) -> Tensor:
     embeddings = at_least_float32(embeddings)
     if not isinstance(gamma, Tensor) and gamma == 0.0:
         return embeddings
+    return embeddings / _norm_power(embeddings, gamma)
+
+
+def _norm_power(embeddings: Tensor, gamma: float | Tensor) -> Tensor:
+    """|x|^gamma, with 1 for a zero vector: (..., D) -> (..., 1)."""
     with torch.autocast(embeddings.device.type, enabled=False):
         norm = safe_norm(embeddings)
-        return embeddings / (norm if not isinstance(gamma, Tensor) and gamma == 1.0 else norm**gamma)
+        return norm if not isinstance(gamma, Tensor) and gamma == 1.0 else norm**gamma
 
 
 COSINE = Similarity(query=1.0, document=1.0)

@@ -169,15 +169,17 @@ def rank(scores: Tensor, k: int) -> Tensor:
     """
     k = min(k, scores.shape[1])
     values, indices = scores.topk(k, dim=1)
-    # topk leaves open which of several equal scores it takes, and their order. Ties inside are ordered here; a row
-    # whose k-th score also lies outside is sorted in full.
-    by_index = indices.sort(dim=1).indices
-    order = values.gather(1, by_index).sort(dim=1, descending=True, stable=True).indices
-    indices = indices.gather(1, by_index).gather(1, order)
-    tied = (scores >= values[:, -1:]).sum(dim=1) > k
-    if tied.any():
-        indices[tied] = scores[tied].sort(dim=1, descending=True, stable=True).indices[:, :k]
-    return indices
+    # topk leaves open which of several equal scores it takes, and in which order.
+    last = values[:, -1:]
+    tied = ((scores >= last).sum(dim=1) > k).nonzero()[:, 0]
+    if len(tied):  # rows with a document outside that equals the k-th best: keep the lowest columns of those
+        rows, last = scores[tied], last[tied]
+        above, equal = rows > last, rows == last
+        equal &= equal.cumsum(dim=1) <= k - above.sum(dim=1, keepdim=True)
+        indices[tied] = (above | equal).nonzero()[:, 1].view(-1, k)
+    indices = indices.sort(dim=1).values
+    order = scores.gather(1, indices).sort(dim=1, descending=True, stable=True).indices
+    return indices.gather(1, order)
 
 
 def ndcg(hits: Any, num_relevant: Any, k: int = 10) -> NDArray[np.float64]:

@@ -1,0 +1,156 @@
+"""JudgedTask and EncodedTask against sorting in Python, and every evaluator's way of refusing a broken embedding."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Normalize
+
+from st_magnitude import COSINE, DNORM, DOT, QNORM, Similarity
+from st_magnitude.evaluation import task as task_module
+from st_magnitude.evaluation.task import EncodedTask, JudgedTask, encode_texts
+from st_magnitude.modules import ExponentNorm
+
+SIMILARITIES = [DOT, QNORM, DNORM, COSINE, Similarity(1.0, 0.4), Similarity(0.3, 0.8)]
+
+
+def encoded(num_queries=23, num_documents=41, dim=16) -> EncodedTask:
+    """Random embeddings with a zero document and every tenth document doubled."""
+    q = torch.randn(num_queries, dim)
+    d = torch.randn(num_documents, dim) * torch.rand(num_documents, 1) * 5
+    d[7] = 0
+    d[10::10] = d[0]
+    return EncodedTask(q, d, [torch.randperm(num_documents)[: 1 + i % 4].tolist() for i in range(num_queries)])
+
+
+def by_sorting(task: EncodedTask, gamma: float, k: int, among: list[int] | None = None) -> list[list[int]]:
+    """The best columns of every query, from the definition in float64."""
+    q, d = task.queries.double().numpy(), task.documents.double().numpy()
+    norms = [float(np.linalg.norm(row)) or 1.0 for row in d]
+    kept = range(len(d)) if among is None else among
+    scores = [[round(float(row @ d[j]) / norms[j] ** gamma, 10) for j in range(len(d))] for row in q]
+    return [sorted(kept, key=lambda j: (-row[j], j))[:k] for row in scores]
+
+
+@pytest.mark.parametrize("tiles", ["one", "rows", "documents"])
+@pytest.mark.parametrize("k", [1, 10, 100])
+def test_top_is_a_stable_sort_whatever_the_tiles(monkeypatch, k, tiles):
+    if tiles == "rows":
+        monkeypatch.setattr(task_module, "TILE", 41 * 5)
+    elif tiles == "documents":
+        monkeypatch.setattr(task_module, "CHUNK", 7)
+    task = encoded()
+    found = task.tops(SIMILARITIES, k)
+    for similarity, top in zip(SIMILARITIES, found, strict=True):
+        assert top.tolist() == by_sorting(task, similarity.exponents[1], k)
+        assert torch.equal(task.top(similarity, k), top)
+
+
+def test_top_among_some_documents():
+    task, mask = encoded(), np.arange(41) % 3 == 0
+    expected = by_sorting(task, 0.4, 5, np.flatnonzero(mask).tolist())
+    assert task.top(Similarity(1.0, 0.4), 5, among=mask).tolist() == expected
+    assert task.top(Similarity(1.0, 0.4), 5, among=torch.from_numpy(np.flatnonzero(mask))).tolist() == expected
+
+
+@pytest.mark.parametrize("similarity", SIMILARITIES, ids=str)
+def test_a_prefix_is_cut_before_it_is_divided(similarity):
+    task = encoded()
+    prefix = task.prefix(3)
+    assert prefix.top(similarity).tolist() == by_sorting(prefix, similarity.exponents[1], 10)
+    scores = similarity(task.queries[:, :3], task.documents[:, :3])
+    top = prefix.top(similarity)
+    torch.testing.assert_close(prefix.scores(similarity, top), scores.gather(1, top))
+
+
+@pytest.mark.parametrize("similarity", SIMILARITIES, ids=str)
+def test_scores_are_the_similarities(monkeypatch, similarity):
+    monkeypatch.setattr(task_module, "TILE", 16 * 10 * 4)  # four queries at a time
+    task = encoded()
+    top = task.top(similarity)
+    scores = task.scores(similarity, top)
+    torch.testing.assert_close(scores, similarity(task.queries, task.documents).gather(1, top))
+    assert (scores.diff(dim=1) <= 0).all()
+
+
+def test_ndcg_and_hits_from_columns():
+    task = EncodedTask(torch.eye(2), torch.rand(4, 2), columns=[[2], [0, 3]])
+    top = torch.tensor([[1, 2, 0, 3], [3, 1, 2, 0]])
+    assert task.hits(top).tolist() == [[False, True, False, False], [True, False, False, True]]
+    discounts = 1 / np.log2([2, 3, 4, 5])
+    assert task.ndcg(top) == pytest.approx([discounts[1], (discounts[0] + discounts[3]) / discounts[:2].sum()])
+    assert task.ndcg(top[:, :1], k=1).tolist() == [0.0, 1.0]
+    assert task.degrees.tolist() == [1, 0, 1, 1]
+
+
+def test_encodes_each_side_with_its_role_and_prompt(task, static_model):
+    static_model.prompts = {"query": "ask: ", "document": "", "own": "own: "}
+    judged = JudgedTask(task["queries"], task["corpus"], task["relevant_docs"])
+    queries, documents = list(task["queries"].values()), [task["corpus"][d] for d in sorted(task["corpus"])]
+    found = judged.encode(static_model, 8, show_progress_bar=False, corpus_prompt_name="own")
+    torch.testing.assert_close(
+        found.queries, static_model.encode(["ask: " + q for q in queries], convert_to_tensor=True)
+    )
+    torch.testing.assert_close(
+        found.documents, static_model.encode(["own: " + d for d in documents], convert_to_tensor=True)
+    )
+    assert found.columns == [
+        [sorted(task["corpus"]).index(d) for d in sorted(r)] for r in task["relevant_docs"].values()
+    ]
+
+
+@pytest.mark.parametrize("closing", [Normalize(), ExponentNorm(1.0, 0.5)], ids=["Normalize", "ExponentNorm"])
+def test_what_stands_at_the_end_of_the_model(task, static_model, closing):
+    raw = encode_texts(static_model, task["queries"], task["corpus"])
+    model = SentenceTransformer(modules=[static_model[0], closing], device="cpu")
+    before = encode_texts(model, task["queries"], task["corpus"], before_normalize=True)
+    assert torch.equal(before.documents, raw.documents)
+    after = encode_texts(model, task["queries"], task["corpus"])
+    assert torch.equal(after.documents, raw.documents) == isinstance(closing, ExponentNorm)
+    assert model[-1] is closing
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"queries": {}}, "queries is empty"),
+        ({"corpus": {}}, "corpus is empty"),
+        ({"queries": ["one", "two"]}, "queries is a list; pass a dict of id -> text"),
+        ({"corpus": ["one", "two"]}, "corpus is a list; pass a dict of id -> text"),
+        ({"relevant": [["d01"]]}, "relevant_docs is a list; pass a dict of query id"),
+        ({"relevant": {}}, "None of the 8 queries has a relevant document"),
+        ({"relevant": {"q1": set()}}, "None of the 8 queries has a relevant document"),
+        ({"relevant": {"other": {"d01"}}}, r"\['other'\].*\['q1', 'q2', 'q3'\]"),
+        ({"relevant": {"q1": {"d01", "d99"}}}, r"1 relevant document\(s\) are not in the corpus, such as \['d99'\]"),
+        ({"relevant": {"q1": "d01"}}, r"relevant_docs\['q1'\] is 'd01': pass a set"),
+        ({"relevant": {"q1": {"d01": 0}}}, "graded judgments"),
+        ({"negatives": {"q1": {"d99"}}}, r"1 negative document\(s\) are not in the corpus"),
+        ({"negatives": {"q1": {"d01"}}}, "'d01' is both relevant and a negative of the query 'q1'"),
+    ],
+)
+def test_judgments_are_checked(task, change, message):
+    arguments = {"queries": task["queries"], "corpus": task["corpus"], "relevant": task["relevant_docs"]} | change
+    with pytest.raises(ValueError, match=message):
+        JudgedTask(**arguments)
+
+
+def test_queries_without_judgments_do_not_count(task):
+    relevant = {"q2": ["d02", "d01"], "not asked here": {"d03"}, "q1": {"d03"}}
+    judged = JudgedTask(task["queries"], dict(reversed(task["corpus"].items())), relevant)
+    assert judged.relevant == {"q2": {"d01", "d02"}, "not asked here": {"d03"}, "q1": {"d03"}}
+    assert judged.query_ids == ["q1", "q2"]
+    assert judged.document_ids == sorted(task["corpus"])
+    assert judged.columns == [[2], [0, 1]]
+
+
+@pytest.mark.parametrize(("side", "name"), [("queries", "query"), ("documents", "document")])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_embeddings_that_are_not_finite_are_refused_by_name(side, name, value):
+    sides = {"queries": torch.rand(3, 2), "documents": torch.rand(3, 2)}
+    sides[side][1:, 0] = value
+    with pytest.raises(ValueError, match=f"2 of 3 {name} embeddings are not finite, such as that of row 1"):
+        EncodedTask(**sides)
+    with pytest.raises(ValueError, match="such as that of 'b'"):
+        EncodedTask(**sides, query_ids=["a", "b", "c"], document_ids=["a", "b", "c"])
