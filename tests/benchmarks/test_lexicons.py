@@ -382,7 +382,7 @@ def test_order_and_hash_seed(wordnet_folder: Path, tmp_path: Path) -> None:
     script = f"""
 import importlib.util, json, sys, types
 package = types.ModuleType("st_magnitude")  # without its __init__, which takes seconds
-package.__path__ = [{str(SCRIPT.parents[2] / "st_magnitude")!r}]
+package.__path__ = [{str(SCRIPT.parents[1] / "st_magnitude")!r}]
 sys.modules["st_magnitude"] = package
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from test_lexicons import SIZES, dump, lexicons
