@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude._json import parse
+from st_magnitude._upstream import register_mteb_model, register_mteb_task
 from st_magnitude.corpus.beir import DataError, RetrievalData, available_splits, load_beir
 from st_magnitude.surgery.normalize import load
 
@@ -188,20 +189,16 @@ def local_model(path: str | Path) -> ModelMeta:
 
 def register_model(path: str | Path) -> str:
     """Makes mteb know a model in a folder, as if it were one of its own, and returns its name there."""
-    from mteb.models.model_implementations import MODEL_REGISTRY
-
     meta = local_model(path)
-    MODEL_REGISTRY[str(meta.name)] = meta  # a private dictionary, touched here only
+    register_mteb_model(meta)
     return str(meta.name)
 
 
 def register_task(path: str | Path) -> str:
     """Makes mteb know a local task (see `local_task`) and returns its name there."""
-    from mteb import get_tasks
-
     task = local_task(path)
     name = str(task.metadata.name)
-    sys.modules[get_tasks.__module__]._TASKS_REGISTRY[name] = type(task)  # private, touched here only
+    register_mteb_task(name, type(task))
     return name
 
 

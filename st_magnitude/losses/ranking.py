@@ -16,13 +16,13 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.losses.gradcache import (
     CachedLossMixin,
     RandContext,
-    _create_minibatch,
     has_static_embedding_input,
 )
 from sentence_transformers.base.losses.merged_forward import embed_columns
 from sentence_transformers.util import all_gather_with_grad, get_rank
 from torch import Tensor, nn
 
+from st_magnitude._upstream import minibatch_of
 from st_magnitude.infonce import Direction, Term, infonce
 from st_magnitude.losses._shared import auto_scale, raw_features, refuse_matryoshka
 from st_magnitude.modules import ExponentNorm
@@ -243,7 +243,7 @@ class MagnitudeRankingLoss(CachedLossMixin, nn.Module):
         random_state: RandContext | None = None,
     ) -> tuple[Tensor, RandContext | None]:
         """For CachedLossMixin: the raw embeddings of one mini-batch."""
-        features = _create_minibatch(sentence_feature, begin, end)
+        features = minibatch_of(sentence_feature, begin, end)
         with random_state or nullcontext(), nullcontext() if with_grad else torch.no_grad():
             random_state = RandContext(*features.values()) if copy_random_state else None
             return raw_features(self.model, features)["sentence_embedding"], random_state

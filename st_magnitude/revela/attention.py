@@ -18,6 +18,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from st_magnitude._upstream import attention_implementation, checkpoint_options, supports_attention_interface
+
 __all__ = [
     "Backend",
     "Neighbours",
@@ -244,7 +246,7 @@ def check_supported(lm: nn.Module) -> None:
     name, config = type(base).__name__, base.config.get_text_config()
     if getattr(config, "is_encoder_decoder", False) or base.get_output_embeddings() is None:
         raise ValueError(f"{name} is no causal decoder with an output layer: use AutoModelForCausalLM.")
-    if not base._supports_attention_backend:
+    if not supports_attention_interface(base):
         raise ValueError(
             f"{name} computes attention by itself, not through transformers' AttentionInterface: in-batch attention "
             "cannot reach it. Llama, Qwen2, Qwen3, Mistral, SmolLM and Gemma (1) are known to work."
@@ -272,15 +274,14 @@ def attach(lm: nn.Module) -> None:
     check_supported(lm)
     base = base_model(lm)
     base.set_attn_implementation(NAME)
-    if base.get_decoder().config._attn_implementation != NAME:
+    if attention_implementation(base.get_decoder()) != NAME:
         raise ValueError(f"{type(base).__name__} did not take another attention implementation: it is not supported.")
 
 
 def _refuse_reentrant(base: PreTrainedModel) -> None:
     for module in base.modules():
         if isinstance(module, GradientCheckpointingLayer) and module.gradient_checkpointing and module.training:
-            keywords = getattr(module._gradient_checkpointing_func, "keywords", {})
-            if keywords.get("use_reentrant", True):
+            if checkpoint_options(module).get("use_reentrant", True):
                 raise ValueError(
                     f"Reentrant gradient checkpointing of {type(base).__name__} cuts the retriever off from its "
                     "gradient: call lm.gradient_checkpointing_enable({'use_reentrant': False})."
@@ -310,7 +311,7 @@ def two_streams(
     """
     base = base_model(lm)
     decoder = base.get_decoder()
-    if decoder.config._attn_implementation != NAME:
+    if attention_implementation(decoder) != NAME:
         raise ValueError(f"In-batch attention is not in {type(base).__name__}: call revela.attention.attach(lm) first.")
     _refuse_reentrant(base)
     mask = attention_mask.to(torch.bool)

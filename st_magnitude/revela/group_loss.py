@@ -93,7 +93,7 @@ class GroupLoss(nn.Module):
     def get_config_dict(self) -> dict[str, Any]:
         """What the model card says about this loss."""
         return {
-            "lm": getattr(getattr(self.lm, "config", None), "_name_or_path", "") or type(self.lm).__name__,
+            "lm": getattr(getattr(self.lm, "config", None), "name_or_path", "") or type(self.lm).__name__,
             "query_part": self.collator.query_part,
             "prefixes": list(self.collator.prefixes),
             "max_length": self.collator.max_length,

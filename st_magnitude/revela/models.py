@@ -17,6 +17,8 @@ from tokenizers.processors import TemplateProcessing
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from st_magnitude._upstream import forget_adapter
+
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
 
@@ -92,10 +94,8 @@ def merge_lora(model: SentenceTransformer | PeftModel) -> Any:
                 child.merge()
                 setattr(parent, name, child.get_base_layer())
     for part in model.modules():
-        if isinstance(part, PreTrainedModel) and getattr(part, "_hf_peft_config_loaded", False):
-            part._hf_peft_config_loaded = False
-            del part.peft_config
-            part.requires_grad_(True)
+        if isinstance(part, PreTrainedModel):
+            forget_adapter(part)
     return model
 
 
@@ -132,7 +132,7 @@ def load_lm(name: str | Path, **options: Any) -> tuple[PreTrainedModel, PreTrain
         del config.quantization_config  # the weights are not quantised any more, and could not be saved with it
     model = AutoModelForCausalLM.from_config(config, dtype=loaded.dtype)
     model.load_state_dict(loaded.state_dict())
-    model.config._name_or_path = str(files[0])
+    model.config.name_or_path = str(files[0])
     return model.eval(), AutoTokenizer.from_pretrained(folder, gguf_file=file)
 
 
@@ -166,7 +166,7 @@ def tokenizer_of(lm: Any) -> PreTrainedTokenizerBase:
     Raises:
         ValueError: If there is none.
     """
-    name = getattr(lm, "name_or_path", "") or getattr(getattr(lm, "config", None), "_name_or_path", "")
+    name = getattr(lm, "name_or_path", "") or getattr(getattr(lm, "config", None), "name_or_path", "")
     try:
         return AutoTokenizer.from_pretrained(name)
     except Exception as error:

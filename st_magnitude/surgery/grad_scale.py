@@ -18,6 +18,7 @@ from sentence_transformers.base.modules import Router
 from torch import Tensor, nn
 from torch.nn import functional
 
+from st_magnitude._upstream import forward_hooks
 from st_magnitude.surgery.normalize import is_sentence_norm, raw_length, raw_producers, unwrapped
 
 __all__ = ["GradScaleHandle", "attach_grad_scale", "grad_scale"]
@@ -135,7 +136,7 @@ def attach_grad_scale(
     """
     grad_scale(torch.zeros(1), power)  # checks the power
     model = unwrapped(model)
-    if any(isinstance(hook, _Hook) for module in model.modules() for hook in module._forward_hooks.values()) or any(
+    if any(isinstance(hook, _Hook) for module in model.modules() for hook in forward_hooks(module)) or any(
         name in vars(model) for name in _ENCODERS
     ):
         raise ValueError("This model has GradScale already: call remove() on the handle of the first attachment.")

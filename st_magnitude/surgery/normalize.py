@@ -31,6 +31,7 @@ from sentence_transformers.sentence_transformer.modules import (
 )
 from torch import Tensor, nn
 
+from st_magnitude._upstream import load_with_classes, stored_similarity_name
 from st_magnitude.geometry import spearman
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import COSINE, Similarity, safe_norm
@@ -175,7 +176,7 @@ def set_similarity_function(model: SentenceTransformer, similarity: Similarity) 
     """Sets ``similarity_fn_name`` to the stock function that ranks as the similarity does: cosine or dot."""
     name: Literal["cosine", "dot"]
     name = "cosine" if similarity.exponents[1] == 1 and not isinstance(model[-1], ExponentNorm) else "dot"
-    before = model._similarity_fn_name  # the public property would turn "never set" into "cosine"
+    before = stored_similarity_name(model)
     if before != name:
         logger.info("similarity_fn_name: %s -> %s, which ranks as %s does.", before, name, similarity.name)
         model.similarity_fn_name = name
@@ -704,10 +705,8 @@ def load(path: str | Path, **kwargs: Any) -> SentenceTransformer:
         ValueError: If the model has other modules that are not sentence-transformers' own, or its files are damaged.
     """
     ours = {f"{ExponentNorm.__module__}.{ExponentNorm.__qualname__}": ExponentNorm}
-    # The one private method of sentence-transformers that this package calls: it names the class to use for a type
-    # in modules.json, and leaves all other types behind the usual gate.
     try:
-        return SentenceTransformer._load_with_module_classes(str(path), ours, **kwargs)
+        return load_with_classes(str(path), ours, **kwargs)
     except OSError as error:
         raise OSError(f"No model at {str(path)!r}, neither a folder nor on the hub: {error}") from error
     except (AttributeError, KeyError, RuntimeError, SafetensorError, TypeError, UnpicklingError, ValueError) as error:

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sentence_transformers.base.losses.gradcache import _get_batch_size
 from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from st_magnitude._plot import pyplot
+from st_magnitude._upstream import batch_size_of
 from st_magnitude.geometry import isoscore, mean_cosine
 from st_magnitude.similarity import COSINE, DOT
 from st_magnitude.surgery.normalize import raw_producers
@@ -399,4 +399,4 @@ def _embeddings(output: Any) -> Tensor:
 def _batch_size(features: Mapping[str, Any]) -> int:
     """Texts in one column of features."""
     offsets = features.get("offsets")  # of a StaticEmbedding, whose tokens lie in one row
-    return len(offsets) if isinstance(offsets, Tensor) else _get_batch_size(dict(features))
+    return len(offsets) if isinstance(offsets, Tensor) else batch_size_of(features)

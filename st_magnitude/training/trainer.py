@@ -18,6 +18,7 @@ from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from st_magnitude._json import parse
+from st_magnitude._upstream import has_cpu_bf16, load_checkpoint_into
 
 __all__ = ["Stopped", "calling_trainer", "check_output", "has_fast_bf16", "once_in_a_run", "train_or_stop"]
 
@@ -116,7 +117,7 @@ def train_or_stop(trainer: Trainer, checkpoint: Path | None = None) -> None:
     trainer.add_callback(stop)
     try:
         if checkpoint is not None and (state := _finished_state(checkpoint, trainer.args)):
-            trainer._load_from_checkpoint(str(checkpoint))  # train() would make one step more
+            load_checkpoint_into(trainer, checkpoint)  # train() would make one step more
             trainer.state = state
         else:
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
@@ -141,10 +142,7 @@ def has_fast_bf16() -> bool:
     """Whether this machine has instructions for bfloat16: a GPU since Ampere, or a CPU with AVX-512 BF16 or AMX."""
     if torch.cuda.is_available():
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    return any(
-        getattr(torch.cpu, name, bool)()
-        for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported", "_is_arm_bf16_supported")
-    )
+    return has_cpu_bf16()
 
 
 def check_output(output: Path, resume: bool) -> Path | None:

@@ -1,0 +1,126 @@
+"""Every private name of sentence-transformers, transformers, mteb and torch that this package relies on.
+
+Private names can move in any upstream release. They are collected here, each with the reason why no public name serves,
+and ``tests/test_upstream.py`` touches each of them, so that such a release fails in one test whose message names what
+has moved. All other modules of the package use the functions below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.losses.gradcache import _create_minibatch, _get_batch_size
+from torch import Tensor, nn
+from transformers import PreTrainedModel, Trainer
+
+if TYPE_CHECKING:
+    from mteb.models import ModelMeta
+
+__all__ = [
+    "attention_implementation",
+    "batch_size_of",
+    "checkpoint_options",
+    "forget_adapter",
+    "forward_hooks",
+    "has_cpu_bf16",
+    "load_checkpoint_into",
+    "load_with_classes",
+    "minibatch_of",
+    "register_mteb_model",
+    "register_mteb_task",
+    "stored_similarity_name",
+    "supports_attention_interface",
+]
+
+# --- sentence-transformers --------------------------------------------------------------------------------------------
+
+
+def minibatch_of(features: dict[str, Tensor], begin: int, end: int) -> dict[str, Tensor]:
+    """Rows begin to end of the features of one text column.
+
+    A cached loss slices features as sentence-transformers' own cached losses do, flattened inputs included.
+    """
+    return _create_minibatch(features, begin, end)
+
+
+def batch_size_of(features: Mapping[str, Any]) -> int:
+    """The number of texts in the features of one text column; flattened inputs make this more than a shape."""
+    return _get_batch_size(dict(features))
+
+
+def stored_similarity_name(model: SentenceTransformer) -> str | None:
+    """The similarity function that somebody has set, or None; the public property turns None into "cosine"."""
+    return model._similarity_fn_name
+
+
+def load_with_classes(path: str, classes: dict[str, type], **options: Any) -> SentenceTransformer:
+    """Loads a model whose modules.json names classes of ours, without trust_remote_code for all other classes."""
+    return SentenceTransformer._load_with_module_classes(path, classes, **options)
+
+
+# --- transformers -----------------------------------------------------------------------------------------------------
+
+
+def load_checkpoint_into(trainer: Trainer, checkpoint: Path | str) -> None:
+    """Loads the weights of a checkpoint without training; the public ``train`` would make one more step."""
+    trainer._load_from_checkpoint(str(checkpoint))
+
+
+def supports_attention_interface(model: PreTrainedModel) -> bool:
+    """Whether a model computes its attention through transformers' AttentionInterface."""
+    return bool(model._supports_attention_backend)
+
+
+def attention_implementation(model: PreTrainedModel) -> str | None:
+    """The name of the attention function that a model uses; there is a public setter, but no public getter."""
+    return model.config._attn_implementation
+
+
+def checkpoint_options(layer: nn.Module) -> dict[str, Any]:
+    """The options that ``gradient_checkpointing_enable`` gave to a layer, ``use_reentrant`` among them."""
+    return dict(getattr(layer._gradient_checkpointing_func, "keywords", {}))
+
+
+def forget_adapter(model: PreTrainedModel) -> None:
+    """Makes a model whose adapters were merged an ordinary one; its public methods still expect the adapters."""
+    if getattr(model, "_hf_peft_config_loaded", False):
+        model._hf_peft_config_loaded = False
+        del model.peft_config
+        model.requires_grad_(True)
+
+
+# --- mteb -------------------------------------------------------------------------------------------------------------
+
+
+def register_mteb_model(meta: ModelMeta) -> None:
+    """Makes a local model known to ``mteb.get_model`` and the command; mteb offers no registration."""
+    from mteb.models.model_implementations import MODEL_REGISTRY
+
+    MODEL_REGISTRY[str(meta.name)] = meta
+
+
+def register_mteb_task(name: str, task: type) -> None:
+    """Makes a task of ours known to ``mteb.get_tasks`` and the command; mteb offers no registration."""
+    import sys
+
+    from mteb import get_tasks  # the function hides the module of the same name
+
+    sys.modules[get_tasks.__module__]._TASKS_REGISTRY[name] = task  # type: ignore[attr-defined]
+
+
+# --- torch ------------------------------------------------------------------------------------------------------------
+
+
+def forward_hooks(module: nn.Module) -> list[Any]:
+    """The forward hooks of a module; torch can add and remove hooks, but cannot list them."""
+    return list(module._forward_hooks.values())
+
+
+def has_cpu_bf16() -> bool:
+    """Whether the CPU has instructions for bfloat16 (AVX-512 BF16, AMX or Arm's); torch has no public question."""
+    names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported", "_is_arm_bf16_supported")
+    return any(getattr(torch.cpu, name, bool)() for name in names)

@@ -1,0 +1,136 @@
+"""Every private name of an upstream package that st_magnitude._upstream uses: it exists and still does what we need.
+
+A release of sentence-transformers, transformers, mteb or torch that moves one of them fails here, in the test that
+names it.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+import torch
+from _tiny import decoder
+from sentence_transformers import SentenceTransformer
+from torch import nn
+from transformers import Trainer
+
+from st_magnitude import _upstream
+from st_magnitude.modules import ExponentNorm
+
+PACKAGE = Path(_upstream.__file__).parent
+
+
+def test_features_of_a_text_column(model):
+    features = model.preprocess(["one", "two words", "three"])
+    assert _upstream.batch_size_of(features) == 3
+    part = _upstream.minibatch_of(dict(features), 1, 3)
+    assert torch.equal(part["input_ids"], features["input_ids"][1:])
+
+
+def test_stored_similarity_name(model):
+    assert _upstream.stored_similarity_name(model) is None
+    model.similarity_fn_name = "dot"
+    assert _upstream.stored_similarity_name(model) == "dot"
+
+
+def test_load_with_classes(model, tmp_path):
+    model.append(ExponentNorm(0.5, 0.5))
+    model.save_pretrained(str(tmp_path))
+    name = f"{ExponentNorm.__module__}.{ExponentNorm.__qualname__}"
+    loaded = _upstream.load_with_classes(str(tmp_path), {name: ExponentNorm}, device="cpu")
+    assert isinstance(loaded, SentenceTransformer)
+    assert isinstance(loaded[-1], ExponentNorm)
+
+
+def test_load_checkpoint_into_a_trainer():
+    called = []
+
+    class Spy(Trainer):
+        def __init__(self):
+            pass
+
+        def _load_from_checkpoint(self, path, model=None):
+            called.append(path)
+
+    assert callable(Trainer._load_from_checkpoint)
+    _upstream.load_checkpoint_into(Spy(), Path("somewhere"))
+    assert called == ["somewhere"]
+
+
+def test_attention_of_a_decoder():
+    lm = decoder()
+    assert _upstream.supports_attention_interface(lm)
+    lm.set_attn_implementation("eager")
+    assert _upstream.attention_implementation(lm) == "eager"
+    lm.gradient_checkpointing_enable({"use_reentrant": False})
+    assert _upstream.checkpoint_options(lm.model.layers[0])["use_reentrant"] is False
+
+
+def test_forget_adapter():
+    peft = pytest.importorskip("peft")
+    lm = decoder()
+    lm.add_adapter(peft.LoraConfig(r=2, target_modules=["q_proj"]))
+    assert lm._hf_peft_config_loaded
+    _upstream.forget_adapter(lm)
+    assert not lm._hf_peft_config_loaded
+    assert not hasattr(lm, "peft_config")
+    assert all(parameter.requires_grad for parameter in lm.parameters())
+
+
+def test_registers_of_mteb():
+    mteb = pytest.importorskip("mteb")
+    from mteb.abstasks import AbsTaskRetrieval
+    from mteb.models import ModelMeta
+    from mteb.models.model_implementations import MODEL_REGISTRY
+
+    meta = ModelMeta.create_empty(overwrites={"name": "local/upstream-test", "revision": "0"})
+    _upstream.register_mteb_model(meta)
+    try:
+        assert mteb.get_model_meta("local/upstream-test").name == "local/upstream-test"
+    finally:
+        del MODEL_REGISTRY["local/upstream-test"]
+
+    task = type("UpstreamTest", (AbsTaskRetrieval,), {"metadata": mteb.get_task("NFCorpus").metadata})
+    _upstream.register_mteb_task("UpstreamTest", task)
+    assert isinstance(mteb.get_task("UpstreamTest"), task)
+
+
+def test_forward_hooks():
+    module, hook = nn.Linear(1, 1), lambda *_: None
+    handle = module.register_forward_hook(hook)
+    assert _upstream.forward_hooks(module) == [hook]
+    handle.remove()
+    assert _upstream.forward_hooks(module) == []
+
+
+def test_cpu_bf16():
+    assert any(hasattr(torch.cpu, name) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
+    assert isinstance(_upstream.has_cpu_bf16(), bool)
+
+
+def private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def test_private_names_stand_in_one_module():
+    """No other module imports a private name of another package, or reads one that this package does not define."""
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
+    own, found = set(), []
+    for tree in trees.values():
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                own.add(node.name)
+            elif isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Store):
+                own.add(node.id if isinstance(node, ast.Name) else node.attr)
+    for path, tree in trees.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and not (node.module or "").startswith(("st_magnitude", "_")):
+                found += [(path, node.lineno, alias.name) for alias in node.names if private(alias.name)]
+            elif isinstance(node, ast.Attribute) and private(node.attr) and node.attr not in own:
+                found.append((path, node.lineno, node.attr))
+    elsewhere = [
+        f"{path.name}:{line}: {name}" for path, line, name in found if path.name != "_upstream.py" and name != "_exit"
+    ]
+    assert not elsewhere, "move them to st_magnitude/_upstream.py"
