@@ -68,10 +68,11 @@ from transformers import TrainerCallback
 import st_magnitude as stm
 from st_magnitude.commands.train import LOSSES
 from st_magnitude.corpus.beir import DataError, RetrievalData
-from st_magnitude.evaluation.metrics import encode_raw, ndcg, rank
+from st_magnitude.evaluation.metrics import ndcg, rank
 from st_magnitude.geometry import adjusted_cohens_d, coefficient_of_variation, cohens_d, norms, spearman
 from st_magnitude.losses import LearnableNormLoss
 from st_magnitude.revela.models import add_lora, lora_config
+from st_magnitude.surgery.raw import encode_raw
 from st_magnitude.training.trainer import has_fast_bf16
 
 EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -141,7 +142,7 @@ BASES = {
 def embed(model: SentenceTransformer, texts: Iterable[str], role: str) -> dict[str, Tensor]:
     """Raw embedding of every text."""
     unique = list(dict.fromkeys(texts))
-    return dict(zip(unique, encode_raw(model, unique, role, 64, False), strict=True))
+    return dict(zip(unique, encode_raw(model, unique, role, 64, False, keep_normalize=True), strict=True))
 
 
 @dataclass(frozen=True)

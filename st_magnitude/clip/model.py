@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from st_magnitude.clip import require_open_clip
-from st_magnitude.surgery.normalize import clip_projection, random_pair, unwrapped
+from st_magnitude.surgery.normalize import clip_projection, random_pair
+from st_magnitude.surgery.raw import unwrapped
 
 require_open_clip()
 

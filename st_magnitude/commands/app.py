@@ -613,7 +613,7 @@ def _save_compression(cells: list[CompressionCell], output: Path, title: str) ->
 def _dev_figures(model: SentenceTransformer, held_out: RetrievalData, split: str) -> dict[str, Any]:
     from st_magnitude.evaluation import MagnitudeEvaluator
     from st_magnitude.evaluation.calibration import calibrate_exponent
-    from st_magnitude.surgery.normalize import normalizes_output
+    from st_magnitude.surgery.raw import normalizes_output
 
     judged = (held_out.queries, held_out.corpus, held_out.relevant_docs)
     scores = MagnitudeEvaluator(*judged, name=split, write_csv=False)(model)

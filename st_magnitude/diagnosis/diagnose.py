@@ -47,9 +47,9 @@ from st_magnitude.diagnosis.findings import (
 from st_magnitude.evaluation.calibration import ExponentCurve, sweep_exponents
 from st_magnitude.evaluation.compression import CompressionCell, bytes_per_document, search_compressed
 from st_magnitude.evaluation.magnitude import implied_similarity
-from st_magnitude.evaluation.metrics import TILE, are_unit, check_judgments, encode_raw, ndcg, rank
+from st_magnitude.evaluation.metrics import TILE, are_unit, check_judgments, ndcg, rank
 from st_magnitude.similarity import COSINE, Similarity, safe_norm
-from st_magnitude.surgery.normalize import normalizes_output, without_normalize
+from st_magnitude.surgery.raw import encode_raw, normalizes_output
 
 __all__ = ["diagnose", "task_symmetry"]
 
@@ -281,16 +281,15 @@ def _encode(
     show_progress_bar: bool | None,
 ) -> _Encoded:
     sides = []
-    with without_normalize(model):
-        for role, side, names in zip(("query", "document"), texts, ids, strict=True):
-            embeddings = encode_raw(model, side, role, batch_size, show_progress_bar).float().cpu()
-            broken = (~embeddings.isfinite().all(dim=1)).nonzero()[:, 0].tolist()
-            if broken:
-                raise ValueError(
-                    f"{len(broken)} of {len(embeddings)} {role} embeddings are not finite, such as that of "
-                    f"{names[broken[0]]!r}: the model has diverged, or overflows in half precision; load it in float32."
-                )
-            sides.append(embeddings)
+    for role, side, names in zip(("query", "document"), texts, ids, strict=True):
+        embeddings = encode_raw(model, side, role, batch_size, show_progress_bar).float().cpu()
+        broken = (~embeddings.isfinite().all(dim=1)).nonzero()[:, 0].tolist()
+        if broken:
+            raise ValueError(
+                f"{len(broken)} of {len(embeddings)} {role} embeddings are not finite, such as that of "
+                f"{names[broken[0]]!r}: the model has diverged, or overflows in half precision; load it in float32."
+            )
+        sides.append(embeddings)
     return _Encoded(sides[0], sides[1], columns)
 
 

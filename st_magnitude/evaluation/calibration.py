@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
-from st_magnitude.evaluation.metrics import TILE, are_unit, check_judgments, encode_raw, ndcg, rank
+from st_magnitude.evaluation.metrics import TILE, are_unit, check_judgments, ndcg, rank
 from st_magnitude.geometry import norms, paired_bootstrap
 from st_magnitude.similarity import Similarity, safe_norm
+from st_magnitude.surgery.raw import encode_raw
 
 __all__ = ["ExponentCurve", "calibrate_exponent"]
 
@@ -139,7 +140,7 @@ def calibrate_exponent(
             f"noise. Use at least {FEW_QUERIES}, better some hundreds."
         )
 
-    probe = norms(encode_raw(model, documents_text[:batch_size], "document", batch_size, False))
+    probe = norms(encode_raw(model, documents_text[:batch_size], "document", batch_size, False, keep_normalize=True))
     if are_unit(probe):
         raise ValueError(
             "The model normalises its embeddings: all norms are 1, and every exponent ranks alike. "

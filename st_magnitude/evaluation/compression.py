@@ -16,8 +16,9 @@ from sentence_transformers.util.quantization import quantize_embeddings
 from torch import Tensor
 
 from st_magnitude.evaluation.magnitude import implied_similarity
-from st_magnitude.evaluation.metrics import TILE, CsvEvaluator, check_judgments, encode_raw, ndcg, rank, whole_number
+from st_magnitude.evaluation.metrics import TILE, CsvEvaluator, check_judgments, ndcg, rank, whole_number
 from st_magnitude.similarity import Similarity
+from st_magnitude.surgery.raw import encode_raw
 
 __all__ = ["CompressionCell", "CompressionEvaluator", "pareto", "table"]
 
@@ -240,7 +241,8 @@ class CompressionEvaluator(CsvEvaluator):
             ids, texts, prompts = self.queries_ids, self.queries, (self.query_prompt, self.query_prompt_name)
         else:
             ids, texts, prompts = self.corpus_ids, self.corpus, (self.corpus_prompt, self.corpus_prompt_name)
-        embeddings = encode_raw(model, texts[:number], role, self.batch_size, self.show_progress_bar, *prompts).float()
+        options = (self.batch_size, self.show_progress_bar, *prompts)
+        embeddings = encode_raw(model, texts[:number], role, *options, keep_normalize=True).float()
         if embeddings.device.type == "mps":
             embeddings = embeddings.cpu()  # there are no float64 on it
         broken = (~embeddings.isfinite().all(dim=1)).nonzero()[:, 0].tolist()

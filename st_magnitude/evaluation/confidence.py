@@ -21,10 +21,10 @@ from torch import Tensor
 
 from st_magnitude._plot import pyplot
 from st_magnitude.evaluation.magnitude import implied_similarity
-from st_magnitude.evaluation.metrics import TILE, check_judgments, encode_raw, rank
+from st_magnitude.evaluation.metrics import TILE, check_judgments, rank
 from st_magnitude.geometry import auroc, norms, risk_coverage, spearman
 from st_magnitude.similarity import COSINE, Similarity
-from st_magnitude.surgery.normalize import normalizes_output, without_normalize
+from st_magnitude.surgery.raw import encode_raw, normalizes_output
 
 __all__ = ["ConfidenceReport", "NormBucket", "Novelty", "Signal", "knn_accuracy_by_norm", "norm_confidence", "novelty"]
 
@@ -251,10 +251,9 @@ def norm_confidence(
         similarity = COSINE if normalizes_output(model) else implied_similarity(model)
     similarity = Similarity(*Similarity.named(similarity).exponents)
     texts = [queries[query] for query in query_ids], [corpus[document] for document in document_ids]
-    with without_normalize(model):
-        q = encode_raw(model, texts[0], "query", batch_size, False)
-        d = encode_raw(model, texts[1], "document", batch_size, False)
-        others = encode_raw(model, list(outside), "query", batch_size, False) if outside else None
+    q = encode_raw(model, texts[0], "query", batch_size, False)
+    d = encode_raw(model, texts[1], "document", batch_size, False)
+    others = encode_raw(model, list(outside), "query", batch_size, False) if outside else None
     step = max(1, TILE // len(d))
     first = np.concatenate(
         [rank(similarity(q[i : i + step], d), 1)[:, 0].cpu().numpy() for i in range(0, len(q), step)]

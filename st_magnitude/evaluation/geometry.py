@@ -10,8 +10,8 @@ import numpy as np
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude import geometry
-from st_magnitude.evaluation.metrics import CsvEvaluator, encode_raw
-from st_magnitude.surgery.normalize import without_normalize
+from st_magnitude.evaluation.metrics import CsvEvaluator
+from st_magnitude.surgery.raw import encode_raw
 
 __all__ = ["GeometryEvaluator", "card_evaluators"]
 
@@ -86,12 +86,11 @@ class GeometryEvaluator(CsvEvaluator):
         self, model: SentenceTransformer, output_path: str | None = None, epoch: int = -1, steps: int = -1
     ) -> dict[str, float]:
         """Encodes, measures, logs, writes the CSV row, and returns all metrics by key."""
-        with without_normalize(model):
-            embeddings = {
-                role: encode_raw(model, texts, role, self.batch_size, self.show_progress_bar)
-                for role, texts in self.texts.items()
-                if texts
-            }
+        embeddings = {
+            role: encode_raw(model, texts, role, self.batch_size, self.show_progress_bar)
+            for role, texts in self.texts.items()
+            if texts
+        }
         lengths = {role: geometry.norms(x) for role, x in embeddings.items()}
         metrics: dict[str, float] = {}
         for role, values in lengths.items():

@@ -19,12 +19,12 @@ from st_magnitude.evaluation.metrics import (
     CsvEvaluator,
     check_judgments,
     check_texts,
-    encode_raw,
     ndcg,
     rank,
     whole_number,
 )
 from st_magnitude.similarity import Similarity
+from st_magnitude.surgery.raw import encode_raw
 
 __all__ = ["HybridEvaluator", "Run", "bm25_run", "dense_run", "reciprocal_rank_fusion"]
 
@@ -221,7 +221,8 @@ def dense_run(
     }
     embeddings = {}
     for role, (ids, texts, prompt, prompt_name) in sides.items():
-        raw = encode_raw(model, texts, role, batch_size, show_progress_bar, prompt, prompt_name)  # (n, D), (m, D)
+        prompts = (prompt, prompt_name)
+        raw = encode_raw(model, texts, role, batch_size, show_progress_bar, *prompts, keep_normalize=True)  # (n, D)
         if broken := (~raw.isfinite().all(dim=1)).nonzero()[:, 0].tolist():
             raise ValueError(
                 f"{len(broken)} of {len(raw)} {role} embeddings are not finite, such as that of {ids[broken[0]]!r}: "

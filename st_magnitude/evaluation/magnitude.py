@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 
-from st_magnitude.evaluation.metrics import append_csv, are_unit, check_judgments, csv_name, ndcg, raw_embeddings
+from st_magnitude.evaluation.metrics import append_csv, are_unit, check_judgments, csv_name, ndcg
 from st_magnitude.geometry import CosineSum, coefficient_of_variation, cohens_d, norms
 from st_magnitude.similarity import COSINE, DOT, Similarity
+from st_magnitude.surgery.raw import raw_embeddings
 
 __all__ = ["MagnitudeEvaluator"]
 
@@ -166,7 +167,7 @@ class MagnitudeEvaluator(InformationRetrievalEvaluator):
         self, model: SentenceTransformer, sentences: Any, encode_fn_name: str | None = None, *args: Any, **kwargs: Any
     ) -> Any:
         """Raw embeddings of the queries, or of one chunk of the corpus: (n, D)."""
-        with raw_embeddings(model):
+        with raw_embeddings(model, keep_normalize=True):
             embeddings = super().embed_inputs(model, sentences, encode_fn_name, *args, **kwargs)
         self._measure(encode_fn_name or "document", embeddings)
         return embeddings

@@ -1,15 +1,13 @@
-"""What the evaluators and `calibrate_exponent` share: judgments, raw embeddings, rankings, nDCG per query, CSV rows."""
+"""What the evaluators and `calibrate_exponent` share: judgments, rankings, nDCG per query, CSV rows."""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import SentenceEvaluator
@@ -25,10 +23,8 @@ __all__ = [
     "check_judgments",
     "check_texts",
     "csv_name",
-    "encode_raw",
     "ndcg",
     "rank",
-    "raw_embeddings",
     "whole_number",
 ]
 
@@ -80,73 +76,6 @@ def check_texts(queries: Mapping[str, str], corpus: Mapping[str, str]) -> None:
     for name, texts in {"queries": queries, "corpus": corpus}.items():
         if not texts:
             raise ValueError(f"{name} is empty: pass a dict of id -> text.")
-
-
-@contextmanager
-def raw_embeddings(model: SentenceTransformer) -> Iterator[None]:
-    """Within the block ``model.encode*`` returns embeddings as they were before a closing ExponentNorm.
-
-    That module leaves them in the features as ``raw_embedding``. Any other model encodes as always.
-
-    Example:
-        >>> from sentence_transformers.sentence_transformer.modules import BoW
-        >>> from st_magnitude.modules import ExponentNorm
-        >>> model = SentenceTransformer(modules=[BoW(["honey"]), ExponentNorm(1.0, 0.5)], device="cpu")
-        >>> with raw_embeddings(model):
-        ...     raw = model.encode_document("honey honey honey honey")
-        >>> raw, model.encode_document("honey honey honey honey")
-        (array([4.], dtype=float32), array([2.], dtype=float32))
-    """
-
-    def restore(_module: Any, _inputs: Any, features: dict[str, Tensor]) -> None:
-        if "raw_embedding" in features:
-            features["sentence_embedding"] = features["raw_embedding"]
-
-    handle = model.register_forward_hook(restore, prepend=True)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-def encode_raw(
-    model: SentenceTransformer,
-    texts: list[str],
-    role: str,
-    batch_size: int = 32,
-    show_progress_bar: bool | None = None,
-    prompt: str | None = None,
-    prompt_name: str | None = None,
-) -> Tensor:
-    """Embeddings before a closing ExponentNorm, at least float32: n texts -> (n, D).
-
-    Args:
-        model: The model.
-        texts: The texts.
-        role: ``"query"`` or ``"document"``: encoded by ``encode_query`` or ``encode_document``.
-        batch_size: Texts encoded at a time.
-        show_progress_bar: Whether to show one; None follows the log level.
-        prompt: Goes in front of every text, in place of the model's own for the role.
-        prompt_name: The same by its name in ``model.prompts``.
-
-    Example:
-        >>> from sentence_transformers.sentence_transformer.modules import BoW
-        >>> from st_magnitude.modules import ExponentNorm
-        >>> model = SentenceTransformer(modules=[BoW(["honey"]), ExponentNorm(1.0, 0.5)], device="cpu")
-        >>> encode_raw(model, ["honey honey honey honey"], "document")
-        tensor([[4.]])
-    """
-    encode = model.encode_query if role == "query" else model.encode_document
-    with raw_embeddings(model):
-        embeddings = encode(
-            texts,
-            prompt_name=prompt_name,
-            prompt=prompt,
-            batch_size=batch_size,
-            show_progress_bar=show_progress_bar,
-            convert_to_tensor=True,
-        )
-    return embeddings if embeddings.dtype == torch.float64 else embeddings.float()
 
 
 def are_unit(norms: NDArray[np.float64]) -> bool:

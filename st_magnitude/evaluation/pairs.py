@@ -9,10 +9,11 @@ import numpy as np
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude.evaluation.magnitude import implied_similarity
-from st_magnitude.evaluation.metrics import CsvEvaluator, raw_embeddings
+from st_magnitude.evaluation.metrics import CsvEvaluator
 from st_magnitude.geometry import spearman, symmetry_gap
 from st_magnitude.losses.regression import warn_if_one_sided
 from st_magnitude.similarity import COSINE, DOT, Similarity
+from st_magnitude.surgery.raw import raw_embeddings
 
 __all__ = ["ScoredPairsEvaluator"]
 
@@ -81,7 +82,7 @@ class ScoredPairsEvaluator(CsvEvaluator):
         if not self._warned:
             self._warned = True
             warn_if_one_sided(matched, type(self).__name__)
-        with raw_embeddings(model):
+        with raw_embeddings(model, keep_normalize=True):
             a, b = (
                 model.encode(texts, batch_size=self.batch_size, convert_to_tensor=True, show_progress_bar=False)
                 for texts in self.sentences

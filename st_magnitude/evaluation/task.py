@@ -7,7 +7,6 @@ search and `EncodedTask.ndcg` the only nDCG.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -18,9 +17,9 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
-from st_magnitude.evaluation.metrics import TILE, encode_raw, ndcg, rank
+from st_magnitude.evaluation.metrics import TILE, ndcg, rank
 from st_magnitude.similarity import Similarity
-from st_magnitude.surgery.normalize import without_normalize
+from st_magnitude.surgery.raw import encode_raw
 
 __all__ = ["EncodedTask", "JudgedTask", "check_finite", "check_texts", "encode_texts"]
 
@@ -256,11 +255,11 @@ def encode_texts(
     ids, document_ids = list(queries), sorted(corpus)
     prompts = {"query": (query_prompt, query_prompt_name), "document": (corpus_prompt, corpus_prompt_name)}
     texts = {"query": list(queries.values()), "document": [corpus[document] for document in document_ids]}
-    with without_normalize(model) if before_normalize else nullcontext():
-        sides = [
-            encode_raw(model, texts[role], role, batch_size, show_progress_bar, *prompts[role])
-            for role in ("query", "document")
-        ]
+    options = {"keep_normalize": not before_normalize}
+    sides = [
+        encode_raw(model, texts[role], role, batch_size, show_progress_bar, *prompts[role], **options)
+        for role in ("query", "document")
+    ]
     # The search sums in float64, which Apple's GPUs do not have.
     q, d = (side.cpu() if side.device.type == "mps" else side for side in sides)
     return EncodedTask(q, d, query_ids=ids, document_ids=document_ids)

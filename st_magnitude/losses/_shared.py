@@ -1,10 +1,8 @@
-"""What ranking and regression losses share: raw embeddings, and a scale that is measured once."""
+"""What ranking and regression losses share: a scale that is measured once."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,15 +12,9 @@ from torch import Tensor, nn
 from st_magnitude.similarity import Similarity
 from st_magnitude.training.trainer import once_in_a_run
 
-__all__ = ["auto_scale", "raw_features", "refuse_matryoshka"]
+__all__ = ["auto_scale", "refuse_matryoshka"]
 
 logger = logging.getLogger(__name__)
-
-
-def raw_features(model: Callable[[Any], dict[str, Any]], features: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What the model gives, with the raw embedding, (n, D), where embed_columns looks for it."""
-    features = model(features)
-    return {"sentence_embedding": features.get("raw_embedding", features["sentence_embedding"])}
 
 
 def refuse_matryoshka(loss: nn.Module, advice: str) -> None:

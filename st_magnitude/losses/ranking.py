@@ -24,10 +24,11 @@ from torch import Tensor, nn
 
 from st_magnitude._upstream import minibatch_of
 from st_magnitude.infonce import Direction, Term, infonce
-from st_magnitude.losses._shared import auto_scale, raw_features, refuse_matryoshka
+from st_magnitude.losses._shared import auto_scale, refuse_matryoshka
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import COSINE, DNORM, DOT, QNORM, Similarity
-from st_magnitude.surgery.normalize import normalizes_output, set_similarity_function
+from st_magnitude.surgery.normalize import set_similarity_function
+from st_magnitude.surgery.raw import normalizes_output, raw_features
 
 __all__ = [
     "CosineRankingLoss",

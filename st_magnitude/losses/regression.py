@@ -12,10 +12,11 @@ from sentence_transformers.base.losses.merged_forward import embed_columns
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from st_magnitude.losses._shared import auto_scale, raw_features, refuse_matryoshka
+from st_magnitude.losses._shared import auto_scale, refuse_matryoshka
 from st_magnitude.losses.ranking import CITATION
 from st_magnitude.similarity import DOT, Similarity
-from st_magnitude.surgery.normalize import normalizes_output, set_similarity_function
+from st_magnitude.surgery.normalize import set_similarity_function
+from st_magnitude.surgery.raw import normalizes_output, raw_features
 
 __all__ = ["SimilarityMSELoss"]
 

@@ -14,7 +14,8 @@ from st_magnitude.corpus.chunking import looks_like_code
 from st_magnitude.revela.groups import GroupCollator, split_batch
 from st_magnitude.revela.models import tokenizer_of
 from st_magnitude.similarity import COSINE
-from st_magnitude.surgery.normalize import set_similarity_function, unwrapped
+from st_magnitude.surgery.normalize import set_similarity_function
+from st_magnitude.surgery.raw import unwrapped
 from st_magnitude.training.trainer import calling_trainer
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from st_magnitude._upstream import forward_hooks
-from st_magnitude.surgery.normalize import is_sentence_norm, raw_length, raw_producers, unwrapped
+from st_magnitude.surgery.raw import is_sentence_norm, raw_end, raw_producers, unwrapped
 
 __all__ = ["GradScaleHandle", "attach_grad_scale", "grad_scale"]
 
@@ -189,7 +189,7 @@ def _checked(after: nn.Module, model: nn.Module) -> nn.Module:
     if all(module is not after for module in model.modules()):
         raise ValueError(f"after={type(after).__name__} is no module of this model.")
     if isinstance(model, SentenceTransformer):
-        behind = list(model.children())[raw_length(list(model.children())) :]
+        behind = list(model.children())[raw_end(list(model.children())) :]
         routed = (m for router in model.modules() if isinstance(router, Router) for m in router.modules())
         if any(module is after for module in behind) or (is_sentence_norm(after) and any(m is after for m in routed)):
             raise ValueError(

@@ -10,7 +10,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
@@ -35,6 +35,7 @@ from st_magnitude._upstream import load_with_classes, stored_similarity_name
 from st_magnitude.geometry import spearman
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import COSINE, Similarity, safe_norm
+from st_magnitude.surgery.raw import is_sentence_norm, normalizes_output, raw_embeddings, routes_of, unwrapped
 
 __all__ = [
     "CutReport",
@@ -42,7 +43,6 @@ __all__ = [
     "cut_init",
     "export",
     "load",
-    "normalizes_output",
     "prepare",
     "rescale_output",
     "set_similarity_function",
@@ -61,28 +61,6 @@ _PROBE = (
     "Who painted the ceiling of the chapel?",
     "The contract may be ended by either party with thirty days' notice in writing.",
 )
-
-
-def is_sentence_norm(module: nn.Module) -> bool:
-    """Whether a module is sentence-transformers' Normalize of the sentence embedding."""
-    return isinstance(module, Normalize) and module.module_output_name == "sentence_embedding"
-
-
-def normalizes_output(model: nn.Module, routes: Callable[[Iterable[bool]], bool] = any) -> bool:
-    """Whether the embeddings of a model leave it with unit length: for any route of a trailing ``Router``, or for all.
-
-    True for a trailing ``Normalize``, also as the end of a route. Neither Dropout nor ExponentNorm behind it hides it.
-    """
-    for module in reversed(list(model.children())):
-        if isinstance(module, Router):
-            return routes(normalizes_output(route, routes) for route in _routes(module).values())
-        if not isinstance(module, (Dropout, ExponentNorm)):
-            return is_sentence_norm(module)
-    return False
-
-
-def _routes(router: Router) -> dict[str, nn.Sequential]:
-    return {name: route for name, route in router.sub_modules.items() if isinstance(route, nn.Sequential)}
 
 
 def strip_normalize(model: SentenceTransformer) -> SentenceTransformer:
@@ -107,7 +85,7 @@ def strip_normalize(model: SentenceTransformer) -> SentenceTransformer:
                 f"The Normalize of this model is followed by {type(model[-1]).__name__} and cannot be stripped from "
                 "the end: remove it from the list of modules."
             )
-        routes = _routes(model[-1])
+        routes = routes_of(model[-1])
         for name, route in routes.items():
             if all(is_sentence_norm(module) for module in route):
                 raise ValueError(
@@ -208,7 +186,7 @@ def rescale_output(
             "Call stm.strip_normalize(model) first."
         )
     texts = list(probe or _PROBE)
-    with without_normalize(model):
+    with raw_embeddings(model):
         before: Tensor = model.encode(texts, convert_to_tensor=True).double()
         if factor is None:
             factor = 1 / before.norm(dim=1).mean().item()
@@ -235,79 +213,6 @@ def rescale_output(
                 "rescaled exactly. Append a Dense module with an identity activation, or pass a scale to the loss."
             )
     return model
-
-
-def raw_length(modules: Sequence[nn.Module]) -> int:
-    """How many modules come before the Normalize or ExponentNorm at the end, which Dropout may follow."""
-    length = len(modules)
-    for i in reversed(range(len(modules))):
-        if is_sentence_norm(modules[i]) or isinstance(modules[i], ExponentNorm):
-            length = i
-        elif not isinstance(modules[i], Dropout):
-            break
-    return length
-
-
-@contextmanager
-def without_normalize(model: SentenceTransformer) -> Iterator[None]:
-    """Within the block the model ends before its Normalize or ExponentNorm: it gives the norms that training had.
-
-    Example:
-        >>> from sentence_transformers.sentence_transformer.modules import BoW
-        >>> model = SentenceTransformer(modules=[BoW(["red"]), Normalize()], device="cpu")
-        >>> with without_normalize(model):
-        ...     raw = model.encode("red red red")
-        >>> raw, model.encode("red red red")
-        (array([3.], dtype=float32), array([1.], dtype=float32))
-    """
-    removed = list(model.children())[raw_length(list(model.children())) :]
-    for _ in removed:
-        del model[-1]
-    try:
-        yield
-    finally:
-        model.extend(removed)
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside DistributedDataParallel and torch.compile."""
-    while isinstance(inner := getattr(model, "_orig_mod", getattr(model, "module", None)), nn.Module):
-        model = inner
-    return model
-
-
-def raw_producers(model: nn.Module) -> list[nn.Module]:
-    """The modules whose outputs are the embeddings before they are normalised: one, or one a route of a last Router.
-
-    Of anything that is no SentenceTransformer: the module itself.
-
-    Raises:
-        ValueError: If nothing but Normalize is there to produce them.
-
-    Example:
-        >>> from sentence_transformers.sentence_transformer.modules import BoW
-        >>> model = SentenceTransformer(modules=[BoW(["red"]), Normalize()], device="cpu")
-        >>> [type(module).__name__ for module in raw_producers(model)]
-        ['BoW']
-    """
-    model = unwrapped(model)
-    if not isinstance(model, SentenceTransformer):
-        return [model]
-    return _last_producers(list(model.children()), "model")
-
-
-def _last_producers(modules: Sequence[nn.Module], what: str) -> list[nn.Module]:
-    length = raw_length(modules)
-    if length == 0:
-        raise ValueError(
-            f"The {what} is nothing but Normalize: there is no embedding before it. If it is a route of a last Router, "
-            "remove the Router with `del model[-1]`."
-        )
-    last = modules[length - 1]
-    if not isinstance(last, Router):
-        return [last]
-    routes = {name: list(route) for name, route in _routes(last).items()}
-    return [module for name, route in routes.items() for module in _last_producers(route, f"route {name!r}")]
 
 
 def last_affine_parameters(model: SentenceTransformer, probe: Sequence[str]) -> list[nn.Parameter]:
@@ -460,7 +365,7 @@ def cut_init(
             "learned. where='output' changes norms only."
         )
     is_text = isinstance(model, SentenceTransformer)
-    with without_normalize(model) if is_text else nullcontext():  # type: ignore[arg-type]
+    with raw_embeddings(model) if is_text else nullcontext():  # type: ignore[arg-type]
         chosen = _chosen(model, where, probe)
         measure = _probe(model, probe)
         before = measure()

@@ -19,7 +19,7 @@ from st_magnitude._plot import pyplot
 from st_magnitude._upstream import batch_size_of
 from st_magnitude.geometry import isoscore, mean_cosine
 from st_magnitude.similarity import COSINE, DOT
-from st_magnitude.surgery.normalize import raw_producers
+from st_magnitude.surgery.raw import raw_producers
 from st_magnitude.training.trainer import calling_trainer
 
 __all__ = ["NormMonitor"]

@@ -16,7 +16,7 @@ from torch import nn
 
 import st_magnitude as stm
 from st_magnitude.modules import ExponentNorm
-from st_magnitude.surgery.normalize import normalizes_output
+from st_magnitude.surgery.raw import normalizes_output
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -32,7 +32,8 @@ from st_magnitude.corpus.beir import RetrievalData, save_beir
 from st_magnitude.evaluation.calibration import calibrate_exponent
 from st_magnitude.evaluation.metrics import ndcg, rank
 from st_magnitude.similarity import COSINE, DOT, QNORM, Similarity
-from st_magnitude.surgery.normalize import export, prepare, strip_normalize
+from st_magnitude.surgery.normalize import export, prepare
+from st_magnitude.surgery.raw import encode_raw
 from st_magnitude.training.trainer import has_fast_bf16
 
 __all__ = ["Measurement", "bundled_minilm", "measure", "run"]
@@ -88,11 +89,9 @@ class Encoded:
 
 
 def encode(model: SentenceTransformer, data: RetrievalData, batch_size: int = 64) -> Encoded:
-    """Raw embeddings of queries and corpus; strips a trailing Normalize or ExponentNorm from the model, in place."""
-    strip_normalize(model)
-    options: dict[str, Any] = {"batch_size": batch_size, "convert_to_tensor": True, "show_progress_bar": True}
-    queries = model.encode_query(list(data.queries.values()), **options)
-    documents = model.encode_document(list(data.corpus.values()), **options)
+    """Raw embeddings of queries and corpus."""
+    queries = encode_raw(model, list(data.queries.values()), "query", batch_size, show_progress_bar=True)
+    documents = encode_raw(model, list(data.corpus.values()), "document", batch_size, show_progress_bar=True)
     return Encoded(data, queries.float().cpu(), documents.float().cpu())
 
 

@@ -1,0 +1,201 @@
+"""Raw embeddings: the output of a model before any Normalize or ExponentNorm at its end.
+
+This module alone knows where a model's raw embeddings are: :func:`encode_raw` and :func:`raw_embeddings` encode them,
+:func:`raw_features` gives them to a loss, and :func:`raw_producers` names the modules that compute them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Normalize, Router
+from sentence_transformers.sentence_transformer.modules import Dropout
+from torch import Tensor, nn
+
+from st_magnitude.modules import ExponentNorm
+
+__all__ = [
+    "encode_raw",
+    "normalizes_output",
+    "raw_embeddings",
+    "raw_end",
+    "raw_features",
+    "raw_producers",
+    "unwrapped",
+]
+
+
+def is_sentence_norm(module: nn.Module) -> bool:
+    """Whether a module is sentence-transformers' Normalize of the sentence embedding."""
+    return isinstance(module, Normalize) and module.module_output_name == "sentence_embedding"
+
+
+def normalizes_output(model: nn.Module, routes: Callable[[Iterable[bool]], bool] = any) -> bool:
+    """Whether a model ends in ``Normalize``, so that its embeddings carry no norm.
+
+    Dropout and ExponentNorm after the Normalize do not hide it.
+
+    Args:
+        model: A SentenceTransformer, or one route of a Router.
+        routes: Rule for a model that ends in a ``Router``: ``any`` or ``all`` of its routes end in Normalize.
+    """
+    for module in reversed(list(model.children())):
+        if isinstance(module, Router):
+            return routes(normalizes_output(route, routes) for route in routes_of(module).values())
+        if not isinstance(module, (Dropout, ExponentNorm)):
+            return is_sentence_norm(module)
+    return False
+
+
+def routes_of(router: Router) -> dict[str, nn.Sequential]:
+    """The routes of a Router by name."""
+    return {name: route for name, route in router.sub_modules.items() if isinstance(route, nn.Sequential)}
+
+
+def raw_end(modules: Sequence[nn.Module], keep_normalize: bool = False) -> int:
+    """The number of modules before the Normalize and ExponentNorm at the end, which Dropout may follow.
+
+    Args:
+        modules: The modules of a model, or of one route.
+        keep_normalize: Whether a Normalize counts as one of them, so that only ExponentNorm is left out.
+    """
+    end = len(modules)
+    for i in reversed(range(len(modules))):
+        if isinstance(modules[i], ExponentNorm) or (is_sentence_norm(modules[i]) and not keep_normalize):
+            end = i
+        elif not isinstance(modules[i], Dropout):
+            break
+    return end
+
+
+@contextmanager
+def raw_embeddings(model: SentenceTransformer, keep_normalize: bool = False) -> Iterator[None]:
+    """Within the block, ``model.encode*`` returns raw embeddings. The model is the same again afterwards.
+
+    Args:
+        model: Any SentenceTransformer. If it ends in a Router, every route ends before its own Normalize.
+        keep_normalize: Whether a model that ends in Normalize keeps it, and only ExponentNorm is left out. Evaluators
+            that score a model as it is served use this: such a model serves unit embeddings.
+
+    Example:
+        >>> from sentence_transformers.sentence_transformer.modules import BoW
+        >>> model = SentenceTransformer(modules=[BoW(["red"]), Normalize()], device="cpu")
+        >>> with raw_embeddings(model):
+        ...     raw = model.encode("red red red")
+        >>> raw, model.encode("red red red")
+        (array([3.], dtype=float32), array([1.], dtype=float32))
+    """
+    removed: list[tuple[nn.Sequential, list[nn.Module]]] = []
+
+    def cut(sequence: nn.Sequential) -> None:
+        modules = list(sequence.children())
+        end = raw_end(modules, keep_normalize)
+        removed.append((sequence, modules[end:]))
+        for _ in modules[end:]:
+            del sequence[-1]
+        if end and isinstance(modules[end - 1], Router):
+            for route in routes_of(modules[end - 1]).values():
+                cut(route)
+
+    try:
+        cut(model)
+        yield
+    finally:
+        for sequence, modules in removed:
+            sequence.extend(modules)
+
+
+def encode_raw(
+    model: SentenceTransformer,
+    texts: list[str],
+    role: str,
+    batch_size: int = 32,
+    show_progress_bar: bool | None = None,
+    prompt: str | None = None,
+    prompt_name: str | None = None,
+    keep_normalize: bool = False,
+) -> Tensor:
+    """Raw embeddings of texts in at least float32: n texts -> (n, D).
+
+    Args:
+        model: Any SentenceTransformer.
+        texts: Texts to encode.
+        role: ``"query"`` or ``"document"``, for ``encode_query`` or ``encode_document``.
+        batch_size: Number of texts encoded at a time.
+        show_progress_bar: Whether to show a progress bar; None follows the log level.
+        prompt: Text to put before every text, instead of the model's own prompt for the role.
+        prompt_name: Name of such a prompt in ``model.prompts``.
+        keep_normalize: Whether a model that ends in Normalize keeps it, see :func:`raw_embeddings`.
+
+    Example:
+        >>> from sentence_transformers.sentence_transformer.modules import BoW
+        >>> model = SentenceTransformer(modules=[BoW(["honey"]), ExponentNorm(1.0, 0.5)], device="cpu")
+        >>> encode_raw(model, ["honey honey honey honey"], "document")
+        tensor([[4.]])
+    """
+    encode = model.encode_query if role == "query" else model.encode_document
+    with raw_embeddings(model, keep_normalize):
+        embeddings = encode(
+            texts,
+            prompt_name=prompt_name,
+            prompt=prompt,
+            batch_size=batch_size,
+            show_progress_bar=show_progress_bar,
+            convert_to_tensor=True,
+        )
+    return embeddings if embeddings.dtype == torch.float64 else embeddings.float()
+
+
+def raw_features(model: Callable[[Any], dict[str, Any]], features: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Runs the model in training and returns its embedding before ExponentNorm, (n, D), as ``sentence_embedding``.
+
+    ExponentNorm leaves that embedding in the features. A model that ends in Normalize gives unit embeddings here too:
+    losses that learn from the norm refuse it, and to all others the norm does not matter.
+    """
+    features = model(features)
+    return {"sentence_embedding": features.get("raw_embedding", features["sentence_embedding"])}
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside DistributedDataParallel and torch.compile."""
+    while isinstance(inner := getattr(model, "_orig_mod", getattr(model, "module", None)), nn.Module):
+        model = inner
+    return model
+
+
+def raw_producers(model: nn.Module) -> list[nn.Module]:
+    """The modules whose outputs are the raw embeddings: one, or one for each route of a last Router.
+
+    For a module that is not a SentenceTransformer, the list holds the module itself.
+
+    Raises:
+        ValueError: If the model, or a route, consists of Normalize only.
+
+    Example:
+        >>> from sentence_transformers.sentence_transformer.modules import BoW
+        >>> model = SentenceTransformer(modules=[BoW(["red"]), Normalize()], device="cpu")
+        >>> [type(module).__name__ for module in raw_producers(model)]
+        ['BoW']
+    """
+    model = unwrapped(model)
+    if not isinstance(model, SentenceTransformer):
+        return [model]
+    return _last_producers(list(model.children()), "model")
+
+
+def _last_producers(modules: Sequence[nn.Module], what: str) -> list[nn.Module]:
+    end = raw_end(modules)
+    if end == 0:
+        raise ValueError(
+            f"The {what} consists of Normalize only, so there is no embedding before it. If it is a route of a last "
+            "Router, remove the Router with `del model[-1]`."
+        )
+    last = modules[end - 1]
+    if not isinstance(last, Router):
+        return [last]
+    routes = {name: list(route) for name, route in routes_of(last).items()}
+    return [module for name, route in routes.items() for module in _last_producers(route, f"route {name!r}")]

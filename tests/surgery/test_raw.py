@@ -1,0 +1,91 @@
+"""Raw embeddings: where a model's Normalize or ExponentNorm begins, for encoding and for training."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Dense, Normalize, Router
+from sentence_transformers.sentence_transformer.modules import BoW, Dropout
+
+import st_magnitude as stm
+from st_magnitude.modules import ExponentNorm
+from st_magnitude.surgery.raw import encode_raw, raw_embeddings, raw_features
+
+TEXTS = ["red red red", "green"]
+RAW = torch.tensor([[3.0, 0.0], [0.0, 1.0]])
+UNIT = torch.eye(2)
+
+
+def model_of(*ends):
+    return SentenceTransformer(modules=[BoW(["red", "green"]), *ends], similarity_fn_name="dot", device="cpu")
+
+
+def twice():
+    dense = Dense(2, 2, bias=False, activation_function=None)
+    dense.linear.weight.data = 2 * torch.eye(2)
+    return dense
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        [],
+        [Dropout(0.5)],
+        [ExponentNorm(1.0, 0.5)],
+        [Normalize()],
+        [Normalize(), Dropout(0.5), ExponentNorm(1.0, 0.5)],
+        [
+            Router(
+                {"query": [Normalize()], "document": [Normalize(module_output_name="_unit")]}, default_route="document"
+            )
+        ],
+        [Router({"query": [ExponentNorm(1.0, 0.5)], "document": [Normalize(), Dropout(0.1)]})],
+        [Router({"query": [Normalize()], "document": [Normalize()]}), ExponentNorm(1.0, 0.5)],
+    ],
+    ids=lambda ends: "-".join(type(module).__name__ for module in ends) or "nothing",
+)
+@pytest.mark.parametrize("role", ["query", "document"])
+def test_encoding_stops_before_every_normalization_at_the_end(ends, role):
+    model = model_of(*ends)
+    before, modules = model.encode_query(TEXTS), [*model.modules()]
+    torch.testing.assert_close(encode_raw(model, TEXTS, role), RAW, rtol=0, atol=0)
+    assert [*model.modules()] == modules
+    assert (model.encode_query(TEXTS) == before).all()
+
+
+def test_routes_that_are_whole_models_stop_before_their_normalize():
+    model = model_of(Router({"query": [twice(), Normalize()], "document": [twice()]}, default_route="document"))
+    torch.testing.assert_close(encode_raw(model, TEXTS, "query"), 2 * RAW)
+    torch.testing.assert_close(encode_raw(model, TEXTS, "document"), 2 * RAW)
+
+
+@pytest.mark.parametrize(
+    ("ends", "expected"),
+    [
+        ([ExponentNorm(1.0, 0.5)], RAW),
+        ([Normalize()], UNIT),
+        ([Normalize(), Dropout(0.5), ExponentNorm(1.0, 0.5)], UNIT),
+    ],
+)
+def test_a_model_that_normalizes_can_keep_it(ends, expected):
+    torch.testing.assert_close(encode_raw(model_of(*ends), TEXTS, "document", keep_normalize=True), expected)
+
+
+def test_an_error_within_the_block_leaves_the_model_as_it_was():
+    model = model_of(Normalize())
+    with pytest.raises(ZeroDivisionError), raw_embeddings(model):
+        _ = 1 / 0
+    assert isinstance(model[-1], Normalize)
+
+
+@pytest.mark.parametrize(("ends", "expected"), [([], RAW), ([ExponentNorm(1.0, 0.5)], RAW), ([Normalize()], UNIT)])
+def test_losses_see_the_embedding_before_the_exponent(ends, expected):
+    model = model_of(*ends)
+    features = raw_features(model, model.preprocess(TEXTS))
+    torch.testing.assert_close(features["sentence_embedding"], expected)
+
+
+def test_calibration_refuses_a_model_that_normalizes():
+    with pytest.raises(ValueError, match="normalises its embeddings"):
+        stm.calibrate_exponent(model_of(Normalize()), {"q": "red"}, {"d": "red red", "e": "green"}, {"q": {"d"}})
