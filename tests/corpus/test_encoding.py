@@ -199,7 +199,9 @@ def test_another_model_is_refused(model, tmp_path, how):
     encode_corpus(model, CORPUS, tmp_path / "out")
     changed(model, how)
     before = contents(tmp_path / "out")
-    with pytest.raises(FileExistsError, match=r"made otherwise: model \('\w+' there, '\w+' now\)\. Choose another"):
+    with pytest.raises(
+        FileExistsError, match=r"made with other settings: model \('\w+' there, '\w+' now\)\. Choose another"
+    ):
         encode_corpus(model, CORPUS, tmp_path / "out")
     assert contents(tmp_path / "out") == before
 
@@ -219,8 +221,8 @@ def test_the_same_model_from_a_folder(model, tmp_path):
         ({"prompt": "p: "}, r"prompt \(None there, 'p: ' now\)"),
         ({"dtype": "float16"}, r"dtype \('float32' there, 'float16' now\)"),
         ({"shard_size": 9, "dtype": "float16"}, r"dtype .*, shard_size \(8 there, 9 now\)"),
-        ({"corpus": CORPUS | {"d3": "another"}}, r"otherwise: corpus "),
-        ({"corpus": dict(reversed(CORPUS.items()))}, r"otherwise: corpus "),
+        ({"corpus": CORPUS | {"d3": "another"}}, r"settings: corpus "),
+        ({"corpus": dict(reversed(CORPUS.items()))}, r"settings: corpus "),
         ({"corpus": CORPUS | {"e": "more"}}, r"documents \(32 there, 33 now\), corpus"),
     ],
     ids=str,
@@ -249,9 +251,9 @@ ROW = {"_id": "a", "text": "tea"}
         ({"a": "tea", "b": 7}, r"corpus, row 1 \(the first is 0\): 'b' has a title or text that is not a string"),
         ({"a": "tea", "b": None}, "row 1 .* has no 'text'"),
         ({"a": "tea", "b": " "}, "'b' has an empty text"),
-        ({"a": "\ud83d"}, "'a' holds half of a surrogate pair"),
-        ({1: "tea", "1": "see"}, r"Documents 0 and 1 \(the first is 0\) have one id, '1'"),
-        ([ROW, ROW | {"_id": "b"}, ROW, ROW], r"Documents 0 and 2 .* have one id, 'a': make ids unique"),
+        ({"a": "\ud83d"}, "'a' contains half of a surrogate pair"),
+        ({1: "tea", "1": "see"}, r"Documents 0 and 1 \(the first is 0\) have the same id, '1'"),
+        ([ROW, ROW | {"_id": "b"}, ROW, ROW], r"Documents 0 and 2 .* have the same id, 'a': make ids unique"),
         ([ROW, {"_id": "b", "text": ""}], r"c\.jsonl, line 2: 'b' has an empty text"),
         ([ROW, {"text": "no id"}], r"c\.jsonl, line 2: has no '_id'"),
         ([], "no documents"),
@@ -289,8 +291,8 @@ def test_bad_corpora(words, tmp_path):
         ({"shard_size": 0}, "shard_size must be at least 1"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
         ({"devices": []}, "devices is empty"),
-        ({"devices": ["cpu", "gpu0"]}, "'gpu0', which is none"),
-        ({"devices": "cuda:99"}, r"'cuda:99', but torch sees \d+ GPUs"),
+        ({"devices": ["cpu", "gpu0"]}, r"devices\[1\] is 'gpu0', which is not a torch device; use"),
+        ({"devices": "cuda:99"}, r"devices\[0\] is 'cuda:99', but torch sees \d+ GPUs"),
     ],
     ids=str,
 )
@@ -306,17 +308,17 @@ def test_bad_outputs(words, tmp_path, monkeypatch):
     (tmp_path / "other" / "notes.txt").write_text("")
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "encoding.json").write_text("{")
-    monkeypatch.setattr(encoding, "_read_through", None)  # all before the corpus is read
+    monkeypatch.setattr(encoding, "read_through", None)  # all before the corpus is read
     for name, error, message in (
-        ("file", PermissionError, "file is no folder"),
-        ("file/in/it", PermissionError, "file is no folder"),
+        ("file", PermissionError, "file is not a folder"),
+        ("file/in/it", PermissionError, "file is not a folder"),
         ("other", FileExistsError, r"other holds files, but no encoding\.json"),
         ("broken", ValueError, r"encoding\.json cannot be read"),
     ):
         with pytest.raises(error, match=message):
             encode_corpus(words, CORPUS, tmp_path / name)
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
-    with pytest.raises(PermissionError, match="not yours"):
+    with pytest.raises(PermissionError, match="you may not write to it"):
         encode_corpus(words, CORPUS, tmp_path / "out")
 
 
@@ -341,7 +343,7 @@ ROWS_OF_FILE = [{"_id": key, "text": text} for key, text in CORPUS.items()]
 )
 def test_a_corpus_that_changes_under_way(words, tmp_path, monkeypatch, later, shard_size, missing):
     file = write_lines(tmp_path / "corpus.jsonl", ROWS_OF_FILE)
-    read_through = encoding._read_through
+    read_through = encoding.read_through
 
     def then_change(*arguments):
         found = read_through(*arguments)
@@ -349,7 +351,7 @@ def test_a_corpus_that_changes_under_way(words, tmp_path, monkeypatch, later, sh
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(encoding, "_read_through", then_change)
+        patch.setattr(encoding, "read_through", then_change)
         with pytest.raises(DataError, match=r"changed in shard \d while it was encoded"):
             encode_corpus(words, file, tmp_path / "out", shard_size=shard_size)
     write_lines(file, ROWS_OF_FILE)
@@ -369,7 +371,7 @@ def test_embeddings_that_are_not_finite(words, tmp_path, monkeypatch, text, dtyp
 
 def test_nothing_is_encoded_where_nothing_is_missing(words, tmp_path, monkeypatch):
     encode_corpus(words, CORPUS, tmp_path / "out")
-    monkeypatch.setattr(SentenceTransformer, "start_multi_process_pool", None)
+    monkeypatch.setattr(encoding, "encode_shards", None)
     assert encode_corpus(words, CORPUS, tmp_path / "out", devices=["cpu", "cpu"])["encoded"] == 0
 
 
@@ -392,21 +394,19 @@ def test_outside_the_main_thread(words, tmp_path):
     assert found[0]["encoded"] == 32
 
 
-def test_a_pool_is_stopped_and_the_model_comes_back(words, tmp_path, monkeypatch):
-    stopped = []
-    monkeypatch.setattr(words, "start_multi_process_pool", lambda devices: {"processes": devices}, raising=False)
-    monkeypatch.setattr(words, "stop_multi_process_pool", stopped.append, raising=False)
+def test_an_error_of_a_device_says_how_far_it_came_and_the_model_comes_back(words, tmp_path, monkeypatch):
+    moves = []
 
-    def encode_document(texts, pool=None, **_):
-        if pool is not None:
-            raise RuntimeError("a worker died")
+    def encode_document(texts, device=None, **_):
+        if device is not None and len(texts) < 10:
+            raise RuntimeError("out of memory")
         return np.ones((len(texts), 3), dtype=np.float32)
 
     monkeypatch.setattr(words, "encode_document", encode_document, raising=False)
-    with pytest.raises(OSError, match=r"a worker died\. 0 of 1 shards are in .*: run the same again"):
-        encode_corpus(words, CORPUS, tmp_path / "out", devices=["cpu", "cpu"])
-    assert stopped == [{"processes": ["cpu", "cpu"]}]
-    assert "_in_worker" not in vars(words)
+    monkeypatch.setattr(words, "to", moves.append, raising=False)
+    with pytest.raises(OSError, match=r"out of memory\. 3 of 4 shards are in .*: run the same again"):
+        encode_corpus(words, CORPUS, tmp_path / "out", shard_size=10, devices=["cpu"])
+    assert moves == [torch.device("cpu")]
 
 
 def test_ctrl_c(words, tmp_path, monkeypatch):
@@ -440,10 +440,10 @@ def test_command_line(model, tmp_path):
     np.testing.assert_allclose(load_embeddings(output)[:]["embedding"], expected, rtol=1e-5, atol=5e-6)
     assert "0 of 32 documents encoded now" in run().stdout
     for options, message in (
-        (("--max-length", 8), "made otherwise: model ("),
+        (("--max-length", 8), "made with other settings: model ("),
         (("--corpus", tmp_path / "nowhere"), "does not exist"),
         (("--output", corpus / "corpus.jsonl"), "is a file"),
-        (("--devices", "cpu,tpu9x"), "'tpu9x', which is none"),
+        (("--devices", "cpu,tpu9x"), "'tpu9x', which is not a torch device"),
     ):
         refused = run(*options)
         assert refused.exit_code == 2

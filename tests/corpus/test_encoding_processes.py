@@ -1,6 +1,7 @@
 """A job that is stopped, killed or has no room on the disk, as a shell starts it; and one in several processes."""
 
 import json
+import multiprocessing
 import os
 import re
 import signal
@@ -13,6 +14,8 @@ import numpy as np
 import pytest
 from _tiny import ROWS, load_transformer, save_transformer
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import BoW
+from torch import nn
 
 import st_magnitude as stm
 from st_magnitude.corpus.encoding import encode_corpus, load_embeddings
@@ -110,6 +113,38 @@ def test_two_processes_give_what_one_gives(place, tmp_path, monkeypatch):
     plain = model.encode_document(TEXTS)
     np.testing.assert_allclose(np.linalg.norm(found["embedding"], axis=1), np.linalg.norm(plain, axis=1), rtol=1e-5)
     assert not np.allclose(plain, model.encode_query(TEXTS))
+
+
+class Fails(nn.Module):
+    """Counts words, and fails at one text: with an error, or by the death of its process."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.words, self.how = BoW(["good"]), how
+
+    def preprocess(self, texts, **_):
+        if any("bad" in text for text in texts):
+            if self.how == "error":
+                raise ZeroDivisionError("a bad text")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.words.preprocess(texts)
+
+    def forward(self, features):
+        return self.words(features)
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [("error", "ZeroDivisionError: a bad text"), ("death", f"ended with exit code {-signal.SIGKILL}")],
+)
+def test_an_error_in_a_process_is_reported_and_no_process_is_left(tmp_path, how, message):
+    model = SentenceTransformer(modules=[Fails(how)], similarity_fn_name="dot", device="cpu")
+    corpus = {f"d{i}": "good" for i in range(7)} | {"d7": "bad"}
+    with pytest.raises(OSError, match=rf"The process on cpu .*{message}.* of 4 shards are in .*: run the same again"):
+        encode_corpus(model, corpus, tmp_path / "out", shard_size=2, devices=["cpu", "cpu"])
+    assert not multiprocessing.active_children()
+    whole = [path.name for path in (tmp_path / "out").glob("shard-*")]
+    assert 1 <= len(whole) <= 3
 
 
 def is_running(pid):

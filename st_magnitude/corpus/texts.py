@@ -1,0 +1,159 @@
+"""The texts of a corpus, read one by one from memory or from files, and cut into shards."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice, zip_longest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+from datasets import Dataset
+
+from st_magnitude.corpus.beir import DataError, Problems, id_and_text, numbered_texts
+
+__all__ = ["Documents", "Shard", "documents_of", "read_through", "shards_of"]
+
+Documents = Callable[[], Iterator[tuple[str, str]]]  # every call yields ids and texts from the first one on
+Shard = tuple[int, list[str], list[str]]  # its number, ids and texts
+
+_IDS = ("_id", "id")
+_CORPORA = (
+    "a mapping of ids to texts, a datasets.Dataset with the columns _id (or id), text and perhaps title, a .jsonl or "
+    ".parquet file of such rows, a folder of either, or a folder in BEIR's layout"
+)
+
+
+def documents_of(corpus: Mapping[str, str] | Dataset | str | Path) -> Documents:
+    """Checks the kind of a corpus without reading it, and returns a function that reads it.
+
+    Raises:
+        DataError: If there is no such file, or it does not hold rows with ids and texts.
+        TypeError: If the corpus is of another type.
+    """
+    if isinstance(corpus, (str, Path)):
+        return _documents_in(Path(corpus))
+    if isinstance(corpus, Mapping):
+        return lambda: _texts("corpus", ({"_id": key, "text": text} for key, text in corpus.items()))
+    if isinstance(corpus, Dataset):
+        plain = corpus.with_format(None).select_columns(_columns(corpus.column_names, "the Dataset"))
+        return lambda: _texts("Dataset", _rows_of(plain.iter(1000)))
+    raise TypeError(f"A corpus is {_CORPORA}; got {type(corpus).__name__}.")
+
+
+def _documents_in(path: Path) -> Documents:
+    if not path.exists():
+        raise DataError(f"There is no corpus at {path}. A corpus is {_CORPORA}.")
+    if (path / "corpus.jsonl").is_file():
+        files = [path / "corpus.jsonl"]
+    else:
+        files = sorted(path.iterdir()) if path.is_dir() else [path]
+    files = [file for file in files if file.suffix in (".jsonl", ".parquet") and file.is_file()]
+    if len({file.suffix for file in files}) != 1:
+        found = "both .jsonl and .parquet files" if files else "neither a .jsonl nor a .parquet file"
+        raise DataError(f"{path} has {found}. A corpus is {_CORPORA}.")
+    if files[0].suffix == ".parquet":
+        columns = [_columns(pq.read_schema(file).names, str(file)) for file in files]
+        tables = list(zip(files, columns, strict=True))
+        return lambda: (text for file, names in tables for text in _texts(file.name, _parquet_rows(file, names)))
+    return lambda: (text for file in files for text in _json_texts(file))
+
+
+def _columns(names: Sequence[str], where: str) -> list[str]:
+    key = next((name for name in _IDS if name in names), None)
+    if key is None or "text" not in names:
+        raise DataError(f"{where} has the columns {sorted(names)}: it needs _id (or id) and text; rename them.")
+    return [key, "text", *({"title"} & set(names))]
+
+
+def _rows_of(batches: Iterable[Mapping[str, list[Any]]]) -> Iterator[dict[str, Any]]:
+    for batch in batches:
+        for values in zip(*batch.values(), strict=True):
+            yield dict(zip(batch, values, strict=True))
+
+
+def _parquet_rows(file: Path, columns: list[str]) -> Iterator[dict[str, Any]]:
+    with pq.ParquetFile(file) as table:
+        for batch in table.iter_batches(1000, columns=columns):
+            yield from batch.to_pylist()
+
+
+def _texts(where: str, rows: Iterable[dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    for number, row in enumerate(rows):
+        try:
+            yield id_and_text(row, _IDS)
+        except DataError as error:
+            raise DataError(f"{where}, row {number} (the first is 0): {error}.") from None
+
+
+class _FirstProblem(Problems):
+    def add(self, name: str, line: int, what: str) -> None:
+        super().add(name, line, what)
+        self.raise_if_any()
+
+
+def _json_texts(file: Path) -> Iterator[tuple[str, str]]:
+    for _, key, text in numbered_texts(file.name, _FirstProblem(file.parent), _IDS):
+        yield key, text
+
+
+def read_through(documents: Documents, shard_size: int, update: Callable[[int], Any]) -> tuple[list[str], int]:
+    """Reads a corpus once: the digest of all texts up to the end of every shard, and the number of documents.
+
+    It keeps a hash of every id, 8 bytes each, and reads the corpus again only where two hashes are equal.
+
+    Args:
+        documents: A function that reads the corpus.
+        shard_size: Number of documents in a shard.
+        update: Function that is told how many documents have been read since its last call.
+
+    Raises:
+        DataError: If there is no document, or two documents have the same id.
+    """
+    digests: list[str] = []
+    hashes = array("q")
+    for ids, _, digest in _batches(documents, shard_size):
+        digests.append(digest)
+        hashes.extend(map(hash, ids))
+        update(len(ids))
+    if not digests:
+        raise DataError(f"The corpus has no documents. A corpus is {_CORPORA}.")
+    in_order = np.frombuffer(hashes, dtype=np.int64)
+    in_order.sort()
+    suspects = set(in_order[1:][in_order[1:] == in_order[:-1]].tolist())
+    seen: dict[str, int] = {}
+    if suspects:
+        for number, (key, _) in enumerate(documents()):
+            if hash(key) in suspects and seen.setdefault(key, number) != number:
+                raise DataError(
+                    f"Documents {seen[key]} and {number} (the first is 0) have the same id, {key!r}: make ids unique."
+                )
+    return digests, len(hashes)
+
+
+def _batches(documents: Documents, size: int) -> Iterator[tuple[list[str], list[str], str]]:
+    """Ids and texts of every shard, and the digest of all ids and texts up to its end."""
+    digest = hashlib.sha256()
+    remaining = documents()
+    while batch := list(islice(remaining, size)):
+        for key, text in batch:
+            try:
+                digest.update(f"{len(key)}:{key}{len(text)}:{text}".encode())
+            except UnicodeEncodeError as error:
+                raise DataError(f"{key!r} contains half of a surrogate pair, which is not text: {error}.") from None
+        yield [key for key, _ in batch], [text for _, text in batch], digest.hexdigest()
+
+
+def shards_of(documents: Documents, size: int, digests: list[str]) -> Iterator[Shard]:
+    """Reads the shards of a corpus again, and checks that the texts still have these digests.
+
+    Raises:
+        DataError: If the corpus has changed.
+    """
+    for shard, (batch, digest) in enumerate(zip_longest(_batches(documents, size), digests)):
+        if batch is None or batch[2] != digest:
+            raise DataError(f"The corpus has changed in shard {shard} while it was encoded: restore it, and run again.")
+        yield shard, batch[0], batch[1]

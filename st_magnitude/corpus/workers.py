@@ -1,0 +1,177 @@
+"""Encoding of shards on one device or on several, with one process per device."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from multiprocessing import parent_process
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+import torch.multiprocessing
+from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
+
+from st_magnitude.corpus.texts import Shard
+
+__all__ = ["checked_devices", "encode_shards"]
+
+EncodedShard = tuple[int, list[str], NDArray[Any]]  # its number, ids and embeddings
+
+
+def checked_devices(devices: str | Sequence[str] | None) -> list[str] | None:
+    """The names of devices as a list; None stays None.
+
+    Raises:
+        ValueError: If the list is empty or torch does not have one of the devices.
+    """
+    if devices is None:
+        return None
+    devices = [devices] if isinstance(devices, str) else list(devices)
+    if not devices:
+        raise ValueError("devices is empty: name some, as in ['cuda:0', 'cuda:1'], or pass None for the model's own.")
+    for i, name in enumerate(devices):
+        try:
+            device = torch.device(name)
+        except (RuntimeError, TypeError):
+            raise ValueError(
+                f"devices[{i}] is {name!r}, which is not a torch device; use 'cpu', 'cuda' or 'cuda:1'."
+            ) from None
+        if device.type == "cuda" and (device.index or 0) >= (there := torch.cuda.device_count()):
+            raise ValueError(f"devices[{i}] is {name!r}, but torch sees {there} GPUs here: name others, or 'cpu'.")
+    return devices
+
+
+def encode_shards(
+    model: SentenceTransformer,
+    role: str,
+    options: Mapping[str, Any],
+    shards: Iterable[Shard],
+    devices: Sequence[str] | None = None,
+) -> Iterator[EncodedShard]:
+    """Yields number, ids and embeddings of every shard, in the order in which they are ready.
+
+    The processes end and the model goes back to its device when the iterator is exhausted or closed.
+
+    Args:
+        model: The model.
+        role: ``"query"`` or ``"document"``, for ``encode_query`` or ``encode_document``.
+        options: Further arguments of that method.
+        shards: Numbers, ids and texts; at most one shard per device is held at a time.
+        devices: None for the device of the model, one device, or several for one process each.
+
+    Raises:
+        OSError: If the process of a device ends.
+        RuntimeError: If encoding fails.
+    """
+    if devices is None:
+        encode = getattr(model, f"encode_{role}")
+        yield from ((number, ids, encode(texts, **options)) for number, ids, texts in shards)
+        return
+    before = model.device
+    try:
+        if len(devices) == 1:
+            yield from encode_shards(model, role, {**options, "device": devices[0]}, shards)
+        else:
+            yield from _encode_in_processes(model, role, options, shards, devices)
+    finally:
+        model.to(before)
+
+
+def _encode_in_processes(
+    model: SentenceTransformer, role: str, options: Mapping[str, Any], shards: Iterable[Shard], devices: Sequence[str]
+) -> Iterator[EncodedShard]:
+    model.to("cpu").share_memory()  # one copy of the weights for all processes
+    workers: list[_Worker] = []
+    busy: dict[Connection, tuple[_Worker, Shard]] = {}
+    remaining = iter(shards)
+    try:
+        workers.extend(_Worker(device) for device in devices)
+        for worker in workers:
+            worker.send((model, role, dict(options), worker.device))
+        idle = list(workers)
+        while True:
+            while idle and (shard := next(remaining, None)) is not None:
+                worker = idle.pop(0)
+                worker.send(shard[2])
+                busy[worker.pipe] = worker, shard
+            if not busy:
+                return
+            for pipe in wait(list(busy)):
+                worker, (number, ids, _) = busy.pop(pipe)  # type: ignore[index]
+                embeddings = worker.receive()
+                idle.append(worker)
+                yield number, ids, embeddings
+    finally:
+        for worker in workers:
+            worker.stop()
+
+
+class _Worker:
+    """A process that encodes on one device, and the parent's end of the pipe to it."""
+
+    def __init__(self, device: str) -> None:
+        context: Any = torch.multiprocessing.get_context("spawn")
+        self.device = device
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_work, args=(theirs,), daemon=True)
+        # A process inherits that SIGINT is ignored: at Ctrl-C, the parent alone decides what happens.
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN) if in_main_thread else None
+        try:
+            self.process.start()
+        finally:
+            if in_main_thread:
+                signal.signal(signal.SIGINT, before)
+        theirs.close()
+
+    def send(self, message: Any) -> None:
+        try:
+            self.pipe.send(message)
+        except OSError:
+            raise self._ended() from None
+
+    def receive(self) -> NDArray[Any]:
+        try:
+            answer = self.pipe.recv()
+        except (EOFError, OSError):
+            raise self._ended() from None
+        if isinstance(answer, str):
+            raise RuntimeError(f"The process on {self.device} failed: {answer}")
+        return answer
+
+    def _ended(self) -> OSError:
+        self.process.join()
+        return OSError(f"The process on {self.device} ended with exit code {self.process.exitcode}")
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.join()
+        self.pipe.close()
+
+
+def _work(pipe: Connection) -> None:
+    """Runs in the process of a device: receives the model, then texts, and answers each with embeddings."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+    try:
+        model, role, options, device = pipe.recv()
+        model.to(device)
+        encode = getattr(model, f"encode_{role}")
+        while True:
+            pipe.send(encode(pipe.recv(), device=device, **options))
+    except (EOFError, BrokenPipeError):
+        return  # the parent has ended
+    except Exception as error:
+        pipe.send(f"{type(error).__name__}: {error}")
+
+
+def _end_with_the_parent() -> None:
+    """Without it, the process of a killed parent would encode its shard to the end and keep its GPU so long."""
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
