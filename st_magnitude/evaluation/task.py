@@ -255,9 +255,10 @@ def encode_texts(
     ids, document_ids = list(queries), sorted(corpus)
     prompts = {"query": (query_prompt, query_prompt_name), "document": (corpus_prompt, corpus_prompt_name)}
     texts = {"query": list(queries.values()), "document": [corpus[document] for document in document_ids]}
-    options = {"keep_normalize": not before_normalize}
     sides = [
-        encode_raw(model, texts[role], role, batch_size, show_progress_bar, *prompts[role], **options)
+        encode_raw(
+            model, texts[role], role, batch_size, show_progress_bar, *prompts[role], keep_normalize=not before_normalize
+        )
         for role in ("query", "document")
     ]
     # The search sums in float64, which Apple's GPUs do not have.
