@@ -157,8 +157,8 @@ def minilm(batches: tuple[int, ...], weights: tuple[float, ...], max_steps: int,
     from scipy.stats import spearmanr
     from sentence_transformers import SentenceTransformer
 
-    from st_magnitude.commands.demo.docstrings import build_docstring_task
-    from st_magnitude.commands.demo.run import bundled_minilm, encode, ndcg_at_10
+    from st_magnitude.commands.demo import build_docstring_task, bundled_minilm
+    from st_magnitude.commands.demo.run import encode, ndcg_at_10
     from st_magnitude.commands.train import train
     from st_magnitude.similarity import COSINE
 

