@@ -1,7 +1,8 @@
-"""In-batch attention: every decoder layer of a language model also reads the other documents of its group.
+"""In-batch attention: every decoder layer of a language model also attends to the other documents of its group.
 
-No fork: the batch is stacked as [e; h] (2B sequences), transformers' ``AttentionInterface`` calls the function of this
-module in every layer, and the retriever's similarities travel to it as a keyword argument of the model.
+transformers needs no fork for this. The batch is stacked as [e; h] (2B sequences), transformers' ``AttentionInterface``
+calls the function of this module in every layer, and the retriever's similarities reach it as a keyword argument of the
+model.
 """
 
 from __future__ import annotations
@@ -34,24 +35,24 @@ __all__ = [
 NAME = "st_magnitude_in_batch"
 
 Backend = Literal["auto", "exact", "sparse"]
-SPARSE_BELOW = 1e-7  # a similarity that a float32 output does not notice
+SPARSE_BELOW = 1e-7  # a smaller similarity does not change a float32 output
 PAIRS_PER_CHUNK = 16
-MASKED = -1e3  # a score at which exp() is 0 in every dtype, and which float16 can hold after division by the scale
+MASKED = -1e3  # exp() of this score is 0 in every dtype, and float16 can hold the score divided by the scale
 
 
 @dataclass
 class Neighbours:
-    """Who reads whom, with what weight: the same for all layers of a pass.
+    """Which documents attend to which others, and with what weight; the same for all layers of a pass.
 
     Attributes:
         similarity: (B, B), row i holds Sim(D_i, ·); zero on the diagonal and between groups.
-        chunks: The pairs (i, j) to be computed, by ranges of readers: (first, last + 1, i - first, j), the last two of
-            them tensors (P,).
+        chunks: The pairs (i, j) to compute, grouped by ranges of i: (first, last + 1, i - first, j), where the last two
+            are tensors (P,).
         key_mask: (B, L), True at tokens and False at padding; None if nothing is padded.
-        v_norm: Divide by the value norms, Eq. 6.
+        v_norm: Whether to divide by the value norms, Eq. 6.
         eps: The epsilon of Eq. 6.
-        recompute: Recompute the pairs in the backward pass instead of keeping their intermediate results.
-        calls: How many layers asked.
+        recompute: Whether to recompute the pairs in the backward pass instead of keeping their intermediate results.
+        calls: The number of layers that have used this object.
     """
 
     similarity: Tensor
@@ -75,13 +76,13 @@ class Neighbours:
         """Choose the pairs.
 
         Args:
-            similarity: (B, B); what is on the diagonal or between groups is not read.
+            similarity: (B, B); values on the diagonal and between groups are ignored.
             attention_mask: (B, L), non-zero at tokens.
             groups: (B,) the group of each document; one group by default.
-            backend: ``"exact"``: all pairs of a group. ``"sparse"``: those with a similarity above 1e-7, which changes
-                outputs by less than a float32 can show, and gives the others no gradient. ``"auto"``: sparse when
-                that leaves out at least half of the pairs.
-            options: ``v_norm``, ``eps``, ``recompute``.
+            backend: ``"exact"`` computes all pairs of a group. ``"sparse"`` computes those with a similarity above
+                1e-7: this changes outputs by less than the precision of float32, and the other pairs get no gradient.
+                ``"auto"`` is sparse when that leaves out at least half of the pairs.
+            options: ``v_norm``, ``eps`` and ``recompute``, see the attributes.
 
         Raises:
             ValueError: If shapes do not fit, a document has no token, or the backend is unknown.
@@ -90,11 +91,13 @@ class Neighbours:
             raise ValueError(f"backend must be one of {get_args(Backend)}, got {backend!r}.")
         count = len(similarity)
         if similarity.shape != (count, count):
-            raise ValueError(f"similarity is square, (B, B) for B documents, got {tuple(similarity.shape)}.")
+            raise ValueError(f"similarity must be square, (B, B) for B documents, got {tuple(similarity.shape)}.")
         allowed = ~torch.eye(count, dtype=torch.bool, device=similarity.device)
         if groups is not None:
             if groups.shape != (count,):
-                raise ValueError(f"groups has one number a document, ({count},), got {tuple(groups.shape)}.")
+                raise ValueError(
+                    f"groups must hold one number per document, ({count},), got the shape {tuple(groups.shape)}."
+                )
             groups = groups.to(similarity.device)
             allowed &= groups[:, None] == groups[None]
         if backend != "exact":
@@ -102,24 +105,24 @@ class Neighbours:
             if backend == "sparse" or 2 * int(active.sum()) <= int(allowed.sum()):
                 allowed = active
         chunks, first = [], 0
-        readers, sources = allowed.nonzero(as_tuple=True)
-        pairs = [0, *allowed.sum(1).cumsum(0).tolist()]  # pairs[i]: where those of reader i begin
+        queries, sources = allowed.nonzero(as_tuple=True)
+        pairs = [0, *allowed.sum(1).cumsum(0).tolist()]  # pairs[i] is where the pairs of document i begin
         for last in range(1, count + 1):
             if last == count or pairs[last + 1] - pairs[first] > PAIRS_PER_CHUNK:
                 part = slice(pairs[first], pairs[last])
-                chunks.append((first, last, readers[part] - first, sources[part]))
+                chunks.append((first, last, queries[part] - first, sources[part]))
                 first = last
         key_mask = None
         if attention_mask is not None:
             if attention_mask.shape[:1] != (count,):
                 raise ValueError(
-                    f"attention_mask is for {len(attention_mask)} documents, similarity for {count}: give both one row "
-                    "a document."
+                    f"attention_mask is for {len(attention_mask)} documents, similarity for {count}; give both one row "
+                    "per document."
                 )
             tokens = attention_mask.to(similarity.device, torch.bool)
             if not bool(tokens.any(1).all()):
                 empty = (~tokens.any(1)).nonzero().flatten().tolist()
-                raise ValueError(f"Documents {empty} of the batch have no token: remove empty chunks.")
+                raise ValueError(f"Documents {empty} of the batch have no tokens; remove empty chunks.")
             key_mask = None if bool(tokens.all()) else tokens
         return cls(similarity, chunks, key_mask, **options)
 
@@ -127,28 +130,29 @@ class Neighbours:
 def in_batch_attention(
     query: Tensor, key: Tensor, value: Tensor, neighbours: Neighbours, scaling: float | None = None
 ) -> Tensor:
-    """What documents read in each other: b_i of Eq. 7, (B, H, L, d).
+    """What each document takes from the other documents of its group: b_i of Eq. 7.
 
         b_i = sum_{j != i} Sim(D_i, D_j) · b~_ij                                                         (Eq. 7)
         b~_ij = P V_j / (P |V_j| + eps),   P = softmax(Q_i K_j^T · scaling), full, for each j by itself    (Eq. 5, 6)
 
-    Eq. 6 needs no second product: the rows of P sum to one, so that P |V| + eps = P (|V| + eps) and
+    Eq. 6 needs no second product. The rows of P sum to one, so P |V| + eps = P (|V| + eps), and
 
-        b~_ij = softmax(Q_i K_j^T · scaling + log(|V_j| + eps)) · V_j / (|V_j| + eps),
+        b~_ij = softmax(Q_i K_j^T · scaling + log(|V_j| + eps)) · V_j / (|V_j| + eps)
 
-    one ordinary attention. Its bias is one more channel of the keys, against a 1 in the queries; the same channel hides
-    padding. So no mask and no (L, L) scores exist outside of PyTorch's fused kernel, which shares a key head among the
-    query heads of its group. Pairs are walked a few at a time, and recomputed in the backward pass.
+    is one ordinary attention with a bias. The bias is an additional channel of the keys, which meets a 1 in the
+    queries; the same channel hides padding. Therefore no mask and no (L, L) scores exist outside PyTorch's fused
+    kernel, which shares a key head among the query heads of its group. The function handles a few pairs at a time and
+    recomputes them in the backward pass.
 
     Args:
         query: (B, H, L, d) queries of the h stream, positions applied.
         key: (B, H_kv, L, d) keys of the e stream; H is a multiple of H_kv.
-        value: (B, H_kv, L, d) values of the e stream.
+        value: (B, H_kv, L, d_v) values of the e stream; d_v differs from d in multi-head latent attention.
         neighbours: The weights and the pairs that count.
-        scaling: d^-0.5 by default.
+        scaling: Factor of the scores, d^-0.5 by default.
 
     Returns:
-        (B, H, L, d) in the query's dtype; sums over documents are taken in float32 at least.
+        (B, H, L, d_v) in the query's dtype; sums over documents are taken in float32 or wider.
 
     Example:
         >>> import torch
@@ -160,6 +164,7 @@ def in_batch_attention(
     Source: Revela (Cai et al.), section 3.2.
     """
     n_documents, n_heads, length, dim = query.shape
+    value_dim = value.shape[-1]
     if scaling is None:
         scaling = dim**-0.5
     wide = torch.promote_types(query.dtype, torch.float32)
@@ -171,22 +176,22 @@ def in_batch_attention(
     if neighbours.key_mask is not None:
         bias = bias.masked_fill(~neighbours.key_mask[:, None].to(bias.device), MASKED)
     key = torch.cat([key, (bias[..., None] / scaling).to(key.dtype)], -1)  # (B, H_kv, L, d + 1)
-    room = -(dim + 1) % 8  # fused kernels want multiples of 8, and one size for all three
-    key, value = pad(key, (0, room)), pad(value, (0, 1 + room))
-    query = pad(query, (0, 1), value=1.0)
-    query = pad(query, (0, room)).reshape(n_documents, key.shape[1], -1, query.shape[-1] + room)  # (B, H_kv, rL, d')
+    width = -(-max(dim + 1, value_dim) // 8) * 8  # d': fused kernels need a multiple of 8, the same for all three
+    key, value = pad(key, (0, width - dim - 1)), pad(value, (0, width - value_dim))
+    query = pad(pad(query, (0, 1), value=1.0), (0, width - dim - 1))
+    query = query.reshape(n_documents, key.shape[1], -1, width)  # (B, H_kv, rL, d')
 
-    def read(query: Tensor, key: Tensor, value: Tensor, similarity: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        seen = scaled_dot_product_attention(query[i], key[j], value[j], scale=scaling)  # (P, H_kv, rL, d')
-        weighted = seen * similarity[i, j].to(wide)[:, None, None, None]
+    def attend(query: Tensor, key: Tensor, value: Tensor, similarity: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        found = scaled_dot_product_attention(query[i], key[j], value[j], scale=scaling)  # (P, H_kv, rL, d')
+        weighted = found * similarity[i, j].to(wide)[:, None, None, None]
         return torch.zeros_like(query, dtype=wide).index_add(0, i, weighted)  # (n, H_kv, rL, d')
 
     recompute = neighbours.recompute and torch.is_grad_enabled()
     parts = []
     for first, last, i, j in neighbours.chunks:
         inputs = (query[first:last], key, value, neighbours.similarity[first:last], i, j)
-        parts.append(checkpoint(read, *inputs, use_reentrant=False) if recompute else read(*inputs))
-    return torch.cat(parts)[..., :dim].reshape(n_documents, n_heads, length, dim).to(query.dtype)
+        parts.append(checkpoint(attend, *inputs, use_reentrant=False) if recompute else attend(*inputs))
+    return torch.cat(parts)[..., :value_dim].reshape(n_documents, n_heads, length, value_dim).to(query.dtype)
 
 
 def _attention(
@@ -199,15 +204,15 @@ def _attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """One layer for the stacked batch [e; h]: self-attention for both (Eq. 4), and h + b for the second half (Eq. 8).
+    """Attention of one layer for the stacked batch [e; h]: self-attention for both (Eq. 4), and h + b for h (Eq. 8).
 
-    Without ``in_batch`` it is transformers' ``sdpa``.
+    Without ``in_batch`` this is transformers' ``sdpa``.
     """
     output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     if in_batch is None:
         return output, None
     if unsupported := sorted(name for name in ("softcap", "s_aux", "position_bias") if kwargs.get(name) is not None):
-        raise ValueError(f"{type(module).__name__} passes {unsupported} to attention, which Eq. 5 does not have.")
+        raise ValueError(f"{type(module).__name__} passes {unsupported} to attention, which Eq. 5 does not include.")
     in_batch.calls += 1
     e, h = output.chunk(2)  # (B, L, H, d) each
     keys, _ = key.chunk(2)
@@ -217,65 +222,63 @@ def _attention(
     return torch.cat([e, h + b.transpose(1, 2)]), None
 
 
-AttentionInterface.register(NAME, _attention)
-AttentionMaskInterface.register(NAME, sdpa_mask)
-
-
 def base_model(lm: nn.Module) -> PreTrainedModel:
-    """The model of transformers itself, LoRA layers inside it, peft's wrapper taken off."""
+    """The transformers model inside peft's wrapper, with its LoRA layers."""
     base: Any = lm
     if hasattr(base, "get_base_model"):
         base = base.get_base_model()
     if not isinstance(base, PreTrainedModel):
         raise TypeError(
-            f"The language model is a decoder of transformers, or of peft around one, got {type(lm).__name__}: load it "
-            "with AutoModelForCausalLM.from_pretrained(...)."
+            f"The language model must be a transformers decoder, with or without peft around it, got "
+            f"{type(lm).__name__}; load it with AutoModelForCausalLM.from_pretrained(...)."
         )
     return base
 
 
 def check_supported(lm: nn.Module) -> None:
-    """Refuse what cannot be right, by name.
+    """Refuse a language model whose attention differs from Eq. 3-8, naming the reason.
 
     Raises:
         TypeError: If it is not a transformers model (or peft around one).
         ValueError: If it is not a causal decoder with an output layer, its attention does not go through transformers'
-            AttentionInterface, has softcapping or sinks, or its logits are scaled after the output layer.
+            AttentionInterface or has softcapping or sinks, or its logits are scaled after the output layer.
     """
     base = base_model(lm)
     name, config = type(base).__name__, base.config.get_text_config()
     if getattr(config, "is_encoder_decoder", False) or base.get_output_embeddings() is None:
-        raise ValueError(f"{name} is no causal decoder with an output layer: use AutoModelForCausalLM.")
+        raise ValueError(f"{name} is not a causal decoder with an output layer; use AutoModelForCausalLM.")
     if not supports_attention_interface(base):
         raise ValueError(
-            f"{name} computes attention by itself, not through transformers' AttentionInterface: in-batch attention "
-            "cannot reach it. Llama, Qwen2, Qwen3, Mistral, SmolLM and Gemma (1) are known to work."
+            f"{name} does not compute attention through transformers' AttentionInterface, so in-batch attention cannot "
+            "reach it. Use another decoder; Llama, Qwen2, Qwen3, Mistral, SmolLM, Gemma (1) and DeepSeek V3 work."
         )
     if any(getattr(module, "is_causal", True) is False for module in base.modules()):
-        raise ValueError(f"{name} attends in both directions: a causal decoder is needed.")
+        raise ValueError(f"{name} attends in both directions; use a causal decoder.")
     for option in ("attn_logit_softcapping", "final_logit_softcapping", "attn_logit_softcap"):
         if getattr(config, option, None):
-            raise ValueError(f"{name} has {option} = {getattr(config, option)}: softcapped models are not supported.")
+            raise ValueError(f"{name} has {option} = {getattr(config, option)}; softcapped models are not supported.")
     for option in ("logit_scale", "logits_scaling"):
         if getattr(config, option, None) not in (None, 1, 1.0):
-            raise ValueError(f"{name} has {option} = {getattr(config, option)}: scaled logits are not supported.")
+            raise ValueError(f"{name} has {option} = {getattr(config, option)}; scaled logits are not supported.")
     if any(part.rsplit(".", 1)[-1] == "sinks" for part, _ in base.named_parameters()):
-        raise ValueError(f"{name} has attention sinks, which Eq. 5 does not have: it is not supported.")
+        raise ValueError(f"{name} has attention sinks, which Eq. 5 does not include; it is not supported.")
 
 
 def attach(lm: nn.Module) -> None:
-    """Let all layers of a decoder take part in in-batch attention; in place, nothing of it is saved.
+    """Switch all layers of a decoder to in-batch attention, in place; nothing of it is saved with the model.
 
-    Where no ``in_batch`` is given (generation, evaluation) the model computes as before, by transformers' ``sdpa``.
+    Without ``in_batch`` (generation, evaluation) the model computes what transformers' ``sdpa`` computes.
 
     Raises:
         TypeError, ValueError: As :func:`check_supported`.
     """
     check_supported(lm)
+    AttentionInterface.register(NAME, _attention)
+    AttentionMaskInterface.register(NAME, sdpa_mask)  # without it transformers builds no mask at all
     base = base_model(lm)
     base.set_attn_implementation(NAME)
     if attention_implementation(base.get_decoder()) != NAME:
-        raise ValueError(f"{type(base).__name__} did not take another attention implementation: it is not supported.")
+        raise ValueError(f"{type(base).__name__} did not accept another attention implementation; it is not supported.")
 
 
 def _refuse_reentrant(base: PreTrainedModel) -> None:
@@ -284,7 +287,7 @@ def _refuse_reentrant(base: PreTrainedModel) -> None:
             if checkpoint_options(module).get("use_reentrant", True):
                 raise ValueError(
                     f"Reentrant gradient checkpointing of {type(base).__name__} cuts the retriever off from its "
-                    "gradient: call lm.gradient_checkpointing_enable({'use_reentrant': False})."
+                    "gradient; call lm.gradient_checkpointing_enable({'use_reentrant': False})."
                 )
             return
 
@@ -292,7 +295,7 @@ def _refuse_reentrant(base: PreTrainedModel) -> None:
 def two_streams(
     lm: nn.Module, input_ids: Tensor, attention_mask: Tensor, neighbours: Neighbours
 ) -> tuple[Tensor, Tensor]:
-    """The last hidden states of both streams: e, the plain model's, and h, which also reads the other documents.
+    """The last hidden states of both streams: e, those of the plain model, and h, which attends to other documents too.
 
     Args:
         lm: A decoder after :func:`attach`.
@@ -301,31 +304,33 @@ def two_streams(
         neighbours: The weights, for the same B documents.
 
     Returns:
-        e and h, (B, L, D) each. What stands at padding means nothing.
+        e and h, (B, L, D) each. Values at padding are meaningless.
 
     Raises:
-        ValueError: If the model was not attached, checkpoints its layers reentrantly, or has layers that in-batch
-            attention did not reach.
+        ValueError: If the model was not attached, if it uses reentrant gradient checkpointing, or if in-batch attention
+            did not reach all of its layers.
 
     Source: Revela, Eq. 3-8, section 3.4.
     """
     base = base_model(lm)
     decoder = base.get_decoder()
     if attention_implementation(decoder) != NAME:
-        raise ValueError(f"In-batch attention is not in {type(base).__name__}: call revela.attention.attach(lm) first.")
+        raise ValueError(
+            f"{type(base).__name__} does not use in-batch attention yet; call revela.attention.attach(lm) first."
+        )
     _refuse_reentrant(base)
     mask = attention_mask.to(torch.bool)
     inputs: dict[str, Any] = {}
     if not bool((mask[:, 1:] <= mask[:, :-1]).all()):  # padding before tokens
         inputs["attention_mask"] = mask.repeat(2, 1).to(attention_mask.dtype)
         inputs["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0).repeat(2, 1)
-    # else: tokens never see what comes after them, so that causal attention needs no mask
+    # with padding on the right, causal attention needs no mask: tokens never see what comes after them
     calls = neighbours.calls
     states = decoder(input_ids=input_ids.repeat(2, 1), use_cache=False, in_batch=neighbours, **inputs).last_hidden_state
     if neighbours.calls - calls != decoder.config.num_hidden_layers:
         raise ValueError(
             f"In-batch attention reached {neighbours.calls - calls} of {decoder.config.num_hidden_layers} layers of "
-            f"{type(base).__name__}: the others compute something else than attention, or drop keyword arguments."
+            f"{type(base).__name__}; the others compute something other than attention, or drop keyword arguments."
         )
     e, h = states.chunk(2)
     return e, h
@@ -334,17 +339,17 @@ def two_streams(
 def next_token_loss(
     lm: nn.Module, states: Tensor, input_ids: Tensor, attention_mask: Tensor, tokens_per_chunk: int = 512
 ) -> Tensor:
-    """Mean next-token cross-entropy (nats) over all tokens but the first of each document.
+    """Mean next-token cross-entropy in nats, over all tokens except the first of each document.
 
-    The (tokens, vocabulary) logits exist for ``tokens_per_chunk`` tokens at a time, in float32, and are recomputed in
-    the backward pass.
+    The (tokens, vocabulary) logits exist for ``tokens_per_chunk`` tokens at a time, in float32, and the backward pass
+    recomputes them.
 
     Args:
         lm: The decoder, whose output layer is used.
         states: (B, L, D), last hidden states.
         input_ids: (B, L).
         attention_mask: (B, L).
-        tokens_per_chunk: Rows of logits at a time.
+        tokens_per_chunk: Number of rows of logits that exist at a time.
 
     Returns:
         A scalar; 0 if no document has two tokens.

@@ -16,7 +16,6 @@ from st_magnitude.revela.models import tokenizer_of
 from st_magnitude.similarity import COSINE
 from st_magnitude.surgery.normalize import set_similarity_function
 from st_magnitude.surgery.raw import unwrapped
-from st_magnitude.training.trainer import calling_trainer
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -78,6 +77,7 @@ class GroupLoss(nn.Module):
         self.lm = lm
         model.prompts.update(query=prefixes[0], document=prefixes[1])
         set_similarity_function(model, COSINE)
+        self.logs: dict[str, Tensor] = {}  # of the last batch; RevelaTrainer logs their means
         self._warned: set[str] = set()
 
     @classmethod
@@ -130,8 +130,3 @@ class GroupLoss(nn.Module):
         if name not in self._warned:
             self._warned.add(name)
             logger.warning(message)
-
-    def _log(self, logs: dict[str, Tensor]) -> None:
-        """Hand numbers to the Trainer, if there is one that logs them with the loss."""
-        if (trainer := calling_trainer()) is not None and hasattr(trainer, "track_loss_components"):
-            trainer.track_loss_components(logs)

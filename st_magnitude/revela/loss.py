@@ -162,7 +162,7 @@ class RevelaLoss(GroupLoss):
                 f"{float(logs['one_hot']):.0%} of the rows of Sim are one-hot at temperature={self.temperature:g}: "
                 "they pass no gradient to the retriever. Raise the temperature (0.05 suits encoders).",
             )
-        self._log(logs)
+        self.logs = logs
         return loss
 
     def _watch(self, similarity: Tensor) -> None:

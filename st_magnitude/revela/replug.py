@@ -376,15 +376,13 @@ class ReplugLoss(GroupLoss):
                 f"lm_temperature={self.lm_temperature:g}: all but the first document counts as equally bad. Raise it "
                 f"({'0.1 suits most' if self.per_token else 'or set per_token=True'}).",
             )
-        self._log(
-            {
-                "kl": result.kl.detach(),
-                "one_hot": one_hot.float(),
-                "target_entropy": _entropy(result.target),
-                "retriever_entropy": _entropy(result.predicted),
-                "cached": result.kl.new_tensor(known).detach(),
-            }
-        )
+        self.logs = {
+            "kl": result.kl.detach(),
+            "one_hot": one_hot.float(),
+            "target_entropy": _entropy(result.target),
+            "retriever_entropy": _entropy(result.predicted),
+            "cached": result.kl.new_tensor(known).detach(),
+        }
 
     def get_config_dict(self) -> dict[str, Any]:
         return super().get_config_dict() | {

@@ -142,6 +142,11 @@ class RevelaTrainer(SentenceTransformerTrainer):
         """What is trained of the language model."""
         return {name: parameter for name, parameter in self.lm.named_parameters() if parameter.requires_grad}
 
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        result = super().compute_loss(*args, **kwargs)
+        self.track_loss_components(self.loss.logs)  # type: ignore[union-attr]
+        return result
+
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         loss = super().training_step(*args, **kwargs)
         if self.accelerator.sync_gradients and dist.is_initialized() and dist.get_world_size() > 1:

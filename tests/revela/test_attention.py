@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
+import _tiny
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
@@ -16,7 +20,7 @@ from revela_reference import (
     unpadded,
 )
 from torch import Tensor
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedModel
 
 from st_magnitude.revela import attention as A
 from st_magnitude.revela.attention import Neighbours, attach, in_batch_attention, two_streams
@@ -38,31 +42,48 @@ def similarities(seed: int = 0, peaked: bool = False) -> Tensor:
     return weights.requires_grad_()
 
 
+def by_loops(query: Tensor, key: Tensor, value: Tensor, similarity: Tensor, v_norm: bool = True) -> Tensor:
+    """Eq. 5 to 7 document by document and head by head; query heads share key heads in order."""
+    rows = []
+    for i in range(len(query)):
+        heads = []
+        for a in range(query.shape[1]):
+            total = torch.zeros(query.shape[2], value.shape[3], dtype=torch.float64)
+            c = a * key.shape[1] // query.shape[1]
+            for j in range(len(query)):
+                if i != j and GROUPS[i] == GROUPS[j]:
+                    n = LENGTHS[j]
+                    total = total + similarity[i, j] * cross_attention(
+                        query[i, a], key[j, c, :n], value[j, c, :n], v_norm
+                    )
+            heads.append(total)
+        rows.append(torch.stack(heads))
+    return torch.stack(rows)
+
+
 @pytest.mark.parametrize("v_norm", [True, False])
-@pytest.mark.parametrize("backend", ["exact", "sparse", "auto"])
-@pytest.mark.parametrize("recompute", [True, False])
-def test_one_layer_is_equation_5_to_7(v_norm: bool, backend: str, recompute: bool, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("backend", "recompute", "value_dim"),
+    [
+        ("exact", True, 7),
+        ("sparse", True, 7),
+        ("auto", True, 7),
+        ("auto", False, 7),
+        ("exact", True, 4),
+        ("auto", True, 18),
+    ],
+)
+def test_one_layer_is_equation_5_to_7(v_norm: bool, backend: str, recompute: bool, value_dim: int, monkeypatch) -> None:
+    """Also with values that are narrower or wider than the keys, as in multi-head latent attention."""
     monkeypatch.setattr(A, "PAIRS_PER_CHUNK", 3)
     torch.manual_seed(0)
     query = torch.randn(5, 4, 6, 7, dtype=torch.float64, requires_grad=True)
-    key, value = torch.randn(2, 5, 2, 6, 7, dtype=torch.float64, requires_grad=True)
+    key = torch.randn(5, 2, 6, 7, dtype=torch.float64, requires_grad=True)
+    value = torch.randn(5, 2, 6, value_dim, dtype=torch.float64, requires_grad=True)
     mask = torch.tensor([[1] * n + [0] * (6 - n) for n in LENGTHS])
     similarity = similarities(peaked=backend != "exact")
     leaves = (query, key, value, similarity)
-
-    rows = []
-    for i in range(5):
-        heads = []
-        for a in range(4):
-            total = torch.zeros(6, 7, dtype=torch.float64)
-            for j in range(5):
-                if i != j and GROUPS[i] == GROUPS[j]:
-                    n = LENGTHS[j]
-                    read = cross_attention(query[i, a], key[j, a // 2, :n], value[j, a // 2, :n], v_norm)
-                    total = total + similarity[i, j] * read
-            heads.append(total)
-        rows.append(torch.stack(heads))
-    expected = torch.stack(rows)
+    expected = by_loops(query, key, value, similarity, v_norm)
 
     neighbours = Neighbours.of(
         similarity, mask, torch.tensor(GROUPS), backend=backend, v_norm=v_norm, recompute=recompute
@@ -93,31 +114,29 @@ def test_gradcheck_of_one_layer() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("backend", ["exact", "sparse"])
-@pytest.mark.parametrize("side", ["right", "left"])
-def test_whole_model_is_equation_3_to_8(family: str, backend: str, side: str) -> None:
+def test_whole_model_is_equation_3_to_8(family: str, backend: str) -> None:
     lm, docs, similarity = decoder(family), documents(), similarities(peaked=backend == "sparse")
     e, h = streams(lm, docs, similarity, GROUPS)
     expected = next_token_loss(lm, h, docs) + 0.3 * next_token_loss(lm, e, docs)
     parameters = [parameter for name, parameter in lm.named_parameters() if parameter.requires_grad]
     wanted = torch.autograd.grad(expected, [similarity, *parameters])
-
-    attach(lm)
-    ids, mask = padded(docs, side)
-    neighbours = Neighbours.of(similarity, mask, torch.tensor(GROUPS), backend=backend)
-    found_e, found_h = two_streams(lm, ids, mask, neighbours)
-    for found, reference in ((found_e, e), (found_h, h)):
-        for one, other in zip(unpadded(found, mask), reference, strict=True):
-            torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
-    loss = A.next_token_loss(lm, found_h, ids, mask, tokens_per_chunk=4) + 0.3 * A.next_token_loss(
-        lm, found_e, ids, mask
-    )
-    torch.testing.assert_close(loss, expected, rtol=0, atol=1e-10)
-    got = torch.autograd.grad(loss, [similarity, *parameters])
+    assert wanted[0].abs().max() > 1e-3
     if backend == "sparse":  # a weight of zero gets no gradient here, by intention
         wanted = (wanted[0] * (similarity.detach() > 0), *wanted[1:])
-    assert wanted[0].abs().max() > 1e-3
-    for one, other in zip(got, wanted, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
+
+    attach(lm)
+    for side in ("right", "left"):
+        ids, mask = padded(docs, side)
+        neighbours = Neighbours.of(similarity, mask, torch.tensor(GROUPS), backend=backend)
+        found_e, found_h = two_streams(lm, ids, mask, neighbours)
+        for found, reference in ((found_e, e), (found_h, h)):
+            for one, other in zip(unpadded(found, mask), reference, strict=True):
+                torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
+        loss, auxiliary = (A.next_token_loss(lm, x, ids, mask, tokens_per_chunk=4) for x in (found_h, found_e))
+        loss = loss + 0.3 * auxiliary
+        torch.testing.assert_close(loss, expected, rtol=0, atol=1e-10)
+        for one, other in zip(torch.autograd.grad(loss, [similarity, *parameters]), wanted, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
 
 
 def run(lm, docs, similarity, groups=None, side="right", extra=0, **options) -> tuple[list[Tensor], list[Tensor]]:
@@ -325,6 +344,45 @@ def test_unsupported_models_are_refused_by_name(family: str, options: dict, says
         attach(model)
 
 
+def latent_attention() -> PreTrainedModel:
+    """A tiny DeepSeek V3 without experts, whose keys have 12 dimensions and whose values have 5."""
+    sizes = {
+        "head_dim": 4,
+        "kv_lora_rank": 6,
+        "q_lora_rank": 8,
+        "qk_rope_head_dim": 4,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 5,
+    }
+    options = {"num_attention_heads": 4, "num_key_value_heads": 4, "first_k_dense_replace": 2, "num_hidden_layers": 2}
+    return _tiny.decoder("deepseek_v3", vocab_size=VOCABULARY, std=0.3, **sizes, **options).double().eval()
+
+
+def test_latent_attention_has_values_narrower_than_keys(monkeypatch) -> None:
+    """Every layer of a DeepSeek V3 against the loops, on the queries, keys and values that the model itself makes."""
+    lm, docs, weights = latent_attention(), documents(), similarities()
+    plain = [lm.model(ids[None]).last_hidden_state[0] for ids in docs]
+    attach(lm)
+    layers = []
+
+    def watched(query, key, value, neighbours, scaling):
+        layers.append((query, key, value, scaling, in_batch_attention(query, key, value, neighbours, scaling)))
+        return layers[-1][-1]
+
+    monkeypatch.setattr(A, "in_batch_attention", watched)
+    ids, mask = padded(docs)
+    e, h = two_streams(lm, ids, mask, Neighbours.of(weights, mask, torch.tensor(GROUPS), backend="exact"))
+    assert close(unpadded(e, mask), plain, atol=1e-5)  # transformers computes norms in float32
+    assert not close(unpadded(h, mask), plain, atol=1e-2)
+    assert len(layers) == 2
+    for query, key, value, scaling, found in layers:
+        assert (key.shape[-1], value.shape[-1], found.shape[-1]) == (12, 5, 5)
+        expected = by_loops(query * scaling * 12**0.5, key, value, weights)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+    (gradient,) = torch.autograd.grad(A.next_token_loss(lm, h, ids, mask), weights)
+    assert gradient.abs().max() > 1e-4
+
+
 def test_models_without_an_attention_backend_are_refused() -> None:
     config = AutoConfig.for_model(
         "mamba", vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=1, state_size=4, time_step_rank=2
@@ -336,7 +394,7 @@ def test_models_without_an_attention_backend_are_refused() -> None:
 def test_what_is_no_language_model_is_refused() -> None:
     with pytest.raises(TypeError, match="AutoModelForCausalLM"):
         attach(torch.nn.Linear(2, 2))
-    with pytest.raises(ValueError, match="LlamaModel is no causal decoder"):
+    with pytest.raises(ValueError, match="LlamaModel is not a causal decoder"):
         attach(AutoModel.from_config(AutoConfig.for_model("llama", **SMALL)))
 
 
@@ -362,9 +420,25 @@ def test_use_without_attach_is_refused() -> None:
         ((torch.ones(2, 2),), {"backend": "fast"}, "'fast'"),
         ((torch.ones(2, 2), torch.ones(3, 4)), {}, "3 documents, similarity for 2"),
         ((torch.ones(2, 2), torch.tensor([[1, 1], [0, 0]])), {}, r"Documents \[1\]"),
-        ((torch.ones(2, 2), None, torch.zeros(3)), {}, r"\(2,\), got \(3,\)"),
+        ((torch.ones(2, 2), None, torch.zeros(3)), {}, r"\(2,\), got the shape \(3,\)"),
     ],
 )
 def test_bad_neighbours_are_refused(arguments: tuple, options: dict, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         Neighbours.of(*arguments, **options)
+
+
+def test_nothing_is_registered_before_it_is_used() -> None:
+    """``import st_magnitude`` loads no module of Revela; all that ``__all__`` names is there."""
+    code = (
+        "import sys, st_magnitude as stm\n"
+        "from transformers import AttentionInterface\n"
+        f"assert {A.NAME!r} not in AttentionInterface._global_mapping\n"
+        "assert not [name for name in sys.modules if name.startswith('st_magnitude.revela.')]\n"
+        "from st_magnitude.revela import *\n"
+        "assert all(getattr(stm.revela, name) is globals()[name] for name in stm.revela.__all__)\n"
+        "assert set(stm.revela.__all__) <= set(dir(stm.revela))\n"
+        f"assert {A.NAME!r} not in AttentionInterface._global_mapping\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -51,6 +51,8 @@ def test_trains_both_and_only_lora_of_the_language_model(tmp_path) -> None:
     assert moved & lm == lora
     assert moved - lm
     logged = trainer.state.log_history[0]
+    assert logged["next_token"] == pytest.approx(logged["loss"], abs=1e-3)
+    assert {"one_hot", "active_pairs", "top_similarity"} <= logged.keys()
     assert logged["lm_grad_norm"] > 0
     assert logged["grad_norm"] > 0
 
