@@ -66,7 +66,7 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 import st_magnitude as stm
-from st_magnitude.commands.train import LOSSES
+from st_magnitude.commands.train.run import LOSSES
 from st_magnitude.corpus.beir import DataError, RetrievalData
 from st_magnitude.evaluation.metrics import ndcg, rank
 from st_magnitude.geometry import adjusted_cohens_d, coefficient_of_variation, cohens_d, norms, spearman

@@ -159,7 +159,7 @@ def minilm(batches: tuple[int, ...], weights: tuple[float, ...], max_steps: int,
 
     from st_magnitude.commands.demo import build_docstring_task, bundled_minilm
     from st_magnitude.commands.demo.run import encode, ndcg_at_10
-    from st_magnitude.commands.train import train
+    from st_magnitude.commands.train.run import TrainConfig, train
     from st_magnitude.similarity import COSINE
 
     task = build_docstring_task(seed=seed, progress=False)
@@ -204,12 +204,14 @@ def minilm(batches: tuple[int, ...], weights: tuple[float, ...], max_steps: int,
                     model,
                     task.train,
                     Path(folder) / "model",
-                    loss="cosine",
-                    num_negatives=1,
-                    max_steps=max_steps,
-                    batch_size=batch,
-                    learning_rate=5e-5,
-                    seed=seed,
+                    TrainConfig(
+                        loss="cosine",
+                        negatives=1,
+                        max_steps=max_steps,
+                        batch_size=batch,
+                        learning_rate=5e-5,
+                        seed=seed,
+                    ),
                     loss_options={"regularizers": [(SIGReg(), weight)]} if weight else {},
                 )
             rows.append(row(f"batch {batch}, {f'SIGReg x {weight:g}' if weight else 'without'}", model, began))

@@ -1,41 +1,57 @@
-"""Train embedding models whose geometry is used: magnitude-aware losses for sentence-transformers."""
+"""Train embedding models whose geometry is used: magnitude-aware losses for sentence-transformers.
 
-from st_magnitude import clip, geometry, revela
-from st_magnitude.corpus.encoding import encode_corpus
-from st_magnitude.diagnosis.diagnose import diagnose
-from st_magnitude.diagnosis.findings import Diagnosis
-from st_magnitude.evaluation import CompressionEvaluator, GeometryEvaluator, MagnitudeEvaluator, ScoredPairsEvaluator
-from st_magnitude.evaluation.calibration import ExponentCurve, calibrate_exponent
-from st_magnitude.infonce import Term, infonce
-from st_magnitude.losses import (
-    CosineRankingLoss,
-    DNormRankingLoss,
-    DotRankingLoss,
-    LearnableNormLoss,
-    MagnitudeRankingLoss,
-    QNormRankingLoss,
-    SIGRegInfoNCE,
-    SimilarityMSELoss,
-    TempAggLoss,
-    TempAggMRLLoss,
-    TempSpecMRLLoss,
-    temp_agg,
-    temp_agg_mrl,
-    temp_spec_mrl,
-)
-from st_magnitude.losses.regularizers import SIGReg, covariance_penalty, norm_variance_penalty
-from st_magnitude.similarity import COSINE, DNORM, DOT, QNORM, Similarity
-from st_magnitude.surgery.grad_scale import attach_grad_scale, grad_scale
-from st_magnitude.surgery.normalize import (
-    add_normalize,
-    cut_init,
-    export,
-    load,
-    prepare,
-    rescale_output,
-    strip_normalize,
-)
-from st_magnitude.training.monitor import NormMonitor
+Every name is imported when it is first used, so that ``import st_magnitude`` and ``st-magnitude --help`` are fast.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from st_magnitude import clip, geometry, revela
+    from st_magnitude.corpus.encoding import encode_corpus
+    from st_magnitude.diagnosis.diagnose import diagnose
+    from st_magnitude.diagnosis.findings import Diagnosis
+    from st_magnitude.evaluation import (
+        CompressionEvaluator,
+        GeometryEvaluator,
+        MagnitudeEvaluator,
+        ScoredPairsEvaluator,
+    )
+    from st_magnitude.evaluation.calibration import ExponentCurve, calibrate_exponent
+    from st_magnitude.infonce import Term, infonce
+    from st_magnitude.losses import (
+        CosineRankingLoss,
+        DNormRankingLoss,
+        DotRankingLoss,
+        LearnableNormLoss,
+        MagnitudeRankingLoss,
+        QNormRankingLoss,
+        SIGRegInfoNCE,
+        SimilarityMSELoss,
+        TempAggLoss,
+        TempAggMRLLoss,
+        TempSpecMRLLoss,
+        temp_agg,
+        temp_agg_mrl,
+        temp_spec_mrl,
+    )
+    from st_magnitude.losses.regularizers import SIGReg, covariance_penalty, norm_variance_penalty
+    from st_magnitude.similarity import COSINE, DNORM, DOT, QNORM, Similarity
+    from st_magnitude.surgery.grad_scale import attach_grad_scale, grad_scale
+    from st_magnitude.surgery.normalize import (
+        add_normalize,
+        cut_init,
+        export,
+        load,
+        prepare,
+        rescale_output,
+        strip_normalize,
+    )
+    from st_magnitude.training.monitor import NormMonitor
 
 __version__ = "0.1.0"
 
@@ -87,3 +103,53 @@ __all__ = [
     "temp_agg_mrl",
     "temp_spec_mrl",
 ]
+
+_HOMES = {
+    "corpus.encoding": ["encode_corpus"],
+    "diagnosis.diagnose": ["diagnose"],
+    "diagnosis.findings": ["Diagnosis"],
+    "evaluation": ["CompressionEvaluator", "GeometryEvaluator", "MagnitudeEvaluator", "ScoredPairsEvaluator"],
+    "evaluation.calibration": ["ExponentCurve", "calibrate_exponent"],
+    "infonce": ["Term"],
+    "losses": [
+        *("CosineRankingLoss", "DNormRankingLoss", "DotRankingLoss", "LearnableNormLoss", "MagnitudeRankingLoss"),
+        *("QNormRankingLoss", "SIGRegInfoNCE", "SimilarityMSELoss", "TempAggLoss", "TempAggMRLLoss"),
+        *("TempSpecMRLLoss", "temp_agg", "temp_agg_mrl", "temp_spec_mrl"),
+    ],
+    "losses.regularizers": ["SIGReg", "covariance_penalty", "norm_variance_penalty"],
+    "similarity": ["COSINE", "DNORM", "DOT", "QNORM", "Similarity"],
+    "surgery.grad_scale": ["attach_grad_scale", "grad_scale"],
+    "surgery.normalize": [
+        *("add_normalize", "cut_init", "export", "load", "prepare", "rescale_output", "strip_normalize"),
+    ],
+    "training.monitor": ["NormMonitor"],
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("clip", "geometry", "revela"):
+        return import_module(f"{__name__}.{name}")
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+class _Package(ModuleType):
+    """Keeps ``st_magnitude.infonce`` the function, where Python would put the module of the same name."""
+
+    @property
+    def infonce(self) -> Any:
+        return import_module(f"{__name__}.infonce").infonce
+
+    @infonce.setter
+    def infonce(self, module: ModuleType) -> None:
+        pass  # Python sets the attribute when the module is first imported
+
+
+sys.modules[__name__].__class__ = _Package

@@ -1,4 +1,4 @@
-"""``python -m st_magnitude``: the same as ``st-magnitude``."""
+"""``python -m st_magnitude`` runs ``st-magnitude``."""
 
 from st_magnitude.commands.app import main
 

@@ -20,7 +20,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import BoW, Dense
 
 import st_magnitude as stm
-from st_magnitude.commands.train import train
+from st_magnitude.commands.train.run import TrainConfig, train
 from st_magnitude.corpus.beir import DataError, RetrievalData, save_beir
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -108,13 +108,13 @@ def test_modules_lie_within_the_model(saved, outside) -> None:
 def test_a_checkpoint_to_resume_from_is_not_unpickled(tmp_path, mark, name) -> None:
     load_transformer(save_transformer(tmp_path / "plain")).save_pretrained(str(tmp_path / "model"))
     options = {"loss": "dot", "batch_size": 4, "save_steps": 1}
-    train(str(tmp_path / "model"), DATA, tmp_path / "out", max_steps=1, **options)
+    train(str(tmp_path / "model"), DATA, tmp_path / "out", TrainConfig(max_steps=1, **options))
     for file in (tmp_path / "out").iterdir():
         if file.name != "checkpoints":
             shutil.rmtree(file) if file.is_dir() else file.unlink()
     torch.save({"state": Payload(mark)}, tmp_path / "out" / "checkpoints" / "checkpoint-1" / name)
     with contextlib.suppress(pickle.UnpicklingError):  # not of training_args.bin, which nobody reads
-        train(str(tmp_path / "model"), DATA, tmp_path / "out", max_steps=2, resume=True, **options)
+        train(str(tmp_path / "model"), DATA, tmp_path / "out", TrainConfig(max_steps=2, resume=True, **options))
     assert not mark.exists()
     assert (tmp_path / "out" / "modules.json").exists() == (name == "training_args.bin")
 

@@ -1,7 +1,11 @@
-"""Importing the package asks no network, and loads no optional package."""
+"""Importing the package asks no network, and loads what is used and nothing else."""
 
+import ast
+import json
 import subprocess
 import sys
+
+import st_magnitude as stm
 
 GUARDED = """
 import socket, sys
@@ -13,14 +17,63 @@ socket.getaddrinfo = socket.create_connection = refuse
 socket.socket.connect = refuse
 import st_magnitude
 import st_magnitude.commands.app
+heavy = {"torch", "numpy", "sentence_transformers", "transformers", "datasets"} & set(sys.modules)
+assert not heavy, heavy
+for name in st_magnitude.__all__:
+    getattr(st_magnitude, name)
 loaded = {"open_clip", "mteb", "matplotlib", "faiss", "bm25s", "peft", "usearch", "ir_measures"} & set(sys.modules)
 print(sorted(loaded))
 """
 
 
+def run(code: str, *arguments: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
 def test_import_is_offline_and_light():
-    finished = subprocess.run([sys.executable, "-c", GUARDED], capture_output=True, text=True, check=False)
-    assert finished.returncode == 0, finished.stderr[-2000:]
     theirs = "import sys, sentence_transformers; print(sorted({'peft', 'matplotlib'} & set(sys.modules)))"
-    expected = subprocess.run([sys.executable, "-c", theirs], capture_output=True, text=True, check=True).stdout
-    assert finished.stdout == expected  # what sentence-transformers itself loads, and no more
+    assert run(GUARDED) == run(theirs)  # what sentence-transformers itself loads, and nothing else
+
+
+def test_help_and_a_mistake_import_no_torch():
+    code = """
+import sys
+from typer.testing import CliRunner
+from st_magnitude.commands.app import app
+
+for arguments in (["--help"], ["--version"], ["train", "--help"], ["revela", "--help"], ["tarin"], ["train", "--oops"]):
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code in (0, 2), result.output
+    assert "torch" not in sys.modules, arguments
+"""
+    run(code)
+
+
+def test_the_public_names_are_declared_the_same_in_all_three_places():
+    """For type checkers, for ``import *`` and for the first use."""
+    with open(stm.__file__, encoding="utf-8") as file:
+        (guarded,) = [node for node in ast.parse(file.read()).body if isinstance(node, ast.If)]
+    homes = {}
+    for node in guarded.body:
+        for alias in node.names:
+            homes[alias.name] = node.module
+    assert sorted(homes) == sorted(stm.__all__)
+    assert set(stm.__all__) <= set(dir(stm))
+    lazy = {name: f"st_magnitude.{home}" for name, home in stm._HOME.items()}
+    submodules = dict.fromkeys(("clip", "geometry", "revela"), "st_magnitude")
+    assert lazy | submodules | {"infonce": "st_magnitude.infonce"} == homes
+
+
+def test_infonce_is_the_function_before_and_after_its_module_is_imported():
+    code = """
+import json
+import st_magnitude as stm
+before = stm.infonce
+import st_magnitude.infonce
+from st_magnitude.infonce import infonce
+from st_magnitude import infonce as imported
+print(json.dumps([callable(before), stm.infonce is before is infonce is imported]))
+"""
+    assert json.loads(run(code)) == [True, True]

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 import st_magnitude as stm
 from st_magnitude.commands.app import app
-from st_magnitude.commands.train import LOSSES, train
+from st_magnitude.commands.train.run import LOSSES, TrainConfig, train
 from st_magnitude.corpus.beir import RetrievalData, save_beir
 from st_magnitude.evaluation import CompressionEvaluator
 from st_magnitude.evaluation.compression import table
@@ -71,12 +71,11 @@ def test_train_saves_a_model_that_ranks_as_trained(folder, model_path, tmp_path,
 
 def test_judged_negatives_become_hard_negatives(folder, model_path, tmp_path):
     data = RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS, {q: {"d19"} for q in QUERIES})
-    trainer = train(str(model_path), data, tmp_path / "a", max_steps=1, batch_size=4)
+    config = TrainConfig(max_steps=1, batch_size=4)
+    trainer = train(str(model_path), data, tmp_path / "a", config)
     assert trainer.train_dataset.column_names == ["anchor", "positive", "negative_1"]
     assert set(trainer.train_dataset["negative_1"]) == {CORPUS["d19"]}
-    trainer = train(
-        str(model_path), RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS), tmp_path / "b", max_steps=1, batch_size=4
-    )
+    trainer = train(str(model_path), RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS), tmp_path / "b", config)
     assert trainer.train_dataset.column_names == ["anchor", "positive"]
 
 
@@ -100,8 +99,8 @@ def test_dims_and_temperatures_become_terms(folder, model_path, tmp_path, option
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--dims", "64,x"), "--dims takes whole numbers with commas between"),
-        (("--temperatures", "cold"), "--temperatures takes numbers with commas between"),
+        (("--dims", "64,x"), "Invalid value for '--dims': takes whole numbers separated by commas"),
+        (("--temperatures", "cold"), "Invalid value for '--temperatures': takes numbers separated by commas"),
         (("--dims", "64,512"), "[512] dimensions, but the embeddings of this model have 256"),
         (("--temperatures", "0.1,0"), "must be positive, got 0.0"),
         (("--max-length", 9), "leave out max_length (--max-length)"),
@@ -129,7 +128,7 @@ def test_a_run_that_has_ended_can_be_taken_further(folder, model_path, tmp_path,
         raise OSError("disk full")
 
     with monkeypatch.context() as broken:
-        broken.setattr("st_magnitude.commands.train.export", full)  # trained to its end, and not saved
+        broken.setattr("st_magnitude.commands.train.run.export", full)  # trained to its end, and not saved
         assert fit(folder, model_path, tmp_path / "out", "--max-steps", 2, "--save-steps", 1).exit_code == 2
     assert fit(folder, model_path, tmp_path / "out", "--max-steps", 4, "--resume").exit_code == 0
     assert json.loads((tmp_path / "out" / "training.json").read_text())["log"][-1]["step"] == 4
@@ -233,11 +232,11 @@ def test_compress_without_matplotlib_keeps_table_and_csv(folder, model_path, tmp
     [
         (["--split", "nope"], "its splits are ['dev', 'train']"),
         (["--data", "no/such/folder"], "no/such/folder"),
-        (["--dims", "8,x"], "numbers with commas between, as in 384,192,96; got '8,x'"),
+        (["--dims", "8,x"], "numbers separated by commas, such as 384,192,96; got '8,x'"),
         (["--dims", "8,0"], "at least 1, got 0"),
         (["--dims", "257"], "dims is 257 long, the model's embeddings 256"),
         (["--similarity", "l2"], "No similarity is called 'l2'"),
-        (["--output", __file__], "--output is a folder"),
+        (["--output", __file__], "--output must be a folder"),
         (["--max-length", 9], "leave out max_length (--max-length)"),
     ],
 )
@@ -319,7 +318,7 @@ def test_calibrate_confirms_on_the_other_split(tmp_path, model_path):
     [
         (["--split", "nope"], "its splits are ['dev', 'train']"),
         (["--confirm", "nope"], "its splits are ['dev', 'train']"),
-        (["--exponents", "0,x"], "--exponents takes numbers with commas between"),
+        (["--exponents", "0,x"], "Invalid value for '--exponents': takes numbers separated by commas"),
         (["--exponents", "0,2"], "lie in [0, 1]"),
         (["--output", __file__], "is not an empty folder"),
     ],
@@ -365,8 +364,9 @@ def test_a_config_file_gives_defaults_and_the_command_line_goes_before(folder, m
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("nonsense: 1", "names ['nonsense'], but compress takes ["),
-        ("[1, 2]", "holds list, not options"),
+        ("top-kk: 1", "Did you mean 'top_k'? Its options are batch_size, data, dims"),
+        ("nonsense: 1", "sets 'nonsense', which is not an option of compress"),
+        ("[1, 2]", "holds list, not options such as"),
         ("top_k: {a: 1}", "top_k holds a mapping"),
         ("top_k: [", "cannot be read as YAML"),
         ("top_k: many", "--top-k"),
@@ -376,14 +376,13 @@ def test_a_config_file_gives_defaults_and_the_command_line_goes_before(folder, m
 def test_a_bad_config_is_named(folder, model_path, tmp_path, text, message):
     result = measure(folder, model_path, "--config", config(tmp_path, text))
     assert result.exit_code == 2
-    words = result.stderr.replace("│", " ").split()  # typer frames it
-    assert "".join(message.split()) in "".join(words)
+    assert message in result.stderr
 
 
 def test_no_config_at_that_place(folder, model_path):
     result = measure(folder, model_path, "--config", "/no/such.yaml")
     assert result.exit_code == 2
-    assert "/no/such.yaml" in "".join(result.stderr.replace("│", " ").split())
+    assert "/no/such.yaml" in result.stderr
 
 
 def test_version_and_traceback(folder):

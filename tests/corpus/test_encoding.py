@@ -438,7 +438,7 @@ def test_command_line(model, tmp_path):
     assert json.loads(done.stdout)["encoded"] == 32
     expected = SentenceTransformer(str(tmp_path / "model"), device="cpu").encode_document(list(CORPUS.values()))
     np.testing.assert_allclose(load_embeddings(output)[:]["embedding"], expected, rtol=1e-5, atol=5e-6)
-    assert "0 of 32 documents encoded now" in run().stdout
+    assert "encoded 0 of 32 documents" in run().stdout
     for options, message in (
         (("--max-length", 8), "made with other settings: model ("),
         (("--corpus", tmp_path / "nowhere"), "does not exist"),

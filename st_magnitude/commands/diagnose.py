@@ -1,0 +1,86 @@
+"""``st-magnitude diagnose``: measure what would help a model, and recommend it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from st_magnitude.commands.core import (
+    Data,
+    EncodingBatch,
+    Figures,
+    MaxLength,
+    Model,
+    Scoring,
+    check_folder,
+    command,
+    load_model,
+    warn,
+)
+
+
+@command()
+def diagnose(
+    model: Model,
+    data: Data,
+    split: Annotated[str, typer.Option(help="Split of the qrels to measure on.")] = "test",
+    baseline: Annotated[str | None, typer.Option(help="Another model to compare with.")] = None,
+    similarity: Scoring = None,
+    symmetric: Annotated[
+        str | None,
+        typer.Option(
+            help="Whether queries and documents are interchangeable: yes or no; default: decided by the data."
+        ),
+    ] = None,
+    tolerance: Annotated[float, typer.Option(help="Share of nDCG@10 that smaller storage may cost.")] = 0.05,
+    min_gain: Annotated[float, typer.Option(help="Smallest gain in nDCG@10 that justifies a change.")] = 0.02,
+    batch_size: EncodingBatch = 32,
+    max_length: MaxLength = None,
+    seed: Annotated[int, typer.Option(help="Seed for the halves of the queries and the bootstrap.")] = 0,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder for diagnosis.json, report.html and its pictures, which are replaced.")
+    ] = None,
+) -> Figures:
+    """Measure what would help a model on your queries.
+
+    The command measures norm, compression and isotropy, and says what to do. Nothing is trained. Queries and corpus
+    are encoded once. A recommended change has a gain whose 95 % interval excludes zero on queries that were not
+    used to choose it; use some hundreds of queries. The page needs the extra "plot".
+    """
+    check_folder(output)
+    if symmetric not in (None, "yes", "no"):
+        raise ValueError(f"--symmetric must be 'yes' or 'no', got {symmetric!r}.")
+    from st_magnitude.corpus.beir import load_beir
+    from st_magnitude.diagnosis.diagnose import diagnose as run
+
+    loaded = load_beir(data, split)
+    encoders = [load_model(path, max_length) for path in (model, baseline) if path is not None]
+    typer.echo(f"{split}: {loaded}")
+    found = run(
+        encoders[0],
+        loaded.queries,
+        loaded.corpus,
+        loaded.relevant_docs,
+        similarity=similarity,
+        baseline=encoders[1] if baseline is not None else None,
+        symmetric=None if symmetric is None else symmetric == "yes",
+        min_gain=min_gain,
+        tolerance=tolerance,
+        batch_size=batch_size,
+        seed=seed,
+        show_progress_bar=True,
+        title=f"{Path(model).name}, {data.name} {split}",
+    )
+    typer.echo(str(found))
+    if output is not None:
+        from st_magnitude.diagnosis.report import write_report
+
+        found.save(output / "diagnosis.json")
+        typer.echo(f"Saved {output / 'diagnosis.json'}.")
+        try:
+            typer.echo(f"Saved {write_report(found, output)}.")
+        except ImportError as error:
+            warn(f"report.html was not written: {error}")
+    return found.to_dict()

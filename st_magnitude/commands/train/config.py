@@ -1,0 +1,84 @@
+"""TrainConfig: the settings of a training run, for ``st-magnitude train`` and for `train`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from st_magnitude._config import check_ranges, did_you_mean, numbers, whole_numbers
+
+__all__ = ["LOSS_NAMES", "TrainConfig"]
+
+LOSS_NAMES = ("cosine", "dot", "qnorm", "dnorm", "learnable")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Settings of a training run. Every field is an option of ``st-magnitude train``, which prints their help texts.
+
+    Raises:
+        ValueError: If the loss is unknown or a number is outside of its range.
+
+    Example:
+        >>> TrainConfig(loss="qnorm", batch_size=64).max_steps
+        -1
+        >>> TrainConfig(batch_size=1)
+        Traceback (most recent call last):
+        ...
+        ValueError: batch_size must be at least 2, got 1.
+        >>> TrainConfig(loss="q-norm")
+        Traceback (most recent call last):
+        ...
+        ValueError: There is no loss 'q-norm'. Did you mean 'qnorm'? Choose one of cosine, dot, qnorm, dnorm, learnable.
+    """
+
+    loss: Annotated[str, typer.Option(help=f"Ranking loss: {', '.join(LOSS_NAMES[:-1])} or {LOSS_NAMES[-1]}.")] = (
+        "qnorm"
+    )
+    dims: Annotated[
+        Sequence[int] | None, whole_numbers("Prefixes to train, such as 96,192,384; default: all dimensions only.")
+    ] = None
+    temperatures: Annotated[
+        Sequence[float] | None,
+        numbers("Temperatures to sum over at every prefix, such as 0.03,0.06,0.1; default: 0.05."),
+    ] = None
+    epochs: Annotated[float, typer.Option(min=0, help="Passes over the pairs of a query and a relevant document.")] = (
+        1.0
+    )
+    max_steps: Annotated[int, typer.Option(help="Number of steps; overrides --epochs if positive.")] = -1
+    batch_size: Annotated[
+        int, typer.Option(min=2, help="Pairs in a batch of each process. All documents of a batch are negatives.")
+    ] = 32
+    mini_batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Number of texts that go through the model at a time (gradient caching).")
+    ] = None
+    learning_rate: Annotated[float, typer.Option(min=0, help="Peak learning rate of AdamW.")] = 2e-5
+    warmup_ratio: Annotated[float, typer.Option(min=0, max=1, help="Share of the steps with a rising rate.")] = 0.1
+    negatives: Annotated[
+        int | None,
+        typer.Option(min=0, help="Hard negatives for each pair; default: 1 if the data has judged negatives, else 0."),
+    ] = None
+    max_length: Annotated[
+        int | None,
+        typer.Option(min=1, help="Number of tokens of a text that the model reads; default: the model's own."),
+    ] = None
+    bf16: Annotated[bool | None, typer.Option(help="Autocast to bfloat16; default: if the hardware is fast at it.")] = (
+        None
+    )
+    save_steps: Annotated[int, typer.Option(min=1, help="Steps between checkpoints.")] = 200
+    seed: Annotated[int, typer.Option(help="Seed for the order, the negatives and dropout.")] = 0
+    card_sample: Annotated[
+        int, typer.Option(min=2, help="Number of documents whose geometry the model card describes.")
+    ] = 500
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint in the output.")] = False
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if self.loss not in LOSS_NAMES:
+            raise ValueError(
+                f"There is no loss {self.loss!r}.{did_you_mean(self.loss, LOSS_NAMES)} "
+                f"Choose one of {', '.join(LOSS_NAMES)}."
+            )
