@@ -126,7 +126,7 @@ def minilm_step(repeats: int, batch: int = 64) -> float | None:
     """Time of a training step with QNormRankingLoss over one with MNRL; None where the model is not installed."""
     from sentence_transformers import SentenceTransformer
 
-    from st_magnitude.commands.demo import bundled_minilm
+    from st_magnitude.commands.demo.model import bundled_minilm
 
     try:
         path = bundled_minilm()

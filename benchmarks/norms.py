@@ -55,7 +55,7 @@ from torch.nn.functional import cross_entropy, normalize
 from transformers import PrinterCallback
 
 import st_magnitude as stm
-from st_magnitude.commands.demo import bundled_minilm
+from st_magnitude.commands.demo.model import bundled_minilm
 from st_magnitude.evaluation.confidence import knn_accuracy_by_norm, novelty
 
 

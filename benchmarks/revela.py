@@ -46,7 +46,7 @@ from sentence_transformers import SentenceTransformer, SentenceTransformerTraini
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from torch import Tensor
 
-from st_magnitude.commands.demo import bundled_minilm
+from st_magnitude.commands.demo.model import bundled_minilm
 from st_magnitude.revela import RevelaLoss, RevelaTrainer, attention, build_groups, group_similarity, load_lm
 from st_magnitude.revela.attention import Neighbours, in_batch_attention, next_token_loss, two_streams
 from st_magnitude.revela.group_loss import ONE_HOT

@@ -198,7 +198,7 @@ def training_step(size: int, mini_batch_size: int | None) -> dict[str, float]:
     from transformers.utils import logging
 
     from st_magnitude import CosineRankingLoss, prepare
-    from st_magnitude.commands.demo import bundled_minilm
+    from st_magnitude.commands.demo.model import bundled_minilm
 
     logging.disable_progress_bar()
     clock = Clock("cpu")

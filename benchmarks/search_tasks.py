@@ -35,7 +35,7 @@ from pathlib import Path
 from datasets import Dataset
 from lexicons import Entry, default_cache, fetch, foldoc, leaks, merge, retrieval, synsets, wordnet
 
-from st_magnitude.commands.demo import build_docstring_task
+from st_magnitude.commands.demo.docstrings import build_docstring_task
 from st_magnitude.corpus.beir import DataError, RetrievalData
 from st_magnitude.corpus.documents import read_documents
 from st_magnitude.revela.titles import title_task

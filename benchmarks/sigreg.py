@@ -157,12 +157,14 @@ def minilm(batches: tuple[int, ...], weights: tuple[float, ...], max_steps: int,
     from scipy.stats import spearmanr
     from sentence_transformers import SentenceTransformer
 
-    from st_magnitude.commands.demo import build_docstring_task, bundled_minilm
-    from st_magnitude.commands.demo.run import encode, ndcg_at_10
+    from st_magnitude.commands.demo.docstrings import build_docstring_task
+    from st_magnitude.commands.demo.model import bundled_minilm
     from st_magnitude.commands.train.run import TrainConfig, train
+    from st_magnitude.evaluation.task import JudgedTask
     from st_magnitude.similarity import COSINE
 
     task = build_docstring_task(seed=seed, progress=False)
+    judged = JudgedTask(task.test.queries, task.test.corpus, task.test.relevant_docs)
     rng = np.random.default_rng(seed)
     pairs = torch.from_numpy(rng.integers(len(task.test.corpus), size=(2, 20_000)))
 
@@ -173,10 +175,10 @@ def minilm(batches: tuple[int, ...], weights: tuple[float, ...], max_steps: int,
 
     def row(name: str, model: SentenceTransformer, began: float) -> list[str]:
         trained_for = time.perf_counter() - began
-        encoded = encode(model, task.test)
+        encoded = judged.encode(model, batch_size=64, before_normalize=True)
         unit = F.normalize(encoded.documents, dim=1)
         cosines = (unit[pairs[0]] * unit[pairs[1]]).sum(dim=1)
-        scores = ndcg_at_10(COSINE(encoded.queries, encoded.documents), encoded.relevant)
+        scores = encoded.ndcg(encoded.top(COSINE))
         before.setdefault("cosines", cosines)
         before.setdefault("scores", scores)
         difference, low, high = geometry.paired_bootstrap(scores, before["scores"])

@@ -46,7 +46,8 @@ from sklearn.metrics import v_measure_score
 from transformers import PrinterCallback, TrainerCallback
 
 import st_magnitude as stm
-from st_magnitude.commands.demo import DocstringTask, build_docstring_task, bundled_minilm
+from st_magnitude.commands.demo.docstrings import DocstringTask, build_docstring_task
+from st_magnitude.commands.demo.model import bundled_minilm
 from st_magnitude.corpus.beir import RetrievalData
 from st_magnitude.losses import MagnitudeRankingLoss
 from st_magnitude.training.trainer import has_fast_bf16

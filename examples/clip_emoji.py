@@ -1,10 +1,10 @@
-"""A small CLIP whose text features have a length that means something, on emoji and their names.
+"""Train a small CLIP whose text features have a norm that carries information, on emoji and their names.
 
     pip install "st-magnitude[clip]" resvg-py        (and npm, for the pictures)
     python examples/clip_emoji.py --steps 100
 
-An open_clip model from scratch learns to find the name of a picture, with image features normalised and text features
-not. What is saved is a plain open_clip checkpoint.
+An open_clip model, trained from scratch, learns to find the name of a picture. Its image features are normalised, and
+its text features are not. The script saves a plain open_clip checkpoint.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import st_magnitude as stm
 from st_magnitude.clip import AsymmetricClipLoss, calibrate, retrieval_report, unnormalize, zero_shot
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
-import emoji  # the pictures
+import emoji  # downloads and draws the pictures
 
 
 def pixels(images: np.ndarray) -> torch.Tensor:
@@ -31,7 +31,7 @@ def pixels(images: np.ndarray) -> torch.Tensor:
 
 @torch.no_grad()
 def encode(model: CLIP, images: np.ndarray, texts: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Raw features: normalize=False is open_clip's default."""
+    """Raw features: normalize=False is the default of open_clip's encoders."""
     tokens = open_clip.tokenize(texts, context_length=model.context_length)
     return model.encode_image(pixels(images)), model.encode_text(tokens)
 
@@ -40,11 +40,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--cache", help="a folder for the pictures; default: $ST_MAGNITUDE_CACHE or ~/.cache")
+    parser.add_argument("--cache", help="folder for the pictures; default: $ST_MAGNITUDE_CACHE or ~/.cache")
     parser.add_argument("--output", default="runs/clip_emoji.pt")
     arguments = parser.parse_args()
 
-    data = emoji.build(arguments.cache)  # two styles of permissive licences
+    data = emoji.build(arguments.cache)  # two styles with permissive licences
     splits = data.split(0)
 
     torch.manual_seed(0)
@@ -80,10 +80,10 @@ def main() -> None:
 
     Path(arguments.output).parent.mkdir(parents=True, exist_ok=True)
     torch.save(stm.clip.renormalize(model).state_dict(), arguments.output)
-    plain = CLIP(128, vision, text)  # open_clip's own, without us
+    plain = CLIP(128, vision, text)  # open_clip's own class, without st_magnitude
     plain.load_state_dict(torch.load(arguments.output, weights_only=True))
     again, _ = encode(plain.eval(), test.images[:4], test.texts[:4])
-    print("reloaded in open_clip, the same features:", torch.allclose(again, images[:4], atol=1e-5))
+    print("open_clip loads the checkpoint with the same features:", torch.allclose(again, images[:4], atol=1e-5))
 
 
 if __name__ == "__main__":

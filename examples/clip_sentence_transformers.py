@@ -1,8 +1,9 @@
-"""Images and captions with sentence-transformers' own CLIP: the losses for text, unchanged.
+"""Train sentence-transformers' own CLIP on images and captions, with the losses for text.
 
-A tiny random CLIP learns to name coloured shapes, offline and in well under a minute. For a real model replace
-`tiny_clip(...)` by `SentenceTransformer("sentence-transformers/clip-ViT-B-32")`.
-Run it:  python examples/clip_sentence_transformers.py [--steps 150]
+    python examples/clip_sentence_transformers.py --steps 150
+
+A tiny CLIP with random weights learns to name coloured shapes, offline and in less than a minute. For a real model,
+replace `tiny_clip(...)` by `SentenceTransformer("sentence-transformers/clip-ViT-B-32")`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ CAPTIONS = [f"a {colour} {shape}" for colour, shape in itertools.product(COLOURS
 
 
 def draw(caption: str, rng: random.Random, size: int = 32) -> Image.Image:
-    """The shape of a caption, somewhere on a light background."""
+    """Draws the shape of a caption at a random place on a light background."""
     _, colour, shape = caption.split()
     image = Image.new("RGB", (size, size), (rng.randint(200, 255),) * 3)
     canvas = ImageDraw.Draw(image)
@@ -51,14 +52,14 @@ def draw(caption: str, rng: random.Random, size: int = 32) -> Image.Image:
 
 
 def pictures(copies: int, seed: int) -> dict[str, list]:
-    """{"anchor": captions, "positive": images}, in groups that have every caption once."""
+    """{"anchor": captions, "positive": images}, in groups that contain every caption once."""
     rng = random.Random(seed)
     captions = [caption for _ in range(copies) for caption in rng.sample(CAPTIONS, len(CAPTIONS))]
     return {"anchor": captions, "positive": [draw(caption, rng) for caption in captions]}
 
 
 def tiny_clip(folder: str | Path, module: type[Transformer] = Transformer) -> SentenceTransformer:
-    """A random CLIP of transformers with a vocabulary of the captions' words, as a SentenceTransformer."""
+    """A CLIP of transformers with random weights and the words of the captions, as a SentenceTransformer."""
     words = ["<s>", "</s>", "<unk>", *dict.fromkeys(" ".join(CAPTIONS).split())]
     core = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
     core.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -78,7 +79,7 @@ def tiny_clip(folder: str | Path, module: type[Transformer] = Transformer) -> Se
 
 
 def accuracy(model: SentenceTransformer, test: dict[str, list]) -> float:
-    """How often the caption with the highest score of an image is its own."""
+    """Share of the images for which their own caption has the highest score."""
     scores = model.similarity(model.encode(test["positive"]), model.encode(CAPTIONS)).numpy()
     return float(
         np.mean([CAPTIONS[i] == caption for i, caption in zip(scores.argmax(axis=1), test["anchor"], strict=True)])
@@ -86,7 +87,7 @@ def accuracy(model: SentenceTransformer, test: dict[str, list]) -> float:
 
 
 def train(model: SentenceTransformer, steps: int, output: str | Path) -> SentenceTransformer:
-    """By s(caption, image) = |image| cos: images are what is searched, so they keep their length."""
+    """Trains with s(caption, image) = |image| cos. Images are searched for, so they keep their norm."""
     stm.prepare(model, "qnorm")
     args = SentenceTransformerTrainingArguments(
         str(output),
@@ -107,15 +108,15 @@ def train(model: SentenceTransformer, steps: int, output: str | Path) -> Sentenc
 def main(arguments: list[str] | None = None) -> float:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=150)
-    parser.add_argument("--output", type=Path, help="where to save the trained model")
+    parser.add_argument("--output", type=Path, help="folder to save the trained model in")
     options = parser.parse_args(arguments)
     test = pictures(copies=5, seed=1)
     with tempfile.TemporaryDirectory() as folder:
         model = tiny_clip(Path(folder) / "clip")
-        print(f"captions found for new images, untrained: {accuracy(model, test):.2f}")
+        print(f"accuracy on new images, untrained: {accuracy(model, test):.2f}")
         train(model, options.steps, Path(folder) / "trainer")
         found = accuracy(model, test)
-        print(f"trained by QNormRankingLoss for {options.steps} steps: {found:.2f} (by chance {1 / len(CAPTIONS):.2f})")
+        print(f"trained with QNormRankingLoss for {options.steps} steps: {found:.2f} (chance {1 / len(CAPTIONS):.2f})")
         if options.output:
             model.save_pretrained(str(options.output))
     return found

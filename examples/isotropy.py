@@ -1,10 +1,10 @@
-"""Embeddings that use more directions: InfoNCE with and without SIGReg.
+"""Train embeddings that use more directions: InfoNCE with and without SIGReg.
 
     pip install "st-magnitude[demo]"
     python examples/isotropy.py --steps 30 --weight 0.05
 
-Trains all-MiniLM twice on the API docs of this Python environment. The picture: the spectrum of the test documents'
-embeddings, the share of the variance that every principal component has, and the cosines of pairs of them.
+The script trains all-MiniLM twice on the API docs of this Python environment. The picture shows the spectrum of the
+test documents' embeddings (the share of the variance in each principal component) and the cosines of pairs of them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from sentence_transformers import (
 
 import st_magnitude as stm
 from st_magnitude import geometry
-from st_magnitude.commands.demo import build_docstring_task, bundled_minilm
+from st_magnitude.commands.demo.docstrings import build_docstring_task
+from st_magnitude.commands.demo.model import bundled_minilm
 from st_magnitude.corpus.beir import load_beir
 
 
@@ -36,9 +37,9 @@ def plot(embeddings: dict[str, np.ndarray], path: Path) -> None:
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3.6), layout="constrained")
     for (name, x), colour in zip(embeddings.items(), ("#6f757d", "#c8500f", "#1f6fb4"), strict=True):
-        shares = np.diff(geometry.explained_variance(x), prepend=0.0)  # (D,), falling
+        shares = np.diff(geometry.explained_variance(x), prepend=0.0)  # (D,), decreasing
         left.plot(np.arange(1, len(shares) + 1), shares, color=colour, label=name)
-        cosines = (x @ x.T)[np.triu_indices(len(x), k=1)]  # rows have length 1
+        cosines = (x @ x.T)[np.triu_indices(len(x), k=1)]  # rows have norm 1
         right.hist(cosines, np.linspace(-0.4, 1, 71), density=True, histtype="step", color=colour, linewidth=1.5)
         right.axvline(cosines.mean(), color=colour, linestyle="--", linewidth=1)
     left.set(xscale="log", yscale="log", xlabel="principal component", ylabel="share of the variance")
@@ -53,8 +54,8 @@ def plot(embeddings: dict[str, np.ndarray], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--weight", type=float, default=0.05, help="of SIGReg")
-    parser.add_argument("--data", type=Path, help="a BEIR folder with qrels of train and test, in place of the docs")
+    parser.add_argument("--weight", type=float, default=0.05, help="weight of SIGReg")
+    parser.add_argument("--data", type=Path, help="BEIR folder with qrels of train and test, instead of the docs")
     parser.add_argument("--output", type=Path, default=Path("runs/isotropy"))
     arguments = parser.parse_args()
     if arguments.data:
@@ -88,7 +89,7 @@ def main() -> None:
         print(
             f"{name:20} nDCG@10 {evaluator(model)['matched_ndcg@10']:.3f}, mean cosine {geometry.mean_cosine(x):.3f}, "
             f"IsoScore {geometry.isoscore(x):.3f}, effective rank {geometry.effective_rank(x):.0f}, "
-            f"{geometry.intrinsic_dimension(x)} components hold 95 % of the variance"
+            f"{geometry.intrinsic_dimension(x)} components explain 95 % of the variance"
         )
     models["InfoNCE and SIGReg"].save_pretrained(str(arguments.output / "model"))
     plot(embeddings, arguments.output / "isotropy.png")

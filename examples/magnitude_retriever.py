@@ -1,10 +1,11 @@
-"""A magnitude-aware retriever from start to finish, on the API docs of this Python environment.
+"""Train a retriever whose norm carries information, from the data to a saved model.
 
     pip install "st-magnitude[demo]"
     python examples/magnitude_retriever.py --steps 30
 
-Builds the data, trains with hard negatives, follows the metrics, chooses the document exponent, saves, and loads again.
-The picture: norms of test documents before and after, those that answer a query against those that never do.
+The data are the API docs of this Python environment. The script trains with explicit negatives, follows the metrics on
+validation data, chooses the document exponent there, saves the model and loads it again. The picture shows the norms of
+the test documents before and after training: those that answer a query, and those that never do.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import numpy as np
 from sentence_transformers import (
     SentenceTransformer,
     SentenceTransformerTrainer,
@@ -19,17 +21,45 @@ from sentence_transformers import (
 )
 
 import st_magnitude as stm
-from st_magnitude.commands.demo import build_docstring_task, bundled_minilm
-from st_magnitude.commands.demo.run import encode, measure, plot_norms
+from st_magnitude import geometry
+from st_magnitude.commands.demo.docstrings import build_docstring_task
+from st_magnitude.commands.demo.model import bundled_minilm
 from st_magnitude.corpus.beir import load_beir
+from st_magnitude.evaluation.task import EncodedTask, JudgedTask
+
+
+def report(name: str, encoded: EncodedTask, similarity: stm.Similarity) -> None:
+    """Prints how well a model ranks, and how well the norms of its documents tell answers from boilerplate."""
+    norms, answers = geometry.norms(encoded.documents), encoded.degrees > 0  # (m,), (m,)
+    larger_half = norms > np.median(norms)
+    print(
+        f"{name}: nDCG@10 {encoded.ndcg(encoded.top(similarity)).mean():.3f}, "
+        f"Cohen's d {geometry.cohens_d(norms[answers], norms[~answers]):+.2f}, "
+        f"AUC of the norm {geometry.auroc(norms[answers], norms[~answers]):.3f}, "
+        f"half of the index, by norm, keeps {larger_half[answers].mean():.0%} of the answers"
+    )
+
+
+def plot(tasks: dict[str, EncodedTask], path: Path) -> None:
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(1, len(tasks), figsize=(8, 3.4), sharey=True, layout="constrained")
+    for axis, (name, encoded) in zip(axes, tasks.items(), strict=True):
+        norms, answers = geometry.norms(encoded.documents), encoded.degrees > 0
+        bins = np.linspace(norms.min(), norms.max(), 41)
+        axis.hist(norms[~answers], bins, alpha=0.65, color="#9a9a9a", label="boilerplate, never relevant")
+        axis.hist(norms[answers], bins, alpha=0.65, color="#1f6fb4", label="answers a query")
+        axis.set(title=name, xlabel="norm of the document embedding")
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].set_ylabel("documents")
+    axes[0].legend(frameon=False, fontsize=8)
+    figure.savefig(path, dpi=150)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument(
-        "--data", type=Path, help="a BEIR folder with qrels of train, dev and test, in place of the docs"
-    )
+    parser.add_argument("--data", type=Path, help="BEIR folder with qrels of train, dev and test, instead of the docs")
     parser.add_argument("--output", type=Path, default=Path("runs/magnitude_retriever"))
     arguments = parser.parse_args()
     if arguments.data:
@@ -38,9 +68,11 @@ def main() -> None:
         task = build_docstring_task(train_queries=1000, dev_queries=100, test_queries=200, cache="runs/docstrings")
         train, dev, test = task.train, task.dev, task.test
 
-    model = stm.prepare(SentenceTransformer(bundled_minilm()), "qnorm")
+    model = stm.prepare(SentenceTransformer(bundled_minilm()), "qnorm")  # removes Normalize, so that norms survive
     model.max_seq_length = 64
-    before = measure(encode(model, test), stm.COSINE, exponent=1.0)
+    test_task = JudgedTask(test.queries, test.corpus, test.relevant_docs)
+    pretrained = test_task.encode(model)
+
     trainer = SentenceTransformerTrainer(
         model=model,
         args=SentenceTransformerTrainingArguments(
@@ -63,14 +95,11 @@ def main() -> None:
 
     curve = stm.calibrate_exponent(model, dev.queries, dev.corpus, dev.relevant_docs)
     print(curve)
-    encoded = encode(model, test)
-    after = measure(encoded, stm.QNORM, exponent=curve.best)
+    trained = test_task.encode(model)
+    report("pretrained", pretrained, stm.COSINE)
+    report("trained", trained, curve.best_similarity)
     picture = arguments.output / "magnitude_retriever.png"
-    plot_norms({"pretrained": before, f"QNorm, {arguments.steps} steps": after}, encoded.answers, picture)
-    for name, measured in (("pretrained", before), ("trained", after)):
-        kept = f"half of the index, by norm, keeps {measured.relevant_kept:.0%} of the answers"
-        score = f"nDCG@10 {measured.chosen.mean():.3f}"
-        print(f"{name}: {score}, Cohen's d {measured.cohens_d:+.2f}, AUC of the norm {measured.auc:.3f}, {kept}")
+    plot({"pretrained": pretrained, f"QNorm, {arguments.steps} steps": trained}, picture)
 
     stm.prepare(model, curve.best_similarity)
     stm.export(model, arguments.output / "model")

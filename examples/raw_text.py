@@ -21,7 +21,7 @@ import torch
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 
 import st_magnitude as stm
-from st_magnitude.commands.demo import bundled_minilm
+from st_magnitude.commands.demo.model import bundled_minilm
 
 HELD_OUT = ("strings", "import")
 

@@ -1,11 +1,11 @@
-"""A model whose lengths mean something in a vector database: the right metric, and what the wrong ones cost.
+"""Serve a model whose norm carries information: the right metric of a vector database, and the cost of a wrong one.
 
     pip install "st-magnitude[demo]" faiss-cpu
     python examples/magnitude_retriever.py
     python examples/serve.py --model runs/magnitude_retriever/model
 
-Puts the test documents into five FAISS indexes. The picture: how much of the model's own top 10 each of them returns,
-and the nDCG@10 of what it returns.
+The script puts the test documents into five FAISS indexes. The picture shows how much of the model's own top 10 each of
+them returns, and the nDCG@10 of the documents that it returns.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from pathlib import Path
 
 import faiss
 import numpy as np
+import torch
 
 import st_magnitude as stm
-from st_magnitude.commands.demo import build_docstring_task
+from st_magnitude.commands.demo.docstrings import build_docstring_task
 from st_magnitude.corpus.beir import load_beir
-from st_magnitude.evaluation.metrics import ndcg
-from st_magnitude.serving import augment, augment_queries, index_vectors, query_vectors
+from st_magnitude.evaluation.task import EncodedTask, JudgedTask
+from st_magnitude.serving import augment, augment_queries
 
 
 def plot(found: dict[str, tuple[float, float]], path: Path) -> None:
@@ -41,26 +42,29 @@ def plot(found: dict[str, tuple[float, float]], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=Path("runs/magnitude_retriever/model"))
-    parser.add_argument("--data", type=Path, help="a BEIR folder with qrels of test, in place of the docs")
+    parser.add_argument("--data", type=Path, help="BEIR folder with qrels of test, instead of the docs")
     parser.add_argument("--output", type=Path, default=Path("runs/serve"))
     arguments = parser.parse_args()
     if not arguments.model.is_dir():
         raise SystemExit(
-            f"There is no model in {arguments.model}: run examples/magnitude_retriever.py or pass --model."
+            f"{arguments.model} is not a folder. Run examples/magnitude_retriever.py first, or pass --model."
         )
     arguments.output.mkdir(parents=True, exist_ok=True)
     if arguments.data:
         test = load_beir(arguments.data, "test")
     else:
-        task = build_docstring_task(train_queries=1000, dev_queries=100, test_queries=200, cache="runs/docstrings")
-        test = task.test
+        data = build_docstring_task(train_queries=1000, dev_queries=100, test_queries=200, cache="runs/docstrings")
+        test = data.test
 
     model = stm.load(arguments.model)
-    raw_queries = model.encode_query(list(test.queries.values()))
-    raw_documents = model.encode_document(list(test.corpus.values()))
-    # What a loaded model returns is divided by its exponent already, and ranks by dot. Embeddings that are raw would
-    # take the similarity that was calibrated: index_vectors(x, curve.best_similarity).
-    queries, documents = query_vectors(raw_queries, "dot"), index_vectors(raw_documents, "dot")  # float32, contiguous
+    task = JudgedTask(test.queries, test.corpus, test.relevant_docs)
+    # A loaded model divides by its document exponent itself, so its embeddings are what the index stores.
+    queries = model.encode_query([test.queries[query] for query in task.query_ids])  # (n, D) float32
+    documents = model.encode_document([test.corpus[document] for document in task.document_ids])  # (m, D)
+    encoded = EncodedTask(torch.from_numpy(queries), torch.from_numpy(documents), task.columns)
+    unit_queries = stm.COSINE.query(encoded.queries).numpy()
+    unit_documents = stm.COSINE.document(encoded.documents).numpy()
+
     dim = documents.shape[1]
     graph = faiss.IndexHNSWFlat(dim, 32, faiss.METRIC_INNER_PRODUCT)
     graph.hnsw.efSearch = 80
@@ -68,23 +72,17 @@ def main() -> None:
         "inner product": (faiss.IndexFlatIP(dim), documents, queries),
         "inner product, HNSW": (graph, documents, queries),
         "L2, augmented": (faiss.IndexFlatL2(dim + 1), augment(documents), augment_queries(queries)),
-        "cosine (wrong)": (
-            faiss.IndexFlatIP(dim),
-            index_vectors(documents, "cosine"),
-            query_vectors(queries, "cosine"),
-        ),
+        "cosine (wrong)": (faiss.IndexFlatIP(dim), unit_documents, unit_queries),
         "L2 (wrong)": (faiss.IndexFlatL2(dim), documents, queries),
     }
 
-    own = model.similarity(raw_queries, raw_documents).topk(10).indices.numpy()  # (n, 10)
-    relevant = [{i for i, d in enumerate(test.corpus) if d in test.relevant_docs[q]} for q in test.queries]
+    own = encoded.top(stm.DOT, 10).numpy()  # (n, 10)
     found = {}
     for name, (index, stored, sent) in indexes.items():
         index.add(stored)
-        _, ids = index.search(sent, 10)  # (n, 10)
-        overlap = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(ids, own, strict=True)])
-        hits = [[i in answers for i in row] for row, answers in zip(ids, relevant, strict=True)]
-        found[name] = float(overlap), float(ndcg(hits, [len(answers) for answers in relevant]).mean())
+        _, columns = index.search(sent, 10)  # (n, 10)
+        overlap = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(columns, own, strict=True)])
+        found[name] = float(overlap), float(encoded.ndcg(torch.from_numpy(columns)).mean())
         print(f"{name:20} {found[name][0]:.3f} of the model's top 10, nDCG@10 {found[name][1]:.3f}")
     plot(found, arguments.output / "serve.png")
     faiss.write_index(graph, str(arguments.output / "documents.faiss"))

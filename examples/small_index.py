@@ -1,10 +1,11 @@
-"""Small indexes: several temperatures and prefixes in one loss, and what each way of storing a document keeps.
+"""Train for a small index: several temperatures and prefixes in one loss, and what each way of storing vectors keeps.
 
     pip install "st-magnitude[demo]"
     python examples/small_index.py --steps 20
 
-Trains all-MiniLM twice on the API docs of this Python environment, at a single low temperature and with TempAggMRLLoss,
-and measures prefixes x float32, int8 and bits. The picture: nDCG@10 against the bytes that each document takes.
+The script trains all-MiniLM twice on the API docs of this Python environment, once at a single low temperature and
+once with TempAggMRLLoss. It measures prefixes in float32, int8 and bits. The picture shows nDCG@10 against the bytes
+that each document takes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from sentence_transformers import (
 )
 
 import st_magnitude as stm
-from st_magnitude.commands.demo import build_docstring_task, bundled_minilm
+from st_magnitude.commands.demo.docstrings import build_docstring_task
+from st_magnitude.commands.demo.model import bundled_minilm
 from st_magnitude.corpus.beir import load_beir
 from st_magnitude.evaluation.compression import CompressionCell, table
 
@@ -33,7 +35,7 @@ def fresh() -> SentenceTransformer:
 
 
 def plot(cells: dict[str, list[CompressionCell]], path: Path) -> None:
-    """Two lines a model: its prefixes in float32, and their bits, rescored."""
+    """Two lines for each model: its prefixes in float32, and their bits, rescored."""
     from matplotlib import pyplot as plt
 
     figure, axis = plt.subplots(figsize=(8, 4), layout="constrained")
@@ -57,8 +59,8 @@ def plot(cells: dict[str, list[CompressionCell]], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--temperature", type=float, default=0.03, help="the single one")
-    parser.add_argument("--data", type=Path, help="a BEIR folder with qrels of train and test, in place of the docs")
+    parser.add_argument("--temperature", type=float, default=0.03, help="temperature of the first model")
+    parser.add_argument("--data", type=Path, help="BEIR folder with qrels of train and test, instead of the docs")
     parser.add_argument("--output", type=Path, default=Path("runs/small_index"))
     arguments = parser.parse_args()
     if arguments.data:

@@ -1,11 +1,11 @@
-"""What cosine training does to norms that nobody sees, and two ways to interfere: cut_init and attach_grad_scale.
+"""Watch how cosine training changes norms, and two ways to intervene: cut_init and attach_grad_scale.
 
     pip install "st-magnitude[demo]"
     python examples/watch_norms.py --steps 60
 
-Trains the word vectors of all-MiniLM, a text being their mean, three times by SGD on the API docs of this Python
-environment, which takes seconds. One NormMonitor listens to all runs, and the picture is its own: norms, lr / norm²,
-and the geometry of each batch.
+The script trains the word vectors of all-MiniLM three times with SGD on the API docs of this Python environment, which
+takes seconds. The embedding of a text is the mean of its word vectors. One NormMonitor records all runs and draws the
+picture: norms, lr / norm², and the geometry of each batch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from sentence_transformers import (
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
 import st_magnitude as stm
-from st_magnitude.commands.demo import build_docstring_task, bundled_minilm
+from st_magnitude.commands.demo.docstrings import build_docstring_task
+from st_magnitude.commands.demo.model import bundled_minilm
 from st_magnitude.corpus.beir import load_beir
 
 
@@ -29,7 +30,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--learning-rate", type=float, default=10.0)
-    parser.add_argument("--data", type=Path, help="a BEIR folder with qrels of train, in place of the docs")
+    parser.add_argument("--data", type=Path, help="BEIR folder with qrels of train, instead of the docs")
     parser.add_argument("--output", type=Path, default=Path("runs/watch_norms"))
     arguments = parser.parse_args()
     if arguments.data:
@@ -41,14 +42,14 @@ def main() -> None:
     minilm = SentenceTransformer(bundled_minilm())
     words = minilm[0].model.get_input_embeddings().weight.detach().cpu().numpy()  # (vocabulary, D)
     monitor = stm.NormMonitor(every=2)
-    for run in ("as it is", "cut_init", "grad_scale"):
+    for run in ("unchanged", "cut_init", "grad_scale"):
         table = StaticEmbedding(minilm.tokenizer, embedding_weights=words.copy())
         model = SentenceTransformer(modules=[table])
         if run == "cut_init":
             print(stm.cut_init(model, c=3.0, where="all"))
         elif run == "grad_scale":
             stm.attach_grad_scale(model, power=1.0)
-        monitor.roles = (f"{run}: queries", run)  # names of the columns, so of the lines in the picture
+        monitor.roles = (f"{run}: queries", run)  # names of the columns, and of the lines in the picture
         trainer = SentenceTransformerTrainer(
             model=model,
             args=SentenceTransformerTrainingArguments(
@@ -57,7 +58,7 @@ def main() -> None:
                 per_device_train_batch_size=64,
                 learning_rate=arguments.learning_rate,
                 lr_scheduler_type="constant",
-                optim="sgd",  # the theory is about its steps; those of Adam do not follow the size of the gradient
+                optim="sgd",  # the theory describes its steps; Adam's do not follow the size of the gradient
                 logging_steps=min(10, arguments.steps),
                 save_strategy="no",
                 report_to=[],
@@ -79,7 +80,7 @@ def main() -> None:
     # Queries look alike; documents alone are easier to read.
     hidden = ("queries", "dot_cosine_gap")
     monitor.rows = [{key: row[key] for key in row if not any(part in key for part in hidden)} for row in monitor.rows]
-    monitor.plot(arguments.output / "watch_norms.png", title="documents, word vectors trained by cosine and SGD")
+    monitor.plot(arguments.output / "watch_norms.png", title="documents, word vectors trained with cosine and SGD")
     print(f"saved {arguments.output / 'watch_norms.png'}")
 
 

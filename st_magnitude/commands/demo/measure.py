@@ -1,0 +1,159 @@
+"""The figures of the demo: what one model does on one task, and how much of it the surface of a text explains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from st_magnitude import geometry
+from st_magnitude.commands.demo.docstrings import DocstringTask
+from st_magnitude.evaluation.task import EncodedTask
+from st_magnitude.similarity import COSINE, DOT, Similarity
+
+__all__ = ["Controls", "Measurement", "measure", "measure_controls", "surface_features"]
+
+Array = NDArray[np.float64]
+
+
+@dataclass
+class Measurement:
+    """The figures of one model on one task. nDCG@10 is per query, (n,).
+
+    Attributes:
+        matched: nDCG@10, scored with the similarity of training.
+        cosine: nDCG@10, scored by cosine.
+        dot: nDCG@10, scored by dot.
+        exponent: Document exponent, which was chosen on other data.
+        chosen: nDCG@10 at that exponent.
+        boilerplate_in_top_10: Share of boilerplate in the top 10 at that exponent.
+        cohens_d: Cohen's d of the norms of answers against those of boilerplate.
+        cohens_d_without_length: The same with the logarithm of the text length regressed out.
+        auc: AUC of the norm as a detector of answers.
+        relevant_kept: Share of the answers in the half of the index with the larger norms.
+        pruned: nDCG@10 at the exponent in that half. Answers in the other half count as missed.
+        clean: nDCG@10 at the exponent in an index without boilerplate.
+        norms: Norms of the documents, (m,).
+    """
+
+    matched: Array
+    cosine: Array
+    dot: Array
+    exponent: float
+    chosen: Array
+    boilerplate_in_top_10: float
+    cohens_d: float
+    cohens_d_without_length: float
+    auc: float
+    relevant_kept: float
+    pruned: Array
+    clean: Array
+    norms: Array
+
+
+def measure(encoded: EncodedTask, corpus: Mapping[str, str], matched: Similarity, exponent: float) -> Measurement:
+    """Measures raw embeddings.
+
+    Args:
+        encoded: Embeddings and judgments.
+        corpus: Document id -> text, for the control by text length.
+        matched: Similarity of training.
+        exponent: Document exponent that was chosen on other data.
+    """
+    answers = encoded.degrees > 0  # (m,)
+    norms = geometry.norms(encoded.documents)
+    larger_half = np.zeros(len(norms), dtype=bool)
+    larger_half[np.argsort(-norms, kind="stable")[: (len(norms) + 1) // 2]] = True
+    words = [len(corpus[document].split()) for document in encoded.document_ids or corpus]
+    calibrated = Similarity(1.0, exponent)
+    top = encoded.top(calibrated)
+    return Measurement(
+        matched=encoded.ndcg(encoded.top(matched)),
+        cosine=encoded.ndcg(encoded.top(COSINE)),
+        dot=encoded.ndcg(encoded.top(DOT)),
+        exponent=exponent,
+        chosen=encoded.ndcg(top),
+        boilerplate_in_top_10=float((~answers)[top.numpy()].mean()),
+        cohens_d=geometry.cohens_d(norms[answers], norms[~answers]),
+        cohens_d_without_length=geometry.adjusted_cohens_d(norms, np.log(words), answers),
+        auc=geometry.auroc(norms[answers], norms[~answers]),
+        relevant_kept=float(larger_half[answers].mean()),
+        pruned=encoded.ndcg(encoded.top(calibrated, among=larger_half)),
+        clean=encoded.ndcg(encoded.top(calibrated, among=answers)),
+        norms=norms,
+    )
+
+
+@dataclass
+class Controls:
+    """A classifier that sees only the surface of a chunk: its length, punctuation and capitals.
+
+    Attributes:
+        auc: AUC of the classifier as a detector of answers, on the test corpus.
+        correlation_with_norm: Spearman correlation of its logit with the norm of the QNorm model.
+        prior: nDCG@10 of the pretrained cosine + weight * log P(answer | surface), (n,).
+        prior_weight: That weight, which was chosen on dev.
+    """
+
+    auc: float
+    correlation_with_norm: float
+    prior: Array
+    prior_weight: float
+
+
+def measure_controls(task: DocstringTask, pretrained: Mapping[str, EncodedTask], qnorm_norms: Array) -> Controls:
+    """Trains the classifier on the chunks of the training packages and chooses its weight beside cosine on dev.
+
+    Args:
+        task: The texts of all splits.
+        pretrained: Embeddings of the pretrained model for ``"dev"`` and ``"test"``.
+        qnorm_norms: Norms of the test documents under the QNorm model, (m,).
+    """
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    answers = set().union(*task.train.relevant_docs.values())
+    classifier = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
+    classifier.fit(surface_features(list(task.train.corpus.values())), [d in answers for d in task.train.corpus])
+    features = {
+        split: surface_features([corpus[document] for document in sorted(corpus)])
+        for split, corpus in (("dev", task.dev.corpus), ("test", task.test.corpus))
+    }
+
+    def score(split: str, weight: float) -> Array:
+        encoded = pretrained[split]
+        log_prior = torch.from_numpy(classifier.predict_log_proba(features[split])[:, 1:])  # (m, 1)
+        # cosine + weight * prior is the inner product of vectors with one more dimension
+        queries = torch.nn.functional.pad(COSINE.query(encoded.queries), (0, 1), value=1.0)
+        documents = torch.cat([COSINE.document(encoded.documents), weight * log_prior.to(encoded.documents)], dim=1)
+        augmented = EncodedTask(queries, documents, encoded.columns)
+        return augmented.ndcg(augmented.top(DOT))
+
+    weight = max((0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6), key=lambda weight: score("dev", weight).mean())
+    logits = classifier.decision_function(features["test"])
+    is_answer = pretrained["test"].degrees > 0
+    return Controls(
+        auc=geometry.auroc(logits[is_answer], logits[~is_answer]),
+        correlation_with_norm=geometry.spearman(logits, qnorm_norms),
+        prior=score("test", weight),
+        prior_weight=weight,
+    )
+
+
+def surface_features(texts: Sequence[str]) -> Array:
+    """Length, punctuation, digits and capitals of texts: n texts -> (n, 18)."""
+    rows = []
+    for text in texts:
+        words, characters = text.split(), max(len(text), 1)
+        marks = [text.count(mark) / characters for mark in ".,:;()[]`'\"=_/-"]
+        shares = [
+            sum(c.isdigit() for c in text) / characters,
+            sum(c.isupper() for c in text) / characters,
+            sum(len(w) for w in words) / max(len(words), 1),
+        ]
+        rows.append([np.log1p(len(words)), *shares, *marks, float(text[:1].isupper()), float(text.endswith("."))])
+    return np.array(rows)
