@@ -68,7 +68,7 @@ from transformers import TrainerCallback
 import st_magnitude as stm
 from st_magnitude.commands.train.run import LOSSES
 from st_magnitude.corpus.beir import DataError, RetrievalData
-from st_magnitude.evaluation.metrics import ndcg, rank
+from st_magnitude.evaluation.task import EncodedTask, JudgedTask
 from st_magnitude.geometry import adjusted_cohens_d, coefficient_of_variation, cohens_d, norms, spearman
 from st_magnitude.losses import LearnableNormLoss
 from st_magnitude.revela.models import add_lora, lora_config
@@ -145,57 +145,39 @@ def embed(model: SentenceTransformer, texts: Iterable[str], role: str) -> dict[s
     return dict(zip(unique, encode_raw(model, unique, role, 64, False, keep_normalize=True), strict=True))
 
 
-@dataclass(frozen=True)
-class Embedded:
-    """A task in vectors."""
+def ranked(encoded: EncodedTask, exponent: float) -> dict[str, NDArray[np.float64]]:
+    """nDCG@10, Recall@100 and MRR@10 of every query."""
+    top = encoded.top(stm.Similarity(1.0, exponent), 100)
+    hits = encoded.hits(top)
+    return {
+        "ndcg@10": encoded.ndcg(top),
+        "recall@100": hits.sum(axis=1) / [len(columns) for columns in encoded.columns],
+        "mrr@10": hits[:, :10].any(axis=1) / (hits[:, :10].argmax(axis=1) + 1),
+    }
 
-    queries: Tensor  # (n, D)
-    documents: Tensor  # (m, D)
-    judged: Tensor  # (n, m): whether the document is relevant to the query
-    words: NDArray[np.float64]  # (m,): length of the documents in words
 
-    @classmethod
-    def of(cls, task: RetrievalData, queries: dict[str, Tensor], documents: dict[str, Tensor]) -> Embedded:
-        ids = sorted(task.corpus)
-        judged = torch.tensor([[d in task.relevant_docs[q] for d in ids] for q in task.queries])
-        return cls(
-            torch.stack([queries[text] for text in task.queries.values()]),
-            torch.stack([documents[task.corpus[d]] for d in ids]),
-            judged,
-            np.array([len(task.corpus[d].split()) for d in ids], dtype=np.float64),
-        )
+def separations(encoded: EncodedTask, words: NDArray[np.float64]) -> dict[str, float | None]:
+    """Cohen's d of document norms by pairing, and with the logarithm of the text length regressed out.
 
-    def ranked(self, exponent: float) -> dict[str, NDArray[np.float64]]:
-        """nDCG@10, Recall@100 and MRR@10 of every query."""
-        hits = self.judged.gather(1, rank(stm.Similarity(1.0, exponent)(self.queries, self.documents), 100)).numpy()
-        number, first = self.judged.sum(dim=1).numpy(), hits[:, :10].argmax(axis=1)
-        return {
-            "ndcg@10": ndcg(hits[:, :10], number),
-            "recall@100": hits.sum(axis=1) / number,
-            "mrr@10": hits[:, :10].any(axis=1) / (first + 1),
-        }
-
-    def separations(self) -> dict[str, float | None]:
-        """Cohen's d of document norms by pairing, and with the logarithm of the text length regressed out.
-
-        "corpus": relevant to some query against relevant to none; "hard": the relevant documents of each query against
-        its ten nearest others by cosine; "pairs": over all pairs, where documents answer different numbers of queries.
-        """
-        lengths, degrees = norms(self.documents), self.judged.sum(dim=0).numpy()
-        others = stm.COSINE(self.queries, self.documents).masked_fill(self.judged, -2.0)
-        near = rank(others, 10).flatten().bincount(minlength=len(lengths)).numpy()
-        counts = {"corpus": (degrees > 0, degrees == 0), "hard": (degrees, near)}
-        if np.ptp(degrees):
-            counts["pairs"] = (degrees, len(self.queries) - degrees)
-        found: dict[str, float | None] = dict.fromkeys(("corpus", "hard", "pairs"))
-        for pairing, (relevant, irrelevant) in counts.items():
-            if min(relevant.sum(), irrelevant.sum()) < 2:
-                continue
-            a, b = (np.repeat(np.arange(len(lengths)), number) for number in (relevant, irrelevant))
-            rows, is_relevant = np.append(a, b), np.arange(len(a) + len(b)) < len(a)
-            found[pairing] = cohens_d(lengths[a], lengths[b])
-            found[f"{pairing}, length out"] = adjusted_cohens_d(lengths[rows], np.log(self.words[rows]), is_relevant)
-        return found
+    "corpus": relevant to some query against never relevant; "hard": the relevant documents of each query against its
+    ten nearest other documents by cosine; "pairs": over all pairs, if documents answer different numbers of queries.
+    """
+    magnitudes, degrees = norms(encoded.documents), encoded.degrees
+    top = encoded.top(stm.COSINE, 10 + max(len(columns) for columns in encoded.columns)).numpy()
+    others = np.argsort(encoded.hits(torch.from_numpy(top)), axis=1, kind="stable")[:, :10]
+    near = np.bincount(np.take_along_axis(top, others, axis=1).ravel(), minlength=len(magnitudes))
+    counts = {"corpus": (degrees > 0, degrees == 0), "hard": (degrees, near)}
+    if np.ptp(degrees):
+        counts["pairs"] = (degrees, len(encoded.queries) - degrees)
+    found: dict[str, float | None] = dict.fromkeys(("corpus", "hard", "pairs"))
+    for pairing, (relevant, irrelevant) in counts.items():
+        if min(relevant.sum(), irrelevant.sum()) < 2:
+            continue
+        a, b = (np.repeat(np.arange(len(magnitudes)), number) for number in (relevant, irrelevant))
+        rows, is_relevant = np.append(a, b), np.arange(len(a) + len(b)) < len(a)
+        found[pairing] = cohens_d(magnitudes[a], magnitudes[b])
+        found[f"{pairing}, length out"] = adjusted_cohens_d(magnitudes[rows], np.log(words[rows]), is_relevant)
+    return found
 
 
 def read(model: SentenceTransformer, tasks: dict[str, RetrievalData], exponents: Sequence[float]) -> dict[str, Cell]:
@@ -204,17 +186,23 @@ def read(model: SentenceTransformer, tasks: dict[str, RetrievalData], exponents:
     d = embed(model, (text for task in tasks.values() for text in task.corpus.values()), "document")
     found = {}
     for name, task in tasks.items():
-        x = Embedded.of(task, q, d)
-        by_exponent = [x.ranked(exponent) for exponent in exponents]
-        lengths = {"query": norms(x.queries), "document": norms(x.documents)}
+        judged = JudgedTask(task.queries, task.corpus, task.relevant_docs)
+        encoded = EncodedTask(
+            torch.stack([q[task.queries[query]] for query in judged.query_ids]),
+            torch.stack([d[task.corpus[document]] for document in judged.document_ids]),
+            judged.columns,
+        )
+        words = np.array([len(task.corpus[document].split()) for document in judged.document_ids], dtype=np.float64)
+        by_exponent = [ranked(encoded, exponent) for exponent in exponents]
+        magnitudes = {"query": norms(encoded.queries), "document": norms(encoded.documents)}
         found[name] = {
             "exponents": list(exponents),
             "per query": [[round(float(v), 5) for v in metrics["ndcg@10"]] for metrics in by_exponent],
             **{metric: [float(m[metric].mean()) for m in by_exponent] for metric in by_exponent[0]},
-            "d": x.separations(),
-            **{f"{role} cv": coefficient_of_variation(values) for role, values in lengths.items()},
-            **{f"{role} norm": float(values.mean()) for role, values in lengths.items()},
-            "length spearman": spearman(lengths["document"], x.words),
+            "d": separations(encoded, words),
+            **{f"{role} cv": coefficient_of_variation(values) for role, values in magnitudes.items()},
+            **{f"{role} norm": float(values.mean()) for role, values in magnitudes.items()},
+            "length spearman": spearman(magnitudes["document"], words),
         }
     return found
 

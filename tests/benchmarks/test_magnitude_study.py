@@ -22,6 +22,7 @@ from sentence_transformers.sentence_transformer.modules import BoW
 
 import st_magnitude as stm
 from st_magnitude.corpus.beir import RetrievalData
+from st_magnitude.evaluation.task import EncodedTask
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
@@ -182,15 +183,14 @@ def test_read_ranks_at_every_exponent(bow: SentenceTransformer) -> None:
     assert found["document cv"] == pytest.approx(metrics["document_norm_cv"])
 
 
-def embedded(norms: list[float], judged: list[list[int]]) -> Any:
+def encoded(norms: list[float], judged: list[list[int]]) -> EncodedTask:
     documents = torch.tensor(norms)[:, None] * torch.tensor([[1.0, 0.0]])
-    relevant = torch.tensor(judged, dtype=torch.bool)
-    return magnitude.Embedded(torch.ones(len(judged), 2), documents, relevant, np.arange(1.0, len(norms) + 1))
+    return EncodedTask(torch.ones(len(judged), 2), documents, [np.flatnonzero(row).tolist() for row in judged])
 
 
 def test_separations_by_pairing() -> None:
-    x = embedded([4.0, 5.0, 1.0, 2.0, 3.0], [[1, 1, 0, 0, 0], [1, 0, 0, 0, 0]])
-    d = x.separations()
+    task = encoded([4.0, 5.0, 1.0, 2.0, 3.0], [[1, 1, 0, 0, 0], [1, 0, 0, 0, 0]])
+    d = magnitude.separations(task, np.arange(1.0, 6.0))
     assert d["corpus"] == pytest.approx(stm.geometry.cohens_d([4, 5], [1, 2, 3]))
     assert d["pairs"] == pytest.approx(stm.geometry.cohens_d([4, 5, 4], [1, 2, 3, 5, 1, 2, 3]))
     assert d["corpus, length out"] == pytest.approx(
@@ -199,16 +199,16 @@ def test_separations_by_pairing() -> None:
 
 
 def test_separations_that_are_not_defined() -> None:
-    d = embedded([4.0, 5.0, 3.0], [[1, 0, 0], [0, 1, 0], [0, 0, 1]]).separations()
+    d = magnitude.separations(encoded([4.0, 5.0, 3.0], [[1, 0, 0], [0, 1, 0], [0, 0, 1]]), np.arange(1.0, 4.0))
     assert d["corpus"] is None  # all are relevant
     assert d["pairs"] is None  # every one to one query
     assert d["hard"] is not None
 
 
 def test_mrr_of_a_query_without_hits() -> None:
-    x = embedded([1.0] * 12, [[0] * 11 + [1]])
-    assert x.ranked(0.0)["mrr@10"].tolist() == [0.0]
-    assert x.ranked(0.0)["recall@100"].tolist() == [1.0]
+    found = magnitude.ranked(encoded([1.0] * 12, [[0] * 11 + [1]]), 0.0)
+    assert found["mrr@10"].tolist() == [0.0]
+    assert found["recall@100"].tolist() == [1.0]
 
 
 # --- what is stored ---------------------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ _DIRECTIVE_KINDS = dict.fromkeys(
     ("code", "code-block", "sourcecode", "ipython", "plot", "doctest", "testcode", "parsed-literal"), "code"
 )
 _FENCE = re.compile(r"^( *)(```|~~~).*\n([\s\S]*?)(?:^ *\2.*|\Z)", re.M)
-_OPTIONS: dict[str, Any] = {
+_OPTIONS: Any = {
     "google": {"warnings": False, "returns_multiple_items": False, "returns_named_value": False},
     "numpy": {"warnings": False},
     "sphinx": {"warnings": False},
@@ -95,12 +95,13 @@ def _blocks(docstring: str) -> Iterator[tuple[Any, str]]:
     text = inspect.cleandoc(docstring)
     # griffe wants one blank line above the title of a Google section and none below it.
     text = re.sub(rf"\n+((?:{_KNOWN_TITLES}):)\n+(?= )", r"\n\n\1\n", text)
-    default = "sphinx" if re.search(r"^:(?:param|return|rtype|raise)", text, re.M) else "numpy"
+    has_fields = re.search(r"^:(?:param|return|rtype|raise)", text, re.M)
+    default = griffe.Parser.sphinx if has_fields else griffe.Parser.numpy
     sections = griffe.parse_auto(
         griffe.Docstring(text),
-        style_order=["numpy", "sphinx", "google"],  # a numpydoc docstring may contain a line such as "Warning:"
-        default=default,  # type: ignore[arg-type]
-        per_style_options=_OPTIONS,  # type: ignore[arg-type]
+        style_order=[griffe.Parser.numpy, griffe.Parser.sphinx, griffe.Parser.google],  # numpydoc may say "Warning:"
+        default=default,
+        per_style_options=_OPTIONS,
     )
     for number, section in enumerate(sections, start=1):
         value: Any = section.value
