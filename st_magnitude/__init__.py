@@ -41,16 +41,10 @@ if TYPE_CHECKING:
     )
     from st_magnitude.losses.regularizers import SIGReg, covariance_penalty, norm_variance_penalty
     from st_magnitude.similarity import COSINE, DNORM, DOT, QNORM, Similarity
+    from st_magnitude.surgery.cut_init import cut_init
+    from st_magnitude.surgery.export import export, load
     from st_magnitude.surgery.grad_scale import attach_grad_scale, grad_scale
-    from st_magnitude.surgery.normalize import (
-        add_normalize,
-        cut_init,
-        export,
-        load,
-        prepare,
-        rescale_output,
-        strip_normalize,
-    )
+    from st_magnitude.surgery.normalize import add_normalize, prepare, rescale_output, strip_normalize
     from st_magnitude.training.monitor import NormMonitor
 
 __version__ = "0.1.0"
@@ -119,9 +113,9 @@ _HOMES = {
     "losses.regularizers": ["SIGReg", "covariance_penalty", "norm_variance_penalty"],
     "similarity": ["COSINE", "DNORM", "DOT", "QNORM", "Similarity"],
     "surgery.grad_scale": ["attach_grad_scale", "grad_scale"],
-    "surgery.normalize": [
-        *("add_normalize", "cut_init", "export", "load", "prepare", "rescale_output", "strip_normalize"),
-    ],
+    "surgery.cut_init": ["cut_init"],
+    "surgery.export": ["export", "load"],
+    "surgery.normalize": ["add_normalize", "prepare", "rescale_output", "strip_normalize"],
     "training.monitor": ["NormMonitor"],
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}

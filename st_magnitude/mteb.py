@@ -22,7 +22,7 @@ from sentence_transformers import SentenceTransformer
 from st_magnitude._json import parse
 from st_magnitude._upstream import register_mteb_model, register_mteb_task
 from st_magnitude.corpus.beir import DataError, RetrievalData, available_splits, load_beir
-from st_magnitude.surgery.normalize import load
+from st_magnitude.surgery.export import load
 
 if TYPE_CHECKING:
     from mteb.abstasks import AbsTask, AbsTaskRetrieval

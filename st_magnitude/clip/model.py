@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from st_magnitude.clip import require_open_clip
-from st_magnitude.surgery.normalize import clip_projection, random_pair
+from st_magnitude.clip.towers import last_projection, random_pair
 from st_magnitude.surgery.raw import unwrapped
 
 require_open_clip()
@@ -245,7 +245,7 @@ def _scale_tower(
     norm = _mean_norm(encode, batches)
     if not 0 < norm < float("inf"):
         raise ValueError(f"The {tower} embeddings of this probe have a mean norm of {norm}: check model and probe.")
-    projection = clip_projection(model, tower)
+    projection = last_projection(model, tower)
     if not projection:
         logger.warning(
             "calibrate: the %s tower of %s ends in no linear projection; the mean norm of its embeddings stays %.4g.",

@@ -50,7 +50,8 @@ def calibrate(
     from st_magnitude.corpus.beir import load_beir
     from st_magnitude.evaluation.calibration import calibrate_exponent
     from st_magnitude.geometry import paired_bootstrap
-    from st_magnitude.surgery.normalize import export, prepare
+    from st_magnitude.surgery.export import export
+    from st_magnitude.surgery.normalize import prepare
 
     if output is not None and output.exists() and (output.is_file() or any(output.iterdir())):
         raise FileExistsError(f"{output} is not an empty folder. Choose another --output.")

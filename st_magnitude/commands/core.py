@@ -223,7 +223,7 @@ def check_folder(output: Path | None) -> None:
 
 def load_model(path: str, max_length: int | None) -> SentenceTransformer:
     """Loads a model, which may end in ExponentNorm, and limits the number of tokens that it reads."""
-    from st_magnitude.surgery.normalize import load
+    from st_magnitude.surgery.export import load
 
     model = load(path)
     if max_length is not None:

@@ -18,11 +18,11 @@ import os
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from tqdm import tqdm
 
+from st_magnitude._files import whole_file
 from st_magnitude._json import parse
 from st_magnitude.corpus.beir import DataError
 from st_magnitude.corpus.texts import documents_of, read_through, shards_of
@@ -126,7 +127,7 @@ def encode_corpus(
     if show_progress_bar is None:
         show_progress_bar = logger.getEffectiveLevel() <= logging.INFO
 
-    options = {"prompt": prompt, "batch_size": batch_size, "show_progress_bar": False}
+    options: dict[str, Any] = {"prompt": prompt, "batch_size": batch_size, "show_progress_bar": False}
     encode_one = model.encode_query if role == "query" else model.encode_document
     record: dict[str, Any] = {
         "model": _fingerprint(model),
@@ -146,7 +147,7 @@ def encode_corpus(
     output.mkdir(parents=True, exist_ok=True)
     with _locked(output):
         if not _refuse_another(output, record):
-            with _whole_file(output / _RECORD) as file:
+            with whole_file(output / _RECORD) as file:
                 file.write(json.dumps(record, indent=1).encode())
         for leftover in (*output.glob(".shard-*.parquet.tmp"), *output.glob(f".{_RECORD}.tmp")):
             leftover.unlink()
@@ -302,22 +303,6 @@ def _locked(output: Path) -> Iterator[None]:
         raise OSError(f"Another process is writing to {output}: wait for it, or choose another output.") from None
 
 
-@contextmanager
-def _whole_file(path: Path) -> Iterator[BinaryIO]:
-    """A file that gets its name only when all of it is on the disk."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
-
-
 def _path(output: Path, shard: int) -> Path:
     return output / f"shard-{shard:05d}.parquet"
 
@@ -358,7 +343,7 @@ def _write_shard(
             "store another dtype, or leave the document out."
         )
     vectors = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), record["dimension"])
-    with _whole_file(_path(output, shard)) as file:
+    with whole_file(_path(output, shard)) as file:
         # Ids are unique and floats are noise, so that neither a dictionary nor compression makes the file smaller.
         pq.write_table(
             pa.table([pa.array(ids, pa.string()), vectors], schema=_schema(record)),

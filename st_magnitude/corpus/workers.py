@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.multiprocessing
@@ -51,7 +51,7 @@ def encode_shards(
     options: Mapping[str, Any],
     shards: Iterable[Shard],
     devices: Sequence[str] | None = None,
-) -> Iterator[EncodedShard]:
+) -> Generator[EncodedShard, None, None]:
     """Yields number, ids and embeddings of every shard, in the order in which they are ready.
 
     The processes end and the model goes back to its device when the iterator is exhausted or closed.
@@ -100,8 +100,8 @@ def _encode_in_processes(
                 busy[worker.pipe] = worker, shard
             if not busy:
                 return
-            for pipe in wait(list(busy)):
-                worker, (number, ids, _) = busy.pop(pipe)  # type: ignore[index]
+            for pipe in cast(list[Connection], wait(list(busy))):
+                worker, (number, ids, _) = busy.pop(pipe)
                 embeddings = worker.receive()
                 idle.append(worker)
                 yield number, ids, embeddings

@@ -1,7 +1,8 @@
-"""GradScale: the forward pass stays as it is, and the gradient of each embedding is multiplied by a power of its norm.
+"""GradScale: the forward pass is unchanged, and the gradient of each embedding is multiplied by a power of its norm.
 
 The gradient of a cosine loss at an embedding z has the size 1/|z| (*On the Importance of Embedding Norms in
-Self-Supervised Learning*, Prop. 3.1): long embeddings hardly move. Multiplied by |z| it no longer depends on the norm.
+Self-Supervised Learning*, Prop. 3.1), so that embeddings with large norms hardly move. Multiplied by |z|, it no longer
+depends on the norm.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import MutableMapping
 from functools import partial
-from inspect import signature
 from typing import Any
 
 import torch
@@ -20,31 +20,33 @@ from torch.nn import functional
 
 from st_magnitude._upstream import forward_hooks
 from st_magnitude.surgery.raw import is_sentence_norm, raw_end, raw_producers, unwrapped
+from st_magnitude.surgery.towers import towers_of
 
 __all__ = ["GradScaleHandle", "attach_grad_scale", "grad_scale"]
 
-SMALLEST_NORM = 1e-6  # of a zero row too: below it the factor stays what it is there
+SMALLEST_NORM = 1e-6  # smaller norms, also those of zero rows, count as this
 
 
 def grad_scale(x: Tensor, power: float = 1.0, *, divide_by_mean: bool = False) -> Tensor:
-    """The same embeddings, whose gradient is multiplied row by row: (..., D) -> (..., D).
+    """Returns the same embeddings, and multiplies their gradient row by row: (..., D) -> (..., D).
 
         forward z,   backward |z|^power · g
 
-    Power 1 cancels the 1/|z| of every cosine-based loss, 0 changes nothing, a negative one slows long embeddings more.
-    It belongs before the normalisation: behind it all norms are 1 and it does nothing. The gradient field so made is
-    that of no loss (Prop. D.1).
+    Power 1 cancels the 1/|z| of every cosine-based loss, power 0 changes nothing, and a negative power slows embeddings
+    with large norms even more. GradScale belongs before the normalisation: after it, all norms are 1 and it does
+    nothing. The resulting gradient field is not that of any loss (Prop. D.1).
 
     The factor is computed in float32 (float64 for float64) and is a constant to higher derivatives. Norms below 1e-6,
-    those of zero rows among them, count as 1e-6, and the factor is at most the largest number of the dtype: it is
-    finite for every finite row and power, also where the norm overflows float16.
+    also those of zero rows, count as 1e-6, and the factor is at most the largest number of the dtype. It is therefore
+    finite for every finite row and power, even where the norm overflows float16.
 
     Args:
-        x: The embeddings.
-        power: p; the learning rate may need to fall by the size of the norms (the paper divides it by 6).
-        divide_by_mean: Divide the factors by their mean over the rows of this call, so that a step stays about as long
-            as without. The mean is that of what one forward pass sees: a mini-batch under gradient caching, one rank
-            of several.
+        x: Embeddings.
+        power: Exponent p of the norm. The learning rate may have to fall by the size of the norms; the paper divides it
+            by 6.
+        divide_by_mean: Whether to divide the factors by their mean over the rows of this call, so that steps keep about
+            their size. The mean is that of one forward pass: of a mini-batch under gradient caching, and of one rank
+            among several.
 
     Raises:
         ValueError: If the power is not a finite number.
@@ -62,7 +64,7 @@ def grad_scale(x: Tensor, power: float = 1.0, *, divide_by_mean: bool = False) -
     Listing 2.
     """
     if not isinstance(power, (int, float)) or not math.isfinite(power):
-        raise ValueError(f"power is a finite number (1 cancels the norm, 0 changes nothing), got {power!r}.")
+        raise ValueError(f"power must be a finite number (1 cancels the norm, 0 changes nothing), got {power!r}.")
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim == 0:
         what = f"a {x.ndim}-d tensor of {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
         raise TypeError(f"grad_scale takes floating-point embeddings (..., D), got {what}.")
@@ -74,19 +76,19 @@ def grad_scale(x: Tensor, power: float = 1.0, *, divide_by_mean: bool = False) -
     factor = factor.clamp(max=torch.finfo(x.dtype).max)
     if divide_by_mean:
         factor = factor / factor.mean()
-    # x - fixed is zero, so the value is x to the last bit; its derivative is the factor. The product is taken in the
-    # precision of the factor and rounded once.
+    # x - fixed is zero, so that the value is x to the last bit; its derivative is the factor. The product is computed
+    # in the precision of the factor and rounded once.
     return fixed + (factor * (x - fixed)).to(x.dtype)
 
 
 class GradScaleHandle:
-    """What :func:`attach_grad_scale` put on a model. ``remove()`` takes it off; also a context manager."""
+    """The handle that :func:`attach_grad_scale` returns. It is also a context manager."""
 
     def __init__(self, removals: list[Any]) -> None:
         self._removals = removals
 
     def remove(self) -> None:
-        """Takes it off. A second call does nothing."""
+        """Removes GradScale from the model. A second call does nothing."""
         while self._removals:
             self._removals.pop()()
 
@@ -100,32 +102,32 @@ class GradScaleHandle:
 def attach_grad_scale(
     model: nn.Module, power: float = 1.0, *, after: nn.Module | None = None, divide_by_mean: bool = False
 ) -> GradScaleHandle:
-    """Puts :func:`grad_scale` on the embeddings of a model before they are normalised. In place; nothing is saved.
+    """Applies :func:`grad_scale` to the raw embeddings of a model during training. In place; it is never saved.
 
     ========================================  ================================================================
     model                                     where
     ========================================  ================================================================
-    SentenceTransformer                       behind the module in front of a last Normalize or ExponentNorm,
-                                              in every route of a last Router; else behind the last module
+    SentenceTransformer                       after the module before the last Normalize or ExponentNorm, in
+                                              every route of a last Router; else after the last module
     CLIP of open_clip                         ``encode_image`` and ``encode_text``, before their normalisation
-    any other module                          its output: a tensor, a tuple that begins with one, or a dict
-                                              with ``"sentence_embedding"``
+    any other module                          its output: a tensor, a tuple that begins with a tensor, or a
+                                              dict with ``"sentence_embedding"``
     ========================================  ================================================================
 
-    Losses, cached ones too, autocast, DistributedDataParallel and torch.compile need to know nothing of it.
+    Losses, cached losses, autocast, DistributedDataParallel and torch.compile work as before.
 
     Args:
         model: The model to train.
-        power: Of the norm, as in :func:`grad_scale`.
-        after: The module of the model to put it behind; None: as in the table.
-        divide_by_mean: As in :func:`grad_scale`.
+        power: Exponent of the norm, as in :func:`grad_scale`.
+        after: The module whose output is scaled. With None, it is chosen as in the table.
+        divide_by_mean: Whether to divide the factors by their mean, as in :func:`grad_scale`.
 
     Returns:
         A handle with ``remove()``.
 
     Raises:
-        ValueError: If it would lie behind Normalize, where it does nothing; if the model has it already; at the first
-            training batch, if all embeddings that come by have length 1.
+        ValueError: If GradScale would come after Normalize, where it does nothing; if the model has it already; at the
+            first training batch, if all norms that reach it are 1.
 
     Example:
         >>> from sentence_transformers.base.modules import Normalize
@@ -136,19 +138,18 @@ def attach_grad_scale(
     """
     grad_scale(torch.zeros(1), power)  # checks the power
     model = unwrapped(model)
-    if any(isinstance(hook, _Hook) for module in model.modules() for hook in forward_hooks(module)) or any(
-        name in vars(model) for name in _ENCODERS
-    ):
+    scaled_encoders = [v for v in vars(model).values() if isinstance(v, partial) and v.func is _encode]
+    if scaled_encoders or any(isinstance(h, _Hook) for module in model.modules() for h in forward_hooks(module)):
         raise ValueError("This model has GradScale already: call remove() on the handle of the first attachment.")
-    if after is None and _is_clip(model):
-        return GradScaleHandle(_wrap_encoders(model, power, divide_by_mean))
+    if after is None and (towers := towers_of(model)) is not None:
+        return GradScaleHandle(_wrap_encoders(model, towers.encoders(model), power, divide_by_mean))
     producers = raw_producers(model) if after is None else [_checked(after, model)]
     hooks = [module.register_forward_hook(_Hook(power, divide_by_mean)) for module in producers]
     return GradScaleHandle([hook.remove for hook in hooks])
 
 
 class _Hook:
-    """The forward hook: scales what it recognises as embeddings, and looks once whether that can do anything."""
+    """The forward hook. It scales embeddings, and checks once that their norms are not all 1."""
 
     def __init__(self, power: float, divide_by_mean: bool) -> None:
         self.scale = partial(grad_scale, power=power, divide_by_mean=divide_by_mean)
@@ -163,65 +164,48 @@ class _Hook:
             output["sentence_embedding"] = self._scaled(output["sentence_embedding"])
             return output
         raise TypeError(
-            f"GradScale found no embeddings in what {type(module).__name__} returns ({type(output).__name__}). Attach "
+            f"GradScale found no embeddings in the output of {type(module).__name__} ({type(output).__name__}). Attach "
             "it to the module that returns them as a tensor, or call stm.grad_scale(embeddings) in the loss."
         )
 
     def _scaled(self, x: Tensor) -> Tensor:
         if not self.checked and not torch.compiler.is_compiling() and x.requires_grad:
             self.checked = True
-            _check_lengths(x)
+            _check_norms(x)
         return self.scale(x)
 
 
-def _check_lengths(x: Tensor) -> None:
-    lengths = torch.linalg.vector_norm(x.detach().float(), dim=-1)
-    if lengths.numel() > 1 and (lengths - 1).abs().max() < 1e-3:
+def _check_norms(x: Tensor) -> None:
+    norms = torch.linalg.vector_norm(x.detach().float(), dim=-1)
+    if norms.numel() > 1 and (norms - 1).abs().max() < 1e-3:
         raise ValueError(
-            "All embeddings that reach GradScale have length 1: it lies behind a normalisation and does nothing. "
-            "Attach it to the module before that, attach_grad_scale(model, power, after=module), or take the "
-            "normalisation out of the model."
+            "All embeddings that reach GradScale have norm 1, so it comes after a normalisation and does nothing. "
+            "Attach it to the module before that, attach_grad_scale(model, power, after=module), or remove the "
+            "normalisation from the model."
         )
 
 
 def _checked(after: nn.Module, model: nn.Module) -> nn.Module:
-    """A module chosen by hand, if GradScale behind it can do anything."""
+    """A module that the caller has chosen, unless GradScale does nothing after it."""
     if all(module is not after for module in model.modules()):
-        raise ValueError(f"after={type(after).__name__} is no module of this model.")
+        raise ValueError(f"after={type(after).__name__} is not a module of this model.")
     if isinstance(model, SentenceTransformer):
-        behind = list(model.children())[raw_end(list(model.children())) :]
+        end = list(model.children())[raw_end(list(model.children())) :]
         routed = (m for router in model.modules() if isinstance(router, Router) for m in router.modules())
-        if any(module is after for module in behind) or (is_sentence_norm(after) and any(m is after for m in routed)):
+        if any(module is after for module in end) or (is_sentence_norm(after) and any(m is after for m in routed)):
             raise ValueError(
-                f"GradScale behind {type(after).__name__} lies behind the normalisation, where norms are gone and it "
-                "does nothing. Leave `after` out: it then goes in front of it."
+                f"{type(after).__name__} belongs to the normalisation of this model. After it, norms are gone and "
+                "GradScale does nothing. Leave `after` out: GradScale then comes before it."
             )
     return after
 
 
-_ENCODERS = ("encode_image", "encode_text")
-
-
-def _is_clip(model: nn.Module) -> bool:
-    if not all(hasattr(model, name) for name in _ENCODERS):
-        return False
-    if hasattr(model, "_encode_image") or any(
-        "normalize" not in signature(getattr(model, name)).parameters for name in _ENCODERS
-    ):
-        raise ValueError(
-            f"{type(model).__name__} does not normalise in encode_image(..., normalize=) and encode_text(..., "
-            "normalize=), so GradScale cannot get in front of it. Call stm.grad_scale(features) in the loss, on "
-            "features that are not normalised yet."
-        )
-    return True
-
-
-def _wrap_encoders(model: nn.Module, power: float, divide_by_mean: bool) -> list[Any]:
-    """In the instance, where ``forward`` finds them; a deep copy of the model copies them bound to itself."""
-    for name in _ENCODERS:
+def _wrap_encoders(model: nn.Module, names: tuple[str, ...], power: float, divide_by_mean: bool) -> list[Any]:
+    """Sets scaled encoders as attributes of the instance, where ``forward`` and a deep copy of the model find them."""
+    for name in names:
         encode = getattr(type(model), name)
         object.__setattr__(model, name, partial(_encode, encode, power, divide_by_mean, model))
-    return [partial(vars(model).pop, name) for name in _ENCODERS]
+    return [partial(vars(model).pop, name) for name in names]
 
 
 def _encode(

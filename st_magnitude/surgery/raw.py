@@ -97,8 +97,9 @@ def raw_embeddings(model: SentenceTransformer, keep_normalize: bool = False) -> 
         removed.append((sequence, modules[end:]))
         for _ in modules[end:]:
             del sequence[-1]
-        if end and isinstance(modules[end - 1], Router):
-            for route in routes_of(modules[end - 1]).values():
+        last = modules[end - 1] if end else None
+        if isinstance(last, Router):
+            for route in routes_of(last).values():
                 cut(route)
 
     try:

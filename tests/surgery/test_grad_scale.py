@@ -1,6 +1,5 @@
 """GradScale: gradients against the formula in float64, where it is put, and the paper's propositions about norms."""
 
-import copy
 import math
 
 import pytest
@@ -301,7 +300,7 @@ def test_refused_behind_a_normalization_nobody_knows():
 
     model = nn.Sequential(nn.Linear(4, 3), Unit())
     stm.attach_grad_scale(model)
-    with pytest.raises(ValueError, match="have length 1"):
+    with pytest.raises(ValueError, match="have norm 1"):
         model(torch.randn(5, 4))
 
 
@@ -312,7 +311,7 @@ def test_refused_twice_strangers_and_powers(model):
     handle.remove()
     handle.remove()
     stm.attach_grad_scale(model).remove()
-    with pytest.raises(ValueError, match="no module of this model"):
+    with pytest.raises(ValueError, match="not a module of this model"):
         stm.attach_grad_scale(model, after=nn.Identity())
     with pytest.raises(ValueError, match="power"):
         stm.attach_grad_scale(model, math.nan)
@@ -341,94 +340,6 @@ def test_other_outputs():
     model.kind = "other"
     with pytest.raises(TypeError, match=r"stm\.grad_scale"):
         model(x)
-
-
-class TinyClip(nn.Module):
-    """The names of open_clip's CLIP, and its way of normalising."""
-
-    def __init__(self):
-        super().__init__()
-        self.visual = nn.Linear(5, 4)
-        self.token_embedding = nn.Embedding(9, 5)
-        self.text_projection = nn.Parameter(torch.randn(5, 4))
-        self.logit_scale = nn.Parameter(torch.tensor(2.0))
-
-    def encode_image(self, image, normalize=False):
-        x = self.visual(image)
-        return nn.functional.normalize(x, dim=-1) if normalize else x
-
-    def encode_text(self, text, normalize=False):
-        x = self.token_embedding(text).mean(1) @ self.text_projection
-        return nn.functional.normalize(x, dim=-1) if normalize else x
-
-    def forward(self, image, text):
-        logits = self.logit_scale.exp() * self.encode_image(image, normalize=True) @ self.encode_text(text, True).T
-        return nn.functional.cross_entropy(logits, torch.arange(len(image)))
-
-
-def test_clip():
-    model = TinyClip().double()
-    image, text = torch.randn(6, 5, dtype=torch.float64), torch.randint(9, (6, 3))
-    raw = [model.encode_image(image), model.encode_text(text)]
-    a, b = (nn.functional.normalize(x, dim=-1) for x in raw)
-    loss = nn.functional.cross_entropy(model.logit_scale.exp() * a @ b.T, torch.arange(6))
-    upstream = torch.autograd.grad(loss, raw, retain_graph=True)
-    scaled = [g * x.detach().norm(dim=1, keepdim=True) for g, x in zip(upstream, raw, strict=True)]
-    weights = [model.visual.weight, model.text_projection]
-    expected = torch.autograd.grad(raw, weights, scaled, retain_graph=True)
-    value = loss.item()
-
-    handle = stm.attach_grad_scale(model)
-    with pytest.raises(ValueError, match="already"):
-        stm.attach_grad_scale(model)
-    for which in (model, copy.deepcopy(model)):  # a copy scales its own weights
-        which.zero_grad()
-        result = which(image, text)
-        assert result.item() == pytest.approx(value, rel=1e-12)
-        result.backward()
-        for weight, gradient in zip([which.visual.weight, which.text_projection], expected, strict=True):
-            torch.testing.assert_close(weight.grad, gradient, **CLOSE)
-    handle.remove()
-    model.zero_grad()
-    model(image, text).backward()
-    assert not torch.allclose(model.visual.weight.grad, expected[0])
-
-
-OUTPUTS = {
-    "image": (lambda model, image, text: model.encode_image(image), "visual.conv1.weight"),
-    "text": (lambda model, image, text: model.encode_text(text), "token_embedding.weight"),
-    "image of forward": (lambda model, image, text: model(image, text)[0], "visual.conv1.weight"),
-    "text of forward": (lambda model, image, text: model(image, text)[1], "token_embedding.weight"),
-}
-
-
-@pytest.mark.parametrize("power", [1.0, 2.0])
-@pytest.mark.parametrize("output", OUTPUTS)
-def test_a_real_open_clip(open_clip_model, output, power):
-    """Row by row, |z|^p times the plain gradient for the raw z, also where forward has normalised it."""
-    model, (encode, name) = open_clip_model.double(), OUTPUTS[output]
-    inputs = torch.randn(5, 3, 16, 16, dtype=torch.float64), torch.randint(1, 40, (5, 6))
-    weight, upstream = model.get_parameter(name), torch.randn(5, 12, dtype=torch.float64)
-    lengths = OUTPUTS[output.partition(" ")[0]][0](model, *inputs).detach().norm(dim=1)
-    assert lengths.std() > 0.01
-
-    def rows():
-        x = encode(model, *inputs)  # (5, 12)
-        return x, [torch.autograd.grad(z @ u, weight, retain_graph=True)[0] for z, u in zip(x, upstream, strict=True)]
-
-    value, plain = rows()
-    with stm.attach_grad_scale(model, power):
-        scaled_value, scaled = rows()
-    torch.testing.assert_close(scaled_value, value, **CLOSE)
-    for found, gradient, length in zip(scaled, plain, lengths, strict=True):
-        torch.testing.assert_close(found, length**power * gradient, **CLOSE)
-
-
-def test_coca_is_refused():
-    model = TinyClip()
-    model._encode_image = None
-    with pytest.raises(ValueError, match=r"stm\.grad_scale\(features\)"):
-        stm.attach_grad_scale(model)
 
 
 def test_autocast(model):

@@ -29,7 +29,8 @@ from st_magnitude.corpus.beir import RetrievalData, save_beir
 from st_magnitude.evaluation.calibration import calibrate_exponent
 from st_magnitude.evaluation.task import EncodedTask, JudgedTask
 from st_magnitude.similarity import COSINE, QNORM, Similarity
-from st_magnitude.surgery.normalize import export, prepare
+from st_magnitude.surgery.export import export
+from st_magnitude.surgery.normalize import prepare
 
 __all__ = ["run"]
 
@@ -192,7 +193,7 @@ def _calibrate(model: SentenceTransformer, dev: RetrievalData, folder: Path) -> 
     """Chooses the document exponent on dev. A model with a fractional exponent is saved to the folder."""
     curve = calibrate_exponent(model, dev.queries, dev.corpus, dev.relevant_docs, exponents=np.linspace(0, 1, 5))
     if 0 < curve.best < 1:
-        export(prepare(model, Similarity(1.0, curve.best)), folder)
+        export(prepare(model, Similarity(1.0, curve.best)), folder, overwrite=True)
     return float(curve.best)
 
 

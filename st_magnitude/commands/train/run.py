@@ -30,7 +30,8 @@ from st_magnitude.losses import (
     temp_agg,
     temp_agg_mrl,
 )
-from st_magnitude.surgery.normalize import export, load, prepare
+from st_magnitude.surgery.export import load, write_model
+from st_magnitude.surgery.normalize import prepare
 from st_magnitude.training.trainer import check_output, has_fast_bf16, train_or_stop
 
 __all__ = ["LOSSES", "TrainConfig", "train"]
@@ -125,7 +126,7 @@ def train(
     train_or_stop(trainer, checkpoint)
     if is_first:
         after(model, epoch=round(trainer.state.epoch or 0), steps=trainer.state.global_step)
-        export(model, output)
+        write_model(model, output)
         record = {
             "loss": type(objective).__name__,
             **objective.get_config_dict(),

@@ -1,0 +1,109 @@
+"""Files and folders that are either complete or absent, whatever ends the process that writes them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+__all__ = ["refuse_used_folder", "whole_file", "whole_folder"]
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """Opens a file that gets its name only when all of it is on the disk."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def refuse_used_folder(path: str | Path, overwrite: bool = False) -> None:
+    """Refuses a path at which no new folder can be written.
+
+    Args:
+        path: The path of the new folder.
+        overwrite: Whether a folder that is not empty may be replaced.
+
+    Raises:
+        FileExistsError: If the path is a file, or a folder that is not empty and may not be replaced.
+    """
+    path = Path(path)
+    if path.exists() and not path.is_dir():
+        raise FileExistsError(f"{path} is a file; choose a new or empty folder.")
+    if not overwrite and path.is_dir() and any(path.iterdir()):
+        raise FileExistsError(
+            f"{path} is not empty; choose another folder, or pass overwrite=True to replace all of it."
+        )
+
+
+@contextmanager
+def whole_folder(path: str | Path, overwrite: bool = False) -> Iterator[Path]:
+    """Yields a new folder beside the path, and gives it this path when the block ends.
+
+    After an error, the new folder is removed and the path is as it was. After a kill, either the old or the new folder
+    is at the path; the next call for the same path removes what is left beside it. If the kill came between the two
+    renames, the old folder is beside the path under the name ``.NAME.old``, and the next call puts it back first.
+
+    Args:
+        path: The path of the new folder.
+        overwrite: Whether a folder that is not empty is replaced, with all that it contains.
+
+    Raises:
+        FileExistsError: See :func:`refuse_used_folder`.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "model"
+        >>> with whole_folder(path) as folder:
+        ...     _ = (folder / "weights").write_text("1 2 3")
+        ...     print(path.exists())
+        False
+        >>> [file.name for file in path.iterdir()]
+        ['weights']
+    """
+    path = Path(path).resolve()
+    new, old = path.with_name(f".{path.name}.new"), path.with_name(f".{path.name}.old")
+    if old.exists() and not path.exists():
+        old.rename(path)
+    refuse_used_folder(path, overwrite)
+    if path.exists() and (path.is_mount() or not os.access(path.parent, os.W_OK)):
+        _clear(path)  # such a folder cannot be renamed, so that it is written in place
+        yield path
+        return
+    for leftover in (new, old):
+        shutil.rmtree(leftover, ignore_errors=True)
+    new.mkdir(parents=True)
+    try:
+        yield new
+        for file in new.rglob("*"):
+            if file.is_file():
+                with file.open("rb+") as opened:
+                    os.fsync(opened.fileno())
+        if path.exists():
+            path.rename(old)
+        new.rename(path)
+    except BaseException:
+        shutil.rmtree(new, ignore_errors=True)
+        if old.exists() and not path.exists():
+            old.rename(path)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _clear(folder: Path) -> None:
+    for entry in folder.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()

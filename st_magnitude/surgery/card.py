@@ -1,0 +1,112 @@
+"""What a model card says about scoring: which metric an index needs, and what the figures of geometry mean."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from sentence_transformers import SentenceTransformer
+
+from st_magnitude.modules import ExponentNorm
+from st_magnitude.surgery.raw import normalizes_output
+
+__all__ = ["complete_card", "scoring_text"]
+
+_BEGIN, _END = "<!-- st-magnitude: scoring -->", "<!-- /st-magnitude: scoring -->"
+
+# Index -> name of the inner product, name of cosine. docs/serving.md has the sources.
+_METRICS = {
+    "FAISS": ("`METRIC_INNER_PRODUCT`, `IndexFlatIP`", "`METRIC_INNER_PRODUCT` of normalised embeddings"),
+    "usearch": ('`metric="ip"`', '`metric="cos"`'),
+    "Qdrant": ("`Distance.DOT`", "`Distance.COSINE`"),
+    "Milvus": ('`metric_type="IP"`', '`metric_type="COSINE"`'),
+    "pgvector": ("`<#>`, `vector_ip_ops`", "`<=>`, `vector_cosine_ops`"),
+    "Elasticsearch": ('`similarity: "max_inner_product"`', '`similarity: "cosine"`'),
+}
+
+_FIGURES = {
+    "cohens_d": (
+        "`cohens_d` is the difference between the mean norms of relevant documents and of all others, in units "
+        "of their standard deviation: 0 means that the norm does not tell them apart, and 0.8 counts as a large effect."
+    ),
+    "isoscore": (
+        "`isoscore` says how evenly the embeddings use their dimensions: 1 means that all directions have the same "
+        "variance, 0 that all embeddings lie on one line."
+    ),
+}
+
+
+def scoring_text(model: SentenceTransformer, baked: bool = False) -> str:
+    """The section of a model card that says how to index and score the embeddings of a model, in Markdown.
+
+    Args:
+        model: The model. Its end and its ``similarity_fn_name`` decide.
+        baked: Whether its ExponentNorm is left out of what is saved.
+
+    Example:
+        >>> from sentence_transformers.sentence_transformer.modules import BoW
+        >>> model = SentenceTransformer(modules=[BoW(["red"])], similarity_fn_name="dot", device="cpu")
+        >>> print(scoring_text(model).splitlines()[2])
+        The norms of document embeddings are part of the score. Index by inner product, and do not normalise embeddings.
+    """
+    exponent = model[-1].gamma_document if isinstance(model[-1], ExponentNorm) else None
+    uses_norms = model.similarity_fn_name == "dot" and not normalizes_output(model)
+    lines = ["### Indexing and scoring", ""]
+    if not uses_norms:
+        lines += ["The norms of embeddings are not part of the score. Index by cosine similarity.", ""]
+    elif baked:
+        lines += [
+            "The embeddings of this model are raw. Divide each document embedding by its norm to the power "
+            f"{exponent:.4f} before it is indexed, `st_magnitude.Similarity(document={exponent:.4f})"
+            ".document(embeddings)`; queries stay as they are. Index by inner product, and do not normalise.",
+            "",
+        ]
+    else:
+        lines += [
+            "The norms of document embeddings are part of the score. Index by inner product, and do not normalise "
+            "embeddings.",
+            "",
+        ]
+    if exponent is not None and not baked:
+        lines += [
+            "The model ends in a module of st-magnitude, which divides the "
+            f"norm of documents by its power {exponent:.4f}. Load the model with it:",
+            "",
+            "```python",
+            "import st_magnitude as stm",
+            "",
+            'model = stm.load("path or id of this model")',
+            "```",
+            "",
+        ]
+    metric = 0 if uses_norms else 1
+    lines += ["| index | metric |", "| --- | --- |"]
+    lines += [f"| {name} | {metrics[metric]} |" for name, metrics in _METRICS.items()]
+    if uses_norms:
+        lines += [
+            "",
+            "With cosine similarity, or behind a server that normalises embeddings, the model ranks differently from "
+            "how it was evaluated.",
+        ]
+    return "\n".join(lines)
+
+
+def complete_card(card: Path, model: SentenceTransformer, baked: bool = False) -> None:
+    """Adds the section on scoring to a model card after its usage, and explains the figures of geometry that it has.
+
+    A section that an earlier export has written is replaced. A missing card stays missing.
+
+    Args:
+        card: The README.md of a saved model.
+        model: The model.
+        baked: Whether its ExponentNorm was left out of what was saved.
+    """
+    if not card.is_file():
+        return
+    text = card.read_text(encoding="utf-8")
+    text = re.sub(rf"\n?{_BEGIN}.*?{_END}\n", "", text, flags=re.S)
+    explained = [sentence for name, sentence in _FIGURES.items() if name in text]
+    section = "\n".join([_BEGIN, scoring_text(model, baked), "", *(f"{sentence}\n" for sentence in explained), _END])
+    usage = re.search(r"^## Usage\n.*?^```python\n.*?^```\n", text, flags=re.S | re.M)
+    end = usage.end() if usage else len(text)
+    card.write_text(f"{text[:end]}\n{section}\n{text[end:]}", encoding="utf-8")

@@ -1,0 +1,185 @@
+"""Saving a model so that everybody downstream scores it as it was trained, and loading it again."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+from safetensors import SafetensorError
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Normalize, Router
+
+from st_magnitude._files import refuse_used_folder, whole_folder
+from st_magnitude._upstream import load_with_classes
+from st_magnitude.modules import ExponentNorm
+from st_magnitude.surgery.card import complete_card
+from st_magnitude.surgery.raw import normalizes_output
+
+__all__ = ["export", "load", "one_line_about_the_disk", "write_model"]
+
+logger = logging.getLogger(__name__)
+
+
+def export(
+    model: SentenceTransformer,
+    path: str | Path,
+    calibrated_scores: bool = False,
+    bake_exponent: bool = False,
+    overwrite: bool = False,
+) -> Path:
+    """Saves a model so that everybody who loads it scores as it was trained to. The model is not changed.
+
+    For the discrete similarities, the folder has stock modules only and the matching ``similarity_fn_name``:
+    SentenceTransformer, mteb and every vector database load it without ``trust_remote_code`` and without this package.
+    A fractional document exponent keeps its ``ExponentNorm`` (load with :func:`st_magnitude.load`) unless it is baked.
+    The model card says how to index the embeddings.
+
+    The model is written beside the folder, which gets its name when all of it is on the disk: a full disk or a kill
+    leaves the old model or the new one, and never half of a model.
+
+    Args:
+        model: The trained model.
+        path: A new or empty folder.
+        calibrated_scores: Whether queries are normalised as well, so that scores of different queries can be compared.
+            It adds a stock ``Router`` with one route for queries and one for documents. For models whose document norm
+            counts (dot, QNorm); queries must then be encoded with ``encode_query``.
+        bake_exponent: Whether ExponentNorm is left out, so that the saved model gives raw embeddings. Whoever writes
+            the index then divides document vectors by |d|^gamma, ``Similarity(document=gamma).document(vectors)``, with
+            the gamma in the log and in ``st_magnitude.json``. Queries need nothing: their norm changes no ranking.
+        overwrite: Whether a folder that is not empty is replaced, with all that it contains.
+
+    Returns:
+        The folder.
+
+    Raises:
+        FileExistsError: If the folder is not empty and overwrite is False.
+        OSError: If the model cannot be written, for example because the disk is full. The folder is then as it was.
+        ValueError: If calibrated_scores is asked of a model whose documents are normalised, or bake_exponent of one
+            without ExponentNorm.
+    """
+    path = Path(path)
+    _check_ending(model, calibrated_scores, bake_exponent)
+    refuse_used_folder(path, overwrite)
+    with one_line_about_the_disk(path), whole_folder(path, overwrite) as folder:
+        write_model(model, folder, calibrated_scores, bake_exponent)
+    exponent = model[-1].gamma_document if isinstance(model[-1], ExponentNorm) else None
+    if bake_exponent:
+        logger.warning(
+            "Exported raw embeddings: divide document vectors by their norm to the power %.4f when indexing, "
+            "stm.Similarity(document=%.4f).document(vectors).",
+            exponent,
+            exponent,
+        )
+    elif exponent is not None:
+        logger.info("This model ends in ExponentNorm: load it with stm.load(%r).", str(path))
+    return path
+
+
+def write_model(
+    model: SentenceTransformer, folder: Path, calibrated_scores: bool = False, bake_exponent: bool = False
+) -> None:
+    """Writes the files of :func:`export` into a folder, whatever else is in it.
+
+    Callers that write more files than the model use it within :func:`~st_magnitude._files.whole_folder`.
+    """
+    with _ending(model, calibrated_scores, bake_exponent):
+        model.save_pretrained(str(folder))
+    if bake_exponent:
+        note = json.dumps({"document_exponent": model[-1].gamma_document}, indent=2)
+        (folder / "st_magnitude.json").write_text(note + "\n", encoding="utf-8")
+    complete_card(folder / "README.md", model, bake_exponent)
+
+
+def _check_ending(model: SentenceTransformer, calibrated_scores: bool, bake_exponent: bool) -> None:
+    ends_in_exponent = isinstance(model[-1], ExponentNorm)
+    counts_norms = model.similarity_fn_name == "dot" and not ends_in_exponent and not normalizes_output(model)
+    if calibrated_scores and not counts_norms:
+        raise ValueError(
+            "calibrated_scores=True normalises the queries of a model whose document norms count (raw embeddings, "
+            'similarity_fn_name="dot"). '
+            + (
+                "ExponentNorm normalises queries itself: set gamma_query to 1 instead."
+                if ends_in_exponent
+                else f"This one has similarity_fn_name={model.similarity_fn_name!r}: "
+                "its scores are comparable as they are, or call stm.prepare(model, 'qnorm') first."
+            )
+        )
+    if bake_exponent and not ends_in_exponent:
+        raise ValueError("bake_exponent=True needs a model that ends in ExponentNorm; this one has no exponent.")
+
+
+@contextmanager
+def _ending(model: SentenceTransformer, calibrated_scores: bool, bake_exponent: bool) -> Iterator[None]:
+    """Within the block, the model ends as it is saved."""
+    if calibrated_scores:
+        # A Normalize that writes elsewhere does not change the embedding: it is the stock identity.
+        identity = Normalize(module_output_name="_unit")
+        model.append(Router({"query": [Normalize()], "document": [identity]}, default_route="document"))
+        try:
+            yield
+        finally:
+            del model[-1]
+    elif bake_exponent:
+        norm = model[-1]
+        del model[-1]
+        try:
+            yield
+        finally:
+            model.append(norm)
+    else:
+        yield
+
+
+@contextmanager
+def one_line_about_the_disk(path: Path) -> Iterator[None]:
+    """Turns the errors of a disk, also those of safetensors and tokenizers, into an OSError of one line."""
+    try:
+        yield
+    except FileExistsError:
+        raise
+    except Exception as error:
+        found = re.search(r"(?:os error|Os \{ code:) (\d+)", str(error))
+        number = error.errno if isinstance(error, OSError) else int(found[1]) if found else None
+        if number is None:
+            raise
+        failure = OSError(f"The model cannot be written to {path} ({os.strerror(number)}). The folder is as it was.")
+        failure.errno = number
+        raise failure from error
+
+
+def load(path: str | Path, **kwargs: Any) -> SentenceTransformer:
+    """Loads a model that may end in ``ExponentNorm``, without ``trust_remote_code`` and without running code from it.
+
+    Any other model loads as ``SentenceTransformer(path, **kwargs)`` loads it.
+
+    Args:
+        path: A folder or hub id.
+        **kwargs: Further arguments of the constructor of SentenceTransformer.
+
+    Raises:
+        OSError: If there is no model of that name.
+        ValueError: If the model has other modules that are not sentence-transformers' own, or its files are damaged.
+    """
+    ours: dict[str, type] = {f"{ExponentNorm.__module__}.{ExponentNorm.__qualname__}": ExponentNorm}
+    try:
+        return load_with_classes(str(path), ours, **kwargs)
+    except OSError as error:
+        raise OSError(f"There is no model at {str(path)!r}, neither a folder nor on the hub: {error}") from error
+    except (AttributeError, KeyError, RuntimeError, SafetensorError, TypeError, UnpicklingError, ValueError) as error:
+        is_argument = any(f"'{name}'" in str(error) for name in kwargs)
+        is_device = isinstance(error, RuntimeError) and re.search("device|cuda|memory", str(error), re.I)
+        is_explained = isinstance(error, ValueError) and str(path) in str(error)
+        if is_argument or is_device or is_explained or not Path(path).is_dir():
+            raise
+        reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise ValueError(
+            f"The model in {str(path)!r} cannot be loaded: {reason}. If nobody has edited its files, they are damaged: "
+            "get another copy."
+        ) from error

@@ -1,0 +1,305 @@
+"""What export writes, and what others and stm.load read."""
+
+import errno
+import json
+import multiprocessing
+import os
+import resource
+import signal
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from _surgery import DISCRETE, DOCUMENTS, QUERIES, encode, scores, types, unit
+from _tiny import load_transformer
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import BoW
+
+import st_magnitude as stm
+from st_magnitude.modules import ExponentNorm
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+FRESH_PROCESS = """
+import json, sys
+sys.modules["st_magnitude"] = None  # an import of it fails from here on
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import BoW
+folders, queries, documents = json.load(sys.stdin)
+found = {}
+for folder in folders:
+    model = SentenceTransformer(folder, device="cpu")
+    scores = model.similarity(model.encode_query(queries), model.encode_document(documents))
+    found[folder] = {"scores": scores.tolist(), "function": model.similarity_fn_name}
+try:
+    import st_magnitude
+except ImportError:
+    json.dump(found, open(sys.argv[1], "w"))
+"""
+
+
+@pytest.fixture(scope="module")
+def exported(folder, tmp_path_factory):
+    """Folders of every export that needs nothing of ours, the scores in memory, and those of a fresh process."""
+    root, expected = tmp_path_factory.mktemp("exported"), {}
+    for name in DISCRETE:
+        model = stm.prepare(load_transformer(folder), name)
+        expected[str(stm.export(model, root / name))] = scores(model)
+    calibrated = stm.prepare(load_transformer(folder), "qnorm")
+    queries, documents = encode(calibrated, QUERIES), encode(calibrated)
+    expected[str(stm.export(calibrated, root / "calibrated", calibrated_scores=True))] = unit(queries) @ documents.T
+    baked = stm.prepare(load_transformer(folder), stm.Similarity(0.5, 0.5))
+    expected[str(stm.export(baked, root / "baked", bake_exponent=True))] = queries @ documents.T
+    subprocess.run(
+        [sys.executable, "-c", FRESH_PROCESS, str(root / "found.json")],
+        input=json.dumps([list(expected), QUERIES, DOCUMENTS]),
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    found = json.loads((root / "found.json").read_text())
+    return {path.rsplit("/")[-1]: (path, expected[path], found[path]) for path in expected}
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [*zip(DISCRETE, ["cosine", "dot", "dot", "cosine"], strict=True), ("calibrated", "dot"), ("baked", "dot")],
+)
+def test_fresh_process_without_this_package(exported, name, function):
+    path, expected, found = exported[name]
+    assert found["function"] == function
+    torch.testing.assert_close(torch.tensor(found["scores"]), expected, rtol=1e-5, atol=1e-5)
+    with open(f"{path}/modules.json") as modules:
+        assert all(module["type"].startswith("sentence_transformers.") for module in json.load(modules))
+    with open(f"{path}/config_sentence_transformers.json") as config:
+        assert json.load(config)["similarity_fn_name"] == function
+
+
+def test_calibrated_scores(model, tmp_path):
+    stm.prepare(model, "qnorm")
+    queries, documents, modules = encode(model, QUERIES), encode(model), list(model)
+    stm.export(model, tmp_path, calibrated_scores=True)
+    assert list(model) == modules  # the same objects: nothing was added to the model in memory
+    assert torch.equal(encode(model, QUERIES), queries)
+
+    loaded = SentenceTransformer(str(tmp_path), device="cpu")
+    torch.testing.assert_close(loaded.encode_query(QUERIES, convert_to_tensor=True), unit(queries))
+    torch.testing.assert_close(loaded.encode_document(DOCUMENTS, convert_to_tensor=True), documents)
+    torch.testing.assert_close(loaded.encode(DOCUMENTS, convert_to_tensor=True), documents)
+    torch.testing.assert_close(scores(loaded), unit(queries) @ documents.T)
+    with pytest.raises(ValueError, match=r"del model\[-1\]"):
+        stm.prepare(loaded, "cosine")
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "dnorm", stm.Similarity(1.0, 0.5)])
+def test_calibrated_scores_need_document_norms(model, tmp_path, similarity):
+    stm.prepare(model, similarity)
+    remedy = "gamma_query to 1" if isinstance(similarity, stm.Similarity) else r"stm\.prepare\(model, 'qnorm'\)"
+    with pytest.raises(ValueError, match=remedy):
+        stm.export(model, tmp_path / "out", calibrated_scores=True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_fractional_exponent_is_kept(model, tmp_path):
+    stm.prepare(model, stm.Similarity(1.0, 0.4))
+    path = stm.export(model, tmp_path)
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        SentenceTransformer(str(path), device="cpu")
+    loaded = stm.load(path, device="cpu")
+    assert loaded[-1].gamma_document == pytest.approx(0.4)
+    assert torch.equal(scores(loaded), scores(model))
+
+
+def test_exponent_is_baked(model, tmp_path):
+    raw = encode(model)
+    stm.prepare(model, stm.Similarity(0.3, 0.4))
+    expected = scores(model)
+    stm.export(model, tmp_path, bake_exponent=True)
+    assert types(model) == ["Transformer", "Pooling", "ExponentNorm"]
+    loaded = SentenceTransformer(str(tmp_path), device="cpu")
+    assert types(loaded) == ["Transformer", "Pooling"]
+    torch.testing.assert_close(encode(loaded), raw)
+    gamma = json.loads((tmp_path / "st_magnitude.json").read_text())["document_exponent"]
+    assert gamma == pytest.approx(0.4)
+    # What the writer of the index does, and the reader not: the ranking is the one that was trained
+    index = torch.nn.functional.normalize(encode(loaded)) * encode(loaded).norm(dim=1, keepdim=True) ** (1 - gamma)
+    found = encode(loaded, QUERIES) @ index.T
+    assert torch.equal(found.argsort(dim=1), expected.argsort(dim=1))
+
+
+def test_baking_needs_an_exponent(model, tmp_path):
+    with pytest.raises(ValueError, match="ExponentNorm"):
+        stm.export(stm.prepare(model, "qnorm"), tmp_path, bake_exponent=True)
+
+
+def test_load_is_plain_for_plain_models(minilm_path):
+    loaded = stm.load(minilm_path, device="cpu", truncate_dim=64)
+    assert types(loaded) == ["Transformer", "Pooling", "Normalize"]
+    assert loaded.encode("tea").shape == (64,)
+
+
+def test_load_runs_no_code_from_the_folder(model, tmp_path, monkeypatch):
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "cache"))
+    path, proof = tmp_path / "model", tmp_path / "it_ran"
+    stm.export(stm.prepare(model, stm.Similarity(1.0, 0.5)), path)
+    evil = f"open({str(proof)!r}, 'w')\nfrom sentence_transformers.base.modules import Normalize as Evil\n"
+    for name in ("modeling.py", "modules.py", "__init__.py", "st_magnitude.py", "st_magnitude/modules.py"):
+        (path / name).parent.mkdir(exist_ok=True)
+        (path / name).write_text(evil)
+    monkeypatch.chdir(path)
+    assert isinstance(stm.load(path, device="cpu")[-1], ExponentNorm)
+    assert not proof.exists()
+
+    modules = json.loads((path / "modules.json").read_text())
+    modules.append({"idx": 3, "name": "3", "path": "", "type": "modeling.Evil"})
+    (path / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        stm.load(path, device="cpu")
+    assert not proof.exists()
+    stm.load(path, device="cpu", trust_remote_code=True)  # the trap was a live one
+    assert proof.exists()
+
+
+# --- what is in the folder already ------------------------------------------------------------------------------------
+
+
+def contents(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def old(tmp_path, words):
+    """The folder of a model, with more in it than the model."""
+    folder = stm.export(words, tmp_path / "model")
+    (folder / "checkpoints").mkdir()
+    (folder / "checkpoints" / "notes.txt").write_text("of the old model")
+    return folder
+
+
+@pytest.fixture
+def words():
+    return SentenceTransformer(modules=[BoW(["tea", "list"])], similarity_fn_name="dot", device="cpu")
+
+
+@pytest.fixture
+def other():
+    return stm.prepare(SentenceTransformer(modules=[BoW(["see"])], device="cpu"), "cosine")
+
+
+def test_a_folder_that_is_not_empty_is_refused(old, other):
+    before = contents(old)
+    with pytest.raises(FileExistsError, match=r"model is not empty; choose another folder, or pass overwrite=True"):
+        stm.export(other, old)
+    with pytest.raises(FileExistsError, match=r"README\.md is a file"):
+        stm.export(other, old / "README.md", overwrite=True)
+    assert contents(old) == before
+
+
+def test_overwrite_replaces_all_of_it(old, other):
+    stm.export(other, old, overwrite=True)
+    assert types(stm.load(old)) == ["BoW", "Normalize"]
+    assert not (old / "checkpoints").exists()
+    assert [path.name for path in old.parent.iterdir()] == ["model"]
+
+
+def test_an_empty_folder_is_taken(tmp_path, other):
+    (tmp_path / "empty").mkdir()
+    assert types(stm.load(stm.export(other, tmp_path / "empty"))) == ["BoW", "Normalize"]
+
+
+def dies(when, monkeypatch):
+    """The process is killed in the middle of the files, or before, between or after the two renames."""
+    kill = partial(os.kill, os.getpid(), signal.SIGKILL)
+    if when == "files":
+        monkeypatch.setattr(SentenceTransformer, "_create_model_card", lambda *_: kill())
+        return
+    rename, renames = Path.rename, []
+
+    def faulty(path, target):
+        renames.append(path)
+        if len(renames) == when:
+            kill()
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", faulty)
+
+
+@pytest.mark.parametrize("when", ["files", 1, 2])
+def test_after_a_kill_the_old_model_is_whole_and_the_next_export_cleans_up(old, other, when, monkeypatch):
+    before = contents(old)
+
+    def child():
+        dies(when, monkeypatch)
+        stm.export(other, old, overwrite=True)
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert contents(old if when != 2 else old.with_name(".model.old")) == before
+    with pytest.raises(FileExistsError, match="not empty"):
+        stm.export(other, old)
+    assert contents(old) == before
+    stm.export(other, old, overwrite=True)
+    assert types(stm.load(old)) == ["BoW", "Normalize"]
+    assert [path.name for path in old.parent.iterdir()] == ["model"]
+
+
+def test_a_full_disk_is_one_line_and_leaves_the_old_model(old, static_model):
+    """safetensors, tokenizers and Python each report it in their own way: here, the table of words does not fit."""
+    before, limits = contents(old), resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        for size in (100_000, 1_000_000):  # in the middle of the tokenizer, and of the weights
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+            with pytest.raises(OSError, match=rf"The model cannot be written to {old} \(File too large\)") as caught:
+                stm.export(static_model, old, overwrite=True)
+            assert caught.value.errno == errno.EFBIG
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert contents(old) == before
+    assert [path.name for path in old.parent.iterdir()] == ["model"]
+
+
+# --- the model card ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("similarity", "options", "expected", "absent"),
+    [
+        ("cosine", {}, ["Index by cosine similarity.", "Distance.COSINE"], ["Distance.DOT", "stm.load"]),
+        ("dnorm", {}, ["Index by cosine similarity."], ["inner product, and"]),
+        ("qnorm", {}, ["Index by inner product, and do not normalise embeddings.", "Distance.DOT"], ["stm.load"]),
+        ("qnorm", {"calibrated_scores": True}, ["do not normalise embeddings."], ["cosine similarity."]),
+        (stm.Similarity(1.0, 0.4), {}, ["norm of documents by its power 0.4000", 'stm.load("', "Distance.DOT"], []),
+        (stm.Similarity(1.0, 0.4), {"bake_exponent": True}, ["norm to the power 0.4000", "do not norm"], ["stm.load"]),
+    ],
+)
+def test_the_card_says_how_to_index(words, tmp_path, similarity, options, expected, absent):
+    card = (stm.export(stm.prepare(words, similarity), tmp_path / "model", **options) / "README.md").read_text()
+    section = card.partition("### Indexing and scoring")[2].partition("<!-- /st-magnitude")[0]
+    assert card.index("## Usage") < card.index("### Indexing and scoring") < card.index("## Training Details")
+    assert all(text in section for text in expected)
+    assert not any(text in section for text in absent)
+    assert "cohens_d" not in card
+
+
+def test_a_card_that_is_exported_again_has_the_section_once(words, tmp_path):
+    once = stm.export(stm.prepare(words, "qnorm"), tmp_path / "once")
+    again = stm.export(stm.prepare(stm.load(once), "cosine"), tmp_path / "again")
+    card = (again / "README.md").read_text()
+    assert card.count("### Indexing and scoring") == 1
+    assert "Index by cosine similarity." in card
+
+
+def test_figures_of_geometry_are_explained(words, tmp_path):
+    stm.GeometryEvaluator(["tea", "list", "tea list", "tea tea"], is_relevant=[True, False, True, False])(words)
+    card = (stm.export(words, tmp_path / "model") / "README.md").read_text()
+    assert "| cohens_d" in card
+    assert "`cohens_d` is the difference between the mean norms of relevant documents" in card
+    assert "`isoscore` says how evenly" in card

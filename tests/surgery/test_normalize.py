@@ -1,0 +1,236 @@
+"""What a model ends in, and how large its embeddings are."""
+
+import copy
+
+import pytest
+import torch
+from _surgery import DOCUMENTS, QUERIES, encode, head, routes, scores, types, unit
+from _tiny import load_transformer, save_transformer
+from sentence_transformers.base.modules import Dense, Normalize
+from sentence_transformers.sentence_transformer.modules import Dropout, LayerNorm
+from torch import nn
+
+import st_magnitude as stm
+from st_magnitude.modules import ExponentNorm
+from st_magnitude.surgery.normalize import PROBE
+from st_magnitude.surgery.raw import normalizes_output
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def test_strip_and_add(model):
+    raw = encode(model)
+    assert (raw.norm(dim=1) > 2).all()
+    for _ in range(2):
+        assert stm.add_normalize(model) is model
+        assert types(model) == ["Transformer", "Pooling", "Normalize"]
+        torch.testing.assert_close(encode(model), unit(raw))
+    for _ in range(2):
+        assert stm.strip_normalize(model) is model
+        assert types(model) == ["Transformer", "Pooling"]
+        assert torch.equal(encode(model), raw)
+
+
+def test_strip_takes_all_of_them(model):
+    model.extend([Normalize(), Normalize(), ExponentNorm(0.5, 0.5)])
+    assert normalizes_output(model)
+    assert types(stm.strip_normalize(model)) == ["Transformer", "Pooling"]
+
+
+def test_normalize_in_front_of_a_head_stays(model):
+    model.extend([Normalize(), Dense(32, 32, activation_function=None)])
+    assert not normalizes_output(model)
+    assert types(stm.strip_normalize(model)) == ["Transformer", "Pooling", "Normalize", "Dense"]
+
+
+def test_dropout_hides_nothing(model):
+    model.extend([Normalize(), Dropout(0.1)])
+    assert normalizes_output(model)
+    with pytest.raises(ValueError, match="followed by Dropout"):
+        stm.strip_normalize(model)
+
+
+def test_exponents_of_unit_vectors_are_unit_vectors(model):
+    model.extend([Normalize(), ExponentNorm(0.5, 0.5)])
+    torch.testing.assert_close(encode(model).norm(dim=1), torch.ones(len(DOCUMENTS)))
+    assert normalizes_output(model)
+    with pytest.raises(ValueError, match=r"stm\.strip_normalize\(model\)"):
+        stm.LearnableNormLoss(model)
+    with pytest.raises(ValueError, match=r"stm\.strip_normalize\(model\)"):
+        stm.rescale_output(model, 2.0)
+
+
+def test_minilm_ends_in_normalize(minilm):
+    assert normalizes_output(minilm)
+    directions = encode(minilm)
+    raw = encode(stm.strip_normalize(minilm))
+    assert 4 < raw.norm(dim=1).mean() < 7
+    torch.testing.assert_close(unit(raw), directions)
+
+
+@pytest.mark.parametrize("before", ["raw", "normalized", "exponent"])
+@pytest.mark.parametrize(
+    ("similarity", "tail", "function"),
+    [
+        ("cosine", "Normalize", "cosine"),
+        ("dot", "Pooling", "dot"),
+        ("qnorm", "Pooling", "dot"),
+        ("dnorm", "Pooling", "cosine"),
+        (stm.Similarity(0.0, 0.6), "ExponentNorm", "dot"),
+        (stm.Similarity(1.0, 0.4), "ExponentNorm", "dot"),
+        (stm.Similarity(0.3, 1.0), "Pooling", "cosine"),
+        (stm.Similarity(0.3, 0.0), "Pooling", "dot"),
+    ],
+)
+def test_prepare(model, before, similarity, tail, function):
+    raw = {"queries": encode(model, QUERIES), "documents": encode(model)}
+    model.extend({"raw": [], "normalized": [Normalize()], "exponent": [ExponentNorm(0.5, 0.5)]}[before])
+    for _ in range(2):
+        assert stm.prepare(model, similarity) is model
+        assert types(model) == ["Transformer", "Pooling", *([] if tail == "Pooling" else [tail])]
+        assert model.similarity_fn_name == function
+    # Whatever the tail, the scores rank as the similarity does
+    query, document = stm.Similarity.named(similarity).exponents
+    lengths = raw["queries"].norm(dim=1)[:, None] ** (1 - query), raw["documents"].norm(dim=1) ** (1 - document)
+    expected = unit(raw["queries"]) @ unit(raw["documents"]).T * lengths[0] * lengths[1]
+    assert torch.equal(scores(model).argsort(dim=1), expected.argsort(dim=1))
+
+
+def test_prepare_knows_its_names(model):
+    with pytest.raises(ValueError, match="euclidean"):
+        stm.prepare(model, "euclidean")
+
+
+def test_routes_are_stripped(model):
+    model.append(routes(head(Normalize()), head(Normalize())))
+    assert normalizes_output(model)
+    directions = model.encode_query(QUERIES, convert_to_tensor=True), model.encode_document(QUERIES)
+    stm.prepare(model, "qnorm")
+    assert not normalizes_output(model)
+    assert model.similarity_fn_name == "dot"
+    raw = model.encode_query(QUERIES, convert_to_tensor=True)
+    assert raw.norm(dim=1).std() > 0
+    torch.testing.assert_close(unit(raw), directions[0])
+    torch.testing.assert_close(unit(model.encode_document(QUERIES, convert_to_tensor=True)).numpy(), directions[1])
+
+
+def test_one_route_of_two(model):
+    model.append(routes(head(Normalize()), head()))
+    assert normalizes_output(model)  # a loss of magnitude would see unit queries
+    stm.add_normalize(model)
+    for embeddings in (model.encode_query(QUERIES, convert_to_tensor=True), model.encode_document(QUERIES)):
+        torch.testing.assert_close(torch.as_tensor(embeddings).norm(dim=1), torch.ones(len(QUERIES)))
+    assert len(stm.add_normalize(model)) == 4
+
+
+def test_a_route_of_nothing_but_normalize(model):
+    model.append(routes(head(Normalize()), [Normalize()]))
+    with pytest.raises(ValueError, match=r"'document'.*del model\[-1\]"):
+        stm.strip_normalize(model)
+    assert [len(route) for route in model[-1].sub_modules.values()] == [2, 1]  # all or nothing
+
+
+# --- rescale_output ---------------------------------------------------------------------------------------------------
+
+
+def check_rescaled(model, parameters_changed, texts=DOCUMENTS):
+    """Norms by the factor, cosines not at all, through the named parameters only."""
+    before, state = encode(model, texts).double(), {k: v.clone() for k, v in model.state_dict().items()}
+    assert before.norm(dim=1).std() > 1e-3
+    assert stm.rescale_output(model, 0.3) is model
+    after = encode(model, texts).double()
+    torch.testing.assert_close(after.norm(dim=1), 0.3 * before.norm(dim=1), rtol=1e-5, atol=0)
+    torch.testing.assert_close(unit(after), unit(before), rtol=0, atol=1e-5)
+    changed = {name for name, value in model.state_dict().items() if not torch.equal(value, state[name])}
+    assert {name.split(".", 1)[1] for name in changed} == parameters_changed
+
+
+def test_rescale_minilm(minilm):
+    layer_norm = "model.encoder.layer.5.output.LayerNorm"
+    check_rescaled(stm.strip_normalize(minilm), {f"{layer_norm}.weight", f"{layer_norm}.bias"})
+
+
+@pytest.mark.parametrize(
+    ("model_type", "pooling", "changed"),
+    [
+        (
+            "bert",
+            "mean",
+            {"model.encoder.layer.1.output.LayerNorm.weight", "model.encoder.layer.1.output.LayerNorm.bias"},
+        ),
+        (
+            "distilbert",
+            "cls",
+            {"model.transformer.layer.1.output_layer_norm.weight", "model.transformer.layer.1.output_layer_norm.bias"},
+        ),
+        ("modernbert", "mean", {"model.final_norm.weight"}),
+        ("llama", "lasttoken", {"model.norm.weight"}),
+        ("qwen2", "lasttoken", {"model.norm.weight"}),
+        ("gemma", "lasttoken", {"model.norm.weight"}),  # multiplies by 1 + weight
+        ("t5", "mean", {"model.encoder.final_layer_norm.weight"}),
+    ],
+)
+def test_rescale_transformers(tmp_path, model_type, pooling, changed):
+    check_rescaled(load_transformer(save_transformer(tmp_path, model_type), pooling), changed)
+
+
+@pytest.mark.parametrize("activation", [nn.Identity(), nn.ReLU()])
+def test_rescale_dense(model, activation):
+    model.append(Dense(32, 24, activation_function=activation))
+    check_rescaled(model, {"linear.weight", "linear.bias"})
+
+
+def test_rescale_layer_norm_head(model):
+    model.append(LayerNorm(32))
+    with torch.no_grad():
+        model[-1].norm.weight.copy_(torch.rand(32) + 0.5)
+        model[-1].norm.bias.normal_()
+    check_rescaled(model, {"norm.weight", "norm.bias"})
+
+
+def test_rescale_static_embedding(static_model):
+    check_rescaled(static_model, {"embedding.weight"})
+
+
+def test_rescale_in_front_of_exponents(model):
+    raw, layer_norm = encode(model), "model.transformer.layer.1.output_layer_norm"
+    model.append(ExponentNorm(0.3, 0.5))
+    stm.rescale_output(model, 0.3)
+    assert types(model) == ["Transformer", "Pooling", "ExponentNorm"]
+    torch.testing.assert_close(encode(model), unit(raw) * (0.3 * raw.norm(dim=1, keepdim=True)) ** 0.5)
+    assert layer_norm in " ".join(name for name, _ in model.named_parameters())
+
+
+@pytest.mark.parametrize("probe", [None, DOCUMENTS])
+def test_rescale_to_mean_norm_one(model, probe):
+    texts = probe or PROBE
+    assert encode(model, texts).norm(dim=1).mean() > 2
+    stm.rescale_output(model, probe=probe)
+    assert encode(model, texts).norm(dim=1).mean().item() == pytest.approx(1, rel=1e-5)
+
+
+@pytest.mark.parametrize("factor", [0, -2.0, float("nan")])
+def test_rescale_wants_a_positive_factor(model, factor):
+    with pytest.raises(ValueError, match="positive"):
+        stm.rescale_output(model, factor)
+
+
+def test_rescale_refuses_normalize(model):
+    with pytest.raises(ValueError, match=r"stm\.strip_normalize\(model\)"):
+        stm.rescale_output(stm.add_normalize(model), 2.0)
+
+
+@pytest.mark.parametrize("case", ["shared layers", "residual", "tanh", "behind a head"])
+def test_rescale_refuses_what_it_cannot_do(model, tmp_path, case):
+    if case == "shared layers":  # ALBERT: one layer, one LayerNorm, used twice
+        model = load_transformer(save_transformer(tmp_path, "albert"))
+    elif case == "residual":
+        model.append(Dense(32, 32, activation_function=None, use_residual=True))
+    elif case == "tanh":
+        model.append(Dense(32, 32))
+    else:
+        model.append(routes(head(), head()))
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=r"Append a Dense|No last affine map"):
+        stm.rescale_output(model, 0.3)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
