@@ -1,21 +1,21 @@
-"""Table 6 of the magnitude paper on real images, at a size that two cores manage: asymmetric losses for CLIP.
+"""Asymmetric losses for CLIP: Table 6 of the magnitude paper on real images, at a size that two cores can train.
 
     python benchmarks/clip.py [--quick] [--output runs/clip] [--cache FOLDER] [--jobs 2] [--seeds 0,1,2] [--table]
 
 Small open_clip models from scratch (ModifiedResNet of 1-1-1-1 blocks and width 16 at 48 pixels, two layers of text,
 1.8 million parameters) learn emoji and what they are called (:mod:`emoji`). One training serves two tests:
 
-- *unseen style*: 500 emoji of the training in a drawing style that it saw nothing of; one image a text;
-- *unseen emoji*: 250 emoji that it saw nothing of, in the three styles of training; up to three images a text.
+- *unseen style*: 500 emoji of the training data in a drawing style that training never showed; one image per text;
+- *unseen emoji*: 250 emoji that training never showed, in the three styles of training; up to three images per text.
 
 Rows are the paper's six losses (*Beyond the Unit Hypersphere*, arXiv 2602.09229, Table 6), and two interventions of
 Draganov et al. on the first of them: GradScale at power 1, cut-init of the projections at c = 3. Losses that keep a
-length begin with both projections divided by the mean norm (`stm.clip.calibrate`); norm-sym begins as open_clip does.
+norm start with both projections divided by the mean norm (`stm.clip.calibrate`); norm-sym starts as open_clip does.
 A seed draws the split, the initial weights and the batches. Steps, batch and learning rate are the same for all rows,
 were set beforehand and not tuned, on dev or on anything else; what is measured is the end of the training.
 
-Every run is kept as a JSON file and not repeated: a study that was broken off goes on where it was, `--seeds` and
-`--rows` run it in pieces, and `--table` prints what there is.
+Every run is stored as a JSON file and not repeated. So an interrupted study continues where it stopped, `--seeds` and
+`--rows` run a part of it, and `--table` prints the runs that are stored.
 
 The paper trains ViT-B/32 on COCO and does not say how it pairs relevant with irrelevant items for Cohen's d. Over all
 pairs d is 0 for any features where all items have equally many partners, so it is the "hard" pairing here: relevant
@@ -28,7 +28,7 @@ Expected before measuring these rows (with one seed of a longer training at hand
 3. One direction, with the asking side normalised: the found side gets d > 0, dot beats cosine in the direction that was
    trained, the other direction is lost.
 4. One direction, nothing normalised: the same, less of it.
-5. Where lengths are learned, hubs are what they demote: on the found side N_10 by cosine goes with *short* features.
+5. Where norms are learned, they demote hubs: on the found side, features with a high N_10 by cosine have *small* norms.
 6. GradScale and cut-init change no figure beyond its interval.
 """
 

@@ -154,7 +154,7 @@ class EmojiImages:
         - ``unseen_style``: emoji of the training, in the style that it has no image of.
 
         Args:
-            seed: Of the draw.
+            seed: Seed for the split.
             held_out_style: No image of it is trained on.
             num_unseen: Emoji of the test of unseen ones.
             num_dev: Emoji of dev.

@@ -96,8 +96,8 @@ def build(
 
     Args:
         cache: See :func:`fetch`.
-        seed: Of the split and of all sampling.
-        num_foldoc_queries: Of the FOLDOC task.
+        seed: Seed for the split and for all sampling.
+        num_foldoc_queries: Number of queries of the FOLDOC task.
         foldoc_corpus_size: Documents of the FOLDOC task.
         **wordnet_sizes: Those of :func:`wordnet`.
 
@@ -254,13 +254,13 @@ def retrieval(
 ) -> RetrievalData:
     """A task of names that search for what they mean: every document of the corpus that has the name is relevant.
 
-    A name that stands in any text that it belongs to is no query, and neither is one without two letters.
+    A name that occurs in a text that it belongs to is not used as a query, and neither is a name without two letters.
 
     Args:
         entries: Drawn from in the order of their random rank.
         num_queries: Names, each of another entry and different from one another.
         corpus_size: Their entries, and others.
-        seed: Of the ranks.
+        seed: Seed for the ranks.
         everything: Normalised name to entries that it must not stand in; default: those of entries.
         excluded: Normalised names that are no queries.
         what: What the entries are, for the error.
@@ -323,7 +323,7 @@ _LEXICOGRAPHER_FILES = [  # by number: lexnames(5WN)
     "adj.ppl",
 ]
 _BEFORE_EXAMPLES = (" as in e.g.", " e.g.", " as in the expression", " as in", " especially in the phrase")
-_MIN_WORDS = 3  # of a definition: "sea turtles" is none
+_MIN_WORDS = 3  # a shorter text, such as "sea turtles", does not count as a definition
 _TEST, _DEV = 0.08, 0.03  # shares of the synsets
 _MIN_CLUSTER = 50
 
@@ -382,7 +382,7 @@ def synsets(lines: Iterable[str], source: str = "line") -> Iterator[Entry]:
     """The synsets of a WordNet data file, wndb(5WN), whose definitions are worth searching for.
 
     Args:
-        lines: Of the file.
+        lines: Lines of the file.
         source: Its name, for the error.
 
     Raises:
@@ -497,8 +497,8 @@ def foldoc(
         seed: Of all sampling.
         num_queries: Headwords, each of another entry.
         corpus_size: Their entries, and others.
-        max_words: The length that a document is cut to.
-        min_words: A shorter one is left out.
+        max_words: Number of words that a document is cut to.
+        min_words: Smallest number of words; shorter documents are left out.
 
     Raises:
         DataError: If a file is missing or malformed, or there are not so many entries.
@@ -547,7 +547,7 @@ def dictd_number(digits: str) -> int:
     """A number as dictd's index has it: to the base 64, the most significant digit first.
 
     Raises:
-        KeyError: If a character is no digit.
+        KeyError: If a character is not a digit.
 
     Example:
         >>> dictd_number("A"), dictd_number("BA"), dictd_number("K5")

@@ -5,7 +5,7 @@
     python benchmarks/magnitude.py --choose      the small grid that the settings below come from; with --loss qnorm
                                                  what another loss makes of it
 
-Question: does training that keeps length (Dot, QNorm, DNorm, Learnable) find more than Cosine, does document length
+Question: does training that keeps the norm (Dot, QNorm, DNorm, Learnable) find more than Cosine, does document norm
 then stand for relevance (Cohen's d), and do gains follow d, as the paper says of BERT retrievers on MS MARCO?
 
 Protocol. Five bases, each trained on WordNet and on docstrings (search_tasks.py) with the five losses:
@@ -27,10 +27,10 @@ over the queries of each task (of the mean over seeds), and t over seeds where t
 number a data set, have t intervals over data sets. A sign agrees or disagrees with the paper's where the interval
 excludes 0, and is open where it does not.
 
-Expected before measuring: within the domain all losses are near Cosine; matched magnitude read-outs lose out of domain
-where the base was pretrained with Normalize or not at all, and are mended by the exponent of dev; d is positive on
-docstrings after training on docstrings, whose explicit negatives are never relevant, and nowhere else; so gains follow
-d there only. One-sided similarities fail on scored pairs at the scale .01, not at a measured one.
+Expected before measuring: within the domain all losses are near Cosine; scored as trained, losses with norms lose out
+of domain where the base was pretrained with Normalize or not at all, and recover at the exponent of dev; d is positive
+on docstrings after training on docstrings, whose explicit negatives are never relevant, and nowhere else; so gains
+follow d there only. One-sided similarities fail on scored pairs at the scale .01, not at a measured one.
 
 Left out: Table 4, the end-to-end reading, which needs a reader model; Table 6 (CLIP) is clip.py.
 """
@@ -314,7 +314,7 @@ def store(path: Path, value: Any) -> None:
 
 
 def stored(path: Path, base: Base) -> Cell | None:
-    """The cell, unless there is none or it was measured with other settings."""
+    """The stored cell, or None if it is missing or was measured with other settings."""
     if not path.is_file():
         return None
     cell: Cell = json.loads(path.read_text(encoding="utf-8"))

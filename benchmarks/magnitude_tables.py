@@ -19,7 +19,7 @@ from st_magnitude._plot import pyplot
 Cell = dict[str, Any]
 Cells = dict[tuple[str, str, str], list[Cell]]  # by base, training set and loss, in the order of the seeds
 NAMES = {"cosine": "Cosine", "dot": "Dot", "qnorm": "QNorm", "dnorm": "DNorm", "learnable": "Learnable"}
-KEEPING = ("dot", "qnorm", "learnable")  # the losses whose read-out has document length in it
+KEEPING = ("dot", "qnorm", "learnable")  # losses whose scores contain the document norm
 EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 PLACES = {"in": "in domain", "out": "out of domain"}
 
@@ -29,7 +29,7 @@ def at(task: Cell, exponent: float, metric: str = "ndcg@10") -> float:
 
 
 def exponent_of(cell: Cell, read_out: str, rows: str) -> float:
-    """The document exponent of a read-out; ``rows`` is the training set whose dev task chose."""
+    """The document exponent of a scoring; ``rows`` is the training set whose dev task chose it."""
     if read_out == "chosen":
         return cell["chosen"][rows]
     return {"matched": cell["matched"], "cosine": 1.0, "dot": 0.0}[read_out]
@@ -117,7 +117,7 @@ def figure(cells: list[Cell], task: str, key: str) -> float:
 
 
 def d_of(cells: list[Cell], task: str, pairing: str = "corpus") -> float | None:
-    """Mean over seeds; None where there is no such pairing."""
+    """Mean over seeds, or None if the task does not have this pairing."""
     values = [v for cell in cells if (v := cell["tasks"][task]["d"].get(pairing)) is not None]
     return float(np.mean(values)) if values else None
 
@@ -169,7 +169,7 @@ def trained_on(cells: Cells) -> list[tuple[str, str]]:
 
 
 def gain_findings(cells: Cells) -> list[Finding]:
-    """Tables 1, 2 and 16: gains over Cosine in and out of the domain, matched read-out."""
+    """Tables 1, 2 and 16: gains over Cosine in and out of the domain, scored as trained."""
     found = []
     for base, rows in trained_on(cells):
         for loss, column in zip(("dot", "qnorm", "dnorm", "learnable"), range(1, 5), strict=True):
@@ -308,7 +308,7 @@ def retrieval_table(cells: Cells, base: str, rows: str, read_out: str) -> list[s
 
 
 def gain_table(cells: Cells, base: str, rows: str) -> list[str]:
-    """Gains over Cosine in points by task and read-out; p of the paired t over seeds."""
+    """Gains over Cosine in points by task and scoring; p of the paired t over seeds."""
     losses = [loss for loss in NAMES if loss != "cosine" and (base, rows, loss) in cells]
     lines = header("task, read-out", (NAMES[loss] for loss in losses))
     first = next(iter(cells[base, rows, loss][0] for loss in losses), None)
@@ -485,7 +485,7 @@ def write_csv(cells: Cells, path: Path) -> None:
 
 
 def pictures(cells: Cells, folder: Path) -> None:
-    """Fig. 3 and Fig. 5 of the paper on our data, exponents in training, collapse, and read-out curves."""
+    """Fig. 3 and Fig. 5 of the paper on our data, exponents in training, collapse, and scores by exponent."""
     plt = pyplot()
     bases = list(dict.fromkeys(base for base, _ in trained_on(cells)))
 

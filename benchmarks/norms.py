@@ -1,4 +1,4 @@
-"""The embedding-norm effect and what is done about it, beside the papers' figures.
+"""The embedding-norm effect and the interventions against it, next to the papers' figures.
 
     python benchmarks/norms.py [--quick] [--output runs/norms]
 
@@ -82,14 +82,14 @@ def steps_to_converge(
     z = norm * (z * (1 - abs(angle)) + fixed * angle)
     z = z * norm / z.norm(dim=1, keepdim=True)
     for step in range(limit):
-        length = z.norm(dim=1, keepdim=True)
-        unit = z / length
+        norm = z.norm(dim=1, keepdim=True)
+        unit = z / norm
         cosine = (unit * fixed).sum(dim=1, keepdim=True)
         if cosine.mean() > 0.999:
             return str(step)
-        if not torch.isfinite(length).all() or length.mean() > 1e6 or length.mean() < 1e-6:
+        if not torch.isfinite(norm).all() or norm.mean() > 1e6 or norm.mean() < 1e-6:
             return "divergence"
-        z = z + lr * (length**power * (fixed - cosine * unit) / length - 2 * decay * z)
+        z = z + lr * (norm**power * (fixed - cosine * unit) / norm - 2 * decay * z)
     return f"> {limit}"
 
 
@@ -355,12 +355,12 @@ def confidence(quick: bool) -> dict[str, Any]:
         with torch.no_grad():
             for _ in range(100):
                 control(view(x[y < 5]))  # the statistics of BatchNorm, and nothing else
-            lengths = control.eval()(test).norm(dim=1)
-        untrained.append(novelty(lengths[labels < 5].tolist(), lengths[labels >= 5].tolist()))
+            magnitudes = control.eval()(test).norm(dim=1)
+        untrained.append(novelty(magnitudes[labels < 5].tolist(), magnitudes[labels >= 5].tolist()))
         model = simclr(x[y < 5], "SGD", "default", 20 if quick else 100, seed, None)
         with torch.no_grad():
-            lengths = model(test).norm(dim=1)
-            found = novelty(lengths[labels < 5].tolist(), lengths[labels >= 5].tolist())
+            magnitudes = model(test).norm(dim=1)
+            found = novelty(magnitudes[labels < 5].tolist(), magnitudes[labels >= 5].tolist())
             both = torch.cat([x, test])
             buckets = knn_accuracy_by_norm(model(both), torch.cat([y, labels]), k=50, num_buckets=20, min_rows=50)
         ratios.append(found.ratio)

@@ -14,10 +14,10 @@ python docs                 a section title              the chunks of the secti
 hubs                        a lemma                      the definition of its hypernym: one document, many queries
 ==========================  ===========================  ============================================================
 
-Trained on are the other synsets of WordNet (in-batch negatives only) and the docstrings of other packages (each query
-with an explicit negative that answers nothing). The Python documentation is read without its library reference, whose
-wording the docstrings of the standard library share. Everything comes from packages of Debian and from the packages
-that are installed, by way of a cache folder; the same packages give the same texts.
+The training sets are the other synsets of WordNet (in-batch negatives only) and the docstrings of other packages (each
+query with an explicit negative that is never relevant). The Python documentation is used without its library reference,
+because the docstrings of the standard library share its wording. All texts come from packages of Debian and from the
+installed Python packages. They are kept in a cache folder; the same packages give the same texts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Does a graph index find what the inner product ranks first, and does one more dimension help it?
+"""Does a graph index find the documents with the largest inner products, and does one more dimension help?
 
     python benchmarks/serving.py [--quick] [--demo runs/demo] [--output runs/serving]
 
@@ -12,15 +12,15 @@ Data, no download:
   they happen to be), in random order; 300 other nouns are the queries;
 - the same directions with synthetic norms, lognormal with sigma .5 and 1, independent of them;
 - the same at sigma .5, with documents added in ascending order of norms: a corpus whose norms drift upwards;
-- with ``--demo``, the data of a run of ``st-magnitude demo`` under its model ``qnorm``, which QNorm has trained to say
-  something with norms: 2248 chunks of docstrings, 200 queries.
+- with ``--demo``, the data of a run of ``st-magnitude demo`` with its model ``qnorm``, whose norms QNorm has trained to
+  carry information: 2248 chunks of docstrings, 200 queries.
 
 Expected before measuring: with the norms of the models (coefficients of variation of .05 to .3) no difference above .01
-at equal cost. At sigma .5 and 1 both get worse, the raw graph for its hubs, which hide short documents, the augmented
-one because short documents crowd at its pole, far from all queries. Morozov and Babenko (Non-metric Similarity Graphs
-for Maximum Inner Product Search, 2018) found raw graphs better than the reduction, so raw is expected ahead there at
-equal cost. Ascending order costs both something; twice the norm costs the augmented form more.
-"""
+at equal cost. At sigma .5 and 1 both get worse, the raw graph because of its hubs, which hide documents with small
+norms, the augmented graph because such documents crowd at its pole, far from all queries. Morozov and Babenko
+(Non-metric Similarity Graphs for Maximum Inner Product Search, 2018) found raw graphs better than the reduction, so raw
+is expected ahead there at equal cost. Ascending order costs both something; twice the norm costs the augmented form
+more."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ temperature paper (Dinu et al., ICLR 2025), over three seeds. A seed is another 
 Measured on held-out synsets, and out of domain on FOLDOC (headword -> definition): nDCG@10 in full, at a quarter of the
 dimensions, at one bit a dimension, at one bit rescored with the float query; the v-measure of k-means against WordNet's
 lexicographer files; the intrinsic dimension. All batches are homogeneous, synsets of one part of speech, except those
-of "mixed". What a stored norm wins beside the bits is also measured on the docstrings of the installed packages, where
-training has explicit negatives that answer nothing, so that length has something to say.
+of "mixed". The gain from one norm stored beside the bits is also measured on the docstrings of the installed packages,
+where training has explicit negatives that are never relevant, so that the norm carries information.
 
 Differences are printed beside those of the paper's Tables 1, 2 and 4, with the agreement in sign. The paper's models
 are 356M parameters at D = 1024 with a batch of 256 and 2,000 steps; its lowest temperature is .04, here it is .03.
@@ -174,8 +174,8 @@ def grid(model: SentenceTransformer, task: RetrievalData, similarity: stm.Simila
     return found
 
 
-def read_outs(model: SentenceTransformer, dev: RetrievalData, tasks: dict[str, RetrievalData]) -> Figures:
-    """The grid of every task as trained, and at the document exponent that is best on dev where length was kept."""
+def scorings(model: SentenceTransformer, dev: RetrievalData, tasks: dict[str, RetrievalData]) -> Figures:
+    """The grid of every task as trained and, if the norm was kept, at the document exponent that is best on dev."""
     found = {f"{name}{key}": value for name, task in tasks.items() for key, value in grid(model, task).items()}
     if model.similarity_fn_name == "dot":
         curve = stm.calibrate_exponent(
@@ -190,7 +190,7 @@ def read_outs(model: SentenceTransformer, dev: RetrievalData, tasks: dict[str, R
 
 def measure(model: SentenceTransformer, data: Lexicons, seed: int) -> Figures:
     """All figures of one trained model."""
-    found = read_outs(model, data.dev, {"": data.test, "FOLDOC ": data.foldoc})
+    found = scorings(model, data.dev, {"": data.test, "FOLDOC ": data.foldoc})
     texts, labels = data.clustering
     embeddings = model.encode_document(texts, batch_size=128, show_progress_bar=False)
     found["intrinsic dimension"] = stm.geometry.intrinsic_dimension(embeddings)
@@ -282,7 +282,7 @@ def claims(results: Results) -> str:
 
 
 def norm_rescoring(runs: list[Figures], tasks: dict[str, str]) -> list[str]:
-    """Rows on what one stored norm a document wins over plain rescoring, by task and read-out."""
+    """Rows on the gain of one stored norm per document over plain rescoring, by task and scoring."""
     lines = []
     for read_out in ("", "chosen "):
         for prefix, name in tasks.items():
@@ -309,12 +309,12 @@ def on_lexicons(name: str, condition: str, seed: int, data: Lexicons) -> Figures
 
 
 def on_docstrings(name: str, condition: str, seed: int, task: DocstringTask) -> Figures:
-    """Where length has a meaning to learn: every query has an explicit negative, boilerplate that answers nothing."""
+    """Data where the norm has something to learn: every query has an explicit negative, boilerplate."""
     load, how = MODELS[name].load, MODELS[name].how
     torch.manual_seed(seed)
     model = load()
     train(model, CONDITIONS[condition](model), task.train.triplets(1, seed), seed, **how)
-    return read_outs(model, task.dev, {"": task.test})
+    return scorings(model, task.dev, {"": task.test})
 
 
 def run(name: str, num_seeds: int, conditions: list[str], record: Path, cache: Path | None) -> dict[str, Results]:
