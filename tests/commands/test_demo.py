@@ -79,13 +79,13 @@ def test_the_clock_estimates_the_time_left(monkeypatch):
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
     clock = _Clock(lines.append, training=1.0)
     clock.stage("read", "Reading")
-    now[0] = 70.0  # twice as long as expected
+    now[0] = 2 * clock.expected["read"]  # twice as long as expected
     clock.stage("pretrained", "Encoding")
     clock.stage("mteb", "Scoring")
     total = sum(clock.expected.values()) / 60
     assert f"about {total:.0f} min left] Reading" in lines[0]
     assert total < 5
-    assert f"[  70 s, about {2 * (total - 35 / 60):.0f} min left] Encoding" in lines[1]
+    assert f"[  60 s, about {2 * (total - 0.5):.0f} min left] Encoding" in lines[1]
     assert "about a minute left] Scoring" in lines[2]
 
 

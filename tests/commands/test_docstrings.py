@@ -1,4 +1,4 @@
-"""The docstrings of an environment as a retrieval task: parsing, splitting, sampling; nothing is executed."""
+"""The docstrings of an environment as a retrieval task: sections, queries, splits and sampling."""
 
 import random
 import sys
@@ -148,6 +148,21 @@ def test_sphinx() -> None:
     ]
 
 
+def test_title_without_blank_line_above_and_with_one_below() -> None:
+    """griffe alone would take the arguments for a part of the description."""
+    docstring = "Smooth it.\nArgs:\n\n    signal: The samples in the order of their time, in any unit.\n"
+    _, description, boilerplate = split_docstring(docstring)
+    assert description == []
+    assert boilerplate == ["signal: The samples in the order of their time, in any unit."]
+
+
+def test_numpydoc_with_a_line_that_looks_like_a_google_section() -> None:
+    docstring = NUMPYDOC.replace(
+        "Parameters\n", "Warning:\n    The ends of the recording are not smoothed.\n\nParameters\n"
+    )
+    assert split_docstring(docstring)[2] == split_docstring(NUMPYDOC)[2]
+
+
 @pytest.mark.parametrize(
     "docstring", ["", "\n\n", "One.", "-----", "::", "```", ">>> 1", ":param x:", "Args:", ".. note::"]
 )
@@ -239,7 +254,7 @@ def words(rng: random.Random, number: int) -> str:
 
 
 def write_package(root: Path, name: str, functions: int, seed: int = 0) -> Path:
-    """A package of ``functions`` functions that have nothing in common, and that cannot be imported."""
+    """Writes a package of ``functions`` functions without a common word. It cannot be imported."""
     rng = random.Random(f"{name} {seed}")
     (root / name).mkdir(parents=True)
     (root / name / "__init__.py").write_text("raise RuntimeError('imported')\n")
@@ -294,6 +309,9 @@ def no_minimum(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_max_files(environment: Path) -> None:
     read = build(environment, train_queries=100, max_files=7, train=["big"], dev_queries=1, test_queries=1)
     assert 6 <= len(read.train.queries) <= 7  # __init__.py may be among them
+    fewer = build(environment, train_queries=100, max_train_files=3, train=["big"], dev_queries=5, test_queries=6)
+    assert 2 <= len(fewer.train.queries) <= 3
+    assert (len(fewer.dev.queries), len(fewer.test.queries)) == (5, 6)
 
 
 @pytest.mark.usefixtures("no_minimum")
@@ -405,18 +423,18 @@ def test_this_environment(capfd: pytest.CaptureFixture[str]) -> None:
         ["stdlib", "torch"],
         "numpy",
         "sentence_transformers",
-        max_files=150,
-        train_queries=40,
-        dev_queries=20,
-        test_queries=5,
+        max_files=80,
+        train_queries=20,
+        dev_queries=10,
+        test_queries=3,
     )
     assert "Reading docstrings" in capfd.readouterr().err
     assert not {
         name for name in set(sys.modules) - imported if name.partition(".")[0] in ("torch", "idlelib", "turtle")
     }
     assert set(task.packages["train"]) == {"stdlib", "torch"}
-    assert sum(task.packages["train"].values()) == len(task.train.queries) == 40
-    assert min(task.packages["train"].values()) >= 10
+    assert sum(task.packages["train"].values()) == len(task.train.queries) == 20
+    assert min(task.packages["train"].values()) >= 5
     for data in (task.train, task.dev, task.test):
         for name, query in data.queries.items():
             own = name.rpartition(".")[2].replace("_", "").lower()

@@ -16,7 +16,7 @@ def demo(
     model: Annotated[
         str | None, typer.Option(help="Folder or hub id of the model; default: all-MiniLM-L6-v2 from PyPI.")
     ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Training steps of each of the two models.")] = 30,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps of each of the two models.")] = 20,
     batch_size: Annotated[int, typer.Option(min=2, help="Queries in a batch.")] = 32,
     seed: Annotated[int, typer.Option(help="Seed for the data, their order and dropout.")] = 0,
 ) -> Figures:

@@ -64,6 +64,7 @@ def build_docstring_task(
     dev_queries: int = 150,
     test_queries: int = 450,
     max_files: int = 160,
+    max_train_files: int | None = None,
     max_words: int = 60,
     seed: int = 0,
     roots: Sequence[str | Path] | None = None,
@@ -82,6 +83,7 @@ def build_docstring_task(
         dev_queries: Largest number of dev queries.
         test_queries: Largest number of test queries.
         max_files: Largest number of files that are read of each package (a seeded sample).
+        max_train_files: The same for training packages, of which there are many; default: ``max_files``.
         max_words: Largest number of words in a chunk.
         seed: Seed for all sampling.
         roots: Folders that hold packages; default: the running interpreter's site-packages and standard library.
@@ -101,13 +103,15 @@ def build_docstring_task(
     """
     dev, test = ([names] if isinstance(names, str) else list(names) for names in (dev, test))
     sizes = {"test": test_queries, "dev": dev_queries, "train": train_queries}
-    settings = {
-        "packages": [None if train is None else list(train), dev, test],
-        "numbers": [*sizes.values(), max_files, max_words, seed, _PARSER],
-        "environment": environment_fingerprint(roots),
-    }
-    if cache is not None and (cached := _load(Path(cache), settings)):
-        return cached
+    settings: dict[str, object] = {}
+    if cache is not None:
+        settings = {
+            "packages": [None if train is None else list(train), dev, test],
+            "numbers": [*sizes.values(), max_files, max_train_files, max_words, seed, _PARSER],
+            "environment": environment_fingerprint(roots),
+        }
+        if cached := _load(Path(cache), settings):
+            return cached
 
     files = package_files(roots)
     if train is None:
@@ -118,8 +122,9 @@ def build_docstring_task(
     jobs: list[tuple[str, Path, Path]] = []
     for name in (*test, *dev, *train):
         root, paths = files[name]
-        if len(paths) > max_files:
-            paths = sorted(random.Random(f"{seed} {name}").sample(paths, max_files))
+        most = max_train_files if name in train and max_train_files is not None else max_files
+        if len(paths) > most:
+            paths = sorted(random.Random(f"{seed} {name}").sample(paths, most))
         jobs += [(name, root, path) for path in paths]
     objects = _drop_duplicates(read_files(jobs, max_words, workers, progress))
 
