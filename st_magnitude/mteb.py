@@ -1,6 +1,6 @@
-"""MTEB for what lies on this machine: saved models by their folder, and your own data as tasks.
+"""MTEB for local files: models in folders, and your own data as tasks.
 
-``st-magnitude mteb run -m FOLDER -t DATA`` is mteb's own command line with local models and local data.
+``st-magnitude mteb run -m FOLDER -t DATA`` runs mteb's command line with local models and local data.
 ``python -m st_magnitude.mteb MODEL DATA`` prints the scores of one model on one retrieval task as JSON.
 """
 
@@ -42,11 +42,11 @@ __all__ = [
 
 
 def retrieval_task(data: RetrievalData, name: str) -> AbsTaskRetrieval:
-    """An MTEB retrieval task of local data, for ``mteb.evaluate(model, task)``.
+    """Makes an MTEB retrieval task of local data, for ``mteb.evaluate(model, task)``.
 
     Args:
-        data: Queries, corpus and judgements. All queries form the split ``test``.
-        name: What MTEB's results call the task.
+        data: Queries, corpus and judgments. All queries form the split ``test``.
+        name: Name of the task in MTEB's results.
 
     Raises:
         ImportError: If mteb is not installed: ``pip install "st-magnitude[eval]"``.
@@ -70,11 +70,11 @@ def retrieval_task(data: RetrievalData, name: str) -> AbsTaskRetrieval:
 
 
 def sts_task(pairs: Iterable[tuple[str, str, float]], name: str) -> AbsTask:
-    """An MTEB task of scored pairs of texts: rank correlation of the model's similarity with the scores.
+    """Makes an MTEB task of scored pairs of texts: the rank correlation of the model's similarity with the scores.
 
     Args:
-        pairs: Two texts and their score, on any scale.
-        name: What MTEB's results call the task.
+        pairs: Pairs of texts with a score, on any scale.
+        name: Name of the task in MTEB's results.
     """
     abstasks = _abstasks()
     first, second, scores = (list(column) for column in zip(*pairs, strict=True))
@@ -91,16 +91,19 @@ def sts_task(pairs: Iterable[tuple[str, str, float]], name: str) -> AbsTask:
 
 
 def clustering_task(texts: Sequence[str], labels: Sequence[Any], name: str) -> AbsTask:
-    """An MTEB clustering task: v-measure of k-means over all texts.
+    """Makes an MTEB clustering task: the v-measure of k-means over all texts.
 
     Args:
-        texts: What is clustered.
-        labels: The class of each, as many.
-        name: What MTEB's results call the task.
+        texts: Texts to cluster.
+        labels: Class of each text.
+        name: Name of the task in MTEB's results.
+
+    Raises:
+        DataError: If the numbers of texts and labels differ.
     """
     abstasks = _abstasks()
     if len(texts) != len(labels):
-        raise DataError(f"There are {len(texts)} texts and {len(labels)} labels: give one label a text.")
+        raise DataError(f"There are {len(texts)} texts and {len(labels)} labels: give every text one label.")
 
     class LocalClustering(abstasks.AbsTaskClustering):  # type: ignore[name-defined]
         metadata = _metadata(name, "Clustering", "v_measure")
@@ -114,19 +117,19 @@ def clustering_task(texts: Sequence[str], labels: Sequence[Any], name: str) -> A
 
 
 def local_task(path: str | Path, name: str | None = None) -> AbsTask:
-    """A task from what lies at a path.
+    """Makes an MTEB task of a folder or a table.
 
-    - A folder in BEIR's layout: retrieval, the split ``test`` where there is one, else all queries.
-    - A ``.csv``, ``.tsv`` or ``.jsonl`` file with ``sentence1``, ``sentence2`` and ``score``: STS.
-    - One with ``text`` and ``label``: clustering.
+    - A folder in BEIR's layout becomes a retrieval task, of the split ``test`` if it exists, else of all queries.
+    - A ``.csv``, ``.tsv`` or ``.jsonl`` file with ``sentence1``, ``sentence2`` and ``score`` becomes an STS task.
+    - Such a file with ``text`` and ``label`` becomes a clustering task.
 
     Args:
         path: The folder or file.
-        name: By default the name of the folder or file and a hash of the contents, so that mteb's cache never gives a
-            changed task an old score.
+        name: Name of the task. By default, the name of the folder or file and a hash of the contents, so that mteb's
+            cache never gives the old score to a changed task.
 
     Raises:
-        DataError: If it is none of these; the message names file, line and remedy.
+        DataError: If the path holds no such data; the message names file and line.
     """
     path = Path(path)
     if name is None:
@@ -139,7 +142,7 @@ def local_task(path: str | Path, name: str | None = None) -> AbsTask:
         return sts_task([_pair(path, number, row) for number, row in rows], name)
     if {"text", "label"} <= columns:
         if lacking := [number for number, row in rows if not {"text", "label"} <= row.keys()]:
-            raise DataError(f"{path}:{lacking[0]}: has not both 'text' and 'label'.")
+            raise DataError(f"{path}:{lacking[0]}: the row does not have both 'text' and 'label'.")
         return clustering_task([str(row["text"]) for _, row in rows], [str(row["label"]) for _, row in rows], name)
     raise DataError(
         f"{path} has {f'the columns {sorted(columns)}' if rows else 'no rows'}: sentence1, sentence2 and score make an "
@@ -148,13 +151,17 @@ def local_task(path: str | Path, name: str | None = None) -> AbsTask:
 
 
 def local_model(path: str | Path) -> ModelMeta:
-    """What mteb has to know of a model in a folder: a name, a revision, its similarity, and how to load it.
+    """Describes a model in a folder to mteb: its name, revision and similarity, and how to load it.
 
-    The name is ``local/FOLDER`` and the revision a hash of weights and configuration: mteb's cache keeps models apart
-    by both, and gives models without them each other's scores. ``.load_model()`` gives what ``mteb.evaluate`` takes.
+    The name is ``local/FOLDER`` and the revision is a hash of weights and configuration. mteb's cache tells models
+    apart by both, and would mix up the scores of models without them. ``.load_model()`` returns a model for
+    ``mteb.evaluate``.
+
+    Args:
+        path: Folder of a saved model.
 
     Raises:
-        DataError: If the folder holds no model.
+        DataError: If the folder does not hold a model.
         ImportError: If mteb is not installed.
     """
     _abstasks()
@@ -163,7 +170,9 @@ def local_model(path: str | Path) -> ModelMeta:
 
     folder = Path(path).resolve()
     if not (folder / "modules.json").is_file():
-        raise DataError(f"{path} holds no SentenceTransformer (no modules.json): give the folder of a saved model.")
+        raise DataError(
+            f"{path} does not hold a SentenceTransformer (no modules.json): give the folder of a saved model."
+        )
     config = folder / "config_sentence_transformers.json"
     try:
         saved = parse(config.read_text(encoding="utf-8")) if config.is_file() else {}
@@ -188,58 +197,108 @@ def local_model(path: str | Path) -> ModelMeta:
 
 
 def register_model(path: str | Path) -> str:
-    """Makes mteb know a model in a folder, as if it were one of its own, and returns its name there."""
+    """Registers a model in a folder with mteb, and returns its name there."""
     meta = local_model(path)
     register_mteb_model(meta)
     return str(meta.name)
 
 
 def register_task(path: str | Path) -> str:
-    """Makes mteb know a local task (see `local_task`) and returns its name there."""
+    """Registers a local task (see `local_task`) with mteb, and returns its name there."""
     task = local_task(path)
     name = str(task.metadata.name)
     register_mteb_task(name, type(task))
     return name
 
 
-def run(arguments: Sequence[str]) -> None:
-    """mteb's command line, where the values of ``-m`` and ``-t`` may be paths.
+def run(arguments: Sequence[str]) -> dict[str, tuple[str, float]]:
+    """Runs mteb's command line, where the values of ``-m`` and ``-t`` may be paths.
 
     Args:
-        arguments: As for mteb: ``["run", "-m", "my-model", "-t", "my-data", "--output-folder", "results"]``.
+        arguments: Arguments of mteb: ``["run", "-m", "my-model", "-t", "my-data", "--output-folder", "results"]``.
+
+    Returns:
+        Name and value of the main score of every task, by the name of the task; empty for other commands than ``run``.
 
     Raises:
-        DataError: If a path holds no model or no task.
+        DataError: If a path does not hold a model or a task, or a name is neither a path nor known to mteb.
+        FileExistsError: If the output folder is a file.
         ImportError: If mteb is not installed.
-        SystemExit: From mteb, for arguments that it does not know.
+        SystemExit: If mteb does not know an argument.
     """
     _abstasks()
+    from mteb.cli.build_cli import build_cli
     from mteb.cli.build_cli import main as mteb_main
 
     replaced, option = [], ""
-    for argument in arguments or ["--help"]:  # of none, mteb makes an AttributeError
+    for argument in arguments or ["--help"]:  # without arguments, mteb raises AttributeError
         if argument.startswith("-"):
             option, _, value = argument.partition("=")
             if value:
                 raise DataError(f"Write {option} {value} instead of {argument}.")
-        elif option in ("-m", "--model") and Path(argument).is_dir():
-            argument = register_model(argument)
-        elif option in ("-t", "--tasks") and Path(argument).exists():
-            argument = register_task(argument)
+        elif option in ("-m", "--model"):
+            argument = _model_name(argument)
+        elif option in ("-t", "--tasks"):
+            argument = _task_name(argument)
+        elif option == "--output-folder" and Path(argument).is_file():
+            raise FileExistsError(f"{argument} is a file; --output-folder takes a folder.")
         replaced.append(argument)
     before, sys.argv = sys.argv, ["mteb", *replaced]
     try:
         mteb_main()
+        return _main_scores(build_cli().parse_args(replaced)) if replaced[0] == "run" else {}
     finally:
         sys.argv = before
+
+
+def _model_name(argument: str) -> str:
+    """The name by which mteb knows a model: that of a folder, or one of the hub."""
+    if Path(argument).is_dir():
+        return register_model(argument)
+    if "/" not in argument or argument.startswith((".", "/", "~")):
+        raise DataError(f"{argument} is neither a folder nor the id of a model on the hub, such as organisation/name.")
+    return argument
+
+
+def _task_name(argument: str) -> str:
+    """The name by which mteb knows a task: that of a folder or table, or one of its own."""
+    from mteb import get_task
+
+    if Path(argument).exists():
+        return register_task(argument)
+    try:
+        get_task(argument)
+    except KeyError:
+        raise DataError(f"{argument} is neither a folder nor one of mteb's tasks.") from None
+    return argument
+
+
+def _main_scores(options: argparse.Namespace) -> dict[str, tuple[str, float]]:
+    """The main scores that ``mteb run`` has written for a model, read from its results folder."""
+    import mteb
+
+    found = mteb.ResultCache(options.output_folder).load_results(
+        models=[mteb.get_model_meta(options.model, options.model_revision)], tasks=options.tasks, include_remote=False
+    )
+    return {
+        result.task_name: (mteb.get_task(result.task_name).metadata.main_score, result.get_score())
+        for model in found
+        for result in model
+    }
 
 
 def evaluate_retrieval(
     model: SentenceTransformer, data: RetrievalData, name: str = "LocalRetrieval", batch_size: int = 32
 ) -> dict[str, float]:
-    """MTEB's scores (``ndcg_at_10``, ``recall_at_100``, ...) of a model on local data.
+    """Returns MTEB's scores (``ndcg_at_10``, ``recall_at_100``, ...) of a model on local data.
 
-    MTEB's result cache is not used: it would mix up models without a hub name.
+    MTEB's result cache is not used, because it would mix up models without a hub name.
+
+    Args:
+        model: Any SentenceTransformer.
+        data: Queries, corpus and judgments.
+        name: Name of the task in MTEB's messages.
+        batch_size: Number of texts encoded at a time.
     """
     import mteb
 
@@ -290,7 +349,7 @@ def _dataset(**columns: list[Any]) -> Any:
 
 
 def _hash_of(path: Path) -> str:
-    """Of all that counts in a file or folder; a model card and a training record do not."""
+    """A hash of a file, or of all files in a folder except model cards, pictures and records of training."""
     digest = hashlib.sha256()
     files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
     for file in files:
@@ -313,7 +372,7 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         ".tsv": lambda file: csv.DictReader(file, delimiter="\t"),
     }
     if path.suffix not in (*readers, ".jsonl"):
-        raise DataError(f"{path} is no table: name a .csv, .tsv or .jsonl file, or a folder in BEIR's layout.")
+        raise DataError(f"{path} is not a table: name a .csv, .tsv or .jsonl file, or a folder in BEIR's layout.")
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -324,7 +383,9 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             try:
                 for row in reader:
                     if None in row or None in row.values():
-                        raise DataError(f"{path}:{reader.line_num}: this line has not as many fields as the first.")
+                        raise DataError(
+                            f"{path}:{reader.line_num}: this line has another number of fields than the first."
+                        )
                     yield reader.line_num, row
             except csv.Error as error:
                 raise DataError(f"{path}:{reader.line_num}: not a line of a table: {error}.") from None
@@ -355,7 +416,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m st_magnitude.mteb", description=__doc__)
     parser.add_argument("model", help="folder of a saved model")
     parser.add_argument("data", help="folder in BEIR's layout")
-    parser.add_argument("--split", help="of the qrels; default: all queries")
+    parser.add_argument("--split", help="split of the qrels; default: all queries")
     arguments = parser.parse_args()
     model = load(arguments.model, device="cpu")
     scores = evaluate_retrieval(model, load_beir(arguments.data, arguments.split))

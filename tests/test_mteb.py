@@ -17,7 +17,7 @@ from sentence_transformers.sentence_transformer.evaluation import InformationRet
 
 import st_magnitude as stm
 from st_magnitude.corpus.beir import DataError, RetrievalData, save_beir
-from st_magnitude.mteb import clustering_task, evaluate_retrieval, local_model, local_task
+from st_magnitude.mteb import clustering_task, evaluate_retrieval, local_model, local_task, run
 
 pytest.importorskip("mteb")
 
@@ -97,11 +97,17 @@ def test_four_ways_to_one_score(static_model, task, tmp_path, similarity):
     loaded = local_model(tmp_path / "model").load_model(device="cpu")
     result = mteb.evaluate(loaded, local_task(tmp_path / "data"), cache=None, show_progress_bar=False)
     assert result.task_results[0].scores["test"][0]["ndcg_at_10"] == pytest.approx(expected, abs=6e-6)
-    command = [sys.executable, "-m", "st_magnitude", "mteb", "run", "-m", str(tmp_path / "model")]
-    command += ["-t", str(tmp_path / "data"), "--output-folder", str(tmp_path / "results")]
-    subprocess.run(command, capture_output=True, text=True, check=True)
-    (score,) = scores_of(tmp_path / "results").values()
+    arguments = ["run", "-m", str(tmp_path / "model"), "-t", str(tmp_path / "data")]
+    arguments += ["--output-folder", str(tmp_path / "results")]
+    if similarity == "dot":
+        command = [sys.executable, "-m", "st_magnitude", "mteb", *arguments]
+        printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1]
+    else:
+        ((name, (metric, found)),) = run(arguments).items()
+        printed = f"{name}: {metric} {found:.4f}"
+    ((_, name), score) = scores_of(tmp_path / "results").popitem()
     assert score["ndcg_at_10"] == pytest.approx(expected, abs=6e-6)
+    assert printed == f"{name}: ndcg_at_10 {expected:.4f}"
 
 
 def test_the_cache_never_mixes_models_or_data(static_model, task, tmp_path):
@@ -161,12 +167,12 @@ def test_scored_pairs_and_clusters(static_model, task, tmp_path):
     ("name", "text", "says"),
     [
         ("a.csv", "sentence1,sentence2,score\nx,y,high\n", r"a.csv:2: the score 'high' is not a number"),
-        ("a.csv", "sentence1,sentence2,score\nx,y\n", r"a.csv:2: this line has not as many fields"),
+        ("a.csv", "sentence1,sentence2,score\nx,y\n", r"a.csv:2: this line has another number of fields"),
         ("a.csv", "one,two\n1,2\n", r"the columns \['one', 'two'\].*text and label a clustering task"),
         ("a.csv", "text,label\n", "no rows"),
         ("a.jsonl", '{"text": "x", "label": 1}\nnonsense\n', r"a.jsonl:2: not valid JSON"),
         ("a.jsonl", "[1]\n", r"a.jsonl:1: expected an object"),
-        ("a.png", "x", "is no table"),
+        ("a.png", "x", "is not a table"),
     ],
 )
 def test_bad_tables_name_file_and_line(tmp_path, name, text, says):
@@ -180,18 +186,21 @@ def test_bad_models_and_arguments(tmp_path):
         local_model(tmp_path)
     with pytest.raises(DataError, match="2 texts and 1 labels"):
         clustering_task(["a", "b"], [1], "x")
+
+
+def test_the_command_line_names_what_is_missing(tmp_path):
     (tmp_path / "empty").mkdir()
-    command = [
-        sys.executable,
-        "-m",
-        "st_magnitude.commands.app",
-        "mteb",
-        "run",
-        "-m",
-        str(tmp_path / "empty"),
-        "-t",
-        "STS12",
-    ]
+    (tmp_path / "file").write_text("")
+    for arguments, error, message in (
+        (["-m", str(tmp_path / "empty"), "-t", "STS12"], DataError, r"no modules\.json"),
+        (["-t", "nothere"], DataError, "^nothere is neither a folder nor one of mteb's tasks"),
+        (["-m", "nothere"], DataError, "^nothere is neither a folder nor the id of a model on the hub"),
+        (["--output-folder", str(tmp_path / "file")], FileExistsError, "is a file; --output-folder takes a folder"),
+        (["--model=x"], DataError, "Write --model x instead of"),
+    ):
+        with pytest.raises(error, match=message):
+            run(["run", *arguments])
+    command = [sys.executable, "-m", "st_magnitude", "mteb", "run", "-m", str(tmp_path / "empty"), "-t", "STS12"]
     finished = subprocess.run(command, capture_output=True, text=True, check=False)
     assert finished.returncode == 2
     assert "no modules.json" in finished.stderr

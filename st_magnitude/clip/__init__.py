@@ -1,6 +1,6 @@
-"""open_clip: losses that keep magnitude, models that do not normalise (arXiv 2602.09229, section 6.5).
+"""Losses that keep magnitude for open_clip, and models that do not normalise (arXiv 2602.09229, section 6.5).
 
-Nothing here is imported before it is used, so that ``import st_magnitude`` needs no open_clip.
+The modules are imported when they are first used, so that ``import st_magnitude`` does not need open_clip.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ def require_open_clip() -> None:
     """Imports open_clip.
 
     Raises:
-        ImportError: If it is missing, or if what it needs is broken: a torchvision that does not fit torch raises
-            RuntimeError at import.
+        ImportError: If it is missing or broken: a torchvision that does not fit torch raises RuntimeError at import.
     """
     try:
         import_module("open_clip")
     except (ImportError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
         raise ImportError(
-            f'st_magnitude.clip needs open_clip, which does not import here ({error}). Run `pip install "st-magnitude'
-            '[clip]"`; if torchvision is what fails, its version does not fit that of torch: install both in one '
-            "step, `pip install --upgrade torch torchvision`."
+            f'st_magnitude.clip needs open_clip, which cannot be imported ({reason}). Run `pip install "st-magnitude'
+            '[clip]"`. If torchvision fails, its version does not fit that of torch: install both in one step, '
+            "`pip install --upgrade torch torchvision`."
         ) from error
 
 

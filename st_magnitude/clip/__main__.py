@@ -1,10 +1,10 @@
-"""open_clip's own training loop with a loss of this package.
+"""open_clip's training loop with a loss of this package.
 
     python -m st_magnitude.clip PRESET [--no-calibrate] -- <arguments of open_clip_train>
 
-``python -m st_magnitude.clip imgnorm-i2t -- --model ViT-B-32 --train-data ...`` trains as
-``python -m open_clip_train.main --model ViT-B-32 --train-data ...`` does, with the same logs and checkpoints, but
-with ``AsymmetricClipLoss.from_preset("imgnorm-i2t")`` and a model that does not normalise.
+``python -m st_magnitude.clip imgnorm-i2t -- --model ViT-B-32 --train-data ...`` trains like
+``python -m open_clip_train.main --model ViT-B-32 --train-data ...``, with the same logs and checkpoints, but with
+``AsymmetricClipLoss.from_preset("imgnorm-i2t")`` and a model that does not normalise.
 """
 
 from __future__ import annotations
@@ -18,6 +18,15 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
+from st_magnitude.clip import require_open_clip
+
+try:
+    require_open_clip()
+except ImportError as error:
+    if __name__ != "__main__":
+        raise
+    sys.exit(f"Error: {error}")  # one line instead of a traceback
+
 from st_magnitude.clip.loss import PRESETS, AsymmetricClipLoss, AsymmetricCoCaLoss
 from st_magnitude.clip.model import calibrate, unnormalize
 
@@ -28,25 +37,27 @@ def training_program() -> ModuleType:
     """The module ``open_clip_train.main``.
 
     Raises:
-        ImportError: If it lacks a package: webdataset comes with ``open_clip_torch[training]`` only.
+        ImportError: If a package is missing, such as webdataset, which comes with ``open_clip_torch[training]`` only.
     """
     try:
         return import_module("open_clip_train.main")
-    except ImportError as error:
+    except (ImportError, RuntimeError) as error:
         raise ImportError(
-            f'open_clip\'s training loop does not import here ({error}): run `pip install "st-magnitude[clip]"`.'
+            f'open_clip\'s training loop cannot be imported ({error}): run `pip install "st-magnitude[clip]"`.'
         ) from error
 
 
 def preset_loss(preset: str, args: Any) -> AsymmetricClipLoss:
-    """The loss that open_clip's ``create_loss(args)`` stands for, with the arguments of its training loop.
+    """The loss of a preset, with the arguments of open_clip's training loop, in place of its ``create_loss(args)``.
 
     Raises:
-        ValueError: If args ask for another loss: ``--siglip``, or distillation.
+        ValueError: If args ask for another loss by ``--siglip`` or ``--distill-model``.
     """
     for flag, is_on in {"--siglip": getattr(args, "siglip", False), "--distill-model": args.distill}.items():
         if is_on:
-            raise ValueError(f"{flag} has a loss of its own, which the preset {preset!r} would replace: leave it out.")
+            raise ValueError(
+                f"{flag} chooses another loss, which the preset {preset!r} would replace: leave {flag} out."
+            )
     options = {
         "local_loss": args.local_loss,
         "gather_with_grad": args.gather_with_grad,
@@ -68,13 +79,13 @@ def preset_loss(preset: str, args: Any) -> AsymmetricClipLoss:
 def patched(preset: str, rescale: bool = True) -> Iterator[None]:
     """Within the block, ``open_clip_train.main.main(arguments)`` trains with the preset.
 
-    What it replaces, in that module only: ``create_loss`` (open_clip 3) or the loss of what ``create_task`` returns
-    (open_clip 4), and ``create_model_and_transforms``, whose model no longer normalises. ``norm-sym`` leaves models
-    as they are.
+    It replaces, in that module only, ``create_loss`` (open_clip 3) or the loss of the task that ``create_task`` returns
+    (open_clip 4), and ``create_model_and_transforms``, whose model no longer normalises. The preset ``norm-sym`` does
+    not change models.
 
     Args:
         preset: A key of ``PRESETS``.
-        rescale: Also :func:`~st_magnitude.clip.calibrate` the model.
+        rescale: Whether to :func:`~st_magnitude.clip.calibrate` the model as well.
     """
     program = training_program()
     create: Callable[..., tuple[Any, ...]] = program.create_model_and_transforms
@@ -109,13 +120,17 @@ def patched(preset: str, rescale: bool = True) -> Iterator[None]:
 
 
 def main(arguments: Sequence[str] | None = None) -> Any:
-    """``PRESET [--no-calibrate] -- <arguments of open_clip_train>``: trains, and returns what open_clip's main does."""
+    """Trains, and returns the result of open_clip's main.
+
+    Args:
+        arguments: ``PRESET [--no-calibrate] -- <arguments of open_clip_train>``; by default those of the command line.
+    """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     end = arguments.index("--") if "--" in arguments else len(arguments)
     parser = argparse.ArgumentParser(
         prog="python -m st_magnitude.clip",
         usage="%(prog)s PRESET [--no-calibrate] -- <arguments of open_clip_train>",
-        description="open_clip's own training loop with AsymmetricClipLoss.",
+        description="open_clip's training loop with AsymmetricClipLoss.",
     )
     parser.add_argument("preset", choices=PRESETS, metavar="PRESET", help=", ".join(PRESETS))
     parser.add_argument(
@@ -129,4 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> Any:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except ImportError as error:
+        sys.exit(f"Error: {error}")

@@ -21,6 +21,8 @@ def mteb(context: typer.Context) -> None:
     from st_magnitude.mteb import run
 
     try:
-        run([argument for argument in context.args if argument != "--"])
+        scores = run([argument for argument in context.args if argument != "--"])
     except KeyError as error:  # mteb raises it for a name that it does not know
         raise ValueError(error.args[0]) from error
+    for task, (metric, score) in scores.items():
+        typer.echo(f"{task}: {metric} {score:.4f}")

@@ -257,7 +257,7 @@ def test_the_command_line(monkeypatch, capsys, local_dir):
 
 def test_without_webdataset(monkeypatch):
     monkeypatch.setitem(sys.modules, "open_clip_train.main", None)
-    with pytest.raises(ImportError, match=r'training loop does not import.*pip install "st-magnitude\[clip\]"'):
+    with pytest.raises(ImportError, match=r'training loop cannot be imported.*pip install "st-magnitude\[clip\]"'):
         main(["norm-sym", "--", "--model", "ViT-B-32"])
 
 

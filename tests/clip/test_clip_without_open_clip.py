@@ -1,0 +1,45 @@
+"""Where open_clip is missing, or broken by a torchvision that does not fit torch."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from importlib import import_module
+
+import pytest
+
+import st_magnitude.clip
+
+
+@pytest.fixture(params=["missing", "broken"])
+def no_open_clip(request, monkeypatch):
+    """Returns a part of the reason why open_clip cannot be imported."""
+    for name in [name for name in sys.modules if name.startswith("st_magnitude.clip.")]:
+        monkeypatch.delitem(sys.modules, name)
+    if request.param == "missing":
+        monkeypatch.setitem(sys.modules, "open_clip", None)
+        return "open_clip"
+
+    def broken(name):
+        if name == "open_clip":
+            raise RuntimeError("operator torchvision::nms\ndoes not exist")
+        return import_module(name)
+
+    monkeypatch.setattr(st_magnitude.clip, "import_module", broken)
+    return "operator torchvision::nms does not exist"
+
+
+def test_the_program_ends_in_one_line(no_open_clip, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["st_magnitude.clip", "norm-sym", "--", "--model", "RN50"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("st_magnitude.clip", run_name="__main__")
+    message = str(ended.value)
+    assert message.startswith("Error: st_magnitude.clip needs open_clip, which cannot be imported (")
+    assert no_open_clip in message
+    assert 'pip install "st-magnitude[clip]"' in message
+    assert "\n" not in message
+
+
+def test_a_name_of_the_package_says_what_to_install(no_open_clip):
+    with pytest.raises(ImportError, match=r'pip install "st-magnitude\[clip\]"'):
+        _ = st_magnitude.clip.AsymmetricClipLoss
