@@ -1,8 +1,9 @@
-"""ExponentNorm: the one module of ours that a saved model may contain, for a fractional document exponent."""
+"""ExponentNorm, the only module of st_magnitude in a saved model: it holds a fractional document exponent."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,21 +18,24 @@ __all__ = ["ExponentNorm"]
 class ExponentNorm(Module):
     """Divides embeddings by a power of their norm, with one exponent for queries and one for documents.
 
-    The last module of a model whose exponents were learned (:class:`~st_magnitude.LearnableNormLoss`) or chosen
+    It is the last module of a model whose exponents were learned (:class:`~st_magnitude.LearnableNormLoss`) or chosen
     between 0 and 1 (:func:`~st_magnitude.calibrate_exponent`). Inner products of its outputs are the scores of
     ``Similarity(gamma_query, gamma_document)``, so the model's ``similarity_fn_name`` is ``"dot"``.
 
-    ``encode_query`` and ``encode_document`` tell it the role; text without a role (plain ``encode``) is treated as
-    a document. It leaves what it received in ``features["raw_embedding"]``, which is what losses look at.
+    ``encode_query`` and ``encode_document`` tell it the role; it treats text without a role (plain ``encode``) as a
+    document. It leaves its input in ``features["raw_embedding"]``, where losses take it from.
+
+    With ``truncate_dim`` a prefix of the embedding is divided by a power of its own norm, as if the embedding had been
+    cut first. Losses train prefixes like this, and evaluators score them like this.
 
     Args:
         gamma_query: Exponent of the query norm in [0, 1].
         gamma_document: Exponent of the document norm in [0, 1].
         learnable: Whether the exponents are trained. They are stored as ``gamma = sigmoid(bias)`` (arXiv 2602.09229,
             Eq. 7); the parameters are called biases so that trainers exempt them from weight decay. An exponent of
-            exactly 0 or 1 is at the end of the sigmoid and cannot learn.
+            exactly 0 or 1 lies at the end of the sigmoid and cannot learn.
 
-    A model with this module is loaded by :func:`st_magnitude.load`, or with ``trust_remote_code=True``.
+    :func:`st_magnitude.load` loads a model with this module, and so does ``trust_remote_code=True``.
 
     Example:
         >>> import torch
@@ -56,7 +60,7 @@ class ExponentNorm(Module):
 
     @property
     def similarity(self) -> Similarity:
-        """The similarity of the raw embeddings at the present exponents, differentiable in them."""
+        """The similarity of the raw embeddings at the current exponents, differentiable in them."""
         return Similarity(torch.sigmoid(self.query_bias), torch.sigmoid(self.document_bias))
 
     @property
@@ -74,11 +78,12 @@ class ExponentNorm(Module):
         # Losses take the exponents from the module. DistributedDataParallel believes that they are used only if it
         # finds both in the output (find_unused_parameters=True, the Trainer's default).
         exponents = torch.sigmoid(torch.stack([self.query_bias, self.document_bias])).expand(len(raw), 2)
-        return features | {
+        output = features | {
             "raw_embedding": raw,
             "exponents": exponents,
             "sentence_embedding": side(raw).to(raw.dtype),
         }
+        return output if self.training else _CutFirst(output, side)
 
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
         self.save_config(output_path)
@@ -93,6 +98,32 @@ class ExponentNorm(Module):
         config = cls.load_config(model_name_or_path, **place)
         module = cls(**{key: config[key] for key in cls.config_keys if key in config})
         return cls.load_torch_weights(model_name_or_path, model=module, **place)
+
+
+class _CutFirst(dict[str, Any]):
+    """Features whose divided embedding, when a prefix replaces it, becomes the divided prefix of the raw embedding.
+
+    ``encode`` applies ``truncate_dim`` after all modules, and no module is told of it:
+    ``features["sentence_embedding"] = features["sentence_embedding"][..., :truncate_dim]``. That would leave the prefix
+    divided by a power of the norm of all dimensions.
+    """
+
+    def __init__(self, features: dict[str, Any], divide: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(features)
+        self._divide = divide
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        divided = self.get(name)
+        if name == "sentence_embedding" and _is_prefix(value, divided):
+            value = self._divide(self["raw_embedding"][..., : value.shape[-1]]).to(value.dtype)
+        super().__setitem__(name, value)
+
+
+def _is_prefix(value: Any, embedding: Any) -> bool:
+    """Whether a tensor is a view of the first dimensions of an embedding."""
+    if not (isinstance(value, Tensor) and isinstance(embedding, Tensor)):
+        return False
+    return value.data_ptr() == embedding.data_ptr() and value.shape[-1] < embedding.shape[-1]
 
 
 def _logit(gamma: float) -> Tensor:

@@ -1,6 +1,6 @@
 """Similarity: a pair of norm exponents, one per role.
 
-Every score in this package is an inner product of two embeddings, each divided by a power of its own length
+Every score in this package is an inner product of two embeddings, each divided by a power of its own norm
 (*Beyond the Unit Hypersphere*, arXiv 2602.09229, Eq. 7):
 
     s(q, d) = q / |q|^gamma_query · d / |d|^gamma_document = |q|^(1 - gamma_query) |d|^(1 - gamma_document) cos(q, d)
@@ -20,16 +20,16 @@ __all__ = ["COSINE", "DNORM", "DOT", "QNORM", "Similarity", "safe_norm"]
 
 
 def safe_norm(embeddings: Tensor) -> Tensor:
-    """Lengths to divide by, or to take the logarithm of: (..., D) -> (..., 1), with 1 in place of 0.
+    """Norms that are safe to divide by or to take the logarithm of: (..., D) -> (..., 1), with 1 in place of 0.
 
-    A zero vector so stays a zero vector, scores 0 against everything, and has finite gradients.
+    With it a zero vector stays a zero vector, scores 0 against everything, and has finite gradients.
     """
     norm = torch.linalg.vector_norm(embeddings, dim=-1, keepdim=True)
     return norm.masked_fill(norm == 0, 1.0)
 
 
 def at_least_float32(embeddings: Any) -> Tensor:
-    """Tensors, arrays and lists of either, as float tensors: half precision and integers become float32."""
+    """Converts tensors, arrays and lists of either to float tensors. Half precision and integers become float32."""
     if isinstance(embeddings, (list, tuple)) and embeddings and isinstance(embeddings[0], Tensor):
         embeddings = torch.stack(list(embeddings))
     elif not isinstance(embeddings, Tensor):
@@ -42,14 +42,15 @@ class Similarity:
 
     Args:
         query: The exponent gamma_query in [0, 1]; a float, or a 0-d tensor when it is learned.
-        document: The exponent gamma_document, likewise.
+        document: The exponent gamma_document in [0, 1]; a float, or a 0-d tensor when it is learned.
 
     Raises:
         ValueError: If an exponent lies outside [0, 1] or is a tensor that is not 0-d.
 
     Scores are computed in float32 with autocast off; float64 inputs stay float64. A zero vector scores 0.
     An instance is a ``similarity_fct`` for sentence-transformers' losses and a member of ``score_functions``
-    for its evaluators.
+    for its evaluators. What a vector database stores and gets sent are ``similarity.document(x).numpy()`` and
+    ``similarity.query(x).numpy()``: with the metric **inner product** the database returns the score.
 
     Example:
         >>> import torch
@@ -76,10 +77,10 @@ class Similarity:
 
     @classmethod
     def named(cls, name: str | Similarity) -> Similarity:
-        """The similarity called ``"cosine"``, ``"dot"``, ``"qnorm"`` or ``"dnorm"``; a Similarity passes through.
+        """The similarity called ``"cosine"``, ``"dot"``, ``"qnorm"`` or ``"dnorm"``; a Similarity is returned as it is.
 
         Raises:
-            ValueError: If there is no similarity of that name.
+            ValueError: If there is not a similarity of that name.
         """
         if isinstance(name, Similarity):
             return name
@@ -90,11 +91,11 @@ class Similarity:
 
     @property
     def name(self) -> str:
-        """``"cosine"``, ``"dot"``, ``"qnorm"`` or ``"dnorm"`` at the corners, else the two exponents."""
+        """``"cosine"``, ``"dot"``, ``"qnorm"`` or ``"dnorm"`` at the corners, else ``"exponents 1 and 0.5"``."""
         for name, corner in _NAMED.items():
             if self == corner:
                 return name
-        return "similarity_{:g}_{:g}".format(*self.exponents)
+        return "exponents {:g} and {:g}".format(*self.exponents)
 
     @property
     def exponents(self) -> tuple[float, float]:
@@ -104,7 +105,7 @@ class Similarity:
 
     @property
     def keeps_magnitude(self) -> bool:
-        """Whether the length of either side reaches the score: true for everything but cosine."""
+        """Whether the norm of either side changes the score, which is true for everything but cosine."""
         return self != COSINE
 
     @property
@@ -154,7 +155,7 @@ class Similarity:
 def _checked_exponent(role: str, gamma: float | Tensor) -> float | Tensor:
     if isinstance(gamma, Tensor):
         if gamma.ndim != 0:
-            raise ValueError(f"A learnable {role} exponent is a 0-d tensor, got shape {tuple(gamma.shape)}.")
+            raise ValueError(f"A learnable {role} exponent must be a 0-d tensor, got shape {tuple(gamma.shape)}.")
         return gamma
     if not 0.0 <= gamma <= 1.0:
         raise ValueError(

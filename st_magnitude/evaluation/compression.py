@@ -1,4 +1,4 @@
-"""CompressionEvaluator: one encoding, stored at several prefixes and precisions, and what each keeps of nDCG@10."""
+"""CompressionEvaluator stores one encoding at several prefixes and precisions and measures nDCG@10 of each."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.util.quantization import quantize_embeddings
 from torch import Tensor
 
-from st_magnitude.evaluation.magnitude import implied_similarity
-from st_magnitude.evaluation.metrics import TILE, CsvEvaluator, check_judgments, ndcg, rank, whole_number
-from st_magnitude.similarity import Similarity
+from st_magnitude.evaluation.base import SearchEvaluator
+from st_magnitude.evaluation.metrics import implied_similarity, rank, whole_number
+from st_magnitude.evaluation.task import EncodedTask
+from st_magnitude.similarity import DOT, Similarity
 from st_magnitude.surgery.raw import encode_raw
 
 __all__ = ["CompressionCell", "CompressionEvaluator", "pareto", "table"]
@@ -31,18 +32,18 @@ _SUFFIX = {"none": "", "query": "_rescored", "norm": "_norm_rescored"}
 
 @dataclass(frozen=True)
 class CompressionCell:
-    """One way to store the corpus, and how well it is searched.
+    """One way to store the corpus, and how well a search in it does.
 
     Attributes:
-        dim: Dimensions of the prefix.
+        dim: Number of dimensions of the prefix.
         precision: ``"float32"``, ``"int8"`` or ``"binary"``.
-        rescoring: ``"none"``; of binary also ``"query"`` and ``"norm"``.
-        bytes_per_document: 4, 1 or 1/8 a dimension, in whole bytes, and 2 more for a stored norm.
+        rescoring: ``"none"``; for binary codes also ``"query"`` and ``"norm"``.
+        bytes_per_document: Size of a document: 4, 1 or 1/8 bytes per dimension, rounded up, and 2 for a stored norm.
         ndcg: Mean nDCG@10.
-        retention: nDCG over that of all dimensions in float32, 1 is without loss; nan where that is 0.
+        retention: nDCG@10 over that of all dimensions in float32, so that 1 means no loss; nan where that is 0.
 
     Raises:
-        ValueError: If there is no such way.
+        ValueError: If the dimension or the size is below 1, or precision or rescoring is unknown.
     """
 
     dim: int
@@ -53,10 +54,14 @@ class CompressionCell:
     retention: float
 
     def __post_init__(self) -> None:
-        if min(self.dim, self.bytes_per_document) < 1 or self.precision not in PRECISIONS:
-            raise ValueError(f"There are no {self.bytes_per_document} bytes of {self.dim} x {self.precision!r}.")
+        if min(self.dim, self.bytes_per_document) < 1:
+            raise ValueError(
+                f"dim and bytes_per_document must be at least 1, got {self.dim} and {self.bytes_per_document}."
+            )
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {self.precision!r}.")
         if self.rescoring not in _SUFFIX:
-            raise ValueError(f"Nothing is rescored by {self.rescoring!r}, but by {', '.join(_SUFFIX)}.")
+            raise ValueError(f"rescoring must be one of {', '.join(_SUFFIX)}, got {self.rescoring!r}.")
 
     @property
     def row(self) -> dict[str, Any]:
@@ -71,13 +76,12 @@ class CompressionCell:
         }
 
 
-class CompressionEvaluator(CsvEvaluator):
-    """nDCG@10 of the same embeddings over a grid of prefix x precision x rescoring, and the bytes that each takes.
+class CompressionEvaluator(SearchEvaluator):
+    """nDCG@10 of the same embeddings over a grid of prefix x precision x rescoring, and the size of each.
 
-    Queries and corpus are encoded once, with ``encode_query`` and ``encode_document``, and stay raw: before a closing
-    ExponentNorm. For a prefix of k dimensions they are cut first and divided by the similarity's power of the norm
-    after, so that a document is stored as d = x[:k] / |x[:k]|^gamma_document; q is a query likewise. Ranking is
-    exhaustive, by
+    Queries and corpus are encoded once, with ``encode_query`` and ``encode_document``, before a closing ExponentNorm.
+    A prefix of k dimensions is cut first and then divided by a power of its own norm: a document is stored as
+    d = x[:k] / |x[:k]|^gamma_document, and q is the prefix of a query. The search compares all documents, by
 
     - float32: q · d.
     - int8: q · d', where d' is d from its codes, floor(255 (d - low) / (high - low)), with the lowest and highest value
@@ -89,44 +93,44 @@ class CompressionEvaluator(CsvEvaluator):
       magnitude (gamma_document < 1), ``"norm"`` multiplies this by |x[:k]|^(1 - gamma_document), stored beside the
       bits as a float16, relative to the largest of the corpus. Documents outside the best ``top_k`` are not found.
 
-    Equal scores rank by document id, the lower first, at every stage and at the cut to ``top_k``. Returned keys, each
-    behind ``"{name}_"`` where there is a name:
+    Equal scores rank by document id, the lower first, at every stage and at the cut to ``top_k``. Returned keys, with
+    the prefix ``"{name}_"`` if there is a name:
 
     - ``full_ndcg@10``: all dimensions in float32, the primary metric. In the Trainer
       ``metric_for_best_model="eval_{name}_full_ndcg@10"``;
-    - ``{precision}_{dim}_{ndcg@10,retention}``, of binary also ``binary_{dim}_rescored_...`` and
+    - ``{precision}_{dim}_{ndcg@10,retention}``, and for binary codes also ``binary_{dim}_rescored_...`` and
       ``binary_{dim}_norm_rescored_...``.
 
     Args:
-        queries: Query id -> text. Queries without a relevant document are left out.
+        queries: Query id -> text. Queries without a relevant document do not count.
         corpus: Document id -> text.
         relevant_docs: Query id -> ids of its relevant documents.
         dims: Prefixes; by default all D dimensions of the model, a half, a quarter and an eighth. D in float32 is
-            always measured, whatever dims and precisions are: it is what retention refers to.
+            always measured, because retention refers to it.
         precisions: Some of ``"float32"``, ``"int8"``, ``"binary"``.
-        top_k: Documents that the bits pass on to rescoring; the size of the corpus or more is no filter.
+        top_k: Number of documents that the bits pass on to rescoring; the size of the corpus or more passes on all.
         similarity: A Similarity or its name. By default the model's own: that of a closing ExponentNorm, else its
             ``similarity_fn_name``.
-        name: Goes in front of the keys and into the name of the CSV file.
-        batch_size: Texts encoded at a time.
-        show_progress_bar: Whether to show one.
-        write_csv: Whether a call with an ``output_path`` adds a row for every cell to
+        name: Prefix of the metrics and part of the name of the CSV file.
+        batch_size: Number of texts that are encoded at a time.
+        show_progress_bar: Whether to show a progress bar.
+        write_csv: Whether a call with an ``output_path`` appends a row for every cell to
             ``Compression_evaluation_{name}_results.csv``.
-        query_prompt: Goes in front of every query, in place of the model's own.
-        query_prompt_name: The same by its name in ``model.prompts``.
-        corpus_prompt: Goes in front of every document, likewise.
-        corpus_prompt_name: The same by its name.
+        query_prompt: Prompt of every query, in place of the model's own.
+        query_prompt_name: Name of that prompt in ``model.prompts``.
+        corpus_prompt: Prompt of every document, in place of the model's own.
+        corpus_prompt_name: Name of that prompt in ``model.prompts``.
 
     Attributes:
         cells: After a call, a `CompressionCell` for each key, D in float32 first. `table` and `pareto` take them, and
             `st_magnitude.diagnosis.report.plot_compression`.
         per_query: After a call, nDCG@10 of every query under ``(dim, precision, rescoring)``, in the order of
-            ``queries_ids``: what `st_magnitude.geometry.paired_bootstrap` takes.
+            ``queries_ids``. `st_magnitude.geometry.paired_bootstrap` takes the values.
 
     Raises:
-        ValueError: Before anything is encoded, if the data are empty or inconsistent (see `check_judgments`), an
-            argument is not one of its choices, or at the call a prefix is longer than the embedding or the model's
-            similarity is a distance; after, if an embedding is not finite.
+        ValueError: Before anything is encoded, if the data are empty or inconsistent (see `JudgedTask`), an argument is
+            not one of its choices, or at the call a prefix has more dimensions than the embedding or the model's
+            similarity is a distance; after encoding, if an embedding is not finite.
 
     The embeddings are held in memory, and a cell takes three to five times as much while it is measured.
 
@@ -164,27 +168,32 @@ class CompressionEvaluator(CsvEvaluator):
         corpus_prompt: str | None = None,
         corpus_prompt_name: str | None = None,
     ) -> None:
-        super().__init__("Compression", "full_ndcg@10", name, batch_size, write_csv, show_progress_bar)
+        super().__init__(
+            queries,
+            corpus,
+            relevant_docs,
+            similarity,
+            {
+                "query_prompt": query_prompt,
+                "query_prompt_name": query_prompt_name,
+                "corpus_prompt": corpus_prompt,
+                "corpus_prompt_name": corpus_prompt_name,
+            },
+            kind="Compression",
+            primary="full_ndcg@10",
+            name=name,
+            batch_size=batch_size,
+            write_csv=write_csv,
+            show_progress_bar=show_progress_bar,
+        )
         chosen = tuple(precisions)
         if unknown := [precision for precision in chosen if precision not in PRECISIONS]:
-            raise ValueError(f"precisions are some of {PRECISIONS}, got {unknown[0]!r}.")
+            raise ValueError(f"precisions must be some of {PRECISIONS}, got {unknown[0]!r}.")
         self.precisions = [precision for precision in PRECISIONS if precision in chosen]
         self.dims = (
             None if dims is None else sorted({whole_number("A prefix in dims", dim) for dim in dims}, reverse=True)
         )
         self.top_k = whole_number("top_k", top_k)
-        self.similarity = None if similarity is None else Similarity.named(similarity)
-        relevant = check_judgments(queries, corpus, relevant_docs)
-        self.queries_ids = [query for query in queries if relevant.get(query)]
-        self.queries = [queries[query] for query in self.queries_ids]
-        self.corpus_ids = sorted(corpus)  # rank() gives a tie to the lower index
-        self.corpus = [corpus[document] for document in self.corpus_ids]
-        position = {document: i for i, document in enumerate(self.corpus_ids)}
-        self._relevant = [{position[document] for document in relevant[query]} for query in self.queries_ids]
-        self.query_prompt = query_prompt
-        self.query_prompt_name = query_prompt_name
-        self.corpus_prompt = corpus_prompt
-        self.corpus_prompt_name = corpus_prompt_name
         self.cells: list[CompressionCell] = []
         self.per_query: dict[tuple[int, str, str], NDArray[np.float64]] = {}
 
@@ -192,26 +201,24 @@ class CompressionEvaluator(CsvEvaluator):
         self, model: SentenceTransformer, output_path: str | None = None, epoch: int = -1, steps: int = -1
     ) -> dict[str, float]:
         """Encodes, fills the grid, logs its table, writes the CSV rows, and returns all metrics by key."""
-        similarity = Similarity(*(self.similarity or implied_similarity(model)).exponents)  # plain numbers
-        full = model.get_embedding_dimension() or self._encode(model, "query", 1).shape[1]
+        similarity = self.similarity or implied_similarity(model)
+        full = model.get_embedding_dimension()
+        if full is None:
+            first = self.task.queries[self.queries_ids[0]]
+            full = encode_raw(model, [first], "query", show_progress_bar=False).shape[1]
         dims = self._prefixes(full)
-        queries, documents = self._encode(model, "query"), self._encode(model, "document")
+        encoded = self.encode(model)
 
         self.per_query = {}
         for dim in dims:
-            # Powers in float64: in float32 those of equal norms can differ by where in the array they stand.
-            q = similarity.query(queries[:, :dim].double()).float()
-            d = similarity.document(documents[:, :dim].double()).float()
+            prefix = encoded.prefix(dim)
             for precision in PRECISIONS:
                 if precision in self.precisions or (dim, precision) == (full, "float32"):
-                    for rescoring, best in search_compressed(q, d, precision, self.top_k, similarity).items():
-                        self.per_query[dim, precision, rescoring] = self._ndcg(best)
-        reference = float(self.per_query[full, "float32", "none"].mean())
-        self.cells = [
-            CompressionCell(*key, bytes_per_document(*key), mean, mean / reference if reference else math.nan)
-            for key, mean in ((key, float(values.mean())) for key, values in self.per_query.items())
-        ]
+                    for rescoring, best in search_compressed(prefix, precision, self.top_k, similarity).items():
+                        self.per_query[dim, precision, rescoring] = encoded.ndcg(best)
+        self.cells = compression_cells(self.per_query, full)
 
+        reference = self.cells[0].ndcg
         metrics = {"full_ndcg@10": reference}
         for cell in self.cells:
             key = f"{cell.precision}_{cell.dim}{_SUFFIX[cell.rescoring]}"
@@ -223,47 +230,37 @@ class CompressionEvaluator(CsvEvaluator):
         return self.finish(model, metrics, (cell.row for cell in self.cells), output_path, epoch, steps)
 
     def get_config_dict(self) -> dict[str, Any]:
-        """What the model card says about this evaluation."""
-        names = ("dims", "query_prompt", "query_prompt_name", "corpus_prompt", "corpus_prompt_name")
-        given = {name: value for name in names if (value := getattr(self, name)) is not None}
-        return given | {"top_k": self.top_k} | ({"similarity": repr(self.similarity)} if self.similarity else {})
+        """The settings that the model card shows."""
+        dims = {} if self.dims is None else {"dims": self.dims}
+        return dims | {"top_k": self.top_k} | super().get_config_dict()
 
     def _prefixes(self, full: int) -> list[int]:
         """Prefixes to measure, longest first."""
         chosen = [full // share for share in (1, 2, 4, 8) if full >= share] if self.dims is None else self.dims
         if chosen and chosen[0] > full:
-            raise ValueError(f"A prefix in dims is {chosen[0]} long, the model's embeddings {full}: drop it from dims.")
+            raise ValueError(
+                f"A prefix in dims has {chosen[0]} dimensions and the model's embeddings {full}: drop it from dims."
+            )
         return sorted({full, *chosen}, reverse=True)
 
-    def _encode(self, model: SentenceTransformer, role: str, number: int | None = None) -> Tensor:
-        """The first texts of a role, all by default, as finite float32: (n, D)."""
-        if role == "query":
-            ids, texts, prompts = self.queries_ids, self.queries, (self.query_prompt, self.query_prompt_name)
-        else:
-            ids, texts, prompts = self.corpus_ids, self.corpus, (self.corpus_prompt, self.corpus_prompt_name)
-        options = (self.batch_size, self.show_progress_bar, *prompts)
-        embeddings = encode_raw(model, texts[:number], role, *options, keep_normalize=True).float()
-        if embeddings.device.type == "mps":
-            embeddings = embeddings.cpu()  # there are no float64 on it
-        broken = (~embeddings.isfinite().all(dim=1)).nonzero()[:, 0].tolist()
-        if broken:
-            raise ValueError(
-                f"{len(broken)} of {len(embeddings)} {role} embeddings are not finite, such as that of "
-                f"{ids[broken[0]]!r}: the model has diverged, or overflows in half precision; load it in float32."
-            )
-        return embeddings
 
-    def _ndcg(self, best: Tensor) -> NDArray[np.float64]:
-        """nDCG@10 of every query from the columns of its best documents: (n, <= 10) -> (n,)."""
-        rows = zip(best.tolist(), self._relevant, strict=True)
-        hits = [[column in relevant for column in columns] for columns, relevant in rows]
-        return ndcg(hits, [len(relevant) for relevant in self._relevant], k=10)
+def compression_cells(
+    per_query: Mapping[tuple[int, str, str], NDArray[np.float64]], full: int
+) -> list[CompressionCell]:
+    """Cells from nDCG@10 of every query under (dim, precision, rescoring); the reference is ``full`` in float32."""
+    reference = float(per_query[full, "float32", "none"].mean())
+    means = {key: float(values.mean()) for key, values in per_query.items()}
+    return [
+        CompressionCell(*key, bytes_per_document(*key), mean, mean / reference if reference else math.nan)
+        for key, mean in means.items()
+    ]
 
 
 def pareto(cells: Sequence[CompressionCell]) -> list[CompressionCell]:
-    """The cells that no other dominates: none has no more bytes and no less nDCG, and is better in one of the two.
+    """The cells that no other cell dominates, the smallest first.
 
-    Cheapest first; of equal cells all stay.
+    A cell dominates another one if it is better in bytes or in nDCG@10 and not worse in the other.
+    Equal cells all stay.
 
     Example:
         >>> full = CompressionCell(4, "float32", "none", 16, 0.5, 1.0)
@@ -281,9 +278,10 @@ def pareto(cells: Sequence[CompressionCell]) -> list[CompressionCell]:
 
 
 def table(cells: Sequence[CompressionCell]) -> str:
-    """The cells as text, one a line, with what 1 and 100 million documents take; a star is on those of `pareto`.
+    """The cells as text, one in each line, with the storage of 1 and 100 million documents.
 
-    The ratio is to the largest cell. Storage is that of the vectors alone, in decimal units (1 GB is 10^9 bytes).
+    A star marks the cells of `pareto`. The ratio is to the largest cell. Storage counts the vectors alone, in decimal
+    units (1 GB is 10^9 bytes).
 
     Raises:
         ValueError: If there are no cells.
@@ -321,7 +319,7 @@ def table(cells: Sequence[CompressionCell]) -> str:
 
 
 def largest(cells: Sequence[CompressionCell]) -> CompressionCell:
-    """The cell with the most bytes; of an evaluation all dimensions in float32.
+    """The cell with the most bytes, which after an evaluation is that of all dimensions in float32.
 
     Raises:
         ValueError: If there are no cells.
@@ -350,40 +348,34 @@ def bytes_per_document(dim: int, precision: str, rescoring: str) -> int:
     return stored + (NORM_BYTES if rescoring == "norm" else 0)
 
 
-def search_compressed(
-    queries: Tensor, documents: Tensor, precision: str, top_k: int, similarity: Similarity
-) -> dict[str, Tensor]:
-    """Columns of the ten best stored documents, best first, by kind of rescoring: (n, k), (m, k) -> (n, <= 10)."""
-    if precision == "binary":
-        return _search_binary(queries, documents, top_k, with_norm=similarity.exponents[1] < 1)
-    stored = _through_int8(documents) if precision == "int8" else documents.double()
-    # Sums in float64, rounded to float32: equal documents then score the same wherever in the matrix they stand.
-    best = [rank((tile.double() @ stored.T).float(), k=10) for tile in queries.split(_rows(documents))]
-    return {"none": torch.cat(best)}
+def search_compressed(encoded: EncodedTask, precision: str, top_k: int, similarity: Similarity) -> dict[str, Tensor]:
+    """Columns of the ten best documents as they are stored, best first, by kind of rescoring: -> (n, <= 10).
 
+    A query's norm changes no ranking, so that queries are searched as they are.
+    """
+    if precision == "float32":
+        return {"none": encoded.top(similarity)}
+    similarity = Similarity(*similarity.exponents)  # plain numbers
+    q, d = encoded.queries, similarity.document(encoded.documents.double())  # equal documents stay equal in float64
+    if precision == "int8":
+        return {"none": EncodedTask(q, _through_int8(d.float())).top(DOT)}
 
-def _search_binary(queries: Tensor, documents: Tensor, top_k: int, with_norm: bool) -> dict[str, Tensor]:
-    bits, columns = _signs(documents), torch.arange(len(documents), device=documents.device)
-    lengths = torch.linalg.vector_norm(documents.double(), dim=1)  # |x|^(1 - gamma_document)
-    lengths = (lengths / lengths.max().clamp(min=torch.finfo(torch.float32).tiny)).half().double()
-    kinds = ("none", "query", "norm") if with_norm else ("none", "query")
-    best: dict[str, list[Tensor]] = {kind: [] for kind in kinds}
-    for tile in queries.split(_rows(documents)):
-        # Equal bits less unequal ones. Most are ties: made distinct, so that rank() need not sort whole rows.
-        agreement = _signs(tile) @ bits.T
-        found = rank(agreement * len(documents) - columns, max(top_k, 10))
-        best["none"].append(found[:, :10])
-        found = found[:, :top_k].sort(dim=1).values
-        scores = (tile.double() @ bits.T).gather(1, found)  # exact but for the tiniest entries: equal bits, equal score
-        best["query"].append(found.gather(1, rank(scores, k=10)))
-        if with_norm:
-            best["norm"].append(found.gather(1, rank(scores * lengths[found], k=10)))
-    return {kind: torch.cat(tiles) for kind, tiles in best.items()}
+    bits = _signs(d)
+    found = EncodedTask(_signs(q), bits).top(DOT, max(top_k, 10))  # the product of signs: equal bits minus unequal ones
+    best = {"none": found[:, :10]}
+    found = found[:, :top_k].sort(dim=1).values
+    scores = EncodedTask(q, bits).scores(DOT, found)
+    best["query"] = found.gather(1, rank(scores, 10))
+    if similarity.exponents[1] < 1:
+        norms = torch.linalg.vector_norm(d, dim=1).cpu()  # |x|^(1 - gamma_document)
+        norms = (norms / norms.max().clamp(min=torch.finfo(torch.float32).tiny)).half().double()
+        best["norm"] = found.gather(1, rank(scores * norms[found], 10))
+    return best
 
 
 def _signs(embeddings: Tensor) -> Tensor:
     """2b - 1 for the bits b of quantize_embeddings: 1 above 0, else -1."""
-    return (embeddings > 0).double() * 2 - 1
+    return (embeddings > 0).float() * 2 - 1
 
 
 def _through_int8(documents: Tensor) -> Tensor:
@@ -391,7 +383,3 @@ def _through_int8(documents: Tensor) -> Tensor:
     low, high = documents.amin(dim=0), documents.amax(dim=0)
     codes = quantize_embeddings(documents, precision="int8", ranges=torch.stack([low, high]).cpu().numpy())
     return (torch.from_numpy(codes).to(low.device).double() + 128) * ((high - low) / 255) + low
-
-
-def _rows(documents: Tensor) -> int:
-    return max(1, TILE // len(documents))

@@ -1,13 +1,13 @@
-"""Norm as confidence: does a model's embedding length say when it is right, and what it has not seen before?
+"""Norm as confidence: does the norm of an embedding tell when the model is right, and which texts are new to it?
 
-Norms are those before a Normalize at the end: the ones that training with cosine leaves behind (*On the Importance of
-Embedding Norms in Self-Supervised Learning*, section 5). Text length is measured beside them everywhere, because norms
-often do no more than follow it.
+Norms are taken before a closing Normalize, where training with cosine leaves them (*On the Importance of Embedding
+Norms in Self-Supervised Learning*, section 5). Every figure stands beside the same figure of the text length, because
+norms often do no more than follow it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,8 @@ from sklearn.neighbors import NearestNeighbors
 from torch import Tensor
 
 from st_magnitude._plot import pyplot
-from st_magnitude.evaluation.magnitude import implied_similarity
-from st_magnitude.evaluation.metrics import TILE, check_judgments, rank
+from st_magnitude.evaluation.metrics import implied_similarity
+from st_magnitude.evaluation.task import JudgedTask, check_finite
 from st_magnitude.geometry import auroc, norms, risk_coverage, spearman
 from st_magnitude.similarity import COSINE, Similarity
 from st_magnitude.surgery.raw import encode_raw, normalizes_output
@@ -33,7 +33,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class NormBucket:
-    """Rows whose norm lies in (low, high], as shares of the largest norm, and how many kNN classifies rightly."""
+    """Rows whose norm lies in (low, high], as shares of the largest norm, and the share that kNN classifies right."""
 
     low: float
     high: float
@@ -44,18 +44,18 @@ class NormBucket:
 def knn_accuracy_by_norm(
     embeddings: Any, labels: Any, k: int = 200, num_buckets: int = 20, min_rows: int = 50
 ) -> list[NormBucket]:
-    """Accuracy of a nearest-neighbour classifier by norm: (n, D), (n,) -> the buckets with enough rows, rising.
+    """Accuracy of a nearest-neighbour classifier by norm: (n, D), (n,) -> buckets in rising order of the norm.
 
-    Norms are divided by the largest and fall into buckets of equal width. Every row is classified by the majority of
-    its k nearest others under cosine; ties go to the label that sorts first. A row is not its own neighbour (the paper
-    does not say whether it is there).
+    Norms are divided by the largest one and sorted into buckets of equal width. The majority of its k nearest other
+    rows under cosine classifies a row; ties go to the label that sorts first. A row is not its own neighbour (the paper
+    does not say whether it counts).
 
     Args:
-        embeddings: Raw, not normalised.
-        labels: Of any kind that sorts.
-        k: Neighbours, at most n - 1.
-        num_buckets: Of which each spans 1 / num_buckets of the largest norm.
-        min_rows: Buckets with fewer rows are left out.
+        embeddings: Raw embeddings, not normalised.
+        labels: One label for each row, of any type that can be sorted.
+        k: Number of neighbours; n - 1 if there are fewer rows.
+        num_buckets: Number of buckets between 0 and the largest norm.
+        min_rows: Number of rows that a bucket needs to be returned.
 
     Raises:
         ValueError: If embeddings and labels differ in number, there are fewer than two rows, k is below 1, or all
@@ -71,19 +71,21 @@ def knn_accuracy_by_norm(
     Source: Draganov et al., On the Importance of Embedding Norms in Self-Supervised Learning, section 5, Fig. 4 left
     (k = 200: App. C.1; 20 buckets of more than 50 rows).
     """
-    lengths = norms(embeddings)
+    sizes = norms(embeddings)
     _, classes = np.unique(np.asarray(labels), return_inverse=True)
-    if len(classes) != len(lengths) or len(lengths) < 2:
-        raise ValueError(f"One label for each of at least two rows, got {len(lengths)} rows and {len(classes)} labels.")
+    if len(classes) != len(sizes) or len(sizes) < 2:
+        raise ValueError(
+            f"Every row needs a label, and at least two rows, got {len(sizes)} rows and {len(classes)} labels."
+        )
     if k < 1:
-        raise ValueError(f"k is a number of neighbours, at least 1, got {k}.")
-    if not lengths.max() > 0:
-        raise ValueError("All norms are 0: there is nothing to sort by.")
+        raise ValueError(f"k must be a number of neighbours of at least 1, got {k}.")
+    if not sizes.max() > 0:
+        raise ValueError("All norms are 0, so that there is nothing to sort by.")
     matrix = embeddings.detach().cpu().double().numpy() if isinstance(embeddings, Tensor) else np.asarray(embeddings)
     nearest = NearestNeighbors(n_neighbors=min(k, len(matrix) - 1), metric="cosine").fit(matrix)
     neighbours = nearest.kneighbors(return_distance=False)  # (n, k): without X, no row is its own neighbour
     is_right = mode(classes[neighbours], axis=1).mode == classes
-    bucket = np.clip(np.ceil(lengths / lengths.max() * num_buckets).astype(int) - 1, 0, num_buckets - 1)
+    bucket = np.clip(np.ceil(sizes / sizes.max() * num_buckets).astype(int) - 1, 0, num_buckets - 1)
     return [
         NormBucket(i / num_buckets, (i + 1) / num_buckets, int(inside.sum()), float(is_right[inside].mean()))
         for i in range(num_buckets)
@@ -93,12 +95,12 @@ def knn_accuracy_by_norm(
 
 @dataclass(frozen=True)
 class Novelty:
-    """How norms tell texts of the training domain from others.
+    """How well norms separate texts of the training domain from other texts.
 
     Attributes:
         ratio: Mean norm outside over mean norm inside; the paper finds less than 1.
-        auroc: Probability that a text from inside is longer in norm than one from outside.
-        length_auroc: The same for the number of words: what length alone would say. nan where it was not given.
+        auroc: Probability that a text from inside has a larger norm than one from outside.
+        length_auroc: The same probability for the number of words, as a control; nan if the lengths were not given.
     """
 
     ratio: float
@@ -113,7 +115,13 @@ class Novelty:
 
 
 def novelty(inside: Any, outside: Any, lengths_inside: Any = None, lengths_outside: Any = None) -> Novelty:
-    """Norms of embeddings from the training domain against others: (n,), (m,) -> ratio and AUROCs.
+    """Compares norms inside the training domain with norms outside: (n,), (m,) -> ratio and AUROCs.
+
+    Args:
+        inside: Norms of embeddings of the training domain.
+        outside: Norms of embeddings of other texts.
+        lengths_inside: Number of words of each text inside.
+        lengths_outside: Number of words of each text outside.
 
     Raises:
         ValueError: If a sample is empty.
@@ -132,14 +140,15 @@ def novelty(inside: Any, outside: Any, lengths_inside: Any = None, lengths_outsi
 
 @dataclass(frozen=True)
 class Signal:
-    """One number a query that might tell right answers from wrong ones.
+    """A number for each query that might tell right answers from wrong ones.
 
     Attributes:
-        values: (n,).
-        auroc: Probability that a right answer has the larger value; 0.5 knows nothing.
-        length_spearman: Rank correlation with the number of words of the text it belongs to.
-        coverage, risk: The risk-coverage curve, (n,) each: see `st_magnitude.geometry.risk_coverage`.
-        area: Under that curve; the overall error rate is what a signal that knows nothing has.
+        values: The number for every query, (n,).
+        auroc: Probability that a right answer has the larger value; 0.5 is chance.
+        length_spearman: Rank correlation with the number of words of the text that the value belongs to.
+        coverage: Share of the queries that are answered, (n,): see `st_magnitude.geometry.risk_coverage`.
+        risk: Share of wrong answers at that coverage, (n,).
+        area: Area under the risk-coverage curve; a random signal has the overall error rate.
     """
 
     values: Array
@@ -150,27 +159,30 @@ class Signal:
     area: float
 
     def threshold(self, coverage: float) -> float:
-        """The value to answer above, so that about this share of the queries is answered."""
-        if not 0 < coverage <= 1:
-            raise ValueError(f"coverage is a share of the queries in (0, 1], got {coverage}.")
+        """The value above which about this share of the queries lies."""
+        _check_coverage(coverage)
         return float(np.quantile(self.values, 1 - coverage))
 
     def risk_at(self, coverage: float) -> float:
-        """Share of wrong answers when this share of the queries is answered, the most confident ones."""
-        if not 0 < coverage <= 1:
-            raise ValueError(f"coverage is a share of the queries in (0, 1], got {coverage}.")
+        """Share of wrong answers among the most confident queries, if this share of all queries is answered."""
+        _check_coverage(coverage)
         return float(self.risk[max(1, round(coverage * len(self.risk))) - 1])
+
+
+def _check_coverage(coverage: float) -> None:
+    if not 0 < coverage <= 1:
+        raise ValueError(f"coverage must be a share of the queries in (0, 1], got {coverage}.")
 
 
 @dataclass(frozen=True)
 class ConfidenceReport:
-    """What `norm_confidence` measures. ``print(report)`` shows it as a table.
+    """The result of `norm_confidence`. ``print(report)`` shows it as a table.
 
     Attributes:
         is_correct: Whether the first document of each query is relevant, (n,).
-        signals: By name: ``"query norm"``, ``"document norm"`` (of the first document), ``"score"`` (its cosine),
-            ``"query length"``, ``"document length"`` (in words).
-        novelty: Of queries against the texts from outside, if any were given.
+        signals: A `Signal` under ``"query norm"``, ``"document norm"`` (of the first document), ``"score"`` (its
+            cosine), ``"query length"`` and ``"document length"`` (in words).
+        novelty: The comparison of the queries with the texts from outside, if any were given.
     """
 
     is_correct: NDArray[np.bool_]
@@ -180,7 +192,7 @@ class ConfidenceReport:
     def __str__(self) -> str:
         error = 1 - self.is_correct.mean()
         lines = [
-            f"{len(self.is_correct)} queries, {error:.3f} answered wrongly at rank 1 (the area of a blind signal)",
+            f"{len(self.is_correct)} queries, {error:.3f} answered wrongly at rank 1 (the area of a random signal)",
             "signal             AUROC   area  risk at 50%  Spearman with text length",
         ]
         lines += [
@@ -190,7 +202,7 @@ class ConfidenceReport:
         return "\n".join(lines + ([str(self.novelty)] if self.novelty else []))
 
     def plot(self, path: str | Path) -> None:
-        """Writes the risk-coverage curves as a PNG.
+        """Writes the risk-coverage curves to a PNG file.
 
         Raises:
             ImportError: If matplotlib is not installed.
@@ -200,9 +212,9 @@ class ConfidenceReport:
         for name, signal in self.signals.items():
             style = ":" if name.endswith("length") else "-"
             axis.plot(signal.coverage, signal.risk, style, label=f"{name} ({signal.area:.3f})", linewidth=1.5)
-        axis.axhline(1 - self.is_correct.mean(), color="#555555", linestyle="--", linewidth=1, label="blind")
+        axis.axhline(1 - self.is_correct.mean(), color="#555555", linestyle="--", linewidth=1, label="random")
         axis.set_xlabel("coverage: share of queries answered")
-        axis.set_ylabel("risk: share of those that is wrong")
+        axis.set_ylabel("risk: share of wrong answers")
         axis.set_ylim(bottom=0)
         axis.spines[["top", "right"]].set_visible(False)
         axis.legend(frameon=False, fontsize=8, title="signal (area)", title_fontsize=8)
@@ -219,59 +231,56 @@ def norm_confidence(
     similarity: Similarity | str | None = None,
     batch_size: int = 32,
 ) -> ConfidenceReport:
-    """Encodes once, answers each query with its first document, and asks what would have told right from wrong.
+    """Answers each query with its first document and measures what tells right answers from wrong ones.
 
     Args:
-        model: Any SentenceTransformer. A Normalize or ExponentNorm at the end is looked behind.
-        queries: Query id -> text. Queries without a relevant document are left out.
+        model: Any SentenceTransformer. Embeddings are taken before a closing Normalize or ExponentNorm.
+        queries: Query id -> text. Queries without a relevant document do not count.
         corpus: Document id -> text.
         relevant_docs: Query id -> ids of its relevant documents.
-        outside: Texts from elsewhere, to compare the norms of queries with.
-        similarity: What ranks; by default what the model says, cosine if it normalises.
-        batch_size: Texts encoded at a time.
+        outside: Texts of another domain, whose norms are compared with those of the queries.
+        similarity: The similarity that ranks; by default the model's own, which is cosine if it normalises.
+        batch_size: Number of texts that are encoded at a time.
 
     Raises:
-        ValueError: If the data are empty or inconsistent (see `check_judgments`), fewer than two queries have a
-            relevant document, or all answers are right, or all wrong.
+        ValueError: If the data are empty or inconsistent (see `JudgedTask`), all answers are right or all are wrong, or
+            an embedding is not finite.
 
     Example:
         >>> from sentence_transformers.sentence_transformer.modules import BoW
         >>> model = SentenceTransformer(modules=[BoW(["bee", "wax", "tea"])], device="cpu")
         >>> queries, corpus = {"q1": "bee bee wax", "q2": "tea"}, {"d1": "bee wax", "d2": "wax", "d3": "tea"}
         >>> report = norm_confidence(model, queries, corpus, relevant_docs={"q1": {"d1"}, "q2": {"d2"}})
-        >>> report.signals["query norm"].auroc  # the query that is answered rightly is the longer one
+        >>> report.signals["query norm"].auroc  # the query that is answered right has the larger norm
         1.0
 
     Source: Draganov et al., On the Importance of Embedding Norms in Self-Supervised Learning, section 5.
     """
-    relevant = check_judgments(queries, corpus, relevant_docs)
-    query_ids = [query for query in queries if relevant.get(query)]
-    document_ids = sorted(corpus)
+    task = JudgedTask(queries, corpus, relevant_docs)
     if similarity is None:
         similarity = COSINE if normalizes_output(model) else implied_similarity(model)
-    similarity = Similarity(*Similarity.named(similarity).exponents)
-    texts = [queries[query] for query in query_ids], [corpus[document] for document in document_ids]
-    q = encode_raw(model, texts[0], "query", batch_size, False)
-    d = encode_raw(model, texts[1], "document", batch_size, False)
-    others = encode_raw(model, list(outside), "query", batch_size, False) if outside else None
-    step = max(1, TILE // len(d))
-    first = np.concatenate(
-        [rank(similarity(q[i : i + step], d), 1)[:, 0].cpu().numpy() for i in range(0, len(q), step)]
-    )
-    is_correct = np.array([document_ids[i] in relevant[query] for query, i in zip(query_ids, first, strict=True)])
+    similarity = Similarity.named(similarity)
+    encoded = task.encode(model, batch_size, show_progress_bar=False)
+    others = None
+    if outside:
+        others = encode_raw(model, list(outside), "query", batch_size, False)
+        check_finite(others, "outside")
+    top = encoded.top(similarity, 1)
+    first, is_correct = top[:, 0].numpy(), encoded.hits(top)[:, 0]
     if is_correct.all() or not is_correct.any():
         raise ValueError(
-            f"All {len(is_correct)} queries are answered {'rightly' if is_correct.all() else 'wrongly'}: confidence "
-            "has nothing to tell apart. Use more queries, or a larger corpus."
+            f"All {len(is_correct)} queries are answered {'right' if is_correct.all() else 'wrong'}, so that there is "
+            "nothing to tell apart. Use more queries, or a larger corpus."
         )
-    query_length, document_length = (np.array([len(text.split()) for text in side], dtype=float) for side in texts)
-    own_length = {"query": query_length, "document": document_length[first]}
+    query_length = word_counts(queries[query] for query in task.query_ids)
+    document_length = word_counts(corpus[document] for document in task.document_ids)[first]
+    own_length = {"query": query_length, "document": document_length}
     values = {
-        "query norm": norms(q),
-        "document norm": norms(d)[first],
-        "score": COSINE.pairwise(q, d[first.tolist()]).double().cpu().numpy(),
+        "query norm": norms(encoded.queries),
+        "document norm": norms(encoded.documents)[first],
+        "score": encoded.scores(COSINE, top)[:, 0].double().numpy(),
         "query length": query_length,
-        "document length": document_length[first],
+        "document length": document_length,
     }
     signals = {
         name: Signal(
@@ -284,6 +293,10 @@ def norm_confidence(
     }
     strange = None
     if others is not None:
-        lengths = [float(len(text.split())) for text in outside]
-        strange = novelty(values["query norm"], norms(others), query_length, lengths)
+        strange = novelty(values["query norm"], norms(others), query_length, word_counts(outside))
     return ConfidenceReport(is_correct, signals, strange)
+
+
+def word_counts(texts: Iterable[str]) -> Array:
+    """Number of words of every text: n texts -> (n,)."""
+    return np.array([len(text.split()) for text in texts], dtype=float)

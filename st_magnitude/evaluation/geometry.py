@@ -1,4 +1,4 @@
-"""GeometryEvaluator: norms and directions of a model's embeddings, from texts alone."""
+"""GeometryEvaluator measures norms and directions of a model's embeddings from texts alone."""
 
 from __future__ import annotations
 
@@ -10,43 +10,45 @@ import numpy as np
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude import geometry
-from st_magnitude.evaluation.metrics import CsvEvaluator
+from st_magnitude.evaluation.base import CsvEvaluator
+from st_magnitude.evaluation.task import check_finite
 from st_magnitude.surgery.raw import encode_raw
 
 __all__ = ["GeometryEvaluator", "card_evaluators"]
 
 logger = logging.getLogger(__name__)
 
-NUM_DOCUMENTS = 500  # a sample for a model card
+NUM_DOCUMENTS = 500  # size of the sample for a model card
 
 
 class GeometryEvaluator(CsvEvaluator):
-    """How long embeddings are and how they spread: no judgments are needed, and nothing is ranked.
+    """The norms of embeddings and how evenly their directions spread, without judgments.
 
-    Embeddings are taken before a closing Normalize or ExponentNorm, so that a model that discards length shows it too.
-    Called before and after training with the names "before" and "after", it puts a table with both into the model card
-    that ``save_pretrained`` writes. ``st-magnitude train`` and ``st-magnitude revela`` do that by themselves. Keys,
-    behind ``"{name}_"``:
+    Embeddings are taken before a closing Normalize or ExponentNorm, so that models that normalise have norms too. Two
+    calls with the names "before" and "after" training put a table with both into the model card that
+    ``save_pretrained`` writes. ``st-magnitude train`` and ``st-magnitude revela`` make these calls. Returned keys, with
+    the prefix ``"{name}_"`` if there is a name:
 
-    - ``document_norm_mean``, ``document_norm_cv`` (standard deviation over mean), and of queries;
+    - ``{document,query}_norm_mean`` and ``{document,query}_norm_cv`` (standard deviation over mean);
     - ``document_mean_cosine`` and ``document_isoscore`` (the primary metric; n documents in D dimensions reach at most
-      about n / (n + D), so compare samples of one size);
-    - ``cohens_d`` of document norms, relevant less irrelevant, if both are given.
+      about n / (n + D), so that only samples of one size compare);
+    - ``cohens_d`` of document norms, relevant minus never-relevant, if both are given.
 
     Args:
-        documents: Two texts or more.
-        queries: More texts, encoded as queries; their norms are reported.
-        is_relevant: Of every document, whether it answers any query at all.
-        name: Goes in front of the keys and into the name of the CSV file.
-        batch_size: Texts encoded at a time.
-        write_csv: Whether a call with an ``output_path`` adds a row to ``Geometry_evaluation_{name}_results.csv``.
-        show_progress_bar: Whether to show one.
+        documents: At least two texts.
+        queries: Texts that are encoded as queries, whose norms are reported.
+        is_relevant: Whether each document is relevant to any query.
+        name: Prefix of the metrics and part of the name of the CSV file.
+        batch_size: Number of texts that are encoded at a time.
+        write_csv: Whether a call with an ``output_path`` appends a row to ``Geometry_evaluation_{name}_results.csv``.
+        show_progress_bar: Whether to show a progress bar.
 
     Attributes:
-        metrics: After a call, what it returned, without the name.
+        metrics: After a call, the returned metrics without the name.
 
     Raises:
-        ValueError: If there are fewer than two documents, or is_relevant is not as long as they are.
+        ValueError: If there are fewer than two documents or is_relevant has another number of entries; at the call, if
+            an embedding is not finite.
 
     Example:
         >>> from sentence_transformers.sentence_transformer.modules import BoW
@@ -71,7 +73,9 @@ class GeometryEvaluator(CsvEvaluator):
     ) -> None:
         super().__init__("Geometry", "document_isoscore", name, batch_size, write_csv, show_progress_bar)
         if len(documents) < 2:
-            raise ValueError(f"The geometry of {len(documents)} document says nothing: pass some hundreds.")
+            raise ValueError(
+                f"GeometryEvaluator needs at least two documents, better some hundreds, got {len(documents)}."
+            )
         if is_relevant is not None and len(is_relevant) != len(documents):
             raise ValueError(f"is_relevant has {len(is_relevant)} entries for {len(documents)} documents.")
         self.texts = {"document": list(documents), "query": list(queries)}
@@ -79,7 +83,7 @@ class GeometryEvaluator(CsvEvaluator):
         self.metrics: dict[str, float] = {}
 
     def get_config_dict(self) -> dict[str, Any]:
-        """What the model card says about this evaluation."""
+        """The settings that the model card shows."""
         return {"documents": len(self.texts["document"]), "queries": len(self.texts["query"])}
 
     def __call__(  # type: ignore[override]
@@ -91,24 +95,23 @@ class GeometryEvaluator(CsvEvaluator):
             for role, texts in self.texts.items()
             if texts
         }
-        lengths = {role: geometry.norms(x) for role, x in embeddings.items()}
+        for role, side in embeddings.items():
+            check_finite(side, role)
+        sizes = {role: geometry.norms(side) for role, side in embeddings.items()}
         metrics: dict[str, float] = {}
-        for role, values in lengths.items():
+        for role, values in sizes.items():
             metrics[f"{role}_norm_mean"] = float(values.mean())
             metrics[f"{role}_norm_cv"] = geometry.coefficient_of_variation(values)
         if self.is_relevant is not None and min(self.is_relevant.sum(), (~self.is_relevant).sum()) > 1:
             metrics["cohens_d"] = geometry.cohens_d(
-                lengths["document"][self.is_relevant], lengths["document"][~self.is_relevant]
+                sizes["document"][self.is_relevant], sizes["document"][~self.is_relevant]
             )
         documents = embeddings["document"]
         metrics["document_mean_cosine"] = geometry.mean_cosine(documents)
         metrics["document_isoscore"] = geometry.isoscore(documents)
-        logger.info(
-            f"Geometry of the model on the {self.name or 'given'} texts:\n"
-            + "\n".join(f"{key}: {value:.4f}" for key, value in metrics.items())
-        )
         self.metrics = metrics
-        return self.finish(model, metrics, [metrics], output_path, epoch, steps)
+        line = f"Geometry of the model on the {self.name or 'given'} texts"
+        return self.finish(model, metrics, [metrics], output_path, epoch, steps, (logger, line))
 
 
 def card_evaluators(
@@ -118,14 +121,14 @@ def card_evaluators(
     number: int = NUM_DOCUMENTS,
     seed: int = 0,
 ) -> tuple[GeometryEvaluator, GeometryEvaluator]:
-    """Two of the same sample of texts, "before" and "after", for a model card.
+    """Two evaluators of the same sample of texts for a model card, named "before" and "after".
 
     Args:
         queries: Query id -> text.
         corpus: Document id -> text.
-        relevant_docs: Query id -> ids of its relevant documents; the others count as irrelevant.
-        number: Documents of the sample; it has a fifth as many queries.
-        seed: Of the sample.
+        relevant_docs: Query id -> ids of its relevant documents; the others count as never-relevant.
+        number: Number of documents in the sample; it has a fifth as many queries.
+        seed: Seed for the sample.
 
     Raises:
         ValueError: If there are fewer than two documents.

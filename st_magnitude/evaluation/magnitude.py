@@ -1,4 +1,4 @@
-"""MagnitudeEvaluator: one encoding, read out with its own similarity, by direction alone and with full length."""
+"""MagnitudeEvaluator scores one encoding with its own similarity, by cosine and by dot."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 
-from st_magnitude.evaluation.metrics import append_csv, are_unit, check_judgments, csv_name, ndcg
+from st_magnitude.evaluation.base import append_csv, as_lines, csv_name
+from st_magnitude.evaluation.metrics import are_unit, implied_similarity, ndcg, whole_number
+from st_magnitude.evaluation.task import JudgedTask, check_finite
 from st_magnitude.geometry import CosineSum, coefficient_of_variation, cohens_d, norms
 from st_magnitude.similarity import COSINE, DOT, Similarity
 from st_magnitude.surgery.raw import raw_embeddings
@@ -28,42 +30,43 @@ COLLAPSED_BELOW = 0.75  # cosine nDCG over dot nDCG: 0.97 to 1 in arXiv 2602.092
 class MagnitudeEvaluator(InformationRetrievalEvaluator):
     """Retrieval metrics of the same embeddings under the matched similarity, cosine and dot, and their geometry.
 
-    Queries and corpus are encoded once, with ``encode_query`` and ``encode_document``, and stay raw: before a closing
-    ExponentNorm. Ranking and metrics are those of sentence-transformers' InformationRetrievalEvaluator. Returned keys,
-    each behind ``"{name}_"`` where there is a name:
+    Queries and corpus are encoded once, with ``encode_query`` and ``encode_document``, before a closing ExponentNorm.
+    sentence-transformers' InformationRetrievalEvaluator, the base class, ranks and computes the metrics. Returned keys,
+    with the prefix ``"{name}_"`` if there is a name:
 
     - ``{matched,cosine,dot}_{ndcg@10,mrr@10,recall@100,map@100}``;
-    - ``cohens_d`` of the norms of documents relevant to some query against those relevant to none (pooled by degrees
-      of freedom); left out where either group has fewer than two documents;
+    - ``cohens_d`` between the norms of documents that are relevant to some query and those of never-relevant documents
+      (pooled by degrees of freedom); left out where either group has fewer than two documents;
     - ``{query,document}_{norm_mean,norm_cv,mean_cosine}``, the last left out for a single text.
 
     The primary metric is ``matched_ndcg@10``, so in the Trainer
-    ``metric_for_best_model="eval_{name}_matched_ndcg@10"``. A warning tells of magnitude collapse: cosine nDCG@10 below
-    three quarters of dot nDCG@10, on a model whose directions no longer rank (arXiv 2602.09229, App. N).
+    ``metric_for_best_model="eval_{name}_matched_ndcg@10"``. A warning reports magnitude collapse: cosine nDCG@10 below
+    three quarters of dot nDCG@10, in a model whose directions no longer rank (arXiv 2602.09229, App. N).
 
     Args:
-        queries: Query id -> text. Queries without a relevant document are left out.
+        queries: Query id -> text. Queries without a relevant document do not count.
         corpus: Document id -> text.
         relevant_docs: Query id -> ids of its relevant documents.
-        similarity: What ``matched`` means, a Similarity or its name. By default the model's own: that of a closing
-            ExponentNorm, else its ``similarity_fn_name``.
-        name: Goes in front of the keys and into the name of the CSV file, with ``truncate_dim`` behind it.
+        similarity: The similarity of the ``matched`` metrics, a Similarity or its name. By default the model's own:
+            that of a closing ExponentNorm, else its ``similarity_fn_name``.
+        name: Prefix of the metrics and part of the name of the CSV file; ``truncate_dim`` is appended to it.
         main_metric: The metric under the matched similarity that chooses the best checkpoint.
-        corpus_chunk_size: Documents encoded and ranked at a time; only one chunk of embeddings is held in memory.
-        batch_size: Texts encoded at a time.
-        show_progress_bar: Whether to show one.
-        truncate_dim: Evaluate this prefix of the embeddings.
-        write_csv: Whether a call with an ``output_path`` adds a row to ``Magnitude_evaluation_{name}_results.csv``.
-        **retrieval: More of InformationRetrievalEvaluator: ``query_prompt``, ``query_prompt_name``, ``corpus_prompt``,
-            ``corpus_prompt_name``, ``write_predictions``.
+        corpus_chunk_size: Number of documents that are encoded and ranked at a time; memory holds one such chunk.
+        batch_size: Number of texts that are encoded at a time.
+        show_progress_bar: Whether to show a progress bar.
+        truncate_dim: Number of dimensions of the prefix to evaluate. A prefix is cut before it is divided.
+        write_csv: Whether a call with an ``output_path`` appends a row to ``Magnitude_evaluation_{name}_results.csv``.
+        **retrieval: Arguments of InformationRetrievalEvaluator: ``query_prompt``, ``query_prompt_name``,
+            ``corpus_prompt``, ``corpus_prompt_name``, ``write_predictions``.
 
     Attributes:
         per_query: After a call, nDCG@10 of every query under ``"matched"``, ``"cosine"`` and ``"dot"``, in the order of
-            ``queries_ids``: what `st_magnitude.geometry.paired_bootstrap` takes.
+            ``queries_ids``. `st_magnitude.geometry.paired_bootstrap` takes the values.
 
     Raises:
-        ValueError: Before anything is encoded, if the data are empty or inconsistent (see `check_judgments`), or an
-            argument is not one of its choices; at the call, if the model's similarity is a distance.
+        ValueError: Before anything is encoded, if the data are empty or inconsistent (see `JudgedTask`), or an argument
+            is not one of its choices; at the call, if the model's similarity is a distance or an embedding is not
+            finite.
 
     Example:
         >>> from sentence_transformers import SentenceTransformer
@@ -92,13 +95,13 @@ class MagnitudeEvaluator(InformationRetrievalEvaluator):
         **retrieval: Any,
     ) -> None:
         if main_metric not in METRICS:
-            raise ValueError(f"main_metric is one of {METRICS}, got {main_metric!r}.")
-        if truncate_dim is not None and truncate_dim < 1:
-            raise ValueError(f"truncate_dim is a number of dimensions, at least 1, got {truncate_dim}.")
+            raise ValueError(f"main_metric must be one of {METRICS}, got {main_metric!r}.")
+        if truncate_dim is not None:
+            whole_number("truncate_dim", truncate_dim)
         super().__init__(
             queries=dict(queries),
             corpus=dict(corpus),
-            relevant_docs=check_judgments(queries, corpus, relevant_docs),
+            relevant_docs=dict(JudgedTask(queries, corpus, relevant_docs).relevant),  # type: ignore[arg-type]
             name="_".join(str(part) for part in (name, truncate_dim) if part),
             corpus_chunk_size=corpus_chunk_size,
             batch_size=batch_size,
@@ -126,7 +129,8 @@ class MagnitudeEvaluator(InformationRetrievalEvaluator):
         **kwargs: Any,
     ) -> dict[str, float]:
         """Encodes, ranks, measures, logs, writes the CSV row, and returns all metrics by key."""
-        matched = Similarity(*(self.similarity or implied_similarity(model)).exponents)  # plain numbers, no gradients
+        matched = self.similarity or implied_similarity(model)
+        matched = Similarity(*matched.exponents)  # plain numbers, no gradients
         self.score_functions = {"matched": matched, "cosine": COSINE, "dot": DOT}
         self.score_function_names = list(self.score_functions)
         scores = self.compute_all_metrics(model, output_path=output_path, **kwargs)
@@ -137,7 +141,7 @@ class MagnitudeEvaluator(InformationRetrievalEvaluator):
         } | self._geometry()
         logger.info(
             f"Magnitude evaluation of the model on the {self.name or 'given'} dataset, matched is {matched.name}:\n"
-            + "\n".join(f"{key}: {value:.4f}" for key, value in metrics.items())
+            + as_lines(metrics)
         )
         self._warn_of_collapse(metrics)
         if output_path is not None and self.write_csv:
@@ -153,7 +157,7 @@ class MagnitudeEvaluator(InformationRetrievalEvaluator):
         corpus_embeddings: Any = None,
         output_path: str | None = None,
     ) -> dict[str, Any]:
-        """The metrics of the base class; the embeddings and rankings that pass by are measured on the way."""
+        """The metrics of the base class. Embeddings and rankings are measured on their way through it."""
         self._norms: dict[str, list[NDArray[np.float64]]] = {"query": [], "document": []}
         self._cosines = {role: CosineSum() for role in self._norms}
         self._ndcg: list[NDArray[np.float64]] = []
@@ -169,11 +173,12 @@ class MagnitudeEvaluator(InformationRetrievalEvaluator):
         """Raw embeddings of the queries, or of one chunk of the corpus: (n, D)."""
         with raw_embeddings(model, keep_normalize=True):
             embeddings = super().embed_inputs(model, sentences, encode_fn_name, *args, **kwargs)
-        self._measure(encode_fn_name or "document", embeddings)
+        role = encode_fn_name or "document"
+        self._measure(role, embeddings)
         return embeddings
 
     def compute_metrics(self, queries_result_list: list[Any]) -> dict[str, Any]:
-        """The metrics of one score function; nDCG@10 of every query is kept as well."""
+        """The metrics of one score function. nDCG@10 of every query is kept as well."""
         relevant = [self.relevant_docs[query] for query in self.queries_ids]
         hits = [
             [hit["corpus_id"] in docs for hit in ranked[:10]]
@@ -183,21 +188,24 @@ class MagnitudeEvaluator(InformationRetrievalEvaluator):
         return super().compute_metrics(queries_result_list)
 
     def output_scores(self, scores: dict[str, Any]) -> None:
-        """Nothing: a call logs all metrics together."""
+        """Does nothing, because a call logs all metrics together."""
 
     def get_config_dict(self) -> dict[str, Any]:
-        """What the model card says about this evaluation."""
+        """The settings that the model card shows."""
         return super().get_config_dict() | ({"similarity": repr(self.similarity)} if self.similarity else {})
 
     def _measure(self, role: str, embeddings: Any) -> None:
+        start = sum(map(len, self._norms[role]))
+        ids = (self.queries_ids if role == "query" else self.corpus_ids)[start:]
+        check_finite(embeddings, role, ids)
         self._norms[role].append(norms(embeddings))
         self._cosines[role].add(embeddings)
 
     def _geometry(self) -> dict[str, float]:
-        lengths = {role: np.concatenate(chunks) for role, chunks in self._norms.items()}
-        if are_unit(lengths["document"]):
+        sizes = {role: np.concatenate(chunks) for role, chunks in self._norms.items()}
+        if are_unit(sizes["document"]):
             logger.info(
-                "All document norms are 1: the model normalises, so cosine and dot rank alike and length says nothing. "
+                "All document norms are 1: the model normalises, so that cosine and dot rank alike. "
                 'stm.prepare(model, "dot") strips the normalisation.'
             )
         judged_relevant = set().union(*self.relevant_docs.values())
@@ -206,11 +214,11 @@ class MagnitudeEvaluator(InformationRetrievalEvaluator):
         if min(is_relevant.sum(), (~is_relevant).sum()) < 2:
             logger.info(
                 f"cohens_d is left out: {is_relevant.sum()} of {len(is_relevant)} documents are relevant to a query, "
-                "and it needs two that are and two that are not. Add distractors to the corpus."
+                "and it needs two that are and two that are not. Add never-relevant documents to the corpus."
             )
         else:
-            geometry["cohens_d"] = cohens_d(lengths["document"][is_relevant], lengths["document"][~is_relevant])
-        for role, values in lengths.items():
+            geometry["cohens_d"] = cohens_d(sizes["document"][is_relevant], sizes["document"][~is_relevant])
+        for role, values in sizes.items():
             geometry[f"{role}_norm_mean"] = float(values.mean())
             geometry[f"{role}_norm_cv"] = coefficient_of_variation(values)
             if len(values) > 1:
@@ -222,23 +230,6 @@ class MagnitudeEvaluator(InformationRetrievalEvaluator):
         if cosine < COLLAPSED_BELOW * dot:
             logger.warning(
                 f"Magnitude collapse: the same embeddings reach nDCG@10 {dot:.4f} by dot but {cosine:.4f} by cosine: "
-                "length does the ranking and direction has been given up (arXiv 2602.09229, App. N). Use the loss's "
+                "the norm does the ranking and the directions no longer do (arXiv 2602.09229, App. N). Use the loss's "
                 'scale="auto" and a lower learning rate, or train this model with CosineRankingLoss.'
             )
-
-
-def implied_similarity(model: SentenceTransformer) -> Similarity:
-    """The similarity that a model was made for: that of a closing ExponentNorm, else its ``similarity_fn_name``.
-
-    Raises:
-        ValueError: If that is a distance.
-    """
-    closing = getattr(list(model.children())[-1], "similarity", None)
-    if isinstance(closing, Similarity):
-        return closing
-    if model.similarity_fn_name not in ("cosine", "dot"):
-        raise ValueError(
-            f"The model's similarity_fn_name is {model.similarity_fn_name!r}, which is no inner product: "
-            'pass similarity="cosine", "dot", "qnorm", "dnorm" or a Similarity.'
-        )
-    return Similarity.named(model.similarity_fn_name)

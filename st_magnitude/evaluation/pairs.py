@@ -1,4 +1,4 @@
-"""ScoredPairsEvaluator: sentence-transformers' STS evaluator, under any Similarity and with a check of symmetry."""
+"""ScoredPairsEvaluator is sentence-transformers' STS evaluator for any Similarity, with a check of symmetry."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 from sentence_transformers import SentenceTransformer
 
-from st_magnitude.evaluation.magnitude import implied_similarity
-from st_magnitude.evaluation.metrics import CsvEvaluator
+from st_magnitude.evaluation.base import CsvEvaluator
+from st_magnitude.evaluation.metrics import implied_similarity
+from st_magnitude.evaluation.task import check_finite
 from st_magnitude.geometry import spearman, symmetry_gap
 from st_magnitude.losses.regression import warn_if_one_sided
 from st_magnitude.similarity import COSINE, DOT, Similarity
@@ -21,28 +22,31 @@ logger = logging.getLogger(__name__)
 
 
 class ScoredPairsEvaluator(CsvEvaluator):
-    """Rank and linear correlation of similarities with scores, read out three ways, and s(a, b) against s(b, a).
+    """Rank and linear correlation of three similarities with scores of pairs, and s(a, b) against s(b, a).
 
-    sentence-transformers' EmbeddingSimilarityEvaluator knows cosine and dot; this one also what QNorm, DNorm and
-    fractional exponents give. Texts are encoded once, by plain ``encode``, and stay raw. Keys, behind ``"{name}_"``:
+    sentence-transformers' EmbeddingSimilarityEvaluator knows cosine and dot; this evaluator also scores by QNorm, DNorm
+    and fractional exponents. Texts are encoded once, by plain ``encode``, before a closing ExponentNorm. Returned keys,
+    with the prefix ``"{name}_"`` if there is a name:
 
     - ``{matched,cosine,dot}_{spearman,pearson}``;
-    - ``swapped_spearman``, of s(b, a) with the scores, and ``symmetry_gap``: mean |s(a, b) - s(b, a)| over the
-      standard deviation of s(a, b). Cosine and dot have a gap of 0.
+    - ``swapped_spearman``, the correlation of s(b, a) with the scores, and ``symmetry_gap``, the mean of
+      |s(a, b) - s(b, a)| over the standard deviation of s(a, b). Cosine and dot have a gap of 0.
 
-    A similarity that keeps one norm of two gives one warning.
+    A similarity that keeps the norm of one side only gives one warning.
 
     Args:
-        sentences1: The first texts.
-        sentences2: The second texts.
-        scores: One number a pair, of any range.
-        similarity: What ``matched`` means; by default what the model says (see MagnitudeEvaluator).
-        name: Goes in front of the keys and into the name of the CSV file.
-        batch_size: Texts encoded at a time.
-        write_csv: Whether a call with an ``output_path`` adds a row to ``ScoredPairs_evaluation_{name}_results.csv``.
+        sentences1: The first text of every pair.
+        sentences2: The second text of every pair.
+        scores: The judged score of every pair, in any range.
+        similarity: The similarity of the ``matched`` metrics; by default the model's own (see MagnitudeEvaluator).
+        name: Prefix of the metrics and part of the name of the CSV file.
+        batch_size: Number of texts that are encoded at a time.
+        write_csv: Whether a call with an ``output_path`` appends a row to
+            ``ScoredPairs_evaluation_{name}_results.csv``.
 
     Raises:
-        ValueError: If the three differ in length or there are fewer than two pairs.
+        ValueError: If the three have different numbers of entries or there are fewer than two pairs; at the call, if
+            the model's similarity is a distance or an embedding is not finite.
 
     Example:
         >>> from sentence_transformers.sentence_transformer.modules import BoW
@@ -66,7 +70,7 @@ class ScoredPairsEvaluator(CsvEvaluator):
         super().__init__("ScoredPairs", "matched_spearman", name, batch_size, write_csv)
         if not len(sentences1) == len(sentences2) == len(scores) >= 2:
             raise ValueError(
-                "sentences1, sentences2 and scores describe the same pairs, at least two, got "
+                "sentences1, sentences2 and scores must describe the same pairs, at least two, got "
                 f"{len(sentences1)}, {len(sentences2)} and {len(scores)}."
             )
         self.sentences = list(sentences1), list(sentences2)
@@ -87,6 +91,8 @@ class ScoredPairsEvaluator(CsvEvaluator):
                 model.encode(texts, batch_size=self.batch_size, convert_to_tensor=True, show_progress_bar=False)
                 for texts in self.sentences
             )
+        check_finite(a, "sentences1")
+        check_finite(b, "sentences2")
         metrics: dict[str, float] = {}
         for key, similarity in {"matched": matched, "cosine": COSINE, "dot": DOT}.items():
             predicted = similarity.pairwise(a, b).double().cpu().numpy()
@@ -96,8 +102,5 @@ class ScoredPairsEvaluator(CsvEvaluator):
         swapped = matched.pairwise(b, a)
         metrics["swapped_spearman"] = spearman(swapped, self.scores)
         metrics["symmetry_gap"] = symmetry_gap(matched.pairwise(a, b), swapped)
-        logger.info(
-            f"Evaluation of scored pairs on the {self.name or 'given'} dataset, matched is {matched.name}:\n"
-            + "\n".join(f"{key}: {value:.4f}" for key, value in metrics.items())
-        )
-        return self.finish(model, metrics, [metrics], output_path, epoch, steps)
+        line = f"Evaluation of scored pairs on the {self.name or 'given'} dataset, matched is {matched.name}"
+        return self.finish(model, metrics, [metrics], output_path, epoch, steps, (logger, line))

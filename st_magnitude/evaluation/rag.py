@@ -1,4 +1,4 @@
-"""Retrieval-augmented question answering: does a better retriever give a reader better answers?"""
+"""Retrieval-augmented question answering: whether a better retriever gives a reader better answers."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from tqdm import tqdm
 
+from st_magnitude.evaluation.base import CsvEvaluator
 from st_magnitude.evaluation.hybrid import Run, dense_run
-from st_magnitude.evaluation.metrics import CsvEvaluator, whole_number
+from st_magnitude.evaluation.metrics import whole_number
+from st_magnitude.evaluation.task import check_texts
 from st_magnitude.similarity import Similarity
 
 __all__ = ["RAGEvaluator", "exact_match", "normalize_answer", "rag_prompt", "token_f1"]
@@ -27,7 +29,7 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def normalize_answer(text: str) -> str:
-    """Lower case, without punctuation and English articles, single blanks: SQuAD's normalisation.
+    """The text in lower case without punctuation, English articles and repeated blanks, as SQuAD normalises it.
 
     Example:
         >>> normalize_answer("The  U.S. Navy!")
@@ -37,7 +39,7 @@ def normalize_answer(text: str) -> str:
 
 
 def exact_match(prediction: str, answers: Sequence[str]) -> float:
-    """1 if the prediction equals one of the answers after `normalize_answer`, else 0.
+    """1 if the prediction equals one of the answers after `normalize_answer`, 0 otherwise.
 
     Example:
         >>> exact_match("the Eiffel Tower.", ["Eiffel tower", "Tour Eiffel"])
@@ -47,11 +49,11 @@ def exact_match(prediction: str, answers: Sequence[str]) -> float:
 
 
 def token_f1(prediction: str, answers: Sequence[str]) -> float:
-    """The best F1 over the answers, of tokens after `normalize_answer`.
+    """The best F1 over the answers, computed on tokens after `normalize_answer`.
 
-        F1 = 2 P R / (P + R),   P = common / tokens of the prediction,   R = common / tokens of the answer,
+        F1 = 2 P R / (P + R),   P = common / tokens of the prediction,   R = common / tokens of the answer
 
-    a token that occurs n times in both counting n times. Two texts without tokens agree.
+    A token that occurs n times in both counts n times. Two texts without tokens have an F1 of 1.
 
     Example:
         >>> round(token_f1("in the city of Paris", ["Paris"]), 4)
@@ -67,7 +69,7 @@ def _f1(predicted: list[str], wanted: list[str]) -> float:
 
 
 def rag_prompt(question: str, documents: Sequence[str]) -> str:
-    """The question before its context, so that a reader that truncates loses documents and not the question.
+    """A prompt with the question before its context, so that a reader that truncates loses documents, not the question.
 
     Example:
         >>> print(rag_prompt("What barks?", ["Dogs bark.", "Cats purr."]))
@@ -83,32 +85,32 @@ def rag_prompt(question: str, documents: Sequence[str]) -> str:
 
 
 class RAGEvaluator(CsvEvaluator):
-    """Exact match and token F1 of a reader that is given what the model retrieves.
+    """Exact match and token F1 of a reader that answers from the documents that the model retrieves.
 
     Args:
-        questions: Question id to text.
-        corpus: Document id to text.
-        answers: Question id to the accepted answers, or to the one.
-        reader: Takes a list of prompts and returns an answer to each: a function around a transformers pipeline, a
-            local model, or an API.
-        k: Documents in a prompt; 5 in the paper.
-        prompt: Question and documents, best first, to a prompt.
-        similarity: What the model ranks by, a Similarity or its name; by default the model's own.
-        name: Goes in front of the keys and into the name of the CSV file.
-        batch_size: Texts encoded, and prompts read, at a time.
-        show_progress_bar: Whether to show one.
-        write_csv: Whether a call with an ``output_path`` adds a row to ``RAG_evaluation_{name}_results.csv``.
+        questions: Question id -> text.
+        corpus: Document id -> text.
+        answers: Question id -> the accepted answers, or the only one.
+        reader: Function from a list of prompts to an answer for each, around a transformers pipeline, a local model or
+            an API.
+        k: Number of documents in a prompt; 5 in the paper.
+        prompt: Function from a question and its documents, best first, to a prompt.
+        similarity: The similarity that ranks, or its name; by default the model's own.
+        name: Prefix of the metrics and part of the name of the CSV file.
+        batch_size: Number of texts that are encoded, and of prompts that are read, at a time.
+        show_progress_bar: Whether to show a progress bar.
+        write_csv: Whether a call with an ``output_path`` appends a row to ``RAG_evaluation_{name}_results.csv``.
 
     Attributes:
-        predictions: After a call, question id to the reader's answer.
-        per_query: After a call, ``"em"`` and ``"f1"`` of every question, in the order of ``questions``: what
-            `st_magnitude.geometry.paired_bootstrap` takes to compare two retrievers.
+        predictions: After a call, question id -> the reader's answer.
+        per_query: After a call, ``"em"`` and ``"f1"`` of every question, in the order of ``questions``.
+            `st_magnitude.geometry.paired_bootstrap` takes them to compare two retrievers.
         primary_metric: ``{name}_rag_f1@{k}``.
 
     Raises:
-        ValueError: Before anything is encoded, if a question has no answer, an answer has no question, something is
-            empty, or an argument is out of range; at the call, if the reader returns another number of answers, or
-            something that is no text.
+        ValueError: Before anything is encoded, if a question has no answer, an answer has no question, questions or
+            corpus are empty, or an argument is out of range; at the call, if an embedding is not finite, or the reader
+            returns another number of answers or something other than a string.
 
     Example:
         >>> from sentence_transformers.sentence_transformer.modules import BoW
@@ -140,17 +142,20 @@ class RAGEvaluator(CsvEvaluator):
         self.k = whole_number("k", k)
         batch_size = whole_number("batch_size", batch_size)
         super().__init__("RAG", f"rag_f1@{self.k}", name, batch_size, write_csv, show_progress_bar)
-        if not questions or not corpus:
-            raise ValueError(f"There are {len(questions)} questions and {len(corpus)} documents: both must be there.")
+        check_texts(questions, corpus, "questions")
         self.answers = {q: [given] if isinstance(given, str) else list(given) for q, given in answers.items()}
         if missing := [q for q in questions if not self.answers.get(q)]:
             raise ValueError(
-                f"{len(missing)} questions have no answer, {missing[0]!r} first: give one, or leave it out."
+                f"{len(missing)} questions have no answer, such as {missing[0]!r}: give one, or leave the question out."
             )
         if unknown := [q for q in self.answers if q not in questions]:
-            raise ValueError(f"{len(unknown)} answers belong to no question, that of {unknown[0]!r} first.")
+            raise ValueError(
+                f"{len(unknown)} answers belong to unknown questions, such as {unknown[0]!r}: leave them out."
+            )
         if not callable(reader):
-            raise ValueError(f"reader takes a list of prompts and returns the answers, got {type(reader).__name__}.")
+            raise ValueError(
+                f"reader must be a function from a list of prompts to their answers, got {type(reader).__name__}."
+            )
         self.questions = dict(questions)
         self.corpus = dict(corpus)
         self.reader = reader
@@ -177,7 +182,7 @@ class RAGEvaluator(CsvEvaluator):
         return self.finish(model, metrics, [metrics], output_path, epoch, steps)
 
     def read(self, run: Run) -> dict[str, str]:
-        """The reader's answers to all questions, from any run, such as a hybrid one."""
+        """The reader's answers to all questions from a given run, such as a hybrid one."""
         prompts = {
             q: self.prompt(text, [self.corpus[document] for document in list(run.get(q, {}))[: self.k]])
             for q, text in self.questions.items()
@@ -190,9 +195,11 @@ class RAGEvaluator(CsvEvaluator):
             answers = list(self.reader([prompts[q] for q in some]))
             if len(answers) != len(some):
                 raise ValueError(
-                    f"The reader got {len(some)} prompts and returned {len(answers)} answers: one for each."
+                    f"The reader got {len(some)} prompts and returned {len(answers)} answers, not one for each."
                 )
             if wrong := [answer for answer in answers if not isinstance(answer, str)]:
-                raise ValueError(f"The reader returned {type(wrong[0]).__name__}, as {wrong[0]!r}: strings are needed.")
+                raise ValueError(
+                    f"The reader returned {type(wrong[0]).__name__} {wrong[0]!r}; answers must be strings."
+                )
             predictions.update(zip(some, answers, strict=True))
         return predictions

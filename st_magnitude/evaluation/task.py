@@ -171,6 +171,7 @@ class EncodedTask:
 
     def tops(self, similarities: Sequence[Similarity], k: int = 10) -> list[Tensor]:
         """`top` for several similarities. One matrix product serves all of them."""
+        similarities = [Similarity(*similarity.exponents) for similarity in similarities]  # plain numbers
         chunk = min(len(self.documents), CHUNK)
         found: list[list[Tensor]] = [[] for _ in similarities]
         for queries in self.queries.double().split(max(1, TILE // chunk)):
@@ -194,7 +195,7 @@ class EncodedTask:
 
     def scores(self, similarity: Similarity, columns: Tensor) -> Tensor:
         """Scores of the given documents of every query: (n, k) columns -> (n, k), on the CPU."""
-        columns = columns.to(self.documents.device)
+        similarity, columns = Similarity(*similarity.exponents), columns.to(self.documents.device)
         rows = max(1, TILE // max(1, columns.shape[1] * self.documents.shape[1]))
         found = []
         for queries, some in zip(self.queries.split(rows), columns.split(rows), strict=True):
@@ -221,21 +222,21 @@ def encode_texts(
     corpus: Mapping[str, str],
     batch_size: int = 32,
     show_progress_bar: bool | None = None,
-    before_normalize: bool = False,
+    keep_normalize: bool = False,
     query_prompt: str | None = None,
     query_prompt_name: str | None = None,
     corpus_prompt: str | None = None,
     corpus_prompt_name: str | None = None,
 ) -> EncodedTask:
-    """Encodes the texts of a search by ``encode_query`` and ``encode_document``; the result has no judgments.
+    """Raw embeddings of the texts of a search, by ``encode_query`` and ``encode_document``, without judgments.
 
     Args:
-        model: Any SentenceTransformer. Embeddings are taken before a closing ExponentNorm.
+        model: Any SentenceTransformer.
         queries: Query id -> text.
         corpus: Document id -> text. The result has the documents in the order of their ids.
         batch_size: Number of texts that are encoded at a time.
         show_progress_bar: Whether to show a progress bar; None follows the log level.
-        before_normalize: Whether embeddings are taken before a closing Normalize as well.
+        keep_normalize: Whether a model that ends in Normalize keeps it (see `st_magnitude.surgery.raw.encode_raw`).
         query_prompt: Prompt of every query, in place of the model's own.
         query_prompt_name: Name of that prompt in ``model.prompts``.
         corpus_prompt: Prompt of every document, in place of the model's own.
@@ -256,9 +257,7 @@ def encode_texts(
     prompts = {"query": (query_prompt, query_prompt_name), "document": (corpus_prompt, corpus_prompt_name)}
     texts = {"query": list(queries.values()), "document": [corpus[document] for document in document_ids]}
     sides = [
-        encode_raw(
-            model, texts[role], role, batch_size, show_progress_bar, *prompts[role], keep_normalize=not before_normalize
-        )
+        encode_raw(model, texts[role], role, batch_size, show_progress_bar, *prompts[role], keep_normalize)
         for role in ("query", "document")
     ]
     # The search sums in float64, which Apple's GPUs do not have.
@@ -266,13 +265,13 @@ def encode_texts(
     return EncodedTask(q, d, query_ids=ids, document_ids=document_ids)
 
 
-def check_texts(queries: Mapping[str, str], corpus: Mapping[str, str]) -> None:
+def check_texts(queries: Mapping[str, str], corpus: Mapping[str, str], name_of_queries: str = "queries") -> None:
     """Refuses a side that has no texts or is not a mapping from id to text.
 
     Raises:
         ValueError: The message names the argument.
     """
-    for name, texts in {"queries": queries, "corpus": corpus}.items():
+    for name, texts in {name_of_queries: queries, "corpus": corpus}.items():
         if not isinstance(texts, Mapping):
             raise ValueError(f"{name} is a {type(texts).__name__}; pass a dict of id -> text.")
         if not texts:

@@ -105,10 +105,9 @@ def test_encodes_each_side_with_its_role_and_prompt(task, static_model):
 def test_what_stands_at_the_end_of_the_model(task, static_model, closing):
     raw = encode_texts(static_model, task["queries"], task["corpus"])
     model = SentenceTransformer(modules=[static_model[0], closing], device="cpu")
-    before = encode_texts(model, task["queries"], task["corpus"], before_normalize=True)
-    assert torch.equal(before.documents, raw.documents)
-    after = encode_texts(model, task["queries"], task["corpus"])
-    assert torch.equal(after.documents, raw.documents) == isinstance(closing, ExponentNorm)
+    assert torch.equal(encode_texts(model, task["queries"], task["corpus"]).documents, raw.documents)
+    served = encode_texts(model, task["queries"], task["corpus"], keep_normalize=True)
+    assert torch.equal(served.documents, raw.documents) == isinstance(closing, ExponentNorm)
     assert model[-1] is closing
 
 
