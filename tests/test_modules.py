@@ -12,6 +12,7 @@ from sentence_transformers import (
     SentenceTransformerTrainer,
     SentenceTransformerTrainingArguments,
 )
+from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 from torch.utils.data import DataLoader
 
 import st_magnitude as stm
@@ -102,6 +103,42 @@ def test_encode_knows_the_role(model):
     torch.testing.assert_close(model.encode(TEXTS, convert_to_tensor=True), divided(raw, 0.8))
     everything = model.encode(TEXTS[:2], output_value=None)
     torch.testing.assert_close(torch.stack([row["raw_embedding"] for row in everything]), raw[:2])
+
+
+DIMS = (256, 128, 64, 7)
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.3, 0.7, 1.0])
+def test_truncate_dim_gives_what_every_evaluator_reports(task, static_model, gamma):
+    """A prefix is cut first and divided by a power of its own norm."""
+    corpus = list(task["corpus"].values())
+    raw = static_model.encode(corpus, convert_to_tensor=True)
+    model = SentenceTransformer(
+        modules=[static_model[0], ExponentNorm(1.0, gamma)], similarity_fn_name="dot", device="cpu"
+    )
+    reported = stm.CompressionEvaluator(**task, dims=DIMS, precisions=["float32"])(model)
+    diagnosed = stm.diagnose(model, *task.values(), num_samples=10, show_progress_bar=False)
+    cells = {cell.dim: cell.ndcg for cell in diagnosed.cells if cell.precision == "float32"}
+    for dim in DIMS:
+        expected = divided(raw[:, :dim], gamma)
+        torch.testing.assert_close(model.encode_document(corpus, truncate_dim=dim, convert_to_tensor=True), expected)
+        with model.truncate_embeddings(dim):  # what setting model.truncate_dim does
+            torch.testing.assert_close(model.encode(corpus, convert_to_tensor=True), expected)
+            served = InformationRetrievalEvaluator(**task)(model)["dot_ndcg@10"]
+        assert served == pytest.approx(reported[f"float32_{dim}_ndcg@10"], abs=1e-12)
+        magnitude = stm.MagnitudeEvaluator(**task, truncate_dim=dim)(model)
+        assert served == pytest.approx(magnitude[f"{dim}_matched_ndcg@10"], abs=1e-12)
+        assert served == pytest.approx(cells.get(dim, served), abs=1e-12)
+    assert cells.keys() == {256, 128, 64}
+    assert reported["float32_7_ndcg@10"] != reported["full_ndcg@10"]
+
+
+def test_truncate_dim_of_tokens_and_whole_features(model):
+    model.append(ExponentNorm(0.3, 0.8))
+    whole = model.encode(TEXTS[:2], output_value=None, truncate_dim=5)
+    raw = torch.stack([row["raw_embedding"] for row in whole])
+    assert raw.shape == (2, 32)
+    torch.testing.assert_close(torch.stack([row["sentence_embedding"] for row in whole]), divided(raw[:, :5], 0.8))
 
 
 @pytest.mark.parametrize("gammas", [(0.3, 0.8), (1.0, 0.5), (0.0, 0.25)])

@@ -113,7 +113,7 @@ def test_names():
     assert [Similarity.named(n) for n in ("cosine", "dot", "QNorm", "dnorm")] == [COSINE, DOT, QNORM, DNORM]
     assert Similarity.named(QNORM) is QNORM
     assert [s.name for s in (COSINE, DOT, QNORM, DNORM)] == ["cosine", "dot", "qnorm", "dnorm"]
-    assert Similarity(1.0, 0.5).name == "similarity_1_0.5"
+    assert Similarity(1.0, 0.5).name == "exponents 1 and 0.5"
     assert Similarity(1, 0) == QNORM
     assert hash(Similarity(1, 0)) == hash(QNORM)
     assert pickle.loads(pickle.dumps(QNORM)) == QNORM

@@ -136,7 +136,7 @@ class SearchEvaluator(CsvEvaluator):
 
     def encode(self, model: SentenceTransformer) -> EncodedTask:
         """The embeddings of the task. A model that ends in Normalize keeps it, because it serves unit embeddings."""
-        return self.task.encode(model, self.batch_size, show_progress_bar=self.show_progress_bar, keep_normalize=True, **self.prompts)
+        return self.task.encode(model, self.batch_size, show_progress_bar=self.show_progress_bar, **self.prompts)
 
     def get_config_dict(self) -> dict[str, Any]:
         """The settings that the model card shows."""

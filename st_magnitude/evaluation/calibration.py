@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
+from torch import Tensor
 
 from st_magnitude.evaluation.metrics import are_unit
 from st_magnitude.evaluation.task import EncodedTask, JudgedTask
@@ -166,8 +167,9 @@ def calibrate_exponent(
             'Strip the normalisation with stm.prepare(model, "dot"), then train or calibrate.'
         )
 
-    encoded = task.encode(model, batch_size, show_progress_bar=show_progress_bar, keep_normalize=True)
-    per_query = sweep_exponents(encoded, gammas)
+    encoded = task.encode(model, batch_size, show_progress_bar=show_progress_bar)
+    tops = encoded.tops([Similarity(1.0, float(gamma)) for gamma in gammas])
+    per_query = np.stack([encoded.ndcg(top) for top in tops])
     highest = _highest(per_query)
     versus_cosine, versus_dot = (
         paired_bootstrap(per_query[highest], per_query[end], num_samples=num_samples, confidence=confidence, seed=seed)
@@ -180,10 +182,10 @@ def calibrate_exponent(
     return ExponentCurve(gammas, per_query, task.query_ids, best, versus_cosine, versus_dot, confidence)
 
 
-def sweep_exponents(encoded: EncodedTask, exponents: NDArray[np.float64]) -> NDArray[np.float64]:
-    """nDCG@10 of every query at every document exponent, from one matrix product: (E,) -> (E, n)."""
-    tops = encoded.tops([Similarity(1.0, float(gamma)) for gamma in exponents])
-    return np.stack([encoded.ndcg(top) for top in tops])
+def sweep_exponents(q: Tensor, d: Tensor, columns: list[list[int]], gammas: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Whether the ten best documents are relevant, at every exponent: (E, n, <= 10)."""
+    encoded = EncodedTask(q, d, columns)
+    return np.stack([encoded.hits(top) for top in encoded.tops([Similarity(1.0, float(gamma)) for gamma in gammas])])
 
 
 def _highest(per_query: NDArray[np.float64]) -> int:

@@ -202,6 +202,7 @@ class CompressionEvaluator(SearchEvaluator):
     ) -> dict[str, float]:
         """Encodes, fills the grid, logs its table, writes the CSV rows, and returns all metrics by key."""
         similarity = self.similarity or implied_similarity(model)
+        similarity = Similarity(*similarity.exponents)  # plain numbers
         full = model.get_embedding_dimension()
         if full is None:
             first = self.task.queries[self.queries_ids[0]]
@@ -211,10 +212,12 @@ class CompressionEvaluator(SearchEvaluator):
 
         self.per_query = {}
         for dim in dims:
-            prefix = encoded.prefix(dim)
+            # Powers in float64: in float32 those of equal norms can differ by where in the array they stand.
+            q = similarity.query(encoded.queries[:, :dim].double()).float()
+            d = similarity.document(encoded.documents[:, :dim].double()).float()
             for precision in PRECISIONS:
                 if precision in self.precisions or (dim, precision) == (full, "float32"):
-                    for rescoring, best in search_compressed(prefix, precision, self.top_k, similarity).items():
+                    for rescoring, best in search_compressed(q, d, precision, self.top_k, similarity).items():
                         self.per_query[dim, precision, rescoring] = encoded.ndcg(best)
         self.cells = compression_cells(self.per_query, full)
 
@@ -348,26 +351,30 @@ def bytes_per_document(dim: int, precision: str, rescoring: str) -> int:
     return stored + (NORM_BYTES if rescoring == "norm" else 0)
 
 
-def search_compressed(encoded: EncodedTask, precision: str, top_k: int, similarity: Similarity) -> dict[str, Tensor]:
-    """Columns of the ten best documents as they are stored, best first, by kind of rescoring: -> (n, <= 10).
+def search_compressed(
+    queries: Tensor, documents: Tensor, precision: str, top_k: int, similarity: Similarity
+) -> dict[str, Tensor]:
+    """Columns of the ten best documents, best first, by kind of rescoring: (n, k), (m, k) -> (n, <= 10).
 
-    A query's norm changes no ranking, so that queries are searched as they are.
+    Args:
+        queries: Queries after division by a power of their norm.
+        documents: Documents after division by a power of their norm.
+        precision: The precision of the stored documents.
+        top_k: Number of documents that the bits pass on to rescoring.
+        similarity: The similarity, which says whether the norms of documents count.
     """
-    if precision == "float32":
-        return {"none": encoded.top(similarity)}
-    similarity = Similarity(*similarity.exponents)  # plain numbers
-    q, d = encoded.queries, similarity.document(encoded.documents.double())  # equal documents stay equal in float64
-    if precision == "int8":
-        return {"none": EncodedTask(q, _through_int8(d.float())).top(DOT)}
-
-    bits = _signs(d)
-    found = EncodedTask(_signs(q), bits).top(DOT, max(top_k, 10))  # the product of signs: equal bits minus unequal ones
+    if precision != "binary":
+        return {"none": EncodedTask(queries, _through_int8(documents) if precision == "int8" else documents).top(DOT)}
+    bits = _signs(documents)
+    found = EncodedTask(_signs(queries), bits).top(
+        DOT, max(top_k, 10)
+    )  # the product of signs: equal bits minus unequal ones
     best = {"none": found[:, :10]}
     found = found[:, :top_k].sort(dim=1).values
-    scores = EncodedTask(q, bits).scores(DOT, found)
+    scores = EncodedTask(queries, bits).scores(DOT, found)
     best["query"] = found.gather(1, rank(scores, 10))
     if similarity.exponents[1] < 1:
-        norms = torch.linalg.vector_norm(d, dim=1).cpu()  # |x|^(1 - gamma_document)
+        norms = torch.linalg.vector_norm(documents.double(), dim=1).cpu()  # |x|^(1 - gamma_document)
         norms = (norms / norms.max().clamp(min=torch.finfo(torch.float32).tiny)).half().double()
         best["norm"] = found.gather(1, rank(scores * norms[found], 10))
     return best

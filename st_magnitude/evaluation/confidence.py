@@ -260,7 +260,7 @@ def norm_confidence(
     if similarity is None:
         similarity = COSINE if normalizes_output(model) else implied_similarity(model)
     similarity = Similarity.named(similarity)
-    encoded = task.encode(model, batch_size, show_progress_bar=False)
+    encoded = task.encode(model, batch_size, show_progress_bar=False, before_normalize=True)
     others = None
     if outside:
         others = encode_raw(model, list(outside), "query", batch_size, False)

@@ -215,7 +215,6 @@ def dense_run(
         query_prompt_name=query_prompt_name,
         corpus_prompt=corpus_prompt,
         corpus_prompt_name=corpus_prompt_name,
-        keep_normalize=True,
     )
     return _run(encoded, similarity, top_k)
 

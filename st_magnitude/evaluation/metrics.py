@@ -23,6 +23,13 @@ __all__ = [
 TILE = 2**24  # scores that are held at a time
 
 
+def check_judgments(queries: Any, corpus: Any, relevant_docs: Any) -> Any:
+    """The judgments of a `JudgedTask` as query id -> set of document ids."""
+    from st_magnitude.evaluation.task import JudgedTask
+
+    return JudgedTask(queries, corpus, relevant_docs).relevant
+
+
 def are_unit(norms: NDArray[np.float64]) -> bool:
     """Whether all norms are 1 to the precision of half floats, which shows that a model normalises.
 
@@ -56,7 +63,8 @@ def rank(scores: Tensor, k: int) -> Tensor:
     """Column indices of the k best scores of each row, best first, ties to the lower index: (n, m) -> (n, min(k, m)).
 
     Example:
-        >>>         >>> rank(torch.tensor([[0.0, 2.0, 1.0, 2.0]]), k=3)
+        >>> import torch
+        >>> rank(torch.tensor([[0.0, 2.0, 1.0, 2.0]]), k=3)
         tensor([[1, 3, 2]])
     """
     k = min(k, scores.shape[1])

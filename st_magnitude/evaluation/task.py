@@ -222,21 +222,21 @@ def encode_texts(
     corpus: Mapping[str, str],
     batch_size: int = 32,
     show_progress_bar: bool | None = None,
-    keep_normalize: bool = False,
+    before_normalize: bool = False,
     query_prompt: str | None = None,
     query_prompt_name: str | None = None,
     corpus_prompt: str | None = None,
     corpus_prompt_name: str | None = None,
 ) -> EncodedTask:
-    """Raw embeddings of the texts of a search, by ``encode_query`` and ``encode_document``, without judgments.
+    """Embeddings of the texts of a search, by ``encode_query`` and ``encode_document``, without judgments.
 
     Args:
-        model: Any SentenceTransformer.
+        model: Any SentenceTransformer. Embeddings are taken before a closing ExponentNorm.
         queries: Query id -> text.
         corpus: Document id -> text. The result has the documents in the order of their ids.
         batch_size: Number of texts that are encoded at a time.
         show_progress_bar: Whether to show a progress bar; None follows the log level.
-        keep_normalize: Whether a model that ends in Normalize keeps it (see `st_magnitude.surgery.raw.encode_raw`).
+        before_normalize: Whether embeddings are taken before a closing Normalize as well.
         query_prompt: Prompt of every query, in place of the model's own.
         query_prompt_name: Name of that prompt in ``model.prompts``.
         corpus_prompt: Prompt of every document, in place of the model's own.
@@ -257,7 +257,7 @@ def encode_texts(
     prompts = {"query": (query_prompt, query_prompt_name), "document": (corpus_prompt, corpus_prompt_name)}
     texts = {"query": list(queries.values()), "document": [corpus[document] for document in document_ids]}
     sides = [
-        encode_raw(model, texts[role], role, batch_size, show_progress_bar, *prompts[role], keep_normalize)
+        encode_raw(model, texts[role], role, batch_size, show_progress_bar, *prompts[role], not before_normalize)
         for role in ("query", "document")
     ]
     # The search sums in float64, which Apple's GPUs do not have.

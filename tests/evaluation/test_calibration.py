@@ -6,14 +6,14 @@ import logging
 
 import numpy as np
 import pytest
-import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize
 from sentence_transformers.sentence_transformer.modules import BoW
 
 from st_magnitude import Similarity, geometry
 from st_magnitude.evaluation import MagnitudeEvaluator
-from st_magnitude.evaluation.calibration import calibrate_exponent, sweep_exponents
+from st_magnitude.evaluation.calibration import ExponentCurve, calibrate_exponent
+from st_magnitude.evaluation.task import EncodedTask
 from st_magnitude.modules import ExponentNorm
 
 
@@ -42,7 +42,7 @@ def test_real_model(task, raw_minilm):
     metrics = MagnitudeEvaluator(**task)(raw_minilm)
     assert curve.exponents == pytest.approx(np.linspace(0, 1, 21))
     assert (curve.ndcg[0], curve.ndcg[-1]) == pytest.approx((metrics["dot_ndcg@10"], metrics["cosine_ndcg@10"]))
-    assert curve.best_ndcg == curve.ndcg.max() >= metrics["cosine_ndcg@10"]
+    assert curve.ndcg[curve.exponents.tolist().index(curve.highest)] == curve.ndcg.max() >= metrics["cosine_ndcg@10"]
 
 
 def test_finds_the_exponent_between_dot_and_cosine():
@@ -53,8 +53,45 @@ def test_finds_the_exponent_between_dot_and_cosine():
     q1, q2 = curve.per_query.T
     assert q1 == pytest.approx([1.0, 1.0, 1 / np.log2(3)])
     assert q2 == pytest.approx([1 / np.log2(3), 1.0, 1.0])
-    assert curve.best == 0.5
-    assert curve.best_similarity == Similarity(query=1.0, document=0.5)
+    assert curve.highest == 0.5
+    assert curve.best == 1.0  # two queries cannot tell it from cosine
+
+
+def crafted_curve(*means, num_queries=200, noise=0.0) -> ExponentCurve:
+    """Calibrated as if mean nDCG@10 at the exponents 0, 0.5 and 1 were these, with noise for every query."""
+    around = noise * np.random.default_rng(0).normal(size=(3, num_queries))
+    values = np.array(means)[:, None] + around - around.mean(axis=1, keepdims=True)
+    queries = {f"q{i}": "a" for i in range(num_queries)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(EncodedTask, "tops", lambda self, similarities: range(3))
+        patch.setattr(EncodedTask, "ndcg", lambda self, i: values[i])
+        corpus, relevant = {"d1": "a a", "d2": "b"}, {query: {"d1"} for query in queries}
+        return calibrate_exponent(bag_of_words(), queries, corpus, relevant, exponents=[0.5], num_samples=1000)
+
+
+@pytest.mark.parametrize(
+    ("means", "noise", "best"),
+    [
+        ((0.5, 0.6, 0.5), 0.05, 0.5),  # better than both
+        ((0.5, 0.53, 0.52), 0.5, 1.0),  # tied with both: cosine
+        ((0.6, 0.65, 0.3), 0.5, 0.0),  # tied with dot alone
+        ((0.3, 0.65, 0.6), 0.5, 1.0),
+        ((0.6, 0.5, 0.3), 0.0, 0.0),  # dot itself is the highest
+    ],
+)
+def test_a_tie_goes_to_the_model_that_loads_anywhere(means, noise, best):
+    curve = crafted_curve(*means, noise=noise)
+    assert curve.highest == [0.0, 0.5, 1.0][int(np.argmax(means))]
+    assert curve.best == best
+    assert curve.best_similarity == Similarity(query=1.0, document=best)
+    assert curve.best_ndcg == curve.ndcg[int(best * 2)]
+    said = f"tied with {'cosine' if best == 1 else 'dot'}, so the best exponent is {best:g}: that model loads anywhere"
+    assert (said in str(curve)) == (best != curve.highest)
+
+
+def test_repr_is_one_short_line():
+    curve = crafted_curve(0.5, 0.6, 0.5)
+    assert repr(curve) == "ExponentCurve(best=0.5, highest=0.5, 3 exponents, 200 queries)"
 
 
 def test_equal_exponents_give_the_one_nearest_to_cosine():
@@ -73,21 +110,21 @@ def test_equal_scores_rank_by_id_like_the_evaluator():
 
 def test_intervals_are_paired_bootstraps(task, static_model):
     curve = calibrate_exponent(static_model, **task, confidence=0.9, seed=5, num_samples=500)
-    best = curve.per_query[curve.exponents.tolist().index(curve.best)]
+    best = curve.per_query[curve.exponents.tolist().index(curve.highest)]
     options = {"confidence": 0.9, "seed": 5, "num_samples": 500}
     assert curve.versus_cosine == geometry.paired_bootstrap(best, curve.per_query[-1], **options)
     assert curve.versus_dot == geometry.paired_bootstrap(best, curve.per_query[0], **options)
     assert curve.interval == curve.versus_cosine[1:]
-    assert curve.versus_cosine[0] == pytest.approx(curve.best_ndcg - curve.ndcg[-1])
+    assert curve.versus_cosine[0] == pytest.approx(curve.ndcg.max() - curve.ndcg[-1])
 
 
 def test_str_is_a_table(task, static_model):
     curve = calibrate_exponent(static_model, **task, exponents=[0.25])
     lines = str(curve).splitlines()
-    assert len(lines) == 1 + 3 + 2
+    assert len(lines) == 1 + 3 + 2 + (curve.best != curve.highest)
     assert lines[2].startswith(f"  0.250  {curve.ndcg[1]:.4f}")
     assert sum("<- best" in line for line in lines) == 1
-    assert f"{curve.versus_dot[0]:+.4f}" in lines[-1]
+    assert f"{curve.versus_dot[0]:+.4f}" in lines[5]
 
 
 def test_looks_behind_an_exponent_norm(task, static_model):
@@ -129,18 +166,3 @@ def test_queries_without_relevant_documents_are_left_out(task, static_model):
     curve = calibrate_exponent(static_model, **task)
     assert curve.queries == whole.queries
     np.testing.assert_array_equal(curve.per_query, whole.per_query)
-
-
-def test_sweep_in_tiles_is_the_brute_force_ranking(monkeypatch):
-    q, d = torch.randn(23, 16).double(), torch.randn(41, 16).double() * torch.rand(41, 1).double() * 5
-    d[7] = 0  # scores 0, at any exponent
-    columns = [torch.randperm(41)[: 1 + i % 4].tolist() for i in range(23)]
-    gammas = np.array([0.0, 0.4, 1.0])
-    expected = np.zeros((3, 23, 10), dtype=bool)
-    for e, gamma in enumerate(gammas):
-        for i in range(23):
-            scores = [float(q[i] @ v) / (float(v.norm()) ** gamma if v.any() else 1.0) for v in d]
-            expected[e, i] = [j in columns[i] for j in sorted(range(41), key=lambda j: -scores[j])[:10]]
-    np.testing.assert_array_equal(sweep_exponents(q, d, columns, gammas), expected)
-    monkeypatch.setattr("st_magnitude.evaluation.calibration.TILE", 41 * 5)  # five queries at a time
-    np.testing.assert_array_equal(sweep_exponents(q, d, columns, gammas), expected)

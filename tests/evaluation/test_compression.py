@@ -194,7 +194,7 @@ def test_tiles_change_nothing(monkeypatch):
     q, d, relevant = crafted()
     whole, tiled = (CompressionEvaluator(**judged(16, 45, relevant), similarity=HALF, top_k=12) for _ in range(2))
     whole(lookup(q, d))
-    monkeypatch.setattr("st_magnitude.evaluation.compression.TILE", 45 * 3)  # three queries at a time
+    monkeypatch.setattr("st_magnitude.evaluation.task.TILE", 45 * 3)  # three queries at a time
     tiled(lookup(q, d))
     for key, values in whole.per_query.items():
         np.testing.assert_array_equal(tiled.per_query[key], values)
@@ -331,7 +331,7 @@ def test_default_similarity_follows_each_model(task, static_model):
         expected = CompressionEvaluator(**task, dims=[16], precisions=["float32"], similarity=name)(static_model)
         assert evaluator(static_model) == expected
     static_model.similarity_fn_name = "euclidean"
-    with pytest.raises(ValueError, match="'euclidean', which is no inner product"):
+    with pytest.raises(ValueError, match="'euclidean', which is not an inner product"):
         evaluator(static_model)
 
 
@@ -444,11 +444,11 @@ def test_nothing_to_retain_is_nan(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"dims": [8, 0]}, "A prefix in dims is a whole number of at least 1, got 0"),
+        ({"dims": [8, 0]}, "A prefix in dims must be a whole number of at least 1, got 0"),
         ({"dims": [8.0]}, r"at least 1, got 8\.0"),
         ({"dims": [True]}, "at least 1, got True"),
         ({"precisions": ["float32", "int4"]}, r"\('float32', 'int8', 'binary'\), got 'int4'"),
-        ({"top_k": 0}, "top_k is a whole number of at least 1, got 0"),
+        ({"top_k": 0}, "top_k must be a whole number of at least 1, got 0"),
         ({"similarity": "l2"}, "No similarity is called 'l2'"),
         ({"corpus": {"d01": "only this"}}, "not in the corpus"),
         ({"relevant_docs": {}}, "None of the 8 queries has a relevant document"),
@@ -461,7 +461,7 @@ def test_arguments_are_checked(task, change, message):
 
 def test_a_prefix_too_long_is_refused_before_encoding(task, static_model, monkeypatch):
     monkeypatch.setattr(static_model, "encode_query", None)
-    with pytest.raises(ValueError, match="dims is 257 long, the model's embeddings 256: drop it"):
+    with pytest.raises(ValueError, match="dims has 257 dimensions and the model's embeddings 256: drop it"):
         CompressionEvaluator(**task, dims=[257, 8])(static_model)
 
 

@@ -57,7 +57,7 @@ def test_knn_refuses():
     x = np.ones((4, 2))
     with pytest.raises(ValueError, match="4 rows and 3 labels"):
         knn_accuracy_by_norm(x, [1, 2, 3])
-    with pytest.raises(ValueError, match="k is"):
+    with pytest.raises(ValueError, match="k must be"):
         knn_accuracy_by_norm(x, [1, 2, 3, 4], k=0)
     with pytest.raises(ValueError, match="All norms are 0"):
         knn_accuracy_by_norm(0 * x, [1, 2, 3, 4])
@@ -135,7 +135,7 @@ def test_threshold_and_risk(model):
 
 def test_nothing_to_tell_apart(model):
     everything = {query: set(CORPUS) for query in QUERIES}
-    with pytest.raises(ValueError, match="answered rightly"):
+    with pytest.raises(ValueError, match="answered right"):
         norm_confidence(model, QUERIES, CORPUS, everything)
 
 

@@ -117,7 +117,7 @@ def test_default_similarity_follows_each_model(task, static_model):
         metrics = evaluator(static_model)
         assert metrics["matched_map@100"] == metrics[f"{name}_map@100"]
     static_model.similarity_fn_name = "euclidean"
-    with pytest.raises(ValueError, match="'euclidean', which is no inner product"):
+    with pytest.raises(ValueError, match="'euclidean', which is not an inner product"):
         evaluator(static_model)
 
 
@@ -198,7 +198,7 @@ def test_writes_csv_with_the_dimension_in_its_name(task, static_model, tmp_path)
 def test_arguments_are_checked(task):
     with pytest.raises(ValueError, match=r"main_metric .* got 'ndcg@5'"):
         MagnitudeEvaluator(**task, main_metric="ndcg@5")
-    with pytest.raises(ValueError, match="at least 1, got 0"):
+    with pytest.raises(ValueError, match="truncate_dim must be a whole number of at least 1, got 0"):
         MagnitudeEvaluator(**task, truncate_dim=0)
     with pytest.raises(ValueError, match="No similarity is called 'l2'"):
         MagnitudeEvaluator(**task, similarity="l2")

@@ -1,4 +1,4 @@
-"""Rankings, nDCG and checks against scikit-learn, sentence-transformers and plain sorting."""
+"""Rankings and nDCG against scikit-learn, sentence-transformers and plain sorting."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 from sklearn.metrics import ndcg_score
 
-from st_magnitude.evaluation.metrics import check_judgments, ndcg, rank
+from st_magnitude.evaluation.metrics import ndcg, rank
 
 
 @pytest.mark.parametrize("k", [1, 3, 10])
@@ -52,29 +52,3 @@ def test_rank_breaks_ties_like_sentence_transformers(task):
         for row, docs in zip(rank(scores, 10).tolist(), task["relevant_docs"].values(), strict=True)
     ]
     assert ndcg(hits, [len(docs) for docs in task["relevant_docs"].values()]).mean() == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"queries": {}}, "queries is empty"),
-        ({"corpus": {}}, "corpus is empty"),
-        ({"relevant_docs": {}}, "None of the 8 queries has a relevant document"),
-        ({"relevant_docs": {"q1": set()}}, "None of the 8 queries has a relevant document"),
-        ({"relevant_docs": {"other": {"d01"}}}, r"\['other'\].*\['q1', 'q2', 'q3'\]"),
-        (
-            {"relevant_docs": {"q1": {"d01", "d99"}}},
-            r"1 relevant document\(s\) are not in the corpus, such as \['d99'\]",
-        ),
-        ({"relevant_docs": {"q1": "d01"}}, r"relevant_docs\['q1'\] is 'd01': pass a set"),
-        ({"relevant_docs": {"q1": {"d01": 0}}}, "graded judgments"),
-    ],
-)
-def test_check_judgments_refuses(task, change, message):
-    with pytest.raises(ValueError, match=message):
-        check_judgments(**(task | change))
-
-
-def test_check_judgments_accepts_lists_and_queries_without_judgments(task):
-    task["relevant_docs"] = {"q1": ["d01", "d02"], "not asked here": {"d03"}}
-    assert check_judgments(**task) == {"q1": {"d01", "d02"}, "not asked here": {"d03"}}

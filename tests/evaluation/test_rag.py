@@ -115,12 +115,12 @@ def test_reads_any_run(model: SentenceTransformer) -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"questions": {}}, "0 questions and 4 documents"),
-        ({"answers": {"q1": "x"}}, "2 questions have no answer, 'q2' first"),
-        ({"answers": ANSWERS | {"q3": []}}, "1 questions have no answer, 'q3' first"),
-        ({"answers": ANSWERS | {"q9": "x"}}, "no question, that of 'q9'"),
-        ({"k": 0}, "k is a whole number of at least 1, got 0"),
-        ({"reader": "flan-t5"}, "reader takes a list of prompts"),
+        ({"questions": {}}, "questions is empty"),
+        ({"answers": {"q1": "x"}}, "2 questions have no answer, such as 'q2'"),
+        ({"answers": ANSWERS | {"q3": []}}, "1 questions have no answer, such as 'q3'"),
+        ({"answers": ANSWERS | {"q9": "x"}}, "unknown questions, such as 'q9'"),
+        ({"k": 0}, "k must be a whole number of at least 1, got 0"),
+        ({"reader": "flan-t5"}, "reader must be a function from a list of prompts"),
     ],
 )
 def test_bad_input(changes: dict, says: str) -> None:

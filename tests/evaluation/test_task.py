@@ -7,9 +7,24 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize
+from sentence_transformers.sentence_transformer.modules import BoW
 
-from st_magnitude import COSINE, DNORM, DOT, QNORM, Similarity
+from st_magnitude import (
+    COSINE,
+    DNORM,
+    DOT,
+    QNORM,
+    CompressionEvaluator,
+    GeometryEvaluator,
+    MagnitudeEvaluator,
+    ScoredPairsEvaluator,
+    Similarity,
+    calibrate_exponent,
+    diagnose,
+)
+from st_magnitude.evaluation import HybridEvaluator, RAGEvaluator, dense_run
 from st_magnitude.evaluation import task as task_module
+from st_magnitude.evaluation.confidence import norm_confidence
 from st_magnitude.evaluation.task import EncodedTask, JudgedTask, encode_texts
 from st_magnitude.modules import ExponentNorm
 
@@ -105,8 +120,9 @@ def test_encodes_each_side_with_its_role_and_prompt(task, static_model):
 def test_what_stands_at_the_end_of_the_model(task, static_model, closing):
     raw = encode_texts(static_model, task["queries"], task["corpus"])
     model = SentenceTransformer(modules=[static_model[0], closing], device="cpu")
-    assert torch.equal(encode_texts(model, task["queries"], task["corpus"]).documents, raw.documents)
-    served = encode_texts(model, task["queries"], task["corpus"], keep_normalize=True)
+    before = encode_texts(model, task["queries"], task["corpus"], before_normalize=True)
+    assert torch.equal(before.documents, raw.documents)
+    served = encode_texts(model, task["queries"], task["corpus"])
     assert torch.equal(served.documents, raw.documents) == isinstance(closing, ExponentNorm)
     assert model[-1] is closing
 
@@ -153,3 +169,37 @@ def test_embeddings_that_are_not_finite_are_refused_by_name(side, name, value):
         EncodedTask(**sides)
     with pytest.raises(ValueError, match="such as that of 'b'"):
         EncodedTask(**sides, query_ids=["a", "b", "c"], document_ids=["a", "b", "c"])
+
+
+SCORERS = {
+    "calibrate_exponent": calibrate_exponent,
+    "diagnose": diagnose,
+    "norm_confidence": norm_confidence,
+    "MagnitudeEvaluator": lambda model, *task: MagnitudeEvaluator(*task)(model),
+    "MagnitudeEvaluator in chunks": lambda model, *task: MagnitudeEvaluator(*task, corpus_chunk_size=3)(model),
+    "CompressionEvaluator": lambda model, *task: CompressionEvaluator(*task)(model),
+    "HybridEvaluator": lambda model, *task: HybridEvaluator(*task, bm25={"q1": {"d01": 1.0}})(model),
+    "dense_run": lambda model, queries, corpus, relevant: dense_run(model, queries, corpus),
+    "RAGEvaluator": lambda model, queries, corpus, relevant: RAGEvaluator(queries, corpus, queries, list)(model),
+}
+
+
+@pytest.mark.parametrize("scorer", SCORERS.values(), ids=SCORERS)
+@pytest.mark.parametrize(("side", "key"), [("queries", "q3"), ("corpus", "d05")])
+def test_every_scorer_names_the_text_whose_embedding_is_not_finite(task, scorer, side, key):
+    module = BoW(["bread", "tea", "cat", "sofa", "overflow"], word_weights={"overflow": float("inf")})
+    model = SentenceTransformer(modules=[module], similarity_fn_name="dot", device="cpu")
+    task[side][key] += " overflow"
+    with pytest.raises(ValueError, match=f"embeddings are not finite, such as that of '{key}'"):
+        scorer(model, task["queries"], task["corpus"], task["relevant_docs"])
+
+
+def test_scorers_of_lists_name_the_row():
+    model = SentenceTransformer(
+        modules=[BoW(["tea", "overflow"], word_weights={"overflow": float("inf")})], device="cpu"
+    )
+    texts = ["tea", "tea overflow", "tea tea"]
+    with pytest.raises(ValueError, match="1 of 3 document embeddings are not finite, such as that of row 1"):
+        GeometryEvaluator(texts)(model)
+    with pytest.raises(ValueError, match="1 of 3 sentences2 embeddings are not finite, such as that of row 1"):
+        ScoredPairsEvaluator(["tea"] * 3, texts, [1.0, 2.0, 3.0])(model)
