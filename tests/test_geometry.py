@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import itertools
 import math
@@ -425,3 +426,12 @@ def test_symmetry_gap():
     assert geometry.symmetry_gap(a, b) == pytest.approx(0.5 / np.std([0.0, 1.0, 4.0]))
     assert geometry.symmetry_gap(a, a) == 0
     assert np.isnan(geometry.symmetry_gap([1.0, 1.0], [1.0, 2.0]))
+
+
+@pytest.mark.parametrize("scale", [1e-160, 1e-100, 1e100, 1e150])
+def test_spectra_do_not_depend_on_the_scale(rng, scale):
+    x = anisotropic(rng)
+    with pytest.warns(UserWarning, match="few") if len(x) < 4 * x.shape[1] else contextlib.nullcontext():
+        assert geometry.intrinsic_dimension(x * scale) == geometry.intrinsic_dimension(x)
+    assert geometry.isoscore(x * scale) == pytest.approx(geometry.isoscore(x), rel=1e-9)
+    assert geometry.explained_variance(x * scale) == pytest.approx(geometry.explained_variance(x), rel=1e-9)

@@ -49,9 +49,7 @@ def test_without_judgments_or_queries(model, tmp_path):
     assert evaluator.primary_metric in found
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"), [((["one"],), "1 document"), ((TEXTS, (), [True]), "1 entries for 20")]
-)
+@pytest.mark.parametrize(("arguments", "message"), [((["one"],), "got 1"), ((TEXTS, (), [True]), "1 entries for 20")])
 def test_bad_input(arguments, message):
     with pytest.raises(ValueError, match=message):
         stm.GeometryEvaluator(*arguments)

@@ -1,0 +1,54 @@
+"""Checked arrays in float64, which every function of the package starts from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+Array = NDArray[np.float64]
+
+
+def float64(x: Any) -> Array:
+    """An array, tensor or nested list in float64."""
+    return x.detach().cpu().double().numpy() if isinstance(x, Tensor) else np.asarray(x, dtype=np.float64)
+
+
+def matrix_of(x: Any, at_least: int = 1) -> Array:
+    """Checked embeddings, (n, D) in float64."""
+    matrix = float64(x)
+    if matrix.ndim != 2 or len(matrix) < at_least:
+        raise ValueError(
+            f"Embeddings must be a matrix (n, D) of at least {at_least} row(s), got shape {matrix.shape}."
+            + (" Pass x[None] for a single vector." if matrix.ndim == 1 else "")
+        )
+    return matrix
+
+
+def sample_of(x: Any, name: str, at_least: int) -> Array:
+    """Checked one-dimensional sample, (n,) in float64."""
+    sample = float64(x)
+    if sample.ndim != 1 or len(sample) < at_least:
+        raise ValueError(
+            f"{name} must be a one-dimensional sample of at least {at_least} value(s), got shape {sample.shape}."
+            + (" Pass norms(x) for embeddings." if sample.ndim == 2 else "")
+        )
+    return sample
+
+
+def same_length(a: Any, b: Any) -> tuple[Array, Array]:
+    """Two checked samples of the same things, (n,) each."""
+    x, y = sample_of(a, "The first", at_least=2), sample_of(b, "The second", at_least=2)
+    if len(x) != len(y):
+        raise ValueError(
+            f"The two samples must describe the same things in the same order, got {len(x)} and {len(y)} values."
+        )
+    return x, y
+
+
+def unit_rows(matrix: Array) -> Array:
+    """Rows with norm 1. A zero row stays zero."""
+    sizes = np.linalg.norm(matrix, axis=1, keepdims=True)
+    return matrix / np.where(sizes > 0, sizes, 1)
