@@ -181,9 +181,9 @@ def scorings(model: SentenceTransformer, dev: RetrievalData, tasks: dict[str, Re
         curve = stm.calibrate_exponent(
             model, dev.queries, dev.corpus, dev.relevant_docs, exponents=np.linspace(0, 1, 5), show_progress_bar=False
         )
-        found["chosen exponent"] = curve.best
+        found["chosen exponent"] = curve.highest
         for name, task in tasks.items():
-            chosen = grid(model, task, curve.best_similarity)
+            chosen = grid(model, task, stm.Similarity(1.0, curve.highest))
             found |= {f"chosen {name}{key}": value for key, value in chosen.items()}
     return found
 

@@ -233,7 +233,7 @@ def test_isoscore_extremes(rng):
     line = np.outer(rng.normal(size=20), [1.0, 2.0, 3.0])
     assert geometry.isoscore(line) == pytest.approx(0.0, abs=1e-12)
     assert geometry.isoscore(np.full((7, 3), 0.1)) == 0.0
-    with pytest.raises(ValueError, match="at least 2 of them, got 1"):
+    with pytest.raises(ValueError, match="at least 2, got 1"):
         geometry.isoscore([[1.0], [2.0]])
 
 
@@ -370,7 +370,7 @@ def test_epps_pulley_errors():
     for bad in (3.0, [], np.zeros((2, 2, 2))):
         with pytest.raises(ValueError, match=r"\(n,\) or columns \(n, K\)"):
             geometry.epps_pulley(bad)
-    with pytest.raises(ValueError, match="num_knots is at least 2"):
+    with pytest.raises(ValueError, match="num_knots must be at least 2"):
         geometry.epps_pulley([1.0], num_knots=1)
 
 

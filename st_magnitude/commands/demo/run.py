@@ -192,9 +192,9 @@ def _encode(model: SentenceTransformer, data: RetrievalData) -> EncodedTask:
 def _calibrate(model: SentenceTransformer, dev: RetrievalData, folder: Path) -> float:
     """Chooses the document exponent on dev. A model with a fractional exponent is saved to the folder."""
     curve = calibrate_exponent(model, dev.queries, dev.corpus, dev.relevant_docs, exponents=np.linspace(0, 1, 5))
-    if 0 < curve.best < 1:
-        export(prepare(model, Similarity(1.0, curve.best)), folder, overwrite=True)
-    return float(curve.best)
+    if 0 < curve.highest < 1:
+        export(prepare(model, Similarity(1.0, curve.highest)), folder, overwrite=True)
+    return float(curve.highest)
 
 
 def _summarise(name: str, measured: Mapping[str, Measurement], say: Say) -> None:
