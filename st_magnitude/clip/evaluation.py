@@ -1,7 +1,7 @@
-"""What image and text features are worth, with their lengths and without: retrieval, geometry, zero-shot classes.
+"""Retrieval, geometry and zero-shot classification with image and text features, by cosine and by dot.
 
 Features are raw: ``model.encode_image(images)`` and ``model.encode_text(texts)`` with ``normalize=False``, which is the
-default of both. Nothing here needs open_clip.
+default of both. This module does not need open_clip.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ __all__ = ["RetrievalReport", "retrieval_report", "zero_shot"]
 Array = NDArray[np.float64]
 
 SIMILARITIES = {"cosine": COSINE, "dot": DOT}
-DIRECTIONS = {"i2t": ("image", "text"), "t2i": ("text", "image")}  # who asks, who is found
+DIRECTIONS = {"i2t": ("image", "text"), "t2i": ("text", "image")}  # side of the queries, side of the items
 HUB_K = 10  # neighbours that count for hubness, and irrelevant items of the "hard" pairing
 
 
 @dataclass(frozen=True)
 class RetrievalReport:
-    """What :func:`retrieval_report` found; ``print`` it, or index it by the name of a metric.
+    """The result of :func:`retrieval_report`. ``print`` shows it as a table, and names of metrics index it.
 
     Attributes:
-        metrics: Name to value; nan where it is not defined.
+        metrics: Values by name; nan where a metric is not defined.
 
             - ``{cosine,dot}_{i2t,t2i}_recall@{k}``, ``{cosine,dot}_{i2t,t2i}_map``: in [0, 1];
             - ``{image,text}_{hard,corpus,pairs}_d``: Cohen's d between the norms of relevant and irrelevant items;
             - ``{image,text}_norm_mean``, ``{image,text}_norm_cv``;
-            - ``{cosine,dot}_{image,text}_hub_skew``: skewness of N_10, how many queries have an item in their top 10;
+            - ``{cosine,dot}_{image,text}_hub_skew``: skewness of N_10, the number of queries that find an item;
             - ``{cosine,dot}_{image,text}_hub_norm``: Spearman correlation of N_10 and norm.
-        reasons: Why, for every metric that is nan.
-        norms: ``"image"`` and ``"text"`` to the norms, (n,) and (m,).
-        occurrence: ``(similarity, side)`` to N_10 of every item.
-        num_images: n.
-        num_texts: m.
-        num_relevant: Pairs that belong together.
-        ks: Of the recalls.
-        notes: What to mind when reading it.
+        reasons: The reason for every metric that is nan.
+        norms: Norms of ``"image"``, (n,), and of ``"text"``, (m,).
+        occurrence: N_10 of every item, by ``(similarity, side)``.
+        num_images: Number n of images.
+        num_texts: Number m of texts.
+        num_relevant: Number of pairs that belong together.
+        ks: Cutoffs of the recalls.
+        notes: Remarks on the features.
     """
 
     metrics: dict[str, float]
@@ -63,7 +63,7 @@ class RetrievalReport:
 
     def __getitem__(self, name: str) -> float:
         if name not in self.metrics:
-            raise KeyError(f"There is no metric {name!r}; there are {', '.join(self.metrics)}.")
+            raise KeyError(f"There is no metric {name!r}; choose one of {', '.join(self.metrics)}.")
         return self.metrics[name]
 
     def __str__(self) -> str:
@@ -105,24 +105,24 @@ class RetrievalReport:
 def retrieval_report(
     image_features: Any, text_features: Any, relevance: Any = None, ks: Sequence[int] = (1, 5, 10)
 ) -> RetrievalReport:
-    """Retrieval in both directions by cosine and by dot, and what the lengths have to do with it.
+    """Measures retrieval in both directions by cosine and by dot, and how it depends on the norms.
 
-    - R@k: share of queries with a relevant item among their k best. MAP: mean over queries of the mean, over the
-      relevant items, of the precision at their rank. Ties go to the lower index. Queries without any relevant item are
+    - R@k is the share of queries with a relevant item among their k best. MAP is the mean over queries of the mean
+      precision at the ranks of the relevant items. Ties go to the lower index. Queries without a relevant item are
       left out.
-    - Cohen's d says by how many standard deviations the relevant items of a side are longer than irrelevant ones, in
-      three pairings. *hard*: the relevant items of each query against its 10 nearest irrelevant ones by cosine.
-      *corpus*: items that are relevant to something against items that are relevant to nothing. *pairs*: over all
-      (query, item) pairs; if all items are relevant to equally many queries, both samples are the same and d is 0
-      whatever the features are, so it is nan then.
-    - N_10 of an item counts the queries that have it among their 10 best. Its skewness says how much a few hubs crowd
-      the lists; a negative correlation with the norm says that hubs are short.
+    - Cohen's d is the difference between the mean norms of relevant and irrelevant items of a side in standard
+      deviations, in three pairings. *hard*: the relevant items of each query against its 10 nearest irrelevant ones by
+      cosine. *corpus*: items that are relevant to something against items that are relevant to nothing. *pairs*: over
+      all (query, item) pairs; if all items are relevant to equally many queries, both samples are the same and d would
+      be 0 for any features, so that it is nan.
+    - N_10 of an item counts the queries that have it among their 10 best. A large skewness means that a
+      few hubs are in many lists; a negative correlation with the norm means that hubs have small norms.
 
     Args:
-        image_features: (n, D), not normalised.
-        text_features: (m, D), likewise.
-        relevance: Which texts belong to which images: an (n, m) array of booleans; or a tuple ``(image_ids, text_ids)``
-            of class ids, (n,) and (m,), of which equal ones belong together; or None: image i and text i.
+        image_features: Raw image features, (n, D).
+        text_features: Raw text features, (m, D).
+        relevance: Texts that belong to each image: an (n, m) array of booleans, or a tuple ``(image_ids, text_ids)`` of
+            class ids, (n,) and (m,), where equal ids belong together. With None, image i belongs to text i.
         ks: Cutoffs of the recall.
 
     Raises:
@@ -140,18 +140,18 @@ def retrieval_report(
     x = {"image": _features("image_features", image_features), "text": _features("text_features", text_features)}
     if x["image"].shape[1] != x["text"].shape[1]:
         raise ValueError(
-            f"Image and text features have {x['image'].shape[1]} and {x['text'].shape[1]} dimensions: pass what "
-            "encode_image and encode_text of one model return."
+            f"Image and text features have {x['image'].shape[1]} and {x['text'].shape[1]} dimensions: pass "
+            "features that encode_image and encode_text of one model return."
         )
     ks = tuple(ks)
     if not ks or any(isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1 for k in ks):
-        raise ValueError(f"ks are whole numbers from 1, such as (1, 5, 10); got {ks!r}.")
+        raise ValueError(f"ks must be whole numbers of at least 1, such as (1, 5, 10); got {ks!r}.")
     image_text = _relevance(relevance, len(x["image"]), len(x["text"]))  # (n, m)
     metrics: dict[str, float] = {}
     reasons: dict[str, str] = {}
     occurrence: dict[tuple[str, str], NDArray[np.int64]] = {}
-    lengths = {side: norms(features) for side, features in x.items()}
-    nearest: dict[str, NDArray[np.int64]] = {}  # side to how often an item is a hard irrelevant one
+    item_norms = {side: norms(features) for side, features in x.items()}
+    nearest: dict[str, NDArray[np.int64]] = {}  # number of queries whose hard irrelevant items include an item
     for name, similarity in SIMILARITIES.items():
         for direction, (asking, found) in DIRECTIONS.items():
             relevant = image_text if asking == "image" else image_text.T
@@ -162,9 +162,9 @@ def retrieval_report(
                 nearest[found] = scored.hard
     for side in x:
         relevant = image_text if side == "text" else image_text.T  # of queries and items of this side
-        metrics[f"{side}_norm_mean"] = float(lengths[side].mean())
-        metrics[f"{side}_norm_cv"] = coefficient_of_variation(lengths[side])
-        for pairing, d in _separations(lengths[side], relevant.cpu().numpy(), nearest[side], side).items():
+        metrics[f"{side}_norm_mean"] = float(item_norms[side].mean())
+        metrics[f"{side}_norm_cv"] = coefficient_of_variation(item_norms[side])
+        for pairing, d in _separations(item_norms[side], relevant.cpu().numpy(), nearest[side], side).items():
             name = f"{side}_{pairing}_d"
             metrics[name] = math.nan if isinstance(d, str) else d
             if isinstance(d, str):
@@ -178,28 +178,28 @@ def retrieval_report(
                 reasons[f"{key}_skew"] = reasons[f"{key}_norm"] = (
                     f"N_{HUB_K} is {n_10[0]} for every item: more items than {HUB_K} are needed"
                 )
-            elif np.ptp(lengths[side]) <= 1e-6 * lengths[side].max():
-                reasons[f"{key}_norm"] = f"all {side} features have the same length"
+            elif np.ptp(item_norms[side]) <= 1e-6 * item_norms[side].max():
+                reasons[f"{key}_norm"] = f"all {side} features have the same norm"
             else:
-                metrics[f"{key}_norm"] = spearman(n_10, lengths[side])
+                metrics[f"{key}_norm"] = spearman(n_10, item_norms[side])
     notes = tuple(
-        f"all {side} features have length 1, and their length says nothing: encode with normalize=False to keep it."
+        f"all {side} features have norm 1, which carries no information: encode with normalize=False to keep norms."
         for side in x
-        if are_unit(lengths[side])
+        if are_unit(item_norms[side])
     )
     num_relevant = int(image_text.sum())
     return RetrievalReport(
-        metrics, reasons, lengths, occurrence, len(x["image"]), len(x["text"]), num_relevant, ks, notes
+        metrics, reasons, item_norms, occurrence, len(x["image"]), len(x["text"]), num_relevant, ks, notes
     )
 
 
 def zero_shot(image_features: Any, class_features: Any, labels: Any) -> dict[str, float]:
-    """Share of images whose best class is theirs, by cosine and by dot.
+    """The share of images whose best class is the right one, by cosine and by dot.
 
     Args:
-        image_features: (n, D), not normalised. Their length changes no answer.
-        class_features: (C, D), the text feature of each class, or the mean over its prompts.
-        labels: The row of ``class_features`` of each image, (n,) integers.
+        image_features: Raw image features, (n, D). Their norms change no answer.
+        class_features: Text features of the classes, (C, D), or their means over several prompts.
+        labels: Row of ``class_features`` for each image, (n,) integers.
 
     Raises:
         ValueError: If shapes do not fit, features are not finite, or a label has no class.
@@ -216,7 +216,7 @@ def zero_shot(image_features: Any, class_features: Any, labels: Any) -> dict[str
         raise ValueError(f"Image and class features have {images.shape[1]} and {classes.shape[1]} dimensions.")
     if wanted.shape != (len(images),) or wanted.is_floating_point() or wanted.dtype == torch.bool:
         raise ValueError(
-            f"labels are {len(images)} integers, one an image; got {wanted.dtype} of shape {tuple(wanted.shape)}."
+            f"labels must be {len(images)} integers, one per image; got {wanted.dtype} of shape {tuple(wanted.shape)}."
         )
     if len(wanted) and not 0 <= int(wanted.min()) <= int(wanted.max()) < len(classes):
         raise ValueError(
@@ -237,12 +237,12 @@ def _features(name: str, given: Any) -> Tensor:
     """Checked features, at least float32: (n, D)."""
     features = given.detach() if isinstance(given, Tensor) else torch.as_tensor(np.asarray(given))
     if features.ndim != 2 or 0 in features.shape:
-        raise ValueError(f"{name} are a matrix (n, D) of at least one row, got shape {tuple(features.shape)}.")
+        raise ValueError(f"{name} must be a matrix (n, D) of at least one row, got shape {tuple(features.shape)}.")
     features = features if features.dtype == torch.float64 else features.float()
     if not torch.isfinite(features).all():
         bad = int((~torch.isfinite(features)).any(dim=1).nonzero()[0])
         raise ValueError(
-            f"{name} are not finite, row {bad} first: the training diverged, or half precision overflowed."
+            f"{name} are not finite, first in row {bad}: the training diverged, or half precision overflowed."
         )
     return features
 
@@ -259,21 +259,21 @@ def _relevance(given: Any, n: int, m: int) -> Tensor:
     if isinstance(given, tuple):
         if len(given) != 2 or (shapes := [np.shape(_array(ids)) for ids in given]) != [(n,), (m,)]:
             found = shapes if len(given) == 2 else f"{len(given)} of them"
-            raise ValueError(f"(image_ids, text_ids) are {n} and {m} class ids, got {found}.")
+            raise ValueError(f"(image_ids, text_ids) must be {n} and {m} class ids, got {found}.")
         image_ids, text_ids = (_array(ids) for ids in given)
         relevant = torch.from_numpy(image_ids[:, None] == text_ids)
     else:
         array = _array(given)
         if array.shape != (n, m):
             raise ValueError(
-                f"relevance has a row an image and a column a text, ({n}, {m}); got shape {array.shape}. Class ids of "
-                "both sides go in a tuple, (image_ids, text_ids)."
+                f"relevance must have a row for each image and a column for each text, ({n}, {m}); got shape "
+                f"{array.shape}. Pass class ids of both sides as a tuple, (image_ids, text_ids)."
             )
         if array.dtype != np.bool_ and not np.isin(array, (0, 1)).all():
-            raise ValueError("relevance holds booleans; of graded judgments, pass grades > 0.")
+            raise ValueError("relevance must hold booleans; for graded judgments, pass grades > 0.")
         relevant = torch.from_numpy(array.astype(bool))
     if not relevant.any():
-        raise ValueError("No text is relevant to any image: check the order of relevance, or that ids match.")
+        raise ValueError("No text is relevant to any image: check the order of relevance and whether ids match.")
     return relevant
 
 
@@ -312,7 +312,7 @@ def _walk(
         hits = hits[asked].double()
         precisions.append((hits.cumsum(dim=1) / ranks * hits).sum(dim=1) / hits.sum(dim=1))
         if with_hard:
-            lists = order[asked][:, : HUB_K + int(wanted.sum(dim=1).max())]  # has 10 irrelevant ones if there are
+            lists = order[asked][:, : HUB_K + int(wanted.sum(dim=1).max())]  # with 10 irrelevant items, if possible
             irrelevant = ~wanted[asked].gather(1, lists)
             irrelevant &= irrelevant.cumsum(dim=1) <= HUB_K
             hard += lists[irrelevant].bincount(minlength=num_items)
@@ -322,41 +322,41 @@ def _walk(
 
 
 def _separations(
-    lengths: Array, relevant: NDArray[np.bool_], hard: NDArray[np.int64], side: str
+    item_norms: Array, relevant: NDArray[np.bool_], hard: NDArray[np.int64], side: str
 ) -> dict[str, float | str]:
-    """Cohen's d of the norms of items by pairing, or why there is none: (m,), (n queries, m), (m,)."""
+    """Cohen's d of the norms of items by pairing, or the reason why it is not defined: (m,), (n queries, m), (m,)."""
     num_queries, degrees = len(relevant), relevant.sum(axis=0)  # (m,)
     other = "text" if side == "image" else "image"
-    lonely = "one or none of them: it takes two of either kind"
+    too_few = "fewer than two of them: d needs two of either kind"
     d: dict[str, float | str] = {}
-    d["hard"] = f"of irrelevant {side}s there are {lonely}"
+    d["hard"] = f"of irrelevant {side}s there are {too_few}"
     if min(degrees.sum(), hard.sum()) >= 2:
-        d["hard"] = _counted_d(lengths, degrees, hard)
+        d["hard"] = _counted_d(item_norms, degrees, hard)
     is_relevant = degrees > 0
     d["corpus"] = (
-        f"{is_relevant.sum()} of the {len(lengths)} {side}s belong to some {other}, and it takes two that do and two "
-        "that do not: add distractors"
+        f"{is_relevant.sum()} of the {len(item_norms)} {side}s belong to some {other}, and d needs two that do and "
+        "two that do not: add distractors"
     )
     if min(is_relevant.sum(), (~is_relevant).sum()) >= 2:
-        d["corpus"] = cohens_d(lengths[is_relevant], lengths[~is_relevant])
+        d["corpus"] = cohens_d(item_norms[is_relevant], item_norms[~is_relevant])
     d["pairs"] = (
         f"every {side} belongs to equally many {other}s ({degrees[0]}), so that relevant and irrelevant pairs have the "
         "same norms and d is 0 for any features"
     )
     if np.ptp(degrees):
-        d["pairs"] = f"of irrelevant pairs there are {lonely}"
+        d["pairs"] = f"of irrelevant pairs there are {too_few}"
         if min(degrees.sum(), (num_queries - degrees).sum()) >= 2:
-            d["pairs"] = _counted_d(lengths, degrees, num_queries - degrees)
+            d["pairs"] = _counted_d(item_norms, degrees, num_queries - degrees)
     return d
 
 
-def _counted_d(lengths: Array, relevant: NDArray[np.int64], irrelevant: NDArray[np.int64]) -> float:
-    """Cohen's d between lengths repeated so and so often, without repeating them: (m,), (m,), (m,).
+def _counted_d(item_norms: Array, relevant: NDArray[np.int64], irrelevant: NDArray[np.int64]) -> float:
+    """Cohen's d between norms that are repeated by counts, without repeating them: (m,), (m,), (m,).
 
-    Equal to ``cohens_d(np.repeat(lengths, relevant), np.repeat(lengths, irrelevant))``, of which the pairs of a large
-    corpus would not fit into memory.
+    Equal to ``cohens_d(np.repeat(item_norms, relevant), np.repeat(item_norms, irrelevant))``, which would not fit
+    into memory for the pairs of a large corpus.
     """
-    samples = [(lengths[counts > 0], counts[counts > 0]) for counts in (relevant, irrelevant)]
+    samples = [(item_norms[counts > 0], counts[counts > 0]) for counts in (relevant, irrelevant)]
     both = np.concatenate([values for values, _ in samples])
     if np.ptp(both) <= 1e-6 * both.max():
         return 0.0

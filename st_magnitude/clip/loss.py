@@ -1,4 +1,4 @@
-"""AsymmetricClipLoss: open_clip's ClipLoss with a choice of what is normalised and which direction is trained."""
+"""AsymmetricClipLoss: open_clip's ClipLoss with a choice of the norm exponents and of the direction."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 class AsymmetricClipLoss(ClipLoss):
-    """CLIP's contrastive loss under any norm exponents, in one direction or both; drop-in for open_clip's ClipLoss.
+    """CLIP's contrastive loss with any norm exponents, in one direction or both; replaces open_clip's ClipLoss.
 
     With images x_i and texts y_i of a batch, and logit_scale as open_clip learns it:
 
@@ -52,36 +52,37 @@ class AsymmetricClipLoss(ClipLoss):
         t2i = mean_j [ -log softmax_i( logit_scale · s(x_i, y_j) ) at i = j ]
         sym = (i2t + t2i) / 2
 
-    It takes raw features, as ``stm.clip.unnormalize(model)`` gives them, and nobody else normalises them. With both
-    sides normalised and direction "sym" it equals ClipLoss, whether or not the model normalises. It always goes
-    through :func:`~st_magnitude.infonce`: no B x B matrix of logits is held, in float32 also under autocast.
+    It takes raw features, as ``stm.clip.unnormalize(model)`` gives them. With both sides normalised and direction
+    "sym" it equals ClipLoss, whether or not the model normalises. :func:`~st_magnitude.infonce` computes it, without
+    a B x B matrix of logits, and in float32 under autocast as well.
 
     Args:
-        image_norm: Whether images are divided by their norm; a number in [0, 1] is taken as the exponent.
-        text_norm: Likewise for texts.
-        direction: ``"i2t"``: the softmax of an image runs over texts, so that the norm of texts can learn;
-            ``"t2i"``: the other way round; ``"sym"``: the mean of both.
-        terms: Several temperatures and Matryoshka prefixes. A term of temperature 0.05 (the default of Term) has the
-            logits logit_scale · s, others in proportion; the loss is their weighted sum. None: one such term.
-        regularizers: Functions of embeddings that return a scalar, or pairs of one and its weight. One that has a
-            method ``of_columns`` (SIGReg) gets [images, texts], (B, D) each, others both in one (2B, D).
-        **clip_arguments: Those of ClipLoss: ``local_loss``, ``gather_with_grad``, ``cache_labels``, ``rank``,
-            ``world_size``.
+        image_norm: Whether images are divided by their norm. A number in [0, 1] is the exponent of the norm.
+        text_norm: Whether texts are divided by their norm. A number in [0, 1] is the exponent of the norm.
+        direction: With ``"i2t"``, the softmax of an image runs over texts, so that the norms of texts are trained; with
+            ``"t2i"``, that of a text runs over images; ``"sym"`` is the mean of both.
+        terms: Terms with several temperatures and Matryoshka prefixes. A term with the temperature 0.05, the default of
+            Term, has the logits logit_scale · s, and others are in proportion. The loss is their weighted sum. None is
+            one such term.
+        regularizers: Functions of embeddings that return a scalar, or pairs of a function and a weight. A regularizer
+            with a method ``of_columns`` (SIGReg) gets [images, texts], (B, D) each; others get both in one (2B, D).
+        **clip_arguments: Further arguments of ClipLoss: ``local_loss``, ``gather_with_grad``, ``cache_labels``,
+            ``rank``, ``world_size``.
 
     Raises:
         ValueError: If an argument is out of range; if ``direction`` is one-sided with ``local_loss=True`` and
             ``gather_with_grad=False`` on several ranks, where the side that is not the query gets no gradient; at the
-            first batch, if a side whose magnitude is kept comes with length 1.
+            first batch, if all norms are 1 on a side whose magnitude is kept.
 
-    Called as ClipLoss is, ``loss(**model(images, texts))`` with a model made with ``output_dict=True``, and in
-    open_clip's ``train_one_epoch``. With ``output_dict=True`` it returns {"contrastive_loss": ...} and one entry
-    ``<name>_loss`` a regularizer, else their sum. A ``logit_bias`` is a constant to every softmax: it is accepted and
-    its gradient is zero.
+    It is called like ClipLoss, ``loss(**model(images, texts))`` with a model that has ``output_dict=True``, and by
+    open_clip's ``train_one_epoch``. With ``output_dict=True`` it returns {"contrastive_loss": ...} and an entry
+    ``<name>_loss`` for each regularizer, else their sum. A ``logit_bias`` is a constant in every softmax: it is
+    accepted, and its gradient is zero.
 
-    Several ranks, under DistributedDataParallel: loss and gradients are those of one process on the joined batch with
-    every combination of flags but one: ``local_loss=True, gather_with_grad=False`` in both directions leaves out what
-    a rank's features do to the losses of others, as in ClipLoss. With neither flag ClipLoss divides the gradient of
-    features, not that of logit_scale, by the number of ranks; here it does not.
+    On several ranks under DistributedDataParallel, loss and gradients are those of one process on the joined batch,
+    with one exception: ``local_loss=True, gather_with_grad=False`` in both directions leaves out the effect of a rank's
+    features on the losses of other ranks, as in ClipLoss. With neither flag, ClipLoss divides the gradient of features,
+    but not that of logit_scale, by the number of ranks; this loss does not.
 
     Example:
         >>> import torch
@@ -125,13 +126,13 @@ class AsymmetricClipLoss(ClipLoss):
                     "(--gather-with-grad)."
                 )
             logger.warning(
-                "local_loss=True with gather_with_grad=False leaves out the gradient of what a rank's features do to "
-                "the losses of other ranks, as in ClipLoss. gather_with_grad=True (--gather-with-grad) has all of it."
+                "local_loss=True with gather_with_grad=False leaves out the gradient of a rank's features through the "
+                "losses of other ranks, as in ClipLoss. gather_with_grad=True (--gather-with-grad) includes it."
             )
 
     @classmethod
     def from_preset(cls, name: str, **overrides: Any) -> AsymmetricClipLoss:
-        """A row of Table 6, with any other argument by name.
+        """Makes the loss of a row of Table 6. Other arguments are passed by name.
 
         ================  =============  ==============  =====================
         name              images         texts           trained
@@ -153,7 +154,7 @@ class AsymmetricClipLoss(ClipLoss):
             Similarity(query=0.0, document=1.0)
         """
         if name not in PRESETS:
-            raise ValueError(f"No preset is called {name!r}. Choose one of {list(PRESETS)}.")
+            raise ValueError(f"There is no preset {name!r}; choose one of {list(PRESETS)}.")
         image_norm, text_norm, direction = PRESETS[name]
         return cls(**{"image_norm": image_norm, "text_norm": text_norm, "direction": direction, **overrides})
 
@@ -170,16 +171,16 @@ class AsymmetricClipLoss(ClipLoss):
         """The loss of a batch.
 
         Args:
-            image_features: (B, D), raw.
-            text_features: (B, D), raw; row i belongs to image i.
-            logit_scale: What s is multiplied by, exp() already taken; a scalar or one-element tensor.
-            logit_bias: Constant in every softmax.
-            output_dict: Return the terms by name instead of their sum.
-            positives: Which pairs belong together, where not only image i and text i do: integer labels (B,), equal
-                for pairs of the same content, or (B, B) booleans, image i with text j (one process only). An image
-                then has the mean of -log softmax over all its texts, a text over all its images.
+            image_features: Raw image features, (B, D).
+            text_features: Raw text features, (B, D). Row i belongs to image i.
+            logit_scale: Factor of s after exp(), a scalar or one-element tensor.
+            logit_bias: A constant in every softmax.
+            output_dict: Whether to return the terms by name instead of their sum.
+            positives: Pairs that belong together, if not only image i and text i do: integer labels (B,) that are equal
+                for pairs of the same content, or (B, B) booleans for image i with text j (one process only). The loss
+                of an image is then the mean of -log softmax over all its texts, and that of a text over its images.
         """
-        self._check_lengths(image_features, text_features)
+        self._check_norms(image_features, text_features)
         losses = {"contrastive_loss": self._contrastive(image_features, text_features, logit_scale, positives)}
         if logit_bias is not None:
             # The gradient is zero; DistributedDataParallel wants the parameter in the graph all the same.
@@ -194,7 +195,7 @@ class AsymmetricClipLoss(ClipLoss):
     def get_logits(
         self, image_features: Tensor, text_features: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """ClipLoss' logits, per image and per text, under this similarity. The loss itself does not hold them."""
+        """ClipLoss' logits, per image and per text, with this similarity. The loss itself does not compute them."""
         image_features, text_features = self.similarity.query(image_features), self.similarity.document(text_features)
         logits: tuple[Tensor, Tensor] = super().get_logits(image_features, text_features, *args, **kwargs)
         return logits
@@ -222,11 +223,11 @@ class AsymmetricClipLoss(ClipLoss):
         return losses[0] if len(losses) == 1 else (losses[0] + losses[1]) / 2
 
     def _gathered(self, images: Tensor, texts: Tensor) -> tuple[Tensor, Tensor]:
-        """Features of all ranks; of this one alone where there is no other."""
+        """Features of all ranks."""
         if self.world_size == 1:
             return images, texts
         if not self.local_loss and not self.gather_with_grad:
-            # Only this rank's part of a loss that is the same everywhere: the mean over ranks takes back the factor.
+            # The loss is the same on all ranks and has the gradient of this rank's part: DDP's mean cancels the factor.
             images, texts = (x.detach() + self.world_size * (x - x.detach()) for x in (images, texts))
         options = {
             "local_loss": self.local_loss,
@@ -239,19 +240,19 @@ class AsymmetricClipLoss(ClipLoss):
         return gathered
 
     def _checked_positives(self, positives: Tensor | None, size: int) -> Tensor | None:
-        """Booleans (B, B), or labels of all ranks (M,)."""
+        """The positives as booleans (B, B), or as labels of all ranks (M,)."""
         if positives is None:
             return None
         if positives.dtype == torch.bool and positives.shape == (size, size):
             if self.world_size > 1:
-                raise ValueError("On several ranks positives are integer labels (B,), which can be gathered.")
+                raise ValueError("On several ranks, positives must be integer labels (B,), which can be gathered.")
             if not (positives.any(dim=0).all() and positives.any(dim=1).all()):
                 raise ValueError("Every image and every text needs a positive: a row or column of positives is False.")
             return positives
         if positives.is_floating_point() or positives.dtype == torch.bool or positives.shape != (size,):
             raise ValueError(
-                f"positives are integer labels ({size},) or booleans ({size}, {size}), got {positives.dtype} of shape "
-                f"{tuple(positives.shape)}."
+                f"positives must be integer labels ({size},) or booleans ({size}, {size}), got "
+                f"{positives.dtype} of shape {tuple(positives.shape)}."
             )
         if self.world_size == 1:
             return positives
@@ -259,19 +260,19 @@ class AsymmetricClipLoss(ClipLoss):
         dist.all_gather(parts, positives.contiguous())
         return torch.cat(parts)
 
-    def _check_lengths(self, images: Tensor, texts: Tensor) -> None:
-        """Once, that no side whose magnitude is kept has been normalised already."""
+    def _check_norms(self, images: Tensor, texts: Tensor) -> None:
+        """Checks at the first batch that no side whose magnitude is kept has been normalised already."""
         if self._checked or torch.compiler.is_compiling():
             return
         for side, features, gamma in zip(("image", "text"), (images, texts), self.similarity.exponents, strict=True):
             if gamma == 1 or len(features) < 2:
                 continue
-            lengths = torch.linalg.vector_norm(features.detach().float(), dim=-1)  # (B,)
-            if (lengths - 1).abs().max() < (1e-2 if features.dtype in _HALF else 1e-5):
+            norms = torch.linalg.vector_norm(features.detach().float(), dim=-1)  # (B,)
+            if (norms - 1).abs().max() < (1e-2 if features.dtype in _HALF else 1e-5):
                 raise ValueError(
-                    f"{type(self).__name__} with {self.similarity} learns from the length of {side} features, but all "
-                    f"{len(features)} of this batch have length 1. Call stm.clip.unnormalize(model) before training: "
-                    "it takes the normalisation out of the model's forward pass."
+                    f"{type(self).__name__} with {self.similarity} learns from the norms of {side} features, but all "
+                    f"{len(features)} of this batch have norm 1. Call stm.clip.unnormalize(model) before training: "
+                    "it removes the normalisation from the model's forward pass."
                 )
         self._checked = True
 
@@ -280,16 +281,16 @@ class AsymmetricClipLoss(ClipLoss):
 
 
 class AsymmetricCoCaLoss(AsymmetricClipLoss):
-    """:class:`AsymmetricClipLoss` and the caption loss of CoCa: drop-in for open_clip's CoCaLoss.
+    """:class:`AsymmetricClipLoss` and the caption loss of CoCa; replaces open_clip's CoCaLoss.
 
     Args:
-        caption_loss_weight: Of the cross entropy of caption tokens.
-        clip_loss_weight: Of the contrastive loss.
-        pad_id: The token that is not predicted.
-        **options: Those of AsymmetricClipLoss, by name.
+        caption_loss_weight: Weight of the cross entropy of caption tokens.
+        clip_loss_weight: Weight of the contrastive loss.
+        pad_id: Id of the token that is not predicted.
+        **options: Arguments of AsymmetricClipLoss.
 
-    With ``output_dict=True`` it returns {"contrastive_loss": ..., "caption_loss": ...}, else both as a tuple, that of
-    regularizers added to the first.
+    With ``output_dict=True`` it returns {"contrastive_loss": ..., "caption_loss": ...}, else a tuple of both, where the
+    first includes the regularizers.
     """
 
     def __init__(self, caption_loss_weight: float, clip_loss_weight: float, pad_id: int = 0, **options: Any) -> None:
@@ -310,7 +311,7 @@ class AsymmetricCoCaLoss(AsymmetricClipLoss):
         *,
         positives: Tensor | None = None,
     ) -> tuple[Tensor, Tensor] | dict[str, Tensor]:
-        """As in AsymmetricClipLoss, with the logits (B, L, V) of caption tokens and the tokens themselves, (B, L)."""
+        """The losses of a batch; logits (B, L, V) and labels (B, L) are those of the caption tokens."""
         losses = super().forward(image_features, text_features, logit_scale, logit_bias, True, positives=positives)
         assert isinstance(losses, dict)
         losses["contrastive_loss"] = self.clip_loss_weight * losses["contrastive_loss"]
@@ -322,7 +323,7 @@ class AsymmetricCoCaLoss(AsymmetricClipLoss):
 
 
 def known_arguments(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
-    """Without those that are off and that the function does not know: open_clip 4 has no ``use_horovod``.
+    """Drops arguments that are off and unknown to the function, such as ``use_horovod``, which open_clip 4 lacks.
 
     Example:
         >>> known_arguments(lambda rank: None, {"rank": 1, "use_horovod": False})

@@ -1,7 +1,7 @@
-"""CLIP models whose forward pass keeps the length of embeddings.
+"""CLIP models whose forward pass keeps the norms of embeddings.
 
-An open_clip model normalises in ``forward`` and not in ``encode_image`` and ``encode_text``. What changes here is the
-class of the instance: parameters, their names, and so checkpoints stay those of open_clip.
+An open_clip model normalises in ``forward``, and not in ``encode_image`` and ``encode_text``. The functions here change
+the class of the instance only, so that parameters, their names and checkpoints stay those of open_clip.
 """
 
 # mypy: disable-error-code="no-untyped-def, misc"
@@ -37,11 +37,11 @@ logger = logging.getLogger(__name__)
 
 Model = TypeVar("Model", bound=nn.Module)
 
-# TorchScript compiles the forward below: its types are inferred, and annotations of this file are not postponed.
+# TorchScript compiles the forward below. It infers the types, and needs annotations that are not postponed.
 
 
 def _forward(self: Any, image: Optional[Tensor] = None, text: Optional[Tensor] = None):  # noqa: UP045
-    """What open_clip's forward returns, of embeddings that are not normalised: (B, D) each."""
+    """Returns what open_clip's forward returns, with embeddings that are not normalised: (B, D) each."""
     image_features = self.encode_image(image, normalize=False) if image is not None else None
     text_features = self.encode_text(text, normalize=False) if text is not None else None
 
@@ -77,7 +77,7 @@ class UnnormalizedCLIP(CLIP):
 
 
 class UnnormalizedCustomTextCLIP(CustomTextCLIP):
-    """open_clip's CustomTextCLIP (SigLIP, Hugging Face text towers), likewise."""
+    """open_clip's CustomTextCLIP (SigLIP, Hugging Face text towers) without the normalisation in ``forward``."""
 
     output_dict: torch.jit.Final[bool]
     forward = _forward
@@ -85,7 +85,7 @@ class UnnormalizedCustomTextCLIP(CustomTextCLIP):
 
 
 class UnnormalizedCoCa(CoCa):
-    """open_clip's CoCa, likewise. Its encoders too give raw embeddings unless they are asked for normalised ones."""
+    """open_clip's CoCa without the normalisation in ``forward``, and in its encoders unless they are asked for it."""
 
     def _encode_image(self, images, normalize: bool = False):
         latent, tokens = self.visual(images)
@@ -111,30 +111,30 @@ _NORMALIZED = {raw: stock for stock, raw in _UNNORMALIZED.items()}
 
 
 def normalizes(model: nn.Module) -> bool:
-    """Whether the forward pass of an open_clip model gives embeddings of length 1."""
+    """Whether the forward pass of an open_clip model normalises its embeddings."""
     return type(unwrapped(model)) not in _NORMALIZED
 
 
 def unnormalize(model: Model) -> Model:
-    """Takes the normalisation out of the forward pass, so that image and text embeddings keep their length. In place.
+    """Removes the normalisation from the forward pass, so that image and text embeddings keep their norms. In place.
 
-    ``model(images, text)`` then returns what ``encode_image`` and ``encode_text`` give with ``normalize=False``;
-    ``get_logits`` follows. Parameters and the keys of ``state_dict`` do not change, so that checkpoints load in
-    open_clip as it is; pickling, ``torch.jit.script`` (where open_clip's model scripts) and ``isinstance`` go on
-    working. In stock open_clip, read the embeddings of such a checkpoint with ``encode_image(x, normalize=False)``.
+    ``model(images, text)`` then returns the embeddings of ``encode_image`` and ``encode_text`` with
+    ``normalize=False``, and ``get_logits`` uses them. Parameters and the keys of ``state_dict`` do not change, so
+    that stock open_clip loads its checkpoints; pickling, ``torch.jit.script`` (for models that it compiles) and
+    ``isinstance`` still work. In stock open_clip, such a checkpoint encodes by ``encode_image(x, normalize=False)``.
 
     Args:
-        model: A CLIP, CustomTextCLIP (SigLIP) or CoCa of open_clip, also inside DistributedDataParallel; one that
-            does not normalise is returned as it is.
+        model: A CLIP, CustomTextCLIP (SigLIP) or CoCa of open_clip, also inside DistributedDataParallel. A model that
+            does not normalise is returned unchanged.
 
     Returns:
         The model.
 
     Raises:
-        TypeError: If it is none of these: forward may then do anything.
+        TypeError: If it is another model, whose forward may do anything.
 
-    Embeddings begin long (7 and 12 in a small model), and ``logit_scale`` cannot go below 1: call :func:`calibrate`
-    before training.
+    Norms are large at first (7 and 12 in a small model), and ``logit_scale`` cannot go below 1: call
+    :func:`calibrate` before training.
 
     Example:
         ::
@@ -150,10 +150,10 @@ def unnormalize(model: Model) -> Model:
 
 
 def renormalize(model: Model) -> Model:
-    """Undoes :func:`unnormalize`: the model is open_clip's own again, which normalises in ``forward``. In place.
+    """Undoes :func:`unnormalize`: the model is that of open_clip again, which normalises in ``forward``. In place.
 
     Raises:
-        TypeError: As :func:`unnormalize` does.
+        TypeError: If it is another model, as for :func:`unnormalize`.
     """
     return _swapped(model, _NORMALIZED)
 
@@ -165,8 +165,8 @@ def _swapped(model: Model, classes: dict[type[nn.Module], type[nn.Module]]) -> M
         inner.__class__ = classes[kind]
     elif kind not in classes.values():
         raise TypeError(
-            f"{kind.__module__}.{kind.__name__} is none of the open_clip models that are known here (CLIP, "
-            "CustomTextCLIP, CoCa, not yet scripted or traced). Script a model after unnormalize(model); in a class "
+            f"{kind.__module__}.{kind.__name__} is not one of the open_clip models that are known here (CLIP, "
+            "CustomTextCLIP, CoCa, before scripting or tracing). Script a model after unnormalize(model); in a class "
             "of your own, let forward return encode_image(image, normalize=False) and encode_text(text, "
             "normalize=False)."
         )
@@ -175,30 +175,29 @@ def _swapped(model: Model, classes: dict[type[nn.Module], type[nn.Module]]) -> M
 
 @torch.no_grad()
 def calibrate(model: Model, images: Tensor | None = None, texts: Tensor | None = None, batch_size: int = 64) -> Model:
-    """Divides the last projection of each tower by the mean norm of its embeddings, which so becomes 1. In place.
+    """Divides the last projection of each tower by the mean norm of its embeddings, which becomes 1. In place.
 
         x -> x / mean|x|,   image and text embeddings each by its own mean over the probe
 
-    Cosines do not change, and neither does any ranking by dot product, nor Cohen's d. What changes is the size of
-    logits: with norms of 7 and 12 and open_clip's initial logit_scale of 14.3 they would be some hundreds, and
-    logit_scale is held above 1.
+    Cosines, rankings by dot product and Cohen's d do not change. Only the size of the logits changes: with norms of 7
+    and 12 and open_clip's initial logit_scale of 14.3, they would be several hundred, and logit_scale stays above 1.
 
     Args:
-        model: A CLIP, CustomTextCLIP or CoCa of open_clip, normalising or not.
-        images: A probe, (n, 3, H, W), preprocessed. None: eight random ones.
-        texts: A probe of token ids, (m, L). None: eight random sequences.
-        batch_size: How many of them are encoded at a time.
+        model: A CLIP, CustomTextCLIP or CoCa of open_clip, whether it normalises or not.
+        images: Preprocessed images for the probe, (n, 3, H, W); by default, eight random images.
+        texts: Token ids for the probe, (m, L); by default, eight random sequences.
+        batch_size: Number of inputs encoded at a time.
 
     Returns:
         The model.
 
     Raises:
-        ValueError: If neither tower ends in a linear projection, if embeddings do not follow it, or if their mean norm
-            is zero or not finite; the model is then as it was.
+        ValueError: If neither tower ends in a linear projection, the embeddings do not follow it, or their mean norm is
+            zero or not finite. The model is then unchanged.
 
-    A tower that ends in no projection (SigLIP's image tower of timm) is left as it is, with a warning that gives its
-    mean norm. Norms are measured in the mode, training or not, that the model is in; statistics of batch
-    normalisation do not change.
+    A tower that does not end in a projection (SigLIP's image tower of timm) is left unchanged, with a warning that
+    gives its mean norm. Norms are measured in the present mode of the model, training or evaluation; the statistics of
+    batch normalisation do not change.
 
     Example:
         ::
@@ -241,14 +240,14 @@ def _scale_tower(
     batches: tuple[Tensor, ...],
     originals: list[tuple[nn.Parameter, Tensor]],
 ) -> bool:
-    """Divides the projection of one tower by the mean norm, and notes what it was; False if there is none."""
+    """Divides the projection of a tower by the mean norm, and appends its originals; False without a projection."""
     norm = _mean_norm(encode, batches)
     if not 0 < norm < float("inf"):
         raise ValueError(f"The {tower} embeddings of this probe have a mean norm of {norm}: check model and probe.")
     projection = last_projection(model, tower)
     if not projection:
         logger.warning(
-            "calibrate: the %s tower of %s ends in no linear projection; the mean norm of its embeddings stays %.4g.",
+            "calibrate: the %s tower of %s does not end in a linear projection; its mean norm stays %.4g.",
             tower,
             type(model).__name__,
             norm,
@@ -269,7 +268,7 @@ def _scale_tower(
 
 
 def _mean_norm(encode: Callable[..., Tensor], batches: tuple[Tensor, ...]) -> float:
-    """The same dropout every time, and nothing taken from the global generator."""
+    """The mean norm of the embeddings, with the same dropout at every call and the global generator untouched."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         norms = [torch.linalg.vector_norm(encode(x, normalize=False).double(), dim=-1) for x in batches]

@@ -173,9 +173,9 @@ def test_unit_features() -> None:
     report = retrieval_report(images, texts.astype(np.float32))
     assert report["image_hard_d"] == 0.0
     assert math.isnan(report["cosine_image_hub_norm"])
-    assert report.reasons["dot_image_hub_norm"] == "all image features have the same length"
+    assert report.reasons["dot_image_hub_norm"] == "all image features have the same norm"
     assert len(report.notes) == 1
-    assert "all image features have length 1" in str(report)
+    assert "all image features have norm 1" in str(report)
     assert "normalize=False" in str(report)
     assert report["dot_t2i_map"] == report["cosine_t2i_map"]
 
@@ -209,7 +209,7 @@ def test_table() -> None:
     assert any(line.startswith("[1] ") for line in lines)
     assert "metrics" in repr(report)
     assert isinstance(report, RetrievalReport)
-    with pytest.raises(KeyError, match="There is no metric 'cosine_map'; there are cosine_i2t_recall@1, "):
+    with pytest.raises(KeyError, match="There is no metric 'cosine_map'; choose one of cosine_i2t_recall@1, "):
         report["cosine_map"]
 
 
@@ -228,21 +228,21 @@ def test_counted_d_equals_repetition() -> None:
 @pytest.mark.parametrize(
     ("images", "texts", "options", "message"),
     [
-        (np.ones(3), np.ones((2, 3)), {}, r"image_features are a matrix .*, got shape \(3,\)"),
-        (np.ones((2, 3)), np.ones((0, 3)), {}, r"text_features are a matrix .*, got shape \(0, 3\)"),
-        (np.ones((2, 3)), np.ones((2, 4)), {}, "3 and 4 dimensions: pass what encode_image and encode_text of one"),
+        (np.ones(3), np.ones((2, 3)), {}, r"image_features must be a matrix .*, got shape \(3,\)"),
+        (np.ones((2, 3)), np.ones((0, 3)), {}, r"text_features must be a matrix .*, got shape \(0, 3\)"),
+        (np.ones((2, 3)), np.ones((2, 4)), {}, "3 and 4 dimensions: pass features that encode_image"),
         (np.ones((2, 3)), np.ones((4, 3)), {}, r"there are 2 images and 4 texts: pass relevance"),
-        (np.ones((2, 3)), np.array([[1.0] * 3, [np.nan] * 3]), {}, "text_features are not finite, row 1 first"),
-        (np.ones((2, 3)), np.ones((2, 3)), {"ks": ()}, r"ks are whole numbers .*got \(\)"),
-        (np.ones((2, 3)), np.ones((2, 3)), {"ks": (0, 1)}, r"ks are whole numbers .*got \(0, 1\)"),
-        (np.ones((2, 3)), np.ones((2, 3)), {"ks": (1.5,)}, r"ks are whole numbers .*got \(1.5,\)"),
-        (np.ones((2, 3)), np.ones((2, 3)), {"ks": (1, 5.0)}, r"ks are whole numbers .*got \(1, 5.0\)"),
-        (np.ones((2, 3)), np.ones((2, 3)), {"ks": (True,)}, r"ks are whole numbers .*got \(True,\)"),
-        (np.ones((2, 3)), np.ones((2, 3)), {"ks": (math.nan,)}, r"ks are whole numbers .*got \(nan,\)"),
+        (np.ones((2, 3)), np.array([[1.0] * 3, [np.nan] * 3]), {}, "text_features are not finite, first in row 1"),
+        (np.ones((2, 3)), np.ones((2, 3)), {"ks": ()}, r"ks must be whole numbers .*got \(\)"),
+        (np.ones((2, 3)), np.ones((2, 3)), {"ks": (0, 1)}, r"ks must be whole numbers .*got \(0, 1\)"),
+        (np.ones((2, 3)), np.ones((2, 3)), {"ks": (1.5,)}, r"ks must be whole numbers .*got \(1.5,\)"),
+        (np.ones((2, 3)), np.ones((2, 3)), {"ks": (1, 5.0)}, r"ks must be whole numbers .*got \(1, 5.0\)"),
+        (np.ones((2, 3)), np.ones((2, 3)), {"ks": (True,)}, r"ks must be whole numbers .*got \(True,\)"),
+        (np.ones((2, 3)), np.ones((2, 3)), {"ks": (math.nan,)}, r"ks must be whole numbers .*got \(nan,\)"),
         (np.ones((2, 3)), np.ones((4, 3)), {"relevance": np.eye(4)}, r"\(2, 4\); got shape \(4, 4\)"),
         (np.ones((2, 3)), np.ones((4, 3)), {"relevance": ([0, 1], [0])}, r"2 and 4 class ids, got \[\(2,\), \(1,\)\]"),
         (np.ones((2, 3)), np.ones((4, 3)), {"relevance": ([0, 1],)}, "2 and 4 class ids, got 1 of them"),
-        (np.ones((2, 3)), np.ones((2, 3)), {"relevance": np.eye(2) * 2}, "booleans; of graded judgments, pass grades"),
+        (np.ones((2, 3)), np.ones((2, 3)), {"relevance": np.eye(2) * 2}, "booleans; for graded judgments, pass grades"),
         (np.ones((2, 3)), np.ones((2, 3)), {"relevance": np.zeros((2, 2))}, "No text is relevant to any image"),
         (np.ones((2, 3)), np.ones((2, 3)), {"relevance": ([0, 1], [2, 3])}, "No text is relevant .* ids match"),
     ],
@@ -279,9 +279,9 @@ def test_zero_shot_ties() -> None:
     ("classes", "labels", "message"),
     [
         (np.ones((3, 4)), [0, 1], "2 and 4 dimensions"),
-        (np.ones((3, 2)), [0, 1, 2], r"2 integers, one an image; got torch.int64 of shape \(3,\)"),
-        (np.ones((3, 2)), [0.0, 1.0], "2 integers, one an image; got torch.float64"),
-        (np.ones((3, 2)), [True, False], "2 integers, one an image; got torch.bool"),
+        (np.ones((3, 2)), [0, 1, 2], r"2 integers, one per image; got torch.int64 of shape \(3,\)"),
+        (np.ones((3, 2)), [0.0, 1.0], "2 integers, one per image; got torch.float64"),
+        (np.ones((3, 2)), [True, False], "2 integers, one per image; got torch.bool"),
         (np.ones((3, 2)), [0, 3], "0 to 2; got 0 to 3"),
         (np.ones((3, 2)), [-1, 0], "0 to 2; got -1 to 0"),
     ],

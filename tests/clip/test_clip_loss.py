@@ -44,9 +44,9 @@ def formula(preset, images, texts, logit_scale, logit_bias=0.0, targets=None, di
 
 
 def inputs(size=7, dim=6, dtype=torch.float64):
-    """Features with lengths of about 0.1 to 3, a logit scale and a bias, all leaves."""
-    lengths = torch.rand(2, size, 1, dtype=dtype) * 3 + 0.1
-    tensors = [functional.normalize(torch.randn(size, dim, dtype=dtype), dim=1) * n for n in lengths]
+    """Features with norms of about 0.1 to 3, a logit scale and a bias, all leaves."""
+    norms = torch.rand(2, size, 1, dtype=dtype) * 3 + 0.1
+    tensors = [functional.normalize(torch.randn(size, dim, dtype=dtype), dim=1) * n for n in norms]
     return [
         *(x.requires_grad_() for x in tensors),
         *(torch.tensor(x, dtype=dtype).requires_grad_() for x in (5.0, -3.0)),
@@ -258,21 +258,21 @@ def test_half_precision_and_autocast_are_computed_in_float32(dtype):
 
 @pytest.mark.parametrize("preset", [p for p in PRESETS if p != "norm-sym"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_features_of_length_1_are_refused_where_length_is_learned(preset, dtype):
+def test_features_of_norm_1_are_refused_where_the_norm_is_learned(preset, dtype):
     images, texts, scale, _ = inputs(dtype=torch.float64)
     side = {"i2t": "text", "t2i": "image", "sym": "image"}[preset[-3:]] if "nonorm" not in preset else "image"
     unit = [functional.normalize(x, dim=1).to(dtype) for x in (images, texts)]
     raw = [x.to(dtype) for x in (images, texts)]
     criterion = AsymmetricClipLoss.from_preset(preset)
     for _ in range(2):  # an error does not count as the look
-        with pytest.raises(ValueError, match=rf"length of {side} features.*stm\.clip\.unnormalize\(model\)"):
+        with pytest.raises(ValueError, match=rf"norms of {side} features.*stm\.clip\.unnormalize\(model\)"):
             criterion(*unit, scale)
     if preset == "imgnorm-i2t":
         criterion(unit[0], raw[1], scale)
     elif preset == "txtnorm-t2i":
         criterion(raw[0], unit[1], scale)
     else:
-        with pytest.raises(ValueError, match="length of text features"):
+        with pytest.raises(ValueError, match="norms of text features"):
             criterion(raw[0], unit[1], scale)
         criterion(*raw, scale)
     criterion(*unit, scale)  # once
@@ -289,7 +289,7 @@ def test_the_model_that_normalises_is_refused_and_mended():
 
 
 def test_wrong_arguments():
-    with pytest.raises(ValueError, match=r"No preset is called 'norm'. Choose one of \['norm-sym'"):
+    with pytest.raises(ValueError, match=r"There is no preset 'norm'; choose one of \['norm-sym'"):
         AsymmetricClipLoss.from_preset("norm")
     with pytest.raises(ValueError, match=r"direction must be one of \('sym', 'i2t', 't2i'\), got 'text'"):
         AsymmetricClipLoss(direction="text")

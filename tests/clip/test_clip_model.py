@@ -149,7 +149,7 @@ def test_compile():
 
 
 def test_what_is_not_known_is_refused():
-    with pytest.raises(TypeError, match=r"Linear is none of the open_clip models.*encode_image\(image, normalize=F"):
+    with pytest.raises(TypeError, match=r"Linear is not one of the open_clip models.*encode_image\(image, normalize=F"):
         stm.clip.unnormalize(nn.Linear(2, 2))
 
     class Mine(type(clip())):
@@ -157,7 +157,7 @@ def test_what_is_not_known_is_refused():
 
     model = clip()
     model.__class__ = Mine
-    with pytest.raises(TypeError, match="Mine is none of"):
+    with pytest.raises(TypeError, match="Mine is not one of"):
         stm.clip.unnormalize(model)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -257,9 +257,8 @@ def test_calibrate_says_so_when_a_tower_has_no_projection(caplog):
     with caplog.at_level(logging.WARNING):
         stm.clip.calibrate(model, images, texts)
     norm = before.norm(dim=1).mean().item()
-    assert (
-        f"image tower of CustomTextCLIP ends in no linear projection; the mean norm of its embeddings stays {norm:.4g}"
-        in (caplog.text)
+    assert f"image tower of CustomTextCLIP does not end in a linear projection; its mean norm stays {norm:.4g}" in (
+        caplog.text
     )
     torch.testing.assert_close(model.encode_image(images), before)
     torch.testing.assert_close(model.encode_text(texts).norm(dim=1).mean().item(), 1.0)
