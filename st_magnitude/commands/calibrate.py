@@ -10,12 +10,13 @@ import typer
 
 from st_magnitude._config import numbers
 from st_magnitude.commands.core import (
-    Data,
+    BEIR_FOLDER,
     EncodingBatch,
     Figures,
     MaxLength,
     Model,
     Seed,
+    check_folder,
     command,
     curve_figures,
     load_model,
@@ -29,12 +30,19 @@ if TYPE_CHECKING:
 @command()
 def calibrate(
     model: Model,
-    data: Data,
+    data: Annotated[
+        Path | None,
+        typer.Option(help=BEIR_FOLDER),
+    ] = None,
     split: Annotated[str, typer.Option(help="Split of the qrels to choose on, usually validation data.")] = "dev",
     confirm: Annotated[str | None, typer.Option(help="Another split, on which the choice is measured.")] = None,
     exponents: Annotated[
         Sequence[float] | None,
         numbers("Document exponents to try, such as 0.25,0.5,0.75; default: 0, 0.05, ..., 1."),
+    ] = None,
+    exponent: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, help="A given exponent to save or confirm. Without --confirm it needs no --data."),
     ] = None,
     output: Annotated[Path | None, typer.Option(help="New folder for the model with the chosen exponent.")] = None,
     batch_size: EncodingBatch = 32,
@@ -43,40 +51,58 @@ def calibrate(
 ) -> Figures:
     """Choose the document exponent of a trained model.
 
-    The exponent lies between 0 (dot) and 1 (cosine). Nothing is trained. Queries and corpus are encoded once. The
-    interval beside the best exponent comes from the queries that chose it and is therefore optimistic: --confirm
+    The exponent lies between 0 (dot) and 1 (cosine). If the best exponent is tied with one of these two, the model with
+    0 or 1 is preferred because it loads without st_magnitude. Nothing is trained. Queries and corpus are encoded once.
+    The interval beside the best exponent comes from the queries that chose it and is therefore optimistic: --confirm
     test measures the choice on other queries.
     """
+    check_folder(output)
+    if output is not None and output.exists() and any(output.iterdir()):
+        raise FileExistsError(f"{output} is not an empty folder. Choose another --output.")
+    if data is None and (exponent is None or confirm is not None):
+        raise ValueError("Give --data with the queries to measure on, or only --exponent and --output.")
+    if exponent is not None and confirm is None and output is None:
+        raise ValueError("With --exponent, give --output to save the model or --confirm to measure it.")
     from st_magnitude.corpus.beir import load_beir
     from st_magnitude.evaluation.calibration import calibrate_exponent
     from st_magnitude.geometry import paired_bootstrap
+    from st_magnitude.similarity import Similarity
     from st_magnitude.surgery.export import export
     from st_magnitude.surgery.normalize import prepare
+    from st_magnitude.surgery.raw import normalizes_output
 
-    if output is not None and output.exists() and (output.is_file() or any(output.iterdir())):
-        raise FileExistsError(f"{output} is not an empty folder. Choose another --output.")
-    chosen_on = load_beir(data, split)
-    confirmed_on = None if confirm is None else load_beir(data, confirm)
+    chosen_on = load_beir(data, split) if data is not None and exponent is None else None
+    confirmed_on = load_beir(data, confirm) if data is not None and confirm is not None else None
     encoder = load_model(model, max_length)
+    if normalizes_output(encoder):
+        raise ValueError(
+            f"The model in {model} normalises its embeddings: all norms are 1, and every exponent ranks alike. Train it "
+            'with a loss that keeps the norm, such as qnorm, or strip the Normalize with stm.prepare(model, "dot").'
+        )
 
-    def sweep(loaded: RetrievalData, gammas: Sequence[float] | None) -> ExponentCurve:
+    def sweep(name: str | None, loaded: RetrievalData, gammas: Sequence[float] | None) -> ExponentCurve:
+        typer.echo(f"{name}: {loaded}")
         judged = (loaded.queries, loaded.corpus, loaded.relevant_docs)
         return calibrate_exponent(encoder, *judged, gammas, batch_size, seed=seed, show_progress_bar=True)
 
-    typer.echo(f"{split}: {chosen_on}")
-    curve = sweep(chosen_on, exponents)
-    typer.echo(str(curve))
-    figures: dict[str, Any] = {"split": split, **curve_figures(curve)}
+    figures: dict[str, Any] = {"exponent": exponent}
+    if chosen_on is not None:
+        curve = sweep(split, chosen_on, exponents)
+        typer.echo(str(curve))
+        figures = {"split": split, **curve_figures(curve)}
+        exponent = curve.best
+    assert exponent is not None
     if confirmed_on is not None:
-        typer.echo(f"{confirm}: {confirmed_on}")
-        check = sweep(confirmed_on, [curve.best])
-        chosen = check.per_query[list(check.exponents).index(curve.best)]
+        check = sweep(confirm, confirmed_on, [exponent])
+        chosen = check.per_query[list(check.exponents).index(exponent)]
         figures["confirm"] = {"split": confirm, "queries": len(check.queries), "ndcg@10": float(chosen.mean())}
+        typer.echo(f"nDCG@10 at exponent {exponent:g}: {chosen.mean():.4f}")
         for name, other in (("cosine", check.per_query[-1]), ("dot", check.per_query[0])):
             gain, low, high = figures["confirm"][f"versus_{name}"] = paired_bootstrap(chosen, other, seed=seed)
-            typer.echo(f"  {curve.best:g} - {name}: {gain:+.4f} [{low:+.4f}, {high:+.4f}] nDCG@10")
+            typer.echo(f"  {exponent:g} - {name}: {gain:+.4f} [{low:+.4f}, {high:+.4f}] nDCG@10")
     if output is not None:
-        export(prepare(encoder, curve.best_similarity), output)
+        export(prepare(encoder, Similarity(query=1.0, document=exponent)), output)
+        loads = "SentenceTransformer" if exponent in (0, 1) else "stm.load"
+        typer.echo(f'Saved to {output} with document exponent {exponent:g}. Load it with {loads}("{output}").')
         figures["output"] = str(output)
-        typer.echo(f"Saved to {output}{'' if curve.best in (0, 1) else ', for stm.load'}.")
     return figures

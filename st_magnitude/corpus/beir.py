@@ -12,7 +12,7 @@ A single ``qrels.tsv`` beside them and TREC's four columns (query, iteration, do
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ class RetrievalData:
         corpus: Document id to text.
         relevant_docs: Query id to the ids of its relevant documents.
         negatives: Query id to the ids of documents judged not relevant to it (score 0 in the qrels).
+        name: Name of the data, for the model card; `load_beir` makes it of the folder and the split.
 
     Raises:
         DataError: If a judgement names an unknown query or document, or calls a pair both relevant and not.
@@ -58,8 +59,15 @@ class RetrievalData:
     corpus: dict[str, str]
     relevant_docs: dict[str, set[str]]
     negatives: dict[str, set[str]] = field(default_factory=dict)
+    name: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
+        for name in ("queries", "corpus", "relevant_docs", "negatives"):
+            if not isinstance(given := getattr(self, name), Mapping):
+                values = "text" if name in ("queries", "corpus") else "set of document ids"
+                raise DataError(f"{name} is a {type(given).__name__}; pass a dict of id -> {values}.")
+        for name in ("relevant_docs", "negatives"):
+            setattr(self, name, {query: _as_set(name, query, ids) for query, ids in getattr(self, name).items()})
         for name, judged in (("relevant_docs", self.relevant_docs), ("negatives", self.negatives)):
             for query, documents in judged.items():
                 if query not in self.queries:
@@ -130,6 +138,12 @@ class RetrievalData:
         return drawn
 
 
+def _as_set(name: str, query: str, documents: Any) -> set[str]:
+    if isinstance(documents, str | Mapping) or not isinstance(documents, Collection):
+        raise DataError(f"{name}[{query!r}] is {documents!r}; pass a set of document ids.")
+    return set(documents)
+
+
 def available_splits(folder: str | Path) -> list[str]:
     """Names of the splits of a BEIR folder, sorted; empty when it has no ``qrels/`` (a single ``qrels.tsv``).
 
@@ -183,7 +197,8 @@ def load_beir(folder: str | Path, split: str | None = None) -> RetrievalData:
         (relevant if is_relevant else negatives).setdefault(query, set()).add(document)
     if split is not None:
         queries = {query: text for query, text in queries.items() if query in relevant or query in negatives}
-    return RetrievalData(queries, corpus, relevant, negatives)
+    name = folder.resolve().name + ("" if split is None else f", {split} split")
+    return RetrievalData(queries, corpus, relevant, negatives, name)
 
 
 def save_beir(data: RetrievalData, folder: str | Path, split: str = "test") -> None:

@@ -230,3 +230,21 @@ def test_triplets_refuse() -> None:
         DATA.triplets(7)
     with pytest.raises(DataError, match="nothing to train on"):
         RetrievalData(DATA.queries, CORPUS, {}).triplets(1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((["a"], {"d": "b"}, {"q": {"d"}}), "queries is a list; pass a dict of id -> text"),
+        (({"q": "a"}, ["b"], {"q": {"d"}}), "corpus is a list; pass a dict of id -> text"),
+        (({"q": "a"}, {"d": "b"}, [("q", "d")]), "relevant_docs is a list; pass a dict of id -> set of document ids"),
+        (({"q": "a"}, {"d": "b"}, {"q": "d"}), r"relevant_docs\['q'\] is 'd'; pass a set of document ids"),
+    ],
+)
+def test_other_types_are_named(arguments, message):
+    with pytest.raises(DataError, match=message):
+        RetrievalData(*arguments)
+
+
+def test_a_list_of_documents_counts_as_a_set():
+    assert RetrievalData({"q": "a"}, {"d": "b"}, {"q": ["d"]}).relevant_docs == {"q": {"d"}}

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from st_magnitude.commands.core import Data, Figures, check_folder, command, curve_figures
+from st_magnitude.commands.core import Data, Figures, check_folder, command
 from st_magnitude.commands.train.config import TrainConfig
-
-if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer
-
-    from st_magnitude.corpus.beir import RetrievalData
 
 __all__ = ["TrainConfig"]
 
@@ -31,8 +26,9 @@ def train(
 ) -> Figures:
     """Fine-tune a retriever on a folder in BEIR's layout.
 
-    Pairs with score 0 in the qrels are explicit negatives. With a dev split, the document exponent is then swept on
-    it. Ctrl-C stops the run after the current step and saves a checkpoint for --resume.
+    Pairs with score 0 in the qrels are explicit negatives. With a dev split, the trained model is compared with the
+    pretrained one, and saved with the scoring that is best on the split. Ctrl-C stops the run after the current step
+    and saves a checkpoint for --resume.
     """
     check_folder(output)
     from st_magnitude.commands.train.run import train as run
@@ -40,32 +36,37 @@ def train(
 
     splits = available_splits(data)
     loaded = load_beir(data, split)
-    held_out = load_beir(data, dev_split) if dev_split in splits and dev_split != split else None
+    dev = load_beir(data, dev_split) if dev_split in splits and dev_split != split else None
     typer.echo(f"{split}: {loaded}")
-    trainer = run(model, loaded, output, settings)
-    typer.echo(f"Saved to {output}.")
-    figures: dict[str, Any] = {"output": str(output), "loss": settings.loss, "steps": trainer.state.global_step}
-    if trainer.is_world_process_zero():
-        figures["geometry"] = json.loads((output / "training.json").read_text(encoding="utf-8"))["geometry"]
-        before, after = figures["geometry"]["before"], figures["geometry"]["after"]
-        for key in after:
-            typer.echo(f"  {key:40} {before[key]:.4f} -> {after[key]:.4f}")
-        if held_out is not None:
-            figures |= _dev_figures(trainer.model, held_out, dev_split)
+    trained = run(model, loaded, output, settings, dev=dev)
+    figures: dict[str, Any] = {"output": str(output), "loss": settings.loss, "steps": trained.trainer.state.global_step}
+    if not trained.trainer.is_world_process_zero():
+        return figures
+    figures["geometry"] = trained.geometry
+    for key, after in trained.geometry["after"].items():
+        typer.echo(f"  {key:40} {trained.geometry['before'][key]:.4f} -> {after:.4f}")
+    exponent, comparison = 1.0, trained.comparison
+    if comparison is None:
+        typer.echo(
+            f"There is no {dev_split} split beside {split}, so the trained model could not be compared with the "
+            f"pretrained one. Put judgments of other queries into {data / 'qrels' / f'{dev_split}.tsv'}, or name "
+            "another split with --dev-split."
+        )
+    else:
+        exponent = comparison.saved.exponent
+        figures["dev"] = {"split": dev_split, "is_better": comparison.is_better, **comparison.to_dict()}
+        typer.echo(f"{comparison}\n{comparison.verdict(dev_split)}")
+    figures["load"] = f'SentenceTransformer("{output}")' if exponent in (0.0, 1.0) else f'stm.load("{output}")'
+    typer.echo(f"Saved to {output}. Load it with {figures['load']}.")
+    other = next((name for name in ("test", *splits) if name in splits and name not in (split, dev_split)), None)
+    typer.echo(f"Next: {next_command(output, data, dev_split if dev else split, other, exponent)}")
     return figures
 
 
-def _dev_figures(model: SentenceTransformer, held_out: RetrievalData, split: str) -> dict[str, Any]:
-    from st_magnitude.evaluation import MagnitudeEvaluator
-    from st_magnitude.evaluation.calibration import calibrate_exponent
-    from st_magnitude.surgery.raw import normalizes_output
-
-    judged = (held_out.queries, held_out.corpus, held_out.relevant_docs)
-    scores = MagnitudeEvaluator(*judged, name=split, write_csv=False)(model)
-    for key, value in scores.items():
-        typer.echo(f"  {key:40} {value:.4f}")
-    if normalizes_output(model):
-        return {"scores": scores}
-    curve = calibrate_exponent(model, *judged)
-    typer.echo(str(curve))
-    return {"scores": scores, "calibration": curve_figures(curve)}
+def next_command(output: Path, data: Path, split: str, other: str | None, exponent: float) -> str:
+    """The command that a user runs after training: confirm a chosen exponent on other queries, or diagnose."""
+    if exponent not in (0.0, 1.0) and other is not None:
+        words = ["calibrate", str(output), "--data", str(data), "--split", split, "--confirm", other]
+    else:
+        words = ["diagnose", str(output), "--data", str(data), "--split", other or split]
+    return shlex.join(["st-magnitude", *words])

@@ -36,7 +36,7 @@ class TrainConfig:
     """
 
     loss: Annotated[str, typer.Option(help=f"Ranking loss: {', '.join(LOSS_NAMES[:-1])} or {LOSS_NAMES[-1]}.")] = (
-        "qnorm"
+        "cosine"
     )
     dims: Annotated[
         Sequence[int] | None, whole_numbers("Prefixes to train, such as 96,192,384; default: all dimensions only.")
@@ -73,6 +73,13 @@ class TrainConfig:
     card_sample: Annotated[
         int, typer.Option(min=2, help="Number of documents whose geometry the model card describes.")
     ] = 500
+    keep_scoring: Annotated[
+        bool,
+        typer.Option("--keep-scoring", help="Save the model scored as trained, even if another exponent is better."),
+    ] = False
+    keep_checkpoints: Annotated[
+        bool, typer.Option("--keep-checkpoints", help="Keep the checkpoints after the run has finished.")
+    ] = False
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint in the output.")] = False
 
     def __post_init__(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,15 @@ from sentence_transformers import (
 )
 from sentence_transformers.base.sampler import BatchSamplers
 
+from st_magnitude._config import digest
+from st_magnitude._json import to_plain
 from st_magnitude.commands.core import limit_length
+from st_magnitude.commands.train.card import describe, describe_training
+from st_magnitude.commands.train.comparison import Comparison, compare, own_ndcg
 from st_magnitude.commands.train.config import TrainConfig
 from st_magnitude.corpus.beir import RetrievalData
 from st_magnitude.evaluation.geometry import card_evaluators
+from st_magnitude.evaluation.task import JudgedTask
 from st_magnitude.losses import (
     CosineRankingLoss,
     DNormRankingLoss,
@@ -30,11 +36,13 @@ from st_magnitude.losses import (
     temp_agg,
     temp_agg_mrl,
 )
+from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.export import load, write_model
 from st_magnitude.surgery.normalize import prepare
+from st_magnitude.training.record import check_same_run, record_run, remove_checkpoints
 from st_magnitude.training.trainer import check_output, has_fast_bf16, train_or_stop
 
-__all__ = ["LOSSES", "TrainConfig", "train"]
+__all__ = ["LOSSES", "TrainConfig", "TrainedModel", "train"]
 
 logger = logging.getLogger(__name__)
 
@@ -47,55 +55,120 @@ LOSSES: dict[str, type[MagnitudeRankingLoss]] = {
 }
 
 
+# Settings that may change when a run is resumed
+FREE = {"epochs", "max_steps", "mini_batch_size", "bf16", "save_steps", "card_sample"}
+FREE |= {"keep_scoring", "keep_checkpoints", "resume"}
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """What `train` returns.
+
+    Attributes:
+        trainer: The trainer, with the model in ``trainer.model`` and the log in ``trainer.state.log_history``.
+        geometry: Norms and isotropy of a sample of the texts, ``"before"`` and ``"after"``.
+        comparison: The trained model beside the pretrained one on the dev data; None if there was no dev data. Of
+            several processes only the first has it and the geometry.
+    """
+
+    trainer: SentenceTransformerTrainer
+    geometry: dict[str, dict[str, float]]
+    comparison: Comparison | None
+
+
 def train(
     model: SentenceTransformer | str,
     data: RetrievalData,
     output: str | Path,
     config: TrainConfig | None = None,
     *,
+    dev: RetrievalData | None = None,
     loss_options: dict[str, Any] | None = None,
-) -> SentenceTransformerTrainer:
-    """Fine-tunes a model with in-batch and explicit negatives, and saves it with a model card.
+) -> TrainedModel:
+    """Fine-tunes a model with in-batch and explicit negatives, and saves it with a model card and ``training.json``.
 
-    The card names the loss and its citation, and has norms and isotropy of a sample of the texts before and after.
+    With dev data, the model is compared with the pretrained one, and saved with the document exponent that scores best
+    (see `compare`). Checkpoints are in ``output/checkpoints`` and are removed after a finished run.
 
     Args:
         model: A model, which is trained in place and prepared for the loss (Normalize is stripped or added), or the
             folder or hub id of one, which is loaded after everything else has been checked.
         data: Training data. Judged negatives become hard negatives.
-        output: Folder for the model. The checkpoints of the run are in ``output/checkpoints``.
+        output: Folder for the model.
         config: Settings of the run; by default ``TrainConfig()``.
+        dev: Held-out data to compare on.
         loss_options: Further arguments of the loss.
-
-    Returns:
-        The trainer, with the model in ``trainer.model`` and the log in ``trainer.state.log_history``.
 
     Raises:
         ValueError: If the data has a single document or fewer than two pairs a process, dims or temperatures do not
             suit the loss (see `temp_agg_mrl`), or the model has no limit of tokens and a max_length is given.
-        FileExistsError: If output holds a finished model, or an unfinished run and ``config.resume`` is False.
-        OSError: If the model cannot be found.
+        FileExistsError: If output holds a finished model, an unfinished run and ``config.resume`` is False, or a run
+            that was started with other settings or data.
+        OSError: If the model cannot be found, or nothing can be written.
         KeyboardInterrupt: At Ctrl-C and at SIGTERM, after the current step is done and saved as a checkpoint.
     """
-    config = config or TrainConfig()
-    output = Path(output)
+    config, output = config or TrainConfig(), Path(output)
     checkpoint = check_output(output, config.resume)
-    num_negatives = int(any(data.negatives.values())) if config.negatives is None else config.negatives
-    rows = data.triplets(num_negatives, config.seed)
+    settings = {"model": model if isinstance(model, str) else None, "data": _digest(data)}
+    settings |= {key: value for key, value in vars(config).items() if key not in FREE}
+    if checkpoint is not None:
+        check_same_run(output, settings)
+    rows = data.triplets(
+        int(any(data.negatives.values())) if config.negatives is None else config.negatives, config.seed
+    )
     if len(rows) < 2:
         raise ValueError(f"The data has {len(rows)} training pair; ranking needs at least two in a batch.")
     before, after = card_evaluators(data.queries, data.corpus, data.relevant_docs, config.card_sample, config.seed)
+    task = None if dev is None else JudgedTask(dev.queries, dev.corpus, dev.relevant_docs)
     if isinstance(model, str):
         model = load(model)
     if config.max_length is not None:
         limit_length(model, config.max_length)
+    arguments = _arguments(config, rows, output, model)
+    is_first = arguments.process_index == 0  # which measures and saves
+    pretrained = own_ndcg(model, task) if task is not None and is_first else None
     prepare(model, "dot" if config.loss == "learnable" else config.loss)
-    options: dict[str, Any] = {"mini_batch_size": config.mini_batch_size, **(loss_options or {})}
-    if config.dims is not None:
-        options["terms"] = temp_agg_mrl(config.dims, (0.05,) if config.temperatures is None else config.temperatures)
-    elif config.temperatures is not None:
-        options["terms"] = temp_agg(config.temperatures)
-    arguments = SentenceTransformerTrainingArguments(
+    loss = _loss(config, model, arguments.world_size, loss_options or {})
+    describe(model, data)
+    trainer = SentenceTransformerTrainer(model=model, args=arguments, train_dataset=rows, loss=loss)
+    if is_first:
+        before(model, epoch=0, steps=0)
+        record_run(output, settings)
+    train_or_stop(trainer, checkpoint)
+    if not is_first:
+        return TrainedModel(trainer, {}, None)
+    after(model, epoch=round(trainer.state.epoch or 0), steps=trainer.state.global_step)
+    comparison = None
+    if task is not None and pretrained is not None:
+        comparison = compare(model, task, pretrained, config.keep_scoring, config.seed)
+        if comparison.saved != comparison.as_trained:
+            prepare(model, Similarity(query=1.0, document=comparison.saved.exponent))
+    describe_training(trainer)
+    trained = TrainedModel(trainer, {"before": before.metrics, "after": after.metrics}, comparison)
+    write_model(model, output)
+    record = {
+        "loss": type(loss).__name__,
+        **loss.get_config_dict(),
+        "processes": arguments.world_size,
+        "geometry": trained.geometry,
+        "dev": None if comparison is None else comparison.to_dict(),
+        "log": trainer.state.log_history,
+    }
+    (output / "training.json").write_text(json.dumps(to_plain(record), indent=2) + "\n", encoding="utf-8")
+    if not config.keep_checkpoints:
+        remove_checkpoints(output)
+    return trained
+
+
+class _Arguments(SentenceTransformerTrainingArguments):
+    """Leaves at least one step after the warm-up, whose first step has the rate 0: a run of one step trains."""
+
+    def get_warmup_steps(self, num_training_steps: int) -> int:
+        return min(super().get_warmup_steps(num_training_steps), num_training_steps - 1)
+
+
+def _arguments(config: TrainConfig, rows: Dataset, output: Path, model: SentenceTransformer) -> _Arguments:
+    arguments = _Arguments(
         output_dir=str(output / "checkpoints"),
         num_train_epochs=config.epochs,
         max_steps=config.max_steps,
@@ -114,34 +187,35 @@ def train(
         report_to=[],
     )
     if arguments.n_gpu > 1:
-        logger.warning(f"One process for {arguments.n_gpu} GPUs is slow: start one for each (docs/devices.md).")
+        logger.warning(f"One process for {arguments.n_gpu} GPUs is slow; start one for each (docs/devices.md).")
     if len(rows) < 2 * (processes := arguments.world_size):
-        raise ValueError(f"{len(rows)} training pairs are too few for {processes} processes: start fewer.")
+        raise ValueError(f"{len(rows)} training pairs are too few for {processes} processes; start fewer.")
     arguments.per_device_train_batch_size = min(config.batch_size, len(rows) // processes)
-    objective = LOSSES[config.loss](model, **{"gather_across_devices": processes > 1} | options)
-    trainer = SentenceTransformerTrainer(model=model, args=arguments, train_dataset=rows, loss=objective)
-    is_first = trainer.is_world_process_zero()  # which measures and saves
-    if is_first:
-        before(model, epoch=0, steps=0)
-    train_or_stop(trainer, checkpoint)
-    if is_first:
-        after(model, epoch=round(trainer.state.epoch or 0), steps=trainer.state.global_step)
-        write_model(model, output)
-        record = {
-            "loss": type(objective).__name__,
-            **objective.get_config_dict(),
-            "processes": processes,
-            "geometry": {"before": before.metrics, "after": after.metrics},
-            "log": trainer.state.log_history,
-        }
-        (output / "training.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    return trainer
+    return arguments
+
+
+def _loss(
+    config: TrainConfig, model: SentenceTransformer, processes: int, options: dict[str, Any]
+) -> MagnitudeRankingLoss:
+    terms: dict[str, Any] = {}
+    if config.dims is not None:
+        temperatures = (0.05,) if config.temperatures is None else config.temperatures
+        terms["terms"] = temp_agg_mrl(config.dims, temperatures)
+    elif config.temperatures is not None:
+        terms["terms"] = temp_agg(config.temperatures)
+    defaults = {"gather_across_devices": processes > 1, "mini_batch_size": config.mini_batch_size}
+    return LOSSES[config.loss](model, **(defaults | options | terms))
+
+
+def _digest(data: RetrievalData) -> str:
+    judged = [(query, *sorted(ids)) for part in (data.relevant_docs, data.negatives) for query, ids in part.items()]
+    return digest(text for row in (*data.queries.items(), *data.corpus.items(), *judged) for text in row)
 
 
 def _batch_sampler(rows: Dataset, batch_size: int) -> BatchSamplers:
-    """Batches without a text twice, which would be its own negative, where there is room for such batches."""
+    """Batches without duplicates, where a text would be its own negative, unless one text is too common for that."""
     commonest = max(Counter(text for column in rows.column_names for text in rows[column]).values())
     if commonest * batch_size <= len(rows):
         return BatchSamplers.NO_DUPLICATES
-    logger.info("One text stands in %d of %d rows: batches may hold a text twice.", commonest, len(rows))
+    logger.info("One text occurs in %d of %d rows, so a batch may hold a text twice.", commonest, len(rows))
     return BatchSamplers.BATCH_SAMPLER

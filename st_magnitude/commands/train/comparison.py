@@ -1,0 +1,148 @@
+"""Is the trained model better than the pretrained one, and how is it best scored? Measured on held-out queries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
+
+from st_magnitude.evaluation.calibration import calibrate_exponent
+from st_magnitude.evaluation.magnitude import implied_similarity
+from st_magnitude.evaluation.task import JudgedTask
+from st_magnitude.geometry import paired_bootstrap
+from st_magnitude.similarity import COSINE, Similarity
+from st_magnitude.surgery.raw import normalizes_output
+
+__all__ = ["Comparison", "Scored", "compare", "own_ndcg"]
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The trained model under one similarity.
+
+    Attributes:
+        exponent: Document exponent of the similarity.
+        ndcg: Mean nDCG@10.
+        gain: nDCG@10 minus that of the pretrained model: (difference, low, high), a paired bootstrap interval at 95 %.
+    """
+
+    exponent: float
+    ndcg: float
+    gain: tuple[float, float, float]
+
+    @property
+    def name(self) -> str:
+        return {0.0: "dot", 1.0: "cosine"}.get(self.exponent, f"exponent {self.exponent:.2f}")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The trained model beside the pretrained one on the same queries.
+
+    Attributes:
+        queries: Number of queries.
+        pretrained: nDCG@10 of the pretrained model under its own similarity.
+        as_trained: The trained model under the similarity of its loss.
+        best: The trained model under the recommended similarity (see `ExponentCurve.best`). These queries chose it, so
+            that its gain is optimistic. None for a model that normalises its embeddings.
+        saved: The one of the two that the saved model is scored with.
+        curve: nDCG@10 by document exponent; None for a model that normalises its embeddings.
+    """
+
+    queries: int
+    pretrained: float
+    as_trained: Scored
+    best: Scored | None
+    saved: Scored
+    curve: dict[str, float] | None
+
+    @property
+    def is_better(self) -> bool:
+        """Whether the interval of the saved model's gain lies above 0."""
+        return self.saved.gain[1] > 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures, for JSON."""
+        return {
+            **vars(self),
+            **{k: vars(s) if (s := getattr(self, k)) else None for k in ("as_trained", "best", "saved")},
+        }
+
+    def __str__(self) -> str:
+        rows = {f"trained, as trained ({self.as_trained.name})": self.as_trained}
+        if self.best is not None and self.best != self.as_trained:
+            rows[f"trained, best exponent ({self.best.name})"] = self.best
+        lines = [
+            f"nDCG@10 on {self.queries:,} queries; difference from pretrained with its 95 % interval",
+            f"  {'pretrained':38} {self.pretrained:.4f}",
+        ]
+        for name, scored in rows.items():
+            mark = "  <- saved" if scored == self.saved and len(rows) > 1 else ""
+            lines.append(f"  {name:38} {scored.ndcg:.4f}  {interval(scored.gain)}{mark}")
+        if self.saved != self.as_trained:
+            lines.append("The exponent was chosen on these queries, so its figure is optimistic.")
+        return "\n".join(lines)
+
+    def verdict(self, split: str) -> str:
+        """Whether the trained model is better than the pretrained one, in a sentence."""
+        what = "better" if self.is_better else "not clearly better"
+        sentence = (
+            f"The trained model is {what} than the pretrained one on the {split} split: nDCG@10 changes by "
+            f"{interval(self.saved.gain)}."
+        )
+        if self.is_better:
+            return sentence
+        return f"{sentence} Train on more pairs or with another learning rate, or keep the pretrained model."
+
+
+def interval(gain: tuple[float, float, float]) -> str:
+    """A difference with its interval, such as "+0.0380 [+0.0150, +0.0610]"."""
+    return "{:+.4f} [{:+.4f}, {:+.4f}]".format(*gain)
+
+
+def own_ndcg(model: SentenceTransformer, task: JudgedTask) -> NDArray[np.float64]:
+    """nDCG@10 of every query under the model's own similarity; under cosine if that is a distance."""
+    similarity = implied_similarity(model) if model.similarity_fn_name in ("cosine", "dot") else COSINE
+    encoded = task.encode(model)
+    return encoded.ndcg(encoded.top(Similarity(*similarity.exponents)))
+
+
+def compare(
+    model: SentenceTransformer,
+    task: JudgedTask,
+    pretrained: NDArray[np.float64],
+    keep_scoring: bool = False,
+    seed: int = 0,
+) -> Comparison:
+    """Measures a trained model beside the pretrained one and chooses how it is scored.
+
+    The model is scored as it was trained unless another document exponent is better. Of two that are tied, a model that
+    loads without this package (exponent 0 or 1) is preferred.
+
+    Args:
+        model: The trained model.
+        task: Held-out queries.
+        pretrained: nDCG@10 of every query before training, from `own_ndcg`.
+        keep_scoring: Whether the model stays scored as it was trained, whatever the exponent curve says.
+        seed: Seed for the bootstrap.
+    """
+
+    def scored(exponent: float, per_query: NDArray[np.float64]) -> Scored:
+        return Scored(exponent, float(per_query.mean()), paired_bootstrap(per_query, pretrained, seed=seed))
+
+    exponent = float(implied_similarity(model).exponents[1])
+    if normalizes_output(model):
+        trained = scored(exponent, own_ndcg(model, task))
+        return Comparison(len(pretrained), float(pretrained.mean()), trained, None, trained, None)
+    exponents = np.append(np.linspace(0.0, 1.0, 21), exponent)
+    curve = calibrate_exponent(model, task.queries, task.corpus, task.relevant, exponents, seed=seed)
+    trained, best = (
+        scored(gamma, curve.per_query[np.abs(curve.exponents - gamma).argmin()]) for gamma in (exponent, curve.best)
+    )
+    loads_anywhere = trained.exponent in (0.0, 1.0)
+    keep = keep_scoring or (loads_anywhere and trained.ndcg >= best.ndcg)
+    means = {f"{gamma:g}": float(value) for gamma, value in zip(curve.exponents, curve.ndcg, strict=True)}
+    return Comparison(len(pretrained), float(pretrained.mean()), trained, best, trained if keep else best, means)
