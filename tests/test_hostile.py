@@ -107,7 +107,7 @@ def test_modules_lie_within_the_model(saved, outside) -> None:
 @pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"])
 def test_a_checkpoint_to_resume_from_is_not_unpickled(tmp_path, mark, name) -> None:
     load_transformer(save_transformer(tmp_path / "plain")).save_pretrained(str(tmp_path / "model"))
-    options = {"loss": "dot", "batch_size": 4, "save_steps": 1}
+    options = {"loss": "dot", "batch_size": 4, "save_steps": 1, "keep_checkpoints": True}
     train(str(tmp_path / "model"), DATA, tmp_path / "out", TrainConfig(max_steps=1, **options))
     for file in (tmp_path / "out").iterdir():
         if file.name != "checkpoints":

@@ -76,8 +76,8 @@ def calibrate(
     encoder = load_model(model, max_length)
     if normalizes_output(encoder):
         raise ValueError(
-            f"The model in {model} normalises its embeddings: all norms are 1, and every exponent ranks alike. Train it "
-            'with a loss that keeps the norm, such as qnorm, or strip the Normalize with stm.prepare(model, "dot").'
+            f"The model in {model} normalises its embeddings: all norms are 1, and every exponent ranks alike. Train "
+            'it with a loss that keeps the norm, such as qnorm, or remove Normalize by stm.prepare(model, "dot").'
         )
 
     def sweep(name: str | None, loaded: RetrievalData, gammas: Sequence[float] | None) -> ExponentCurve:

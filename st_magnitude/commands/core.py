@@ -28,7 +28,18 @@ if TYPE_CHECKING:
 
     from st_magnitude.evaluation.calibration import ExponentCurve
 
-__all__ = ["Data", "EncodingBatch", "Figures", "MaxLength", "Model", "Scoring", "Seed", "app", "check_folder"]
+__all__ = [
+    "BEIR_FOLDER",
+    "Data",
+    "EncodingBatch",
+    "Figures",
+    "MaxLength",
+    "Model",
+    "Scoring",
+    "Seed",
+    "app",
+    "check_folder",
+]
 __all__ += ["command", "curve_figures", "limit_length", "load_model", "warn"]
 
 Figures = Mapping[str, Any]
@@ -99,7 +110,8 @@ def _read_config(context: typer.Context, file: Path | None) -> None:
 
 # Options of several commands
 Model = Annotated[str, typer.Argument(help="Folder or hub id of the model.")]
-Data = Annotated[Path, typer.Option(help="Folder in BEIR's layout: corpus.jsonl, queries.jsonl and qrels/<split>.tsv.")]
+BEIR_FOLDER = "Folder in BEIR's layout: corpus.jsonl, queries.jsonl and qrels/<split>.tsv."
+Data = Annotated[Path, typer.Option(help=BEIR_FOLDER)]
 EncodingBatch = Annotated[int, typer.Option(min=1, help="Number of texts that are encoded at a time.")]
 MaxLength = Annotated[
     int | None, typer.Option(min=1, help="Number of tokens of a text that the model reads; default: the model's own.")

@@ -4,12 +4,14 @@ import csv
 import itertools
 import json
 import os
+import shutil
 import signal
 import sys
 
 import numpy as np
 import pytest
 import torch
+import typer
 from _tiny import load_transformer, save_transformer
 from conftest import CORPUS, QUERIES, RELEVANT_DOCS
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
@@ -52,10 +54,10 @@ def fit(folder, model_path, output, *more):
 @pytest.mark.parametrize("loss", list(LOSSES))
 def test_train_saves_a_model_that_ranks_as_trained(folder, model_path, tmp_path, loss):
     output = tmp_path / "out"
-    result = fit(folder, model_path, output, "--loss", loss, "--learning-rate", 0.05, "--epochs", 3, "--seed", 3)
+    options = ("--learning-rate", 0.05, "--epochs", 3, "--seed", 3, "--keep-scoring", "--keep-checkpoints")
+    result = fit(folder, model_path, output, "--loss", loss, *options)
     assert result.exit_code == 0, result.output
-    assert "matched_ndcg@10" in result.output  # the dev split was scored
-    assert ("best - cosine" in result.output) == (loss != "cosine")  # and swept, where there is length
+    assert "trained model is better than the pretrained one on the dev split" in result.output  # it has seen the pairs
 
     record = json.loads((output / "training.json").read_text())
     losses = [entry["loss"] for entry in record["log"] if "loss" in entry] or [record["log"][-1]["train_loss"]]
@@ -69,13 +71,112 @@ def test_train_saves_a_model_that_ranks_as_trained(folder, model_path, tmp_path,
     assert scores[1][f"{expected}_ndcg@10"] > scores[0][f"{expected}_ndcg@10"]  # it has seen these pairs
 
 
+def ndcg(model, similarity):
+    """By sentence-transformers."""
+    return InformationRetrievalEvaluator(QUERIES, CORPUS, RELEVANT_DOCS)(model)[f"{similarity}_ndcg@10"]
+
+
+def test_train_compares_with_the_pretrained_model_and_saves_what_scores_best(folder, model_path, tmp_path):
+    """With the rate 0 the trained model is the pretrained one, so that every figure can be checked."""
+    options = ("--loss", "qnorm", "--learning-rate", 0, "--max-steps", 1)
+    result = fit(folder, model_path, tmp_path / "best", *options, "--json")
+    dev = report_of(result)["dev"]
+    pretrained = [SentenceTransformer(str(model_path), similarity_fn_name=name) for name in ("cosine", "dot")]
+    cosine, dot = ndcg(pretrained[0], "cosine"), ndcg(pretrained[1], "dot")
+    assert dev["pretrained"] == pytest.approx(cosine, abs=1e-6)
+    assert dev["as_trained"]["ndcg"] == pytest.approx(dot, abs=1e-6)
+    assert dev["as_trained"]["gain"][0] == pytest.approx(dot - cosine, abs=1e-6)
+    assert dev["as_trained"]["exponent"] == 0.0
+    assert dev["best"]["exponent"] == dev["saved"]["exponent"] == 1.0  # these few queries prefer cosine
+    assert not dev["is_better"]
+    assert "The trained model is not clearly better than the pretrained one on the dev split: nDCG" in result.stderr
+    assert f'Load it with SentenceTransformer("{tmp_path / "best"}")' in result.stderr
+    assert f"Next: st-magnitude diagnose {tmp_path / 'best'} --data {folder} --split dev" in result.stderr
+    saved = SentenceTransformer(str(tmp_path / "best"))
+    assert saved.similarity_fn_name == "cosine"
+    assert ndcg(saved, "cosine") == pytest.approx(dev["saved"]["ndcg"], abs=1e-6)
+
+    dev = report_of(fit(folder, model_path, tmp_path / "kept", *options, "--keep-scoring", "--json"))["dev"]
+    assert dev["saved"] == dev["as_trained"]
+    assert dev["best"]["exponent"] == 1.0
+    assert SentenceTransformer(str(tmp_path / "kept")).similarity_fn_name == "dot"
+
+
+def test_train_without_a_dev_split_says_that_nothing_was_compared(folder, model_path, tmp_path):
+    result = fit(folder, model_path, tmp_path / "out", "--max-steps", 1, "--dev-split", "validation")
+    assert result.exit_code == 0, result.output
+    assert "could not be compared with the pretrained one" in result.output
+    assert f"{folder / 'qrels' / 'validation.tsv'}, or name another split with --dev-split" in result.output
+
+
+def test_one_step_changes_the_weights(folder, model_path, tmp_path):
+    assert fit(folder, model_path, tmp_path / "out", "--max-steps", 1, "--learning-rate", 0.1).exit_code == 0
+    before, after = (SentenceTransformer(str(path)).state_dict() for path in (model_path, tmp_path / "out"))
+    assert any(not torch.equal(value, after[name]) for name, value in before.items())
+
+
+def test_the_model_card_fits_the_model(folder, model_path, tmp_path):
+    assert fit(folder, model_path, tmp_path / "out", "--max-steps", 1, "--loss", "dot").exit_code == 0
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "data, train split" in card
+    assert "Unnamed Dataset" not in card
+    assert "encode_query(" in card
+    scale = json.loads((tmp_path / "out" / "training.json").read_text())["scale"]
+    assert scale > 0
+    assert f'"scale": {scale}' in card
+
+
+def test_checkpoints_are_removed_after_a_finished_run(folder, model_path, tmp_path):
+    for name, options in (("removed", ()), ("kept", ("--keep-checkpoints",))):
+        done = fit(folder, model_path, tmp_path / name, "--max-steps", 2, "--save-steps", 1, *options)
+        assert done.exit_code == 0, done.output
+    assert not (tmp_path / "removed" / "checkpoints").exists()
+    assert (tmp_path / "kept" / "checkpoints" / "checkpoint-2").is_dir()
+
+
+@pytest.fixture(scope="module")
+def unfinished(tmp_path_factory):
+    """A folder with data, a model, and a run with a checkpoint whose model was never saved."""
+    place = tmp_path_factory.mktemp("unfinished")
+    load_transformer(save_transformer(place / "plain")).save_pretrained(str(place / "model"))
+    negatives = {q: {"d19"} for q in QUERIES}
+    for split, more in (("train", {}), ("same", {}), ("other", {"q1": {"d20"}})):
+        save_beir(RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS, negatives | more), place / "data", split)
+    assert fit(place / "data", place / "model", place / "out", "--max-steps", 1, "--keep-checkpoints").exit_code == 0
+    (place / "out" / "modules.json").unlink()
+    return place
+
+
+@pytest.mark.parametrize(
+    ("options", "difference"),
+    [
+        (("--loss", "dot"), "loss ('cosine' there, 'dot' now)"),
+        (("--batch-size", 8, "--seed", 1), "batch_size (4 there, 8 now), seed (0 there, 1 now)"),
+        (("--learning-rate", 1e-3), "learning_rate (2e-05 there, 0.001 now)"),
+        (("--split", "same"), None),
+        (("--split", "other"), "data ("),
+        (("--model", "another"), "model ("),
+    ],
+)
+def test_resume_refuses_other_settings(unfinished, tmp_path, options, difference):
+    shutil.copytree(unfinished / "out", tmp_path / "out")
+    options = (*options, "--max-steps", 2, "--resume")
+    done = fit(unfinished / "data", unfinished / "model", tmp_path / "out", *options)
+    if difference is None:
+        assert done.exit_code == 0, done.output
+    else:
+        assert done.exit_code == 2
+        assert f"was started with other settings: {difference}" in done.stderr
+        assert not (tmp_path / "out" / "modules.json").exists()
+
+
 def test_judged_negatives_become_hard_negatives(folder, model_path, tmp_path):
     data = RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS, {q: {"d19"} for q in QUERIES})
     config = TrainConfig(max_steps=1, batch_size=4)
-    trainer = train(str(model_path), data, tmp_path / "a", config)
+    trainer = train(str(model_path), data, tmp_path / "a", config).trainer
     assert trainer.train_dataset.column_names == ["anchor", "positive", "negative_1"]
     assert set(trainer.train_dataset["negative_1"]) == {CORPUS["d19"]}
-    trainer = train(str(model_path), RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS), tmp_path / "b", config)
+    trainer = train(str(model_path), RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS), tmp_path / "b", config).trainer
     assert trainer.train_dataset.column_names == ["anchor", "positive"]
 
 
@@ -256,12 +357,40 @@ def test_compress_refuses_a_model_that_is_not_there(folder):
     assert "/no/such/model" in result.stderr
 
 
+COMMANDS = typer.main.get_command(app).commands
+
+
 def test_help_lists_the_commands():
     result = invoke("--help")
     assert result.exit_code == 0
-    assert "demo" in result.output
-    assert "train" in result.output
-    assert "compress" in result.output
+    for name in ("demo", "train", "calibrate", "diagnose", "report", "compress", "encode", "mteb", "revela"):
+        assert f"\n  {name} " in result.output
+    assert "..." not in result.output[result.output.index("Commands:") :]  # no description is cut
+    assert "--install-completion" in result.output
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_fits_80_columns_with_every_option_in_full(name, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    help = invoke(name, "--help").output
+    assert max(map(len, help.splitlines())) <= 80
+    for parameter in COMMANDS[name].params:
+        assert all(f" {option} " in help for option in parameter.opts if option[0] == "-")
+    assert "--data" not in help or "qrels/<split>.tsv" in " ".join(help.split())
+
+
+@pytest.mark.parametrize("command", ["train", "calibrate", "compress", "diagnose", "encode", "report", "revela"])
+def test_an_output_that_is_a_file_is_refused_before_anything_is_loaded(command, tmp_path):
+    needed = {
+        "train": ("--data", tmp_path, "--model", "none"),
+        "encode": ("none", "--corpus", tmp_path),
+        "report": ("none",),
+        "revela": ("--corpus", tmp_path, "--retriever", "none", "--lm", "none"),
+    }
+    for output in (__file__, f"{__file__}/below"):
+        result = invoke(command, *needed.get(command, ("none", "--data", tmp_path)), "--output", output)
+        assert result.exit_code == 2
+        assert f"--output must be a folder, but {__file__} is a file" in result.stderr
 
 
 def report_of(result):
@@ -313,6 +442,16 @@ def test_calibrate_confirms_on_the_other_split(tmp_path, model_path):
     assert figures["confirm"]["versus_dot"] == [0, 0, 0]
 
 
+def test_calibrate_saves_and_confirms_a_given_exponent(folder, model_path, tmp_path):
+    figures = report_of(invoke("calibrate", model_path, "--exponent", 0.65, "--output", tmp_path / "given", "--json"))
+    assert figures == {"exponent": 0.65, "output": str(tmp_path / "given")}
+    assert stm.load(tmp_path / "given")[-1].similarity.exponents == (1.0, 0.65)
+    options = ("--exponent", 0.65, "--confirm", "train", "--json")
+    figures = report_of(invoke("calibrate", model_path, "--data", folder, *options))
+    curve = stm.calibrate_exponent(stm.load(model_path), QUERIES, CORPUS, RELEVANT_DOCS, [0.65])
+    assert figures["confirm"]["ndcg@10"] == pytest.approx(curve.ndcg[1])
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -320,7 +459,9 @@ def test_calibrate_confirms_on_the_other_split(tmp_path, model_path):
         (["--confirm", "nope"], "its splits are ['dev', 'train']"),
         (["--exponents", "0,x"], "Invalid value for '--exponents': takes numbers separated by commas"),
         (["--exponents", "0,2"], "lie in [0, 1]"),
-        (["--output", __file__], "is not an empty folder"),
+        (["--exponent", 2], "0<=x<=1"),
+        (["--exponent", 0.5], "give --output to save the model or --confirm to measure it"),
+        (["--output", __file__], "--output must be a folder"),
     ],
 )
 def test_calibrate_refuses_before_encoding(folder, model_path, monkeypatch, options, message):
@@ -333,8 +474,8 @@ def test_calibrate_refuses_before_encoding(folder, model_path, monkeypatch, opti
 def test_json_is_alone_on_stdout(folder, model_path, tmp_path):
     figures = report_of(fit(folder, model_path, tmp_path / "out", "--max-steps", 2, "--json"))
     assert figures["steps"] == 2
-    assert figures["scores"]["dev_matched_ndcg@10"] > 0
-    assert figures["calibration"]["ndcg@10"].keys() >= {"0", "0.5", "1"}
+    assert figures["dev"]["pretrained"] > 0
+    assert figures["dev"]["queries"] == 8
     cells = report_of(measure(folder, model_path, "--split", "dev", "--dims", "8", "--json"))["cells"]
     assert len(cells) == 8
     diagnosis = report_of(invoke("diagnose", model_path, "--data", folder, "--split", "dev", "--json"))
@@ -422,7 +563,7 @@ def test_a_signal_saves_the_step_and_resume_ends_as_undisturbed(
 
 def test_a_run_that_was_killed_behind_its_last_step_is_only_saved(folder, model_path, tmp_path):
     """A checkpoint that was not written to its end is left aside; the one before it has all steps."""
-    output, options = tmp_path / "out", ("--max-steps", 5, "--learning-rate", 0.05)
+    output, options = tmp_path / "out", ("--max-steps", 5, "--learning-rate", 0.05, "--keep-checkpoints")
     assert fit(folder, model_path, output, *options).exit_code == 0
     weights = SentenceTransformer(str(output)).state_dict()
     torn = output / "checkpoints" / "checkpoint-9"
