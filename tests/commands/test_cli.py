@@ -1,6 +1,7 @@
 """The command line on a small folder: what it writes, and what it refuses before any training."""
 
 import csv
+import errno
 import itertools
 import json
 import os
@@ -226,11 +227,13 @@ def test_nothing_is_overwritten(folder, model_path, tmp_path):
 
 def test_a_run_that_has_ended_can_be_taken_further(folder, model_path, tmp_path, monkeypatch):
     def full(*_):
-        raise OSError("disk full")
+        raise OSError(errno.ENOSPC, "disk full")
 
     with monkeypatch.context() as broken:
-        broken.setattr("st_magnitude.commands.train.run.export", full)  # trained to its end, and not saved
-        assert fit(folder, model_path, tmp_path / "out", "--max-steps", 2, "--save-steps", 1).exit_code == 2
+        broken.setattr("st_magnitude.commands.train.run.write_model", full)  # trained to its end, and not saved
+        failed = fit(folder, model_path, tmp_path / "out", "--max-steps", 2, "--save-steps", 1)
+    assert failed.exit_code == 2
+    assert "(No space left on device). Make room, and run again with resume=True (--resume)." in failed.stderr
     assert fit(folder, model_path, tmp_path / "out", "--max-steps", 4, "--resume").exit_code == 0
     assert json.loads((tmp_path / "out" / "training.json").read_text())["log"][-1]["step"] == 4
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import os
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +39,7 @@ from st_magnitude.losses import (
     temp_agg_mrl,
 )
 from st_magnitude.similarity import Similarity
-from st_magnitude.surgery.export import load, write_model
+from st_magnitude.surgery.export import load, one_line_about_the_disk, write_model
 from st_magnitude.surgery.normalize import prepare
 from st_magnitude.training.record import check_same_run, record_run, remove_checkpoints
 from st_magnitude.training.trainer import check_output, has_fast_bf16, train_or_stop
@@ -145,7 +147,14 @@ def train(
             prepare(model, Similarity(query=1.0, document=comparison.saved.exponent))
     describe_training(trainer)
     trained = TrainedModel(trainer, {"before": before.metrics, "after": after.metrics}, comparison)
-    write_model(model, output)
+    try:
+        with one_line_about_the_disk(output):
+            write_model(model, output)
+    except OSError as error:
+        raise OSError(
+            f"The trained model cannot be written to {output} ({os.strerror(error.errno or errno.EIO)}). Make room, and "
+            "run again with resume=True (--resume)."
+        ) from error
     record = {
         "loss": type(loss).__name__,
         **loss.get_config_dict(),
