@@ -65,7 +65,6 @@ def calibrate(
         raise ValueError("With --exponent, give --output to save the model or --confirm to measure it.")
     from st_magnitude.corpus.beir import load_beir
     from st_magnitude.evaluation.calibration import calibrate_exponent
-    from st_magnitude.geometry import paired_bootstrap
     from st_magnitude.similarity import Similarity
     from st_magnitude.surgery.export import export
     from st_magnitude.surgery.normalize import prepare
@@ -94,15 +93,23 @@ def calibrate(
     assert exponent is not None
     if confirmed_on is not None:
         check = sweep(confirm, confirmed_on, [exponent])
-        chosen = check.per_query[list(check.exponents).index(exponent)]
-        figures["confirm"] = {"split": confirm, "queries": len(check.queries), "ndcg@10": float(chosen.mean())}
-        typer.echo(f"nDCG@10 at exponent {exponent:g}: {chosen.mean():.4f}")
-        for name, other in (("cosine", check.per_query[-1]), ("dot", check.per_query[0])):
-            gain, low, high = figures["confirm"][f"versus_{name}"] = paired_bootstrap(chosen, other, seed=seed)
-            typer.echo(f"  {exponent:g} - {name}: {gain:+.4f} [{low:+.4f}, {high:+.4f}] nDCG@10")
+        figures["confirm"] = {"split": confirm, **_versus_the_ends(check, exponent, seed)}
     if output is not None:
         export(prepare(encoder, Similarity(query=1.0, document=exponent)), output)
         loads = "SentenceTransformer" if exponent in (0, 1) else "stm.load"
         typer.echo(f'Saved to {output} with document exponent {exponent:g}. Load it with {loads}("{output}").')
         figures["output"] = str(output)
+    return figures
+
+
+def _versus_the_ends(curve: ExponentCurve, exponent: float, seed: int) -> dict[str, Any]:
+    """nDCG@10 at an exponent that other queries chose, and what it gains over cosine and dot."""
+    from st_magnitude.geometry import paired_bootstrap
+
+    chosen = curve.per_query[list(curve.exponents).index(exponent)]
+    typer.echo(f"nDCG@10 at exponent {exponent:g}: {chosen.mean():.4f}")
+    figures: dict[str, Any] = {"queries": len(curve.queries), "ndcg@10": float(chosen.mean())}
+    for name, other in (("cosine", curve.per_query[-1]), ("dot", curve.per_query[0])):
+        gain, low, high = figures[f"versus_{name}"] = paired_bootstrap(chosen, other, seed=seed)
+        typer.echo(f"  {exponent:g} - {name}: {gain:+.4f} [{low:+.4f}, {high:+.4f}] nDCG@10")
     return figures

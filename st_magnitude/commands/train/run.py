@@ -145,28 +145,34 @@ def train(
         comparison = compare(model, task, pretrained, config.keep_scoring, config.seed)
         if comparison.saved != comparison.as_trained:
             prepare(model, Similarity(query=1.0, document=comparison.saved.exponent))
-    describe_training(trainer)
     trained = TrainedModel(trainer, {"before": before.metrics, "after": after.metrics}, comparison)
-    try:
-        with one_line_about_the_disk(output):
-            write_model(model, output)
-    except OSError as error:
-        raise OSError(
-            f"The trained model cannot be written to {output} ({os.strerror(error.errno or errno.EIO)}). Make room, and "
-            "run again with resume=True (--resume)."
-        ) from error
+    _save(trained, loss, output)
+    if not config.keep_checkpoints:
+        remove_checkpoints(output)
+    return trained
+
+
+def _save(trained: TrainedModel, loss: MagnitudeRankingLoss, output: Path) -> None:
+    trainer, comparison = trained.trainer, trained.comparison
+    describe_training(trainer)
     record = {
         "loss": type(loss).__name__,
         **loss.get_config_dict(),
-        "processes": arguments.world_size,
+        "processes": trainer.args.world_size,
         "geometry": trained.geometry,
         "dev": None if comparison is None else comparison.to_dict(),
         "log": trainer.state.log_history,
     }
-    (output / "training.json").write_text(json.dumps(to_plain(record), indent=2) + "\n", encoding="utf-8")
-    if not config.keep_checkpoints:
-        remove_checkpoints(output)
-    return trained
+    try:
+        with one_line_about_the_disk(output):
+            write_model(trainer.model, output)
+            (output / "training.json").write_text(json.dumps(to_plain(record), indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        reason = os.strerror(error.errno or errno.EIO)
+        raise OSError(
+            f"The trained model cannot be written to {output} ({reason}). Make room, and run again with resume=True "
+            "(--resume)."
+        ) from error
 
 
 class _Arguments(SentenceTransformerTrainingArguments):
