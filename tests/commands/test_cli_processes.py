@@ -178,7 +178,7 @@ def test_a_signal_in_the_middle_and_resume(place, tmp_path, arguments, number):
         finally:
             process.kill()
     assert f"Stopped by {number.name} after step" in log.read_text()
-    (checkpoint,) = (tmp_path / "out" / "checkpoints").iterdir()
+    (checkpoint,) = (tmp_path / "out" / "checkpoints").glob("checkpoint-*")
     step = int(checkpoint.name.removeprefix("checkpoint-"))
     assert 0 < step < 20000
     refused = shell(place, *arguments, *output, "--max-steps", step + 1)

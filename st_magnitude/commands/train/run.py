@@ -135,7 +135,8 @@ def train(
     trainer = SentenceTransformerTrainer(model=model, args=arguments, train_dataset=rows, loss=loss)
     if is_first:
         before(model, epoch=0, steps=0)
-        record_run(output, settings)
+        if checkpoint is None:
+            record_run(output, settings)
     train_or_stop(trainer, checkpoint)
     if not is_first:
         return TrainedModel(trainer, {}, None)
