@@ -14,8 +14,10 @@ from sentence_transformers import (
     SentenceTransformerTrainingArguments,
 )
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
+from typer.testing import CliRunner
 
 import st_magnitude as stm
+from st_magnitude.commands.app import app
 from st_magnitude.corpus.beir import DataError, RetrievalData, save_beir
 from st_magnitude.mteb import clustering_task, evaluate_retrieval, local_model, local_task, run
 
@@ -50,7 +52,7 @@ def test_in_a_fresh_process(static_model, task, tmp_path):
 
 @pytest.mark.parametrize(("similarity", "score"), [("cosine", "cosine"), ("qnorm", "dot")])
 def test_a_model_trained_for_prefixes(static_model, task, tmp_path, similarity, score):
-    """Trained, saved, and scored by others: mteb in a fresh process at full size, ST's evaluator when truncated."""
+    """Trained, saved, and scored by others: mteb at full size, sentence-transformers' evaluator when truncated."""
     loss = stm.TempAggMRLLoss(stm.prepare(static_model, similarity), [64, 256], similarity=similarity)
     pairs = [(task["queries"][q], task["corpus"][d]) for q, docs in task["relevant_docs"].items() for d in sorted(docs)]
     rows = Dataset.from_dict(dict(zip(("anchor", "positive"), zip(*pairs, strict=True), strict=True)))
@@ -62,10 +64,8 @@ def test_a_model_trained_for_prefixes(static_model, task, tmp_path, similarity, 
     metrics = evaluator(static_model)
 
     static_model.save_pretrained(str(tmp_path / "model"))
-    save_beir(RetrievalData(**task), tmp_path / "data")
-    command = [sys.executable, "-m", "st_magnitude.mteb", str(tmp_path / "model"), str(tmp_path / "data")]
-    finished = subprocess.run(command, capture_output=True, text=True, check=True)
-    scores = json.loads(finished.stdout.splitlines()[-1])
+    loaded = SentenceTransformer(str(tmp_path / "model"), device="cpu")
+    scores = evaluate_retrieval(loaded, RetrievalData(**task))
     assert scores["ndcg_at_10"] == pytest.approx(metrics["full_ndcg@10"], abs=1e-4)
 
     short = SentenceTransformer(str(tmp_path / "model"), device="cpu", truncate_dim=64)
@@ -200,10 +200,9 @@ def test_the_command_line_names_what_is_missing(tmp_path):
     ):
         with pytest.raises(error, match=message):
             run(["run", *arguments])
-    command = [sys.executable, "-m", "st_magnitude", "mteb", "run", "-m", str(tmp_path / "empty"), "-t", "STS12"]
-    finished = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert finished.returncode == 2
-    assert "no modules.json" in finished.stderr
+    refused = CliRunner().invoke(app, ["mteb", "run", "-m", str(tmp_path / "empty"), "-t", "STS12"])
+    assert refused.exit_code == 2
+    assert "no modules.json" in refused.stderr
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
