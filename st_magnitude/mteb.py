@@ -283,7 +283,7 @@ def _main_scores(options: argparse.Namespace) -> dict[str, tuple[str, float]]:
     return {
         result.task_name: (mteb.get_task(result.task_name).metadata.main_score, result.get_score())
         for model in found
-        for result in model
+        for result in model.task_results
     }
 
 

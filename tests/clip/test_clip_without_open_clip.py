@@ -40,6 +40,9 @@ def test_the_program_ends_in_one_line(no_open_clip, monkeypatch):
     assert "\n" not in message
 
 
-def test_a_name_of_the_package_says_what_to_install(no_open_clip):
-    with pytest.raises(ImportError, match=r'pip install "st-magnitude\[clip\]"'):
-        _ = st_magnitude.clip.AsymmetricClipLoss
+@pytest.mark.parametrize("name", ["AsymmetricClipLoss", "unnormalize"])
+def test_a_name_of_the_package_says_what_to_install(no_open_clip, name):
+    assert name in dir(st_magnitude.clip)
+    with pytest.raises(ImportError, match=r'pip install "st-magnitude\[clip\]"') as raised:
+        getattr(st_magnitude.clip, name)
+    assert no_open_clip in str(raised.value)
