@@ -7,7 +7,7 @@ export HF_HUB_OFFLINE ?= 1
 export HF_HUB_DISABLE_TELEMETRY ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test test-slow test-all lint docs site bench clean
+.PHONY: demo test test-slow test-all lint docs site serve-site bench clean
 
 demo: $(BIN)/.installed  ## teach a retriever your own environment's API docs (less than 5 minutes on 2 cores)
 	$(BIN)/st-magnitude demo --output runs/demo-$$(date +%Y%m%d-%H%M%S)
@@ -34,6 +34,9 @@ docs: $(BIN)/.installed  ## the examples in docstrings, README and docs
 
 site: $(SITE)/.installed  ## the documentation site: site/index.html
 	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/python -m mkdocs build --strict
+
+serve-site: site  ## the same in a browser at http://localhost:8000
+	$(SITE)/bin/python -m http.server --bind 127.0.0.1 --directory site 8000
 
 $(SITE)/.installed: docs/requirements.txt  # apart: the demo learns what is installed beside it
 	$(PYTHON) -m venv $(SITE)
