@@ -1,7 +1,8 @@
 """What the documentation site needs beyond mkdocs: pages made of files outside ``docs/``, links to them, and docstrings
 that were written for ``help()``.
 
-- Pages: README.md, CHANGELOG.md and CONTRIBUTING.md, and a table of the scripts in ``benchmarks/`` and ``examples/``.
+- Pages: README.md, CHANGELOG.md and CONTRIBUTING.md, the notebooks of ``docs/`` with their outputs, and a table of the
+  scripts in ``benchmarks/`` and ``examples/``.
 - Links of any page to a file of the repository, such as ``../examples/x.py``, lead to a page with its text, so that
   they work in the site and wherever the repository is read. A link to what does not exist stays, and the strict build
   refuses it.
@@ -15,6 +16,7 @@ This module imports nothing of st_magnitude: the site is built from source text 
 from __future__ import annotations
 
 import ast
+import json
 import posixpath
 import re
 import textwrap
@@ -41,6 +43,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the pages that are made of files outside ``docs/``, and one for every file that some page links to."""
     texts = {page: (ROOT / source).read_text(encoding="utf-8") for page, source in PAGES.items()}
     texts[SCRIPTS] = scripts_page()
+    texts |= {f"{path.stem}.md": notebook_page(path) for path in sorted((ROOT / "docs").glob("*.ipynb"))}
     for page, text in texts.items():
         files.append(File.generated(config, page, content=text))
     texts |= {file.src_uri: file.content_string for file in files.documentation_pages()}
@@ -81,7 +84,7 @@ def repository_path(page: str, target: str) -> str:
 def site_path(path: str) -> str | None:
     """The page or picture of the site for a file of the repository; None if there is no such file."""
     if path.startswith("docs/"):
-        return path.removeprefix("docs/")
+        return path.removeprefix("docs/").replace(".ipynb", ".md")
     for page, source in PAGES.items():
         if path == source:
             return page
@@ -113,6 +116,21 @@ def scripts_page() -> str:
             first = " ".join(docstring.partition("\n\n")[0].split())
             lines.append(f"| [{script.name}](../{folder}/{script.name}) | {first} |")
     return "\n".join(lines) + "\n"
+
+
+def notebook_page(path: Path) -> str:
+    """The cells of a notebook as Markdown, with printed text and pictures as they were saved."""
+    parts = []
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", []):
+            picture = output.get("data", {}).get("image/png")
+            if picture:
+                parts.append(f"![A figure that the cell above draws](data:image/png;base64,{''.join(picture).strip()})")
+            elif output["output_type"] == "stream":
+                parts.append(f"```text\n{''.join(output['text']).rstrip()}\n```")
+    return "\n\n".join(parts) + "\n"
 
 
 ITEM = re.compile(r"(?P<marker>[-*]|\d+\.) +")

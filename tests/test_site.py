@@ -21,6 +21,7 @@ PUBLIC = [
     *("losses.regularizers", "serving", "training"),
 ]
 MADE = {"index.md", "changelog.md", "contributing.md", "benchmarks.md"}  # by mkdocs_hooks.py
+MADE |= {f"{notebook.stem}.md" for notebook in DOCS.glob("*.ipynb")}
 needs_mkdocs = pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="in .venv-site, see .ci/run")
 
 
