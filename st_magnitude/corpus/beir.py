@@ -1,12 +1,13 @@
-"""Retrieval data: queries, a corpus and who answers what, in memory and in BEIR's folder layout.
+"""Retrieval data: queries, a corpus and relevance judgments, in memory and in BEIR's folder layout.
 
 A BEIR folder (*BEIR*, arXiv 2104.08663) holds::
 
-    corpus.jsonl         {"_id": "d1", "title": "optional", "text": "..."}    one document a line
-    queries.jsonl        {"_id": "q1", "text": "..."}                         one query a line
+    corpus.jsonl         {"_id": "d1", "title": "optional", "text": "..."}    one document per line
+    queries.jsonl        {"_id": "q1", "text": "..."}                         one query per line
     qrels/<split>.tsv    query-id <tab> corpus-id <tab> score                 score > 0: relevant, else irrelevant
 
-A single ``qrels.tsv`` beside them and TREC's four columns (query, iteration, document, score) are read as well.
+A single ``qrels.tsv`` instead of the folder ``qrels``, and TREC's four columns (query, iteration, document, score), are
+read as well.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from st_magnitude._json import parse
 
 __all__ = ["DataError", "RetrievalData", "available_splits", "load_beir", "save_beir"]
 
-_LAYOUT = "Expected corpus.jsonl, queries.jsonl and qrels/<split>.tsv (or qrels.tsv), as BEIR has them."
+_LAYOUT = "Expected BEIR's layout: corpus.jsonl, queries.jsonl and qrels/<split>.tsv (or qrels.tsv)."
 _HEADER = ("query-id", "corpus-id", "score")
-_SHOWN = 5  # problems of one file that a message spells out
+_SHOWN = 5  # largest number of problems of one file in an error message
 
 
 class DataError(ValueError):
-    """Data that cannot be trained or evaluated on; the message names the place and the remedy."""
+    """Data that cannot be used; the message says where the problem is and what to do."""
 
 
 @dataclass(repr=False)
@@ -41,11 +42,12 @@ class RetrievalData:
         queries: Query id to text.
         corpus: Document id to text.
         relevant_docs: Query id to the ids of its relevant documents.
-        negatives: Query id to the ids of documents judged not relevant to it (score 0 in the qrels).
-        name: Name of the data, for the model card; `load_beir` makes it of the folder and the split.
+        negatives: Query id to the ids of documents that were judged not relevant (score 0 in the qrels).
+        name: Name of the data for the model card; `load_beir` makes it of the folder and the split.
 
     Raises:
-        DataError: If a judgement names an unknown query or document, or calls a pair both relevant and not.
+        DataError: If an argument is not a mapping, if a judgment names an unknown query or document, or if a pair is
+            both relevant and negative.
 
     Example:
         >>> data = RetrievalData({"q": "what barks?"}, {"d1": "a dog", "d2": "a cat"}, {"q": {"d1"}}, {"q": {"d2"}})
@@ -63,21 +65,24 @@ class RetrievalData:
 
     def __post_init__(self) -> None:
         for name in ("queries", "corpus", "relevant_docs", "negatives"):
-            if not isinstance(given := getattr(self, name), Mapping):
-                values = "text" if name in ("queries", "corpus") else "set of document ids"
-                raise DataError(f"{name} is a {type(given).__name__}; pass a dict of id -> {values}.")
+            if not isinstance(value := getattr(self, name), Mapping):
+                content = "text" if name in ("queries", "corpus") else "set of document ids"
+                raise DataError(f"{name} is a {type(value).__name__}; pass a dict of id -> {content}.")
         for name in ("relevant_docs", "negatives"):
             setattr(self, name, {query: _as_set(name, query, ids) for query, ids in getattr(self, name).items()})
         for name, judged in (("relevant_docs", self.relevant_docs), ("negatives", self.negatives)):
             for query, documents in judged.items():
                 if query not in self.queries:
-                    raise DataError(f"{name} judges the query {query!r}, which is not in queries: add it or drop it.")
+                    raise DataError(f"{name} has the query {query!r}, which is not in queries; add it or remove it.")
                 if unknown := sorted(documents - self.corpus.keys()):
-                    raise DataError(f"{name}[{query!r}] has {unknown[0]!r}, which is not in corpus: add it or drop it.")
+                    raise DataError(
+                        f"{name}[{query!r}] has {unknown[0]!r}, which is not in corpus; add it or remove it."
+                    )
+
         for query, documents in self.negatives.items():
             if both := sorted(documents & self.relevant_docs.get(query, set())):
                 raise DataError(
-                    f"{both[0]!r} is both relevant and a negative of the query {query!r}: keep one of them."
+                    f"{both[0]!r} is both relevant to the query {query!r} and a negative of it; keep one of the two."
                 )
 
     def __repr__(self) -> str:
@@ -88,14 +93,14 @@ class RetrievalData:
         )
 
     def triplets(self, num_negatives: int, seed: int = 0) -> Dataset:
-        """Training rows: one for each (query, relevant document), in an order that depends on the seed alone.
+        """Training rows, one for each pair of a query and a relevant document; the seed alone decides their order.
 
-        The negatives of a row are distinct documents: drawn from the query's own judged negatives, topped up with
-        random documents that are not relevant to it.
+        The negatives of a row are distinct documents. They are drawn from the judged negatives of the query and, if
+        these are too few, from all documents that are not relevant to it.
 
         Args:
-            num_negatives: The number n of negative columns.
-            seed: Of the draw and of the row order.
+            num_negatives: Number n of negative columns.
+            seed: Seed for the negatives and for the order of the rows.
 
         Returns:
             Columns ``anchor``, ``positive``, ``negative_1``, ..., ``negative_n``.
@@ -111,7 +116,7 @@ class RetrievalData:
             (query, document) for query in sorted(self.relevant_docs) for document in sorted(self.relevant_docs[query])
         ]
         if not pairs:
-            raise DataError("No query has a relevant document: there is nothing to train on. Fill relevant_docs.")
+            raise DataError("No query has a relevant document, so there is nothing to train on; fill relevant_docs.")
         columns: dict[str, list[str]] = {"anchor": [], "positive": []}
         columns |= {f"negative_{i + 1}": [] for i in range(num_negatives)}
         documents = list(self.corpus)
@@ -127,8 +132,8 @@ class RetrievalData:
         relevant, judged = self.relevant_docs[query], sorted(self.negatives.get(query, ()))
         if len(documents) - len(relevant) < number:
             raise DataError(
-                f"The query {query!r} has {len(documents) - len(relevant)} documents that are not relevant to it, "
-                f"{number} negatives were asked for: lower num_negatives or enlarge the corpus."
+                f"The query {query!r} has {len(documents) - len(relevant)} documents that are not relevant to it, but "
+                f"num_negatives is {number}; lower it or enlarge the corpus."
             )
         drawn = [judged[i] for i in rng.permutation(len(judged))[:number]]
         while len(drawn) < number:
@@ -141,11 +146,11 @@ class RetrievalData:
 def _as_set(name: str, query: str, documents: Any) -> set[str]:
     if isinstance(documents, str | Mapping) or not isinstance(documents, Collection):
         raise DataError(f"{name}[{query!r}] is {documents!r}; pass a set of document ids.")
-    return set(documents)
+    return documents if isinstance(documents, set) else set(documents)
 
 
 def available_splits(folder: str | Path) -> list[str]:
-    """Names of the splits of a BEIR folder, sorted; empty when it has no ``qrels/`` (a single ``qrels.tsv``).
+    """Sorted names of the splits of a BEIR folder; empty if it has no ``qrels/`` but a single ``qrels.tsv``.
 
     Raises:
         DataError: If there is no such folder.
@@ -156,18 +161,18 @@ def available_splits(folder: str | Path) -> list[str]:
 
 
 def load_beir(folder: str | Path, split: str | None = None) -> RetrievalData:
-    """Read and check a BEIR folder.
+    """Reads and checks a BEIR folder.
 
-    A title and its text are joined by a space. With a split, only the queries judged in it are kept; without,
-    all queries and the judgements of all splits.
+    A title and its text are joined by a space. With a split, only the queries that are judged in it are kept; without
+    a split, all queries and the judgments of all splits.
 
     Args:
-        folder: Holds corpus.jsonl, queries.jsonl and qrels/<split>.tsv (or qrels.tsv).
-        split: A name of :func:`available_splits`.
+        folder: A folder with corpus.jsonl, queries.jsonl and qrels/<split>.tsv (or qrels.tsv).
+        split: One of :func:`available_splits`; all of them by default.
 
     Raises:
-        DataError: If a file is missing, a line is malformed, an id unknown or used twice, a text empty, or nothing
-            relevant. The message names file and line, at most five a file.
+        DataError: If a file is missing, a line is malformed, an id is unknown or used twice, a text is empty, or no
+            document is relevant. The message names file and line of at most five problems per file.
     """
     folder = Path(folder)
     splits = available_splits(folder)
@@ -181,14 +186,14 @@ def load_beir(folder: str | Path, split: str | None = None) -> RetrievalData:
     problems = Problems(folder)
     corpus = _read_texts("corpus.jsonl", problems)
     queries = _read_texts("queries.jsonl", problems)
-    problems.raise_if_any()  # before the qrels, where every broken document would show up as an unknown id
+    problems.raise_if_any()  # before the qrels are read, where every broken document would be an unknown id
     judged: dict[tuple[str, str], bool] = {}
     for name in names:
         _read_qrels(name, queries, corpus, judged, problems)
     problems.raise_if_any()
     if not any(judged.values()):
         raise DataError(
-            f"{', '.join(names)} in {folder}: no document is relevant to a query. Give one a score above 0."
+            f"{', '.join(names)} in {folder}: no document is relevant to a query. Give relevant ones a score above 0."
         )
 
     relevant: dict[str, set[str]] = {}
@@ -202,32 +207,34 @@ def load_beir(folder: str | Path, split: str | None = None) -> RetrievalData:
 
 
 def save_beir(data: RetrievalData, folder: str | Path, split: str = "test") -> None:
-    """Write corpus.jsonl, queries.jsonl and qrels/<split>.tsv, replacing what is there; :func:`load_beir` reads them.
+    """Writes corpus.jsonl, queries.jsonl and qrels/<split>.tsv, which :func:`load_beir` reads, and replaces old ones.
 
     Raises:
-        DataError: If an id has a tab or a line break in it, which the qrels cannot hold, or the split is no file name.
+        DataError: If an id contains a tab or a line break, which qrels cannot hold, or the split is not a file name.
     """
     if not is_file_name(split):
-        raise DataError(f"The split {split!r} is to be the name of a file: leave out slashes.")
+        raise DataError(f"The split {split!r} must be usable as a file name; leave out slashes.")
     for identifier in (*data.queries, *data.corpus):
         if set("\t\r\n") & set(identifier):
-            raise DataError(f"The id {identifier!r} holds a tab or a line break, which a qrels file cannot: rename it.")
+            raise DataError(
+                f"The id {identifier!r} has a tab or a line break, which a qrels file cannot hold; rename it."
+            )
     folder = Path(folder)
     (folder / "qrels").mkdir(parents=True, exist_ok=True)
     for name, texts in (("corpus.jsonl", data.corpus), ("queries.jsonl", data.queries)):
         rows = (json.dumps({"_id": key, "text": text}, ensure_ascii=False) for key, text in texts.items())
         _write_lines(folder / name, rows)
-    judgements = [
+    judgments = [
         f"{query}\t{document}\t{score}"
         for score, judged in ((1, data.relevant_docs), (0, data.negatives))
         for query, documents in judged.items()
         for document in sorted(documents)
     ]
-    _write_lines(folder / "qrels" / f"{split}.tsv", ["\t".join(_HEADER), *judgements])
+    _write_lines(folder / "qrels" / f"{split}.tsv", ["\t".join(_HEADER), *judgments])
 
 
 def is_file_name(name: str) -> bool:
-    """Whether a file of this name lies in the folder that it is put into, on any system."""
+    """Whether a name is that of a file directly inside a folder, on any system."""
     return name not in ("", ".", "..") and not set(name) & set("/\\\0")
 
 
@@ -237,7 +244,7 @@ def _write_lines(path: Path, lines: Iterable[str]) -> None:
 
 
 class Problems:
-    """What is wrong in the files of a folder, by file name, raised as one DataError."""
+    """Problems in the files of a folder, by file name, which are raised as one DataError."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -256,13 +263,13 @@ class Problems:
             raise DataError("\n  ".join([f"The data in {self.folder} cannot be used:", *shown]))
 
     def lines(self, name: str) -> Iterator[tuple[int, str]]:
-        """Numbered non-blank lines of a UTF-8 file; the others are problems."""
+        """Numbered non-blank lines of a UTF-8 file. Lines that cannot be decoded are added to the problems."""
         with (self.folder / name).open("rb") as file:
             for number, raw in enumerate(file, start=1):
                 try:
                     line = raw.decode("utf-8").removeprefix("\ufeff").rstrip("\r\n")
                 except UnicodeDecodeError:
-                    self.add(name, number, "is not UTF-8; save the file in that encoding")
+                    self.add(name, number, "is not UTF-8; save the file in this encoding")
                     continue
                 if line.strip():
                     yield number, line
@@ -278,17 +285,17 @@ def _read_texts(name: str, problems: Problems) -> dict[str, str]:
         texts[key] = text
         first_line.setdefault(key, number)
     if not texts and name not in problems.found:
-        problems.add(name, 1, "the file is empty; write one JSON object a line")
+        problems.add(name, 1, "the file is empty; write one JSON object per line")
     return texts
 
 
 def numbered_texts(name: str, problems: Problems, ids: tuple[str, ...] = ("_id",)) -> Iterator[tuple[int, str, str]]:
-    """Line number, id and text of the good lines of a .jsonl file; the others are problems."""
+    """Line number, id and text of the valid lines of a .jsonl file; the others are added to the problems."""
     for number, line in problems.lines(name):
         try:
             row = parse(line)
         except ValueError as error:
-            problems.add(name, number, f"is broken JSON ({error}); write one object a line")
+            problems.add(name, number, f"is not valid JSON ({error}); write one object per line")
             continue
         try:
             yield number, *id_and_text(row, ids)
@@ -297,23 +304,27 @@ def numbered_texts(name: str, problems: Problems, ids: tuple[str, ...] = ("_id",
 
 
 def id_and_text(row: Any, ids: tuple[str, ...] = ("_id",)) -> tuple[str, str]:
-    """Of a row with an id under the first of these names that it has; title and text are joined by a space.
+    """Id and text of a row; title and text are joined by a space.
+
+    Args:
+        row: One object of a .jsonl file.
+        ids: Keys that may hold the id; the first one that the row has counts.
 
     Raises:
-        DataError: Says what is wrong with the row, and leaves it to the caller to say where it is.
+        DataError: If the row is malformed. The message says what is wrong with it; the caller adds where it is.
     """
     if not isinstance(row, dict):
-        raise DataError(f'is {type(row).__name__}, not an object like {{"_id": "1", "text": "..."}}')
+        raise DataError(f'is a {type(row).__name__}, not an object like {{"_id": "1", "text": "..."}}')
     name = next((name for name in ids if row.get(name) is not None), ids[0])
     if missing := [key for key in (name, "text") if row.get(key) is None]:
         raise DataError(f"has no {missing[0]!r}; it has {sorted(row)}. Add the key")
     if isinstance(row[name], bool) or not isinstance(row[name], str | int):
-        raise DataError(f"has an {name} that is {type(row[name]).__name__}, not a string or a whole number; write one")
+        raise DataError(f"has an {name} of type {type(row[name]).__name__}; write a string or a whole number")
     key, title, text = str(row[name]), row.get("title") or "", row["text"]
     if not isinstance(text, str) or not isinstance(title, str):
         raise DataError(f"{key!r} has a title or text that is not a string; quote it")
     if not (title + text).strip():
-        raise DataError(f"{key!r} has an empty text; write one, or remove the line and its judgements")
+        raise DataError(f"{key!r} has an empty text; write one, or remove the line and its judgments")
     return key, f"{title} {text}" if title else text
 
 
@@ -324,7 +335,7 @@ def _read_qrels(
     judged: dict[tuple[str, str], bool],
     problems: Problems,
 ) -> None:
-    """Add the judgements of a qrels file to ``judged``: (query id, document id) to whether it is relevant."""
+    """Adds the judgments of a qrels file to ``judged``: (query id, document id) to whether the document is relevant."""
     for number, line in problems.lines(name):
         columns = line.split("\t") if "\t" in line else line.split()
         if number == 1 and columns[-1].lower() == "score":
@@ -342,4 +353,6 @@ def _read_qrels(
             problems.add(name, number, f"the score {score!r} is not an integer; use 1 for relevant, 0 for not")
             continue
         if judged.setdefault((query, document), relevant) != relevant:
-            problems.add(name, number, f"judges {document!r} for {query!r} against an earlier line; keep one of them")
+            problems.add(
+                name, number, f"contradicts an earlier line about {document!r} and {query!r}; keep one of them"
+            )

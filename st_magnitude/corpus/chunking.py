@@ -8,29 +8,25 @@ from functools import partial
 from itertools import islice
 from pathlib import PurePath
 
+from st_magnitude.corpus.formats import names, needs, trim_lines
+
 __all__ = [
     "CODE_SUFFIXES",
-    "STARTS_ITEM",
     "chunk",
     "count_words",
     "fold",
     "looks_like_code",
-    "names",
     "sentences",
     "split_words",
     "suffix_of",
-    "trim_lines",
 ]
 
-
-def names(text: str) -> frozenset[str]:
-    return frozenset(text.split("|" if "|" in text else None))
-
-
 CODE_SUFFIXES = names(
-    ".py .pyi .pyx .c .h .cc .cpp .cxx .hh .hpp .cs .java .kt .kts .scala .groovy .go .rs .swift .js .jsx .mjs .cjs .ts"
-    " .tsx .php .rb .pl .pm .lua .r .jl .m .mm .sh .bash .zsh .ps1 .sql .hs .ml .mli .fs .ex .exs .erl .clj .lisp .el"
-    " .dart .f90 .f .asm .s .cu .cuh .proto .zig .nim .v .vhd .tcl"
+    """
+    .py .pyi .pyx .c .h .cc .cpp .cxx .hh .hpp .cs .java .kt .kts .scala .groovy .go .rs .swift .js .jsx .mjs .cjs .ts
+    .tsx .php .rb .pl .pm .lua .r .jl .m .mm .sh .bash .zsh .ps1 .sql .hs .ml .mli .fs .ex .exs .erl .clj .lisp .el
+    .dart .f90 .f .asm .s .cu .cuh .proto .zig .nim .v .vhd .tcl
+    """
 )
 
 Span = tuple[int, int]
@@ -40,46 +36,30 @@ _UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"  # kana and i
 _UNSPACED_WORD = re.compile(rf"[{_UNSPACED}]")
 _WORD = re.compile(rf"[{_UNSPACED}][\u3001-\u303f\uff00-\uff65]*|[^\s{_UNSPACED}]+")
 _ITEM = r"(?:[-*+•‣–][^\S\n]|\(?\d{1,3}[.)][^\S\n]|\#{1,6}[^\S\n]|\|)"  # a list item, a heading, a row of a table
-STARTS_ITEM = re.compile(_ITEM)
-_GAP = re.compile(
-    rf"""(?<![.!?…])(?P<stop>[.!?…]+)(?P<close>["'”’»)\]*_`]*)(?P<space>\s+)
-    |(?P<unspaced>[。！？｡]+[」』”’）]*)\s*
-    |\n[^\S\n]*\n\s*
-    |\n(?=[^\S\n]*{_ITEM})""",
-    re.VERBOSE,
-)
-_LAST_WORD = re.compile(r"[^\s(\[\"'“‘]+$")
-_ACRONYM = re.compile(r"(?:[^\W\d_]\.)+[^\W\d_]")  # "U.S", its last dot being the stop
-_OPENING_WORD = re.compile(
-    r"(?:The|It|In|He|She|They|This|These|That|Those|A|An|But|And|We|You|I|However|As|At|On|When|After|If|For|There)\b"
-)
-_ABBREVIATIONS = names(  # in any case
-    "fig figs eq eqs sect ch chap vol vols nos p pp ed eds ref refs approx ca cf vs viz al e.g i.e eg ie resp incl excl"
-)
-_ABBREVIATED_NAMES = names(  # "Ms. Jones", but not "in 10 ms. Then"
-    "Mr Mrs Ms Mx Dr Prof St Gen Col Lt Sgt Capt Cmdr Rev Hon Sen Rep Gov Pres Messrs Mt Ft Dept Univ Jan Feb Mar Apr "
-    "Jun Jul Aug Sep Sept Oct Nov Dec Sec"
-)
+_PARAGRAPH_END = re.compile(rf"\n[^\S\n]*\n\s*|\n(?=[^\S\n]*{_ITEM})")
+_UNSPACED_STOPS = "。！？｡」』”’）"
 
 
 def chunk(text: str, max_words: int = 120, *, code: bool | None = None) -> list[str]:
-    """Cut a text into chunks of complete sentences (Revela, section 4.1), in order, losing nothing but blanks.
+    """Cuts a text into chunks of complete sentences (Revela, section 4.1), in order, and loses nothing but whitespace.
 
-    Chunks are slices of the text, as long as possible: line breaks and indentation stay as they are inside of a chunk.
-    A sentence ends at a stop (not after an abbreviation or an initial), at a blank line and before a list item. One
-    longer than ``max_words`` is cut between lines, or between words where a line is too long; its last piece may share
-    a chunk with the sentences after it. Code is cut between blocks at the margin, then at blank lines, then at lines.
+    Chunks are slices of the text, as long as possible: line breaks and indentation stay as they are inside a chunk.
+    The package sentencex finds the sentences; a blank line and the start of a list item end one too. A sentence of more
+    than ``max_words`` is cut between lines, or between words where a line is too long; its last piece may share a chunk
+    with the sentences after it. Code is cut between blocks at the margin, then at blank lines, then at lines.
 
     Args:
         text: Any text.
-        max_words: At most so many words a chunk. Words are separated by whitespace; an ideograph or a kana is one word.
-        code: Whether it is code; None: :func:`looks_like_code` decides.
+        max_words: Largest number of words in a chunk. Words are separated by whitespace; an ideograph or a kana is one
+            word.
+        code: Whether the text is code; with None, :func:`looks_like_code` decides.
 
     Returns:
-        The chunks, none of them blank; an empty list for a blank text.
+        The chunks, which are never blank; an empty list for a blank text.
 
     Raises:
         ValueError: If ``max_words`` is below 1.
+        ImportError: If the extra ``revela`` is not installed.
 
     Example:
         >>> chunk("Dr. Smith came at 3.15 p.m. with J. K. Jones. Nobody saw them. They left.", max_words=12)
@@ -100,7 +80,7 @@ def chunk(text: str, max_words: int = 120, *, code: bool | None = None) -> list[
 def _pack(
     text: str, whole: Span, levels: Sequence[Callable[[str, Span], Iterable[Span]]], max_words: int
 ) -> list[Span]:
-    """Neighbouring units of the first level joined while they fit; a unit that does not fit is packed at the next."""
+    """Joins neighbouring units of the first level while they fit; the next level splits a unit that does not fit."""
     packed: list[Span] = []
     room = 0  # words that the last packed span could still take
     for unit in levels[0](text, whole):
@@ -120,50 +100,23 @@ def _pack(
 
 
 def sentences(text: str, whole: Span) -> Iterator[Span]:
-    begin, end = whole
-    for gap in _GAP.finditer(text, begin, end):
-        if gap["stop"] and not _ends_sentence(text, begin, gap, end):
-            continue
-        stop = gap.end("close") if gap["stop"] else gap.end("unspaced") if gap["unspaced"] else gap.start()
-        if stop > begin:
-            yield begin, stop
-        begin = max(begin, gap.end())
-    if begin < end:
-        yield begin, end
-
-
-def _ends_sentence(text: str, begin: int, gap: re.Match[str], end: int) -> bool:
-    if gap.end() >= end or gap["space"].count("\n") > 1:
-        return True
-    if "\n" in gap["space"] and STARTS_ITEM.match(text, gap.end()):
-        return True
-    following = text[gap.end()]
-    if following.islower() or following in ",;:)]}":
-        return False
-    if gap["stop"] != ".":
-        return True
-    last = _LAST_WORD.search(text[max(begin, gap.start() - 24) : gap.start()])
-    if last is None:
-        return True
-    word = last[0]
-    if (
-        word.lower() in _ABBREVIATIONS
-        or word in _ABBREVIATED_NAMES
-        or (len(word) == 1 and word.isupper() and word != "I")
-    ):
-        return False
-    if word == "No":  # "No. 5", but not "No. It is."
-        return not following.isdigit()
-    if _ACRONYM.fullmatch(word):  # "the U.S. Army", but not "in the U.S. The law"
-        return _OPENING_WORD.match(text, gap.end()) is not None
-    if word.isdigit() and len(word) <= 3:  # "1. Introduction" on its own line, but not "in room 12. Then"
-        before = text[max(begin, gap.start() - 24) : gap.start() - len(word)]
-        return before.rpartition("\n")[2].strip() != ""
-    return True
+    """Spans of the sentences, without the whitespace after them."""
+    with needs("Cutting text into sentences"):
+        from sentencex import get_sentence_boundaries
+    for paragraph, end in _cut(_PARAGRAPH_END, False, text, whole):
+        begin = paragraph
+        spaced = re.sub(r"\s", " ", text[paragraph:end])  # sentencex fails at some of the rarer whitespace
+        for boundary in get_sentence_boundaries("en", spaced):
+            stop = paragraph + boundary["end_index"]
+            if stop < end and not text[stop - 1].isspace() and text[stop - 1] not in _UNSPACED_STOPS:
+                continue  # inside a word, such as os.Path
+            if sentence := text[begin:stop].rstrip():
+                yield begin, begin + len(sentence)
+            begin = stop
 
 
 def _cut(separator: re.Pattern[str], at_margin: bool, text: str, whole: Span) -> Iterator[Span]:
-    """Between the matches of a pattern; at the margin: of those which a blank does not follow."""
+    """Spans between the matches of a pattern; ``at_margin`` ignores matches that whitespace follows."""
     begin, end = whole
     for gap in separator.finditer(text, begin, end):
         if at_margin and text[gap.end() : gap.end() + 1].isspace():
@@ -196,13 +149,8 @@ _CODE_LEVELS: tuple[Level, ...] = (
 )
 
 
-def trim_lines(text: str) -> str:
-    """Without blank lines around, and with the indentation of the first line."""
-    return re.sub(r"\A(?:[^\S\n]*\n)+", "", text).rstrip()
-
-
 def fold(text: str) -> str:
-    """What makes two chunks equal: words without case and blanks."""
+    """The words in lower case with single spaces; two chunks count as equal if these are."""
     return " ".join(text.split()).casefold()
 
 
@@ -231,13 +179,13 @@ _PROSE_WORDS = re.compile(r"[^\W\d_]{2,}[,.;:!?)]*(?:\s+\(?[^\W\d_]+(?:['’-][^
 def looks_like_code(text: str, name: str = "") -> bool:
     """Whether a document is code rather than prose.
 
-    The ending of the name decides if it is one of a programming language. Otherwise lines are counted: those with the
-    syntax of a programming language (of Python, the C family, SQL, shells) against those that read as prose; comments
-    count for neither. A text about code with some examples in it is prose.
+    The suffix of the name decides if it belongs to a programming language. Otherwise the function compares the number
+    of lines with the syntax of a programming language (Python, the C family, SQL, shells) and the number of lines that
+    read as prose; comments count for neither. A text about code with some examples in it is prose.
 
     Args:
-        text: The document; its first 400 lines are looked at.
-        name: A file name, if it has one.
+        text: The document; only its first 400 lines count.
+        name: A file name, if the document has one.
 
     Example:
         >>> looks_like_code("import os\\n\\ndef size(path):\\n    return os.stat(path).st_size\\n")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from st_magnitude.corpus.chunking import chunk, looks_like_code
     from st_magnitude.corpus.documents import Document, Section, read_documents, split_documents
+    from st_magnitude.revela.config import RevelaConfig
     from st_magnitude.revela.groups import GroupCollator, build_groups
     from st_magnitude.revela.loss import RevelaLoss, group_similarity
     from st_magnitude.revela.models import add_lora, load_lm, load_retriever, lora_config, merge_lora
@@ -22,6 +23,7 @@ __all__ = [
     "Document",
     "GroupCollator",
     "ReplugLoss",
+    "RevelaConfig",
     "RevelaLoss",
     "RevelaTrainer",
     "Section",
@@ -43,6 +45,7 @@ __all__ = [
 _HOMES = {
     "corpus.chunking": ("chunk", "looks_like_code"),
     "corpus.documents": ("Document", "Section", "read_documents", "split_documents"),
+    "revela.config": ("RevelaConfig",),
     "revela.groups": ("GroupCollator", "build_groups"),
     "revela.loss": ("RevelaLoss", "group_similarity"),
     "revela.models": ("add_lora", "load_lm", "load_retriever", "lora_config", "merge_lora"),

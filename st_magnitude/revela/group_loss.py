@@ -1,4 +1,4 @@
-"""GroupLoss: what RevelaLoss and ReplugLoss share."""
+"""GroupLoss: the base class of RevelaLoss and ReplugLoss."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["CITATION", "ONE_HOT", "GroupLoss"]
 
 logger = logging.getLogger(__name__)
 
-ONE_HOT = 0.999  # a row whose largest weight exceeds this passes next to no gradient
+ONE_HOT = 0.999  # a row whose largest weight exceeds this value passes almost no gradient
 
 CITATION = """
 @inproceedings{cai2026revela,
@@ -40,19 +40,22 @@ CITATION = """
 
 
 class GroupLoss(nn.Module):
-    """A retriever, a language model, and batches of groups of documents.
+    """A loss of a retriever and a language model on groups of documents.
 
     Args:
         model: The retriever; it gets the prefixes as prompts and cosine as its similarity.
         lm: The language model.
-        lm_tokenizer: Its tokenizer; by default the one saved beside it.
-        prefixes: Before queries and before passages.
-        query_part: See :class:`~st_magnitude.revela.GroupCollator`.
-        max_length: Likewise.
+        lm_tokenizer: Tokenizer of the language model; by default the one saved beside it.
+        prefixes: Prefixes of queries and of passages.
+        query_part: Part of a document that is its query, see :class:`~st_magnitude.revela.GroupCollator`.
+        max_length: Largest number of tokens of a text, for both models.
 
     Raises:
-        ValueError: If there is no tokenizer, it has no padding token, or an argument is out of range; the retriever is
-            then as it was.
+        ValueError: If there is no tokenizer, it has no padding token, or an argument is out of range. The retriever is
+            not changed then.
+
+    Attributes:
+        logs: Figures of the last batch. RevelaTrainer logs their means.
     """
 
     citation: ClassVar[str] = CITATION
@@ -77,7 +80,7 @@ class GroupLoss(nn.Module):
         self.lm = lm
         model.prompts.update(query=prefixes[0], document=prefixes[1])
         set_similarity_function(model, COSINE)
-        self.logs: dict[str, Tensor] = {}  # of the last batch; RevelaTrainer logs their means
+        self.logs: dict[str, Tensor] = {}
         self._warned: set[str] = set()
 
     @classmethod
@@ -85,14 +88,14 @@ class GroupLoss(nn.Module):
         """The settings of a publication: ``"paper"``.
 
         Raises:
-            ValueError: If there is no preset of that name.
+            ValueError: If there is no preset of this name.
         """
         if name not in cls.presets:
-            raise ValueError(f"No preset {name!r}: choose from {sorted(cls.presets)}.")
+            raise ValueError(f"There is no preset {name!r}; choose one of {', '.join(sorted(cls.presets))}.")
         return cls(model, lm, *args, **(cls.presets[name] | overrides))
 
     def get_config_dict(self) -> dict[str, Any]:
-        """What the model card says about this loss."""
+        """Settings of this loss for the model card."""
         return {
             "lm": getattr(getattr(self.lm, "config", None), "name_or_path", "") or type(self.lm).__name__,
             "query_part": self.collator.query_part,
@@ -101,12 +104,12 @@ class GroupLoss(nn.Module):
         }
 
     def _features(self, sentence_features: Iterable[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
-        """Of query, passage and language model: as the collator made them, or read back from what fit() makes."""
+        """Features of query, passage and language model: those of the collator, or made from those of fit()."""
         features = list(sentence_features)
-        return features if len(features) == 3 and "group" in features[2] else self._read_back(features)
+        return features if len(features) == 3 and "group" in features[2] else self._decode(features)
 
-    def _read_back(self, features: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
-        """From fit(): one column of tokens for each place in the group, (n, L) each."""
+    def _decode(self, features: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
+        """Features from those of fit(), which have one column of tokens for each place in the group, (n, L) each."""
         if len(features) < 2 or any(column["input_ids"].ndim != 2 for column in features):
             raise ValueError(
                 f"{type(self).__name__} needs whole groups. Train with RevelaTrainer, or give the Trainer "
@@ -118,15 +121,15 @@ class GroupLoss(nn.Module):
         if model.tokenizer.decode(model.tokenizer("A b")["input_ids"], skip_special_tokens=True) != "A b":
             self._warn(
                 "decoded",
-                "The language model reads what the retriever's tokenizer kept of the texts (no capitals, perhaps). "
-                "RevelaTrainer, or data_collator=loss.collator, gives it the texts themselves.",
+                "The language model gets texts as the retriever's tokenizer decodes them, perhaps without capitals. "
+                "Use RevelaTrainer or data_collator=loss.collator to give it the texts themselves.",
             )
         groups = [list(row) for row in zip(*columns, strict=True)]
         batch = self.collator.texts_to_batch(groups, [[looks_like_code(text) for text in row] for row in groups])
         return split_batch(batch, features[0]["input_ids"].device)
 
     def _warn(self, name: str, message: str) -> None:
-        """Once under each name."""
+        """Logs a warning, once for each name."""
         if name not in self._warned:
             self._warned.add(name)
             logger.warning(message)

@@ -1,15 +1,15 @@
-"""Documents to groups of chunks, and groups to batches.
+"""Groups of chunks from documents, and batches from groups.
 
-One row of the data set is one group: chunks that are contextually related (section 4.1 of the paper). A loss sees whole
-groups, so a trainer may shuffle rows as it likes::
+One row of the dataset is one group: chunks that are contextually related (section 4.1 of the paper). A loss sees whole
+groups, so a trainer may shuffle rows in any way::
 
     documents = read_documents("docs/")                     # or texts, a datasets.Dataset, rows of a JSONL file
     train, held_out = split_documents(documents)
     groups = build_groups(train)                            # columns: chunks, code
-    task = title_task(held_out)                             # section titles -> chunks: a retrieval task for free
+    task = title_task(held_out)                             # a retrieval task: section titles ask for their chunks
     collator = GroupCollator(model.preprocess, lm_tokenizer)
 
-Rows of single chunks would be mixed by the trainer's shuffling, which is the paper's "random" ablation: 3.9 nDCG@10
+A trainer would mix rows of single chunks by its shuffling. That is the paper's "random" ablation: an nDCG@10 of 3.9
 instead of 33.6 (Table 3).
 """
 
@@ -46,6 +46,15 @@ class _Settings:
     interleave: int
     min_words: int
 
+    def __post_init__(self) -> None:
+        for name, least in (("group_size", 2), ("max_words", 1), ("interleave", 1), ("min_words", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}.")
+        if self.min_words > self.max_words:
+            raise ValueError(
+                f"min_words is {self.min_words}, above max_words ({self.max_words}), so no chunk is left; lower it."
+            )
+
 
 def build_groups(
     documents: Documents,
@@ -61,64 +70,54 @@ def build_groups(
     num_shards: int = 1,
     progress: bool = True,
 ) -> Dataset | IterableDataset:
-    """Groups of chunks to train on: one row, one group (Revela, section 4.1).
+    """Builds groups of chunks to train on: one row, one group (Revela, section 4.1).
 
-    The chunks of ``interleave`` documents at a time are put in the order d11, d21, ..., dn1, d12, d22, ..., and the
-    sequence of all chunks is cut into groups; a group spans documents where these are short. Two equal chunks (by
-    their words, in any case) are never in one group: the second waits for the next one.
+    The function takes ``interleave`` documents at a time, puts their chunks in the order d11, d21, ..., dn1, d12, d22,
+    ..., and cuts the sequence of all chunks into groups; a group spans several documents where these are short. Two
+    chunks with the same words (in any case) are never in one group: the second one waits for the next group.
 
     Args:
-        documents: A path (see :func:`read_documents`), a ``datasets`` data set with the column ``text``, or an iterable
+        documents: A path (see :func:`read_documents`), a ``datasets`` dataset with the column ``text``, or an iterable
             of strings, :class:`Document` objects or mappings with a ``text``.
-        group_size: Chunks a group, B in the paper.
-        max_words: See :func:`chunk`.
-        interleave: n, the number of documents whose chunks alternate; the paper's example (Fig. 7) has 2.
-        min_words: Shorter chunks are left out.
-        shuffle_documents: Shuffle the documents first. By default neighbours stay neighbours.
-        shuffle_chunks: The paper's "random" ablation (section 5.2): all chunks in a random order. It ruins training.
-        seed: Of both kinds of shuffling.
-        streaming: Return an ``IterableDataset`` that reads, chunks and groups while it is iterated over, in bounded
-            memory; its rows are those of the other data set if there is one shard. A trainer needs ``max_steps`` then,
-            and under DDP ``accelerator_config={"dispatch_batches": False}``.
-        num_shards: With streaming, the number of parts that are grouped on their own, for as many workers.
-        progress: Show a progress bar when it takes long.
+        group_size: Number of chunks in a group, B in the paper.
+        max_words: Largest number of words in a chunk, see :func:`chunk`.
+        interleave: Number n of documents whose chunks alternate; the paper's example (Fig. 7) has 2.
+        min_words: Smallest number of words in a chunk; shorter chunks are left out.
+        shuffle_documents: Whether to shuffle the documents first. By default neighbours stay neighbours.
+        shuffle_chunks: Whether to put all chunks in a random order, the paper's "random" ablation (section 5.2), which
+            ruins training.
+        seed: Seed for both kinds of shuffling.
+        streaming: Whether to return an ``IterableDataset``, which reads, chunks and groups during iteration, in bounded
+            memory. With one shard its rows are those of the other kind of dataset. A trainer then needs ``max_steps``
+            and, under DDP, ``accelerator_config={"dispatch_batches": False}``.
+        num_shards: Number of parts that are grouped separately when streaming, for as many workers.
+        progress: Whether to show a progress bar after two seconds.
 
     Returns:
-        Columns ``chunks`` (a list of ``group_size`` strings; the last group may have fewer, but at least 2, or else it
-        is left out) and ``code`` (a list of as many bools, decided for each document).
+        A dataset with the columns ``chunks`` (a list of ``group_size`` strings; the last group may have fewer, but is
+        left out if it has only one) and ``code`` (a list of as many bools, the same for all chunks of a document).
 
     Raises:
-        ValueError: If a number is out of range, or a kind of shuffling is combined with streaming.
+        ValueError: If a number is out of range, or shuffling is combined with streaming.
         DataError: If there are no documents, all are blank, no chunk has ``min_words`` words, fewer than 2 different
-            chunks are left, or something cannot be read.
+            chunks are left, or a file cannot be read.
+        ImportError: If the extra ``revela`` is not installed.
 
     Example:
         >>> cats, dogs = "Cats purr a lot. Cats sleep all day.", "Dogs bark at night. Dogs run very fast."
         >>> groups = build_groups([cats, dogs], group_size=3, max_words=4, min_words=1)
         >>> groups[0]
         {'chunks': ['Cats purr a lot.', 'Dogs bark at night.', 'Cats sleep all day.'], 'code': [False, False, False]}
-        >>> len(groups)  # one chunk would have been left for a second group
+        >>> len(groups)  # the fourth chunk alone is not a group
         1
     """
-    for name, value, least in (
-        ("group_size", group_size, 2),
-        ("max_words", max_words, 1),
-        ("interleave", interleave, 1),
-        ("min_words", min_words, 1),
-        ("num_shards", num_shards, 1),
-    ):
-        if value < least:
-            raise ValueError(f"{name} must be at least {least}, got {value}.")
-    if min_words > max_words:
-        raise ValueError(f"min_words is {min_words}, above max_words ({max_words}): no chunk would be left; lower it.")
+    settings = _Settings(group_size, max_words, interleave, min_words)
+    if num_shards < 1 or (num_shards > 1 and not streaming):
+        raise ValueError(f"num_shards must be 1, or more with streaming=True; got {num_shards}.")
     if streaming and (shuffle_documents or shuffle_chunks):
         raise ValueError(
-            "Shuffling needs all documents in memory, which streaming avoids. Use streaming=False, or shuffle the "
-            "documents before: IterableDataset.shuffle(seed=..., buffer_size=...)."
+            "Shuffling needs all documents in memory; use streaming=False, or shuffle the documents first."
         )
-    if num_shards > 1 and not streaming:
-        raise ValueError(f"num_shards={num_shards} is for streaming=True; leave it out.")
-    settings = _Settings(group_size, max_words, interleave, min_words)
     source = document_source(documents)
     if streaming:
         shards = _shards(source, num_shards)
@@ -129,19 +128,18 @@ def build_groups(
     counts: Counter[str] = Counter()
     rng = random.Random(seed)
     items: Iterable[Document] = iterate_documents(source)
-    if shuffle_documents:
-        items = rng.sample(kept := list(items), len(kept))
+    items = _shuffled(items, rng) if shuffle_documents else items
     items = tqdm(items, desc="Chunking", unit=" documents", disable=not progress, delay=2)
     chunked = _chunk_documents(items, settings, counts)
-    ordered: Iterable[Chunk]
-    if shuffle_chunks:
-        ordered = rng.sample(together := list(chain.from_iterable(chunked)), len(together))
-    else:
-        ordered = _interleave(chunked, interleave)
+    ordered = _shuffled(chain.from_iterable(chunked), rng) if shuffle_chunks else _interleave(chunked, interleave)
     rows = [_columns(row) for row in _group(ordered, group_size)]
     counts["groups"] = len(rows)
     _check_counts(counts, settings)
     return Dataset.from_dict({name: [row[name] for row in rows] for name in _FEATURES}, features=_FEATURES)
+
+
+def _shuffled(items: Iterable[Any], rng: random.Random) -> list[Any]:
+    return rng.sample(kept := list(items), len(kept))
 
 
 def _columns(group: Sequence[Chunk]) -> dict[str, list[Any]]:
@@ -149,23 +147,23 @@ def _columns(group: Sequence[Chunk]) -> dict[str, list[Any]]:
 
 
 def _shards(source: Iterable[Any], number: int) -> list[Iterable[Any]]:
-    """Parts of the source, each of which can be iterated over again and again."""
+    """Parts of the source, each of which can be iterated over several times."""
     if isinstance(source, Iterator):
         raise DataError(
-            f"A {type(source).__name__} is used up after one epoch: for streaming, pass a path, a list, or "
+            f"A {type(source).__name__} is exhausted after one epoch; for streaming, pass a path, a list, or "
             "datasets.IterableDataset.from_generator(your_function)."
         )
     if number == 1:
         return [source]
     if isinstance(source, IterableDataset):
         if source.num_shards < number:
-            raise ValueError(f"num_shards={number}, but documents has {source.num_shards} shards: lower it.")
+            raise ValueError(f"num_shards={number}, but documents has {source.num_shards} shards; lower it.")
         return [source.shard(number, i) for i in range(number)]
     units = source.names if isinstance(source, Files) else source
     if not isinstance(units, Sequence | Dataset):
-        raise ValueError(f"A {type(source).__name__} cannot be split into {number} shards: leave num_shards at 1.")
+        raise ValueError(f"A {type(source).__name__} cannot be split into {number} shards; leave num_shards at 1.")
     if len(units) < number:
-        raise ValueError(f"num_shards={number}, but there are {len(units)} documents or files: lower it.")
+        raise ValueError(f"num_shards={number}, but there are {len(units)} documents or files; lower it.")
     if isinstance(units, Dataset):
         return [units.shard(number, i, contiguous=True) for i in range(number)]
     parts = [units[len(units) * i // number : len(units) * (i + 1) // number] for i in range(number)]
@@ -198,7 +196,7 @@ def _chunk_documents(documents: Iterable[Document], settings: _Settings, counts:
 
 
 def _interleave(documents: Iterable[list[Chunk]], number: int) -> Iterator[Chunk]:
-    """d11, d21, ..., dn1, d12, d22, ... of every n documents."""
+    """Yields d11, d21, ..., dn1, d12, d22, ... of every n documents."""
     remaining = iter(documents)
     while window := list(islice(remaining, number)):
         for row in zip_longest(*window):
@@ -206,13 +204,13 @@ def _interleave(documents: Iterable[list[Chunk]], number: int) -> Iterator[Chunk
 
 
 def _group(chunks: Iterable[Chunk], size: int) -> Iterator[list[Chunk]]:
-    """Cut a sequence into groups without equal chunks; one that is in the group already waits for the next.
+    """Cuts a sequence into groups without equal chunks; a chunk that is already in the group waits for the next one.
 
-    At the start of a group those that wait come first, each once. So fewer than two groups of different chunks ever
-    wait, however often one repeats: memory is bounded.
+    Waiting chunks come first in the next group, each once. Therefore fewer than two groups of different chunks ever
+    wait, however often a chunk repeats, and memory is bounded.
     """
     remaining = iter(chunks)
-    waiting: dict[str, tuple[Chunk, int]] = {}  # by folded text, with the number of copies
+    waiting: dict[str, tuple[Chunk, int]] = {}  # folded text to chunk and number of copies
     while True:
         group: dict[str, Chunk] = {}
         for key in list(islice(waiting, size)):
@@ -225,7 +223,7 @@ def _group(chunks: Iterable[Chunk], size: int) -> Iterator[list[Chunk]]:
                 waiting[key] = (piece, waiting[key][1] + 1 if key in waiting else 1)
             else:
                 group[key] = piece
-        if len(group) < 2:  # neither different chunks that wait nor further ones
+        if len(group) < 2:  # no two different chunks are left
             return
         yield list(group.values())
 
@@ -233,16 +231,16 @@ def _group(chunks: Iterable[Chunk], size: int) -> Iterator[list[Chunk]]:
 def _check_counts(counts: Counter[str], settings: _Settings) -> None:
     documents, chunks, short = counts["documents"], counts["chunks"], counts["short"]
     if not documents:
-        raise DataError("There are no documents: pass at least one text.")
+        raise DataError("There are no documents; pass at least one text.")
     if counts["blank"] == documents:
-        raise DataError(f"All of the {documents:,} texts are empty: check what is read into 'text'.")
+        raise DataError(f"All of the {documents:,} texts are empty; check what 'text' holds.")
     if short == chunks:
         raise DataError(
-            f"None of the {chunks:,} chunks has {settings.min_words} words: lower min_words, or pass longer texts."
+            f"None of the {chunks:,} chunks has {settings.min_words} words; lower min_words, or pass longer texts."
         )
     if not counts["groups"]:
         raise DataError(
-            f"A group needs at least 2 different chunks, and the {documents:,} documents have fewer: pass more text, "
+            f"A group needs at least 2 different chunks, but the {documents:,} documents have fewer; pass more text, "
             f"or lower max_words (it is {settings.max_words})."
         )
     if short > chunks / 2:
@@ -259,24 +257,25 @@ def _check_counts(counts: Counter[str], settings: _Settings) -> None:
 
 
 class GroupCollator:
-    """Groups to a batch of three sets of features: query, passage and language model.
+    """Turns groups into a batch with three sets of features: query, passage and language model.
 
-    Pass it as ``data_collator`` to a ``SentenceTransformerTrainer``, whose ``collect_features`` splits the batch into
-    [query, passage, lm] for the loss. n groups of B_1, ..., B_n chunks give N = B_1 + ... + B_n texts, row by row:
+    Pass the collator as ``data_collator`` to a ``SentenceTransformerTrainer``, whose ``collect_features`` splits the
+    batch into [query, passage, lm] for the loss. n groups of B_1, ..., B_n chunks give N = B_1 + ... + B_n texts:
 
-    - ``query_*``: what ``preprocess`` makes of the query texts under ``prefixes[0]``: ``query_input_ids`` (N, L), ...
-    - ``passage_*``: the same of the whole chunks under ``prefixes[1]``.
+    - ``query_*``: ``query_input_ids`` (N, L) and so on, from ``preprocess`` on the query texts after ``prefixes[0]``.
+    - ``passage_*``: the same for the whole chunks after ``prefixes[1]``.
     - ``lm_input_ids``, ``lm_attention_mask`` (N, L): the chunks without prefix, padded on the right.
-    - ``lm_group`` (N,): the number of a chunk's group in this batch.
+    - ``lm_group`` (N,): the number of each chunk's group in this batch.
 
-    The query text is the first half of the chunk, as in REPLUG, and the whole chunk if it is code (section 4.1).
+    The query text is the first half of the chunk, as in REPLUG, or the whole chunk if it is code (section 4.1).
 
     Args:
         preprocess: ``SentenceTransformer.preprocess`` of the retriever.
-        lm_tokenizer: The language model's tokenizer; it stays as it is. Without a pad token, its eos token pads.
-        prefixes: Of queries and passages.
-        query_part: ``"half"``: the first half of the words (rounded up) of prose, all of code; ``"full"``: all of both.
-        max_length: At most so many tokens a text, the prefix included; models that cannot truncate see all.
+        lm_tokenizer: Tokenizer of the language model, which is not changed. Without a pad token, its eos token pads.
+        prefixes: Prefixes of queries and of passages.
+        query_part: ``"half"`` takes the first half of the words (rounded up) of prose and all words of code; ``"full"``
+            takes all words of both.
+        max_length: Largest number of tokens of a text, including the prefix; models that cannot truncate see all.
 
     Raises:
         ValueError: If ``query_part`` or ``max_length`` is out of range, or the tokenizer has nothing to pad with.
@@ -302,27 +301,27 @@ class GroupCollator:
         if max_length < 1:
             raise ValueError(f"max_length must be at least 1, got {max_length}.")
         if isinstance(prefixes, str) or len(prefixes) != 2:
-            raise ValueError(f"prefixes must be two strings, of queries and of passages, got {prefixes!r}.")
+            raise ValueError(f"prefixes must be two strings, for queries and for passages, got {prefixes!r}.")
         pad = lm_tokenizer.pad_token_id
         if pad is None:
             pad = lm_tokenizer.eos_token_id
         if pad is None:
             raise ValueError(
-                "The tokenizer of the language model has neither a pad nor an eos token: set lm_tokenizer.pad_token."
+                "The tokenizer of the language model has neither a pad nor an eos token; set lm_tokenizer.pad_token."
             )
         self.preprocess = preprocess
         self.lm_tokenizer = lm_tokenizer
         self.prefixes = prefixes
         self.query_part = query_part
         self.max_length = max_length
-        self.valid_label_columns: list[str] = []  # the trainer asks for it; groups have no labels
+        self.valid_label_columns: list[str] = []  # the trainer reads this attribute; groups have no labels
         self._pad = int(pad)
 
     def __call__(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """The batch of rows with ``chunks`` and perhaps ``code``; other columns are ignored.
+        """The batch of some rows with ``chunks`` and optionally ``code``; other columns are ignored.
 
         Raises:
-            DataError: If a row is not a group.
+            DataError: If a row does not hold a group.
         """
         for number, row in enumerate(features):
             chunks = row.get("chunks")
@@ -330,8 +329,8 @@ class GroupCollator:
                 found = "no 'chunks'" if chunks is None else f"chunks={repr(chunks)[:80]}"
                 raise DataError(
                     f"Row {number} of the batch has {found} (its columns: {sorted(map(str, row))}). One row must be "
-                    "one group: 'chunks', a list of at least two strings, as build_groups makes it. Rows of single "
-                    "chunks would be mixed by the trainer, which ruins training."
+                    "one group: 'chunks', a list of at least two strings, as build_groups makes it. The trainer would "
+                    "mix rows of single chunks, which ruins training."
                 )
         code = [row.get("code") or [False] * len(row["chunks"]) for row in features]
         return self.texts_to_batch([list(row["chunks"]) for row in features], code)
@@ -340,15 +339,18 @@ class GroupCollator:
         """The batch of n groups of texts.
 
         Args:
-            chunks: One list a group.
-            code: Of the same shape: whether a chunk is code. Default: none is.
+            chunks: One list of texts per group.
+            code: Whether each chunk is code, in the same shape; by default all chunks are prose.
 
         Raises:
             DataError: If ``code`` has another shape.
         """
         sizes = [len(group) for group in chunks]
         if code is not None and [len(group) for group in code] != sizes:
-            raise DataError(f"code has {[len(group) for group in code]} values a group, chunks {sizes}: one a chunk.")
+            raise DataError(
+                f"code has {[len(group) for group in code]} values per group, but chunks has {sizes}; give one per "
+                "chunk."
+            )
         texts = list(chain.from_iterable(chunks))
         is_code = list(chain.from_iterable(code)) if code is not None else [False] * len(texts)
         whole = self.query_part == "full"
@@ -365,13 +367,13 @@ class GroupCollator:
     def _retriever_features(self, texts: list[str], prefix: str) -> Mapping[str, Any]:
         try:
             return self.preprocess(texts, prompt=prefix, max_length=self.max_length)
-        except TypeError:  # a module of the user's own may know no length
+        except TypeError:  # a custom module may not accept max_length
             return self.preprocess(texts, prompt=prefix)
 
     def _lm_features(self, texts: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
         side = getattr(self.lm_tokenizer, "truncation_side", "right")
         try:
-            self.lm_tokenizer.truncation_side = "right"  # which is no argument of the call
+            self.lm_tokenizer.truncation_side = "right"  # the call itself has no such argument
             ids = self.lm_tokenizer(texts, truncation=True, max_length=self.max_length, padding=False)["input_ids"]
         finally:
             self.lm_tokenizer.truncation_side = side
@@ -382,13 +384,13 @@ class GroupCollator:
 
 
 def split_batch(batch: Mapping[str, Any], device: torch.device | str | None = None) -> list[dict[str, Any]]:
-    """A collator's batch as a loss takes it: the features of query, passage and language model.
+    """Splits a collator's batch into the arguments of a loss: the features of query, passage and language model.
 
-    It is what a trainer's ``collect_features`` does, for those who call a loss themselves.
+    A trainer's ``collect_features`` does the same; this function is for those who call a loss themselves.
 
     Args:
-        batch: What :class:`GroupCollator` makes.
-        device: Where tensors go; by default they stay where they are.
+        batch: The output of :class:`GroupCollator`.
+        device: Device for the tensors; by default they stay where they are.
 
     Example:
         >>> split_batch({"query_input_ids": [5], "passage_input_ids": [6], "lm_input_ids": [7], "lm_group": [0]})

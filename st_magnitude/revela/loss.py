@@ -18,19 +18,19 @@ __all__ = ["RevelaLoss", "group_similarity"]
 
 
 def group_similarity(queries: Tensor, passages: Tensor, groups: Tensor, temperature: float) -> Tensor:
-    """Sim of section 3.3: a softmax over the other documents of the group.
+    """Computes Sim of section 3.3, a softmax over the other documents of the group.
 
         Sim(D_i, D_j) = exp(S_ij / tau) / sum_{k != i} exp(S_ik / tau),   S_ij = cos(q_i, p_j)
 
     Args:
-        queries: (B, D), embeddings of the query part of each document.
-        passages: (B, D), embeddings of the whole documents.
-        groups: (B,), the group of each document.
-        temperature: tau.
+        queries: Embeddings of the query part of each document, (B, D).
+        passages: Embeddings of the whole documents, (B, D).
+        groups: Number of the group of each document, (B,).
+        temperature: Temperature tau.
 
     Returns:
-        (B, B), zero on the diagonal and between groups, in float32 at least whatever autocast says (under bf16 one
-        step of a cosine is 39 logits at tau = 1e-4). Rows sum to 1; that of a document without company is 0.
+        (B, B), zero on the diagonal and between groups, in float32 or wider even under autocast (in bfloat16 one step
+        of a cosine is 39 logits at tau = 1e-4). Rows sum to 1; the row of a document that is alone in its group is 0.
 
     Example:
         >>> import torch
@@ -49,46 +49,46 @@ def group_similarity(queries: Tensor, passages: Tensor, groups: Tensor, temperat
 
 
 class RevelaLoss(GroupLoss):
-    """Next-token prediction with in-batch attention; its gradient trains the retriever, and the language model too.
+    """Next-token prediction with in-batch attention, whose gradient trains the retriever and the language model.
 
         L = -mean log P(x_l | x_<l, {D_j}_{j != i}),   where every layer adds sum_j Sim(D_i, D_j) · b~_ij to attention,
         Sim = softmax_j( cos(E(query part of D_i), E(D_j)) / tau ) without the diagonal
 
-    One row of the dataset is one group of documents that belong together, from
-    :func:`~st_magnitude.revela.build_groups`. In :class:`~st_magnitude.revela.RevelaTrainer` everything fits together.
-    With sentence-transformers' own Trainer give it ``data_collator=loss.collator``. In ``fit`` a row is an
-    ``InputExample`` with the documents of a group as its texts; the loss then reads them back from the retriever's
-    tokens, in lower case if its tokenizer is uncased.
+    One row of the dataset is one group of related documents, from :func:`~st_magnitude.revela.build_groups`. Train with
+    :class:`~st_magnitude.revela.RevelaTrainer`. sentence-transformers' own Trainer needs
+    ``data_collator=loss.collator``. In ``fit`` a row is an ``InputExample`` whose texts are the documents of a group;
+    the loss then decodes them from the retriever's tokens, in lower case if its tokenizer is uncased.
 
-    Both of these train all parameters of the language model that require gradients, at the retriever's learning rate:
-    freeze it, or wrap it with peft before. They neither save it nor synchronise it between processes; RevelaTrainer
-    does.
+    The Trainer of sentence-transformers and ``fit`` train all parameters of the language model that require gradients,
+    at the retriever's learning rate: freeze the language model, or wrap it with peft first. They neither save it nor
+    synchronise it between processes, and they do not log what RevelaTrainer logs.
 
     Args:
-        model: The retriever. Its ``prompts`` for "query" and "document" become the prefixes, its similarity cosine:
-            what it was trained with is what it is used with.
-        lm: A causal decoder of transformers, peft around it or not; see :func:`~st_magnitude.revela.attention.attach`.
-        lm_tokenizer: Its tokenizer; by default the one saved beside it.
-        temperature: tau. The paper's is 1e-4 (``RevelaLoss.preset("paper", ...)``), for decoders under bf16; encoders
-            that were trained contrastively have cosines so far apart that rows become one-hot there, and learn nothing.
-        query_part: ``"half"``: the first half of a document's words asks, which forbids matching by copying, as for the
-            paper's Wikipedia; documents marked as code always ask as a whole. ``"full"``: all do.
-        prefixes: Before queries and before passages.
-        max_length: Tokens of a text, for retriever and language model alike.
-        read_weight: w in h = s + w · b; the paper's is 1 (see docs/revela.md for what that does to a language model
-            at first).
+        model: The retriever. Its ``prompts`` for "query" and "document" become the prefixes, and its similarity becomes
+            cosine, so that it is used as it was trained.
+        lm: A causal decoder of transformers, with or without peft; see :func:`~st_magnitude.revela.attention.attach`.
+        lm_tokenizer: Tokenizer of the language model; by default the one saved beside it.
+        temperature: Temperature tau. The paper's is 1e-4 (``RevelaLoss.preset("paper", ...)``), for decoders in
+            bfloat16. The cosines of encoders that were trained contrastively lie so far apart that rows become one-hot
+            at this temperature and pass no gradient.
+        query_part: ``"half"`` takes the first half of a document's words as its query, so that copying cannot match, as
+            for the paper's Wikipedia; documents marked as code are queries as a whole. ``"full"`` takes all words.
+        prefixes: Prefixes of queries and of passages.
+        max_length: Largest number of tokens of a text, for retriever and language model.
+        read_weight: Weight w in h = s + w · b; the paper's is 1 (docs/revela.md shows its effect on a language model at
+            first).
         auxiliary_weight: Weight of the plain model's next-token loss (the e stream), 0 in the paper.
-        v_norm: Eq. 6; off for the ablation.
-        eps: The epsilon of Eq. 6.
+        v_norm: Whether to divide by value norms (Eq. 6); without it, the loss is the paper's ablation.
+        eps: Epsilon of Eq. 6.
         backend: ``"exact"``, ``"sparse"`` or ``"auto"``, see :meth:`~st_magnitude.revela.attention.Neighbours.of`.
 
     Raises:
-        ValueError: If the language model is not supported, has no tokenizer or padding token, or an argument is out of
-            range.
-        TypeError: If the language model is none of transformers.
+        ValueError: If the language model is not supported or has no tokenizer or padding token, or if an argument is
+            out of range.
+        TypeError: If the language model is not a transformers model.
 
-    Logged with the loss: ``next_token`` (nats), ``auxiliary``, ``one_hot`` (share of rows with a weight above 0.999),
-    ``active_pairs`` (share above 1e-7), ``top_similarity`` (mean of the largest weight).
+    RevelaTrainer logs: ``next_token`` (nats), ``auxiliary``, ``one_hot`` (share of rows with a weight above 0.999),
+    ``active_pairs`` (share of pairs above 1e-7), ``top_similarity`` (mean of the largest weight in a row).
 
     Example:
         ::
@@ -159,26 +159,26 @@ class RevelaLoss(GroupLoss):
         if logs["one_hot"] > 0.9:
             self._warn(
                 "one-hot",
-                f"{float(logs['one_hot']):.0%} of the rows of Sim are one-hot at temperature={self.temperature:g}: "
+                f"{float(logs['one_hot']):.0%} of the rows of Sim are one-hot at temperature={self.temperature:g}, so "
                 "they pass no gradient to the retriever. Raise the temperature (0.05 suits encoders).",
             )
         self.logs = logs
         return loss
 
     def _watch(self, similarity: Tensor) -> None:
-        """Warn, once, when training cannot move the retriever."""
+        """Warns once if training cannot change the retriever."""
         if not (self.training and torch.is_grad_enabled()):
             return
         if not similarity.requires_grad:
-            self._warn("frozen", "No parameter of the retriever requires gradients: only the language model learns.")
+            self._warn("frozen", "No parameter of the retriever requires gradients, so only the language model learns.")
             return
 
         def check(gradient: Tensor) -> None:
             if not gradient.any():
                 self._warn(
                     "no gradient",
-                    "The retriever got no gradient in this step: the language model does not read other documents. Is "
-                    "its gradient checkpointing reentrant, or every chunk a single token?",
+                    "The retriever got no gradient in this step, because the language model does not attend to other "
+                    "documents. Check whether its gradient checkpointing is reentrant, or every chunk a single token.",
                 )
 
         similarity.register_hook(check)
@@ -194,7 +194,7 @@ class RevelaLoss(GroupLoss):
 
 
 def _shape(similarity: Tensor, groups: Tensor) -> dict[str, Tensor]:
-    """How peaked Sim is."""
+    """Figures that tell how peaked Sim is."""
     top = similarity.max(1).values  # (B,)
     pairs = (groups[:, None] == groups[None]).sum() - len(groups)
     return {

@@ -1,4 +1,4 @@
-"""Loading language models and decoder retrievers; LoRA on both."""
+"""Language models and decoder retrievers: loading them, and LoRA for both."""
 
 from __future__ import annotations
 
@@ -33,11 +33,15 @@ LORA: dict[str, Any] = {
 
 
 def lora_config(**overrides: Any) -> LoraConfig:
-    """The paper's LoRA (section 4.1 and the reference implementation): r = 256, alpha = 64, dropout 0.1, on all
-    projections of attention and feed-forward.
+    """The paper's LoRA (section 4.1 and the reference implementation).
+
+    It has r = 256, alpha = 64 and dropout 0.1, on all projections of attention and feed-forward layers.
+
+    Args:
+        overrides: Other arguments of ``peft.LoraConfig``.
 
     Raises:
-        ImportError: Without peft.
+        ImportError: If peft is not installed.
     """
     try:
         from peft import LoraConfig
@@ -47,21 +51,27 @@ def lora_config(**overrides: Any) -> LoraConfig:
 
 
 def add_lora(model: nn.Module, config: LoraConfig | None = None) -> nn.Module:
-    """Freeze a model and train low-rank changes of it: a language model gets peft's wrapper, a SentenceTransformer an
-    adapter in place (saved as such; :func:`merge_lora` writes it into the weights).
+    """Freezes a model and adds low-rank matrices to train.
+
+    A language model gets peft's wrapper. A SentenceTransformer gets an adapter in place, which is saved as such;
+    :func:`merge_lora` writes it into the weights.
+
+    Args:
+        model: A language model or a SentenceTransformer.
+        config: Configuration of the LoRA; by default :func:`lora_config`.
 
     Returns:
-        The model to go on with.
+        The model to use from now on.
 
     Raises:
-        ImportError: Without peft.
-        ValueError: If it has a LoRA already, or none of the target modules.
+        ImportError: If peft is not installed.
+        ValueError: If the model has a LoRA already, or none of its modules is a target.
     """
     config = copy.copy(config) if config else lora_config()  # peft writes the name of the base model into it
     from peft import PeftModel, get_peft_model
 
     if isinstance(model, PeftModel):
-        raise ValueError("This model has a LoRA already: pass it as it is.")
+        raise ValueError("This model already has a LoRA; pass it without another one.")
     targets = config.target_modules
     if isinstance(targets, (list, set)):
         names = {name.rsplit(".", 1)[-1] for name, _ in model.named_modules()}
@@ -69,7 +79,7 @@ def add_lora(model: nn.Module, config: LoraConfig | None = None) -> nn.Module:
             linear = {n.rsplit(".", 1)[-1] for n, part in model.named_modules() if isinstance(part, nn.Linear)}
             raise ValueError(
                 f"None of the LoRA targets {sorted(targets)} is in {type(model).__name__}, whose linear layers are "
-                f"{sorted(linear)}: choose among them, lora_config(target_modules=[...])."
+                f"{sorted(linear)}; choose among them: lora_config(target_modules=[...])."
             )
     if isinstance(model, SentenceTransformer):
         model.add_adapter(config)
@@ -78,10 +88,10 @@ def add_lora(model: nn.Module, config: LoraConfig | None = None) -> nn.Module:
 
 
 def merge_lora(model: SentenceTransformer | PeftModel) -> Any:
-    """Write LoRA into the weights: a plain model of the same outputs, which loads without peft. In place.
+    """Writes a LoRA into the weights, in place: the plain model has the same outputs and loads without peft.
 
     Returns:
-        The model; for peft's wrapper, what was inside.
+        The model; for peft's wrapper, the model inside it.
     """
     from peft import PeftModel
     from peft.tuners.tuners_utils import BaseTunerLayer
@@ -100,16 +110,16 @@ def merge_lora(model: SentenceTransformer | PeftModel) -> Any:
 
 
 def load_lm(name: str | Path, **options: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A causal decoder in float32 and its tokenizer, from a name on the hub, a folder, or a GGUF file.
+    """Loads a causal decoder in float32 and its tokenizer.
 
     Args:
-        name: A folder with exactly one ``.gguf`` file and no ``config.json`` counts as that file; its weights are
-            dequantised, which takes a while (package ``gguf``).
-        options: For ``from_pretrained``; ``dtype`` is torch.float32 by default, so that autocast decides.
+        name: A name on the hub, a folder, or a GGUF file, whose weights are dequantised (package ``gguf``; this takes a
+            while). A folder with exactly one ``.gguf`` file and no ``config.json`` counts as that file.
+        options: Arguments of ``from_pretrained``; ``dtype`` is torch.float32 by default, so that autocast decides.
 
     Raises:
         OSError: If there is no such model, or a folder holds several GGUF files.
-        ImportError: If a GGUF file is given without the package gguf.
+        ImportError: If the model is a GGUF file and the package gguf is not installed.
     """
     options = {"dtype": torch.float32} | options
     path = Path(name)
@@ -117,19 +127,19 @@ def load_lm(name: str | Path, **options: Any) -> tuple[PreTrainedModel, PreTrain
     if path.suffix == ".gguf":
         files = [path]
     if len(files) > 1:
-        raise OSError(f"{path} holds {len(files)} GGUF files: name one, {[file.name for file in files]}.")
+        raise OSError(f"{path} holds {len(files)} GGUF files; pass one of {[file.name for file in files]}.")
     if not files:
         with _naming("language model", name):
             return AutoModelForCausalLM.from_pretrained(str(name), **options), AutoTokenizer.from_pretrained(str(name))
     try:
         import gguf  # noqa: F401
     except ImportError as error:
-        raise ImportError(f"{files[0].name} is a GGUF file, which needs a package: pip install gguf.") from error
+        raise ImportError(f"{files[0].name} is a GGUF file; to read it, run: pip install gguf.") from error
     folder, file = str(files[0].parent), files[0].name
     loaded = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, **options)
     config = loaded.config
     if hasattr(config, "quantization_config"):
-        del config.quantization_config  # the weights are not quantised any more, and could not be saved with it
+        del config.quantization_config  # the weights are no longer quantised, and could not be saved with it
     model = AutoModelForCausalLM.from_config(config, dtype=loaded.dtype)
     model.load_state_dict(loaded.state_dict())
     model.config.name_or_path = str(files[0])
@@ -137,12 +147,13 @@ def load_lm(name: str | Path, **options: Any) -> tuple[PreTrainedModel, PreTrain
 
 
 def load_retriever(name: str | Path, max_length: int = 160) -> SentenceTransformer:
-    """Any SentenceTransformer; a bare decoder gets what the paper gives it: an end-of-text token after each text, whose
-    state is the embedding (section 4.1, as RepLLaMA).
+    """Loads a SentenceTransformer, or makes one of a bare decoder as the paper does.
+
+    A decoder gets an end-of-text token after each text, whose state is the embedding (section 4.1, as in RepLLaMA).
 
     Args:
         name: A name on the hub or a folder.
-        max_length: Tokens of a text, for a bare decoder.
+        max_length: Largest number of tokens of a text, for a bare decoder.
 
     Raises:
         OSError: If there is no such model.
@@ -161,17 +172,17 @@ def load_retriever(name: str | Path, max_length: int = 160) -> SentenceTransform
 
 
 def tokenizer_of(lm: Any) -> PreTrainedTokenizerBase:
-    """The tokenizer saved beside a language model.
+    """Loads the tokenizer that is saved beside a language model.
 
     Raises:
-        ValueError: If there is none.
+        ValueError: If there is no such tokenizer.
     """
     name = getattr(lm, "name_or_path", "") or getattr(getattr(lm, "config", None), "name_or_path", "")
     try:
         return AutoTokenizer.from_pretrained(name)
     except Exception as error:
         raise ValueError(
-            f"No tokenizer could be loaded for the language model from {name!r}: pass lm_tokenizer=..."
+            f"No tokenizer for the language model could be loaded from {name!r}; pass lm_tokenizer=..."
         ) from error
 
 
@@ -181,15 +192,15 @@ def _naming(what: str, name: str | Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise OSError(
-            f"The {what} {str(name)!r} could not be loaded: give a folder with config.json and weights, or the name of "
+            f"The {what} {str(name)!r} could not be loaded; give a folder with config.json and weights, or the name of "
             "a model on a hub that can be reached from here."
         ) from error
 
 
 def _end_texts(tokenizer: Any) -> None:
-    """Let the tokenizer itself append its end-of-text token: it is saved so, and truncation leaves room for it."""
+    """Makes the tokenizer append its end-of-text token, so that this is saved and truncation leaves room for it."""
     if tokenizer.eos_token is None:
-        raise ValueError("The decoder's tokenizer has no end-of-text token to stand for the text.")
+        raise ValueError("The decoder's tokenizer has no end-of-text token, whose state would be the embedding.")
     if tokenizer("x")["input_ids"][-1] == tokenizer.eos_token_id:
         return
     end = TemplateProcessing(

@@ -1,4 +1,4 @@
-"""ReplugLoss: a retriever learns to rank documents as a frozen language model finds them helpful."""
+"""ReplugLoss: a retriever learns to rank documents by how much they help a frozen language model."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from st_magnitude.similarity import COSINE
 
 __all__ = ["Divergence", "ReplugLoss", "ScoreCache", "continuation_losses", "divergence"]
 
-TOKENS_PER_CHUNK = 512  # rows of logits at a time
-SAMPLED = 1024  # values of a parameter that tell it from others
+TOKENS_PER_CHUNK = 512  # number of rows of logits at a time
+SAMPLED = 1024  # number of values of a parameter that identify it
 
 CITATION = """
 @inproceedings{shi2024replug,
@@ -44,14 +44,14 @@ CITATION = """
 
 
 class Divergence(NamedTuple):
-    """What :func:`divergence` returns."""
+    """The result of :func:`divergence`."""
 
     kl: Tensor
-    """Scalar, the mean over documents that have a candidate."""
+    """Mean over the documents that have a candidate, a scalar."""
     target: Tensor
-    """(B, B), P_Phi: row i holds the language model's distribution over the candidates of document i, 0 elsewhere."""
+    """P_Phi, (B, B): row i holds the language model's distribution over the candidates of document i, 0 elsewhere."""
     predicted: Tensor
-    """(B, B), P_Theta: the retriever's, without gradient."""
+    """P_Theta, (B, B): the retriever's distributions, without gradient."""
 
 
 def divergence(
@@ -62,22 +62,22 @@ def divergence(
     retriever_temperature: float,
     lm_temperature: float,
 ) -> Divergence:
-    """How far the retriever's ranking is from the language model's.
+    """Divergence between the retriever's ranking and the language model's.
 
         mean_i KL(P_Phi(. | i) || P_Theta(. | i)),
         P_Theta(j | i) = softmax_j( cos(q_i, p_j) / tau_r ),   P_Phi(j | i) = softmax_j( -l_ij / eta_m )
 
     Args:
-        queries: (B, D), embeddings of the documents that ask.
-        passages: (B, D), embeddings of the documents that answer.
-        losses: (B, B), l_ij = -log g(D_i | D_j); only what ``candidates`` marks is read.
-        candidates: (B, B), whether j is a candidate of i: both softmaxes run over these.
-        retriever_temperature: tau_r.
-        lm_temperature: eta_m.
+        queries: Embeddings of the documents as queries, (B, D).
+        passages: Embeddings of the documents as passages, (B, D).
+        losses: l_ij = -log g(D_i | D_j), (B, B); only the pairs that ``candidates`` marks count.
+        candidates: Whether j is a candidate of i, (B, B); both softmaxes run over the candidates.
+        retriever_temperature: Temperature tau_r.
+        lm_temperature: Temperature eta_m.
 
     Returns:
-        The divergence, with a gradient for queries and passages, and both distributions; in float32 at least whatever
-        autocast says. A document without candidates does not count.
+        The divergence, with a gradient for queries and passages, and both distributions, in float32 or wider even under
+        autocast. A document without candidates does not count.
 
     Example:
         >>> import torch
@@ -110,20 +110,20 @@ def continuation_losses(
     pairs: Sequence[tuple[int, int]],
     pairs_per_batch: int = 16,
 ) -> Tensor:
-    """-log g(continuation i | prefix j) for pairs (i, j), summed over the tokens of the continuation, in nats.
+    """Computes -log g(continuation i | prefix j) for pairs (i, j), summed over the tokens of the continuation, in nats.
 
-    Every prefix is read once: the keys and values of its tokens, without padding, are lent to all its continuations.
-    Sums run in float32 at least; the model computes in its own dtype, whatever autocast says.
+    The model processes every prefix once; all its continuations share the keys and values of its tokens, without
+    padding. Sums are in float32 or wider; the model computes in its own dtype, even under autocast.
 
     Args:
-        lm: A causal decoder of transformers, peft around it or not, in eval mode.
-        prefixes: Token ids of each D_j, at least one.
-        continuations: Token ids of each D_i; the first one is predicted from the last token of the prefix.
+        lm: A causal decoder of transformers, with or without peft, in eval mode.
+        prefixes: Token ids of each D_j, at least one each.
+        continuations: Token ids of each D_i; the last token of the prefix predicts the first of them.
         pairs: The pairs (i, j).
-        pairs_per_batch: Sequences in a pass of the model.
+        pairs_per_batch: Number of sequences in a pass of the model.
 
     Returns:
-        (P,), float32, or float64 for a float64 model. 0 for an empty continuation.
+        (P,) in float32, or in float64 for a float64 model; 0 for an empty continuation.
 
     Raises:
         ValueError: If a prefix is empty or a loss is not finite.
@@ -141,13 +141,13 @@ def continuation_losses(
     by_prefix: dict[int, list[int]] = defaultdict(list)  # numbers of pairs
     for number, (i, j) in enumerate(pairs):
         if not len(prefixes[j]):
-            raise ValueError(f"Document {j} has no token that could be a prefix: remove empty chunks.")
+            raise ValueError(f"Document {j} has no tokens, so it cannot be a prefix; remove empty chunks.")
         if len(continuations[i]):
             by_prefix[j].append(number)
     results: list[tuple[list[int], Tensor]] = []
     with torch.autocast(device.type, enabled=False):
         for some in _batches(list(by_prefix), pairs_per_batch):
-            ids, _ = _padded([prefixes[j] for j in some], device)  # (n, L); padding comes last, where nobody looks
+            ids, _ = _padded([prefixes[j] for j in some], device)  # (n, L); padding comes last and is cut off
             output = decoder(input_ids=ids, past_key_values=DynamicCache(), use_cache=True)
             layers = [(keys, values) for keys, values, *_ in output.past_key_values]
             for row, j in enumerate(some):
@@ -169,8 +169,8 @@ def continuation_losses(
     if not bool(losses.isfinite().all()):
         i, j = pairs[int((~losses.isfinite()).nonzero()[0])]
         raise ValueError(
-            f"The language model gives document {i} after document {j} a loss that is not finite, in {base.dtype}: "
-            "load it in float32 or bfloat16, and see whether its weights are sound."
+            f"The loss of document {i} after document {j} is not finite; the language model computes in {base.dtype}. "
+            "Load it in float32 or bfloat16, and check its weights."
         )
     return losses
 
@@ -181,14 +181,14 @@ def _batches(items: list[int], size: int) -> Iterator[list[int]]:
 
 
 def _padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Ids, with 0 on the right, and where they are, (n, L) both."""
+    """Ids padded with 0 on the right, and a mask of the tokens; (n, L) each."""
     ids = pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
     lengths = torch.tensor([len(row) for row in rows])
     return ids.to(device), (torch.arange(ids.shape[1]) < lengths[:, None]).to(device)
 
 
 def _sum_of_losses(head: nn.Module, states: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
-    """(m,), where states (m, L, D) predict labels (m, L)."""
+    """Sums of the losses (m,) of states (m, L, D) that predict labels (m, L)."""
     values = []
     for part, targets in zip(states[mask].split(TOKENS_PER_CHUNK), labels[mask].split(TOKENS_PER_CHUNK), strict=True):
         logits = head(part)
@@ -199,55 +199,57 @@ def _sum_of_losses(head: nn.Module, states: Tensor, labels: Tensor, mask: Tensor
 
 
 class ReplugLoss(GroupLoss):
-    """REPLUG: the retriever ranks documents as they help a frozen language model to predict the one that asks.
+    """REPLUG: the retriever ranks documents by how much they help a frozen language model to predict the query.
 
         L = mean_i KL( P_Phi(. | i) || P_Theta(. | i) ),          over the other documents j of the group
         P_Theta(j | i) = softmax_j( cos(E(query part of D_i), E(D_j)) / tau_r )
         P_Phi(j | i)   = softmax_j( log g(D_i | D_j) / eta_m ),   g the language model, D_j before D_i
 
     Rows, Trainers and ``fit`` are as for :class:`~st_magnitude.revela.RevelaLoss`: one row of the dataset is one group,
-    from :func:`~st_magnitude.revela.build_groups`; ``data_collator=loss.collator`` in a Trainer other than
-    :class:`~st_magnitude.revela.RevelaTrainer`. The language model is frozen here, in place, and never saved.
+    from :func:`~st_magnitude.revela.build_groups`, and a Trainer other than :class:`~st_magnitude.revela.RevelaTrainer`
+    needs ``data_collator=loss.collator``. The loss freezes the language model, in place, and never saves it.
 
-    It is asked once for every pair: B (B - 1) continuations for a group of B, each document's keys and values computed
-    once. The answers are kept, so that a second epoch over the same groups does not touch it. They depend on the
-    language model and the tokens of both documents alone, so that runs with other retrievers, temperatures or
+    The language model scores every pair once: B (B - 1) continuations for a group of B. It computes the keys and values
+    of each document once. The scores are kept, so a second epoch over the same groups needs no language model. They
+    depend only on the language model and the tokens of both documents, so runs with other retrievers, temperatures or
     ``per_token`` share them. A score takes about 40 bytes.
 
     Args:
-        model: The retriever. Its ``prompts`` for "query" and "document" become the prefixes, its similarity cosine.
-        lm: A causal decoder of transformers, peft around it or not. It computes in its own dtype, outside of autocast:
+        model: The retriever. Its ``prompts`` for "query" and "document" become the prefixes, and its similarity becomes
+            cosine.
+        lm: A causal decoder of transformers, with or without peft. It computes in its own dtype, even under autocast;
             load it in bfloat16 to save time on a GPU.
-        lm_tokenizer: Its tokenizer; by default the one saved beside it.
-        retriever_temperature: tau_r.
-        lm_temperature: eta_m, in nats: per token, or per document without ``per_token``. The paper has 0.001 for both
-            (``ReplugLoss.preset("paper", ...)``; its formula as printed has also ``include_self=True,
-            per_token=False``), where nearly all targets are one-hot. The defaults leave the language model's
-            distribution and that of a pretrained encoder about equally wide, some 4 documents of 16.
-        query_part: ``"half"`` or ``"full"``, what E sees of the document that asks; the language model sees all of it.
-            See :class:`~st_magnitude.revela.RevelaLoss`.
-        prefixes: Before queries and before passages; the language model sees none.
-        max_length: Tokens of a text, for retriever and language model alike.
-        include_self: Let a document be its own candidate, as the formula is printed. A language model that can copy
+        lm_tokenizer: Tokenizer of the language model; by default the one saved beside it.
+        retriever_temperature: Temperature tau_r.
+        lm_temperature: Temperature eta_m in nats, per token, or per document without ``per_token``. The paper has 0.001
+            for both temperatures (``ReplugLoss.preset("paper", ...)``; its printed formula also has
+            ``include_self=True, per_token=False``), where nearly all targets are one-hot. With the defaults the
+            distributions of the language model and of a pretrained encoder are about equally wide, some 4 of 16
+            documents.
+        query_part: ``"half"`` or ``"full"``, the part of the query document that E gets, see
+            :class:`~st_magnitude.revela.RevelaLoss`; the language model gets all of it.
+        prefixes: Prefixes of queries and of passages; the language model gets none.
+        max_length: Largest number of tokens of a text, for retriever and language model.
+        include_self: Whether a document is its own candidate, as in the printed formula. A language model that can copy
             then puts nearly all of the target on the document itself, and the others do not count.
-        per_token: Divide log g(D_i | D_j) by the number of tokens of D_i: the formula is printed without. Sums over
-            100 tokens differ by tens of nats for long documents and by one for short ones, so that no temperature
-            suits all rows; means do not depend on the length.
-        cache_dir: A folder for the language model's answers (a SQLite file), which processes and runs may share.
-            None: in memory, for this loss.
-        pairs_per_batch: Sequences in a pass of the language model.
+        per_token: Whether to divide log g(D_i | D_j) by the number of tokens of D_i, which the printed formula does
+            not. Sums over 100 tokens differ by tens of nats for long documents and by one for short ones, so no
+            temperature suits all rows; means do not depend on the number of tokens.
+        cache_dir: Folder for the scores of the language model (a SQLite file), which processes and runs may share; with
+            None the scores stay in memory, for this loss.
+        pairs_per_batch: Number of sequences in a pass of the language model.
 
-    A beginning-of-text token before D_i, and an end-of-text token after either document, are left out where the
-    tokenizer sets them: D_i goes on where D_j ends.
+    Where the tokenizer adds a beginning-of-text token before D_i, or an end-of-text token after either document, the
+    loss leaves it out, so that D_i continues D_j.
 
     Raises:
-        ValueError: If the language model is not supported, has no tokenizer or padding token or no room for two
-            documents, the cache is broken, or an argument is out of range; in training, if nothing of the retriever
-            requires gradients.
-        TypeError: If the language model is none of transformers.
+        ValueError: If the language model is not supported, has no tokenizer or padding token, or has no room for two
+            documents; if the cache is broken, or an argument is out of range; in training, if no parameter of the
+            retriever requires gradients.
+        TypeError: If the language model is not a transformers model.
 
-    Logged with the loss: ``kl`` (the loss itself), ``one_hot`` (share of target rows with a weight above 0.999),
-    ``target_entropy`` and ``retriever_entropy`` (nats), ``cached`` (share of the answers that were known).
+    RevelaTrainer logs: ``kl`` (the loss itself), ``one_hot`` (share of target rows with a weight above 0.999),
+    ``target_entropy`` and ``retriever_entropy`` (nats), ``cached`` (share of the scores that were known).
 
     Example:
         ::
@@ -308,7 +310,7 @@ class ReplugLoss(GroupLoss):
         passages = self.model(passage)["sentence_embedding"]  # (B, D)
         if self.training and torch.is_grad_enabled() and not (queries.requires_grad or passages.requires_grad):
             raise ValueError(
-                "No parameter of the retriever requires gradients, and the language model is frozen: nothing would "
+                "No parameter of the retriever requires gradients, and the language model is frozen, so nothing would "
                 "learn. Call model.requires_grad_(True), or add a LoRA to the retriever."
             )
         candidates = text["group"][:, None] == text["group"]  # (B, B)
@@ -320,16 +322,16 @@ class ReplugLoss(GroupLoss):
         return result.kl
 
     def losses(self, input_ids: Tensor, attention_mask: Tensor, candidates: Tensor) -> tuple[Tensor, float]:
-        """l_ij = -log g(D_i | D_j) of the candidates, from the cache where it is known.
+        """Computes l_ij = -log g(D_i | D_j) of the candidates, or takes it from the cache.
 
         Args:
-            input_ids: (B, L), the documents in the language model's tokens, padded on either side.
-            attention_mask: (B, L), 1 at tokens and 0 at padding.
-            candidates: (B, B), the pairs (i, j) that are wanted.
+            input_ids: Documents in the language model's tokens, (B, L), padded on either side.
+            attention_mask: 1 at tokens and 0 at padding, (B, L).
+            candidates: Pairs (i, j) to compute, (B, B).
 
         Returns:
-            (B, B) in float32 at least, on the device of ``candidates``, 0 where nothing was wanted: nats, divided by
-            the number of tokens of D_i with ``per_token``. And the share of pairs that were known.
+            The losses, (B, B) in float32 or wider, on the device of ``candidates``, 0 at other pairs; in nats, divided
+            by the number of tokens of D_i with ``per_token``. And the share of pairs that were in the cache.
         """
         begin, end = (getattr(self.collator.lm_tokenizer, f"{x}_token_id", None) for x in ("bos", "eos"))
         prefixes, continuations = [], []
@@ -360,20 +362,20 @@ class ReplugLoss(GroupLoss):
         return losses.to(candidates.device), share
 
     def _watch(self, result: Divergence, candidates: Tensor, known: float) -> None:
-        """Warn, once, when there is next to nothing to learn; log."""
-        rows = candidates.sum(1) > 1  # with one candidate there is nothing to learn
+        """Sets the logs, and warns once if there is almost nothing to learn."""
+        rows = candidates.sum(1) > 1  # a single candidate teaches nothing
         one_hot = (result.target[rows].max(1).values > ONE_HOT).float().mean() if rows.any() else rows.sum()
         if not rows.any():
             self._warn(
                 "pairs",
-                "Groups of two documents leave one candidate for each: both distributions are 1, the loss is 0. Build "
-                "larger groups (build_groups makes 16).",
+                "Groups of two documents leave one candidate for each, so both distributions are 1 and the loss is 0. "
+                "Build larger groups (the default of build_groups is 16).",
             )
         elif one_hot > 0.9:
             self._warn(
                 "one-hot",
                 f"{float(one_hot):.0%} of the language model's rankings are one-hot at "
-                f"lm_temperature={self.lm_temperature:g}: all but the first document counts as equally bad. Raise it "
+                f"lm_temperature={self.lm_temperature:g}: only the first document of a ranking counts. Raise it "
                 f"({'0.1 suits most' if self.per_token else 'or set per_token=True'}).",
             )
         self.logs = {
@@ -399,26 +401,26 @@ def _entropy(weights: Tensor) -> Tensor:
 
 
 def _check_room(lm: nn.Module, max_length: int) -> None:
-    """Two documents must fit, and be remembered whole."""
+    """Refuses a language model that has no room for two documents, or whose cache cannot be shared."""
     base = base_model(lm)
     config = base.config.get_text_config()
     positions = getattr(config, "max_position_embeddings", None)
     if positions is not None and 2 * max_length > positions:
         raise ValueError(
-            f"Two documents of {max_length} tokens do not fit into the {positions} positions of {type(base).__name__}: "
+            f"Two documents of {max_length} tokens do not fit into the {positions} positions of {type(base).__name__}; "
             f"set max_length={positions // 2}."
         )
     kinds = {type(layer) for layer in DynamicCache(config=config).layers} - {DynamicLayer, DynamicSlidingWindowLayer}
     if kinds:
         names = sorted(kind.__name__ for kind in kinds)
         raise ValueError(
-            f"{type(base).__name__} remembers a text otherwise than by keys and values ({names}): its memory of a "
-            "document cannot be lent to several others. Use a decoder with attention in every layer."
+            f"{type(base).__name__} keeps other things of a text than keys and values ({names}), which several "
+            "continuations cannot share. Use a decoder with attention in every layer."
         )
 
 
 def _identity(lm: nn.Module) -> bytes:
-    """Differs between language models: by configuration, dtypes, and up to about 2,000 values of every parameter."""
+    """A digest of a language model: configuration, dtypes, and up to about 2,000 values of every parameter."""
     base = base_model(lm)
     config = base.config.to_dict()
     for name in ("_name_or_path", "architectures", "transformers_version", "use_cache", "dtype"):

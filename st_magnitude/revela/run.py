@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,10 +14,11 @@ from datasets import Dataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 
 from st_magnitude.corpus.beir import DataError
-from st_magnitude.corpus.documents import read_documents, split_documents
+from st_magnitude.corpus.documents import Document, read_documents, split_documents
 from st_magnitude.evaluation import HybridEvaluator
 from st_magnitude.evaluation.geometry import card_evaluators
 from st_magnitude.geometry import paired_bootstrap
+from st_magnitude.revela.config import RevelaConfig
 from st_magnitude.revela.groups import build_groups
 from st_magnitude.revela.loss import RevelaLoss
 from st_magnitude.revela.models import load_lm, load_retriever, lora_config
@@ -23,206 +26,200 @@ from st_magnitude.revela.titles import TitleTask, title_task
 from st_magnitude.revela.trainer import RevelaTrainer
 from st_magnitude.training.trainer import check_output, has_fast_bf16, train_or_stop
 
-__all__ = ["run"]
+__all__ = ["RevelaConfig", "run"]
 
 logger = logging.getLogger(__name__)
 
 RUNS = ("dense", "bm25", "hybrid")
+FEWEST = 5  # queries or chunks: an evaluation with fewer is refused
+FEW = 25  # an evaluation with fewer gets a warning
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hides warnings of transformers about names that it will rename, which the user of a command cannot change."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+        yield
+
+
+@_quiet()
 def run(
     corpus: str | Path,
     retriever: str | Path,
     lm: str | Path,
     output: str | Path,
+    config: RevelaConfig | None = None,
     *,
-    temperature: float = 0.05,
-    read_weight: float = 1.0,
-    v_norm: bool = True,
-    group_size: int = 16,
-    max_words: int = 120,
-    shuffle_chunks: bool = False,
-    max_length: int = 160,
-    epochs: float = 1.0,
-    max_steps: int = -1,
-    batch_size: int = 1,
-    gradient_accumulation_steps: int = 1,
-    learning_rate: float | None = None,
-    lm_learning_rate: float = 1e-4,
-    lora_rank: int = 256,
-    warmup_steps: int = 100,
-    held_out: float = 0.1,
-    max_queries: int = 300,
-    gradient_checkpointing: bool = False,
-    bf16: bool | None = None,
-    save_steps: int = 200,
-    resume: bool = False,
-    seed: int = 0,
     say: Callable[[str], Any] = print,
 ) -> dict[str, Any]:
-    """Learns a retriever from raw text with a language model, and measures it on documents that were held out.
+    """Trains a retriever on raw text with a language model, and measures it on documents that were held out.
 
     Args:
-        corpus: Text, Markdown, reStructuredText, HTML, source or JSON-lines files, in a folder or one.
+        corpus: Text, Markdown, reStructuredText, HTML, source or JSON-lines files: a folder or one file.
         retriever: Folder or hub id of a SentenceTransformer, all of which is trained, or of a bare decoder, which gets
             last-token pooling and a LoRA.
         lm: Folder or hub id of a causal decoder, or a GGUF file; it gets a LoRA.
-        output: Folder for the retriever (a plain SentenceTransformer, its LoRA merged) and ``revela.json``.
-        temperature: tau, see :class:`RevelaLoss`.
-        read_weight: See :class:`RevelaLoss`.
-        v_norm: See :class:`RevelaLoss`.
-        group_size: Chunks that read each other.
-        max_words: Words of a chunk.
-        shuffle_chunks: The paper's "random" ablation, see :func:`build_groups`.
-        max_length: Tokens of a chunk that the models read.
-        epochs: Passes over the groups.
-        max_steps: Stop after so many steps; overrides epochs when positive.
-        batch_size: Groups a step, of every process that ``torchrun`` or ``accelerate launch`` started.
-        gradient_accumulation_steps: Batches before each update.
-        learning_rate: Of the retriever; by default 1e-4 for a LoRA (the paper's) and 2e-5 for a whole encoder.
-        lm_learning_rate: Of the language model's LoRA.
-        lora_rank: Of both; alpha is a quarter of it, as in the paper.
-        warmup_steps: At most a tenth of all steps.
-        held_out: Share of documents that are not trained on; their section titles ask for their chunks.
-        max_queries: So many of the titles.
-        gradient_checkpointing: Recompute activations of both models, for memory.
-        bf16: Autocast to bfloat16; default: where the hardware has it.
-        save_steps: Steps between checkpoints, in ``output/checkpoints``.
-        resume: Go on from the last of them.
-        seed: Of the split, the order and dropout.
-        say: Takes the lines of the report.
+        output: Folder for the retriever (a plain SentenceTransformer with its LoRA merged) and ``revela.json``.
+        config: Settings of the run; by default ``RevelaConfig()``.
+        say: Function that gets the lines of the report.
 
     Returns:
-        What is written to ``revela.json``: settings, nDCG@10, MRR@10 and recall of the retriever, of BM25 and of both
-        by reciprocal rank fusion before and after, the differences with 95 % intervals, and the log. Of several
-        processes the first measures, saves and returns it all.
+        The content of ``revela.json``: settings and log; with ``config.evaluate`` also nDCG@10, MRR@10 and recall of
+        the retriever, of BM25 and of both by reciprocal rank fusion before and after training, and the differences with
+        95 % intervals. Among several processes the first one measures, saves and returns all of this.
 
     Raises:
-        DataError: If the corpus gives nothing to train on.
-        FileExistsError: If output holds a finished model, or an unfinished run and resume is False.
+        DataError: If the corpus has nothing to train on, or too little for the evaluation.
+        FileExistsError: If output holds a finished model, or an unfinished run and ``config.resume`` is False.
         OSError: If the retriever or the language model cannot be loaded.
-        ImportError: Without peft, without bm25s if documents are held out, or without gguf for a GGUF file.
+        ImportError: If the extra ``revela`` is not installed, or ``gguf`` for a GGUF file.
         ValueError: If a model is not supported, or an argument is out of range.
-        KeyboardInterrupt: At Ctrl-C, and at SIGTERM, once the step that was being made is saved as a checkpoint.
+        KeyboardInterrupt: At Ctrl-C and at SIGTERM, after the current step is done and saved as a checkpoint.
     """
+    config = config or RevelaConfig()
     output = Path(output)
-    checkpoint = check_output(output, resume)
+    checkpoint = check_output(output, config.resume)
     documents = list(read_documents(corpus))
-    train, test = split_documents(documents, held_out=held_out, seed=seed)
+    train, task = _hold_out(documents, config) if config.evaluate else (documents, None)
     groups = cast(
         Dataset,
-        build_groups(train, group_size=group_size, max_words=max_words, shuffle_chunks=shuffle_chunks, seed=seed),
+        build_groups(
+            train,
+            group_size=config.group_size,
+            max_words=config.max_words,
+            shuffle_chunks=config.shuffle_chunks,
+            seed=config.seed,
+        ),
     )
-    task = _task(test, max_words, max_queries, seed)
-    say(f"{len(train):,} documents in {len(groups):,} groups of {group_size}; {len(test):,} held out: {task}")
+    say(f"Training: {len(train):,} documents in {len(groups):,} groups of {config.group_size} chunks.")
+    if task is not None:
+        say(
+            f"Evaluation: {len(task.queries):,} queries (section {task.kind}) over {len(task.corpus):,} chunks of "
+            f"{len(documents) - len(train):,} documents that are held out."
+        )
+    trainer, is_decoder = _trainer(config, groups, retriever, lm, output)
+    model = cast(SentenceTransformer, trainer.model)
+    is_first = trainer.is_world_process_zero()
+    measured = _Measured(task, config.seed, say) if task is not None and is_first else None
+    if measured is not None:
+        measured.measure("before", model, trainer)
+    train_or_stop(trainer, checkpoint)
+    if is_decoder:
+        trainer.merge()
+    record: dict[str, Any] = {
+        "corpus": str(corpus),
+        "documents": {"train": len(train), "held_out": len(documents) - len(train), "groups": len(groups)},
+        "loss": trainer.loss.get_config_dict(),  # type: ignore[union-attr]
+        "processes": trainer.args.world_size,
+        "log": trainer.state.log_history,
+    }
+    if is_first:
+        if measured is not None:
+            measured.measure("after", model, trainer)
+            record |= measured.record()
+        model.save_pretrained(str(output))
+        (output / "revela.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    return record
 
-    model = load_retriever(retriever, max_length)
+
+def _hold_out(documents: list[Document], config: RevelaConfig) -> tuple[list[Document], TitleTask]:
+    """The documents to train on, and a retrieval task from the others."""
+    try:
+        train, test = split_documents(documents, held_out=config.held_out, seed=config.seed)
+        task = title_task(test, max_words=config.max_words, max_queries=config.max_queries, seed=config.seed)
+        size = f"{len(task.queries)} queries over {len(task.corpus)} chunks"
+        smallest = min(len(task.queries), len(task.corpus))
+        if smallest < FEWEST:
+            raise DataError(f"The {len(test)} documents that are held out give {size}, too few to compare models.")
+    except DataError as error:
+        raise DataError(
+            f"{error} Pass more documents, hold out a larger share (held_out is {config.held_out:g}), or train on all "
+            "documents without an evaluation: evaluate=False (--no-evaluate)."
+        ) from None
+    if smallest < FEW:
+        logger.warning(
+            "The evaluation has only %s, so its figures say little. Pass more documents or a larger held_out.", size
+        )
+    return train, task
+
+
+def _trainer(
+    config: RevelaConfig, groups: Dataset, retriever: str | Path, lm: str | Path, output: Path
+) -> tuple[RevelaTrainer, bool]:
+    """The trainer, and whether the retriever is a decoder, which is trained by LoRA."""
+    model = load_retriever(retriever, config.max_length)
     language_model, tokenizer = load_lm(lm)
     loss = RevelaLoss(
         model,
         language_model,
         tokenizer,
-        temperature=temperature,
-        read_weight=read_weight,
-        v_norm=v_norm,
-        max_length=max_length,
+        temperature=config.temperature,
+        read_weight=config.read_weight,
+        v_norm=config.v_norm,
+        max_length=config.max_length,
     )
-    decoder = _is_decoder(model)
-    lora = lora_config(r=lora_rank, lora_alpha=max(1, lora_rank // 4))
+    is_decoder = any(getattr(module, "is_causal", False) for module in model.modules())
+    lora = lora_config(r=config.lora_rank, lora_alpha=max(1, config.lora_rank // 4))
+    learning_rate = config.learning_rate
     if learning_rate is None:
-        learning_rate = 1e-4 if decoder else 2e-5
+        learning_rate = 3e-4 if is_decoder else 5e-5
     arguments = SentenceTransformerTrainingArguments(
         output_dir=str(output / "checkpoints"),
-        num_train_epochs=epochs,
-        max_steps=max_steps,
-        per_device_train_batch_size=batch_size,
-        gradient_accumulation_steps=gradient_accumulation_steps,
+        num_train_epochs=config.epochs,
+        max_steps=config.max_steps,
+        per_device_train_batch_size=config.batch_size,
+        gradient_accumulation_steps=config.gradient_accumulation_steps,
         learning_rate=learning_rate,
-        gradient_checkpointing=gradient_checkpointing,
-        bf16=has_fast_bf16() if bf16 is None else bf16,
+        gradient_checkpointing=config.gradient_checkpointing,
+        bf16=has_fast_bf16() if config.bf16 is None else config.bf16,
         use_cpu=model.device.type == "cpu",
-        save_steps=save_steps,
+        save_steps=config.save_steps,
         save_total_limit=1,
-        seed=seed,
+        seed=config.seed,
         report_to=[],
     )
-    rows_a_step = batch_size * gradient_accumulation_steps * arguments.world_size
-    steps = max_steps if max_steps > 0 else max(1, int(epochs * len(groups) / rows_a_step))
-    arguments.warmup_steps = min(warmup_steps, steps // 10)
+    rows_a_step = config.batch_size * config.gradient_accumulation_steps * arguments.world_size
+    steps = config.max_steps if config.max_steps > 0 else max(1, int(config.epochs * len(groups) / rows_a_step))
+    arguments.warmup_steps = min(config.warmup_steps, steps // 10)
     arguments.logging_steps = max(1, min(10, steps // 5))
-    is_first = arguments.process_index == 0  # which measures and saves
-    evaluator = _evaluator(task) if task is not None and is_first else None
-    shapes = None
-    if task is not None and is_first and len(task.corpus) > 1:
-        shapes = card_evaluators(task.queries, task.corpus, task.relevant_docs, seed=seed)
-        shapes[0](model, epoch=0, steps=0)
-    before = _measure(evaluator, model)
-    if before:
-        say("before  " + _line(before))
     trainer = RevelaTrainer(
         model=model,
         args=arguments,
         loss=loss,
         train_dataset=groups,
         lm_lora=lora,
-        lm_learning_rate=lm_learning_rate,
-        retriever_lora=lora if decoder else None,
+        lm_learning_rate=config.lm_learning_rate,
+        retriever_lora=lora if is_decoder else None,
     )
-    train_or_stop(trainer, checkpoint)
-    if decoder:
-        trainer.merge()
-    record: dict[str, Any] = {
-        "corpus": str(corpus),
-        "documents": {"train": len(train), "held_out": len(test), "groups": len(groups)},
-        "loss": loss.get_config_dict(),
-        "processes": arguments.world_size,
-        "log": trainer.state.log_history,
-    }
-    if not is_first:
-        return record
-    after = _measure(evaluator, model)
-    if shapes is not None:
-        shapes[1](model, epoch=round(trainer.state.epoch or 0), steps=trainer.state.global_step)
-        record["geometry"] = {shape.name: shape.metrics for shape in shapes}
-    model.save_pretrained(str(output))
-    if before and after:
-        say("after   " + _line(after))
-        record["before"], record["after"] = before["metrics"], after["metrics"]
-        record["differences"] = {}
+    return trainer, is_decoder
+
+
+class _Measured:
+    """Figures of a retriever, alone and fused with BM25, before and after training."""
+
+    def __init__(self, task: TitleTask, seed: int, say: Callable[[str], Any]) -> None:
+        judged = (task.queries, task.corpus, task.relevant_docs)
+        self.ranking = HybridEvaluator(*judged, write_csv=False, show_progress_bar=len(task.corpus) > 1000)
+        self.shapes = dict(zip(("before", "after"), card_evaluators(*judged, seed=seed), strict=True))
+        self.say = say
+        self.metrics: dict[str, dict[str, float]] = {}
+        self.per_query: dict[str, dict[str, list[float]]] = {}
+
+    def measure(self, when: str, model: SentenceTransformer, trainer: RevelaTrainer) -> None:
+        self.metrics[when] = self.ranking(model)
+        self.per_query[when] = {name: list(self.ranking.per_query[name]) for name in RUNS}
+        self.shapes[when](model, epoch=round(trainer.state.epoch or 0), steps=trainer.state.global_step)
+        figures = "  ".join(f"{name} {self.metrics[when][f'{name}_ndcg@10']:.3f}" for name in RUNS)
+        self.say(f"{when:6}  nDCG@10:  {figures}")
+
+    def record(self) -> dict[str, Any]:
+        differences = {}
         for name in ("dense", "hybrid"):
-            difference = paired_bootstrap(after["per_query"][name], before["per_query"][name])
-            record["differences"][name] = difference
-            say(f"{name}: {difference[0]:+.3f} nDCG@10, 95 % interval [{difference[1]:+.3f}, {difference[2]:+.3f}]")
-    (output / "revela.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    return record
-
-
-def _task(documents: list[Any], max_words: int, max_queries: int, seed: int) -> TitleTask | None:
-    try:
-        return title_task(documents, max_words=max_words, max_queries=max_queries, seed=seed)
-    except DataError as error:
-        logger.warning("No evaluation: %s", error)
-        return None
-
-
-def _evaluator(task: TitleTask) -> HybridEvaluator:
-    return HybridEvaluator(
-        task.queries, task.corpus, task.relevant_docs, write_csv=False, show_progress_bar=len(task.corpus) > 1000
-    )
-
-
-def _measure(evaluator: HybridEvaluator | None, model: SentenceTransformer) -> dict[str, Any]:
-    if evaluator is None:
-        return {}
-    metrics = evaluator(model)
-    return {"metrics": metrics, "per_query": {name: list(evaluator.per_query[name]) for name in RUNS}}
-
-
-def _line(measured: dict[str, Any]) -> str:
-    metrics = measured["metrics"]
-    return "nDCG@10:  " + "  ".join(f"{name} {metrics[f'{name}_ndcg@10']:.3f}" for name in RUNS)
-
-
-def _is_decoder(model: SentenceTransformer) -> bool:
-    """Whether its attention is causal, so that LoRA's targets are those of the paper."""
-    return any(getattr(module, "is_causal", False) for module in model.modules())
+            difference = paired_bootstrap(self.per_query["after"][name], self.per_query["before"][name])
+            differences[name] = difference
+            self.say(
+                f"{name}: {difference[0]:+.3f} nDCG@10, 95 % interval [{difference[1]:+.3f}, {difference[2]:+.3f}]"
+            )
+        geometry = {shape.name: shape.metrics for shape in self.shapes.values()}
+        return {**self.metrics, "differences": differences, "geometry": geometry}

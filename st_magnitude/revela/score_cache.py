@@ -1,4 +1,4 @@
-"""ScoreCache: numbers that took a language model to compute, kept in SQLite."""
+"""ScoreCache: scores of a language model, kept in SQLite."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["ScoreCache"]
 
 
 class ScoreCache:
-    """Numbers by key, in memory or in a file that processes share and later runs find again.
+    """Numbers by key, in memory or in a file that several processes and later runs can share.
 
     Args:
-        folder: Where ``lm_scores.sqlite`` is, or will be. None: in memory.
+        folder: Folder of the file ``lm_scores.sqlite``; with None the numbers stay in memory.
 
     Raises:
-        ValueError: If the file is broken, or was written by something else, or the folder cannot be used; on every
-            use.
+        ValueError: If the file is broken or belongs to another program, or the folder cannot be used. Every method
+            raises this.
 
     Example:
         >>> cache = ScoreCache()
@@ -40,7 +40,7 @@ class ScoreCache:
         self._connection()
 
     def get(self, keys: Iterable[bytes]) -> dict[bytes, float]:
-        """What is known of these keys."""
+        """The numbers of those keys that are known."""
         wanted = list(dict.fromkeys(keys))
         found: dict[bytes, float] = {}
         with self._explained():
@@ -52,7 +52,7 @@ class ScoreCache:
         return found
 
     def put(self, values: Mapping[bytes, float]) -> None:
-        """All of them or, in case of an error, none."""
+        """Stores numbers by key; in case of an error it stores nothing."""
         with self._explained(), self._transaction(self._connection()) as connection:
             connection.executemany("INSERT OR REPLACE INTO score VALUES (?, ?)", values.items())
 
@@ -61,7 +61,7 @@ class ScoreCache:
             return int(self._connection().execute("SELECT count(*) FROM score").fetchone()[0])
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_opened": None}  # a copy opens the file itself; what is in memory stays behind
+        return self.__dict__ | {"_opened": None}  # a copy opens the file itself; numbers in memory are not copied
 
     def _connection(self) -> sqlite3.Connection:
         if self._opened is None or self._opened[0] != os.getpid():  # sqlite must not be carried across a fork
@@ -82,7 +82,7 @@ class ScoreCache:
                     connection.execute("CREATE TABLE score (key BLOB PRIMARY KEY, value REAL NOT NULL) WITHOUT ROWID")
             marks = tuple(connection.execute(f"PRAGMA {x}").fetchone()[0] for x in ("application_id", "user_version"))
             if marks != (self._KIND, self._VERSION):
-                raise sqlite3.DatabaseError(f"it is another program's, or of another version: {marks}")
+                raise sqlite3.DatabaseError(f"it belongs to another program or version: {marks}")
         return connection
 
     @staticmethod
@@ -102,6 +102,6 @@ class ScoreCache:
             yield
         except (sqlite3.Error, OSError) as error:
             raise ValueError(
-                f"The cache of the language model's scores, {self.path}, cannot be used: {error}. Give cache_dir "
+                f"The cache of the language model's scores, {self.path}, cannot be used: {error}. Set cache_dir to "
                 "another folder, or remove the file if it is broken; it only saves time."
             ) from error

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from itertools import chain
 
 from st_magnitude.corpus.beir import DataError, RetrievalData
-from st_magnitude.corpus.chunking import chunk, count_words, fold, names, sentences
-from st_magnitude.corpus.documents import Document, Documents, Section, iterate_documents, plain_title
+from st_magnitude.corpus.chunking import chunk, count_words, fold, sentences
+from st_magnitude.corpus.documents import Document, Documents, iterate_documents
+from st_magnitude.corpus.formats import Section, names
 
 __all__ = ["TitleTask", "title_task"]
 
@@ -21,20 +22,23 @@ class TitleTask(RetrievalData):
     """A retrieval task made from documents alone.
 
     Attributes:
-        kind: ``"titles"``: queries are section titles; ``"sentences"``: queries are first sentences of chunks.
+        kind: ``"titles"`` if the queries are section titles, ``"sentences"`` if they are first sentences of chunks.
     """
 
     kind: str = "titles"
 
 
 _GENERIC = names(
-    "abstract|acknowledgements|acknowledgments|acknowledgement|appendix|attributes|author|authors|background|"
-    "bibliography|bugs|changelog|changes|classes|conclusion|conclusions|constants|contents|contributing|copyright|"
-    "credits|description|discussion|example|examples|exceptions|external links|faq|footnotes|functions|"
-    "further reading|getting started|history|index|install|installation|introduction|license|links|methods|"
-    "miscellaneous|module contents|name|navigation|note|notes|options|overview|parameters|quick start|quickstart|"
-    "raises|reference|references|related work|requirements|results|return value|returns|see also|sources|summary|"
-    "synopsis|table of contents|test|tests|title|todo|untitled|usage"
+    """
+    abstract, acknowledgements, acknowledgments, acknowledgement, appendix, attributes, author, authors, background,
+    bibliography, bugs, changelog, changes, classes, conclusion, conclusions, constants, contents, contributing,
+    copyright, credits, description, discussion, example, examples, exceptions, external links, faq, footnotes,
+    functions, further reading, getting started, history, index, install, installation, introduction, license, links,
+    methods, miscellaneous, module contents, name, navigation, note, notes, options, overview, parameters, quick start,
+    quickstart, raises, reference, references, related work, requirements, results, return value, returns, see also,
+    sources, summary, synopsis, table of contents, test, tests, title, todo, untitled, usage
+    """,
+    separator=",",
 )
 _NUMBERING = re.compile(r"^\d+\.(?:\d+\.?)*\s+(?=\D)")
 
@@ -47,29 +51,30 @@ def title_task(
     kind: str | None = None,
     seed: int = 0,
 ) -> TitleTask:
-    """A retrieval task from documents: section titles ask for the chunks of their sections.
+    """Makes a retrieval task from documents: section titles ask for the chunks of their sections.
 
-    - Corpus: the chunks of all documents, each once; the title lines are not in them.
-    - Queries: titles of sections with some text of their own. Generic ones ("Introduction", "See also"), and titles
-      that occur more than once, are left out.
-    - Relevant: the chunks of the section itself, without its subsections, whose own titles ask for them. A chunk that
-      several sections share, such as a notice on every page, is relevant to none.
+    - Corpus: the chunks of all documents, each once, without the title lines.
+    - Queries: titles of sections that have text of their own. Generic titles ("Introduction", "See also") and titles
+      that occur more than once are left out.
+    - Relevant documents: the chunks of the section itself, without those of its subsections, which have their own
+      titles. A chunk that several sections share, such as a notice on every page, is relevant to no query.
 
-    Documents without sections count as one section under their title; without a title, they are in the corpus only.
+    A document without sections counts as one section under its title; without a title, it is in the corpus only.
 
     If there are no titles at all, the first sentence of each chunk of prose asks for the rest of the chunk
-    (:attr:`TitleTask.kind` is ``"sentences"``). That is an easier task, good for comparing models, no more.
+    (:attr:`TitleTask.kind` is ``"sentences"``). That task is easier and only good for comparing models.
 
     Args:
         documents: As for :func:`build_groups`; hold them out from training with :func:`split_documents`.
-        max_words: See :func:`chunk`.
-        max_queries: Keep a random sample of so many queries; the corpus stays.
-        kind: Insist on ``"titles"`` or ``"sentences"``.
-        seed: Of the sample.
+        max_words: Largest number of words in a chunk, see :func:`chunk`.
+        max_queries: Number of queries in a random sample, if there are more; the corpus stays complete.
+        kind: ``"titles"`` or ``"sentences"``, to allow only that kind of queries.
+        seed: Seed for the sample.
 
     Raises:
         ValueError: If an argument is out of range.
         DataError: If there are no documents, or no queries of the kind.
+        ImportError: If the extra ``revela`` is not installed.
 
     Example:
         >>> pages = [
@@ -86,7 +91,7 @@ def title_task(
         raise ValueError(f"max_queries must be at least 1, got {max_queries}.")
     kept = [document for document in iterate_documents(documents) if document.text.strip() or document.sections]
     if not kept:
-        raise DataError("There are no documents, or all of them are empty: pass at least one text.")
+        raise DataError("There are no documents, or all of them are empty; pass at least one text.")
     for attempt in ("titles", "sentences") if kind is None else (kind,):
         pairs, corpus = (_title_pairs if attempt == "titles" else _sentence_pairs)(kept, max_words)
         times = Counter(fold(query) for query, _ in pairs)
@@ -95,7 +100,7 @@ def title_task(
             break
     else:
         raise DataError(
-            f"The {len(kept):,} documents give no queries by {kind or 'titles or sentences'}: pass documents with "
+            f"The {len(kept):,} documents give no queries from {kind or 'titles or sentences'}; pass documents with "
             "section titles that are not generic, or with chunks of two sentences or more."
         )
     if max_queries is not None and len(pairs) > max_queries:
@@ -107,7 +112,7 @@ def title_task(
 
 
 class _Corpus:
-    """Chunks by id, equal ones once."""
+    """Chunks by id, without duplicates."""
 
     def __init__(self) -> None:
         self.texts: dict[str, str] = {}
@@ -115,7 +120,7 @@ class _Corpus:
         self._numbers: Counter[str] = Counter()
 
     def add(self, name: str, text: str) -> str:
-        """The id of the text, a new one unless it is known."""
+        """The id of a text; a text that is already there keeps its id."""
         key = fold(text)
         if key not in self._ids:
             self._ids[key] = f"{name}#{self._numbers[name]}"
@@ -143,14 +148,14 @@ def _title_pairs(documents: Sequence[Document], max_words: int) -> tuple[list[tu
 
 
 def _asks(title: str) -> bool:
-    """Whether a title says what its section is about, and no other is likely to have."""
+    """Whether a title tells its section from others, so that it can serve as a query."""
     generic = title.casefold().strip(" .:") in _GENERIC
     return sum(map(str.isalpha, title)) >= 2 and len(title.split()) <= 25 and not generic
 
 
 def _as_section(document: Document) -> Section:
-    """All of a document under its title, which may be its first line as well."""
-    title = plain_title(document.title or "")
+    """A whole document as one section under its title, which is removed from the text if it is the first line."""
+    title = " ".join((document.title or "").split())
     first, _, rest = document.text.lstrip().partition("\n")
     return Section(title, rest if title and fold(first) == fold(title) else document.text)
 

@@ -1,4 +1,4 @@
-"""RevelaTrainer: sentence-transformers' Trainer, with a language model that is trained beside the retriever."""
+"""RevelaTrainer: sentence-transformers' Trainer, which also trains a language model beside the retriever."""
 
 from __future__ import annotations
 
@@ -37,32 +37,34 @@ LM_FILE = "language_model.safetensors"
 
 
 class RevelaTrainer(SentenceTransformerTrainer):
-    """sentence-transformers' Trainer for :class:`~st_magnitude.revela.RevelaLoss` (and ``ReplugLoss``).
+    """sentence-transformers' Trainer for :class:`~st_magnitude.revela.RevelaLoss` and ``ReplugLoss``.
 
-    Rows are groups and stay together through shuffling and resuming. The language model is optimised with the
-    retriever, at its own learning rate; its gradients are averaged over processes and clipped (by themselves, at
-    ``max_grad_norm``, so that they do not scale the retriever's); checkpoints hold what is trained of it, and a resumed
-    run goes on exactly. What is saved as the result is the retriever alone, a plain SentenceTransformer.
+    Rows are groups and stay together through shuffling and resuming. The trainer optimises the language model together
+    with the retriever, at its own learning rate. It averages the gradients of the language model over processes and
+    clips them separately, at ``max_grad_norm``, so that they do not scale those of the retriever. Checkpoints hold the
+    trained parameters of the language model, and a resumed run continues exactly. The saved result is the retriever
+    alone, a plain SentenceTransformer.
 
     Args:
-        model: The retriever, the one in the loss.
-        args: ``gradient_checkpointing`` goes for both models, without reentrance.
+        model: The retriever, which is also the one in the loss.
+        args: Training arguments. ``gradient_checkpointing`` applies to both models, without reentrance.
         loss: A RevelaLoss or ReplugLoss.
-        train_dataset: From :func:`~st_magnitude.revela.build_groups`; the batch size counts groups.
-        lm_lora: What of the language model is trained. ``"paper"``: a LoRA of rank 256 on all projections; a
-            ``peft.LoraConfig``; None: what requires gradients already. A model that comes with peft is left as it is,
-            and so is the frozen one of ReplugLoss.
-        lm_learning_rate: The language model's; the retriever's by default, as in the paper (1e-4 for both).
-        retriever_lora: Likewise for the retriever; None trains all of it. See :meth:`merge`.
+        train_dataset: Groups from :func:`~st_magnitude.revela.build_groups`; the batch size counts groups.
+        lm_lora: LoRA of the language model: ``"paper"`` for rank 256 on all projections, a ``peft.LoraConfig``, or None
+            to train the parameters that require gradients already. A model that comes with peft does not change, nor
+            does the frozen one of ReplugLoss.
+        lm_learning_rate: Learning rate of the language model; by default that of the retriever, as in the paper (1e-4
+            for both).
+        retriever_lora: LoRA of the retriever, in the same forms; None trains all of it. See :meth:`merge`.
         kwargs: All other arguments of SentenceTransformerTrainer.
 
     Raises:
-        ValueError: If the dataset has no column ``chunks``, the loss is none of the two or has another retriever, or
-            batches would be split among processes; on resuming, if something else is trained than what was saved.
-        FileNotFoundError: On resuming, if the checkpoint has no language model.
-        ImportError: If a LoRA is wanted without peft.
+        ValueError: If the dataset has no column ``chunks``, if the loss is of another kind or has another retriever, or
+            if batches would be split among processes; when resuming, if other parameters are trained than were saved.
+        FileNotFoundError: When resuming, if the checkpoint has no language model.
+        ImportError: If a LoRA is requested and peft is not installed.
 
-    Logged beside what the loss logs: ``grad_norm`` (the retriever's) and ``lm_grad_norm``.
+    The trainer logs what the loss logs, ``grad_norm`` (that of the retriever) and ``lm_grad_norm``.
 
     Example:
         ::
@@ -77,7 +79,7 @@ class RevelaTrainer(SentenceTransformerTrainer):
             trainer.model.save_pretrained("retriever")
     """
 
-    _lm_grad_norm: Tensor | None = None  # of the last step
+    _lm_grad_norm: Tensor | None = None  # in the last step
 
     def __init__(
         self,
@@ -93,15 +95,15 @@ class RevelaTrainer(SentenceTransformerTrainer):
         **kwargs: Any,
     ) -> None:
         if not (hasattr(loss, "lm") and hasattr(loss, "collator")):
-            raise ValueError(f"RevelaTrainer trains with RevelaLoss or ReplugLoss, got {type(loss).__name__}.")
+            raise ValueError(f"loss is a {type(loss).__name__}; RevelaTrainer needs a RevelaLoss or a ReplugLoss.")
         if loss.model is not model:
-            raise ValueError("The loss was built for another model: build RevelaLoss with the model to be trained.")
+            raise ValueError("The loss was built for another model; build it with the model that is passed here.")
         for name, dataset in (("train_dataset", train_dataset), ("eval_dataset", eval_dataset)):
             names = getattr(dataset, "column_names", None)
             if isinstance(names, list) and "chunks" not in names:
                 raise ValueError(
-                    f"{name} has the columns {names}, but RevelaTrainer needs whole groups, one a row, in a column "
-                    "'chunks': make them with st_magnitude.revela.build_groups(texts)."
+                    f"{name} has the columns {names}, but RevelaTrainer needs whole groups, one per row, in a column "
+                    "'chunks'; make them with st_magnitude.revela.build_groups(texts)."
                 )
         args = SentenceTransformerTrainingArguments("revela") if args is None else copy.copy(args)
         if retriever_lora is not None:
@@ -116,7 +118,7 @@ class RevelaTrainer(SentenceTransformerTrainer):
             base_model(loss.lm).gradient_checkpointing_enable({"use_reentrant": False})
         loading: Any = copy.copy(args.accelerator_config)
         if loading.split_batches:
-            raise ValueError("accelerator_config.split_batches would cut groups apart: leave it False.")
+            raise ValueError("accelerator_config.split_batches would cut groups apart; leave it False.")
         if isinstance(train_dataset, IterableDataset):
             loading.dispatch_batches = False  # True would cut groups apart
         args.accelerator_config = loading
@@ -135,11 +137,11 @@ class RevelaTrainer(SentenceTransformerTrainer):
         return self.loss.lm  # type: ignore[attr-defined]
 
     def merge(self) -> SentenceTransformer:
-        """The retriever with its LoRA written into the weights; the training is over then."""
+        """Writes the LoRA of the retriever into its weights, which ends the training, and returns the retriever."""
         return merge_lora(self.model)
 
     def lm_parameters(self) -> dict[str, nn.Parameter]:
-        """What is trained of the language model."""
+        """The parameters of the language model that are trained."""
         return {name: parameter for name, parameter in self.lm.named_parameters() if parameter.requires_grad}
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
@@ -154,7 +156,7 @@ class RevelaTrainer(SentenceTransformerTrainer):
         return loss
 
     def _average_gradients(self) -> None:
-        """What DDP does for the retriever: the mean over processes, once an optimizer step."""
+        """Averages gradients over processes, once per optimizer step, as DDP does for the retriever."""
         by_dtype: dict[torch.dtype, list[Tensor]] = {}
         for parameter in self.lm_parameters().values():
             if parameter.grad is None:
@@ -179,15 +181,15 @@ class RevelaTrainer(SentenceTransformerTrainer):
         file = Path(checkpoint_path) / LM_FILE
         if not file.exists():
             raise FileNotFoundError(
-                f"{file} is missing: this checkpoint was not written by RevelaTrainer, or with a frozen language "
-                "model. Resume with the trainer and the settings that wrote it, or start anew."
+                f"{file} is missing: this checkpoint is not one of RevelaTrainer, or its language model was frozen. "
+                "Resume with the trainer and the settings that wrote it, or start a new run."
             )
         saved = load_file(str(file), device="cpu")
         if saved.keys() != parameters.keys():
             differing = sorted(saved.keys() ^ parameters.keys())
             raise ValueError(
                 f"{file} holds other parameters than are trained now ({len(differing)} differ, {differing[0]!r} among "
-                "them): give the same language model and lm_lora as before."
+                "them); use the same language model and lm_lora as before."
             )
         with torch.no_grad():
             for name, parameter in parameters.items():
@@ -199,7 +201,7 @@ def _mapping(given: Any) -> dict[str, Any]:
 
 
 class _LanguageModelCallback(TrainerCallback):
-    """What the Trainer does for its model and not for a loss: equal beginnings, clipping, checkpoints."""
+    """Does for the language model what the Trainer does for its model: equal starts, clipping, checkpoints."""
 
     def __init__(self, trainer: RevelaTrainer) -> None:
         self.trainer = trainer

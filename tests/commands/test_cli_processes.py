@@ -36,8 +36,9 @@ def place(tmp_path_factory):
     stm.add_normalize(model).save_pretrained(str(folder / "model"))  # as most published models
     (folder / "texts").mkdir()
     for number in range(6):
-        sentences = [f"Page {number} tells of {text}." for text in list(CORPUS.values())[3 * number : 3 * number + 3]]
-        (folder / "texts" / f"{number}.md").write_text(f"# About {number}\n\n" + " ".join(sentences) + "\n")
+        texts = list(CORPUS.values())[3 * number : 3 * number + 3]
+        sections = [f"# {' '.join(text.split()[:3])}\n\nPage {number} tells of {text}" for text in texts]
+        (folder / "texts" / f"{number}.md").write_text("\n\n".join(sections) + "\n")
     lm, tokens = language_model()
     tokens.add_special_tokens({"eos_token": "[EOS]"})
     lm.resize_token_embeddings(len(tokens))

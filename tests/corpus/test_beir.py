@@ -81,8 +81,11 @@ GOOD = '{"_id": "d0", "text": "t"}\n'
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"corpus": GOOD + '{"_id": "d1", "text": \n'}, r"corpus\.jsonl, line 2: is broken JSON .*one object a line"),
-        ({"corpus": GOOD + "[1]\n"}, r"corpus\.jsonl, line 2: is list, not an object"),
+        (
+            {"corpus": GOOD + '{"_id": "d1", "text": \n'},
+            r"corpus\.jsonl, line 2: is not valid JSON .*one object per line",
+        ),
+        ({"corpus": GOOD + "[1]\n"}, r"corpus\.jsonl, line 2: is a list, not an object"),
         ({"corpus": GOOD + '{"text": "t"}\n'}, r"corpus\.jsonl, line 2: has no '_id'; it has \['text'\]"),
         ({"corpus": GOOD + '\n{"_id": "d1"}\n'}, r"corpus\.jsonl, line 3: has no 'text'"),
         ({"corpus": GOOD + '{"_id": "d1", "text": ["t"]}\n'}, r"corpus\.jsonl, line 2: 'd1' has a title or text that"),
@@ -101,7 +104,10 @@ GOOD = '{"_id": "d0", "text": "t"}\n'
         ({"qrels": "q1\td99\t1\n"}, r"qrels/test\.tsv, line 1: 'd99' is not in corpus\.jsonl; add it there or remove"),
         ({"qrels": "q1\td0\tyes\n"}, r"qrels/test\.tsv, line 1: the score 'yes' is not an integer"),
         ({"qrels": "q1\td0\n"}, r"qrels/test\.tsv, line 1: has 2 columns, not 3: query-id, corpus-id, score"),
-        ({"qrels": "q1\td0\t1\nq1\td0\t0\n"}, r"qrels/test\.tsv, line 2: judges 'd0' for 'q1' against an earlier line"),
+        (
+            {"qrels": "q1\td0\t1\nq1\td0\t0\n"},
+            r"qrels/test\.tsv, line 2: contradicts an earlier line about 'd0' and 'q1'",
+        ),
         ({"qrels": "q1\td0\t0\n"}, r"qrels/test\.tsv in .*: no document is relevant to a query.*score above 0"),
         ({"qrels": ""}, r"qrels/test\.tsv in .*: no document is relevant"),
     ],
@@ -129,13 +135,14 @@ def test_missing_files_are_named(tmp_path: Path, missing: str) -> None:
     (write(tmp_path) / missing).unlink()
     named = "qrels.tsv" if missing.startswith("qrels") else missing
     with pytest.raises(
-        DataError, match=rf"has no {named}\. Expected corpus\.jsonl, queries\.jsonl and qrels/<split>\.tsv"
+        DataError,
+        match=rf"has no {named}\. Expected BEIR's layout: corpus\.jsonl, queries\.jsonl and qrels/<split>\.tsv",
     ):
         load_beir(tmp_path)
 
 
 def test_missing_folder_and_split(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no folder .*nowhere.*Expected corpus\.jsonl"):
+    with pytest.raises(DataError, match=r"no folder .*nowhere.*Expected BEIR's layout: corpus\.jsonl"):
         load_beir(tmp_path / "nowhere")
     with pytest.raises(DataError, match="no folder"):
         available_splits(tmp_path / "nowhere")
@@ -151,17 +158,35 @@ def test_ids_that_a_qrels_file_cannot_hold(tmp_path: Path, identifier: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("judgements", "message"),
+    ("judgments", "message"),
     [
-        ({"relevant_docs": {"q9": {"d0"}}}, r"relevant_docs judges the query 'q9'"),
+        ({"relevant_docs": {"q9": {"d0"}}}, r"relevant_docs has the query 'q9'"),
         ({"relevant_docs": {"q1": {"d0", "d99"}}}, r"relevant_docs\['q1'\] has 'd99', which is not in corpus"),
         ({"relevant_docs": {}, "negatives": {"q1": {"d99"}}}, r"negatives\['q1'\] has 'd99'"),
-        ({"relevant_docs": {"q1": {"d0"}}, "negatives": {"q1": {"d0"}}}, r"'d0' is both relevant and a negative"),
+        (
+            {"relevant_docs": {"q1": {"d0"}}, "negatives": {"q1": {"d0"}}},
+            r"'d0' is both relevant to the query 'q1' and a negative",
+        ),
     ],
 )
-def test_inconsistent_judgements(judgements: dict[str, dict[str, set[str]]], message: str) -> None:
+def test_inconsistent_judgments(judgments: dict[str, dict[str, set[str]]], message: str) -> None:
     with pytest.raises(DataError, match=message):
-        RetrievalData(DATA.queries, CORPUS, **judgements)
+        RetrievalData(DATA.queries, CORPUS, **judgments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"queries": ["first?"]}, "queries is a list; pass a dict of id -> text"),
+        ({"corpus": "texts"}, "corpus is a str; pass a dict of id -> text"),
+        ({"relevant_docs": [("q1", "d0")]}, "relevant_docs is a list; pass a dict of id -> set of document ids"),
+        ({"negatives": None}, "negatives is a NoneType; pass a dict of id -> set"),
+        ({"relevant_docs": {"q1": "d0"}}, r"relevant_docs\['q1'\] is 'd0'; pass a set of document ids"),
+    ],
+)
+def test_arguments_that_are_not_mappings(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        RetrievalData(**({"queries": DATA.queries, "corpus": CORPUS, "relevant_docs": {}} | arguments))
 
 
 def test_repr_counts() -> None:
@@ -224,9 +249,7 @@ def test_triplets_do_not_depend_on_the_order_of_sets() -> None:
 def test_triplets_refuse() -> None:
     with pytest.raises(ValueError, match="got -1"):
         DATA.triplets(-1)
-    with pytest.raises(
-        DataError, match=r"'q1' has 6 documents that are not relevant to it, 7 negatives were asked for"
-    ):
+    with pytest.raises(DataError, match=r"'q1' has 6 documents that are not relevant to it, but num_negatives is 7"):
         DATA.triplets(7)
     with pytest.raises(DataError, match="nothing to train on"):
         RetrievalData(DATA.queries, CORPUS, {}).triplets(1)

@@ -134,7 +134,7 @@ def test_fit(model: SentenceTransformer, caplog) -> None:
             optimizer_params={"lr": 1e-2},
         )
     assert abs(model.encode("Query: green tea") - before).max() > 1e-4
-    assert "what the retriever's tokenizer kept" in caplog.text  # the tiny tokenizer is uncased
+    assert "as the retriever's tokenizer decodes them" in caplog.text  # the tiny tokenizer is uncased
 
 
 def test_fit_computes_what_the_trainer_computes(model: SentenceTransformer) -> None:
@@ -209,7 +209,7 @@ def test_bad_arguments(model: SentenceTransformer, options: dict, says: str) -> 
 
 
 def test_bad_inputs(model: SentenceTransformer, tmp_path) -> None:
-    with pytest.raises(ValueError, match="No preset 'best'"):
+    with pytest.raises(ValueError, match="There is no preset 'best'"):
         RevelaLoss.preset("best", model, *language_model())
     loss = loss_for(model)
     with pytest.raises(ValueError, match="whole groups"):

@@ -293,10 +293,11 @@ def test_errors_before_any_training(tmp_path) -> None:
         RevelaTrainer(model=retriever(tmp_path / "b"), loss=loss, train_dataset=groups())
     with pytest.raises(ValueError, match=r"None of the LoRA targets \['c_attn'\].*q_proj"):
         RevelaTrainer(model=model, loss=loss, train_dataset=groups(), lm_lora=LoraConfig(target_modules=["c_attn"]))
-    with pytest.raises(ValueError, match="MSELoss"):
+    with pytest.raises(ValueError, match="loss is a MSELoss"):
         RevelaTrainer(model=model, loss=torch.nn.MSELoss(), train_dataset=groups())
 
 
+@pytest.mark.slow
 def test_two_processes_keep_one_language_model(tmp_path) -> None:
     """Two gloo processes, a group of documents each, end as one process that accumulates two groups a step."""
     script = Path(two_ranks.__file__)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -12,19 +13,28 @@ from sentence_transformers import SentenceTransformer
 from typer.testing import CliRunner
 
 from st_magnitude.commands.app import app
+from st_magnitude.corpus.beir import DataError
+from st_magnitude.revela.config import RevelaConfig
 from st_magnitude.revela.run import run
 
+TOPICS = [
+    ("Green tea", "Green tea steeps for two minutes. The water is not too hot."),
+    ("Black tea", "Black tea takes five minutes. Milk goes well with it."),
+    ("What is rain", "Rain is water that falls from clouds. It falls in drops."),
+    ("The blue sky", "Short waves of light scatter more. So the sky is blue."),
+    ("Boil an egg", "Put the egg in hot water. Six minutes are enough for it."),
+    ("Flat tyres", "Take off the wheel. Patch the tube and put it back."),
+    ("How bees talk", "Bees talk with a dance. The dance points to the flowers."),
+    ("Old trees", "A pine in the white mountains is old. It has seen five thousand years."),
+    ("Count words", "A counter of words is a table. It counts all the words of a text."),
+    ("Train to the coast", "The train leaves every hour. It starts from platform nine."),
+    ("Merge two tables", "Rows with the same key are joined. Other rows are left out."),
+    ("Where penguins live", "Penguins live in the south. They stay near the ice of the pole."),
+]
 PAGES = {
-    "tea.md": "# Green tea\n\nGreen tea steeps for two minutes. The water is not too hot.\n\n"
-    "## Black tea\n\nBlack tea takes five minutes. Milk goes well with it.\n",
-    "rain.md": "# What is rain\n\nRain is water that falls from clouds. It falls in drops.\n\n"
-    "## The blue sky\n\nShort waves of light scatter more. So the sky is blue.\n",
-    "eggs.md": "# Boil an egg\n\nPut the egg in hot water. Six minutes are enough for it.\n\n"
-    "## Flat tyres\n\nTake off the wheel. Patch the tube and put it back.\n",
-    "bees.md": "# How bees talk\n\nBees talk with a dance. The dance points to the flowers.\n\n"
-    "## Old trees\n\nA pine in the white mountains is old. It has seen five thousand years.\n",
+    f"page{i}.md": "\n\n".join(f"# {title}\n\n{text}" for title, text in TOPICS[3 * i : 3 * i + 3]) for i in range(4)
 }
-QUICK = {"group_size": 3, "max_words": 8, "max_steps": 2, "lora_rank": 2, "held_out": 0.3, "warmup_steps": 0}
+QUICK = {"group_size": 3, "max_words": 8, "max_steps": 2, "lora_rank": 2, "held_out": 0.7}
 
 
 @pytest.fixture
@@ -51,7 +61,11 @@ def places(tmp_path) -> dict[str, Path]:
 def test_from_text_to_a_plain_model(places, kind: str) -> None:
     """An encoder is trained as a whole; a bare decoder gets last-token pooling and a LoRA, which is merged."""
     said: list[str] = []
-    record = run(places["corpus"], places[kind], places["lm"], places["output"], **QUICK, say=said.append)
+    config = RevelaConfig(**QUICK, gradient_checkpointing=True)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        record = run(places["corpus"], places[kind], places["lm"], places["output"], config, say=said.append)
+    assert not [warning for warning in warned if issubclass(warning.category, FutureWarning)]
     model = SentenceTransformer(str(places["output"]), device="cpu")
     assert model.prompts["query"] == "Query: "
     assert not (places["output"] / "adapter_config.json").exists()
@@ -59,6 +73,8 @@ def test_from_text_to_a_plain_model(places, kind: str) -> None:
     assert {"dense_ndcg@10", "bm25_ndcg@10", "hybrid_ndcg@10"} <= record["before"].keys()
     assert record["before"]["bm25_ndcg@10"] == record["after"]["bm25_ndcg@10"]
     assert any("next_token" in entry for entry in record["log"])
+    assert said[0] == "Training: 2 documents in 4 groups of 3 chunks."
+    assert said[1] == "Evaluation: 6 queries (section titles) over 12 chunks of 2 documents that are held out."
     assert any(line.startswith("after") for line in said)
     if kind == "retriever":
         untrained = SentenceTransformer(str(places["retriever"]), device="cpu").encode("tea")
@@ -72,14 +88,67 @@ def test_nothing_held_out_is_trained_on(places, monkeypatch) -> None:
     build, task = module.build_groups, module.title_task
     monkeypatch.setattr(module, "build_groups", lambda docs, **kw: build(seen.setdefault("train", docs), **kw))
     monkeypatch.setattr(module, "title_task", lambda docs, **kw: task(seen.setdefault("test", docs), **kw))
-    module.run(places["corpus"], places["retriever"], places["lm"], places["output"], **QUICK, say=lambda line: None)
+    run(**places, config=RevelaConfig(**QUICK), say=lambda line: None)
     assert seen["test"]
     assert not {d.name for d in seen["train"]} & {d.name for d in seen["test"]}
     assert {d.name for d in seen["train"]} | {d.name for d in seen["test"]} == set(PAGES)
 
 
+def test_a_small_corpus_is_not_measured_in_silence(places, caplog) -> None:
+    """12 titles: half of them are few, a twelfth of them are too few."""
+    said: list[str] = []
+    few = RevelaConfig(**QUICK | {"max_steps": 1, "max_queries": 5})
+    with caplog.at_level("WARNING", logger="st_magnitude"):
+        run(**places, config=few, say=said.append)
+    assert "The evaluation has only 5 queries over 12 chunks, so its figures say little" in caplog.text
+    places["output"] = places["output"].with_name("other")
+    too_few = RevelaConfig(**QUICK | {"max_queries": 4})
+    with pytest.raises(DataError, match=r"4 queries over 12 chunks, too few.*held_out is 0\.7.*evaluate=False"):
+        run(**places, config=too_few)
+    (places["corpus"] / "page1.md").rename(places["corpus"].with_name("page1.md"))
+    alone = places | {"corpus": places["corpus"].with_name("page1.md")}
+    with pytest.raises(DataError, match=r"1 different documents cannot be split.*evaluate=False \(--no-evaluate\)"):
+        run(**alone, config=too_few)
+    assert not places["output"].exists()
+    record = run(**alone, config=RevelaConfig(**QUICK | {"evaluate": False}), say=said.append)
+    assert record["documents"] == {"train": 1, "held_out": 0, "groups": 2}
+    assert "before" not in record
+    assert SentenceTransformer(str(places["output"]), device="cpu").encode("tea").any()
+
+
+def test_presets() -> None:
+    """The defaults are those of the short run in docs/revela.md; the paper's values are one word away."""
+    short, paper = RevelaConfig(), RevelaConfig.preset("paper", max_words=50)
+    assert (short.temperature, short.read_weight, short.v_norm, short.group_size) == (0.05, 0.1, False, 8)
+    assert (paper.temperature, paper.read_weight, paper.v_norm, paper.group_size) == (1e-4, 1.0, True, 16)
+    assert (paper.lora_rank, paper.learning_rate, paper.max_words) == (256, 1e-4, 50)
+    assert RevelaConfig.preset("short") == short
+    with pytest.raises(ValueError, match="There is no preset 'best'; choose one of short, paper"):
+        RevelaConfig.preset("best")
+    with pytest.raises(ValueError, match="group_size must be at least 2, got 1"):
+        RevelaConfig(group_size=1)
+
+
+def test_the_preset_of_the_command(places, monkeypatch, tmp_path) -> None:
+    """Its values are defaults: a YAML file overrides them, and the command line overrides both."""
+    seen = []
+    monkeypatch.setattr("st_magnitude.revela.run.run", lambda *given, **_: seen.append(given[-1]) or {})
+    (tmp_path / "options.yaml").write_text("lora-rank: 8\nmax_words: 30\n")
+    options = ["--preset", "paper", "--config", str(tmp_path / "options.yaml"), "--max-words", "20"]
+    paths = [part for name, path in places.items() for part in (f"--{name}", str(path))]
+    for given in (options, [*options[2:], *options[:2]]):
+        result = CliRunner().invoke(app, ["revela", *paths, *given])
+        assert result.exit_code == 0, result.output
+        assert seen[-1] == RevelaConfig.preset("paper", lora_rank=8, max_words=20)
+    assert CliRunner().invoke(app, ["revela", *paths]).exit_code == 0
+    assert seen[-1] == RevelaConfig()
+    refused = CliRunner().invoke(app, ["revela", *paths, "--preset", "papers"])
+    assert refused.exit_code == 2
+    assert "Did you mean 'paper'?" in refused.output
+
+
 def command(places, **changes: object) -> list[str]:
-    options = {**places, "group-size": 3, "max-words": 8, "max-steps": 1, "lora-rank": 2, "held-out": 0.3} | changes
+    options = {**places, "group-size": 3, "max-words": 8, "max-steps": 1, "lora-rank": 2, "held-out": 0.7} | changes
     return ["revela", *(str(part) for name, value in options.items() for part in (f"--{name}", value))]
 
 

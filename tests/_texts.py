@@ -1,0 +1,46 @@
+"""Documents for the tests of chunks, groups and titles."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from st_magnitude.revela import chunk
+
+CODE = '''import os
+
+
+def size(path):
+    """Bytes of a file."""
+    if not os.path.exists(path):
+
+        return 0
+    return os.stat(path).st_size
+
+
+class Walker:
+    def walk(self, top):
+        for entry in os.scandir(top):
+            yield entry.path
+'''
+
+
+def fold(text: str) -> str:
+    return " ".join(text.split()).casefold()
+
+
+def document(name: str, number: int, words: int = 6) -> str:
+    """So many chunks of one sentence each, when ``max_words`` is the number of words."""
+    return " ".join(f"{name.title()} says {'very ' * (words - 4)}much {i}." for i in range(number))
+
+
+def chunks_of(name: str, number: int) -> list[str]:
+    return chunk(document(name, number), 6, code=False)
+
+
+def write(folder: Path, **files: str | bytes) -> Path:
+    """Files by name, ``__`` for a dot."""
+    for name, content in files.items():
+        path = folder / name.replace("__", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return folder

@@ -1,0 +1,195 @@
+"""Texts to chunks of sentences or of code, and what counts as code."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from _texts import CODE
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from st_magnitude.corpus.chunking import chunk, looks_like_code, sentences
+from st_magnitude.corpus.documents import Document
+
+
+def bare_words(text: str) -> str:
+    return "".join(text.split())
+
+
+texts = st.one_of(
+    st.text(max_size=400),
+    st.text("ab. \n-?!1A)\"'", max_size=300),
+    st.lists(
+        st.sampled_from(["One", "two.", "Three", "e.g.", "U.S.", "3.5", "\n\n", "- x", "日本。語", "é!", "\t", "Dr."])
+    ).map(" ".join),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(texts, st.integers(1, 12), st.sampled_from([True, False, None]))
+def test_nothing_is_lost_or_too_long(text, max_words, code):
+    chunks = chunk(text, max_words, code=code)
+    assert bare_words("".join(chunks)) == bare_words(text)  # every character but blanks, in order
+    assert all(piece.strip() and len(piece.split()) <= max_words for piece in chunks)
+    position = 0
+    for piece in chunks:  # slices, with the blanks as they are
+        position = text.index(piece, position) + len(piece)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text("ab. \n-?!1A)\"'é\u00a0\x1c\u2028", max_size=300), st.integers(1, 12), st.booleans())
+def test_words_stay_whole(text, max_words, code):
+    assert [word for piece in chunk(text, max_words, code=code) for word in piece.split()] == text.split()
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=30), st.integers(1, 15))
+def test_chunks_are_complete_sentences_as_many_as_fit(lengths, max_words):
+    sentences = [" ".join(["Word", *["word"] * (n - 2), "end."]) if n > 1 else "End." for n in lengths]
+    expected: list[list[str]] = []
+    for sentence in sentences:
+        words = sentence.split()
+        if expected and len(expected[-1]) + len(words) <= max_words:
+            expected[-1] += words
+        else:
+            expected += [words[i : i + max_words] for i in range(0, len(words), max_words)]
+    assert [piece.split() for piece in chunk(" ".join(sentences), max_words, code=False)] == expected
+
+
+@pytest.mark.parametrize(
+    "expected",
+    [
+        ["Dr. Smith and Mrs. Jones met Prof. Brown.", "They spoke."],
+        ["It weighs 3.5 kg, i.e. A lot.", "It fell."],
+        ["See Fig. 3 and the others.", "It is there."],
+        ["J. R. R. Tolkien wrote it.", "We read it."],
+        ["The U.S. Army came in Jan. 1990.", "It left."],
+        ["They live in the U.S.", "They like it."],
+        ["He is No. 5 in the list.", "It is so."],
+        ['She said "Go away!" and went.', "Then it rained."],
+        ["Really?!", "Yes... and no.", "Well."],
+        ["He asked (in vain).", "Nobody came."],
+        ["It took 10 ms.", "Then it stopped."],
+        ["It was 1990.", "The end came in room 12.", "Then silence."],
+        ["Call os.Path.join, e.g. in Python 3.10.", "It ends."],
+        ["**Bold.** Then it goes on.", "It ends."],
+        ["J.\u00a0R.\u2028R. Tolkien wrote it.", "We read it."],
+        ["Smith et al. Found it.", "It is so."],
+        ["He is taller than I.", "We all know."],
+    ],
+)
+def test_where_sentences_end(expected):
+    text = " ".join(expected)
+    assert [text[a:b] for a, b in sentences(text, (0, len(text)))] == expected
+
+
+def test_paragraphs_and_items_end_sentences():
+    text = "no stop here\n\nnew paragraph\n- first item\n- second item\n2) third item\n# Heading"
+    assert chunk(text, 3, code=False) == [
+        "no stop here",
+        "new paragraph",
+        "- first item",
+        "- second item",
+        "2) third item",
+        "# Heading",
+    ]
+    assert chunk("One. Then it ends.\n\nlower.", 4, code=False) == ["One. Then it ends.", "lower."]
+
+
+def test_a_long_sentence_is_cut_at_lines_then_at_words():
+    text = "Short one. A a a a\nb b b b b b b\nc cc. End now."
+    assert chunk(text, 5, code=False) == ["Short one.", "A a a a", "b b b b b", "b b\nc cc.", "End now."]
+
+
+def test_text_without_spaces_is_counted_by_its_signs():
+    text = "猫はかわいい。犬もかわいい。" * 3
+    assert chunk(text, 7) == ["猫はかわいい。", "犬もかわいい。"] * 3
+    assert chunk("漢字" * 5, 4) == ["漢字漢字", "漢字漢字", "漢字"]
+
+
+def test_code_keeps_its_lines_and_indentation():
+    chunks = chunk(CODE, 14)
+    assert "\n".join(chunks).split("\n") == [line for line in CODE.split("\n") if line] or len(chunks) > 1
+    assert [line for piece in chunks for line in piece.split("\n") if line] == [
+        line for line in CODE.split("\n") if line
+    ]
+    assert chunks[-1] == CODE[CODE.index("class") :].rstrip()
+    assert any(piece.startswith("    ") for piece in chunk(CODE, 5))  # a chunk that starts inside of a block
+
+
+def test_code_is_cut_at_the_margin_before_blank_lines():
+    code = "def f():\n    a = 1\n\n    return a\n\n\ndef g():\n    return 2\n"
+    assert chunk(code, 10, code=True) == ["def f():\n    a = 1\n\n    return a", "def g():\n    return 2"]
+    assert chunk(f"x = 1\n\n{code}", 8, code=True)[:2] == ["x = 1", "def f():\n    a = 1\n\n    return a"]
+    assert chunk(code, 5, code=True) == ["def f():\n    a = 1", "    return a", "def g():\n    return 2"]
+
+
+def test_max_words_is_checked():
+    with pytest.raises(ValueError, match="max_words must be at least 1, got 0"):
+        chunk("text", 0)
+
+
+@pytest.mark.parametrize("blank", ["", "  \n\t \n", "\n \n- "[:3]])
+def test_a_blank_text_has_no_chunks(blank):
+    assert chunk(blank) == []
+
+
+def test_the_missing_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sentencex", None)
+    with pytest.raises(
+        ImportError, match=r'Cutting text into sentences needs sentencex: pip install "st-magnitude\[revela\]"'
+    ):
+        chunk("One. Two.", code=False)
+    assert chunk("x = 1", code=True) == ["x = 1"]
+
+
+# ------------------------------------------------------------------------------------------------------ looks_like_code
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        CODE,
+        '#include <stdio.h>\n\nint main(void) {\n    printf("hi\\n");\n    return 0;\n}\n',
+        "const f = (x) => {\n  return x + 1\n}\nexport default f;\n",
+        "SELECT name, age\nFROM people\nWHERE age > 30\nORDER BY age;",
+        "#!/bin/sh\nif [ -f x ]; then\n  rm x\nfi\nPATH=/bin\n",
+        "@cache\ndef f(x: int) -> int:\n    # it doubles the number that it is given\n    return 2 * x\n",
+    ],
+)
+def test_code_is_recognised(text):
+    assert looks_like_code(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "Import duties rise. If so, we return; the others wait for news.",
+        "The function is called as follows.\n\n    f(1)\n\nIt returns two, which is the\nnumber of its arguments.",
+        "# Heading\n\n- one item of the list\n- another item of the list\n\nFor now, this is all.",
+        "class is over.\nwhile it rained, we read.\nfrom here you can see the sea",
+        "Roses are red,\nviolets are blue,\nsugar is sweet,\nand so are you.",
+    ],
+)
+def test_prose_is_recognised(text):
+    assert not looks_like_code(text)
+
+
+def test_the_ending_decides():
+    assert looks_like_code("plain words only", "src/Main.JAVA")
+    assert looks_like_code("plain words", "a.py.gz")
+    assert looks_like_code(CODE, "snippet.txt")
+    assert not looks_like_code("plain words only", "x.md")
+    assert Document("plain words", "a.py").is_code
+    assert not Document(CODE, "a.py", code=False).is_code
+
+
+def test_this_module_is_code_and_its_docs_are_not():
+    root = Path(__file__).parents[2]
+    modules = [path for path in (root / "st_magnitude").rglob("*.py") if path.stat().st_size >= 500]
+    taken_for_prose = [path.name for path in modules if not looks_like_code(path.read_text(encoding="utf-8"))]
+    assert len(taken_for_prose) <= 0.08 * len(modules), taken_for_prose  # such as those that are nearly all help texts
+    pages = [root / "README.md", *(root / "docs").glob("*.md")]
+    taken_for_code = [page.name for page in pages if looks_like_code(page.read_text(encoding="utf-8"))]
+    assert len(taken_for_code) <= 0.15 * len(pages), taken_for_code  # such as those that are nearly all recipes

@@ -1,0 +1,276 @@
+"""Files of many kinds to documents and sections, and documents held out."""
+
+import gzip
+import json
+from collections import Counter
+
+import pytest
+from _texts import fold, write
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from st_magnitude.corpus.beir import DataError
+from st_magnitude.corpus.documents import Document, read_documents, split_documents
+from st_magnitude.corpus.formats import Section
+
+
+def test_a_folder(tmp_path):
+    write(tmp_path, b__txt="plain", a__md="# T\nx", c__py="x = 1", d__png="no", empty__txt=" \n")
+    write(tmp_path / "sub", z__rst="text", h__html="<p>one<p>two", old__txt__gz=gzip.compress(b"zipped"))
+    write(tmp_path / ".git", config__txt="hidden")
+    write(tmp_path, __hidden__txt="hidden")
+    found = list(read_documents(tmp_path))
+    assert [(d.name, d.text) for d in found] == [
+        ("a.md", "# T\nx"),
+        ("b.txt", "plain"),
+        ("c.py", "x = 1"),
+        ("sub/h.html", "one\n\ntwo"),
+        ("sub/old.txt.gz", "zipped"),
+        ("sub/z.rst", "text"),
+    ]
+    assert [d.is_code for d in found] == [False, False, True, False, False, False]
+    assert [d.name for d in read_documents(str(tmp_path / "a.md"))] == ["a.md"]
+
+
+def test_what_cannot_be_read_is_counted(tmp_path):
+    write(tmp_path, a__txt="fine", b__txt=b"\xff\xfea\0", c__txt=b"caf\xe9", d__txt=b"a\0b", e__txt__gz=b"no gzip")
+    with pytest.warns(
+        UserWarning, match=r"Left out 4 files of .*: 1 UTF-16, 1 binary, 1 not UTF-8, 1 unreadable \(Bad"
+    ):
+        assert [d.text for d in read_documents(tmp_path)] == ["fine"]
+    with pytest.raises(DataError, match=r"c\.txt is not UTF-8; convert it"):
+        list(read_documents(tmp_path / "c.txt"))
+
+
+def test_line_ends_and_byte_order_mark(tmp_path):
+    write(tmp_path, a__txt=b"\xef\xbb\xbfone\r\ntwo\rthree")
+    assert [d.text for d in read_documents(tmp_path)] == ["one\ntwo\nthree"]
+
+
+def test_nothing_to_read(tmp_path):
+    with pytest.raises(DataError, match=r"no file or folder 'nowhere'.*in a list"):
+        read_documents("nowhere")
+    write(tmp_path, a__png="x", b__png="y", c="z")
+    with pytest.raises(DataError, match=r"holds no file that can be read \(2 \.png, 1 without suffix\)"):
+        read_documents(tmp_path)
+
+
+def test_jsonl(tmp_path):
+    rows = [
+        {"text": "one", "title": "T", "id": 7, "extra": [1]},
+        {"text": "two"},
+        {"text": " "},
+        {"text": "x", "title": None},
+    ]
+    lines = "\n".join(map(json.dumps, rows)).replace("\n", "\n\n")
+    write(tmp_path, a__jsonl="\ufeff" + lines, b__jsonl__gz=gzip.compress(b'{"text": "three"}\n'))
+    assert list(read_documents(tmp_path)) == [
+        Document("one", "7", "T"),
+        Document("two", "a.jsonl:3"),
+        Document("x", "a.jsonl:7"),
+        Document("three", "b.jsonl.gz:1"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b'{"text": "x"', r"line 3: is not valid JSON .*column \d+\)\. Write one object per line"),
+        (b'["text"]', r"line 3: is a list, not an object\. Write"),
+        (b'{"contents": "x"}', r"line 3: has no 'text'; it has \['contents'\]\. Rename"),
+        (b'{"text": 3}', r"line 3: has a text of type int, not a string; quote"),
+        (b'{"text": null}', r"line 3: has a text of type NoneType"),
+        (b'{"text": "x", "title": 3}', r"line 3: has a title of type int"),
+        (b'{"text": "caf\xe9"}', r"line 3: is not UTF-8; save"),
+    ],
+)
+def test_jsonl_errors_name_the_line(tmp_path, line, message):
+    write(tmp_path, a__jsonl=b'{"text": "fine"}\n\n' + line + b"\n")
+    with pytest.raises(DataError, match=r"a\.jsonl, " + message):
+        list(read_documents(tmp_path))
+
+
+def test_markdown_sections(tmp_path):
+    text = """---
+title: front matter
+---
+Before.
+
+# The *first* [title](x.html) {#anchor}
+One.
+
+```sh
+# no heading
+```
+
+## Sub `code` ##
+Two.
+#nor this
+
+Setext title
+============
+Three.
+
+Another
+---
+Four.
+
+a paragraph of
+two lines
+---
+- item
+---
+> # quoted
+"""
+    [found] = read_documents(write(tmp_path, a__md=text))
+    assert [(s.level, s.title) for s in found.sections] == [
+        (1, ""),
+        (1, "The first title"),
+        (2, "Sub code"),
+        (1, "Setext title"),
+        (2, "Another"),
+        (2, "a paragraph of two lines"),
+    ]
+    assert [s.text for s in found.sections[:4]] == [
+        "Before.",
+        "One.\n\n```sh\n# no heading\n```",
+        "Two.\n#nor this",
+        "Three.",
+    ]
+    assert found.title == "The first title"
+    assert "front matter" not in found.text
+    assert "# no heading" in found.text
+
+
+def test_rst_sections(tmp_path):
+    text = """.. _label:
+
+========
+ Manual
+========
+
+Before.
+
+.. _part-one:
+
+Part :mod:`!one` --- start
+--------------------------
+One.
+
+=====  =====
+a      b
+=====  =====
+
+Deeper
+~~~~~~
+    Indented::
+
+        x = 1
+
+Too long for its line
+-----
+Part two
+--------
+no blank line before: a paragraph
+
+.. include:: a.txt
+
+Part three
+----------
+Three.
+"""
+    write(tmp_path, a__rst=text, a__txt="Included\n========\n")
+    [found] = read_documents(tmp_path / "a.rst")
+    assert [(s.level, s.title) for s in found.sections] == [
+        (1, "Manual"),
+        (2, "Part one --- start"),
+        (3, "Deeper"),
+        (2, "Too long for its line"),
+        (2, "Part two"),
+        (2, "Part three"),
+    ]
+    assert found.sections[0].text == "Before."
+    assert found.sections[4].text == "no blank line before: a paragraph\n\n.. include:: a.txt"
+    assert found.sections[5].text == "Three."
+    assert found.sections[2].text.startswith("    Indented::\n\n        x = 1")
+    assert found.title == "Manual"
+    assert "part-one" not in found.text
+
+
+def test_html_sections(tmp_path):
+    text = """<!DOCTYPE html><html><head><title>Page &amp; more</title><style>p {}</style>
+<script>if (a < b) {}</script></head>
+<body><header><p>menu</p></header><nav>skip <nav>inner</nav> me</nav><div role="navigation"><div>no</div> no</div>
+<p>Before
+   it.<h2>First<a class="headerlink" href="#x">¶</a></h2><p>One <b>bold</b>&nbsp;word<br>new line</p>
+<pre>def f():
+    return  1
+</pre><h3><code>sub</code> title</h3><ul><li>a<li>b</ul><table><tr><td>c</td><td>d</td></tr></table>
+<p hidden>unseen</p><footer>contact</footer></body></html>"""
+    [found] = read_documents(write(tmp_path, a__html=text))
+    assert found.sections == (
+        Section("", "Before it."),
+        Section("First", "One bold word\nnew line\n\ndef f():\n    return  1", 1),
+        Section("sub title", "a\n\nb\n\nc d", 2),
+    )
+    assert found.title == "First"
+    assert found.text == "\n\n".join(
+        ["Before it.", "First", found.sections[1].text, "sub title", found.sections[2].text]
+    )
+    [untitled] = read_documents(write(tmp_path / "x", b__html="<title>Only this</title><p>text"))
+    assert (untitled.title, untitled.text, untitled.sections) == ("Only this", "text", ())
+
+
+@pytest.mark.parametrize("section", ["<![if !supportLists]>", "<![endif]>", "<![1>", "<![a:>", "<![CDATA[x]]>", "<![>"])
+def test_marked_sections_are_comments(tmp_path, section):
+    [found] = read_documents(write(tmp_path, a__html=f"<p>before {section}after</p><p>end</p>"))
+    assert found.text == "before after\n\nend"
+
+
+@settings(max_examples=200, deadline=None)
+@example("<![a:")
+@example("<![1")
+@given(st.text("<>/=!-&;#ph1navdiv `~*_.:[]()\n", max_size=200))
+def test_any_mark_up_can_be_read(tmp_path_factory, text):
+    folder = tmp_path_factory.mktemp("fuzz")
+    for name in ("a.md", "a.rst", "a.html"):
+        (folder / name).write_text(text, encoding="utf-8")
+        for found in read_documents(folder / name):
+            if not name.endswith("html"):  # all text is in some section, but titles and front matter
+                kept = " ".join(s.text for s in found.sections) or found.text
+                assert not Counter(kept.split()) - Counter(found.text.split())
+        (folder / name).unlink()
+
+
+def test_the_split_is_by_text():
+    texts = [f"Text number {i} of many." for i in range(300)]
+    train, held_out = split_documents(texts, 0.2)
+    assert [d.text for d in train] == [t for t in texts if t in {d.text for d in train}]
+    assert sorted(d.text for d in train + held_out) == sorted(texts)
+    assert 35 < len(held_out) < 85
+    assert [d.text for d in split_documents(texts[::-1], 0.2)[1]] == [d.text for d in held_out][::-1]
+    more = split_documents(texts + [f"Another one: {i}" for i in range(300)], 0.2)[1]
+    assert {d.text for d in held_out} <= {d.text for d in more}  # new documents move no others
+    assert {d.text for d in split_documents(texts, 0.2, seed=1)[1]} != {d.text for d in held_out}
+    larger = {d.text for d in split_documents(texts, 0.4)[1]}
+    assert {d.text for d in held_out} < larger
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.sampled_from("abcdef"), min_size=2), st.floats(0.01, 0.99), st.integers(0, 5))
+def test_equal_texts_are_on_one_side(letters, share, seed):
+    texts = [f"{letter}  Text" if i % 2 else f" {letter} text\n" for i, letter in enumerate(letters)]
+    if len(set(letters)) < 2:
+        with pytest.raises(DataError, match="1 different documents cannot be split"):
+            split_documents(texts, share, seed)
+        return
+    train, held_out = ({fold(d.text) for d in part} for part in split_documents(texts, share, seed))
+    assert train
+    assert held_out
+    assert not train & held_out
+
+
+@pytest.mark.parametrize("share", [0, 1, -0.1, 1.5])
+def test_the_share_is_checked(share):
+    with pytest.raises(ValueError, match="held_out must be between 0 and 1"):
+        split_documents(["a", "b"], share)

@@ -1,0 +1,109 @@
+"""A retrieval task from documents alone: section titles, or first sentences, ask for chunks."""
+
+import re
+
+import pytest
+from _texts import CODE, write
+
+from st_magnitude.corpus.beir import DataError, RetrievalData, load_beir, save_beir
+from st_magnitude.revela import Document, title_task
+
+PAGES = {
+    "tea.md": "# Tea\nIt is a drink.\n\n## 1.2 Green tea\nUse 80 degrees. Wait two minutes.\n\n"
+    "### Storing\nKeep it dry.\n\n"
+    "## See also\nCoffee.\n\n## Empty\n\n## Notice\nAll rights reserved.\n",
+    "bread.md": "# Bread\n\n## Storing\nIn a box.\n\n## Sourdough\nFeed the starter. Fold the dough.\n\n"
+    "## Terms\nAll rights reserved.\n",
+    "plain.txt": "Just a text. It has no title.",
+}
+
+
+def test_titles_ask_for_their_sections(tmp_path):
+    write(tmp_path, **{name.replace(".", "__"): text for name, text in PAGES.items()})
+    task = title_task(tmp_path, max_words=4)
+    assert isinstance(task, RetrievalData)
+    assert task.kind == "titles"
+    assert not task.negatives
+    found = {task.queries[q]: {task.corpus[d] for d in docs} for q, docs in task.relevant_docs.items()}
+    assert found == {
+        "Tea": {"It is a drink."},
+        "Green tea": {"Use 80 degrees.", "Wait two minutes."},
+        "Sourdough": {"Feed the starter.", "Fold the dough."},
+    }  # "Storing" occurs twice, "See also" is generic, "Bread" and "Empty" have no text, the notice is on two pages
+    assert sorted(task.corpus.values()) == sorted(
+        [
+            "It is a drink.",
+            "Use 80 degrees.",
+            "Wait two minutes.",
+            "Keep it dry.",
+            "Coffee.",
+            "All rights reserved.",
+            "In a box.",
+            "Feed the starter.",
+            "Fold the dough.",
+            "Just a text.",
+            "It has no title.",
+        ]
+    )
+    assert not {"Green tea", "Tea", "Sourdough"} & {line for text in task.corpus.values() for line in text.split("\n")}
+    save_beir(task, tmp_path / "beir")
+    assert load_beir(tmp_path / "beir").corpus == task.corpus
+
+
+def test_a_title_of_a_whole_document():
+    task = title_task(
+        [{"text": "Green tea\nUse 80 degrees.", "title": "Green tea"}, {"text": "Rye.", "title": "Bread"}]
+    )
+    assert task.queries == {"q0": "Green tea", "q1": "Bread"}
+    assert list(task.corpus.values()) == ["Use 80 degrees.", "Rye."]
+
+
+def test_a_sample_of_the_queries():
+    documents = [Document(f"Text {i}.", f"d{i}", title=f"Title {'ab' * i}") for i in range(1, 20)]
+    full, some, again, other = (
+        title_task(documents, max_queries=n, seed=seed) for n, seed in ((None, 0), (5, 0), (5, 0), (5, 1))
+    )
+    assert len(full.queries) == 19
+    assert len(some.queries) == 5 == len(some.relevant_docs)
+    assert some == again
+    assert some.queries != other.queries
+    assert some.corpus == full.corpus
+    assert set(some.queries.values()) <= set(full.queries.values())
+
+
+def test_without_titles_first_sentences_ask():
+    texts = ["Green tea wants cooler water. Use 80 degrees. Wait.", "Alone in its chunk it stands.", CODE]
+    task = title_task(texts)
+    assert task.kind == "sentences"
+    assert task.queries == {"q0": "Green tea wants cooler water."}
+    assert task.corpus[next(iter(task.relevant_docs["q0"]))] == "Use 80 degrees. Wait."
+    assert len(task.corpus) == 3
+    assert task.queries["q0"] not in " ".join(task.corpus.values())
+    with pytest.raises(
+        DataError, match="The 3 documents give no queries from titles; pass documents with section titles"
+    ):
+        title_task(texts, kind="titles")
+    titled = [Document(texts[0], title="Green tea")]
+    assert title_task(titled).kind == "titles"
+    assert title_task(titled, kind="sentences").kind == "sentences"
+
+
+def test_title_task_arguments_are_checked():
+    with pytest.raises(ValueError, match="kind must be 'titles', 'sentences' or None, got 'best'"):
+        title_task(["a"], kind="best")
+    with pytest.raises(ValueError, match="max_queries must be at least 1"):
+        title_task(["a"], max_queries=0)
+    with pytest.raises(DataError, match="There are no documents, or all of them are empty"):
+        title_task([" "])
+    with pytest.raises(DataError, match="give no queries from titles or sentences"):
+        title_task(["one"])
+
+
+def test_a_name_that_repeats_keeps_its_chunks_apart():
+    task = title_task(
+        [Document("One here.", "same", title="First"), Document("Two here.", "same\tname", title="Second")]
+    )
+    assert sorted(task.corpus) == ["same name#0", "same#0"]
+    task = title_task([Document("One here.", "same", title="First"), Document("Two here.", "same", title="Second")])
+    assert sorted(task.corpus) == ["same#0", "same#1"]
+    assert all(re.fullmatch(r"q\d+", q) for q in task.queries)
