@@ -165,7 +165,8 @@ def test_commands_write_into_their_output_and_nowhere_else(tmp_path) -> None:
         save_beir(RetrievalData(queries, corpus, relevant), place / "data", split)
     load_transformer(save_transformer(tmp_path / "plain")).save_pretrained(str(place / "model"))
     commands = [
-        "train --data data --model model --output out/trained --loss qnorm --batch-size 4 --max-steps 2 --save-steps 1",
+        "train --data data --model model --output out/trained --loss qnorm --keep-scoring --batch-size 4 --max-steps 2 "
+        "--save-steps 1",
         "calibrate out/trained --data data --split dev --output out/calibrated",
         "diagnose out/trained --data data --split dev --output out/diagnosis",
         "compress out/trained --data data --split dev --output out/compression",
