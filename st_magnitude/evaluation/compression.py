@@ -281,7 +281,7 @@ def pareto(cells: Sequence[CompressionCell]) -> list[CompressionCell]:
 
 
 def table(cells: Sequence[CompressionCell]) -> str:
-    """The cells as text, one in each line, with the storage of 1 and 100 million documents.
+    """The cells as text, one in each line of less than 80 characters, with the storage of 100 million documents.
 
     A star marks the cells of `pareto`. The ratio is to the largest cell. Storage counts the vectors alone, in decimal
     units (1 GB is 10^9 bytes).
@@ -292,12 +292,12 @@ def table(cells: Sequence[CompressionCell]) -> str:
     Example:
         >>> cells = [CompressionCell(384, "float32", "none", 1536, 0.5, 1.0)]
         >>> print(table([*cells, CompressionCell(384, "binary", "query", 48, 0.45, 0.9)]))
-           dim  precision  rescoring  bytes/doc  ratio  nDCG@10  retention  1M docs  100M docs
-        *  384  float32    none            1536   1.0x   0.5000     100.0%   1.5 GB   153.6 GB
-        *  384  binary     query             48  32.0x   0.4500      90.0%  48.0 MB     4.8 GB
+           dim  precision  rescoring  bytes/doc  ratio  nDCG@10  retention  100M docs
+        *  384  float32    none            1536   1.0x   0.5000     100.0%   153.6 GB
+        *  384  binary     query             48  32.0x   0.4500      90.0%     4.8 GB
     """
     full, best = largest(cells), pareto(cells)
-    header = ["", "dim", "precision", "rescoring", "bytes/doc", "ratio", "nDCG@10", "retention", "1M docs", "100M docs"]
+    header = ["", "dim", "precision", "rescoring", "bytes/doc", "ratio", "nDCG@10", "retention", "100M docs"]
     rows = [
         [
             "*" if cell in best else "",
@@ -308,7 +308,6 @@ def table(cells: Sequence[CompressionCell]) -> str:
             f"{full.bytes_per_document / cell.bytes_per_document:.1f}x",
             f"{cell.ndcg:.4f}",
             f"{cell.retention:.1%}",
-            _size(cell.bytes_per_document * 10**6),
             _size(cell.bytes_per_document * 10**8),
         ]
         for cell in cells

@@ -505,11 +505,14 @@ def test_table():
         CompressionCell(512, "binary", "norm", 66, 0.375, math.nan),
     ]
     assert table(cells).splitlines() == [
-        "   dim  precision  rescoring  bytes/doc  ratio  nDCG@10  retention   1M docs  100M docs",
-        "*  512  float32    none            2048   1.0x   0.5000     100.0%    2.0 GB   204.8 GB",
-        "   512  int8       none             512   4.0x   0.2500      50.0%  512.0 MB    51.2 GB",
-        "*  512  binary     norm              66  31.0x   0.3750       nan%   66.0 MB     6.6 GB",
+        "   dim  precision  rescoring  bytes/doc  ratio  nDCG@10  retention  100M docs",
+        "*  512  float32    none            2048   1.0x   0.5000     100.0%   204.8 GB",
+        "   512  int8       none             512   4.0x   0.2500      50.0%    51.2 GB",
+        "*  512  binary     norm              66  31.0x   0.3750       nan%     6.6 GB",
     ]
+    wide = CompressionCell(4096, "float32", "none", 16384, 0.5, 1.0)
+    smallest = CompressionCell(64, "binary", "query", 8, 0.25, 0.5)
+    assert max(map(len, table([wide, smallest]).splitlines())) <= 80
     with pytest.raises(ValueError, match="call the CompressionEvaluator on a model first"):
         table([])
 
