@@ -288,7 +288,8 @@ def print_table(runs: Runs, test: str) -> None:
         columns = list(zip(*(cells(record, test) for record in records), strict=True))
         entries = [shown(values, 2 if i < 2 else 1, sign=i < 2) for i, values in enumerate(columns)]
         if row in TABLE_6:
-            entries = [f"{entry} ({paper:g})" for entry, paper in zip(entries, TABLE_6[row], strict=True)]
+            papers = [f"{paper:.{2 if i < 2 else 1}f}" for i, paper in enumerate(TABLE_6[row])]
+            entries = [f"{entry} ({paper})" for entry, paper in zip(entries, papers, strict=True)]
         print(f"| {row} | {len(records)} | {' | '.join(entries)} |")
     print("\nSigns beside the paper's:\n")
     print(f"| | {' | '.join(SIGNED)} |")
