@@ -66,7 +66,7 @@ def encode_corpus(
     """Encodes a corpus into a folder of shards, or only the shards that the folder lacks.
 
     Embeddings are those of ``model.encode_document``, with their norms. Whether to divide them by a power of the norm
-    is a choice of the index (`st_magnitude.serving.index_vectors`). For every device, one shard of texts and embeddings
+    is a choice of the index (`Similarity.document`). For every device, one shard of texts and embeddings
     is in memory, and about 10 bytes for every document.
 
     A job that is stopped or killed leaves complete shards only. The same call then continues: it reads the corpus once

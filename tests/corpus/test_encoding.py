@@ -24,7 +24,7 @@ from st_magnitude.corpus import encoding
 from st_magnitude.corpus.beir import DataError
 from st_magnitude.corpus.encoding import encode_corpus, load_embeddings
 from st_magnitude.modules import ExponentNorm
-from st_magnitude.serving import index_vectors
+from st_magnitude.similarity import QNORM
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -147,7 +147,7 @@ def test_float16(model, tmp_path):
 
 def test_batches_go_into_an_index(words, tmp_path):
     encode_corpus(words, CORPUS, tmp_path / "out", shard_size=5)
-    parts = [index_vectors(batch["embedding"], "qnorm") for batch in load_embeddings(tmp_path / "out").iter(9)]
+    parts = [QNORM.document(batch["embedding"]).float().numpy() for batch in load_embeddings(tmp_path / "out").iter(9)]
     assert [len(part) for part in parts] == [9, 9, 9, 5]
     np.testing.assert_array_equal(np.concatenate(parts), words.encode_document(list(CORPUS.values())))
 
