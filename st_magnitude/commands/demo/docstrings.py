@@ -119,28 +119,25 @@ def build_docstring_task(
     packages = {"test": test, "dev": dev, "train": list(train)}  # a near-duplicate belongs to the first of them
     _check_packages(packages, files)
 
-    jobs: list[tuple[str, Path, Path]] = []
-    for name in (*test, *dev, *train):
-        root, paths = files[name]
-        most = max_train_files if name in train and max_train_files is not None else max_files
-        if len(paths) > most:
-            paths = sorted(random.Random(f"{seed} {name}").sample(paths, most))
-        jobs += [(name, root, path) for path in paths]
+    limits = dict.fromkeys(train, max_files if max_train_files is None else max_train_files)
+    jobs = [
+        (name, files[name][0], path)
+        for name in (*test, *dev, *train)
+        for path in _sample(files[name][1], limits.get(name, max_files), f"{seed} {name}")
+    ]
     objects = _drop_duplicates(read_files(jobs, max_words, workers, progress))
 
-    data: dict[str, RetrievalData] = {}
-    counts: dict[str, dict[str, int]] = {}
-    for split in packages:
-        available = [[o for o in objects if o.package == name] for name in packages[split]]
-        chosen, minimum = _draw_evenly(available, sizes[split], seed), min(_MINIMUM[split], sizes[split])
-        if len(chosen) < minimum:
-            raise _too_few(split, {n: len(o) for n, o in zip(packages[split], available, strict=True)}, minimum)
-        data[split] = _retrieval_data(chosen)
-        counts[split] = dict(sorted(Counter(o.package for o in chosen).items()))
+    chosen = {split: _draw_evenly(split, names, objects, sizes[split], seed) for split, names in packages.items()}
+    data = {split: _retrieval_data(found) for split, found in chosen.items()}
+    counts = {split: dict(sorted(Counter(o.package for o in found).items())) for split, found in chosen.items()}
     task = DocstringTask(data["train"], data["dev"], data["test"], counts)
     if cache is not None:
         _save(task, Path(cache), settings)
     return task
+
+
+def _sample(paths: list[Path], most: int, seed: str) -> list[Path]:
+    return paths if len(paths) <= most else sorted(random.Random(seed).sample(paths, most))
 
 
 def _check_packages(packages: Mapping[str, Sequence[str]], files: Mapping[str, object]) -> None:
@@ -153,14 +150,6 @@ def _check_packages(packages: Mapping[str, Sequence[str]], files: Mapping[str, o
             f"No source files of {', '.join(missing)} were found among {len(files)} packages "
             f"({', '.join(files) or 'the folders hold no package'}). Run pip install {install}, or name other packages."
         )
-
-
-def _too_few(split: str, found: Mapping[str, int], minimum: int) -> DataError:
-    counts = ", ".join(f"{name} {count:,}" for name, count in found.items()) or "no packages"
-    return DataError(
-        f"The {split} split needs {minimum} documented objects, but {sum(found.values()):,} were found ({counts}). "
-        'Run pip install "st-magnitude[demo]", which installs enough packages, name more packages, or raise max_files.'
-    )
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -197,11 +186,23 @@ def _unlike_earlier(sets: Sequence[frozenset[str]], threshold: float = 0.8) -> l
     return unlike
 
 
-def _draw_evenly(packages: Sequence[Sequence[DocumentedObject]], size: int, seed: int) -> list[DocumentedObject]:
+def _draw_evenly(
+    split: str, packages: Sequence[str], objects: Sequence[DocumentedObject], size: int, seed: int
+) -> list[DocumentedObject]:
     """At most ``size`` objects, taken from the packages in turn, each package in a seeded order."""
+    available = {name: [o for o in objects if o.package == name] for name in packages}
     rng = random.Random(seed)
-    shuffled = [rng.sample(objects, len(objects)) for objects in packages]
-    return [o for row in zip_longest(*shuffled) for o in row if o is not None][:size]
+    shuffled = [rng.sample(found, len(found)) for found in available.values()]
+    chosen = [o for row in zip_longest(*shuffled) for o in row if o is not None][:size]
+    minimum = min(_MINIMUM[split], size)
+    if len(chosen) < minimum:
+        counts = ", ".join(f"{name} {len(found):,}" for name, found in available.items()) or "no packages"
+        raise DataError(
+            f"The {split} split needs {minimum} documented objects, but {len(chosen):,} were found ({counts}). "
+            'Run pip install "st-magnitude[demo]", which installs enough packages, name more packages, or raise '
+            "max_files."
+        )
+    return chosen
 
 
 def _retrieval_data(objects: Sequence[DocumentedObject]) -> RetrievalData:

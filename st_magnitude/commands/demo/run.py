@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -123,32 +124,17 @@ def run(
     measured = {"pretrained": measure(pretrained["test"], task.test.corpus, COSINE, exponent=1.0)}
     say(f"  nDCG@10 {measured['pretrained'].matched.mean():.3f}")
 
+    config = TrainConfig(negatives=1, max_steps=steps, batch_size=batch_size, learning_rate=learning_rate, seed=seed)
     for name, similarity in (("cosine", COSINE), ("qnorm", QNORM)):
         clock.stage(name, f"Training with {name}: {steps} steps of {batch_size} queries")
-        trained = fresh()
-        train(
-            trained,
-            task.train,
-            output / name,
-            TrainConfig(
-                loss=name,
-                negatives=1,
-                max_steps=steps,
-                batch_size=batch_size,
-                learning_rate=learning_rate,
-                seed=seed,
-                card_sample=100,  # the demo measures everything that it shows itself
-            ),
-        )
-        exponent = _calibrate(trained, task.dev, output / "qnorm-calibrated") if similarity is QNORM else 1.0
-        measured[name] = measure(_encode(trained, task.test), task.test.corpus, similarity, exponent)
+        # a small sample for the model card: the demo measures everything that it shows itself
+        measured[name] = _train(fresh(), task, similarity, output / name, replace(config, loss=name, card_sample=100))
         _summarise(name, measured, say)
 
     clock.stage("results", "Results on packages that were never trained on")
     controls = measure_controls(task, pretrained, measured["qnorm"].norms)
     compared = comparisons(measured, controls)
-    say(table(measured))
-    say("\nPaired differences over queries, with 95 % bootstrap intervals:")
+    say(f"{table(measured)}\n\nPaired differences over queries, with 95 % bootstrap intervals:")
     say("\n".join(f"  {line}" for line in compared))
     say(f"\nControls: how much of this is the surface of the text?\n{controls_report(controls)}")
     plot_norms(measured, pretrained["test"].degrees > 0, output / "norms.png")
@@ -189,12 +175,18 @@ def _encode(model: SentenceTransformer, data: RetrievalData) -> EncodedTask:
     return task.encode(model, batch_size=64, show_progress_bar=True, before_normalize=True)
 
 
-def _calibrate(model: SentenceTransformer, dev: RetrievalData, folder: Path) -> float:
-    """Chooses the document exponent on dev. A model with a fractional exponent is saved to the folder."""
-    curve = calibrate_exponent(model, dev.queries, dev.corpus, dev.relevant_docs, exponents=np.linspace(0, 1, 5))
-    if 0 < curve.highest < 1:
-        export(prepare(model, Similarity(1.0, curve.highest)), folder, overwrite=True)
-    return float(curve.highest)
+def _train(
+    model: SentenceTransformer, task: DocstringTask, similarity: Similarity, folder: Path, config: TrainConfig
+) -> Measurement:
+    """Trains, saves and measures. With QNorm, dev chooses the document exponent, and that model is saved as well."""
+    train(model, task.train, folder, config)
+    exponent, dev = 1.0, task.dev
+    if similarity is QNORM:
+        curve = calibrate_exponent(model, dev.queries, dev.corpus, dev.relevant_docs, exponents=np.linspace(0, 1, 5))
+        exponent = float(curve.highest)
+        if 0 < exponent < 1:
+            export(prepare(model, Similarity(1.0, exponent)), folder.with_name("qnorm-calibrated"), overwrite=True)
+    return measure(_encode(model, task.test), task.test.corpus, similarity, exponent)
 
 
 def _summarise(name: str, measured: Mapping[str, Measurement], say: Say) -> None:
