@@ -96,12 +96,11 @@ def _blocks(docstring: str) -> Iterator[tuple[Any, str]]:
     # griffe wants one blank line above the title of a Google section and none below it.
     text = re.sub(rf"\n+((?:{_KNOWN_TITLES}):)\n+(?= )", r"\n\n\1\n", text)
     has_fields = re.search(r"^:(?:param|return|rtype|raise)", text, re.M)
-    has_fields = re.search(r"^:(?:param|return|rtype|raise)", text, re.M)
     sections = griffe.parse_auto(
         griffe.Docstring(text),
         # numpydoc first, because a numpydoc docstring may contain a line such as "Warning:"
-        style_order=[griffe.Parser.numpy, griffe.Parser.sphinx, griffe.Parser.google],
-        default=griffe.Parser.sphinx if has_fields else griffe.Parser.numpy,
+        style_order=["numpy", "sphinx", "google"],
+        default="sphinx" if has_fields else "numpy",
         per_style_options=_OPTIONS,
     )
     for number, section in enumerate(sections, start=1):
