@@ -118,8 +118,8 @@ def training(
         )
     if has_baseline and queries.cv_ratio is not None and queries.cv_ratio >= 4:
         reason += (
-            f" The CV of query norms is {queries.cv_ratio:.1f} times that of the baseline. In the paper, models whose CV "
-            "grew at least 4 times from dot to dnorm were better with dnorm (Fig. 5): try dnorm too."
+            f" The CV of query norms is {queries.cv_ratio:.1f} times that of the baseline. In the paper, models whose "
+            "CV grew at least 4 times from dot to dnorm were better with dnorm (Fig. 5): try dnorm too."
         )
     gain_of = f"nDCG@10 at exponent {bench.choice.magnitude_candidate:.2g} minus nDCG@10 by cosine"
     action = "Train with qnorm, which keeps the norms of documents"

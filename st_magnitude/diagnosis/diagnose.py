@@ -35,7 +35,7 @@ from st_magnitude.evaluation.magnitude import implied_similarity
 from st_magnitude.evaluation.metrics import are_unit
 from st_magnitude.evaluation.task import JudgedTask
 from st_magnitude.similarity import COSINE, DOT, Similarity
-from st_magnitude.surgery.normalize import normalizes_output
+from st_magnitude.surgery.raw import normalizes_output
 
 __all__ = ["diagnose"]
 

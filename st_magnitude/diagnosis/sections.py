@@ -115,7 +115,7 @@ def sections(d: Diagnosis, cells: Sequence[CompressionCell] | None = None, detai
         details: Whether long tables, provenance and a glossary are included, as on the HTML page. The terminal shows
             the rest.
     """
-    found = [_recommendations(d), _norms(d), _exponent(d, details), _storage(d, cells), _directions(d, details)]
+    found = [_recommendations(d), _norms(d, details), _exponent(d, details), _storage(d, cells), _directions(d, details)]
     found += [_hubs(d), _task(d)]
     return [*found, _provenance(d), _glossary()] if details else found
 
@@ -169,7 +169,7 @@ def _recommendations(d: Diagnosis) -> Section:
     )
 
 
-def _norms(d: Diagnosis) -> Section:
+def _norms(d: Diagnosis, details: bool) -> Section:
     notes = []
     if not d.has_magnitude:
         notes = [advice.NO_MAGNITUDE]
@@ -196,7 +196,7 @@ def _norms(d: Diagnosis) -> Section:
         header,
         rows,
     )
-    effects = [[name, EFFECTS[name], *_effect_cells(e)] for name, e in d.effects.items()]
+    effects = [[name, EFFECTS.get(name, name), *_effect_cells(e)] for name, e in d.effects.items()]
     compared = ["Cohen's d", "compares", "d", "without length", "why undefined"]
     if not any(e.undefined for e in d.effects.values()):
         effects, compared = [row[:-1] for row in effects], compared[:-1]
@@ -206,7 +206,7 @@ def _norms(d: Diagnosis) -> Section:
         compared,
         effects,
     )
-    return Section("norms", "Norms", (), notes, _norm_figures(d) if d.has_magnitude else [], (), [norms, sizes])
+    return Section("norms", "Norms", (), notes, _norm_figures(d) if d.has_magnitude and details else [], (), [norms, sizes])
 
 
 def _effect_cells(effect: EffectSize) -> list[str]:
@@ -290,8 +290,8 @@ def _exponent(d: Diagnosis, details: bool) -> Section:
     figure = Figure(
         "exponents",
         f"nDCG@10 of all {len(curve.queries):,} queries if documents are divided by this power of their norm. The band "
-        "is the 95% paired bootstrap interval of the difference from today, drawn around the curve: where it leaves the "
-        "dotted line, the difference is more than noise. One half of the queries chose the exponent.",
+        "is the 95% paired bootstrap interval of the difference from today, drawn around the curve. Where it leaves "
+        "the dotted line, the difference is more than noise. One half of the queries chose the exponent.",
         f"Curve of nDCG@10: {curve.ndcg[0]:.3f} by dot, {curve.ndcg[-1]:.3f} by cosine, {today:.3f} today at "
         f"{found.present:.2g}, {found.ndcg(found.candidate).mean():.3f} at {found.candidate:.2g}, chosen by one half.",
         lambda axis: figures.exponents(axis, found, intervals),
@@ -315,6 +315,8 @@ def _marked(gamma: float, present: float) -> str:
 
 def _storage(d: Diagnosis, given: Sequence[CompressionCell] | None) -> Section:
     cells = d.cells if given is None else list(given)
+    if not cells and given is None:  # a file may have none
+        return Section("storage", "Storage")
     full, front = largest(cells), pareto(cells)
     figure = Figure(
         "compression",
@@ -356,7 +358,7 @@ def _directions(d: Diagnosis, details: bool) -> Section:
         "variance",
         f"Variance of the documents' directions: {g.intrinsic_dimension} principal components hold 95%{limited}.",
         f"Curve of explained variance: {g.intrinsic_dimension} of {g.dim} principal components hold 95%, the first "
-        f"alone {g.explained[0]:.1%}.",
+        f"alone {g.explained[:1].sum():.1%}.",
         lambda axis: figures.variance(axis, g.explained, g.intrinsic_dimension),
     )
     rows = [
@@ -377,7 +379,7 @@ def _directions(d: Diagnosis, details: bool) -> Section:
 
 def _hubs(d: Diagnosis) -> Section:
     rows = [
-        [name, number(h.skewness, ".2f"), number(h.by_chance, ".2f"), f"{h.most:.1%}", f"{h.counts[0]:,}"]
+        [name, number(h.skewness, ".2f"), number(h.by_chance, ".2f"), f"{h.most:.1%}", f"{sum(h.counts[:1]):,}"]
         for name, h in d.hubness.items()
     ]
     words = "; ".join(f"by {name} the most frequent is in {h.most:.0%} of the top 10s" for name, h in d.hubness.items())
@@ -406,7 +408,7 @@ def _task(d: Diagnosis) -> Section:
     ]
     tables = [Table("Whether queries and documents swap roles.", ["measure", "share"], rows)]
     if (b := d.baseline) is not None:
-        own = d["baseline"].evidence["ndcg"]
+        own = b.ndcg.mean() + b.gain[0]
         both = [
             ["model", d.recommended, f"{own:.3f}", f"{d.queries.cv:.3f}", f"{d.documents.cv:.3f}"],
             ["baseline", b.similarity, f"{b.ndcg.mean():.3f}", f"{b.query_cv:.3f}", f"{b.document_cv:.3f}"],
@@ -461,8 +463,8 @@ def _decimals(values: Sequence[float]) -> str:
         >>> _decimals([0.02, 5.4]), _decimals([3.0, 812.0])
         ('.3f', '.1f')
     """
-    size = max(map(abs, values))
-    return f".{min(max(3 - math.floor(math.log10(size)), 0), 6) if size else 3}f"
+    size = max((abs(value) for value in values if value and math.isfinite(value)), default=1.0)
+    return f".{min(max(3 - math.floor(math.log10(size)), 0), 6)}f"
 
 
 def _interval(gain: Interval | None) -> str:

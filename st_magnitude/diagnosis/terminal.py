@@ -32,10 +32,12 @@ def is_numeric(column: list[str]) -> bool:
     """Whether a column holds numbers, which stand to the right.
 
     Example:
-        >>> is_numeric(["1.5 x", "", "undefined"]), is_numeric(["", "384 x int8"])
+        >>> is_numeric(["1.5 x", "", "undefined"]), is_numeric(["0", "384 x int8"])
         (True, False)
     """
-    return any(re.fullmatch(r"[-+]?[\d.,]+(e[-+]\d+)? ?[%x]?", cell) for cell in column)
+    return any(column) and all(
+        re.fullmatch(r"([-+]?[\d.,]+(e[-+]\d+)? ?[%x]?|undefined|-?infinite|)", c) for c in column
+    )
 
 
 def _section(section: Section) -> str:
@@ -55,7 +57,7 @@ def _table(table: Table) -> str:
     shown = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for i, (name, *cells) in enumerate(zip(table.header, *table.rows, strict=True)):
         # Headers and texts wrap, numbers do not. The first column names the rows, even by numbers.
-        width = max(map(len, cells)) if is_numeric(cells) else None
+        width = max(map(len, [*cells, *name.split()])) if is_numeric(cells) else None
         shown.add_column(Text(name), justify="right" if width and i else "left", min_width=width, overflow="fold")
     for row in table.rows:
         shown.add_row(*map(Text, row))

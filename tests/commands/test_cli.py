@@ -483,7 +483,7 @@ def test_json_is_alone_on_stdout(folder, model_path, tmp_path):
     cells = report_of(measure(folder, model_path, "--split", "dev", "--dims", "8", "--json"))["cells"]
     assert len(cells) == 8
     diagnosis = report_of(invoke("diagnose", model_path, "--data", folder, "--split", "dev", "--json"))
-    assert {r["name"] for r in diagnosis["recommendations"]} >= {"read-out", "pruning"}
+    assert {r["name"] for r in diagnosis["recommendations"]} >= {"exponent", "pruning"}
 
 
 def config(tmp_path, text):

@@ -1,0 +1,102 @@
+"""What a change would gain: verdicts, whitening, storage, and the scoring that all changes are measured with."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from _planted import found_in, model_of, planted, quick, unit
+
+from st_magnitude import Similarity
+from st_magnitude.diagnosis.checks import verdict_of
+
+
+@pytest.mark.parametrize(
+    ("gain", "number", "verdict"),
+    [
+        ((0.05, 0.01, 0.09), 100, "do"),
+        ((0.05, 0.01, 0.09), 24, "not enough data"),
+        ((0.05, 0.0, 0.09), 100, "not enough data"),
+        ((0.008, 0.002, 0.014), 100, "do"),
+        ((0.005, 0.001, 0.009), 100, "no benefit expected"),
+        ((-0.05, -0.09, -0.01), 100, "no benefit expected"),
+        ((-0.05, -0.2, 0.1), 100, "not enough data"),
+    ],
+)
+def test_verdicts(gain, number, verdict):
+    assert verdict_of(gain, number, 0.01) == verdict
+
+
+def test_isotropy_is_whitening_measured():
+    """One direction that all texts share and that varies most hides what tells them apart."""
+    rng = np.random.default_rng(0)
+    model, queries, corpus, relevant = planted(0, "noise")
+    table = {text: unit(x.numpy()) for text, x in model[0].table.items()}
+    for text in table:
+        table[text] = np.append(table[text], 6 + 4 * rng.normal())
+    advice = quick(model_of(table), queries, corpus, relevant)["isotropy"]
+    assert advice.verdict == "do"
+    assert advice.gain[0] > 0.05
+    assert found_in(0, "noise")["isotropy"].verdict != "do"
+
+
+def test_whitening_leaves_norms_to_a_model_that_uses_them():
+    found = found_in(0, "relevance", similarity="dot")
+    assert abs(found["isotropy"].gain[0]) < 0.04  # directions are even already
+    assert found.exponent.ndcg(0.0).mean() - found.exponent.ndcg(1.0).mean() > 0.08  # what losing them would cost
+
+
+def test_storage_is_judged_against_the_tolerance():
+    model, *task = planted(0, "noise")
+    table = {text: np.append(x.numpy(), np.zeros(48)) for text, x in model[0].table.items()}  # 16 of 64 carry it all
+    found = quick(model_of(table), *task)
+    assert found["half"].verdict == found["quarter"].verdict == "do"
+    assert found["half"].choice == "truncate_dim=32"
+    assert found["half"].evidence["retention"] == pytest.approx(1.0)
+    assert found["half"].gain[0] == pytest.approx(0.05 * found.exponent.ndcg(1.0).mean())
+    assert found["half"].num_queries == 160
+    plain = found_in(0, "noise")
+    assert plain["quarter"].verdict == plain["1 bit"].verdict == "no benefit expected"
+    assert quick(model, *task, tolerance=0.99)["quarter"].verdict == "do"
+
+
+def noisy_norms(seed: int, common: float) -> tuple[dict[str, np.ndarray], dict, dict, dict]:
+    """A task in 48 dimensions whose norms are noise, with a component that all texts share."""
+    rng = np.random.default_rng(seed)
+    queries, corpus, relevant, table = {}, {}, {}, {}
+    shared = np.eye(48)[0] * common
+    for i in range(200):
+        centre = unit(rng.normal(size=48))
+        queries[f"q{i}"], relevant[f"q{i}"] = f"query {i}", {f"d{i}-0"}
+        table[f"query {i}"] = centre + shared * rng.normal(1, 0.6)
+        for j in range(5):
+            corpus[f"d{i}-{j}"] = text = f"document {i} number {j}" + " word" * int(rng.integers(0, 6))
+            near = unit(centre + 0.9 * unit(rng.normal(size=48)))
+            table[text] = (near + shared * rng.normal(1, 0.6)) * rng.lognormal(0, 0.5)
+    return table, queries, corpus, relevant
+
+
+@pytest.mark.parametrize("common", [0.0, 0.5])
+def test_following_the_exponent_leaves_all_other_verdicts_and_figures(common):
+    """By dot, which the model is scored with, whitening, half the dimensions and training get other verdicts."""
+    table, *task = noisy_norms(0, common)
+    before = quick(model_of(table, "dot"), *task)
+    assert (before.similarity, before["exponent"].verdict) == ("dot", "do")
+    after = quick(model_of(table), *task, similarity=Similarity(1.0, before.exponent.candidate))
+    assert after["exponent"].verdict != "do"
+    assert before.recommended == after.similarity == after.recommended
+    for old, new in zip(before.recommendations[1:], after.recommendations[1:], strict=True):
+        assert old == new
+        assert old.scoring == before.recommended
+    assert before.cells == after.cells
+    at_dot = before.exponent.ndcg(0.0).mean()
+    assert before.cells[0].ndcg == before.exponent.ndcg(before.exponent.candidate).mean() > 1.1 * at_dot
+
+
+def test_each_recommendation_says_on_which_scoring_it_rests():
+    found = found_in(0, "noise", num_queries=400, similarity="dot")
+    assert found["exponent"].scoring == f"document exponents {found.exponent.candidate:.2g} and 0"
+    for recommendation in found.recommendations[1:]:
+        assert recommendation.scoring == found.recommended
+        assert recommendation.gain is None or f"Scoring: {found.recommended}." in recommendation.measured
+    unchanged = found_in(0, "noise", num_queries=400)
+    assert {r.scoring for r in unchanged.recommendations[1:]} == {"cosine"} == {unchanged.recommended}

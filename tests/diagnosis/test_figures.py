@@ -1,0 +1,191 @@
+"""Figures: what is in the axes, and that labels do not overlap."""
+
+from __future__ import annotations
+
+import math
+import sys
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from st_magnitude import geometry
+from st_magnitude.diagnosis import figures
+from st_magnitude.diagnosis.report import plot_compression
+from st_magnitude.evaluation import CompressionCell
+from st_magnitude.evaluation.compression import pareto
+
+CELLS = [
+    CompressionCell(64, "float32", "none", 256, 0.50, 1.0),
+    CompressionCell(64, "int8", "none", 64, 0.49, 0.98),
+    CompressionCell(64, "binary", "none", 8, 0.42, 0.84),
+    CompressionCell(64, "binary", "query", 8, 0.45, 0.90),
+    CompressionCell(64, "binary", "norm", 10, 0.47, 0.94),
+    CompressionCell(16, "float32", "none", 64, 0.40, 0.80),
+    CompressionCell(16, "int8", "none", 16, 0.39, 0.78),
+    CompressionCell(16, "binary", "none", 2, 0.20, 0.40),
+    CompressionCell(16, "binary", "query", 2, 0.30, 0.60),
+    CompressionCell(16, "binary", "norm", 4, 0.31, 0.62),
+]
+
+
+@pytest.fixture
+def draw(tmp_path, monkeypatch):
+    """Draws cells and returns the figure and its file."""
+    plt = pytest.importorskip("matplotlib.pyplot")
+    figures = []
+
+    def run(cells, title=""):
+        with monkeypatch.context() as patch:
+            patch.setattr(plt, "close", figures.append)
+            plot_compression(cells, tmp_path / "picture.png", title)
+        return figures[-1], tmp_path / "picture.png"
+
+    yield run
+    for figure in figures:
+        plt.close(figure)
+
+
+def lines(figure):
+    return {line.get_label(): line for line in figure.axes[0].lines}
+
+
+def test_every_cell_is_a_point_with_its_dim(draw):
+    figure, path = draw(CELLS, "a title")
+    assert path.read_bytes().startswith(b"\x89PNG")
+    axis = figure.axes[0]
+    series = {
+        "float32": ("float32", "none"),
+        "int8": ("int8", "none"),
+        "binary": ("binary", "none"),
+        "binary, rescored": ("binary", "query"),
+        "binary, rescored with the norm": ("binary", "norm"),
+    }
+    points = set()
+    for label, kind in series.items():
+        drawn = [(int(x), float(y)) for x, y in lines(figure)[label].get_xydata()]
+        assert drawn == [(c.bytes_per_document, c.ndcg) for c in CELLS if (c.precision, c.rescoring) == kind]
+        points.update(drawn)
+    # One label for each dimension and precision, at the best of its points.
+    best = {(c.dim, c.precision): c for c in sorted(CELLS, key=lambda cell: cell.ndcg)}
+    assert sorted((*text.xy, text.get_text()) for text in axis.texts) == sorted(
+        (c.bytes_per_document, c.ndcg, str(c.dim)) for c in best.values()
+    )
+    looks = {(lines(figure)[label].get_marker(), lines(figure)[label].get_color()) for label in series}
+    assert len({marker for marker, _ in looks}) == len({colour for _, colour in looks}) == 5
+    assert (axis.get_title(), axis.get_xlabel(), axis.get_ylabel()) == ("a title", "bytes per document", "nDCG@10")
+
+
+def test_lines_of_the_best_and_of_the_full(draw):
+    figure, _ = draw(CELLS)
+    best, full = lines(figure)["best at that size"], lines(figure)["64 x float32"]
+    corners = [(c.bytes_per_document, c.ndcg) for c in pareto(CELLS)]
+    assert [tuple(point) for point in best.get_xydata()] == [*corners, (256, 0.5)]
+    assert best.get_drawstyle() == "steps-post"  # between two sizes one has the smaller
+    assert set(full.get_ydata()) == {0.5}
+    assert full.get_linestyle() == "--"
+
+
+def test_the_line_of_the_best_goes_on_to_the_largest_size(draw):
+    """At the level of the best, which need not be the largest."""
+    figure, _ = draw([CELLS[0], CompressionCell(64, "int8", "none", 64, 0.6, 1.2)])
+    assert lines(figure)["best at that size"].get_xydata().tolist() == [[64, 0.6], [256, 0.6]]
+
+
+def test_axis_in_bytes_and_legend_beside_it(draw):
+    figure, _ = draw(CELLS)
+    axis = figure.axes[0]
+    assert axis.get_xscale() == "log"
+    low, high = axis.get_xlim()
+    ticks = {t.get_text() for x, t in zip(axis.get_xticks(), axis.get_xticklabels(), strict=True) if low <= x <= high}
+    assert ticks == {"2", "4", "8", "16", "32", "64", "128", "256"}
+    figure.canvas.draw()
+    assert figure.legends[0].get_window_extent().x0 > axis.get_window_extent().x1
+    assert {text.get_text() for text in figure.legends[0].get_texts()} == set(lines(figure))
+
+
+def test_few_cells(draw):
+    figure, _ = draw(CELLS[:1])
+    assert set(lines(figure)) == {"64 x float32", "best at that size", "float32"}
+    draw([CompressionCell(8, "binary", "none", 1, 0.0, math.nan)])
+    with pytest.raises(ValueError, match="There are no cells"):
+        draw([])
+
+
+def test_without_matplotlib_it_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ImportError, match=r'pip install "st-magnitude\[plot\]"'):
+        plot_compression(CELLS, tmp_path / "picture.png")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_labels_overlap_neither_each_other_nor_points(draw):
+    """Prefixes of 48 dimensions in int8 and 384 bits both take 48 bytes, and one more kind is close to them."""
+    kinds = [("float32", "none", 4.0), ("int8", "none", 1.0), ("binary", "query", 0.125), ("binary", "none", 0.125)]
+    cells = [
+        CompressionCell(dim, precision, rescoring, int(dim * size), 0.5 - 0.002 * i - 0.01 * j, 1.0)
+        for j, dim in enumerate((384, 192, 96, 48))
+        for i, (precision, rescoring, size) in enumerate(kinds)
+    ]
+    figure, _ = draw(cells)
+    figure.canvas.draw()
+    axis = figure.axes[0]
+    boxes = [text.get_window_extent() for text in axis.texts]
+    assert len(boxes) >= 8
+    assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
+    points = axis.transData.transform([(cell.bytes_per_document, cell.ndcg) for cell in cells])
+    assert not any(box.contains(*point) for box in boxes for point in points)
+
+
+@pytest.fixture
+def axis():
+    from matplotlib import pyplot as plt
+
+    figure, axis = plt.subplots()
+    yield axis
+    plt.close(figure)
+
+
+def test_the_band_is_that_of_the_difference(found, axis):
+    out = found.exponent
+    intervals = figures.band(out, seed=0)
+    assert intervals[3] == geometry.paired_bootstrap(out.curve.per_query[3], out.ndcg(1.0), num_samples=2000)
+    figures.exponents(axis, out, intervals)
+    curve = next(line for line in axis.lines if len(line.get_xdata()) == len(out.curve.exponents))
+    assert np.asarray(curve.get_ydata()) == pytest.approx(out.curve.ndcg)
+    band = axis.collections[0].get_paths()[0].vertices
+    today = out.ndcg(1.0).mean()
+    assert [today + intervals[0][1], today + intervals[0][2]] == pytest.approx(sorted(set(band[band[:, 0] == 0, 1])))
+    points = {line.get_label(): line.get_xydata()[0].tolist() for line in axis.lines}
+    assert points["today"] == pytest.approx([1.0, today])
+    assert points["chosen by one half"] == pytest.approx([out.candidate, out.ndcg(out.candidate).mean()])
+
+
+def test_histograms_are_shares_and_lose_nobody(axis):
+    rng = np.random.default_rng(0)
+    groups = {"a": np.append(rng.normal(size=3000), 1e6), "b": rng.normal(3, size=50)}
+    figures.histogram(axis, groups, "norm", "documents")
+    assert axis.dataLim.x1 < 1e3  # one outlier does not squeeze the rest
+    outlines = [p for p in axis.patches if not p.get_fill()]
+    assert len(outlines) == 2
+    for outline in outlines:
+        x, y = outline.get_xy().T
+        steps = [b for a, b, c, d in zip(x, y, x[1:], y[1:], strict=False) if b == d and c > a]
+        assert sum(steps) == pytest.approx(1.0)
+
+
+def test_equal_values_are_one_bar(axis):
+    figures.histogram(axis, {"a": np.full(20, 2.0)}, "norm", "queries")
+    assert axis.dataLim.intervalx.tolist() == [1.5, 2.5]
+
+
+def test_hubs_begin_at_all_documents_and_chance_is_binomial(found, axis):
+    from scipy.stats import binom
+
+    figures.hubs(axis, found.hubness, 60)
+    drawn = {line.get_label(): np.asarray(line.get_ydata()) for line in axis.lines}
+    counts = np.array(found.hubness["dot"].counts)
+    assert drawn["dot"][0] == drawn["by chance"][0] == 1.0
+    assert drawn["dot"][-1] == counts[-1] / 300
+    assert drawn["dot"][1] == pytest.approx(1 - counts[0] / 300)
+    assert drawn["by chance"][2] == pytest.approx(binom.sf(1, 60, 10 / 300))
