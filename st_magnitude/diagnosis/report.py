@@ -121,6 +121,7 @@ def _render(**content: Any) -> str:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
     environment.filters |= {"citing": _citing, "data": _data_uri, "evidence": evidence}
     environment.globals |= {"verdict_class": CLASSES, "numeric": _numeric_columns}

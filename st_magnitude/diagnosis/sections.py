@@ -115,7 +115,13 @@ def sections(d: Diagnosis, cells: Sequence[CompressionCell] | None = None, detai
         details: Whether long tables, provenance and a glossary are included, as on the HTML page. The terminal shows
             the rest.
     """
-    found = [_recommendations(d), _norms(d, details), _exponent(d, details), _storage(d, cells), _directions(d, details)]
+    found = [
+        _recommendations(d),
+        _norms(d, details),
+        _exponent(d, details),
+        _storage(d, cells),
+        _directions(d, details),
+    ]
     found += [_hubs(d), _task(d)]
     return [*found, _provenance(d), _glossary()] if details else found
 
@@ -189,7 +195,7 @@ def _norms(d: Diagnosis, details: bool) -> Section:
         for role, s in (("queries", d.queries), ("documents", d.documents))
     ]
     if d.documents.cv_ratio is not None:
-        header.append("CV / baseline's")
+        header.append("CV over baseline")
     norms = Table(
         "Norms of raw embeddings: mean, coefficient of variation (below about 0.05 the norm is noise, from 0.1 it may "
         "carry information: arXiv 2602.09229, App. M), quantiles, and rank correlation with the number of words.",
@@ -206,7 +212,9 @@ def _norms(d: Diagnosis, details: bool) -> Section:
         compared,
         effects,
     )
-    return Section("norms", "Norms", (), notes, _norm_figures(d) if d.has_magnitude and details else [], (), [norms, sizes])
+    return Section(
+        "norms", "Norms", (), notes, _norm_figures(d) if d.has_magnitude and details else [], (), [norms, sizes]
+    )
 
 
 def _effect_cells(effect: EffectSize) -> list[str]:

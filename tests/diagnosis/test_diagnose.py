@@ -280,7 +280,7 @@ def test_command(bow_folders):
         (["--split", "nope"], "its splits are ['test']"),
         (["--similarity", "l2"], "No similarity is called 'l2'"),
         (["--tolerance", "2"], "tolerance"),
-        (["--output", __file__], "--output is a folder"),
+        (["--output", __file__], "--output must be a folder"),
         (["--baseline", "/no/such/model"], "/no/such/model"),
         (["--symmetric", "perhaps"], "'yes' or 'no', got 'perhaps'"),
     ],

@@ -22,7 +22,7 @@ def test_page_and_dict():
         "[do] Score with document exponent",
         "Asymmetric: queries and documents share no texts",
         "baseline  dot",
-        "baseline's",
+        "baseline",
         "IsoScore",
         "by chance",
     ):
