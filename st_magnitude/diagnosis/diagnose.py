@@ -29,7 +29,6 @@ from st_magnitude.diagnosis.findings import (
     Recommendation,
     TaskSymmetry,
 )
-from st_magnitude.diagnosis.measure import scoring_name
 from st_magnitude.diagnosis.symmetry import task_symmetry
 from st_magnitude.evaluation.magnitude import implied_similarity
 from st_magnitude.evaluation.metrics import are_unit
@@ -134,8 +133,8 @@ def diagnose(
     cells, stored = checks.storage(bench)
     names = "" if baseline is None else _name(baseline)
     return Diagnosis(
-        similarity=scoring_name(today),
-        recommended=scoring_name(advised),
+        similarity=today.name,
+        recommended=advised.name,
         normalizes=normalizes,
         has_magnitude=has_magnitude,
         query_ids=judged.query_ids,
@@ -151,7 +150,7 @@ def diagnose(
         symmetry=symmetry,
         baseline=compared,
         recommendations=[
-            advice.exponent(gain, choice, symmetry, advised, scoring_name(today), normalizes),
+            advice.exponent(gain, choice, symmetry, advised, today.name, normalizes),
             *_other_changes(bench, stored, symmetry, asked, answers, shape, compared),
         ],
         provenance=Provenance(title, _name(model), names, seed, num_samples, min_gain, tolerance, _versions()),
@@ -168,7 +167,7 @@ def _other_changes(
     compared: BaselineComparison | None,
 ) -> list[Recommendation]:
     """All recommendations but that of the exponent, measured with the scoring that it advises."""
-    scoring, tolerance, dim = scoring_name(bench.scoring), bench.tolerance, shape.dim
+    scoring, tolerance, dim = bench.scoring.name, bench.tolerance, shape.dim
     full, everyone = stored[dim, "float32", "none"], np.full(len(bench.full), True)
     found = [
         advice.training(checks.training(bench, symmetry), bench, scoring, symmetry, queries, compared is not None),

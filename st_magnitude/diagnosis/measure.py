@@ -42,7 +42,6 @@ __all__ = [
     "halves",
     "hubness",
     "norm_statistics",
-    "scoring_name",
 ]
 
 Bootstrap = Callable[[Any, Any], Interval]
@@ -50,21 +49,6 @@ Bootstrap = Callable[[Any, Any], Interval]
 logger = logging.getLogger(__name__)
 
 UNIFORMITY_ROWS = 5000
-
-
-def scoring_name(similarity: Similarity) -> str:
-    """The similarity in words.
-
-    Example:
-        >>> [scoring_name(similarity) for similarity in (COSINE, Similarity(1, 0.9), Similarity(0.5, 0.9))]
-        ['cosine', 'document exponent 0.9', 'query exponent 0.5, document exponent 0.9']
-    """
-    query, document = similarity.exponents
-    if {query, document} <= {0.0, 1.0}:
-        return similarity.name
-    return (
-        f"document exponent {document:g}" if query == 1 else f"query exponent {query:g}, document exponent {document:g}"
-    )
 
 
 def norm_statistics(embeddings: Tensor, words: Array) -> NormStatistics:
@@ -217,7 +201,7 @@ def compare(baseline: EncodedTask, similarity: Similarity, own: Array, interval:
     """Norms and nDCG@10 of the baseline beside the model's own nDCG@10 of every query, (n,)."""
     cvs = [geometry.coefficient_of_variation(geometry.norms(x)) for x in (baseline.queries, baseline.documents)]
     theirs = baseline.ndcg(baseline.top(similarity))
-    return BaselineComparison(scoring_name(similarity), cvs[0], cvs[1], theirs, interval(own, theirs))
+    return BaselineComparison(similarity.name, cvs[0], cvs[1], theirs, interval(own, theirs))
 
 
 def directions(task: EncodedTask, seed: int) -> Geometry:

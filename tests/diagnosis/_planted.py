@@ -95,3 +95,10 @@ def found_in(
 ) -> Diagnosis:
     """The diagnosis of a planted task; each is made once."""
     return quick(*planted(seed, norms, num_queries, similarity, normalize), seed=seed)
+
+
+@cache
+def found_beside_a_baseline() -> Diagnosis:
+    """A small task where norms are relevance, of a model that normalizes, with a baseline."""
+    model, *task = planted(0, "relevance", num_queries=60, normalize=True)
+    return quick(model, *task, baseline=planted(0, "noise", 60, similarity="dot")[0], title="a title")

@@ -150,7 +150,7 @@ def test_baseline_gives_delta_cv_and_a_paired_difference():
     assert found["baseline"].verdict == "do"  # dot against cosine on one and the same directions
     assert found.baseline.similarity == "cosine"
     difference = found.exponent.ndcg(found.exponent.candidate) - found.exponent.ndcg(1.0)
-    assert found.recommended == f"document exponent {found.exponent.candidate:g}"
+    assert found.recommended == Similarity(1.0, found.exponent.candidate).name
     assert found["baseline"].gain == geometry.paired_bootstrap(difference, num_samples=1000)
     assert found["baseline"].scoring == f"{found.recommended}; the baseline cosine"
     calm, *calm_task = planted(0, "noise")

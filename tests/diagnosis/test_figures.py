@@ -8,6 +8,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from _planted import found_beside_a_baseline
 
 from st_magnitude import geometry
 from st_magnitude.diagnosis import figures
@@ -27,6 +28,11 @@ CELLS = [
     CompressionCell(16, "binary", "query", 2, 0.30, 0.60),
     CompressionCell(16, "binary", "norm", 4, 0.31, 0.62),
 ]
+
+
+@pytest.fixture(scope="module")
+def found():
+    return found_beside_a_baseline()
 
 
 @pytest.fixture

@@ -5,9 +5,14 @@ from __future__ import annotations
 import json
 
 import pytest
-from _planted import found_in
+from _planted import found_beside_a_baseline, found_in
 
 from st_magnitude import Diagnosis
+
+
+@pytest.fixture(scope="module")
+def found():
+    return found_beside_a_baseline()
 
 
 def test_a_saved_diagnosis_is_the_same(found, tmp_path):

@@ -7,7 +7,7 @@ import json
 
 import pytest
 import torch
-from _planted import planted
+from _planted import found_beside_a_baseline, planted
 
 from st_magnitude import NormMonitor
 from st_magnitude.diagnosis.readers import read_compression, read_log
@@ -20,6 +20,11 @@ CELLS = [
     CompressionCell(16, "binary", "query", 2, 0.45, 0.9),
     CompressionCell(8, "int8", "none", 8, 0.3, 0.6),
 ]
+
+
+@pytest.fixture(scope="module")
+def found():
+    return found_beside_a_baseline()
 
 
 def test_logs_of_a_trainer_and_of_a_monitor(tmp_path):

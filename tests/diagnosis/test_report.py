@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from _planted import model_of, planted, quick, table_of, unit
+from _planted import found_beside_a_baseline, model_of, planted, quick, table_of, unit
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import BoW
 
@@ -39,6 +39,11 @@ CELLS = [
     CompressionCell(8, "int8", "none", 8, 0.3, 0.6),
 ]
 VOID = {"br", "img", "meta", "source"}
+
+
+@pytest.fixture(scope="module")
+def found():
+    return found_beside_a_baseline()
 
 
 class Page(HTMLParser):

@@ -13,7 +13,7 @@ def test_page_and_dict():
     page = str(found)
     assert max(map(len, page.splitlines())) <= 80
     for expected in (
-        "Planted + Normalize, scored by cosine (recommended: document exponent",
+        "Planted + Normalize, scored by cosine (recommended: exponents 1 and",
         "160 queries",
         "Do: stm.prepare(model, stm.Similarity(1, ",
         "not used today",
