@@ -13,7 +13,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import BoW
 from typer.testing import CliRunner
 
-from st_magnitude import calibrate_exponent, diagnose, geometry
+from st_magnitude import Similarity, calibrate_exponent, diagnose, geometry
 from st_magnitude.commands.app import app
 from st_magnitude.corpus.beir import RetrievalData, save_beir
 from st_magnitude.diagnosis.diagnose import _name
