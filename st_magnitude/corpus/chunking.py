@@ -102,7 +102,7 @@ def _pack(
 def sentences(text: str, whole: Span) -> Iterator[Span]:
     """Spans of the sentences, without the whitespace after them."""
     with needs("Cutting text into sentences"):
-        from sentencex import get_sentence_boundaries
+        from sentencex import get_sentence_boundaries  # type: ignore[attr-defined]
     for paragraph, end in _cut(_PARAGRAPH_END, False, text, whole):
         begin = paragraph
         spaced = re.sub(r"\s", " ", text[paragraph:end])  # sentencex fails at some of the rarer whitespace

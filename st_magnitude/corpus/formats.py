@@ -93,7 +93,7 @@ def parse_markdown(text: str) -> tuple[str, list[Section]]:
     for i, token in enumerate(tokens):
         if token.type == "heading_open" and not token.level and token.map:  # not in a quotation or a list
             title = _markdown_text(inline.parseInline(_ANCHOR.sub("", tokens[i + 1].content))[0].children or [])
-            headings.append(Heading(*token.map, title, int(token.tag[1])))
+            headings.append(Heading(token.map[0], token.map[1], title, int(token.tag[1])))
     headings = [heading for heading in headings if heading.title.strip()]
     return text, _cut(text.split("\n"), headings)
 
@@ -140,7 +140,7 @@ def parse_rst(text: str) -> tuple[str, list[Section]]:
             found, _ = parse_inline(_ROLE.sub(r"\1", text), lineno, memo, parent)
         return [nodes.inline(text, "", *found, line=lineno)], []
 
-    inliner.parse = with_line
+    inliner.parse = with_line  # type: ignore[method-assign]
     settings = get_default_settings(Parser)
     vars(settings).update(_RST_SETTINGS)
     document = new_document("text", settings)

@@ -82,6 +82,9 @@ class RevelaConfig:
         None
     )
     save_steps: Annotated[int, typer.Option(min=1, help="Steps between checkpoints.")] = 200
+    keep_checkpoints: Annotated[
+        bool, typer.Option("--keep-checkpoints", help="Keep the checkpoints of a finished run.")
+    ] = False
     seed: Annotated[int, typer.Option(help="Seed for the split, the order and dropout.")] = 0
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint in the output.")] = False
 

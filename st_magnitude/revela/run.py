@@ -13,6 +13,7 @@ from typing import Any, cast
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 
+from st_magnitude._config import digest
 from st_magnitude.corpus.beir import DataError
 from st_magnitude.corpus.documents import Document, read_documents, split_documents
 from st_magnitude.evaluation import HybridEvaluator
@@ -24,6 +25,7 @@ from st_magnitude.revela.loss import RevelaLoss
 from st_magnitude.revela.models import load_lm, load_retriever, lora_config
 from st_magnitude.revela.titles import TitleTask, title_task
 from st_magnitude.revela.trainer import RevelaTrainer
+from st_magnitude.training.record import check_same_run, record_run, remove_checkpoints
 from st_magnitude.training.trainer import check_output, has_fast_bf16, train_or_stop
 
 __all__ = ["RevelaConfig", "run"]
@@ -33,6 +35,17 @@ logger = logging.getLogger(__name__)
 RUNS = ("dense", "bm25", "hybrid")
 FEWEST = 5  # queries or chunks: an evaluation with fewer is refused
 FEW = 25  # an evaluation with fewer gets a warning
+FREE = {
+    "epochs",
+    "max_steps",
+    "max_queries",
+    "gradient_checkpointing",
+    "bf16",
+    "save_steps",
+    "keep_checkpoints",
+    "resume",
+}
+"""Settings that may change when a run is resumed."""
 
 
 @contextmanager
@@ -71,7 +84,8 @@ def run(
 
     Raises:
         DataError: If the corpus has nothing to train on, or too little for the evaluation.
-        FileExistsError: If output holds a finished model, or an unfinished run and ``config.resume`` is False.
+        FileExistsError: If output holds a finished model, an unfinished run and ``config.resume`` is False, or a run
+            that was started with other models, settings or groups.
         OSError: If the retriever or the language model cannot be loaded.
         ImportError: If the extra ``revela`` is not installed, or ``gguf`` for a GGUF file.
         ValueError: If a model is not supported, or an argument is out of range.
@@ -82,16 +96,11 @@ def run(
     checkpoint = check_output(output, config.resume)
     documents = list(read_documents(corpus))
     train, task = _hold_out(documents, config) if config.evaluate else (documents, None)
-    groups = cast(
-        Dataset,
-        build_groups(
-            train,
-            group_size=config.group_size,
-            max_words=config.max_words,
-            shuffle_chunks=config.shuffle_chunks,
-            seed=config.seed,
-        ),
-    )
+    groups = _groups(train, config)
+    settings = {key: value for key, value in vars(config).items() if key not in FREE}
+    settings |= {"retriever": str(retriever), "lm": str(lm), "groups": digest(map("\0".join, groups["chunks"]))}
+    if checkpoint is not None:
+        check_same_run(output, settings)
     say(f"Training: {len(train):,} documents in {len(groups):,} groups of {config.group_size} chunks.")
     if task is not None:
         say(
@@ -99,8 +108,10 @@ def run(
             f"{len(documents) - len(train):,} documents that are held out."
         )
     trainer, is_decoder = _trainer(config, groups, retriever, lm, output)
-    model = cast(SentenceTransformer, trainer.model)
+    model = trainer.model
     is_first = trainer.is_world_process_zero()
+    if is_first and checkpoint is None:
+        record_run(output, settings)
     measured = _Measured(task, config.seed, say) if task is not None and is_first else None
     if measured is not None:
         measured.measure("before", model, trainer)
@@ -110,7 +121,7 @@ def run(
     record: dict[str, Any] = {
         "corpus": str(corpus),
         "documents": {"train": len(train), "held_out": len(documents) - len(train), "groups": len(groups)},
-        "loss": trainer.loss.get_config_dict(),  # type: ignore[union-attr]
+        "loss": trainer.loss.get_config_dict(),  # type: ignore[attr-defined]
         "processes": trainer.args.world_size,
         "log": trainer.state.log_history,
     }
@@ -120,6 +131,8 @@ def run(
             record |= measured.record()
         model.save_pretrained(str(output))
         (output / "revela.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        if not config.keep_checkpoints:
+            remove_checkpoints(output)
     return record
 
 
@@ -142,6 +155,17 @@ def _hold_out(documents: list[Document], config: RevelaConfig) -> tuple[list[Doc
             "The evaluation has only %s, so its figures say little. Pass more documents or a larger held_out.", size
         )
     return train, task
+
+
+def _groups(documents: list[Document], config: RevelaConfig) -> Dataset:
+    groups = build_groups(
+        documents,
+        group_size=config.group_size,
+        max_words=config.max_words,
+        shuffle_chunks=config.shuffle_chunks,
+        seed=config.seed,
+    )
+    return cast(Dataset, groups)
 
 
 def _trainer(

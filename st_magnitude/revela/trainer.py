@@ -146,7 +146,7 @@ class RevelaTrainer(SentenceTransformerTrainer):
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
         result = super().compute_loss(*args, **kwargs)
-        self.track_loss_components(self.loss.logs)  # type: ignore[union-attr]
+        self.track_loss_components(self.loss.logs)  # type: ignore[attr-defined]
         return result
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:

@@ -116,6 +116,33 @@ def test_a_small_corpus_is_not_measured_in_silence(places, caplog) -> None:
     assert SentenceTransformer(str(places["output"]), device="cpu").encode("tea").any()
 
 
+def test_a_resumed_run_must_be_the_same_run(places) -> None:
+    """Another setting, another model and a changed text are named; more steps are not another run."""
+    quick = QUICK | {"evaluate": False, "save_steps": 1}
+    run(**places, config=RevelaConfig(**quick, keep_checkpoints=True), say=lambda line: None)
+    (places["output"] / "modules.json").unlink()  # as if the run had been stopped
+    for changes, others, says in (
+        (
+            {"temperature": 0.3, "lora_rank": 3},
+            {},
+            r"temperature \(0\.05 there, 0\.3 now\), lora_rank \(2 there, 3 now\)",
+        ),
+        ({}, {"retriever": places["lm"]}, "retriever .*there.*now"),
+    ):
+        with pytest.raises(FileExistsError, match=f"started with other settings: {says}"):
+            run(**places | others, config=RevelaConfig(**quick | changes, resume=True), say=lambda line: None)
+    page = places["corpus"] / "page0.md"
+    text = page.read_text()
+    page.write_text(text.replace("two minutes", "two hours"))
+    with pytest.raises(FileExistsError, match="other settings: groups"):
+        run(**places, config=RevelaConfig(**quick, resume=True), say=lambda line: None)
+    page.write_text(text)
+    longer = RevelaConfig(**quick | {"max_steps": 3}, resume=True)
+    record = run(**places, config=longer, say=lambda line: None)
+    assert [entry["step"] for entry in record["log"] if "next_token" in entry] == [1, 2, 3]
+    assert not (places["output"] / "checkpoints").exists()
+
+
 def test_presets() -> None:
     """The defaults are those of the short run in docs/revela.md; the paper's values are one word away."""
     short, paper = RevelaConfig(), RevelaConfig.preset("paper", max_words=50)
