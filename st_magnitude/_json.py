@@ -1,4 +1,4 @@
-"""JSON: read with one kind of error, and dataclasses of numbers and arrays made of it by their annotations."""
+"""JSON: text that is read with one kind of error, and dataclasses of numbers and arrays that are read and written."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ __all__ = ["from_plain", "parse", "to_plain"]
 
 
 def parse(text: str) -> Any:
-    """What ``json.loads`` makes of a text, with one kind of error for all that can be wrong.
+    """The value of a JSON text, with one kind of error for everything that can be wrong.
 
     Raises:
-        ValueError: For what is no JSON, is nested too deeply, has a number too long to be one, or has half a surrogate
-            pair, which no file can hold and no tokenizer takes.
+        ValueError: If the text is not JSON, is nested too deeply, has a number of too many digits, or has half of a
+            surrogate pair, which files cannot hold and tokenizers do not accept.
 
     Example:
         >>> parse('{"a": "\\\\ud800"}')
         Traceback (most recent call last):
         ...
-        ValueError: a character that is no text: half of a surrogate pair
+        ValueError: a character that is not text: half of a surrogate pair
     """
     try:
         value = json.loads(text)
@@ -35,16 +35,16 @@ def parse(text: str) -> Any:
         line = f"line {error.lineno}, " if error.lineno > 1 else ""
         raise ValueError(f"{error.msg}, {line}column {error.colno}") from None
     except UnicodeEncodeError:
-        raise ValueError("a character that is no text: half of a surrogate pair") from None
+        raise ValueError("a character that is not text: half of a surrogate pair") from None
     except RecursionError:
         raise ValueError("nested too deeply") from None
-    except ValueError:  # Python reads no integers of more than 4,300 digits
+    except ValueError:  # Python refuses integers of more than 4,300 digits
         raise ValueError("a number of too many digits") from None
     return value
 
 
 def to_plain(value: Any) -> Any:
-    """Dataclasses, arrays and numbers as JSON has them: nan is None, and infinity the text "inf".
+    """Turns dataclasses, arrays and numbers into plain JSON values: nan becomes None, and infinity becomes "inf".
 
     Example:
         >>> to_plain({"a": np.array([1.0, np.nan, -np.inf]), "b": (True, 2)})
@@ -64,16 +64,16 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(kind: Any, value: Any, name: str = "") -> Any:
-    """What `to_plain` made plain, as the annotation has it.
+    """Builds a value of the annotated type from plain JSON values: the inverse of `to_plain`.
 
     Args:
-        kind: A dataclass, an array type such as ``NDArray[np.float64]``, a list, tuple, dict or optional of these, or
-            a plain type.
-        value: From JSON.
-        name: Where it stands, for the errors.
+        kind: Type to build: a dataclass, an array type such as ``NDArray[np.float64]``, a list, tuple, dict or optional
+            of these, or a plain type.
+        value: Value that was read from JSON.
+        name: Path of the value, for error messages.
 
     Raises:
-        ValueError: If something is missing or is not of its kind; the message says where.
+        ValueError: If an entry is missing or has another type; the message says where.
 
     Example:
         >>> from_plain(dict[str, tuple[float, ...]], {"a": [1, None, "inf"]})

@@ -1,4 +1,4 @@
-"""matplotlib, where there is one: two looks, and a picture drawn in both."""
+"""matplotlib, if it is installed: a light and a dark theme, and figures drawn in both."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ __all__ = ["DARK", "LIGHT", "Picture", "Theme", "draw", "pyplot"]
 
 @dataclass(frozen=True)
 class Theme:
-    """Colours of a picture: text and axes, what stands back, and the lines C0, C1, ..., the last one grey."""
+    """Colors of a figure: of text, of axes and grid, and of the lines C0, C1, ..., of which the last is grey."""
 
     ink: str
     muted: str
     lines: tuple[str, ...]
 
     def settings(self) -> dict[str, Any]:
-        """For ``pyplot.rc_context``."""
-        from cycler import cycler  # of matplotlib
+        """Settings for ``pyplot.rc_context``."""
+        from cycler import cycler  # which comes with matplotlib
 
         return {
             "font.family": ["sans-serif"],
@@ -44,7 +44,7 @@ class Theme:
             "axes.prop_cycle": cycler(color=self.lines),
             "axes.spines.top": False,
             "axes.spines.right": False,
-            "svg.hashsalt": "st-magnitude",  # the same picture is the same file
+            "svg.hashsalt": "st-magnitude",  # so that the same figure gives the same file
         }
 
 
@@ -54,7 +54,7 @@ DARK = Theme("#e7e9ec", "#9aa2ad", ("#6db3f2", "#ff9e5e", "#6fd39b", "#cf9bf0", 
 
 @dataclass(frozen=True)
 class Picture:
-    """One drawing: SVG for light and for dark pages, both without a ground, and a PNG on white."""
+    """One figure as files: SVG for light and for dark pages, both transparent, and PNG on white."""
 
     light: bytes
     dark: bytes
@@ -62,7 +62,7 @@ class Picture:
 
 
 def draw(paint: Callable[[Any], None], size: tuple[float, float] = (4.8, 3.3)) -> Picture:
-    """Lets a function draw into axes of this size in inches, once a look.
+    """Lets a function paint into axes of the given size in inches, once for each theme.
 
     Raises:
         ImportError: If matplotlib is not installed.
@@ -79,25 +79,25 @@ def draw(paint: Callable[[Any], None], size: tuple[float, float] = (4.8, 3.3)) -
             figure, axis = plt.subplots(figsize=size, layout="constrained")
             paint(axis)
             file = io.BytesIO()
-            ground: dict[str, Any] = (
+            options: dict[str, Any] = (
                 {"transparent": True, "metadata": {"Date": None}} if kind == "svg" else {"dpi": 150}
             )
-            figure.savefig(file, format=kind, **ground)
+            figure.savefig(file, format=kind, **options)
             plt.close(figure)
             files.append(file.getvalue())
     return Picture(*files)
 
 
 def pyplot() -> Any:
-    """matplotlib's pyplot, drawing into files.
+    """matplotlib's pyplot, set up to draw into files.
 
     Raises:
-        ImportError: If it is not installed.
+        ImportError: If matplotlib is not installed.
     """
     try:
         import matplotlib
     except ImportError as error:
-        raise ImportError('A picture needs matplotlib: pip install "st-magnitude[plot]".') from error
+        raise ImportError('Figures need matplotlib: pip install "st-magnitude[plot]".') from error
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from _planted import found_in, model_of, planted, quick, unit
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 
 from st_magnitude import Similarity
 from st_magnitude.diagnosis.checks import verdict_of
+from st_magnitude.evaluation import CompressionEvaluator
+from st_magnitude.modules import ExponentNorm
 
 
 @pytest.mark.parametrize(
@@ -100,3 +104,22 @@ def test_each_recommendation_says_on_which_scoring_it_rests():
         assert recommendation.gain is None or f"Scoring: {found.recommended}." in recommendation.measured
     unchanged = found_in(0, "noise", num_queries=400)
     assert {r.scoring for r in unchanged.recommendations[1:]} == {"cosine"} == {unchanged.recommended}
+
+
+@pytest.mark.parametrize("exponent", [0.3, 0.9])
+def test_prefixes_have_the_figures_that_truncate_dim_gives(exponent):
+    """One definition for the diagnosis, CompressionEvaluator, and a user who loads the model with truncate_dim."""
+    planted_model, *task = planted(0, "relevance", num_queries=60)
+    model = SentenceTransformer(modules=[planted_model[0], ExponentNorm(1.0, exponent)], device="cpu")
+    model.similarity_fn_name = "dot"
+    found = quick(model, *task, min_gain=0.99)  # which nothing reaches, so that no other exponent is recommended
+    # In float32, an exponent that went through a sigmoid.
+    assert float(found.recommended.removeprefix("exponents 1 and ")) == pytest.approx(exponent)
+    evaluator = CompressionEvaluator(*task, dims=[8, 4], precisions=["float32"], write_csv=False)
+    evaluator(model)
+    theirs = {cell.dim: cell.ndcg for cell in evaluator.cells}
+    for dim in (16, 8, 4):
+        ours = next(cell.ndcg for cell in found.cells if (cell.dim, cell.precision) == (dim, "float32"))
+        model.truncate_dim = dim  # as SentenceTransformer(path, truncate_dim=dim) sets it
+        metrics = InformationRetrievalEvaluator(*task, truncate_dim=dim, write_csv=False)(model)
+        assert ours == theirs[dim] == pytest.approx(metrics["dot_ndcg@10"], abs=1e-9)
