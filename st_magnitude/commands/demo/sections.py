@@ -40,6 +40,7 @@ _DIRECTIVE_KINDS = dict.fromkeys(
     ("code", "code-block", "sourcecode", "ipython", "plot", "doctest", "testcode", "parsed-literal"), "code"
 )
 _FENCE = re.compile(r"^( *)(```|~~~).*\n([\s\S]*?)(?:^ *\2.*|\Z)", re.M)
+_STYLES: Any = ["numpy", "sphinx", "google"]  # in this order: numpydoc may contain a line such as "Warning:"
 _OPTIONS: Any = {
     "google": {"warnings": False, "returns_multiple_items": False, "returns_named_value": False},
     "numpy": {"warnings": False},
@@ -98,8 +99,7 @@ def _blocks(docstring: str) -> Iterator[tuple[Any, str]]:
     has_fields = re.search(r"^:(?:param|return|rtype|raise)", text, re.M)
     sections = griffe.parse_auto(
         griffe.Docstring(text),
-        # numpydoc first, because a numpydoc docstring may contain a line such as "Warning:"
-        style_order=["numpy", "sphinx", "google"],
+        style_order=_STYLES,
         default="sphinx" if has_fields else "numpy",
         per_style_options=_OPTIONS,
     )
