@@ -45,7 +45,7 @@ def test_runs_of_others(tmp_path) -> None:
         ("q1 Q0 d1 1 0.5 x\nq1 d2 0.4\n", r"run:2: expected 'query Q0 document rank score tag', got 'q1 d2 0.4'"),
         ("q1 Q0 d1 1 high x\n", r"run:1: expected"),
         ("q1 Q0 d1 1 nan x\n", r"run:1: the score is not a number"),
-        ("q1 Q0 d1 1 0.5 x\nq1 Q0 d1 2 0.4 x\n", r"run:2: document 'd1' was ranked"),
+        ("q1 Q0 d1 1 0.5 x\nq1 Q0 d1 2 0.4 x\n", r"run:2: document 'd1' occurs twice"),
     ],
 )
 def test_bad_files_name_the_line(tmp_path, text: str, says: str) -> None:
