@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
-from torch import Tensor
 
 from st_magnitude.evaluation.metrics import are_unit
-from st_magnitude.evaluation.task import EncodedTask, JudgedTask
+from st_magnitude.evaluation.task import JudgedTask
 from st_magnitude.geometry import norms, paired_bootstrap
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import encode_raw
@@ -180,12 +179,6 @@ def calibrate_exponent(
         if low <= 0.0 <= high:
             best = end
     return ExponentCurve(gammas, per_query, task.query_ids, best, versus_cosine, versus_dot, confidence)
-
-
-def sweep_exponents(q: Tensor, d: Tensor, columns: list[list[int]], gammas: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Whether the ten best documents are relevant, at every exponent: (E, n, <= 10)."""
-    encoded = EncodedTask(q, d, columns)
-    return np.stack([encoded.hits(top) for top in encoded.tops([Similarity(1.0, float(gamma)) for gamma in gammas])])
 
 
 def _highest(per_query: NDArray[np.float64]) -> int:

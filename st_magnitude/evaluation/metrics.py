@@ -23,13 +23,6 @@ __all__ = [
 TILE = 2**24  # scores that are held at a time
 
 
-def check_judgments(queries: Any, corpus: Any, relevant_docs: Any) -> Any:
-    """The judgments of a `JudgedTask` as query id -> set of document ids."""
-    from st_magnitude.evaluation.task import JudgedTask
-
-    return JudgedTask(queries, corpus, relevant_docs).relevant
-
-
 def are_unit(norms: NDArray[np.float64]) -> bool:
     """Whether all norms are 1 to the precision of half floats, which shows that a model normalises.
 
