@@ -11,8 +11,10 @@ import gc
 import inspect
 import json
 import os
+import shutil
 import signal
 import sys
+import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import wraps
@@ -40,7 +42,7 @@ __all__ = [
     "app",
     "check_folder",
 ]
-__all__ += ["command", "curve_figures", "limit_length", "load_model", "warn"]
+__all__ += ["command", "curve_figures", "limit_length", "load_model", "say", "warn"]
 
 Figures = Mapping[str, Any]
 
@@ -215,6 +217,11 @@ def _leave_process_group() -> None:
     if dist.is_available() and dist.is_initialized() and dist.get_backend() == "gloo":
         gc.collect()  # the trainer, whose DistributedDataParallel holds the group
         dist.destroy_process_group()
+
+
+def say(text: str) -> None:
+    """Prints sentences, broken between words at the width of the terminal."""
+    typer.echo(textwrap.fill(text, shutil.get_terminal_size().columns, break_long_words=False, break_on_hyphens=False))
 
 
 def warn(message: str) -> None:

@@ -86,10 +86,13 @@ class RetrievalData:
                 )
 
     def __repr__(self) -> str:
+        return f"RetrievalData({self})"
+
+    def __str__(self) -> str:
         relevant, negative = (sum(map(len, judged.values())) for judged in (self.relevant_docs, self.negatives))
         return (
-            f"RetrievalData({len(self.queries):,} queries, {len(self.corpus):,} documents, "
-            f"{relevant:,} relevant pairs, {negative:,} judged negatives)"
+            f"{len(self.queries):,} queries, {len(self.corpus):,} documents, {relevant:,} relevant pairs, "
+            f"{negative:,} judged negatives"
         )
 
     def triplets(self, num_negatives: int, seed: int = 0) -> Dataset:

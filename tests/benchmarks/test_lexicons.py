@@ -739,7 +739,7 @@ def test_build(
     lexicons.main()
     printed = capsys.readouterr().out
     assert f"train, verb: {len(built.train['verb'])} pairs" in printed
-    assert "test: RetrievalData(30 queries, 80 documents" in printed
+    assert "test: 30 queries, 80 documents" in printed
     assert "clustering: 60 texts of 3 files" in printed
     assert f"  {built.train['noun'][0]['anchor']} -> {built.train['noun'][0]['positive']}\n" in printed
 

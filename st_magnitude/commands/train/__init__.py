@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from st_magnitude.commands.core import Data, Figures, check_folder, command
+from st_magnitude.commands.core import Data, Figures, check_folder, command, say
 from st_magnitude.commands.train.config import TrainConfig
 
 __all__ = ["TrainConfig"]
@@ -47,7 +47,7 @@ def train(
         typer.echo(f"  {key:40} {trained.geometry['before'][key]:.4f} -> {after:.4f}")
     exponent, comparison = 1.0, trained.comparison
     if comparison is None:
-        typer.echo(
+        say(
             f"There is no {dev_split} split beside {split}, so the trained model could not be compared with the "
             f"pretrained one. Put judgments of other queries into {data / 'qrels' / f'{dev_split}.tsv'}, or name "
             "another split with --dev-split."
@@ -55,7 +55,8 @@ def train(
     else:
         exponent = comparison.saved.exponent
         figures["dev"] = {"split": dev_split, "is_better": comparison.is_better, **comparison.to_dict()}
-        typer.echo(f"{comparison}\n{comparison.verdict(dev_split)}")
+        typer.echo(str(comparison))
+        say(comparison.verdict(dev_split))
     figures["load"] = f'SentenceTransformer("{output}")' if exponent in (0.0, 1.0) else f'stm.load("{output}")'
     typer.echo(f"Saved to {output}. Load it with {figures['load']}.")
     other = next((name for name in ("test", *splits) if name in splits and name not in (split, dev_split)), None)

@@ -72,16 +72,16 @@ class Comparison:
         }
 
     def __str__(self) -> str:
-        rows = {f"trained, as trained ({self.as_trained.name})": self.as_trained}
+        rows = {f"trained, {self.as_trained.name} (as trained)": self.as_trained}
         if self.best is not None and self.best != self.as_trained:
-            rows[f"trained, best exponent ({self.best.name})"] = self.best
+            rows[f"trained, {self.best.name} (best)"] = self.best
         lines = [
             f"nDCG@10 on {self.queries:,} queries; difference from pretrained with its 95 % interval",
-            f"  {'pretrained':38} {self.pretrained:.4f}",
+            f"  {'pretrained':35} {self.pretrained:.4f}",
         ]
         for name, scored in rows.items():
-            mark = "  <- saved" if scored == self.saved and len(rows) > 1 else ""
-            lines.append(f"  {name:38} {scored.ndcg:.4f}  {interval(scored.gain)}{mark}")
+            mark = "  saved" if scored == self.saved and len(rows) > 1 else ""
+            lines.append(f"  {name:35} {scored.ndcg:.4f}  {interval(scored.gain)}{mark}")
         if self.saved != self.as_trained:
             lines.append("The exponent was chosen on these queries, so its figure is optimistic.")
         return "\n".join(lines)
