@@ -36,6 +36,7 @@ from sentence_transformers import SentenceTransformer
 from tqdm import tqdm
 
 from st_magnitude._files import whole_file
+from st_magnitude._config import list_differences
 from st_magnitude._json import parse
 from st_magnitude.corpus.beir import DataError
 from st_magnitude.corpus.texts import documents_of, read_through, shards_of
@@ -284,10 +285,9 @@ def _refuse_another(output: Path, record: dict[str, Any]) -> bool:
         if output.is_dir() and any(not path.name.startswith(".") for path in output.iterdir()):
             raise FileExistsError(f"{output} holds files, but no {_RECORD}: choose another output.")
         return False
-    if differences := [key for key, value in record.items() if found.get(key) != value]:
-        listed = ", ".join(f"{key} ({found.get(key)!r} there, {record[key]!r} now)" for key in differences)
+    if differences := list_differences(found, record):
         raise FileExistsError(
-            f"The embeddings in {output} were made with other settings: {listed}. Choose another output, or "
+            f"The embeddings in {output} were made with other settings: {differences}. Choose another output, or "
             "use the same settings."
         )
     return True

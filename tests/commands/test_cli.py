@@ -341,7 +341,7 @@ def test_compress_without_matplotlib_keeps_table_and_csv(folder, model_path, tmp
         (["--data", "no/such/folder"], "no/such/folder"),
         (["--dims", "8,x"], "numbers separated by commas, such as 384,192,96; got '8,x'"),
         (["--dims", "8,0"], "at least 1, got 0"),
-        (["--dims", "257"], "dims is 257 long, the model's embeddings 256"),
+        (["--dims", "257"], "A prefix in dims has 257 dimensions and the model's embeddings 256"),
         (["--similarity", "l2"], "No similarity is called 'l2'"),
         (["--output", __file__], "--output must be a folder"),
         (["--max-length", 9], "leave out max_length (--max-length)"),
