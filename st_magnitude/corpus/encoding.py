@@ -35,8 +35,8 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from tqdm import tqdm
 
-from st_magnitude._files import whole_file
 from st_magnitude._config import list_differences
+from st_magnitude._files import whole_file
 from st_magnitude._json import parse
 from st_magnitude.corpus.beir import DataError
 from st_magnitude.corpus.texts import documents_of, read_through, shards_of
