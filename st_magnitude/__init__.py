@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         ScoredPairsEvaluator,
     )
     from st_magnitude.evaluation.calibration import ExponentCurve, calibrate_exponent
-    from st_magnitude.infonce import Term, infonce
+    from st_magnitude.infonce import Term, infonce, infonce_reference
     from st_magnitude.losses import (
         CosineRankingLoss,
         DNormRankingLoss,
@@ -87,6 +87,7 @@ __all__ = [
     "geometry",
     "grad_scale",
     "infonce",
+    "infonce_reference",
     "load",
     "norm_variance_penalty",
     "prepare",
@@ -104,7 +105,7 @@ _HOMES = {
     "diagnosis.findings": ["Diagnosis"],
     "evaluation": ["CompressionEvaluator", "GeometryEvaluator", "MagnitudeEvaluator", "ScoredPairsEvaluator"],
     "evaluation.calibration": ["ExponentCurve", "calibrate_exponent"],
-    "infonce": ["Term"],
+    "infonce": ["Term", "infonce_reference"],
     "losses": [
         *("CosineRankingLoss", "DNormRankingLoss", "DotRankingLoss", "LearnableNormLoss", "MagnitudeRankingLoss"),
         *("QNormRankingLoss", "SIGRegInfoNCE", "SimilarityMSELoss", "TempAggLoss", "TempAggMRLLoss"),

@@ -57,9 +57,9 @@ def stored_similarity_name(model: SentenceTransformer) -> str | None:
     return model._similarity_fn_name
 
 
-def load_with_classes(path: str, classes: dict[str, type], **options: Any) -> SentenceTransformer:
+def load_with_classes(path: str, classes: Mapping[str, type], **options: Any) -> SentenceTransformer:
     """Loads a model whose modules.json names classes of ours, without trust_remote_code for all other classes."""
-    return SentenceTransformer._load_with_module_classes(path, classes, **options)
+    return SentenceTransformer._load_with_module_classes(path, dict(classes), **options)
 
 
 # --- transformers -----------------------------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ def register_mteb_task(name: str, task: type) -> None:
 
     from mteb import get_tasks  # the function hides the module of the same name
 
-    sys.modules[get_tasks.__module__]._TASKS_REGISTRY[name] = task  # type: ignore[attr-defined]
+    sys.modules[get_tasks.__module__]._TASKS_REGISTRY[name] = task
 
 
 # --- torch ------------------------------------------------------------------------------------------------------------

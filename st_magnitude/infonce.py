@@ -1,4 +1,4 @@
-"""infonce: one kernel for every contrastive loss of this package.
+"""infonce: the one kernel of every contrastive loss in this package, and the same loss in ten readable lines.
 
 A loss is a sum of *terms*. A term is a prefix of the embedding, a temperature and a weight:
 
@@ -6,15 +6,16 @@ A loss is a sum of *terms*. A term is a prefix of the embedding, a temperature a
 
 where s_t is a :class:`~st_magnitude.similarity.Similarity` of the first ``dim_t`` coordinates. Plain InfoNCE has one
 term, temperature aggregation has T terms at the full dimension, Matryoshka has K prefixes, both together K x T.
+:func:`infonce_reference` is this formula in code; :func:`infonce` computes the same number faster and in less memory.
 
-What makes it cheap (B queries, M documents, D dimensions):
+With B queries, M documents and D dimensions:
 
-* The scores are walked in tiles of rows; no B x M matrix is ever held.
-* The inner products of a prefix are those of the next shorter one plus the block of columns between them, and the
-  gradient is taken block by block in the reverse order, so that any number of prefixes costs the 6 B M D
-  floating-point operations of a single one.
-* Temperatures of one prefix share its scores.
-* Gradients are taken in the forward pass, while a tile is at hand. The backward pass only scales them.
+* The kernel walks the scores in tiles of rows and never holds a B x M matrix.
+* The inner products of a prefix are those of the next shorter prefix plus the block of columns between them. The
+  gradient is taken block by block in the reverse order. So any number of prefixes costs the 6 B M D floating-point
+  operations of a single one.
+* All temperatures of a prefix share its scores.
+* The forward pass takes the gradients while it holds a tile. The backward pass only scales them.
 """
 
 from __future__ import annotations
@@ -28,14 +29,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn.functional import cross_entropy
 
 from st_magnitude.similarity import COSINE, Similarity, at_least_float32, safe_norm
 
-__all__ = ["Direction", "Term", "infonce"]
+__all__ = ["Direction", "Term", "infonce", "infonce_reference"]
 
 Direction = Literal["query_to_document", "document_to_query", "both"]
 
-# Rows of scores held at a time: enough for matrix products at full speed.
+# The number of rows of scores in a tile: enough for matrix products at full speed.
 _TILE_ROWS = {"cpu": 256, "cuda": 1024}
 _LOG2_E = math.log2(math.e)  # exp2 is several times as fast as exp in PyTorch on a CPU
 
@@ -45,12 +47,12 @@ class Term:
     """One summand of a contrastive loss.
 
     Args:
-        dim: How many leading coordinates are compared; None for all of them.
-        temperature: What the scores are divided by; a positive float, or a 0-d tensor when it is learned.
-        weight: What the term is multiplied by in the sum.
+        dim: Number of leading coordinates to compare; None for all of them.
+        temperature: Divisor of the scores: a positive number, or a 0-d tensor if it is learned.
+        weight: Factor of the term in the sum.
 
     Raises:
-        ValueError: If dim < 1, or if temperature (given as a number) is not positive.
+        ValueError: If dim is below 1, or if the temperature is a number that is not positive.
     """
 
     dim: int | None = None
@@ -64,6 +66,45 @@ class Term:
             raise ValueError(f"Term.temperature must be positive, got {self.temperature}.")
 
 
+def infonce_reference(
+    queries: Tensor,
+    documents: Tensor,
+    terms: Sequence[Term] = (Term(),),
+    similarity: Similarity = COSINE,
+    direction: Direction = "query_to_document",
+    offset: int = 0,
+    *,
+    all_queries: Tensor | None = None,
+    hardness: float | tuple[float, float] = 0.0,
+) -> Tensor:
+    """The loss of :func:`infonce` as plain cross entropies of full score matrices, with the same arguments.
+
+    Read it for the definition, and compare with it in tests. It needs memory for every B x M matrix of scores.
+
+    Example:
+        >>> import torch
+        >>> from st_magnitude import QNORM, Term, infonce
+        >>> queries, documents = torch.randn(4, 8), torch.randn(10, 8)
+        >>> arguments = queries, documents, [Term(temperature=0.5), Term(dim=2, weight=0.1)], QNORM, "both", 3
+        >>> torch.allclose(infonce(*arguments), infonce_reference(*arguments))
+        True
+    """
+    rows = torch.arange(len(queries), device=queries.device)
+    loss = torch.zeros((), device=queries.device)
+    for term in terms:
+        q, d, a = (None if x is None else x[:, : term.dim] for x in (queries, documents, all_queries))
+        scores = similarity(q, d)  # (B, M)
+        backward = scores[:, rows + offset].T if a is None else similarity(a, d[rows + offset]).T  # (B, Q)
+        sides = (scores, rows + offset), (backward, rows if a is None else rows + offset)
+        chosen = {"query_to_document": [0], "document_to_query": [1], "both": [0, 1]}[direction]
+        for side in chosen:
+            logits, positives = sides[side]
+            extra = _both(hardness)[side] * logits.detach()  # a negative counts exp(hardness · s) times
+            extra[rows, positives] = 0
+            loss = loss + term.weight * cross_entropy(logits / term.temperature + extra, positives) / len(chosen)
+    return loss
+
+
 def infonce(
     queries: Tensor,
     documents: Tensor,
@@ -72,35 +113,41 @@ def infonce(
     direction: Direction = "query_to_document",
     offset: int = 0,
     *,
-    hardness: float = 0.0,
+    all_queries: Tensor | None = None,
+    hardness: float | tuple[float, float] = 0.0,
     tile_rows: int | None = None,
 ) -> Tensor:
-    """InfoNCE over in-batch (and explicit) negatives, mean over queries, sum over terms.
+    """InfoNCE over in-batch (and explicit) negatives: the mean over queries, summed over terms.
 
     Args:
-        queries: (B, D) embeddings, not normalised.
-        documents: (M, D) embeddings, M >= B. Row ``offset + i`` is the positive of query i, all others are negatives.
+        queries: Embeddings (B, D), not normalised.
+        documents: Embeddings (M, D), M >= B. Row ``offset + i`` is the positive of query i, and all other rows are its
+            negatives.
         terms: Prefix dimensions, temperatures and weights.
-        similarity: The exponents of the norms. Learnable ones (0-d tensors) receive gradients.
+        similarity: Exponents of the norms. Learnable exponents (0-d tensors) receive gradients.
         direction: ``"query_to_document"``: the softmax of a query runs over all documents. ``"document_to_query"``:
-            the softmax of a positive document runs over all queries. ``"both"``: the mean of the two.
-        offset: Where the positives of these queries begin, for documents gathered from several devices.
-        hardness: alpha >= 0. Every negative counts exp(alpha · s) times in the softmax, s taken as a constant, so
-            that similar negatives weigh more (Lan et al. 2025, arXiv 2503.04812, Eq. 5; sentence-transformers'
-            ``hardness_mode="all_negatives"``).
-        tile_rows: Rows of scores held at a time (up to twice as many queries are not split); default 256 on a CPU and
-            1024 on a GPU. Memory beyond inputs and gradients is that of both sides divided by their norms and of tiles
-            of tile_rows x M numbers: 2 for one term, 3 for several temperatures of one prefix, 3 + K for K prefixes;
-            one more if a temperature is learned.
+            the softmax of a positive document runs over all queries. ``"both"``: the mean of the two losses.
+        offset: Index of the first query's positive, for documents that were gathered from several devices.
+        all_queries: Embeddings (Q, D) that the softmax of a document runs over, for queries that were gathered from
+            several devices. Row ``offset + i`` is query i. None: the queries themselves.
+        hardness: Weight alpha >= 0 of similar negatives. A negative counts exp(alpha · s) times in the softmax, where
+            s is treated as a constant (Lan et al. 2025, arXiv 2503.04812, Eq. 5; sentence-transformers'
+            ``hardness_mode="all_negatives"``). One number weights the negatives of both directions. A pair gives
+            each direction its own alpha: ``(alpha, 0)`` weights documents only, as sentence-transformers does.
+        tile_rows: Number of rows of scores in a tile; up to twice as many queries are not split. The default is 256
+            on a CPU and 1024 on a GPU. Beside inputs and gradients, memory holds both sides divided by their norms
+            and tiles of tile_rows x M numbers: 2 for one term, 3 for several temperatures of one prefix, 3 + K for K
+            prefixes, and one more if a temperature is learned.
 
     Returns:
-        A scalar, float64 for float64 inputs and float32 otherwise.
+        A scalar, in float64 for float64 inputs and in float32 otherwise.
 
     Raises:
         ValueError: If shapes, dims, offset or direction do not fit together.
 
-    Gradients reach queries, documents, and exponents and temperatures that are tensors. They are taken once in the
-    forward pass: there is no second derivative.
+    Gradients reach queries, documents, all_queries, and those exponents and temperatures that are tensors. The forward
+    pass takes them once, so a second derivative does not exist. :func:`infonce_reference` is the same loss in ten
+    lines.
 
     Example:
         >>> import torch
@@ -113,28 +160,35 @@ def infonce(
     Source: van den Oord et al. 2018, arXiv 1807.03748, Eq. 4; Beyond the Unit Hypersphere, arXiv 2602.09229, Eq. 2.
     """
     terms = tuple(terms)
-    width = _check(queries, documents, terms, direction, offset)
+    width = _check(queries, documents, all_queries, terms, direction, offset)
     dims = sorted({t.dim or width for t in terms})
-    plan = _Plan(
-        dims=tuple(dims),
-        members=tuple(tuple(i for i, t in enumerate(terms) if (t.dim or width) == dim) for dim in dims),
-        weights=tuple(t.weight for t in terms),
-        hardness=hardness,
-        tile_rows=tile_rows or _TILE_ROWS.get(queries.device.type, 256),
+    forward, backward = (
+        _Plan(
+            dims=tuple(dims),
+            members=tuple(tuple(i for i, t in enumerate(terms) if (t.dim or width) == dim) for dim in dims),
+            weights=tuple(t.weight for t in terms),
+            hardness=alpha,
+            tile_rows=tile_rows or _TILE_ROWS.get(queries.device.type, 256),
+        )
+        for alpha in _both(hardness)
     )
-    # From here on everything is a plain inner product: the norms of the longest prefix are divided out first,
-    # those of shorter prefixes are factors on rows and columns.
+    # From here on every score is a plain inner product: the norms of the longest prefix are divided out first, and
+    # those of shorter prefixes are factors of rows and columns.
     with torch.autocast(queries.device.type, enabled=False):
-        q, q_scale = _divide_by_norms(queries, plan.dims, similarity.gamma_query)  # (B, D'), (K - 1, B)
-        d, d_scale = _divide_by_norms(documents, plan.dims, similarity.gamma_document)  # (M, D'), (K - 1, M)
+        q, q_scale = _divide_by_norms(queries, forward.dims, similarity.gamma_query)  # (B, D'), (K - 1, B)
+        d, d_scale = _divide_by_norms(documents, forward.dims, similarity.gamma_document)  # (M, D'), (K - 1, M)
         temperatures = torch.stack([torch.as_tensor(t.temperature, dtype=q.dtype, device=q.device) for t in terms])
         losses = []
         if direction in ("query_to_document", "both"):
-            losses.append(_InfoNCE.apply(q, d, q_scale, d_scale, temperatures, offset, plan))
+            losses.append(_InfoNCE.apply(q, d, q_scale, d_scale, temperatures, offset, forward))
         if direction in ("document_to_query", "both"):
             own = slice(offset, offset + len(q))
             own_scale = None if d_scale is None else d_scale[:, own]
-            losses.append(_InfoNCE.apply(d[own], q, own_scale, q_scale, temperatures, 0, plan))
+            if all_queries is None:
+                offset = 0
+            else:
+                q, q_scale = _divide_by_norms(all_queries, forward.dims, similarity.gamma_query)  # (Q, D')
+            losses.append(_InfoNCE.apply(d[own], q, own_scale, q_scale, temperatures, offset, backward))
     return losses[0] if len(losses) == 1 else (losses[0] + losses[1]) / 2
 
 
@@ -147,29 +201,47 @@ class _Plan:
     tile_rows: int
 
 
-def _check(queries: Tensor, documents: Tensor, terms: tuple[Term, ...], direction: str, offset: int) -> int:
+def _both(hardness: float | tuple[float, float]) -> tuple[float, float]:
+    """The weights of similar documents and of similar queries."""
+    return hardness if isinstance(hardness, tuple) else (hardness, hardness)
+
+
+def _check(
+    queries: Tensor,
+    documents: Tensor,
+    all_queries: Tensor | None,
+    terms: tuple[Term, ...],
+    direction: str,
+    offset: int,
+) -> int:
+    """The number of dimensions, after a check that the arguments fit together."""
     if queries.ndim != 2 or documents.ndim != 2 or queries.shape[1] != documents.shape[1]:
         raise ValueError(
-            "infonce takes queries (B, D) and documents (M, D), got "
+            "infonce takes queries (B, D) and documents (M, D); got "
             f"{tuple(queries.shape)} and {tuple(documents.shape)}."
         )
     if not terms:
         raise ValueError("infonce needs at least one Term.")
     if direction not in ("query_to_document", "document_to_query", "both"):
-        raise ValueError(f"direction must be 'query_to_document', 'document_to_query' or 'both', got {direction!r}.")
+        raise ValueError(f"direction must be 'query_to_document', 'document_to_query' or 'both'; got {direction!r}.")
     if len(queries) == 0 or offset < 0 or offset + len(queries) > len(documents):
         raise ValueError(
             f"{len(queries)} queries with offset {offset} need their positives in documents[{offset}:"
             f"{offset + len(queries)}], but there are {len(documents)} documents."
         )
     width = queries.shape[1]
+    if all_queries is not None and (all_queries.shape[1:] != (width,) or offset + len(queries) > len(all_queries)):
+        raise ValueError(
+            f"all_queries holds these {len(queries)} queries from row {offset} on, so it has the shape (Q, {width}) "
+            f"with Q >= {offset + len(queries)}; got {tuple(all_queries.shape)}."
+        )
     if too_long := [t.dim for t in terms if t.dim is not None and t.dim > width]:
         raise ValueError(f"Term dims {too_long} exceed the {width} dimensions of the embeddings.")
     return width
 
 
 def _divide_by_norms(x: Tensor, dims: tuple[int, ...], gamma: float | Tensor) -> tuple[Tensor, Tensor | None]:
-    """x / |x|^gamma of the longest prefix, (n, D'); and what takes its products to those of the shorter prefixes."""
+    """x / |x|^gamma of the longest prefix, (n, D'), and the factors that turn it into shorter ones, (K - 1, n)."""
     x = at_least_float32(x[:, : dims[-1]])
     if not isinstance(gamma, Tensor) and gamma == 0.0:
         return x, None
@@ -180,8 +252,8 @@ def _divide_by_norms(x: Tensor, dims: tuple[int, ...], gamma: float | Tensor) ->
 class _DivideByNorms(torch.autograd.Function):
     """(x / |x|^gamma, (|x| / |x[:dim]|)^gamma for all prefixes but the last): (n, D) -> (n, D), (K - 1, n).
 
-    Autograd through the same formulas would hold several temporaries of the size of x, and so set the peak of a large
-    batch. This backward pass holds the gradient alone.
+    Autograd of the same formulas holds several temporaries of the size of x, which set the peak memory of a large
+    batch. This backward pass holds only the gradient.
     """
 
     @staticmethod
@@ -200,8 +272,8 @@ class _DivideByNorms(torch.autograd.Function):
             whole = torch.linalg.vecdot(x, grad_divided) * scale  # d loss / d -log |x|^gamma, (n,)
             parts = grad_scales * scales  # d loss / d log of the scales, (K - 1, n)
             grad_gamma = (parts * (norms[-1] / norms[:-1]).log()).sum() - (whole * norms[-1].log()).sum()
-            # The log of a norm grows by x / |x|^2, in the coordinates of its prefix. One of the two norms is divided
-            # out at the end, as the square of a small one is 0.
+            # The derivative of log |x| is x / |x|^2, in the coordinates of the prefix. One of the two norms is divided
+            # out at the end, because the square of a small norm is 0.
             pulls = gamma * torch.cat([parts, (whole - parts.sum(dim=0))[None]]) * (norms[-1] / norms) / norms  # (K, n)
             grad = grad_divided * (scale * norms[-1])[:, None]
             for k, (start, stop) in enumerate(pairwise((0, *ctx.dims))):
@@ -212,7 +284,7 @@ class _DivideByNorms(torch.autograd.Function):
 
 
 class _InfoNCE(torch.autograd.Function):
-    """The sum of all terms for plain inner products, with the gradients taken on the way."""
+    """The sum of all terms for plain inner products; the forward pass takes the gradients."""
 
     @staticmethod
     def forward(
@@ -248,7 +320,7 @@ def _walk(
     plan: _Plan,
     needs: tuple[bool, ...],
 ) -> tuple[Tensor, list[Tensor | None]]:
-    """Loss, and the gradients of the first five arguments where ``needs`` asks for them."""
+    """The loss, and the gradients of the first five arguments where ``needs`` asks for them."""
     num_rows, num_columns, last = len(rows), len(columns), len(plan.dims) - 1
     blocks = [slice(a, b) for a, b in pairwise((0, *plan.dims))]
     height = num_rows if num_rows <= 2 * plan.tile_rows else plan.tile_rows
@@ -273,15 +345,15 @@ def _walk(
         tile = slice(start, min(start + height, num_rows))
         n = tile.stop - tile.start
         products, slopes = products_[:n], [slope[:n] for slope in slopes_]
-        diagonal = offset + start  # on which the positives of these rows lie
+        diagonal = offset + start  # the positives of these rows lie on it
 
         for k, (block, members) in enumerate(zip(blocks, plan.members, strict=True)):
             torch.addmm(products, rows[tile, block], columns[:, block].T, beta=float(k > 0), out=products)
             row_factor = row_scale[k, tile] if row_scale is not None and k < last else None  # (n,)
             column_factor = column_scale[k] if column_scale is not None and k < last else None  # (M,)
 
-            # scores: relative to the best of the row, and still without row_factor, which rides on the temperature;
-            # in place of the products where no longer prefix needs these
+            # Scores are relative to the best one of their row and still lack row_factor, which goes into the
+            # temperature. They overwrite the products where no longer prefix needs those.
             scores = scores_[:n] if k < last else products
             if column_factor is None:
                 peak = products.amax(dim=1)
@@ -325,7 +397,7 @@ def _walk(
 
         if not with_gradient:
             continue
-        # A block of coordinates takes part in every prefix that reaches it: add up the slopes from the longest down.
+        # A block of coordinates belongs to every prefix that reaches it: add up the slopes, the longest prefix first.
         slope = slopes[last]
         for k in range(last, -1, -1):
             if k < last:
@@ -345,10 +417,10 @@ def _times(x: Any, factor: Tensor | None) -> Any:
 
 
 def _spare_positives(logits: Tensor, positive: Tensor, peak: Tensor, diagonal: int) -> None:
-    """Takes the weight of hard negatives off the positives, in place; logits (n, M) are in base 2.
+    """Removes the weight of hard negatives from the positives, in place; logits (n, M) are in base 2.
 
-    Relative to the best of the row, the positive's own logit is less by the weight of the best. Where that makes it the
-    largest of the row, the row moves down with it, so that nothing overflows.
+    Relative to the best score of the row, the logit of the positive loses the weight of the best. Where it is then the
+    largest of its row, the whole row moves down with it, so that nothing overflows.
     """
     positive.sub_(peak)
     excess = positive.clamp(min=0)

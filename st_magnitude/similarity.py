@@ -25,7 +25,8 @@ def safe_norm(embeddings: Tensor) -> Tensor:
     With it a zero vector stays a zero vector, scores 0 against everything, and has finite gradients.
     """
     norm = torch.linalg.vector_norm(embeddings, dim=-1, keepdim=True)
-    return norm.masked_fill(norm == 0, 1.0)
+    # In float32 the square of 1e19 overflows; an infinite norm would give finite scores but gradients of nan.
+    return norm.masked_fill(norm == 0, 1.0).clamp(max=torch.finfo(norm.dtype).max)
 
 
 def at_least_float32(embeddings: Any) -> Tensor:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from st_magnitude import COSINE, DNORM, DOT, QNORM, Similarity, Term, infonce
+from st_magnitude import COSINE, DNORM, DOT, QNORM, Similarity, Term, infonce, infonce_reference
 
 LEARNABLE = "learnable"
 CORNERS = [COSINE, DOT, QNORM, DNORM]
@@ -58,6 +58,8 @@ MANY = (Term(2, 0.3), Term(2, 0.7, 0.5), Term(5, 0.5, 2.0), Term(None, 0.4), Ter
 def test_value_equals_the_definition(terms, gammas, direction, hardness):
     queries, documents = embeddings()
     expected = loop_infonce(queries, documents, terms, gammas, direction, 3, hardness)
+    reference = infonce_reference(queries, documents, terms, Similarity(*gammas), direction, 3, hardness=hardness)
+    assert reference.item() == pytest.approx(expected, rel=1e-12)
     for tile_rows in (1, 4, 1000):
         loss = infonce(
             queries, documents, terms, Similarity(*gammas), direction, 3, hardness=hardness, tile_rows=tile_rows
@@ -93,30 +95,46 @@ def test_gradcheck(terms, similarity, direction):
     assert torch.autograd.gradcheck(loss, (queries, documents, *gammas, *temperatures))
 
 
+def assert_equals_the_reference(queries, documents, terms, similarity, direction, offset, **options):
+    """Value and gradients, those of all_queries among them."""
+    inputs = [queries, documents, *(x for x in (options.get("all_queries"),) if x is not None)]
+    ours = infonce(queries, documents, terms, similarity, direction, offset, **options)
+    expected = infonce_reference(queries, documents, terms, similarity, direction, offset, **options)
+    torch.testing.assert_close(ours, expected, rtol=1e-10, atol=1e-12)
+    found, wanted = (torch.autograd.grad(loss, inputs, allow_unused=True) for loss in (ours, expected))
+    for a, b in zip(found, wanted, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-12)
+
+
 @pytest.mark.parametrize("gammas", [(0.3, 0.8), (1.0, 0.0)])
-def test_hardness_is_a_constant_weight(gammas):
-    """Against autograd through the definition, with the weights detached."""
+@pytest.mark.parametrize("direction", ["query_to_document", "document_to_query", "both"])
+@pytest.mark.parametrize("hardness", [0.9, (0.9, 0.0), (0.0, 0.5)], ids=str)
+def test_hardness_is_a_constant_weight(gammas, direction, hardness):
+    """Against autograd through the definition, whose weights are detached."""
     queries, documents = embeddings(4, 7)
     terms = (Term(3, 0.5), Term(None, 0.4, 2.0))
-
-    def reference():
-        total = 0.0
-        for term in terms:
-            scores = Similarity(*gammas)(queries[:, : term.dim], documents[:, : term.dim])
-            weights = 0.9 * scores.detach()
-            weights[torch.arange(4), torch.arange(4) + 1] = 0.0
-            logits = scores / term.temperature + weights
-            total += term.weight * nn.functional.cross_entropy(logits, torch.arange(4) + 1)
-        return total
-
     for scale in (1.0, -30.0):  # the second: all scores large, and most of them negative
         with torch.no_grad():
             documents.mul_(scale)
-        ours, expected = infonce(queries, documents, terms, Similarity(*gammas), offset=1, hardness=0.9), reference()
-        torch.testing.assert_close(ours, expected)
-        torch.testing.assert_close(
-            torch.autograd.grad(ours, [queries, documents]), torch.autograd.grad(expected, [queries, documents])
-        )
+        similarity = Similarity(*gammas)
+        assert_equals_the_reference(queries, documents, terms, similarity, direction, 1, hardness=hardness)
+
+
+@pytest.mark.parametrize("direction", ["query_to_document", "document_to_query", "both"])
+@pytest.mark.parametrize("gammas", [(1, 1), (1, 0), (0.3, 0.8)])
+def test_queries_of_other_devices(direction, gammas):
+    """all_queries holds the queries from row offset on; the softmax of a document runs over all of them."""
+    queries, documents = embeddings(4, 9)
+    others = embeddings(3, 2, seed=1)
+    all_queries = torch.cat([others[0], queries, others[1]])
+    arguments = documents, MANY, Similarity(*gammas), direction, 3
+    assert_equals_the_reference(queries, *arguments, all_queries=all_queries)
+    both = [infonce(queries, *arguments, all_queries=x) for x in (all_queries, None)]
+    assert (both[0] == both[1]).item() == (direction == "query_to_document")
+    with pytest.raises(ValueError, match=r"\(Q, 8\) with Q >= 7; got \(6, 8\)"):
+        infonce(queries, *arguments, all_queries=all_queries[:6])
 
 
 @pytest.mark.parametrize("num_negatives", [0, 2])
@@ -146,13 +164,21 @@ def test_equals_sentence_transformers(num_negatives, name, direction):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
-def test_hardness_equals_sentence_transformers():
+@pytest.mark.parametrize("direction", ["query_to_document", "both"])
+def test_hardness_equals_sentence_transformers(direction):
+    """sentence-transformers weights the documents of a query, and never the queries of a document."""
     from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
     columns = [torch.randn(9, 16, requires_grad=True) for _ in range(4)]
-    theirs = MultipleNegativesRankingLoss(nn.Identity(), hardness_mode="all_negatives", hardness_strength=9.0)
+    options = {"directions": ("query_to_doc", "doc_to_query"), "partition_mode": "per_direction"}
+    theirs = MultipleNegativesRankingLoss(
+        nn.Identity(),
+        hardness_mode="all_negatives",
+        hardness_strength=9.0,
+        **(options if direction == "both" else {}),
+    )
     expected = theirs.compute_loss_from_embeddings(columns, None)
-    ours = infonce(columns[0], torch.cat(columns[1:]), hardness=9.0)
+    ours = infonce(columns[0], torch.cat(columns[1:]), direction=direction, hardness=(9.0, 0.0))
     torch.testing.assert_close(ours, expected, rtol=1e-6, atol=1e-6)
     for a, b in zip(torch.autograd.grad(ours, columns), torch.autograd.grad(expected, columns), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
@@ -245,6 +271,20 @@ def test_short_vectors(similarity):
     for gradient, reference in zip(found, expected, strict=True):
         assert reference.norm() > 0
         torch.testing.assert_close(gradient, reference, rtol=1e-4, atol=1e-5 * float(reference.abs().max()))
+
+
+@pytest.mark.parametrize("similarity", [COSINE, QNORM], ids=str)
+@pytest.mark.parametrize("norm", [1e18, 1e20, 1e30])
+def test_long_vectors(similarity, norm):
+    """In float32 the square of such a norm is infinite. Loss and gradients stay finite, as in sentence-transformers."""
+    queries, documents = ((x.detach().float() * norm).requires_grad_() for x in embeddings())
+    loss = infonce(queries, documents, [Term(4), Term()], similarity)
+    loss.backward()
+    assert loss.isfinite()
+    assert queries.grad.isfinite().all()
+    assert documents.grad.isfinite().all()
+    (similarity(queries, documents) / norm).sum().backward()  # the plain formula, too
+    assert queries.grad.isfinite().all()
 
 
 def test_zero_vectors():
