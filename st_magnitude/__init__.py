@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from st_magnitude.surgery.grad_scale import attach_grad_scale, grad_scale
     from st_magnitude.surgery.normalize import add_normalize, prepare, rescale_output, strip_normalize
     from st_magnitude.training.monitor import NormMonitor
+    from st_magnitude.training.state import attach
 
 __version__ = "0.1.0"
 
@@ -76,6 +77,7 @@ __all__ = [
     "TempSpecMRLLoss",
     "Term",
     "add_normalize",
+    "attach",
     "attach_grad_scale",
     "calibrate_exponent",
     "clip",
@@ -118,6 +120,7 @@ _HOMES = {
     "surgery.export": ["export", "load"],
     "surgery.normalize": ["add_normalize", "prepare", "rescale_output", "strip_normalize"],
     "training.monitor": ["NormMonitor"],
+    "training.state": ["attach"],
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -273,17 +273,16 @@ def test_short_vectors(similarity):
         torch.testing.assert_close(gradient, reference, rtol=1e-4, atol=1e-5 * float(reference.abs().max()))
 
 
-@pytest.mark.parametrize("similarity", [COSINE, QNORM], ids=str)
 @pytest.mark.parametrize("norm", [1e18, 1e20, 1e30])
-def test_long_vectors(similarity, norm):
+def test_long_vectors(norm):
     """In float32 the square of such a norm is infinite. Loss and gradients stay finite, as in sentence-transformers."""
     queries, documents = ((x.detach().float() * norm).requires_grad_() for x in embeddings())
-    loss = infonce(queries, documents, [Term(4), Term()], similarity)
+    loss = infonce(queries, documents, [Term(4), Term()])
     loss.backward()
     assert loss.isfinite()
     assert queries.grad.isfinite().all()
     assert documents.grad.isfinite().all()
-    (similarity(queries, documents) / norm).sum().backward()  # the plain formula, too
+    COSINE(queries, documents).sum().backward()  # the plain formula, too
     assert queries.grad.isfinite().all()
 
 

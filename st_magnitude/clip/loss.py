@@ -9,12 +9,13 @@ from typing import Any, Literal, get_args
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from st_magnitude.clip import require_open_clip
+from st_magnitude.infonce import Direction as InfoNCEDirection
 from st_magnitude.infonce import Term, infonce
-from st_magnitude.losses.ranking import Regularizer, named_penalties
+from st_magnitude.losses._penalties import Penalties, Regularizer
 from st_magnitude.similarity import Similarity
 
 require_open_clip()
@@ -35,6 +36,12 @@ PRESETS: dict[str, tuple[bool, bool, Direction]] = {
     "nonorm-i2t": (False, False, "i2t"),
     "txtnorm-t2i": (False, True, "t2i"),
     "nonorm-t2i": (False, False, "t2i"),
+}
+
+DIRECTIONS: dict[str, InfoNCEDirection] = {
+    "i2t": "query_to_document",
+    "t2i": "document_to_query",
+    "sym": "both",
 }
 
 TEMPERATURE = 0.05  # of a Term whose logits are logit_scale · s: the default of Term
@@ -114,8 +121,7 @@ class AsymmetricClipLoss(ClipLoss):
         self.terms = (Term(temperature=TEMPERATURE),) if terms is None else tuple(terms)
         if not self.terms:
             raise ValueError("terms is empty: leave it out for one term at logit_scale, or give e.g. [Term(dim=128)].")
-        self._penalties = named_penalties(regularizers)
-        self.regularizers = nn.ModuleDict({n: r for n, (r, _) in self._penalties.items() if isinstance(r, nn.Module)})
+        self.regularizers = Penalties(regularizers)
         self._checked = False
         if self.world_size > 1 and self.local_loss and not self.gather_with_grad:
             if direction != "sym":
@@ -185,11 +191,8 @@ class AsymmetricClipLoss(ClipLoss):
         if logit_bias is not None:
             # The gradient is zero; DistributedDataParallel wants the parameter in the graph all the same.
             losses["contrastive_loss"] = losses["contrastive_loss"] + 0.0 * logit_bias.sum()
-        columns = [image_features, text_features]
-        for name, (regularizer, weight) in self._penalties.items():
-            of_columns = getattr(regularizer, "of_columns", None)
-            penalty = regularizer(torch.cat(columns)) if of_columns is None else of_columns(columns)
-            losses[f"{name}_loss"] = weight * penalty
+        penalties = self.regularizers([image_features, text_features])
+        losses |= {f"{name}_loss": penalty for name, penalty in penalties.items()}
         return losses if output_dict else torch.stack(list(losses.values())).sum()
 
     def get_logits(
@@ -213,14 +216,20 @@ class AsymmetricClipLoss(ClipLoss):
             offset = self.rank * len(images)
         else:
             images, texts = all_images, all_texts
-        losses = []
-        if self.direction in ("sym", "i2t"):
-            losses.append(_ranking(images, all_texts, terms, self.similarity, offset, positives))
-        if self.direction in ("sym", "t2i"):
-            if positives is not None and positives.ndim == 2:
-                positives = positives.T
-            losses.append(_ranking(texts, all_images, terms, self.similarity.swapped, offset, positives))
-        return losses[0] if len(losses) == 1 else (losses[0] + losses[1]) / 2
+        loss = infonce(
+            images, all_texts, terms, self.similarity, DIRECTIONS[self.direction], offset, all_queries=all_images
+        )
+        if positives is None:
+            return loss
+        differences = []
+        if self.direction in ("i2t", "sym"):
+            differences.append(_several_positives(images, all_texts, terms, self.similarity, offset, positives))
+        if self.direction in ("t2i", "sym"):
+            transposed = positives.T if positives.ndim == 2 else positives
+            differences.append(
+                _several_positives(texts, all_images, terms, self.similarity.swapped, offset, transposed)
+            )
+        return loss + torch.stack(differences).mean()
 
     def _gathered(self, images: Tensor, texts: Tensor) -> tuple[Tensor, Tensor]:
         """Features of all ranks."""
@@ -333,27 +342,27 @@ def known_arguments(function: Callable[..., Any], arguments: dict[str, Any]) -> 
     return {name: value for name, value in arguments.items() if value or name in known}
 
 
-def _ranking(
+def _several_positives(
     queries: Tensor,  # (B, D)
     documents: Tensor,  # (M, D)
     terms: Sequence[Term],
     similarity: Similarity,
     offset: int,
-    positives: Tensor | None,
+    positives: Tensor,
 ) -> Tensor:
-    loss = infonce(queries, documents, terms, similarity, offset=offset)
-    if positives is None:
-        return loss
-    # infonce takes row offset + i as the positive. The mean of -log softmax over all positives differs from it by
-    # linear terms only, s(q, own) - s(q, mean of positives), which need no B x M matrix.
+    """The difference between the mean of -log softmax over all positives of a query and that of its own document.
+
+    It is linear, s(q, own) - s(q, mean of positives), so that it needs no B x M matrix.
+    """
+    difference = queries.new_zeros(())
     with torch.autocast(queries.device.type, enabled=False):
         for term in terms:
             q = similarity.query(queries[:, : term.dim])
             d = similarity.document(documents[:, : term.dim])
             own = slice(offset, offset + len(q))
             excess = (q * (d[own] - _mean_of_positives(d, positives, own))).sum(dim=1)  # (B,)
-            loss = loss + term.weight / term.temperature * excess.mean()
-    return loss
+            difference = difference + term.weight / term.temperature * excess.mean()
+    return difference
 
 
 def _mean_of_positives(documents: Tensor, positives: Tensor, own: slice) -> Tensor:

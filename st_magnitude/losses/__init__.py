@@ -1,9 +1,9 @@
 from st_magnitude.losses.isotropy import SIGRegInfoNCE
+from st_magnitude.losses.learnable import LearnableNormLoss
 from st_magnitude.losses.ranking import (
     CosineRankingLoss,
     DNormRankingLoss,
     DotRankingLoss,
-    LearnableNormLoss,
     MagnitudeRankingLoss,
     QNormRankingLoss,
 )

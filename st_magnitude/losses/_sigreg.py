@@ -1,19 +1,20 @@
-"""The statistic of SIGReg, over given directions and over all directions, with its gradient.
+"""The statistic of SIGReg and its gradient, over given directions and over all directions.
 
 The Epps-Pulley distance of N projected embeddings p_i = a · x_i from a target with the characteristic function phi:
 
     T(a) = sum_k w_k [ (mean_i cos(t_k p_i) - phi(t_k))² + (mean_i sin(t_k p_i))² ]
 
-averaged over directions a. Two ways to the average:
+averaged over directions a. There are two ways to the average:
 
-* `sampled`: over given directions. The knots t_k are multiples of one step, so cosines and sines at few multiples give
-  those at all: with 2 and 3 of them, cos(5b ± a) = cos 5b cos a ∓ sin 5b sin a reaches 17 knots. The sums over rows of
-  such products are one small matrix product for each direction, and the gradient is another one with the same factors.
-* `exact`: over the whole sphere of directions, where E_a cos(a · v) = Lambda_D(|v|). What is left is one smooth
-  function of the distance of every pair, tabulated as a Chebyshev series.
+* `sampled` takes given directions. The knots t_k are multiples of one step, so the cosines and sines at a few multiples
+  give those at all of them: with 2 and 3 multiples, cos(5b ± a) = cos 5b cos a ∓ sin 5b sin a reaches 17 knots. The
+  sums over rows of such products are one small matrix product per direction, and the gradient is another one with the
+  same factors.
+* `exact` takes the whole sphere of directions, where E_a cos(a · v) = Lambda_D(|v|). One smooth function of the
+  distance of every pair remains, which is tabulated as a Chebyshev series.
 
-Under torch.distributed both are those of the joined batch, batches of unequal size included, and the gradient is
-multiplied by the number of ranks, since DDP takes the mean over ranks.
+Under torch.distributed both give the statistic of the joined batch, also when batches differ in size. The gradient is
+multiplied by the number of ranks, because DDP takes the mean over ranks.
 
 Source: Epps and Pulley, A Test for Normality Based on the Empirical Characteristic Function, Biometrika 1983; LeJEPA,
 arXiv 2511.08544, section 4; for the closed form also arXiv 2606.17603.
@@ -39,16 +40,16 @@ __all__ = ["Statistic", "exact", "null_expectation", "num_rows", "sampled", "sph
 
 Array = NDArray[np.float64]
 
-# Projections held at a time; each takes 24 numbers of memory. On a CPU they stay in the cache.
+# The number of projections in a chunk; each takes 24 numbers of memory. On a CPU they stay in the cache.
 _CHUNK = {"cpu": 2**16, "cuda": 2**21}
-# Pairs held at a time by the exact form.
+# The number of pairs in a tile of the exact form.
 _TILE = {"cpu": 2**17, "cuda": 2**23}
-_MAX_ANGLE = 800.0  # t · |v| up to which Lambda is tabulated
+_MAX_ANGLE = 800.0  # the largest t · |v| for which Lambda is tabulated
 
 
 @dataclass(frozen=True)
 class Statistic:
-    """What is measured: knots t_k > 0 (0 adds nothing), weights w_k, target phi(t_k), whether N multiplies the sum."""
+    """Knots t_k > 0 (0 adds nothing), weights w_k, target phi(t_k), and whether the sum is multiplied by N."""
 
     knots: tuple[float, ...]
     weights: tuple[float, ...]
@@ -57,13 +58,13 @@ class Statistic:
 
 
 def null_expectation(statistic: Statistic, num_rows: int) -> float:
-    """The mean of T(a) over samples of the target: sum_k w_k (1 - phi(t_k)²), over N unless N multiplies it."""
+    """The mean of T(a) over samples of the target: sum_k w_k (1 - phi(t_k)²), divided by N unless scale_by_n."""
     w, phi = np.array(statistic.weights), np.array(statistic.target)
     return float(w @ (1 - phi**2)) / (1 if statistic.scale_by_n else num_rows)
 
 
 class _Walk(torch.autograd.Function):
-    """The value of walk(x, with_gradient) -> value, gradient: the gradient is taken in the forward pass."""
+    """The value of walk(x, with_gradient) -> (value, gradient); the forward pass takes the gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, walk: Callable[[Tensor, bool], tuple[Tensor, Tensor | None]]) -> Tensor:
@@ -81,7 +82,7 @@ class _Walk(torch.autograd.Function):
 
 
 def sampled(x: Tensor, directions: Tensor, statistic: Statistic, gather: bool = True) -> Tensor:
-    """Mean of T(a) over the columns of directions: (n, D), (D, K) -> scalar. Differentiable in x."""
+    """The mean of T(a) over the columns of directions: (n, D), (D, K) -> scalar. It is differentiable in x."""
     walk = partial(_walk_directions, directions=directions, statistic=statistic, ranks=_num_ranks(gather))
     return _Walk.apply(x, walk)
 
@@ -89,7 +90,7 @@ def sampled(x: Tensor, directions: Tensor, statistic: Statistic, gather: bool = 
 def _walk_directions(
     x: Tensor, with_gradient: bool, directions: Tensor, statistic: Statistic, ranks: int
 ) -> tuple[Tensor, Tensor | None]:
-    """Loss and its gradient, by chunks of directions."""
+    """The loss and its gradient, by chunks of directions."""
     rows, num_directions = len(x), directions.shape[1]
     total = _joined_rows(x, ranks)
     num_fine, num_coarse = _basis(len(statistic.knots))
@@ -101,7 +102,7 @@ def _walk_directions(
     knots, weights, target = (x.new_tensor(v) for v in (statistic.knots, statistic.weights, statistic.target))
     weights = weights * ((total if statistic.scale_by_n else 1) / num_directions)
 
-    # Every rank must cut the directions alike, however many rows it has
+    # All ranks must cut the directions in the same way, however many rows each of them has
     chunk = max(1, min(num_directions, _CHUNK.get(x.device.type, 2**16) * ranks // total))
     fine_ = x.new_ones(chunk, 2 * num_fine + 1, rows)  # 1, cosines, sines of a θ
     coarse_ = x.new_ones(chunk, 2 * num_coarse + 1, rows)  # 1, cosines, sines of (2 A + 1) b θ
@@ -164,19 +165,19 @@ def _product_formulas(num_knots: int) -> Tensor:
 
 
 def exact(x: Tensor, statistic: Statistic, radius: float | None = None, gather: bool = True) -> Tensor:
-    """Expectation of T(a) over uniform directions: (n, D) -> scalar. Differentiable in x.
+    """The expectation of T(a) over uniform directions: (n, D) -> scalar. It is differentiable in x.
 
         N^-2 sum_ij g(|x_i - x_j|²) - 2/N sum_i h(|x_i|²) + sum_k w_k phi(t_k)²,
         g(r²) = sum_k w_k Lambda_D(t_k r),   h(r²) = sum_k w_k phi(t_k) Lambda_D(t_k r)
 
     Args:
-        x: The embeddings.
-        statistic: What is measured.
-        radius: An upper bound of the lengths; None reads it off the data.
-        gather: Join the batches of all ranks.
+        x: Embeddings (n, D).
+        statistic: Knots, weights and target.
+        radius: Upper bound of the norms; None takes the largest norm of the data.
+        gather: Whether to join the batches of all ranks.
 
     Raises:
-        ValueError: If the lengths are not finite (with ``radius=None``), or too long to be tabulated.
+        ValueError: If the norms are not finite (with ``radius=None``), or too large to be tabulated.
     """
     ranks = _num_ranks(gather)
     if radius is None:
@@ -185,8 +186,8 @@ def exact(x: Tensor, statistic: Statistic, radius: float | None = None, gather: 
             dist.all_reduce(longest, op=dist.ReduceOp.MAX)
         radius = longest.item()
         if not math.isfinite(radius):
-            raise ValueError("The exact form takes finite embeddings, got some that are infinite or not a number.")
-        radius = 2.0 ** math.ceil(math.log2(max(radius, 1e-3)))  # few different tables
+            raise ValueError("The exact form takes finite embeddings, but some are infinite or not a number.")
+        radius = 2.0 ** math.ceil(math.log2(max(radius, 1e-3)))  # so that there are few different tables
     tolerance = 1e-13 if x.dtype == torch.float64 else 1e-8
     table = _table(statistic, x.shape[1], 4 * radius**2 * 1.0001, tolerance)
     return _Walk.apply(x, partial(_walk_pairs, statistic=statistic, table=table, ranks=ranks))
@@ -195,7 +196,7 @@ def exact(x: Tensor, statistic: Statistic, radius: float | None = None, gather: 
 def _walk_pairs(
     x: Tensor, with_gradient: bool, statistic: Statistic, table: _Table, ranks: int
 ) -> tuple[Tensor, Tensor | None]:
-    """Loss and its gradient, by tiles of this rank's rows against the rows of all ranks."""
+    """The loss and its gradient, by tiles of this rank's rows against the rows of all ranks."""
     everyone = _gather_rows(x, ranks) if ranks > 1 else x  # (N, D)
     total = len(everyone)
     squares, all_squares = x.square().sum(dim=1), everyone.square().sum(dim=1)  # (n,), (N,)
@@ -210,7 +211,7 @@ def _walk_pairs(
         tile = slice(start, start + height)
         distances = torch.addmm(all_squares, x[tile], everyone.T, alpha=-2).add_(squares[tile, None])  # (C, N)
         table.unit(distances, out=distances)
-        # Each pair by itself is close to 0, so that little is lost where the sum is
+        # Each pair alone is close to 0, so that the sum loses few digits
         pairs = _series(distances, table.g).sub_(others).sub_(own[tile, None] - constant)
         torch.sum(pairs, dim=1, out=row_sums[tile])
         if gradient is not None:
@@ -224,7 +225,7 @@ def _walk_pairs(
 
 @dataclass(frozen=True)
 class _Table:
-    """Chebyshev coefficients of g, h and their derivatives on [0, end]."""
+    """Chebyshev coefficients of g and h and of their derivatives, on [0, end]."""
 
     end: float
     g: tuple[float, ...]
@@ -233,7 +234,7 @@ class _Table:
     h_slope: tuple[float, ...]
 
     def unit(self, squares: Tensor, out: Tensor | None = None) -> Tensor:
-        """[0, end] to [-1, 1]."""
+        """Maps [0, end] to [-1, 1]."""
         scaled = torch.mul(squares, 2 / self.end, out=out) if out is not None else squares * (2 / self.end)
         return scaled.sub_(1).clamp_(-1, 1)
 
@@ -243,8 +244,9 @@ def _table(statistic: Statistic, dim: int, end: float, tolerance: float) -> _Tab
     knots, weights, target = (np.array(v) for v in (statistic.knots, statistic.weights, statistic.target))
     if (angle := knots[-1] * math.sqrt(end)) > _MAX_ANGLE:
         raise ValueError(
-            f"Embeddings of length up to {math.sqrt(end) / 2:.4g} at t_max={knots[-1]:.4g} are too long for the exact "
-            f"form (angles up to {angle:.0f}, at most {_MAX_ANGLE:.0f}). Give a scale, or a number of directions."
+            f"The exact form tabulates angles up to {_MAX_ANGLE:.0f}, but embeddings with norms up to "
+            f"{math.sqrt(end) / 2:.4g} at t_max={knots[-1]:.4g} have angles up to {angle:.0f}. Give a scale, or a "
+            "number of directions."
         )
 
     def values(y: Array, of_knot: Array) -> Array:
@@ -258,9 +260,9 @@ def _table(statistic: Statistic, dim: int, end: float, tolerance: float) -> _Tab
 
 
 def _interpolate(function: Callable[[Array], Any], tolerance: float) -> Array:
-    """Chebyshev coefficients on [-1, 1] up to the last that matters beside the value at -1, the largest.
+    """Chebyshev coefficients on [-1, 1], up to the last one that is not negligible beside the largest value, at -1.
 
-    Angles up to s need about s / 2 of them, as functions of the squared distance.
+    As functions of the squared distance, angles up to s need about s / 2 coefficients.
     """
     largest = float(np.abs(function(np.array([-1.0])))[0])
     for degree in (16, 32, 64, 128, 256, 512):
@@ -283,8 +285,8 @@ def _series(y: Tensor, coefficients: tuple[float, ...]) -> Tensor:
 def sphere_characteristic(dim: int, s: Array) -> Array:
     """Lambda_D(s) = E cos(s a_1) for a uniform on the unit sphere in D dimensions, = 0F1(; D/2; -s²/4): any shape.
 
-    The marginal density of a_1 is (1 - a²)^((D - 3) / 2), whose Gaussian quadrature (Golub and Welsch, 1969) converges
-    faster than exponentially in the number of nodes beyond s / 2. No power series, so nothing overflows.
+    The marginal density of a_1 is (1 - a²)^((D - 3) / 2). Its Gaussian quadrature (Golub and Welsch, 1969) converges
+    faster than exponentially in the number of nodes beyond s / 2, and unlike a power series it never overflows.
     """
     nodes, weights = _gegenbauer(dim, 64 * math.ceil((0.55 * float(np.max(s, initial=0.0)) + 40) / 64))
     flat = np.ravel(s)
@@ -296,7 +298,7 @@ def sphere_characteristic(dim: int, s: Array) -> Array:
 
 @lru_cache(maxsize=32)
 def _gegenbauer(dim: int, count: int) -> tuple[Array, Array]:
-    """Nodes and weights, the weights adding up to 1; for D = 1 the two points -1 and 1."""
+    """Nodes and weights; the weights add up to 1. For D = 1 the nodes are the two points -1 and 1."""
     n = np.arange(2, count)
     squares = np.concatenate([[1 / dim], n * (n + dim - 3) / ((2 * n + dim - 2) * (2 * n + dim - 4))])
     nodes, vectors = np.linalg.eigh(np.diag(np.sqrt(squares), 1) + np.diag(np.sqrt(squares), -1))
@@ -311,7 +313,7 @@ def _num_ranks(gather: bool) -> int:
 
 
 def num_rows(x: Tensor, gather: bool = True) -> int:
-    """Rows of the joined batch."""
+    """The number of rows of the joined batch."""
     return _joined_rows(x, _num_ranks(gather))
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from sentence_transformers import SentenceTransformer
 
+from st_magnitude._checks import at_least
 from st_magnitude.losses.ranking import MagnitudeRankingLoss
 from st_magnitude.losses.regularizers import SIGReg
 from st_magnitude.similarity import COSINE, Similarity
@@ -29,24 +30,24 @@ class SIGRegInfoNCE(MagnitudeRankingLoss):
 
         L = InfoNCE + weight · SIGReg
 
-    For embeddings that crowd in a cone or in few dimensions: after training with small batches, before truncation or
-    quantisation, for a backbone that was never trained to embed. It evens the variance out over the dimensions; it is
-    not made to raise retrieval scores. Both terms are logged by name. A shorthand: any loss here takes
-    ``regularizers=[(SIGReg(), 0.05)]``.
+    It is for embeddings that crowd in a cone or in few dimensions: after training with small batches, before truncation
+    or quantisation, or for a backbone that was never trained to embed. It spreads the variance evenly over the
+    dimensions; it is not designed to raise retrieval scores. The Trainer logs both terms by name. The class is a
+    shorthand: every loss of this package takes ``regularizers=[(SIGReg(), 0.05)]``.
 
     Args:
         model: The SentenceTransformer to train.
-        weight: Of SIGReg. For statistics that grow with the batch (the default, ``scale_by_n=True``); the preset
-            ``"blog"`` has values some 1.5 N to 3 N times smaller.
-        similarity: A Similarity or its name. SIGReg looks at directions only (unless its ``scale`` is None), so that
-            length stays free under one that keeps magnitude.
-        sigreg: The regularizer; default: ``SIGReg()``. ``SIGReg("exact")`` for small batches, ``SIGReg(dims=...)`` for
-            prefixes.
-        **options: All others of MagnitudeRankingLoss: ``terms``, ``scale``, further ``regularizers``,
-            ``mini_batch_size`` (SIGReg then still acts on the whole batch), ...
+        weight: Weight of SIGReg, for statistics that grow with the batch (``scale_by_n=True``, the default). The values
+            of the preset ``"blog"`` are 1.5 N to 3 N times smaller.
+        similarity: A Similarity or its name. SIGReg depends on directions only (unless its ``scale`` is None), so that
+            the norm stays free under a similarity that keeps magnitude.
+        sigreg: The regularizer; None: ``SIGReg()``. Use ``SIGReg("exact")`` for small batches and ``SIGReg(dims=...)``
+            for prefixes.
+        **options: All other arguments of MagnitudeRankingLoss, such as ``terms``, ``scale``, more ``regularizers`` or
+            ``mini_batch_size``, with which SIGReg still sees the whole batch.
 
     Raises:
-        ValueError: As MagnitudeRankingLoss does; if weight is negative.
+        ValueError: As MagnitudeRankingLoss does, or if weight is negative.
 
     Example:
         ::
@@ -68,7 +69,6 @@ class SIGRegInfoNCE(MagnitudeRankingLoss):
         sigreg: SIGReg | None = None,
         **options: Any,
     ) -> None:
-        if not weight >= 0:
-            raise ValueError(f"weight must not be negative, got {weight}; the usual one is 0.05.")
+        at_least("weight", weight, 0, " and is usually 0.05")
         regularizers = [(sigreg or SIGReg(), weight), *options.pop("regularizers", ())]
         super().__init__(model, similarity, regularizers=regularizers, **options)

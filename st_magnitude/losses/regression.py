@@ -9,47 +9,47 @@ from typing import Any, Literal
 
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.losses.merged_forward import embed_columns
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import mse_loss
 
-from st_magnitude.losses._shared import auto_scale, refuse_matryoshka
+from st_magnitude.losses._model import refuse_matryoshka, refuse_normalize
+from st_magnitude.losses._scale import ScaledLoss
 from st_magnitude.losses.ranking import CITATION
 from st_magnitude.similarity import DOT, Similarity
 from st_magnitude.surgery.normalize import set_similarity_function
-from st_magnitude.surgery.raw import normalizes_output, raw_features
+from st_magnitude.surgery.raw import raw_features
 
 __all__ = ["SimilarityMSELoss"]
 
 logger = logging.getLogger(__name__)
 
 
-class SimilarityMSELoss(nn.Module):
+class SimilarityMSELoss(ScaledLoss):
     """Regression of scores on any :class:`~st_magnitude.Similarity`, for STS and other pairs with a score.
 
         L = mean_i ( lambda · s(a_i, b_i) - score_i )²
 
     With cosine it is sentence-transformers' ``CosineSimilarityLoss``. ``"qnorm"`` and ``"dnorm"`` are the paper's
-    Sent1Norm and Sent2Norm: they keep the norm of one of two texts that play the same part, so that
-    s(a, b) != s(b, a) (Cor. 6.1). They are here to be compared with; a warning says so once.
+    Sent1Norm and Sent2Norm: they keep the norm of only one of two texts that have the same role, so that
+    s(a, b) != s(b, a) (Cor. 6.1). They exist for comparison, and the loss warns once.
 
     Args:
-        model: The SentenceTransformer to train. Its ``similarity_fn_name`` is set to the stock function that ranks as
-            the similarity does; for a one-sided one there is none that gives the same scores.
+        model: The SentenceTransformer to train. The loss sets its ``similarity_fn_name`` to the stock function that
+            ranks as the similarity does; no stock function gives the scores of a one-sided similarity.
         similarity: A Similarity or its name.
-        scale: lambda. ``"auto"``: one over the mean norms that the similarity leaves in,
-            1 / (mean|a|^(1 - gamma_query) · mean|b|^(1 - gamma_document)), of the first batch on all ranks, which is
-            1 for cosine; the number is then fixed, stays in ``loss.scale``, goes to the Trainer's log as
-            ``auto_scale`` and is found there on resume. The paper's 0.01 is meant for dot products of 100 to 1,000:
-            with the norms of about 2.5 in docs/norms.md, the one-sided similarities collapse at 0.01, and dot loses 12
-            points.
+        scale: The factor lambda. ``"auto"`` is one over the mean norms that the similarity leaves in,
+            1 / (mean|a|^(1 - gamma_query) · mean|b|^(1 - gamma_document)), on the first batch of all ranks, which is
+            1 for cosine. The number then stays in ``loss.scale``, also when the run resumes; see
+            :func:`st_magnitude.attach`. The paper's 0.01 is meant for dot products of 100 to 1,000: with the norms of
+            about 2.5 in docs/norms.md the one-sided similarities collapse at 0.01, and dot loses 12 points.
 
     Raises:
         ValueError: If the similarity keeps magnitude but the model ends in ``Normalize`` or sentence-transformers'
             ``MatryoshkaLoss`` is wrapped around the loss; if there are not two text columns and a score for each pair;
             if scale is neither positive nor "auto".
 
-    Inputs: (text, text) with a label, the score in [0, 1] (or [-1, 1]). STS-B's 0 to 5 need division by 5; scores
-    beyond 1 give one warning.
+    Inputs: (text, text) with a label, the score in [0, 1] or [-1, 1]. Divide the scores of STS-B, 0 to 5, by 5. The
+    loss warns once about scores beyond 1.
 
     Example:
         ::
@@ -70,26 +70,18 @@ class SimilarityMSELoss(nn.Module):
         scale: float | Literal["auto"] = "auto",
     ) -> None:
         super().__init__()
-        if scale != "auto" and not (isinstance(scale, (int, float)) and scale > 0):
-            raise ValueError(f"scale must be a positive number or 'auto', got {scale!r}.")
         self.model = model
         self.similarity = Similarity.named(similarity)
-        found = scale == "auto" and not self.similarity.keeps_magnitude  # unit vectors: there is nothing to measure
-        self.scale = 1.0 if found else scale
+        self._set_scale(scale, self.similarity, unit=1.0)
         self._warned_range = False
-        if self.similarity.keeps_magnitude and normalizes_output(model):
-            raise ValueError(
-                f"SimilarityMSELoss with {self.similarity} learns from the length of embeddings, but this model ends "
-                f"in Normalize, so all of them have length 1. Call stm.prepare(model, {self.similarity.name!r}) before "
-                "building the loss."
-            )
+        refuse_normalize(self, self.similarity, f"stm.prepare(model, {self.similarity.name!r})")
         warn_if_one_sided(self.similarity, "SimilarityMSELoss")
         if isinstance(model, SentenceTransformer):
             set_similarity_function(model, self.similarity)
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor) -> Tensor:
         if self.similarity.keeps_magnitude:
-            refuse_matryoshka(self, "Use the loss by itself.")
+            refuse_matryoshka(self, "Use the loss alone.")
         embeddings = embed_columns(partial(raw_features, self.model), list(sentence_features))  # type: ignore[arg-type]
         return self.compute_loss_from_embeddings(embeddings, labels)
 
@@ -99,19 +91,19 @@ class SimilarityMSELoss(nn.Module):
             raise ValueError(f"SimilarityMSELoss compares two text columns; the dataset has {len(embeddings)}.")
         a, b = embeddings  # (B, D) each
         if labels is None or labels.numel() != len(a):
-            got = "none" if labels is None else str(labels.numel())
+            number = 0 if labels is None else labels.numel()
             raise ValueError(
-                f"SimilarityMSELoss needs one score for each of {len(a)} pairs, got {got}. Name the column of scores "
-                '"score" or "label".'
+                f"SimilarityMSELoss needs one score for each of {len(a)} pairs; got {number}. Name the column of "
+                'scores "score" or "label".'
             )
         if self.scale == "auto":
-            self.scale = auto_scale(self, a, [b], self.similarity)
+            self._find_scale(a, [b], self.similarity)
         predicted = float(self.scale) * self.similarity.pairwise(a, b)  # (B,)
         targets = labels.to(predicted.dtype).view(-1)
         if not self._warned_range and targets.abs().max() > 1:
             self._warned_range = True
             logger.warning(
-                "Scores reach %.3g, but calibrated similarities lie in [-1, 1]: divide the scores by their range "
+                "Scores reach %.3g, but calibrated similarities lie in [-1, 1]. Divide the scores by their range "
                 "(STS-B: by 5).",
                 targets.abs().max().item(),
             )
@@ -123,12 +115,12 @@ class SimilarityMSELoss(nn.Module):
 
 
 def warn_if_one_sided(similarity: Similarity, who: str) -> None:
-    """One warning where a similarity treats the two texts of a symmetric task differently."""
+    """Warns if a similarity treats the two texts of a symmetric task differently."""
     query, document = similarity.exponents
     if query != document:
         logger.warning(
-            "%s with %s: one text of a pair keeps its norm and the other does not, so s(a, b) != s(b, a). That does "
-            "not suit a symmetric task (arXiv 2602.09229, Cor. 6.1): use cosine or dot.",
+            "%s with %s: one text of a pair keeps its norm and the other does not, so that s(a, b) != s(b, a). That "
+            "does not suit a symmetric task (arXiv 2602.09229, Cor. 6.1). Use cosine or dot.",
             who,
             similarity,
         )

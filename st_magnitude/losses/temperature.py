@@ -6,22 +6,24 @@ With InfoNCE(k, tau) for the ranking loss of the first k coordinates at the temp
     TempAggMRL   sum_i lambda_i sum_t w_t InfoNCE(d_i, tau_t)          Eq. 7
     TempSpecMRL  sum_i lambda_i     InfoNCE(d_i, tau_i)                Eq. 8
 
-A low temperature is best for retrieval at full size; a high one lowers the intrinsic dimension, so that less is lost
-when embeddings are truncated or binarised. The sum is meant to have both.
+A low temperature is best for retrieval at full size. A high temperature lowers the intrinsic dimension, so that less is
+lost when embeddings are truncated or binarised. The sum combines both.
+
+Every loss is a list of terms for the kernel, which computes all of them for about the price of one. The functions that
+make the lists are public, so that any other loss takes them as ``terms=``.
 
 Source: Dinu et al., Effective Post-Training Embedding Compression via Temperature Control in Contrastive Training,
-ICLR 2025, section 5. Every loss is a list of terms for the kernel, which computes all of them for about the price of
-one; the lists are functions of their own, so that any other loss takes them as ``terms=``.
+ICLR 2025, section 5.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from operator import index
 from typing import Any
 
 from sentence_transformers import SentenceTransformer
 
+from st_magnitude._checks import prefix_dims
 from st_magnitude.infonce import Term
 from st_magnitude.losses.ranking import MagnitudeRankingLoss
 from st_magnitude.similarity import COSINE, Similarity
@@ -48,14 +50,14 @@ CITATION = """
 
 
 def temp_agg(temperatures: Iterable[float] = TEMPERATURES, weights: Iterable[float] | None = None) -> tuple[Term, ...]:
-    """The terms of Eq. 6: one for each temperature, all at the full dimension.
+    """The terms of Eq. 6: one term for each temperature, all at the full dimension.
 
     Args:
-        temperatures: tau_t > 0.
-        weights: w_t, one for each temperature; default: 1.
+        temperatures: Temperatures tau_t > 0.
+        weights: Weights w_t, one for each temperature; None: 1 for each.
 
     Raises:
-        ValueError: If there are no temperatures, one is not positive, or the weights are of another number.
+        ValueError: If there are no temperatures, one of them is not positive, or there are not as many weights.
 
     Example:
         >>> temp_agg([0.03, 0.1])
@@ -63,7 +65,7 @@ def temp_agg(temperatures: Iterable[float] = TEMPERATURES, weights: Iterable[flo
     """
     temperatures = tuple(temperatures)
     if not temperatures:
-        raise ValueError("temperatures is empty: give at least one, e.g. temperatures=(0.03, 0.06, 0.1).")
+        raise ValueError("temperatures is empty; give at least one, such as temperatures=(0.03, 0.06, 0.1).")
     taus_and_weights = zip(temperatures, _weights(weights, len(temperatures), "temperatures"), strict=True)
     return tuple(Term(None, temperature, weight) for temperature, weight in taus_and_weights)
 
@@ -77,13 +79,13 @@ def temp_agg_mrl(
     """The terms of Eq. 7: every prefix at every temperature. With one temperature it is plain MRL (Eq. 5).
 
     Args:
-        dims: d_i, the prefixes to train, the full dimension among them.
-        temperatures: tau_t > 0.
-        dim_weights: lambda_i, one for each dim in the order given; default: 1.
-        temperature_weights: w_t, likewise.
+        dims: Prefixes d_i to train, with the full dimension among them.
+        temperatures: Temperatures tau_t > 0.
+        dim_weights: Weights lambda_i, one for each dim in the given order; None: 1 for each.
+        temperature_weights: Weights w_t, one for each temperature; None: 1 for each.
 
     Raises:
-        ValueError: If dims are empty, not distinct whole numbers from 1 up, or as `temp_agg` does.
+        ValueError: If dims are empty or not distinct whole numbers from 1 up, or as `temp_agg` does.
 
     Example:
         >>> temp_agg_mrl([256, 128], [0.05])
@@ -99,23 +101,25 @@ def temp_spec_mrl(
     """The terms of Eq. 8: every prefix at its own temperature, the smallest prefix at the lowest one.
 
     Args:
-        temperatures: Prefix d_i -> temperature tau_i > 0.
-        dim_weights: Prefix d_i -> lambda_i; default: 1.
+        temperatures: Mapping of prefixes d_i to temperatures tau_i > 0.
+        dim_weights: Mapping of prefixes d_i to weights lambda_i; None: 1 for each.
 
     Raises:
-        ValueError: If there are no prefixes, one is not a whole number from 1 up, a temperature is not positive, or
-            the weights belong to other prefixes.
+        ValueError: If there are no prefixes, one of them is not a whole number from 1 up, a temperature is not
+            positive, or the weights belong to other prefixes.
 
     Example:
         >>> temp_spec_mrl({128: 0.03, 256: 0.1})
         (Term(dim=128, temperature=0.03, weight=1.0), Term(dim=256, temperature=0.1, weight=1.0))
     """
     if not isinstance(temperatures, Mapping):
-        raise ValueError(f"temperatures maps dims to temperatures, e.g. {{128: 0.03, 256: 0.1}}; got {temperatures!r}.")
+        raise ValueError(
+            f"temperatures must map dims to temperatures, such as {{128: 0.03, 256: 0.1}}; got {temperatures!r}."
+        )
     if dim_weights is not None and dim_weights.keys() != temperatures.keys():
         raise ValueError(
-            f"dim_weights has the dims {sorted(dim_weights)}, temperatures has {sorted(temperatures)}: "
-            "give a weight for each."
+            f"dim_weights has the dims {sorted(dim_weights)}, but temperatures has {sorted(temperatures)}. "
+            "Give one weight for each dim of temperatures."
         )
     weights = None if dim_weights is None else [dim_weights[dim] for dim in temperatures]
     return tuple(Term(dim, temperatures[dim], lam) for dim, lam in _prefixes(temperatures, weights))
@@ -128,12 +132,12 @@ class TempAggLoss(MagnitudeRankingLoss):
 
     Args:
         model: The SentenceTransformer to train.
-        temperatures: tau_t; the paper's by default.
-        similarity: A Similarity or its name. Under one that keeps magnitude the temperatures are relative: all of them
-            are stretched by the factor that ``scale="auto"`` finds.
-        weights: w_t; default: 1.
-        **options: All others of MagnitudeRankingLoss: ``scale``, ``regularizers``, ``mini_batch_size``,
-            ``gather_across_devices``, ``n_terms_per_step``, ...
+        temperatures: Temperatures tau_t; the default is that of the paper.
+        similarity: A Similarity or its name. Under one that keeps magnitude the temperatures are relative: the factor
+            that ``scale="auto"`` finds stretches all of them.
+        weights: Weights w_t; None: 1 for each.
+        **options: All other arguments of MagnitudeRankingLoss, such as ``scale``, ``regularizers``,
+            ``mini_batch_size`` or ``gather_across_devices``.
 
     Raises:
         ValueError: As `temp_agg` and MagnitudeRankingLoss do.
@@ -169,17 +173,17 @@ class TempAggMRLLoss(MagnitudeRankingLoss):
         L = sum_i lambda_i sum_t w_t InfoNCE(x[:d_i], tau_t)
 
     With a single temperature and cosine it is sentence-transformers' ``MatryoshkaLoss`` around
-    MultipleNegativesRankingLoss. Under any other similarity it is what MatryoshkaLoss cannot do: a prefix is cut
-    first and divided by its norm as the similarity says, so that length is kept where the similarity keeps it.
+    MultipleNegativesRankingLoss. MatryoshkaLoss does not work for any other similarity. Here a prefix is cut first and
+    then divided by its norm as the similarity says, so that the norm stays where the similarity keeps it.
 
     Args:
         model: The SentenceTransformer to train.
-        dims: d_i; by default a quarter, a half and all of the model's dimensions, as in the paper.
-        temperatures: tau_t; the paper's by default.
-        similarity: As in TempAggLoss.
-        dim_weights: lambda_i, in the order of dims; default: 1.
-        temperature_weights: w_t; default: 1.
-        **options: All others of MagnitudeRankingLoss.
+        dims: Prefixes d_i; None: a quarter, a half and all of the model's dimensions, as in the paper.
+        temperatures: Temperatures tau_t; the default is that of the paper.
+        similarity: A Similarity or its name, as in TempAggLoss.
+        dim_weights: Weights lambda_i, in the order of dims; None: 1 for each.
+        temperature_weights: Weights w_t; None: 1 for each.
+        **options: All other arguments of MagnitudeRankingLoss.
 
     Raises:
         ValueError: As `temp_agg_mrl` and MagnitudeRankingLoss do; if the model has fewer dimensions than a prefix.
@@ -218,15 +222,16 @@ class TempSpecMRLLoss(MagnitudeRankingLoss):
 
         L = sum_i lambda_i InfoNCE(x[:d_i], tau_i)
 
-    The low temperature goes to the small prefix, which is what a small index searches with; the high one, at the full
+    The low temperature goes to the small prefix, which a small index searches with. The high temperature, at the full
     dimension, acts on the coordinates of all prefixes.
 
     Args:
         model: The SentenceTransformer to train.
-        temperatures: d_i -> tau_i; by default 0.03 at a quarter of the model's dimensions, 0.06 at a half, 0.1 at all.
-        similarity: As in TempAggLoss.
-        dim_weights: d_i -> lambda_i; default: 1.
-        **options: All others of MagnitudeRankingLoss.
+        temperatures: Mapping of prefixes d_i to temperatures tau_i; None: 0.03 at a quarter of the model's dimensions,
+            0.06 at a half, and 0.1 at all of them.
+        similarity: A Similarity or its name, as in TempAggLoss.
+        dim_weights: Mapping of prefixes d_i to weights lambda_i; None: 1 for each.
+        **options: All other arguments of MagnitudeRankingLoss.
 
     Raises:
         ValueError: As `temp_spec_mrl` and MagnitudeRankingLoss do; if the model has fewer dimensions than a prefix.
@@ -261,24 +266,18 @@ def _quarters(model: SentenceTransformer) -> tuple[int, int, int]:
     """The paper's 256, 512 and 1024 of 1024 dimensions, for any model."""
     width = model.get_embedding_dimension()
     if width is None or width < 4:
-        raise ValueError(f"The model says that its embeddings have {width} dimensions: name the prefixes to train.")
+        raise ValueError(f"The embeddings of this model have {width} dimensions. Name the prefixes to train.")
     return width // 4, width // 2, width
 
 
 def _prefixes(dims: Iterable[int], weights: Iterable[float] | None) -> list[tuple[int, float]]:
-    """(dim, weight) in ascending order."""
-    dims = tuple(dims)
-    try:
-        whole = [index(dim) for dim in dims]
-    except TypeError:
-        raise ValueError(f"dims are whole numbers, e.g. [128, 256]; got {list(dims)}.") from None
-    if not whole or min(whole) < 1 or len(set(whole)) < len(whole):
-        raise ValueError(f"dims are distinct whole numbers from 1 up, at least one of them; got {whole}.")
+    """Pairs (dim, weight) in ascending order."""
+    whole = prefix_dims(dims)
     return sorted(zip(whole, _weights(weights, len(whole), "dims"), strict=True))
 
 
 def _weights(weights: Iterable[float] | None, number: int, of: str) -> Sequence[float]:
     weights = (1.0,) * number if weights is None else tuple(weights)
     if len(weights) != number:
-        raise ValueError(f"There are {number} {of} but {len(weights)} weights: give one weight for each.")
+        raise ValueError(f"There are {number} {of} but {len(weights)} weights. Give one weight for each.")
     return weights

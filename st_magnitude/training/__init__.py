@@ -1,5 +1,6 @@
-"""Beside a Trainer: what watches a run, and what a run needs of sentence-transformers' Trainer."""
+"""Around a Trainer: what watches a run, what a resumed run needs, and what the commands need of it."""
 
 from st_magnitude.training.monitor import NormMonitor
+from st_magnitude.training.state import attach
 
-__all__ = ["NormMonitor"]
+__all__ = ["NormMonitor", "attach"]

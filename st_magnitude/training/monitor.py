@@ -1,5 +1,7 @@
-"""NormMonitor: the norms of a training run while it happens, in sentence-transformers' Trainer, in transformers', and
-in a loop of one's own."""
+"""NormMonitor: the norms of embeddings during a training run.
+
+It works in the Trainer of sentence-transformers, in that of transformers, and in a loop of your own.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from sentence_transformers.base.training_args import BaseTrainingArguments
 from torch import Tensor, nn
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from torch.nn.modules.module import register_module_forward_pre_hook
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from st_magnitude._checks import at_least
 from st_magnitude._plot import pyplot
 from st_magnitude._upstream import batch_size_of
 from st_magnitude.geometry import isoscore, mean_cosine
 from st_magnitude.similarity import COSINE, DOT
 from st_magnitude.surgery.raw import raw_producers
-from st_magnitude.training.trainer import calling_trainer
 
 __all__ = ["NormMonitor"]
 
@@ -29,9 +33,9 @@ logger = logging.getLogger(__name__)
 QUANTILES = {"p05": 0.05, "p50": 0.5, "p95": 0.95}
 COLLAPSED_DIRECTIONS = 0.99  # mean cosine of the texts of one role
 COLLAPSED_NORM = 1e-4  # mean norm
-COLLAPSED_BELOW = 0.75  # accuracy by cosine over accuracy by dot, as in MagnitudeEvaluator, ...
-COLLAPSED_BY, COLLAPSED_FROM = 0.2, 16  # ... and at least so far below it, in a batch of so many
-PANELS = {  # what is drawn of every role
+COLLAPSED_BELOW = 0.75  # accuracy by cosine over accuracy by dot, as in MagnitudeEvaluator
+COLLAPSED_BY, COLLAPSED_FROM = 0.2, 16  # the least difference of the two accuracies, and the least batch size
+PANELS = {  # figures of every role that plot() draws
     "norm_mean": "norm: mean, 5 % to 95 %",
     "effective_lr": "learning rate / norm²",
     "norm_cv": "norm: standard deviation / mean",
@@ -45,37 +49,40 @@ Row = dict[str, float]
 class NormMonitor(TrainerCallback):
     """Norms, effective learning rate and geometry of the embeddings of a training run, step by step.
 
-    As a callback of a Trainer it needs nothing else: ``SentenceTransformerTrainer(..., callbacks=[NormMonitor()])``.
-    It listens behind the module that makes the embeddings, before a Normalize at the end, and neither the loss nor
-    the model changes. At the first step and every ``every`` steps it makes a row, and the latest row goes into the
-    Trainer's own logs, and so to W&B, TensorBoard and ``trainer.state.log_history``. Keys, for each role:
+    Pass it to a Trainer as a callback: ``SentenceTransformerTrainer(..., callbacks=[NormMonitor()])``. It measures the
+    raw embeddings, before any Normalize at the end, and changes neither the loss nor the model. At the first step and
+    every ``every`` steps it makes a row. The latest row goes into ``trainer.state.log_history`` and, after
+    :func:`st_magnitude.attach`, into the logs that Weights & Biases, TensorBoard and other callbacks receive. Each role
+    has these keys:
 
     - ``{role}_norm_mean``, ``_norm_cv`` (standard deviation over mean), ``_norm_p05``, ``_norm_p50``, ``_norm_p95``;
     - ``{role}_effective_lr``: lr / (mean norm)², the size of a cosine step (Theorem 3.4; under Adam an indication);
-    - ``{role}_isoscore`` and ``{role}_mean_cosine`` of the batch, the first up to 1 / (1 + D / B) at best;
-    - ``{role}_zero_gradients``: share of the embeddings that got no gradient at all, not one entry;
+    - ``{role}_isoscore`` and ``{role}_mean_cosine`` of the batch; the first is at most 1 / (1 + D / B);
+    - ``{role}_zero_gradients``: the share of the embeddings whose gradient is 0 in every entry.
 
-    and ``dot_cosine_gap``: the share of the first column whose own text of the second column scores highest in the
-    batch, by dot less by cosine. Above 0 length helps; far above, it does all the work.
+    ``dot_cosine_gap`` is an accuracy by dot minus the same accuracy by cosine: the share of the first column whose own
+    text of the second column scores highest in the batch. Above 0 the norm helps; far above 0 it decides everything.
 
-    Roles follow the columns of the data: query, document, negative_1, ... The rows of a step arrive column by column,
-    however many forward passes they come in (merged columns, mini-batches of a cached loss, whose second pass is the
-    one with gradients), so they are split by the batch size that the loss was given. Where that does not work out, all
-    rows count as role ``all``. Outside of sentence-transformers' Trainer they are split into as many equal parts as
-    there are ``roles``. Under gradient accumulation the last micro-batch of a step is measured; with several
-    processes, the texts of the first.
+    Roles follow the columns of the data: query, document, negative_1, and so on. The embeddings of a step arrive column
+    by column, in one or several forward passes (merged columns, or mini-batches of a cached loss, whose second pass
+    has the gradients). The monitor splits them by the batch size of the loss's input. If that does not work out, all
+    rows have the role ``all``. Outside of sentence-transformers' Trainer it splits them into as many equal parts as
+    there are ``roles``. Under gradient accumulation it measures the last micro-batch of a step, and with several
+    processes the texts of the first process.
 
-    Collapse alarm, one warning each: the mean norm is below 1e-4 or not finite; the mean cosine of a role is above
-    0.99; accuracy by cosine is below three quarters of that by dot, and by at least 0.2, in a batch of at least 16.
+    The monitor warns once about each kind of collapse: the mean norm is below 1e-4 or not finite; the mean cosine of a
+    role is above 0.99; in a batch of at least 16, accuracy by cosine is below three quarters of that by dot, and lower
+    by at least 0.2.
 
     Args:
-        every: Steps between rows.
-        csv: A file that gets a line a row.
+        every: Number of steps between rows.
+        csv: File that gets one line per row; None: no file.
         roles: Names of the columns, in their order.
-        embeddings: What takes the embeddings (n, D) out of the output of a module; None knows a tensor, a tuple that
-            begins with one, and a dict with ``"sentence_embedding"``.
-        module: What makes the embeddings; None: the module in front of Normalize, of any other model the model.
-        num_rows: Rows of a role that are measured, the first ones.
+        embeddings: Function that takes the embeddings (n, D) out of the output of a module. None knows a tensor, a
+            tuple that begins with one, and a dict with ``"sentence_embedding"``.
+        module: Module that computes the embeddings. None: the module before Normalize in a SentenceTransformer, and
+            any other model itself.
+        num_rows: Number of rows of a role to measure; the first rows are taken.
 
     Attributes:
         rows: All rows so far, each with its ``step``.
@@ -103,8 +110,8 @@ class NormMonitor(TrainerCallback):
         module: nn.Module | None = None,
         num_rows: int = 256,
     ) -> None:
-        if every < 1 or num_rows < 2:
-            raise ValueError(f"every is at least 1 and num_rows at least 2, got {every} and {num_rows}.")
+        at_least("every", every, 1)
+        at_least("num_rows", num_rows, 2)
         self.every, self.roles, self.num_rows = every, tuple(roles), num_rows
         self.csv = None if csv is None else Path(csv)
         self.module = module
@@ -112,14 +119,15 @@ class NormMonitor(TrainerCallback):
         self._extract = embeddings or _embeddings
         self._header: list[str] = []
         self._warned: set[str] = set()
-        self._logged = 0  # rows that were in the logs already
-        self._calls = 0  # of update()
+        self._logged = 0  # the number of rows when the last log was written
+        self._calls = 0  # the number of calls of update()
         self._hooks: list[Any] = []
+        self._awaited: Any = None  # the hook that waits for the next batch of a loss
         self._is_armed = False
         self._lr: float | None = None
         self._forget()
 
-    # --- a loop of one's own ----------------------------------------------------------------------------------------
+    # --- a loop of your own -----------------------------------------------------------------------------------------
 
     def update(
         self,
@@ -129,14 +137,17 @@ class NormMonitor(TrainerCallback):
         step: int | None = None,
         **others: Tensor,
     ) -> Row | None:
-        """One step of a plain loop, after its backward pass; returns the row, or None between the measured steps.
+        """Measures one step of a plain loop, after its backward pass.
 
         Args:
-            queries: Raw embeddings (n, D). Their gradients count if ``queries.retain_grad()`` was called.
-            documents: Likewise.
-            lr: The learning rate of the step.
-            step: Its number; None counts the calls.
-            **others: More roles by name.
+            queries: Raw embeddings (n, D). For the share of zero gradients, call ``queries.retain_grad()`` before.
+            documents: Raw embeddings (m, D), in the same way.
+            lr: Learning rate of the step.
+            step: Number of the step; None counts the calls.
+            **others: Raw embeddings of more roles by name.
+
+        Returns:
+            The row, or None for a step that is not measured.
 
         Raises:
             ValueError: If there are no embeddings.
@@ -156,41 +167,33 @@ class NormMonitor(TrainerCallback):
         """The latest row.
 
         Raises:
-            ValueError: If there is none yet.
+            ValueError: If there are no rows yet.
         """
         if not self.rows:
-            raise ValueError("Nothing has been measured yet: call update() or train first.")
+            raise ValueError("Nothing has been measured yet. Call update() or train first.")
         return self.rows[-1]
 
     # --- a Trainer --------------------------------------------------------------------------------------------------
 
-    def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._go_first(calling_trainer())
-
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **_: Any
     ) -> None:
-        trainer = calling_trainer()
-        self._go_first(trainer)
-        self.on_train_end(args, state, control)  # of a run that was broken off
+        self.on_train_end(args, state, control)  # removes the hooks of a run that was interrupted
         producers = raw_producers(model) if self.module is None else [self.module]
         self._hooks = [module.register_forward_hook(self._listen) for module in producers]
-        losses = getattr(trainer, "loss", None)  # sentence-transformers': one, or one a data set
-        for loss in losses.values() if isinstance(losses, Mapping) else [losses]:
-            if isinstance(loss, nn.Module):
-                self._hooks.append(loss.register_forward_pre_hook(self._begin_batch))
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, optimizer: Any = None, **_: Any
     ) -> None:
-        self._forget()
         self._is_armed = self._is_due(state.global_step + 1)
+        self._begin(args)
         self._lr = None if optimizer is None else float(optimizer.param_groups[0]["lr"])
 
     def on_substep_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._forget()
+        self._begin(args)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._stop_waiting()
         if self._is_armed and self._parts:
             self._add(state.global_step, *self._by_role(), self._lr, write=state.is_world_process_zero)
         self._is_armed = False
@@ -208,46 +211,59 @@ class NormMonitor(TrainerCallback):
             return
         self._logged = len(self.rows)
         row = {key: value for key, value in self.rows[-1].items() if key != "step"}
-        logs.update(row)  # what the callbacks after this one see
+        logs.update(row)  # for the callbacks after this one
         state.log_history[-1].update(row)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._stop_waiting()
         while self._hooks:
             self._hooks.pop().remove()
 
     def _is_due(self, step: int) -> bool:
         return step == 1 or step % self.every == 0
 
-    def _go_first(self, trainer: Trainer | None) -> None:
-        """In front of the callbacks that carry logs elsewhere. A new list: the old one is being walked."""
-        if trainer is not None:
-            handler = trainer.callback_handler
-            handler.callbacks = [self, *(callback for callback in handler.callbacks if callback is not self)]
-
-    # --- what the hooks hear ----------------------------------------------------------------------------------------
+    # --- what the hooks receive -------------------------------------------------------------------------------------
 
     def _forget(self, columns: Sequence[Mapping[str, Any]] = ()) -> None:
         self._columns = columns
         self._parts: list[Tensor] = []  # embeddings in the order of the forward passes, (n, D) each
         self._gradients: dict[int, Tensor] = {}  # of part i
 
+    def _begin(self, args: TrainingArguments) -> None:
+        """Waits for the next micro-batch of a measured step.
+
+        A callback does not know the losses of its Trainer. So the next module that is called with a list of features
+        is taken for the loss: sentence-transformers calls the loss before any module of the model.
+        """
+        self._forget()
+        self._stop_waiting()
+        if self._is_armed and isinstance(args, BaseTrainingArguments):
+            self._awaited = register_module_forward_pre_hook(self._begin_batch)
+
+    def _stop_waiting(self) -> None:
+        if self._awaited is not None:
+            self._awaited.remove()
+            self._awaited = None
+
     @torch.compiler.disable
-    def _begin_batch(self, _loss: nn.Module, inputs: tuple[Any, ...]) -> None:
-        if self._is_armed and torch.is_grad_enabled() and inputs and isinstance(inputs[0], (list, tuple)):
-            self._forget(inputs[0])
+    def _begin_batch(self, _module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        columns = inputs[0] if inputs else None
+        if isinstance(columns, (list, tuple)) and columns and all(isinstance(x, Mapping) for x in columns):
+            self._stop_waiting()
+            self._forget(columns)
 
     @torch.compiler.disable
     def _listen(self, _module: nn.Module, _inputs: Any, output: Any) -> None:
         if not self._is_armed:
             return
         x = self._extract(output)
-        if x.requires_grad:  # not the first pass of a cached loss, not an evaluation
+        if x.requires_grad:  # neither the first pass of a cached loss nor an evaluation
             place = len(self._parts)
             self._parts.append(x.detach())
             x.register_hook(partial(self._gradients.__setitem__, place))
 
     def _by_role(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Embeddings and gradients of every role, (B, D) each."""
+        """The embeddings and gradients of every role, (B, D) each."""
         x = torch.cat(self._parts)
         whole = len(self._gradients) == len(self._parts)
         g = torch.cat([self._gradients[i] for i in range(len(self._parts))]) if whole else None
@@ -292,21 +308,21 @@ class NormMonitor(TrainerCallback):
             if not COLLAPSED_NORM < norm < math.inf:
                 self._warn(
                     "norm",
-                    f"the mean norm of {role} embeddings is {norm:.3g} (alarm below {COLLAPSED_NORM:g} or not finite): "
-                    "lower the weight decay or the learning rate.",
+                    f"the mean norm of {role} embeddings is {norm:.3g}, below {COLLAPSED_NORM:g} or not finite. "
+                    "Lower the weight decay or the learning rate.",
                 )
             elif alike > COLLAPSED_DIRECTIONS:
                 self._warn(
                     "direction",
-                    f"the mean cosine of {role} embeddings is {alike:.4f} (alarm above {COLLAPSED_DIRECTIONS}): all of "
-                    "them point the same way. Lower the learning rate; cut_init with where='output' only.",
+                    f"the mean cosine of {role} embeddings is {alike:.4f}, above {COLLAPSED_DIRECTIONS}: they all have "
+                    "the same direction. Lower the learning rate; use cut_init with where='output' only.",
                 )
         if min(map(len, roles.values())) >= COLLAPSED_FROM and cosine < min(COLLAPSED_BELOW * dot, dot - COLLAPSED_BY):
             self._warn(
                 "magnitude",
-                f"in the batch {dot:.0%} are ranked first by dot and {cosine:.0%} by cosine (alarm below "
-                f"{COLLAPSED_BELOW:.0%} of it, and by {COLLAPSED_BY:.0%}): length does the ranking. Use scale='auto' "
-                "and a lower learning rate.",
+                f"in the batch {dot:.0%} of the positives rank first by dot and {cosine:.0%} by cosine (the alarm is "
+                f"below {COLLAPSED_BELOW:.0%} of dot, and {COLLAPSED_BY:.0%} lower): norms decide the ranking. Use "
+                "scale='auto' and a lower learning rate.",
             )
 
     def _warn(self, kind: str, text: str) -> None:
@@ -330,11 +346,13 @@ class NormMonitor(TrainerCallback):
     # --- a picture --------------------------------------------------------------------------------------------------
 
     def plot(self, path: str | Path, title: str = "") -> None:
-        """Six panels over the steps, one line a role; the band around the norm is from the 5th to the 95th percentile.
+        """Draws six panels over the steps, with one line per role.
+
+        The band around the norm spans the 5th to the 95th percentile.
 
         Args:
-            path: The PNG to write, in a folder that exists.
-            title: Above the panels.
+            path: PNG file to write, in a folder that exists.
+            title: Title above the panels.
 
         Raises:
             ImportError: If matplotlib is not installed.
@@ -361,18 +379,18 @@ class NormMonitor(TrainerCallback):
         for axis in axes[1]:
             axis.set_xlabel("step")
         axes[0, 0].legend(frameon=False, fontsize=8)
-        gap = f"dot less cosine accuracy at the end: {last['dot_cosine_gap']:+.3f}" if "dot_cosine_gap" in last else ""
+        gap = f"accuracy by dot minus by cosine: {last['dot_cosine_gap']:+.3f}" if "dot_cosine_gap" in last else ""
         figure.suptitle("; ".join(part for part in (title, gap) if part), fontsize=10)
         figure.savefig(path, dpi=150)
         plt.close(figure)
 
 
 def _measure(x: Tensor, lr: float | None) -> Row:
-    """Everything about the embeddings of one role, (n, D) in float32."""
-    lengths = torch.linalg.vector_norm(x, dim=1).double()
-    mean = lengths.mean().item()
-    row = {"norm_mean": mean, "norm_cv": lengths.std(correction=0).item() / mean if mean else math.nan}
-    marks = torch.quantile(lengths, lengths.new_tensor(list(QUANTILES.values()))).tolist()
+    """All figures of the embeddings of one role, (n, D) in float32."""
+    norms = torch.linalg.vector_norm(x, dim=1).double()
+    mean = norms.mean().item()
+    row = {"norm_mean": mean, "norm_cv": norms.std(correction=0).item() / mean if mean else math.nan}
+    marks = torch.quantile(norms, norms.new_tensor(list(QUANTILES.values()))).tolist()
     row |= {f"norm_{name}": mark for name, mark in zip(QUANTILES, marks, strict=True)}
     if lr is not None and mean:
         row["effective_lr"] = lr / mean**2
@@ -391,12 +409,12 @@ def _embeddings(output: Any) -> Tensor:
     if isinstance(output, Mapping) and "sentence_embedding" in output:
         return output["sentence_embedding"]
     raise TypeError(
-        f"NormMonitor found no embeddings in what the model returns ({type(output).__name__}): say where they are, "
-        "NormMonitor(embeddings=lambda output: output.pooler_output), or name the module, NormMonitor(module=...)."
+        f"NormMonitor found no embeddings in the output of the model, which is {type(output).__name__}. Say where they "
+        "are, NormMonitor(embeddings=lambda output: output.pooler_output), or name the module, NormMonitor(module=...)."
     )
 
 
 def _batch_size(features: Mapping[str, Any]) -> int:
-    """Texts in one column of features."""
-    offsets = features.get("offsets")  # of a StaticEmbedding, whose tokens lie in one row
+    """The number of texts in one column of features."""
+    offsets = features.get("offsets")  # the features of a StaticEmbedding are the tokens of all texts in one row
     return len(offsets) if isinstance(offsets, Tensor) else batch_size_of(features)

@@ -18,7 +18,7 @@ from st_magnitude.losses import _sigreg
 
 CASES: dict[str, dict] = {
     "sampled": {},
-    "plain mean": {"num_directions": 48, "num_knots": 16, "scale_by_n": False, "quadrature": "mean", "window": False},
+    "no window": {"num_directions": 48, "num_knots": 16, "scale_by_n": False, "window": False},
     "raw": {"scale": None, "target": "gaussian"},
     "exact": {"num_directions": "exact"},
     "exact raw": {"num_directions": "exact", "scale": None, "scale_by_n": False},

@@ -19,7 +19,6 @@ from sentence_transformers import (
 from sentence_transformers.sentence_transformer.losses import GlobalOrthogonalRegularizationLoss
 
 import st_magnitude as stm
-from st_magnitude.training.trainer import calling_trainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -67,7 +66,7 @@ def train(model, loss, output, resume=None, data=None, **options):
     )
     rows = Dataset.from_dict(columns(num_negatives=1))
     trainer = SentenceTransformerTrainer(model, args, train_dataset=rows, eval_dataset=data, loss=loss)
-    trainer.train(resume_from_checkpoint=resume)
+    stm.attach(trainer).train(resume_from_checkpoint=resume)
     return trainer
 
 
@@ -146,7 +145,7 @@ def test_global_orthogonal_regularization(model, mini_batch_size):
 
 
 def test_arguments(model):
-    with pytest.raises(ValueError, match=r"got -1; the usual one is 0\.05"):
+    with pytest.raises(ValueError, match=r"weight must be at least 0 .* got -1\."):
         stm.SIGRegInfoNCE(model, -1)
     with pytest.raises(ValueError, match="got nan"):
         stm.SIGRegInfoNCE(model, math.nan)
@@ -186,50 +185,33 @@ def test_training_spreads_embeddings(model, tmp_path, mini_batch_size, num_direc
             assert entry["loss"] == pytest.approx(entry["infonce"] + entry["sigreg"], abs=2e-3)
 
 
-def test_log_of_the_excess(model, tmp_path):
-    sigreg = stm.SIGReg("exact", subtract_null=True)
-    loss = stm.SIGRegInfoNCE(model, 0.1, sigreg=sigreg)
-    trainer = train(model, loss, tmp_path, max_steps=1)
-    (logged,) = [entry["sigreg"] for entry in trainer.state.log_history if "sigreg" in entry]
-    assert logged == pytest.approx(0.1 * sigreg.last_excess.item(), abs=1e-4)
-
-
-class Recording(stm.SIGReg):
-    """Remembers what its directions depended on."""
-
-    def __init__(self):
-        super().__init__(16)
-        self.keys, self.evaluated = [], 0
-
-    def _key(self):
-        key = super()._key()
-        if key:
-            self.keys.append(key)
-        else:
-            self.evaluated += 1
-        return key
-
-
 @BATCHING
-def test_keys_in_a_trainer(model, tmp_path, mini_batch_size):
-    """The step, and the call within it; evaluation in between changes nothing."""
-    sigreg = Recording()
-    data = Dataset.from_dict(columns(num_negatives=1))
+def test_calls_in_a_trainer(model, tmp_path, mini_batch_size):
+    """Every micro-batch has directions of its own; evaluation in between changes nothing."""
+    drawn, evaluated = [], []
+
+    class Recording(stm.SIGReg):
+        def _draw(self, x):
+            directions = super()._draw(x)
+            (drawn if torch.is_grad_enabled() else evaluated).append(directions)
+            return directions
+
+    sigreg = Recording(16)
     train(
         model,
         stm.SIGRegInfoNCE(model, sigreg=sigreg, mini_batch_size=mini_batch_size),
         tmp_path,
-        data=data,
+        data=Dataset.from_dict(columns(num_negatives=1)),
         max_steps=3,
         gradient_accumulation_steps=2,
         eval_strategy="steps",
         eval_steps=1,
         per_device_eval_batch_size=8,
     )
-    assert sigreg.keys == [(0, 1), (0, 2), (1, 1), (1, 2), (2, 1), (2, 2)]
-    assert sigreg.evaluated == 3 * 2
-    assert sigreg.num_calls == 0
-    assert calling_trainer() is None
+    assert len(drawn) == sigreg.num_calls == 6
+    assert len({directions.sum().item() for directions in drawn}) == 6
+    assert len(evaluated) == 3 * 2
+    assert len({directions.sum().item() for directions in evaluated}) == 1
 
 
 @BATCHING

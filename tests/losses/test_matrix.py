@@ -115,7 +115,7 @@ def trainer_of(folder: str, cell: Cell, output: Any, save_steps: int = 100) -> S
         disable_tqdm=True,
     )
     rows = Dataset.from_dict(columns(num_negatives=cell["num_negatives"]))
-    return SentenceTransformerTrainer(model, arguments, train_dataset=rows, loss=loss)
+    return stm.attach(SentenceTransformerTrainer(model, arguments, train_dataset=rows, loss=loss))
 
 
 def weights(model: SentenceTransformer) -> dict[str, torch.Tensor]:

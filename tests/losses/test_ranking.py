@@ -329,7 +329,7 @@ def test_refuses_normalize(model, loss_class):
     )
     with pytest.raises(ValueError, match=remedy):
         loss_class(model)
-    loss_class(stm.prepare(model, name))  # the remedy mends it
+    loss_class(stm.prepare(model, name))  # the remedy works
 
 
 def test_cosine_takes_any_model(model):
@@ -399,12 +399,11 @@ def test_one_column(model):
         ({"mini_batch_size": 0}, "mini_batch_size must be"),
         ({"mini_batch_size": 3, "mini_batch_num_tokens": 0}, "mini_batch_num_tokens must be"),
         ({"mini_batch_num_tokens": 100}, "mini_batch_num_tokens .*mini_batch_size"),
-        ({"hardness": -0.1}, "hardness must not"),
+        ({"hardness": -0.1}, "hardness must be at least 0"),
+        ({"hardness": (0.1, -0.1)}, "hardness must be at least 0"),
         ({"direction": "sideways"}, "sideways"),
         ({"terms": ()}, "terms is empty"),
         ({"terms": [Term(33)]}, r"\[33\] dimensions, but the embeddings of this model have 32"),
-        ({"n_terms_per_step": 2}, "between 1 and the 1 terms, got 2"),
-        ({"n_terms_per_step": 0}, "between 1 and the 1 terms, got 0"),
         ({"similarity": "euclidean"}, "euclidean"),
     ],
 )

@@ -1,12 +1,14 @@
 """Every loss in fit and in the Trainer: what is learned, logged, saved, resumed, and shared between processes."""
 
 import copy
+import gc
 import itertools
 import json
 import logging
 import os
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -55,7 +57,9 @@ def _in_a_folder_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def train(model, loss, output, num_negatives=0, data=None, resume=None, callbacks=None, evaluator=None, **options):
+def train(
+    model, loss, output, num_negatives=0, data=None, resume=None, callbacks=None, evaluator=None, attach=True, **options
+):
     """Through the Trainer; returns it."""
     defaults = {
         "max_steps": 8,
@@ -76,6 +80,8 @@ def train(model, loss, output, num_negatives=0, data=None, resume=None, callback
         evaluator=evaluator,
         callbacks=callbacks,
     )
+    if attach:
+        stm.attach(trainer)
     trainer.train(resume_from_checkpoint=resume)
     return trainer
 
@@ -245,19 +251,6 @@ def test_temperature_losses_fall_at_every_prefix(model, tmp_path, loss_class, wa
     assert model.similarity_fn_name == "dot"
 
 
-def test_resume_draws_the_same_terms(folder, tmp_path):
-    """n_terms_per_step draws from the generator that a checkpoint keeps."""
-    options = {"max_steps": 6, "save_strategy": "steps", "save_steps": 3, "learning_rate": 0.01}
-    options |= {"lr_scheduler_type": "linear", "per_device_train_batch_size": 4}
-    models = [load_transformer(folder) for _ in range(2)]
-    losses = [stm.TempAggMRLLoss(model, n_terms_per_step=1) for model in models]
-    train(models[0], losses[0], tmp_path / "straight", **options)
-    torch.manual_seed(99)
-    train(models[1], losses[1], tmp_path / "again", resume=str(tmp_path / "straight" / "checkpoint-3"), **options)
-    for name, value in models[0].state_dict().items():
-        torch.testing.assert_close(models[1].state_dict()[name], value, rtol=0, atol=1e-6)
-
-
 # --- adapters ---------------------------------------------------------------------------------------------------------
 
 
@@ -330,11 +323,100 @@ def test_resume(folder, tmp_path, loss_class, mini_batch_size):
     assert entries(trainer) == [loss.scale]
     for name, value in straight.state_dict().items():
         torch.testing.assert_close(resumed.state_dict()[name], value, rtol=0, atol=1e-6)
-    fresh = loss_class(stm.load(tmp_path / "checkpoint-3", device="cpu"))
-    fresh([fresh.model.preprocess(column) for column in columns(8, 1).values()])
-    assert abs(fresh.scale / loss.scale - 1) > 0.02  # what a resume would have got without the log
     if loss_class is stm.LearnableNormLoss:
         assert abs(straight[-1].gamma_query - 0.5) > 1e-3
+
+
+@pytest.mark.parametrize("first_attached", [True, False])
+def test_a_resume_that_would_measure_again_is_refused(folder, tmp_path, first_attached):
+    """A number that differs from the first run's is worse than an error, which names both ways out."""
+    options = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "learning_rate": 0.01}
+    model = load_transformer(folder)
+    loss = stm.QNormRankingLoss(model)
+    train(model, loss, tmp_path, attach=first_attached, **options)
+    options["resume"] = str(tmp_path / "checkpoint-2")
+    for attach in (False,) if first_attached else (False, True):
+        model = load_transformer(folder)
+        with pytest.raises(ValueError, match=r"stm\.attach\(trainer\).* or pass the number .* scale="):
+            train(model, stm.QNormRankingLoss(model), tmp_path / "again", attach=attach, **options)
+    model = load_transformer(folder)
+    again = stm.QNormRankingLoss(model, scale=loss.scale)
+    train(model, again, tmp_path / "again", attach=False, **options)
+    assert again.scale == loss.scale
+    assert not model._load_state_dict_post_hooks
+
+
+def test_attach_is_idempotent_and_keeps_a_given_scale(folder, tmp_path):
+    options = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
+    model = load_transformer(folder)
+    trainer = train(model, stm.DotRankingLoss(model, scale=3.0), tmp_path, **options)
+    callbacks = list(trainer.callback_handler.callbacks)
+    assert stm.attach(stm.attach(trainer)) is trainer
+    assert trainer.callback_handler.callbacks == callbacks
+    assert entries(trainer) == []
+    model = load_transformer(folder)
+    loss = stm.DotRankingLoss(model, scale=4.0)
+    train(model, loss, tmp_path / "again", resume=str(tmp_path / "checkpoint-1"), **options)
+    assert loss.scale == 4.0
+
+
+@BATCHING
+def test_a_loop_of_your_own(folder, mini_batch_size):
+    """The loss's own state_dict holds the scale, so that a plain loop resumes too."""
+
+    def built(scale="auto"):
+        model = load_transformer(folder)
+        loss = stm.SIGRegInfoNCE(
+            model, similarity="qnorm", scale=scale, sigreg=stm.SIGReg(8), mini_batch_size=mini_batch_size
+        )
+        return loss, torch.optim.SGD(loss.parameters(), lr=0.05)
+
+    def steps(loss, optimizer, number):
+        batch = [loss.model.preprocess(column) for column in columns(8, 1).values()]
+        for _ in range(number):
+            optimizer.zero_grad()
+            sum(loss([dict(column) for column in batch]).values()).backward()
+            optimizer.step()
+
+    loss, optimizer = built()
+    steps(loss, optimizer, 2)
+    saved = copy.deepcopy(loss.state_dict())
+    steps(loss, optimizer, 2)
+    resumed, optimizer = built()
+    resumed.load_state_dict(saved)
+    steps(resumed, optimizer, 2)
+    assert resumed.scale == loss.scale
+    assert resumed.regularizers["sigreg"].num_calls == loss.regularizers["sigreg"].num_calls == 4
+    for name, value in loss.model.state_dict().items():
+        torch.testing.assert_close(resumed.model.state_dict()[name], value, rtol=0, atol=1e-6)
+
+
+def test_scale_keeps_no_tensor_of_the_first_batch(model):
+    loss = stm.DotRankingLoss(model)
+    embeddings = [torch.randn(4, 8, requires_grad=True) * 2 for _ in range(2)]
+    alive = [weakref.ref(x) for x in embeddings]
+    gc.disable()  # a reference cycle would keep them as well
+    try:
+        loss.compute_loss_from_embeddings(embeddings)
+        del embeddings
+        assert [reference() for reference in alive] == [None, None]
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_an_optimizer_without_the_exponents_is_reported(model, caplog, late):
+    other = nn.Linear(2, 2)
+    early = torch.optim.SGD(model.parameters(), lr=0.1)
+    loss = stm.LearnableNormLoss(model, scale=3.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1) if late else early
+    torch.optim.SGD(other.parameters(), lr=0.1).step()  # no optimizer of this model
+    for _ in range(2):
+        loss([model.preprocess(column) for column in columns(4).values()]).backward()
+        optimizer.step()
+    reported = [record for record in caplog.records if "does not hold the exponents" in record.message]
+    assert len(reported) == (0 if late else 1)
+    assert (model[-1].query_bias.item() == 0) is not late
 
 
 class Scripted(SentenceEvaluator):

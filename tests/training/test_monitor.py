@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from _tiny import ROWS, columns
-from datasets import Dataset
+from datasets import Dataset, DatasetDict
 from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.base.modules import Normalize
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
@@ -50,6 +50,8 @@ def train(model, loss, output, monitor, num_negatives=0, data=None, listener=Non
         loss=loss,
         callbacks=[*([listener] if listener else []), monitor],
     )
+    if listener:
+        stm.attach(trainer)
     trainer.train()
     return trainer
 
@@ -203,7 +205,7 @@ def test_columns_are_roles(model, tmp_path, mini_batch_size, num_negatives, tail
         assert monitor.rows[0][f"{role}_zero_gradients"] == 0
     assert not any(key.startswith("all_") or key.startswith("negative_3") for key in monitor.rows[0])
     assert not any(module._forward_hooks for module in trainer.model.modules())
-    assert not loss._forward_pre_hooks
+    assert not torch.nn.modules.module._global_forward_pre_hooks
 
 
 def test_a_loss_that_leaves_columns_out(model, tmp_path):
@@ -338,13 +340,14 @@ def test_transformers_trainer(tmp_path, accumulation):
     monitor = stm.NormMonitor(every=2, module=model.encoder)
     options = ARGUMENTS | {"remove_unused_columns": False, "label_names": []}
     options |= {"gradient_accumulation_steps": accumulation, "per_device_train_batch_size": 4}
-    Trainer(
+    trainer = Trainer(
         model,
         TrainingArguments(str(tmp_path), **options),
         train_dataset=data,
         data_collator=lambda rows: {key: torch.stack([row[key] for row in rows]) for key in rows[0]},
         callbacks=[listener, monitor],
-    ).train()
+    )
+    stm.attach(trainer).train()
     assert monitor.rows[0]["document_norm_mean"] > 1.5 * monitor.rows[0]["query_norm_mean"]
     assert monitor.rows[0]["query_zero_gradients"] == 0
     assert "query_norm_mean" in next(logs for logs in listener.logs if "loss" in logs)
@@ -360,6 +363,26 @@ def test_unknown_outputs_are_named(tmp_path):
     )
     with pytest.raises(TypeError, match=r"NormMonitor\(embeddings="):
         trainer.train()
+    assert not torch.nn.modules.module._global_forward_pre_hooks
+
+
+def test_history_without_attaching(model, tmp_path):
+    """The Trainer's own history has the rows in any case; only callbacks before the monitor miss them."""
+    trainer = train(model, stm.QNormRankingLoss(model), tmp_path, stm.NormMonitor(every=2))
+    assert all("query_norm_mean" in entry for entry in trainer.state.log_history if "loss" in entry)
+
+
+def test_losses_of_several_data_sets(model, tmp_path):
+    """Each batch is split by the columns of its own data set."""
+    data = DatasetDict(pairs=Dataset.from_dict(columns(16)), triplets=Dataset.from_dict(columns(16, num_negatives=1)))
+    losses = {
+        name: stm.DotRankingLoss(model, mini_batch_size=size) for name, size in (("pairs", None), ("triplets", 3))
+    }
+    monitor = stm.NormMonitor(every=1)
+    train(model, losses, tmp_path, monitor, data=data, multi_dataset_batch_sampler="round_robin", max_steps=4)
+    negatives = ["negative_1_norm_mean" in row for row in monitor.rows]
+    assert sum(negatives) == 2
+    assert not any("all_norm_mean" in row for row in monitor.rows)
 
 
 # --- the picture ------------------------------------------------------------------------------------------------------

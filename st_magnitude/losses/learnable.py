@@ -1,0 +1,135 @@
+"""LearnableNormLoss: the exponents of the norms are learned with the model."""
+
+from __future__ import annotations
+
+import logging
+from functools import lru_cache
+from typing import Any, Literal
+from weakref import WeakSet
+
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.losses.gradcache import RandContext
+from torch import Tensor
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+
+from st_magnitude.losses._model import exponent_norm
+from st_magnitude.losses.ranking import MagnitudeRankingLoss
+from st_magnitude.modules import ExponentNorm
+from st_magnitude.similarity import Similarity
+from st_magnitude.surgery.raw import normalizes_output
+
+__all__ = ["LearnableNormLoss"]
+
+logger = logging.getLogger(__name__)
+
+
+class LearnableNormLoss(MagnitudeRankingLoss):
+    """:class:`MagnitudeRankingLoss` whose exponents are learned (arXiv 2602.09229, Eq. 7).
+
+        s(q, d) = q / |q|^gamma_query · d / |d|^gamma_document,   gamma = sigmoid(bias)
+
+    The exponents are parameters of the model, in its last module :class:`~st_magnitude.modules.ExponentNorm`, which
+    the loss appends. So they are saved, resumed, synchronised over ranks and clipped as all other parameters are, and
+    weight decay leaves them alone. At the learning rate of a text encoder they hardly move; give them their own:
+
+        ::
+
+            args = SentenceTransformerTrainingArguments(
+                ..., learning_rate=2e-5, learning_rate_mapping=LearnableNormLoss.learning_rate_mapping(1e-2)
+            )
+
+    Args:
+        model: The model to train. If it already ends in an ExponentNorm, training goes on from its exponents.
+        gamma_query: First value of the query exponent, strictly between 0 and 1.
+        gamma_document: First value of the document exponent, strictly between 0 and 1.
+        scale: Factor of the scores, as in :class:`MagnitudeRankingLoss`.
+        **options: All other arguments of MagnitudeRankingLoss, except similarity.
+
+    Raises:
+        ValueError: As MagnitudeRankingLoss does, or if an exponent starts at 0 or 1.
+
+    Build an optimizer of your own after the loss: an optimizer that was built before does not hold the exponents, and
+    its first step causes a warning. Load the saved model with :func:`st_magnitude.load`.
+    """
+
+    def __init__(
+        self,
+        model: SentenceTransformer,
+        gamma_query: float = 0.5,
+        gamma_document: float = 0.5,
+        scale: float | Literal["auto"] = "auto",
+        **options: Any,
+    ) -> None:
+        if isinstance(model[-1], ExponentNorm):
+            gamma_query, gamma_document = model[-1].similarity.exponents
+        if not (0 < gamma_query < 1 and 0 < gamma_document < 1):
+            raise ValueError(
+                f"Learned exponents must start strictly between 0 and 1; got gamma_query={gamma_query} and "
+                f"gamma_document={gamma_document}. For fixed ones use MagnitudeRankingLoss(model, Similarity(...))."
+            )
+        if normalizes_output(model):
+            raise ValueError(
+                "LearnableNormLoss learns from the norm of embeddings, but this model ends in Normalize, so that every "
+                "embedding has norm 1. Call stm.strip_normalize(model) before you build the loss."
+            )
+        norm = model[-1]
+        if not isinstance(norm, ExponentNorm):
+            norm = ExponentNorm(gamma_query, gamma_document).to(model.device)
+            model.append(norm)
+        norm.learnable = True
+        norm.requires_grad_()
+        super().__init__(model, Similarity(gamma_query, gamma_document), scale=scale, **options)
+        _unchecked.add(self)
+        _watch_optimizers()
+
+    @staticmethod
+    def learning_rate_mapping(learning_rate: float = 1e-2) -> dict[str, float]:
+        """The learning rate of the exponents, for ``learning_rate_mapping=`` of the training arguments."""
+        return {r"\.(query|document)_bias$": learning_rate}
+
+    @property
+    def similarity(self) -> Similarity:
+        norm = exponent_norm(self.model)
+        return self._similarity if norm is None else norm.similarity
+
+    # In a cached step the exponents travel as two more columns of the embeddings. So they are cached and replayed, and
+    # their gradient takes the path of the encoder's: it is scaled, accumulated and synchronised with it.
+
+    def embed_minibatch(self, *args: Any, **kwargs: Any) -> tuple[Tensor, RandContext | None]:
+        raw, random_state = super().embed_minibatch(*args, **kwargs)  # (n, D)
+        exponents = torch.stack([self.similarity.gamma_query, self.similarity.gamma_document])  # type: ignore[list-item]
+        return torch.cat([raw, exponents.expand(len(raw), 2)], dim=1), random_state  # (n, D + 2)
+
+    def calculate_loss(
+        self, reps: list[list[Tensor]], labels: Tensor | None = None, *, with_backward: bool = False
+    ) -> Tensor:
+        similarity = Similarity(*reps[0][0][0, -2:])
+        losses = self._losses([torch.cat(column)[:, :-2] for column in reps], similarity)
+        return self._total(losses, with_backward)
+
+
+# Losses whose exponents no optimizer step has been seen for yet.
+_unchecked: WeakSet[LearnableNormLoss] = WeakSet()
+
+
+@lru_cache(maxsize=1)
+def _watch_optimizers() -> None:
+    """Registers one hook for all losses of the process; torch does not allow a hook to remove itself."""
+    register_optimizer_step_post_hook(_check_optimizer)
+
+
+def _check_optimizer(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+    """Warns after the first step of an optimizer that holds the model of a loss but not the exponents."""
+    for loss in list(_unchecked):
+        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        norm = exponent_norm(loss.model)
+        if norm is None or not any(id(parameter) in held for parameter in loss.model.parameters()):
+            continue  # the optimizer of another model
+        _unchecked.discard(loss)
+        if not all(id(parameter) in held for parameter in norm.parameters() if parameter.requires_grad):
+            logger.warning(
+                "The optimizer that has made its first step does not hold the exponents of LearnableNormLoss, so that "
+                "they stay where they are. It was probably built before the loss, which adds them to the model: build "
+                "the optimizer after the loss."
+            )
