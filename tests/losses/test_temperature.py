@@ -277,7 +277,8 @@ def test_warns_where_dimensions_are_not_trained(model, caplog):
         assert not caplog.records
         stm.TempSpecMRLLoss(model, {8: 0.03, 16: 0.1})
     assert [r.getMessage() for r in caplog.records] == [
-        "No term of TempSpecMRLLoss compares all 32 dimensions, so those beyond 16 are not trained. Add a term with dim=32."
+        "No term of TempSpecMRLLoss compares all 32 dimensions, so those beyond 16 are not trained. "
+        "Add a term with dim=32."
     ]
 
 
