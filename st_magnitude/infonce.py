@@ -75,6 +75,7 @@ def infonce_reference(
     offset: int = 0,
     *,
     all_queries: Tensor | None = None,
+    own_documents: Tensor | None = None,
     hardness: float | tuple[float, float] = 0.0,
 ) -> Tensor:
     """The loss of :func:`infonce` as plain cross entropies of full score matrices, with the same arguments.
@@ -90,18 +91,18 @@ def infonce_reference(
         True
     """
     rows = torch.arange(len(queries), device=queries.device)
+    own = documents[rows + offset] if own_documents is None else own_documents  # (B, D)
+    others, shift = (queries, 0) if all_queries is None else (all_queries, offset)  # (Q, D)
+    chosen = {"query_to_document": [0], "document_to_query": [1], "both": [0, 1]}[direction]
     loss = torch.zeros((), device=queries.device)
     for term in terms:
-        q, d, a = (None if x is None else x[:, : term.dim] for x in (queries, documents, all_queries))
-        scores = similarity(q, d)  # (B, M)
-        backward = scores[:, rows + offset].T if a is None else similarity(a, d[rows + offset]).T  # (B, Q)
-        sides = (scores, rows + offset), (backward, rows if a is None else rows + offset)
-        chosen = {"query_to_document": [0], "document_to_query": [1], "both": [0, 1]}[direction]
+        forward = similarity(queries[:, : term.dim], documents[:, : term.dim])  # (B, M)
+        backward = similarity(others[:, : term.dim], own[:, : term.dim]).T  # (B, Q)
         for side in chosen:
-            logits, positives = sides[side]
-            extra = _both(hardness)[side] * logits.detach()  # a negative counts exp(hardness · s) times
+            scores, positives = ((forward, rows + offset), (backward, rows + shift))[side]
+            extra = _both(hardness)[side] * scores.detach()  # a negative counts exp(hardness · s) times
             extra[rows, positives] = 0
-            loss = loss + term.weight * cross_entropy(logits / term.temperature + extra, positives) / len(chosen)
+            loss = loss + term.weight * cross_entropy(scores / term.temperature + extra, positives) / len(chosen)
     return loss
 
 
@@ -114,6 +115,7 @@ def infonce(
     offset: int = 0,
     *,
     all_queries: Tensor | None = None,
+    own_documents: Tensor | None = None,
     hardness: float | tuple[float, float] = 0.0,
     tile_rows: int | None = None,
 ) -> Tensor:
@@ -130,6 +132,8 @@ def infonce(
         offset: Index of the first query's positive, for documents that were gathered from several devices.
         all_queries: Embeddings (Q, D) that the softmax of a document runs over, for queries that were gathered from
             several devices. Row ``offset + i`` is query i. None: the queries themselves.
+        own_documents: The positives (B, D), for documents that were gathered without their gradient. The softmax of a
+            document takes them from here. None: rows ``offset`` to ``offset + B`` of the documents.
         hardness: Weight alpha >= 0 of similar negatives. A negative counts exp(alpha · s) times in the softmax, where
             s is treated as a constant (Lan et al. 2025, arXiv 2503.04812, Eq. 5; sentence-transformers'
             ``hardness_mode="all_negatives"``). One number weights the negatives of both directions. A pair gives
@@ -160,7 +164,7 @@ def infonce(
     Source: van den Oord et al. 2018, arXiv 1807.03748, Eq. 4; Beyond the Unit Hypersphere, arXiv 2602.09229, Eq. 2.
     """
     terms = tuple(terms)
-    width = _check(queries, documents, all_queries, terms, direction, offset)
+    width = _check(queries, documents, all_queries, own_documents, terms, direction, offset)
     dims = sorted({t.dim or width for t in terms})
     forward, backward = (
         _Plan(
@@ -182,13 +186,16 @@ def infonce(
         if direction in ("query_to_document", "both"):
             losses.append(_InfoNCE.apply(q, d, q_scale, d_scale, temperatures, offset, forward))
         if direction in ("document_to_query", "both"):
-            own = slice(offset, offset + len(q))
-            own_scale = None if d_scale is None else d_scale[:, own]
+            if own_documents is None:
+                rows = slice(offset, offset + len(q))
+                own, own_scale = d[rows], None if d_scale is None else d_scale[:, rows]
+            else:
+                own, own_scale = _divide_by_norms(own_documents, forward.dims, similarity.gamma_document)  # (B, D')
             if all_queries is None:
                 offset = 0
             else:
                 q, q_scale = _divide_by_norms(all_queries, forward.dims, similarity.gamma_query)  # (Q, D')
-            losses.append(_InfoNCE.apply(d[own], q, own_scale, q_scale, temperatures, offset, backward))
+            losses.append(_InfoNCE.apply(own, q, own_scale, q_scale, temperatures, offset, backward))
     return losses[0] if len(losses) == 1 else (losses[0] + losses[1]) / 2
 
 
@@ -210,6 +217,7 @@ def _check(
     queries: Tensor,
     documents: Tensor,
     all_queries: Tensor | None,
+    own_documents: Tensor | None,
     terms: tuple[Term, ...],
     direction: str,
     offset: int,
@@ -234,6 +242,10 @@ def _check(
         raise ValueError(
             f"all_queries holds these {len(queries)} queries from row {offset} on, so it has the shape (Q, {width}) "
             f"with Q >= {offset + len(queries)}; got {tuple(all_queries.shape)}."
+        )
+    if own_documents is not None and own_documents.shape != queries.shape:
+        raise ValueError(
+            f"own_documents are the positives of the queries, {tuple(queries.shape)}; got {tuple(own_documents.shape)}."
         )
     if too_long := [t.dim for t in terms if t.dim is not None and t.dim > width]:
         raise ValueError(f"Term dims {too_long} exceed the {width} dimensions of the embeddings.")

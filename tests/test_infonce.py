@@ -97,7 +97,7 @@ def test_gradcheck(terms, similarity, direction):
 
 def assert_equals_the_reference(queries, documents, terms, similarity, direction, offset, **options):
     """Value and gradients, those of all_queries among them."""
-    inputs = [queries, documents, *(x for x in (options.get("all_queries"),) if x is not None)]
+    inputs = [queries, documents, *(x for x in options.values() if isinstance(x, torch.Tensor))]
     ours = infonce(queries, documents, terms, similarity, direction, offset, **options)
     expected = infonce_reference(queries, documents, terms, similarity, direction, offset, **options)
     torch.testing.assert_close(ours, expected, rtol=1e-10, atol=1e-12)
@@ -131,6 +131,11 @@ def test_queries_of_other_devices(direction, gammas):
     all_queries = torch.cat([others[0], queries, others[1]])
     arguments = documents, MANY, Similarity(*gammas), direction, 3
     assert_equals_the_reference(queries, *arguments, all_queries=all_queries)
+    own = documents[3:7].detach().requires_grad_()
+    for others in (all_queries, None):  # documents without a gradient of their own positives, as CLIP gathers them
+        assert_equals_the_reference(queries, *arguments, all_queries=others, own_documents=own)
+    with pytest.raises(ValueError, match=r"positives of the queries, \(4, 8\); got \(3, 8\)"):
+        infonce(queries, *arguments, own_documents=own[:3])
     both = [infonce(queries, *arguments, all_queries=x) for x in (all_queries, None)]
     assert (both[0] == both[1]).item() == (direction == "query_to_document")
     with pytest.raises(ValueError, match=r"\(Q, 8\) with Q >= 7; got \(6, 8\)"):

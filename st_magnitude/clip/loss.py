@@ -217,7 +217,14 @@ class AsymmetricClipLoss(ClipLoss):
         else:
             images, texts = all_images, all_texts
         loss = infonce(
-            images, all_texts, terms, self.similarity, DIRECTIONS[self.direction], offset, all_queries=all_images
+            images,
+            all_texts,
+            terms,
+            self.similarity,
+            DIRECTIONS[self.direction],
+            offset,
+            all_queries=all_images,
+            own_documents=texts,
         )
         if positives is None:
             return loss
