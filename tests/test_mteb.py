@@ -40,6 +40,7 @@ def test_cosine_and_dot_differ_here(static_model, task):
     assert abs(results["cosine_ndcg@10"] - results["dot_ndcg@10"]) > 1e-3
 
 
+@pytest.mark.slow
 def test_in_a_fresh_process(static_model, task, tmp_path):
     stm.export(stm.prepare(static_model, stm.Similarity(1.0, 0.5)), tmp_path / "model")
     save_beir(RetrievalData(**task), tmp_path / "data")

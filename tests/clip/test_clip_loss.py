@@ -366,6 +366,7 @@ def two_ranks(tmp_path_factory):
     return [torch.load(output / f"rank{rank}.pt") for rank in range(2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
 def test_two_ranks_are_one_process_on_the_joined_batch(two_ranks, case):
     preset, local_loss, _, extra = case

@@ -227,7 +227,7 @@ def test_open_clip_4_has_tasks(monkeypatch):
 
 @pytest.mark.parametrize(("option", "flag"), [("siglip", "--siglip"), ("distill", "--distill-model")])
 def test_other_losses_are_not_replaced_in_silence(option, flag):
-    with pytest.raises(ValueError, match=f"{flag} has a loss of its own, which the preset 'norm-sym' would replace"):
+    with pytest.raises(ValueError, match=f"{flag} chooses another loss, which the preset 'norm-sym' would replace"):
         preset_loss("norm-sym", loop_arguments(**{option: True}))
 
 
@@ -273,6 +273,7 @@ assert not any(name.startswith("st_magnitude") for name in sys.modules)
 """
 
 
+@pytest.mark.slow
 def test_the_whole_training_program(local_dir, tmp_path):
     """From CSV and PNG files, accumulating gradients, to a checkpoint that stock open_clip encodes with."""
     rng = random.Random(0)
@@ -344,5 +345,5 @@ def test_sentence_transformers_own_clip_trains_with_a_core_loss(example, module,
 
 def test_the_example_learns(example, tmp_path, capsys):
     assert example.main(["--steps", "60", "--output", str(tmp_path / "model")]) > 3 / len(example.CAPTIONS)
-    assert "trained by QNormRankingLoss for 60 steps" in capsys.readouterr().out
+    assert "trained with QNormRankingLoss for 60 steps" in capsys.readouterr().out
     assert (tmp_path / "model" / "modules.json").exists()

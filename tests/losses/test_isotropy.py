@@ -247,6 +247,7 @@ def two_ranks(folder, tmp_path_factory):
     return [torch.load(output / f"rank{rank}.pt") for rank in range(2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 @BATCHING
 def test_two_ranks_are_one_process_on_the_joined_batch(model, two_ranks, name, mini_batch_size):

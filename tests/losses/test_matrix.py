@@ -130,7 +130,11 @@ def test_all_pairs_meet():
     assert len(CELLS) < 30
 
 
-@pytest.mark.parametrize("cell", CELLS, ids=name_of)
+@pytest.mark.parametrize(
+    "cell",
+    [pytest.param(cell, marks=pytest.mark.slow if cell["compiled"] else ()) for cell in CELLS],
+    ids=map(name_of, CELLS),
+)
 def test_it_learns_resumes_and_is_saved(folder, tmp_path, monkeypatch, cell):
     monkeypatch.chdir(tmp_path)  # fit() puts checkpoints there
     before = weights(prepared(folder, cell)[0])

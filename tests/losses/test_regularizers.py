@@ -443,7 +443,7 @@ def test_copies_and_prints():
     [
         ({"num_directions": 0}, "num_directions must be .* got 0"),
         ({"num_directions": "all"}, "'exact'; got 'all'"),
-        ({"num_knots": 1}, "num_knots is at least 2"),
+        ({"num_knots": 1}, "num_knots must be at least 2"),
         ({"t_max": 0.0}, "t_max must be positive, got 0"),
         ({"t_max": math.inf}, "t_max must be positive, got inf"),
         ({"scale": 0}, "scale must be a positive number or 'sqrt_d' or None; got 0"),

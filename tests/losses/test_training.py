@@ -141,7 +141,7 @@ def test_loss_falls(model, tmp_path, loss_class, mini_batch_size, num_negatives,
     ("loss_class", "way", "mini_batch_size"),
     [
         (stm.QNormRankingLoss, fit, None),
-        (stm.LearnableNormLoss, train, 4),
+        pytest.param(stm.LearnableNormLoss, train, 4, marks=pytest.mark.slow),
         *(
             pytest.param(loss_class, way, size, marks=pytest.mark.slow)
             for loss_class in LOSSES
@@ -536,6 +536,7 @@ json.dump(found, open(sys.argv[1], "w"))
 """
 
 
+@pytest.mark.slow
 def test_trained_models_in_a_fresh_process(folder, minilm_path, tmp_path):
     """Discrete similarities where this package cannot be imported; learned exponents with it, without trust."""
     raw = {}
@@ -584,6 +585,7 @@ def two_ranks(folder, tmp_path_factory):
     return [torch.load(output / f"rank{rank}.pt") for rank in range(2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_two_ranks_are_one_process_on_the_joined_batch(model, two_ranks, case):
     name, _, direction, _ = case

@@ -190,6 +190,7 @@ def test_evaluation_loss(tmp_path) -> None:
     assert evaluated[0]["eval_next_token"] == pytest.approx(evaluated[0]["eval_loss"], abs=1e-3)
 
 
+@pytest.mark.slow
 def test_the_saved_model_loads_without_this_package(tmp_path) -> None:
     """In a fresh process where importing st_magnitude or peft fails; also with a merged LoRA on the retriever."""
     torch.manual_seed(0)
@@ -264,6 +265,7 @@ def test_a_decoder_embeds_the_end_of_text(tmp_path) -> None:
     np.testing.assert_allclose(SentenceTransformer(str(tmp_path / "saved")).encode("green tea"), state, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_decoder_from_the_hub_embeds_the_end_of_text_too(tmp_path) -> None:
     """In a fresh process: the hub's cache is found when huggingface_hub is imported."""
     folder = decoder_retriever(tmp_path)

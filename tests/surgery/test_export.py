@@ -65,6 +65,7 @@ def exported(folder, tmp_path_factory):
     return {path.rsplit("/")[-1]: (path, expected[path], found[path]) for path in expected}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "function"),
     [*zip(DISCRETE, ["cosine", "dot", "dot", "cosine"], strict=True), ("calibrated", "dot"), ("baked", "dot")],
