@@ -9,7 +9,7 @@ export TOKENIZERS_PARALLELISM ?= false
 
 .PHONY: demo test test-slow test-all lint docs site serve-site bench clean
 
-demo: $(BIN)/.installed  ## teach a retriever your own environment's API docs (about 5 minutes on 2 cores)
+demo: $(BIN)/.installed  ## teach a retriever your own environment's API docs (about 4 minutes on 2 cores)
 	$(BIN)/st-magnitude demo --output runs/demo-$$(date +%Y%m%d-%H%M%S)
 
 # One process per core, each with one torch thread.

@@ -62,5 +62,9 @@ def _table(table: Table) -> str:
     for row in table.rows:
         shown.add_row(*map(Text, row))
     file = io.StringIO()
-    Console(file=file, width=WIDTH, color_system=None, force_terminal=False, legacy_windows=False).print(shown)
+    # In a notebook, rich would display the table at once instead of writing it to the file.
+    console = Console(
+        file=file, width=WIDTH, color_system=None, force_terminal=False, force_jupyter=False, legacy_windows=False
+    )
+    console.print(shown)
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines() if line.strip())

@@ -40,3 +40,11 @@ def test_page_and_dict():
 def test_page_of_a_raw_model_does_not_speak_of_normalize():
     model, *task = planted(0, "noise", num_queries=30)
     assert "Normalize" not in str(quick(model, *task))
+
+
+def test_the_page_is_the_same_in_a_notebook(monkeypatch):
+    model, *task = planted(0, "noise", num_queries=30)
+    found = quick(model, *task)
+    outside = str(found)
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    assert str(found) == outside

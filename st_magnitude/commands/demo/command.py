@@ -22,7 +22,7 @@ def demo(
 ) -> Figures:
     """Train two retrievers on the API docs of this environment.
 
-    One is trained with cosine and one with QNorm, in about 5 minutes on 2 cores. Everything is local: the
+    One is trained with cosine and one with QNorm, in about 4 minutes on 2 cores. Everything is local: the
     docstrings of the installed packages and a model from PyPI. This command needs the extra "demo".
     """
     from st_magnitude.commands.demo.run import run
