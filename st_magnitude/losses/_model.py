@@ -11,7 +11,7 @@ from sentence_transformers.sentence_transformer.losses.matryoshka import CachedL
 from torch import Tensor, nn
 
 from st_magnitude.modules import ExponentNorm
-from st_magnitude.similarity import Similarity
+from st_magnitude.similarity import DNORM, DOT, QNORM, Similarity
 from st_magnitude.surgery.normalize import set_similarity_function
 from st_magnitude.surgery.raw import normalizes_output
 
@@ -23,21 +23,20 @@ __all__ = ["check_ranking_model", "exponent_norm", "refuse_matryoshka", "refuse_
 logger = logging.getLogger(__name__)
 
 
-def refuse_normalize(loss: nn.Module, similarity: Similarity, call: str) -> None:
+def refuse_normalize(loss: nn.Module, similarity: Similarity) -> None:
     """For a loss that learns from the norm.
-
-    Args:
-        loss: The loss.
-        similarity: The similarity that it trains.
-        call: The call that makes the model suitable.
 
     Raises:
         ValueError: If the similarity keeps magnitude and the model ends in ``Normalize``.
     """
     if similarity.keeps_magnitude and normalizes_output(loss.model):  # type: ignore[arg-type]
+        is_learned = isinstance(similarity.gamma_document, Tensor)
+        is_named = similarity in (DOT, QNORM, DNORM)
+        argument = "'dot'" if is_learned else repr(similarity.name) if is_named else f"stm.{similarity}"
         raise ValueError(
             f"{type(loss).__name__} with {similarity} learns from the norm of embeddings, but this model ends in "
-            f"Normalize, so that every embedding has norm 1. Call {call} before you build the loss."
+            f"Normalize, so that every embedding has norm 1. Call stm.prepare(model, {argument}) before you build the "
+            "loss."
         )
 
 
@@ -68,8 +67,7 @@ def check_ranking_model(loss: MagnitudeRankingLoss) -> None:
             the model embeds by table lookup; if a term compares more dimensions than the model has.
     """
     model, similarity, name = loss.model, loss.similarity, type(loss).__name__
-    kind = "dot" if isinstance(similarity.gamma_document, Tensor) else similarity.name
-    refuse_normalize(loss, similarity, f"stm.prepare(model, {kind!r})")
+    refuse_normalize(loss, similarity)
     if loss.uses_gradient_cache and has_static_embedding_input(model):
         raise ValueError(
             f"mini_batch_size={loss.mini_batch_size} turns on gradient caching, which a model that looks embeddings "

@@ -74,7 +74,7 @@ class SimilarityMSELoss(ScaledLoss):
         self.similarity = Similarity.named(similarity)
         self._set_scale(scale, self.similarity, unit=1.0)
         self._warned_range = False
-        refuse_normalize(self, self.similarity, f"stm.prepare(model, {self.similarity.name!r})")
+        refuse_normalize(self, self.similarity)
         warn_if_one_sided(self.similarity, "SimilarityMSELoss")
         if isinstance(model, SentenceTransformer):
             set_similarity_function(model, self.similarity)

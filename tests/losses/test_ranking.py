@@ -332,6 +332,16 @@ def test_refuses_normalize(model, loss_class):
     loss_class(stm.prepare(model, name))  # the remedy works
 
 
+@pytest.mark.parametrize("loss_class", [stm.MagnitudeRankingLoss, stm.SimilarityMSELoss])
+def test_the_remedy_for_exponents_without_a_name_is_a_call_that_runs(model, loss_class):
+    stm.add_normalize(model)
+    similarity = Similarity(1.0, 0.5)
+    with pytest.raises(ValueError, match="learns from the norm") as refused:
+        loss_class(model, similarity)
+    call = str(refused.value).split("Call ")[1].split(" before")[0]
+    loss_class(eval(call, {"stm": stm, "model": model}), similarity)
+
+
 def test_cosine_takes_any_model(model):
     columns = features(model)
     value = stm.CosineRankingLoss(model)(columns)
