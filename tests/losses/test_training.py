@@ -128,7 +128,7 @@ def assert_learned(model, loss, before, num_negatives):
 
 @pytest.mark.parametrize("loss_class", LOSSES)
 @BATCHING
-@pytest.mark.parametrize("num_negatives", [0, 2])
+@pytest.mark.parametrize("num_negatives", [pytest.param(0, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("way", [fit, train])
 def test_loss_falls(model, tmp_path, loss_class, mini_batch_size, num_negatives, way):
     before = copy.deepcopy(model)
@@ -238,7 +238,7 @@ def test_default_learning_rate_of_gamma():
 
 
 @pytest.mark.parametrize("loss_class", [stm.TempAggLoss, stm.TempAggMRLLoss, stm.TempSpecMRLLoss])
-@pytest.mark.parametrize("way", [fit, train])
+@pytest.mark.parametrize("way", [fit, pytest.param(train, marks=pytest.mark.slow)])
 @BATCHING
 def test_temperature_losses_fall_at_every_prefix(model, tmp_path, loss_class, way, mini_batch_size):
     """Under QNorm, with hard negatives; a model trained for prefixes is better at them."""
@@ -257,7 +257,7 @@ def test_temperature_losses_fall_at_every_prefix(model, tmp_path, loss_class, wa
 @BATCHING
 @pytest.mark.parametrize("way", [fit, train])
 @pytest.mark.parametrize("loss_class", MAIN)
-@pytest.mark.parametrize("adapter_first", [True, False])
+@pytest.mark.parametrize("adapter_first", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_lora(model, tmp_path, loss_class, mini_batch_size, way, adapter_first):
     config = LoraConfig(r=4, target_modules=["q_lin", "v_lin", "lin1"])
     unadapted = copy.deepcopy(model)
