@@ -231,7 +231,7 @@ def test_a_run_that_dies_loses_what_was_not_saved_and_no_more(inside, whole, tmp
         assert died.returncode == -signal.SIGKILL
     else:
         assert died.returncode == 2, died.stderr[-2000:]
-        assert "Make room" in died.stderr
+        assert "checkpoint with resume=True (--resume)" in died.stderr
         assert "Traceback" not in died.stderr
     assert not (tmp_path / "died" / "modules.json").exists()
     assert (tmp_path / "died" / "checkpoints" / "checkpoint-3" / "trainer_state.json").exists()
