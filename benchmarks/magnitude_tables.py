@@ -310,7 +310,7 @@ def retrieval_table(cells: Cells, base: str, rows: str, read_out: str) -> list[s
 def gain_table(cells: Cells, base: str, rows: str) -> list[str]:
     """Gains over Cosine in points by task and scoring; p of the paired t over seeds."""
     losses = [loss for loss in NAMES if loss != "cosine" and (base, rows, loss) in cells]
-    lines = header("task, read-out", (NAMES[loss] for loss in losses))
+    lines = header("task, scoring", (NAMES[loss] for loss in losses))
     first = next(iter(cells[base, rows, loss][0] for loss in losses), None)
     if first is None or (base, rows, "cosine") not in cells:
         return ["(Cosine or all others are missing.)"]
@@ -383,7 +383,7 @@ def training_table(cells: Cells, base: str, rows: str) -> list[str]:
 def summary_table(cells: Cells) -> list[str]:
     """Gains over Cosine in points, in the domain of training and outside, as trained and at the exponent of dev."""
     losses = [loss for loss in NAMES if loss != "cosine"]
-    lines = header("base, trained on", ("tasks", "read-out", *(NAMES[loss] for loss in losses)))
+    lines = header("base, trained on", ("tasks", "scoring", *(NAMES[loss] for loss in losses)))
     for base, rows in trained_on(cells):
         if (plain := cells.get((base, rows, "cosine"))) is None:
             continue

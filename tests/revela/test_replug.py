@@ -141,7 +141,7 @@ def test_every_document_is_read_once_and_lent_to_its_continuations() -> None:
     calls = Calls(lm)
     continuation_losses(lm, docs, docs, [(i, j) for i in range(5) for j in range(5) if i != j and i != 2])
     assert calls.passes[0] == 5  # all documents
-    assert sorted(calls.passes[1:]) == [3, 3, 3, 3, 4]  # 3 others or, after the document which is none itself, 4
+    assert sorted(calls.passes[1:]) == [3, 3, 3, 3, 4]  # 3 others or, after the document that has no others, 4
 
 
 def test_an_empty_continuation_costs_nothing_and_an_empty_prefix_is_refused() -> None:
