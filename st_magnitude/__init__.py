@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         ScoredPairsEvaluator,
     )
     from st_magnitude.evaluation.calibration import ExponentCurve, calibrate_exponent
-    from st_magnitude.infonce import Term, infonce, infonce_reference
+    from st_magnitude.infonce import infonce, infonce_reference
     from st_magnitude.losses import (
         CosineRankingLoss,
         DNormRankingLoss,
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from st_magnitude.surgery.export import export, load
     from st_magnitude.surgery.grad_scale import attach_grad_scale, grad_scale
     from st_magnitude.surgery.normalize import add_normalize, prepare, rescale_output, strip_normalize
+    from st_magnitude.terms import LearnedTemperature, Term
     from st_magnitude.training.monitor import NormMonitor
     from st_magnitude.training.state import attach
 
@@ -63,6 +64,7 @@ __all__ = [
     "ExponentCurve",
     "GeometryEvaluator",
     "LearnableNormLoss",
+    "LearnedTemperature",
     "MagnitudeEvaluator",
     "MagnitudeRankingLoss",
     "NormMonitor",
@@ -107,7 +109,7 @@ _HOMES = {
     "diagnosis.findings": ["Diagnosis"],
     "evaluation": ["CompressionEvaluator", "GeometryEvaluator", "MagnitudeEvaluator", "ScoredPairsEvaluator"],
     "evaluation.calibration": ["ExponentCurve", "calibrate_exponent"],
-    "infonce": ["Term", "infonce_reference"],
+    "infonce": ["infonce_reference"],
     "losses": [
         *("CosineRankingLoss", "DNormRankingLoss", "DotRankingLoss", "LearnableNormLoss", "MagnitudeRankingLoss"),
         *("QNormRankingLoss", "SIGRegInfoNCE", "SimilarityMSELoss", "TempAggLoss", "TempAggMRLLoss"),
@@ -119,6 +121,7 @@ _HOMES = {
     "surgery.cut_init": ["cut_init"],
     "surgery.export": ["export", "load"],
     "surgery.normalize": ["add_normalize", "prepare", "rescale_output", "strip_normalize"],
+    "terms": ["LearnedTemperature", "Term"],
     "training.monitor": ["NormMonitor"],
     "training.state": ["attach"],
 }

@@ -32,6 +32,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import cross_entropy
 
 from st_magnitude.similarity import COSINE, Similarity, at_least_float32, safe_norm
+from st_magnitude.terms import LearnedTemperature, Term
 
 __all__ = ["Direction", "Term", "infonce", "infonce_reference"]
 
@@ -40,30 +41,6 @@ Direction = Literal["query_to_document", "document_to_query", "both"]
 # The number of rows of scores in a tile: enough for matrix products at full speed.
 _TILE_ROWS = {"cpu": 256, "cuda": 1024}
 _LOG2_E = math.log2(math.e)  # exp2 is several times as fast as exp in PyTorch on a CPU
-
-
-@dataclass(frozen=True)
-class Term:
-    """One summand of a contrastive loss.
-
-    Args:
-        dim: Number of leading coordinates to compare; None for all of them.
-        temperature: Divisor of the scores: a positive number, or a 0-d tensor if it is learned.
-        weight: Factor of the term in the sum.
-
-    Raises:
-        ValueError: If dim is below 1, or if the temperature is a number that is not positive.
-    """
-
-    dim: int | None = None
-    temperature: float | Tensor = 0.05
-    weight: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.dim is not None and self.dim < 1:
-            raise ValueError(f"Term.dim must be at least 1, or None for all dimensions; got {self.dim}.")
-        if not isinstance(self.temperature, Tensor) and not self.temperature > 0:
-            raise ValueError(f"Term.temperature must be positive, got {self.temperature}.")
 
 
 def infonce_reference(
@@ -230,6 +207,11 @@ def _check(
         )
     if not terms:
         raise ValueError("infonce needs at least one Term.")
+    if any(isinstance(t.temperature, LearnedTemperature) for t in terms):
+        raise ValueError(
+            "Ranking losses learn temperatures, infonce does not: give it a 0-d tensor that requires a gradient, "
+            "Term(temperature=tau)."
+        )
     if direction not in ("query_to_document", "document_to_query", "both"):
         raise ValueError(f"direction must be 'query_to_document', 'document_to_query' or 'both'; got {direction!r}.")
     if len(queries) == 0 or offset < 0 or offset + len(queries) > len(documents):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from st_magnitude import COSINE, DNORM, DOT, QNORM, Similarity, Term, infonce, infonce_reference
+from st_magnitude import COSINE, DNORM, DOT, QNORM, LearnedTemperature, Similarity, Term, infonce, infonce_reference
 
 LEARNABLE = "learnable"
 CORNERS = [COSINE, DOT, QNORM, DNORM]
@@ -315,6 +315,12 @@ def test_input_is_checked():
         infonce(queries, documents, direction="sideways")
     with pytest.raises(ValueError, match="temperature"):
         Term(temperature=0.0)
+    with pytest.raises(ValueError, match="must be a positive number or 'learned'; got 'cold'"):
+        Term(temperature="cold")
+    with pytest.raises(ValueError, match=r"A learned temperature must be at least 0\.01; got 0\.001"):
+        Term(temperature=LearnedTemperature(0.001))
+    with pytest.raises(ValueError, match=r"losses learn temperatures.* Term\(temperature=tau\)"):
+        infonce(queries, documents, [Term(temperature="learned")])
     with pytest.raises(ValueError, match="dim"):
         Term(dim=0)
 

@@ -14,9 +14,10 @@ from torch.nn import functional
 
 from st_magnitude.clip import require_open_clip
 from st_magnitude.infonce import Direction as InfoNCEDirection
-from st_magnitude.infonce import Term, infonce
+from st_magnitude.infonce import infonce
 from st_magnitude.losses._penalties import Penalties, Regularizer
 from st_magnitude.similarity import Similarity
+from st_magnitude.terms import LearnedTemperature, Term
 
 require_open_clip()
 
@@ -121,6 +122,8 @@ class AsymmetricClipLoss(ClipLoss):
         self.terms = (Term(temperature=TEMPERATURE),) if terms is None else tuple(terms)
         if not self.terms:
             raise ValueError("terms is empty: leave it out for one term at logit_scale, or give e.g. [Term(dim=128)].")
+        if any(isinstance(term.temperature, LearnedTemperature) for term in self.terms):
+            raise ValueError("open_clip learns the temperature of all terms, logit_scale; give each term a number.")
         self.regularizers = Penalties(regularizers)
         self._checked = False
         if self.world_size > 1 and self.local_loss and not self.gather_with_grad:

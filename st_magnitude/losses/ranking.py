@@ -17,12 +17,13 @@ from torch import Tensor
 
 from st_magnitude._checks import at_least, one_of
 from st_magnitude._upstream import minibatch_of
-from st_magnitude.infonce import Direction, Term, infonce
+from st_magnitude.infonce import Direction, infonce
 from st_magnitude.losses._model import check_ranking_model, exponent_norm, refuse_matryoshka
 from st_magnitude.losses._penalties import Penalties, Regularizer
 from st_magnitude.losses._scale import ScaledLoss
 from st_magnitude.similarity import COSINE, DNORM, DOT, QNORM, Similarity
 from st_magnitude.surgery.raw import raw_features
+from st_magnitude.terms import Term
 
 __all__ = ["CosineRankingLoss", "DNormRankingLoss", "DotRankingLoss", "MagnitudeRankingLoss", "QNormRankingLoss"]
 

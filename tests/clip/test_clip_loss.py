@@ -293,6 +293,8 @@ def test_wrong_arguments():
         AsymmetricClipLoss.from_preset("norm")
     with pytest.raises(ValueError, match=r"direction must be one of \('sym', 'i2t', 't2i'\), got 'text'"):
         AsymmetricClipLoss(direction="text")
+    with pytest.raises(ValueError, match="open_clip learns the temperature"):
+        AsymmetricClipLoss(terms=[stm.Term(temperature="learned")])
     with pytest.raises(ValueError, match="terms is empty"):
         AsymmetricClipLoss(terms=[])
     with pytest.raises(ValueError, match=r"must lie in \[0, 1\], got 2.0"):
