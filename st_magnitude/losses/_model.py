@@ -40,18 +40,17 @@ def refuse_normalize(loss: nn.Module, similarity: Similarity) -> None:
         )
 
 
-def refuse_matryoshka(loss: nn.Module, advice: str) -> None:
-    """For a loss that learns from the norm.
+def refuse_matryoshka(
+    loss: nn.Module, advice: str, what: str = "normalises every prefix, which removes the norm that {} learns from"
+) -> None:
+    """For a loss that learns from the norm, or has more in its embeddings than the model's output.
 
     Raises:
         ValueError: If sentence-transformers' ``MatryoshkaLoss`` is wrapped around it.
     """
     is_wrapped = isinstance(getattr(loss.model, "forward", None), ForwardDecorator)
     if is_wrapped or isinstance(vars(loss).get("calculate_loss"), CachedLossDecorator):
-        raise ValueError(
-            "sentence-transformers' MatryoshkaLoss normalises every prefix, which removes the norm that "
-            f"{type(loss).__name__} learns from. {advice}"
-        )
+        raise ValueError(f"sentence-transformers' MatryoshkaLoss {what.format(type(loss).__name__)}. {advice}")
 
 
 def exponent_norm(model: nn.Module) -> ExponentNorm | None:

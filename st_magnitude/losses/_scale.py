@@ -11,20 +11,11 @@ from torch import Tensor, nn
 
 from st_magnitude._checks import positive
 from st_magnitude.similarity import Similarity
-from st_magnitude.training.state import Remembering
+from st_magnitude.training.state import Remembering, ResumeGuard
 
 __all__ = ["ScaledLoss", "mean_remaining_norm"]
 
 logger = logging.getLogger(__name__)
-
-
-class _LoadWatch:
-    """A hook that remembers whether weights were loaded into a model."""
-
-    seen = False
-
-    def __call__(self, _model: nn.Module, _incompatible_keys: Any) -> None:
-        self.seen = True
 
 
 class ScaledLoss(Remembering):
@@ -48,11 +39,9 @@ class ScaledLoss(Remembering):
         positive("scale", scale, ["auto"])
         self.auto_scale: float | None = None
         self._unit = unit
-        self._watch, self._hook = _LoadWatch(), None
         is_known = scale == "auto" and not similarity.keeps_magnitude  # every vector is a unit vector
         self.scale = unit if is_known else scale
-        if self.scale == "auto" and isinstance(self.model, nn.Module):
-            self._hook = self.model.register_load_state_dict_post_hook(self._watch)
+        self._guard = ResumeGuard(self.model) if self.scale == "auto" else None
 
     def _find_scale(self, queries: Tensor, documents: list[Tensor], similarity: Similarity) -> None:
         """Replaces ``"auto"`` by a number: (B, D), columns (B, D) each.
@@ -61,22 +50,18 @@ class ScaledLoss(Remembering):
             ValueError: If weights were loaded after the loss was built, so that this is not the first batch of the
                 run; if the mean norms are zero or not finite.
         """
-        if self._watch.seen:
-            raise ValueError(
-                f"{type(self).__name__} with scale='auto' measures the scale on the first batch of a run, but weights "
-                "were loaded into the model after the loss was built. If the run resumes, call stm.attach(trainer) "
-                "before train() in the first run and in the resumed one, which keeps the scale in the checkpoints, or "
-                "pass the number that the first run logged, scale=... . If this is a new run, load the weights before "
-                "you build the loss."
+        if self._guard is not None:
+            self._guard.refuse(
+                f"{type(self).__name__} with scale='auto' measures the scale on the first batch of a run",
+                "the scale in the checkpoints, or pass the number that the first run logged, scale=...",
             )
         self._keep_scale(self._unit / mean_remaining_norm(queries, documents, similarity))
         logger.info("scale='auto' is %r for %s.", self.scale, similarity)
 
     def _keep_scale(self, scale: float) -> None:
         self.scale = self.auto_scale = scale
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
+        if self._guard is not None:
+            self._guard.release()
 
     def get_extra_state(self) -> dict[str, Any]:
         return {"auto_scale": self.auto_scale}

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import logging
-from functools import lru_cache
 from typing import Any, Literal
-from weakref import WeakSet
 
-import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.losses.gradcache import RandContext
-from torch import Tensor
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+from torch import Tensor, nn
 
 from st_magnitude.losses._model import exponent_norm
 from st_magnitude.losses.ranking import MagnitudeRankingLoss
@@ -20,8 +14,6 @@ from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import normalizes_output
 
 __all__ = ["LearnableNormLoss"]
-
-logger = logging.getLogger(__name__)
 
 
 class LearnableNormLoss(MagnitudeRankingLoss):
@@ -80,8 +72,6 @@ class LearnableNormLoss(MagnitudeRankingLoss):
         norm.learnable = True
         norm.requires_grad_()
         super().__init__(model, Similarity(gamma_query, gamma_document), scale=scale, **options)
-        _unchecked.add(self)
-        _watch_optimizers()
 
     @staticmethod
     def learning_rate_mapping(learning_rate: float = 1e-2) -> dict[str, float]:
@@ -93,43 +83,14 @@ class LearnableNormLoss(MagnitudeRankingLoss):
         norm = exponent_norm(self.model)
         return self._similarity if norm is None else norm.similarity
 
-    # In a cached step the exponents travel as two more columns of the embeddings. So they are cached and replayed, and
-    # their gradient takes the path of the encoder's: it is scaled, accumulated and synchronised with it.
+    def learned_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        norm = exponent_norm(self.model)
+        exponents = [] if norm is None else [("exponents", p) for p in norm.parameters() if p.requires_grad]
+        return [*exponents, *super().learned_parameters()]
 
-    def embed_minibatch(self, *args: Any, **kwargs: Any) -> tuple[Tensor, RandContext | None]:
-        raw, random_state = super().embed_minibatch(*args, **kwargs)  # (n, D)
-        exponents = torch.stack([self.similarity.gamma_query, self.similarity.gamma_document])  # type: ignore[list-item]
-        return torch.cat([raw, exponents.expand(len(raw), 2)], dim=1), random_state  # (n, D + 2)
+    def _learned(self) -> list[Tensor]:
+        similarity = self.similarity
+        return [similarity.gamma_query, similarity.gamma_document, *super()._learned()]  # type: ignore[list-item]
 
-    def calculate_loss(
-        self, reps: list[list[Tensor]], labels: Tensor | None = None, *, with_backward: bool = False
-    ) -> Tensor:
-        similarity = Similarity(*reps[0][0][0, -2:])
-        losses = self._losses([torch.cat(column)[:, :-2] for column in reps], similarity)
-        return self._total(losses, with_backward)
-
-
-# Losses whose exponents no optimizer step has been seen for yet.
-_unchecked: WeakSet[LearnableNormLoss] = WeakSet()
-
-
-@lru_cache(maxsize=1)
-def _watch_optimizers() -> None:
-    """Registers one hook for all losses of the process; torch does not allow a hook to remove itself."""
-    register_optimizer_step_post_hook(_check_optimizer)
-
-
-def _check_optimizer(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-    """Warns after the first step of an optimizer that holds the model of a loss but not the exponents."""
-    for loss in list(_unchecked):
-        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        norm = exponent_norm(loss.model)
-        if norm is None or not any(id(parameter) in held for parameter in loss.model.parameters()):
-            continue  # the optimizer of another model
-        _unchecked.discard(loss)
-        if not all(id(parameter) in held for parameter in norm.parameters() if parameter.requires_grad):
-            logger.warning(
-                "The optimizer that has made its first step does not hold the exponents of LearnableNormLoss, so that "
-                "they stay where they are. It was probably built before the loss, which adds them to the model: build "
-                "the optimizer after the loss."
-            )
+    def _split(self, learned: list[Tensor]) -> tuple[Similarity, list[Tensor]]:
+        return Similarity(*learned[:2]), learned[2:]

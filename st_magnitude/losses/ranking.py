@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -13,17 +14,19 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.losses.gradcache import CachedLossMixin, RandContext
 from sentence_transformers.base.losses.merged_forward import embed_columns
 from sentence_transformers.util import all_gather_with_grad, get_rank
-from torch import Tensor
+from torch import Tensor, nn
 
 from st_magnitude._checks import at_least, one_of
 from st_magnitude._upstream import minibatch_of
 from st_magnitude.infonce import Direction, infonce
 from st_magnitude.losses._model import check_ranking_model, exponent_norm, refuse_matryoshka
+from st_magnitude.losses._optimizer import expect_in_optimizer
 from st_magnitude.losses._penalties import Penalties, Regularizer
 from st_magnitude.losses._scale import ScaledLoss
+from st_magnitude.losses._temperature import Temperatures, with_temperature
 from st_magnitude.similarity import COSINE, DNORM, DOT, QNORM, Similarity
 from st_magnitude.surgery.raw import raw_features
-from st_magnitude.terms import Term
+from st_magnitude.terms import LearnedTemperature, Term
 
 __all__ = ["CosineRankingLoss", "DNormRankingLoss", "DotRankingLoss", "MagnitudeRankingLoss", "QNormRankingLoss"]
 
@@ -61,6 +64,9 @@ class MagnitudeRankingLoss(CachedLossMixin, ScaledLoss):
             ranks as the similarity does, because everybody who loads the saved model scores with that function.
         similarity: A Similarity or its name.
         terms: Summands of the loss: temperatures, prefix dimensions and weights.
+        temperature: Temperature of a loss of one term. ``"learned"``: all temperatures are learned, starting at those
+            of the terms. A single :class:`~st_magnitude.LearnedTemperature` among the terms does that for its term. A
+            learned temperature is relative to the scale, as any other. None: the terms as they are.
         scale: Factor of the scores in a term of temperature 0.05; other temperatures change it in proportion. 20 takes
             the temperatures as they are. ``"auto"`` divides 20 by the mean norms that the similarity leaves in,
             20 / (mean|q|^(1 - gamma_query) · mean|d|^(1 - gamma_document)), on the first batch of all ranks. The
@@ -107,6 +113,7 @@ class MagnitudeRankingLoss(CachedLossMixin, ScaledLoss):
         similarity: Similarity | str = DOT,
         terms: Sequence[Term] = (Term(),),
         *,
+        temperature: float | Literal["learned"] | None = None,
         scale: float | Literal["auto"] = "auto",
         regularizers: Iterable[Regularizer | tuple[Regularizer, float]] = (),
         mini_batch_size: int | None = None,
@@ -131,7 +138,9 @@ class MagnitudeRankingLoss(CachedLossMixin, ScaledLoss):
             raise ValueError("terms is empty; give at least one Term, such as terms=[Term(temperature=0.05)].")
         self.model = model
         self._similarity = Similarity.named(similarity)
-        self.terms = tuple(terms)
+        self.terms = with_temperature(terms, temperature)
+        is_learned = any(isinstance(term.temperature, LearnedTemperature) for term in self.terms)
+        self.temperatures = Temperatures(self.terms, model) if is_learned else None
         self._set_scale(scale, self._similarity, unit=SCALE)
         self.direction = direction
         self.hardness = hardness
@@ -141,7 +150,7 @@ class MagnitudeRankingLoss(CachedLossMixin, ScaledLoss):
         self.show_progress_bar = show_progress_bar
         self.uses_gradient_cache = mini_batch_size is not None
         self.regularizers = Penalties(regularizers)
-        self._warned_alone = False
+        self._warned_alone = self._has_begun = False
         check_ranking_model(self)
 
     @property
@@ -165,17 +174,22 @@ class MagnitudeRankingLoss(CachedLossMixin, ScaledLoss):
         self, embeddings: list[Tensor], labels: Tensor | None = None
     ) -> Tensor | dict[str, Tensor]:
         """The loss of raw embeddings: one tensor (B, D) for anchors, positives and each column of negatives."""
-        losses = self._losses(embeddings, self.similarity)
+        losses = self._losses(embeddings, self._learned())
         return losses if self.regularizers else losses["infonce"]
 
-    def _losses(self, embeddings: list[Tensor], similarity: Similarity) -> dict[str, Tensor]:
-        """InfoNCE and the penalties by name."""
+    def _losses(self, embeddings: list[Tensor], learned: list[Tensor]) -> dict[str, Tensor]:
+        """InfoNCE and the penalties by name, at the values of what the loss learns."""
+        if not self._has_begun and torch.is_grad_enabled():
+            self._begin()
         queries, *documents = embeddings  # (B, D) each
+        similarity, temperatures = self._split(learned)
         if self.scale == "auto":
             longest = max(term.dim or queries.shape[1] for term in self.terms)
             self._find_scale(queries[:, :longest], [d[:, :longest] for d in documents], similarity)
         stretch = SCALE / float(self.scale)
-        terms = [Term(term.dim, term.temperature * stretch, term.weight) for term in self.terms]
+        terms = [replace(term, temperature=term.temperature * stretch) for term in self._filled(temperatures)]
+        if self.temperatures is not None:
+            self.temperatures.observe(queries, terms, similarity)
         offset, all_queries = 0, None
         if self.gather_across_devices:
             offset = get_rank() * len(queries)
@@ -196,6 +210,31 @@ class MagnitudeRankingLoss(CachedLossMixin, ScaledLoss):
         )
         return {"infonce": loss, **self.regularizers(embeddings)}
 
+    # --- what the loss learns beside the model's weights -------------------------------------------------------------
+
+    def learned_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """What every optimizer that trains the model must hold as well, with a name for messages."""
+        return [] if self.temperatures is None else [("temperatures", self.temperatures.bias)]
+
+    def _learned(self) -> list[Tensor]:
+        """The present values, 0-d tensors."""
+        return [] if self.temperatures is None else list(self.temperatures())
+
+    def _split(self, learned: list[Tensor]) -> tuple[Similarity, list[Tensor]]:
+        """The similarity and the temperatures out of the values of ``_learned``."""
+        return self.similarity, learned
+
+    def _filled(self, temperatures: list[Tensor]) -> Sequence[Term]:
+        return self.terms if self.temperatures is None else self.temperatures.fill(self.terms, temperatures)
+
+    def _begin(self) -> None:
+        """Checks on the first training batch of a run."""
+        self._has_begun = True
+        if self.temperatures is not None:
+            self.temperatures.begin()
+        if self.learned_parameters():
+            expect_in_optimizer(self)
+
     # --- checks of a batch ------------------------------------------------------------------------------------------
 
     def _check_inputs(self, sentence_features: list[dict[str, Tensor]]) -> None:
@@ -204,8 +243,11 @@ class MagnitudeRankingLoss(CachedLossMixin, ScaledLoss):
                 f"{type(self).__name__} needs at least two text columns, anchor and positive; "
                 f"the dataset has {len(sentence_features)}."
             )
+        advice = "Give the prefixes to the loss: terms=[Term(dim=128), Term(dim=256), Term()]."
         if self.similarity.keeps_magnitude or exponent_norm(self.model) is not None:
-            refuse_matryoshka(self, "Give the prefixes to the loss: terms=[Term(dim=128), Term(dim=256), Term()].")
+            refuse_matryoshka(self, advice)
+        elif self.uses_gradient_cache and self.temperatures is not None:
+            refuse_matryoshka(self, advice, "cuts off the temperatures that {} learns with caching")
 
     def _warn_if_alone(self, candidates: Tensor) -> None:
         if len(candidates) == 1 and not self._warned_alone:
@@ -226,20 +268,25 @@ class MagnitudeRankingLoss(CachedLossMixin, ScaledLoss):
         copy_random_state: bool,
         random_state: RandContext | None = None,
     ) -> tuple[Tensor, RandContext | None]:
-        """The raw embeddings of one mini-batch, (n, D)."""
+        """The raw embeddings of one mini-batch, and what the loss learns as more columns: (n, D + L).
+
+        So the learned numbers are cached and replayed, and their gradient takes the path of the encoder's: it is scaled
+        and accumulated with it, and synchronised if they are parameters of the model.
+        """
         features = minibatch_of(sentence_feature, begin, end)
         with random_state or nullcontext(), nullcontext() if with_grad else torch.no_grad():
             random_state = RandContext(*features.values()) if copy_random_state else None
-            return raw_features(self.model, features)["sentence_embedding"], random_state
+            raw = raw_features(self.model, features)["sentence_embedding"]  # (n, D)
+            if learned := self._learned():
+                raw = torch.cat([raw, torch.stack(learned).expand(len(raw), -1)], dim=1)
+            return raw, random_state
 
     def calculate_loss(
         self, reps: list[list[Tensor]], labels: Tensor | None = None, *, with_backward: bool = False
     ) -> Tensor:
         """The loss of the whole batch, from the embeddings of its mini-batches."""
-        losses = self._losses([torch.cat(column) for column in reps], self.similarity)
-        return self._total(losses, with_backward)
-
-    def _total(self, losses: dict[str, Tensor], with_backward: bool) -> Tensor:
+        width = reps[0][0].shape[1] - len(self._learned())
+        losses = self._losses([torch.cat(column)[:, :width] for column in reps], list(reps[0][0][0, width:]))
         self._last = {name: loss.detach() for name, loss in losses.items()}
         total = torch.stack(list(losses.values())).sum()
         if with_backward:
@@ -260,7 +307,10 @@ class MagnitudeRankingLoss(CachedLossMixin, ScaledLoss):
         gamma_query, gamma_document = self.similarity.exponents
         return {
             "similarity": {"query": gamma_query, "document": gamma_document},
-            "terms": [{"dim": t.dim, "temperature": float(t.temperature), "weight": t.weight} for t in self.terms],
+            "terms": [
+                {"dim": term.dim, "temperature": float(term.temperature), "weight": term.weight}
+                for term in self._filled(self._split(self._learned())[1])
+            ],
             "scale": self.scale,
             "regularizers": self.regularizers.get_config_dict(),
             "mini_batch_size": self.mini_batch_size,
