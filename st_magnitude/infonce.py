@@ -20,27 +20,24 @@ With B queries, M documents and D dimensions:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
-from torch.nn.functional import cross_entropy
 
-from st_magnitude.similarity import COSINE, Similarity, at_least_float32, safe_norm
+from st_magnitude._kernel import InfoNCE, Judge, Plan, divide_by_norms
+from st_magnitude.similarity import COSINE, Similarity
 from st_magnitude.terms import LearnedTemperature, Term
 
-__all__ = ["Direction", "Term", "infonce", "infonce_reference"]
+__all__ = ["Direction", "Exclude", "Term", "infonce", "infonce_reference"]
 
+# What excludes columns: integer ids, or a function of rows and their scores that returns booleans; or several of them.
+Exclude = Tensor | Judge | Sequence[Tensor | Judge]
 Direction = Literal["query_to_document", "document_to_query", "both"]
 
 # The number of rows of scores in a tile: enough for matrix products at full speed.
 _TILE_ROWS = {"cpu": 256, "cuda": 1024}
-_LOG2_E = math.log2(math.e)  # exp2 is several times as fast as exp in PyTorch on a CPU
 
 
 def infonce_reference(
@@ -54,6 +51,8 @@ def infonce_reference(
     all_queries: Tensor | None = None,
     own_documents: Tensor | None = None,
     hardness: float | tuple[float, float] = 0.0,
+    exclude: Exclude | None = None,
+    exclude_queries: Judge | Sequence[Judge] | None = None,
 ) -> Tensor:
     """The loss of :func:`infonce` as plain cross entropies of full score matrices, with the same arguments.
 
@@ -67,20 +66,33 @@ def infonce_reference(
         >>> torch.allclose(infonce(*arguments), infonce_reference(*arguments))
         True
     """
-    rows = torch.arange(len(queries), device=queries.device)
-    own = documents[rows + offset] if own_documents is None else own_documents  # (B, D)
+
+    def one_way(
+        rows: Tensor, columns: Tensor, similarity: Similarity, offset: int, alpha: float, judges: tuple[Judge, ...]
+    ) -> Tensor:
+        own = torch.arange(len(rows)), torch.arange(len(rows)) + offset  # row and column of each positive
+        loss, excluded = rows.new_zeros(()), torch.zeros(len(rows), len(columns), dtype=torch.bool, device=rows.device)
+        for judge in judges:
+            longest = max(term.dim or rows.shape[1] for term in terms)
+            excluded |= judge(slice(0, len(rows)), similarity(rows[:, :longest], columns[:, :longest]).detach())
+        excluded[own] = False
+        for term in terms:
+            scores = similarity(rows[:, : term.dim], columns[:, : term.dim])  # (B, M)
+            extra = alpha * scores.detach()  # a negative counts exp(alpha · s) times
+            extra[own] = 0
+            logits = (scores / term.temperature + extra).masked_fill(excluded, -torch.inf)
+            loss = loss + term.weight * (logits.logsumexp(dim=1) - logits[own]).mean()
+        return loss
+
+    own_documents = documents[offset : offset + len(queries)] if own_documents is None else own_documents  # (B, D)
     others, shift = (queries, 0) if all_queries is None else (all_queries, offset)  # (Q, D)
-    chosen = {"query_to_document": [0], "document_to_query": [1], "both": [0, 1]}[direction]
-    loss = torch.zeros((), device=queries.device)
-    for term in terms:
-        forward = similarity(queries[:, : term.dim], documents[:, : term.dim])  # (B, M)
-        backward = similarity(others[:, : term.dim], own[:, : term.dim]).T  # (B, Q)
-        for side in chosen:
-            scores, positives = ((forward, rows + offset), (backward, rows + shift))[side]
-            extra = _both(hardness)[side] * scores.detach()  # a negative counts exp(hardness · s) times
-            extra[rows, positives] = 0
-            loss = loss + term.weight * cross_entropy(scores / term.temperature + extra, positives) / len(chosen)
-    return loss
+    judges = _judges(exclude, exclude_queries, len(queries), len(documents), offset, all_queries)
+    losses = []
+    if direction in ("query_to_document", "both"):
+        losses.append(one_way(queries, documents, similarity, offset, _both(hardness)[0], judges[0]))
+    if direction in ("document_to_query", "both"):
+        losses.append(one_way(own_documents, others, similarity.swapped, shift, _both(hardness)[1], judges[1]))
+    return torch.stack(losses).mean()
 
 
 def infonce(
@@ -94,6 +106,8 @@ def infonce(
     all_queries: Tensor | None = None,
     own_documents: Tensor | None = None,
     hardness: float | tuple[float, float] = 0.0,
+    exclude: Exclude | None = None,
+    exclude_queries: Judge | Sequence[Judge] | None = None,
     tile_rows: int | None = None,
 ) -> Tensor:
     """InfoNCE over in-batch (and explicit) negatives: the mean over queries, summed over terms.
@@ -115,10 +129,18 @@ def infonce(
             s is treated as a constant (Lan et al. 2025, arXiv 2503.04812, Eq. 5; sentence-transformers'
             ``hardness_mode="all_negatives"``). One number weights the negatives of both directions. A pair gives
             each direction its own alpha: ``(alpha, 0)`` weights documents only, as sentence-transformers does.
+        exclude: Documents that are not negatives of a query: integer ids (M,), a function, or a sequence of both. A
+            document whose id equals that of the query's positive is left out of the query's softmax, and a query out
+            of that of a document, where the id of a query is that of its positive. A function
+            ``exclude(rows, scores)`` is called once for a tile of queries, ``rows`` being their slice, and returns
+            booleans (n, M) that are True for documents to leave out. ``scores`` (n, M) are those of the longest prefix
+            before the temperature; they may be read during the call only. The positive itself always stays.
+        exclude_queries: The same for the softmax of a document: functions whose ``rows`` are a slice of the B positives
+            and whose ``scores`` are (n, Q) against all queries.
         tile_rows: Number of rows of scores in a tile; up to twice as many queries are not split. The default is 256
             on a CPU and 1024 on a GPU. Beside inputs and gradients, memory holds both sides divided by their norms
-            and tiles of tile_rows x M numbers: 2 for one term, 3 for several temperatures of one prefix, 3 + K for K
-            prefixes, and one more if a temperature is learned.
+            and tiles of tile_rows x M numbers: K + 1 for K prefixes, one more for several temperatures of a prefix, and
+            one more if a temperature is learned.
 
     Returns:
         A scalar, in float64 for float64 inputs and in float32 otherwise.
@@ -142,52 +164,83 @@ def infonce(
     """
     terms = tuple(terms)
     width = _check(queries, documents, all_queries, own_documents, terms, direction, offset)
+    judges = _judges(exclude, exclude_queries, len(queries), len(documents), offset, all_queries)
     dims = sorted({t.dim or width for t in terms})
     forward, backward = (
-        _Plan(
+        Plan(
             dims=tuple(dims),
             members=tuple(tuple(i for i, t in enumerate(terms) if (t.dim or width) == dim) for dim in dims),
             weights=tuple(t.weight for t in terms),
             hardness=alpha,
+            judges=judges_of_side,
             tile_rows=tile_rows or _TILE_ROWS.get(queries.device.type, 256),
         )
-        for alpha in _both(hardness)
+        for alpha, judges_of_side in zip(_both(hardness), judges, strict=True)
     )
     # From here on every score is a plain inner product: the norms of the longest prefix are divided out first, and
     # those of shorter prefixes are factors of rows and columns.
     with torch.autocast(queries.device.type, enabled=False):
-        q, q_scale = _divide_by_norms(queries, forward.dims, similarity.gamma_query)  # (B, D'), (K - 1, B)
-        d, d_scale = _divide_by_norms(documents, forward.dims, similarity.gamma_document)  # (M, D'), (K - 1, M)
+        q, q_scale = divide_by_norms(queries, forward.dims, similarity.gamma_query)  # (B, D'), (K - 1, B)
+        d, d_scale = divide_by_norms(documents, forward.dims, similarity.gamma_document)  # (M, D'), (K - 1, M)
         temperatures = torch.stack([torch.as_tensor(t.temperature, dtype=q.dtype, device=q.device) for t in terms])
         losses = []
         if direction in ("query_to_document", "both"):
-            losses.append(_InfoNCE.apply(q, d, q_scale, d_scale, temperatures, offset, forward))
+            losses.append(InfoNCE.apply(q, d, q_scale, d_scale, temperatures, offset, forward))
         if direction in ("document_to_query", "both"):
             if own_documents is None:
                 rows = slice(offset, offset + len(q))
                 own, own_scale = d[rows], None if d_scale is None else d_scale[:, rows]
             else:
-                own, own_scale = _divide_by_norms(own_documents, forward.dims, similarity.gamma_document)  # (B, D')
+                own, own_scale = divide_by_norms(own_documents, forward.dims, similarity.gamma_document)  # (B, D')
             if all_queries is None:
                 offset = 0
             else:
-                q, q_scale = _divide_by_norms(all_queries, forward.dims, similarity.gamma_query)  # (Q, D')
-            losses.append(_InfoNCE.apply(own, q, own_scale, q_scale, temperatures, offset, backward))
+                q, q_scale = divide_by_norms(all_queries, forward.dims, similarity.gamma_query)  # (Q, D')
+            losses.append(InfoNCE.apply(own, q, own_scale, q_scale, temperatures, offset, backward))
     return losses[0] if len(losses) == 1 else (losses[0] + losses[1]) / 2
-
-
-@dataclass(frozen=True)
-class _Plan:
-    dims: tuple[int, ...]  # ascending prefixes
-    members: tuple[tuple[int, ...], ...]  # per prefix, the terms that use it
-    weights: tuple[float, ...]  # per term
-    hardness: float
-    tile_rows: int
 
 
 def _both(hardness: float | tuple[float, float]) -> tuple[float, float]:
     """The weights of similar documents and of similar queries."""
     return hardness if isinstance(hardness, tuple) else (hardness, hardness)
+
+
+def _judges(
+    exclude: Exclude | None,
+    exclude_queries: Judge | Sequence[Judge] | None,
+    num_queries: int,
+    num_documents: int,
+    offset: int,
+    all_queries: Tensor | None,
+) -> tuple[tuple[Judge, ...], tuple[Judge, ...]]:
+    """What excludes documents from the softmax of a query, and queries from the softmax of a document."""
+    own = slice(offset, offset + num_queries)
+    documents, queries = [], list(_sequence(exclude_queries))
+    for judge in _sequence(exclude):
+        if not isinstance(judge, Tensor):
+            documents.append(judge)
+            continue
+        if judge.dtype == torch.bool or judge.is_floating_point() or judge.shape != (num_documents,):
+            raise ValueError(
+                f"exclude takes integer ids ({num_documents},) of the documents; got {judge.dtype} of shape "
+                f"{tuple(judge.shape)}."
+            )
+        names, groups = torch.unique(judge, return_inverse=True)  # (M,)
+        if len(names) < len(groups):
+            groups = groups.int()  # two of them compare in half the time of two int64
+            documents.append(_equal(groups, groups[own]))
+            queries.append(_equal(groups[own] if all_queries is None else groups[: len(all_queries)], groups[own]))
+    return tuple(documents), tuple(queries)
+
+
+def _equal(columns: Tensor, rows: Tensor) -> Judge:
+    return lambda tile, scores: columns == rows[tile, None]
+
+
+def _sequence(exclude: Exclude | None) -> Sequence[Any]:
+    if exclude is None:
+        return ()
+    return exclude if isinstance(exclude, (list, tuple)) else (exclude,)
 
 
 def _check(
@@ -232,192 +285,3 @@ def _check(
     if too_long := [t.dim for t in terms if t.dim is not None and t.dim > width]:
         raise ValueError(f"Term dims {too_long} exceed the {width} dimensions of the embeddings.")
     return width
-
-
-def _divide_by_norms(x: Tensor, dims: tuple[int, ...], gamma: float | Tensor) -> tuple[Tensor, Tensor | None]:
-    """x / |x|^gamma of the longest prefix, (n, D'), and the factors that turn it into shorter ones, (K - 1, n)."""
-    x = at_least_float32(x[:, : dims[-1]])
-    if not isinstance(gamma, Tensor) and gamma == 0.0:
-        return x, None
-    divided, scales = _DivideByNorms.apply(x, torch.as_tensor(gamma, dtype=x.dtype), dims)
-    return divided, scales if len(dims) > 1 else None
-
-
-class _DivideByNorms(torch.autograd.Function):
-    """(x / |x|^gamma, (|x| / |x[:dim]|)^gamma for all prefixes but the last): (n, D) -> (n, D), (K - 1, n).
-
-    Autograd of the same formulas holds several temporaries of the size of x, which set the peak memory of a large
-    batch. This backward pass holds only the gradient.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, gamma: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        norms = torch.cat([safe_norm(x[:, :dim]) for dim in dims], dim=1).T  # (K, n)
-        scale, scales = norms[-1] ** -gamma, (norms[-1] / norms[:-1]) ** gamma  # (n,), (K - 1, n)
-        ctx.save_for_backward(x, gamma, norms, scale, scales)
-        ctx.dims = dims
-        return x * scale[:, None], scales
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_divided: Tensor, grad_scales: Tensor) -> tuple[Tensor | None, ...]:
-        x, gamma, norms, scale, scales = ctx.saved_tensors
-        with torch.autocast(x.device.type, enabled=False):
-            whole = torch.linalg.vecdot(x, grad_divided) * scale  # d loss / d -log |x|^gamma, (n,)
-            parts = grad_scales * scales  # d loss / d log of the scales, (K - 1, n)
-            grad_gamma = (parts * (norms[-1] / norms[:-1]).log()).sum() - (whole * norms[-1].log()).sum()
-            # The derivative of log |x| is x / |x|^2, in the coordinates of the prefix. One of the two norms is divided
-            # out at the end, because the square of a small norm is 0.
-            pulls = gamma * torch.cat([parts, (whole - parts.sum(dim=0))[None]]) * (norms[-1] / norms) / norms  # (K, n)
-            grad = grad_divided * (scale * norms[-1])[:, None]
-            for k, (start, stop) in enumerate(pairwise((0, *ctx.dims))):
-                block = slice(start, stop)
-                grad[:, block].addcmul_(x[:, block], pulls[k:].sum(dim=0)[:, None], value=-1)
-            grad /= norms[-1:].T
-        return grad, grad_gamma, None
-
-
-class _InfoNCE(torch.autograd.Function):
-    """The sum of all terms for plain inner products; the forward pass takes the gradients."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        rows: Tensor,  # (B, D), D the longest prefix
-        columns: Tensor,  # (M, D)
-        row_scale: Tensor | None,  # (K - 1, B)
-        column_scale: Tensor | None,  # (K - 1, M)
-        temperatures: Tensor,  # (T,)
-        offset: int,
-        plan: _Plan,
-    ) -> Tensor:
-        with torch.autocast(rows.device.type, enabled=False):
-            loss, gradients = _walk(
-                rows, columns, row_scale, column_scale, temperatures.tolist(), offset, plan, ctx.needs_input_grad
-            )
-        ctx.save_for_backward(*gradients)
-        return loss
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        return (*(g if g is None else g * grad_output for g in ctx.saved_tensors), None, None)
-
-
-def _walk(
-    rows: Tensor,
-    columns: Tensor,
-    row_scale: Tensor | None,
-    column_scale: Tensor | None,
-    temperatures: list[float],
-    offset: int,
-    plan: _Plan,
-    needs: tuple[bool, ...],
-) -> tuple[Tensor, list[Tensor | None]]:
-    """The loss, and the gradients of the first five arguments where ``needs`` asks for them."""
-    num_rows, num_columns, last = len(rows), len(columns), len(plan.dims) - 1
-    blocks = [slice(a, b) for a, b in pairwise((0, *plan.dims))]
-    height = num_rows if num_rows <= 2 * plan.tile_rows else plan.tile_rows
-    with_gradient = any(needs)
-
-    def buffer() -> Tensor:
-        return rows.new_empty(height, num_columns)
-
-    products_ = buffer()
-    scores_ = buffer() if last else products_
-    slopes_ = [buffer() for _ in plan.dims] if with_gradient else []  # d loss / d products of each prefix
-    softmax_ = buffer() if last or len(temperatures) > 1 or not with_gradient else slopes_[0]
-    totals = rows.new_empty(len(temperatures), num_rows)  # softmax denominators
-    positives = torch.empty_like(totals)  # logits of the positives
-    inputs = (rows, columns, row_scale, column_scale, rows.new_empty(len(temperatures)))
-    gradients: list[Any] = [
-        torch.zeros_like(x) if x is not None and need else None for x, need in zip(inputs, needs, strict=False)
-    ]
-    grad_rows, grad_columns, grad_row_scale, grad_column_scale, grad_temperatures = gradients
-
-    for start in range(0, num_rows, height):
-        tile = slice(start, min(start + height, num_rows))
-        n = tile.stop - tile.start
-        products, slopes = products_[:n], [slope[:n] for slope in slopes_]
-        diagonal = offset + start  # the positives of these rows lie on it
-
-        for k, (block, members) in enumerate(zip(blocks, plan.members, strict=True)):
-            torch.addmm(products, rows[tile, block], columns[:, block].T, beta=float(k > 0), out=products)
-            row_factor = row_scale[k, tile] if row_scale is not None and k < last else None  # (n,)
-            column_factor = column_scale[k] if column_scale is not None and k < last else None  # (M,)
-
-            # Scores are relative to the best one of their row and still lack row_factor, which goes into the
-            # temperature. They overwrite the products where no longer prefix needs those.
-            scores = scores_[:n] if k < last else products
-            if column_factor is None:
-                peak = products.amax(dim=1)
-                torch.sub(products, peak[:, None], out=scores)
-            else:
-                torch.mul(products, column_factor, out=scores)
-                peak = scores.amax(dim=1)
-                scores.sub_(peak[:, None])
-            score_positive = _times(scores.diagonal(diagonal), row_factor)  # (n,)
-
-            for position, t in enumerate(members):
-                temperature, weight = temperatures[t], plan.weights[t] / num_rows
-                total, positive = totals[t, tile], positives[t, tile]
-                softmax = slopes[k] if with_gradient and position == 0 else softmax_[:n]
-                rate = _times((1 / temperature + plan.hardness) * _LOG2_E, row_factor)
-                torch.mul(scores, rate if row_factor is None else rate[:, None], out=softmax)
-                torch.div(score_positive, temperature, out=positive)
-                if plan.hardness:
-                    _spare_positives(softmax, positive, plan.hardness * _times(peak, row_factor), diagonal)
-                torch.sum(softmax.exp2_(), dim=1, out=total)
-                if grad_temperatures is not None:
-                    expected = _times(torch.linalg.vecdot(softmax, scores) / total, row_factor)
-                    grad_temperatures[t] -= (expected - score_positive).sum() * (weight / temperature**2)
-                if with_gradient:
-                    share = _times(weight / temperature / total, row_factor)
-                    softmax.mul_(share[:, None])
-                    if position > 0:
-                        slopes[k].add_(softmax)
-            if not with_gradient:
-                continue
-            pull = sum(plan.weights[t] / temperatures[t] for t in members) / num_rows
-            slopes[k].diagonal(diagonal).sub_(_times(pull, row_factor))
-            if column_factor is not None:
-                slopes[k].mul_(column_factor)
-            if row_factor is not None or column_factor is not None:
-                moments = torch.mul(slopes[k], products, out=softmax_[:n])
-                if row_factor is not None and grad_row_scale is not None:
-                    grad_row_scale[k, tile] = moments.sum(dim=1) / row_factor
-                if column_factor is not None and grad_column_scale is not None:
-                    grad_column_scale[k] += moments.sum(dim=0) / column_factor
-
-        if not with_gradient:
-            continue
-        # A block of coordinates belongs to every prefix that reaches it: add up the slopes, the longest prefix first.
-        slope = slopes[last]
-        for k in range(last, -1, -1):
-            if k < last:
-                slope.add_(slopes[k])
-            if grad_rows is not None:
-                torch.mm(slope, columns[:, blocks[k]], out=grad_rows[tile, blocks[k]])
-            if grad_columns is not None:
-                grad_columns[:, blocks[k]].addmm_(slope.T, rows[tile, blocks[k]])
-
-    weights = torch.tensor(plan.weights, dtype=rows.dtype, device=rows.device)
-    loss = (totals.log_() - positives).mean(dim=1) @ weights  # (T,) @ (T,)
-    return loss, gradients
-
-
-def _times(x: Any, factor: Tensor | None) -> Any:
-    return x if factor is None else x * factor
-
-
-def _spare_positives(logits: Tensor, positive: Tensor, peak: Tensor, diagonal: int) -> None:
-    """Removes the weight of hard negatives from the positives, in place; logits (n, M) are in base 2.
-
-    Relative to the best score of the row, the logit of the positive loses the weight of the best. Where it is then the
-    largest of its row, the whole row moves down with it, so that nothing overflows.
-    """
-    positive.sub_(peak)
-    excess = positive.clamp(min=0)
-    positive.sub_(excess)
-    logits.sub_(excess[:, None] * _LOG2_E)
-    logits.diagonal(diagonal).copy_(positive * _LOG2_E)

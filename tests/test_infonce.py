@@ -22,30 +22,35 @@ def embeddings(num_queries=6, num_documents=13, dim=8, seed=0, scale=2.0):
     )
 
 
-def loop_infonce(queries, documents, terms, gammas, direction="query_to_document", offset=0, hardness=0.0):
-    """The definition, one score at a time, on Python floats."""
+def loop_infonce(
+    queries, documents, terms, gammas, direction="query_to_document", offset=0, hardness=0.0, ids=None, margin=-math.inf
+):
+    """The definition, one softmax at a time, in float64 and with autograd through the scores.
 
-    def power_norm(x, gamma):
-        return math.sqrt(sum(v * v for v in x)) ** gamma
+    Documents whose id is that of the positive, or that score higher than the positive less a margin, are left out.
+    """
+    backward = direction == "document_to_query"
+    own = slice(offset, offset + len(queries))
+    labels = list(range(len(documents))) if ids is None else ids.tolist()
+    row_labels, column_labels = labels[own], labels[own] if backward else labels
 
-    def score(q, d, dim):
-        q, d = q[:dim], d[:dim]
-        return sum(a * b for a, b in zip(q, d, strict=True)) / power_norm(q, gammas[0]) / power_norm(d, gammas[1])
+    def scores_of(dim):
+        sides = queries, documents
+        q, d = (x[:, :dim] / x[:, :dim].norm(dim=1, keepdim=True) ** g for x, g in zip(sides, gammas, strict=True))
+        return d[own] @ q.T if backward else q @ d.T
 
-    queries, documents, total = queries.tolist(), documents.tolist(), 0.0
+    longest, total = scores_of(max(t.dim or queries.shape[1] for t in terms)), 0.0
     for term in terms:
-        dim = term.dim or len(queries[0])
+        scores = scores_of(term.dim)
         for i in range(len(queries)):
-            if direction == "query_to_document":
-                scores, positive = [score(queries[i], d, dim) for d in documents], offset + i
-            else:
-                scores, positive = [score(q, documents[offset + i], dim) for q in queries], i
-            temperature = float(term.temperature)
-            logits = [s / temperature + (hardness * s if j != positive else 0) for j, s in enumerate(scores)]
-            top = max(logits)
-            log_z = top + math.log(sum(math.exp(z - top) for z in logits))
-            total += term.weight * (log_z - logits[positive]) / len(queries)
-    return total
+            positive, logits = i if backward else offset + i, []
+            for j, score in enumerate(scores[i]):
+                if j == positive:
+                    logits.append(score / term.temperature)
+                elif column_labels[j] != row_labels[i] and longest[i, j] <= longest[i, positive] - margin:
+                    logits.append(score / term.temperature + hardness * score.detach())
+            total += term.weight * (torch.stack(logits).logsumexp(0) - scores[i, positive] / term.temperature)
+    return total / len(queries)
 
 
 MANY = (Term(2, 0.3), Term(2, 0.7, 0.5), Term(5, 0.5, 2.0), Term(None, 0.4), Term(8, 1.3, 0.25))
@@ -57,7 +62,7 @@ MANY = (Term(2, 0.3), Term(2, 0.7, 0.5), Term(5, 0.5, 2.0), Term(None, 0.4), Ter
 @pytest.mark.parametrize("hardness", [0.0, 0.7])
 def test_value_equals_the_definition(terms, gammas, direction, hardness):
     queries, documents = embeddings()
-    expected = loop_infonce(queries, documents, terms, gammas, direction, 3, hardness)
+    expected = loop_infonce(queries, documents, terms, gammas, direction, 3, hardness).item()
     reference = infonce_reference(queries, documents, terms, Similarity(*gammas), direction, 3, hardness=hardness)
     assert reference.item() == pytest.approx(expected, rel=1e-12)
     for tile_rows in (1, 4, 1000):
@@ -97,11 +102,11 @@ def test_gradcheck(terms, similarity, direction):
 
 def assert_equals_the_reference(queries, documents, terms, similarity, direction, offset, **options):
     """Value and gradients, those of all_queries among them."""
-    inputs = [queries, documents, *(x for x in options.values() if isinstance(x, torch.Tensor))]
+    leaves = [queries, documents, *(x for x in options.values() if isinstance(x, torch.Tensor) and x.requires_grad)]
     ours = infonce(queries, documents, terms, similarity, direction, offset, **options)
     expected = infonce_reference(queries, documents, terms, similarity, direction, offset, **options)
     torch.testing.assert_close(ours, expected, rtol=1e-10, atol=1e-12)
-    found, wanted = (torch.autograd.grad(loss, inputs, allow_unused=True) for loss in (ours, expected))
+    found, wanted = (torch.autograd.grad(loss, leaves, allow_unused=True) for loss in (ours, expected))
     for a, b in zip(found, wanted, strict=True):
         assert (a is None) == (b is None)
         if a is not None:
@@ -140,6 +145,135 @@ def test_queries_of_other_devices(direction, gammas):
     assert (both[0] == both[1]).item() == (direction == "query_to_document")
     with pytest.raises(ValueError, match=r"\(Q, 8\) with Q >= 7; got \(6, 8\)"):
         infonce(queries, *arguments, all_queries=all_queries[:6])
+
+
+IDS = torch.tensor([3, 3, 8, 5, 8, 3, 6, 5, 7])  # the positives are rows 2 to 5: 8, 5, 8, 3
+
+
+def above_the_positive(margin, offset):
+    return lambda rows, scores: scores > scores.diagonal(offset + rows.start)[:, None] - margin
+
+
+@pytest.mark.parametrize("gammas", [(1, 1), (1, 0), (0.3, 0.8)])
+@pytest.mark.parametrize("direction", ["query_to_document", "document_to_query"])
+@pytest.mark.parametrize(("ids", "margin"), [(IDS, -math.inf), (None, 0.5), (IDS, 0.5)], ids=["ids", "margin", "both"])
+@pytest.mark.parametrize("hardness", [0.0, 0.7])
+def test_excluded_columns(gammas, direction, ids, margin, hardness):
+    queries, documents = embeddings(4, 9)
+    taus = [torch.tensor(t.temperature, dtype=torch.float64, requires_grad=True) for t in MANY]
+    terms = [Term(t.dim, tau, t.weight) for t, tau in zip(MANY, taus, strict=True)]
+    leaves = [queries, documents, *taus]
+    expected = loop_infonce(queries, documents, terms, gammas, direction, 2, hardness, ids, margin)
+    options = {"hardness": hardness, "exclude": [] if ids is None else [ids]}
+    if margin > -math.inf:
+        options["exclude"].append(above_the_positive(margin, 2))
+        options["exclude_queries"] = above_the_positive(margin, 0)
+    everything = loop_infonce(queries, documents, terms, gammas, direction, 2, hardness)
+    assert expected < everything - 0.1
+    wanted = torch.autograd.grad(expected, leaves)
+    for function in (infonce_reference, infonce, lambda *a, **o: infonce(*a, **o, tile_rows=1)):
+        loss = function(queries, documents, terms, Similarity(*gammas), direction, 2, **options)
+        torch.testing.assert_close(loss, expected, rtol=1e-10, atol=1e-12)
+        for a, b in zip(torch.autograd.grad(loss, leaves), wanted, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.parametrize("direction", ["query_to_document", "document_to_query", "both"])
+def test_excluded_columns_of_gathered_queries(direction):
+    queries, documents = embeddings(3, 9)
+    own, all_queries = documents[2:5].detach().requires_grad_(), embeddings(6, seed=1)[0].detach()
+    all_queries[2:5] = queries.detach()
+    all_queries.requires_grad_()
+    options = {"exclude": [IDS, above_the_positive(0.3, 2)], "exclude_queries": (above_the_positive(0.3, 2),)}
+    arguments = queries, documents, MANY, QNORM, direction, 2
+    assert_equals_the_reference(*arguments, all_queries=all_queries, own_documents=own, **options)
+    if direction == "document_to_query":  # a query has the id of its positive
+        scores = QNORM(all_queries, own).T / 0.5  # (3, 6)
+        kept = (IDS[None, :6] != IDS[2:5, None]) | (torch.arange(6) == torch.arange(2, 5)[:, None])
+        losses = [row[k].logsumexp(0) - row[i + 2] for i, (row, k) in enumerate(zip(scores, kept, strict=True))]
+        options = {"all_queries": all_queries, "own_documents": own, "exclude": IDS}
+        loss = infonce(queries, documents, [Term(temperature=0.5)], QNORM, direction, 2, **options)
+        torch.testing.assert_close(loss, torch.stack(losses).mean())
+
+
+@pytest.mark.parametrize("direction", ["query_to_document", "document_to_query", "both"])
+@pytest.mark.parametrize("hardness", [0.0, 0.6])
+def test_gradcheck_with_excluded_columns(direction, hardness):
+    queries, documents = embeddings(4, 9)
+    inputs = [torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (0.3, 0.8, 0.5, 0.4, 0.7)]
+
+    def loss(queries, documents, gamma_query, gamma_document, *taus, function=infonce):
+        terms = [Term(dim, tau) for dim, tau in zip((3, None, None), taus, strict=True)]
+        similarity = Similarity(gamma_query, gamma_document)
+        return function(queries, documents, terms, similarity, direction, 2, hardness=hardness, exclude=IDS)
+
+    if hardness == 0:
+        assert torch.autograd.gradcheck(loss, (queries, documents, *inputs))
+        return
+    leaves = [queries, documents, *inputs]  # finite differences would see the scores that count as constants
+    ours, reference = (torch.autograd.grad(loss(*leaves, function=f), leaves) for f in (infonce, infonce_reference))
+    for a, b in zip(ours, reference, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.parametrize("similarity", [DOT, QNORM, COSINE, Similarity(0.5, 0.5)], ids=str)
+@pytest.mark.parametrize("scale", [1.0, 1e4, -1e4])
+@pytest.mark.parametrize("hardness", [0.0, 0.5])
+def test_an_excluded_column_is_as_if_it_were_not_there(similarity, scale, hardness):
+    """In float32, also where it has by far the best or the worst score of the row."""
+    torch.manual_seed(1)
+    queries = torch.randn(4, 8, requires_grad=True)
+    documents = torch.cat([torch.randn(6, 8), scale * queries.detach().sum(dim=0, keepdim=True)]).requires_grad_()
+    terms = [Term(4, 0.5), Term(None, 0.3), Term(None, 0.1)]
+    losses = [
+        infonce(queries, documents, terms, similarity, hardness=hardness, exclude=lambda rows, s: torch.arange(7) == 6),
+        infonce(queries, documents[:6], terms, similarity, hardness=hardness),
+    ]
+    torch.testing.assert_close(*losses)
+    found, expected = (torch.autograd.grad(loss, [queries, documents]) for loss in losses)
+    assert (found[1][6] == 0).all()
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("exclude", [torch.zeros(9, dtype=torch.int32), lambda rows, scores: scores < torch.inf])
+@pytest.mark.parametrize("direction", ["query_to_document", "document_to_query", "both"])
+def test_all_negatives_excluded(exclude, direction):
+    queries, documents = embeddings(4, 9)
+    queries_too = None if isinstance(exclude, torch.Tensor) else exclude
+    loss = infonce(queries, documents, MANY, QNORM, direction, 2, exclude=exclude, exclude_queries=queries_too)
+    assert loss.item() == 0
+    for gradient in torch.autograd.grad(loss, [queries, documents]):
+        torch.testing.assert_close(gradient, torch.zeros_like(gradient), rtol=0, atol=1e-15)
+
+
+def test_what_a_judge_sees():
+    """The scores of the longest prefix before the temperature, once for each tile; distinct ids exclude nothing."""
+    queries, documents = embeddings(5, 9)
+    seen, terms = [], [Term(2, 0.5), Term(6, 0.3)]
+
+    def judge(rows, scores):
+        seen.append((rows, scores.clone()))
+        assert not scores.requires_grad
+        return torch.zeros_like(scores, dtype=torch.bool)
+
+    loss = infonce(queries, documents, terms, QNORM, offset=1, exclude=(judge, torch.arange(9)), tile_rows=2)
+    torch.testing.assert_close(loss, infonce(queries, documents, terms, QNORM, offset=1))
+    assert [rows for rows, _ in seen] == [slice(0, 2), slice(2, 4), slice(4, 5)]
+    torch.testing.assert_close(torch.cat([scores for _, scores in seen]), QNORM(queries[:, :6], documents[:, :6]))
+
+
+@pytest.mark.parametrize(
+    ("exclude", "message"),
+    [
+        (torch.arange(8), r"integer ids \(9,\) of the documents; got torch.int64 of shape \(8,\)"),
+        (torch.zeros(9), r"got torch.float32 of shape \(9,\)"),
+        ([torch.zeros(9, dtype=torch.bool)], "got torch.bool"),
+    ],
+)
+def test_ids_that_do_not_fit(exclude, message):
+    with pytest.raises(ValueError, match=message):
+        infonce(*embeddings(4, 9), exclude=exclude)
 
 
 @pytest.mark.parametrize("num_negatives", [0, 2])

@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parents[1] / "st_magnitude"
 # above all others.
 LAYERS = (
     ("similarity", "terms", "_json", "_config", "_plot", "_upstream", "_checks", "_files"),
-    ("geometry", "infonce"),
+    ("geometry", "infonce", "_kernel"),
     ("modules",),
     ("losses", "training", "surgery", "corpus"),
     ("clip", "revela", "evaluation"),

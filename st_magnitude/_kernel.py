@@ -1,0 +1,232 @@
+"""The tiles behind :func:`~st_magnitude.infonce`: how the loss and its gradients are computed. See docs/kernel.md."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from st_magnitude.similarity import at_least_float32, safe_norm
+
+_LOG2_E = math.log2(math.e)  # exp2 is several times as fast as exp in PyTorch on a CPU
+
+
+# (rows, their scores (n, M)) -> booleans (n, M), True for the columns that do not count as negatives of a row
+Judge = Callable[[slice, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Plan:
+    dims: tuple[int, ...]  # ascending prefixes
+    members: tuple[tuple[int, ...], ...]  # per prefix, the terms that use it
+    weights: tuple[float, ...]  # per term
+    hardness: float
+    judges: tuple[Judge, ...]  # what leaves columns out, tile by tile
+    tile_rows: int
+
+
+def divide_by_norms(x: Tensor, dims: tuple[int, ...], gamma: float | Tensor) -> tuple[Tensor, Tensor | None]:
+    """x / |x|^gamma of the longest prefix, (n, D'), and the factors that turn it into shorter ones, (K - 1, n)."""
+    x = at_least_float32(x[:, : dims[-1]])
+    if not isinstance(gamma, Tensor) and gamma == 0.0:
+        return x, None
+    divided, scales = _DivideByNorms.apply(x, torch.as_tensor(gamma, dtype=x.dtype), dims)
+    return divided, scales if len(dims) > 1 else None
+
+
+class _DivideByNorms(torch.autograd.Function):
+    """(x / |x|^gamma, (|x| / |x[:dim]|)^gamma for all prefixes but the last): (n, D) -> (n, D), (K - 1, n).
+
+    Autograd of the same formulas holds several temporaries of the size of x, which set the peak memory of a large
+    batch. This backward pass holds only the gradient.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gamma: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        norms = torch.cat([safe_norm(x[:, :dim]) for dim in dims], dim=1).T  # (K, n)
+        scale, scales = norms[-1] ** -gamma, (norms[-1] / norms[:-1]) ** gamma  # (n,), (K - 1, n)
+        ctx.save_for_backward(x, gamma, norms, scale, scales)
+        ctx.dims = dims
+        return x * scale[:, None], scales
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_divided: Tensor, grad_scales: Tensor) -> tuple[Tensor | None, ...]:
+        x, gamma, norms, scale, scales = ctx.saved_tensors
+        with torch.autocast(x.device.type, enabled=False):
+            whole = torch.linalg.vecdot(x, grad_divided) * scale  # d loss / d -log |x|^gamma, (n,)
+            parts = grad_scales * scales  # d loss / d log of the scales, (K - 1, n)
+            grad_gamma = (parts * (norms[-1] / norms[:-1]).log()).sum() - (whole * norms[-1].log()).sum()
+            # The derivative of log |x| is x / |x|^2, in the coordinates of the prefix. One of the two norms is divided
+            # out at the end, because the square of a small norm is 0.
+            pulls = gamma * torch.cat([parts, (whole - parts.sum(dim=0))[None]]) * (norms[-1] / norms) / norms  # (K, n)
+            grad = grad_divided * (scale * norms[-1])[:, None]
+            for k, (start, stop) in enumerate(pairwise((0, *ctx.dims))):
+                block = slice(start, stop)
+                grad[:, block].addcmul_(x[:, block], pulls[k:].sum(dim=0)[:, None], value=-1)
+            grad /= norms[-1:].T
+        return grad, grad_gamma, None
+
+
+class InfoNCE(torch.autograd.Function):
+    """The sum of all terms for plain inner products; the forward pass takes the gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        rows: Tensor,  # (B, D), D the longest prefix
+        columns: Tensor,  # (M, D)
+        row_scale: Tensor | None,  # (K - 1, B)
+        column_scale: Tensor | None,  # (K - 1, M)
+        temperatures: Tensor,  # (T,)
+        offset: int,
+        plan: Plan,
+    ) -> Tensor:
+        with torch.autocast(rows.device.type, enabled=False):
+            loss, gradients = _walk(
+                rows, columns, row_scale, column_scale, temperatures.tolist(), offset, plan, ctx.needs_input_grad
+            )
+        ctx.save_for_backward(*gradients)
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        return (*(g if g is None else g * grad_output for g in ctx.saved_tensors), None, None)
+
+
+def _walk(
+    rows: Tensor,
+    columns: Tensor,
+    row_scale: Tensor | None,
+    column_scale: Tensor | None,
+    temperatures: list[float],
+    offset: int,
+    plan: Plan,
+    needs: tuple[bool, ...],
+) -> tuple[Tensor, list[Tensor | None]]:
+    """The loss, and the gradients of the first five arguments where ``needs`` asks for them."""
+    num_rows, num_columns, last = len(rows), len(columns), len(plan.dims) - 1
+    blocks = [slice(a, b) for a, b in pairwise((0, *plan.dims))]
+    height = num_rows if num_rows <= 2 * plan.tile_rows else plan.tile_rows
+    with_gradient = any(needs)
+
+    def buffer() -> Tensor:
+        return rows.new_empty(height, num_columns)
+
+    slopes_ = [buffer() for _ in plan.dims]  # products of each prefix, later d loss / d products
+    scores_ = buffer()
+    softmax_ = buffer() if max(map(len, plan.members)) > 1 else scores_
+    totals = rows.new_empty(len(temperatures), num_rows)  # softmax denominators
+    positives = torch.empty_like(totals)  # logits of the positives
+    inputs = (rows, columns, row_scale, column_scale, rows.new_empty(len(temperatures)))
+    gradients: list[Any] = [
+        torch.zeros_like(x) if x is not None and need else None for x, need in zip(inputs, needs, strict=False)
+    ]
+    grad_rows, grad_columns, grad_row_scale, grad_column_scale, grad_temperatures = gradients
+
+    for start in range(0, num_rows, height):
+        tile = slice(start, min(start + height, num_rows))
+        n = tile.stop - tile.start
+        slopes, scores = [slope[:n] for slope in slopes_], scores_[:n]
+        diagonal = offset + start  # the positives of these rows lie on it
+
+        for k, block in enumerate(blocks):
+            torch.addmm(slopes[max(k - 1, 0)], rows[tile, block], columns[:, block].T, beta=float(k > 0), out=slopes[k])
+        excluded = _excluded(plan.judges, tile, slopes[last], diagonal)
+
+        for k, members in enumerate(plan.members):
+            slope = slopes[k]
+            row_factor = row_scale[k, tile] if row_scale is not None and k < last else None  # (n,)
+            column_factor = column_scale[k] if column_scale is not None and k < last else None  # (M,)
+
+            # Scores are relative to the best one of their row and still lack row_factor, which goes into the
+            # temperature.
+            if column_factor is not None:
+                slope.mul_(column_factor)
+            if excluded is not None:
+                slope.masked_fill_(excluded, torch.finfo(slope.dtype).min / 4)  # infinity would make 0 · infinity
+            peak = slope.amax(dim=1)  # (n,)
+            torch.sub(slope, peak[:, None], out=scores)
+            score_positive = _times(scores.diagonal(diagonal), row_factor)  # (n,)
+
+            for position, t in enumerate(members):
+                temperature, weight = temperatures[t], plan.weights[t] / num_rows
+                total, positive = totals[t, tile], positives[t, tile]
+                softmax = softmax_[:n] if position else slope
+                rate = _times((1 / temperature + plan.hardness) * _LOG2_E, row_factor)
+                torch.mul(scores, rate if row_factor is None else rate[:, None], out=softmax)
+                torch.div(score_positive, temperature, out=positive)
+                if plan.hardness:
+                    _spare_positives(softmax, positive, plan.hardness * _times(peak, row_factor), diagonal)
+                torch.sum(softmax.exp2_(), dim=1, out=total)
+                if grad_temperatures is not None:
+                    expected = _times(torch.linalg.vecdot(softmax, scores) / total, row_factor)
+                    grad_temperatures[t] -= (expected - score_positive).sum() * (weight / temperature**2)
+                if with_gradient:
+                    share = _times(weight / temperature / total, row_factor)[:, None]
+                    if position:
+                        slope.addcmul_(softmax, share)
+                    else:
+                        slope.mul_(share)
+            if not with_gradient:
+                continue
+            pull = sum(plan.weights[t] / temperatures[t] for t in members) / num_rows
+            slope.diagonal(diagonal).sub_(_times(pull, row_factor))
+            if grad_row_scale is not None and row_factor is not None:
+                # A row of slopes sums to 0, so that scores relative to the peak do.
+                grad_row_scale[k, tile] = torch.linalg.vecdot(slope, scores) / row_factor
+            if column_factor is not None:
+                if grad_column_scale is not None:
+                    grad_column_scale[k] += (scores.mul_(slope).sum(dim=0) + peak @ slope) / column_factor
+                slope.mul_(column_factor)
+
+        if not with_gradient:
+            continue
+        # A block of coordinates belongs to every prefix that reaches it: add up the slopes, the longest prefix first.
+        slope = slopes[last]
+        for k in range(last, -1, -1):
+            if k < last:
+                slope.add_(slopes[k])
+            if grad_rows is not None:
+                torch.mm(slope, columns[:, blocks[k]], out=grad_rows[tile, blocks[k]])
+            if grad_columns is not None:
+                grad_columns[:, blocks[k]].addmm_(slope.T, rows[tile, blocks[k]])
+
+    weights = torch.tensor(plan.weights, dtype=rows.dtype, device=rows.device)
+    loss = (totals.log_() - positives).mean(dim=1) @ weights  # (T,) @ (T,)
+    return loss, gradients
+
+
+def _excluded(judges: tuple[Judge, ...], tile: slice, scores: Tensor, diagonal: int) -> Tensor | None:
+    """The columns that do not count as negatives, (n, M); the positive always counts."""
+    if not judges:
+        return None
+    excluded = torch.zeros_like(scores, dtype=torch.bool)
+    for judge in judges:
+        excluded |= judge(tile, scores)
+    excluded.diagonal(diagonal).fill_(False)
+    return excluded
+
+
+def _times(x: Any, factor: Tensor | None) -> Any:
+    return x if factor is None else x * factor
+
+
+def _spare_positives(logits: Tensor, positive: Tensor, peak: Tensor, diagonal: int) -> None:
+    """Removes the weight of hard negatives from the positives, in place; logits (n, M) are in base 2.
+
+    Relative to the best score of the row, the logit of the positive loses the weight of the best. Where it is then the
+    largest of its row, the whole row moves down with it, so that nothing overflows.
+    """
+    positive.sub_(peak)
+    excess = positive.clamp(min=0)
+    positive.sub_(excess)
+    logits.sub_(excess[:, None] * _LOG2_E)
+    logits.diagonal(diagonal).copy_(positive * _LOG2_E)
