@@ -111,10 +111,11 @@ def scripts_page() -> str:
     ]
     for folder in ("benchmarks", "examples"):
         lines += ["", f"## {folder.capitalize()}", "", "| script | |", "| --- | --- |"]
-        for script in sorted((ROOT / folder).glob("*.py")):
+        for script in sorted((ROOT / folder).rglob("*.py")):
+            path = script.relative_to(ROOT).as_posix()
             docstring = ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or ""
             first = " ".join(docstring.partition("\n\n")[0].split())
-            lines.append(f"| [{script.name}](../{folder}/{script.name}) | {first} |")
+            lines.append(f"| [{path.partition('/')[2]}](../{path}) | {first} |")
     return "\n".join(lines) + "\n"
 
 

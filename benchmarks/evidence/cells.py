@@ -1,0 +1,313 @@
+"""Cells of the evidence: one training each, measured on dev while it runs and on the tests at its end.
+
+A cell is its settings. Its name is made of them, and its figures are one JSON file in benchmarks/results/cells. So a
+script that needs cells runs those that are missing, one after the other, goes on where an interrupted call ended, and
+shares what another script has run. A cell that fails leaves nothing.
+
+Everything is chosen on dev: the step of each scoring, the document exponent of "calibrated", and, among cells, rates
+and temperatures. Two scorings are read on the tests, each at its own best step on dev:
+
+- matched: the document exponent of training;
+- calibrated: the document exponent of 0, .25, .5, .75, 1 that is best on dev, over all measured steps.
+
+A gain is paired by query and seed. Its interval is the wider of a bootstrap over queries and t over seeds, as in
+docs/magnitude.md (magnitude_tables.paired); with one seed it is over queries alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import logging
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import concatenate_datasets
+from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
+from transformers import TrainerCallback
+
+sys.path.append(str(Path(__file__).parents[1]))  # benchmarks/ is not a package
+from lexicons import build, default_cache
+from magnitude_tables import Estimate, paired
+from paraphrase import paraphrase
+from temperature import static_model, train
+
+import st_magnitude as stm
+from st_magnitude.commands.demo.docstrings import build_docstring_task
+from st_magnitude.commands.train.run import LOSSES
+from st_magnitude.corpus.beir import RetrievalData
+from st_magnitude.evaluation.compression import search_compressed
+from st_magnitude.evaluation.task import EncodedTask, JudgedTask
+from st_magnitude.infonce import Term
+from st_magnitude.losses import LearnableNormLoss, MagnitudeRankingLoss
+
+RESULTS = Path(__file__).parents[1] / "results"
+EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0)
+MATCHED = {"dot": 0.0, "qnorm": 0.0}  # document exponents; 1 for the others but Learnable
+SCORINGS = ("matched", "calibrated")
+SEED = 0  # of the data: a cell's seed is that of training, so that all models answer the same queries
+Figures = dict[str, Any]
+
+BASES: dict[str, Callable[[], SentenceTransformer]] = {"static": static_model, "L3": paraphrase}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The settings of one training.
+
+    Attributes:
+        base: Key of BASES: the static table of wordllama, or paraphrase-MiniLM-L3-v2.
+        data: "wordnet" (lemma -> definition, in-batch negatives) or "docstrings" (the demo's data, one explicit
+            negative that is never relevant).
+        loss: Key of LOSSES, or "tempagg" for the sum over three temperatures and three prefixes under cosine.
+        seed: Seed for the order of the rows and dropout.
+        steps: Number of steps.
+        batch: Number of queries in a step.
+        rate: Peak learning rate; Learnable's exponents have 1e-2.
+        temperature: Temperature of the scores after the scale.
+        scale: Factor of the scores over that of unit vectors: 20, or "auto", which divides by the mean norms.
+        sigreg: Weight of SIGReg.
+    """
+
+    base: str
+    data: str
+    loss: str
+    seed: int
+    steps: int
+    batch: int
+    rate: float
+    temperature: float = 0.05
+    scale: float | str = 20.0
+    sigreg: float = 0.0
+
+    @property
+    def name(self) -> str:
+        how = f"{self.loss}-tau{self.temperature:g}-scale{self.scale if self.scale == 'auto' else f'{self.scale:g}'}"
+        how += f"-sigreg{self.sigreg:g}" if self.sigreg else ""
+        return f"{self.base}-{self.data}-{how}-{self.steps}x{self.batch}-lr{self.rate:g}-seed{self.seed}"
+
+    @property
+    def path(self) -> Path:
+        return RESULTS / "cells" / f"{self.name}.json"
+
+    def load(self) -> Figures | None:
+        """The stored figures, or None."""
+        return json.loads(self.path.read_text(encoding="utf-8")) if self.path.is_file() else None
+
+
+# --- data -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Data:
+    """Rows to train on, a task for every choice, and tasks for the figures."""
+
+    rows: Any
+    dev: RetrievalData
+    tests: dict[str, RetrievalData]
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for cells that can be paired; docstrings are those of the environment."""
+        texts = [[task.queries, task.corpus] for task in (self.dev, *self.tests.values())]
+        return hashlib.blake2b(json.dumps(texts).encode(), digest_size=8).hexdigest()
+
+
+@lru_cache(maxsize=1)
+def data(name: str) -> Data:
+    """WordNet with FOLDOC as a test of another domain, or the docstrings of the installed packages."""
+    if name == "docstrings":
+        task = build_docstring_task(
+            test_queries=300, seed=SEED, workers=1, cache=default_cache() / "docstrings", progress=False
+        )
+        return Data(task.train.triplets(1, SEED), task.dev, {"docstrings": task.test})
+    words = build(seed=SEED)
+    rows = concatenate_datasets(list(words.train.values()))  # one data set is read a batch at a time
+    return Data(rows, words.dev, {"wordnet": words.test, "foldoc": words.foldoc})
+
+
+def encode(model: SentenceTransformer, task: RetrievalData) -> EncodedTask:
+    return JudgedTask(task.queries, task.corpus, task.relevant_docs).encode(model, 128, show_progress_bar=False)
+
+
+# --- one training -----------------------------------------------------------------------------------------------------
+
+
+def objective(model: SentenceTransformer, cell: Cell) -> MagnitudeRankingLoss:
+    regularizers = [(stm.SIGReg(), cell.sigreg)] if cell.sigreg else []
+    if cell.loss == "tempagg":
+        return stm.TempAggMRLLoss(model, regularizers=regularizers)
+    terms = [Term(temperature=cell.temperature)]
+    return LOSSES[cell.loss](model, scale=cell.scale, terms=terms, regularizers=regularizers)  # type: ignore[call-arg]
+
+
+class Watch(TrainerCallback):
+    """nDCG@10 on dev by document exponent at evenly spaced steps; keeps the weights of the best one of each scoring."""
+
+    def __init__(self, model: SentenceTransformer, task: RetrievalData, cell: Cell, number: int) -> None:
+        self.model, self.task, self.cell = model, task, cell
+        self.steps = {round(cell.steps * i / number) for i in range(number + 1)}
+        self.curve: list[Figures] = []
+        self.best: dict[str, Figures] = {}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.on_step_end(args, state, control)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step not in self.steps or (self.curve and self.curve[-1]["step"] == state.global_step):
+            return
+        learned = getattr(self.model[-1], "gamma_document", None)
+        matched = MATCHED.get(self.cell.loss, 1.0) if learned is None else float(learned)
+        exponents = (*EXPONENTS, matched)
+        encoded = encode(self.model.eval(), self.task)
+        self.model.train()
+        tops = encoded.tops([stm.Similarity(1.0, exponent) for exponent in exponents])
+        *ndcg, as_trained = (round(float(encoded.ndcg(top).mean()), 5) for top in tops)
+        self.curve.append({"step": state.global_step, "exponents": ndcg, "matched": as_trained})
+        found = {"matched": (as_trained, matched), "calibrated": max(zip(ndcg, EXPONENTS, strict=True))}
+        for scoring, (value, exponent) in found.items():
+            if value > self.best.get(scoring, {"dev": -1.0})["dev"]:
+                weights = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+                self.best[scoring] = {
+                    "dev": value,
+                    "step": state.global_step,
+                    "exponent": exponent,
+                    "weights": weights,
+                }
+
+
+def train_cell(cell: Cell, evaluations: int = 10) -> tuple[SentenceTransformer, Watch]:
+    """The model after training, and what was seen on the way."""
+    torch.manual_seed(cell.seed)
+    model = stm.strip_normalize(BASES[cell.base]())
+    how: dict[str, Any] = {
+        "max_steps": cell.steps,
+        "per_device_train_batch_size": cell.batch,
+        "learning_rate": cell.rate,
+    }
+    if cell.loss == "learnable":
+        how["learning_rate_mapping"] = LearnableNormLoss.learning_rate_mapping()
+    loss = objective(model, cell)
+    watch = Watch(model, data(cell.data).dev, cell, evaluations)
+    train(model, loss, data(cell.data).rows, cell.seed, [watch], **how)
+    return model.eval(), watch
+
+
+def measure(cell: Cell) -> Figures:
+    """Trains and measures. nDCG@10 of every query is stored in units of 1e-4."""
+    began = time.perf_counter()
+    model, watch = train_cell(cell)
+    middle = time.perf_counter()
+    scorings: dict[str, Figures] = {}
+    for name, best in watch.best.items():
+        model.load_state_dict(best.pop("weights"))
+        similarity = stm.Similarity(1.0, best["exponent"])
+        encoded = {task: encode(model, texts) for task, texts in data(cell.data).tests.items()}
+        scorings[name] = best | {"tests": {task: searched(x, similarity) for task, x in encoded.items()}}
+    end = time.perf_counter()
+    return {
+        "settings": asdict(cell),
+        "data": data(cell.data).fingerprint,
+        "curve": watch.curve,
+        "scorings": scorings,
+        "versions": {
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("torch", "sentence-transformers", "st-magnitude")},
+        },
+        "seconds": {"training": round(middle - began), "tests": round(end - middle)},
+    }
+
+
+def searched(encoded: EncodedTask, similarity: stm.Similarity) -> dict[str, list[int]]:
+    """nDCG@10 of every query in full, at a quarter of the dimensions, and by bits that the float query rescores."""
+    quarter = encoded.prefix(encoded.queries.shape[1] // 4)
+    q, d = similarity.query(encoded.queries), similarity.document(encoded.documents)
+    tops = {
+        "full": encoded.top(similarity),
+        "quarter": quarter.top(similarity),
+        "bits": search_compressed(q, d, "binary", 100, stm.COSINE)["query"],
+    }
+    return {name: np.rint(1e4 * encoded.ndcg(top)).astype(int).tolist() for name, top in tops.items()}
+
+
+def run(cells: Iterable[Cell]) -> None:
+    """Runs the cells that are missing."""
+    for name in ("st_magnitude", "sentence_transformers"):
+        logging.getLogger(name).setLevel(logging.ERROR)  # one-sided similarities are here on purpose
+    keep_memory()
+    todo = [cell for cell in dict.fromkeys(cells) if not cell.path.is_file()]
+    for i, cell in enumerate(todo, 1):
+        store(cell.path, figures := measure(cell))
+        seconds = " + ".join(str(x) for x in figures["seconds"].values())
+        dev = ", ".join(f"{name} {x['dev']:.3f} at {x['step']}" for name, x in figures["scorings"].items())
+        print(f"[{i}/{len(todo)}, {seconds} s] {cell.name}: dev {dev}", flush=True)
+
+
+def keep_memory() -> None:
+    """Has glibc keep freed memory: the gradient of a table is 33 MB, and its pages cost more than the backward pass."""
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
+        libc.mallopt(-4, 0)  # M_MMAP_MAX
+        libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
+
+
+def store(path: Path, value: Any) -> None:
+    """Writes the file whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    temporary.write_text(json.dumps(value, separators=(",", ":")) + "\n", encoding="utf-8")
+    os.replace(temporary, path)
+
+
+# --- statistics -------------------------------------------------------------------------------------------------------
+
+
+def seeds_of(cell: Cell, number: int = 3) -> list[Cell]:
+    """The same settings with the seeds 0, 1, ..."""
+    return [replace(cell, seed=seed) for seed in range(number)]
+
+
+def dev_of(cell: Cell, scoring: str) -> float:
+    """Mean nDCG@10 on dev over the stored seeds; nan without any."""
+    found = [x["scorings"][scoring]["dev"] for seed in seeds_of(cell) if (x := seed.load())]
+    return float(np.mean(found)) if found else float("nan")
+
+
+def best_of(cells: Sequence[Cell], scoring: str) -> Cell | None:
+    """The one with the highest nDCG@10 on dev with seed 0, of those that are stored."""
+    found = {cell: x["scorings"][scoring]["dev"] for cell in cells if (x := replace(cell, seed=0).load())}
+    return max(found, key=lambda cell: found[cell]) if found else None
+
+
+def per_query(cells: Sequence[Cell], task: str, scoring: str, size: str = "full") -> NDArray[np.float64]:
+    """nDCG@10 of every query, (S, n)."""
+    figures = [x for cell in cells if (x := cell.load())]
+    return np.array([x["scorings"][scoring]["tests"][task][size] for x in figures]) / 1e4
+
+
+def gain(
+    after: Cell, before: Cell, tasks: Iterable[str], scoring: str, size: str = "full", plain: str | None = None
+) -> tuple[Estimate, int] | None:
+    """nDCG@10 of one less that of the other over the seeds that both have, and their number.
+
+    Args:
+        plain: The scoring of ``before``, if it is another one.
+    """
+    pairs = zip(seeds_of(after), seeds_of(before), strict=True)
+    both = [p for p in pairs if (x := p[0].load()) and (y := p[1].load()) and x["data"] == y["data"]]
+    if not both:
+        return None
+    a, b = zip(*both, strict=True)
+    differences = [per_query(a, t, scoring, size) - per_query(b, t, plain or scoring, size) for t in tasks]
+    return paired(differences), len(both)

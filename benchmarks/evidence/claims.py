@@ -1,0 +1,382 @@
+"""The claims of the sources, each with our figure: from the stored cells, or from the page that reports it.
+
+A figure that is not from cells is quoted from a page of the docs as it stands there; a test checks that it does.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parent))
+from cells import best_of
+from fragments import gain_at, kept_gain, stored
+from magnitude_tables import Estimate
+from temperature_control import STUDIES, TAUS, gain
+
+REPRODUCED, CONDITION, NOT, OPEN = "reproduced", "reproduced under a condition", "not reproduced", "open"
+MAGNITUDE, TEMPERATURE, SIGREG = "Magnitude, v1", "Temperature", "SIGReg"
+REVELA, NORMS = "Revela", "Norms"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One line of the table.
+
+    Attributes:
+        source: Key of the list of sources on the page.
+        claim: What the source says.
+        theirs: Its figure.
+        setting: Model, data and steps of ours.
+        ours: Our figure with its interval; empty if nothing has been measured.
+        verdict: One of the four, with the condition or what is missing.
+        page: The page of docs/ that reports our figure; "" if it is from cells or there is none.
+        script: What prints it.
+    """
+
+    source: str
+    claim: str
+    theirs: str
+    setting: str
+    ours: str
+    verdict: str
+    script: str
+    page: str = ""
+
+    @property
+    def row(self) -> str:
+        script = f"[{self.script}]({self.page})" if self.page else self.script
+        cells = (self.source, self.claim, self.theirs, self.setting, self.ours, self.verdict, script)
+        return "| " + " | ".join(cells) + " |"
+
+
+def judge(found: Estimate, sign: float, condition: str = "") -> str:
+    """The verdict on a difference whose sign the source gives; what is open says which effect would have shown."""
+    verdict = found.verdict(sign)
+    if verdict == "open":
+        half = 100 * max(found.high - found.mean, found.mean - found.low)
+        return f"{OPEN}: an effect of {half:.1f} would have shown"
+    reproduced = f"{CONDITION}: {condition}" if condition else REPRODUCED
+    return reproduced if verdict == "agrees" else NOT
+
+
+def from_cells() -> Iterator[Claim]:
+    """Lines of the parts that have stored cells."""
+    study = STUDIES["static"]
+    if study.chosen:
+        where = f"static table, WordNet, {study.steps:,} steps of {study.batch}; FOLDOC"
+        script = "temperature_control.py"
+        for scoring, how in (("matched", "as trained"), ("calibrated", "calibrated")):
+            best = best_of(study.cosines, scoring)
+            for loss, name, theirs in (("qnorm", "QNorm", "+3.1, +2.8"), ("dnorm", "DNorm", "+1.5, +2.9")):
+                grid = study.of_loss(loss, "auto", TAUS)
+                own = best_of(grid, scoring) if all(cell.path.is_file() for cell in [*grid, *study.cosines]) else None
+                found = gain(own, best, ["foldoc"], scoring) if own and best else None
+                if found is not None:
+                    claim = f"{name} is ahead of Cosine on BEIR (Table 1; τ .05), here both at their best τ on dev"
+                    setting = f"{where}; {how}, {found[1]} seed{'s' * (found[1] > 1)}"
+                    yield Claim(MAGNITUDE, claim, theirs, setting, found[0].show(), judge(found[0], 1), script)
+    if pruned := stored():
+        where = f"L3, docstrings, {len(pruned)} seed{'s' * (len(pruned) > 1)}"
+        for share in (0.0, 0.75):
+            found_gain = gain_at(pruned, "docstrings", share, "QNorm calibrated")
+            claim = f"A norm that knows what is never relevant helps (d = 1.22 on BRIGHT), {share:.0%} fragments"
+            yield Claim(
+                MAGNITUDE, claim, "", f"{where}; over Cosine", found_gain.show(), judge(found_gain, 1), "fragments.py"
+            )
+        for name in ("text length", "surface features", "embeddings of Cosine"):
+            found_kept = kept_gain(pruned, name)
+            claim = f"The norm tells what to drop from an index: answers kept by half of it, over {name}, %"
+            yield Claim("this package", claim, "", where, found_kept.show(), judge(found_kept, 1), "fragments.py")
+
+
+def from_pages() -> Iterator[Claim]:
+    """Lines of what the pages report already."""
+    study, page = "magnitude.py", "magnitude.md"
+    yield Claim(
+        MAGNITUDE,
+        "Fine-tuning that keeps the norm is ahead of Cosine (Table 1, BEIR, QNorm)",
+        "+3.1, +2.8",
+        "MiniLM, WordNet, 40 steps of 32; five other domains, as trained",
+        "-2.7 [-3.9, -1.6]",
+        f"{NOT}; at 40 steps, from a base that ended in Normalize",
+        study,
+        page,
+    )
+    yield Claim(
+        MAGNITUDE,
+        "The same with explicit negatives that are never relevant, at an exponent chosen on dev (Dot)",
+        "+2.5, +1.8",
+        "MiniLM, docstrings, 40 steps of 32; five other domains",
+        "+1.2 [+0.4, +2.1]",
+        f"{CONDITION}: such negatives, and calibration",
+        study,
+        page,
+    )
+    yield Claim(
+        MAGNITUDE,
+        "Where the base was pretrained with un-normalised dot products, fine-tuning inherits its norm (part A)",
+        "",
+        "",
+        "",
+        f"{OPEN}: not measured beyond a pilot of one seed",
+        "",
+    )
+    yield Claim(
+        MAGNITUDE,
+        "Without pretraining the norm does harm (Table 2, BEIR, QNorm)",
+        "-8.9",
+        "random table, WordNet, 500 steps of 128; five other domains",
+        "-7.5 [-8.4, -6.6]",
+        REPRODUCED,
+        study,
+        page,
+    )
+    yield Claim(
+        MAGNITUDE,
+        "A base that ended in Normalize loses (Table 16, E5, BEIR, QNorm)",
+        "-15.2",
+        "MiniLM, WordNet, 40 steps of 32; five other domains",
+        "-2.7 [-3.9, -1.6]",
+        f"{REPRODUCED}, a fifth of the size",
+        study,
+        page,
+    )
+    yield Claim(
+        MAGNITUDE,
+        "The norm comes to stand for relevance (Cohen's d, Table 3, QNorm)",
+        "+.32",
+        "MiniLM on docstrings with never-relevant negatives; on WordNet without them",
+        "+1.48; -0.16",
+        f"{CONDITION}: negatives that are never relevant",
+        study,
+        page,
+    )
+    yield Claim(
+        MAGNITUDE,
+        "Gains follow d (Fig. 3), r over data sets",
+        "+.57, +.68",
+        "static table; random table",
+        "+.65 and +.75",
+        f"{REPRODUCED} on two of five bases, open on three",
+        study,
+        page,
+    )
+    yield Claim(
+        MAGNITUDE,
+        "A model trained with Dot is better by dot than by cosine (Table 18)",
+        "+2.0, +3.1",
+        "five bases, two training sets, dev",
+        "worse by 1 to 8 points",
+        NOT,
+        study,
+        page,
+    )
+    yield Claim(
+        MAGNITUDE,
+        "The learned exponent of documents ends above that of queries",
+        "",
+        "all runs of Learnable",
+        "all 26 runs",
+        REPRODUCED,
+        study,
+        page,
+    )
+    yield Claim(
+        MAGNITUDE,
+        "One-sided similarities fail on STS (Table 5, Spearman, QNorm against Cosine)",
+        "41.3, 78.8",
+        "static table, scored pairs, at the paper's scale .01; at the measured scale",
+        "14.7 ± 6.0; 83.0 ± 1.7",
+        f"{CONDITION}: the paper's scale; at their own they are 3 points behind",
+        "norms.py",
+        page,
+    )
+    yield Claim(MAGNITUDE, "Answers of a reader improve (Table 4, RAG)", "", "", "", f"{OPEN}: not measured", "")
+    yield Claim(
+        MAGNITUDE,
+        "CLIP: dot is ahead of cosine in the trained direction (Table 6, NoNorm, I→T)",
+        "+3.2",
+        "small CLIP on emoji from scratch, unseen style, three seeds",
+        "+5.3 ± 3.7",
+        f"{REPRODUCED} for NoNorm I→T; open for the three others at three seeds",
+        "clip.py",
+        "clip.md",
+    )
+    yield Claim(
+        MAGNITUDE,
+        "CLIP: a symmetric loss learns no magnitude (d of texts)",
+        "-.06",
+        "NoNorm-Sym, unseen style, three seeds",
+        "+.31 ± .09",
+        NOT,
+        "clip.py",
+        "clip.md",
+    )
+    study, page = "temperature.py", "compression.md"
+    yield Claim(
+        TEMPERATURE,
+        "A high temperature leaves fewer directions (intrinsic dimension, τ .03 → .3)",
+        "-224",
+        "MiniLM, WordNet, 40 steps of 64, three seeds",
+        "-45.3 ± 1.2",
+        REPRODUCED,
+        study,
+        page,
+    )
+    yield Claim(
+        TEMPERATURE,
+        "It retains more at a quarter of the dimensions",
+        "+5.6",
+        "the same",
+        "+7.9 ± 2.4",
+        REPRODUCED,
+        study,
+        page,
+    )
+    yield Claim(
+        TEMPERATURE,
+        "It costs quality at full size",
+        "-8.1",
+        "the same",
+        "-5.1 ± 0.9",
+        f"{REPRODUCED}; on the static table .1 is best also at full size",
+        study,
+        page,
+    )
+    yield Claim(TEMPERATURE, "It clusters better (v-measure)", "+5.1", "the same", "-4.5 ± 0.1", NOT, study, page)
+    yield Claim(
+        TEMPERATURE,
+        "The sum over temperatures and prefixes is better than τ .03 at a quarter",
+        "+1.5",
+        "the same, TempAggMRL",
+        "+2.4 ± 0.2",
+        f"{CONDITION}: the single temperature is .03; one of .06 to .1 does as well",
+        study,
+        page,
+    )
+    study, page = "sigreg.py", "isotropy.md"
+    yield Claim(
+        SIGREG,
+        "IsoScore rises",
+        "",
+        "MiniLM, docstrings, one epoch at batch 128 without and with, one seed",
+        ".148; .206",
+        f"{REPRODUCED} (one seed)",
+        study,
+        page,
+    )
+    yield Claim(
+        SIGREG,
+        "A small batch with it is more isotropic than a large one without it (64 against 2,048)",
+        "",
+        "batch 32 with; 128 without",
+        ".115; .148",
+        f"{NOT} (one seed)",
+        study,
+        page,
+    )
+    yield Claim(
+        SIGREG,
+        "Retrieval suffers slightly",
+        "slight loss",
+        "batch 32; 128, weight .05",
+        "does not change at batch size 32 and falls by .036 at 128",
+        f"{CONDITION}: the weight must fall as the batch grows (one seed)",
+        study,
+        page,
+    )
+    study, page = "copy_task.py", "revela.md"
+    yield Claim(
+        REVELA,
+        "Next-token prediction teaches a retriever which text helps",
+        "",
+        "copy task, τ .05, share of the partner before; after",
+        ".25 ± .02; .98 ± .01",
+        f"{REPRODUCED} on made-up text",
+        study,
+        page,
+    )
+    yield Claim(
+        REVELA,
+        "Random groups teach nothing (33.6 → 3.9)",
+        "33.6 → 3.9",
+        "copy task, before; after",
+        ".25 ± .02; .24 ± .01",
+        REPRODUCED,
+        study,
+        page,
+    )
+    yield Claim(
+        REVELA,
+        "Raw text alone makes a retriever",
+        "33.6 to 42.3",
+        "MiniLM, 120 steps of 8 chunks, nDCG@10 over the start, one seed",
+        "+.005 [-.009, +.020]",
+        f"{OPEN}: an effect of 1.5 points would have shown",
+        "revela.py text",
+        page,
+    )
+    study, page = "norms.py", "norms.md"
+    yield Claim(
+        NORMS,
+        "A step turns an embedding by lr over its squared norm (Theorem 3.4): exponent of the norm",
+        "2",
+        "free points, norms 1 to 8",
+        "1.97",
+        REPRODUCED,
+        study,
+        page,
+    )
+    yield Claim(
+        NORMS,
+        "Inputs of unseen classes have smaller norms (Fig. 3), ratio",
+        "below 1",
+        "SimCLR on digits, five seeds",
+        ".61 ± .05",
+        REPRODUCED,
+        study,
+        page,
+    )
+    yield Claim(
+        NORMS,
+        "Frequent classes have larger norms (Fig. 2c)",
+        "",
+        "latent classes, five seeds",
+        "-0.1 ± 4.2",
+        f"{OPEN}: an effect of 4.2 would have shown",
+        study,
+        page,
+    )
+    yield Claim(
+        NORMS,
+        "Cut-init converges to a better model, imbalanced classes (SGD, kNN accuracy)",
+        "+4.6",
+        "SimCLR on digits, 100 epochs, five seeds",
+        "-3.4 ± 2.9",
+        NOT,
+        study,
+        page,
+    )
+    yield Claim(
+        NORMS,
+        "GradScale does, imbalanced classes (SGD)",
+        "+4.8",
+        "the same",
+        "-0.3 ± 1.1",
+        f"{OPEN}: an effect of 1.1 would have shown",
+        study,
+        page,
+    )
+
+
+def table() -> list[str]:
+    """All lines, those from cells first within their source."""
+    lines = ["| source | claim | the source | our setting | our figure | verdict | script |"]
+    lines.append("| --- | --- | ---: | --- | ---: | --- | --- |")
+    claims = [*from_cells(), *from_pages()]
+    order = list(dict.fromkeys(claim.source for claim in from_pages()))
+    rank = {source: i for i, source in enumerate([order[0], "this package", *order[1:]])}
+    return lines + [claim.row for claim in sorted(claims, key=lambda claim: rank[claim.source])]

@@ -1,0 +1,348 @@
+"""Part D of the evidence: corpora with fragments that answer nothing, and an index that is pruned by norm.
+
+    python benchmarks/evidence/fragments.py [--tables] [--seeds 3] [--steps 100]
+
+Real crawls hold navigation lines, URLs, single words, tables of contents and licences. paraphrase-MiniLM-L3-v2 learns
+the demo's docstrings, 100 steps of 32 queries, each with its answer and one piece of boilerplate, once with Cosine and
+once with QNorm (learning rate 1e-4, the demo's). Then fragments, which no training has shown, are added to the test
+corpora (docstrings of scipy, networkx and scikit-learn; FOLDOC) until they are 0, 25, 50 and 75 % of the corpus.
+
+- By share: nDCG@10 of the model before training and of Cosine, by cosine; of QNorm as trained, at the exponent that is
+  best on dev (which has no fragments), and by cosine; and the control, Cosine plus w times the log-probability that a
+  logistic regression on surface features gives to "answers a query" (w is chosen on dev).
+- By pruning, docstrings with 50 % fragments: the share of the index that is dropped against the answers that are kept,
+  by the norm of QNorm, beside three baselines: text length (short ones first), the logistic regression on surface
+  features, and a logistic regression on the embeddings of Cosine. Both learn from the training split: answers against
+  boilerplate, as QNorm does.
+
+Fragments are made from names and words of the corpus itself and from the licences of the installed packages.
+
+Expected before the run: at 0 % QNorm at the exponent of dev is within 2 points of Cosine. Fragments cost Cosine 3
+points or more at 75 %, and QNorm less, so that the gain grows with the share and is clear at 75 %. Cosine plus the
+surface prior does as well as QNorm within 2 points. Pruning half of an index with 50 % fragments by norm keeps 95 % of
+the answers; the surface regression is within 3 points of that, the regression on embeddings is as good, and length is
+worst.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+sys.path.append(str(Path(__file__).parent))
+from cells import RESULTS, SEED, Cell, data, encode, store, train_cell
+from lexicons import default_cache, fetch, foldoc
+from magnitude_tables import Estimate, paired
+from paraphrase import paraphrase
+from sentence_transformers import SentenceTransformer
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+import st_magnitude as stm
+from st_magnitude import geometry
+from st_magnitude._plot import draw
+from st_magnitude.commands.demo.docstrings import build_docstring_task
+from st_magnitude.commands.demo.measure import surface_features
+from st_magnitude.corpus.beir import RetrievalData
+from st_magnitude.evaluation.task import EncodedTask
+from st_magnitude.surgery.raw import encode_raw
+
+SHARES = (0.0, 0.25, 0.5, 0.75)
+PRUNED_AT = 0.5  # share of fragments in the index that is pruned
+WEIGHTS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
+KINDS = ("navigation", "url", "word", "contents", "licence")
+CELL = Cell("L3", "docstrings", "cosine", 0, 100, 32, 1e-4)
+PICTURE = Path(__file__).parents[2] / "docs" / "assets" / "evidence" / "pruning.png"
+Figures = dict[str, Any]
+
+
+# --- fragments --------------------------------------------------------------------------------------------------------
+
+
+def fragments(corpus: Mapping[str, str], number: int, seed: int = SEED) -> dict[str, str]:
+    """Fragments of the five kinds in turn, all different, from the words of a corpus.
+
+    Example:
+        >>> made = fragments({"d": "sparse matrices are stored by rows and columns"}, 4)
+        >>> sorted(made)
+        ['fragment-0', 'fragment-1', 'fragment-2', 'fragment-3']
+        >>> made["fragment-1"].startswith("https://"), len(made["fragment-2"].split())
+        (True, 1)
+    """
+    rng = random.Random(seed)
+    words = sorted({word.strip(".,:;()`'\"") for text in corpus.values() for word in text.split()} - {""})
+    words = [word for word in words if word.isalpha() and len(word) > 3] or ["page"]
+    licences = licence_chunks()
+    found: dict[str, None] = {}
+    attempts = 0
+    while len(found) < number:
+        kind = KINDS[attempts % len(KINDS)] if attempts < 20 * number else "contents"
+        attempts += 1
+        a, b, c, d = (rng.choice(words) for _ in range(4))
+        text = {
+            "navigation": rng.choice(
+                (f"Home » {a.title()} » {b.title()} | Next | Previous", f"Skip to content  {a}  {b}  Search  About")
+            ),
+            "url": f"https://docs.{a.lower()}.org/en/stable/{b.lower()}/{c.lower()}.html",
+            "word": a,
+            "contents": " ".join(
+                f"{i}. {w.title()} {' .' * 5} {7 * i + rng.randrange(9)}" for i, w in enumerate((a, b, c, d), 1)
+            ),
+            "licence": rng.choice(licences) if licences else f"Copyright (c) {a.title()} and {b.title()} contributors.",
+        }[kind]
+        found.setdefault(text)
+    return {f"fragment-{i}": text for i, text in enumerate(found)}
+
+
+def licence_chunks(words: int = 40, most: int = 400) -> list[str]:
+    """Pieces of the licences of the installed packages."""
+    texts = set()
+    for distribution in distributions():
+        for file in distribution.files or ():
+            path = Path(str(distribution.locate_file(file)))
+            if "licen" in path.name.lower() and path.suffix.lower() in ("", ".txt", ".md") and path.is_file():
+                texts.add(path.read_text(encoding="utf-8", errors="ignore"))
+    split = [text.split() for text in sorted(texts)]
+    chunks = sorted({" ".join(w[i : i + words]) for w in split for i in range(0, min(len(w), 2000), words)})
+    return random.Random(SEED).sample(chunks, min(most, len(chunks)))
+
+
+def with_fragments(task: RetrievalData, share: float) -> RetrievalData:
+    """The task with fragments that are a share of its corpus. A larger share begins with those of a smaller one."""
+    number = round(len(task.corpus) * share / (1 - share))
+    most = round(len(task.corpus) * max(SHARES) / (1 - max(SHARES)))
+    added = dict(list(fragments(task.corpus, most).items())[:number])
+    return RetrievalData(task.queries, {**task.corpus, **added}, task.relevant_docs)
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+
+def trained(cell: Cell) -> tuple[SentenceTransformer, dict[str, Figures]]:
+    """The model of a cell, and step, exponent and weights of both scorings, which the cache keeps."""
+    path = default_cache() / "evidence" / f"{cell.name}.pt"
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(train_cell(cell)[1].best, path)
+    return stm.strip_normalize(paraphrase()), torch.load(path, weights_only=True)
+
+
+def log_priors(classifier: Any, features: NDArray[np.float64]) -> NDArray[np.float64]:
+    return classifier.predict_log_proba(features)[:, 1]
+
+
+def classifiers(cosine: SentenceTransformer) -> tuple[Any, Any]:
+    """Answer or boilerplate, from surface features and from embeddings, learned on the training split."""
+    task = docstrings().train
+    texts, answers = list(task.corpus.values()), set().union(*task.relevant_docs.values())
+    labels = [document in answers for document in task.corpus]
+    embeddings = stm.COSINE.document(encode_raw(cosine, texts, "document", 128, False)).numpy()
+    found = []
+    for features in (surface_features(texts), embeddings):
+        found.append(make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)).fit(features, labels))
+    return found[0], found[1]
+
+
+def docstrings() -> Any:
+    return build_docstring_task(
+        test_queries=300, seed=SEED, workers=1, cache=default_cache() / "docstrings", progress=False
+    )
+
+
+def with_prior(encoded: EncodedTask, priors: NDArray[np.float64], weight: float) -> EncodedTask:
+    """Scores by dot are cosine + weight * prior: an inner product of vectors with one more dimension."""
+    queries = torch.nn.functional.pad(stm.COSINE.query(encoded.queries), (0, 1), value=1.0)
+    last = weight * torch.from_numpy(priors).to(encoded.documents)[:, None]
+    return EncodedTask(queries, torch.cat([stm.COSINE.document(encoded.documents), last], dim=1), encoded.columns)
+
+
+def ndcg(encoded: EncodedTask, exponent: float, among: Any = None) -> NDArray[np.float64]:
+    return encoded.ndcg(encoded.top(stm.Similarity(1.0, exponent), among=among))
+
+
+# --- measuring --------------------------------------------------------------------------------------------------------
+
+
+def measure(cell: Cell) -> Figures:
+    """All figures of one pair of models."""
+    cosine, best = trained(cell)
+    cosine.load_state_dict(best["matched"]["weights"])
+    qnorm, best = trained(replace(cell, loss="qnorm", scale="auto"))
+    as_trained = stm.strip_normalize(paraphrase())
+    as_trained.load_state_dict(best["matched"]["weights"])
+    qnorm.load_state_dict(best["calibrated"]["weights"])
+    exponent = best["calibrated"]["exponent"]
+    before = stm.strip_normalize(paraphrase())
+    surface, on_embeddings = classifiers(cosine)
+
+    dev = docstrings().dev
+    encoded_dev = encode(cosine, dev)
+    priors = log_priors(surface, surface_features([dev.corpus[d] for d in sorted(dev.corpus)]))
+    weight = max(WEIGHTS, key=lambda w: ndcg(with_prior(encoded_dev, priors, w), 0.0).mean())
+
+    tasks = {
+        "docstrings": docstrings().test,
+        "foldoc": foldoc(fetch("dict-foldoc"), SEED, num_queries=300, corpus_size=1000),
+    }
+    shares: Figures = {}
+    for name, task in tasks.items():
+        full = with_fragments(task, max(SHARES))
+        models = {"before": before, "cosine": cosine, "as trained": as_trained, "qnorm": qnorm}
+        encoded = {key: encode(model, full) for key, model in models.items()}
+        ids = sorted(full.corpus)
+        priors = log_priors(surface, surface_features([full.corpus[d] for d in ids]))
+        for share in SHARES:
+            held = with_fragments(task, share).corpus
+            among = np.array([document in held for document in ids])
+            found = {
+                "before training": ndcg(encoded["before"], 1.0, among),
+                "Cosine": ndcg(encoded["cosine"], 1.0, among),
+                "Cosine + surface prior": ndcg(with_prior(encoded["cosine"], priors, weight), 0.0, among),
+                "QNorm as trained": ndcg(encoded["as trained"], 0.0, among),
+                "QNorm calibrated": ndcg(encoded["qnorm"], exponent, among),
+                "QNorm by cosine": ndcg(encoded["qnorm"], 1.0, among),
+            }
+            shares.setdefault(name, {})[str(share)] = {key: in_units(x) for key, x in found.items()}
+
+    task = with_fragments(tasks["docstrings"], PRUNED_AT)
+    texts = [task.corpus[document] for document in sorted(task.corpus)]
+    by_cosine, by_qnorm = encode(cosine, task), encode(qnorm, task)
+    scores = {
+        "norm of QNorm": geometry.norms(by_qnorm.documents),
+        "norm of Cosine": geometry.norms(by_cosine.documents),
+        "text length": np.array([len(text.split()) for text in texts], dtype=float),
+        "surface features": log_priors(surface, surface_features(texts)),
+        "embeddings of Cosine": log_priors(on_embeddings, stm.COSINE.document(by_cosine.documents).numpy()),
+    }
+    answers = by_cosine.degrees > 0
+    pruning: Figures = {}
+    for name, values in scores.items():
+        order = np.argsort(values, kind="stable")  # dropped first
+        rank = np.empty(len(order))
+        rank[order] = np.arange(len(order)) / len(order)
+        found = {}
+        for dropped in (0.25, 0.5, 0.75):
+            model, gamma = (by_qnorm, exponent) if name == "norm of QNorm" else (by_cosine, 1.0)
+            found[str(dropped)] = in_units(ndcg(model, gamma, rank >= dropped))
+        pruning[name] = {"ranks of answers": in_units(rank[answers]), "ndcg@10": found}
+    return {
+        "settings": {"cell": cell.name, "exponent": exponent, "prior weight": weight},
+        "data": data("docstrings").fingerprint,
+        "shares": shares,
+        "pruning": pruning,
+    }
+
+
+def in_units(values: NDArray[np.float64]) -> list[int]:
+    """Values in units of 1e-4."""
+    return np.rint(1e4 * values).astype(int).tolist()
+
+
+def path_of(cell: Cell) -> Path:
+    return RESULTS / "fragments" / f"{cell.name}.json"
+
+
+def stored(steps: int = CELL.steps) -> list[Figures]:
+    """The figures of all seeds that are there."""
+    paths = [path_of(replace(CELL, seed=seed, steps=steps)) for seed in range(3)]
+    return [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.is_file()]
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def by_share(found: list[Figures], task: str, share: float, model: str) -> NDArray[np.float64]:
+    """nDCG@10 of every query, (S, n)."""
+    return np.array([x["shares"][task][str(share)][model] for x in found]) / 1e4
+
+
+def gain_at(found: list[Figures], task: str, share: float, model: str, plain: str = "Cosine") -> Estimate:
+    return paired([by_share(found, task, share, model) - by_share(found, task, share, plain)])
+
+
+def share_table(found: list[Figures]) -> list[str]:
+    """nDCG@10 in points by share of fragments, and the gain over Cosine with its interval."""
+    lines = [
+        "| corpus, model | " + " | ".join(f"{share:.0%}" for share in SHARES) + " | over Cosine at 0 % | at 75 % |"
+    ]
+    lines.append("| --- |" + " ---: |" * (len(SHARES) + 2))
+    for task, shares in found[0]["shares"].items():
+        for model in shares["0.0"]:
+            means = [f"{100 * by_share(found, task, share, model).mean():.1f}" for share in SHARES]
+            gains = [
+                gain_at(found, task, s, model).show() if model != "Cosine" else "" for s in (SHARES[0], SHARES[-1])
+            ]
+            lines.append(f"| {task}, {model} | " + " | ".join([*means, *gains]) + " |")
+    return lines
+
+
+def kept(found: list[Figures], name: str, dropped: float) -> NDArray[np.float64]:
+    """Whether each answer is kept, (S, answers)."""
+    return (np.array([x["pruning"][name]["ranks of answers"] for x in found]) / 1e4 >= dropped).astype(float)
+
+
+def pruning_table(found: list[Figures]) -> list[str]:
+    """Answers kept in % and nDCG@10 in points after dropping a share of the index."""
+    drops = (0.25, 0.5, 0.75)
+    lines = ["| dropped by | " + " | ".join(f"{d:.0%}: answers kept | nDCG@10" for d in drops) + " |"]
+    lines.append("| --- |" + " ---: |" * (2 * len(drops)))
+    for name in found[0]["pruning"]:
+        row = []
+        for d in drops:
+            values = np.array([x["pruning"][name]["ndcg@10"][str(d)] for x in found]) / 100
+            row += [f"{100 * kept(found, name, d).mean():.1f}", f"{values.mean():.1f}"]
+        lines.append(f"| {name} | " + " | ".join(row) + " |")
+    return lines
+
+
+def kept_gain(found: list[Figures], name: str, dropped: float = 0.5) -> Estimate:
+    """Share of answers that the norm of QNorm keeps, less that of another criterion."""
+    return paired([kept(found, "norm of QNorm", dropped) - kept(found, name, dropped)])
+
+
+def paint(axis: Any, found: list[Figures]) -> None:
+    drops = np.linspace(0, 0.95, 96)
+    for i, name in enumerate(found[0]["pruning"]):
+        values = [100 * kept(found, name, d).mean() for d in drops]
+        axis.plot(100 * drops, values, color=f"C{i}", label=name, lw=1.8 if i == 0 else 1.2)
+    axis.set(xlabel="share of the index dropped, %", ylabel="answers kept, %")
+    axis.legend(fontsize=8)
+    axis.grid()
+
+
+def picture(found: list[Figures]) -> None:
+    PICTURE.parent.mkdir(parents=True, exist_ok=True)
+    PICTURE.write_bytes(draw(lambda axis: paint(axis, found), (5.2, 3.6)).png)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tables", action="store_true", help="train and measure nothing")
+    parser.add_argument("--seeds", type=int, default=3, choices=(1, 2, 3))
+    parser.add_argument("--steps", type=int, default=CELL.steps)
+    arguments = parser.parse_args()
+    for seed in range(arguments.seeds if not arguments.tables else 0):
+        cell = replace(CELL, seed=seed, steps=arguments.steps)
+        if not path_of(cell).is_file():
+            store(path_of(cell), measure(cell))
+            print(f"{path_of(cell).name} is stored", flush=True)
+    if not (found := stored(arguments.steps)):
+        parser.exit(1, "Nothing is stored yet: call without --tables.\n")
+    print("\n".join([*share_table(found), "", *pruning_table(found)]))
+    picture(found)
+
+
+if __name__ == "__main__":
+    main()

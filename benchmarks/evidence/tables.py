@@ -1,0 +1,73 @@
+"""Rebuilds the tables of docs/evidence.md from the stored cells; pictures with --pictures.
+
+    python benchmarks/evidence/tables.py [--check] [--pictures]
+
+A table stands between ``<!-- NAME -->`` and ``<!-- end -->``. With --check nothing is written, and the exit status is 1
+if the page differs from what the cells give.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parent))
+import claims
+import fragments
+import temperature_control as control
+
+PAGE = Path(__file__).parents[2] / "docs" / "evidence.md"
+
+
+def study(name: str, rows: Callable[[control.Study], list[str]]) -> list[str]:
+    found = control.STUDIES[name]
+    return rows(found) if found.chosen else ["(No cells are stored yet.)"]
+
+
+def of_fragments(rows: Callable[[list[fragments.Figures]], list[str]]) -> list[str]:
+    found = fragments.stored()
+    return rows(found) if found else ["(No cells are stored yet.)"]
+
+
+TABLES: dict[str, Callable[[], list[str]]] = {
+    "claims": claims.table,
+    **{f"temperatures of Cosine, {name}": partial(study, name, control.cosine_table) for name in control.STUDIES},
+    **{f"gains, {name}": partial(study, name, control.gain_table) for name in control.STUDIES},
+    "fragments": partial(of_fragments, fragments.share_table),
+    "pruning": partial(of_fragments, fragments.pruning_table),
+}
+
+
+def rebuilt(page: str) -> str:
+    """The page with its tables as the cells give them."""
+
+    def table(match: re.Match[str]) -> str:
+        return "\n".join([f"<!-- {match[1]} -->", "", *TABLES[match[1]](), "", "<!-- end -->"])
+
+    return re.sub(r"<!-- ([^>]+) -->\n.*?<!-- end -->", table, page, flags=re.DOTALL)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--pictures", action="store_true")
+    arguments = parser.parse_args()
+    before = PAGE.read_text(encoding="utf-8")
+    after = rebuilt(before)
+    if arguments.check:
+        parser.exit(int(before != after), "" if before == after else f"{PAGE} is not what the cells give.\n")
+    PAGE.write_text(after, encoding="utf-8")
+    if arguments.pictures:
+        for name, found in control.STUDIES.items():
+            if found.chosen:
+                control.pictures(found, name)
+        if stored := fragments.stored():
+            fragments.picture(stored)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""The evidence page: its tables are what the stored cells give, and what it quotes stands on the pages it names."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import json
+import re
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "benchmarks" / "evidence"
+
+
+def load(name: str) -> ModuleType:
+    """benchmarks/ is no package: its scripts import one another from their own folder."""
+    sys.path.insert(0, str(FOLDER))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(str(FOLDER))
+
+
+cells, claims, fragments, control, tables = (
+    load(name) for name in ("cells", "claims", "fragments", "temperature_control", "tables")
+)
+
+
+def test_the_page_is_what_the_cells_give() -> None:
+    page = tables.PAGE.read_text(encoding="utf-8")
+    assert page == tables.rebuilt(page), "run python benchmarks/evidence/tables.py"
+    assert set(re.findall(r"<!-- ([^>]+) -->", page)) - {"end"} <= tables.TABLES.keys()
+
+
+@pytest.mark.parametrize("claim", [claim for claim in claims.from_pages() if claim.ours], ids=lambda claim: claim.claim)
+def test_quoted_figures_stand_on_their_page(claim: Any) -> None:
+    page = " ".join((ROOT / "docs" / claim.page).read_text(encoding="utf-8").split())
+    for figure in claim.ours.split("; "):
+        assert figure in page, f"{figure!r} is not in docs/{claim.page}"
+
+
+@pytest.mark.parametrize("path", sorted((cells.RESULTS / "cells").glob("*.json")), ids=lambda path: path.stem)
+def test_a_stored_cell_has_the_name_of_its_settings(path: Path) -> None:
+    found = json.loads(path.read_text(encoding="utf-8"))
+    assert cells.Cell(**found["settings"]).name == path.stem
+    assert found["scorings"].keys() == set(cells.SCORINGS)
+
+
+CELL = cells.Cell("static", "wordnet", "cosine", 0, 10, 4, 0.1)
+
+
+def stored(cell: Any, values: list[int], data: str = "a") -> None:
+    scoring = {"dev": float(np.mean(values)), "step": 5, "exponent": 1.0, "tests": {"wordnet": {"full": values}}}
+    figures = {"settings": asdict(cell), "data": data, "scorings": dict.fromkeys(cells.SCORINGS, scoring)}
+    cells.store(cell.path, figures)
+
+
+@pytest.fixture(autouse=True)
+def _results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    if "page" not in request.node.name and "stored_cell" not in request.node.name:
+        monkeypatch.setattr(cells, "RESULTS", tmp_path)
+
+
+def test_gain_is_paired_by_seed_and_by_data() -> None:
+    after = replace(CELL, temperature=0.1)
+    assert cells.gain(after, CELL, ["wordnet"], "matched") is None
+    for seed, by in ((0, 1000), (1, 3000)):
+        stored(replace(CELL, seed=seed), [0, 5000, 5000])
+        stored(replace(after, seed=seed), [by, 5000 + by, 5000 + by])
+    stored(replace(CELL, seed=2), [0, 0, 0])
+    stored(replace(after, seed=2), [10_000] * 3, data="b")  # other texts
+    found, seeds = cells.gain(after, CELL, ["wordnet"], "matched")
+    assert (found.mean, seeds) == (pytest.approx(0.2), 2)
+    assert found.low < 0 < found.high  # t over two seeds
+
+
+def test_best_of_reads_dev_with_seed_0() -> None:
+    assert cells.best_of([CELL], "matched") is None
+    stored(CELL, [1])
+    stored(replace(CELL, rate=0.2), [2])
+    stored(replace(CELL, rate=0.2, seed=1), [9])
+    assert cells.best_of([CELL, replace(CELL, rate=0.2, seed=1)], "matched").rate == 0.2
+    assert np.isnan(cells.dev_of(replace(CELL, rate=0.3), "matched"))
+
+
+def test_run_skips_what_is_stored_and_leaves_nothing_of_a_failure(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def broken(cell: Any) -> None:
+        raise RuntimeError(cell.name)
+
+    monkeypatch.setattr(cells, "measure", broken)
+    stored(CELL, [1])
+    cells.run([CELL])
+    with pytest.raises(RuntimeError, match="seed1"):
+        cells.run([CELL, replace(CELL, seed=1)])
+    assert [path.stem for path in tmp_path.rglob("*.*")] == [CELL.name]
+
+
+def test_verdicts() -> None:
+    estimate = cells.Estimate
+    assert claims.judge(estimate(0.02, 0.01, 0.03), 1) == "reproduced"
+    assert claims.judge(estimate(0.02, 0.01, 0.03), 1, "x") == "reproduced under a condition: x"
+    assert claims.judge(estimate(0.02, 0.01, 0.03), -1) == "not reproduced"
+    assert claims.judge(estimate(0.01, -0.02, 0.03), 1) == "open: an effect of 3.0 would have shown"
+
+
+def test_fragments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fragments, "licence_chunks", lambda: ["Permission is hereby granted"])
+    assert not doctest.testmod(fragments).failed
+    corpus = {f"d{i}": f"sparse matrices number {i} are stored by rows" for i in range(6)}
+    task = fragments.RetrievalData({"q": "rows?"}, corpus, {"q": {"d0"}})
+    assert fragments.with_fragments(task, 0.0).corpus == corpus
+    small, large = (list(fragments.with_fragments(task, share).corpus) for share in (0.25, 0.75))
+    assert (len(small), len(large)) == (8, 24)
+    assert large[:8] == small
