@@ -1,13 +1,23 @@
-"""Range checks of arguments: each raises a ValueError that names the argument, what it got and what it takes."""
+"""Checks of arguments, whose ValueError names the argument, what it got and what it takes, and of optional packages."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from operator import index
 from typing import Any
 
-__all__ = ["at_least", "one_of", "positive", "prefix_dims"]
+__all__ = ["at_least", "needs", "one_of", "positive", "prefix_dims", "whole_number"]
+
+
+@contextmanager
+def needs(purpose: str, extra: str) -> Iterator[None]:
+    """Turns a missing package into an ImportError that says which extra to install."""
+    try:
+        yield
+    except ImportError as error:
+        raise ImportError(f'{purpose} needs {error.name}: pip install "st-magnitude[{extra}]".') from error
 
 
 def one_of(name: str, value: Any, choices: Sequence[Any]) -> None:
@@ -66,3 +76,13 @@ def prefix_dims(dims: Iterable[int]) -> tuple[int, ...]:
     if not whole or min(whole) < 1 or len(set(whole)) < len(whole):
         raise ValueError(f"dims must be distinct whole numbers of at least 1, such as [128, 256]; got {given}.")
     return whole
+
+
+def whole_number(name: str, value: Any) -> int:
+    """The value as an int, after a check that it is a whole number from 1 up."""
+    try:
+        if not isinstance(value, bool) and index(value) >= 1:
+            return index(value)
+    except TypeError:
+        pass
+    raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")

@@ -41,11 +41,7 @@ def options_of(config: Any) -> dict[str, tuple[Any, OptionInfo]]:
 
 
 def check_ranges(config: Any) -> None:
-    """Checks every field of a dataclass against the smallest and largest value of its option.
-
-    Raises:
-        ValueError: If a value lies outside. The message names the field.
-    """
+    """Checks every field of a dataclass against the smallest and largest value of its option."""
     for name, (_, option) in options_of(type(config)).items():
         value = getattr(config, name)
         if value is None:

@@ -29,15 +29,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def refuse_used_folder(path: str | Path, overwrite: bool = False) -> None:
-    """Refuses a path at which no new folder can be written.
-
-    Args:
-        path: The path of the new folder.
-        overwrite: Whether a folder that is not empty may be replaced.
-
-    Raises:
-        FileExistsError: If the path is a file, or a folder that is not empty and may not be replaced.
-    """
+    """Refuses a path at which no new folder can be written."""
     path = Path(path)
     if path.exists() and not path.is_dir():
         raise FileExistsError(f"{path} is a file; choose a new or empty folder.")

@@ -66,15 +66,6 @@ def to_plain(value: Any) -> Any:
 def from_plain(kind: Any, value: Any, name: str = "") -> Any:
     """Builds a value of the annotated type from plain JSON values: the inverse of `to_plain`.
 
-    Args:
-        kind: Type to build: a dataclass, an array type such as ``NDArray[np.float64]``, a list, tuple, dict or optional
-            of these, or a plain type.
-        value: Value that was read from JSON.
-        name: Path of the value, for error messages.
-
-    Raises:
-        ValueError: If an entry is missing or has another type; the message says where.
-
     Example:
         >>> from_plain(dict[str, tuple[float, ...]], {"a": [1, None, "inf"]})
         {'a': (1.0, nan, inf)}

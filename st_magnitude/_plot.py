@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from st_magnitude._checks import needs
+
 __all__ = ["DARK", "LIGHT", "Picture", "Theme", "draw", "pyplot"]
 
 
@@ -64,9 +66,6 @@ class Picture:
 def draw(paint: Callable[[Any], None], size: tuple[float, float] = (4.8, 3.3)) -> Picture:
     """Lets a function paint into axes of the given size in inches, once for each theme.
 
-    Raises:
-        ImportError: If matplotlib is not installed.
-
     Example:
         >>> picture = draw(lambda axis: axis.plot([1, 2], [3, 4]))
         >>> picture.png[1:4], b"</svg>" in picture.light, picture.light == picture.dark
@@ -94,10 +93,8 @@ def pyplot() -> Any:
     Raises:
         ImportError: If matplotlib is not installed.
     """
-    try:
+    with needs("A figure", "plot"):
         import matplotlib
-    except ImportError as error:
-        raise ImportError('Figures need matplotlib: pip install "st-magnitude[plot]".') from error
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from sentence_transformers import SentenceTransformer
 
+from st_magnitude._checks import needs
 from st_magnitude._json import parse
 from st_magnitude._upstream import register_mteb_model, register_mteb_task
 from st_magnitude.corpus.beir import DataError, RetrievalData, available_splits, load_beir
@@ -310,10 +311,8 @@ def evaluate_retrieval(
 
 
 def _abstasks() -> Any:
-    try:
+    with needs("st_magnitude.mteb", "eval"):
         from mteb import abstasks
-    except ImportError as error:
-        raise ImportError('mteb is not installed: pip install "st-magnitude[eval]"') from error
     return abstasks
 
 

@@ -34,11 +34,7 @@ __all__ = ["main", "patched", "preset_loss"]
 
 
 def training_program() -> ModuleType:
-    """The module ``open_clip_train.main``.
-
-    Raises:
-        ImportError: If a package is missing, such as webdataset, which comes with ``open_clip_torch[training]`` only.
-    """
+    """The module ``open_clip_train.main``."""
     try:
         return import_module("open_clip_train.main")
     except (ImportError, RuntimeError) as error:
@@ -48,11 +44,7 @@ def training_program() -> ModuleType:
 
 
 def preset_loss(preset: str, args: Any) -> AsymmetricClipLoss:
-    """The loss of a preset, with the arguments of open_clip's training loop, in place of its ``create_loss(args)``.
-
-    Raises:
-        ValueError: If args ask for another loss by ``--siglip`` or ``--distill-model``.
-    """
+    """The loss of a preset, with the arguments of open_clip's training loop, in place of its ``create_loss(args)``."""
     for flag, is_on in {"--siglip": getattr(args, "siglip", False), "--distill-model": args.distill}.items():
         if is_on:
             raise ValueError(
@@ -82,10 +74,6 @@ def patched(preset: str, rescale: bool = True) -> Iterator[None]:
     It replaces, in that module only, ``create_loss`` (open_clip 3) or the loss of the task that ``create_task`` returns
     (open_clip 4), and ``create_model_and_transforms``, whose model no longer normalises. The preset ``norm-sym`` does
     not change models.
-
-    Args:
-        preset: A key of ``PRESETS``.
-        rescale: Whether to :func:`~st_magnitude.clip.calibrate` the model as well.
     """
     program = training_program()
     create: Callable[..., tuple[Any, ...]] = program.create_model_and_transforms
@@ -120,11 +108,7 @@ def patched(preset: str, rescale: bool = True) -> Iterator[None]:
 
 
 def main(arguments: Sequence[str] | None = None) -> Any:
-    """Trains, and returns the result of open_clip's main.
-
-    Args:
-        arguments: ``PRESET [--no-calibrate] -- <arguments of open_clip_train>``; by default those of the command line.
-    """
+    """Trains, and returns the result of open_clip's main."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     end = arguments.index("--") if "--" in arguments else len(arguments)
     parser = argparse.ArgumentParser(

@@ -19,11 +19,7 @@ _PROJECTIONS = {
 
 
 def encoders(model: nn.Module) -> tuple[str, ...]:
-    """The names of the two encoders, if they normalise in ``encode(inputs, normalize=...)``.
-
-    Raises:
-        ValueError: If they normalise elsewhere.
-    """
+    """The names of the two encoders, if they normalise in ``encode(inputs, normalize=...)``."""
     names = ("encode_image", "encode_text")
     normalizes_within = any("normalize" not in signature(getattr(model, name)).parameters for name in names)
     if hasattr(model, "_encode_image") or normalizes_within:
@@ -36,11 +32,7 @@ def encoders(model: nn.Module) -> tuple[str, ...]:
 
 
 def output_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Names, weights and biases of the last projection of the image tower and of the text tower.
-
-    Raises:
-        ValueError: If a tower does not end in a projection.
-    """
+    """Names, weights and biases of the last projection of the image tower and of the text tower."""
     for tower, paths in _PROJECTIONS.items():
         found = last_projection(model, tower)
         if not found:
@@ -52,12 +44,7 @@ def output_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def last_projection(model: nn.Module, tower: str) -> list[tuple[str, nn.Parameter]]:
-    """Names, weight and bias of the last projection of a tower. The list is empty if the tower has no projection.
-
-    Args:
-        model: An open_clip model.
-        tower: ``"image"`` or ``"text"``.
-    """
+    """Names, weight and bias of the last projection of a tower. The list is empty if the tower has no projection."""
     for path in _PROJECTIONS[tower]:
         try:
             projection: Any = model.get_submodule(path.rpartition(".")[0])
@@ -80,11 +67,7 @@ def embed(model: Any, probe: tuple[Tensor, Tensor] | None) -> dict[str, Any]:
 
 
 def random_pair(model: Any) -> tuple[Tensor, Tensor]:
-    """Eight random images, in the precision of the model, and eight token sequences of the sizes that it names.
-
-    Raises:
-        ValueError: If the model does not say its input sizes.
-    """
+    """Eight random images, in the precision of the model, and eight token sequences of the sizes that it names."""
     try:
         size = model.visual.image_size
         text = getattr(model, "text", model)

@@ -230,11 +230,7 @@ def warn(message: str) -> None:
 
 
 def check_folder(output: Path | None) -> None:
-    """Refuses an output that cannot be a folder, before anything is loaded.
-
-    Raises:
-        ValueError: If the output, or a folder above it, is a file.
-    """
+    """Refuses an output that cannot be a folder, before anything is loaded."""
     for path in () if output is None else (output, *output.parents):
         if path.exists() and not path.is_dir():
             raise ValueError(f"--output must be a folder, but {path} is a file. Choose another name.")

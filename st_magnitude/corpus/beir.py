@@ -307,15 +307,7 @@ def numbered_texts(name: str, problems: Problems, ids: tuple[str, ...] = ("_id",
 
 
 def id_and_text(row: Any, ids: tuple[str, ...] = ("_id",)) -> tuple[str, str]:
-    """Id and text of a row; title and text are joined by a space.
-
-    Args:
-        row: One object of a .jsonl file.
-        ids: Keys that may hold the id; the first one that the row has counts.
-
-    Raises:
-        DataError: If the row is malformed. The message says what is wrong with it; the caller adds where it is.
-    """
+    """Id and text of a row; title and text are joined by a space."""
     if not isinstance(row, dict):
         raise DataError(f'is a {type(row).__name__}, not an object like {{"_id": "1", "text": "..."}}')
     name = next((name for name in ids if row.get(name) is not None), ids[0])

@@ -101,7 +101,7 @@ def _pack(
 
 def sentences(text: str, whole: Span) -> Iterator[Span]:
     """Spans of the sentences, without the whitespace after them."""
-    with needs("Cutting text into sentences"):
+    with needs("Cutting text into sentences", "revela"):
         from sentencex import get_sentence_boundaries  # type: ignore[attr-defined]
     for paragraph, end in _cut(_PARAGRAPH_END, False, text, whole):
         begin = paragraph

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from st_magnitude._checks import needs
 
-__all__ = ["Section", "names", "needs", "parse_html", "parse_markdown", "parse_rst", "trim_lines"]
+__all__ = ["Section", "names", "parse_html", "parse_markdown", "parse_rst", "trim_lines"]
 
 
 def names(text: str, separator: str | None = None) -> frozenset[str]:
@@ -46,15 +45,6 @@ class Heading(NamedTuple):
     level: int
 
 
-@contextmanager
-def needs(purpose: str) -> Iterator[None]:
-    """Turns a missing package of the extra ``revela`` into an ImportError that says what to install."""
-    try:
-        yield
-    except ImportError as error:
-        raise ImportError(f'{purpose} needs {error.name}: pip install "st-magnitude[revela]".') from error
-
-
 def trim_lines(text: str) -> str:
     """The text without blank lines around it; the indentation of its first line stays."""
     return re.sub(r"\A(?:[^\S\n]*\n)+", "", text).rstrip()
@@ -83,7 +73,7 @@ _ANCHOR = re.compile(r"\s*\{[#.:][^{}]*\}$")
 
 def parse_markdown(text: str) -> tuple[str, list[Section]]:
     """Text without front matter, and its sections; the Markdown of the text stays as it is."""
-    with needs("Reading Markdown"):
+    with needs("Reading Markdown", "revela"):
         from markdown_it import MarkdownIt
     text = _FRONT_MATTER.sub("", text, count=1)
     blocks = MarkdownIt("commonmark").disable("inline")  # of the text inside blocks, only headings are parsed
@@ -122,7 +112,7 @@ _RST_SETTINGS = {
 
 def parse_rst(text: str) -> tuple[str, list[Section]]:
     """Text without labels, and its sections; the markup of the text stays as it is. No directive reads a file."""
-    with needs("Reading .rst and .txt"):
+    with needs("Reading .rst and .txt", "revela"):
         from docutils import nodes
         from docutils.frontend import get_default_settings
         from docutils.parsers.rst import Parser
@@ -178,7 +168,7 @@ _SEPARATORS = {"br": "\n", "td": " ", "th": " "}
 
 def parse_html(text: str) -> tuple[str | None, str, list[Section]]:
     """Title, text and sections of a page, without scripts, styles, navigation, headers, footers and hidden parts."""
-    with needs("Reading HTML"):
+    with needs("Reading HTML", "revela"):
         from lxml import etree
     options = {"encoding": "utf-8", "remove_comments": True, "remove_pis": True, "huge_tree": True}
     root = etree.fromstring(f"<html>{text}".encode(), etree.HTMLParser(**options))

@@ -28,12 +28,7 @@ _CORPORA = (
 
 
 def documents_of(corpus: Mapping[str, str] | Dataset | str | Path) -> Documents:
-    """Checks the kind of a corpus without reading it, and returns a function that reads it.
-
-    Raises:
-        DataError: If there is no such file, or it does not hold rows with ids and texts.
-        TypeError: If the corpus is of another type.
-    """
+    """Checks the kind of a corpus without reading it, and returns a function that reads it."""
     if isinstance(corpus, (str, Path)):
         return _documents_in(Path(corpus))
     if isinstance(corpus, Mapping):
@@ -104,14 +99,6 @@ def read_through(documents: Documents, shard_size: int, update: Callable[[int], 
     """Reads a corpus once: the digest of all texts up to the end of every shard, and the number of documents.
 
     It keeps a hash of every id, 8 bytes each, and reads the corpus again only where two hashes are equal.
-
-    Args:
-        documents: A function that reads the corpus.
-        shard_size: Number of documents in a shard.
-        update: Function that is told how many documents have been read since its last call.
-
-    Raises:
-        DataError: If there is no document, or two documents have the same id.
     """
     digests: list[str] = []
     hashes = array("q")
@@ -148,11 +135,7 @@ def _batches(documents: Documents, size: int) -> Iterator[tuple[list[str], list[
 
 
 def shards_of(documents: Documents, size: int, digests: list[str]) -> Iterator[Shard]:
-    """Reads the shards of a corpus again, and checks that the texts still have these digests.
-
-    Raises:
-        DataError: If the corpus has changed.
-    """
+    """Reads the shards of a corpus again, and checks that the texts still have these digests."""
     for shard, (batch, digest) in enumerate(zip_longest(_batches(documents, size), digests)):
         if batch is None or batch[2] != digest:
             raise DataError(f"The corpus has changed in shard {shard} while it was encoded: restore it, and run again.")

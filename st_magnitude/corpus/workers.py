@@ -23,11 +23,7 @@ EncodedShard = tuple[int, list[str], NDArray[Any]]  # its number, ids and embedd
 
 
 def checked_devices(devices: str | Sequence[str] | None) -> list[str] | None:
-    """The names of devices as a list; None stays None.
-
-    Raises:
-        ValueError: If the list is empty or torch does not have one of the devices.
-    """
+    """The names of devices as a list; None stays None."""
     if devices is None:
         return None
     devices = [devices] if isinstance(devices, str) else list(devices)
@@ -54,18 +50,8 @@ def encode_shards(
 ) -> Generator[EncodedShard, None, None]:
     """Yields number, ids and embeddings of every shard, in the order in which they are ready.
 
-    The processes end and the model goes back to its device when the iterator is exhausted or closed.
-
-    Args:
-        model: The model.
-        role: ``"query"`` or ``"document"``, for ``encode_query`` or ``encode_document``.
-        options: Further arguments of that method.
-        shards: Numbers, ids and texts; at most one shard per device is held at a time.
-        devices: None for the device of the model, one device, or several for one process each.
-
-    Raises:
-        OSError: If the process of a device ends.
-        RuntimeError: If encoding fails.
+    With several devices, each has a process and holds one shard at a time. When the iterator ends or is closed, the
+    processes end and the model goes back to its device. A process that ends raises OSError, a failure RuntimeError.
     """
     if devices is None:
         encode = getattr(model, f"encode_{role}")

@@ -48,42 +48,25 @@ Stored = dict[tuple[int, str, str], Array]  # (dim, precision, rescoring) -> nDC
 
 @dataclass(frozen=True)
 class Check:
-    """The measured effect of one change.
+    """The measured effect of one change."""
 
-    Attributes:
-        verdict: What the gain supports; see `verdict_of`.
-        gain: (gain, low, high) in nDCG@10; None if it could not be measured.
-        num_queries: Number of queries behind the gain.
-        evidence: Numbers that explain the gain, by name.
-    """
-
-    verdict: str
-    gain: Interval | None
+    verdict: str  # see `verdict_of`
+    gain: Interval | None  # in nDCG@10; None if it could not be measured
     num_queries: int
-    evidence: dict[str, float]
+    evidence: dict[str, float]  # numbers that explain the gain
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What all checks measure with.
-
-    Attributes:
-        task: The raw embeddings with their judgments.
-        choice: nDCG@10 by document exponent, and which queries chose.
-        scoring: The similarity that every change is measured with.
-        has_magnitude: Whether the norms differ.
-        interval: A paired bootstrap of the difference of two arrays of nDCG@10.
-        min_gain: Smallest gain in nDCG@10 that is worth a change.
-        tolerance: Share of nDCG@10 that smaller storage may cost.
-    """
+    """What all checks measure with."""
 
     task: EncodedTask
     choice: ExponentChoice
-    scoring: Similarity
-    has_magnitude: bool
-    interval: Bootstrap
-    min_gain: float
-    tolerance: float
+    scoring: Similarity  # that every change is measured with
+    has_magnitude: bool  # whether the norms differ
+    interval: Bootstrap  # paired, of the difference of two arrays of nDCG@10
+    min_gain: float  # smallest gain that is worth a change
+    tolerance: float  # share of nDCG@10 that smaller storage may cost
 
     @property
     def measuring(self) -> Mask:

@@ -17,10 +17,10 @@ import numpy as np
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude import geometry
+from st_magnitude._checks import whole_number
 from st_magnitude.diagnosis import advice, checks, measure
 from st_magnitude.diagnosis.findings import (
     DO,
-    Array,
     BaselineComparison,
     Diagnosis,
     Geometry,
@@ -30,8 +30,8 @@ from st_magnitude.diagnosis.findings import (
     TaskSymmetry,
 )
 from st_magnitude.diagnosis.symmetry import task_symmetry
-from st_magnitude.evaluation.magnitude import implied_similarity
-from st_magnitude.evaluation.metrics import are_unit
+from st_magnitude.evaluation.confidence import word_counts
+from st_magnitude.evaluation.metrics import are_unit, raw_scoring_of
 from st_magnitude.evaluation.task import JudgedTask
 from st_magnitude.similarity import COSINE, DOT, Similarity
 from st_magnitude.surgery.raw import normalizes_output
@@ -107,15 +107,15 @@ def diagnose(
     _check_models(model, baseline)
     judged = JudgedTask(queries, corpus, relevant_docs)
     _check_arguments(len(judged.query_ids), len(judged.document_ids), min_gain, tolerance, batch_size, num_samples)
-    today = _scoring_today(model, similarity)
-    baseline_scoring = None if baseline is None else _scoring_today(baseline, None)
+    today = raw_scoring_of(model, similarity)
+    baseline_scoring = None if baseline is None else raw_scoring_of(baseline)
     encode = partial(judged.encode, batch_size=batch_size, show_progress_bar=show_progress_bar, before_normalize=True)
     interval = partial(geometry.paired_bootstrap, num_samples=num_samples, seed=seed)
 
     task = encode(model)
     choice = measure.exponent_choice(task, judged.query_ids, today.exponents[1], seed, interval)
-    asked = measure.norm_statistics(task.queries, _words(queries, judged.query_ids))
-    answers = measure.norm_statistics(task.documents, _words(corpus, judged.document_ids))
+    asked = measure.norm_statistics(task.queries, word_counts(queries[i] for i in judged.query_ids))
+    answers = measure.norm_statistics(task.documents, word_counts(corpus[i] for i in judged.document_ids))
     has_magnitude, normalizes = not are_unit(answers.values), normalizes_output(model)
     symmetry = task_symmetry(queries, corpus, relevant_docs, symmetric)
     gain = checks.exponent(choice, symmetry, has_magnitude, min_gain)
@@ -190,10 +190,6 @@ def _other_changes(
     return found
 
 
-def _words(texts: Mapping[str, str], ids: list[str]) -> Array:
-    return np.array([len(texts[key].split()) for key in ids], dtype=float)
-
-
 def _name(model: SentenceTransformer) -> str:
     """What the model calls itself: a hub id, the last two names of a path, or the names of its modules."""
     known = model.model_card_data.model_id or model.model_card_data.base_model
@@ -234,12 +230,5 @@ def _check_arguments(
         raise ValueError(f"min_gain must be a difference of nDCG@10 in [0, 1), got {min_gain}; the default is 0.02.")
     if not 0 < tolerance < 1:
         raise ValueError(f"tolerance must lie strictly between 0 and 1, got {tolerance}; the default is 0.05.")
-    for name, value, usual in (("batch_size", batch_size, 32), ("num_samples", num_samples, 10_000)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}; the default is {usual}.")
-
-
-def _scoring_today(model: SentenceTransformer, similarity: Similarity | str | None) -> Similarity:
-    if similarity is None:
-        similarity = COSINE if normalizes_output(model) else implied_similarity(model)
-    return Similarity(*Similarity.named(similarity).exponents)  # plain numbers in place of parameters
+    whole_number("batch_size", batch_size)
+    whole_number("num_samples", num_samples)

@@ -83,11 +83,7 @@ def read_log(path: str | Path) -> list[dict[str, Any]]:
 
 
 def with_steps(rows: Any, name: str) -> list[dict[str, Any]]:
-    """The rows of a log that have a step.
-
-    Raises:
-        ValueError: If there are none.
-    """
+    """The rows of a log that have a step."""
     rows = rows if isinstance(rows, Sequence) else []
     steps = [to_float(row.get("step")) if isinstance(row, dict) else None for row in rows]
     found = [row for row, step in zip(rows, steps, strict=True) if step is not None and math.isfinite(step)]

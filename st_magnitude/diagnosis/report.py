@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from st_magnitude._checks import needs
 from st_magnitude._plot import LIGHT, draw, pyplot
 from st_magnitude.diagnosis import figures
 from st_magnitude.diagnosis.findings import DO, NO_BENEFIT, NOT_ENOUGH, Diagnosis
@@ -110,10 +111,8 @@ def plot_compression(cells: Sequence[CompressionCell], path: str | Path, title: 
 
 def _render(**content: Any) -> str:
     """The page from its templates, in which every text is escaped."""
-    try:
+    with needs("A report", "plot"):
         from jinja2 import Environment, PackageLoader, StrictUndefined
-    except ImportError as error:
-        raise ImportError('A report needs jinja2: pip install "st-magnitude[plot]".') from error
 
     environment = Environment(
         loader=PackageLoader("st_magnitude.diagnosis"),

@@ -30,11 +30,7 @@ def append_csv(path: Path, row: Mapping[str, Any]) -> None:
 
 
 def csv_name(kind: str, name: str, is_written: bool) -> str:
-    """The name of the CSV file of an evaluator.
-
-    Raises:
-        ValueError: If the file would lie in another folder.
-    """
+    """The name of the CSV file of an evaluator, which must not lie in another folder."""
     if is_written and name and not is_file_name(name):
         raise ValueError(
             f"The name {name!r} becomes part of the name of a CSV file: leave out slashes, or pass write_csv=False."
@@ -53,13 +49,10 @@ class CsvEvaluator(SentenceEvaluator):
     Args:
         kind: Beginning of the name of the CSV file, ``{kind}_evaluation_{name}_results.csv``.
         primary: The metric that chooses checkpoints, without the name.
-        name: Prefix of the metrics and part of the name of the CSV file.
+        name: Prefix of the metrics and part of the name of the CSV file, so without slashes if that is written.
         batch_size: Number of texts that are encoded at a time.
-        write_csv: Whether a call with an ``output_path`` writes the CSV file.
+        write_csv: Whether a call with an ``output_path`` appends its rows to the CSV file.
         show_progress_bar: Whether to show a progress bar.
-
-    Raises:
-        ValueError: See `csv_name`.
     """
 
     def __init__(
@@ -83,17 +76,7 @@ class CsvEvaluator(SentenceEvaluator):
         steps: int,
         log: tuple[logging.Logger, str] | None = None,
     ) -> dict[str, float]:
-        """Logs the metrics, appends the rows, and gives the metrics under their full keys to the card and the caller.
-
-        Args:
-            model: The model whose card gets the metrics.
-            metrics: The metrics, without the name of the evaluator.
-            rows: Rows of the CSV file.
-            output_path: Folder of the CSV file; None writes nothing.
-            epoch: Epoch of the call.
-            steps: Step of the call.
-            log: The logger and the line in front of the metrics; None logs nothing.
-        """
+        """Logs the metrics, appends the rows, and gives the metrics by their full keys to the card and the caller."""
         if log is not None:
             log[0].info(f"{log[1]}:\n{as_lines(metrics)}")
         if output_path is not None and self.write_csv:
@@ -105,18 +88,25 @@ class CsvEvaluator(SentenceEvaluator):
 
 
 class SearchEvaluator(CsvEvaluator):
-    """A `CsvEvaluator` of a judged search task.
+    """What the evaluators of a judged search task have in common, above all their arguments.
 
     Args:
         queries: Query id -> text. Queries without a relevant document do not count.
         corpus: Document id -> text.
         relevant_docs: Query id -> ids of its relevant documents.
-        similarity: A Similarity or its name; None takes the model's own at each call.
-        prompts: Prompts of `encode_texts` by the name of the argument; those that are None count as not given.
-        **options: Arguments of CsvEvaluator.
+        similarity: A Similarity or its name. By default the model's own at each call: that of a closing ExponentNorm,
+            else its ``similarity_fn_name``.
+        query_prompt: Prompt of every query, in place of the model's own.
+        query_prompt_name: Name of that prompt in ``model.prompts``.
+        corpus_prompt: Prompt of every document, in place of the model's own.
+        corpus_prompt_name: Name of that prompt in ``model.prompts``.
+        **options: ``name``: prefix of the metrics and part of the name of the CSV file; ``batch_size``: number of texts
+            that are encoded at a time; ``show_progress_bar``; ``write_csv``: whether a call with an ``output_path``
+            appends rows to the CSV file.
 
     Raises:
-        ValueError: See `JudgedTask` and `csv_name`.
+        ValueError: Before anything is encoded, if the data are empty or inconsistent (see `JudgedTask`), or an argument
+            is out of its range; at the call, if the model's similarity is a distance or an embedding is not finite.
     """
 
     def __init__(
@@ -124,14 +114,19 @@ class SearchEvaluator(CsvEvaluator):
         queries: Mapping[str, str],
         corpus: Mapping[str, str],
         relevant_docs: Mapping[str, Collection[str]],
-        similarity: Similarity | str | None,
-        prompts: Mapping[str, str | None],
+        similarity: Similarity | str | None = None,
+        query_prompt: str | None = None,
+        query_prompt_name: str | None = None,
+        corpus_prompt: str | None = None,
+        corpus_prompt_name: str | None = None,
         **options: Any,
     ) -> None:
         super().__init__(**options)
         self.task = JudgedTask(queries, corpus, relevant_docs)
         self.queries_ids = self.task.query_ids
         self.similarity = None if similarity is None else Similarity.named(similarity)
+        prompts = {"query_prompt": query_prompt, "query_prompt_name": query_prompt_name}
+        prompts |= {"corpus_prompt": corpus_prompt, "corpus_prompt_name": corpus_prompt_name}
         self.prompts = {name: prompt for name, prompt in prompts.items() if prompt is not None}
 
     def encode(self, model: SentenceTransformer) -> EncodedTask:

@@ -15,8 +15,9 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.util.quantization import quantize_embeddings
 from torch import Tensor
 
+from st_magnitude._checks import whole_number
 from st_magnitude.evaluation.base import SearchEvaluator
-from st_magnitude.evaluation.metrics import implied_similarity, rank, whole_number
+from st_magnitude.evaluation.metrics import rank, scoring_of
 from st_magnitude.evaluation.task import EncodedTask
 from st_magnitude.similarity import DOT, Similarity
 from st_magnitude.surgery.raw import encode_raw
@@ -102,24 +103,13 @@ class CompressionEvaluator(SearchEvaluator):
       ``binary_{dim}_norm_rescored_...``.
 
     Args:
-        queries: Query id -> text. Queries without a relevant document do not count.
-        corpus: Document id -> text.
-        relevant_docs: Query id -> ids of its relevant documents.
         dims: Prefixes; by default all D dimensions of the model, a half, a quarter and an eighth. D in float32 is
             always measured, because retention refers to it.
         precisions: Some of ``"float32"``, ``"int8"``, ``"binary"``.
         top_k: Number of documents that the bits pass on to rescoring; the size of the corpus or more passes on all.
-        similarity: A Similarity or its name. By default the model's own: that of a closing ExponentNorm, else its
-            ``similarity_fn_name``.
-        name: Prefix of the metrics and part of the name of the CSV file.
-        batch_size: Number of texts that are encoded at a time.
-        show_progress_bar: Whether to show a progress bar.
-        write_csv: Whether a call with an ``output_path`` appends a row for every cell to
-            ``Compression_evaluation_{name}_results.csv``.
-        query_prompt: Prompt of every query, in place of the model's own.
-        query_prompt_name: Name of that prompt in ``model.prompts``.
-        corpus_prompt: Prompt of every document, in place of the model's own.
-        corpus_prompt_name: Name of that prompt in ``model.prompts``.
+
+    The other arguments are those of `SearchEvaluator`. The CSV file ``Compression_evaluation_{name}_results.csv``
+    gets a row for every cell.
 
     Attributes:
         cells: After a call, a `CompressionCell` for each key, D in float32 first. `table` and `pareto` take them, and
@@ -128,9 +118,7 @@ class CompressionEvaluator(SearchEvaluator):
             ``queries_ids``. `st_magnitude.geometry.paired_bootstrap` takes the values.
 
     Raises:
-        ValueError: Before anything is encoded, if the data are empty or inconsistent (see `JudgedTask`), an argument is
-            not one of its choices, or at the call a prefix has more dimensions than the embedding or the model's
-            similarity is a distance; after encoding, if an embedding is not finite.
+        ValueError: As `SearchEvaluator`, and if a prefix has more dimensions than the embedding.
 
     The embeddings are held in memory, and a cell takes three to five times as much while it is measured.
 
@@ -173,12 +161,10 @@ class CompressionEvaluator(SearchEvaluator):
             corpus,
             relevant_docs,
             similarity,
-            {
-                "query_prompt": query_prompt,
-                "query_prompt_name": query_prompt_name,
-                "corpus_prompt": corpus_prompt,
-                "corpus_prompt_name": corpus_prompt_name,
-            },
+            query_prompt,
+            query_prompt_name,
+            corpus_prompt,
+            corpus_prompt_name,
             kind="Compression",
             primary="full_ndcg@10",
             name=name,
@@ -201,8 +187,7 @@ class CompressionEvaluator(SearchEvaluator):
         self, model: SentenceTransformer, output_path: str | None = None, epoch: int = -1, steps: int = -1
     ) -> dict[str, float]:
         """Encodes, fills the grid, logs its table, writes the CSV rows, and returns all metrics by key."""
-        similarity = self.similarity or implied_similarity(model)
-        similarity = Similarity(*similarity.exponents)  # plain numbers
+        similarity = scoring_of(model, self.similarity)
         full = model.get_embedding_dimension()
         if full is None:
             first = self.task.queries[self.queries_ids[0]]
@@ -286,9 +271,6 @@ def table(cells: Sequence[CompressionCell]) -> str:
     A star marks the cells of `pareto`. The ratio is to the largest cell. Storage counts the vectors alone, in decimal
     units (1 GB is 10^9 bytes).
 
-    Raises:
-        ValueError: If there are no cells.
-
     Example:
         >>> cells = [CompressionCell(384, "float32", "none", 1536, 0.5, 1.0)]
         >>> print(table([*cells, CompressionCell(384, "binary", "query", 48, 0.45, 0.9)]))
@@ -321,11 +303,7 @@ def table(cells: Sequence[CompressionCell]) -> str:
 
 
 def largest(cells: Sequence[CompressionCell]) -> CompressionCell:
-    """The cell with the most bytes, which after an evaluation is that of all dimensions in float32.
-
-    Raises:
-        ValueError: If there are no cells.
-    """
+    """The cell with the most bytes, which after an evaluation is that of all dimensions in float32."""
     if not cells:
         raise ValueError("There are no cells: call the CompressionEvaluator on a model first.")
     return max(cells, key=lambda cell: cell.bytes_per_document)
@@ -353,15 +331,7 @@ def bytes_per_document(dim: int, precision: str, rescoring: str) -> int:
 def search_compressed(
     queries: Tensor, documents: Tensor, precision: str, top_k: int, similarity: Similarity
 ) -> dict[str, Tensor]:
-    """Columns of the ten best documents, best first, by kind of rescoring: (n, k), (m, k) -> (n, <= 10).
-
-    Args:
-        queries: Queries after division by a power of their norm.
-        documents: Documents after division by a power of their norm.
-        precision: The precision of the stored documents.
-        top_k: Number of documents that the bits pass on to rescoring.
-        similarity: The similarity, which says whether the norms of documents count.
-    """
+    """Columns of the ten best documents, best first, by kind of rescoring: (n, k), (m, k) -> (n, <= 10)."""
     if precision != "binary":
         return {"none": EncodedTask(queries, _through_int8(documents) if precision == "int8" else documents).top(DOT)}
     bits = _signs(documents)

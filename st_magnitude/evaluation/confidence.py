@@ -20,11 +20,11 @@ from sklearn.neighbors import NearestNeighbors
 from torch import Tensor
 
 from st_magnitude._plot import pyplot
-from st_magnitude.evaluation.metrics import implied_similarity
+from st_magnitude.evaluation.metrics import raw_scoring_of
 from st_magnitude.evaluation.task import JudgedTask, check_finite
 from st_magnitude.geometry import auroc, norms, risk_coverage, spearman
 from st_magnitude.similarity import COSINE, Similarity
-from st_magnitude.surgery.raw import encode_raw, normalizes_output
+from st_magnitude.surgery.raw import encode_raw
 
 __all__ = ["ConfidenceReport", "NormBucket", "Novelty", "Signal", "knn_accuracy_by_norm", "norm_confidence", "novelty"]
 
@@ -257,9 +257,7 @@ def norm_confidence(
     Source: Draganov et al., On the Importance of Embedding Norms in Self-Supervised Learning, section 5.
     """
     task = JudgedTask(queries, corpus, relevant_docs)
-    if similarity is None:
-        similarity = COSINE if normalizes_output(model) else implied_similarity(model)
-    similarity = Similarity.named(similarity)
+    similarity = raw_scoring_of(model, similarity)
     encoded = task.encode(model, batch_size, show_progress_bar=False, before_normalize=True)
     others = None
     if outside:

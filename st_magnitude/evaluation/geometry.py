@@ -38,10 +38,8 @@ class GeometryEvaluator(CsvEvaluator):
         documents: At least two texts.
         queries: Texts that are encoded as queries, whose norms are reported.
         is_relevant: Whether each document is relevant to any query.
-        name: Prefix of the metrics and part of the name of the CSV file.
-        batch_size: Number of texts that are encoded at a time.
-        write_csv: Whether a call with an ``output_path`` appends a row to ``Geometry_evaluation_{name}_results.csv``.
-        show_progress_bar: Whether to show a progress bar.
+
+    The other arguments are those of `SearchEvaluator`; the CSV file is ``Geometry_evaluation_{name}_results.csv``.
 
     Attributes:
         metrics: After a call, the returned metrics without the name.
@@ -121,18 +119,7 @@ def card_evaluators(
     number: int = NUM_DOCUMENTS,
     seed: int = 0,
 ) -> tuple[GeometryEvaluator, GeometryEvaluator]:
-    """Two evaluators of the same sample of texts for a model card, named "before" and "after".
-
-    Args:
-        queries: Query id -> text.
-        corpus: Document id -> text.
-        relevant_docs: Query id -> ids of its relevant documents; the others count as never-relevant.
-        number: Number of documents in the sample; it has a fifth as many queries.
-        seed: Seed for the sample.
-
-    Raises:
-        ValueError: If there are fewer than two documents.
-    """
+    """Two evaluators of one sample of documents, and a fifth as many queries, named "before" and "after"."""
     rng = np.random.default_rng(seed)
 
     def drawn(ids: Sequence[str], at_most: int) -> list[str]:

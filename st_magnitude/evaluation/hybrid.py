@@ -12,8 +12,9 @@ import torch
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
+from st_magnitude._checks import needs, whole_number
 from st_magnitude.evaluation.base import SearchEvaluator
-from st_magnitude.evaluation.metrics import implied_similarity, ndcg, rank, whole_number
+from st_magnitude.evaluation.metrics import ndcg, rank, scoring_of
 from st_magnitude.evaluation.task import EncodedTask, check_texts, encode_texts
 from st_magnitude.similarity import Similarity
 
@@ -127,7 +128,9 @@ def bm25_run(
     Source: Lù, BM25S: Orders of Magnitude Faster Lexical Search via Eager Sparse Scoring, arXiv 2407.03618; the formula
     is "Lucene (accurate)" of Kamphuis et al., Which BM25 Do You Mean?, 2020.
     """
-    bm25s = _bm25s()
+    with needs("BM25", "eval"):
+        import bm25s as _bm25s
+    bm25s: Any = _bm25s
     check_texts(queries, corpus)
     top_k = whole_number("top_k", top_k)
     if not 0 <= k1 < math.inf:
@@ -184,14 +187,8 @@ def dense_run(
         queries: Query id -> text.
         corpus: Document id -> text.
         top_k: Number of documents for each query; the size of the corpus or more keeps all.
-        similarity: A Similarity or its name. By default the model's own: that of a closing ExponentNorm, else its
-            ``similarity_fn_name``.
-        batch_size: Number of texts that are encoded at a time.
-        show_progress_bar: Whether to show a progress bar.
-        query_prompt: Prompt of every query, in place of the model's own.
-        query_prompt_name: Name of that prompt in ``model.prompts``.
-        corpus_prompt: Prompt of every document, in place of the model's own.
-        corpus_prompt_name: Name of that prompt in ``model.prompts``.
+
+    The other arguments are those of `SearchEvaluator`.
 
     Raises:
         ValueError: If queries or corpus are empty, top_k is below 1, the model's similarity is a distance, or an
@@ -204,7 +201,7 @@ def dense_run(
         {'q': {'d2': 2.0, 'd1': 1.0}}
     """
     top_k = whole_number("top_k", top_k)
-    similarity = Similarity.named(similarity or implied_similarity(model))
+    similarity = scoring_of(model, similarity)
     encoded = encode_texts(
         model,
         queries,
@@ -240,23 +237,14 @@ class HybridEvaluator(SearchEvaluator):
     BM25 searches once, when the evaluator is made, because training does not change it.
 
     Args:
-        queries: Query id -> text. Queries without a relevant document do not count.
-        corpus: Document id -> text.
-        relevant_docs: Query id -> ids of its relevant documents.
         top_k: Number of documents of each search that are fused, and that the fused run keeps, at least 10.
         rrf_k: The k of `reciprocal_rank_fusion`.
         weights: Weights of the model's ranks and of those of BM25.
         bm25: A run to use in place of ``bm25_run(queries, corpus, top_k)``: of `bm25_run` with other arguments, or of
             another search engine. Its top_k best documents count.
-        similarity: The similarity by which the model ranks, or its name. By default the model's own (see `dense_run`).
-        name: Prefix of the metrics and part of the name of the CSV file.
-        batch_size: Number of texts that are encoded at a time.
-        show_progress_bar: Whether to show a progress bar.
-        write_csv: Whether a call with an ``output_path`` appends a row to ``Hybrid_evaluation_{name}_results.csv``.
-        query_prompt: Prompt of every query for the model, in place of its own; BM25 sees no prompts.
-        query_prompt_name: Name of that prompt in ``model.prompts``.
-        corpus_prompt: Prompt of every document for the model, in place of its own.
-        corpus_prompt_name: Name of that prompt in ``model.prompts``.
+
+    The other arguments are those of `SearchEvaluator`; BM25 sees no prompts. The CSV file is
+    ``Hybrid_evaluation_{name}_results.csv``.
 
     Attributes:
         runs: The run ``"bm25"``, and after a call also ``"dense"`` and ``"hybrid"``. ir-measures, pytrec_eval and
@@ -266,9 +254,7 @@ class HybridEvaluator(SearchEvaluator):
 
     Raises:
         ImportError: If bm25s is not installed and no run is given.
-        ValueError: Before anything is encoded, if the data are empty or inconsistent (see `JudgedTask`), an argument is
-            out of its range, or ``bm25`` is a run of other queries or documents; at the call, if the model's similarity
-            is a distance or an embedding is not finite.
+        ValueError: As `SearchEvaluator`, and if ``bm25`` is a run of other queries or documents.
 
     Example:
         >>> from sentence_transformers.sentence_transformer.modules import BoW
@@ -308,12 +294,10 @@ class HybridEvaluator(SearchEvaluator):
             corpus,
             relevant_docs,
             similarity,
-            {
-                "query_prompt": query_prompt,
-                "query_prompt_name": query_prompt_name,
-                "corpus_prompt": corpus_prompt,
-                "corpus_prompt_name": corpus_prompt_name,
-            },
+            query_prompt,
+            query_prompt_name,
+            corpus_prompt,
+            corpus_prompt_name,
             kind="Hybrid",
             primary="hybrid_ndcg@10",
             name=name,
@@ -337,8 +321,7 @@ class HybridEvaluator(SearchEvaluator):
         self, model: SentenceTransformer, output_path: str | None = None, epoch: int = -1, steps: int = -1
     ) -> dict[str, float]:
         """Encodes, ranks, fuses, measures, logs, writes the CSV row, and returns all metrics by key."""
-        similarity = self.similarity or implied_similarity(model)
-        dense, lexical = _run(self.encode(model), similarity, self.top_k), self.runs["bm25"]
+        dense, lexical = _run(self.encode(model), scoring_of(model, self.similarity), self.top_k), self.runs["bm25"]
         hybrid = reciprocal_rank_fusion([dense, lexical], self.rrf_k, self.weights, top_k=self.top_k)
         self.runs = {"dense": dense, "bm25": lexical, "hybrid": hybrid}
         metrics: dict[str, float] = {}
@@ -402,14 +385,6 @@ def _check_fusion(number: int, k: float, weights: Sequence[float] | None) -> lis
     if not all(0 <= weight < math.inf for weight in chosen) or not any(chosen):
         raise ValueError(f"weights must be numbers of at least 0, and one of them positive, got {chosen}.")
     return chosen
-
-
-def _bm25s() -> Any:
-    try:
-        import bm25s
-    except ImportError as error:
-        raise ImportError('BM25 needs bm25s: pip install "st-magnitude[eval]".') from error
-    return bm25s
 
 
 def _stemmer(language: str) -> Any:

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 
+from st_magnitude._checks import whole_number
 from st_magnitude.evaluation.base import append_csv, as_lines, csv_name
-from st_magnitude.evaluation.metrics import are_unit, implied_similarity, ndcg, whole_number
+from st_magnitude.evaluation.metrics import are_unit, ndcg, scoring_of
 from st_magnitude.evaluation.task import JudgedTask, check_finite
 from st_magnitude.geometry import CosineSum, coefficient_of_variation, cohens_d, norms
 from st_magnitude.similarity import COSINE, DOT, Similarity
@@ -44,29 +45,21 @@ class MagnitudeEvaluator(InformationRetrievalEvaluator):
     three quarters of dot nDCG@10, in a model whose directions no longer rank (arXiv 2602.09229, App. N).
 
     Args:
-        queries: Query id -> text. Queries without a relevant document do not count.
-        corpus: Document id -> text.
-        relevant_docs: Query id -> ids of its relevant documents.
-        similarity: The similarity of the ``matched`` metrics, a Similarity or its name. By default the model's own:
-            that of a closing ExponentNorm, else its ``similarity_fn_name``.
-        name: Prefix of the metrics and part of the name of the CSV file; ``truncate_dim`` is appended to it.
         main_metric: The metric under the matched similarity that chooses the best checkpoint.
         corpus_chunk_size: Number of documents that are encoded and ranked at a time; memory holds one such chunk.
-        batch_size: Number of texts that are encoded at a time.
-        show_progress_bar: Whether to show a progress bar.
         truncate_dim: Number of dimensions of the prefix to evaluate. A prefix is cut before it is divided.
-        write_csv: Whether a call with an ``output_path`` appends a row to ``Magnitude_evaluation_{name}_results.csv``.
         **retrieval: Arguments of InformationRetrievalEvaluator: ``query_prompt``, ``query_prompt_name``,
             ``corpus_prompt``, ``corpus_prompt_name``, ``write_predictions``.
+
+    The other arguments are those of `SearchEvaluator`; ``similarity`` is that of the ``matched`` metrics, and
+    ``truncate_dim`` is appended to the name. The CSV file is ``Magnitude_evaluation_{name}_results.csv``.
 
     Attributes:
         per_query: After a call, nDCG@10 of every query under ``"matched"``, ``"cosine"`` and ``"dot"``, in the order of
             ``queries_ids``. `st_magnitude.geometry.paired_bootstrap` takes the values.
 
     Raises:
-        ValueError: Before anything is encoded, if the data are empty or inconsistent (see `JudgedTask`), or an argument
-            is not one of its choices; at the call, if the model's similarity is a distance or an embedding is not
-            finite.
+        ValueError: As `SearchEvaluator`.
 
     Example:
         >>> from sentence_transformers import SentenceTransformer
@@ -129,8 +122,7 @@ class MagnitudeEvaluator(InformationRetrievalEvaluator):
         **kwargs: Any,
     ) -> dict[str, float]:
         """Encodes, ranks, measures, logs, writes the CSV row, and returns all metrics by key."""
-        matched = self.similarity or implied_similarity(model)
-        matched = Similarity(*matched.exponents)  # plain numbers, no gradients
+        matched = scoring_of(model, self.similarity)
         self.score_functions = {"matched": matched, "cosine": COSINE, "dot": DOT}
         self.score_function_names = list(self.score_functions)
         scores = self.compute_all_metrics(model, output_path=output_path, **kwargs)

@@ -9,15 +9,16 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
-from st_magnitude.similarity import Similarity
+from st_magnitude.similarity import COSINE, Similarity
+from st_magnitude.surgery.raw import normalizes_output
 
 __all__ = [
     "TILE",
     "are_unit",
-    "implied_similarity",
     "ndcg",
     "rank",
-    "whole_number",
+    "raw_scoring_of",
+    "scoring_of",
 ]
 
 TILE = 2**24  # scores that are held at a time
@@ -33,23 +34,26 @@ def are_unit(norms: NDArray[np.float64]) -> bool:
     return bool(np.abs(norms - 1).max() < 1e-3)
 
 
-def implied_similarity(model: SentenceTransformer) -> Similarity:
-    """The similarity that a model says it is for: that of a closing ExponentNorm, else its ``similarity_fn_name``.
+def scoring_of(model: SentenceTransformer, similarity: Similarity | str | None = None) -> Similarity:
+    """The given similarity, or the one that a model says it is for, with plain numbers as exponents.
 
-    Its exponents are plain numbers, also when the model learns them.
-
-    Raises:
-        ValueError: If ``similarity_fn_name`` is a distance.
+    The model's own is that of a closing ExponentNorm, else its ``similarity_fn_name``, which must not be a distance.
     """
-    closing = getattr(list(model.children())[-1], "similarity", None)
-    if isinstance(closing, Similarity):
-        return Similarity(*closing.exponents)
-    if model.similarity_fn_name not in ("cosine", "dot"):
-        raise ValueError(
-            f"The model's similarity_fn_name is {model.similarity_fn_name!r}, which is not an inner product; "
-            'pass similarity="cosine", "dot", "qnorm", "dnorm" or a Similarity.'
-        )
-    return Similarity.named(model.similarity_fn_name)
+    if similarity is None:
+        similarity = getattr(list(model.children())[-1], "similarity", None)
+    if not isinstance(similarity, Similarity | str):
+        similarity = model.similarity_fn_name
+        if similarity not in ("cosine", "dot"):
+            raise ValueError(
+                f"The model's similarity_fn_name is {similarity!r}, which is not an inner product; "
+                'pass similarity="cosine", "dot", "qnorm", "dnorm" or a Similarity.'
+            )
+    return Similarity(*Similarity.named(similarity).exponents)
+
+
+def raw_scoring_of(model: SentenceTransformer, similarity: Similarity | str | None = None) -> Similarity:
+    """`scoring_of` for embeddings from before a closing Normalize: the own similarity of a unit model is cosine."""
+    return scoring_of(model, COSINE if similarity is None and normalizes_output(model) else similarity)
 
 
 def rank(scores: Tensor, k: int) -> Tensor:
@@ -96,14 +100,3 @@ def ndcg(hits: Any, num_relevant: Any, k: int = 10) -> NDArray[np.float64]:
     ranked = np.asarray(hits, dtype=np.float64)[:, :k]
     ideal = np.cumsum(discounts)[np.minimum(num_relevant, k) - 1]
     return ranked @ discounts[: ranked.shape[1]] / ideal
-
-
-def whole_number(name: str, value: Any) -> int:
-    """The value as an int.
-
-    Raises:
-        ValueError: If the value is not a whole number or is below 1.
-    """
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-        raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
-    return int(value)

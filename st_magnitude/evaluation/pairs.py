@@ -9,7 +9,7 @@ import numpy as np
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude.evaluation.base import CsvEvaluator
-from st_magnitude.evaluation.metrics import implied_similarity
+from st_magnitude.evaluation.metrics import scoring_of
 from st_magnitude.evaluation.task import check_finite
 from st_magnitude.geometry import spearman, symmetry_gap
 from st_magnitude.losses.regression import warn_if_one_sided
@@ -38,11 +38,9 @@ class ScoredPairsEvaluator(CsvEvaluator):
         sentences1: The first text of every pair.
         sentences2: The second text of every pair.
         scores: The judged score of every pair, in any range.
-        similarity: The similarity of the ``matched`` metrics; by default the model's own (see MagnitudeEvaluator).
-        name: Prefix of the metrics and part of the name of the CSV file.
-        batch_size: Number of texts that are encoded at a time.
-        write_csv: Whether a call with an ``output_path`` appends a row to
-            ``ScoredPairs_evaluation_{name}_results.csv``.
+        similarity: The similarity of the ``matched`` metrics; by default the model's own (see `SearchEvaluator`).
+
+    The other arguments are those of `SearchEvaluator`; the CSV file is ``ScoredPairs_evaluation_{name}_results.csv``.
 
     Raises:
         ValueError: If the three have different numbers of entries or there are fewer than two pairs; at the call, if
@@ -82,7 +80,7 @@ class ScoredPairsEvaluator(CsvEvaluator):
         self, model: SentenceTransformer, output_path: str | None = None, epoch: int = -1, steps: int = -1
     ) -> dict[str, float]:
         """Encodes, correlates, logs, writes the CSV row, and returns all metrics by key."""
-        matched = Similarity(*(self.similarity or implied_similarity(model)).exponents)
+        matched = scoring_of(model, self.similarity)
         if not self._warned:
             self._warned = True
             warn_if_one_sided(matched, type(self).__name__)

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from tqdm import tqdm
 
+from st_magnitude._checks import whole_number
 from st_magnitude.evaluation.base import CsvEvaluator
 from st_magnitude.evaluation.hybrid import Run, dense_run
-from st_magnitude.evaluation.metrics import whole_number
 from st_magnitude.evaluation.task import check_texts
 from st_magnitude.similarity import Similarity
 
@@ -95,11 +95,9 @@ class RAGEvaluator(CsvEvaluator):
             an API.
         k: Number of documents in a prompt; 5 in the paper.
         prompt: Function from a question and its documents, best first, to a prompt.
-        similarity: The similarity that ranks, or its name; by default the model's own.
-        name: Prefix of the metrics and part of the name of the CSV file.
         batch_size: Number of texts that are encoded, and of prompts that are read, at a time.
-        show_progress_bar: Whether to show a progress bar.
-        write_csv: Whether a call with an ``output_path`` appends a row to ``RAG_evaluation_{name}_results.csv``.
+
+    The other arguments are those of `SearchEvaluator`; the CSV file is ``RAG_evaluation_{name}_results.csv``.
 
     Attributes:
         predictions: After a call, question id -> the reader's answer.

@@ -30,16 +30,9 @@ CHUNK = 2**16  # documents whose scores are held at a time
 class JudgedTask:
     """A search task with judgments, checked before anything is encoded.
 
-    Args:
-        queries: Query id -> text. Queries without a relevant document do not count, as in sentence-transformers.
-        corpus: Document id -> text.
-        relevant: Query id -> ids of its relevant documents.
-        negatives: Query id -> ids of documents that are judged not relevant to it.
-
-    Attributes:
-        query_ids: Queries with a relevant document, in the given order.
-        document_ids: All documents in the order of their ids, so that the lower index of two is the lower id.
-        columns: Positions in ``document_ids`` of the relevant documents of every query in ``query_ids``.
+    ``query_ids`` are the queries with a relevant document, in the given order; the others do not count, as in sentence-
+    transformers. ``document_ids`` are all documents in the order of their ids, so that the lower index of two is the
+    lower id, and ``columns`` the positions there of the relevant documents of every query.
 
     Raises:
         ValueError: If queries or corpus are empty or not a mapping, no query has a relevant document, a judged document
@@ -52,10 +45,10 @@ class JudgedTask:
         (['q'], ['d1', 'd2'], [[1]])
     """
 
-    queries: Mapping[str, str]
+    queries: Mapping[str, str]  # id -> text
     corpus: Mapping[str, str]
-    relevant: Mapping[str, Collection[str]]
-    negatives: Mapping[str, Collection[str]] = field(default_factory=dict)
+    relevant: Mapping[str, Collection[str]]  # query id -> document ids
+    negatives: Mapping[str, Collection[str]] = field(default_factory=dict)  # judged not relevant
 
     def __post_init__(self) -> None:
         check_texts(self.queries, self.corpus)
@@ -112,13 +105,6 @@ class JudgedTask:
 class EncodedTask:
     """The raw embeddings of a task, and what an exhaustive search finds with them.
 
-    Args:
-        queries: Embeddings of the queries, (n, D).
-        documents: Embeddings of the documents in the order of their ids, (m, D).
-        columns: Columns of the relevant documents of every query. It may stay empty where only a search is wanted.
-        query_ids: Ids of the queries, for messages; by default their row numbers.
-        document_ids: Ids of the documents, for messages; by default their row numbers.
-
     Raises:
         ValueError: If an embedding is not finite. The message names its text.
 
@@ -131,10 +117,10 @@ class EncodedTask:
         dot [[1, 0]] [0.631]
     """
 
-    queries: Tensor
-    documents: Tensor
-    columns: Sequence[Sequence[int]] = ()
-    query_ids: Sequence[str] | None = None
+    queries: Tensor  # (n, D)
+    documents: Tensor  # (m, D), in the order of their ids
+    columns: Sequence[Sequence[int]] = ()  # of the relevant documents of every query; empty for a search alone
+    query_ids: Sequence[str] | None = None  # for messages
     document_ids: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
@@ -155,12 +141,7 @@ class EncodedTask:
 
         Equal scores rank by column, the lower first, which is the lower document id. Products are summed in float64
         and scores rounded to float32, so that equal documents have equal scores wherever in the matrix they stand.
-
-        Args:
-            similarity: The similarity that ranks.
-            k: The number of documents for each query.
-            among: A mask of the documents that the index holds, (m,) booleans, or their columns in rising order; by
-                default all. The result has columns of the whole task.
+        ``among`` is a mask of the documents that the index holds, (m,) booleans, or their columns in rising order.
         """
         if among is None:
             return self.tops([similarity], k)[0]
@@ -230,20 +211,8 @@ def encode_texts(
 ) -> EncodedTask:
     """Embeddings of the texts of a search, by ``encode_query`` and ``encode_document``, without judgments.
 
-    Args:
-        model: Any SentenceTransformer. Embeddings are taken before a closing ExponentNorm.
-        queries: Query id -> text.
-        corpus: Document id -> text. The result has the documents in the order of their ids.
-        batch_size: Number of texts that are encoded at a time.
-        show_progress_bar: Whether to show a progress bar; None follows the log level.
-        before_normalize: Whether embeddings are taken before a closing Normalize as well.
-        query_prompt: Prompt of every query, in place of the model's own.
-        query_prompt_name: Name of that prompt in ``model.prompts``.
-        corpus_prompt: Prompt of every document, in place of the model's own.
-        corpus_prompt_name: Name of that prompt in ``model.prompts``.
-
-    Raises:
-        ValueError: If queries or corpus are empty or not a mapping, or an embedding is not finite.
+    They are taken before a closing ExponentNorm, with ``before_normalize`` before a closing Normalize too. The
+    arguments are those of `SearchEvaluator`; the documents are in the order of their ids.
 
     Example:
         >>> from sentence_transformers.sentence_transformer.modules import BoW
@@ -266,11 +235,7 @@ def encode_texts(
 
 
 def check_texts(queries: Mapping[str, str], corpus: Mapping[str, str], name_of_queries: str = "queries") -> None:
-    """Refuses a side that has no texts or is not a mapping from id to text.
-
-    Raises:
-        ValueError: The message names the argument.
-    """
+    """Refuses a side that has no texts or is not a mapping from id to text."""
     for name, texts in {name_of_queries: queries, "corpus": corpus}.items():
         if not isinstance(texts, Mapping):
             raise ValueError(f"{name} is a {type(texts).__name__}; pass a dict of id -> text.")
@@ -279,16 +244,7 @@ def check_texts(queries: Mapping[str, str], corpus: Mapping[str, str], name_of_q
 
 
 def check_finite(embeddings: Tensor, role: str, ids: Sequence[str] | None = None) -> None:
-    """Refuses embeddings with NaN or infinite entries: (n, D).
-
-    Args:
-        embeddings: The embeddings, one row for each text.
-        role: What the texts are, such as ``"query"`` or ``"document"``.
-        ids: Their ids; by default their row numbers.
-
-    Raises:
-        ValueError: The message names the first such text.
-    """
+    """Refuses embeddings, (n, D), with NaN or infinite entries, and names the text of the first."""
     broken = (~embeddings.isfinite().all(dim=1)).nonzero()[:, 0].tolist()
     if broken:
         first = f"row {broken[0]}" if ids is None else repr(ids[broken[0]])

@@ -8,7 +8,7 @@ model.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -42,26 +42,16 @@ MASKED = -1e3  # exp() of this score is 0 in every dtype, and float16 can hold t
 
 @dataclass
 class Neighbours:
-    """Which documents attend to which others, and with what weight; the same for all layers of a pass.
+    """Which documents attend to which others, and with what weight; the same for all layers of a pass."""
 
-    Attributes:
-        similarity: (B, B), row i holds Sim(D_i, ·); zero on the diagonal and between groups.
-        chunks: The pairs (i, j) to compute, grouped by ranges of i: (first, last + 1, i - first, j), where the last two
-            are tensors (P,).
-        key_mask: (B, L), True at tokens and False at padding; None if nothing is padded.
-        v_norm: Whether to divide by the value norms, Eq. 6.
-        eps: The epsilon of Eq. 6.
-        recompute: Whether to recompute the pairs in the backward pass instead of keeping their intermediate results.
-        calls: The number of layers that have used this object.
-    """
-
-    similarity: Tensor
+    similarity: Tensor  # (B, B), row i holds Sim(D_i, ·); zero on the diagonal and between groups
+    # The pairs (i, j) to compute, grouped by ranges of i: (first, last + 1, i - first, j), the last two (P,).
     chunks: list[tuple[int, int, Tensor, Tensor]]
-    key_mask: Tensor | None = None
-    v_norm: bool = True
-    eps: float = 1e-6
-    recompute: bool = True
-    calls: int = field(default=0, compare=False)
+    key_mask: Tensor | None = None  # (B, L), True at tokens and False at padding; None if nothing is padded
+    v_norm: bool = True  # whether to divide by the value norms, Eq. 6
+    eps: float = 1e-6  # of Eq. 6
+    recompute: bool = True  # whether the backward pass computes the pairs again
+    calls: int = field(default=0, compare=False)  # number of layers that have used this object
 
     @classmethod
     def of(
@@ -73,31 +63,15 @@ class Neighbours:
         backend: Backend = "auto",
         **options: Any,
     ) -> Neighbours:
-        """Choose the pairs.
+        """Chooses the pairs for similarity (B, B), attention_mask (B, L) and groups (B,), one group by default.
 
-        Args:
-            similarity: (B, B); values on the diagonal and between groups are ignored.
-            attention_mask: (B, L), non-zero at tokens.
-            groups: (B,) the group of each document; one group by default.
-            backend: ``"exact"`` computes all pairs of a group. ``"sparse"`` computes those with a similarity above
-                1e-7: this changes outputs by less than the precision of float32, and the other pairs get no gradient.
-                ``"auto"`` is sparse when that leaves out at least half of the pairs.
-            options: ``v_norm``, ``eps`` and ``recompute``, see the attributes.
-
-        Raises:
-            ValueError: If shapes do not fit, a document has no token, or the backend is unknown.
+        ``"exact"`` computes all pairs of a group. ``"sparse"`` computes those with a similarity above 1e-7: outputs
+        change by less than the precision of float32, and the other pairs get no gradient. ``"auto"`` is sparse when
+        that leaves out at least half of the pairs.
         """
-        if backend not in get_args(Backend):
-            raise ValueError(f"backend must be one of {get_args(Backend)}, got {backend!r}.")
         count = len(similarity)
-        if similarity.shape != (count, count):
-            raise ValueError(f"similarity must be square, (B, B) for B documents, got {tuple(similarity.shape)}.")
         allowed = ~torch.eye(count, dtype=torch.bool, device=similarity.device)
         if groups is not None:
-            if groups.shape != (count,):
-                raise ValueError(
-                    f"groups must hold one number per document, ({count},), got the shape {tuple(groups.shape)}."
-                )
             groups = groups.to(similarity.device)
             allowed &= groups[:, None] == groups[None]
         if backend != "exact":
@@ -114,11 +88,6 @@ class Neighbours:
                 first = last
         key_mask = None
         if attention_mask is not None:
-            if attention_mask.shape[:1] != (count,):
-                raise ValueError(
-                    f"attention_mask is for {len(attention_mask)} documents, similarity for {count}; give both one row "
-                    "per document."
-                )
             tokens = attention_mask.to(similarity.device, torch.bool)
             if not bool(tokens.any(1).all()):
                 empty = (~tokens.any(1)).nonzero().flatten().tolist()
@@ -236,13 +205,7 @@ def base_model(lm: nn.Module) -> PreTrainedModel:
 
 
 def check_supported(lm: nn.Module) -> None:
-    """Refuse a language model whose attention differs from Eq. 3-8, naming the reason.
-
-    Raises:
-        TypeError: If it is not a transformers model (or peft around one).
-        ValueError: If it is not a causal decoder with an output layer, its attention does not go through transformers'
-            AttentionInterface or has softcapping or sinks, or its logits are scaled after the output layer.
-    """
+    """Refuse a language model whose attention differs from Eq. 3-8, naming the reason."""
     base = base_model(lm)
     name, config = type(base).__name__, base.config.get_text_config()
     if getattr(config, "is_encoder_decoder", False) or base.get_output_embeddings() is None:

@@ -85,11 +85,7 @@ class GroupLoss(nn.Module):
 
     @classmethod
     def preset(cls, name: str, model: SentenceTransformer, lm: nn.Module, *args: Any, **overrides: Any) -> Self:
-        """The settings of a publication: ``"paper"``.
-
-        Raises:
-            ValueError: If there is no preset of this name.
-        """
+        """The settings of a publication: ``"paper"``."""
         if name not in cls.presets:
             raise ValueError(f"There is no preset {name!r}; choose one of {', '.join(sorted(cls.presets))}.")
         return cls(model, lm, *args, **(cls.presets[name] | overrides))

@@ -17,6 +17,7 @@ from tokenizers.processors import TemplateProcessing
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from st_magnitude._checks import needs
 from st_magnitude._upstream import forget_adapter
 
 if TYPE_CHECKING:
@@ -43,10 +44,8 @@ def lora_config(**overrides: Any) -> LoraConfig:
     Raises:
         ImportError: If peft is not installed.
     """
-    try:
+    with needs("LoRA", "revela"):
         from peft import LoraConfig
-    except ImportError as error:
-        raise ImportError('LoRA needs peft: pip install "st-magnitude[revela]".') from error
     return LoraConfig(**(LORA | overrides))
 
 
@@ -172,11 +171,7 @@ def load_retriever(name: str | Path, max_length: int = 160) -> SentenceTransform
 
 
 def tokenizer_of(lm: Any) -> PreTrainedTokenizerBase:
-    """Loads the tokenizer that is saved beside a language model.
-
-    Raises:
-        ValueError: If there is no such tokenizer.
-    """
+    """Loads the tokenizer that is saved beside a language model."""
     name = getattr(lm, "name_or_path", "") or getattr(getattr(lm, "config", None), "name_or_path", "")
     try:
         return AutoTokenizer.from_pretrained(name)

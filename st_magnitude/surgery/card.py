@@ -39,9 +39,7 @@ _FIGURES = {
 def scoring_text(model: SentenceTransformer, baked: bool = False) -> str:
     """The section of a model card that says how to index and score the embeddings of a model, in Markdown.
 
-    Args:
-        model: The model. Its end and its ``similarity_fn_name`` decide.
-        baked: Whether its ExponentNorm is left out of what is saved.
+    The end of the model and its ``similarity_fn_name`` decide. ``baked`` says that its ExponentNorm is not saved.
 
     Example:
         >>> from sentence_transformers.sentence_transformer.modules import BoW
@@ -92,15 +90,7 @@ def scoring_text(model: SentenceTransformer, baked: bool = False) -> str:
 
 
 def complete_card(card: Path, model: SentenceTransformer, baked: bool = False) -> None:
-    """Adds the section on scoring to a model card after its usage, and explains the figures of geometry that it has.
-
-    A section that an earlier export has written is replaced. A missing card stays missing.
-
-    Args:
-        card: The README.md of a saved model.
-        model: The model.
-        baked: Whether its ExponentNorm was left out of what was saved.
-    """
+    """Adds the section on scoring, or replaces it, and explains the figures of geometry that a model card has."""
     if not card.is_file():
         return
     text = card.read_text(encoding="utf-8")

@@ -216,11 +216,7 @@ def is_multiple(after: Tensor, before: Tensor, factor: float, parameters: Sequen
 
 
 def last_affine_parameters(model: SentenceTransformer, probe: Sequence[str]) -> list[nn.Parameter]:
-    """Weight and bias of the last affine map. The modules after it pass on a factor unchanged.
-
-    Raises:
-        ValueError: If the model has no such map, or uses it more than once.
-    """
+    """Weight and bias of the last affine map. The modules after it pass on a factor unchanged."""
     for module in reversed(list(model.children())):
         if isinstance(module, (Pooling, Dropout)):
             continue

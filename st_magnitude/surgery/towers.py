@@ -18,18 +18,10 @@ class Towers(Protocol):
     """What a module knows about one kind of model with several encoders."""
 
     def encoders(self, model: nn.Module) -> tuple[str, ...]:
-        """The names of the methods ``encode(inputs, normalize=False)`` that its forward pass calls.
-
-        Raises:
-            ValueError: If it normalises elsewhere.
-        """
+        """The names of the methods ``encode(inputs, normalize=False)`` that its forward pass calls."""
 
     def output_parameters(self, model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-        """Names, weights and biases of the last affine map of every encoder.
-
-        Raises:
-            ValueError: If an encoder has no such map.
-        """
+        """Names, weights and biases of the last affine map of every encoder."""
 
     def embed(self, model: nn.Module, probe: Any) -> dict[str, Tensor]:
         """Raw embeddings of a probe, or of random inputs for None, by role: (n, D) each."""

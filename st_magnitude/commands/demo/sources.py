@@ -22,15 +22,7 @@ _MAX_BYTES = 600_000  # larger files are generated tables
 
 
 def package_files(roots: Sequence[str | Path] | None = None) -> dict[str, tuple[Path, list[Path]]]:
-    """The source files of every package.
-
-    Args:
-        roots: Folders that hold packages; default: the running interpreter's site-packages and standard library.
-
-    Returns:
-        The import name of each package (``"stdlib"`` for the standard library), sorted, with the folder that its
-        module names are relative to and its files, sorted.
-    """
+    """Import name of each package, or ``"stdlib"``, to the folder of its module names and its files; all sorted."""
     found: dict[str, tuple[Path, list[Path]]] = {}
     if roots is None:
         paths = sysconfig.get_paths()

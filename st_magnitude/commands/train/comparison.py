@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude.evaluation.calibration import calibrate_exponent
-from st_magnitude.evaluation.magnitude import implied_similarity
+from st_magnitude.evaluation.metrics import scoring_of
 from st_magnitude.evaluation.task import JudgedTask
 from st_magnitude.geometry import paired_bootstrap
-from st_magnitude.similarity import COSINE, Similarity
+from st_magnitude.similarity import COSINE
 from st_magnitude.surgery.raw import normalizes_output
 
 __all__ = ["Comparison", "Scored", "compare", "own_ndcg"]
@@ -21,17 +21,11 @@ __all__ = ["Comparison", "Scored", "compare", "own_ndcg"]
 
 @dataclass(frozen=True)
 class Scored:
-    """The trained model under one similarity.
+    """The trained model under one similarity."""
 
-    Attributes:
-        exponent: Document exponent of the similarity.
-        ndcg: Mean nDCG@10.
-        gain: nDCG@10 minus that of the pretrained model: (difference, low, high), a paired bootstrap interval at 95 %.
-    """
-
-    exponent: float
-    ndcg: float
-    gain: tuple[float, float, float]
+    exponent: float  # of documents
+    ndcg: float  # mean nDCG@10
+    gain: tuple[float, float, float]  # over the pretrained model: (difference, low, high), paired bootstrap at 95 %
 
     @property
     def name(self) -> str:
@@ -40,24 +34,14 @@ class Scored:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The trained model beside the pretrained one on the same queries.
-
-    Attributes:
-        queries: Number of queries.
-        pretrained: nDCG@10 of the pretrained model under its own similarity.
-        as_trained: The trained model under the similarity of its loss.
-        best: The trained model under the recommended similarity (see `ExponentCurve.best`). These queries chose it, so
-            that its gain is optimistic. None for a model that normalises its embeddings.
-        saved: The one of the two that the saved model is scored with.
-        curve: nDCG@10 by document exponent; None for a model that normalises its embeddings.
-    """
+    """The trained model beside the pretrained one on the same queries."""
 
     queries: int
-    pretrained: float
-    as_trained: Scored
-    best: Scored | None
-    saved: Scored
-    curve: dict[str, float] | None
+    pretrained: float  # nDCG@10 under the similarity of the pretrained model
+    as_trained: Scored  # under the similarity of the loss
+    best: Scored | None  # at `ExponentCurve.best`, chosen by these queries; None for a model that normalises
+    saved: Scored  # the one of the two that the saved model is scored with
+    curve: dict[str, float] | None  # nDCG@10 by document exponent
 
     @property
     def is_better(self) -> bool:
@@ -105,9 +89,9 @@ def interval(gain: tuple[float, float, float]) -> str:
 
 def own_ndcg(model: SentenceTransformer, task: JudgedTask) -> NDArray[np.float64]:
     """nDCG@10 of every query under the model's own similarity; under cosine if that is a distance."""
-    similarity = implied_similarity(model) if model.similarity_fn_name in ("cosine", "dot") else COSINE
-    encoded = task.encode(model)
-    return encoded.ndcg(encoded.top(Similarity(*similarity.exponents)))
+    states_product = model.similarity_fn_name in ("cosine", "dot")
+    scoring, encoded = scoring_of(model, None if states_product else COSINE), task.encode(model)
+    return encoded.ndcg(encoded.top(scoring))
 
 
 def compare(
@@ -121,19 +105,12 @@ def compare(
 
     The model is scored as it was trained unless another document exponent is better. Of two that are tied, a model that
     loads without this package (exponent 0 or 1) is preferred.
-
-    Args:
-        model: The trained model.
-        task: Held-out queries.
-        pretrained: nDCG@10 of every query before training, from `own_ndcg`.
-        keep_scoring: Whether the model stays scored as it was trained, whatever the exponent curve says.
-        seed: Seed for the bootstrap.
     """
 
     def scored(exponent: float, per_query: NDArray[np.float64]) -> Scored:
         return Scored(exponent, float(per_query.mean()), paired_bootstrap(per_query, pretrained, seed=seed))
 
-    exponent = float(implied_similarity(model).exponents[1])
+    exponent = float(scoring_of(model).exponents[1])
     if normalizes_output(model):
         trained = scored(exponent, own_ndcg(model, task))
         return Comparison(len(pretrained), float(pretrained.mean()), trained, None, trained, None)

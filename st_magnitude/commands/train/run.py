@@ -64,18 +64,11 @@ FREE |= {"keep_scoring", "keep_checkpoints", "resume"}
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """What `train` returns.
-
-    Attributes:
-        trainer: The trainer, with the model in ``trainer.model`` and the log in ``trainer.state.log_history``.
-        geometry: Norms and isotropy of a sample of the texts, ``"before"`` and ``"after"``.
-        comparison: The trained model beside the pretrained one on the dev data; None if there was no dev data. Of
-            several processes only the first has it and the geometry.
-    """
+    """What `train` returns. Of several processes, only the first has the geometry and the comparison."""
 
     trainer: SentenceTransformerTrainer
-    geometry: dict[str, dict[str, float]]
-    comparison: Comparison | None
+    geometry: dict[str, dict[str, float]]  # norms and isotropy of a sample of the texts, "before" and "after"
+    comparison: Comparison | None  # with the pretrained model; None without dev data
 
 
 def train(
@@ -97,13 +90,12 @@ def train(
             folder or hub id of one, which is loaded after everything else has been checked.
         data: Training data. Judged negatives become hard negatives.
         output: Folder for the model.
-        config: Settings of the run; by default ``TrainConfig()``.
+        config: Settings of the run.
         dev: Held-out data to compare on.
         loss_options: Further arguments of the loss.
 
     Raises:
-        ValueError: If the data has a single document or fewer than two pairs a process, dims or temperatures do not
-            suit the loss (see `temp_agg_mrl`), or the model has no limit of tokens and a max_length is given.
+        ValueError: If the data have too few pairs, or dims, temperatures or max_length do not suit the model.
         FileExistsError: If output holds a finished model, an unfinished run and ``config.resume`` is False, or a run
             that was started with other settings or data.
         OSError: If the model cannot be found, or nothing can be written.
