@@ -322,7 +322,6 @@ def _metadata(name: str, kind: Any, main_score: str) -> Any:
     return TaskMetadata(
         name=name,
         description=f"{kind} on local data.",
-        reference=None,
         dataset={"path": "local", "revision": "local"},
         type=kind,
         category="t2t",
@@ -330,14 +329,6 @@ def _metadata(name: str, kind: Any, main_score: str) -> Any:
         eval_splits=["test"],
         eval_langs=["eng-Latn"],
         main_score=main_score,
-        date=None,
-        domains=None,
-        task_subtypes=None,
-        license=None,
-        annotations_creators=None,
-        dialect=None,
-        sample_creation=None,
-        bibtex_citation=None,
     )
 
 

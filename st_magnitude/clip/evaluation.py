@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.stats import skew
 from torch import Tensor
 
 from st_magnitude.evaluation.metrics import TILE, are_unit, rank
-from st_magnitude.geometry import coefficient_of_variation, cohens_d, norms, spearman
+from st_magnitude.geometry import coefficient_of_variation, norms, spearman
+from st_magnitude.geometry.magnitude import counted_cohens_d
 from st_magnitude.similarity import COSINE, DOT, Similarity
 
 __all__ = ["RetrievalReport", "retrieval_report", "zero_shot"]
@@ -173,12 +175,14 @@ def retrieval_report(
         for side in x:
             n_10 = occurrence[name, side]
             key = f"{name}_{side}_hub"
-            metrics[f"{key}_skew"], metrics[f"{key}_norm"] = _skewness(n_10), math.nan
+            metrics[f"{key}_skew"] = metrics[f"{key}_norm"] = math.nan
             if np.ptp(n_10) == 0:
                 reasons[f"{key}_skew"] = reasons[f"{key}_norm"] = (
                     f"N_{HUB_K} is {n_10[0]} for every item: more items than {HUB_K} are needed"
                 )
-            elif np.ptp(item_norms[side]) <= 1e-6 * item_norms[side].max():
+                continue
+            metrics[f"{key}_skew"] = float(skew(n_10))
+            if np.ptp(item_norms[side]) <= 1e-6 * item_norms[side].max():
                 reasons[f"{key}_norm"] = f"all {side} features have the same norm"
             else:
                 metrics[f"{key}_norm"] = spearman(n_10, item_norms[side])
@@ -325,52 +329,25 @@ def _separations(
     item_norms: Array, relevant: NDArray[np.bool_], hard: NDArray[np.int64], side: str
 ) -> dict[str, float | str]:
     """Cohen's d of the norms of items by pairing, or the reason why it is not defined: (m,), (n queries, m), (m,)."""
-    num_queries, degrees = len(relevant), relevant.sum(axis=0)  # (m,)
+    degrees = relevant.sum(axis=0)  # (m,)
+    is_relevant = (degrees > 0).astype(int)
     other = "text" if side == "image" else "image"
     too_few = "fewer than two of them: d needs two of either kind"
-    d: dict[str, float | str] = {}
-    d["hard"] = f"of irrelevant {side}s there are {too_few}"
-    if min(degrees.sum(), hard.sum()) >= 2:
-        d["hard"] = _counted_d(item_norms, degrees, hard)
-    is_relevant = degrees > 0
-    d["corpus"] = (
-        f"{is_relevant.sum()} of the {len(item_norms)} {side}s belong to some {other}, and d needs two that do and "
-        "two that do not: add distractors"
-    )
-    if min(is_relevant.sum(), (~is_relevant).sum()) >= 2:
-        d["corpus"] = cohens_d(item_norms[is_relevant], item_norms[~is_relevant])
-    d["pairs"] = (
-        f"every {side} belongs to equally many {other}s ({degrees[0]}), so that relevant and irrelevant pairs have the "
-        "same norms and d is 0 for any features"
-    )
-    if np.ptp(degrees):
-        d["pairs"] = f"of irrelevant pairs there are {too_few}"
-        if min(degrees.sum(), (num_queries - degrees).sum()) >= 2:
-            d["pairs"] = _counted_d(item_norms, degrees, num_queries - degrees)
-    return d
 
+    def d(relevant: NDArray[np.int64], irrelevant: NDArray[np.int64], why_undefined: str) -> float | str:
+        enough = min(relevant.sum(), irrelevant.sum()) >= 2
+        return counted_cohens_d(item_norms, relevant, irrelevant) if enough else why_undefined
 
-def _counted_d(item_norms: Array, relevant: NDArray[np.int64], irrelevant: NDArray[np.int64]) -> float:
-    """Cohen's d between norms that are repeated by counts, without repeating them: (m,), (m,), (m,).
-
-    Equal to ``cohens_d(np.repeat(item_norms, relevant), np.repeat(item_norms, irrelevant))``, which would not fit
-    into memory for the pairs of a large corpus.
-    """
-    samples = [(item_norms[counts > 0], counts[counts > 0]) for counts in (relevant, irrelevant)]
-    both = np.concatenate([values for values, _ in samples])
-    if np.ptp(both) <= 1e-6 * both.max():
-        return 0.0
-    means = [float(np.average(values, weights=counts)) for values, counts in samples]
-    squares = [
-        float(counts @ (values - mean) ** 2) if np.ptp(values) else 0.0
-        for (values, counts), mean in zip(samples, means, strict=True)
-    ]
-    deviation = math.sqrt(sum(squares) / (relevant.sum() + irrelevant.sum() - 2))
-    difference = means[0] - means[1]
-    return difference / deviation if deviation else math.copysign(math.inf, difference)
-
-
-def _skewness(counts: NDArray[np.int64]) -> float:
-    """E (N - mean)³ / sd³; nan of a constant."""
-    deviations = counts - counts.mean()
-    return float((deviations**3).mean() / counts.std() ** 3) if np.ptp(counts) else math.nan
+    return {
+        "hard": d(degrees, hard, f"of irrelevant {side}s there are {too_few}"),
+        "corpus": d(
+            is_relevant,
+            1 - is_relevant,
+            f"{is_relevant.sum()} of the {len(item_norms)} {side}s belong to some {other}, and d needs two that do and "
+            "two that do not: add distractors",
+        ),
+        "pairs": d(degrees, len(relevant) - degrees, f"of irrelevant pairs there are {too_few}")
+        if np.ptp(degrees)
+        else f"every {side} belongs to equally many {other}s ({degrees[0]}), so that relevant and irrelevant pairs "
+        "have the same norms and d is 0 for any features",
+    }

@@ -8,7 +8,8 @@ from functools import partial
 from itertools import islice
 from pathlib import PurePath
 
-from st_magnitude.corpus.formats import names, needs, trim_lines
+from st_magnitude._checks import needs
+from st_magnitude.corpus.formats import names, trim_lines
 
 __all__ = [
     "CODE_SUFFIXES",

@@ -22,7 +22,7 @@ from st_magnitude.diagnosis.findings import (
     TaskSymmetry,
 )
 from st_magnitude.diagnosis.measure import Bootstrap
-from st_magnitude.evaluation.compression import CompressionCell, bytes_per_document, search_compressed
+from st_magnitude.evaluation.compression import CompressionCell, compression_cells, search_compressed
 from st_magnitude.evaluation.task import EncodedTask
 from st_magnitude.similarity import COSINE, DOT, Similarity, safe_norm
 
@@ -183,11 +183,7 @@ def storage(bench: Bench) -> tuple[list[CompressionCell], Stored]:
         if prefix:
             stored[prefix, "float32", "none"] = search(prefix, "float32", bench.scoring)["none"]
     stored |= {(dim, "binary", kind): values for kind, values in search(dim, "binary", bench.scoring).items()}
-    reference = float(stored[dim, "float32", "none"].mean())
-    cells = [
-        CompressionCell(*key, bytes_per_document(*key), mean, mean / reference if reference else math.nan)
-        for key, mean in ((key, float(values.mean())) for key, values in stored.items())
-    ]
+    cells = compression_cells(stored, dim)
     with_norm = search(dim, "binary", Similarity(1.0, bench.choice.magnitude_candidate))
     return cells, stored | {(dim, "binary", "candidate"): with_norm["norm"]}
 

@@ -320,13 +320,7 @@ class Diagnosis:
     recommendations: list[Recommendation]
     provenance: Provenance
 
-    @property
-    def read_out(self) -> ExponentChoice:
-        """The former name of `exponent`."""
-        return self.exponent
-
     def __getitem__(self, name: str) -> Recommendation:
-        name = "exponent" if name == "read-out" else name  # its former name
         for recommendation in self.recommendations:
             if recommendation.name == name:
                 return recommendation

@@ -32,6 +32,7 @@ from st_magnitude.diagnosis.findings import (
 from st_magnitude.evaluation.calibration import ExponentCurve
 from st_magnitude.evaluation.metrics import are_unit
 from st_magnitude.evaluation.task import EncodedTask
+from st_magnitude.geometry.magnitude import counted_cohens_d, without
 from st_magnitude.similarity import COSINE, Similarity
 
 __all__ = [
@@ -94,7 +95,7 @@ def _near_queries(task: EncodedTask) -> tuple[NDArray[np.int64], Mask]:
 def _effect(documents: NormStatistics, rows: NDArray[np.int64], is_relevant: Mask, why_undefined: str) -> EffectSize:
     if min(is_relevant.sum(), (~is_relevant).sum()) < 2:
         return EffectSize(undefined=why_undefined)
-    norms, log_words = documents.values[rows], np.log(np.maximum(documents.words[rows], 1))
+    norms, log_words = documents.values[rows], _log_words(documents)[rows]
     return EffectSize(
         geometry.cohens_d(norms[is_relevant], norms[~is_relevant]),
         geometry.adjusted_cohens_d(norms, log_words, is_relevant),
@@ -111,31 +112,16 @@ def _pairs_effect(documents: NormStatistics, degrees: NDArray[np.int64], num_que
     if counts[1].sum() < 2:
         return EffectSize(undefined="all pairs but one are relevant")
     # Every document is in num_queries pairs, so that the regression over pairs is that over documents.
-    return EffectSize(_weighted_d(documents.values, *counts), _weighted_d(without_words(documents), *counts))
+    return EffectSize(counted_cohens_d(documents.values, *counts), counted_cohens_d(without_words(documents), *counts))
 
 
 def without_words(documents: NormStatistics) -> Array:
     """Norms with the logarithm of the number of words regressed out: (n,)."""
-    log_words = np.log(np.maximum(documents.words, 1))
-    x = log_words - log_words.mean()
-    return documents.values - (x @ documents.values / (x @ x) if x.any() else 0.0) * x
+    return without(documents.values, _log_words(documents))
 
 
-def _weighted_d(values: Array, relevant: NDArray[np.int64], irrelevant: NDArray[np.int64]) -> float:
-    """cohens_d of values that are repeated the given numbers of times: (m,), (m,), (m,) -> d.
-
-    Example:
-        >>> x = np.array([1.0, 2.0, 4.0])
-        >>> _weighted_d(x, np.array([1, 0, 2]), np.array([2, 3, 1])) == geometry.cohens_d([1, 4, 4], [1, 1, 2, 2, 2, 4])
-        True
-    """
-    if np.ptp(values) <= 1e-6 * np.abs(values).max():
-        return 0.0
-    n, m = int(relevant.sum()), int(irrelevant.sum())
-    means = relevant @ values / n, irrelevant @ values / m
-    squares = relevant @ (values - means[0]) ** 2 + irrelevant @ (values - means[1]) ** 2
-    difference = float(means[0] - means[1])
-    return difference / math.sqrt(squares / (n + m - 2)) if squares else math.copysign(math.inf, difference)
+def _log_words(documents: NormStatistics) -> Array:
+    return np.log(np.maximum(documents.words, 1))
 
 
 def halves(task: EncodedTask, seed: int) -> Mask:

@@ -67,14 +67,7 @@ class CompressionCell:
     @property
     def row(self) -> dict[str, Any]:
         """The columns of the CSV files."""
-        return {
-            "dim": self.dim,
-            "precision": self.precision,
-            "rescoring": self.rescoring,
-            "bytes_per_document": self.bytes_per_document,
-            "ndcg@10": self.ndcg,
-            "retention": self.retention,
-        }
+        return {"ndcg@10" if name == "ndcg" else name: value for name, value in vars(self).items()}
 
 
 class CompressionEvaluator(SearchEvaluator):

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from st_magnitude.geometry.arrays import Array, matrix_of, sample_of
 
@@ -61,6 +62,35 @@ def cohens_d(relevant: Any, irrelevant: Any, pooled: str = "df") -> float:
     return difference / deviation if deviation else math.copysign(math.inf, difference)
 
 
+def counted_cohens_d(values: Array, relevant: NDArray[np.int64], irrelevant: NDArray[np.int64]) -> float:
+    """`cohens_d` of values that are repeated the given numbers of times, without repeating them: (m,), (m,), (m,) -> d.
+
+    Example:
+        >>> counted_cohens_d(np.array([1.0, 2.0, 4.0]), np.array([1, 0, 2]), np.array([2, 3, 1])) == cohens_d(
+        ...     [1, 4, 4], [1, 1, 2, 2, 2, 4]
+        ... )
+        True
+    """
+    samples = [(values[counts > 0], counts[counts > 0]) for counts in (relevant, irrelevant)]
+    both = np.concatenate([sample for sample, _ in samples])
+    if np.ptp(both) <= 1e-6 * np.abs(both).max():
+        return 0.0
+    means = [float(np.average(sample, weights=counts)) for sample, counts in samples]
+    squares = sum(
+        float(counts @ (sample - mean) ** 2) if np.ptp(sample) else 0.0
+        for (sample, counts), mean in zip(samples, means, strict=True)
+    )
+    deviation = math.sqrt(squares / (int(relevant.sum()) + int(irrelevant.sum()) - 2))
+    difference = means[0] - means[1]
+    return difference / deviation if deviation else math.copysign(math.inf, difference)
+
+
+def without(values: Array, covariate: Array) -> Array:
+    """The values after the covariate, but not its mean, has been regressed out: (n,), (n,) -> (n,)."""
+    x = covariate - covariate.mean()
+    return values - (x @ values / (x @ x) if x.any() else 0.0) * x
+
+
 def adjusted_cohens_d(values: Any, covariate: Any, is_relevant: Any, pooled: str = "df") -> float:
     """Cohen's d of the residuals of a linear regression of the values on a covariate: (n,), (n,), (n,) -> d.
 
@@ -89,9 +119,7 @@ def adjusted_cohens_d(values: Any, covariate: Any, is_relevant: Any, pooled: str
             "values, covariate and is_relevant must describe the same documents, got "
             f"{len(y)}, {len(x)} and {len(group)}."
         )
-    x = x - x.mean()
-    slope = x @ y / (x @ x) if x.any() else 0.0
-    residual = y - slope * x
+    residual = without(y, x)
     return cohens_d(residual[group], residual[~group], pooled=pooled)
 
 

@@ -228,12 +228,10 @@ def check_supported(lm: nn.Module) -> None:
 
 
 def attach(lm: nn.Module) -> None:
-    """Switch all layers of a decoder to in-batch attention, in place; nothing of it is saved with the model.
+    """Switches all layers of a decoder to in-batch attention, in place; nothing of it is saved with the model.
 
-    Without ``in_batch`` (generation, evaluation) the model computes what transformers' ``sdpa`` computes.
-
-    Raises:
-        TypeError, ValueError: As :func:`check_supported`.
+    Without ``in_batch`` (generation, evaluation) the model computes what transformers' ``sdpa`` computes. A model that
+    :func:`check_supported` refuses raises TypeError or ValueError.
     """
     check_supported(lm)
     AttentionInterface.register(NAME, _attention)
@@ -258,20 +256,10 @@ def _refuse_reentrant(base: PreTrainedModel) -> None:
 def two_streams(
     lm: nn.Module, input_ids: Tensor, attention_mask: Tensor, neighbours: Neighbours
 ) -> tuple[Tensor, Tensor]:
-    """The last hidden states of both streams: e, those of the plain model, and h, which attends to other documents too.
+    """The last hidden states of both streams, (B, L, D) each: e of the plain model, and h, which attends to others too.
 
-    Args:
-        lm: A decoder after :func:`attach`.
-        input_ids: (B, L), padded on either side.
-        attention_mask: (B, L), 1 at tokens and 0 at padding.
-        neighbours: The weights, for the same B documents.
-
-    Returns:
-        e and h, (B, L, D) each. Values at padding are meaningless.
-
-    Raises:
-        ValueError: If the model was not attached, if it uses reentrant gradient checkpointing, or if in-batch attention
-            did not reach all of its layers.
+    Documents (B, L) may be padded on either side; values at padding are meaningless. The model must have been through
+    :func:`attach`, and may not use reentrant gradient checkpointing.
 
     Source: Revela, Eq. 3-8, section 3.4.
     """
@@ -302,20 +290,10 @@ def two_streams(
 def next_token_loss(
     lm: nn.Module, states: Tensor, input_ids: Tensor, attention_mask: Tensor, tokens_per_chunk: int = 512
 ) -> Tensor:
-    """Mean next-token cross-entropy in nats, over all tokens except the first of each document.
+    """Mean next-token cross-entropy in nats of states (B, L, D), over all tokens except the first of each document.
 
     The (tokens, vocabulary) logits exist for ``tokens_per_chunk`` tokens at a time, in float32, and the backward pass
-    recomputes them.
-
-    Args:
-        lm: The decoder, whose output layer is used.
-        states: (B, L, D), last hidden states.
-        input_ids: (B, L).
-        attention_mask: (B, L).
-        tokens_per_chunk: Number of rows of logits that exist at a time.
-
-    Returns:
-        A scalar; 0 if no document has two tokens.
+    recomputes them. The loss is 0 if no document has two tokens.
     """
     head = base_model(lm).get_output_embeddings()
     mask = attention_mask.to(torch.bool)

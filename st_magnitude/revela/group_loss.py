@@ -40,22 +40,10 @@ CITATION = """
 
 
 class GroupLoss(nn.Module):
-    """A loss of a retriever and a language model on groups of documents.
+    """A loss of a retriever and a language model on groups of documents; RevelaLoss documents the arguments.
 
-    Args:
-        model: The retriever; it gets the prefixes as prompts and cosine as its similarity.
-        lm: The language model.
-        lm_tokenizer: Tokenizer of the language model; by default the one saved beside it.
-        prefixes: Prefixes of queries and of passages.
-        query_part: Part of a document that is its query, see :class:`~st_magnitude.revela.GroupCollator`.
-        max_length: Largest number of tokens of a text, for both models.
-
-    Raises:
-        ValueError: If there is no tokenizer, it has no padding token, or an argument is out of range. The retriever is
-            not changed then.
-
-    Attributes:
-        logs: Figures of the last batch. RevelaTrainer logs their means.
+    The retriever gets the prefixes as prompts and cosine as its similarity, unless an argument is refused. ``logs`` has
+    the figures of the last batch, whose means RevelaTrainer logs.
     """
 
     citation: ClassVar[str] = CITATION

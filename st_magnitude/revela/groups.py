@@ -318,11 +318,7 @@ class GroupCollator:
         self._pad = int(pad)
 
     def __call__(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """The batch of some rows with ``chunks`` and optionally ``code``; other columns are ignored.
-
-        Raises:
-            DataError: If a row does not hold a group.
-        """
+        """The batch of some rows with ``chunks`` and optionally ``code``; other columns are ignored."""
         for number, row in enumerate(features):
             chunks = row.get("chunks")
             if not isinstance(chunks, list | tuple) or len(chunks) < 2 or not all(isinstance(c, str) for c in chunks):
@@ -336,15 +332,7 @@ class GroupCollator:
         return self.texts_to_batch([list(row["chunks"]) for row in features], code)
 
     def texts_to_batch(self, chunks: list[list[str]], code: list[list[bool]] | None = None) -> dict[str, Any]:
-        """The batch of n groups of texts.
-
-        Args:
-            chunks: One list of texts per group.
-            code: Whether each chunk is code, in the same shape; by default all chunks are prose.
-
-        Raises:
-            DataError: If ``code`` has another shape.
-        """
+        """The batch of n groups of texts; ``code`` tells which chunks are code, by default none."""
         sizes = [len(group) for group in chunks]
         if code is not None and [len(group) for group in code] != sizes:
             raise DataError(
@@ -384,13 +372,7 @@ class GroupCollator:
 
 
 def split_batch(batch: Mapping[str, Any], device: torch.device | str | None = None) -> list[dict[str, Any]]:
-    """Splits a collator's batch into the arguments of a loss: the features of query, passage and language model.
-
-    A trainer's ``collect_features`` does the same; this function is for those who call a loss themselves.
-
-    Args:
-        batch: The output of :class:`GroupCollator`.
-        device: Device for the tensors; by default they stay where they are.
+    """Splits a collator's batch into the features of query, passage and language model, as a trainer does for a loss.
 
     Example:
         >>> split_batch({"query_input_ids": [5], "passage_input_ids": [6], "lm_input_ids": [7], "lm_group": [0]})

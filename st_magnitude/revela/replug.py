@@ -62,22 +62,14 @@ def divergence(
     retriever_temperature: float,
     lm_temperature: float,
 ) -> Divergence:
-    """Divergence between the retriever's ranking and the language model's.
+    """Divergence between the retriever's ranking and the language model's, with both distributions.
 
         mean_i KL(P_Phi(. | i) || P_Theta(. | i)),
         P_Theta(j | i) = softmax_j( cos(q_i, p_j) / tau_r ),   P_Phi(j | i) = softmax_j( -l_ij / eta_m )
 
-    Args:
-        queries: Embeddings of the documents as queries, (B, D).
-        passages: Embeddings of the documents as passages, (B, D).
-        losses: l_ij = -log g(D_i | D_j), (B, B); only the pairs that ``candidates`` marks count.
-        candidates: Whether j is a candidate of i, (B, B); both softmaxes run over the candidates.
-        retriever_temperature: Temperature tau_r.
-        lm_temperature: Temperature eta_m.
-
-    Returns:
-        The divergence, with a gradient for queries and passages, and both distributions, in float32 or wider even under
-        autocast. A document without candidates does not count.
+    Both softmaxes run over the candidates of i, the pairs that ``candidates`` (B, B) marks; a document without any does
+    not count. Queries and passages are (B, D), losses l_ij = -log g(D_i | D_j) are (B, B). Results are in float32 or
+    wider even under autocast.
 
     Example:
         >>> import torch
@@ -110,28 +102,11 @@ def continuation_losses(
     pairs: Sequence[tuple[int, int]],
     pairs_per_batch: int = 16,
 ) -> Tensor:
-    """Computes -log g(continuation i | prefix j) for pairs (i, j), summed over the tokens of the continuation, in nats.
+    """-log g(continuation i | prefix j) in nats for pairs (i, j), summed over the tokens of the continuation: (P,).
 
     The model processes every prefix once; all its continuations share the keys and values of its tokens, without
-    padding. Sums are in float32 or wider; the model computes in its own dtype, even under autocast.
-
-    Args:
-        lm: A causal decoder of transformers, with or without peft, in eval mode.
-        prefixes: Token ids of each D_j, at least one each.
-        continuations: Token ids of each D_i; the last token of the prefix predicts the first of them.
-        pairs: The pairs (i, j).
-        pairs_per_batch: Number of sequences in a pass of the model.
-
-    Returns:
-        (P,) in float32, or in float64 for a float64 model; 0 for an empty continuation.
-
-    Raises:
-        ValueError: If a prefix is empty or a loss is not finite.
-
-    Example:
-        ::
-
-            continuation_losses(lm, [[5, 6]], [[7, 8, 9], [4]], [(0, 0), (1, 0)])  # (2,)
+    padding. It computes in its own dtype, even under autocast; sums are in float32 or wider. The last token of a prefix
+    predicts the first of the continuation. The loss of an empty continuation is 0; an empty prefix is refused.
 
     Source: Revela, appendix A.3.
     """
@@ -219,17 +194,12 @@ class ReplugLoss(GroupLoss):
             cosine.
         lm: A causal decoder of transformers, with or without peft. It computes in its own dtype, even under autocast;
             load it in bfloat16 to save time on a GPU.
-        lm_tokenizer: Tokenizer of the language model; by default the one saved beside it.
         retriever_temperature: Temperature tau_r.
         lm_temperature: Temperature eta_m in nats, per token, or per document without ``per_token``. The paper has 0.001
             for both temperatures (``ReplugLoss.preset("paper", ...)``; its printed formula also has
             ``include_self=True, per_token=False``), where nearly all targets are one-hot. With the defaults the
             distributions of the language model and of a pretrained encoder are about equally wide, some 4 of 16
             documents.
-        query_part: ``"half"`` or ``"full"``, the part of the query document that E gets, see
-            :class:`~st_magnitude.revela.RevelaLoss`; the language model gets all of it.
-        prefixes: Prefixes of queries and of passages; the language model gets none.
-        max_length: Largest number of tokens of a text, for retriever and language model.
         include_self: Whether a document is its own candidate, as in the printed formula. A language model that can copy
             then puts nearly all of the target on the document itself, and the others do not count.
         per_token: Whether to divide log g(D_i | D_j) by the number of tokens of D_i, which the printed formula does
@@ -238,6 +208,9 @@ class ReplugLoss(GroupLoss):
         cache_dir: Folder for the scores of the language model (a SQLite file), which processes and runs may share; with
             None the scores stay in memory, for this loss.
         pairs_per_batch: Number of sequences in a pass of the language model.
+
+    The other arguments are those of :class:`~st_magnitude.revela.RevelaLoss`. The language model gets whole documents
+    without prefixes.
 
     Where the tokenizer adds a beginning-of-text token before D_i, or an end-of-text token after either document, the
     loss leaves it out, so that D_i continues D_j.
@@ -322,16 +295,11 @@ class ReplugLoss(GroupLoss):
         return result.kl
 
     def losses(self, input_ids: Tensor, attention_mask: Tensor, candidates: Tensor) -> tuple[Tensor, float]:
-        """Computes l_ij = -log g(D_i | D_j) of the candidates, or takes it from the cache.
+        """l_ij = -log g(D_i | D_j) of the candidates (B, B), computed or from the cache, and the share that was in the
+        cache.
 
-        Args:
-            input_ids: Documents in the language model's tokens, (B, L), padded on either side.
-            attention_mask: 1 at tokens and 0 at padding, (B, L).
-            candidates: Pairs (i, j) to compute, (B, B).
-
-        Returns:
-            The losses, (B, B) in float32 or wider, on the device of ``candidates``, 0 at other pairs; in nats, divided
-            by the number of tokens of D_i with ``per_token``. And the share of pairs that were in the cache.
+        Documents (B, L) are in the language model's tokens, padded on either side. The losses, (B, B) in float32 or
+        wider and 0 at other pairs, are in nats, with ``per_token`` divided by the number of tokens of D_i.
         """
         begin, end = (getattr(self.collator.lm_tokenizer, f"{x}_token_id", None) for x in ("bos", "eos"))
         prefixes, continuations = [], []

@@ -30,14 +30,13 @@ class ScoreCache:
     """
 
     FILE = "lm_scores.sqlite"
-    _KIND = 0x5354_4D47  # "STMG", in the header of the file
-    _VERSION = 1
     _KEYS_PER_QUERY = 500
 
     def __init__(self, folder: str | Path | None = None) -> None:
         self.path = None if folder is None else Path(folder) / self.FILE
         self._opened: tuple[int, sqlite3.Connection] | None = None  # by this process
-        self._connection()
+        with self._explained():
+            self._connection()
 
     def get(self, keys: Iterable[bytes]) -> dict[bytes, float]:
         """The numbers of those keys that are known."""
@@ -53,7 +52,7 @@ class ScoreCache:
 
     def put(self, values: Mapping[bytes, float]) -> None:
         """Stores numbers by key; in case of an error it stores nothing."""
-        with self._explained(), self._transaction(self._connection()) as connection:
+        with self._explained(), self._connection() as connection:  # which commits, or rolls back
             connection.executemany("INSERT OR REPLACE INTO score VALUES (?, ?)", values.items())
 
     def __len__(self) -> int:
@@ -65,36 +64,16 @@ class ScoreCache:
 
     def _connection(self) -> sqlite3.Connection:
         if self._opened is None or self._opened[0] != os.getpid():  # sqlite must not be carried across a fork
-            self._opened = (os.getpid(), self._open())
-        return self._opened[1]
-
-    def _open(self) -> sqlite3.Connection:
-        with self._explained():
             if self.path is not None:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
             connection = sqlite3.connect(
-                self.path or ":memory:", timeout=60, isolation_level=None, check_same_thread=False
+                self.path or ":memory:", timeout=60, isolation_level="IMMEDIATE", check_same_thread=False
             )
-            with self._transaction(connection):
-                if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-                    connection.execute(f"PRAGMA application_id = {self._KIND}")
-                    connection.execute(f"PRAGMA user_version = {self._VERSION}")
-                    connection.execute("CREATE TABLE score (key BLOB PRIMARY KEY, value REAL NOT NULL) WITHOUT ROWID")
-            marks = tuple(connection.execute(f"PRAGMA {x}").fetchone()[0] for x in ("application_id", "user_version"))
-            if marks != (self._KIND, self._VERSION):
-                raise sqlite3.DatabaseError(f"it belongs to another program or version: {marks}")
-        return connection
-
-    @staticmethod
-    @contextmanager
-    def _transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
-        connection.execute("BEGIN IMMEDIATE")
-        try:
-            yield connection
-        except BaseException:
-            connection.execute("ROLLBACK")
-            raise
-        connection.execute("COMMIT")
+            connection.execute(
+                "CREATE TABLE IF NOT EXISTS score (key BLOB PRIMARY KEY, value REAL NOT NULL) WITHOUT ROWID"
+            )
+            self._opened = (os.getpid(), connection)
+        return self._opened[1]
 
     @contextmanager
     def _explained(self) -> Iterator[None]:

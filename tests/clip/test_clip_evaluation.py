@@ -213,18 +213,6 @@ def test_table() -> None:
         report["cosine_map"]
 
 
-def test_counted_d_equals_repetition() -> None:
-    rng = np.random.default_rng(0)
-    for _ in range(20):
-        lengths = rng.lognormal(size=12)
-        a, b = rng.integers(0, 5, size=12), rng.integers(0, 9, size=12)
-        expected = cohens_d(np.repeat(lengths, a), np.repeat(lengths, b))
-        assert evaluation._counted_d(lengths, a, b) == pytest.approx(expected, rel=1e-10)
-    two = np.array([0.1, 0.3])
-    assert evaluation._counted_d(two, np.array([3, 0]), np.array([0, 7])) == -math.inf
-    assert evaluation._counted_d(two, np.array([3, 0]), np.array([7, 0])) == 0.0
-
-
 @pytest.mark.parametrize(
     ("images", "texts", "options", "message"),
     [

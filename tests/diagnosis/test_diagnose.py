@@ -162,7 +162,6 @@ def test_baseline_gives_delta_cv_and_a_paired_difference():
     assert plain.baseline is None
     with pytest.raises(KeyError, match="no recommendation called 'baseline'; use one of 'exponent'"):
         plain["baseline"]
-    assert (plain["read-out"], plain.read_out) == (plain["exponent"], plain.exponent)  # former names
 
 
 def test_each_model_encodes_every_text_once():

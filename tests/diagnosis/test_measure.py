@@ -11,7 +11,7 @@ import torch
 from _planted import model_of, planted, quick, unit
 
 from st_magnitude import COSINE, MagnitudeEvaluator, Similarity, calibrate_exponent, geometry
-from st_magnitude.diagnosis.measure import _weighted_d, halves
+from st_magnitude.diagnosis.measure import halves
 from st_magnitude.evaluation import CompressionEvaluator
 from st_magnitude.evaluation.task import EncodedTask
 
@@ -129,10 +129,6 @@ def test_undefined_effects_say_why():
     assert "undefined" in str(found)
     assert "nan" not in str(found)
     assert found.to_dict()["effects"]["corpus"]["d"] is None
-
-
-def test_weighted_d_of_equal_values_is_zero():
-    assert _weighted_d(np.full(3, 1.0), np.array([1, 2, 0]), np.array([2, 1, 3])) == 0.0
 
 
 def test_hubness_sees_a_hub():

@@ -403,10 +403,6 @@ def broken(folder: Path, how: str) -> None:
     elif how == "foreign":
         with sqlite3.connect(file) as connection:
             connection.execute("CREATE TABLE score (name TEXT)")
-    elif how == "version":
-        ScoreCache(folder)
-        with sqlite3.connect(file) as connection:
-            connection.execute("PRAGMA user_version = 99")
     elif how == "torn":
         ScoreCache(folder).put({str(number).encode(): 1.0 for number in range(5000)})
         content = file.read_bytes()
@@ -415,7 +411,7 @@ def broken(folder: Path, how: str) -> None:
         file.mkdir()
 
 
-@pytest.mark.parametrize("how", ["garbage", "foreign", "version", "torn", "folder"])
+@pytest.mark.parametrize("how", ["garbage", "foreign", "torn", "folder"])
 def test_a_broken_or_foreign_file_is_named(model, lm, how: str, tmp_path) -> None:
     broken(tmp_path, how)
     with pytest.raises(ValueError, match=r"lm_scores.sqlite, cannot be used: .*cache_dir"):

@@ -53,8 +53,6 @@ def test_opening_and_writing_wait_for_others(new: bool, tmp_path) -> None:
     other.execute("BEGIN IMMEDIATE")
     if new:
         other.execute("CREATE TABLE score (key BLOB PRIMARY KEY, value REAL NOT NULL) WITHOUT ROWID")
-        other.execute(f"PRAGMA application_id = {ScoreCache._KIND}")
-        other.execute(f"PRAGMA user_version = {ScoreCache._VERSION}")
     other.execute("INSERT INTO score VALUES (?, ?)", (b"theirs", 2.0))
     timer = threading.Timer(0.3, other.execute, ("COMMIT",))
     timer.start()
