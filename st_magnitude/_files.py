@@ -46,13 +46,7 @@ def whole_folder(path: str | Path, overwrite: bool = False) -> Iterator[Path]:
     After an error, the new folder is removed and the path is as it was. After a kill, either the old or the new folder
     is at the path; the next call for the same path removes what is left beside it. If the kill came between the two
     renames, the old folder is beside the path under the name ``.NAME.old``, and the next call puts it back first.
-
-    Args:
-        path: The path of the new folder.
-        overwrite: Whether a folder that is not empty is replaced, with all that it contains.
-
-    Raises:
-        FileExistsError: See :func:`refuse_used_folder`.
+    A folder that is not empty is refused, or replaced with all that it contains.
 
     Example:
         >>> import tempfile

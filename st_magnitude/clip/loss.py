@@ -78,9 +78,9 @@ class AsymmetricClipLoss(ClipLoss):
             ``rank``, ``world_size``.
 
     Raises:
-        ValueError: If an argument is out of range; if ``direction`` is one-sided with ``local_loss=True`` and
-            ``gather_with_grad=False`` on several ranks, where the side that is not the query gets no gradient; at the
-            first batch, if all norms are 1 on a side whose magnitude is kept.
+        ValueError: If an argument is out of range, or ``direction`` is one-sided with ``local_loss=True`` and
+            ``gather_with_grad=False``, which would train one tower only; at the first batch, if all norms are 1 on a
+            side whose magnitude is kept.
 
     It is called like ClipLoss, ``loss(**model(images, texts))`` with a model that has ``output_dict=True``, and by
     open_clip's ``train_one_epoch``. With ``output_dict=True`` it returns {"contrastive_loss": ...} and an entry

@@ -120,15 +120,11 @@ def unnormalize(model: Model) -> Model:
 
     ``model(images, text)`` then returns the embeddings of ``encode_image`` and ``encode_text`` with
     ``normalize=False``, and ``get_logits`` uses them. Parameters and the keys of ``state_dict`` do not change, so
-    that stock open_clip loads its checkpoints; pickling, ``torch.jit.script`` (for models that it compiles) and
-    ``isinstance`` still work. In stock open_clip, such a checkpoint encodes by ``encode_image(x, normalize=False)``.
+    that stock open_clip loads its checkpoints and encodes by ``encode_image(x, normalize=False)``; pickling,
+    ``torch.jit.script`` (for models that it compiles) and ``isinstance`` still work.
 
     Args:
-        model: A CLIP, CustomTextCLIP (SigLIP) or CoCa of open_clip, also inside DistributedDataParallel. A model that
-            does not normalise is returned unchanged.
-
-    Returns:
-        The model.
+        model: A CLIP, CustomTextCLIP (SigLIP) or CoCa of open_clip, also inside DistributedDataParallel.
 
     Raises:
         TypeError: If it is another model, whose forward may do anything.
@@ -150,11 +146,7 @@ def unnormalize(model: Model) -> Model:
 
 
 def renormalize(model: Model) -> Model:
-    """Undoes :func:`unnormalize`: the model is that of open_clip again, which normalises in ``forward``. In place.
-
-    Raises:
-        TypeError: If it is another model, as for :func:`unnormalize`.
-    """
+    """Undoes :func:`unnormalize`: the model is that of open_clip again, which normalises in ``forward``. In place."""
     return _swapped(model, _NORMALIZED)
 
 
@@ -187,9 +179,6 @@ def calibrate(model: Model, images: Tensor | None = None, texts: Tensor | None =
         images: Preprocessed images for the probe, (n, 3, H, W); by default, eight random images.
         texts: Token ids for the probe, (m, L); by default, eight random sequences.
         batch_size: Number of inputs encoded at a time.
-
-    Returns:
-        The model.
 
     Raises:
         ValueError: If neither tower ends in a linear projection, the embeddings do not follow it, or their mean norm is

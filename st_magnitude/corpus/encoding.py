@@ -70,9 +70,8 @@ def encode_corpus(
     is a choice of the index (`Similarity.document`). For every device, one shard of texts and embeddings
     is in memory, and about 10 bytes for every document.
 
-    A job that is stopped or killed leaves complete shards only. The same call then continues: it reads the corpus once
-    to check that it is the same, and encodes the shards that are missing or damaged. Batch size and devices may differ
-    between the calls; they change embeddings by rounding only.
+    A job that is stopped or killed leaves complete shards only. The same call then checks that the corpus is the
+    same, and encodes the shards that are missing or damaged. Batch size and devices may differ between the calls.
 
     Args:
         model: The model. Its state counts, including ``max_seq_length``, ``truncate_dim`` and the precision.
@@ -94,8 +93,8 @@ def encode_corpus(
         The content of encoding.json, and as ``encoded`` the number of documents that this call has encoded.
 
     Raises:
-        DataError: If an id repeats, a text is empty or not a string, or there is no document; the message names the
-            first such document. If the corpus changes while it is read, or an embedding is not finite in the dtype.
+        DataError: If an id repeats, a text is empty or not a string, there is no document, the corpus changes while it
+            is read, or an embedding is not finite in the dtype.
         FileExistsError: If the output holds something else, or another model, corpus or setting, which the message
             names.
         KeyboardInterrupt: At Ctrl-C, and in the main thread at SIGTERM; the message says what has been encoded.

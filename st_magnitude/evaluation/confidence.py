@@ -117,14 +117,7 @@ class Novelty:
 def novelty(inside: Any, outside: Any, lengths_inside: Any = None, lengths_outside: Any = None) -> Novelty:
     """Compares norms inside the training domain with norms outside: (n,), (m,) -> ratio and AUROCs.
 
-    Args:
-        inside: Norms of embeddings of the training domain.
-        outside: Norms of embeddings of other texts.
-        lengths_inside: Number of words of each text inside.
-        lengths_outside: Number of words of each text outside.
-
-    Raises:
-        ValueError: If a sample is empty.
+    The lengths are numbers of words, for the control. An empty sample raises ValueError.
 
     Example:
         >>> novelty([4.0, 6.0], [2.0, 3.0]).ratio

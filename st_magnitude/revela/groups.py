@@ -1,16 +1,8 @@
 """Groups of chunks from documents, and batches from groups.
 
 One row of the dataset is one group: chunks that are contextually related (section 4.1 of the paper). A loss sees whole
-groups, so a trainer may shuffle rows in any way::
-
-    documents = read_documents("docs/")                     # or texts, a datasets.Dataset, rows of a JSONL file
-    train, held_out = split_documents(documents)
-    groups = build_groups(train)                            # columns: chunks, code
-    task = title_task(held_out)                             # a retrieval task: section titles ask for their chunks
-    collator = GroupCollator(model.preprocess, lm_tokenizer)
-
-A trainer would mix rows of single chunks by its shuffling. That is the paper's "random" ablation: an nDCG@10 of 3.9
-instead of 33.6 (Table 3).
+groups, so a trainer may shuffle rows in any way. It would mix rows of single chunks, which is the paper's "random"
+ablation: an nDCG@10 of 3.9 instead of 33.6 (Table 3).
 """
 
 from __future__ import annotations
@@ -99,8 +91,7 @@ def build_groups(
 
     Raises:
         ValueError: If a number is out of range, or shuffling is combined with streaming.
-        DataError: If there are no documents, all are blank, no chunk has ``min_words`` words, fewer than 2 different
-            chunks are left, or a file cannot be read.
+        DataError: If a file cannot be read, or fewer than 2 different chunks are left.
         ImportError: If the extra ``revela`` is not installed.
 
     Example:

@@ -59,9 +59,8 @@ class RevelaLoss(GroupLoss):
     ``data_collator=loss.collator``. In ``fit`` a row is an ``InputExample`` whose texts are the documents of a group;
     the loss then decodes them from the retriever's tokens, in lower case if its tokenizer is uncased.
 
-    The Trainer of sentence-transformers and ``fit`` train all parameters of the language model that require gradients,
-    at the retriever's learning rate: freeze the language model, or wrap it with peft first. They neither save it nor
-    synchronise it between processes, and they do not log what RevelaTrainer logs.
+    Both train all parameters of the language model that require gradients, at the retriever's learning rate: freeze it,
+    or wrap it with peft first. They do not save it, synchronise it between processes or log what RevelaTrainer logs.
 
     Args:
         model: The retriever. Its ``prompts`` for "query" and "document" become the prefixes, and its similarity becomes
@@ -69,8 +68,7 @@ class RevelaLoss(GroupLoss):
         lm: A causal decoder of transformers, with or without peft; see :func:`~st_magnitude.revela.attention.attach`.
         lm_tokenizer: Tokenizer of the language model; by default the one saved beside it.
         temperature: Temperature tau. The paper's is 1e-4 (``RevelaLoss.preset("paper", ...)``), for decoders in
-            bfloat16. The cosines of encoders that were trained contrastively lie so far apart that rows become one-hot
-            at this temperature and pass no gradient.
+            bfloat16. With encoders that were trained contrastively, rows become one-hot at it and pass no gradient.
         query_part: ``"half"`` takes the first half of a document's words as its query, so that copying cannot match, as
             for the paper's Wikipedia; documents marked as code are queries as a whole. ``"full"`` takes all words.
         prefixes: Prefixes of queries and of passages.
@@ -83,9 +81,8 @@ class RevelaLoss(GroupLoss):
         backend: ``"exact"``, ``"sparse"`` or ``"auto"``, see :meth:`~st_magnitude.revela.attention.Neighbours.of`.
 
     Raises:
-        ValueError: If the language model is not supported or has no tokenizer or padding token, or if an argument is
-            out of range.
-        TypeError: If the language model is not a transformers model.
+        ValueError, TypeError: If the language model is not supported, not a transformers model or has no tokenizer or
+            padding token, or an argument is out of range.
 
     RevelaTrainer logs: ``next_token`` (nats), ``auxiliary``, ``one_hot`` (share of rows with a weight above 0.999),
     ``active_pairs`` (share of pairs above 1e-7), ``top_similarity`` (mean of the largest weight in a row).

@@ -184,14 +184,12 @@ class ReplugLoss(GroupLoss):
     from :func:`~st_magnitude.revela.build_groups`, and a Trainer other than :class:`~st_magnitude.revela.RevelaTrainer`
     needs ``data_collator=loss.collator``. The loss freezes the language model, in place, and never saves it.
 
-    The language model scores every pair once: B (B - 1) continuations for a group of B. It computes the keys and values
-    of each document once. The scores are kept, so a second epoch over the same groups needs no language model. They
-    depend only on the language model and the tokens of both documents, so runs with other retrievers, temperatures or
-    ``per_token`` share them. A score takes about 40 bytes.
+    The language model scores every pair once, B (B - 1) continuations for a group of B. The scores, about 40 bytes
+    each, are kept, so a second epoch over the same groups needs no language model. Runs with other retrievers,
+    temperatures or ``per_token`` share them.
 
     Args:
-        model: The retriever. Its ``prompts`` for "query" and "document" become the prefixes, and its similarity becomes
-            cosine.
+        model: The retriever, whose prompts and similarity change as by RevelaLoss.
         lm: A causal decoder of transformers, with or without peft. It computes in its own dtype, even under autocast;
             load it in bfloat16 to save time on a GPU.
         retriever_temperature: Temperature tau_r.

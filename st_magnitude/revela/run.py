@@ -78,17 +78,14 @@ def run(
         say: Function that gets the lines of the report.
 
     Returns:
-        The content of ``revela.json``: settings and log; with ``config.evaluate`` also nDCG@10, MRR@10 and recall of
-        the retriever, of BM25 and of both by reciprocal rank fusion before and after training, and the differences with
-        95 % intervals. Among several processes the first one measures, saves and returns all of this.
+        The content of ``revela.json``: settings and log; with ``config.evaluate`` also the figures of the retriever, of
+        BM25 and of both fused, before and after training, with differences. Of several processes, the first has it.
 
     Raises:
         DataError: If the corpus has nothing to train on, or too little for the evaluation.
         FileExistsError: If output holds a finished model, an unfinished run and ``config.resume`` is False, or a run
             that was started with other models, settings or groups.
-        OSError: If the retriever or the language model cannot be loaded.
-        ImportError: If the extra ``revela`` is not installed, or ``gguf`` for a GGUF file.
-        ValueError: If a model is not supported, or an argument is out of range.
+        OSError, ImportError, ValueError: If a model cannot be loaded or is not supported, or a package is missing.
         KeyboardInterrupt: At Ctrl-C and at SIGTERM, after the current step is done and saved as a checkpoint.
     """
     config = config or RevelaConfig()

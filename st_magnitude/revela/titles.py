@@ -19,11 +19,7 @@ __all__ = ["TitleTask", "title_task"]
 
 @dataclass(repr=False)
 class TitleTask(RetrievalData):
-    """A retrieval task made from documents alone.
-
-    Attributes:
-        kind: ``"titles"`` if the queries are section titles, ``"sentences"`` if they are first sentences of chunks.
-    """
+    """A retrieval task from documents; ``kind`` says what asks: ``"titles"`` of sections or first ``"sentences"``."""
 
     kind: str = "titles"
 

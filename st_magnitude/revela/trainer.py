@@ -59,8 +59,8 @@ class RevelaTrainer(SentenceTransformerTrainer):
         kwargs: All other arguments of SentenceTransformerTrainer.
 
     Raises:
-        ValueError: If the dataset has no column ``chunks``, if the loss is of another kind or has another retriever, or
-            if batches would be split among processes; when resuming, if other parameters are trained than were saved.
+        ValueError: If the dataset has no column ``chunks``, the loss is of another kind or has another retriever,
+            batches would be split among processes, or a resumed run trains other parameters.
         FileNotFoundError: When resuming, if the checkpoint has no language model.
         ImportError: If a LoRA is requested and peft is not installed.
 

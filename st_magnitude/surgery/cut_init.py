@@ -85,15 +85,9 @@ def cut_init(
         probe: Texts; for a CLIP a pair (images, tokens); for any other module its input. With None, eight sentences,
             or eight random images and token sequences; any other module is then not measured.
 
-    Returns:
-        The divided parameters, norms before and after, and the Spearman correlation of similarities.
-
     Raises:
         ValueError: If c is not positive, no last affine map is found, the embeddings do not follow it, or no parameter
             was chosen. The model is then unchanged.
-
-    For the warning, a model counts as trained if a normalisation layer has a bias that is not 0 or a weight that is not
-    constant, since every such layer begins with both.
 
     Example:
         >>> from sentence_transformers.base.modules import Dense
@@ -181,6 +175,7 @@ def _chosen(model: nn.Module, where: str | Callable[[str, nn.Parameter], bool], 
 
 
 def _looks_trained(model: nn.Module) -> bool:
+    """Whether a normalisation layer has a bias that is not 0 or a weight that is not constant; all begin with both."""
     for module in model.modules():
         weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
         if "norm" in type(module).__name__.lower() and isinstance(weight, nn.Parameter) and weight.ndim == 1:

@@ -55,9 +55,6 @@ def export(
             the gamma in the log and in ``st_magnitude.json``. Queries need nothing: their norm changes no ranking.
         overwrite: Whether a folder that is not empty is replaced, with all that it contains.
 
-    Returns:
-        The folder.
-
     Raises:
         FileExistsError: If the folder is not empty and overwrite is False.
         OSError: If the model cannot be written, for example because the disk is full. The folder is then as it was.
@@ -85,10 +82,7 @@ def export(
 def write_model(
     model: SentenceTransformer, folder: Path, calibrated_scores: bool = False, bake_exponent: bool = False
 ) -> None:
-    """Writes the files of :func:`export` into a folder, whatever else is in it.
-
-    Callers that write more files than the model use it within :func:`~st_magnitude._files.whole_folder`.
-    """
+    """Writes the files of :func:`export` into a folder, whatever else is in it."""
     with _ending(model, calibrated_scores, bake_exponent):
         model.save_pretrained(str(folder))
     if bake_exponent:

@@ -118,12 +118,9 @@ def attach_grad_scale(
 
     Args:
         model: The model to train.
-        power: Exponent of the norm, as in :func:`grad_scale`.
+        power: Exponent of the norm.
         after: The module whose output is scaled. With None, it is chosen as in the table.
-        divide_by_mean: Whether to divide the factors by their mean, as in :func:`grad_scale`.
-
-    Returns:
-        A handle with ``remove()``.
+        divide_by_mean: Whether to divide the factors by their mean.
 
     Raises:
         ValueError: If GradScale would come after Normalize, where it does nothing; if the model has it already; at the

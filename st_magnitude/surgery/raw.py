@@ -173,9 +173,6 @@ def raw_producers(model: nn.Module) -> list[nn.Module]:
 
     For a module that is not a SentenceTransformer, the list holds the module itself.
 
-    Raises:
-        ValueError: If the model, or a route, consists of Normalize only.
-
     Example:
         >>> from sentence_transformers.sentence_transformer.modules import BoW
         >>> model = SentenceTransformer(modules=[BoW(["red"]), Normalize()], device="cpu")

@@ -83,23 +83,15 @@ def run(
     """Builds the data, trains twice, measures, saves, and has mteb score the saved model in a fresh process.
 
     Args:
-        output: New or empty folder for models, data, ``norms.png`` and ``results.json``.
+        output: New or empty folder for models, data, ``norms.png`` and ``results.json``, whose content is returned.
         model: SentenceTransformer folder or hub id; default: all-MiniLM-L6-v2 from PyPI.
         steps: Number of training steps of each of the two models.
         batch_size: Number of queries in a step, each with its answer and one explicit negative.
         learning_rate: Peak learning rate.
         max_length: Number of tokens of a text that the model reads.
         seed: Seed for the data, the order of the rows and dropout.
-        task: Data to use instead of :func:`~st_magnitude.commands.demo.docstrings.build_docstring_task`.
+        task: Data to use instead of `build_docstring_task`.
         say: Function that receives the report line by line.
-
-    Returns:
-        The content of ``results.json``.
-
-    Raises:
-        FileExistsError: If output is not empty.
-        DataError: If the environment has too few documented packages.
-        RuntimeError: If the saved model does not have the same score in a fresh process as here.
     """
     output = Path(output)
     if output.exists() and any(output.iterdir()):
