@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
+
+from st_magnitude.geometry.arrays import matrix_of
 
 __all__ = ["augment", "augment_queries"]
 
@@ -97,16 +98,7 @@ def augment_queries(queries: Any) -> NDArray[np.float32]:
 
 def _rows(embeddings: Any, role: str) -> NDArray[np.float64]:
     """Checked rows in float64: (n, D)."""
-    if isinstance(embeddings, Tensor):
-        embeddings = embeddings.detach().cpu().double().numpy()
-    elif isinstance(embeddings, (list, tuple)) and embeddings and isinstance(embeddings[0], Tensor):
-        embeddings = np.stack([row.detach().cpu().double().numpy() for row in embeddings])
-    rows = np.asarray(embeddings, dtype=np.float64)
-    if rows.ndim != 2:
-        raise ValueError(
-            f"{role} embeddings must have the shape (n, D), got {rows.shape}"
-            + (": put a single vector into a list." if rows.ndim == 1 else ".")
-        )
+    rows = matrix_of(embeddings, at_least=0)
     finite = np.isfinite(rows).all(axis=1)
     if not finite.all():
         raise ValueError(f"The {role} embedding in row {int(finite.argmin())} is not finite.")

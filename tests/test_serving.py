@@ -132,9 +132,9 @@ def test_a_max_norm_that_is_none(max_norm):
 
 
 def test_bad_input():
-    with pytest.raises(ValueError, match="put a single vector into a list"):
+    with pytest.raises(ValueError, match=r"x\[None\] for a single vector"):
         augment([1.0, 2.0])
-    with pytest.raises(ValueError, match=r"query embeddings must have the shape \(n, D\)"):
+    with pytest.raises(ValueError, match=r"Embeddings must be a matrix \(n, D\), got shape \(1, 2, 3\)"):
         augment_queries(np.zeros((1, 2, 3)))
     with pytest.raises(ValueError, match="row 1 is not finite"):
         augment([[1.0], [float("nan")]])

@@ -18,6 +18,7 @@ from scipy.stats import skew
 from torch import Tensor
 
 from st_magnitude.evaluation.metrics import TILE, are_unit, rank
+from st_magnitude.evaluation.task import check_finite
 from st_magnitude.geometry import coefficient_of_variation, norms, spearman
 from st_magnitude.geometry.magnitude import counted_cohens_d
 from st_magnitude.similarity import COSINE, DOT, Similarity
@@ -243,11 +244,7 @@ def _features(name: str, given: Any) -> Tensor:
     if features.ndim != 2 or 0 in features.shape:
         raise ValueError(f"{name} must be a matrix (n, D) of at least one row, got shape {tuple(features.shape)}.")
     features = features if features.dtype == torch.float64 else features.float()
-    if not torch.isfinite(features).all():
-        bad = int((~torch.isfinite(features)).any(dim=1).nonzero()[0])
-        raise ValueError(
-            f"{name} are not finite, first in row {bad}: the training diverged, or half precision overflowed."
-        )
+    check_finite(features, name.removesuffix("_features"))
     return features
 
 

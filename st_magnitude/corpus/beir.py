@@ -64,26 +64,13 @@ class RetrievalData:
     name: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
-        for name in ("queries", "corpus", "relevant_docs", "negatives"):
+        for name in ("queries", "corpus"):
             if not isinstance(value := getattr(self, name), Mapping):
-                content = "text" if name in ("queries", "corpus") else "set of document ids"
-                raise DataError(f"{name} is a {type(value).__name__}; pass a dict of id -> {content}.")
-        for name in ("relevant_docs", "negatives"):
-            setattr(self, name, {query: _as_set(name, query, ids) for query, ids in getattr(self, name).items()})
+                raise DataError(f"{name} is a {type(value).__name__}; pass a dict of id -> text.")
+        self.relevant_docs, self.negatives = checked_judgments(self.corpus, self.relevant_docs, self.negatives)
         for name, judged in (("relevant_docs", self.relevant_docs), ("negatives", self.negatives)):
-            for query, documents in judged.items():
-                if query not in self.queries:
-                    raise DataError(f"{name} has the query {query!r}, which is not in queries; add it or remove it.")
-                if unknown := sorted(documents - self.corpus.keys()):
-                    raise DataError(
-                        f"{name}[{query!r}] has {unknown[0]!r}, which is not in corpus; add it or remove it."
-                    )
-
-        for query, documents in self.negatives.items():
-            if both := sorted(documents & self.relevant_docs.get(query, set())):
-                raise DataError(
-                    f"{both[0]!r} is both relevant to the query {query!r} and a negative of it; keep one of the two."
-                )
+            if unknown := [query for query in judged if query not in self.queries]:
+                raise DataError(f"{name} has the query {unknown[0]!r}, which is not in queries; add it or remove it.")
 
     def __repr__(self) -> str:
         return f"RetrievalData({self})"
@@ -146,10 +133,33 @@ class RetrievalData:
         return drawn
 
 
-def _as_set(name: str, query: str, documents: Any) -> set[str]:
-    if isinstance(documents, str | Mapping) or not isinstance(documents, Collection):
-        raise DataError(f"{name}[{query!r}] is {documents!r}; pass a set of document ids.")
-    return documents if isinstance(documents, set) else set(documents)
+def checked_judgments(
+    corpus: Mapping[str, str],
+    relevant_docs: Mapping[str, Collection[str]],
+    negatives: Mapping[str, Collection[str]],
+) -> tuple[dict[str, set[str]], dict[str, set[str]]]:
+    """Relevant documents and negatives as sets, which must lie in the corpus and be disjoint."""
+    checked = []
+    for name, judgments in (("relevant_docs", relevant_docs), ("negatives", negatives)):
+        if not isinstance(judgments, Mapping):
+            raise DataError(f"{name} is a {type(judgments).__name__}; pass a dict of query id -> set of document ids.")
+        for query, ids in judgments.items():
+            if isinstance(ids, str | Mapping) or not isinstance(ids, Collection):
+                raise DataError(
+                    f"{name}[{query!r}] is {ids!r}; pass a set of document ids (of graded judgments, those that count "
+                    "as relevant)."
+                )
+        sets = {query: set(ids) for query, ids in judgments.items()}
+        if unknown := sorted({str(d) for ids in sets.values() for d in ids - corpus.keys()}):
+            raise DataError(
+                f"{len(unknown)} document(s) of {name} are not in the corpus, such as {unknown[:3]}: add them to "
+                f"corpus or drop them from {name}."
+            )
+        checked.append(sets)
+    for query, ids in checked[1].items():
+        if both := sorted(ids & checked[0].get(query, set())):
+            raise DataError(f"{both[0]!r} is both relevant and a negative of the query {query!r}; keep one of the two.")
+    return checked[0], checked[1]
 
 
 def available_splits(folder: str | Path) -> list[str]:

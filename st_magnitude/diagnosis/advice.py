@@ -78,19 +78,14 @@ def training(
     """Whether to train with norms, by the task symmetry principle and by what the norms are worth today."""
     if symmetry.verdict == "symmetric":
         dot_gains = bench.has_magnitude and check.verdict == DO
-        return Recommendation(
-            "training",
-            "Train with qnorm or dnorm, which keep the norms of one side",
-            NO_BENEFIT,
-            "train with dot" if dot_gains else "train with cosine",
+        action = "Train with qnorm or dnorm, which keep the norms of one side"
+        use = "train with dot" if dot_gains else "train with cosine"
+        reason = (
             "The task is symmetric, so that s(a, b) has to equal s(b, a). Of the four corners only cosine and dot do "
-            "that (the task symmetry principle, arXiv 2602.09229, section 6.3).",
-            scoring,
-            check.gain,
-            "nDCG@10 by dot minus nDCG@10 by cosine",
-            check.num_queries,
-            check.evidence,
+            "that (the task symmetry principle, arXiv 2602.09229, section 6.3)."
         )
+        gain_of = "nDCG@10 by dot minus nDCG@10 by cosine"
+        return _recommend("training", action, check, use, reason, scoring, gain_of, NO_BENEFIT)
     uses_norms = bench.scoring.exponents[1] < 1
     verdict, use = check.verdict, "train with cosine until a trial says otherwise"
     if check.gain is None:
@@ -190,23 +185,10 @@ def isotropy(check: Check, shape: Geometry, scoring: str) -> Recommendation:
         NOT_ENOUGH: _undecided(check),
     }
     reason = f"IsoScore is {shape.isoscore:.3f}; a sample of this size reaches at most {shape.isoscore_ceiling:.3f}. "
-    evidence = {
-        "isoscore": shape.isoscore,
-        "isoscore_ceiling": shape.isoscore_ceiling,
-        "mean_cosine": shape.mean_cosine,
-    }
-    return Recommendation(
-        "isotropy",
-        "Spread the embeddings: center and whiten them, or train with stm.SIGReg",
-        check.verdict,
-        "whiten, or try regularizers=[stm.SIGReg()]" if check.verdict == DO else "leave the embeddings as they are",
-        reason + reasons[check.verdict],
-        scoring,
-        check.gain,
-        "nDCG@10 whitened minus nDCG@10 as it is",
-        check.num_queries,
-        evidence,
-    )
+    action = "Spread the embeddings: center and whiten them, or train with stm.SIGReg"
+    use = "whiten, or try regularizers=[stm.SIGReg()]" if check.verdict == DO else "leave the embeddings as they are"
+    gain_of = "nDCG@10 whitened minus nDCG@10 as it is"
+    return _recommend("isotropy", action, check, use, reason + reasons[check.verdict], scoring, gain_of)
 
 
 def baseline(check: Check, comparison: BaselineComparison, scoring: str) -> Recommendation:

@@ -16,6 +16,7 @@ from st_magnitude.diagnosis.findings import (
     Array,
     BaselineComparison,
     ExponentChoice,
+    Geometry,
     Interval,
     Mask,
     NormStatistics,
@@ -210,7 +211,7 @@ def norm_beside_bits(bench: Bench, stored: Stored) -> Check:
     return bench.check(with_norm[who], without[who], bench.min_gain, evidence)
 
 
-def isotropy(bench: Bench) -> Check:
+def isotropy(bench: Bench, shape: Geometry) -> Check:
     """Directions that are centred and whitened by the documents' covariance, with norms as they are.
 
     The covariance is shrunk: its mean eigenvalue is added to each. It needs no judgments, so that all queries measure.
@@ -224,7 +225,8 @@ def isotropy(bench: Bench) -> Check:
     q, d = (COSINE.document((x - mean) @ vectors * scale) for x in (queries, documents))
     d = d * safe_norm(bench.task.documents) ** (1 - bench.scoring.exponents[1])
     white = replace(bench.task, queries=q.float(), documents=d.float())
-    return bench.check(white.ndcg(white.top(DOT)), bench.full, bench.min_gain, {})
+    evidence = {name: getattr(shape, name) for name in ("isoscore", "isoscore_ceiling", "mean_cosine")}
+    return bench.check(white.ndcg(white.top(DOT)), bench.full, bench.min_gain, evidence)
 
 
 def baseline(bench: Bench, comparison: BaselineComparison) -> Check:

@@ -184,7 +184,7 @@ def _other_changes(
     check = checks.smaller(bench, full, stored[dim, "binary", kind], who)
     found.append(advice.one_bit(check, kind == "norm", scoring, tolerance))
     found.append(advice.norm_beside_bits(checks.norm_beside_bits(bench, stored), scoring))
-    found.append(advice.isotropy(checks.isotropy(bench), shape, scoring))
+    found.append(advice.isotropy(checks.isotropy(bench, shape), shape, scoring))
     if compared is not None:
         found.append(advice.baseline(checks.baseline(bench, compared), compared, scoring))
     return found

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
+from st_magnitude.corpus.beir import checked_judgments
 from st_magnitude.evaluation.metrics import TILE, ndcg, rank
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import encode_raw
@@ -52,35 +53,13 @@ class JudgedTask:
 
     def __post_init__(self) -> None:
         check_texts(self.queries, self.corpus)
-        self.relevant = self._checked("relevant", self.relevant)
-        self.negatives = self._checked("negatives", self.negatives)
+        self.relevant, self.negatives = checked_judgments(self.corpus, self.relevant, self.negatives)
         if not any(self.relevant.get(query) for query in self.queries):
             raise ValueError(
                 f"None of the {len(self.queries)} queries has a relevant document: relevant_docs maps query ids to "
                 f"sets of document ids. Its keys start with {list(self.relevant)[:3]}, those of queries with "
                 f"{list(self.queries)[:3]}."
             )
-        for query, documents in self.negatives.items():
-            if both := sorted(set(documents) & set(self.relevant.get(query, ()))):
-                raise ValueError(f"{both[0]!r} is both relevant and a negative of the query {query!r}: keep one.")
-
-    def _checked(self, kind: str, judgments: Mapping[str, Collection[str]]) -> dict[str, set[str]]:
-        name = "relevant_docs" if kind == "relevant" else kind
-        if not isinstance(judgments, Mapping):
-            raise ValueError(f"{name} is a {type(judgments).__name__}; pass a dict of query id -> set of document ids.")
-        for query, documents in judgments.items():
-            if isinstance(documents, (str, Mapping)):
-                raise ValueError(
-                    f"{name}[{query!r}] is {documents!r}: pass a set of document ids "
-                    "(of graded judgments, those that count as relevant)."
-                )
-        sets = {query: set(documents) for query, documents in judgments.items()}
-        if unknown := sorted({str(d) for documents in sets.values() for d in documents - self.corpus.keys()}):
-            raise ValueError(
-                f"{len(unknown)} {kind.removesuffix('s')} document(s) are not in the corpus, such as {unknown[:3]}: "
-                f"add them to corpus or drop them from {name}."
-            )
-        return sets
 
     @cached_property
     def query_ids(self) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -12,7 +13,9 @@ Array = NDArray[np.float64]
 
 
 def float64(x: Any) -> Array:
-    """An array, tensor or nested list in float64."""
+    """An array, tensor, list of tensors or nested list in float64."""
+    if isinstance(x, (list, tuple)) and x and isinstance(x[0], Tensor):
+        x = torch.stack(list(x))
     return x.detach().cpu().double().numpy() if isinstance(x, Tensor) else np.asarray(x, dtype=np.float64)
 
 
@@ -21,8 +24,8 @@ def matrix_of(x: Any, at_least: int = 1) -> Array:
     matrix = float64(x)
     if matrix.ndim != 2 or len(matrix) < at_least:
         raise ValueError(
-            f"Embeddings must be a matrix (n, D) of at least {at_least} row(s), got shape {matrix.shape}."
-            + (" Pass x[None] for a single vector." if matrix.ndim == 1 else "")
+            f"Embeddings must be a matrix (n, D){f' of at least {at_least} row(s)' if at_least else ''}, got shape "
+            f"{matrix.shape}." + (" Pass x[None] for a single vector." if matrix.ndim == 1 else "")
         )
     return matrix
 

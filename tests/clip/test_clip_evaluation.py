@@ -220,7 +220,12 @@ def test_table() -> None:
         (np.ones((2, 3)), np.ones((0, 3)), {}, r"text_features must be a matrix .*, got shape \(0, 3\)"),
         (np.ones((2, 3)), np.ones((2, 4)), {}, "3 and 4 dimensions: pass features that encode_image"),
         (np.ones((2, 3)), np.ones((4, 3)), {}, r"there are 2 images and 4 texts: pass relevance"),
-        (np.ones((2, 3)), np.array([[1.0] * 3, [np.nan] * 3]), {}, "text_features are not finite, first in row 1"),
+        (
+            np.ones((2, 3)),
+            np.array([[1.0] * 3, [np.nan] * 3]),
+            {},
+            "text embeddings are not finite, such as that of row 1",
+        ),
         (np.ones((2, 3)), np.ones((2, 3)), {"ks": ()}, r"ks must be whole numbers .*got \(\)"),
         (np.ones((2, 3)), np.ones((2, 3)), {"ks": (0, 1)}, r"ks must be whole numbers .*got \(0, 1\)"),
         (np.ones((2, 3)), np.ones((2, 3)), {"ks": (1.5,)}, r"ks must be whole numbers .*got \(1.5,\)"),
