@@ -182,8 +182,8 @@ def test_inconsistent_judgments(judgments: dict[str, dict[str, set[str]]], messa
     [
         ({"queries": ["first?"]}, "queries is a list; pass a dict of id -> text"),
         ({"corpus": "texts"}, "corpus is a str; pass a dict of id -> text"),
-        ({"relevant_docs": [("q1", "d0")]}, "relevant_docs is a list; pass a dict of id -> set of document ids"),
-        ({"negatives": None}, "negatives is a NoneType; pass a dict of id -> set"),
+        ({"relevant_docs": [("q1", "d0")]}, "relevant_docs is a list; pass a dict of query id -> set of document ids"),
+        ({"negatives": None}, "negatives is a NoneType; pass a dict of query id -> set"),
         ({"relevant_docs": {"q1": "d0"}}, r"relevant_docs\['q1'\] is 'd0'; pass a set of document ids"),
     ],
 )
@@ -263,7 +263,7 @@ def test_triplets_refuse() -> None:
     [
         ((["a"], {"d": "b"}, {"q": {"d"}}), "queries is a list; pass a dict of id -> text"),
         (({"q": "a"}, ["b"], {"q": {"d"}}), "corpus is a list; pass a dict of id -> text"),
-        (({"q": "a"}, {"d": "b"}, [("q", "d")]), "relevant_docs is a list; pass a dict of id -> set of document ids"),
+        (({"q": "a"}, {"d": "b"}, [("q", "d")]), "relevant_docs is a list; pass a dict of query id -> set of document ids"),
         (({"q": "a"}, {"d": "b"}, {"q": "d"}), r"relevant_docs\['q'\] is 'd'; pass a set of document ids"),
     ],
 )
