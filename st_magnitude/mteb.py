@@ -1,4 +1,4 @@
-"""MTEB for local files: models in folders, and your own data as tasks.
+"""MTEB for local files: models in folders, and your own data as tasks. Needs the extra ``eval``.
 
 ``st-magnitude mteb run -m FOLDER -t DATA`` runs mteb's command line with local models and local data.
 ``python -m st_magnitude.mteb MODEL DATA`` prints the scores of one model on one retrieval task as JSON.
@@ -48,9 +48,6 @@ def retrieval_task(data: RetrievalData, name: str) -> AbsTaskRetrieval:
     Args:
         data: Queries, corpus and judgments. All queries form the split ``test``.
         name: Name of the task in MTEB's results.
-
-    Raises:
-        ImportError: If mteb is not installed: ``pip install "st-magnitude[eval]"``.
     """
     abstasks = _abstasks()
 
@@ -163,7 +160,6 @@ def local_model(path: str | Path) -> ModelMeta:
 
     Raises:
         DataError: If the folder does not hold a model.
-        ImportError: If mteb is not installed.
     """
     _abstasks()
     from mteb.models import ModelMeta, SentenceTransformerEncoderWrapper
@@ -224,7 +220,6 @@ def run(arguments: Sequence[str]) -> dict[str, tuple[str, float]]:
     Raises:
         DataError: If a path does not hold a model or a task, or a name is neither a path nor known to mteb.
         FileExistsError: If the output folder is a file.
-        ImportError: If mteb is not installed.
         SystemExit: If mteb does not know an argument.
     """
     _abstasks()

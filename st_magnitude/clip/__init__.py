@@ -26,16 +26,11 @@ __all__ = [
 ]
 
 _HOMES = {
-    "PRESETS": "loss",
-    "AsymmetricClipLoss": "loss",
-    "AsymmetricCoCaLoss": "loss",
-    "RetrievalReport": "evaluation",
-    "calibrate": "model",
-    "renormalize": "model",
-    "retrieval_report": "evaluation",
-    "unnormalize": "model",
-    "zero_shot": "evaluation",
+    "evaluation": ("RetrievalReport", "retrieval_report", "zero_shot"),
+    "loss": ("PRESETS", "AsymmetricClipLoss", "AsymmetricCoCaLoss"),
+    "model": ("calibrate", "renormalize", "unnormalize"),
 }
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 
 def require_open_clip() -> None:
@@ -56,9 +51,9 @@ def require_open_clip() -> None:
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -142,10 +142,6 @@ def command(
     A parameter whose type is a dataclass becomes one option for each field (see `st_magnitude._config`), and the
     function gets the dataclass. Bad input ends with one line on stderr and exit code 2, an interrupt with 130 (128 and
     the number of the signal). With ``--json`` all that is printed goes to stderr, and the returned figures to stdout.
-
-    Args:
-        shared_options: Whether the command has ``--json`` and ``--config``.
-        **typer_settings: Settings for ``typer.Typer.command``.
     """
 
     def register(function: Callable[..., Figures | None]) -> Callable[..., Figures | None]:
@@ -247,11 +243,7 @@ def load_model(path: str, max_length: int | None) -> SentenceTransformer:
 
 
 def limit_length(model: SentenceTransformer, max_length: int) -> None:
-    """Limits the number of tokens of a text that a model reads.
-
-    Raises:
-        ValueError: If the model has no such limit. Static models have none.
-    """
+    """Limits the number of tokens of a text that a model reads. Static models have no such limit: ValueError."""
     try:
         model.max_seq_length = max_length
     except AttributeError:

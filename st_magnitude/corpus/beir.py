@@ -39,15 +39,14 @@ class RetrievalData:
     """A retrieval task.
 
     Attributes:
-        queries: Query id to text.
-        corpus: Document id to text.
-        relevant_docs: Query id to the ids of its relevant documents.
-        negatives: Query id to the ids of documents that were judged not relevant (score 0 in the qrels).
+        queries: Query id -> text.
+        corpus: Document id -> text.
+        relevant_docs: Query id -> ids of its relevant documents.
+        negatives: Query id -> ids of documents that were judged not relevant (score 0 in the qrels).
         name: Name of the data for the model card; `load_beir` makes it of the folder and the split.
 
     Raises:
-        DataError: If an argument is not a mapping, if a judgment names an unknown query or document, or if a pair is
-            both relevant and negative.
+        DataError: If a judgment names an unknown query or document, or a pair is both relevant and negative.
 
     Example:
         >>> data = RetrievalData({"q": "what barks?"}, {"d1": "a dog", "d2": "a cat"}, {"q": {"d1"}}, {"q": {"d2"}})
@@ -85,15 +84,9 @@ class RetrievalData:
     def triplets(self, num_negatives: int, seed: int = 0) -> Dataset:
         """Training rows, one for each pair of a query and a relevant document; the seed alone decides their order.
 
-        The negatives of a row are distinct documents. They are drawn from the judged negatives of the query and, if
-        these are too few, from all documents that are not relevant to it.
-
-        Args:
-            num_negatives: Number n of negative columns.
-            seed: Seed for the negatives and for the order of the rows.
-
-        Returns:
-            Columns ``anchor``, ``positive``, ``negative_1``, ..., ``negative_n``.
+        The columns are ``anchor``, ``positive``, ``negative_1``, ..., ``negative_n`` with n = ``num_negatives``. The
+        negatives of a row are distinct documents, drawn from the judged negatives of the query and, if these are too
+        few, from all documents that are not relevant to it.
 
         Raises:
             DataError: If no query has a relevant document, or the corpus has too few others.

@@ -60,7 +60,6 @@ def chunk(text: str, max_words: int = 120, *, code: bool | None = None) -> list[
 
     Raises:
         ValueError: If ``max_words`` is below 1.
-        ImportError: If the extra ``revela`` is not installed.
 
     Example:
         >>> chunk("Dr. Smith came at 3.15 p.m. with J. K. Jones. Nobody saw them. They left.", max_words=12)

@@ -88,7 +88,6 @@ def read_documents(path: str | Path) -> Iterator[Document]:
     Raises:
         DataError: If there is no such file or folder, a folder holds no file of these kinds, a file cannot be read, or
             a line of a JSONL file is malformed; the message names file and line.
-        ImportError: If the extra ``revela`` is not installed.
 
     Example:
         >>> import tempfile

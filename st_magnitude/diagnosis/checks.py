@@ -168,8 +168,8 @@ def _largest(values: Array, share: float) -> NDArray[np.int64]:
 def storage(bench: Bench) -> tuple[list[CompressionCell], Stored]:
     """nDCG@10 in all, half and a quarter of the dimensions and at one bit per dimension.
 
-    A prefix is cut first and divided by its own norm, as ``truncate_dim`` does. The entry ``(D, "binary",
-    "candidate")``, which no cell shows, has the norm beside the bits at the best exponent below 1.
+    The entry ``(D, "binary", "candidate")``, which no cell shows, has the norm beside the bits at the best exponent
+    below 1.
     """
     dim = bench.task.queries.shape[1]
 

@@ -19,9 +19,6 @@ def mean_cosine(x: Any) -> float:
     With unit rows u the sum over ordered pairs is |sum u|² - sum |u|². A zero row has cosine 0 with everything.
     Random directions give 0; collapse onto one direction gives 1.
 
-    Raises:
-        ValueError: If there are fewer than two rows.
-
     Example:
         >>> mean_cosine([[1.0, 0.0], [0.0, 2.0], [3.0, 0.0]])  # pairs: 0, 1, 0
         0.3333333333333333
@@ -56,10 +53,7 @@ def alignment(queries: Any, documents: Any, alpha: float = 2.0) -> float:
 
         mean_i |u_i - v_i|^alpha,   u and v the normalised rows
 
-    Lower is better.
-
-    Raises:
-        ValueError: If the two differ in shape: row i of one is the positive of row i of the other.
+    Lower is better. Row i of one is the positive of row i of the other.
 
     Example:
         >>> alignment([[2.0, 0.0]], [[0.0, 1.0]])
@@ -80,9 +74,6 @@ def uniformity(x: Any, t: float = 2.0) -> float:
     """Logarithm of the mean Gaussian potential of all pairs on the unit sphere: (n, D) -> [-4 t, 0], lower is better.
 
         log mean_{i < j} exp(-t |u_i - u_j|²),   u the normalised rows
-
-    Raises:
-        ValueError: If there are fewer than two rows.
 
     Example:
         >>> uniformity([[1.0, 0.0], [-5.0, 0.0]])  # opposite points: -t 2²
@@ -105,9 +96,6 @@ def infonce_alignment(queries: Any, documents: Any, temperature: float) -> float
         -mean_i cos(q_i, d_i) / tau
 
     `alignment` is another quantity: a distance without a temperature.
-
-    Raises:
-        ValueError: If the two differ in shape, or the temperature is not positive.
 
     Example:
         >>> infonce_alignment([[2.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, 3.0]], temperature=0.5)
@@ -132,9 +120,6 @@ def infonce_uniformity(x: Any, temperature: float) -> float:
 
     `uniformity` is another quantity: it has one mean over all pairs inside the logarithm and a fixed bandwidth. At a
     low temperature the nearest neighbours decide; at a high temperature the result is the mean cosine over tau.
-
-    Raises:
-        ValueError: If there are fewer than two rows, or the temperature is not positive.
 
     Example:
         >>> infonce_uniformity([[1.0, 0.0], [-5.0, 0.0]], temperature=0.5)  # opposite points: -1 / 0.5

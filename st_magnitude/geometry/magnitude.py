@@ -39,9 +39,6 @@ def cohens_d(relevant: Any, irrelevant: Any, pooled: str = "df") -> float:
             definition), ``"mean"`` takes equal weights. With groups of unequal size and spread the two differ much,
             so a report should say which one it uses.
 
-    Raises:
-        ValueError: If a sample has fewer than two values, or ``pooled`` is something else.
-
     Example:
         >>> cohens_d([4.0, 5.0, 6.0], [2.0, 3.0, 4.0])
         2.0
@@ -96,16 +93,7 @@ def adjusted_cohens_d(values: Any, covariate: Any, is_relevant: Any, pooled: str
 
     This is the control for relevant documents that are merely longer texts: with norms as values and logarithms of text
     lengths as covariate, d falls to 0 where the text length explains the difference. The covariate gets the credit for
-    everything that it shares with relevance, so the result is conservative.
-
-    Args:
-        values: One value per document, such as its norm.
-        covariate: The covariate of every document, such as the logarithm of its text length.
-        is_relevant: Whether each document belongs to the first group, as booleans.
-        pooled: Weights of the two variances, as in `cohens_d`.
-
-    Raises:
-        ValueError: If the three differ in length, or a group has fewer than two members.
+    everything that it shares with relevance, so the result is conservative. ``pooled`` is that of `cohens_d`.
 
     Example:
         >>> lengths, is_relevant = [1.0, 2.0, 3.0, 4.0], [False, False, True, True]
@@ -131,9 +119,6 @@ def coefficient_of_variation(x: Any, ddof: int = 0) -> float:
     Args:
         x: The sample, such as ``norms(documents)``.
         ddof: Degrees of freedom to subtract: 0 for the population, 1 for the unbiased variance.
-
-    Raises:
-        ValueError: If the sample has no more than ``ddof`` values.
 
     Example:
         >>> coefficient_of_variation([1.0, 3.0])

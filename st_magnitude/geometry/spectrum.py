@@ -29,9 +29,6 @@ def isoscore(x: Any) -> float:
     over the eigenvalues lambda of the covariance; PR is the participation ratio. The scale of the rows does not matter,
     and rows without any variance give 0. A finite sample cannot reach 1: compare the score with `isoscore_ceiling`.
 
-    Raises:
-        ValueError: If there are fewer than two rows or two columns.
-
     Example:
         >>> isoscore([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
         1.0
@@ -69,10 +66,6 @@ def intrinsic_dimension(x: Any, variance: float = 0.95, num_samples: int | None 
         num_samples: Number of rows to draw without replacement if there are more; None takes all.
         seed: Seed for the draw.
 
-    Raises:
-        ValueError: If there are fewer than two rows, ``num_samples`` is below 2, or the share is not strictly between
-            0 and 1.
-
     Example:
         >>> intrinsic_dimension([[2.0, 0.0], [-2.0, 0.0], [0.0, 1.0], [0.0, -1.0]] * 2)
         2
@@ -96,15 +89,8 @@ def intrinsic_dimension(x: Any, variance: float = 0.95, num_samples: int | None 
 def explained_variance(x: Any, num_samples: int | None = 5000, seed: int = 0) -> Array:
     """Share of the variance in the first k principal components, k = 1 .. D: (n, D) -> (D,), rising to 1.
 
-    Rows without any variance give 1 throughout. `intrinsic_dimension` is the first k that reaches its share.
-
-    Args:
-        x: The embeddings.
-        num_samples: Number of rows to draw without replacement if there are more; None takes all.
-        seed: Seed for the draw.
-
-    Raises:
-        ValueError: If there are fewer than two rows, or ``num_samples`` is below 2.
+    Rows without any variance give 1 throughout. `intrinsic_dimension` is the first k that reaches its share; its
+    ``num_samples`` and ``seed`` are the same.
 
     Example:
         >>> explained_variance([[2.0, 0.0], [-2.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
@@ -152,9 +138,6 @@ def epps_pulley(
     :class:`~st_magnitude.SIGReg` averages it over directions; its arguments mean the same. A sample of N(0, 1) has the
     expectation 1.0525 for any n. Mean and variance count: standardise first to test for normality alone.
 
-    Raises:
-        ValueError: If x has another shape or no rows, there are fewer than two knots, or t_max is not positive.
-
     Example:
         >>> sample = [-1.5, -0.8, -0.3, 0.0, 0.3, 0.8, 1.5]
         >>> epps_pulley(sample) < 0.2, epps_pulley([v + 2 for v in sample]) > 5
@@ -178,9 +161,6 @@ def knots_and_weights(num_knots: int, t_max: float, window: bool, rule: str) -> 
 
     ``"trapezoid"`` is the one-sided rule doubled (the integrand is even): 2 dt inside, dt at both ends. ``"mean"``
     gives all knots the same weight. The window is exp(-t²/2).
-
-    Raises:
-        ValueError: If there are fewer than two knots, t_max is not positive, or the rule is another.
     """
     if num_knots < 2:
         raise ValueError(f"num_knots must be at least 2, for the two ends of [0, t_max], got {num_knots}; 17 is usual.")

@@ -28,9 +28,6 @@ def paired_bootstrap(
         confidence: Share of the resampled means inside the interval.
         seed: Seed for the resampling.
 
-    Raises:
-        ValueError: If a and b differ in length or are empty, or ``confidence`` is not strictly between 0 and 1.
-
     Example:
         >>> paired_bootstrap([0.5, 1.0, 0.75], [0.25, 0.75, 0.5])
         (0.25, 0.25, 0.25)
@@ -60,9 +57,6 @@ def spearman(a: Any, b: Any) -> float:
 
     The result is nan if all values of a sample are equal.
 
-    Raises:
-        ValueError: If the two differ in length or have fewer than two values.
-
     Example:
         >>> spearman([1.0, 2.0, 3.0], [10.0, 100.0, 1000.0])
         1.0
@@ -80,9 +74,6 @@ def auroc(positive: Any, negative: Any) -> float:
     This is the area under the ROC curve: 0.5 is chance, and 1 separates the two samples. With norms of texts of the
     training domain and norms of others, 1 means that every text from outside has a smaller norm.
 
-    Raises:
-        ValueError: If a sample is empty.
-
     Example:
         >>> auroc([3.0, 2.0], [1.0, 2.0])
         0.875
@@ -98,9 +89,6 @@ def risk_coverage(confidence: Any, is_correct: Any) -> tuple[Array, Array, float
     answers then, and risk the share of those answers that are wrong. The area is the mean risk over all coverages; a
     random confidence has the overall error rate as its area, and a useful one less. A threshold cannot separate equal
     values: within such a group the errors are spread evenly.
-
-    Raises:
-        ValueError: If the two differ in length or have fewer than two values.
 
     Example:
         >>> coverage, risk, area = risk_coverage([3.0, 2.0, 1.0, 0.0], [True, True, False, False])
@@ -124,9 +112,6 @@ def symmetry_gap(forward: Any, backward: Any) -> float:
         mean |s(a, b) - s(b, a)| over the standard deviation of s(a, b)
 
     The result is nan if all scores are equal.
-
-    Raises:
-        ValueError: If the two differ in length or have fewer than two values.
 
     Example:
         >>> symmetry_gap([1.0, 3.0], [1.5, 3.0])

@@ -92,7 +92,6 @@ def build_groups(
     Raises:
         ValueError: If a number is out of range, or shuffling is combined with streaming.
         DataError: If a file cannot be read, or fewer than 2 different chunks are left.
-        ImportError: If the extra ``revela`` is not installed.
 
     Example:
         >>> cats, dogs = "Cats purr a lot. Cats sleep all day.", "Dogs bark at night. Dogs run very fast."

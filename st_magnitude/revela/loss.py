@@ -18,19 +18,14 @@ __all__ = ["RevelaLoss", "group_similarity"]
 
 
 def group_similarity(queries: Tensor, passages: Tensor, groups: Tensor, temperature: float) -> Tensor:
-    """Computes Sim of section 3.3, a softmax over the other documents of the group.
+    """Sim of section 3.3, a softmax over the other documents of the group: (B, D), (B, D), (B,) -> (B, B).
 
         Sim(D_i, D_j) = exp(S_ij / tau) / sum_{k != i} exp(S_ik / tau),   S_ij = cos(q_i, p_j)
 
-    Args:
-        queries: Embeddings of the query part of each document, (B, D).
-        passages: Embeddings of the whole documents, (B, D).
-        groups: Number of the group of each document, (B,).
-        temperature: Temperature tau.
-
-    Returns:
-        (B, B), zero on the diagonal and between groups, in float32 or wider even under autocast (in bfloat16 one step
-        of a cosine is 39 logits at tau = 1e-4). Rows sum to 1; the row of a document that is alone in its group is 0.
+    Queries are the embeddings of the query part of each document, passages those of whole documents, and groups the
+    number of the group of each. The result is zero on the diagonal and between groups, in float32 or wider even under
+    autocast (in bfloat16 one step of a cosine is 39 logits at tau = 1e-4). Rows sum to 1; the row of a document that is
+    alone in its group is 0.
 
     Example:
         >>> import torch

@@ -40,9 +40,6 @@ def lora_config(**overrides: Any) -> LoraConfig:
 
     Args:
         overrides: Other arguments of ``peft.LoraConfig``.
-
-    Raises:
-        ImportError: If peft is not installed.
     """
     with needs("LoRA", "revela"):
         from peft import LoraConfig
@@ -59,11 +56,7 @@ def add_lora(model: nn.Module, config: LoraConfig | None = None) -> nn.Module:
         model: A language model or a SentenceTransformer.
         config: Configuration of the LoRA; by default :func:`lora_config`.
 
-    Returns:
-        The model to use from now on.
-
     Raises:
-        ImportError: If peft is not installed.
         ValueError: If the model has a LoRA already, or none of its modules is a target.
     """
     config = copy.copy(config) if config else lora_config()  # peft writes the name of the base model into it
@@ -87,11 +80,7 @@ def add_lora(model: nn.Module, config: LoraConfig | None = None) -> nn.Module:
 
 
 def merge_lora(model: SentenceTransformer | PeftModel) -> Any:
-    """Writes a LoRA into the weights, in place: the plain model has the same outputs and loads without peft.
-
-    Returns:
-        The model; for peft's wrapper, the model inside it.
-    """
+    """Writes a LoRA into the weights, in place, and returns the plain model; its outputs are the same without peft."""
     from peft import PeftModel
     from peft.tuners.tuners_utils import BaseTunerLayer
 

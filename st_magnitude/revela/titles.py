@@ -70,7 +70,6 @@ def title_task(
     Raises:
         ValueError: If an argument is out of range.
         DataError: If there are no documents, or no queries of the kind.
-        ImportError: If the extra ``revela`` is not installed.
 
     Example:
         >>> pages = [

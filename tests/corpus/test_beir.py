@@ -263,7 +263,10 @@ def test_triplets_refuse() -> None:
     [
         ((["a"], {"d": "b"}, {"q": {"d"}}), "queries is a list; pass a dict of id -> text"),
         (({"q": "a"}, ["b"], {"q": {"d"}}), "corpus is a list; pass a dict of id -> text"),
-        (({"q": "a"}, {"d": "b"}, [("q", "d")]), "relevant_docs is a list; pass a dict of query id -> set of document ids"),
+        (
+            ({"q": "a"}, {"d": "b"}, [("q", "d")]),
+            "relevant_docs is a list; pass a dict of query id -> set of document ids",
+        ),
         (({"q": "a"}, {"d": "b"}, {"q": "d"}), r"relevant_docs\['q'\] is 'd'; pass a set of document ids"),
     ],
 )
