@@ -9,11 +9,10 @@ from __future__ import annotations
 import argparse
 import csv
 import hashlib
-import io
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,7 @@ from sentence_transformers import SentenceTransformer
 from st_magnitude._checks import needs
 from st_magnitude._json import parse
 from st_magnitude._upstream import register_mteb_model, register_mteb_task
-from st_magnitude.corpus.beir import DataError, RetrievalData, available_splits, load_beir
+from st_magnitude.corpus.beir import DataError, RetrievalData, available_splits, json_rows, load_beir
 from st_magnitude.surgery.export import load
 
 if TYPE_CHECKING:
@@ -352,37 +351,23 @@ def _hash_of(path: Path) -> str:
 
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Line numbers and rows of a table."""
-    readers: dict[str, Callable[[Any], Any]] = {
-        ".csv": csv.DictReader,
-        ".tsv": lambda file: csv.DictReader(file, delimiter="\t"),
-    }
-    if path.suffix not in (*readers, ".jsonl"):
+    if path.suffix not in (".csv", ".tsv", ".jsonl"):
         raise DataError(f"{path} is not a table: name a .csv, .tsv or .jsonl file, or a folder in BEIR's layout.")
+    if path.suffix == ".jsonl":
+        with path.open("rb") as lines:
+            yield from json_rows(lines, path)
+        return
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ",")
+            for row in reader:
+                if None in row or None in row.values():
+                    raise DataError(f"{path}:{reader.line_num}: this line has another number of fields than the first.")
+                yield reader.line_num, row
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 ({error}): save it in that encoding.") from None
-    with io.StringIO(text, newline="") as file:
-        if path.suffix in readers:
-            reader = readers[path.suffix](file)
-            try:
-                for row in reader:
-                    if None in row or None in row.values():
-                        raise DataError(
-                            f"{path}:{reader.line_num}: this line has another number of fields than the first."
-                        )
-                    yield reader.line_num, row
-            except csv.Error as error:
-                raise DataError(f"{path}:{reader.line_num}: not a line of a table: {error}.") from None
-            return
-        for number, line in enumerate(file, start=1):
-            try:
-                row = parse(line)
-            except ValueError as error:
-                raise DataError(f"{path}:{number}: not valid JSON ({error}): {line[:60]!r}.") from None
-            if not isinstance(row, dict):
-                raise DataError(f"{path}:{number}: expected an object with named fields, got {type(row).__name__}.")
-            yield number, row
+    except csv.Error as error:
+        raise DataError(f"{path}:{reader.line_num}: not a line of a table: {error}.") from None
 
 
 def _pair(path: Path, number: int, row: dict[str, Any]) -> tuple[str, str, float]:

@@ -24,10 +24,9 @@ def augment(documents: Any, max_norm: float | None = None) -> NDArray[np.float32
 
         x' = (x, sqrt(M² - |x|²)),   q' = (q, 0),   q' · x' = q · x,   |q' - x'|² = |q|² + M² - 2 q · x
 
-    Inner product, cosine and L2 rank these vectors alike, and as the inner product ranks the originals. An index that
-    has cosine or L2 only can thus search by inner product. An exhaustive search is exact. HNSW on augmented documents
-    finds much less than HNSW on inner products, at any spread of norms that was measured (docs/serving.md): queries lie
-    on the equator, documents with small norms at the pole, and all distances are alike.
+    Inner product, cosine and L2 rank these vectors alike, and as the inner product ranks the originals. An exhaustive
+    search is exact. HNSW on augmented documents finds much less than HNSW on inner products (docs/serving.md): queries
+    lie on the equator, documents with small norms at the pole, and all distances are alike.
 
     Args:
         documents: Documents that ``Similarity.document`` has divided, one in each row.
@@ -39,8 +38,7 @@ def augment(documents: Any, max_norm: float | None = None) -> NDArray[np.float32
         C-contiguous float32. The first D columns are the documents unchanged.
 
     Raises:
-        ValueError: If documents are not (n, D) or not finite, if there are no documents and max_norm is not given, if
-            max_norm is not a positive finite number, or if the norm of a document is larger.
+        ValueError: If documents are not (n, D) or not finite, or max_norm is missing, not positive or exceeded.
 
     In float32 the inner product of the augmented vectors is as exact as that of the originals, since a query has 0
     where documents have the new dimension. L2 is not: it loses what is below about 1e-7 (M² + |q|²), so that near ties
@@ -81,12 +79,6 @@ def augment(documents: Any, max_norm: float | None = None) -> NDArray[np.float32
 
 def augment_queries(queries: Any) -> NDArray[np.float32]:
     """Queries for an index of augmented documents, (q, 0): (n, D) -> (n, D + 1).
-
-    Args:
-        queries: Queries that ``Similarity.query`` has divided, one in each row.
-
-    Raises:
-        ValueError: If queries are not (n, D) or not finite.
 
     Example:
         >>> augment_queries([[1.0, 2.0]])

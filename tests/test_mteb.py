@@ -171,8 +171,8 @@ def test_scored_pairs_and_clusters(static_model, task, tmp_path):
         ("a.csv", "sentence1,sentence2,score\nx,y\n", r"a.csv:2: this line has another number of fields"),
         ("a.csv", "one,two\n1,2\n", r"the columns \['one', 'two'\].*text and label a clustering task"),
         ("a.csv", "text,label\n", "no rows"),
-        ("a.jsonl", '{"text": "x", "label": 1}\nnonsense\n', r"a.jsonl:2: not valid JSON"),
-        ("a.jsonl", "[1]\n", r"a.jsonl:1: expected an object"),
+        ("a.jsonl", '{"text": "x", "label": 1}\nnonsense\n', r"a.jsonl, line 2: is not valid JSON"),
+        ("a.jsonl", "[1]\n", r"a.jsonl, line 1: is a list, not an object"),
         ("a.png", "x", "is not a table"),
     ],
 )

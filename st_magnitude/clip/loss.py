@@ -82,10 +82,9 @@ class AsymmetricClipLoss(ClipLoss):
             ``gather_with_grad=False``, which would train one tower only; at the first batch, if all norms are 1 on a
             side whose magnitude is kept.
 
-    It is called like ClipLoss, ``loss(**model(images, texts))`` with a model that has ``output_dict=True``, and by
-    open_clip's ``train_one_epoch``. With ``output_dict=True`` it returns {"contrastive_loss": ...} and an entry
-    ``<name>_loss`` for each regularizer, else their sum. A ``logit_bias`` is a constant in every softmax: it is
-    accepted, and its gradient is zero.
+    It is called like ClipLoss, also by open_clip's ``train_one_epoch``. With ``output_dict=True`` it returns
+    {"contrastive_loss": ...} and an entry ``<name>_loss`` for each regularizer, else their sum. A ``logit_bias`` is a
+    constant in every softmax: it is accepted, and its gradient is zero.
 
     On several ranks under DistributedDataParallel, loss and gradients are those of one process on the joined batch,
     with one exception: ``local_loss=True, gather_with_grad=False`` in both directions leaves out the effect of a rank's

@@ -309,6 +309,23 @@ def numbered_texts(name: str, problems: Problems, ids: tuple[str, ...] = ("_id",
             problems.add(name, number, str(error))
 
 
+def json_rows(lines: Iterable[bytes], path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Line number and object of every line of a .jsonl file that is not blank."""
+    for number, raw in enumerate(lines, start=1):
+        try:
+            line = raw.decode("utf-8").removeprefix("\ufeff")
+            if not line.strip():
+                continue
+            row = parse(line)
+        except UnicodeDecodeError:
+            raise DataError(f"{path}, line {number}: is not UTF-8; save the file in this encoding.") from None
+        except ValueError as error:
+            raise DataError(f"{path}, line {number}: is not valid JSON ({error}). Write one object per line.") from None
+        if not isinstance(row, dict):
+            raise DataError(f"{path}, line {number}: is a {type(row).__name__}, not an object with named fields.")
+        yield number, row
+
+
 def id_and_text(row: Any, ids: tuple[str, ...] = ("_id",)) -> tuple[str, str]:
     """Id and text of a row; title and text are joined by a space."""
     if not isinstance(row, dict):

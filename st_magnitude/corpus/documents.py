@@ -16,8 +16,7 @@ from typing import Any
 
 from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
 
-from st_magnitude._json import parse
-from st_magnitude.corpus.beir import DataError
+from st_magnitude.corpus.beir import DataError, json_rows
 from st_magnitude.corpus.chunking import CODE_SUFFIXES, fold, looks_like_code, suffix_of
 from st_magnitude.corpus.formats import Section, parse_html, parse_markdown, parse_rst
 
@@ -193,19 +192,8 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 
 def _read_jsonl(path: Path, name: str) -> Iterator[Document]:
-    remedy = 'Write one object per line, such as {"text": "...", "title": "optional", "id": "optional"}.'
-    for number, raw in enumerate(_lines(path), start=1):
-        where = f"{path}, line {number}:"
-        try:
-            line = raw.decode("utf-8").removeprefix("\ufeff")
-            row = parse(line) if line.strip() else {"text": ""}
-        except UnicodeDecodeError:
-            raise DataError(f"{where} is not UTF-8; save the file in this encoding.") from None
-        except ValueError as error:
-            raise DataError(f"{where} is not valid JSON ({error}). {remedy}") from None
-        if not isinstance(row, dict):
-            raise DataError(f"{where} is a {type(row).__name__}, not an object. {remedy}")
-        document = _from_mapping(row, where, f"{name}:{number}")
+    for number, row in json_rows(_lines(path), path):
+        document = _from_mapping(row, f"{path}, line {number}:", f"{name}:{number}")
         if document.text.strip():
             yield document
 

@@ -89,9 +89,8 @@ def diagnose(
 
     Raises:
         TypeError: If model or baseline is not a SentenceTransformer.
-        ValueError: If the data are empty or inconsistent (see `JudgedTask`), fewer than two queries have a relevant
-            document, there are fewer than two documents, an argument is out of range, or the similarity of a model is a
-            distance. Nothing has been encoded then. Also if an embedding is not finite.
+        ValueError: If the data are inconsistent (see `JudgedTask`) or have fewer than two judged queries or documents,
+            an argument is out of range, the similarity of a model is a distance, or an embedding is not finite.
 
     Example:
         >>> from sentence_transformers.sentence_transformer.modules import BoW

@@ -130,7 +130,7 @@ def calibrate_exponent(
         show_progress_bar: Whether to show a progress bar; None follows the log level.
 
     Raises:
-        ValueError: If the data are empty or inconsistent (see `JudgedTask`), an exponent lies outside [0, 1], the model
+        ValueError: If the data are inconsistent (see `JudgedTask`), an exponent lies outside [0, 1], the model
             normalises its embeddings, or an embedding is not finite.
 
     Example:

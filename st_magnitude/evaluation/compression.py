@@ -79,9 +79,7 @@ class CompressionEvaluator(SearchEvaluator):
 
     - float32: q · d.
     - int8: q · d', where d' is d from its codes, floor(255 (d - low) / (high - low)), with the lowest and highest value
-      of each dimension in this very corpus. The codes have another origin and unit in each dimension, so the inner
-      product of the codes is not that of the vectors. The codes round down; half a step more in every dimension would
-      add the same to all scores of a query, so it is left out.
+      of each dimension in this very corpus; the codes have another origin and unit in each dimension.
     - binary: the number of equal bits of q and d, where the bit of x > 0 is 1 and that of 0 is 0. Rescored: the best
       ``top_k`` by that number are ranked again by q · (2b - 1), b the bits of d. Where the similarity keeps document
       magnitude (gamma_document < 1), ``"norm"`` multiplies this by |x[:k]|^(1 - gamma_document), stored beside the
@@ -105,10 +103,10 @@ class CompressionEvaluator(SearchEvaluator):
     gets a row for every cell.
 
     Attributes:
-        cells: After a call, a `CompressionCell` for each key, D in float32 first. `table` and `pareto` take them, and
+        cells: After a call, a `CompressionCell` for each key, D in float32 first, for `table`, `pareto` and
             `st_magnitude.diagnosis.report.plot_compression`.
         per_query: After a call, nDCG@10 of every query under ``(dim, precision, rescoring)``, in the order of
-            ``queries_ids``. `st_magnitude.geometry.paired_bootstrap` takes the values.
+            ``queries_ids``.
 
     Raises:
         ValueError: As `SearchEvaluator`, and if a prefix has more dimensions than the embedding.

@@ -57,9 +57,7 @@ def knn_accuracy_by_norm(
         num_buckets: Number of buckets between 0 and the largest norm.
         min_rows: Number of rows that a bucket needs to be returned.
 
-    Raises:
-        ValueError: If embeddings and labels differ in number, there are fewer than two rows, k is below 1, or all
-            norms are 0.
+    Fewer than two rows, another number of labels or norms of 0 only raise a ValueError.
 
     Example:
         >>> rows = [[1.0, 0.0], [1.0, 0.1], [0.1, 1.0], [0.0, 1.0], [0.3, 0.2]]

@@ -98,8 +98,7 @@ def bm25_run(
 
     Here f is the number of times that t occurs in d, |d| the number of words of d, n_t the number of documents with t,
     and N the number of all documents. A word that occurs twice in a query counts twice. Documents that share no word
-    with a query are not in its run, which may be empty or have fewer than top_k documents. Equal scores rank by
-    document id, the lower first.
+    with a query are not in its run. Equal scores rank by document id, the lower first.
 
     Args:
         queries: Query id -> text.
@@ -247,10 +246,8 @@ class HybridEvaluator(SearchEvaluator):
     ``Hybrid_evaluation_{name}_results.csv``.
 
     Attributes:
-        runs: The run ``"bm25"``, and after a call also ``"dense"`` and ``"hybrid"``. ir-measures, pytrec_eval and
-            `reciprocal_rank_fusion` take them.
+        runs: The run ``"bm25"``, and after a call also ``"dense"`` and ``"hybrid"``.
         per_query: After a call, nDCG@10 of every query under the same names, in the order of ``queries_ids``.
-            `st_magnitude.geometry.paired_bootstrap` takes the values.
 
     Raises:
         ImportError: If bm25s is not installed and no run is given.

@@ -56,7 +56,7 @@ class MagnitudeEvaluator(InformationRetrievalEvaluator):
 
     Attributes:
         per_query: After a call, nDCG@10 of every query under ``"matched"``, ``"cosine"`` and ``"dot"``, in the order of
-            ``queries_ids``. `st_magnitude.geometry.paired_bootstrap` takes the values.
+            ``queries_ids``.
 
     Raises:
         ValueError: As `SearchEvaluator`.

@@ -101,14 +101,13 @@ class RAGEvaluator(CsvEvaluator):
 
     Attributes:
         predictions: After a call, question id -> the reader's answer.
-        per_query: After a call, ``"em"`` and ``"f1"`` of every question, in the order of ``questions``.
-            `st_magnitude.geometry.paired_bootstrap` takes them to compare two retrievers.
+        per_query: After a call, ``"em"`` and ``"f1"`` of every question, in the order of ``questions``, which
+            `st_magnitude.geometry.paired_bootstrap` takes to compare two retrievers.
         primary_metric: ``{name}_rag_f1@{k}``.
 
     Raises:
-        ValueError: Before anything is encoded, if a question has no answer, an answer has no question, questions or
-            corpus are empty, or an argument is out of range; at the call, if an embedding is not finite, or the reader
-            returns another number of answers or something other than a string.
+        ValueError: If questions and answers do not match, questions or corpus are empty, or an argument is out of
+            range; at the call, if an embedding is not finite, or the reader does not return a string for each prompt.
 
     Example:
         >>> from sentence_transformers.sentence_transformer.modules import BoW

@@ -76,8 +76,7 @@ def build_groups(
         interleave: Number n of documents whose chunks alternate; the paper's example (Fig. 7) has 2.
         min_words: Smallest number of words in a chunk; shorter chunks are left out.
         shuffle_documents: Whether to shuffle the documents first. By default neighbours stay neighbours.
-        shuffle_chunks: Whether to put all chunks in a random order, the paper's "random" ablation (section 5.2), which
-            ruins training.
+        shuffle_chunks: Whether to put all chunks in a random order, which ruins training (section 5.2).
         seed: Seed for both kinds of shuffling.
         streaming: Whether to return an ``IterableDataset``, which reads, chunks and groups during iteration, in bounded
             memory. With one shard its rows are those of the other kind of dataset. A trainer then needs ``max_steps``

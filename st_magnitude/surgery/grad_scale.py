@@ -36,9 +36,8 @@ def grad_scale(x: Tensor, power: float = 1.0, *, divide_by_mean: bool = False) -
     with large norms even more. GradScale belongs before the normalisation: after it, all norms are 1 and it does
     nothing. The resulting gradient field is not that of any loss (Prop. D.1).
 
-    The factor is computed in float32 (float64 for float64) and is a constant to higher derivatives. Norms below 1e-6,
-    also those of zero rows, count as 1e-6, and the factor is at most the largest number of the dtype. It is therefore
-    finite for every finite row and power, even where the norm overflows float16.
+    The factor is computed in float32 (float64 for float64) and is a constant to higher derivatives. Norms below 1e-6
+    count as 1e-6, and the factor is at most the largest number of the dtype, so that it is always finite.
 
     Args:
         x: Embeddings.

@@ -76,7 +76,7 @@ def test_jsonl(tmp_path):
     ("line", "message"),
     [
         (b'{"text": "x"', r"line 3: is not valid JSON .*column \d+\)\. Write one object per line"),
-        (b'["text"]', r"line 3: is a list, not an object\. Write"),
+        (b'["text"]', r"line 3: is a list, not an object"),
         (b'{"contents": "x"}', r"line 3: has no 'text'; it has \['contents'\]\. Rename"),
         (b'{"text": 3}', r"line 3: has a text of type int, not a string; quote"),
         (b'{"text": null}', r"line 3: has a text of type NoneType"),
