@@ -84,13 +84,19 @@ def minilm(minilm_path: str) -> SentenceTransformer:
     return SentenceTransformer(minilm_path, device="cpu")
 
 
-@pytest.fixture
-def static_model() -> SentenceTransformer:
-    """A fresh static model (wordllama's table, 32,000 x 256, raw mean of token vectors): trains within seconds."""
+@pytest.fixture(scope="session")
+def static_parts() -> tuple[Tokenizer, torch.Tensor]:
+    """Tokenizer and table of wordllama, read once."""
     folder = _package_folder("wordllama")
     weights = load_file(folder / "weights" / "l2_supercat_256.safetensors")["embedding.weight"].float()
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizers" / "l2_supercat_tokenizer_config.json"))
-    return SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_weights=weights)], device="cpu")
+    return Tokenizer.from_file(str(folder / "tokenizers" / "l2_supercat_tokenizer_config.json")), weights
+
+
+@pytest.fixture
+def static_model(static_parts: tuple[Tokenizer, torch.Tensor]) -> SentenceTransformer:
+    """A fresh static model (wordllama's table, 32,000 x 256, raw mean of token vectors): trains within seconds."""
+    tokenizer, weights = static_parts
+    return SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_weights=weights.clone())], device="cpu")
 
 
 @pytest.fixture
