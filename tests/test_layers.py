@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parents[1] / "st_magnitude"
 # above all others.
 LAYERS = (
     ("similarity", "terms", "_json", "_config", "_plot", "_upstream", "_checks", "_files"),
-    ("geometry", "infonce", "_kernel"),
+    ("geometry", "infonce", "_kernel", "_ring"),
     ("modules",),
     ("losses", "training", "surgery", "corpus"),
     ("clip", "revela", "evaluation"),

@@ -17,11 +17,13 @@ from sentence_transformers.util import all_gather_with_grad, get_rank
 from torch import Tensor, nn
 
 from st_magnitude._checks import at_least, one_of
+from st_magnitude._ring import num_ranks, ring_infonce
 from st_magnitude._upstream import minibatch_of
 from st_magnitude.infonce import Direction, infonce
 from st_magnitude.losses._model import check_ranking_model, exponent_norm, refuse_matryoshka
 from st_magnitude.losses._optimizer import expect_in_optimizer
 from st_magnitude.losses._penalties import Penalties, Regularizer
+from st_magnitude.losses._ranks import check_ranks
 from st_magnitude.losses._scale import ScaledLoss
 from st_magnitude.losses._temperature import Temperatures, with_temperature
 from st_magnitude.similarity import COSINE, DNORM, DOT, QNORM, Similarity
@@ -79,7 +81,10 @@ class MagnitudeRankingLoss(CachedLossMixin, ScaledLoss):
             (GradCache, arXiv 2101.06983); the softmax still spans the whole batch.
         mini_batch_num_tokens: Number of tokens in a mini-batch, which then packs texts by tokens. It needs
             ``mini_batch_size``.
-        gather_across_devices: Whether the documents of all ranks are negatives.
+        gather_across_devices: Whether the documents of all ranks are negatives. True gathers them, so that each rank
+            holds the documents of all. ``"ring"`` passes them around the ranks instead: memory does not grow with the
+            number of ranks, the loss takes about 4/3 of the time, and batches may differ in size. The gradients are
+            the same.
         hardness: Weight alpha of similar negatives, which count exp(alpha · s) times, with s as large as the
             similarity leaves it. One number weights the negatives of both directions. sentence-transformers weights
             the documents only: ``(alpha, 0)``. See :func:`~st_magnitude.infonce`.
@@ -118,7 +123,7 @@ class MagnitudeRankingLoss(CachedLossMixin, ScaledLoss):
         regularizers: Iterable[Regularizer | tuple[Regularizer, float]] = (),
         mini_batch_size: int | None = None,
         mini_batch_num_tokens: int | None = None,
-        gather_across_devices: bool = False,
+        gather_across_devices: bool | Literal["ring"] = False,
         hardness: float | tuple[float, float] = 0.0,
         direction: Direction = "query_to_document",
         show_progress_bar: bool = False,
@@ -132,6 +137,7 @@ class MagnitudeRankingLoss(CachedLossMixin, ScaledLoss):
                 f"mini_batch_num_tokens={mini_batch_num_tokens} and mini_batch_size={mini_batch_size}."
             )
         one_of("direction", direction, get_args(Direction))
+        one_of("gather_across_devices", gather_across_devices, (False, True, "ring"))
         for alpha in hardness if isinstance(hardness, tuple) else (hardness,):
             at_least("hardness", alpha, 0)
         if not terms:
@@ -162,7 +168,7 @@ class MagnitudeRankingLoss(CachedLossMixin, ScaledLoss):
         self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None
     ) -> Tensor | dict[str, Tensor]:
         sentence_features = list(sentence_features)
-        self._check_inputs(sentence_features)
+        check_ranks(self, sentence_features)
         if self.direction == "document_to_query":
             sentence_features = sentence_features[:2]  # no text is ranked against the negatives
         if self.uses_gradient_cache:
@@ -190,6 +196,11 @@ class MagnitudeRankingLoss(CachedLossMixin, ScaledLoss):
         terms = [replace(term, temperature=term.temperature * stretch) for term in self._filled(temperatures)]
         if self.temperatures is not None:
             self.temperatures.observe(queries, terms, similarity)
+        if self.gather_across_devices == "ring" and num_ranks() > 1:
+            loss = ring_infonce(
+                queries, torch.cat(documents), terms, similarity, self.direction, hardness=self.hardness
+            )
+            return {"infonce": loss, **self.regularizers(embeddings)}
         offset, all_queries = 0, None
         if self.gather_across_devices:
             offset = get_rank() * len(queries)
@@ -237,7 +248,7 @@ class MagnitudeRankingLoss(CachedLossMixin, ScaledLoss):
 
     # --- checks of a batch ------------------------------------------------------------------------------------------
 
-    def _check_inputs(self, sentence_features: list[dict[str, Tensor]]) -> None:
+    def check_inputs(self, sentence_features: list[dict[str, Tensor]]) -> None:
         if len(sentence_features) < 2:
             raise ValueError(
                 f"{type(self).__name__} needs at least two text columns, anchor and positive; "

@@ -1,0 +1,43 @@
+"""Functions that run on several gloo processes, which are forks of this one: nothing is imported again."""
+
+from __future__ import annotations
+
+import multiprocessing
+import tempfile
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+def on_ranks(num_ranks: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """What the function returns on each rank; the error of a rank, if there is one."""
+    context = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = [
+            context.Process(target=_one_rank, args=(rank, num_ranks, Path(folder), function, arguments), daemon=True)
+            for rank in range(num_ranks)
+        ]
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join(200)
+        errors = [path.read_text() for path in Path(folder).glob("error*")]
+        assert not errors, errors[0]
+        assert [process.exitcode for process in ranks] == [0] * num_ranks, "a rank waits, or was aborted"
+        return [torch.load(Path(folder) / f"rank{rank}.pt", weights_only=False) for rank in range(num_ranks)]
+
+
+def _one_rank(rank: int, num_ranks: int, folder: Path, function: Callable[..., Any], arguments: tuple) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=num_ranks)
+    try:
+        torch.save(function(*arguments), folder / f"rank{rank}.pt")
+    except Exception:
+        (folder / f"error{rank}").write_text(traceback.format_exc())
+        raise
+    finally:
+        dist.destroy_process_group()

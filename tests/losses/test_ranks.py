@@ -1,0 +1,140 @@
+"""Losses whose negatives pass around the ranks, on gloo processes as DDP wraps their models."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from contextlib import nullcontext
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+from _ranks import on_ranks
+from _tiny import ROWS, formula, load_transformer, raw_embeddings
+from torch.nn.parallel import DistributedDataParallel
+
+import st_magnitude as stm
+from st_magnitude.modules import ExponentNorm
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks processes that have used torch")
+
+LOSSES = {
+    "qnorm": stm.QNormRankingLoss,
+    "learnable": stm.LearnableNormLoss,
+    "temp_agg_mrl": partial(stm.TempAggMRLLoss, similarity="qnorm"),
+}
+SCALE = 3.0
+STARTS = (0, 6, 10, 15, 16)  # 6, 4, 5 and 1 rows
+# (loss, mini_batch_size, direction)
+CASES = [
+    ("qnorm", None, "query_to_document"),
+    ("qnorm", 3, "both"),
+    ("learnable", 3, "query_to_document"),
+    ("learnable", None, "both"),
+    ("temp_agg_mrl", None, "both"),
+    ("temp_agg_mrl", 3, "document_to_query"),
+]
+
+
+def features(model, rows):
+    return [dict(model.preprocess(list(column))) for column in zip(*(row[:3] for row in rows), strict=True)]
+
+
+def wrapped(folder, case, gather, dtype, **options):
+    """A loss around a model as the Trainer wraps it."""
+    name, mini_batch_size, direction = case
+    model = load_transformer(folder)
+    loss = LOSSES[name](
+        model, mini_batch_size=mini_batch_size, direction=direction, gather_across_devices=gather, **options
+    )
+    loss.to(dtype)
+    loss.model = DistributedDataParallel(model)
+    return model, loss
+
+
+def unequal_batches(folder, case):
+    """Loss and gradient of one batch, and the gradient after a second backward pass: accumulation."""
+    model, loss = wrapped(folder, case, "ring", torch.float64, scale=SCALE)
+    rows = ROWS[STARTS[dist.get_rank()] : STARTS[dist.get_rank() + 1]]
+    gradients = []
+    for micro_batches in (1, 2):
+        model.zero_grad()
+        for synchronised in [False, True][-micro_batches:]:
+            with nullcontext() if synchronised else loss.model.no_sync():
+                value = loss(features(model, rows))
+                value.backward()
+        gradients.append({name: p.grad.clone() for name, p in model.named_parameters()})
+    return value.item(), *gradients
+
+
+@pytest.fixture(scope="module", params=[3, pytest.param(4, marks=pytest.mark.slow)])
+def ranks(request, folder):
+    """What the ranks have found for each case."""
+    return on_ranks(request.param, lambda: {case: unequal_batches(folder, case) for case in CASES})
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_ranks_are_one_process_on_the_joined_batch(model, ranks, case):
+    name, _, direction = case
+    if name == "learnable":
+        model.append(ExponentNorm(0.5, 0.5, learnable=True))
+    model.double()
+    embeddings = raw_embeddings(model, features(model, ROWS[: STARTS[len(ranks)]]))
+    exponents = (model[-1].query_bias.sigmoid(), model[-1].document_bias.sigmoid()) if name == "learnable" else (1, 0)
+    parts = itertools.product((8, 16, 32), (0.03, 0.06, 0.1)) if name == "temp_agg_mrl" else [(32, 0.05)]
+    expected = sum(formula(embeddings, exponents, SCALE * 0.05 / tau, direction, dim) for dim, tau in parts)
+    expected.backward()
+    values, gradients, accumulated = zip(*(rank[case] for rank in ranks), strict=True)
+    assert sum(values) / len(values) == pytest.approx(expected.item(), rel=1e-10)
+    for once, twice in zip(gradients, accumulated, strict=True):
+        assert once.keys() == dict(model.named_parameters()).keys()
+        for parameter, gradient in once.items():
+            reference = model.get_parameter(parameter).grad
+            torch.testing.assert_close(gradient, reference, rtol=1e-7, atol=1e-11)
+            torch.testing.assert_close(twice[parameter], 2 * reference, rtol=1e-7, atol=1e-11)
+
+
+def ring_and_gathering(folder):
+    """The gradients of both, that of a temperature among them, in float32 and under bfloat16 autocast."""
+    rank, found = dist.get_rank(), []
+    for bf16, gather in itertools.product((False, True), ("ring", True)):
+        _, loss = wrapped(folder, ("learnable", None, "both"), gather, torch.float32, temperature="learned")
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            loss(features(loss.model.module, ROWS[4 * rank : 4 * rank + 4])).backward()
+        found.append(torch.cat([p.grad.flatten() for p in loss.parameters()]))
+    return found
+
+
+def refusals(folder):
+    """The errors of batches that do not fit, with both ways to the negatives of other ranks."""
+    rank, messages = dist.get_rank(), []
+    for gather, columns, num_rows in (("ring", 3 - rank, 4), (True, 3, 4 - rank), ("ring", 2 - rank, 4)):
+        model, loss = wrapped(folder, ("qnorm", None, "both"), gather, torch.float32)
+        with pytest.raises((ValueError, RuntimeError)) as caught:
+            loss(features(model, ROWS[:num_rows])[:columns])
+        messages.append(str(caught.value))
+    return messages
+
+
+def test_float32_and_refusals(folder):
+    (plain, *errors), (_, *other_errors) = on_ranks(2, lambda: (ring_and_gathering(folder), *refusals(folder)))
+    for ring, gathered in (plain[:2], plain[2:]):
+        assert (ring - gathered).norm() < 1e-5 * gathered.norm()
+    assert errors[:2] == other_errors[:2]
+    assert (
+        "same text columns on each of them, but the batch of rank 0 has 3 columns and that of rank 1 has 2" in errors[0]
+    )
+    assert "that of rank 0 has 4 rows and that of rank 1 has 3. Set dataloader_drop_last=True" in errors[1]
+    assert "rank 1 was refused" in errors[2]
+    assert "needs at least two text columns" in other_errors[2]
+
+
+def test_one_process_needs_no_ring(model):
+    values = [
+        stm.QNormRankingLoss(model, gather_across_devices=gather)(features(model, ROWS[:4])).item()
+        for gather in (False, "ring")
+    ]
+    assert values[0] == values[1]
+    with pytest.raises(ValueError, match=r"gather_across_devices must be one of False, True and 'ring'; got 'all'\."):
+        stm.QNormRankingLoss(model, gather_across_devices="all")

@@ -1,0 +1,179 @@
+"""The ring against the joined batch in one process, on gloo processes."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+from _ranks import on_ranks
+from test_infonce import peak_bytes
+
+from st_magnitude import Similarity, Term, infonce, infonce_reference
+from st_magnitude._ring import agree, ring_infonce
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks processes that have used torch")
+
+ROWS = (5, 3, 4, 6)  # of each rank
+DIM = 8
+MANY = (Term(2, 0.3), Term(2, 0.7, 0.5), Term(5, 0.5, 2.0), Term(None, 0.4), Term(8, 1.3, 0.25))
+ONE = (Term(None, 0.5),)
+BOTH = "both"
+# (terms, exponents, direction, hardness, documents of a query)
+CASES = {
+    "cosine": (ONE, (1, 1), "query_to_document", 0.0, 1),
+    "dot": (ONE, (0, 0), "query_to_document", 0.0, 2),
+    "prefix": ((Term(4, 0.5),), (1, 0), "document_to_query", 0.0, 1),
+    "many": (MANY, (0.3, 0.8), BOTH, 0.0, 2),
+    "many dot": (MANY, (0, 0), BOTH, 0.7, 2),
+    "many qnorm": (MANY, (1, 0), BOTH, (0.7, 0.0), 1),
+    "many dnorm": (MANY, (0, 1), "document_to_query", 0.7, 1),
+    "hard": (ONE, (0.3, 0.8), BOTH, (0.9, 0.5), 2),
+}
+
+
+EXCLUDED = {"cosine": "ids", "many": "ids", "many dot": "margin", "prefix": "margin", "hard": "ids and margin"}
+
+
+def threshold(positives: torch.Tensor) -> torch.Tensor:
+    return positives - 0.3
+
+
+def above_threshold(rows: slice, scores: torch.Tensor) -> torch.Tensor:
+    return scores > threshold(scores.diagonal(rows.start))[:, None]
+
+
+def ids_of(pairs: list[list[torch.Tensor]]) -> list[list[torch.Tensor]]:
+    """Two kinds of ids of the documents of each rank; some of the first kind occur on several ranks."""
+    generator = torch.Generator().manual_seed(1)
+    return [
+        [torch.randint(0, 12, (len(d),), generator=generator), 100 * rank + torch.arange(len(d)) // 2]
+        for rank, (_, d) in enumerate(pairs)
+    ]
+
+
+def batches(num_ranks: int, documents: int) -> list[list[torch.Tensor]]:
+    """Queries and documents of each rank."""
+    generator = torch.Generator().manual_seed(0)
+    return [
+        [torch.randn(n * c, DIM, generator=generator, dtype=torch.float64).requires_grad_() for c in (1, documents)]
+        for n in ROWS[:num_ranks]
+    ]
+
+
+def learned(case: str) -> tuple[list[torch.Tensor], tuple[Term, ...], Similarity]:
+    """Temperatures and exponents that are learned, and what they belong to."""
+    terms, exponents, *_ = CASES[case]
+    values = [float(x) for x in (*(t.temperature for t in terms), *exponents)]
+    leaves = [torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in values]
+    terms = tuple(Term(t.dim, tau, t.weight) for t, tau in zip(terms, leaves, strict=False))
+    return leaves, terms, Similarity(*leaves[-2:]) if 0.3 in exponents else Similarity(*exponents)
+
+
+def in_the_ring(num_ranks: int) -> dict[str, list[torch.Tensor]]:
+    """For each case the loss and the gradients as DDP leaves them."""
+    results = {}
+    for case, (_, _, direction, hardness, documents) in CASES.items():
+        leaves, terms, similarity = learned(case)
+        pairs, rule = batches(num_ranks, documents), EXCLUDED.get(case, "")
+        pair, ids = pairs[dist.get_rank()], ids_of(pairs)[dist.get_rank()]
+        loss = ring_infonce(
+            *pair,
+            terms,
+            similarity,
+            direction,
+            hardness=hardness,
+            exclude=ids if "ids" in rule else (),
+            threshold=threshold if "margin" in rule else None,
+            tile_rows=2,
+        )
+        gradients = torch.autograd.grad(loss, [*pair, *leaves], allow_unused=True)
+        shared = [torch.zeros_like(x) if g is None else g.clone() for x, g in zip(leaves, gradients[2:], strict=True)]
+        means = torch.stack([loss.detach(), *shared])
+        dist.all_reduce(means)
+        results[case] = [means / num_ranks, *(g / num_ranks for g in gradients[:2])]
+    return results
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
+def test_equals_the_joined_batch(num_ranks):
+    """Loss and gradients, learned temperatures and exponents among them, of batches that differ in size."""
+    found = on_ranks(num_ranks, in_the_ring, num_ranks)
+    for case, (_, _, direction, hardness, documents) in CASES.items():
+        leaves, terms, similarity = learned(case)
+        pairs, rule = batches(num_ranks, documents), EXCLUDED.get(case, "")
+        sizes = [len(q) for q, _ in pairs]
+
+        def joined(parts, sizes=sizes):  # the positives of all ranks first
+            return torch.cat(
+                [
+                    *(x[:n] for x, n in zip(parts, sizes, strict=True)),
+                    *(x[n:] for x, n in zip(parts, sizes, strict=True)),
+                ]
+            )
+
+        judges = [above_threshold] if "margin" in rule else []
+        ids = map(joined, zip(*ids_of(pairs), strict=True)) if "ids" in rule else []
+        queries, candidates = (joined(side) for side in zip(*pairs, strict=True))
+        loss = infonce_reference(
+            queries,
+            candidates,
+            terms,
+            similarity,
+            direction,
+            hardness=hardness,
+            exclude=[*ids, *judges],
+            exclude_queries=judges,
+        )
+        if rule:
+            everything = infonce_reference(queries, candidates, terms, similarity, direction, hardness=hardness)
+            assert loss < 0.99 * everything
+        inputs = [x for pair in pairs for x in pair]
+        gradients = torch.autograd.grad(loss, [*leaves, *inputs], allow_unused=True, materialize_grads=True)
+        means = torch.stack([loss.detach(), *gradients[: len(leaves)]])
+        for rank, (found_means, *found_gradients) in enumerate(result[case] for result in found):
+            torch.testing.assert_close(found_means, means, rtol=1e-9, atol=1e-12)
+            wanted = gradients[len(leaves) + 2 * rank : len(leaves) + 2 * rank + 2]
+            torch.testing.assert_close(found_gradients, list(wanted), rtol=1e-8, atol=1e-12)
+
+
+def autocast_and_memory() -> dict[str, object]:
+    """Float32 under autocast, no gradient, and the memory of large blocks."""
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    pair = [torch.randn(256, 512, generator=generator).requires_grad_() for _ in range(2)]
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = ring_infonce(*(x.bfloat16() for x in pair))
+        gathered = [torch.empty_like(pair[1]) for _ in range(dist.get_world_size())]
+        dist.all_gather(gathered, pair[1].detach())
+        plain = infonce(pair[0].bfloat16(), torch.cat(gathered).bfloat16(), offset=256 * dist.get_rank())
+    with torch.no_grad():
+        assert not ring_infonce(*pair).requires_grad
+    peak = peak_bytes(lambda: ring_infonce(*pair, tile_rows=8).backward())
+    return {"losses": [loss, plain], "peak": peak / (4 * 256 * 512)}
+
+
+def test_memory_does_not_grow_with_the_ranks():
+    """In units of the documents of a rank; float32 under autocast agrees with the kernel on gathered documents."""
+    peaks = []
+    for num_ranks in (2, 4):
+        for result in on_ranks(num_ranks, autocast_and_memory):
+            torch.testing.assert_close(*result["losses"], rtol=1e-6, atol=0)
+            peaks.append(result["peak"])
+    assert 6 < max(peaks) < 9
+    assert max(peaks) - min(peaks) < 1.1, peaks
+
+
+def failures() -> list[str]:
+    """The errors of batches that do not fit."""
+    queries, documents = torch.zeros(3, 4), torch.zeros(3 - (dist.get_rank() == 1), 4)
+    with pytest.raises((ValueError, RuntimeError)) as caught:
+        ring_infonce(queries, documents)
+    assert agree(queries.device, lambda: [dist.get_rank()], 1) == [[0], [1], [2]]  # the ranks are still in step
+    return str(caught.value)
+
+
+def test_all_ranks_raise_together():
+    first, second, third = on_ranks(3, failures)
+    assert "3 queries with offset 0" in second
+    assert first == third == "The batch of rank 1 was refused; read the error of that process."
