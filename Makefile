@@ -46,6 +46,7 @@ $(SITE)/.installed: docs/requirements.txt  # apart: the demo learns what is inst
 bench: $(BIN)/.installed  ## the figures of the README and the docs (more than an hour on 2 cores)
 	$(BIN)/python benchmarks/kernel.py
 	$(BIN)/python benchmarks/scale.py
+	$(BIN)/python benchmarks/ring.py
 	$(BIN)/python benchmarks/temperature.py
 	$(BIN)/python benchmarks/sigreg.py
 	$(BIN)/python benchmarks/norms.py

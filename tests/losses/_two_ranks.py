@@ -48,9 +48,10 @@ def one_step(folder: str, case: tuple) -> dict:
     return {"loss": value.item(), "scale": loss.scale, "gradients": gradients}
 
 
-def train(folder: str, output: Path, mini_batch_size: int | None) -> dict:
-    model = load_transformer(folder)
-    loss = stm.LearnableNormLoss(model, mini_batch_size=mini_batch_size, gather_across_devices=True)
+def train(folder: str, output: Path, mini_batch_size: int | None, gather: bool | str = True) -> dict:
+    model, sizes = load_transformer(folder), []
+    loss = stm.LearnableNormLoss(model, mini_batch_size=mini_batch_size, gather_across_devices=gather)
+    loss.register_forward_pre_hook(lambda _, args: sizes.append(len(next(iter(args[0]))["input_ids"])))
     args = SentenceTransformerTrainingArguments(
         str(output / "trainer"),
         max_steps=3,
@@ -63,10 +64,12 @@ def train(folder: str, output: Path, mini_batch_size: int | None) -> dict:
         save_strategy="no",
         disable_tqdm=True,
     )
-    data = Dataset.from_dict(columns(num_negatives=1))
+    # In the second step of the ring, one rank has four rows, and the other has the last two.
+    data = Dataset.from_dict(columns(14 if gather == "ring" else 16, num_negatives=1))
     SentenceTransformerTrainer(model, args, data, loss=loss).train()
     assert isinstance(loss.model, DistributedDataParallel)
-    return {"scale": loss.scale, "parameters": {name: p.detach() for name, p in model.named_parameters()}}
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+    return {"scale": loss.scale, "sizes": sizes, "parameters": parameters}
 
 
 def main(folder: str, output: Path) -> None:
@@ -74,6 +77,7 @@ def main(folder: str, output: Path) -> None:
     dist.init_process_group("gloo")
     results = {case: one_step(folder, case) for case in CASES}
     results |= {("trainer", size): train(folder, output, size) for size in (None, 3)}
+    results["trainer", "ring"] = train(folder, output, 3, "ring")
     torch.save(results, output / f"rank{dist.get_rank()}.pt")
     gc.collect()  # of trainers, which hold the group: its threads must end before Python does
     dist.destroy_process_group()

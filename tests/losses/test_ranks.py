@@ -119,8 +119,9 @@ def refusals(folder):
 
 def test_float32_and_refusals(folder):
     (plain, *errors), (_, *other_errors) = on_ranks(2, lambda: (ring_and_gathering(folder), *refusals(folder)))
-    for ring, gathered in (plain[:2], plain[2:]):
-        assert (ring - gathered).norm() < 1e-5 * gathered.norm()
+    # Under autocast, gathering adds the gradients of the ranks in bfloat16 and the ring in float32.
+    for (ring, gathered), tolerance in ((plain[:2], 1e-5), (plain[2:], 5e-3)):
+        assert (ring - gathered).norm() < tolerance * gathered.norm()
     assert errors[:2] == other_errors[:2]
     assert (
         "same text columns on each of them, but the batch of rank 0 has 3 columns and that of rank 1 has 2" in errors[0]

@@ -621,10 +621,11 @@ def test_two_ranks_are_one_process_on_the_joined_batch(model, two_ranks, case):
             torch.testing.assert_close(gradient, reference, rtol=1e-7, atol=1e-11)
 
 
-@BATCHING
-def test_two_ranks_in_the_trainer(model, two_ranks, mini_batch_size):
-    first, second = (results["trainer", mini_batch_size] for results in two_ranks)
+@pytest.mark.parametrize("way", [None, 3, "ring"], ids=["plain", "cached", "ring"])
+def test_two_ranks_in_the_trainer(model, two_ranks, way):
+    first, second = (results["trainer", way] for results in two_ranks)
     assert first["scale"] == second["scale"]
+    assert (first["sizes"], second["sizes"]) == (([4, 4, 4], [4, 2, 4]) if way == "ring" else ([4] * 3, [4] * 3))
     start = dict(model.named_parameters())
     for name, parameter in first["parameters"].items():
         assert torch.equal(parameter, second["parameters"][name])
