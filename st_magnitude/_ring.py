@@ -245,8 +245,8 @@ class _Walk:
             for tile in self.tiles:
                 self._add_gradients(tile, block, hop, gradient)
             if arrived is not None:
-                for name, earlier in arrived().items():
-                    gradient[name].add_(earlier)
+                _add(gradient, arrived())
+                arrived = None  # frees what has arrived and what was sent
             arrived = self._pass_on(gradient, hop)
         home = arrived()  # type: ignore[misc]  # after W hops
         grad_scale = home["scale"].T if "scale" in home else None
@@ -317,7 +317,7 @@ class _Walk:
             arrived = self._pass_on(block, hop) if hop < ranks - 1 else None
             yield block if self._repeats(block, hop) else {name: x for name, x in block.items() if name != "ids"}
             if arrived is not None:
-                block = arrived()
+                block, arrived = arrived(), None
 
     def _repeats(self, block: Block, hop: int) -> bool:
         """Whether a column other than the positive of a row has the id of that row."""
@@ -347,6 +347,11 @@ class _Walk:
 def _view(buffer: Tensor, shape: Sequence[int]) -> Tensor:
     """The beginning of a buffer as a contiguous matrix."""
     return buffer[: math.prod(shape)].view(*shape)
+
+
+def _add(block: Block, other: Block) -> None:
+    for name, x in other.items():
+        block[name].add_(x)
 
 
 def _powers(scores: Tensor, rate: Tensor, above: Tensor, buffer: Tensor) -> Tensor:

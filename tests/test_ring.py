@@ -160,7 +160,7 @@ def test_memory_does_not_grow_with_the_ranks():
         for result in on_ranks(num_ranks, autocast_and_memory):
             torch.testing.assert_close(*result["losses"], rtol=1e-6, atol=0)
             peaks.append(result["peak"])
-    assert 6 < max(peaks) < 9
+    assert 6 < max(peaks) < 8.3
     assert max(peaks) - min(peaks) < 1.1, peaks
 
 
