@@ -50,7 +50,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from st_magnitude import Term, infonce
-from st_magnitude.infonce import _TILE_ROWS, _divide_by_norms
+from st_magnitude._kernel import divide_by_norms
+from st_magnitude.infonce import _TILE_ROWS
 
 TEMPERATURE = 0.05
 TEMPERATURES = (0.03, 0.06, 0.1)
@@ -76,7 +77,7 @@ def naive(queries: Tensor, documents: Tensor) -> Tensor:
 
 def two_sided(queries: Tensor, documents: Tensor) -> Tensor:
     dims = (queries.shape[1],)  # the kernel's own division by norms, so that the tiles alone make the difference
-    return _TwoSided.apply(_divide_by_norms(queries, dims, 1.0)[0], _divide_by_norms(documents, dims, 1.0)[0])
+    return _TwoSided.apply(divide_by_norms(queries, dims, 1.0)[0], divide_by_norms(documents, dims, 1.0)[0])
 
 
 class _TwoSided(torch.autograd.Function):
