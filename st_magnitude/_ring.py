@@ -291,7 +291,7 @@ class _Walk:
             if hop == 0:
                 scores.diagonal(tile.start).copy_(self.diagonal[k, tile])
                 slope.diagonal(tile.start).copy_(self.positive_slopes[members, tile].sum(dim=0))
-            if k < self.last and self.row_scale is not None:
+            if k < self.last and self.row_scale is not None and self.grad_row_scale is not None:
                 self.grad_row_scale[k, tile] += torch.linalg.vecdot(slope, scores) / self.row_scale[k, tile]
             if k < self.last and "scale" in block:
                 factor = block["scale"][:, k].contiguous()
