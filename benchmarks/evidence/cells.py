@@ -35,6 +35,7 @@ import numpy as np
 import torch
 from datasets import concatenate_datasets
 from numpy.typing import NDArray
+from scipy.stats import skew
 from sentence_transformers import SentenceTransformer
 from transformers import TrainerCallback
 
@@ -50,8 +51,7 @@ from st_magnitude.commands.train.run import LOSSES
 from st_magnitude.corpus.beir import RetrievalData
 from st_magnitude.evaluation.compression import search_compressed
 from st_magnitude.evaluation.task import EncodedTask, JudgedTask
-from st_magnitude.infonce import Term
-from st_magnitude.losses import LearnableNormLoss, MagnitudeRankingLoss
+from st_magnitude.losses import MagnitudeRankingLoss
 
 RESULTS = Path(__file__).parents[1] / "results"
 EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -60,6 +60,7 @@ SCORINGS = ("matched", "calibrated")
 SEED = 0  # of the data: a cell's seed is that of training, so that all models answer the same queries
 Figures = dict[str, Any]
 
+SUMS: dict[str, Callable[..., MagnitudeRankingLoss]] = {"tempagg": stm.TempAggLoss, "tempaggmrl": stm.TempAggMRLLoss}
 BASES: dict[str, Callable[[], SentenceTransformer]] = {"static": static_model, "L3": paraphrase}
 
 
@@ -71,12 +72,12 @@ class Cell:
         base: Key of BASES: the static table of wordllama, or paraphrase-MiniLM-L3-v2.
         data: "wordnet" (lemma -> definition, in-batch negatives) or "docstrings" (the demo's data, one explicit
             negative that is never relevant).
-        loss: Key of LOSSES, or "tempagg" for the sum over three temperatures and three prefixes under cosine.
+        loss: Key of LOSSES or of SUMS; the latter have their own three temperatures.
         seed: Seed for the order of the rows and dropout.
         steps: Number of steps.
         batch: Number of queries in a step.
-        rate: Peak learning rate; Learnable's exponents have 1e-2.
-        temperature: Temperature of the scores after the scale.
+        rate: Peak learning rate; learned exponents have 1e-2, a learned temperature 1e-3.
+        temperature: Temperature of the scores after the scale, or "learned", which starts at .05.
         scale: Factor of the scores over that of unit vectors: 20, or "auto", which divides by the mean norms.
         sigreg: Weight of SIGReg.
     """
@@ -88,13 +89,14 @@ class Cell:
     steps: int
     batch: int
     rate: float
-    temperature: float = 0.05
+    temperature: float | str = 0.05
     scale: float | str = 20.0
     sigreg: float = 0.0
 
     @property
     def name(self) -> str:
-        how = f"{self.loss}-tau{self.temperature:g}-scale{self.scale if self.scale == 'auto' else f'{self.scale:g}'}"
+        tau, scale = (x if isinstance(x, str) else f"{x:g}" for x in (self.temperature, self.scale))
+        how = f"{self.loss}-tau{tau}-scale{scale}"
         how += f"-sigreg{self.sigreg:g}" if self.sigreg else ""
         return f"{self.base}-{self.data}-{how}-{self.steps}x{self.batch}-lr{self.rate:g}-seed{self.seed}"
 
@@ -147,10 +149,10 @@ def encode(model: SentenceTransformer, task: RetrievalData) -> EncodedTask:
 
 def objective(model: SentenceTransformer, cell: Cell) -> MagnitudeRankingLoss:
     regularizers = [(stm.SIGReg(), cell.sigreg)] if cell.sigreg else []
-    if cell.loss == "tempagg":
-        return stm.TempAggMRLLoss(model, regularizers=regularizers)
-    terms = [Term(temperature=cell.temperature)]
-    return LOSSES[cell.loss](model, scale=cell.scale, terms=terms, regularizers=regularizers)  # type: ignore[call-arg]
+    if cell.loss in SUMS:
+        return SUMS[cell.loss](model, regularizers=regularizers)
+    options: dict[str, Any] = {"temperature": cell.temperature, "scale": cell.scale, "regularizers": regularizers}
+    return LOSSES[cell.loss](model, **options)
 
 
 class Watch(TrainerCallback):
@@ -197,8 +199,10 @@ def train_cell(cell: Cell, evaluations: int = 10) -> tuple[SentenceTransformer, 
         "per_device_train_batch_size": cell.batch,
         "learning_rate": cell.rate,
     }
-    if cell.loss == "learnable":
-        how["learning_rate_mapping"] = LearnableNormLoss.learning_rate_mapping()
+    rates = stm.LearnableNormLoss.learning_rate_mapping() if cell.loss == "learnable" else {}
+    rates |= stm.LearnedTemperature.learning_rate_mapping() if cell.temperature == "learned" else {}
+    if rates:
+        how["learning_rate_mapping"] = rates
     loss = objective(model, cell)
     watch = Watch(model, data(cell.data).dev, cell, evaluations)
     train(model, loss, data(cell.data).rows, cell.seed, [watch], **how)
@@ -215,7 +219,8 @@ def measure(cell: Cell) -> Figures:
         model.load_state_dict(best.pop("weights"))
         similarity = stm.Similarity(1.0, best["exponent"])
         encoded = {task: encode(model, texts) for task, texts in data(cell.data).tests.items()}
-        scorings[name] = best | {"tests": {task: searched(x, similarity) for task, x in encoded.items()}}
+        tests = {task: searched(x, similarity) for task, x in encoded.items()}
+        scorings[name] = best | {"tests": tests, "shape": {task: shape(x, similarity) for task, x in encoded.items()}}
     end = time.perf_counter()
     return {
         "settings": asdict(cell),
@@ -240,6 +245,13 @@ def searched(encoded: EncodedTask, similarity: stm.Similarity) -> dict[str, list
         "bits": search_compressed(q, d, "binary", 100, stm.COSINE)["query"],
     }
     return {name: np.rint(1e4 * encoded.ndcg(top)).astype(int).tolist() for name, top in tops.items()}
+
+
+def shape(encoded: EncodedTask, similarity: stm.Similarity) -> dict[str, float]:
+    """IsoScore of the directions of documents, and hubness: the skewness of how often a document is in a top 10."""
+    times = np.bincount(encoded.top(similarity).numpy().ravel(), minlength=len(encoded.documents))
+    isoscore = stm.geometry.isoscore(stm.COSINE.document(encoded.documents))
+    return {"isoscore": round(isoscore, 5), "hubness": round(float(skew(times)), 4)}
 
 
 def run(cells: Iterable[Cell]) -> None:

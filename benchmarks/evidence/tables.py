@@ -17,6 +17,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parent))
 import claims
+import compression_control
 import fragments
 import temperature_control as control
 
@@ -37,6 +38,8 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "claims": claims.table,
     **{f"temperatures of Cosine, {name}": partial(study, name, control.cosine_table) for name in control.STUDIES},
     **{f"gains, {name}": partial(study, name, control.gain_table) for name in control.STUDIES},
+    "sums": compression_control.sums_table,
+    "sigreg": compression_control.sigreg_table,
     "fragments": partial(of_fragments, fragments.share_table),
     "pruning": partial(of_fragments, fragments.pruning_table),
 }
