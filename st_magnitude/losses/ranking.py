@@ -13,7 +13,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.losses.gradcache import CachedLossMixin, RandContext
 from sentence_transformers.base.losses.merged_forward import embed_columns
-from sentence_transformers.util import all_gather_with_grad, get_rank
+from sentence_transformers.util import all_gather, all_gather_with_grad, get_rank
 from torch import Tensor, nn
 
 from st_magnitude._checks import at_least, one_of
@@ -21,6 +21,7 @@ from st_magnitude._ring import num_ranks, ring_infonce
 from st_magnitude._upstream import minibatch_of
 from st_magnitude.infonce import Direction, infonce
 from st_magnitude.losses._model import check_ranking_model, exponent_norm, refuse_matryoshka
+from st_magnitude.losses._negatives import FalseNegatives, MarginStrategy, SameText, Texts
 from st_magnitude.losses._optimizer import expect_in_optimizer
 from st_magnitude.losses._penalties import Penalties, Regularizer
 from st_magnitude.losses._ranks import check_ranks
@@ -90,6 +91,17 @@ class MagnitudeRankingLoss(CachedLossMixin, ScaledLoss):
             the documents only: ``(alpha, 0)``. See :func:`~st_magnitude.infonce`.
         direction: ``"query_to_document"``, ``"document_to_query"`` (columns of negatives are then left out) or
             ``"both"``.
+        same_text: ``"exclude"``: a document with the tokens of the positive, and the positive of another query with
+            the tokens of this one, do not count as negatives. ``"keep"``: they do, as in sentence-transformers. Inputs
+            without token ids always count.
+        margin: Distance that a negative keeps from the positive: a document that scores above the positive's score
+            minus the margin does not count as a negative. Without a guide the model's own scores decide, those of the
+            longest prefix before scale and temperature; -0.1 then spares what the model ranks far above the positive
+            (Qwen3 Embedding, arXiv 2506.05176, Eq. 1). None: 0 with a guide, and no such rule without one.
+        margin_strategy: Unit of the margin, as in sentence-transformers' ``GISTEmbedLoss``. ``"absolute"``: scores.
+            ``"relative"``: the absolute value of the positive's score, which suits scores that norms make large.
+        guide: Frozen SentenceTransformer whose scores decide (GISTEmbed, arXiv 2402.16829), by its own similarity
+            function. A guide with another tokenizer reads the text that the model's tokens spell.
         show_progress_bar: Whether to show progress over the mini-batches of a cached step.
 
     Raises:
@@ -126,6 +138,10 @@ class MagnitudeRankingLoss(CachedLossMixin, ScaledLoss):
         gather_across_devices: bool | Literal["ring"] = False,
         hardness: float | tuple[float, float] = 0.0,
         direction: Direction = "query_to_document",
+        same_text: SameText = "exclude",
+        margin: float | None = None,
+        margin_strategy: MarginStrategy = "absolute",
+        guide: SentenceTransformer | None = None,
         show_progress_bar: bool = False,
     ) -> None:
         super().__init__()
@@ -150,6 +166,7 @@ class MagnitudeRankingLoss(CachedLossMixin, ScaledLoss):
         self._set_scale(scale, self._similarity, unit=SCALE)
         self.direction = direction
         self.hardness = hardness
+        self.false_negatives = FalseNegatives(model, same_text, margin, margin_strategy, guide)
         self.gather_across_devices = gather_across_devices
         self.mini_batch_size = mini_batch_size  # type: ignore[assignment]
         self.mini_batch_num_tokens = mini_batch_num_tokens
@@ -171,19 +188,26 @@ class MagnitudeRankingLoss(CachedLossMixin, ScaledLoss):
         check_ranks(self, sentence_features)
         if self.direction == "document_to_query":
             sentence_features = sentence_features[:2]  # no text is ranked against the negatives
+        texts = self.false_negatives.texts(sentence_features, self.mini_batch_size)
+        # The texts go where sentence-transformers hands labels on, which no ranking loss needs.
         if self.uses_gradient_cache:
-            return self._named(self.forward_cached(sentence_features, labels))
+            return self._named(self.forward_cached(sentence_features, texts))  # type: ignore[arg-type]
         embeddings = embed_columns(partial(raw_features, self.model), sentence_features)  # type: ignore[arg-type]
-        return self.compute_loss_from_embeddings(embeddings, labels)
+        return self.compute_loss_from_embeddings(embeddings, texts)
 
     def compute_loss_from_embeddings(
-        self, embeddings: list[Tensor], labels: Tensor | None = None
+        self, embeddings: list[Tensor], labels: Tensor | Texts | None = None
     ) -> Tensor | dict[str, Tensor]:
-        """The loss of raw embeddings: one tensor (B, D) for anchors, positives and each column of negatives."""
-        losses = self._losses(embeddings, self._learned())
+        """The loss of raw embeddings: one tensor (B, D) for anchors, positives and each column of negatives.
+
+        Without texts, ``same_text`` and ``guide`` exclude nothing.
+        """
+        losses = self._losses(embeddings, self._learned(), labels)
         return losses if self.regularizers else losses["infonce"]
 
-    def _losses(self, embeddings: list[Tensor], learned: list[Tensor]) -> dict[str, Tensor]:
+    def _losses(
+        self, embeddings: list[Tensor], learned: list[Tensor], labels: Tensor | Texts | None
+    ) -> dict[str, Tensor]:
         """InfoNCE and the penalties by name, at the values of what the loss learns."""
         if not self._has_begun and torch.is_grad_enabled():
             self._begin()
@@ -197,13 +221,15 @@ class MagnitudeRankingLoss(CachedLossMixin, ScaledLoss):
         if self.temperatures is not None:
             self.temperatures.observe(queries, terms, similarity)
         if self.gather_across_devices == "ring" and num_ranks() > 1:
+            ring = self.false_negatives.ring(labels)
+            candidates = torch.cat(documents)
             loss = ring_infonce(
-                queries, torch.cat(documents), terms, similarity, self.direction, hardness=self.hardness
+                queries, candidates, terms, similarity, self.direction, hardness=self.hardness, **ring
             )
             return {"infonce": loss, **self.regularizers(embeddings)}
-        offset, all_queries = 0, None
+        offset, all_queries, gather = 0, None, lambda x: x
         if self.gather_across_devices:
-            offset = get_rank() * len(queries)
+            offset, gather = get_rank() * len(queries), all_gather
             documents = [all_gather_with_grad(d) for d in documents]  # (W·B, D) each
             if self.direction != "query_to_document":
                 all_queries = all_gather_with_grad(queries)  # (W·B, D)
@@ -218,6 +244,7 @@ class MagnitudeRankingLoss(CachedLossMixin, ScaledLoss):
             offset,
             all_queries=all_queries,
             hardness=self.hardness,
+            **self.false_negatives.masks(labels, self.direction, offset, gather),
         )
         return {"infonce": loss, **self.regularizers(embeddings)}
 
@@ -293,11 +320,11 @@ class MagnitudeRankingLoss(CachedLossMixin, ScaledLoss):
             return raw, random_state
 
     def calculate_loss(
-        self, reps: list[list[Tensor]], labels: Tensor | None = None, *, with_backward: bool = False
+        self, reps: list[list[Tensor]], labels: Tensor | Texts | None = None, *, with_backward: bool = False
     ) -> Tensor:
         """The loss of the whole batch, from the embeddings of its mini-batches."""
         width = reps[0][0].shape[1] - len(self._learned())
-        losses = self._losses([torch.cat(column)[:, :width] for column in reps], list(reps[0][0][0, width:]))
+        losses = self._losses([torch.cat(column)[:, :width] for column in reps], list(reps[0][0][0, width:]), labels)
         self._last = {name: loss.detach() for name, loss in losses.items()}
         total = torch.stack(list(losses.values())).sum()
         if with_backward:
@@ -329,6 +356,7 @@ class MagnitudeRankingLoss(CachedLossMixin, ScaledLoss):
             "gather_across_devices": self.gather_across_devices,
             "hardness": self.hardness,
             "direction": self.direction,
+            **self.false_negatives.get_config_dict(),
         }
 
 

@@ -1,0 +1,215 @@
+"""False negatives: documents of a batch that answer the query, and so must not count against it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.util import batch_to_device, get_rank
+from torch import Tensor
+
+from st_magnitude._checks import one_of
+from st_magnitude._upstream import batch_size_of, minibatch_of
+from st_magnitude.infonce import Direction
+from st_magnitude.similarity import Similarity
+
+__all__ = ["FalseNegatives", "Guide", "MarginStrategy", "SameText", "Texts", "TooClose", "text_keys"]
+
+logger = logging.getLogger(__name__)
+
+SameText = Literal["exclude", "keep"]
+MarginStrategy = Literal["absolute", "relative"]
+Features = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Texts:
+    """What a loss knows about the texts of a batch beside their embeddings, column by column."""
+
+    keys: Sequence[Tensor] = ()  # (B,) each, equal for equal texts; empty if nothing depends on them
+    guide: Sequence[Tensor] = ()  # (B, Dg) each, the guide's embeddings; empty without a guide
+
+
+class FalseNegatives:
+    """Which documents of a batch do not count as negatives; its arguments are those of MagnitudeRankingLoss."""
+
+    def __init__(
+        self,
+        model: SentenceTransformer,
+        same_text: SameText,
+        margin: float | None,
+        margin_strategy: MarginStrategy,
+        guide: SentenceTransformer | None,
+    ) -> None:
+        one_of("same_text", same_text, get_args(SameText))
+        one_of("margin_strategy", margin_strategy, get_args(MarginStrategy))
+        self.same_text = same_text
+        self.margin = 0.0 if margin is None and guide is not None else margin
+        self.margin_strategy = margin_strategy
+        self.guide = None if guide is None else Guide(guide, model)
+        self._reported = False
+
+    def texts(self, columns: Sequence[Features], mini_batch_size: int | None) -> Texts:
+        """Reads the features of a batch, before the model does, because modules change features in place."""
+        keys = [text_keys(f, column) for column, f in enumerate(columns)] if self.same_text == "exclude" else ()
+        return Texts(keys, () if self.guide is None else [self.guide.embed(f, mini_batch_size) for f in columns])
+
+    def masks(
+        self, labels: Any, direction: Direction, offset: int, gather: Callable[[Tensor], Tensor]
+    ) -> dict[str, list[Any]]:
+        """The arguments ``exclude`` and ``exclude_queries`` of :func:`~st_magnitude.infonce`.
+
+        Args:
+            labels: Texts of this rank; anything else for embeddings whose texts are unknown.
+            direction: Direction of the loss.
+            offset: Index of the positive of this rank's first query among the positives of all ranks.
+            gather: Function that joins a tensor with those of the other ranks.
+        """
+        texts = labels if isinstance(labels, Texts) else Texts()
+        exclude: list[Any] = []
+        exclude_queries: list[Any] = []
+        if texts.keys:
+            own = slice(offset, offset + len(texts.keys[0]))
+            exclude += self._repeated([gather(keys) for keys in texts.keys], own)
+        if texts.guide:
+            queries, *documents = texts.guide
+            gathered = torch.cat([gather(x) for x in documents])  # (M, Dg)
+            exclude.append(TooClose(self.margin, self.margin_strategy, offset, queries, gathered))
+            if direction != "query_to_document":
+                gathered = gather(queries)  # (Q, Dg)
+                exclude_queries.append(TooClose(self.margin, self.margin_strategy, offset, documents[0], gathered))
+        elif self.margin is not None and self.guide is None:
+            exclude.append(TooClose(self.margin, self.margin_strategy, offset))
+            exclude_queries = exclude[-1:]
+        return {"exclude": exclude, "exclude_queries": exclude_queries}
+
+    def _repeated(self, keys: list[Tensor], own: slice) -> list[Tensor]:
+        """Ids of the documents (M,), equal for those that are not negatives of each other, where any are equal."""
+        queries, positives, *negatives = keys
+        # The positives of equal queries are not negatives of each other; an explicit negative has a query of its own.
+        unlike = -1 - torch.arange(sum(map(len, negatives)), device=queries.device)
+        ids = [torch.cat([positives, *negatives]), torch.cat([queries, unlike])]
+        excess = [int(torch.isin(x, x[own]).sum()) - len(x[own].unique()) for x in ids]
+        if any(excess) and not self._reported:
+            self._reported = True
+            logger.info(
+                "same_text='exclude': in a batch of %d documents, %d repeat a positive and %d queries repeat another. "
+                "These documents do not count as negatives of those queries.",
+                len(ids[0]),
+                *excess,
+            )
+        return [x for x, n in zip(ids, excess, strict=True) if n]
+
+    def get_config_dict(self) -> dict[str, Any]:
+        return {
+            "same_text": self.same_text,
+            "margin": self.margin,
+            "margin_strategy": self.margin_strategy,
+            "guide": None if self.guide is None else self.guide.name,
+        }
+
+
+@dataclass(frozen=True)
+class TooClose:
+    """A tile of the mask of documents that score above the positive's score minus the margin.
+
+    As in sentence-transformers' GISTEmbedLoss, an absolute margin is a difference of scores, and a relative margin is a
+    share of the positive's score, without its sign.
+    """
+
+    margin: float
+    strategy: MarginStrategy
+    offset: int  # index of the first row's positive
+    rows: Tensor | None = None  # (B, Dg), the guide's; None: the scores of the model itself
+    columns: Tensor | None = None  # (M, Dg)
+
+    def __call__(self, tile: slice, scores: Tensor) -> Tensor:
+        if self.rows is not None and self.columns is not None:
+            scores = self.rows[tile] @ self.columns.T
+        positive = scores.diagonal(self.offset + tile.start)[:, None]  # (n, 1)
+        return scores > positive - self.margin * (positive.abs() if self.strategy == "relative" else 1.0)
+
+
+class Guide:
+    """A frozen model that scores documents in place of the model that is trained.
+
+    It is not a submodule of the loss, so that no optimizer, ``train()`` or ``state_dict`` meets its weights.
+
+    Raises:
+        ValueError: If the guide scores by a distance; if it has a tokenizer of its own and a batch holds no texts.
+    """
+
+    def __init__(self, guide: SentenceTransformer, model: SentenceTransformer) -> None:
+        self.model = guide.eval()
+        self.similarity = Similarity.named(guide.similarity_fn_name)
+        self.tokenizer = model.tokenizer
+        # As in GISTEmbedLoss, and where the features of one kind of module mean nothing to another.
+        self.retokenizes = (
+            type(guide[0]) is not type(model[0])
+            or guide.tokenizer.get_vocab() != model.tokenizer.get_vocab()
+            or guide.max_seq_length < model.max_seq_length
+        )
+
+    @torch.no_grad()
+    def embed(self, features: Features, mini_batch_size: int | None) -> Tensor:
+        """Embeddings of a column whose inner products are the guide's scores, (B, Dg)."""
+        device = next(value.device for value in features.values() if isinstance(value, Tensor))
+        self.model.to(device)
+        if self.retokenizes:
+            texts = self._spelled(features)
+            steps = range(0, len(texts), mini_batch_size or len(texts))
+            parts = (batch_to_device(self.model.preprocess(texts[i : i + steps.step]), device) for i in steps)
+        elif mini_batch_size is None:
+            parts = iter([dict(features)])
+        else:
+            steps = range(0, batch_size_of(features), mini_batch_size)
+            parts = (minibatch_of(dict(features), i, i + mini_batch_size) for i in steps)
+        return self.similarity.document(torch.cat([self.model(part)["sentence_embedding"] for part in parts]))
+
+    def _spelled(self, features: Features) -> list[str]:
+        """The texts as the tokens of the model spell them."""
+        tokens = tokens_of(features)
+        if tokens is None:
+            raise ValueError("A guide with a tokenizer of its own reads texts, but a column of the batch holds others.")
+        ids, counts = tokens
+        rows = [row.tolist() for row in ids.split(counts.tolist())]
+        decode = getattr(self.tokenizer, "batch_decode", None) or self.tokenizer.decode_batch  # of transformers, or not
+        return decode(rows, skip_special_tokens=True)
+
+
+def tokens_of(features: Features) -> tuple[Tensor, Tensor] | None:
+    """The token ids of all texts of a column one after another, (N,), and their number in each text, (B,).
+
+    None for inputs that are not plain text, and for models without token ids.
+    """
+    if "input_ids" not in features or "pixel_values" in features or features.get("modality", "text") != "text":
+        return None
+    ids = features["input_ids"]
+    if "offsets" in features:  # a StaticEmbedding
+        return ids, features["offsets"].diff(append=features["offsets"].new_tensor([len(ids)]))
+    if "cu_seq_lens_q" in features:  # a batch flattened for FlashAttention
+        return ids.flatten(), features["cu_seq_lens_q"].diff()
+    mask = features["attention_mask"].bool()
+    return ids[mask], mask.sum(dim=1)
+
+
+def text_keys(features: Features, column: int) -> Tensor:
+    """A 64-bit hash of the tokens of each text of a column, (B,): padding does not change it.
+
+    Inputs without token ids get keys that no other input of the batch has, on this rank and all others.
+    """
+    tokens = tokens_of(features)
+    if tokens is None:
+        device = next(value.device for value in features.values() if isinstance(value, Tensor))
+        return torch.arange(batch_size_of(features), device=device) + ((get_rank() << 10 | column) << 32)
+    ids, counts = tokens
+    texts = torch.repeat_interleave(counts)  # (N,), the text of each token
+    positions = torch.arange(len(ids), device=ids.device) - (counts.cumsum(dim=0) - counts)[texts]
+    # A sum over tokens of a mix of id and position: multiplications by odd numbers modulo 2^64, and shifts.
+    mixed = (ids.long() + 1) * 0x1E3779B97F4A7C15 + positions * 0x3F58476D1CE4E5B9
+    mixed = (mixed ^ (mixed >> 32)) * 0x14D049BB133111EB
+    return torch.zeros_like(counts, dtype=torch.long).index_add_(0, texts, mixed ^ (mixed >> 29))

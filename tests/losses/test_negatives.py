@@ -1,0 +1,397 @@
+"""same_text, margin and guide: against full score matrices in float64 and against sentence-transformers."""
+
+import itertools
+import json
+import logging
+import random
+
+import pytest
+import torch
+from _tiny import ROWS, load_transformer, raw_embeddings, save_transformer, tokenizer
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.losses import (
+    CachedGISTEmbedLoss,
+    GISTEmbedLoss,
+    MatryoshkaLoss,
+    MultipleNegativesRankingLoss,
+)
+from sentence_transformers.sentence_transformer.modules import BoW, StaticEmbedding
+from torch.nn.functional import cross_entropy
+
+import st_magnitude as stm
+from st_magnitude import Similarity, Term
+from st_magnitude.losses._negatives import text_keys
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+DIRECTIONS = ["query_to_document", "document_to_query", "both"]
+BATCHING = pytest.mark.parametrize("mini_batch_size", [None, 3], ids=["plain", "cached"])
+
+# A positive that two queries share (0, 3), a query with two positives (1, 4), a negative that is a positive (0, 2, 5)
+# and boilerplate that occurs three times, which all queries keep as a negative.
+TWICE = [
+    (ROWS[0][0], ROWS[0][1], ROWS[0][1]),
+    (ROWS[1][0], ROWS[1][1], "see below"),
+    (ROWS[2][0], ROWS[2][1], ROWS[0][1]),
+    (ROWS[3][0], ROWS[0][1], "see below"),
+    (ROWS[1][0], ROWS[4][1], "returns a list"),
+    (ROWS[5][0], ROWS[5][1], ROWS[2][1]),
+    (ROWS[6][0], ROWS[6][1], "see below"),
+]
+
+
+@pytest.fixture
+def model(folder):
+    """In float64, so that two ways to the same number can be told from two numbers."""
+    return load_transformer(folder).double()
+
+
+@pytest.fixture(scope="module")
+def guide(tmp_path_factory):
+    """Another model with the same tokenizer."""
+    return load_transformer(save_transformer(tmp_path_factory.mktemp("guide"), "bert")).double()
+
+
+@pytest.fixture
+def static_guide():
+    """A model of another kind, whose features mean nothing to a Transformer."""
+    return SentenceTransformer(modules=[StaticEmbedding(tokenizer(), embedding_dim=16)], device="cpu").double()
+
+
+def features(model, rows):
+    return [model.preprocess(list(column)) for column in zip(*rows, strict=True)]
+
+
+def equal_texts(rows):
+    """(B, M): documents with the text of the positive, and positives of queries with the text of the query."""
+    queries, positives, *negatives = zip(*rows, strict=True)
+    documents = [*positives, *itertools.chain(*negatives)]
+    same = torch.tensor([[document == positive for document in documents] for positive in positives])
+    same[:, : len(rows)] |= torch.tensor([[other == query for other in queries] for query in queries])
+    return same
+
+
+def too_close(scores, positive, margin, strategy):
+    return scores > positive[:, None] - margin * (positive.abs()[:, None] if strategy == "relative" else 1.0)
+
+
+def reference(embeddings, similarity, scale, direction, excluded, excluded_queries=None):
+    """Cross entropies of score matrices in which what is excluded is -inf."""
+    queries, positives, *negatives = embeddings
+    own = torch.arange(len(queries))
+    forward = similarity(queries, torch.cat([positives, *negatives]))
+    backward = similarity(queries, positives).T
+    losses = []
+    for scores, mask in ((forward, excluded), (backward, excluded_queries)):
+        mask = excluded[:, : len(queries)].T.clone() if mask is None else mask.clone()
+        mask[own, own] = False
+        losses.append(cross_entropy((scale * scores).masked_fill(mask, -torch.inf), own))
+    return {"query_to_document": losses[0], "document_to_query": losses[1], "both": sum(losses) / 2}[direction]
+
+
+def masks_of(loss, columns):
+    """What the kernel has to exclude."""
+    negatives = loss.false_negatives
+    masks = negatives.masks(negatives.texts(columns, None), loss.direction, 0, lambda x: x)
+    return [mask for masks in masks.values() for mask in masks]
+
+
+def value_and_gradients(model, value):
+    model.zero_grad()
+    value.backward()
+    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    return value.detach(), found
+
+
+def assert_same(model, found, expected):
+    """Two losses by value and by gradients; exponents that the embeddings do not reach have none in the reference."""
+    (found, gradients), (expected, expected_gradients) = (value_and_gradients(model, x) for x in (found, expected))
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+    assert expected > 0
+    for name, gradient in expected_gradients.items():
+        torch.testing.assert_close(gradients[name], gradient, rtol=1e-7, atol=1e-10)
+
+
+# --- which texts are equal --------------------------------------------------------------------------------------------
+
+
+def padded(rows, side="right", extra=0):
+    width = max(map(len, rows)) + extra
+    ids, mask = torch.full((len(rows), width), 7), torch.zeros(len(rows), width, dtype=torch.long)
+    for i, row in enumerate(rows):
+        where = slice(0, len(row)) if side == "right" else slice(width - len(row), width)
+        ids[i, where], mask[i, where] = torch.tensor(row, dtype=torch.long), 1
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def flattened(rows):
+    ids = torch.tensor([token for row in rows for token in row])
+    starts = torch.tensor([0, *itertools.accumulate(map(len, rows))])
+    return ids, starts
+
+
+def test_keys_are_those_of_the_tokens():
+    generator = random.Random(0)
+    rows = [[generator.randrange(4) for _ in range(generator.randrange(1, 9))] for _ in range(5000)]
+    rows += [[0], [0, 0], [generator.randrange(250_000) for _ in range(512)]]
+    keys = text_keys(padded(rows), 0)
+    assert keys.dtype == torch.int64
+    assert len(set(keys.tolist())) == len(set(map(tuple, rows)))
+    assert len(set(zip(keys.tolist(), map(tuple, rows), strict=True))) == len(set(map(tuple, rows)))
+    ids, starts = flattened(rows)
+    for other in (
+        padded(rows, "left", extra=3),
+        {"input_ids": ids, "offsets": starts[:-1]},
+        {"input_ids": ids[None], "cu_seq_lens_q": starts.int()},
+    ):
+        assert torch.equal(text_keys(other, 1), keys)
+
+
+def test_what_is_not_text_equals_nothing(monkeypatch):
+    same = padded([[1, 2], [1, 2]])
+    bag = SentenceTransformer(modules=[BoW(["tea"])], device="cpu").preprocess(["tea", "tea"])
+    inputs = [bag, same | {"pixel_values": torch.zeros(2, 3)}, same | {"modality": ("image", "text")}]
+    keys = [text_keys(x, column).tolist() for column, x in enumerate(inputs)]
+    monkeypatch.setattr("st_magnitude.losses._negatives.get_rank", lambda: 1)
+    keys += [text_keys(x, column).tolist() for column, x in enumerate(inputs)]
+    assert len({key for column in keys for key in column}) == 12
+
+
+# --- same_text --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("loss_class", [stm.CosineRankingLoss, stm.QNormRankingLoss, stm.LearnableNormLoss])
+@BATCHING
+def test_equal_texts_are_not_negatives(model, loss_class, direction, mini_batch_size):
+    loss = loss_class(model, scale=3.0, direction=direction, mini_batch_size=mini_batch_size).double()
+    columns = features(model, TWICE)
+    found = loss([dict(column) for column in columns])
+    expected = reference(raw_embeddings(model, columns), loss.similarity, 3.0, direction, equal_texts(TWICE))
+    assert_same(model, found, expected)
+
+
+@BATCHING
+def test_several_temperatures_and_prefixes(model, mini_batch_size):
+    terms = [Term(8, 0.1), Term(16, 0.05, 0.5), Term(None, 0.2)]
+    loss = stm.MagnitudeRankingLoss(model, "qnorm", terms, scale=3.0, mini_batch_size=mini_batch_size)
+    columns = features(model, TWICE)
+    embeddings = raw_embeddings(model, columns)
+    expected = sum(
+        t.weight
+        * reference(
+            [x[:, : t.dim] for x in embeddings],
+            stm.QNORM,
+            3.0 * 0.05 / t.temperature,
+            "query_to_document",
+            equal_texts(TWICE),
+        )
+        for t in terms
+    )
+    assert_same(model, loss(columns), expected)
+
+
+@BATCHING
+def test_keep_is_sentence_transformers(model, mini_batch_size):
+    columns = features(model, TWICE)
+    loss = stm.CosineRankingLoss(model, same_text="keep", mini_batch_size=mini_batch_size)
+    assert_same(model, loss(columns), MultipleNegativesRankingLoss(model)(columns, None))
+    assert stm.CosineRankingLoss(model)(columns) < loss(columns)
+
+
+@BATCHING
+def test_in_matryoshka_loss(model, mini_batch_size):
+    columns = features(model, TWICE)
+    found = MatryoshkaLoss(model, stm.CosineRankingLoss(model, mini_batch_size=mini_batch_size), [32, 16], [1, 0.5])
+    embeddings = raw_embeddings(model, columns)
+    expected = sum(
+        weight * reference([x[:, :dim] for x in embeddings], stm.COSINE, 20.0, "query_to_document", equal_texts(TWICE))
+        for dim, weight in ((32, 1), (16, 0.5))
+    )
+    assert_same(model, found(columns, None), expected)
+
+
+def test_static_model(static_model):
+    columns = features(static_model, TWICE)
+    embeddings = [static_model(dict(column))["sentence_embedding"] for column in columns]
+    expected = reference(embeddings, stm.QNORM, 3.0, "both", equal_texts(TWICE))
+    found = stm.QNormRankingLoss(static_model, scale=3.0, direction="both")(columns)
+    torch.testing.assert_close(found, expected)
+
+
+@BATCHING
+def test_nothing_changes_without_equal_texts(model, mini_batch_size):
+    columns = features(model, [(*row[:2], f"{row[2]} {i}") for i, row in enumerate(ROWS)])
+    values = []
+    for same_text in ("exclude", "keep"):
+        loss = stm.QNormRankingLoss(model, scale=3.0, mini_batch_size=mini_batch_size, same_text=same_text)
+        values.append(value_and_gradients(model, loss([dict(column) for column in columns])))
+    (a, gradients), (b, others) = values
+    assert torch.equal(a, b)
+    assert all(torch.equal(gradient, others[name]) for name, gradient in gradients.items())
+    assert not masks_of(loss, columns)
+
+
+def test_boilerplate_costs_nothing(model):
+    """Explicit negatives that repeat each other, but no positive, need no mask."""
+    columns = features(model, [(*row[:2], "see below") for row in ROWS])
+    assert not masks_of(stm.CosineRankingLoss(model), columns)
+
+
+def test_embeddings_alone_have_no_texts(model):
+    embeddings = raw_embeddings(model, features(model, TWICE))
+    exclude, keep = (stm.CosineRankingLoss(model, same_text=x) for x in ("exclude", "keep"))
+    labels = torch.zeros(len(TWICE))
+    torch.testing.assert_close(
+        exclude.compute_loss_from_embeddings(embeddings, labels), keep.compute_loss_from_embeddings(embeddings)
+    )
+
+
+def test_says_once_what_it_excludes(model, caplog):
+    loss = stm.CosineRankingLoss(model)
+    with caplog.at_level(logging.INFO):
+        loss(features(model, ROWS[:4]))
+        assert not caplog.records
+        loss(features(model, TWICE))
+        loss(features(model, TWICE))
+    assert len(caplog.records) == 1
+    assert "in a batch of 14 documents, 4 repeat a positive and 1 queries repeat another" in caplog.text
+
+
+# --- margin -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("margin", "strategy"), [(-0.2, "absolute"), (0.3, "absolute"), (0.05, "relative")])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@BATCHING
+def test_margin_by_the_models_own_scores(model, margin, strategy, direction, mini_batch_size):
+    """Over the longest prefix, for all terms, with the norms that the similarity keeps."""
+    rows = [row[:3] for row in ROWS]
+    terms = [Term(8, 0.1), Term(24, 0.05)]
+    options = {"margin": margin, "margin_strategy": strategy, "mini_batch_size": mini_batch_size}
+    loss = stm.MagnitudeRankingLoss(model, "qnorm", terms, scale=3.0, direction=direction, **options)
+    columns = features(model, rows)
+    embeddings = raw_embeddings(model, columns)
+    queries, *documents = (x[:, :24].detach() for x in embeddings)
+    scores = stm.QNORM(queries, torch.cat(documents))
+    masks = [too_close(x, x.diagonal(), margin, strategy) for x in (scores, scores[:, : len(rows)].T)]
+    assert 0.05 < masks[0].float().mean() < 0.95
+    expected = sum(
+        reference([x[:, : t.dim] for x in embeddings], stm.QNORM, 3.0 * 0.05 / t.temperature, direction, *masks)
+        for t in terms
+    )
+    assert_same(model, loss([dict(column) for column in columns]), expected)
+    assert_same(model, loss.compute_loss_from_embeddings(raw_embeddings(model, columns)), expected)
+
+
+def test_margin_of_learned_exponents(model):
+    loss = stm.LearnableNormLoss(model, 0.3, 0.6, margin=0.1, scale=3.0).double()
+    columns = features(model, [row[:2] for row in ROWS])
+    embeddings = raw_embeddings(model, columns)
+    scores = loss.similarity(*embeddings).detach()
+    excluded = too_close(scores, scores.diagonal(), 0.1, "absolute")
+    assert_same(model, loss(columns), reference(embeddings, loss.similarity, 3.0, "query_to_document", excluded))
+
+
+# --- guide ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("margin", "strategy"), [(0.0, "absolute"), (0.05, "absolute"), (0.1, "relative")])
+@pytest.mark.parametrize("num_columns", [2, 3])
+@pytest.mark.parametrize("max_tokens", [64, 4], ids=["same_tokens", "other_tokens"])
+@BATCHING
+def test_equals_gist_embed_loss(model, guide, monkeypatch, margin, strategy, num_columns, max_tokens, mini_batch_size):
+    monkeypatch.setattr(guide, "max_seq_length", max_tokens)  # below the model's, the guide tokenises by itself
+    columns = features(model, [row[:num_columns] for row in ROWS])
+    options = {"guide": guide, "margin": margin, "margin_strategy": strategy}
+    gist = options | {"temperature": 0.05, "contrast_anchors": False, "contrast_positives": False}
+    if mini_batch_size is None:
+        theirs = GISTEmbedLoss(model, **gist)
+    else:
+        theirs = CachedGISTEmbedLoss(model, mini_batch_size=mini_batch_size, **gist)
+    ours = stm.CosineRankingLoss(model, mini_batch_size=mini_batch_size, **options)
+    assert_same(model, ours(columns), theirs(columns, None))
+    assert ours(columns) < stm.CosineRankingLoss(model)(columns)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("name", ["cosine", "dot"])
+def test_guide_of_another_kind(model, static_guide, direction, name):
+    """By its own similarity function, beside same_text, for a loss that keeps the norm."""
+    static_guide.similarity_fn_name = name
+    loss = stm.QNormRankingLoss(model, scale=3.0, direction=direction, guide=static_guide)
+    columns = features(model, TWICE)
+    queries, positives, negatives = (
+        static_guide.encode(list(column), convert_to_tensor=True) for column in zip(*TWICE, strict=True)
+    )
+    scores = Similarity.named(name)(queries, torch.cat([positives, negatives]))
+    backward = scores[:, : len(TWICE)].T
+    masks = [too_close(x, x.diagonal(), 0.0, "absolute") for x in (scores, backward)]
+    same = equal_texts(TWICE)
+    masks = [masks[0] | same, masks[1] | same[:, : len(TWICE)].T]
+    assert_same(model, loss(columns), reference(raw_embeddings(model, columns), stm.QNORM, 3.0, direction, *masks))
+
+
+def test_guide_of_a_static_model(static_model, guide):
+    columns = features(static_model, [row[:2] for row in ROWS])
+    embeddings = [static_model(dict(column))["sentence_embedding"] for column in columns]
+    texts = [[row[i] for row in ROWS] for i in range(2)]  # which this tokenizer spells as they are
+    scores = stm.COSINE(*(guide.encode(column, convert_to_tensor=True) for column in texts))
+    excluded = too_close(scores, scores.diagonal(), 0.02, "absolute")
+    found = stm.QNormRankingLoss(static_model, scale=3.0, margin=0.02, guide=guide)(columns)
+    torch.testing.assert_close(found, reference(embeddings, stm.QNORM, 3.0, "query_to_document", excluded))
+
+
+def test_guide_is_frozen(model, guide):
+    guide.train()
+    loss = stm.CosineRankingLoss(model, guide=guide)
+    loss.train()
+    assert not guide.training
+    assert {id(p) for p in loss.parameters()} == {id(p) for p in model.parameters()}
+    assert not any("guide" in name for name in loss.state_dict())
+    loss(features(model, ROWS[:4])).backward()
+    assert all(p.grad is None for p in guide.parameters())
+
+
+@BATCHING
+def test_guide_reads_the_mini_batches(model, guide, mini_batch_size):
+    sizes = []
+    handle = guide[0].register_forward_pre_hook(lambda _, args: sizes.append(len(args[0]["input_ids"])))
+    columns = features(model, [row[:2] for row in ROWS[:7]])
+    stm.CosineRankingLoss(model, guide=guide, mini_batch_size=mini_batch_size)(columns)
+    handle.remove()
+    assert sizes == ([7, 7] if mini_batch_size is None else [3, 3, 1] * 2)
+
+
+# --- arguments --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"same_text": "drop"}, "same_text must be one of 'exclude' and 'keep'"),
+        ({"margin_strategy": "share"}, "margin_strategy must be one of 'absolute' and 'relative'"),
+    ],
+)
+def test_arguments_are_checked(model, options, message):
+    with pytest.raises(ValueError, match=message):
+        stm.CosineRankingLoss(model, **options)
+
+
+def test_guide_needs_texts(guide):
+    bag = SentenceTransformer(modules=[BoW(["tea"])], device="cpu")
+    with pytest.raises(ValueError, match="a column of the batch holds others"):
+        stm.CosineRankingLoss(bag, guide=guide)(features(bag, [("tea", "tea")]))
+
+
+def test_guide_that_scores_by_distance(model, static_guide):
+    static_guide.similarity_fn_name = "euclidean"
+    with pytest.raises(ValueError, match="euclidean"):
+        stm.CosineRankingLoss(model, guide=static_guide)
+
+
+def test_config_is_json(model, guide):
+    config = json.loads(json.dumps(stm.CosineRankingLoss(model, guide=guide).get_config_dict()))
+    assert (config["same_text"], config["margin"], config["margin_strategy"]) == ("exclude", 0.0, "absolute")
+    assert config["guide"]
