@@ -146,6 +146,8 @@ class Guide:
     def __init__(self, guide: SentenceTransformer, model: SentenceTransformer) -> None:
         self.model = guide.eval()
         self.similarity = Similarity.named(guide.similarity_fn_name)
+        card = guide.model_card_data
+        self.name = card.model_id or card.base_model or type(guide[0]).__name__
         self.tokenizer = model.tokenizer
         # As in GISTEmbedLoss, and where the features of one kind of module mean nothing to another.
         self.retokenizes = (

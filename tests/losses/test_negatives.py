@@ -282,7 +282,7 @@ def test_margin_by_the_models_own_scores(model, margin, strategy, direction, min
         for t in terms
     )
     assert_same(model, loss([dict(column) for column in columns]), expected)
-    assert_same(model, loss.compute_loss_from_embeddings(raw_embeddings(model, columns)), expected)
+    torch.testing.assert_close(loss.compute_loss_from_embeddings(embeddings), expected, rtol=1e-9, atol=0)
 
 
 def test_margin_of_learned_exponents(model):
