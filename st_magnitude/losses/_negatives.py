@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
@@ -75,16 +76,16 @@ class FalseNegatives:
         if texts.keys:
             own = slice(offset, offset + len(texts.keys[0]))
             exclude += self._repeated([gather(keys) for keys in texts.keys], own)
-        if texts.guide:
-            queries, *documents = texts.guide
-            gathered = torch.cat([gather(x) for x in documents])  # (M, Dg)
-            exclude.append(TooClose(self.margin, self.margin_strategy, offset, queries, gathered))
-            if direction != "query_to_document":
-                gathered = gather(queries)  # (Q, Dg)
-                exclude_queries.append(TooClose(self.margin, self.margin_strategy, offset, documents[0], gathered))
-        elif self.margin is not None and self.guide is None:
-            exclude.append(TooClose(self.margin, self.margin_strategy, offset))
-            exclude_queries = exclude[-1:]
+        if self.margin is not None:
+            too_close = partial(TooClose, self.margin, self.margin_strategy, offset)
+            if texts.guide:
+                queries, *documents = texts.guide
+                exclude.append(too_close(queries, torch.cat([gather(x) for x in documents])))
+                if direction != "query_to_document":
+                    exclude_queries.append(too_close(documents[0], gather(queries)))
+            elif self.guide is None:
+                exclude.append(too_close())
+                exclude_queries.append(too_close())
         return {"exclude": exclude, "exclude_queries": exclude_queries}
 
     def _repeated(self, keys: list[Tensor], own: slice) -> list[Tensor]:
