@@ -70,16 +70,17 @@ class FalseNegatives:
             offset: Index of the positive of this rank's first query among the positives of all ranks.
             gather: Function that joins a tensor with those of the other ranks.
         """
-        texts = labels if isinstance(labels, Texts) else Texts()
         exclude: list[Any] = []
         exclude_queries: list[Any] = []
-        if texts.keys:
-            own = slice(offset, offset + len(texts.keys[0]))
-            exclude += self._repeated([gather(keys) for keys in texts.keys], own)
+        for columns in _ids(labels):
+            ids, own = torch.cat([gather(x) for x in columns]), slice(offset, offset + len(columns[0]))  # (M,)
+            if repeated := int(torch.isin(ids, ids[own]).sum()) - len(ids[own].unique()):
+                self._report(repeated, len(ids))
+                exclude.append(ids)
         if self.margin is not None:
-            too_close = partial(TooClose, self.margin, self.margin_strategy, offset)
-            if texts.guide:
-                queries, *documents = texts.guide
+            too_close = partial(TooClose, self._threshold, offset)
+            if guide := isinstance(labels, Texts) and labels.guide:
+                queries, *documents = guide
                 exclude.append(too_close(queries, torch.cat([gather(x) for x in documents])))
                 if direction != "query_to_document":
                     exclude_queries.append(too_close(documents[0], gather(queries)))
@@ -88,22 +89,25 @@ class FalseNegatives:
                 exclude_queries.append(too_close())
         return {"exclude": exclude, "exclude_queries": exclude_queries}
 
-    def _repeated(self, keys: list[Tensor], own: slice) -> list[Tensor]:
-        """Ids of the documents (M,), equal for those that are not negatives of each other, where any are equal."""
-        queries, positives, *negatives = keys
-        # The positives of equal queries are not negatives of each other; an explicit negative has a query of its own.
-        unlike = -1 - torch.arange(sum(map(len, negatives)), device=queries.device)
-        ids = [torch.cat([positives, *negatives]), torch.cat([queries, unlike])]
-        excess = [int(torch.isin(x, x[own]).sum()) - len(x[own].unique()) for x in ids]
-        if any(excess) and not self._reported:
+    def ring(self, labels: Any) -> dict[str, Any]:
+        """The arguments ``exclude`` and ``threshold`` of `ring_infonce`, which finds out what other ranks hold."""
+        threshold = None if self.margin is None else self._threshold
+        return {"exclude": [torch.cat(columns) for columns in _ids(labels)], "threshold": threshold}
+
+    def _threshold(self, positive: Tensor) -> Tensor:
+        """The score above which a document is too close, as in GISTEmbedLoss; a relative margin has no sign."""
+        assert self.margin is not None
+        return positive - self.margin * (positive.abs() if self.margin_strategy == "relative" else 1.0)
+
+    def _report(self, num_repeated: int, num_documents: int) -> None:
+        if not self._reported:
             self._reported = True
             logger.info(
-                "same_text='exclude': in a batch of %d documents, %d repeat a positive and %d queries repeat another. "
-                "These documents do not count as negatives of those queries.",
-                len(ids[0]),
-                *excess,
+                "same_text='exclude': %d of the %d documents of a batch repeat a positive, or answer a query that "
+                "occurs twice. They do not count as negatives of that query.",
+                num_repeated,
+                num_documents,
             )
-        return [x for x, n in zip(ids, excess, strict=True) if n]
 
     def get_config_dict(self) -> dict[str, Any]:
         return {
@@ -116,14 +120,9 @@ class FalseNegatives:
 
 @dataclass(frozen=True)
 class TooClose:
-    """A tile of the mask of documents that score above the positive's score minus the margin.
+    """A tile of the mask of documents that score above a threshold, which depends on the score of the positive."""
 
-    As in sentence-transformers' GISTEmbedLoss, an absolute margin is a difference of scores, and a relative margin is a
-    share of the positive's score, without its sign.
-    """
-
-    margin: float
-    strategy: MarginStrategy
+    threshold: Callable[[Tensor], Tensor]
     offset: int  # index of the first row's positive
     rows: Tensor | None = None  # (B, Dg), the guide's; None: the scores of the model itself
     columns: Tensor | None = None  # (M, Dg)
@@ -131,8 +130,7 @@ class TooClose:
     def __call__(self, tile: slice, scores: Tensor) -> Tensor:
         if self.rows is not None and self.columns is not None:
             scores = self.rows[tile] @ self.columns.T
-        positive = scores.diagonal(self.offset + tile.start)[:, None]  # (n, 1)
-        return scores > positive - self.margin * (positive.abs() if self.strategy == "relative" else 1.0)
+        return scores > self.threshold(scores.diagonal(self.offset + tile.start))[:, None]
 
 
 class Guide:
@@ -208,7 +206,7 @@ def text_keys(features: Features, column: int) -> Tensor:
     tokens = tokens_of(features)
     if tokens is None:
         device = next(value.device for value in features.values() if isinstance(value, Tensor))
-        return torch.arange(batch_size_of(features), device=device) + ((get_rank() << 10 | column) << 32)
+        return _unlike(torch.arange(batch_size_of(features), device=device), column)
     ids, counts = tokens
     texts = torch.repeat_interleave(counts)  # (N,), the text of each token
     positions = torch.arange(len(ids), device=ids.device) - (counts.cumsum(dim=0) - counts)[texts]
@@ -216,3 +214,22 @@ def text_keys(features: Features, column: int) -> Tensor:
     mixed = (ids.long() + 1) * 0x1E3779B97F4A7C15 + positions * 0x3F58476D1CE4E5B9
     mixed = (mixed ^ (mixed >> 32)) * 0x14D049BB133111EB
     return torch.zeros_like(counts, dtype=torch.long).index_add_(0, texts, mixed ^ (mixed >> 29))
+
+
+def _ids(labels: Any) -> list[list[Tensor]]:
+    """Two sets of numbers of the documents, column by column, (B,) each: equal if they are not negatives of each other.
+
+    The first set are the keys of the documents' texts. The second are those of their queries: the positives of equal
+    queries are equal, and an explicit negative is like no other document.
+    """
+    if not isinstance(labels, Texts) or not labels.keys:
+        return []
+    queries, *documents = labels.keys
+    rows = torch.arange(len(queries), device=queries.device)
+    unlike = [_unlike(rows, column) for column in range(len(labels.keys), 2 * len(labels.keys) - 2)]
+    return [documents, [queries, *unlike]]
+
+
+def _unlike(rows: Tensor, column: int) -> Tensor:
+    """Numbers that nothing else has in the batches of all ranks."""
+    return rows + ((get_rank() << 10 | column) << 32)

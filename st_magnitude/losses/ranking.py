@@ -101,7 +101,7 @@ class MagnitudeRankingLoss(CachedLossMixin, ScaledLoss):
         margin_strategy: Unit of the margin, as in sentence-transformers' ``GISTEmbedLoss``. ``"absolute"``: scores.
             ``"relative"``: the absolute value of the positive's score, which suits scores that norms make large.
         guide: Frozen SentenceTransformer whose scores decide (GISTEmbed, arXiv 2402.16829), by its own similarity
-            function. A guide with another tokenizer reads the text that the model's tokens spell.
+            function. A guide with another tokenizer reads the text that the model's tokens spell. Not with ``"ring"``.
         show_progress_bar: Whether to show progress over the mini-batches of a cached step.
 
     Raises:
@@ -154,6 +154,11 @@ class MagnitudeRankingLoss(CachedLossMixin, ScaledLoss):
             )
         one_of("direction", direction, get_args(Direction))
         one_of("gather_across_devices", gather_across_devices, (False, True, "ring"))
+        if guide is not None and gather_across_devices == "ring":
+            raise ValueError(
+                "gather_across_devices='ring' does not pass the embeddings of a guide around the ranks. Use "
+                "gather_across_devices=True, or margin=... without a guide."
+            )
         for alpha in hardness if isinstance(hardness, tuple) else (hardness,):
             at_least("hardness", alpha, 0)
         if not terms:
@@ -221,11 +226,8 @@ class MagnitudeRankingLoss(CachedLossMixin, ScaledLoss):
         if self.temperatures is not None:
             self.temperatures.observe(queries, terms, similarity)
         if self.gather_across_devices == "ring" and num_ranks() > 1:
-            ring = self.false_negatives.ring(labels)
-            candidates = torch.cat(documents)
-            loss = ring_infonce(
-                queries, candidates, terms, similarity, self.direction, hardness=self.hardness, **ring
-            )
+            options = {"hardness": self.hardness, **self.false_negatives.ring(labels)}
+            loss = ring_infonce(queries, torch.cat(documents), terms, similarity, self.direction, **options)
             return {"infonce": loss, **self.regularizers(embeddings)}
         offset, all_queries, gather = 0, None, lambda x: x
         if self.gather_across_devices:

@@ -4,9 +4,12 @@ import itertools
 import json
 import logging
 import random
+import sys
 
 import pytest
 import torch
+import torch.distributed as dist
+from _ranks import on_ranks
 from _tiny import ROWS, load_transformer, raw_embeddings, save_transformer, tokenizer
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import (
@@ -17,6 +20,7 @@ from sentence_transformers.sentence_transformer.losses import (
 )
 from sentence_transformers.sentence_transformer.modules import BoW, StaticEmbedding
 from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
 
 import st_magnitude as stm
 from st_magnitude import Similarity, Term
@@ -256,7 +260,7 @@ def test_says_once_what_it_excludes(model, caplog):
         loss(features(model, TWICE))
         loss(features(model, TWICE))
     assert len(caplog.records) == 1
-    assert "in a batch of 14 documents, 4 repeat a positive and 1 queries repeat another" in caplog.text
+    assert "4 of the 14 documents" in caplog.text
 
 
 # --- margin -----------------------------------------------------------------------------------------------------------
@@ -362,6 +366,58 @@ def test_guide_reads_the_mini_batches(model, guide, mini_batch_size):
     stm.CosineRankingLoss(model, guide=guide, mini_batch_size=mini_batch_size)(columns)
     handle.remove()
     assert sizes == ([7, 7] if mini_batch_size is None else [3, 3, 1] * 2)
+
+
+# --- several processes ------------------------------------------------------------------------------------------------
+
+ACROSS = [*TWICE, (ROWS[7][0], ROWS[0][1], "see below")]  # whose parts have texts in common
+RANKED = [
+    (gather, options, mini_batch_size, direction)
+    for gather, options in (
+        (True, {}),
+        (True, {"margin": 0.02, "guide": "cls"}),
+        ("ring", {}),
+        ("ring", {"margin": 0.1, "margin_strategy": "relative"}),
+    )
+    for mini_batch_size, direction in ((None, "both"), (3, "query_to_document"))
+]
+
+
+def ranked(folder, case, rows):
+    """Value and gradients for some of the rows, by a model in DDP where there are several processes."""
+    gather, options, mini_batch_size, direction = case
+    model = load_transformer(folder).double()
+    if pooling := options.get("guide"):
+        options = options | {"guide": load_transformer(folder, pooling).double()}
+    options = options | {"direction": direction, "mini_batch_size": mini_batch_size, "scale": 3.0}
+    loss = stm.QNormRankingLoss(model, **options, gather_across_devices=dist.is_initialized() and gather)
+    if dist.is_initialized():
+        loss.model = DistributedDataParallel(model)
+    return value_and_gradients(model, loss(features(model, rows)))
+
+
+def one_rank(folder):
+    rank, found = dist.get_rank(), {}
+    for i, case in enumerate(RANKED):
+        cut = 5 if case[0] == "ring" else 4  # the ring takes batches that differ in size
+        found[i] = ranked(folder, case, ACROSS[cut:] if rank else ACROSS[:cut])
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks processes that have used torch")
+def test_two_ranks_are_one_process_on_the_joined_batch(folder):
+    first, second = on_ranks(2, one_rank, folder)
+    for i, case in enumerate(RANKED):
+        value, gradients = ranked(folder, case, ACROSS)
+        torch.testing.assert_close((first[i][0] + second[i][0]) / 2, value, rtol=1e-9, atol=0)
+        for name, gradient in gradients.items():
+            for rank in (first, second):
+                torch.testing.assert_close(rank[i][1][name], gradient, rtol=1e-7, atol=1e-10)
+
+
+def test_ring_has_no_guide(model, guide):
+    with pytest.raises(ValueError, match="does not pass the embeddings of a guide around"):
+        stm.CosineRankingLoss(model, guide=guide, gather_across_devices="ring")
 
 
 # --- arguments --------------------------------------------------------------------------------------------------------
