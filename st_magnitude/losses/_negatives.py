@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, get_args
@@ -160,12 +160,13 @@ class Guide:
         """Embeddings of a column whose inner products are the guide's scores, (B, Dg)."""
         device = next(value.device for value in features.values() if isinstance(value, Tensor))
         self.model.to(device)
+        parts: Iterable[dict[str, Any]]
         if self.retokenizes:
             texts = self._spelled(features)
             steps = range(0, len(texts), mini_batch_size or len(texts))
             parts = (batch_to_device(self.model.preprocess(texts[i : i + steps.step]), device) for i in steps)
         elif mini_batch_size is None:
-            parts = iter([dict(features)])
+            parts = [dict(features)]
         else:
             steps = range(0, batch_size_of(features), mini_batch_size)
             parts = (minibatch_of(dict(features), i, i + mini_batch_size) for i in steps)

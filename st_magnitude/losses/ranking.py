@@ -226,8 +226,10 @@ class MagnitudeRankingLoss(CachedLossMixin, ScaledLoss):
         if self.temperatures is not None:
             self.temperatures.observe(queries, terms, similarity)
         if self.gather_across_devices == "ring" and num_ranks() > 1:
-            options = {"hardness": self.hardness, **self.false_negatives.ring(labels)}
-            loss = ring_infonce(queries, torch.cat(documents), terms, similarity, self.direction, **options)
+            ring = self.false_negatives.ring(labels)
+            loss = ring_infonce(
+                queries, torch.cat(documents), terms, similarity, self.direction, hardness=self.hardness, **ring
+            )
             return {"infonce": loss, **self.regularizers(embeddings)}
         offset, all_queries, gather = 0, None, lambda x: x
         if self.gather_across_devices:
