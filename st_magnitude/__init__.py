@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         ScoredPairsEvaluator,
     )
     from st_magnitude.evaluation.calibration import ExponentCurve, calibrate_exponent
+    from st_magnitude.evaluation.mining import mine_negatives
     from st_magnitude.infonce import infonce, infonce_reference
     from st_magnitude.losses import (
         CosineRankingLoss,
@@ -93,6 +94,7 @@ __all__ = [
     "infonce",
     "infonce_reference",
     "load",
+    "mine_negatives",
     "norm_variance_penalty",
     "prepare",
     "rescale_output",
@@ -109,6 +111,7 @@ _HOMES = {
     "diagnosis.findings": ["Diagnosis"],
     "evaluation": ["CompressionEvaluator", "GeometryEvaluator", "MagnitudeEvaluator", "ScoredPairsEvaluator"],
     "evaluation.calibration": ["ExponentCurve", "calibrate_exponent"],
+    "evaluation.mining": ["mine_negatives"],
     "infonce": ["infonce_reference"],
     "losses": [
         *("CosineRankingLoss", "DNormRankingLoss", "DotRankingLoss", "LearnableNormLoss", "MagnitudeRankingLoss"),

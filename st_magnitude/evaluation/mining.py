@@ -1,0 +1,310 @@
+"""Hard negatives, found with the scores that the model gives, its norms included.
+
+sentence-transformers' ``mine_hard_negatives`` normalises all embeddings, with FAISS and without, so that a model whose
+norms count is searched as another model. Here the same function gets the scores of any `Similarity`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cached_property, partial
+from itertools import islice
+from math import ceil, floor
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from datasets import Dataset
+from numpy.typing import NDArray
+from sentence_transformers import CrossEncoder, SentenceTransformer
+from sentence_transformers.util import dot_score, mine_hard_negatives, pairwise_dot_score
+from torch import Tensor
+
+from st_magnitude._checks import at_least, one_of
+from st_magnitude.corpus.beir import RetrievalData, load_beir
+from st_magnitude.evaluation.metrics import TILE, implied_similarity
+from st_magnitude.evaluation.task import EncodedTask, JudgedTask, encode_texts
+from st_magnitude.similarity import Similarity
+
+__all__ = ["OutputFormat", "mine_negatives"]
+
+OutputFormat = Literal["triplet", "n-tuple", "labeled-pair", "labeled-list"]
+HIGH = 10  # ranks at which a never-relevant document counts as high
+
+Found = dict[str, tuple[dict[str, float], dict[str, float]]]  # query -> scores of its positives, of its negatives
+
+
+def mine_negatives(
+    model: SentenceTransformer,
+    data: Dataset | RetrievalData | Mapping[str, str] | str | Path,
+    corpus: Collection[str] | Mapping[str, str] | None = None,
+    relevant_docs: Mapping[str, Collection[str]] | None = None,
+    *,
+    split: str = "train",
+    similarity: Similarity | str | None = None,
+    never_relevant: float | None = None,
+    min_queries: int = 3,
+    cross_encoder: CrossEncoder | None = None,
+    range_min: int = 0,
+    range_max: int | None = None,
+    max_score: float | None = None,
+    min_score: float | None = None,
+    absolute_margin: float | None = None,
+    relative_margin: float | None = None,
+    num_negatives: int = 3,
+    sampling_strategy: Literal["top", "random"] = "top",
+    query_prompt_name: str | None = None,
+    query_prompt: str | None = None,
+    corpus_prompt_name: str | None = None,
+    corpus_prompt: str | None = None,
+    output_format: OutputFormat = "triplet",
+    output_scores: bool = False,
+    batch_size: int = 32,
+    seed: int = 0,
+    verbose: bool = True,
+) -> Dataset:
+    """Mines hard negatives for training: documents that the model scores high and that do not answer the query.
+
+    The options that sentence-transformers' ``mine_hard_negatives`` has too mean the same, and for a model that is
+    scored by cosine the results are equal. A document with the text of one of the query's positives is never a
+    negative. The search is exhaustive, on the device of the model.
+
+    There are two kinds of negatives, and ``never_relevant`` is the share of the second one:
+
+    - documents that are relevant to another query;
+    - documents that are relevant to none of the queries and that are among the ten best of at least ``min_queries`` of
+      them. They teach a norm: in-batch negatives, each of which answers some query, do not. A document that ranks high
+      for a single query may be an answer that nobody has judged.
+
+    Args:
+        model: The model whose scores count. A model that ends in Normalize is scored with unit embeddings.
+        data: A folder in BEIR's layout, a `RetrievalData`, a mapping of query id -> text together with ``corpus`` and
+            ``relevant_docs``, or a ``datasets.Dataset`` whose first two columns are anchors and positives.
+        corpus: Document id -> text; with a Dataset, texts that are candidates beside the positives.
+        relevant_docs: Query id -> ids of its relevant documents.
+        split: Split of the qrels, if data is a folder. A document that only queries of other splits ask for counts as
+            never relevant.
+        similarity: A Similarity or its name; by default the model's own.
+        never_relevant: Share of never-relevant documents among the negatives, from 0 to 1. By default the two kinds are
+            not distinguished, and the best candidates are taken.
+        min_queries: Number of queries that a never-relevant document must be among the ten best of.
+        cross_encoder: A CrossEncoder whose scores replace those of the model in the margins and score limits.
+        range_min: Number of best candidates that are skipped.
+        range_max: Number of best candidates that are considered; by default as many as the other options need.
+        max_score: Highest score of a negative.
+        min_score: Lowest score of a negative.
+        absolute_margin: Margin by which a negative scores below the lowest of the query's positives.
+        relative_margin: The same margin as a share of that positive's score; 0.05 is a common choice.
+        num_negatives: Number of negatives for each query.
+        sampling_strategy: ``"top"`` takes the best candidates, ``"random"`` any of them.
+        query_prompt_name: Name of the prompt of the queries in ``model.prompts``.
+        query_prompt: Prompt of every query, in place of the model's own.
+        corpus_prompt_name: Name of the prompt of the documents in ``model.prompts``.
+        corpus_prompt: Prompt of every document, in place of the model's own.
+        output_format: ``"triplet"`` (one negative in a row), ``"n-tuple"`` (all in one row; rows with fewer are left
+            out), ``"labeled-pair"`` or ``"labeled-list"``.
+        output_scores: Whether the rows contain scores.
+        batch_size: Number of texts that are encoded at a time.
+        seed: Seed for ``sampling_strategy="random"``.
+        verbose: Whether to print statistics.
+
+    Returns:
+        Rows for the Trainer: columns ``anchor``, ``positive`` (or the two names in the Dataset), ``negative`` or
+        ``negative_1``, ..., ``negative_n``, and labels or scores.
+
+    Raises:
+        ValueError: If the data are empty or inconsistent, an option is out of its range, an embedding is not finite, or
+            never-relevant documents are wanted and there are none.
+
+    Example:
+        >>> from sentence_transformers.sentence_transformer.modules import BoW
+        >>> model = SentenceTransformer(modules=[BoW(["bees", "wax", "see"])], similarity_fn_name="dot", device="cpu")
+        >>> queries, relevant = {"q": "bees", "r": "wax"}, {"q": {"d1"}, "r": {"d2"}}
+        >>> corpus = {"d1": "bees", "d2": "wax", "d3": "see bees bees, see wax wax"}
+        >>> mined = mine_negatives(model, queries, corpus, relevant, num_negatives=1, verbose=False)
+        >>> mined[0]
+        {'anchor': 'bees', 'positive': 'bees', 'negative': 'see bees bees, see wax wax'}
+    """
+    one_of("output_format", output_format, get_args(OutputFormat))
+    one_of("sampling_strategy", sampling_strategy, ("top", "random"))
+    at_least("num_negatives", num_negatives, 1)
+    if never_relevant is not None and not 0 <= never_relevant <= 1:
+        raise ValueError(f"never_relevant is a share from 0 to 1; got {never_relevant}.")
+    pairs, texts = _pairs(data, corpus, relevant_docs, split)
+    queries, positives = (dict.fromkeys(pairs[name]) for name in pairs.column_names)
+    documents = dict.fromkeys([*texts, *positives])
+    prompts = {"query_prompt": query_prompt, "query_prompt_name": query_prompt_name}
+    prompts |= {"corpus_prompt": corpus_prompt, "corpus_prompt_name": corpus_prompt_name}
+    ids = ({text: text for text in side} for side in (queries, documents))
+    encode = partial(encode_texts, model, *ids, batch_size, verbose, **prompts)
+    similarity = implied_similarity(model) if similarity is None else Similarity.named(similarity)
+    scorer = _Scorer(encode, similarity, model.device)
+    mine = partial(
+        _mine,
+        scorer,
+        pairs,
+        cross_encoder=cross_encoder,
+        range_min=range_min,
+        range_max=range_max,
+        max_score=max_score,
+        min_score=min_score,
+        absolute_margin=absolute_margin,
+        relative_margin=relative_margin,
+        sampling_strategy=sampling_strategy,
+        batch_size=batch_size,
+        faiss_batch_size=max(1, TILE // len(documents)),
+        verbose=verbose,
+    )
+    state = random.getstate()  # which mine_hard_negatives draws from
+    random.seed(seed)
+    try:
+        if never_relevant is None:
+            found = mine(list(documents), num_negatives)
+        else:
+            found = _two_kinds(mine, scorer, pairs, num_negatives, never_relevant, min_queries)
+    finally:
+        random.setstate(state)
+    if verbose:
+        mined = [text for _, negatives in found.values() for text in negatives]
+        share = np.mean([text not in positives for text in mined] or [0])
+        print(f"Mined {len(mined):,} negatives for {len(found):,} queries; {share:.1%} are relevant to none of them.")
+    return _formatted(found, pairs.column_names, num_negatives, output_format, output_scores)
+
+
+def _pairs(data: Any, corpus: Any, relevant_docs: Any, split: str) -> tuple[Dataset, list[str]]:
+    """Anchors and positives, and the texts of the corpus."""
+    if isinstance(data, Dataset):
+        if len(data.column_names) < 2 or not len(data):
+            raise ValueError(f"A Dataset needs rows with an anchor and a positive; got {data}.")
+        return data.select_columns(data.column_names[:2]), list(corpus or ())
+    if isinstance(data, str | Path):
+        data = load_beir(data, split)
+    elif not isinstance(data, RetrievalData):
+        data = RetrievalData(data, corpus, relevant_docs)
+    task = JudgedTask(data.queries, data.corpus, data.relevant_docs)
+    rows = [(query, document) for query in task.query_ids for document in sorted(task.relevant[query])]
+    anchors, positives = [task.queries[query] for query, _ in rows], [task.corpus[document] for _, document in rows]
+    return Dataset.from_dict({"anchor": anchors, "positive": positives}), list(task.corpus.values())
+
+
+class _Scorer:
+    """What ``mine_hard_negatives`` uses of a model: embeddings as they enter the inner product, and their products.
+
+    Args:
+        encode: Encodes all texts at the first use, after ``mine_hard_negatives`` has checked its arguments.
+        similarity: The similarity that scores.
+        device: The device of the candidates.
+    """
+
+    similarity_pairwise = staticmethod(pairwise_dot_score)
+
+    def __init__(self, encode: Callable[[], EncodedTask], similarity: Similarity, device: torch.device) -> None:
+        self._encode = encode
+        self._similarity = similarity
+        self.device = device
+        self.searched: int | None = None  # number of documents, from the first, that are candidates; None for all
+
+    @cached_property
+    def _task(self) -> EncodedTask:
+        return self._encode()
+
+    def encode_query(self, texts: list[str], **_: Any) -> NDArray[np.float32]:
+        return _rows(self._similarity.query(self._task.queries), self._task.query_ids, texts).cpu().numpy()
+
+    def encode_document(self, texts: list[str], **_: Any) -> NDArray[np.float32]:
+        documents = self._similarity.document(self._task.documents)
+        self._documents = _rows(documents, self._task.document_ids, texts)
+        return self._documents.cpu().numpy()
+
+    def similarity(self, queries: NDArray[np.float32], _: Tensor) -> Tensor:
+        """Scores of all documents: (n, D) -> (n, m)."""
+        scores = dot_score(torch.from_numpy(queries).to(self._documents.device), self._documents)
+        if self.searched is not None:
+            scores[:, self.searched :] = -torch.inf
+        return scores
+
+    def hubs(self, min_queries: int) -> list[str]:
+        """Documents that are among the best of at least so many queries."""
+        top = self._task.top(self._similarity, HIGH).flatten()
+        counts = torch.bincount(top, minlength=len(self._task.documents))
+        return [text for text, count in zip(self._task.document_ids or (), counts, strict=True) if count >= min_queries]
+
+
+def _rows(embeddings: Tensor, ids: Sequence[str] | None, texts: list[str]) -> Tensor:
+    row = {text: i for i, text in enumerate(ids or ())}
+    return embeddings[[row[text] for text in texts]]
+
+
+def _mine(scorer: _Scorer, pairs: Dataset, corpus: list[str], num_negatives: int, **options: Any) -> Found:
+    """Negatives from the positives and the corpus, for every query in the order of the pairs."""
+    anchor, positive = pairs.column_names
+    mined = mine_hard_negatives(
+        pairs,
+        scorer,  # type: ignore[arg-type]
+        corpus=corpus,
+        num_negatives=num_negatives,
+        output_format="labeled-pair",
+        output_scores=True,
+        **options,
+    )
+    relevant = set(zip(pairs[anchor], pairs[positive], strict=True))
+    found: Found = {query: ({}, {}) for query in pairs[anchor]}
+    for query, document, score in zip(mined[anchor], mined[positive], mined["score"], strict=True):
+        found[query][(query, document) not in relevant][document] = score
+    return found
+
+
+def _two_kinds(
+    mine: Callable[..., Found], scorer: _Scorer, pairs: Dataset, num_negatives: int, share: float, min_queries: int
+) -> Found:
+    """Negatives of which a share is never relevant, and the others are relevant to another query."""
+    mean = num_negatives * share  # never-relevant documents of a query; a query has one more or less where it is broken
+    positives = set(pairs[pairs.column_names[1]])
+    found = mine([], num_negatives - floor(mean)) if share < 1 else {}
+    if not share:
+        return found
+    hubs = [text for text in scorer.hubs(min_queries) if text not in positives]
+    if not hubs:
+        raise ValueError(
+            f"Each document that is relevant to none of the queries is among the {HIGH} best of fewer than "
+            f"{min_queries} of them. Lower min_queries, add such documents to the corpus, or leave out never_relevant."
+        )
+    scorer.searched = len(hubs)  # mine_hard_negatives puts the positives behind the corpus
+    never = mine(hubs, ceil(mean))
+    for i, (query, (scores, negatives)) in enumerate(never.items()):
+        number = floor((i + 1) * mean) - floor(i * mean)
+        others = found[query][1] if found else {}
+        kept = [*islice(others.items(), num_negatives - number), *islice(negatives.items(), number)]
+        found[query] = scores, dict(kept)
+    return found
+
+
+def _formatted(
+    found: Found, names: list[str], num_negatives: int, output_format: OutputFormat, output_scores: bool
+) -> Dataset:
+    """The rows of ``mine_hard_negatives`` in the same order; the last column has labels or scores."""
+    rows: list[tuple[Any, ...]] = []
+    last = ["scores"] if output_scores else []
+    for query, (positives, negatives) in found.items():
+        if output_format == "labeled-pair":
+            for label, documents in ((1, positives), (0, negatives)):
+                rows += [(query, text, score if output_scores else label) for text, score in documents.items()]
+            continue
+        for positive, score in positives.items():
+            scores = [score, *negatives.values()]
+            if output_format == "triplet":
+                rows += [(query, positive, text, [score, other]) for text, other in negatives.items()]
+            elif output_format == "n-tuple" and len(negatives) == num_negatives:
+                rows.append((query, positive, *negatives, scores))
+            elif output_format == "labeled-list" and negatives:
+                labels = [1] + [0] * len(negatives)
+                rows.append((query, [positive, *negatives], scores if output_scores else labels))
+    columns = {
+        "triplet": [*names, "negative", *last],
+        "n-tuple": [*names, *(f"negative_{i + 1}" for i in range(num_negatives)), *last],
+        "labeled-pair": [*names, "score" if output_scores else "label"],
+        "labeled-list": [*names, "scores" if output_scores else "labels"],
+    }[output_format]
+    return Dataset.from_dict({name: [row[i] for row in rows] for i, name in enumerate(columns)})

@@ -1,0 +1,237 @@
+"""mine_negatives against sentence-transformers' mine_hard_negatives, and by hand where that would normalise."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+
+import pytest
+import torch
+from _tiny import ROWS
+from datasets import Dataset
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers.base.modules import Normalize
+from sentence_transformers.sentence_transformer.modules import BoW
+from sentence_transformers.util import mine_hard_negatives
+
+import st_magnitude as stm
+from st_magnitude.corpus.beir import RetrievalData, save_beir
+from st_magnitude.modules import ExponentNorm
+
+FORMATS = ("triplet", "n-tuple", "labeled-pair", "labeled-list")
+PAIRS = Dataset.from_dict({"question": [row[0] for row in ROWS], "answer": [row[1] for row in ROWS]})
+BOILERPLATE = sorted({text for row in ROWS for text in row[2:]})
+
+
+def rows(data: Dataset) -> list[dict]:
+    return [dict(row) for row in data]
+
+
+@pytest.mark.parametrize("output_scores", [False, True])
+@pytest.mark.parametrize("output_format", FORMATS)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"range_min": 1, "range_max": 9, "num_negatives": 2, "min_score": 0.2, "max_score": 0.97},
+        {"absolute_margin": 0.01, "sampling_strategy": "random"},
+        {"relative_margin": 0.05, "num_negatives": 4},
+    ],
+    ids=lambda options: "-".join(options) or "defaults",
+)
+def test_a_cosine_model_gets_what_sentence_transformers_mines(model, options, output_format, output_scores):
+    """Also with several positives of a query, and with fewer negatives than wanted."""
+    pairs = Dataset.from_list([*PAIRS, {"question": ROWS[0][0], "answer": ROWS[7][1]}])
+    options = options | {"output_format": output_format, "output_scores": output_scores, "verbose": False}
+    random.seed(0)
+    theirs = mine_hard_negatives(pairs, model, corpus=BOILERPLATE, **options)
+    ours = stm.mine_negatives(model, pairs, BOILERPLATE, **options)
+    assert ours.column_names == theirs.column_names
+    for one, other in zip(rows(ours), rows(theirs), strict=True):
+        for name in ("score", "scores"):
+            assert one.pop(name, 0) == pytest.approx(other.pop(name, 0), abs=1e-6)
+        assert one == other
+
+
+def words(model_words: str = "a b c d", *more, similarity: str = "dot") -> SentenceTransformer:
+    """A model whose embeddings count words, so that scores can be read off."""
+    return SentenceTransformer(modules=[BoW(model_words.split()), *more], similarity_fn_name=similarity, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("closing", "name", "similarity", "best"),
+    [
+        ((), "dot", None, "a a a d d d d d"),
+        ((), "dot", "qnorm", "a a a d d d d d"),
+        ((), "dot", "cosine", "a z"),
+        ((), "cosine", None, "a z"),
+        ((Normalize(),), "dot", None, "a z"),
+        ((ExponentNorm(1.0, 0.5),), "dot", None, "a a c"),
+    ],
+)
+def test_the_scores_of_the_model_decide(closing, name, similarity, best):
+    """Products 1, 2, 3 with norms 1, sqrt(5), sqrt(34); divided by norm^.5, 1, 1.34, 1.24. No word of the model is z."""
+    corpus = {"p": "a", "1": "a z", "2": "a a c", "3": "a a a d d d d d"}
+    norms = {"a z": 1, "a a c": 5**0.5, "a a a d d d d d": 34**0.5}
+    model = words("a b c d", *closing, similarity=name)
+    mined = stm.mine_negatives(
+        model,
+        {"q": "a"},
+        corpus,
+        {"q": {"p"}},
+        similarity=similarity,
+        num_negatives=1,
+        output_scores=True,
+        verbose=False,
+    )
+    gamma = {"a z": 1.0, "a a c": 0.5}.get(best, 0.0)
+    assert mined["negative"] == [best]
+    assert mined["scores"][0] == pytest.approx([1.0, best.split().count("a") / norms[best] ** gamma])
+
+
+def test_what_answers_the_query_is_never_a_negative():
+    """Two documents with the text of a positive, two positives, and two queries with one text."""
+    queries = {"q1": "a b", "q2": "a b", "q3": "c"}
+    corpus = {"d1": "a a", "copy of d1": "a a", "d2": "b b", "d3": "a b b", "d4": "c", "d5": "a c"}
+    relevant = {"q1": {"d1", "d2"}, "q2": {"d3"}, "q3": {"d4"}}
+    mined = stm.mine_negatives(
+        words(), queries, corpus, relevant, num_negatives=6, output_format="labeled-pair", verbose=False
+    )
+    found = {(row["anchor"], row["positive"], row["label"]) for row in mined}
+    assert found == {
+        *(("a b", text, 1) for text in ("a a", "b b", "a b b")),
+        *(("a b", text, 0) for text in ("c", "a c")),
+        ("c", "c", 1),
+        *(("c", text, 0) for text in ("a a", "b b", "a b b", "a c")),
+    }
+
+
+@pytest.fixture
+def judged(task) -> RetrievalData:
+    return RetrievalData(**task)
+
+
+@pytest.mark.parametrize(("share", "numbers"), [(0.0, {0}), (0.25, {0, 1}), (0.5, {1, 2}), (2 / 3, {2}), (1.0, {3})])
+def test_share_of_never_relevant_documents(static_model, judged, share, numbers, capsys):
+    mined = stm.mine_negatives(
+        static_model, judged, similarity="qnorm", never_relevant=share, output_format="n-tuple", min_queries=2
+    )
+    relevant = {judged.corpus[document] for documents in judged.relevant_docs.values() for document in documents}
+    never = {}
+    for row in mined:
+        negatives = [row[f"negative_{i}"] for i in (1, 2, 3)]
+        assert len(set(negatives)) == 3
+        never[row["anchor"]] = sum(text not in relevant for text in negatives)
+        answers = {text for query, text in judged.queries.items() if text == row["anchor"]}
+        assert answers
+    assert set(never.values()) == numbers
+    assert sum(never.values()) == int(len(judged.queries) * 3 * share + 1e-9)
+    assert f"Mined 24 negatives for 8 queries; {share:.1%} are relevant to none of them." in capsys.readouterr().out
+
+
+def test_never_relevant_documents_rank_high_for_many_queries():
+    """n1 is among the ten best of both queries; n2, which scores higher, of one only, as ten others outrank it."""
+    fillers = {f"f{i}": "b b b " * (i + 1) for i in range(10)}
+    corpus = {"d1": "a", "d2": "b", "n1": "a " * 40 + "b " * 40, "n2": "a " * 50, **fillers}
+    relevant = {"q1": {"d1"}, "q2": {"d2"}, **{f"r{i}": {f"f{i}"} for i in range(10)}}
+    queries = {"q1": "a", "q2": "b", **{f"r{i}": "b " * (i + 2) for i in range(10)}}
+    options = {"num_negatives": 2, "never_relevant": 1.0, "verbose": False}
+    strict = stm.mine_negatives(words(), queries, corpus, relevant, min_queries=2, **options)
+    assert set(strict["negative"]) == {corpus["n1"]}
+    loose = stm.mine_negatives(words(), queries, corpus, relevant, min_queries=1, **options)
+    assert set(loose["negative"]) == {corpus["n1"], corpus["n2"]}
+    with pytest.raises(ValueError, match="among the 10 best of fewer than 13 of them. Lower min_queries"):
+        stm.mine_negatives(words(), queries, corpus, relevant, min_queries=13, **options)
+
+
+@pytest.mark.parametrize("share", [None, 0.5])
+def test_every_text_is_encoded_once(static_model, judged, share, monkeypatch):
+    encoded = []
+    encode = SentenceTransformer.encode
+
+    def counted(self, inputs, **options):
+        encoded.extend(inputs)
+        return encode(self, inputs, **options)
+
+    monkeypatch.setattr(SentenceTransformer, "encode", counted)
+    stm.mine_negatives(static_model, judged, never_relevant=share, min_queries=1, verbose=False)
+    assert sorted(encoded) == sorted([*judged.queries.values(), *judged.corpus.values()])
+
+
+def test_all_kinds_of_data_and_the_random_state(static_model, judged, tmp_path):
+    save_beir(judged, tmp_path, "train")
+    mine = partial(stm.mine_negatives, static_model, verbose=False, sampling_strategy="random", seed=3)
+    state = random.getstate()
+    mined = rows(mine(judged))
+    assert random.getstate() == state
+    assert rows(mine(tmp_path)) == rows(mine(judged.queries, judged.corpus, judged.relevant_docs)) == mined
+    assert rows(mine(judged, seed=4)) != mined
+    pairs = [(row["anchor"], row["positive"]) for row in rows(mine(judged, output_format="n-tuple"))]
+    pairs = Dataset.from_dict({"a": [a for a, _ in pairs], "p": [p for _, p in pairs], "unused": [0] * len(pairs)})
+    named = mine(pairs, list(judged.corpus.values()))
+    assert named.column_names == ["a", "p", "negative"]
+    assert [tuple(row.values()) for row in named] == [tuple(row.values()) for row in mined]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"output_format": "n_tuple"}, "output_format must be one of 'triplet'"),
+        ({"sampling_strategy": "best"}, "sampling_strategy must be one of 'top' and 'random'"),
+        ({"num_negatives": 0}, "num_negatives must be at least 1"),
+        ({"never_relevant": 25}, "never_relevant is a share from 0 to 1; got 25"),
+        ({"range_min": 5, "range_max": 5}, "range_min must be smaller than range_max"),
+        ({"similarity": "qnrom"}, "No similarity is called 'qnrom'"),
+        ({"split": "train"}, "None of the 8 queries has a relevant document"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_is_encoded(static_model, judged, options, says, monkeypatch):
+    monkeypatch.setattr(SentenceTransformer, "encode", None)
+    if "split" in options:
+        judged.relevant_docs = {}
+    with pytest.raises(ValueError, match=says):
+        stm.mine_negatives(static_model, judged, **options)
+
+
+def test_a_dataset_of_single_texts_is_refused(static_model):
+    with pytest.raises(ValueError, match="an anchor and a positive"):
+        stm.mine_negatives(static_model, Dataset.from_dict({"text": ["a"]}))
+
+
+def test_the_trainer_takes_mined_negatives(static_model, judged, tmp_path):
+    """After a few epochs with QNorm, mined negatives score lower than before, and never-relevant ones get shorter."""
+    mined = stm.mine_negatives(
+        static_model,
+        judged,
+        similarity="qnorm",
+        never_relevant=0.5,
+        num_negatives=2,
+        min_queries=2,
+        output_format="n-tuple",
+        verbose=False,
+    )
+    stm.prepare(static_model, "qnorm")
+
+    def measured() -> tuple[float, float]:
+        anchors, positives, others, never = (
+            torch.as_tensor(static_model.encode(mined[name])) for name in mined.column_names
+        )
+        margins = stm.QNORM.pairwise(anchors, positives) - stm.QNORM.pairwise(anchors, others)
+        return float(margins.mean()), float((never.norm(dim=1) / positives.norm(dim=1)).mean())
+
+    margin, norm = measured()
+    arguments = SentenceTransformerTrainingArguments(
+        str(tmp_path),
+        num_train_epochs=4,
+        per_device_train_batch_size=4,
+        learning_rate=0.02,
+        report_to=[],
+        save_strategy="no",
+        disable_tqdm=True,
+        use_cpu=True,
+    )
+    loss = stm.QNormRankingLoss(static_model)
+    SentenceTransformerTrainer(static_model, arguments, train_dataset=mined, loss=loss).train()
+    after = measured()
+    assert after[0] > margin + 0.1
+    assert after[1] < norm - 0.05
