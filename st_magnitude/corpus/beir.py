@@ -23,7 +23,7 @@ from datasets import Dataset
 
 from st_magnitude._json import parse
 
-__all__ = ["DataError", "RetrievalData", "available_splits", "load_beir", "save_beir"]
+__all__ = ["DataError", "RetrievalData", "available_splits", "load_beir", "save_beir", "save_qrels"]
 
 _LAYOUT = "Expected BEIR's layout: corpus.jsonl, queries.jsonl and qrels/<split>.tsv (or qrels.tsv)."
 _HEADER = ("query-id", "corpus-id", "score")
@@ -230,13 +230,18 @@ def save_beir(data: RetrievalData, folder: str | Path, split: str = "test") -> N
     for name, texts in (("corpus.jsonl", data.corpus), ("queries.jsonl", data.queries)):
         rows = (json.dumps({"_id": key, "text": text}, ensure_ascii=False) for key, text in texts.items())
         _write_lines(folder / name, rows)
+    save_qrels(data, folder / "qrels" / f"{split}.tsv")
+
+
+def save_qrels(data: RetrievalData, path: str | Path) -> None:
+    """Writes the judgments alone: one more split of a folder that has the queries and the corpus."""
     judgments = [
         f"{query}\t{document}\t{score}"
         for score, judged in ((1, data.relevant_docs), (0, data.negatives))
         for query, documents in judged.items()
         for document in sorted(documents)
     ]
-    _write_lines(folder / "qrels" / f"{split}.tsv", ["\t".join(_HEADER), *judgments])
+    _write_lines(Path(path), ["\t".join(_HEADER), *judgments])
 
 
 def is_file_name(name: str) -> bool:

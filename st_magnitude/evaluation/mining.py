@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from itertools import islice
 from math import ceil, floor
@@ -28,7 +29,7 @@ from st_magnitude.evaluation.metrics import TILE, implied_similarity
 from st_magnitude.evaluation.task import EncodedTask, JudgedTask, encode_texts
 from st_magnitude.similarity import Similarity
 
-__all__ = ["OutputFormat", "mine_negatives"]
+__all__ = ["OutputFormat", "mine_negatives", "with_negatives"]
 
 OutputFormat = Literal["triplet", "n-tuple", "labeled-pair", "labeled-list"]
 HIGH = 10  # ranks at which a never-relevant document counts as high
@@ -171,6 +172,23 @@ def mine_negatives(
         share = np.mean([text not in positives for text in mined] or [0])
         print(f"Mined {len(mined):,} negatives for {len(found):,} queries; {share:.1%} are relevant to none of them.")
     return _formatted(found, pairs.column_names, num_negatives, output_format, output_scores)
+
+
+def with_negatives(data: RetrievalData, mined: Dataset) -> RetrievalData:
+    """The data with mined triplets as further judged negatives, which `RetrievalData.triplets` draws from.
+
+    Args:
+        data: The data that the triplets were mined from.
+        mined: Triplets, the result of `mine_negatives`.
+    """
+    document = {text: key for key, text in data.corpus.items()}
+    found: dict[str, set[str]] = {}
+    for anchor, negative in zip(mined["anchor"], mined["negative"], strict=True):
+        found.setdefault(anchor, set()).add(document[negative])
+    negatives = {
+        query: data.negatives.get(query, set()) | found.get(text, set()) for query, text in data.queries.items()
+    }
+    return replace(data, negatives={query: documents for query, documents in negatives.items() if documents})
 
 
 def _pairs(data: Any, corpus: Any, relevant_docs: Any, split: str) -> tuple[Dataset, list[str]]:

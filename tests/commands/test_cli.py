@@ -369,7 +369,7 @@ COMMANDS = typer.main.get_command(app).commands
 def test_help_lists_the_commands():
     result = invoke("--help")
     assert result.exit_code == 0
-    for name in ("demo", "train", "calibrate", "diagnose", "report", "compress", "encode", "mteb", "revela"):
+    for name in ("demo", "train", "mine", "calibrate", "diagnose", "report", "compress", "encode", "mteb", "revela"):
         assert f"\n  {name} " in result.output
     assert "..." not in result.output[result.output.index("Commands:") :]  # no description is cut
     assert "--install-completion" in result.output

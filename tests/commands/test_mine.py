@@ -1,0 +1,102 @@
+"""``st-magnitude mine``: what it writes is what load_dataset and ``st-magnitude train`` read."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from dataclasses import fields
+
+import pytest
+from conftest import CORPUS, QUERIES, RELEVANT_DOCS
+from datasets import load_dataset
+from typer.testing import CliRunner
+
+import st_magnitude as stm
+from st_magnitude.commands.app import app
+from st_magnitude.commands.mine import MiningConfig
+from st_magnitude.corpus.beir import RetrievalData, load_beir, save_beir
+
+
+@pytest.fixture
+def data(tmp_path):
+    save_beir(RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS, {"q1": {"d13"}}), tmp_path / "data", "train")
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def model_path(static_model, tmp_path):
+    static_model.save_pretrained(str(tmp_path / "static"))
+    return str(tmp_path / "static")
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_options_are_arguments_of_mine_negatives():
+    arguments = inspect.signature(stm.mine_negatives).parameters
+    assert {field.name: field.default for field in fields(MiningConfig)} == {
+        field.name: arguments[field.name].default for field in fields(MiningConfig)
+    }
+
+
+def test_a_mined_split_trains(data, model_path, tmp_path):
+    split = data / "qrels" / "mined.tsv"
+    options = ("--never-relevant", 0.5, "--num-negatives", 2, "--min-queries", 1, "--similarity", "qnorm")
+    result = invoke(
+        "mine", model_path, "--data", data, "--output", split, *options, "--output-format", "n-tuple", "--json"
+    )
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout) == {"split": "train", "rows": 24, "output": str(split)}
+    assert f"train --data {data} --split mined --negatives 2" in result.stderr
+
+    mined = load_beir(data, "mined")
+    expected = stm.mine_negatives(
+        stm.load(model_path),
+        data,
+        similarity="qnorm",
+        never_relevant=0.5,
+        num_negatives=2,
+        min_queries=1,
+        verbose=False,
+    )
+    assert mined.relevant_docs == RELEVANT_DOCS
+    for query, documents in mined.negatives.items():
+        texts = {row["negative"] for row in expected if row["anchor"] == QUERIES[query]}
+        judged = {CORPUS["d13"]} if query == "q1" else set()  # stays a negative
+        assert {CORPUS[document] for document in documents} == texts | judged
+
+    train = ("train", "--data", data, "--split", "mined", "--negatives", 2, "--model", model_path, "--batch-size", 4)
+    trained = invoke(*train, "--output", tmp_path / "trained", "--max-steps", 2)
+    assert trained.exit_code == 0, trained.output
+
+
+@pytest.mark.parametrize(("ending", "kind"), [("parquet", "parquet"), ("jsonl", "json")])
+def test_rows_for_load_dataset(data, model_path, tmp_path, ending, kind):
+    output = tmp_path / "new" / f"rows.{ending}"
+    options = ("--output-format", "n-tuple", "--output-scores", "--relative-margin", 0.05, "--num-negatives", 1)
+    result = invoke("mine", model_path, "--data", data, "--output", output, *options)
+    assert result.exit_code == 0, result.output
+    loaded = load_dataset(kind, data_files=str(output), split="train", cache_dir=str(tmp_path / "cache"))
+    assert loaded.column_names == ["anchor", "positive", "negative_1", "scores"]
+    assert len(loaded) > 0
+    for row in loaded:
+        positive, negative = row["scores"]
+        assert negative <= positive - 0.05 * abs(positive) + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--output", "rows.csv"), "must end in .parquet, .jsonl or .tsv; got rows.csv"),
+        (("--output", __file__.replace(".py", ".tsv"), "--never-relevant", 2), "2"),
+        (("--output", "{data}/qrels/train.tsv"), "exists. Choose another --output"),
+        (("--output", "rows.jsonl", "--split", "valid"), "no qrels/valid.tsv"),
+        (("--output", "rows.jsonl", "--output-format", "pairs"), "output_format must be one of"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(data, model_path, arguments, says):
+    arguments = [str(argument).replace("{data}", str(data)) for argument in arguments]
+    result = invoke("mine", model_path, "--data", data, *arguments)
+    assert result.exit_code == 2
+    assert says in " ".join(result.output.split())
