@@ -7,7 +7,10 @@ from st_magnitude.commands.core import app
 __all__ = ["app", "main"]
 
 # In the order in which `st-magnitude --help` lists them. Each module registers its command.
-for _name in "demo.command train mine calibrate diagnose report compress encode mteb revela".split():
+for _name in (
+    *("demo.command", "train", "mine", "calibrate", "diagnose"),
+    *("report", "compress", "encode", "mteb", "revela"),
+):
     import_module(f"st_magnitude.commands.{_name}")
 
 
