@@ -293,7 +293,7 @@ def _two_kinds(
     never = mine(hubs, ceil(mean))
     for i, (query, (scores, negatives)) in enumerate(never.items()):
         number = floor((i + 1) * mean) - floor(i * mean)
-        others = found[query][1] if found else {}
+        _, others = found.get(query, ({}, {}))
         kept = [*islice(others.items(), num_negatives - number), *islice(negatives.items(), number)]
         found[query] = scores, dict(kept)
     return found

@@ -1,0 +1,202 @@
+"""In-batch attention in the decoders of transformers, each against two passes with loops, as the paper describes them.
+
+docs/revela.md lists these architectures.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import _tiny
+import pytest
+import torch
+from revela_reference import VOCABULARY, cross_attention, padded, unpadded
+from torch import Tensor, nn
+from transformers import CONFIG_MAPPING, AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from st_magnitude.revela.attention import Neighbours, attach, two_streams
+
+PAGE = Path(__file__).parents[2] / "docs" / "revela.md"
+LENGTHS = (4, 1, 3)
+
+ROTARY = {"num_key_value_heads": 4, "partial_rotary_factor": 1.0}
+LATENT = {"num_key_value_heads": 4, "head_dim": 4, "kv_lora_rank": 6, "q_lora_rank": 8, "qk_rope_head_dim": 4}
+LATENT |= {"qk_nope_head_dim": 8, "v_head_dim": 5, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1}
+
+# Names of architectures (model_type in transformers)
+DENSE = (
+    *(
+        "apertus",
+        "arcee",
+        "bitnet",
+        "ctrl",
+        "cwm",
+        "doge",
+        "ernie4_5",
+        "exaone4",
+        "gemma",
+        "gemma3_text",
+        "glm",
+        "glm4",
+    ),
+    *("gpt2", "gpt_bigcode", "gpt_neox", "helium", "hunyuan_v1_dense", "jais2", "lfm2", "llama", "ministral"),
+    *("ministral3", "mistral", "moshi", "olmo", "olmo2", "olmo3", "opt", "persimmon", "phi", "phi3", "qwen2", "qwen3"),
+    *("seed_oss", "smollm3", "starcoder2", "youtu"),
+)
+EXPERTS = (
+    *("afmoe", "aria_text", "deepseek_v2", "deepseek_v3", "ernie4_5_moe", "exaone_moe", "flex_olmo", "glm4_moe"),
+    *(
+        "glm4_moe_lite",
+        "hunyuan_v1_moe",
+        "jetmoe",
+        "minimax_m2",
+        "mixtral",
+        "olmoe",
+        "phimoe",
+        "qwen2_moe",
+        "qwen3_moe",
+    ),
+)
+QUICK = {"gpt2", "opt", "glm", "lfm2", "phi3", "mixtral", "deepseek_v2"}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "cwm": {"bos_token_id": 1, "eos_token_id": 2},
+    "granite": {"logits_scaling": 8.0},
+    "lfm2": {"layer_types": ["full_attention"] * 2},
+    "persimmon": ROTARY,
+    "phi": ROTARY,
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu"), LATENT),
+}
+REFUSED = {
+    "does not compute attention through transformers' AttentionInterface": (
+        *("biogpt", "bloom", "codegen", "falcon_h1", "gptj", "jamba", "mamba", "mpt", "nemotron_h", "openai-gpt"),
+        *("qwen3_next", "stablelm", "xglm"),
+    ),
+    "In-batch attention reached . of 2 layers": ("diffllama", "minimax", "nemotron", "recurrent_gemma"),
+    "(attn|final)_logit_softcapping": ("gemma2", "nanochat"),
+    "attention sinks": ("gpt_oss", "mimo_v2_flash"),
+    "scaled logits": ("cohere", "cohere2", "granite"),
+    "attends in both directions": ("bert",),
+}
+
+
+def decoder(family: str, **options: Any) -> PreTrainedModel:
+    """A random decoder in float64, with large weights."""
+    if family not in CONFIG_MAPPING:
+        pytest.skip(f"this version of transformers does not have {family}")
+    sizes: dict[str, Any] = dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 4)
+    sizes |= {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    sizes |= {"vocab_size": VOCABULARY, "max_position_embeddings": 64, "tie_word_embeddings": False}
+    return _tiny.decoder(family, std=0.3, **(sizes | OPTIONS.get(family, {}) | options)).double().eval()
+
+
+def first_batch(lm: PreTrainedModel) -> None:
+    attach(lm)
+    ids, mask = padded([torch.tensor([3, 4]), torch.tensor([5, 6, 7])])
+    two_streams(lm, ids, mask, Neighbours.of(torch.ones(2, 2, dtype=torch.float64), mask))
+
+
+class TwoPasses:
+    """The paper's two passes: keys and values of every layer are recorded, then each document attends to the others."""
+
+    def __init__(self, lm: PreTrainedModel, similarity: Tensor) -> None:
+        self.lm, self.similarity = lm, similarity
+        self.recorded: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        AttentionInterface.register("two_passes", self.attention)
+        AttentionMaskInterface.register("two_passes", sdpa_mask)
+        lm.set_attn_implementation("two_passes")
+
+    def states(self, documents: list[Tensor], is_second: bool) -> list[Tensor]:
+        self.is_second, found = is_second, []
+        for self.document, ids in enumerate(documents):
+            self.layer = 0
+            found.append(self.lm.get_decoder()(input_ids=ids[None], use_cache=False).last_hidden_state[0])
+        return found
+
+    def attention(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
+    ) -> tuple[Tensor, None]:
+        output, _ = sdpa_attention_forward(module, query, key, value, mask, **options)
+        if not self.is_second:
+            self.recorded.setdefault(self.document, []).append((key[0], value[0]))
+            return output, None
+        scaling = options.get("scaling") or query.shape[-1] ** -0.5
+        heads = []
+        for a, q in enumerate(query[0] * scaling * query.shape[-1] ** 0.5):
+            read: Any = 0.0
+            for j, layers in self.recorded.items():
+                if j != self.document:
+                    keys, values = (states[a * key.shape[1] // query.shape[1]] for states in layers[self.layer])
+                    read = read + self.similarity[self.document, j] * cross_attention(q, keys, values, v_norm=True)
+            heads.append(read)
+        self.layer += 1
+        return output + torch.stack(heads, 1)[None], None
+
+
+@pytest.fixture
+def float64_throughout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers computes norms, rotations and routers in float32; here what is in float64 stays in float64."""
+    to, widen = Tensor.to, Tensor.float
+    softmax = nn.functional.softmax
+
+    def kept(tensor: Tensor, *args: Any, **options: Any) -> Tensor:
+        if tensor.dtype == torch.float64 and args == (torch.float32,):
+            return tensor
+        return to(tensor, *args, **options)
+
+    monkeypatch.setattr(Tensor, "to", kept)
+    monkeypatch.setattr(Tensor, "float", lambda x: x if x.dtype == torch.float64 else widen(x))
+    monkeypatch.setattr(nn.functional, "softmax", lambda x, dim=None, dtype=None, **_: softmax(x, dim=dim))
+
+
+SUPPORTED = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in (*DENSE, *EXPERTS)]
+
+
+@pytest.mark.usefixtures("float64_throughout", "one_thread")
+@pytest.mark.parametrize("family", SUPPORTED)
+def test_architecture_is_the_two_passes_of_the_paper(family: str) -> None:
+    torch.manual_seed(0)
+    lm = decoder(family)
+    if family in EXPERTS:
+        lm.set_experts_implementation("eager")  # the fused product of experts has no float64
+    documents = [torch.randint(3, VOCABULARY, (length,)) for length in LENGTHS]
+    similarity = torch.rand(3, 3, dtype=torch.float64, requires_grad=True)
+    reference = TwoPasses(lm, similarity)
+    e, h = (reference.states(documents, is_second) for is_second in (False, True))
+    assert max(float((one - other).abs().max()) for one, other in zip(e, h, strict=True)) > 0.1
+    direction = torch.randn_like(h[0])
+    (wanted,) = torch.autograd.grad((h[0] * direction).sum(), similarity)
+
+    attach(lm)
+    for side in ("right", "left"):
+        ids, mask = padded(documents, side)
+        found = two_streams(lm, ids, mask, Neighbours.of(similarity, mask, backend="exact"))
+        for states, expected in zip(found, (e, h), strict=True):
+            for one, other in zip(unpadded(states, mask), expected, strict=True):
+                torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
+        (gradient,) = torch.autograd.grad((unpadded(found[1], mask)[0] * direction).sum(), similarity)
+        torch.testing.assert_close(gradient, wanted, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize(("says", "family"), [(says, family) for says, names in REFUSED.items() for family in names])
+def test_architecture_is_refused_by_name(says: str, family: str) -> None:
+    """When attaching, or in the first batch if it shows only there."""
+    lm = decoder(family)
+    with pytest.raises(ValueError, match=says) as refusal:
+        first_batch(lm)
+    assert type(lm).__name__ in str(refusal.value)
+
+
+def test_convolutions_between_attention_are_refused() -> None:
+    with pytest.raises(ValueError, match="In-batch attention reached 1 of 2 layers of Lfm2ForCausalLM"):
+        first_batch(decoder("lfm2", layer_types=["full_attention", "conv"]))
+
+
+def test_the_documentation_lists_them() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    tested, refused = page[page.index("**Tested architectures") :].split("**Refused by name", 1)
+    assert re.findall(r"`([\w-]+)`", tested) == sorted([*DENSE, *EXPERTS])
+    assert re.findall(r"`([\w-]+)`", refused.split("\n\n")[0]) == sorted(sum(REFUSED.values(), ()))
