@@ -89,7 +89,7 @@ def test_rows_for_load_dataset(data, model_path, tmp_path, ending, kind):
     ("arguments", "says"),
     [
         (("--output", "rows.csv"), "must end in .parquet, .jsonl or .tsv; got rows.csv"),
-        (("--output", __file__.replace(".py", ".tsv"), "--never-relevant", 2), "2"),
+        (("--output", __file__.replace(".py", ".tsv"), "--never-relevant", 2), "less than or equal to 1"),
         (("--output", "{data}/qrels/train.tsv"), "exists. Choose another --output"),
         (("--output", "rows.jsonl", "--split", "valid"), "no qrels/valid.tsv"),
         (("--output", "rows.jsonl", "--output-format", "pairs"), "output_format must be one of"),
