@@ -247,7 +247,11 @@ class _Scorer:
         """Documents that are among the best of at least so many queries."""
         top = self._task.top(self._similarity, HIGH).flatten()
         counts = torch.bincount(top, minlength=len(self._task.documents))
-        return [text for text, count in zip(self._task.document_ids or (), counts, strict=True) if count >= min_queries]
+        return [
+            text
+            for text, count in zip(self._task.document_ids or (), counts.tolist(), strict=True)
+            if count >= min_queries
+        ]
 
 
 def _rows(embeddings: Tensor, ids: Sequence[str] | None, texts: list[str]) -> Tensor:

@@ -215,6 +215,10 @@ def check_supported(lm: nn.Module) -> None:
             f"{name} does not compute attention through transformers' AttentionInterface, so in-batch attention cannot "
             "reach it. Use another decoder; Llama, Qwen2, Qwen3, Mistral, SmolLM, Gemma (1) and DeepSeek V3 work."
         )
+    if base.get_decoder() is base:
+        raise ValueError(
+            f"{name} does not separate its decoder from its output layer (get_decoder); use another model."
+        )
     if any(getattr(module, "is_causal", True) is False for module in base.modules()):
         raise ValueError(f"{name} attends in both directions; use a causal decoder.")
     for option in ("attn_logit_softcapping", "final_logit_softcapping", "attn_logit_softcap"):

@@ -48,7 +48,17 @@ DENSE = (
     *("seed_oss", "smollm3", "starcoder2", "youtu"),
 )
 EXPERTS = (
-    *("afmoe", "aria_text", "deepseek_v2", "deepseek_v3", "ernie4_5_moe", "exaone_moe", "flex_olmo", "glm4_moe"),
+    *(
+        "afmoe",
+        "aria_text",
+        "deepseek_v2",
+        "deepseek_v3",
+        "dots1",
+        "ernie4_5_moe",
+        "exaone_moe",
+        "flex_olmo",
+        "glm4_moe",
+    ),
     *(
         "glm4_moe_lite",
         "hunyuan_v1_moe",
@@ -64,6 +74,7 @@ EXPERTS = (
 QUICK = {"gpt2", "opt", "glm", "lfm2", "phi3", "mixtral", "deepseek_v2"}
 OPTIONS: dict[str, dict[str, Any]] = {
     "cwm": {"bos_token_id": 1, "eos_token_id": 2},
+    "dots1": {"num_key_value_heads": 4, "n_shared_experts": 1, "n_group": 1, "topk_group": 1},
     "granite": {"logits_scaling": 8.0},
     "lfm2": {"layer_types": ["full_attention"] * 2},
     "persimmon": ROTARY,
@@ -80,6 +91,7 @@ REFUSED = {
     "attention sinks": ("gpt_oss", "mimo_v2_flash"),
     "scaled logits": ("cohere", "cohere2", "granite"),
     "attends in both directions": ("bert",),
+    "does not separate its decoder": ("llama4_text",),
 }
 
 
