@@ -136,10 +136,18 @@ def mine_negatives(
     pairs, texts = _pairs(data, corpus, relevant_docs, split)
     queries, positives = (dict.fromkeys(pairs[name]) for name in pairs.column_names)
     documents = dict.fromkeys([*texts, *positives])
-    prompts = {"query_prompt": query_prompt, "query_prompt_name": query_prompt_name}
-    prompts |= {"corpus_prompt": corpus_prompt, "corpus_prompt_name": corpus_prompt_name}
-    ids = ({text: text for text in side} for side in (queries, documents))
-    encode = partial(encode_texts, model, *ids, batch_size, verbose, **prompts)
+    encode = partial(
+        encode_texts,
+        model,
+        {text: text for text in queries},
+        {text: text for text in documents},
+        batch_size,
+        verbose,
+        query_prompt=query_prompt,
+        query_prompt_name=query_prompt_name,
+        corpus_prompt=corpus_prompt,
+        corpus_prompt_name=corpus_prompt_name,
+    )
     similarity = implied_similarity(model) if similarity is None else Similarity.named(similarity)
     scorer = _Scorer(encode, similarity, model.device)
     mine = partial(
@@ -169,7 +177,7 @@ def mine_negatives(
         random.setstate(state)
     if verbose:
         mined = [text for _, negatives in found.values() for text in negatives]
-        share = np.mean([text not in positives for text in mined] or [0])
+        share = np.mean([text not in positives for text in mined] or [False])
         print(f"Mined {len(mined):,} negatives for {len(found):,} queries; {share:.1%} are relevant to none of them.")
     return _formatted(found, pairs.column_names, num_negatives, output_format, output_scores)
 
