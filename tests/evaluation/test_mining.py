@@ -27,6 +27,13 @@ def rows(data: Dataset) -> list[dict]:
     return [dict(row) for row in data]
 
 
+class Judge:
+    """What mine_hard_negatives uses of a CrossEncoder."""
+
+    def predict(self, pairs: list[tuple[str, str]], **_) -> torch.Tensor:
+        return torch.tensor([float(len(document) % 7) for _query, document in pairs])
+
+
 @pytest.mark.parametrize("output_scores", [False, True])
 @pytest.mark.parametrize("output_format", FORMATS)
 @pytest.mark.parametrize(
@@ -36,6 +43,7 @@ def rows(data: Dataset) -> list[dict]:
         {"range_min": 1, "range_max": 9, "num_negatives": 2, "min_score": 0.2, "max_score": 0.97},
         {"absolute_margin": 0.01, "sampling_strategy": "random"},
         {"relative_margin": 0.05, "num_negatives": 4},
+        {"absolute_margin": 2.0, "cross_encoder": Judge()},
     ],
     ids=lambda options: "-".join(options) or "defaults",
 )
