@@ -621,6 +621,7 @@ def test_two_ranks_are_one_process_on_the_joined_batch(model, two_ranks, case):
             torch.testing.assert_close(gradient, reference, rtol=1e-7, atol=1e-11)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [None, 3, "ring"], ids=["plain", "cached", "ring"])
 def test_two_ranks_in_the_trainer(model, two_ranks, way):
     first, second = (results["trainer", way] for results in two_ranks)
