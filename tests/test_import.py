@@ -21,8 +21,17 @@ heavy = {"torch", "numpy", "sentence_transformers", "transformers", "datasets"} 
 assert not heavy, heavy
 for name in st_magnitude.__all__:
     getattr(st_magnitude, name)
+revela = {name for name in sys.modules if name.startswith("st_magnitude.revela.")}
+assert revela <= {"st_magnitude.revela.config"}, revela  # the settings of the command
 loaded = {"open_clip", "mteb", "matplotlib", "faiss", "bm25s", "peft", "usearch", "ir_measures"} & set(sys.modules)
 print(sorted(loaded))
+from st_magnitude.revela import *
+from st_magnitude import revela
+from st_magnitude.revela.attention import NAME
+from transformers import AttentionInterface
+assert all(getattr(revela, name) is globals()[name] for name in revela.__all__)
+assert set(revela.__all__) <= set(dir(revela))
+assert NAME not in AttentionInterface._global_mapping
 """
 
 
@@ -33,6 +42,7 @@ def run(code: str, *arguments: str) -> str:
 
 
 def test_import_is_offline_and_light():
+    """``import st_magnitude`` loads no module of Revela; all that its ``__all__`` names is there, and nothing registered."""
     theirs = "import sys, sentence_transformers; print(sorted({'peft', 'matplotlib'} & set(sys.modules)))"
     assert run(GUARDED) == run(theirs)  # what sentence-transformers itself loads, and nothing else
 

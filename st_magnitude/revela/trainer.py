@@ -112,11 +112,9 @@ class RevelaTrainer(SentenceTransformerTrainer):
         if lm_lora is not None and not frozen and not hasattr(loss.lm, "peft_config"):
             loss.lm = add_lora(loss.lm, lora_config(task_type="CAUSAL_LM") if lm_lora == "paper" else lm_lora)
         if lm_learning_rate is not None and not frozen:
-            args.learning_rate_mapping = {r"^lm\.": lm_learning_rate} | dict(args.learning_rate_mapping or {})
+            args.learning_rate_mapping = {r"^lm\.": lm_learning_rate} | _mapping(args.learning_rate_mapping)
         if args.gradient_checkpointing:
-            args.gradient_checkpointing_kwargs = {"use_reentrant": False} | dict(
-                args.gradient_checkpointing_kwargs or {}
-            )
+            args.gradient_checkpointing_kwargs = {"use_reentrant": False} | _mapping(args.gradient_checkpointing_kwargs)
             base_model(loss.lm).gradient_checkpointing_enable({"use_reentrant": False})
         loading: Any = copy.copy(args.accelerator_config)
         if loading.split_batches:
@@ -196,6 +194,10 @@ class RevelaTrainer(SentenceTransformerTrainer):
         with torch.no_grad():
             for name, parameter in parameters.items():
                 parameter.copy_(saved[name])
+
+
+def _mapping(given: Any) -> dict[str, Any]:
+    return dict(given or {})
 
 
 class _LanguageModelCallback(TrainerCallback):

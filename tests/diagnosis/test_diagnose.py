@@ -14,6 +14,7 @@ from sentence_transformers.sentence_transformer.modules import BoW
 from typer.testing import CliRunner
 
 from st_magnitude import Similarity, calibrate_exponent, diagnose, geometry
+from st_magnitude._plot import Picture
 from st_magnitude.commands.app import app
 from st_magnitude.corpus.beir import RetrievalData, save_beir
 from st_magnitude.diagnosis.diagnose import _name
@@ -260,7 +261,8 @@ def bow_folders(tmp_path):
     return tmp_path
 
 
-def test_command(bow_folders):
+def test_command(bow_folders, monkeypatch):
+    monkeypatch.setattr("st_magnitude.diagnosis.report.draw", lambda paint, size: Picture(b"", b"", b""))
     target = bow_folders / "new" / "out"
     options = ["--data", bow_folders / "data", "--baseline", bow_folders / "model", "--output", target, "--seed", 3]
     result = CliRunner().invoke(app, ["diagnose", str(bow_folders / "model"), *map(str, options)])

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import _tiny
 import pytest
 import torch
@@ -373,19 +370,3 @@ def test_use_without_attach_is_refused() -> None:
 def test_documents_without_tokens_are_refused() -> None:
     with pytest.raises(ValueError, match=r"Documents \[1\]"):
         Neighbours.of(torch.ones(2, 2), torch.tensor([[1, 1], [0, 0]]))
-
-
-def test_nothing_is_registered_before_it_is_used() -> None:
-    """``import st_magnitude`` loads no module of Revela; all that ``__all__`` names is there."""
-    code = (
-        "import sys, st_magnitude as stm\n"
-        "from transformers import AttentionInterface\n"
-        f"assert {A.NAME!r} not in AttentionInterface._global_mapping\n"
-        "assert not [name for name in sys.modules if name.startswith('st_magnitude.revela.')]\n"
-        "from st_magnitude.revela import *\n"
-        "assert all(getattr(stm.revela, name) is globals()[name] for name in stm.revela.__all__)\n"
-        "assert set(stm.revela.__all__) <= set(dir(stm.revela))\n"
-        f"assert {A.NAME!r} not in AttentionInterface._global_mapping\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
