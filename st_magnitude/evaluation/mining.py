@@ -25,7 +25,7 @@ from torch import Tensor
 
 from st_magnitude._checks import at_least, one_of
 from st_magnitude.corpus.beir import RetrievalData, load_beir
-from st_magnitude.evaluation.metrics import TILE, implied_similarity
+from st_magnitude.evaluation.metrics import TILE, scoring_of
 from st_magnitude.evaluation.task import EncodedTask, JudgedTask, encode_texts
 from st_magnitude.similarity import Similarity
 
@@ -148,8 +148,7 @@ def mine_negatives(
         corpus_prompt=corpus_prompt,
         corpus_prompt_name=corpus_prompt_name,
     )
-    similarity = implied_similarity(model) if similarity is None else Similarity.named(similarity)
-    scorer = _Scorer(encode, similarity, model.device)
+    scorer = _Scorer(encode, scoring_of(model, similarity), model.device)
     mine = partial(
         _mine,
         scorer,
