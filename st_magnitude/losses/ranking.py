@@ -84,8 +84,8 @@ class MagnitudeRankingLoss(CachedLossMixin, ScaledLoss):
             ``mini_batch_size``.
         gather_across_devices: Whether the documents of all ranks are negatives. True gathers them, so that each rank
             holds the documents of all. ``"ring"`` passes them around the ranks instead: memory does not grow with the
-            number of ranks, the loss takes about 4/3 of the time, and batches may differ in size. The gradients are
-            the same.
+            number of ranks, the loss takes 1.2 to 1.3 times as long, and batches may differ in size. The gradients
+            are the same.
         hardness: Weight alpha of similar negatives, which count exp(alpha · s) times, with s as large as the
             similarity leaves it. One number weights the negatives of both directions. sentence-transformers weights
             the documents only: ``(alpha, 0)``. See :func:`~st_magnitude.infonce`.
