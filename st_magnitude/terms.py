@@ -18,6 +18,14 @@ class LearnedTemperature(float):
     Every term with one has a temperature of its own. The loss learns its logarithm and keeps it at 0.01 or more, as
     CLIP keeps its logit scale, 1 / temperature, at 100 or less.
 
+    With :func:`~st_magnitude.attach` the log of a Trainer has ``temperature`` and, if the similarity keeps the norm of
+    the query, ``effective_temperature``: the temperature that queries of norm 1 would need for the same logits,
+
+        temperature · (20 / scale) / mean|q|^(1 - gamma_query)
+
+    over the last batch of the first process. Several terms are numbered, ``temperature_1``, and several losses are
+    named, ``temperature_{data set}``.
+
     Args:
         initial: First value of the temperature, at least 0.01.
 

@@ -345,6 +345,7 @@ class MagnitudeRankingLoss(CachedLossMixin, ScaledLoss):
 
     # --- the model card ---------------------------------------------------------------------------------------------
 
+    @torch.no_grad()
     def get_config_dict(self) -> dict[str, Any]:
         gamma_query, gamma_document = self.similarity.exponents
         return {

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch
 import torch.distributed as dist
 from _tiny import ROWS, columns, load_transformer
-from datasets import Dataset
+from datasets import Dataset, DatasetDict
 from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from torch.nn.parallel import DistributedDataParallel
 
@@ -69,12 +69,53 @@ def train(folder: str, output: Path, mini_batch_size: int | None, gather: bool |
     return {"scale": loss.scale, "parameters": {name: p.detach() for name, p in model.named_parameters()}}
 
 
+def learn_temperature(folder: str, mini_batch_size: int | None) -> torch.Tensor:
+    """The gradient of a learned temperature, as the optimizer gets it."""
+    model = load_transformer(folder).double()
+    options = {"scale": 3.0, "gather_across_devices": True, "mini_batch_size": mini_batch_size}
+    loss = stm.DNormRankingLoss(model, temperature="learned", **options)
+    optimizer = torch.optim.SGD(loss.parameters(), lr=0.0)
+    loss.model = DistributedDataParallel(model, find_unused_parameters=True)
+    start = dist.get_rank() * NUM_ROWS
+    rows = [row[:3] for row in ROWS[start : start + NUM_ROWS]]
+    loss([dict(model.preprocess(list(column))) for column in zip(*rows, strict=True)]).backward()
+    optimizer.step()
+    return loss.temperatures.bias.grad
+
+
+def train_two_data_sets(folder: str, output: Path) -> dict[str, float]:
+    """In a step, each rank has a batch of another data set, whose loss learns a temperature of its own."""
+    model = load_transformer(folder)
+    losses = {name: stm.DotRankingLoss(model, temperature="learned", scale=3.0) for name in ("pairs", "triplets")}
+    args = SentenceTransformerTrainingArguments(
+        str(output / "trainer"),
+        max_steps=3,
+        per_device_train_batch_size=4,
+        learning_rate_mapping=stm.LearnedTemperature.learning_rate_mapping(0.1),
+        multi_dataset_batch_sampler="round_robin",
+        use_cpu=True,
+        ddp_backend="gloo",
+        report_to=[],
+        save_strategy="no",
+        disable_tqdm=True,
+    )
+    data = DatasetDict({name: Dataset.from_dict(columns(num_negatives=i)) for i, name in enumerate(losses)})
+    seen = []
+    for name, loss in losses.items():
+        loss.register_forward_pre_hook(lambda *_, name=name: seen.append(name))
+    SentenceTransformerTrainer(model, args, data, loss=losses).train()
+    assert set(seen) == {list(losses)[dist.get_rank()]}
+    return {name: loss.temperatures.bias.item() for name, loss in losses.items()}
+
+
 def main(folder: str, output: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     results = {case: one_step(folder, case) for case in CASES}
     results |= {("trainer", size): train(folder, output, size) for size in (None, 3)}
     results["trainer", "ring"] = train(folder, output, 3, "ring")
+    results |= {("temperature", size): learn_temperature(folder, size) for size in (None, 3)}
+    results["data sets"] = train_two_data_sets(folder, output)
     torch.save(results, output / f"rank{dist.get_rank()}.pt")
     gc.collect()  # of trainers, which hold the group: its threads must end before Python does
     dist.destroy_process_group()

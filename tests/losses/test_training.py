@@ -5,6 +5,7 @@ import gc
 import itertools
 import json
 import logging
+import math
 import os
 import subprocess
 import sys
@@ -635,3 +636,21 @@ def test_two_ranks_in_the_trainer(model, two_ranks, way):
         gathered = two_ranks[0]["trainer", 3]["parameters"]
         for name in ("2.query_bias", "2.document_bias"):
             torch.testing.assert_close(first["parameters"][name], gathered[name], rtol=1e-3, atol=0)
+
+
+@BATCHING
+def test_two_ranks_learn_one_temperature(model, two_ranks, mini_batch_size):
+    """The gradient is that of the joined batch. It is not a parameter of the model, so DDP does not average it."""
+    model.double()
+    rows = [row[:3] for row in ROWS[: 2 * NUM_ROWS]]
+    embeddings = raw_embeddings(model, [model.preprocess(list(column)) for column in zip(*rows, strict=True)])
+    bias = torch.tensor(0.05).log().requires_grad_()
+    formula(embeddings, (0.0, 1.0), 3.0 * 0.05 / bias.exp()).backward()
+    for results in two_ranks:
+        assert results["temperature", mini_batch_size].item() == pytest.approx(bias.grad.item(), rel=1e-5)
+
+
+def test_two_ranks_with_different_data_sets(two_ranks):
+    first, second = (results["data sets"] for results in two_ranks)
+    assert first == second
+    assert len({round(bias, 2) for bias in [*first.values(), math.log(0.05)]}) == 3

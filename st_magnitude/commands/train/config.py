@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from st_magnitude._checks import positive
 from st_magnitude._config import check_ranges, did_you_mean, numbers, whole_numbers
 
 __all__ = ["LOSS_NAMES", "TrainConfig"]
 
 LOSS_NAMES = ("cosine", "dot", "qnorm", "dnorm", "learnable")
+
+
+def _temperature(given: Any) -> float | str:
+    try:
+        return given if given == "learned" else float(given)
+    except ValueError:
+        raise typer.BadParameter(f"takes a number or 'learned'; got {given!r}.") from None
 
 
 @dataclass(frozen=True)
@@ -44,6 +52,14 @@ class TrainConfig:
     temperatures: Annotated[
         Sequence[float] | None,
         numbers("Temperatures to sum over at every prefix, such as 0.03,0.06,0.1; default: 0.05."),
+    ] = None
+    temperature: Annotated[  # a number, "learned" or None: typer does not know unions
+        Any,
+        typer.Option(
+            parser=_temperature,
+            metavar="X|learned",
+            help="Temperature; 'learned' learns all temperatures, starting at 0.05 or at --temperatures.",
+        ),
     ] = None
     epochs: Annotated[float, typer.Option(min=0, help="Passes over the pairs of a query and a relevant document.")] = (
         1.0
@@ -84,6 +100,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        positive("temperature", self.temperature, ["learned", None])
         if self.loss not in LOSS_NAMES:
             raise ValueError(
                 f"There is no loss {self.loss!r}.{did_you_mean(self.loss, LOSS_NAMES)} "

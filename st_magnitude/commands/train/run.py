@@ -41,6 +41,7 @@ from st_magnitude.losses import (
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.export import load, one_line_about_the_disk, write_model
 from st_magnitude.surgery.normalize import prepare
+from st_magnitude.terms import LearnedTemperature
 from st_magnitude.training.record import check_same_run, record_run, remove_checkpoints
 from st_magnitude.training.trainer import check_output, has_fast_bf16, train_or_stop
 
@@ -176,13 +177,16 @@ class _Arguments(SentenceTransformerTrainingArguments):
 
 
 def _arguments(config: TrainConfig, rows: Dataset, output: Path, model: SentenceTransformer) -> _Arguments:
+    own_rates = LearnableNormLoss.learning_rate_mapping() if config.loss == "learnable" else {}
+    if config.temperature == "learned":
+        own_rates |= LearnedTemperature.learning_rate_mapping()
     arguments = _Arguments(
         output_dir=str(output / "checkpoints"),
         num_train_epochs=config.epochs,
         max_steps=config.max_steps,
         per_device_train_batch_size=config.batch_size,
         learning_rate=config.learning_rate,
-        learning_rate_mapping=LearnableNormLoss.learning_rate_mapping() if config.loss == "learnable" else None,
+        learning_rate_mapping=own_rates,
         warmup_steps=config.warmup_ratio,
         bf16=has_fast_bf16() if config.bf16 is None else config.bf16,
         use_cpu=model.device.type == "cpu",
@@ -205,7 +209,7 @@ def _arguments(config: TrainConfig, rows: Dataset, output: Path, model: Sentence
 def _loss(
     config: TrainConfig, model: SentenceTransformer, processes: int, options: dict[str, Any]
 ) -> MagnitudeRankingLoss:
-    terms: dict[str, Any] = {}
+    terms: dict[str, Any] = {"temperature": config.temperature}
     if config.dims is not None:
         temperatures = (0.05,) if config.temperatures is None else config.temperatures
         terms["terms"] = temp_agg_mrl(config.dims, temperatures)

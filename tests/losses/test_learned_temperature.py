@@ -1,0 +1,291 @@
+"""Learned temperatures: gradients, optimizers, checkpoints, logs, ranks, and what is left in the saved model."""
+
+import copy
+import json
+import math
+
+import pytest
+import torch
+from _tiny import ROWS, columns, formula, load_transformer, raw_embeddings
+from datasets import Dataset, DatasetDict
+from peft import LoraConfig
+from safetensors.torch import load_file
+from sentence_transformers import InputExample, SentenceTransformer
+from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss
+from test_training import entries, train
+from torch.func import functional_call
+from torch.utils.data import DataLoader
+
+import st_magnitude as stm
+from st_magnitude import LearnedTemperature, Term
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+BATCHING = pytest.mark.parametrize("mini_batch_size", [None, 3], ids=["plain", "cached"])
+MAPPING = LearnedTemperature.learning_rate_mapping
+TERMS = [Term(8, "learned"), Term(16, 0.1, 2.0), Term(None, LearnedTemperature(0.2), 0.5)]
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def features(model, num_rows=8):
+    return [dict(model.preprocess(list(column))) for column in columns(num_rows, 1).values()]
+
+
+def temperatures(loss):
+    return [term["temperature"] for term in loss.get_config_dict()["terms"]]
+
+
+# --- value and gradient -----------------------------------------------------------------------------------------------
+
+
+@BATCHING
+@pytest.mark.parametrize("loss_class", [stm.DNormRankingLoss, stm.LearnableNormLoss])
+def test_gradients_are_those_of_the_definition(model, loss_class, mini_batch_size):
+    """In float64, through an outer factor such as that of gradient accumulation."""
+    loss = loss_class(
+        model.double(), terms=TERMS, scale=3.0, direction="both", mini_batch_size=mini_batch_size
+    ).double()
+    batch = features(model)
+    value = loss(batch)
+    (value / 8).backward()
+    found = {name: p.grad.clone() for name, p in loss.named_parameters()}
+    loss.zero_grad()
+
+    bias = torch.tensor([0.05, 0.2]).log().double().requires_grad_()  # float32 has the logarithms
+    exponents = (0, 1)
+    if loss_class is stm.LearnableNormLoss:
+        exponents = model[-1].query_bias.sigmoid(), model[-1].document_bias.sigmoid()
+    embeddings = raw_embeddings(model, batch)
+    weights_dims_taus = zip([1.0, 2.0, 0.5], [8, 16, None], [bias[0].exp(), 0.1, bias[1].exp()], strict=True)
+    parts = [w * formula(embeddings, exponents, 3.0 * 0.05 / tau, "both", dim) for w, dim, tau in weights_dims_taus]
+    expected = sum(parts)
+    (expected / 8).backward()
+    torch.testing.assert_close(value.detach(), expected.detach(), rtol=1e-10, atol=0)
+    torch.testing.assert_close(found.pop("temperatures.bias"), bias.grad, rtol=1e-9, atol=0)
+    assert len(found) == len(list(model.parameters()))
+    for name, gradient in found.items():
+        torch.testing.assert_close(gradient, loss.get_parameter(name).grad, rtol=1e-7, atol=1e-12)
+
+
+def test_gradcheck(model):
+    loss = stm.DNormRankingLoss(model.double(), terms=TERMS, scale=3.0).double()
+    batch = features(model, 3)
+    bias = loss.temperatures.bias.detach().clone().requires_grad_()
+    assert torch.autograd.gradcheck(lambda bias: functional_call(loss, {"temperatures.bias": bias}, (batch,)), bias)
+
+
+@BATCHING
+def test_temperature_stays_at_a_hundredth_or_more(model, mini_batch_size):
+    loss = stm.CosineRankingLoss(model, temperature="learned", mini_batch_size=mini_batch_size)
+    optimizer = torch.optim.SGD(loss.temperatures.parameters(), lr=1.0)
+    for gradient, temperature in ((9.0, 0.01), (math.log(0.5), 0.02)):  # it is not stuck at the bound
+        loss.temperatures.bias.grad = torch.tensor([gradient])
+        optimizer.step()
+        assert temperatures(loss) == [pytest.approx(temperature)]
+        fixed = stm.CosineRankingLoss(model, temperature=temperature, mini_batch_size=mini_batch_size)
+        torch.testing.assert_close(loss(features(model)), fixed(features(model)))
+
+
+def test_arguments(model):
+    assert temperatures(stm.QNormRankingLoss(model, temperature=0.1)) == [0.1]
+    one = stm.QNormRankingLoss(model, temperature=LearnedTemperature(0.1))
+    assert one.terms == (Term(None, LearnedTemperature(0.1)),)
+    assert temperatures(one) == [pytest.approx(0.1)]
+    several = stm.TempAggMRLLoss(model, [8, 32], temperature="learned")
+    assert temperatures(several) == pytest.approx(2 * [0.03, 0.06, 0.1])
+    assert all(isinstance(term.temperature, LearnedTemperature) for term in several.terms)
+    partly = stm.TempSpecMRLLoss(model, {8: 0.05, 32: "learned"})
+    assert len(partly.temperatures.bias) == 1
+    with pytest.raises(ValueError, match=r"temperature=0\.1 is for a loss of one term, and this one has 3"):
+        stm.TempAggLoss(model, temperature=0.1)
+    with pytest.raises(ValueError, match="a positive number or 'learned'; got 'cold'"):
+        stm.CosineRankingLoss(model, temperature="cold")
+
+
+@BATCHING
+def test_matryoshka(model, mini_batch_size):
+    """sentence-transformers' MatryoshkaLoss cuts off the columns in which a cached loss carries temperatures."""
+    inner = stm.CosineRankingLoss(model, temperature="learned", mini_batch_size=mini_batch_size)
+    loss = MatryoshkaLoss(model, inner, [32, 8])
+    if mini_batch_size is not None:
+        with pytest.raises(ValueError, match=r"cuts off the temperatures .* terms="):
+            loss(features(model), None)
+    else:
+        loss(features(model), None).backward()
+        assert inner.temperatures.bias.grad != 0
+
+
+# --- optimizers -------------------------------------------------------------------------------------------------------
+
+
+@BATCHING
+def test_accumulation_and_weight_decay(model, tmp_path, mini_batch_size):
+    """One step of SGD over four micro-batches goes down the mean of their gradients, by the definition."""
+    reference, batches = copy.deepcopy(model), []
+    loss = stm.DNormRankingLoss(model, temperature="learned", scale=3.0, mini_batch_size=mini_batch_size)
+    loss.register_forward_pre_hook(lambda _, args: batches.append([dict(column) for column in args[0]]))
+    train(
+        model,
+        loss,
+        tmp_path,
+        num_negatives=1,
+        max_steps=1,
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=4,
+        optim="sgd",
+        weight_decay=0.5,
+        learning_rate=0.0,
+        learning_rate_mapping=MAPPING(0.02),
+    )
+    bias = torch.tensor(math.log(0.05), requires_grad=True)
+    parts = [formula(raw_embeddings(reference, batch), (0, 1), 3 * 0.05 / bias.exp()) for batch in batches]
+    assert len(parts) == 4
+    (sum(parts) / 4).backward()
+    step = loss.temperatures.bias.item() - math.log(0.05)
+    assert step == pytest.approx(-0.02 * bias.grad.item(), rel=1e-3)
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), reference.parameters(), strict=True))
+
+
+@BATCHING
+def test_fit(folder, mini_batch_size):
+    rows = [InputExample(texts=list(row[:2])) for row in ROWS[:8]]
+    learned = []
+    for weight_decay in (0.0, 0.5):
+        model = load_transformer(folder)
+        loss = stm.QNormRankingLoss(model, temperature="learned", mini_batch_size=mini_batch_size)
+        model.fit(
+            train_objectives=[(DataLoader(rows, batch_size=8), loss)],
+            epochs=1,
+            warmup_steps=0,
+            optimizer_params={"lr": 0.01},
+            weight_decay=weight_decay,
+            show_progress_bar=False,
+        )
+        learned.append(loss.temperatures.bias.item())
+    assert learned[0] == learned[1]
+    assert abs(learned[0] - math.log(0.05)) == pytest.approx(0.01, rel=1e-2)  # the first step of Adam
+
+
+def test_own_learning_rates(model, tmp_path):
+    """Adam's first step is the learning rate, whatever the gradient; exponents have theirs beside it."""
+    loss = stm.LearnableNormLoss(model, temperature="learned")
+    mapping = MAPPING(0.03) | loss.learning_rate_mapping(0.02)
+    train(model, loss, tmp_path, max_steps=1, learning_rate=1e-5, learning_rate_mapping=mapping)
+    assert abs(loss.temperatures.bias.item() - math.log(0.05)) == pytest.approx(0.03, rel=1e-2)
+    assert model[-1].query_bias.abs().item() == pytest.approx(0.02, rel=1e-2)
+    assert list(MAPPING().values()) == [1e-3]
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_an_optimizer_without_the_temperature_is_reported(model, caplog, copied):
+    loss = stm.CosineRankingLoss(model, temperature="learned")
+    loss = copy.deepcopy(loss) if copied else loss
+    other = stm.CosineRankingLoss(model, temperature="learned")  # unused
+    optimizers = [torch.optim.SGD(parameters, lr=0.1) for parameters in (loss.model.parameters(), other.parameters())]
+    for optimizer in optimizers:
+        loss(features(model, 4)).backward()
+        optimizer.step()
+    reported = [record.getMessage() for record in caplog.records]
+    assert len(reported) == 1
+    assert "does not hold the temperatures of CosineRankingLoss" in reported[0]
+    assert "AdamW(loss.parameters())" in reported[0]
+
+
+@pytest.mark.parametrize("options", [{"bf16": True}, {"lora": True}], ids=["bf16", "lora"])
+@BATCHING
+def test_bf16_and_lora(model, tmp_path, options, mini_batch_size):
+    options = dict(options)
+    if options.pop("lora", False):
+        model.add_adapter(LoraConfig(r=4, target_modules=["q_lin"]))
+    loss = stm.LearnableNormLoss(model, temperature="learned", mini_batch_size=mini_batch_size)
+    train(model, loss, tmp_path, max_steps=3, learning_rate_mapping=MAPPING(0.1), **options)
+    assert loss.temperatures.bias.dtype == torch.float32
+    assert 0.15 < abs(loss.temperatures.bias.item() - math.log(0.05)) < 0.31
+    assert model[-1].query_bias != 0
+
+
+# --- checkpoints, logs and the saved model ----------------------------------------------------------------------------
+
+
+def test_resume_with_several_data_sets(folder, tmp_path):
+    """The resumed run is the uninterrupted one; each data set has temperatures of its own."""
+    data = DatasetDict(pairs=Dataset.from_dict(columns()), triplets=Dataset.from_dict(columns(num_negatives=1)))
+    options = {"data": data, "max_steps": 6, "save_strategy": "steps", "save_steps": 3, "learning_rate": 0.01}
+    options |= {"multi_dataset_batch_sampler": "round_robin", "per_device_train_batch_size": 4}
+    options |= {"learning_rate_mapping": MAPPING(0.05)}
+    runs = []
+    for resume in (None, str(tmp_path / "first" / "checkpoint-3")):
+        model = load_transformer(folder)
+        losses = {
+            "pairs": stm.DotRankingLoss(model, temperature="learned"),
+            "triplets": stm.MagnitudeRankingLoss(model, "cosine", TERMS, mini_batch_size=3),
+        }
+        trainer = train(model, losses, tmp_path / ("again" if resume else "first"), resume=resume, **options)
+        runs.append([model.state_dict(), losses, trainer])
+    (state, losses, trainer), (again, resumed, _) = runs
+    for name, loss in losses.items():
+        assert torch.equal(loss.temperatures.bias, resumed[name].temperatures.bias)
+        starts = [float(term.temperature) for term in loss.terms if isinstance(term.temperature, LearnedTemperature)]
+        assert (loss.temperatures.bias - torch.tensor(starts).log()).abs().min() > 0.02
+    assert all(torch.equal(value, again[name]) for name, value in state.items())
+    log = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert log[-1]["temperature_pairs"] == temperatures(losses["pairs"])[0]
+    assert [log[-1][f"temperature_{i}_triplets"] for i in (1, 2)] == temperatures(losses["triplets"])[::2]
+    assert "effective_temperature_1_triplets" not in log[-1]  # by cosine the norm of a query does not count
+
+
+def test_a_resume_that_would_start_anew_is_refused(folder, tmp_path):
+    options = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
+    model = load_transformer(folder)
+    train(model, stm.CosineRankingLoss(model, temperature="learned"), tmp_path, **options)
+    model = load_transformer(folder)
+    loss = stm.CosineRankingLoss(model, temperature="learned")
+    with pytest.raises(ValueError, match=r"learned temperature starts anew .* stm\.attach\(trainer\)"):
+        train(model, loss, tmp_path / "again", attach=False, resume=str(tmp_path / "checkpoint-1"), **options)
+    model = load_transformer(folder)
+    train(model, stm.CosineRankingLoss(model, temperature="learned"), tmp_path / "attached",
+          resume=str(tmp_path / "checkpoint-1"), **options)  # fmt: skip
+    assert not model._load_state_dict_post_hooks
+
+
+def test_a_loop_of_your_own_resumes(model):
+    loss = stm.DotRankingLoss(model, temperature="learned", scale=3.0)
+    loss.temperatures.bias.data.fill_(-2.0)
+    saved = copy.deepcopy(loss.state_dict())
+    again = stm.DotRankingLoss(model, temperature="learned", scale=3.0)
+    again.load_state_dict(saved)
+    assert again.temperatures.bias.item() == -2.0
+    again(features(model)).backward()  # is not refused
+
+
+def test_log(model, tmp_path):
+    """The effective temperature is that of a query of norm 1 with the same logits."""
+    loss = stm.DNormRankingLoss(model, temperature="learned", scale=4.0)
+    batches = []
+    loss.register_forward_pre_hook(lambda _, args: batches.append(dict(args[0][0])))
+    reference = copy.deepcopy(model)
+    trainer = train(model, loss, tmp_path, max_steps=1, per_device_train_batch_size=16, learning_rate_mapping=MAPPING())
+    norm = raw_embeddings(reference, batches)[0].norm(dim=1).mean().item()
+    [effective] = entries(trainer, "effective_temperature")
+    assert effective == pytest.approx(0.05 * 20 / 4 / norm, rel=1e-5)
+    assert entries(trainer, "temperature") == temperatures(loss)
+    assert temperatures(loss)[0] == pytest.approx(0.05, rel=2e-3)
+    assert temperatures(loss)[0] != pytest.approx(0.05, rel=1e-4)
+
+
+def test_the_saved_model_has_nothing_of_it(folder, tmp_path):
+    for temperature in (0.05, "learned"):
+        model = load_transformer(folder)
+        train(model, stm.QNormRankingLoss(model, temperature=temperature), tmp_path / "run", max_steps=2)
+        model.save_pretrained(str(tmp_path / str(temperature)))
+    fixed, learned = tmp_path / "0.05", tmp_path / "learned"
+    assert {p.relative_to(fixed) for p in fixed.rglob("*")} == {p.relative_to(learned) for p in learned.rglob("*")}
+    for file in fixed.rglob("*.json"):
+        assert json.loads(file.read_text()) == json.loads((learned / file.relative_to(fixed)).read_text())
+    for file in fixed.rglob("*.safetensors"):
+        assert load_file(file).keys() == load_file(learned / file.relative_to(fixed)).keys()
+    assert SentenceTransformer(str(learned), device="cpu").similarity_fn_name == "dot"
