@@ -190,6 +190,8 @@ def test_judged_negatives_become_hard_negatives(folder, model_path, tmp_path):
         (("--dims", "64,256", "--temperatures", ".03,.1"), [(64, 0.03), (64, 0.1), (256, 0.03), (256, 0.1)]),
         (("--dims", "64,256"), [(64, 0.05), (256, 0.05)]),
         (("--temperatures", "0.03,0.1"), [(None, 0.03), (None, 0.1)]),
+        (("--temperature", "0.1"), [(None, 0.1)]),
+        (("--temperature", "learned"), [(None, pytest.approx(0.05, rel=1.01e-3, abs=0))]),  # after a step of 1e-3
         ((), [(None, 0.05)]),
     ],
 )
@@ -198,6 +200,8 @@ def test_dims_and_temperatures_become_terms(folder, model_path, tmp_path, option
     assert done.exit_code == 0, done.output
     record = json.loads((tmp_path / "out" / "training.json").read_text())
     assert [(t["dim"], t["temperature"]) for t in record["terms"]] == terms
+    moved = abs(record["terms"][0]["temperature"] / 0.05 - 1)
+    assert "learned" not in options or moved == pytest.approx(1e-3, rel=0.01)
     assert record["similarity"] == {"query": 1.0, "document": 0.0}
 
 
@@ -206,6 +210,8 @@ def test_dims_and_temperatures_become_terms(folder, model_path, tmp_path, option
     [
         (("--dims", "64,x"), "Invalid value for '--dims': takes whole numbers separated by commas"),
         (("--temperatures", "cold"), "Invalid value for '--temperatures': takes numbers separated by commas"),
+        (("--temperature", "cold"), "Invalid value for '--temperature': takes a number or 'learned'; got 'cold'"),
+        (("--temperature", "0"), "temperature must be a positive number or 'learned'"),
         (("--dims", "64,512"), "[512] dimensions, but the embeddings of this model have 256"),
         (("--temperatures", "0.1,0"), "must be positive, got 0.0"),
         (("--max-length", 9), "leave out max_length (--max-length)"),
