@@ -184,6 +184,13 @@ def test_judged_negatives_become_hard_negatives(folder, model_path, tmp_path):
     assert trainer.train_dataset.column_names == ["anchor", "positive"]
 
 
+def test_guide_and_margin(folder, model_path, tmp_path):
+    done = fit(folder, model_path, tmp_path / "out", "--max-steps", 1, "--guide", model_path, "--margin", 0.05)
+    assert done.exit_code == 0, done.output
+    record = json.loads((tmp_path / "out" / "training.json").read_text())
+    assert (record["guide"], record["margin"]) == ("StaticEmbedding", 0.05)
+
+
 @pytest.mark.parametrize(
     ("options", "terms"),
     [

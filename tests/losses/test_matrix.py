@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -34,8 +35,8 @@ LOSSES = {
     "mrl": lambda model, **options: stm.TempAggMRLLoss(model, [8, WIDTH], similarity="dot", **options),
     "specmrl": lambda model, **options: stm.TempSpecMRLLoss(model, {8: 0.05, WIDTH: 0.1}, **options),
     "sigreg": lambda model, **options: stm.SIGRegInfoNCE(model, sigreg=stm.SIGReg(num_directions=8), **options),
-    "regularized": lambda model, **options: stm.QNormRankingLoss(
-        model, regularizers=[stm.norm_variance_penalty], **options
+    "regularized": lambda model, **options: stm.QNormRankingLoss(  # and guided by the model that it was
+        model, regularizers=[stm.norm_variance_penalty], guide=deepcopy(model), margin=0.01, **options
     ),
 }
 SETTINGS: dict[str, tuple[Any, ...]] = {

@@ -77,6 +77,13 @@ class TrainConfig:
         int | None,
         typer.Option(min=0, help="Hard negatives for each pair; default: 1 if the data has judged negatives, else 0."),
     ] = None
+    margin: Annotated[
+        float | None,
+        typer.Option(help="Leave out negatives that score above the positive minus this; default: 0 with --guide."),
+    ] = None
+    guide: Annotated[
+        str | None, typer.Option(help="Frozen model, a folder or a name, that decides about the margin.")
+    ] = None
     max_length: Annotated[
         int | None,
         typer.Option(min=1, help="Number of tokens of a text that the model reads; default: the model's own."),

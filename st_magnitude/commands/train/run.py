@@ -216,6 +216,7 @@ def _loss(
     elif config.temperatures is not None:
         terms["terms"] = temp_agg(config.temperatures)
     defaults = {"gather_across_devices": processes > 1, "mini_batch_size": config.mini_batch_size}
+    defaults |= {"margin": config.margin, "guide": None if config.guide is None else load(config.guide)}
     return LOSSES[config.loss](model, **(defaults | options | terms))
 
 
