@@ -195,6 +195,8 @@ def tokens_of(features: Features) -> tuple[Tensor, Tensor] | None:
         return ids, features["offsets"].diff(append=features["offsets"].new_tensor([len(ids)]))
     if "cu_seq_lens_q" in features:  # a batch flattened for FlashAttention
         return ids.flatten(), features["cu_seq_lens_q"].diff()
+    if "attention_mask" not in features:
+        return None
     mask = features["attention_mask"].bool()
     return ids[mask], mask.sum(dim=1)
 

@@ -155,11 +155,16 @@ def test_keys_are_those_of_the_tokens():
 def test_what_is_not_text_equals_nothing(monkeypatch):
     same = padded([[1, 2], [1, 2]])
     bag = SentenceTransformer(modules=[BoW(["tea"])], device="cpu").preprocess(["tea", "tea"])
-    inputs = [bag, same | {"pixel_values": torch.zeros(2, 3)}, same | {"modality": ("image", "text")}]
+    inputs = [
+        bag,
+        {"input_ids": same["input_ids"]},
+        same | {"pixel_values": torch.zeros(2, 3)},
+        same | {"modality": ("image", "text")},
+    ]
     keys = [text_keys(x, column).tolist() for column, x in enumerate(inputs)]
     monkeypatch.setattr("st_magnitude.losses._negatives.get_rank", lambda: 1)
     keys += [text_keys(x, column).tolist() for column, x in enumerate(inputs)]
-    assert len({key for column in keys for key in column}) == 12
+    assert len({key for column in keys for key in column}) == 16
 
 
 # --- same_text --------------------------------------------------------------------------------------------------------
