@@ -40,10 +40,9 @@ def scoring_of(model: SentenceTransformer, similarity: Similarity | str | None =
     The model's own is that of a closing ExponentNorm, else its ``similarity_fn_name``, which must not be a distance.
     """
     if similarity is None:
-        similarity = getattr(list(model.children())[-1], "similarity", None)
-    if not isinstance(similarity, Similarity | str):
-        similarity = model.similarity_fn_name
-        if similarity not in ("cosine", "dot"):
+        closing = getattr(list(model.children())[-1], "similarity", None)
+        similarity = closing if isinstance(closing, Similarity) else model.similarity_fn_name
+        if isinstance(similarity, str) and similarity not in ("cosine", "dot"):
             raise ValueError(
                 f"The model's similarity_fn_name is {similarity!r}, which is not an inner product; "
                 'pass similarity="cosine", "dot", "qnorm", "dnorm" or a Similarity.'
