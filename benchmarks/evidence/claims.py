@@ -79,7 +79,7 @@ def from_cells() -> Iterator[Claim]:
                     setting = f"{where}; {how}, {found[1]} seed{'s' * (found[1] > 1)}"
                     yield Claim(MAGNITUDE, claim, theirs, setting, found[0].show(), judge(found[0], 1), script)
     if pruned := stored():
-        where = f"L3, docstrings, {len(pruned)} seed{'s' * (len(pruned) > 1)}"
+        where = f"L3, docstrings, fragments that training has not shown, {len(pruned)} seed{'s' * (len(pruned) > 1)}"
         for share in (0.0, 0.75):
             found_gain = gain_at(pruned, "docstrings", share, "QNorm calibrated")
             claim = f"A norm that knows what is never relevant helps (d = 1.22 on BRIGHT), {share:.0%} fragments"

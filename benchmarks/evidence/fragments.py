@@ -31,8 +31,9 @@ import argparse
 import json
 import random
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,7 @@ from st_magnitude.evaluation.task import EncodedTask
 from st_magnitude.surgery.raw import encode_raw
 
 SHARES = (0.0, 0.25, 0.5, 0.75)
+DROPPED = (0.25, 0.5, 0.75)
 PRUNED_AT = 0.5  # share of fragments in the index that is pruned
 WEIGHTS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
 KINDS = ("navigation", "url", "word", "contents", "licence")
@@ -108,6 +110,7 @@ def fragments(corpus: Mapping[str, str], number: int, seed: int = SEED) -> dict[
     return {f"fragment-{i}": text for i, text in enumerate(found)}
 
 
+@lru_cache(maxsize=1)
 def licence_chunks(words: int = 40, most: int = 400) -> list[str]:
     """Pieces of the licences of the installed packages."""
     texts = set()
@@ -141,21 +144,29 @@ def trained(cell: Cell) -> tuple[SentenceTransformer, dict[str, Figures]]:
     return stm.strip_normalize(paraphrase()), torch.load(path, weights_only=True)
 
 
-def log_priors(classifier: Any, features: NDArray[np.float64]) -> NDArray[np.float64]:
-    return classifier.predict_log_proba(features)[:, 1]
-
-
-def classifiers(cosine: SentenceTransformer) -> tuple[Any, Any]:
-    """Answer or boilerplate, from surface features and from embeddings, learned on the training split."""
+def classifiers(cosine: SentenceTransformer) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """log P(answers a query) from the surface of a corpus and from embeddings, learned on the training split."""
     task = docstrings().train
     ids = random.Random(SEED).sample(sorted(task.corpus), min(2000, len(task.corpus)))
     texts, answers = [task.corpus[document] for document in ids], set().union(*task.relevant_docs.values())
     labels = [document in answers for document in ids]
-    embeddings = stm.COSINE.document(encode_raw(cosine, texts, "document", 128, False)).numpy()
-    found = []
-    for features in (surface_features(texts), embeddings):
-        found.append(make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)).fit(features, labels))
-    return found[0], found[1]
+
+    def on_surface(corpus: Mapping[str, str]) -> NDArray[np.float64]:
+        features = surface_features([corpus[document] for document in sorted(corpus)])
+        return surface.predict_log_proba(features)[:, 1]
+
+    def on_embeddings(embeddings: torch.Tensor) -> NDArray[np.float64]:
+        with np.errstate(divide="ignore"):  # a probability of 0 is dropped first
+            return directions.predict_log_proba(stm.COSINE.document(embeddings).numpy())[:, 1]
+
+    surface, directions = (
+        make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)).fit(features, labels)
+        for features in (
+            surface_features(texts),
+            stm.COSINE.document(encode_raw(cosine, texts, "document", 128, False)).numpy(),
+        )
+    )
+    return on_surface, on_embeddings
 
 
 def docstrings() -> Any:
@@ -180,63 +191,56 @@ def ndcg(encoded: EncodedTask, exponent: float, among: Any = None) -> NDArray[np
 
 def measure(cell: Cell) -> Figures:
     """All figures of one pair of models."""
-    cosine, best = trained(cell)
-    cosine.load_state_dict(best["matched"]["weights"])
-    qnorm, best = trained(replace(cell, loss="qnorm", scale="auto"))
-    qnorm.load_state_dict(best["calibrated"]["weights"])
+    models = {"before": stm.strip_normalize(paraphrase())}
+    models["Cosine"], best = trained(cell)
+    models["Cosine"].load_state_dict(best["matched"]["weights"])
+    models["QNorm"], best = trained(replace(cell, loss="qnorm", scale="auto"))
+    models["QNorm"].load_state_dict(best["calibrated"]["weights"])
     exponent = best["calibrated"]["exponent"]
-    before = stm.strip_normalize(paraphrase())
-    surface, on_embeddings = classifiers(cosine)
+    surface, on_embeddings = classifiers(models["Cosine"])
 
     dev = docstrings().dev
-    encoded_dev = encode(cosine, dev)
-    priors = log_priors(surface, surface_features([dev.corpus[d] for d in sorted(dev.corpus)]))
+    encoded_dev = encode(models["Cosine"], dev)
+    priors = surface(dev.corpus)
     weight = max(WEIGHTS, key=lambda w: ndcg(with_prior(encoded_dev, priors, w), 0.0).mean())
 
     tasks = {
-        "docstrings": shrink(docstrings().test, 300, 1000, SEED),
         "foldoc": foldoc(fetch("dict-foldoc"), SEED, num_queries=200, corpus_size=500),
+        "docstrings": shrink(docstrings().test, 300, 1000, SEED),  # the last: it is pruned below
     }
     shares: Figures = {}
     for name, task in tasks.items():
         full = with_fragments(task, max(SHARES))
-        models = {"before": before, "cosine": cosine, "qnorm": qnorm}
         encoded = {key: encode(model, full) for key, model in models.items()}
-        ids = sorted(full.corpus)
-        priors = log_priors(surface, surface_features([full.corpus[d] for d in ids]))
+        priors = surface(full.corpus)
         for share in SHARES:
-            held = with_fragments(task, share).corpus
-            among = np.array([document in held for document in ids])
+            among = held(task, full, share)
             found = {
                 "before training": ndcg(encoded["before"], 1.0, among),
-                "Cosine": ndcg(encoded["cosine"], 1.0, among),
-                "Cosine + surface prior": ndcg(with_prior(encoded["cosine"], priors, weight), 0.0, among),
-                "QNorm as trained": ndcg(encoded["qnorm"], 0.0, among),
-                "QNorm calibrated": ndcg(encoded["qnorm"], exponent, among),
-                "QNorm by cosine": ndcg(encoded["qnorm"], 1.0, among),
+                "Cosine": ndcg(encoded["Cosine"], 1.0, among),
+                "Cosine + surface prior": ndcg(with_prior(encoded["Cosine"], priors, weight), 0.0, among),
+                "QNorm as trained": ndcg(encoded["QNorm"], 0.0, among),
+                "QNorm calibrated": ndcg(encoded["QNorm"], exponent, among),
+                "QNorm by cosine": ndcg(encoded["QNorm"], 1.0, among),
             }
             shares.setdefault(name, {})[str(share)] = {key: in_units(x) for key, x in found.items()}
 
-    task = with_fragments(tasks["docstrings"], PRUNED_AT)
-    texts = [task.corpus[document] for document in sorted(task.corpus)]
-    by_cosine, by_qnorm = encode(cosine, task), encode(qnorm, task)
+    texts = [full.corpus[document] for document in sorted(full.corpus)]
+    index = np.flatnonzero(held(task, full, PRUNED_AT))
+    answers = encoded["Cosine"].degrees[index] > 0
     scores = {
-        "norm of QNorm": geometry.norms(by_qnorm.documents),
-        "norm of Cosine": geometry.norms(by_cosine.documents),
+        "norm of QNorm": geometry.norms(encoded["QNorm"].documents),
+        "norm of Cosine": geometry.norms(encoded["Cosine"].documents),
         "text length": np.array([len(text.split()) for text in texts], dtype=float),
-        "surface features": log_priors(surface, surface_features(texts)),
-        "embeddings of Cosine": log_priors(on_embeddings, stm.COSINE.document(by_cosine.documents).numpy()),
+        "surface features": priors,
+        "embeddings of Cosine": on_embeddings(encoded["Cosine"].documents),
     }
-    answers = by_cosine.degrees > 0
     pruning: Figures = {}
     for name, values in scores.items():
-        order = np.argsort(values, kind="stable")  # dropped first
-        rank = np.empty(len(order))
-        rank[order] = np.arange(len(order)) / len(order)
-        found = {}
-        for dropped in (0.25, 0.5, 0.75):
-            model, gamma = (by_qnorm, exponent) if name == "norm of QNorm" else (by_cosine, 1.0)
-            found[str(dropped)] = in_units(ndcg(model, gamma, rank >= dropped))
+        rank = np.empty(len(index))
+        rank[np.argsort(values[index], kind="stable")] = np.arange(len(index)) / len(index)  # dropped first
+        model, gamma = ("QNorm", exponent) if name == "norm of QNorm" else ("Cosine", 1.0)
+        found = {str(d): in_units(ndcg(encoded[model], gamma, index[rank >= d])) for d in DROPPED}
         pruning[name] = {"ranks of answers": in_units(rank[answers]), "ndcg@10": found}
     return {
         "settings": {"cell": cell.name, "exponent": exponent, "prior weight": weight},
@@ -244,6 +248,12 @@ def measure(cell: Cell) -> Figures:
         "shares": shares,
         "pruning": pruning,
     }
+
+
+def held(task: RetrievalData, full: RetrievalData, share: float) -> NDArray[np.bool_]:
+    """The documents of the corpus with most fragments that are in the one with a smaller share, by rising id."""
+    smaller = with_fragments(task, share).corpus
+    return np.array([document in smaller for document in sorted(full.corpus)])
 
 
 def in_units(values: NDArray[np.float64]) -> list[int]:
@@ -296,12 +306,11 @@ def kept(found: list[Figures], name: str, dropped: float) -> NDArray[np.float64]
 
 def pruning_table(found: list[Figures]) -> list[str]:
     """Answers kept in % and nDCG@10 in points after dropping a share of the index."""
-    drops = (0.25, 0.5, 0.75)
-    lines = ["| dropped by | " + " | ".join(f"{d:.0%}: answers kept | nDCG@10" for d in drops) + " |"]
-    lines.append("| --- |" + " ---: |" * (2 * len(drops)))
+    lines = ["| dropped by | " + " | ".join(f"{d:.0%}: answers kept | nDCG@10" for d in DROPPED) + " |"]
+    lines.append("| --- |" + " ---: |" * (2 * len(DROPPED)))
     for name in found[0]["pruning"]:
         row = []
-        for d in drops:
+        for d in DROPPED:
             values = np.array([x["pruning"][name]["ndcg@10"][str(d)] for x in found]) / 100
             row += [f"{100 * kept(found, name, d).mean():.1f}", f"{values.mean():.1f}"]
         lines.append(f"| {name} | " + " | ".join(row) + " |")

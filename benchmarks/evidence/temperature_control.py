@@ -157,7 +157,7 @@ def paint_temperatures(axis: Any, study: Study) -> None:
         stored = [replace(cell, seed=0) for cell in cells if cell.path.is_file()]
         for scoring, style in zip(SCORINGS, ("-", "--"), strict=True):
             values = [100 * cell.load()["scorings"][scoring]["dev"] for cell in stored]  # type: ignore[index]
-            label = name if style == "-" else None
+            label = name if style == "-" and stored else None
             axis.plot(
                 [cell.temperature for cell in stored], values, style, marker="o", ms=3, color=f"C{i}", label=label
             )
@@ -177,7 +177,7 @@ def paint_steps(axis: Any, study: Study) -> None:
                 steps, values = curve_of(cell, scoring)
                 _, plain = curve_of(study.cosine(cell.rate), scoring)
                 axis.plot(steps, 100 * (values - plain), style, color=f"C{i}", label=name if style == "-" else None)
-    axis.axhline(0, lw=0.6, color="grey")
+    axis.axhline(0, lw=0.6, color="grey", label="Cosine")
     axis.set(xlabel="step (solid: as trained, dashed: calibrated)", ylabel="points over Cosine at .05, dev")
     axis.legend(fontsize=8)
     axis.grid()
