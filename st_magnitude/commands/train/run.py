@@ -215,7 +215,7 @@ def _loss(
         terms["terms"] = temp_agg_mrl(config.dims, temperatures)
     elif config.temperatures is not None:
         terms["terms"] = temp_agg(config.temperatures)
-    defaults = {"gather_across_devices": processes > 1, "mini_batch_size": config.mini_batch_size}
+    defaults: dict[str, Any] = {"gather_across_devices": processes > 1, "mini_batch_size": config.mini_batch_size}
     defaults |= {"margin": config.margin, "guide": None if config.guide is None else load(config.guide)}
     return LOSSES[config.loss](model, **(defaults | options | terms))
 
