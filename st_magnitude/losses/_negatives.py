@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -61,7 +62,7 @@ class FalseNegatives:
 
     def masks(
         self, labels: Any, direction: Direction, offset: int, gather: Callable[[Tensor], Tensor]
-    ) -> dict[str, list[Any]]:
+    ) -> dict[str, Any]:
         """The arguments ``exclude`` and ``exclude_queries`` of :func:`~st_magnitude.infonce`.
 
         Args:
@@ -152,7 +153,7 @@ class Guide:
         self.retokenizes = (
             type(guide[0]) is not type(model[0])
             or guide.tokenizer.get_vocab() != model.tokenizer.get_vocab()
-            or guide.max_seq_length < model.max_seq_length
+            or (guide.max_seq_length or math.inf) < (model.max_seq_length or math.inf)
         )
 
     @torch.no_grad()
