@@ -28,6 +28,7 @@ class Plan:
     weights: tuple[float, ...]  # per term
     hardness: float
     judges: tuple[Judge, ...]  # what leaves columns out, tile by tile
+    positives: Judge | None  # the columns that are not negatives but stay; None: the one on the diagonal
     tile_rows: int
 
 
@@ -139,7 +140,8 @@ def _walk(
 
         for k, block in enumerate(blocks):
             torch.addmm(slopes[max(k - 1, 0)], rows[tile, block], columns[:, block].T, beta=float(k > 0), out=slopes[k])
-        excluded = _excluded(plan.judges, tile, slopes[last], diagonal)
+        kept = plan.positives(tile, slopes[last]) if plan.positives and (plan.judges or plan.hardness) else None
+        excluded = _excluded(plan.judges, tile, slopes[last], diagonal, kept)
 
         for k, members in enumerate(plan.members):
             slope = slopes[k]
@@ -164,7 +166,10 @@ def _walk(
                 torch.mul(scores, rate if row_factor is None else rate[:, None], out=softmax)
                 torch.div(score_positive, temperature, out=positive)
                 if plan.hardness:
-                    _spare_positives(softmax, positive, plan.hardness * _times(peak, row_factor), diagonal)
+                    bare = None  # logits without hardness
+                    if kept is not None:
+                        bare = scores / (temperature if row_factor is None else temperature / row_factor[:, None])
+                    _spare_positives(softmax, positive, plan.hardness * _times(peak, row_factor), diagonal, kept, bare)
                 torch.sum(softmax.exp2_(), dim=1, out=total)
                 if grad_temperatures is not None:
                     expected = _times(torch.linalg.vecdot(softmax, scores) / total, row_factor)
@@ -204,13 +209,17 @@ def _walk(
     return loss, gradients
 
 
-def _excluded(judges: tuple[Judge, ...], tile: slice, scores: Tensor, diagonal: int) -> Tensor | None:
-    """The columns that do not count as negatives, (n, M); the positive always counts."""
+def _excluded(
+    judges: tuple[Judge, ...], tile: slice, scores: Tensor, diagonal: int, kept: Tensor | None
+) -> Tensor | None:
+    """The columns that do not count as negatives, (n, M); positives always stay."""
     if not judges:
         return None
     excluded = torch.zeros_like(scores, dtype=torch.bool)
     for judge in judges:
         excluded |= judge(tile, scores)
+    if kept is not None:
+        excluded &= ~kept
     excluded.diagonal(diagonal).fill_(False)
     return excluded
 
@@ -219,14 +228,22 @@ def _times(x: Any, factor: Tensor | None) -> Any:
     return x if factor is None else x * factor
 
 
-def _spare_positives(logits: Tensor, positive: Tensor, peak: Tensor, diagonal: int) -> None:
+def _spare_positives(
+    logits: Tensor, positive: Tensor, peak: Tensor, diagonal: int, kept: Tensor | None, bare: Tensor | None
+) -> None:
     """Removes the weight of hard negatives from the positives, in place; logits (n, M) are in base 2.
 
-    Relative to the best score of the row, the logit of the positive loses the weight of the best. Where it is then the
-    largest of its row, the whole row moves down with it, so that nothing overflows.
+    Relative to the best score of the row, the logit of a positive loses the weight of the best. Where it is then the
+    largest of its row, the whole row moves down with it, so that nothing overflows. ``bare`` are the logits without
+    weights, for several positives: those in ``kept``.
     """
     positive.sub_(peak)
-    excess = positive.clamp(min=0)
+    if kept is None or bare is None:
+        excess = positive.clamp(min=0)
+        logits.diagonal(diagonal).copy_(positive * _LOG2_E)
+    else:
+        bare.sub_(peak[:, None])
+        excess = bare.masked_fill(~kept, 0).amax(dim=1).clamp(min=0)
+        torch.where(kept, bare.mul_(_LOG2_E), logits, out=logits)
     positive.sub_(excess)
     logits.sub_(excess[:, None] * _LOG2_E)
-    logits.diagonal(diagonal).copy_(positive * _LOG2_E)

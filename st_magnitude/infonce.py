@@ -21,6 +21,7 @@ With B queries, M documents and D dimensions:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -53,6 +54,7 @@ def infonce_reference(
     hardness: float | tuple[float, float] = 0.0,
     exclude: Exclude | None = None,
     exclude_queries: Judge | Sequence[Judge] | None = None,
+    positives: Tensor | None = None,
 ) -> Tensor:
     """The loss of :func:`infonce` as plain cross entropies of full score matrices, with the same arguments.
 
@@ -68,30 +70,37 @@ def infonce_reference(
     """
 
     def one_way(
-        rows: Tensor, columns: Tensor, similarity: Similarity, offset: int, alpha: float, judges: tuple[Judge, ...]
+        rows: Tensor, columns: Tensor, similarity: Similarity, offset: int, alpha: float, side: _Side
     ) -> Tensor:
-        own = torch.arange(len(rows)), torch.arange(len(rows)) + offset  # row and column of each positive
+        tile = slice(0, len(rows))
+        own = torch.arange(len(rows)), torch.arange(len(rows)) + offset  # row and column of each query's own positive
         loss, excluded = rows.new_zeros(()), torch.zeros(len(rows), len(columns), dtype=torch.bool, device=rows.device)
-        for judge in judges:
+        for judge in side.judges:
             longest = max(term.dim or rows.shape[1] for term in terms)
-            excluded |= judge(slice(0, len(rows)), similarity(rows[:, :longest], columns[:, :longest]).detach())
-        excluded[own] = False
+            excluded |= judge(tile, similarity(rows[:, :longest], columns[:, :longest]).detach())
+        is_positive = torch.zeros_like(excluded)
+        is_positive[own] = True
+        excluded &= ~is_positive
+        if side.positives is not None:
+            is_positive = side.positives(tile, excluded)
+            excluded &= ~is_positive
+        share = is_positive / is_positive.sum(dim=1, keepdim=True)  # (B, M)
         for term in terms:
             scores = similarity(rows[:, : term.dim], columns[:, : term.dim])  # (B, M)
-            extra = alpha * scores.detach()  # a negative counts exp(alpha · s) times
-            extra[own] = 0
+            extra = alpha * scores.detach().masked_fill(is_positive, 0)  # a negative counts exp(alpha · s) times
             logits = (scores / term.temperature + extra).masked_fill(excluded, -torch.inf)
-            loss = loss + term.weight * (logits.logsumexp(dim=1) - logits[own]).mean()
+            attraction = (share * scores).sum(dim=1) / term.temperature
+            loss = loss + term.weight * (logits.logsumexp(dim=1) - attraction).mean()
         return loss
 
     own_documents = documents[offset : offset + len(queries)] if own_documents is None else own_documents  # (B, D)
     others, shift = (queries, 0) if all_queries is None else (all_queries, offset)  # (Q, D)
-    judges = _judges(exclude, exclude_queries, len(queries), len(documents), offset, all_queries)
+    sides = _sides(exclude, exclude_queries, positives, queries, documents, offset, all_queries)
     losses = []
     if direction in ("query_to_document", "both"):
-        losses.append(one_way(queries, documents, similarity, offset, _both(hardness)[0], judges[0]))
+        losses.append(one_way(queries, documents, similarity, offset, _both(hardness)[0], sides[0]))
     if direction in ("document_to_query", "both"):
-        losses.append(one_way(own_documents, others, similarity.swapped, shift, _both(hardness)[1], judges[1]))
+        losses.append(one_way(own_documents, others, similarity.swapped, shift, _both(hardness)[1], sides[1]))
     return torch.stack(losses).mean()
 
 
@@ -108,6 +117,7 @@ def infonce(
     hardness: float | tuple[float, float] = 0.0,
     exclude: Exclude | None = None,
     exclude_queries: Judge | Sequence[Judge] | None = None,
+    positives: Tensor | None = None,
     tile_rows: int | None = None,
 ) -> Tensor:
     """InfoNCE over in-batch (and explicit) negatives: the mean over queries, summed over terms.
@@ -134,9 +144,15 @@ def infonce(
             of that of a document, where the id of a query is that of its positive. A function
             ``exclude(rows, scores)`` is called once for a tile of queries, ``rows`` being their slice, and returns
             booleans (n, M) that are True for documents to leave out. ``scores`` (n, M) are those of the longest prefix
-            before the temperature; they may be read during the call only. The positive itself always stays.
+            before the temperature; they may be read during the call only. A positive always stays.
         exclude_queries: The same for the softmax of a document: functions whose ``rows`` are a slice of the B positives
             and whose ``scores`` are (n, Q) against all queries.
+        positives: Several positives of a query: integer ids (M,) of the documents, equal for documents of the same
+            content, so that the positives of query i are all documents with the id of row ``offset + i``; or booleans
+            (B, M). The loss of a query is then the mean of -log softmax over its positives, all of which stay in the
+            softmax (Khosla et al. 2020, arXiv 2004.11362, Eq. 2; with ``direction="both"``, Yang et al. 2022, arXiv
+            2204.03610, Eq. 2 and 3). For a softmax without them, with the query's own positive as the only one, give
+            the ids as ``exclude`` instead. ``hardness`` weights negatives only.
         tile_rows: Number of rows of scores in a tile; up to twice as many queries are not split. The default is 256
             on a CPU and 1024 on a GPU. Beside inputs and gradients, memory holds both sides divided by their norms
             and tiles of tile_rows x M numbers: K + 1 for K prefixes, one more for several temperatures of a prefix, and
@@ -164,7 +180,7 @@ def infonce(
     """
     terms = tuple(terms)
     width = _check(queries, documents, all_queries, own_documents, terms, direction, offset)
-    judges = _judges(exclude, exclude_queries, len(queries), len(documents), offset, all_queries)
+    sides = _sides(exclude, exclude_queries, positives, queries, documents, offset, all_queries)
     dims = sorted({t.dim or width for t in terms})
     forward, backward = (
         Plan(
@@ -172,32 +188,58 @@ def infonce(
             members=tuple(tuple(i for i, t in enumerate(terms) if (t.dim or width) == dim) for dim in dims),
             weights=tuple(t.weight for t in terms),
             hardness=alpha,
-            judges=judges_of_side,
+            judges=side.judges,
+            positives=side.positives,
             tile_rows=tile_rows or _TILE_ROWS.get(queries.device.type, 256),
         )
-        for alpha, judges_of_side in zip(_both(hardness), judges, strict=True)
+        for alpha, side in zip(_both(hardness), sides, strict=True)
     )
     # From here on every score is a plain inner product: the norms of the longest prefix are divided out first, and
     # those of shorter prefixes are factors of rows and columns.
+    losses = []
     with torch.autocast(queries.device.type, enabled=False):
         q, q_scale = divide_by_norms(queries, forward.dims, similarity.gamma_query)  # (B, D'), (K - 1, B)
         d, d_scale = divide_by_norms(documents, forward.dims, similarity.gamma_document)  # (M, D'), (K - 1, M)
         temperatures = torch.stack([torch.as_tensor(t.temperature, dtype=q.dtype, device=q.device) for t in terms])
-        losses = []
         if direction in ("query_to_document", "both"):
-            losses.append(InfoNCE.apply(q, d, q_scale, d_scale, temperatures, offset, forward))
+            loss = InfoNCE.apply(q, d, q_scale, d_scale, temperatures, offset, forward)
+            losses.append(loss + _other_positives(queries, documents, terms, similarity, offset, sides[0].positives))
         if direction in ("document_to_query", "both"):
+            own = slice(offset, offset + len(q))
             if own_documents is None:
-                rows = slice(offset, offset + len(q))
-                own, own_scale = d[rows], None if d_scale is None else d_scale[:, rows]
+                own_documents, d, d_scale = documents[own], d[own], None if d_scale is None else d_scale[:, own]
             else:
-                own, own_scale = divide_by_norms(own_documents, forward.dims, similarity.gamma_document)  # (B, D')
+                d, d_scale = divide_by_norms(own_documents, forward.dims, similarity.gamma_document)  # (B, D')
             if all_queries is None:
-                offset = 0
+                all_queries, offset = queries, 0
             else:
                 q, q_scale = divide_by_norms(all_queries, forward.dims, similarity.gamma_query)  # (Q, D')
-            losses.append(InfoNCE.apply(own, q, own_scale, q_scale, temperatures, offset, backward))
+            loss = InfoNCE.apply(d, q, d_scale, q_scale, temperatures, offset, backward)
+            swapped = own_documents, all_queries, terms, similarity.swapped, offset, sides[1].positives
+            losses.append(loss + _other_positives(*swapped))
     return losses[0] if len(losses) == 1 else (losses[0] + losses[1]) / 2
+
+
+def _other_positives(
+    rows: Tensor,  # (B, D)
+    columns: Tensor,  # (M, D)
+    terms: tuple[Term, ...],
+    similarity: Similarity,
+    offset: int,
+    positives: _Equal | _Pairs | None,
+) -> Tensor | float:
+    """The difference between the mean of -log softmax over all positives of a row and that of its own positive.
+
+    It is linear, s(q, own) - s(q, mean of positives), so that it does not need the B x M scores.
+    """
+    if positives is None:
+        return 0.0
+    differences = []
+    for term in terms:
+        q, d = similarity.query(rows[:, : term.dim]), similarity.document(columns[:, : term.dim])
+        excess = (q * (d[offset : offset + len(q)] - positives.mean(d))).sum(dim=1).mean()
+        differences.append(term.weight / term.temperature * excess)
+    return torch.stack(differences).sum()
 
 
 def _both(hardness: float | tuple[float, float]) -> tuple[float, float]:
@@ -205,36 +247,85 @@ def _both(hardness: float | tuple[float, float]) -> tuple[float, float]:
     return hardness if isinstance(hardness, tuple) else (hardness, hardness)
 
 
-def _judges(
+@dataclass(frozen=True)
+class _Equal:
+    """A judge: the columns with the id of the row."""
+
+    rows: Tensor  # (B,) in 0 ... G - 1
+    columns: Tensor  # (M,)
+
+    def __call__(self, tile: slice, scores: Tensor) -> Tensor:
+        return self.columns == self.rows[tile, None]
+
+    def mean(self, columns: Tensor) -> Tensor:
+        """(M, D) -> (B, D): for each row the mean of the columns with its id."""
+        count = torch.bincount(self.columns, minlength=int(self.rows.max()) + 1)  # (G,)
+        sums = columns.new_zeros(len(count), columns.shape[1]).index_add(0, self.columns, columns)  # (G, D)
+        return (sums / count.clamp(min=1)[:, None])[self.rows.long()]
+
+
+@dataclass(frozen=True)
+class _Pairs:
+    """A judge: the columns that a matrix names."""
+
+    matrix: Tensor  # (B, M)
+
+    def __call__(self, tile: slice, scores: Tensor) -> Tensor:
+        return self.matrix[tile]
+
+    def mean(self, columns: Tensor) -> Tensor:
+        """(M, D) -> (B, D): for each row the mean of its columns."""
+        return (self.matrix / self.matrix.sum(dim=1, keepdim=True)).to(columns.dtype) @ columns
+
+
+@dataclass(frozen=True)
+class _Side:
+    """The columns that are not negatives of a row, in one direction."""
+
+    judges: tuple[Judge, ...]
+    positives: _Equal | _Pairs | None
+
+
+def _sides(
     exclude: Exclude | None,
     exclude_queries: Judge | Sequence[Judge] | None,
-    num_queries: int,
-    num_documents: int,
+    positives: Tensor | None,
+    queries: Tensor,
+    documents: Tensor,
     offset: int,
     all_queries: Tensor | None,
-) -> tuple[tuple[Judge, ...], tuple[Judge, ...]]:
-    """What excludes documents from the softmax of a query, and queries from the softmax of a document."""
-    own = slice(offset, offset + num_queries)
-    documents, queries = [], list(_sequence(exclude_queries))
+) -> tuple[_Side, _Side]:
+    """For the softmax of a query and for that of a document: what is excluded, and what is a positive."""
+    own = slice(offset, offset + len(queries))
+    columns = own if all_queries is None else slice(len(all_queries))  # the positives of the queries of a softmax
+
+    def equal(name: str, ids: Tensor) -> tuple[_Equal, _Equal] | None:
+        if ids.dtype == torch.bool or ids.is_floating_point() or ids.shape != documents.shape[:1]:
+            raise ValueError(
+                f"{name} takes integer ids ({len(documents)},) of the documents; got {ids.dtype} of shape "
+                f"{tuple(ids.shape)}."
+            )
+        names, groups = torch.unique(ids, return_inverse=True)
+        groups = groups.int()  # two of them compare in half the time of two int64
+        same = _Equal(groups[own], groups), _Equal(groups[own], groups[columns])
+        return same if len(names) < len(groups) else None
+
+    for_queries, for_documents = [], list(_sequence(exclude_queries))
     for judge in _sequence(exclude):
         if not isinstance(judge, Tensor):
-            documents.append(judge)
-            continue
-        if judge.dtype == torch.bool or judge.is_floating_point() or judge.shape != (num_documents,):
-            raise ValueError(
-                f"exclude takes integer ids ({num_documents},) of the documents; got {judge.dtype} of shape "
-                f"{tuple(judge.shape)}."
-            )
-        names, groups = torch.unique(judge, return_inverse=True)  # (M,)
-        if len(names) < len(groups):
-            groups = groups.int()  # two of them compare in half the time of two int64
-            documents.append(_equal(groups, groups[own]))
-            queries.append(_equal(groups[own] if all_queries is None else groups[: len(all_queries)], groups[own]))
-    return tuple(documents), tuple(queries)
-
-
-def _equal(columns: Tensor, rows: Tensor) -> Judge:
-    return lambda tile, scores: columns == rows[tile, None]
+            for_queries.append(judge)
+        elif same := equal("exclude", judge):
+            for_queries.append(same[0])
+            for_documents.append(same[1])
+    partners: tuple[_Equal, _Equal] | tuple[_Pairs, _Pairs] | None = None
+    if positives is not None and positives.shape == (len(queries), len(documents)) and positives.dtype == torch.bool:
+        if all_queries is not None and len(all_queries) != len(queries):
+            raise ValueError("positives are booleans of these queries, not of all_queries; give integer ids (M,).")
+        partners = _Pairs(positives), _Pairs(positives[:, columns].T)
+    elif positives is not None:
+        partners = equal("positives", positives)
+    first, second = partners or (None, None)
+    return _Side(tuple(for_queries), first), _Side(tuple(for_documents), second)
 
 
 def _sequence(exclude: Exclude | None) -> Sequence[Any]:

@@ -23,7 +23,17 @@ def embeddings(num_queries=6, num_documents=13, dim=8, seed=0, scale=2.0):
 
 
 def loop_infonce(
-    queries, documents, terms, gammas, direction="query_to_document", offset=0, hardness=0.0, ids=None, margin=-math.inf
+    queries,
+    documents,
+    terms,
+    gammas,
+    direction="query_to_document",
+    offset=0,
+    hardness=0.0,
+    *,
+    ids=None,
+    margin=-math.inf,
+    positives=None,
 ):
     """The definition, one softmax at a time, in float64 and with autograd through the scores.
 
@@ -31,8 +41,12 @@ def loop_infonce(
     """
     backward = direction == "document_to_query"
     own = slice(offset, offset + len(queries))
-    labels = list(range(len(documents))) if ids is None else ids.tolist()
-    row_labels, column_labels = labels[own], labels[own] if backward else labels
+
+    def labels(ids):
+        ids = list(range(len(documents))) if ids is None else ids.tolist()
+        return ids[own], ids[own] if backward else ids
+
+    (row_ids, column_ids), (row_labels, column_labels) = labels(ids), labels(positives)
 
     def scores_of(dim):
         sides = queries, documents
@@ -43,13 +57,14 @@ def loop_infonce(
     for term in terms:
         scores = scores_of(term.dim)
         for i in range(len(queries)):
-            positive, logits = i if backward else offset + i, []
+            own_column, attractions, logits = i if backward else offset + i, [], []
             for j, score in enumerate(scores[i]):
-                if j == positive:
+                if column_labels[j] == row_labels[i]:
                     logits.append(score / term.temperature)
-                elif column_labels[j] != row_labels[i] and longest[i, j] <= longest[i, positive] - margin:
+                    attractions.append(score / term.temperature)
+                elif column_ids[j] != row_ids[i] and longest[i, j] <= longest[i, own_column] - margin:
                     logits.append(score / term.temperature + hardness * score.detach())
-            total += term.weight * (torch.stack(logits).logsumexp(0) - scores[i, positive] / term.temperature)
+            total += term.weight * (torch.stack(logits).logsumexp(0) - torch.stack(attractions).mean())
     return total / len(queries)
 
 
@@ -163,7 +178,7 @@ def test_excluded_columns(gammas, direction, ids, margin, hardness):
     taus = [torch.tensor(t.temperature, dtype=torch.float64, requires_grad=True) for t in MANY]
     terms = [Term(t.dim, tau, t.weight) for t, tau in zip(MANY, taus, strict=True)]
     leaves = [queries, documents, *taus]
-    expected = loop_infonce(queries, documents, terms, gammas, direction, 2, hardness, ids, margin)
+    expected = loop_infonce(queries, documents, terms, gammas, direction, 2, hardness, ids=ids, margin=margin)
     options = {"hardness": hardness, "exclude": [] if ids is None else [ids]}
     if margin > -math.inf:
         options["exclude"].append(above_the_positive(margin, 2))
@@ -274,6 +289,78 @@ def test_what_a_judge_sees():
 def test_ids_that_do_not_fit(exclude, message):
     with pytest.raises(ValueError, match=message):
         infonce(*embeddings(4, 9), exclude=exclude)
+
+
+LABELS = torch.tensor([40, 7, 11, 7, 11, 40, 11, 9, 7])  # of the positives: 11, 7, 11, 40
+
+
+@pytest.mark.parametrize("gammas", [(1, 1), (1, 0), (0.3, 0.8)])
+@pytest.mark.parametrize("direction", ["query_to_document", "document_to_query"])
+@pytest.mark.parametrize(("ids", "margin"), [(None, -math.inf), (IDS, 0.5)], ids=["alone", "with exclude"])
+@pytest.mark.parametrize("hardness", [0.0, 0.7, 40.0])
+def test_several_positives(gammas, direction, ids, margin, hardness):
+    """They stay in the softmax whatever is excluded, and hardness leaves them alone."""
+    queries, documents = embeddings(4, 9)
+    taus = [torch.tensor(t.temperature, dtype=torch.float64, requires_grad=True) for t in MANY]
+    terms = [Term(t.dim, tau, t.weight) for t, tau in zip(MANY, taus, strict=True)]
+    leaves = [queries, documents, *taus]
+    options = {"ids": ids, "margin": margin, "positives": LABELS}
+    expected = loop_infonce(queries, documents, terms, gammas, direction, 2, hardness, **options)
+    wanted = torch.autograd.grad(expected, leaves)
+    options = {"hardness": hardness, "positives": LABELS}
+    if ids is not None:
+        options["exclude"] = [ids, above_the_positive(margin, 2)]
+        options["exclude_queries"] = above_the_positive(margin, 0)
+    for function in (infonce_reference, infonce, lambda *a, **o: infonce(*a, **o, tile_rows=1)):
+        loss = function(queries, documents, terms, Similarity(*gammas), direction, 2, **options)
+        torch.testing.assert_close(loss, expected, rtol=1e-10, atol=1e-12)
+        for a, b in zip(torch.autograd.grad(loss, leaves), wanted, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-11)
+
+
+@pytest.mark.parametrize("direction", ["query_to_document", "document_to_query", "both"])
+def test_several_positives_of_gathered_queries(direction):
+    queries, documents = embeddings(3, 9)
+    own, all_queries = documents[2:5].detach().requires_grad_(), embeddings(6, seed=1)[0]
+    arguments = queries, documents, MANY, Similarity(0.3, 0.8), direction, 2
+    for options in ({}, {"all_queries": all_queries}, {"all_queries": all_queries, "own_documents": own}):
+        assert_equals_the_reference(*arguments, positives=LABELS, hardness=0.4, exclude=IDS, **options)
+    if direction == "document_to_query":  # a query has the label of its positive
+        log_probability = (QNORM(all_queries, own).T / 0.5).log_softmax(dim=1)  # (3, 6)
+        share = (LABELS[None, :6] == LABELS[2:5, None]).double()
+        expected = -(log_probability * share).sum(dim=1) / share.sum(dim=1)
+        loss = infonce(queries, documents, [Term(temperature=0.5)], QNORM, *arguments[4:], positives=LABELS, **options)
+        torch.testing.assert_close(loss, expected.mean())
+
+
+@pytest.mark.parametrize("direction", ["query_to_document", "document_to_query", "both"])
+def test_booleans_are_positives(direction):
+    queries, documents = embeddings(4, 9)
+    booleans = LABELS[2:6, None] == LABELS
+    losses = [
+        infonce(queries, documents, MANY, QNORM, direction, 2, positives=p, hardness=0.3) for p in (LABELS, booleans)
+    ]
+    torch.testing.assert_close(*losses)
+    assert_equals_the_reference(queries, documents, MANY, QNORM, direction, 2, positives=booleans, hardness=0.3)
+    alone = infonce(queries, documents, MANY, QNORM, direction, 2)
+    torch.testing.assert_close(infonce(queries, documents, MANY, QNORM, direction, 2, positives=torch.arange(9)), alone)
+    with pytest.raises(ValueError, match="not of all_queries"):
+        infonce(queries, documents, all_queries=documents, offset=2, positives=booleans)
+    with pytest.raises(ValueError, match=r"positives takes integer ids \(9,\)"):
+        infonce(queries, documents, positives=booleans.T)
+
+
+@pytest.mark.parametrize("direction", ["query_to_document", "document_to_query", "both"])
+def test_gradcheck_with_several_positives(direction):
+    queries, documents = embeddings(4, 9)
+    inputs = [torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (0.3, 0.8, 0.5, 0.4)]
+
+    def loss(queries, documents, gamma_query, gamma_document, *taus):
+        terms = [Term(3, taus[0]), Term(None, taus[1], 0.5)]
+        similarity = Similarity(gamma_query, gamma_document)
+        return infonce(queries, documents, terms, similarity, direction, 2, positives=LABELS)
+
+    assert torch.autograd.gradcheck(loss, (queries, documents, *inputs))
 
 
 @pytest.mark.parametrize("num_negatives", [0, 2])

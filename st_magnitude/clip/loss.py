@@ -218,7 +218,7 @@ class AsymmetricClipLoss(ClipLoss):
             offset = self.rank * len(images)
         else:
             images, texts = all_images, all_texts
-        loss = infonce(
+        return infonce(
             images,
             all_texts,
             terms,
@@ -227,18 +227,8 @@ class AsymmetricClipLoss(ClipLoss):
             offset,
             all_queries=all_images,
             own_documents=texts,
+            positives=positives,
         )
-        if positives is None:
-            return loss
-        differences = []
-        if self.direction in ("i2t", "sym"):
-            differences.append(_several_positives(images, all_texts, terms, self.similarity, offset, positives))
-        if self.direction in ("t2i", "sym"):
-            transposed = positives.T if positives.ndim == 2 else positives
-            differences.append(
-                _several_positives(texts, all_images, terms, self.similarity.swapped, offset, transposed)
-            )
-        return loss + torch.stack(differences).mean()
 
     def _gathered(self, images: Tensor, texts: Tensor) -> tuple[Tensor, Tensor]:
         """Features of all ranks."""
@@ -349,36 +339,3 @@ def known_arguments(function: Callable[..., Any], arguments: dict[str, Any]) -> 
     """
     known = signature(function).parameters
     return {name: value for name, value in arguments.items() if value or name in known}
-
-
-def _several_positives(
-    queries: Tensor,  # (B, D)
-    documents: Tensor,  # (M, D)
-    terms: Sequence[Term],
-    similarity: Similarity,
-    offset: int,
-    positives: Tensor,
-) -> Tensor:
-    """The difference between the mean of -log softmax over all positives of a query and that of its own document.
-
-    It is linear, s(q, own) - s(q, mean of positives), so that it needs no B x M matrix.
-    """
-    difference = queries.new_zeros(())
-    with torch.autocast(queries.device.type, enabled=False):
-        for term in terms:
-            q = similarity.query(queries[:, : term.dim])
-            d = similarity.document(documents[:, : term.dim])
-            own = slice(offset, offset + len(q))
-            excess = (q * (d[own] - _mean_of_positives(d, positives, own))).sum(dim=1)  # (B,)
-            difference = difference + term.weight / term.temperature * excess.mean()
-    return difference
-
-
-def _mean_of_positives(documents: Tensor, positives: Tensor, own: slice) -> Tensor:
-    """(M, D) -> (B, D): for each query the mean of the documents that belong to it."""
-    if positives.ndim == 2:
-        weights = positives.to(documents.dtype)  # (B, M)
-        return weights @ documents / weights.sum(dim=1, keepdim=True)
-    _, group, count = torch.unique(positives, return_inverse=True, return_counts=True)  # (M,) in 0..G-1, (G,)
-    sums = documents.new_zeros(len(count), documents.shape[1]).index_add(0, group, documents)  # (G, D)
-    return (sums / count[:, None])[group[own]]
