@@ -14,6 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from st_magnitude.similarity import at_least_float32, safe_norm
 
+_SMALL = 80  # exponents of 2 of this size, and their sums, are far from what overflows in float32
 _LOG2_E = math.log2(math.e)  # exp2 is several times as fast as exp in PyTorch on a CPU
 
 
@@ -61,13 +62,14 @@ class _DivideByNorms(torch.autograd.Function):
     def backward(ctx: Any, grad_divided: Tensor, grad_scales: Tensor) -> tuple[Tensor | None, ...]:
         x, gamma, norms, scale, scales = ctx.saved_tensors
         with torch.autocast(x.device.type, enabled=False):
-            whole = torch.linalg.vecdot(x, grad_divided) * scale  # d loss / d -log |x|^gamma, (n,)
+            grad = grad_divided * scale[:, None]
+            whole = torch.linalg.vecdot(x, grad)  # d loss / d -log |x|^gamma, (n,)
             parts = grad_scales * scales  # d loss / d log of the scales, (K - 1, n)
             grad_gamma = (parts * (norms[-1] / norms[:-1]).log()).sum() - (whole * norms[-1].log()).sum()
             # The derivative of log |x| is x / |x|^2, in the coordinates of the prefix. One of the two norms is divided
             # out at the end, because the square of a small norm is 0.
             pulls = gamma * torch.cat([parts, (whole - parts.sum(dim=0))[None]]) * (norms[-1] / norms) / norms  # (K, n)
-            grad = grad_divided * (scale * norms[-1])[:, None]
+            grad *= norms[-1:].T
             for k, (start, stop) in enumerate(pairwise((0, *ctx.dims))):
                 block = slice(start, stop)
                 grad[:, block].addcmul_(x[:, block], pulls[k:].sum(dim=0)[:, None], value=-1)
@@ -115,15 +117,18 @@ def _walk(
     """The loss, and the gradients of the first five arguments where ``needs`` asks for them."""
     num_rows, num_columns, last = len(rows), len(columns), len(plan.dims) - 1
     blocks = [slice(a, b) for a, b in pairwise((0, *plan.dims))]
-    height = num_rows if num_rows <= 2 * plan.tile_rows else plan.tile_rows
+    height = math.ceil(num_rows / math.ceil(num_rows / plan.tile_rows))  # tiles of the same size
     with_gradient = any(needs)
+    chains = [_powers(members, temperatures, plan.hardness) for members in plan.members]
+    bits = (1 / min(temperatures) + plan.hardness) * _LOG2_E * _bounds(rows, blocks, row_scale)
+    small = (bits * _bounds(columns, blocks, column_scale) < _SMALL).tolist()  # per prefix
 
     def buffer() -> Tensor:
         return rows.new_empty(height, num_columns)
 
-    slopes_ = [buffer() for _ in plan.dims]  # products of each prefix, later d loss / d products
-    scores_ = buffer()
-    softmax_ = buffer() if max(map(len, plan.members)) > 1 else scores_
+    scores_ = [buffer() for _ in plan.dims]  # of each prefix, later d loss / d products
+    free = buffer()
+    softmax_ = buffer() if max(map(len, plan.members)) > 1 else None
     totals = rows.new_empty(len(temperatures), num_rows)  # softmax denominators
     positives = torch.empty_like(totals)  # logits of the positives
     inputs = (rows, columns, row_scale, column_scale, rows.new_empty(len(temperatures)))
@@ -135,42 +140,50 @@ def _walk(
     for start in range(0, num_rows, height):
         tile = slice(start, min(start + height, num_rows))
         n = tile.stop - tile.start
-        slopes, scores = [slope[:n] for slope in slopes_], scores_[:n]
         diagonal = offset + start  # the positives of these rows lie on it
 
+        products = [scores[:n] for scores in scores_]
         for k, block in enumerate(blocks):
-            torch.addmm(slopes[max(k - 1, 0)], rows[tile, block], columns[:, block].T, beta=float(k > 0), out=slopes[k])
-        kept = plan.positives(tile, slopes[last]) if plan.positives and (plan.judges or plan.hardness) else None
-        excluded = _excluded(plan.judges, tile, slopes[last], diagonal, kept)
+            shorter = products[max(k - 1, 0)]
+            torch.addmm(shorter, rows[tile, block], columns[:, block].T, beta=float(k > 0), out=products[k])
+        kept = plan.positives(tile, products[last]) if plan.positives and (plan.judges or plan.hardness) else None
+        excluded = _excluded(plan.judges, tile, products[last], diagonal, kept)
+        slopes: list[Tensor] = []
 
-        for k, members in enumerate(plan.members):
-            slope = slopes[k]
+        for k, chain in enumerate(chains):
             row_factor = row_scale[k, tile] if row_scale is not None and k < last else None  # (n,)
             column_factor = column_scale[k] if column_scale is not None and k < last else None  # (M,)
 
-            # Scores are relative to the best one of their row and still lack row_factor, which goes into the
-            # temperature.
-            if column_factor is not None:
-                slope.mul_(column_factor)
+            # Scores still lack row_factor, which goes into the temperature. They are relative to the best of their
+            # row, unless all are so small that no exponential overflows.
+            scores = products[k] if column_factor is None else products[k].mul_(column_factor)
             if excluded is not None:
-                slope.masked_fill_(excluded, torch.finfo(slope.dtype).min / 4)  # infinity would make 0 · infinity
-            peak = slope.amax(dim=1)  # (n,)
-            torch.sub(slope, peak[:, None], out=scores)
+                scores.masked_fill_(excluded, torch.finfo(scores.dtype).min / 4)  # infinity would make 0 · infinity
+            peak = scores.new_zeros(n) if small[k] else scores.amax(dim=1)  # (n,)
+            if not small[k]:
+                scores.sub_(peak[:, None])
             score_positive = _times(scores.diagonal(diagonal), row_factor)  # (n,)
 
-            for position, t in enumerate(members):
+            slope = free[:n]
+            scores_[k], free = free, scores_[k]  # the slopes stay, the scores are not needed after this prefix
+            softmax = slope if softmax_ is None else softmax_[:n]
+            for position, (t, power) in enumerate(chain):
                 temperature, weight = temperatures[t], plan.weights[t] / num_rows
                 total, positive = totals[t, tile], positives[t, tile]
-                softmax = softmax_[:n] if position else slope
-                rate = _times((1 / temperature + plan.hardness) * _LOG2_E, row_factor)
-                torch.mul(scores, rate if row_factor is None else rate[:, None], out=softmax)
                 torch.div(score_positive, temperature, out=positive)
-                if plan.hardness:
-                    bare = None  # logits without hardness
-                    if kept is not None:
-                        bare = scores / (temperature if row_factor is None else temperature / row_factor[:, None])
-                    _spare_positives(softmax, positive, plan.hardness * _times(peak, row_factor), diagonal, kept, bare)
-                torch.sum(softmax.exp2_(), dim=1, out=total)
+                if power > 1:
+                    softmax.pow_(power)
+                else:
+                    rate = _times((1 / temperature + plan.hardness) * _LOG2_E, row_factor)
+                    torch.mul(scores, rate if row_factor is None else rate[:, None], out=softmax)
+                    if plan.hardness:
+                        bare = None  # logits without hardness
+                        if kept is not None:
+                            bare = scores / (temperature if row_factor is None else temperature / row_factor[:, None])
+                        own = plan.hardness * _times(peak, row_factor)
+                        _spare_positives(softmax, positive, own, diagonal, kept, bare)
+                    softmax.exp2_()
+                torch.sum(softmax, dim=1, out=total)
                 if grad_temperatures is not None:
                     expected = _times(torch.linalg.vecdot(softmax, scores) / total, row_factor)
                     grad_temperatures[t] -= (expected - score_positive).sum() * (weight / temperature**2)
@@ -179,17 +192,21 @@ def _walk(
                     if position:
                         slope.addcmul_(softmax, share)
                     else:
-                        slope.mul_(share)
+                        torch.mul(softmax, share, out=slope)
+            slopes.append(slope)
             if not with_gradient:
                 continue
-            pull = sum(plan.weights[t] / temperatures[t] for t in members) / num_rows
+            pull = sum(plan.weights[t] / temperatures[t] for t, _ in chain) / num_rows
             slope.diagonal(diagonal).sub_(_times(pull, row_factor))
-            if grad_row_scale is not None and row_factor is not None:
-                # A row of slopes sums to 0, so that scores relative to the peak do.
-                grad_row_scale[k, tile] = torch.linalg.vecdot(slope, scores) / row_factor
+            if row_factor is not None or column_factor is not None:
+                moments = scores.mul_(slope)
+                if row_factor is not None and grad_row_scale is not None:
+                    # A row of slopes sums to 0, so that the peak does not matter.
+                    grad_row_scale[k, tile] = moments.sum(dim=1) / row_factor
+                if column_factor is not None and grad_column_scale is not None:
+                    moments = moments.sum(dim=0) if small[k] else moments.sum(dim=0) + peak @ slope
+                    grad_column_scale[k] += moments / column_factor
             if column_factor is not None:
-                if grad_column_scale is not None:
-                    grad_column_scale[k] += (scores.mul_(slope).sum(dim=0) + peak @ slope) / column_factor
                 slope.mul_(column_factor)
 
         if not with_gradient:
@@ -207,6 +224,23 @@ def _walk(
     weights = torch.tensor(plan.weights, dtype=rows.dtype, device=rows.device)
     loss = (totals.log_() - positives).mean(dim=1) @ weights  # (T,) @ (T,)
     return loss, gradients
+
+
+def _bounds(x: Tensor, blocks: list[slice], scale: Tensor | None) -> Tensor:
+    """The greatest norm of any row of x, for every prefix: (K,)."""
+    norms = torch.stack([torch.linalg.vector_norm(x[:, block], dim=1) ** 2 for block in blocks]).cumsum(dim=0).sqrt_()
+    if scale is not None:
+        norms[:-1] *= scale
+    return norms.amax(dim=1)
+
+
+def _powers(members: tuple[int, ...], temperatures: list[float], hardness: float) -> list[tuple[int, int]]:
+    """Terms by falling temperature, each with the power of the exponential before it that is its own, or with 0."""
+    chain: list[tuple[int, int]] = []
+    for t in sorted(members, key=lambda t: -temperatures[t]):
+        ratio = temperatures[chain[-1][0]] / temperatures[t] if chain and not hardness else 0.0
+        chain.append((t, round(ratio) if round(ratio) in (2, 3) and abs(ratio - round(ratio)) < 2e-7 else 0))
+    return chain
 
 
 def _excluded(
@@ -233,17 +267,15 @@ def _spare_positives(
 ) -> None:
     """Removes the weight of hard negatives from the positives, in place; logits (n, M) are in base 2.
 
-    Relative to the best score of the row, the logit of a positive loses the weight of the best. Where it is then the
-    largest of its row, the whole row moves down with it, so that nothing overflows. ``bare`` are the logits without
-    weights, for several positives: those in ``kept``.
+    Relative to the best score of the row, the logit of a positive loses the weight of the best, so that another logit
+    can be the largest of its row: all are taken relative to that one. ``bare`` are the logits without weights, for
+    several positives: those in ``kept``.
     """
     positive.sub_(peak)
     if kept is None or bare is None:
-        excess = positive.clamp(min=0)
         logits.diagonal(diagonal).copy_(positive * _LOG2_E)
     else:
-        bare.sub_(peak[:, None])
-        excess = bare.masked_fill(~kept, 0).amax(dim=1).clamp(min=0)
-        torch.where(kept, bare.mul_(_LOG2_E), logits, out=logits)
-    positive.sub_(excess)
-    logits.sub_(excess[:, None] * _LOG2_E)
+        torch.where(kept, bare.sub_(peak[:, None]).mul_(_LOG2_E), logits, out=logits)
+    best = logits.amax(dim=1)
+    logits.sub_(best[:, None])
+    positive.sub_(best / _LOG2_E)

@@ -37,7 +37,8 @@ __all__ = ["Direction", "Exclude", "Term", "infonce", "infonce_reference"]
 Exclude = Tensor | Judge | Sequence[Tensor | Judge]
 Direction = Literal["query_to_document", "document_to_query", "both"]
 
-# The number of rows of scores in a tile: enough for matrix products at full speed.
+# The number of rows of scores in a tile: enough for matrix products at full speed. On a CPU a tile should also stay in
+# the cache.
 _TILE_ROWS = {"cpu": 256, "cuda": 1024}
 
 
@@ -84,12 +85,12 @@ def infonce_reference(
         if side.positives is not None:
             is_positive = side.positives(tile, excluded)
             excluded &= ~is_positive
-        share = is_positive / is_positive.sum(dim=1, keepdim=True)  # (B, M)
+        share = is_positive.double() / is_positive.sum(dim=1, keepdim=True)  # (B, M)
         for term in terms:
             scores = similarity(rows[:, : term.dim], columns[:, : term.dim])  # (B, M)
             extra = alpha * scores.detach().masked_fill(is_positive, 0)  # a negative counts exp(alpha · s) times
             logits = (scores / term.temperature + extra).masked_fill(excluded, -torch.inf)
-            attraction = (share * scores).sum(dim=1) / term.temperature
+            attraction = (share.to(scores.dtype) * scores).sum(dim=1) / term.temperature
             loss = loss + term.weight * (logits.logsumexp(dim=1) - attraction).mean()
         return loss
 
@@ -275,7 +276,7 @@ class _Pairs:
 
     def mean(self, columns: Tensor) -> Tensor:
         """(M, D) -> (B, D): for each row the mean of its columns."""
-        return (self.matrix / self.matrix.sum(dim=1, keepdim=True)).to(columns.dtype) @ columns
+        return self.matrix.to(columns.dtype) @ columns / self.matrix.sum(dim=1, keepdim=True)
 
 
 @dataclass(frozen=True)

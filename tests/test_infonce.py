@@ -87,6 +87,21 @@ def test_value_equals_the_definition(terms, gammas, direction, hardness):
         assert loss.item() == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.parametrize("similarity", [COSINE, DOT], ids=str)
+@pytest.mark.parametrize("hardness", [0.0, 0.4])
+def test_powers_of_an_exponential(similarity, hardness):
+    """Temperatures of ratio 2 and 3 share one; scores of cosine need no peak, those of the dot product here do."""
+    queries, documents = embeddings(5, 9, scale=8.0)
+    taus = [torch.tensor(t, dtype=torch.float64, requires_grad=True) for t in (0.12, 0.36, 0.5, 0.06)]
+    terms = [Term(dim, tau, 0.5) for dim in (3, None) for tau in taus]
+    leaves = [queries, documents, *taus]
+    ours, expected = (f(queries, documents, terms, similarity, hardness=hardness) for f in (infonce, infonce_reference))
+    torch.testing.assert_close(ours, expected, rtol=1e-12, atol=0)
+    found, wanted = (torch.autograd.grad(loss, leaves) for loss in (ours, expected))
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+
+
 def test_many_tiles_are_one():
     """Heights that do not divide the number of rows, with gradients."""
     queries, documents = embeddings(250, 310)
@@ -253,13 +268,15 @@ def test_an_excluded_column_is_as_if_it_were_not_there(similarity, scale, hardne
 
 @pytest.mark.parametrize("exclude", [torch.zeros(9, dtype=torch.int32), lambda rows, scores: scores < torch.inf])
 @pytest.mark.parametrize("direction", ["query_to_document", "document_to_query", "both"])
-def test_all_negatives_excluded(exclude, direction):
+@pytest.mark.parametrize("hardness", [0.0, 1000.0])
+def test_all_negatives_excluded(exclude, direction, hardness):
     queries, documents = embeddings(4, 9)
     queries_too = None if isinstance(exclude, torch.Tensor) else exclude
-    loss = infonce(queries, documents, MANY, QNORM, direction, 2, exclude=exclude, exclude_queries=queries_too)
-    assert loss.item() == 0
+    options = {"exclude": exclude, "exclude_queries": queries_too, "hardness": hardness}
+    loss = infonce(queries, documents, MANY, QNORM, direction, 2, **options)
+    assert loss.item() == pytest.approx(0, abs=1e-10)
     for gradient in torch.autograd.grad(loss, [queries, documents]):
-        torch.testing.assert_close(gradient, torch.zeros_like(gradient), rtol=0, atol=1e-15)
+        torch.testing.assert_close(gradient, torch.zeros_like(gradient), rtol=0, atol=1e-12)
 
 
 def test_what_a_judge_sees():
@@ -500,10 +517,11 @@ def test_short_vectors(similarity):
 
 
 @pytest.mark.parametrize("norm", [1e18, 1e20, 1e30])
-def test_long_vectors(norm):
+@pytest.mark.parametrize("similarity", [COSINE, QNORM, DNORM], ids=lambda s: s.name)
+def test_long_vectors(norm, similarity):
     """In float32 the square of such a norm is infinite. Loss and gradients stay finite, as in sentence-transformers."""
     queries, documents = ((x.detach().float() * norm).requires_grad_() for x in embeddings())
-    loss = infonce(queries, documents, [Term(4), Term()])
+    loss = infonce(queries, documents, [Term(4), Term()], similarity)
     loss.backward()
     assert loss.isfinite()
     assert queries.grad.isfinite().all()
