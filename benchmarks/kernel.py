@@ -9,7 +9,8 @@ during the step, inputs and their gradients' accumulators not counted.
 
 Expected on 2 CPU cores, before measuring: one term at most 1.05 x the time and 1/3 of the memory of MNRL; 3 dims x 3
 temperatures at most 1.3 x the time of one plain MNRL, a quarter of the time and a tenth of the memory of the
-composition; a training step of MiniLM at most 1.02 x the one with MNRL.
+composition; a training step of MiniLM at most 1.02 x the one with MNRL. Excluded ids (each shared by two documents on
+average) and several positives at most 1.1 x the time of the same loss without them.
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ def peak_bytes(step: Callable[[], None], device: str) -> int:
 def compare(size: int, dim: int, repeats: int, device: str) -> dict[str, float]:
     torch.manual_seed(0)
     queries, documents = (torch.randn(size, dim, device=device, requires_grad=True) for _ in range(2))
+    ids = torch.randint(size // 2, (size,), device=device)
     dims = (dim // 4, dim // 2, dim)
     many = [Term(k, temperature) for k in dims for temperature in TEMPERATURES]
     stub = Embedded(dim)
@@ -88,6 +90,10 @@ def compare(size: int, dim: int, repeats: int, device: str) -> dict[str, float]:
         "one term": lambda: infonce(queries, documents, similarity=COSINE),
         "nine terms": lambda: infonce(queries, documents, many, COSINE),
         "composition": lambda: sum(part(features(), None) for part in parts),
+        "exclude": lambda: infonce(queries, documents, exclude=ids),
+        "nine, exclude": lambda: infonce(queries, documents, many, exclude=ids),
+        "positives": lambda: infonce(queries, documents, positives=ids),
+        "hardness": lambda: infonce(queries, documents, hardness=5.0),
     }
     for ours, theirs in (("one term", "mnrl"), ("nine terms", "composition")):
         torch.testing.assert_close(losses[ours](), losses[theirs](), rtol=1e-5, atol=1e-5)
@@ -115,6 +121,10 @@ def compare(size: int, dim: int, repeats: int, device: str) -> dict[str, float]:
         "one term": measured["one term"] / measured["mnrl"],
         "nine terms": measured["nine terms"] / measured["mnrl"],
         "nine : composition": measured["nine terms"] / measured["composition"],
+        "exclude : one": measured["exclude"] / measured["one term"],
+        "nine, exclude : nine": measured["nine, exclude"] / measured["nine terms"],
+        "positives : one": measured["positives"] / measured["one term"],
+        "hardness : one": measured["hardness"] / measured["one term"],
         "mnrl MB": memory["mnrl"] / 2**20,
         "one term MB": memory["one term"] / memory["mnrl"],
         "nine terms MB": memory["nine terms"] / memory["mnrl"],
