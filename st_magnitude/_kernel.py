@@ -14,7 +14,6 @@ from torch.autograd.function import once_differentiable
 
 from st_magnitude.similarity import at_least_float32, safe_norm
 
-_SMALL = 80  # exponents of 2 of this size, and their sums, are far from what overflows in float32
 _LOG2_E = math.log2(math.e)  # exp2 is several times as fast as exp in PyTorch on a CPU
 
 
@@ -120,8 +119,6 @@ def _walk(
     height = math.ceil(num_rows / math.ceil(num_rows / plan.tile_rows))  # tiles of the same size
     with_gradient = any(needs)
     chains = [_powers(members, temperatures, plan.hardness) for members in plan.members]
-    bits = (1 / min(temperatures) + plan.hardness) * _LOG2_E * _bounds(rows, blocks, row_scale)
-    small = (bits * _bounds(columns, blocks, column_scale) < _SMALL).tolist()  # per prefix
 
     def buffer() -> Tensor:
         return rows.new_empty(height, num_columns)
@@ -154,14 +151,13 @@ def _walk(
             row_factor = row_scale[k, tile] if row_scale is not None and k < last else None  # (n,)
             column_factor = column_scale[k] if column_scale is not None and k < last else None  # (M,)
 
-            # Scores still lack row_factor, which goes into the temperature. They are relative to the best of their
-            # row, unless all are so small that no exponential overflows.
+            # Scores are relative to the best one of their row and still lack row_factor, which goes into the
+            # temperature.
             scores = products[k] if column_factor is None else products[k].mul_(column_factor)
             if excluded is not None:
                 scores.masked_fill_(excluded, torch.finfo(scores.dtype).min / 4)  # infinity would make 0 · infinity
-            peak = scores.new_zeros(n) if small[k] else scores.amax(dim=1)  # (n,)
-            if not small[k]:
-                scores.sub_(peak[:, None])
+            peak = scores.amax(dim=1)  # (n,)
+            scores.sub_(peak[:, None])
             score_positive = _times(scores.diagonal(diagonal), row_factor)  # (n,)
 
             slope = free[:n]
@@ -204,8 +200,7 @@ def _walk(
                     # A row of slopes sums to 0, so that the peak does not matter.
                     grad_row_scale[k, tile] = moments.sum(dim=1) / row_factor
                 if column_factor is not None and grad_column_scale is not None:
-                    moments = moments.sum(dim=0) if small[k] else moments.sum(dim=0) + peak @ slope
-                    grad_column_scale[k] += moments / column_factor
+                    grad_column_scale[k] += (moments.sum(dim=0) + peak @ slope) / column_factor
             if column_factor is not None:
                 slope.mul_(column_factor)
 
@@ -224,14 +219,6 @@ def _walk(
     weights = torch.tensor(plan.weights, dtype=rows.dtype, device=rows.device)
     loss = (totals.log_() - positives).mean(dim=1) @ weights  # (T,) @ (T,)
     return loss, gradients
-
-
-def _bounds(x: Tensor, blocks: list[slice], scale: Tensor | None) -> Tensor:
-    """The greatest norm of any row of x, for every prefix: (K,)."""
-    norms = torch.stack([torch.linalg.vector_norm(x[:, block], dim=1) ** 2 for block in blocks]).cumsum(dim=0).sqrt_()
-    if scale is not None:
-        norms[:-1] *= scale
-    return norms.amax(dim=1)
 
 
 def _powers(members: tuple[int, ...], temperatures: list[float], hardness: float) -> list[tuple[int, int]]:

@@ -90,7 +90,7 @@ def test_value_equals_the_definition(terms, gammas, direction, hardness):
 @pytest.mark.parametrize("similarity", [COSINE, DOT], ids=str)
 @pytest.mark.parametrize("hardness", [0.0, 0.4])
 def test_powers_of_an_exponential(similarity, hardness):
-    """Temperatures of ratio 2 and 3 share one; scores of cosine need no peak, those of the dot product here do."""
+    """Temperatures of ratio 2 and 3 share one, for small and for large scores."""
     queries, documents = embeddings(5, 9, scale=8.0)
     taus = [torch.tensor(t, dtype=torch.float64, requires_grad=True) for t in (0.12, 0.36, 0.5, 0.06)]
     terms = [Term(dim, tau, 0.5) for dim in (3, None) for tau in taus]
