@@ -31,7 +31,7 @@ from st_magnitude._kernel import InfoNCE, Judge, Plan, divide_by_norms
 from st_magnitude.similarity import COSINE, Similarity
 from st_magnitude.terms import LearnedTemperature, Term
 
-__all__ = ["Direction", "Exclude", "Term", "infonce", "infonce_reference"]
+__all__ = ["Direction", "Term", "infonce", "infonce_reference"]
 
 # What excludes columns: integer ids, or a function of rows and their scores that returns booleans; or several of them.
 Exclude = Tensor | Judge | Sequence[Tensor | Judge]
@@ -154,8 +154,8 @@ def infonce(
             softmax (Khosla et al. 2020, arXiv 2004.11362, Eq. 2; with ``direction="both"``, Yang et al. 2022, arXiv
             2204.03610, Eq. 2 and 3). For a softmax without them, with the query's own positive as the only one, give
             the ids as ``exclude`` instead. ``hardness`` weights negatives only.
-        tile_rows: Number of rows of scores in a tile; up to twice as many queries are not split. The default is 256
-            on a CPU and 1024 on a GPU. Beside inputs and gradients, memory holds both sides divided by their norms
+        tile_rows: Largest number of rows of scores in a tile. The default is 256 on a CPU and 1024 on a GPU. Beside
+            inputs and gradients, memory holds both sides divided by their norms
             and tiles of tile_rows x M numbers: K + 1 for K prefixes, one more for several temperatures of a prefix, and
             one more if a temperature is learned.
 
