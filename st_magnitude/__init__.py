@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         MagnitudeEvaluator,
         ScoredPairsEvaluator,
     )
+    from st_magnitude.evaluation.abstention import Abstention, answerable, calibrate_abstention
     from st_magnitude.evaluation.calibration import ExponentCurve, calibrate_exponent
     from st_magnitude.evaluation.mining import mine_negatives
     from st_magnitude.infonce import infonce, infonce_reference
@@ -57,6 +58,7 @@ __all__ = [
     "DNORM",
     "DOT",
     "QNORM",
+    "Abstention",
     "CompressionEvaluator",
     "CosineRankingLoss",
     "DNormRankingLoss",
@@ -80,8 +82,10 @@ __all__ = [
     "TempSpecMRLLoss",
     "Term",
     "add_normalize",
+    "answerable",
     "attach",
     "attach_grad_scale",
+    "calibrate_abstention",
     "calibrate_exponent",
     "clip",
     "covariance_penalty",
@@ -110,6 +114,7 @@ _HOMES = {
     "diagnosis.diagnose": ["diagnose"],
     "diagnosis.findings": ["Diagnosis"],
     "evaluation": ["CompressionEvaluator", "GeometryEvaluator", "MagnitudeEvaluator", "ScoredPairsEvaluator"],
+    "evaluation.abstention": ["Abstention", "answerable", "calibrate_abstention"],
     "evaluation.calibration": ["ExponentCurve", "calibrate_exponent"],
     "evaluation.mining": ["mine_negatives"],
     "infonce": ["infonce_reference"],

@@ -8,6 +8,7 @@ import pytest
 from _tiny import language_model
 
 ROOT = Path(__file__).parents[1]
+SLOW = ("compression.md", "norms.md", "report.md", "revela.md", "serving.md")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 LM_ID = "HuggingFaceTB/SmolLM2-135M"
 HUB_ID = "sentence-transformers/all-MiniLM-L6-v2"
@@ -21,7 +22,11 @@ def test_there_are_examples():
     assert sum(len(python_blocks(page)) for page in PAGES) >= 5
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if python_blocks(p)], ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(p, marks=pytest.mark.slow if p.name in SLOW else ()) for p in PAGES if python_blocks(p)],
+    ids=lambda p: p.name,
+)
 def test_examples_run(page, minilm_path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for part in language_model():

@@ -5,6 +5,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 import st_magnitude as stm
 
 GUARDED = """
@@ -76,6 +78,7 @@ def test_the_public_names_are_declared_the_same_in_all_three_places():
     assert lazy | submodules | {"infonce": "st_magnitude.infonce"} == homes
 
 
+@pytest.mark.slow
 def test_infonce_is_the_function_before_and_after_its_module_is_imported():
     code = """
 import json

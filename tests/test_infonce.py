@@ -611,6 +611,7 @@ print(peak_kib() - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory_of_a_large_batch():
     """What a process takes for 16,384 pairs: a B x B matrix is 1 GiB, tiles and embeddings are 50 MiB."""

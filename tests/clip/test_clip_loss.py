@@ -391,6 +391,7 @@ def test_two_ranks_are_one_process_on_the_joined_batch(two_ranks, case):
             torch.testing.assert_close(rank["gradients"][name], parameter.grad, rtol=1e-7, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("local_loss", [False, True])
 @pytest.mark.parametrize("gather_with_grad", [False, True])
 def test_norm_sym_is_open_clips_loss_on_two_ranks(two_ranks, local_loss, gather_with_grad):

@@ -344,6 +344,7 @@ assert not any(name.startswith("st_magnitude") for name in sys.modules)
 """
 
 
+@pytest.mark.slow
 def test_checkpoints_load_in_stock_open_clip(tmp_path, monkeypatch):
     monkeypatch.setattr(open_clip.factory, "_MODEL_CONFIG_PATHS", list(open_clip.factory._MODEL_CONFIG_PATHS))
     monkeypatch.setattr(open_clip.factory, "_MODEL_CONFIGS", dict(open_clip.factory._MODEL_CONFIGS))

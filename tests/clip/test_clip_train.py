@@ -343,6 +343,7 @@ def test_sentence_transformers_own_clip_trains_with_a_core_loss(example, module,
     torch.testing.assert_close(loaded.encode(example.CAPTIONS), model.encode(example.CAPTIONS))
 
 
+@pytest.mark.slow
 def test_the_example_learns(example, tmp_path, capsys):
     assert example.main(["--steps", "60", "--output", str(tmp_path / "model")]) > 3 / len(example.CAPTIONS)
     assert "trained with QNormRankingLoss for 60 steps" in capsys.readouterr().out

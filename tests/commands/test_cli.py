@@ -130,6 +130,7 @@ def test_the_model_card_fits_the_model(folder, model_path, tmp_path):
     assert f'"scale": {scale}' in card
 
 
+@pytest.mark.slow
 def test_checkpoints_are_removed_after_a_finished_run(folder, model_path, tmp_path):
     for name, options in (("removed", ()), ("kept", ("--keep-checkpoints",))):
         done = fit(folder, model_path, tmp_path / name, "--max-steps", 2, "--save-steps", 1, *options)
@@ -241,6 +242,7 @@ def test_nothing_is_overwritten(folder, model_path, tmp_path):
     assert sorted(p.name for p in output.rglob("*.safetensors")) == weights
 
 
+@pytest.mark.slow
 def test_a_run_that_has_ended_can_be_taken_further(folder, model_path, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "disk full")
@@ -254,6 +256,7 @@ def test_a_run_that_has_ended_can_be_taken_further(folder, model_path, tmp_path,
     assert json.loads((tmp_path / "out" / "training.json").read_text())["log"][-1]["step"] == 4
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on_with_resume(folder, model_path, tmp_path, monkeypatch):
     options = ("--max-steps", 5, "--save-steps", 2, "--learning-rate", 0.05)
     assert fit(folder, model_path, tmp_path / "straight", *options).exit_code == 0
@@ -580,6 +583,7 @@ def test_a_signal_saves_the_step_and_resume_ends_as_undisturbed(
         torch.testing.assert_close(weights, resumed[name], rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_behind_its_last_step_is_only_saved(folder, model_path, tmp_path):
     """A checkpoint that was not written to its end is left aside; the one before it has all steps."""
     output, options = tmp_path / "out", ("--max-steps", 5, "--learning-rate", 0.05, "--keep-checkpoints")

@@ -276,6 +276,7 @@ def test_tiny_and_infinite(tmp_path, sketch):
     assert "infinite" in Page(write_report(tmp_path / "d.json", tmp_path).read_text(encoding="utf-8")).text
 
 
+@pytest.mark.slow
 def test_the_same_input_gives_the_same_files(nasty, written, tmp_path):
     nasty.save(tmp_path / "d.json")
     again = write_report(tmp_path / "d.json", tmp_path / "out", log=LOG, compression=CELLS)

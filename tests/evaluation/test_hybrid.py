@@ -530,6 +530,7 @@ def test_evaluator_refuses(task, arguments, message):
         HybridEvaluator(**(task | arguments))
 
 
+@pytest.mark.slow
 def test_chooses_the_best_checkpoint_in_the_trainer(task, weak, tmp_path):
     evaluator = HybridEvaluator(**task, name="dev")
     pairs = {

@@ -168,7 +168,7 @@ def test_one_row(model):
 
 
 @BATCHING
-@pytest.mark.parametrize("num_directions", [64, "exact"])
+@pytest.mark.parametrize("num_directions", [pytest.param(64, marks=pytest.mark.slow), "exact"])
 def test_training_spreads_embeddings(model, tmp_path, mini_batch_size, num_directions):
     def mean_cosine():
         return stm.geometry.mean_cosine(model.encode([row[1] for row in ROWS]))
@@ -215,7 +215,11 @@ def test_calls_in_a_trainer(model, tmp_path, mini_batch_size):
 
 
 @BATCHING
-@pytest.mark.parametrize("options", [{}, {"gradient_accumulation_steps": 2}], ids=["", "accumulated"])
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param({}, marks=pytest.mark.slow), {"gradient_accumulation_steps": 2}],
+    ids=["", "accumulated"],
+)
 def test_resume(folder, tmp_path, mini_batch_size, options):
     """An interrupted and a straight training end in the same weights."""
     options = {"save_strategy": "steps", "save_steps": 3, "lr_scheduler_type": "linear"} | options

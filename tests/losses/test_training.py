@@ -138,6 +138,7 @@ def test_loss_falls(model, tmp_path, loss_class, mini_batch_size, num_negatives,
     assert_learned(model, loss, before, num_negatives)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("loss_class", "way", "mini_batch_size"),
     [
@@ -328,6 +329,7 @@ def test_resume(folder, tmp_path, loss_class, mini_batch_size):
         assert abs(straight[-1].gamma_query - 0.5) > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first_attached", [True, False])
 def test_a_resume_that_would_measure_again_is_refused(folder, tmp_path, first_attached):
     """A number that differs from the first run's is worse than an error, which names both ways out."""

@@ -184,7 +184,7 @@ def test_health_is_not_reported(caplog, num_rows):
 
 
 @pytest.mark.parametrize("mini_batch_size", [None, 3], ids=["plain", "cached"])
-@pytest.mark.parametrize("num_negatives", [0, 2])
+@pytest.mark.parametrize("num_negatives", [pytest.param(0, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("tail", ["raw", "normalize", "exponents"])
 def test_columns_are_roles(model, tmp_path, mini_batch_size, num_negatives, tail):
     """The first row is of the untouched model, which can be asked for the same texts: a batch is all of them."""

@@ -1,0 +1,79 @@
+"""``st-magnitude abstain``: find the threshold above which a first document can be trusted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from st_magnitude.commands.core import (
+    Data,
+    EncodingBatch,
+    Figures,
+    MaxLength,
+    Model,
+    Scoring,
+    check_folder,
+    command,
+    load_model,
+)
+
+
+@command()
+def abstain(
+    model: Model,
+    data: Data,
+    split: Annotated[str, typer.Option(help="Split of the qrels to calibrate on, usually validation data.")] = "dev",
+    confirm: Annotated[str | None, typer.Option(help="Another split, on which the rule is measured.")] = None,
+    risk: Annotated[float, typer.Option(help="Largest share of wrong answers among the answers given.")] = 0.1,
+    delta: Annotated[float, typer.Option(help="Probability that the promise fails.")] = 0.05,
+    signal: Annotated[
+        str, typer.Option(help="score, gap, 'query norm', 'document norm', combined, or auto for the best of these.")
+    ] = "auto",
+    unanswerable: Annotated[
+        float | None,
+        typer.Option(
+            help="Share of the queries whose documents are left out. Default: 0.25, or 0 where queries of the data "
+            "have no relevant document."
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder for abstention.json and abstention.png, usually that of the model.")
+    ] = None,
+    scoring: Scoring = None,
+    batch_size: EncodingBatch = 32,
+    max_length: MaxLength = None,
+    seed: Annotated[int, typer.Option(help="Seed for the queries that are left out and for the two parts.")] = 0,
+) -> Figures:
+    """Find when to answer, so that wrong answers stay rare.
+
+    The answer to a query is its first document. The command finds the threshold of a signal, such as the score, above
+    which at most --risk of the answers are wrong, with probability 1 - --delta. Nothing is trained.
+    """
+    check_folder(output)
+    from st_magnitude.corpus.beir import load_beir
+    from st_magnitude.evaluation.abstention import calibrate_abstention
+
+    judged = load_beir(data, split)
+    confirmed_on = load_beir(data, confirm) if confirm is not None else None
+    encoder = load_model(model, max_length)
+    typer.echo(f"{split}: {judged}")
+    rule = calibrate_abstention(encoder, judged, risk, delta, signal, scoring, unanswerable, batch_size, seed, True)
+    typer.echo(str(rule))
+    figures: dict[str, Any] = {"split": split, "rule": rule}
+    if confirmed_on is not None:
+        answers = rule.measure(encoder, confirmed_on, unanswerable, batch_size)
+        typer.echo(f"{confirm}:\n{answers}")
+        figures["confirm"] = {
+            "split": confirm,
+            "answers": answers,
+            "coverage": answers.coverage,
+            "risk": answers.risk,
+        }
+    if output is not None:
+        output.mkdir(parents=True, exist_ok=True)
+        rule.save(output)
+        rule.plot(output / "abstention.png")
+        typer.echo(f"Saved to {output / 'abstention.json'}: apply it by stm.answerable({str(output)!r}, scores).")
+    return figures

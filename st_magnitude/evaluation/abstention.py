@@ -1,0 +1,435 @@
+"""Abstention with a guarantee: answer a query only where wrong answers stay rare.
+
+A search engine always returns a first document, also for a query that no document answers. `calibrate_abstention` finds
+the threshold above which the share of wrong first documents is at most ``risk``, and `answerable` applies it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.stats import binom, binomtest
+from sentence_transformers import SentenceTransformer
+from sklearn.linear_model import LogisticRegression
+from sklearn.preprocessing import StandardScaler
+
+from st_magnitude._checks import one_of
+from st_magnitude._files import whole_file
+from st_magnitude._json import from_plain, parse, to_plain
+from st_magnitude._plot import pyplot
+from st_magnitude.corpus.beir import RetrievalData
+from st_magnitude.evaluation.metrics import implied_similarity
+from st_magnitude.evaluation.task import encode_texts
+from st_magnitude.geometry import norms, risk_coverage
+from st_magnitude.similarity import COSINE, Similarity
+from st_magnitude.surgery.raw import normalizes_output
+
+__all__ = ["Abstention", "Answers", "answerable", "calibrate_abstention", "controlled_threshold"]
+
+Array = NDArray[np.float64]
+
+FILE = "abstention.json"
+FEATURES = ("score", "gap", "query norm", "document norm")
+SIGNALS = (*FEATURES, "combined")
+UNANSWERABLE = 0.25  # the share of queries whose documents are left out where the data has no query without an answer
+CHOOSING = 0.3  # the share of queries that choose signal and first threshold; the others test
+CURVE_POINTS = 100
+
+
+@dataclass(frozen=True)
+class Answers:
+    """How many queries are answered, and how many of these answers are wrong."""
+
+    queries: int
+    answered: int
+    wrong: int
+
+    @property
+    def coverage(self) -> tuple[float, float, float]:
+        """Share of the queries that are answered, with its exact 95 % interval: (share, low, high)."""
+        return _share(self.answered, self.queries)
+
+    @property
+    def risk(self) -> tuple[float, float, float]:
+        """Share of wrong answers among those given, with its exact 95 % interval; nan without answers."""
+        return _share(self.wrong, self.answered)
+
+    def __str__(self) -> str:
+        coverage, risk = ("{:.3f} [{:.3f}, {:.3f}]".format(*share) for share in (self.coverage, self.risk))
+        return f"coverage {coverage} of {self.queries} queries\nrisk     {risk} of {self.answered} answers"
+
+
+def _share(count: int, total: int) -> tuple[float, float, float]:
+    """Share with the interval of Clopper and Pearson (1934)."""
+    if total == 0:
+        return math.nan, math.nan, math.nan
+    interval = binomtest(count, total).proportion_ci(0.95)
+    return count / total, float(interval.low), float(interval.high)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Risk by coverage of one signal, on the queries that chose the signal; ``area`` is the mean risk."""
+
+    coverage: Array
+    risk: Array
+    area: float
+
+
+@dataclass(frozen=True)
+class Abstention:
+    """A rule that says which queries to answer, and what it promises.
+
+    A query is answered if its signal, ``weights`` times (score, gap to the second score, query norm, norm of the first
+    document), is at least ``threshold``.
+
+    Attributes:
+        signal: Name of the signal.
+        weights: Factors of the four features, (4,).
+        threshold: Smallest signal that is answered; infinity if no threshold keeps the promise.
+        document_exponent: Document exponent of the scores.
+        max_risk: Largest share of wrong answers that the rule allows.
+        delta: Probability, over the draw of the validation queries, that the share is larger after all.
+        unanswerable: Share of the validation queries without an answer. The promise holds for queries of this mix.
+        calibration: Answers on the queries that tested the threshold.
+        curves: Risk by coverage of every signal, on the queries that chose the signal.
+    """
+
+    signal: str
+    weights: tuple[float, ...]
+    threshold: float
+    document_exponent: float
+    max_risk: float
+    delta: float
+    unanswerable: float
+    calibration: Answers
+    curves: dict[str, Curve]
+
+    @property
+    def similarity(self) -> Similarity:
+        """The similarity of the scores. It divides by the norm of the query, so that scores of all queries compare."""
+        return Similarity(1.0, self.document_exponent)
+
+    def measure(
+        self,
+        model: SentenceTransformer,
+        data: RetrievalData,
+        unanswerable: float | None = None,
+        batch_size: int = 32,
+    ) -> Answers:
+        """Applies the rule to other queries; the arguments are those of `calibrate_abstention`."""
+        features, is_wrong, _ = first_documents(model, data, self.similarity, unanswerable, 0, batch_size)
+        return answers_of(features @ self.weights, is_wrong, self.threshold)
+
+    def save(self, folder: str | Path) -> None:
+        """Writes ``abstention.json`` into a folder, which is usually that of the model."""
+        with whole_file(Path(folder) / FILE) as file:
+            file.write(json.dumps(to_plain(self), indent=1).encode())
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Abstention:
+        """Reads what `save` wrote.
+
+        Raises:
+            ValueError: If the file is missing or was not written by `save`.
+        """
+        path = Path(folder) / FILE
+        try:
+            rule: Abstention = from_plain(cls, parse(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"{path} is not a saved Abstention ({error}); make one with calibrate_abstention."
+            ) from None
+        return rule
+
+    def __str__(self) -> str:
+        lines = [
+            f"Answer a query if its {self.signal} is at least {self.threshold:.4g}"
+            if math.isfinite(self.threshold)
+            else "Answer no query: no threshold of this signal keeps the promise. Use more validation\n"
+            "queries, a larger risk, or a better model",
+            f"risk at most {self.max_risk:g} with probability {1 - self.delta:g}, if {self.unanswerable:.0%} of the "
+            "queries have no answer",
+            str(self.calibration),
+            "signal           area of risk by coverage",
+        ]
+        return "\n".join(lines + [f"{name:16s} {curve.area:.3f}" for name, curve in self.curves.items()])
+
+    def plot(self, path: str | Path) -> None:
+        """Writes the curves of all signals and the chosen coverage to a PNG file.
+
+        Raises:
+            ImportError: If matplotlib is not installed.
+        """
+        plt = pyplot()
+        figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
+        for name, curve in self.curves.items():
+            width = 2.5 if name == self.signal else 1.2
+            axis.plot(curve.coverage, curve.risk, label=f"{name} ({curve.area:.3f})", linewidth=width)
+        axis.axhline(self.max_risk, color="#555555", linestyle="--", linewidth=1, label="largest risk allowed")
+        axis.plot(self.calibration.coverage[0], self.calibration.risk[0], "o", color="black", label="the rule, tested")
+        axis.set_xlabel("coverage: share of queries answered")
+        axis.set_ylabel("risk: share of wrong answers")
+        axis.set_ylim(bottom=0)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.legend(frameon=False, fontsize=8, title="signal (area)", title_fontsize=8)
+        figure.savefig(path, dpi=150)
+        plt.close(figure)
+
+
+def calibrate_abstention(
+    model: SentenceTransformer,
+    data: RetrievalData,
+    risk: float = 0.1,
+    delta: float = 0.05,
+    signal: str = "auto",
+    similarity: Similarity | str | None = None,
+    unanswerable: float | None = None,
+    batch_size: int = 32,
+    seed: int = 0,
+    show_progress_bar: bool | None = None,
+) -> Abstention:
+    """Finds when to answer, so that at most a share ``risk`` of the answers is wrong with probability 1 - ``delta``.
+
+    The answer to a query is its first document. It is wrong if that document is not relevant, and so every answer to a
+    query that no document answers is wrong. One half of the queries chooses the signal and an order of thresholds; the
+    other half tests these thresholds one after the other by the exact binomial tail, up to the first that fails:
+
+        P( Binomial(answers, risk) <= wrong answers ) <= delta
+
+    Args:
+        model: Any SentenceTransformer. Norms are taken before a closing Normalize or ExponentNorm.
+        data: Validation queries, the corpus and judgments, as `st_magnitude.corpus.beir.load_beir` reads them.
+        risk: Largest share of wrong answers among the answers given.
+        delta: Probability, over the draw of the validation queries, that the promise fails.
+        signal: ``"score"``, ``"gap"`` (first score minus second), ``"query norm"``, ``"document norm"`` (of the first
+            document), ``"combined"`` (a logistic regression on these four), or ``"auto"`` for the one with the smallest
+            area of risk by coverage.
+        similarity: The similarity that ranks; by default the model's own, which is cosine if it normalises. Scores are
+            always divided by the norm of the query.
+        unanswerable: Share of the queries whose relevant documents are left out, so that they have no answer. By
+            default 0 if the data has queries without a relevant document, else 0.25. Choose the share that you expect.
+        batch_size: Number of texts that are encoded at a time.
+        seed: Seed for the queries that are left out, and for the two parts.
+        show_progress_bar: Whether to show a progress bar; None follows the log level.
+
+    Raises:
+        ValueError: If risk or delta are not strictly between 0 and 1, there are too few queries for them, an argument
+            is out of range, or all answers are right or all are wrong.
+
+    Example:
+        ::
+
+            rule = stm.calibrate_abstention(model, load_beir("my-data", "dev"), risk=0.1)
+            print(rule)
+            rule.save("my-model")
+            stm.answerable("my-model", scores)  # scores of the first two documents of new queries
+
+    The promise is for new queries from the same source and with the same share of unanswerable ones.
+
+    Source: Angelopoulos et al., Learn then Test: Calibrating Predictive Algorithms to Achieve Risk Control, arXiv
+    2110.01052, fixed-sequence testing. MAPIE's controllers implement it with the Hoeffding-Bentkus bound for any
+    bounded loss; for right and wrong answers the binomial tail is exact and smaller.
+    """
+    for name, value in (("risk", risk), ("delta", delta)):
+        if not 0 < value < 1:
+            raise ValueError(f"{name} must be strictly between 0 and 1; got {value}.")
+    one_of("signal", signal, ("auto", *SIGNALS))
+    needed = math.ceil(math.log(delta) / math.log(1 - risk) / (1 - CHOOSING))
+    if len(data.queries) < needed:
+        raise ValueError(
+            f"A risk of {risk} with delta={delta} needs at least {needed} validation queries even without a single "
+            f"wrong answer, and several times as many for a useful coverage; the data has {len(data.queries)}. Use "
+            "more queries or a larger risk."
+        )
+    if similarity is None:
+        similarity = COSINE if normalizes_output(model) else implied_similarity(model)
+    similarity = Similarity(1.0, Similarity.named(similarity).exponents[1])
+    features, is_wrong, share = first_documents(
+        model, data, similarity, unanswerable, seed, batch_size, show_progress_bar
+    )
+    return rule_of(features, is_wrong, share, similarity, risk, delta, signal, seed)
+
+
+def rule_of(
+    features: Array,
+    is_wrong: NDArray[np.bool_],
+    unanswerable: float,
+    similarity: Similarity,
+    risk: float,
+    delta: float,
+    signal: str,
+    seed: int = 0,
+) -> Abstention:
+    """The rule from what `first_documents` returns; the arguments are those of `calibrate_abstention`.
+
+    Raises:
+        ValueError: If all answers that choose the signal are right or all are wrong.
+    """
+    choosing = np.random.default_rng(seed).permutation(len(features)) < CHOOSING * len(features)  # the others test
+    if len(set(is_wrong[choosing])) < 2:
+        kind = "wrong" if is_wrong[choosing][0] else "right"
+        raise ValueError(
+            f"The first documents of all {choosing.sum()} queries that choose the signal are {kind}, so that there is "
+            "nothing to tell apart. Use more queries, a larger corpus, or another unanswerable=."
+        )
+    weights = _weights(features[choosing], is_wrong[choosing])
+    curves = {name: _curve(features[choosing] @ w, is_wrong[choosing]) for name, w in weights.items()}
+    if signal == "auto":
+        signal = min(curves, key=lambda name: curves[name].area)
+    values = features @ weights[signal]
+    _, coverage, tails = _tests(values[choosing], is_wrong[choosing], risk)
+    threshold = controlled_threshold(values[~choosing], is_wrong[~choosing], coverage[tails.argmin()], risk, delta)
+    return Abstention(
+        signal,
+        tuple(weights[signal].tolist()),
+        threshold,
+        similarity.exponents[1],
+        risk,
+        delta,
+        unanswerable,
+        answers_of(values[~choosing], is_wrong[~choosing], threshold),
+        curves,
+    )
+
+
+def controlled_threshold(values: Array, is_wrong: Any, start: float, risk: float, delta: float) -> float:
+    """The smallest threshold that passes fixed-sequence testing; infinity if the first one fails.
+
+    Args:
+        values: Signals of the queries that test the thresholds, (n,).
+        is_wrong: Whether the answers to these are wrong, (n,).
+        start: Coverage at which the tests begin; other queries must have chosen it. They go on to larger coverages.
+        risk: Largest share of wrong answers.
+        delta: Probability of exceeding it.
+
+    Example:
+        >>> signal = np.linspace(0, 1, 200)
+        >>> threshold = controlled_threshold(signal, signal < 0.5, start=0.25, risk=0.1, delta=0.05)
+        >>> round(threshold, 2)
+        0.48
+    """
+    thresholds, coverage, tails = _tests(values, is_wrong, risk)
+    first = int(np.searchsorted(coverage, start))
+    passed = np.cumprod(tails[first:] <= delta).sum()
+    return float(thresholds[first + passed - 1]) if passed else math.inf
+
+
+def _tests(values: Array, is_wrong: Any, risk: float) -> tuple[Array, Array, Array]:
+    """All thresholds from the highest down, their coverage, and the binomial tails of their wrong answers.
+
+    A threshold lies in the middle between two values, so that rounding elsewhere does not move a query across it.
+    """
+    order = np.argsort(-values, kind="stable")
+    last = np.flatnonzero(np.append(np.diff(values[order]) != 0, True))  # of each group of equal values
+    wrong = np.cumsum(np.asarray(is_wrong)[order])[last]
+    distinct = values[order][last]
+    thresholds = np.append((distinct[:-1] + distinct[1:]) / 2, distinct[-1])
+    return thresholds, (last + 1) / len(values), binom.cdf(wrong, last + 1, risk)
+
+
+def answers_of(values: Array, is_wrong: Any, threshold: float) -> Answers:
+    answered = values >= threshold
+    return Answers(len(values), int(answered.sum()), int((answered & is_wrong).sum()))
+
+
+def _curve(values: Array, is_wrong: NDArray[np.bool_]) -> Curve:
+    coverage, risk, area = risk_coverage(values, ~is_wrong)
+    shown = np.unique(np.linspace(0, len(values) - 1, CURVE_POINTS).astype(int))
+    return Curve(coverage[shown], risk[shown], area)
+
+
+def _weights(features: Array, is_wrong: NDArray[np.bool_]) -> dict[str, Array]:
+    """The weights of every signal: one feature each, and those of a logistic regression, for features as they are."""
+    scaler = StandardScaler().fit(features)
+    regression = LogisticRegression().fit(scaler.transform(features), ~is_wrong)
+    return dict(zip(FEATURES, np.eye(len(FEATURES)), strict=True)) | {"combined": regression.coef_[0] / scaler.scale_}
+
+
+def first_documents(
+    model: SentenceTransformer,
+    data: RetrievalData,
+    similarity: Similarity,
+    unanswerable: float | None,
+    seed: int,
+    batch_size: int = 32,
+    show_progress_bar: bool | None = None,
+) -> tuple[Array, NDArray[np.bool_], float]:
+    """Features (n, 4) of every query's first document, whether it is wrong (n,), and the share without an answer."""
+    encoded = encode_texts(model, data.queries, data.corpus, batch_size, show_progress_bar, before_normalize=True)
+    column = {document: i for i, document in enumerate(sorted(data.corpus))}
+    relevant = [[column[d] for d in data.relevant_docs.get(query, ())] for query in data.queries]
+    has_answer = np.array([bool(documents) for documents in relevant])
+    if unanswerable is None:
+        unanswerable = UNANSWERABLE if has_answer.all() else 0.0
+    if not 0 <= unanswerable < 1:
+        raise ValueError(f"unanswerable must be a share of the queries in [0, 1); got {unanswerable}.")
+    candidates = np.random.default_rng(seed + 1).permutation(np.flatnonzero(has_answer))
+    left_out = np.zeros(len(relevant), dtype=bool)
+    left_out[candidates[: round(unanswerable * len(relevant))]] = True
+
+    depth = 2 + max((len(documents) for documents, out in zip(relevant, left_out, strict=True) if out), default=0)
+    if len(data.corpus) < depth:
+        raise ValueError(f"The corpus has {len(data.corpus)} documents, but at least {depth} are needed; enlarge it.")
+    top = encoded.top(similarity, depth)  # (n, depth)
+    is_relevant = np.array([np.isin(row, own) for row, own in zip(top.numpy(), relevant, strict=True)])
+    order = np.argsort(is_relevant & left_out[:, None], axis=1, kind="stable")[:, :2]  # documents left out go last
+    first_two = top.gather(1, torch.from_numpy(order))  # (n, 2)
+    scores = encoded.scores(similarity, first_two).double().numpy()
+    document_norms = norms(encoded.documents)[first_two[:, 0].numpy()]
+    features = np.stack([scores[:, 0], scores[:, 0] - scores[:, 1], norms(encoded.queries), document_norms], axis=1)
+    is_wrong = ~np.take_along_axis(is_relevant, order, axis=1)[:, 0]
+    return features, is_wrong, float((~has_answer | left_out).mean())
+
+
+def answerable(
+    rule: Abstention | str | Path, scores: Any, query_norms: Any = None, document_norms: Any = None
+) -> NDArray[np.bool_]:
+    """Whether to answer each query with its first document: -> booleans (n,).
+
+    Args:
+        rule: The result of `calibrate_abstention`, or the folder where it was saved.
+        scores: Scores of the first documents under ``rule.similarity``, best first, (n, k) with k >= 1; the gap needs
+            k >= 2. It is the inner product that docs/serving.md describes, of the query divided by its norm.
+        query_norms: Norms of the raw query embeddings, (n,).
+        document_norms: Norms of the raw embeddings of the first documents, (n,).
+
+    Raises:
+        ValueError: If a feature that the rule uses is missing or not finite, or shapes do not fit.
+
+    Example:
+        >>> rule = Abstention("score", (1.0, 0.0, 0.0, 0.0), 0.6, 1.0, 0.1, 0.05, 0.25, Answers(100, 50, 2), {})
+        >>> answerable(rule, [[0.9, 0.5], [0.55, 0.5]])
+        array([ True, False])
+    """
+    if not isinstance(rule, Abstention):
+        rule = Abstention.load(rule)
+    found = np.asarray(scores, dtype=np.float64)
+    if found.ndim != 2 or not found.shape[1]:
+        raise ValueError(f"scores must have the shape (n, k), the best score first; got {found.shape}.")
+    given: Mapping[str, Any] = {
+        "score": found[:, 0],
+        "gap": found[:, 0] - found[:, 1] if found.shape[1] > 1 else None,
+        "query norm": query_norms,
+        "document norm": document_norms,
+    }
+    value = np.zeros(len(found))
+    for (name, feature), weight in zip(given.items(), rule.weights, strict=True):
+        if weight == 0:
+            continue
+        if feature is None:
+            source = "the scores of two documents" if name == "gap" else f"{name.replace(' ', '_')}s="
+            raise ValueError(f"The signal {rule.signal!r} uses the {name}: give {source}.")
+        column = np.asarray(feature, dtype=np.float64)
+        if column.shape != value.shape or not np.isfinite(column).all():
+            raise ValueError(f"The {name} must be {len(value)} finite numbers, one for each row of scores.")
+        value += weight * column
+    return value >= rule.threshold

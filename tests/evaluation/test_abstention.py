@@ -1,0 +1,140 @@
+"""Abstention: the guarantee over repeated samples, the bookkeeping against a loop, and the saved rule."""
+
+import math
+
+import numpy as np
+import pytest
+from _tiny import ROWS
+from scipy.stats import binom
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import BoW
+
+import st_magnitude as stm
+from st_magnitude.corpus.beir import RetrievalData
+from st_magnitude.evaluation.abstention import SIGNALS, Answers, controlled_threshold
+from st_magnitude.surgery.raw import encode_raw
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def draw(rng, n):
+    """Signals and wrong answers; above the threshold t, the share of wrong answers is 0.3 (1 - t)."""
+    signal = rng.random(n)
+    return signal, rng.random(n) < 0.6 * (1 - signal)
+
+
+def test_the_promise_holds_over_repeated_samples():
+    """The share of samples whose threshold breaks the promise is at most delta; the naive threshold breaks it often."""
+    rng, risk, delta, runs = np.random.default_rng(0), 0.1, 0.1, 400
+    broken = naive_broken = answered = 0
+    for _ in range(runs):
+        signal, wrong = draw(rng, 700)
+        threshold = controlled_threshold(signal, wrong, start=0.15, risk=risk, delta=delta)
+        broken += threshold < 1 - risk / 0.3
+        answered += threshold <= 0.85
+        order = np.argsort(-signal)
+        holds = np.flatnonzero(np.cumsum(wrong[order]) <= risk * np.arange(1, 701))
+        naive_broken += signal[order][holds[-1]] < 1 - risk / 0.3
+    assert broken <= runs * delta + 2 * math.sqrt(runs * delta * (1 - delta))
+    assert answered > 0.5 * runs  # the promise is not kept by silence
+    assert naive_broken > 0.3 * runs
+
+
+def test_threshold_is_that_of_a_loop():
+    rng = np.random.default_rng(1)
+    signal, wrong = draw(rng, 300)
+    signal = signal.round(2)  # ties
+    expected = math.inf
+    for threshold in sorted(set(signal), reverse=True):
+        answers = signal >= threshold
+        if answers.mean() < 0.1:
+            continue
+        if binom.cdf(wrong[answers].sum(), answers.sum(), 0.15) > 0.2:
+            break
+        expected = (threshold + max(signal[signal < threshold])) / 2
+    assert math.isfinite(expected)
+    assert controlled_threshold(signal, wrong, 0.1, 0.15, 0.2) == expected
+    assert controlled_threshold(signal, np.ones(300, bool), 0.1, 0.15, 0.2) == math.inf
+
+
+@pytest.fixture(scope="module")
+def counts():
+    """A model that counts words: right often, but not always."""
+    words = {word for row in ROWS for text in row for word in text.split()}
+    return SentenceTransformer(modules=[BoW(sorted(words))], device="cpu")
+
+
+@pytest.fixture(scope="module")
+def data():
+    """64 queries, every fourth of which has no relevant document."""
+    queries = {f"q{i:02d}": f"{ROWS[i % 16][3]} {ROWS[i // 4][0]} {ROWS[i // 4][1][:12]}" for i in range(64)}
+    corpus = {f"d{i:02d}": row[1] for i, row in enumerate(ROWS)} | {f"x{i:02d}": row[2] for i, row in enumerate(ROWS)}
+    return RetrievalData(queries, corpus, {q: {f"d{i // 4:02d}"} for i, q in enumerate(queries) if i % 4})
+
+
+@pytest.fixture(scope="module")
+def rule(counts, data):
+    return stm.calibrate_abstention(counts, data, risk=0.5, delta=0.5, signal="combined", show_progress_bar=False)
+
+
+def test_rule_against_a_loop(counts, data, rule):
+    """Features and wrong answers of every query, by numpy on raw embeddings."""
+    q = encode_raw(counts, list(data.queries.values()), "query").double().numpy()
+    ids = sorted(data.corpus)
+    d = encode_raw(counts, [data.corpus[i] for i in ids], "document").double().numpy()
+    gamma = rule.similarity.exponents[1]
+    scores = (q / np.linalg.norm(q, axis=1, keepdims=True)) @ (d / np.linalg.norm(d, axis=1, keepdims=True) ** gamma).T
+    scores = scores.astype(np.float32)  # as the search rounds them, so that ties are ties
+    order = np.argsort(-scores, axis=1, kind="stable")
+    top = np.take_along_axis(scores, order, axis=1)[:, :2]
+    wrong = np.array(
+        [ids[o[0]] not in data.relevant_docs.get(query, ()) for query, o in zip(data.queries, order, strict=True)]
+    )
+    answers = stm.answerable(rule, top, np.linalg.norm(q, axis=1), np.linalg.norm(d, axis=1)[order[:, 0]])
+    assert rule.unanswerable == 0.25
+    assert rule.measure(counts, data) == Answers(64, int(answers.sum()), int((answers & wrong).sum()))
+
+
+def test_documents_left_out_are_not_answers(counts, data):
+    judged = dict(data.relevant_docs)
+    answerable = RetrievalData({query: data.queries[query] for query in judged}, data.corpus, judged)
+    made = stm.calibrate_abstention(counts, answerable, risk=0.5, delta=0.5, show_progress_bar=False)
+    assert made.unanswerable == 0.25  # by default
+    all_wrong = made.measure(counts, answerable, unanswerable=0.999)
+    none = made.measure(counts, answerable, unanswerable=0.0)
+    assert all_wrong.wrong == all_wrong.answered
+    assert none.wrong < none.answered or none.answered == 0
+
+
+def test_save_and_load(rule, tmp_path):
+    rule.save(tmp_path)
+    scores, norms = np.random.default_rng(0).random((20, 2)), np.ones(20)
+    again = stm.Abstention.load(tmp_path)
+    assert (again.threshold, again.weights, again.calibration) == (rule.threshold, rule.weights, rule.calibration)
+    np.testing.assert_array_equal(
+        stm.answerable(tmp_path, scores, norms, norms), stm.answerable(rule, scores, norms, norms)
+    )
+    assert set(again.curves) == set(SIGNALS)
+    rule.plot(tmp_path / "curve.png")
+    assert (tmp_path / "curve.png").stat().st_size > 10_000
+    assert all(len(line) <= 80 for line in str(rule).splitlines())
+    (tmp_path / "abstention.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"not a saved Abstention .it has no 'signal'"):
+        stm.Abstention.load(tmp_path)
+
+
+def test_bad_input(counts, data, rule):
+    with pytest.raises(ValueError, match=r"risk must be strictly between 0 and 1; got 1"):
+        stm.calibrate_abstention(counts, data, risk=1)
+    with pytest.raises(ValueError, match=r"needs at least 426 validation queries .* the data has 64"):
+        stm.calibrate_abstention(counts, data, risk=0.01)
+    with pytest.raises(ValueError, match=r"signal must be one of 'auto'"):
+        stm.calibrate_abstention(counts, data, signal="norm")
+    with pytest.raises(ValueError, match=r"unanswerable must be a share of the queries in \[0, 1\); got 1"):
+        stm.calibrate_abstention(counts, data, risk=0.5, unanswerable=1, show_progress_bar=False)
+    with pytest.raises(ValueError, match=r"uses the query norm: give query_norms="):
+        stm.answerable(rule, [[0.5, 0.4]])
+    with pytest.raises(ValueError, match=r"uses the gap: give the scores of two documents"):
+        stm.answerable(rule, [[0.5]], [1.0], [1.0])
+    with pytest.raises(ValueError, match=r"shape .n, k., the best score first; got .2,."):
+        stm.answerable(rule, [0.5, 0.4])
