@@ -26,11 +26,10 @@ from st_magnitude._files import whole_file
 from st_magnitude._json import from_plain, parse, to_plain
 from st_magnitude._plot import pyplot
 from st_magnitude.corpus.beir import RetrievalData
-from st_magnitude.evaluation.metrics import implied_similarity
+from st_magnitude.evaluation.metrics import raw_scoring_of
 from st_magnitude.evaluation.task import encode_texts
 from st_magnitude.geometry import norms, risk_coverage
-from st_magnitude.similarity import COSINE, Similarity
-from st_magnitude.surgery.raw import normalizes_output
+from st_magnitude.similarity import Similarity
 
 __all__ = ["Abstention", "Answers", "answerable", "calibrate_abstention", "controlled_threshold"]
 
@@ -250,9 +249,7 @@ def calibrate_abstention(
             f"wrong answer, and several times as many for a useful coverage; the data has {len(data.queries)}. Use "
             "more queries or a larger risk."
         )
-    if similarity is None:
-        similarity = COSINE if normalizes_output(model) else implied_similarity(model)
-    similarity = Similarity(1.0, Similarity.named(similarity).exponents[1])
+    similarity = Similarity(1.0, raw_scoring_of(model, similarity).exponents[1])
     features, is_wrong, share = first_documents(
         model, data, similarity, unanswerable, seed, batch_size, show_progress_bar
     )
