@@ -81,15 +81,15 @@ def fragments(corpus: Mapping[str, str], number: int, seed: int = SEED) -> dict[
     Example:
         >>> made = fragments({"d": "sparse matrices are stored by rows and columns"}, 4)
         >>> sorted(made)
-        ['fragment-0', 'fragment-1', 'fragment-2', 'fragment-3']
-        >>> made["fragment-1"].startswith("https://"), len(made["fragment-2"].split())
+        ['contents-3', 'navigation-0', 'url-1', 'word-2']
+        >>> made["url-1"].startswith("https://"), len(made["word-2"].split())
         (True, 1)
     """
     rng = random.Random(seed)
     words = sorted({word.strip(".,:;()`'\"") for text in corpus.values() for word in text.split()} - {""})
     words = [word for word in words if word.isalpha() and len(word) > 3] or ["page"]
     licences = licence_chunks()
-    found: dict[str, None] = {}
+    found: dict[str, str] = {}  # text to kind
     attempts = 0
     while len(found) < number:
         kind = KINDS[attempts % len(KINDS)] if attempts < 20 * number else "contents"
@@ -106,8 +106,8 @@ def fragments(corpus: Mapping[str, str], number: int, seed: int = SEED) -> dict[
             ),
             "licence": rng.choice(licences) if licences else f"Copyright (c) {a.title()} and {b.title()} contributors.",
         }[kind]
-        found.setdefault(text)
-    return {f"fragment-{i}": text for i, text in enumerate(found)}
+        found.setdefault(text, kind)
+    return {f"{kind}-{i}": text for i, (text, kind) in enumerate(found.items())}
 
 
 @lru_cache(maxsize=1)
@@ -242,11 +242,24 @@ def measure(cell: Cell) -> Figures:
         model, gamma = ("QNorm", exponent) if name == "norm of QNorm" else ("Cosine", 1.0)
         found = {str(d): in_units(ndcg(encoded[model], gamma, index[rank >= d])) for d in DROPPED}
         pruning[name] = {"ranks of answers": in_units(rank[answers]), "ndcg@10": found}
+    relevant = set().union(*task.relevant_docs.values())
+    ids = sorted(full.corpus)
+    kinds = np.array(
+        ["answer" if d in relevant else "boilerplate" if d in task.corpus else d.split("-")[0] for d in ids]
+    )
+    separation = {
+        model: {
+            kind: round(geometry.auroc(values[kinds == "answer"], values[kinds == kind]), 4)
+            for kind in ("boilerplate", *KINDS)
+        }
+        for model, values in ((name, geometry.norms(x.documents)) for name, x in encoded.items())
+    }
     return {
         "settings": {"cell": cell.name, "exponent": exponent, "prior weight": weight},
         "data": data("docstrings").fingerprint,
         "shares": shares,
         "pruning": pruning,
+        "separation": separation,
     }
 
 
@@ -322,6 +335,18 @@ def kept_gain(found: list[Figures], name: str, dropped: float = 0.5) -> Estimate
     return paired([kept(found, "norm of QNorm", dropped) - kept(found, name, dropped)])
 
 
+def separation_table(found: list[Figures]) -> list[str]:
+    """AUC of the norm for answers against each kind of document that answers nothing, mean over seeds."""
+    found = [x for x in found if "separation" in x]
+    if not found:
+        return ["(No cells are stored yet.)"]
+    lines = ["| norms of | boilerplate | " + " | ".join(KINDS) + " |", "| --- |" + " ---: |" * (1 + len(KINDS))]
+    for model, name in {"before": "before training", "Cosine": "Cosine", "QNorm": "QNorm"}.items():
+        means = [np.mean([x["separation"][model][kind] for x in found]) for kind in ("boilerplate", *KINDS)]
+        lines.append(f"| {name} | " + " | ".join(f"{mean:.2f}" for mean in means) + " |")
+    return lines
+
+
 def paint(axis: Any, found: list[Figures]) -> None:
     drops = np.linspace(0, 0.95, 96)
     for i, name in enumerate(found[0]["pruning"]):
@@ -350,7 +375,7 @@ def main() -> None:
             print(f"{path_of(cell).name} is stored", flush=True)
     if not (found := stored(arguments.steps)):
         parser.exit(1, "Nothing is stored yet: call without --tables.\n")
-    print("\n".join([*share_table(found), "", *pruning_table(found)]))
+    print("\n".join([*share_table(found), "", *pruning_table(found), "", *separation_table(found)]))
     picture(found)
 
 

@@ -42,6 +42,7 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "sigreg": compression_control.sigreg_table,
     "fragments": partial(of_fragments, fragments.share_table),
     "pruning": partial(of_fragments, fragments.pruning_table),
+    "separation": partial(of_fragments, fragments.separation_table),
 }
 
 
