@@ -49,14 +49,24 @@ def one_step(folder: str, case: tuple) -> dict:
 
 
 def train(folder: str, output: Path, mini_batch_size: int | None, gather: bool | str = True) -> dict:
+    """Everything that a loss can learn or leave out at once, in the Trainer."""
     model = load_transformer(folder)
-    loss = stm.LearnableNormLoss(model, mini_batch_size=mini_batch_size, gather_across_devices=gather)
+    loss = stm.LearnableNormLoss(
+        model,
+        terms=stm.temp_agg_mrl([8, 32], [0.05, 0.1]),
+        temperature="learned",
+        margin=-0.1,
+        margin_strategy="relative",
+        regularizers=[(stm.SIGReg(num_directions=8), 0.01)],
+        mini_batch_size=mini_batch_size,
+        gather_across_devices=gather,
+    )
     args = SentenceTransformerTrainingArguments(
         str(output / "trainer"),
         max_steps=3,
         per_device_train_batch_size=4,
         learning_rate=1e-3,
-        learning_rate_mapping=loss.learning_rate_mapping(0.1),
+        learning_rate_mapping=loss.learning_rate_mapping(0.1) | stm.LearnedTemperature.learning_rate_mapping(0.1),
         use_cpu=True,
         ddp_backend="gloo",
         report_to=[],
@@ -66,7 +76,8 @@ def train(folder: str, output: Path, mini_batch_size: int | None, gather: bool |
     data = Dataset.from_dict(columns(num_negatives=1))
     SentenceTransformerTrainer(model, args, data, loss=loss).train()
     assert isinstance(loss.model, DistributedDataParallel)
-    return {"scale": loss.scale, "parameters": {name: p.detach() for name, p in model.named_parameters()}}
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+    return {"scale": loss.scale, "parameters": parameters, "biases": loss.temperatures.bias.detach()}
 
 
 def learn_temperature(folder: str, mini_batch_size: int | None) -> torch.Tensor:

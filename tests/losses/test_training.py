@@ -629,6 +629,8 @@ def test_two_ranks_are_one_process_on_the_joined_batch(model, two_ranks, case):
 def test_two_ranks_in_the_trainer(model, two_ranks, way):
     first, second = (results["trainer", way] for results in two_ranks)
     assert first["scale"] == second["scale"]
+    assert torch.equal(first["biases"], second["biases"])
+    assert (first["biases"] - torch.tensor(2 * [0.05, 0.1]).log()).abs().min() > 0.05
     start = dict(model.named_parameters())
     for name, parameter in first["parameters"].items():
         assert torch.equal(parameter, second["parameters"][name])
@@ -638,8 +640,11 @@ def test_two_ranks_in_the_trainer(model, two_ranks, way):
         gathered = two_ranks[0]["trainer", 3]["parameters"]
         for name in ("2.query_bias", "2.document_bias"):
             torch.testing.assert_close(first["parameters"][name], gathered[name], rtol=1e-3, atol=0)
+        torch.testing.assert_close(first["biases"], two_ranks[0]["trainer", 3]["biases"], rtol=1e-3, atol=0)
 
 
+@pytest.mark.slow
+@pytest.mark.slow
 @BATCHING
 def test_two_ranks_learn_one_temperature(model, two_ranks, mini_batch_size):
     """The gradient is that of the joined batch. It is not a parameter of the model, so DDP does not average it."""
@@ -652,6 +657,8 @@ def test_two_ranks_learn_one_temperature(model, two_ranks, mini_batch_size):
         assert results["temperature", mini_batch_size].item() == pytest.approx(bias.grad.item(), rel=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.slow
 def test_two_ranks_with_different_data_sets(two_ranks):
     first, second = (results["data sets"] for results in two_ranks)
     assert first == second
