@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from sentence_transformers import SentenceTransformer
@@ -12,6 +13,7 @@ from st_magnitude.losses.ranking import MagnitudeRankingLoss
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import normalizes_output
+from st_magnitude.terms import Term
 
 __all__ = ["LearnableNormLoss"]
 
@@ -92,5 +94,6 @@ class LearnableNormLoss(MagnitudeRankingLoss):
         similarity = self.similarity
         return [similarity.gamma_query, similarity.gamma_document, *super()._learned()]  # type: ignore[list-item]
 
-    def _split(self, learned: list[Tensor]) -> tuple[Similarity, list[Tensor]]:
-        return Similarity(*learned[:2]), learned[2:]
+    def _at(self, learned: list[Tensor]) -> tuple[Similarity, Sequence[Term]]:
+        _, terms = super()._at(learned[2:])
+        return Similarity(*learned[:2]), terms

@@ -217,29 +217,40 @@ class MagnitudeRankingLoss(CachedLossMixin, ScaledLoss):
         if not self._has_begun and torch.is_grad_enabled():
             self._begin()
         queries, *documents = embeddings  # (B, D) each
-        similarity, temperatures = self._split(learned)
+        similarity, terms = self._at(learned)
         if self.scale == "auto":
-            longest = max(term.dim or queries.shape[1] for term in self.terms)
+            longest = max(term.dim or queries.shape[1] for term in terms)
             self._find_scale(queries[:, :longest], [d[:, :longest] for d in documents], similarity)
-        stretch = SCALE / float(self.scale)
-        terms = [replace(term, temperature=term.temperature * stretch) for term in self._filled(temperatures)]
+        terms = [replace(term, temperature=term.temperature * (SCALE / float(self.scale))) for term in terms]
         if self.temperatures is not None:
             self.temperatures.observe(queries, terms, similarity)
-        if self.gather_across_devices == "ring" and num_ranks() > 1:
-            ring = self.false_negatives.ring(labels)
-            loss = ring_infonce(
-                queries, torch.cat(documents), terms, similarity, self.direction, hardness=self.hardness, **ring
-            )
-            return {"infonce": loss, **self.regularizers(embeddings)}
+        loss = self._infonce(queries, documents, terms, similarity, labels)
+        return {"infonce": loss, **self.regularizers(embeddings)}
+
+    def _infonce(
+        self,
+        queries: Tensor,
+        documents: list[Tensor],
+        terms: list[Term],
+        similarity: Similarity,
+        labels: Tensor | Texts | None,
+    ) -> Tensor:
+        """InfoNCE of the queries of this rank, with its own documents as negatives or with those of all ranks."""
         offset, all_queries, gather = 0, None, lambda x: x
-        if self.gather_across_devices:
+        if self.gather_across_devices and num_ranks() > 1:
+            if self.gather_across_devices == "ring":
+                ring = self.false_negatives.ring(labels)
+                return ring_infonce(
+                    queries, torch.cat(documents), terms, similarity, self.direction, hardness=self.hardness, **ring
+                )
             offset, gather = get_rank() * len(queries), all_gather
             documents = [all_gather_with_grad(d) for d in documents]  # (W·B, D) each
             if self.direction != "query_to_document":
                 all_queries = all_gather_with_grad(queries)  # (W·B, D)
         candidates = torch.cat(documents)  # (M, D)
         self._warn_if_alone(candidates)
-        loss = infonce(
+        masks = self.false_negatives.masks(labels, self.direction, offset, gather)
+        return infonce(
             queries,
             candidates,
             terms,
@@ -248,9 +259,8 @@ class MagnitudeRankingLoss(CachedLossMixin, ScaledLoss):
             offset,
             all_queries=all_queries,
             hardness=self.hardness,
-            **self.false_negatives.masks(labels, self.direction, offset, gather),
+            **masks,
         )
-        return {"infonce": loss, **self.regularizers(embeddings)}
 
     # --- what the loss learns beside the model's weights -------------------------------------------------------------
 
@@ -259,15 +269,12 @@ class MagnitudeRankingLoss(CachedLossMixin, ScaledLoss):
         return [] if self.temperatures is None else [("temperatures", self.temperatures.bias)]
 
     def _learned(self) -> list[Tensor]:
-        """The present values, 0-d tensors."""
+        """The present values, 0-d tensors: exponents, then temperatures."""
         return [] if self.temperatures is None else list(self.temperatures())
 
-    def _split(self, learned: list[Tensor]) -> tuple[Similarity, list[Tensor]]:
-        """The similarity and the temperatures out of the values of ``_learned``."""
-        return self.similarity, learned
-
-    def _filled(self, temperatures: list[Tensor]) -> Sequence[Term]:
-        return self.terms if self.temperatures is None else self.temperatures.fill(self.terms, temperatures)
+    def _at(self, learned: list[Tensor]) -> tuple[Similarity, Sequence[Term]]:
+        """The similarity and the terms at values as `_learned` returns them."""
+        return self.similarity, self.terms if self.temperatures is None else self.temperatures.fill(self.terms, learned)
 
     def _begin(self) -> None:
         """Checks on the first training batch of a run."""
@@ -347,12 +354,12 @@ class MagnitudeRankingLoss(CachedLossMixin, ScaledLoss):
 
     @torch.no_grad()
     def get_config_dict(self) -> dict[str, Any]:
-        gamma_query, gamma_document = self.similarity.exponents
+        similarity, terms = self._at(self._learned())
+        gamma_query, gamma_document = similarity.exponents
         return {
             "similarity": {"query": gamma_query, "document": gamma_document},
             "terms": [
-                {"dim": term.dim, "temperature": float(term.temperature), "weight": term.weight}
-                for term in self._filled(self._split(self._learned())[1])
+                {"dim": term.dim, "temperature": float(term.temperature), "weight": term.weight} for term in terms
             ],
             "scale": self.scale,
             "regularizers": self.regularizers.get_config_dict(),
