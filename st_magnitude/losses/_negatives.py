@@ -61,27 +61,27 @@ class FalseNegatives:
         return Texts(keys, () if self.guide is None else [self.guide.embed(f, mini_batch_size) for f in columns])
 
     def masks(
-        self, labels: Any, direction: Direction, offset: int, gather: Callable[[Tensor], Tensor]
+        self, texts: Texts, direction: Direction, offset: int, gather: Callable[[Tensor], Tensor]
     ) -> dict[str, Any]:
         """The arguments ``exclude`` and ``exclude_queries`` of :func:`~st_magnitude.infonce`.
 
         Args:
-            labels: Texts of this rank; anything else for embeddings whose texts are unknown.
+            texts: Texts of this rank; an empty one for embeddings whose texts are unknown.
             direction: Direction of the loss.
             offset: Index of the positive of this rank's first query among the positives of all ranks.
             gather: Function that joins a tensor with those of the other ranks.
         """
         exclude: list[Any] = []
         exclude_queries: list[Any] = []
-        for columns in _ids(labels):
+        for columns in _ids(texts):
             ids, own = torch.cat([gather(x) for x in columns]), slice(offset, offset + len(columns[0]))  # (M,)
             if repeated := int(torch.isin(ids, ids[own]).sum()) - len(ids[own].unique()):
                 self._report(repeated, len(ids))
                 exclude.append(ids)
         if self.margin is not None:
             too_close = partial(TooClose, self._threshold, offset)
-            if guide := isinstance(labels, Texts) and labels.guide:
-                queries, *documents = guide
+            if texts.guide:
+                queries, *documents = texts.guide
                 exclude.append(too_close(queries, torch.cat([gather(x) for x in documents])))
                 if direction != "query_to_document":
                     exclude_queries.append(too_close(documents[0], gather(queries)))
@@ -90,10 +90,10 @@ class FalseNegatives:
                 exclude_queries.append(too_close())
         return {"exclude": exclude, "exclude_queries": exclude_queries}
 
-    def ring(self, labels: Any) -> dict[str, Any]:
+    def ring(self, texts: Texts) -> dict[str, Any]:
         """The arguments ``exclude`` and ``threshold`` of `ring_infonce`, which finds out what other ranks hold."""
         threshold = None if self.margin is None else self._threshold
-        return {"exclude": [torch.cat(columns) for columns in _ids(labels)], "threshold": threshold}
+        return {"exclude": [torch.cat(columns) for columns in _ids(texts)], "threshold": threshold}
 
     def _threshold(self, positive: Tensor) -> Tensor:
         """The score above which a document is too close, as in GISTEmbedLoss; a relative margin has no sign."""
@@ -140,10 +140,16 @@ class Guide:
     It is not a submodule of the loss, so that no optimizer, ``train()`` or ``state_dict`` meets its weights.
 
     Raises:
-        ValueError: If the guide scores by a distance; if it has a tokenizer of its own and a batch holds no texts.
+        ValueError: If the guide is the model itself or scores by a distance; if it has a tokenizer of its own and a
+            batch holds no texts.
     """
 
     def __init__(self, guide: SentenceTransformer, model: SentenceTransformer) -> None:
+        if guide is model:
+            raise ValueError(
+                "guide is the model that is trained, but a guide is frozen. Pass margin=... without a guide, so that "
+                "the model's own scores decide, or a copy, copy.deepcopy(model)."
+            )
         self.model = guide.eval()
         self.similarity = Similarity.named(guide.similarity_fn_name)
         card = guide.model_card_data
@@ -220,17 +226,17 @@ def text_keys(features: Features, column: int) -> Tensor:
     return torch.zeros_like(counts, dtype=torch.long).index_add_(0, texts, mixed ^ (mixed >> 29))
 
 
-def _ids(labels: Any) -> list[list[Tensor]]:
+def _ids(texts: Texts) -> list[list[Tensor]]:
     """Two sets of numbers of the documents, column by column, (B,) each: equal if they are not negatives of each other.
 
     The first set are the keys of the documents' texts. The second are those of their queries: the positives of equal
     queries are equal, and an explicit negative is like no other document.
     """
-    if not isinstance(labels, Texts) or not labels.keys:
+    if not texts.keys:
         return []
-    queries, *documents = labels.keys
+    queries, *documents = texts.keys
     rows = torch.arange(len(queries), device=queries.device)
-    unlike = [_unlike(rows, column) for column in range(len(labels.keys), 2 * len(labels.keys) - 2)]
+    unlike = [_unlike(rows, column) for column in range(len(texts.keys), 2 * len(texts.keys) - 2)]
     return [documents, [queries, *unlike]]
 
 

@@ -224,7 +224,8 @@ class MagnitudeRankingLoss(CachedLossMixin, ScaledLoss):
         terms = [replace(term, temperature=term.temperature * (SCALE / float(self.scale))) for term in terms]
         if self.temperatures is not None:
             self.temperatures.observe(queries, terms, similarity)
-        loss = self._infonce(queries, documents, terms, similarity, labels)
+        texts = labels if isinstance(labels, Texts) else Texts()
+        loss = self._infonce(queries, documents, terms, similarity, texts)
         return {"infonce": loss, **self.regularizers(embeddings)}
 
     def _infonce(
@@ -233,13 +234,13 @@ class MagnitudeRankingLoss(CachedLossMixin, ScaledLoss):
         documents: list[Tensor],
         terms: list[Term],
         similarity: Similarity,
-        labels: Tensor | Texts | None,
+        texts: Texts,
     ) -> Tensor:
         """InfoNCE of the queries of this rank, with its own documents as negatives or with those of all ranks."""
         offset, all_queries, gather = 0, None, lambda x: x
         if self.gather_across_devices and num_ranks() > 1:
             if self.gather_across_devices == "ring":
-                ring = self.false_negatives.ring(labels)
+                ring = self.false_negatives.ring(texts)
                 return ring_infonce(
                     queries, torch.cat(documents), terms, similarity, self.direction, hardness=self.hardness, **ring
                 )
@@ -249,7 +250,7 @@ class MagnitudeRankingLoss(CachedLossMixin, ScaledLoss):
                 all_queries = all_gather_with_grad(queries)  # (W·B, D)
         candidates = torch.cat(documents)  # (M, D)
         self._warn_if_alone(candidates)
-        masks = self.false_negatives.masks(labels, self.direction, offset, gather)
+        masks = self.false_negatives.masks(texts, self.direction, offset, gather)
         return infonce(
             queries,
             candidates,

@@ -420,6 +420,11 @@ def test_two_ranks_are_one_process_on_the_joined_batch(folder):
                 torch.testing.assert_close(rank[i][1][name], gradient, rtol=1e-7, atol=1e-10)
 
 
+def test_the_model_is_not_its_own_guide(model):
+    with pytest.raises(ValueError, match=r"guide is the model that is trained.* margin="):
+        stm.CosineRankingLoss(model, guide=model)
+
+
 def test_ring_has_no_guide(model, guide):
     with pytest.raises(ValueError, match="does not pass the embeddings of a guide around"):
         stm.CosineRankingLoss(model, guide=guide, gather_across_devices="ring")
