@@ -220,6 +220,7 @@ def test_dims_and_temperatures_become_terms(folder, model_path, tmp_path, option
         (("--temperatures", "cold"), "Invalid value for '--temperatures': takes numbers separated by commas"),
         (("--temperature", "cold"), "Invalid value for '--temperature': takes a number or 'learned'; got 'cold'"),
         (("--temperature", "0"), "temperature must be a positive number or 'learned'"),
+        (("--temperature", "0.1", "--dims", "64,256"), "temperature=0.1 is for a loss of one term"),
         (("--dims", "64,512"), "[512] dimensions, but the embeddings of this model have 256"),
         (("--temperatures", "0.1,0"), "must be positive, got 0.0"),
         (("--max-length", 9), "leave out max_length (--max-length)"),

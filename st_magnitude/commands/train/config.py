@@ -79,10 +79,12 @@ class TrainConfig:
     ] = None
     margin: Annotated[
         float | None,
-        typer.Option(help="Leave out negatives that score above the positive minus this; default: 0 with --guide."),
+        typer.Option(
+            help="Leave out negatives that score above the positive minus this, such as -0.1; default: 0 with --guide."
+        ),
     ] = None
     guide: Annotated[
-        str | None, typer.Option(help="Frozen model, a folder or a name, that decides about the margin.")
+        str | None, typer.Option(help="Folder or hub id of a frozen model whose scores decide about the margin.")
     ] = None
     max_length: Annotated[
         int | None,
@@ -108,6 +110,11 @@ class TrainConfig:
     def __post_init__(self) -> None:
         check_ranges(self)
         positive("temperature", self.temperature, ["learned", None])
+        if self.temperature not in (None, "learned") and (self.dims is not None or self.temperatures is not None):
+            raise ValueError(
+                f"temperature={self.temperature} is for a loss of one term. With dims, or with several temperatures, "
+                f"pass temperatures={self.temperature} instead."
+            )
         if self.loss not in LOSS_NAMES:
             raise ValueError(
                 f"There is no loss {self.loss!r}.{did_you_mean(self.loss, LOSS_NAMES)} "
