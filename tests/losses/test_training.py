@@ -644,7 +644,6 @@ def test_two_ranks_in_the_trainer(model, two_ranks, way):
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 @BATCHING
 def test_two_ranks_learn_one_temperature(model, two_ranks, mini_batch_size):
     """The gradient is that of the joined batch. It is not a parameter of the model, so DDP does not average it."""
@@ -657,7 +656,6 @@ def test_two_ranks_learn_one_temperature(model, two_ranks, mini_batch_size):
         assert results["temperature", mini_batch_size].item() == pytest.approx(bias.grad.item(), rel=1e-5)
 
 
-@pytest.mark.slow
 @pytest.mark.slow
 def test_two_ranks_with_different_data_sets(two_ranks):
     first, second = (results["data sets"] for results in two_ranks)
