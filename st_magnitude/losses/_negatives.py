@@ -82,7 +82,8 @@ class FalseNegatives:
             too_close = partial(TooClose, self._threshold, offset)
             if texts.guide:
                 queries, *documents = texts.guide
-                exclude.append(too_close(queries, torch.cat([gather(x) for x in documents])))
+                candidates = [gather(x) for x in documents]
+                exclude.append(too_close(queries, torch.cat(candidates) if len(candidates) > 1 else candidates[0]))
                 if direction != "query_to_document":
                     exclude_queries.append(too_close(documents[0], gather(queries)))
             elif self.guide is None:
