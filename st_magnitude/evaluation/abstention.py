@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.stats import binom, binomtest
+from scipy.special import bdtr
+from scipy.stats import binomtest
 from sentence_transformers import SentenceTransformer
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
@@ -330,7 +331,7 @@ def _tests(values: Array, is_wrong: Any, risk: float) -> tuple[Array, Array, Arr
     wrong = np.cumsum(np.asarray(is_wrong)[order])[last]
     distinct = values[order][last]
     thresholds = np.append((distinct[:-1] + distinct[1:]) / 2, distinct[-1])
-    return thresholds, (last + 1) / len(values), binom.cdf(wrong, last + 1, risk)
+    return thresholds, (last + 1) / len(values), bdtr(wrong, last + 1, risk)
 
 
 def answers_of(values: Array, is_wrong: Any, threshold: float) -> Answers:
