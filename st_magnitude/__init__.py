@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         temp_spec_mrl,
     )
     from st_magnitude.losses.regularizers import SIGReg, covariance_penalty, norm_variance_penalty
+    from st_magnitude.serving.check import check_serving
     from st_magnitude.similarity import COSINE, DNORM, DOT, QNORM, Similarity
     from st_magnitude.surgery.cut_init import cut_init
     from st_magnitude.surgery.export import export, load
@@ -87,6 +88,7 @@ __all__ = [
     "attach_grad_scale",
     "calibrate_abstention",
     "calibrate_exponent",
+    "check_serving",
     "clip",
     "covariance_penalty",
     "cut_init",
@@ -124,6 +126,7 @@ _HOMES = {
         *("TempSpecMRLLoss", "temp_agg", "temp_agg_mrl", "temp_spec_mrl"),
     ],
     "losses.regularizers": ["SIGReg", "covariance_penalty", "norm_variance_penalty"],
+    "serving.check": ["check_serving"],
     "similarity": ["COSINE", "DNORM", "DOT", "QNORM", "Similarity"],
     "surgery.grad_scale": ["attach_grad_scale", "grad_scale"],
     "surgery.cut_init": ["cut_init"],

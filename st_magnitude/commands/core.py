@@ -142,6 +142,7 @@ def command(
     A parameter whose type is a dataclass becomes one option for each field (see `st_magnitude._config`), and the
     function gets the dataclass. Bad input ends with one line on stderr and exit code 2, an interrupt with 130 (128 and
     the number of the signal). With ``--json`` all that is printed goes to stderr, and the returned figures to stdout.
+    A figure called ``exit_code`` is also the exit code of the command.
     """
 
     def register(function: Callable[..., Figures | None]) -> Callable[..., Figures | None]:
@@ -174,6 +175,8 @@ def command(
                 from st_magnitude._json import to_plain
 
                 typer.echo(json.dumps(to_plain(figures), allow_nan=False))
+            if code := (figures or {}).get("exit_code"):
+                raise typer.Exit(code)
             return figures
 
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

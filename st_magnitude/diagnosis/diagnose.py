@@ -10,7 +10,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,7 +30,7 @@ from st_magnitude.diagnosis.findings import (
 )
 from st_magnitude.diagnosis.symmetry import task_symmetry
 from st_magnitude.evaluation.confidence import word_counts
-from st_magnitude.evaluation.metrics import are_unit, raw_scoring_of
+from st_magnitude.evaluation.metrics import are_unit, model_name, raw_scoring_of
 from st_magnitude.evaluation.task import JudgedTask
 from st_magnitude.similarity import COSINE, DOT, Similarity
 from st_magnitude.surgery.raw import normalizes_output
@@ -130,7 +129,7 @@ def diagnose(
         answers = replace(answers, cv_ratio=answers.cv / compared.document_cv if compared.document_cv else math.nan)
     shape = measure.directions(task, seed)
     cells, stored = checks.storage(bench)
-    names = "" if baseline is None else _name(baseline)
+    names = "" if baseline is None else model_name(baseline)
     return Diagnosis(
         similarity=today.name,
         recommended=advised.name,
@@ -152,7 +151,7 @@ def diagnose(
             advice.exponent(gain, choice, symmetry, advised, today.name, normalizes),
             *_other_changes(bench, stored, symmetry, asked, answers, shape, compared),
         ],
-        provenance=Provenance(title, _name(model), names, seed, num_samples, min_gain, tolerance, _versions()),
+        provenance=Provenance(title, model_name(model), names, seed, num_samples, min_gain, tolerance, _versions()),
     )
 
 
@@ -187,17 +186,6 @@ def _other_changes(
     if compared is not None:
         found.append(advice.baseline(checks.baseline(bench, compared), compared, scoring))
     return found
-
-
-def _name(model: SentenceTransformer) -> str:
-    """What the model calls itself: a hub id, the last two names of a path, or the names of its modules."""
-    known = model.model_card_data.model_id or model.model_card_data.base_model
-    for module in model.modules():
-        known = known or getattr(module, "name_or_path", None)  # of a model of transformers
-    if not known:
-        return " + ".join(type(module).__name__ for module in model)
-    path = Path(known)
-    return "/".join(path.parts[-2:]) if path.is_absolute() else str(known)
 
 
 def _versions() -> dict[str, str]:

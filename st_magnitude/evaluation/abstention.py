@@ -200,8 +200,8 @@ def calibrate_abstention(
     """Finds when to answer, so that at most a share ``risk`` of the answers is wrong with probability 1 - ``delta``.
 
     The answer to a query is its first document. It is wrong if that document is not relevant, and so every answer to a
-    query that no document answers is wrong. One half of the queries chooses the signal and an order of thresholds; the
-    other half tests these thresholds one after the other by the exact binomial tail, up to the first that fails:
+    query that no document answers is wrong. A random 30 % of the queries choose the signal and a first threshold. The
+    others test this threshold and then lower ones, up to the first that fails the exact binomial test:
 
         P( Binomial(answers, risk) <= wrong answers ) <= delta
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from st_magnitude.surgery.raw import normalizes_output
 __all__ = [
     "TILE",
     "are_unit",
+    "model_name",
     "ndcg",
     "rank",
     "raw_scoring_of",
@@ -53,6 +55,17 @@ def scoring_of(model: SentenceTransformer, similarity: Similarity | str | None =
 def raw_scoring_of(model: SentenceTransformer, similarity: Similarity | str | None = None) -> Similarity:
     """`scoring_of` for embeddings from before a closing Normalize: the own similarity of a unit model is cosine."""
     return scoring_of(model, COSINE if similarity is None and normalizes_output(model) else similarity)
+
+
+def model_name(model: SentenceTransformer) -> str:
+    """What a model calls itself: a hub id, the last two names of a path, or the names of its modules."""
+    known = model.model_card_data.model_id or model.model_card_data.base_model
+    for module in model.modules():
+        known = known or getattr(module, "name_or_path", None)  # of a model of transformers
+    if not known:
+        return " + ".join(type(module).__name__ for module in model)
+    path = Path(known)
+    return "/".join(path.parts[-2:]) if path.is_absolute() else str(known)
 
 
 def rank(scores: Tensor, k: int) -> Tensor:

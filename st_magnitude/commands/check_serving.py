@@ -1,0 +1,78 @@
+"""``st-magnitude check-serving``: does a server return what the model computes?"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Annotated, Any
+
+import typer
+
+from st_magnitude.commands.core import EncodingBatch, Figures, command
+
+
+@command()
+def check_serving(
+    url: Annotated[str, typer.Argument(help="URL of the server, such as http://localhost:8000/v1.")],
+    model: Annotated[str, typer.Option(help="Folder or hub id of the model that the server is to serve.")],
+    api: Annotated[
+        str | None,
+        typer.Option(help="What the URL speaks: openai, tei, tei-all, vllm or ollama; default: by its path."),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the model on the server; default: the only one that it lists.")
+    ] = None,
+    api_key_env: Annotated[
+        str | None, typer.Option(help="Environment variable with the key, which is sent as a bearer token.")
+    ] = None,
+    request: Annotated[
+        str | None,
+        typer.Option(help="JSON object of further entries of every request, such as '{\"normalize\": false}'."),
+    ] = None,
+    send_prompts: Annotated[
+        bool, typer.Option("--send-prompts", help="Put the model's prompt before each text that is sent.")
+    ] = False,
+    tolerance: Annotated[float, typer.Option(help="Relative error of a vector that counts as rounding.")] = 1e-4,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for an answer.")] = 60.0,
+    batch_size: EncodingBatch = 32,
+) -> Figures:
+    """Check whether a server returns what the model computes.
+
+    About forty texts are encoded here and by the server. The command says whether norms are lost, the pooling, the
+    prompt, the token limit or the precision differ, or the server runs another model, and names the switch of the
+    server that fixes it. The exit code is 0 if all is the same, 1 if something differs, and 2 if the server could not
+    be checked.
+    """
+    extra: Any = None
+    if request is not None:
+        from st_magnitude._json import parse
+
+        try:
+            extra = parse(request)
+        except ValueError as error:
+            raise ValueError(
+                f"--request is not JSON ({error}); give an object such as '{{\"normalize\": false}}'."
+            ) from None
+        if not isinstance(extra, dict):
+            raise ValueError(f"--request must be a JSON object such as '{{\"normalize\": false}}'; got {request}.")
+    if api_key_env is not None and not os.environ.get(api_key_env):
+        raise ValueError(
+            "The environment variable that --api-key-env names is not set; export the key into it, and give the name "
+            "of the variable, not the key."
+        )
+    from st_magnitude.serving.check import check_serving as check
+
+    found = check(
+        url,
+        model,
+        api=api,
+        name=name,
+        api_key=os.environ[api_key_env] if api_key_env is not None else None,
+        request=extra,
+        send_prompts=send_prompts,
+        tolerance=tolerance,
+        timeout=timeout,
+        batch_size=batch_size,
+    )
+    typer.echo(str(found))
+    return json.loads(found.to_json()) | {"exit_code": 0 if found.same else 1}

@@ -1,0 +1,90 @@
+"""How to fix what `check_serving` finds: the switches of the servers, each read in the server's source or run.
+
+docs/serving.md names the versions.
+"""
+
+from __future__ import annotations
+
+__all__ = ["fix_of"]
+
+_DTYPE = "Start {server} with --dtype float32 if you need more digits."
+_OWN_PROMPT = "Put {prompt!r} before every {role} in your own client (check it with send_prompts=True, --send-prompts)."
+_CLIENT_EXPONENT = (
+    "The server does not run ExponentNorm. Apply it to what comes back before you store it: "
+    "stm.Similarity({gamma_query:g}, {gamma_document:g}).document(vectors)."
+)
+
+# By finding and kind of server; "" is for a server that is not known, and for callables.
+FIXES = {
+    "norms lost": {
+        "vLLM": 'Start vLLM with --pooler-config \'{{"use_activation": false}}\', or send "use_activation": false '
+        'with every request (older versions call it "normalize").',
+        "TEI": 'Send "normalize": false to /embed. TEI\'s route /v1/embeddings always normalises.',
+        "Infinity": "Infinity always normalises and has no switch for it (0.0.78): serve this model with another "
+        "server, or train and score it by cosine.",
+        "llama.cpp": 'Send "embd_normalize": -1 with every request; the default 2 normalises.',
+        "Ollama": "Ollama's /api/embed and /v1/embeddings always normalise: serve this model with another server, or "
+        "train and score it by cosine.",
+        "": "Look for an option called normalize in the server or client, and turn it off. If it has none, norms "
+        "cannot be served by it.",
+    },
+    "not normalised": {
+        "vLLM": "Start vLLM with --pooler-config '{{\"use_activation\": true}}'.",
+        "TEI": 'Send "normalize": true to /embed, or leave it out.',
+        "": "Divide the vectors by their norms in your client, or search by cosine.",
+    },
+    "exponent not applied": {"": _CLIENT_EXPONENT},
+    "role ignored": {
+        "": "No ranking changes. For scores on one scale over all queries, send queries to a route or server of their "
+        "own, or divide them in your client."
+    },
+    "pooling": {
+        "vLLM": 'Start vLLM with --pooler-config \'{{"pooling_type": "{pooling}"}}\'. It does not read the pooling '
+        "that sentence-transformers 5.4 and later save, before vLLM's fix #54533 (August 2026).",
+        "TEI": "Start TEI with --pooling {tei_pooling}.",
+        "llama.cpp": "Start llama-server with --pooling {llama_pooling}.",
+        "": "Set the server's pooling to {own_pooling}.",
+    },
+    "prompt missing": {
+        "TEI": 'Send "prompt_name": "{role}" to /embed, or put {prompt!r} before every {role} in your own client.',
+        "vLLM": "Put {prompt!r} before every {role} in your own client, or use vLLM's route /v2/embed with "
+        '"input_type": "{role}".',
+        "": _OWN_PROMPT,
+    },
+    "prompt twice": {"": "Send texts without the prompt, or turn off the server's own prompt."},
+    "prompt of the other role": {
+        "TEI": 'Leave out --default-prompt and --default-prompt-name, and send "prompt_name" for each role.',
+        "": "Turn off the server's own prompt, and put {prompt!r} before every {role} in your own client.",
+    },
+    "modules skipped": {"": "Serve this model with a server that runs all its modules, such as sentence-transformers."},
+    "truncation": {
+        "vLLM": 'Start vLLM with --max-model-len {limit}, and send "truncate_prompt_tokens": {limit}.',
+        "TEI": 'Set "max_seq_length": {limit} in sentence_bert_config.json of the model that TEI loads.',
+        "llama.cpp": "Start llama-server with --ctx-size and --ubatch-size of at least {limit} for each slot.",
+        "": "Set the server's limit to {limit} tokens, or model.max_seq_length to the server's.",
+    },
+    "refused": {
+        "vLLM": 'Send "truncate_prompt_tokens": -1 with every request.',
+        "TEI": 'Start TEI with --auto-truncate, or send "truncate": true to /embed.',
+        "llama.cpp": "Start llama-server with a larger --ubatch-size, and cut texts at {limit} tokens in your client.",
+        "": "Cut texts at {limit} tokens before you send them.",
+    },
+    "precision": {
+        "vLLM": _DTYPE,
+        "TEI": _DTYPE,
+        "Infinity": _DTYPE,
+        "llama.cpp": "Convert the model with --outtype f32 if you need more digits.",
+        "": "Run the model in float32 if you need more digits, or accept the error with tolerance= (--tolerance).",
+    },
+    "norms scaled": {"": "Rankings agree. Never mix these vectors with the model's own in one index."},
+    "norms differ": {"": "Compare the modules of the served model with those of the saved one."},
+    "dimensions": {"": "Ask the server for all dimensions, or load the model with truncate_dim={dim}."},
+    "tokenizer": {"": "Compare the tokenizer files of the served model with those of the saved one."},
+    "another model": {"": "Check which model and revision the server loaded, and its tokenizer."},
+}
+
+
+def fix_of(finding: str, server: str, **details: object) -> str:
+    """What to change for a finding on a kind of server."""
+    fixes = FIXES[finding]
+    return fixes.get(server, fixes[""]).format(server=server, **details)

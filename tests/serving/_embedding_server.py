@@ -1,0 +1,143 @@
+"""A server that speaks the embedding APIs as their documentation says, with faults that are switched on one by one."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling
+
+NAME = "tiny"
+
+
+class EmbeddingServer:
+    """Serves one model.
+
+    Args:
+        model: A model whose first module is a Transformer and whose second is a Pooling.
+        kind: Server to imitate: ``"vllm"``, ``"tei"``, ``"infinity"``, ``"llamacpp"``, ``"ollama"`` or ``"openai"``.
+        faults: Any of the names below with their values.
+    """
+
+    def __init__(self, model: SentenceTransformer, kind: str = "openai", **faults: object) -> None:
+        self.kind, self.faults, self.requests = kind, faults, []
+        first = model[0]
+        pooling = Pooling(model[1].embedding_dimension, str(faults.get("pooling", model[1].pooling_mode)))
+        rest = [] if faults.get("skip") else list(model)[2:]
+        self.model = SentenceTransformer(modules=[first, pooling, *rest], device="cpu")
+        self.prompt = str(faults.get("prompt", ""))
+
+    def tokens(self, texts: list[str]) -> list[np.ndarray]:
+        limit, own = self.faults.get("limit"), self.model.max_seq_length
+        self.model.max_seq_length = limit or own
+        with torch.no_grad():
+            rows = self.model.encode(texts, output_value="token_embeddings", prompt=self.prompt)
+        self.model.max_seq_length = own
+        return [row.numpy() for row in rows]
+
+    def embed(self, texts: list[str], normalize: bool) -> list[list[float]]:
+        limit, own = self.faults.get("limit"), self.model.max_seq_length
+        self.model.max_seq_length = limit or own
+        rows = torch.from_numpy(self.model.encode(texts, prompt=self.prompt))
+        self.model.max_seq_length = own
+        if normalize:
+            rows = torch.nn.functional.normalize(rows)
+        if "dtype" in self.faults:
+            rows = rows.to(self.faults["dtype"]).float()
+        if "dim" in self.faults:
+            rows = rows[:, : self.faults["dim"]]
+        rows = rows * self.faults.get("factor", 1.0)
+        answer = rows.tolist()
+        if self.faults.get("nan"):
+            answer[0][0] = float("nan")
+        return answer[: len(answer) - int(self.faults.get("drop", 0))]
+
+    def answer(self, path: str, body: dict, headers: dict) -> tuple[int, object]:
+        self.requests.append(body)
+        faults = self.faults
+        if "sleep" in faults:
+            time.sleep(faults["sleep"])
+        if faults.get("key") and headers.get("Authorization") != f"Bearer {faults['key']}":
+            return 401, {"error": {"message": f"Incorrect API key provided: {headers.get('Authorization')}"}}
+        if body.get("model", NAME) != NAME:
+            return 404, {"error": {"message": f"The model `{body['model']}` does not exist.", "code": 404}}
+        texts = body["input"] if "input" in body else body["inputs"]
+        if "refuse" in faults and max(len(text.split()) for text in texts) > faults["refuse"]:
+            return 413, {"error": "Input validation error: `inputs` must have less than N tokens", "error_type": "x"}
+        if "raw_text" in faults:
+            return 200, faults["raw_text"]
+        switch = {"vllm": "use_activation", "tei": "normalize"}.get(self.kind)
+        normalize = bool(body.get(switch, True)) if switch else body.get("embd_normalize", 2) != -1
+        if path == "/embed":
+            return 200, self.embed(texts, normalize)
+        if path == "/embed_all":
+            return 200, [rows.tolist() for rows in self.tokens(texts)]
+        if path == "/api/embed":
+            return 200, {"model": NAME, "embeddings": self.embed(texts, True)}
+        raw = self.kind == "openai" and not faults.get("normalize")
+        rows = self.embed(texts, (normalize and not raw) or self.kind in ("tei", "infinity", "ollama"))
+        key = "data" if path == "/pooling" else "embedding"
+        data = [{"object": "embedding", "index": i, key: row} for i, row in enumerate(rows)]
+        return 200, {"object": "list", "data": data[::-1], "model": NAME}  # the order is in the index
+
+    def told(self, path: str) -> object:
+        """What GET requests tell about the server; None for 404."""
+        owner = "library" if self.kind == "ollama" else self.kind
+        names = self.faults.get("names", [NAME])
+        models = {"object": "list", "data": [{"id": name, "owned_by": owner} for name in names]}
+        routes: dict[str, dict[str, object]] = {
+            "vllm": {"/v1/models": models, "/version": {"version": "0.32.0"}},
+            "tei": {"/info": {"model_id": NAME, "version": "1.9.3"}},
+            "infinity": {"/models": models},
+            "openai": {"/v1/models": models},
+            "llamacpp": {"/v1/models": models},
+            "ollama": {"/v1/models": models, "/api/version": {"version": "0.33.0"}, "/api/tags": {"models": []}},
+        }
+        return routes.get(self.kind, {}).get(path)
+
+
+@contextmanager
+def serving(server: EmbeddingServer) -> Iterator[str]:
+    """The base URL of a server that runs within the block."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            told = server.told(self.path)
+            self._reply(404 if told is None else 200, told or {"detail": "Not Found"})
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            known = ("/v1/embeddings", "/embeddings", "/embed", "/embed_all", "/pooling", "/api/embed")
+            path = self.path.split("?")[0]
+            status, answer = (
+                server.answer(path, body, dict(self.headers)) if path in known else (404, {"detail": "Not Found"})
+            )
+            self._reply(status, answer)
+
+        def _reply(self, status: int, answer: object) -> None:
+            content = (answer if isinstance(answer, str) else json.dumps(answer)).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(content)))
+            if status == 307:
+                self.send_header("Location", "http://elsewhere.example")
+            self.end_headers()
+            with suppress(OSError):  # the client has given up waiting
+                self.wfile.write(content)
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listener:
+        listener.daemon_threads = True
+        threading.Thread(target=listener.serve_forever, args=(0.01,), daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{listener.server_address[1]}"
+        finally:
+            listener.shutdown()

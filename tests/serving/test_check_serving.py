@@ -1,0 +1,379 @@
+"""Every fault of a server is named, with its fix; every error is one line that says what to do."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+from _embedding_server import NAME, EmbeddingServer, serving
+from _tiny import load_transformer, save_transformer
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Dense, Normalize
+from typer.testing import CliRunner
+
+import st_magnitude as stm
+from st_magnitude.commands.app import app
+from st_magnitude.modules import ExponentNorm
+from st_magnitude.serving.advice import FIXES
+from st_magnitude.serving.explain import LIMITS
+from st_magnitude.serving.probes import make_probes
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def transformer(tmp_path_factory):
+    return load_transformer(save_transformer(tmp_path_factory.mktemp("serving")))
+
+
+@pytest.fixture
+def model(transformer):
+    """A model that is scored by dot, with norms of 4 to 6 and a limit of 64 tokens."""
+    return with_modules(transformer)
+
+
+def with_modules(transformer, *more, similarity="dot", prompts=None):
+    """The model with further modules; it shares the Transformer."""
+    made = SentenceTransformer(modules=[*transformer, *more], device="cpu", prompts=prompts)
+    made.similarity_fn_name = similarity
+    return made
+
+
+def found(check):
+    return [finding.name for finding in check.findings]
+
+
+def check_at(path, server, model, **options):
+    with serving(server) as base:
+        return stm.check_serving(base + path, model, **options)
+
+
+# ---- what a server does to vectors
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "request_"),
+    [
+        ("", "openai", {}),
+        ("/v1", "vllm", {"use_activation": False}),
+        ("/v1/embeddings", "llamacpp", {"embd_normalize": -1}),
+        ("/embed", "tei", {"normalize": False}),
+        ("/embed_all", "tei", {}),
+        ("/pooling", "vllm", {"use_activation": False}),
+    ],
+)
+def test_a_server_that_keeps_norms_is_the_same(model, path, kind, request_):
+    check = check_at(path, EmbeddingServer(model, kind), model, request=request_)
+    assert check.same, str(check)
+    assert check.findings == ()
+    assert check.changed_rankings == 0
+    assert check.error < 1e-5
+    assert check.local_norms == pytest.approx(check.served_norms, rel=1e-5)
+    assert check.num_queries >= 10
+    assert check.num_documents >= 20
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "server", "fix"),
+    [
+        ("/v1", "vllm", "vLLM 0.32.0", "use_activation"),
+        ("/pooling", "vllm", "vLLM 0.32.0", "use_activation"),
+        ("/embed", "tei", "TEI 1.9.3", '"normalize": false'),
+        ("/v1/embeddings", "tei", "TEI 1.9.3", '"normalize": false to /embed'),
+        ("/embeddings", "infinity", "Infinity", "always normalises"),
+        ("/v1", "llamacpp", "llama.cpp", '"embd_normalize": -1'),
+        ("/v1", "ollama", "Ollama 0.33.0", "always normalise"),
+    ],
+)
+def test_every_server_normalises_by_default_and_the_fix_is_its_own(model, path, kind, server, fix):
+    check = check_at(path, EmbeddingServer(model, kind), model)
+    assert found(check) == ["norms lost"]
+    assert not check.same
+    assert check.server == server
+    assert re.match(
+        r"All norms are 1.000; those of the model's documents are 4.\d+ to 6.\d+\.", check["norms lost"].text
+    )
+    assert fix in check["norms lost"].fix
+    assert check.served_norms == pytest.approx((1, 1))
+    assert check.changed_rankings > 0
+    assert all(len(line) <= 80 for line in str(check).splitlines() if "http" not in line)
+
+
+def test_ollamas_own_route_needs_a_name(model):
+    check = check_at("/api/embed", EmbeddingServer(model, "ollama"), model, name=NAME)
+    assert found(check) == ["norms lost"]
+
+
+@pytest.mark.parametrize(
+    ("faults", "finding", "says"),
+    [
+        ({"pooling": "cls"}, "pooling", "pools by cls; the model pools by mean"),
+        ({"pooling": "lasttoken"}, "pooling", "lasttoken"),
+        ({"limit": 32}, "truncation", "the target reads 32 tokens, the model 64"),
+        ({"refuse": 60}, "refused", "Input validation error"),
+        ({"dtype": torch.bfloat16}, "precision", "bfloat16"),
+        ({"dtype": torch.float16}, "precision", "float16"),
+        ({"dim": 16}, "dimensions", "16 dimensions"),
+        ({"factor": 3.0}, "norms scaled", "3 times"),
+    ],
+)
+def test_one_fault_is_one_finding(model, faults, finding, says):
+    check = check_at("", EmbeddingServer(model, **faults), model)
+    assert found(check) == [finding], str(check)
+    assert says in check[finding].text
+    assert check[finding].fix
+    assert check.same == (finding == "norms scaled")
+
+
+def test_two_faults_are_two_findings(model):
+    check = check_at("", EmbeddingServer(model, pooling="cls", normalize=True, limit=32), model)
+    assert sorted(found(check)) == ["norms lost", "pooling", "truncation"]
+
+
+def test_a_tolerance_accepts_half_precision(model):
+    server = EmbeddingServer(model, dtype=torch.float16)
+    assert check_at("", server, model, tolerance=1e-3).same
+
+
+def test_prompts(transformer):
+    prompts = {"query": "how do ", "document": "see also "}
+    model = with_modules(transformer, prompts=prompts)
+    with serving(EmbeddingServer(transformer)) as base:
+        check = stm.check_serving(base, model)
+        assert found(check) == ["prompt missing", "prompt missing"]
+        assert "'how do '" in check.findings[0].fix
+        assert stm.check_serving(base, model, send_prompts=True).same
+    query_only = with_modules(transformer, prompts={"query": "how do ", "document": ""})
+    with serving(EmbeddingServer(transformer, prompt="how do ")) as base:
+        assert found(stm.check_serving(base, query_only)) == ["prompt of the other role"]
+        check = stm.check_serving(base, query_only, send_prompts=True)
+        assert found(check) == ["prompt twice", "prompt of the other role"]
+
+
+def test_modules_after_the_pooling(transformer):
+    dense = Dense(32, 32, bias=False, activation_function=torch.nn.Identity())
+    torch.nn.init.normal_(dense.linear.weight)
+    model = with_modules(transformer, dense)
+    check = check_at("", EmbeddingServer(model, skip=True), model)
+    assert found(check) == ["modules skipped"]
+    assert "Dense" in check["modules skipped"].text
+
+
+def test_a_model_that_ends_in_normalize(transformer):
+    model = with_modules(transformer, Normalize(), similarity="cosine")
+    assert check_at("", EmbeddingServer(model), model).same
+    check = check_at("", EmbeddingServer(model, skip=True), model)
+    assert found(check) == ["not normalised"]
+
+
+def test_lost_norms_do_not_matter_to_cosine(transformer):
+    model = with_modules(transformer, similarity="cosine")
+    check = check_at("/v1", EmbeddingServer(model, "vllm"), model)
+    assert found(check) == ["norms lost"]
+    assert check.same
+    assert "SAME scores, with a note" in str(check)
+
+
+def test_an_exponent_that_is_not_applied(transformer):
+    model = with_modules(transformer, ExponentNorm(1.0, 0.5))
+    check = check_at("", EmbeddingServer(model, skip=True), model)
+    assert found(check) == ["exponent not applied"]
+    assert "stm.Similarity(1, 0.5).document(vectors)" in check["exponent not applied"].fix
+    # a server that encodes queries as documents
+    check = check_at("", EmbeddingServer(model), model)
+    assert found(check) == ["role ignored"]
+    assert check.same
+    assert check.changed_rankings == 0
+
+
+def test_another_model(transformer, tmp_path):
+    other = load_transformer(save_transformer(tmp_path, "bert"))
+    check = check_at("", EmbeddingServer(other), with_modules(transformer))
+    assert found(check) == ["another model"]
+    assert not check.same
+
+
+def test_another_tokenizer(model):
+    def embed(texts, role):
+        return model.encode([text.replace("?", "") for text in texts])
+
+    check = stm.check_serving(embed, model)
+    assert found(check) == ["tokenizer"]
+    assert "?" in check["tokenizer"].text
+
+
+def test_a_model_without_tokens_or_limit():
+    from sentence_transformers.sentence_transformer.modules import BoW
+
+    model = SentenceTransformer(modules=[BoW(["bread", "stale", "the", "cats"])], device="cpu")
+    model.similarity_fn_name = "dot"
+    assert stm.check_serving(lambda texts, role: model.encode(texts), model).same
+
+
+def test_probes_reach_over_the_limit(model):
+    tokens = [probe.tokens for probe in make_probes(model)]
+    assert max(tokens) == model.max_seq_length
+    assert sum(n == model.max_seq_length for n in tokens) >= 2
+    model.max_seq_length = 16
+    assert model.max_seq_length in LIMITS
+    model.max_seq_length = 64
+
+
+# ---- an index
+
+
+@pytest.mark.parametrize("returns_scores", [False, True])
+def test_an_index(model, returns_scores):
+    documents = [f"{probe.text} {i}" for i, probe in enumerate(make_probes(model)) if probe.role == "document"]
+    stored = model.encode_document(documents)
+
+    def by(scores):
+        def search(vectors, k):
+            order = np.argsort(-scores(vectors), axis=1)[:, :k]
+            return (np.zeros(order.shape), order) if returns_scores else order
+
+        return search
+
+    def unit(x):
+        return x / np.linalg.norm(x, axis=1, keepdims=True)
+
+    check = stm.check_serving(by(lambda x: x @ stored.T), model, documents=documents)
+    assert check.same
+    assert check.changed_rankings == 0
+    check = stm.check_serving(by(lambda x: unit(x) @ unit(stored).T), model, documents=documents)
+    assert found(check) == ["metric"]
+    assert "ranks by cosine; the model is scored by dot" in check["metric"].text
+    assert check.changed_rankings > 0
+    check = stm.check_serving(by(lambda x: x @ stored[::-1].T), model, documents=documents)
+    assert found(check) == ["recall"]
+    assert "order of the index" in check["recall"].fix
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (np.zeros((12, 3), int), "shape"),
+        (np.full((12, 2), 7), "row 7, but there are 2 documents"),
+        (np.full((12, 2), 0.5), "whole row numbers"),
+        ("nothing", "row numbers"),
+    ],
+)
+def test_an_index_that_answers_nonsense(model, answer, says):
+    with pytest.raises(ValueError, match=says):
+        stm.check_serving(lambda vectors, k: answer, model, documents=["a", "b"])
+
+
+def test_an_index_at_a_url(model):
+    with pytest.raises(ValueError, match="a callable search"):
+        stm.check_serving("http://localhost", model, documents=["a"])
+
+
+# ---- what cannot be checked
+
+
+@pytest.mark.parametrize(
+    ("faults", "says"),
+    [
+        ({"drop": 1}, "returned 0 vectors for 1 texts"),
+        ({"nan": True}, "nan or infinity in vector 0"),
+        ({"key": "right"}, "refuses the key .HTTP 401"),
+        ({"names": ["a", "b"]}, "serves a, b: say which with name="),
+        ({"names": ["other"]}, "does not know this route or the model 'other'.*it serves other"),
+        ({"raw_text": "<html>proxy</html>"}, "something else than embeddings .*proxy"),
+        ({"raw_text": '{"data": [{"index": 0}]}'}, "something else than embeddings .*KeyError"),
+        ({"raw_text": '{"data": [{"index": 0, "embedding": ["x"]}]}'}, "not rows of numbers"),
+        ({"refuse": 0}, "does not embed"),
+        ({"sleep": 1.0, "timeout": 0.05}, "did not answer within 0.05 s"),
+    ],
+)
+def test_a_target_that_cannot_be_checked(model, faults, says):
+    timeout = faults.pop("timeout", 20.0)
+    with pytest.raises((ValueError, OSError), match=says) as raised:
+        check_at("", EmbeddingServer(model, **faults), model, timeout=timeout)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("localhost:8000", "not a URL of http"),
+        ("ftp://localhost/v1", "not a URL of http"),
+        ("http://", "not a URL"),
+        ("http://localhost:port/v1", "not valid"),
+        ("http://localhost:99999/v1", "not valid|cannot be reached"),
+        ("http://127.0.0.1:1/v1", "cannot be reached"),
+        ("http://127.0.0.1:1/some/path", "is not one of /api/embed, /v1/embeddings"),
+    ],
+)
+def test_a_url_that_cannot_be_used(model, url, says):
+    with pytest.raises((ValueError, OSError), match=says):
+        stm.check_serving(url, model, timeout=2)
+
+
+def test_vectors_of_tokens_need_one_pooling(transformer):
+    model = with_modules(transformer)
+    model[1].pooling_mode, before = "weightedmean", model[1].pooling_mode
+    try:
+        with pytest.raises(ValueError, match="pools by 'weightedmean'"):
+            stm.check_serving("http://127.0.0.1:1/embed_all", model)
+    finally:
+        model[1].pooling_mode = before
+
+
+def test_a_key_and_a_password_appear_nowhere(model):
+    secret = "sk-very-secret"
+    with serving(EmbeddingServer(model, key="right")) as base:
+        with pytest.raises(ValueError, match="refuses the key") as raised:
+            stm.check_serving(base, model, api_key=secret)
+        assert secret not in str(raised.value)
+        assert "Bearer ***" in str(raised.value)
+        with pytest.raises(ValueError, match="refuses the key") as raised:
+            stm.check_serving(base.replace("http://", "http://me:hidden@"), model)
+        assert "hidden" not in str(raised.value)
+        with pytest.raises(ValueError, match="is not one of") as raised:
+            stm.check_serving("http://me:hidden@localhost/path?key=hidden", model)
+        assert "hidden" not in str(raised.value)
+        check = stm.check_serving(base, model, api_key="right")
+        assert check.same
+        assert "right" not in check.to_json()
+
+
+def test_every_finding_has_a_fix_for_unknown_servers():
+    assert all("" in fixes for fixes in FIXES.values())
+
+
+# ---- the command
+
+
+def test_the_command(model, tmp_path, monkeypatch):
+    path = tmp_path / "model"
+    stm.export(model, path)
+
+    def run(url, *options):
+        result = CliRunner().invoke(app, ["check-serving", url, "--model", str(path), *options])
+        return result.exit_code, result
+
+    with serving(EmbeddingServer(model, "vllm", key="secret")) as base:
+        monkeypatch.setenv("MY_KEY", "secret")
+        code, result = run(base, "--api-key-env", "MY_KEY")
+        assert code == 1
+        assert "[norms lost] All norms are 1.000" in result.output
+        code, result = run(base, "--api-key-env", "MY_KEY", "--json", "--request", '{"use_activation": false}')
+        assert code == 0, result.output
+        figures = json.loads(result.stdout)
+        assert figures["same"] is True
+        assert figures["findings"] == []
+        assert figures["exit_code"] == 0
+        assert "secret" not in result.output
+        assert run(base)[0] == 2
+        for options, says in [
+            (["--api-key-env", "NOT_SET"], "is not set"),
+            (["--request", "{"], "--request is not JSON"),
+            (["--request", "[]"], "must be a JSON object"),
+        ]:
+            code, result = run(base, *options)
+            assert code == 2
+            assert says in " ".join(result.output.split())
