@@ -15,8 +15,8 @@ __all__ = ["LearnedTemperature", "Term"]
 class LearnedTemperature(float):
     """A temperature that a ranking loss learns. As a number, it is the temperature where the loss starts.
 
-    Every term with one has a temperature of its own. The loss learns its logarithm and keeps it at 0.01 or more, as
-    CLIP keeps its logit scale, 1 / temperature, at 100 or less.
+    It starts at 0.05 by default. Every term with one has a temperature of its own. The loss learns its logarithm
+    and keeps it at 0.01 or more, as CLIP keeps its logit scale, 1 / temperature, at 100 or less.
 
     With :func:`~st_magnitude.attach` the log of a Trainer has ``temperature`` and, if the similarity keeps the norm of
     the query, ``effective_temperature``: the temperature that queries of norm 1 would need for the same logits,
@@ -26,11 +26,8 @@ class LearnedTemperature(float):
     over the last batch of the first process. Several terms are numbered, ``temperature_1``, and several losses are
     named, ``temperature_{data set}``.
 
-    Args:
-        initial: First value of the temperature, at least 0.01.
-
     Raises:
-        ValueError: If initial is below 0.01.
+        ValueError: If the temperature is below 0.01.
 
     Example:
         >>> from st_magnitude import LearnedTemperature, Term
