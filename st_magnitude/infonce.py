@@ -155,9 +155,8 @@ def infonce(
             2204.03610, Eq. 2 and 3). For a softmax without them, with the query's own positive as the only one, give
             the ids as ``exclude`` instead. ``hardness`` weights negatives only.
         tile_rows: Largest number of rows of scores in a tile. The default is 256 on a CPU and 1024 on a GPU. Beside
-            inputs and gradients, memory holds both sides divided by their norms
-            and tiles of tile_rows x M numbers: K + 1 for K prefixes, one more for several temperatures of a prefix, and
-            one more if a temperature is learned.
+            inputs and gradients, memory holds both sides divided by their norms and tiles of tile_rows x M numbers: one
+            more than there are prefixes, one for several temperatures of a prefix, and one if a temperature is learned.
 
     Returns:
         A scalar, in float64 for float64 inputs and in float32 otherwise.
