@@ -46,7 +46,7 @@ def compress(
         Path | None, typer.Option(help="Folder for compression.csv and compression.png, which are replaced.")
     ] = None,
 ) -> Figures:
-    """Measure what shorter and quantized embeddings keep of nDCG@10.
+    """Measure what shorter and quantized embeddings keep.
 
     The table has prefixes, int8 and binary embeddings, with their storage. Nothing is trained. Queries and corpus
     are encoded once. The picture needs the extra "plot".

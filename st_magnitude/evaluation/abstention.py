@@ -313,7 +313,7 @@ def controlled_threshold(values: Array, is_wrong: Any, start: float, risk: float
         >>> signal = np.linspace(0, 1, 200)
         >>> threshold = controlled_threshold(signal, signal < 0.5, start=0.25, risk=0.1, delta=0.05)
         >>> round(threshold, 2)
-        0.48
+        0.47
     """
     thresholds, coverage, tails = _tests(values, is_wrong, risk)
     first = int(np.searchsorted(coverage, start))

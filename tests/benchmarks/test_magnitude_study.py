@@ -7,9 +7,7 @@ import doctest
 import gzip
 import importlib
 import json
-import logging
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -37,16 +35,6 @@ def load(name: str) -> ModuleType:
 
 
 search_tasks, tables, magnitude = (load(name) for name in ("search_tasks", "magnitude_tables", "magnitude"))
-
-
-@pytest.fixture(autouse=True)
-def _levels_of_loggers() -> Iterator[None]:
-    """The script quiets them, which other tests listen to."""
-    loggers = [logging.getLogger(name) for name in ("st_magnitude", "sentence_transformers")]
-    levels = [logger.level for logger in loggers]
-    yield
-    for logger, level in zip(loggers, levels, strict=True):
-        logger.setLevel(level)
 
 
 def test_examples() -> None:
