@@ -85,7 +85,7 @@ def scores_of(folder):
     return found
 
 
-@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+@pytest.mark.parametrize("similarity", ["cosine", pytest.param("dot", marks=pytest.mark.slow)])
 def test_four_ways_to_one_score(static_model, task, tmp_path, similarity):
     """ST's evaluator, ours, mteb.evaluate and mteb's command line (which round to five digits)."""
     import mteb

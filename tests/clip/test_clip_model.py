@@ -139,6 +139,7 @@ def test_scripting_where_open_clips_model_scripts(kind, output_dict):
         torch.testing.assert_close(value, expected[name])
 
 
+@pytest.mark.slow
 def test_compile():
     model = stm.clip.unnormalize(clip().eval())
     inputs = batch(model)

@@ -417,6 +417,7 @@ def test_nothing_found(tmp_path: Path) -> None:
         build(tmp_path / "nowhere")
 
 
+@pytest.mark.slow
 def test_this_environment(capfd: pytest.CaptureFixture[str]) -> None:
     imported = set(sys.modules)
     task = build_docstring_task(

@@ -214,6 +214,7 @@ PAIRS = {
 }
 
 
+@pytest.mark.slow
 def test_chooses_the_best_checkpoint_in_the_trainer(task, static_model, tmp_path):
     evaluator = MagnitudeEvaluator(**task, name="dev", main_metric="map@100")
     evaluators = [evaluator, MagnitudeEvaluator(**task, name="dev", truncate_dim=32)]

@@ -360,6 +360,7 @@ def test_autocast(model):
     assert got[last].norm() > 2 * plain[last].norm()  # norms are above 2
 
 
+@pytest.mark.slow
 def test_compile(folder):
     torch._dynamo.reset()
     model = load_transformer(folder).double()
