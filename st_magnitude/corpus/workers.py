@@ -78,6 +78,8 @@ def _encode_in_processes(
         workers.extend(_Worker(device) for device in devices)
         for worker in workers:
             worker.send((model, role, dict(options), worker.device))
+        for worker in workers:  # multiprocessing prints a traceback if one is stopped while it fetches the weights
+            worker.receive()
         idle = list(workers)
         while True:
             while idle and (shard := next(remaining, None)) is not None:
@@ -140,13 +142,14 @@ class _Worker:
 
 
 def _work(pipe: Connection) -> None:
-    """Runs in the process of a device: receives the model, then texts, and answers each with embeddings."""
+    """Runs in the process of a device: receives the model, says that it is ready, and answers texts with embeddings."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_the_parent, daemon=True).start()
     try:
         model, role, options, device = pipe.recv()
         model.to(device)
         encode = getattr(model, f"encode_{role}")
+        pipe.send(None)  # ready
         while True:
             pipe.send(encode(pipe.recv(), device=device, **options))
     except (EOFError, BrokenPipeError):
