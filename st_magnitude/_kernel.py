@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -13,7 +13,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from st_magnitude.similarity import at_least_float32, safe_norm
+from st_magnitude.terms import Term
 
+# The number of rows of scores in a tile: enough for matrix products at full speed. On a CPU a tile should also stay in
+# the cache.
+TILE_ROWS = {"cpu": 256, "cuda": 1024}
 _LOG2_E = math.log2(math.e)  # exp2 is several times as fast as exp in PyTorch on a CPU
 
 
@@ -30,6 +34,17 @@ class Plan:
     judges: tuple[Judge, ...]  # what leaves columns out, tile by tile
     positives: Judge | None  # the columns that are not negatives but stay; None: the one on the diagonal
     tile_rows: int
+
+
+def prefixes_of(terms: Sequence[Term], width: int) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+    """The prefixes of the terms in ascending order, and the numbers of the terms that compare each of them."""
+    dims = tuple(sorted({term.dim or width for term in terms}))
+    return dims, tuple(tuple(i for i, term in enumerate(terms) if (term.dim or width) == dim) for dim in dims)
+
+
+def of_both_sides(hardness: float | tuple[float, float]) -> tuple[float, float]:
+    """The weights of similar documents and of similar queries."""
+    return hardness if isinstance(hardness, tuple) else (hardness, hardness)
 
 
 def divide_by_norms(x: Tensor, dims: tuple[int, ...], gamma: float | Tensor) -> tuple[Tensor, Tensor | None]:

@@ -29,8 +29,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from st_magnitude._kernel import divide_by_norms
-from st_magnitude.infonce import _TILE_ROWS, Direction, _both, _check
+from st_magnitude._kernel import TILE_ROWS, divide_by_norms, of_both_sides, prefixes_of
+from st_magnitude.infonce import Direction, check_shapes
 from st_magnitude.similarity import COSINE, Similarity
 from st_magnitude.terms import Term
 
@@ -101,23 +101,22 @@ def ring_infonce(
     terms = tuple(terms)
 
     def own_sizes() -> tuple[int, int]:
-        _check(queries, documents, None, None, terms, direction, 0)
+        check_shapes(queries, documents, None, None, terms, direction, 0)
         return len(queries), len(documents)
 
     counts = list(zip(*agree(queries.device, own_sizes, 2), strict=True))  # of queries and of documents, per rank
-    width = queries.shape[1]
-    dims = sorted({t.dim or width for t in terms})
+    dims, members = prefixes_of(terms, queries.shape[1])
     forward, backward = (
         _Plan(
-            dims=tuple(dims),
-            members=tuple(tuple(i for i, t in enumerate(terms) if (t.dim or width) == dim) for dim in dims),
+            dims=dims,
+            members=members,
             weights=tuple(t.weight * len(counts[0]) / sum(counts[0]) for t in terms),
             hardness=alpha,
-            tile_rows=tile_rows or _TILE_ROWS.get(queries.device.type, 256),
+            tile_rows=tile_rows or TILE_ROWS.get(queries.device.type, 256),
             counts=count,
             threshold=threshold,
         )
-        for alpha, count in zip(_both(hardness), reversed(counts), strict=True)
+        for alpha, count in zip(of_both_sides(hardness), reversed(counts), strict=True)
     )
     ids = torch.stack(list(exclude), dim=1) if exclude else None  # (M, E)
     own_ids = None if ids is None else ids[: len(queries)]

@@ -1,4 +1,4 @@
-"""infonce: the one kernel of every contrastive loss in this package, and the same loss in ten readable lines.
+"""infonce: the one kernel of every contrastive loss in this package, and the same loss as a plain formula.
 
 A loss is a sum of *terms*. A term is a prefix of the embedding, a temperature and a weight:
 
@@ -27,7 +27,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from st_magnitude._kernel import InfoNCE, Judge, Plan, divide_by_norms
+from st_magnitude._kernel import TILE_ROWS, InfoNCE, Judge, Plan, divide_by_norms, of_both_sides, prefixes_of
 from st_magnitude.similarity import COSINE, Similarity
 from st_magnitude.terms import LearnedTemperature, Term
 
@@ -36,10 +36,6 @@ __all__ = ["Direction", "Term", "infonce", "infonce_reference"]
 # What excludes columns: integer ids, or a function of rows and their scores that returns booleans; or several of them.
 Exclude = Tensor | Judge | Sequence[Tensor | Judge]
 Direction = Literal["query_to_document", "document_to_query", "both"]
-
-# The number of rows of scores in a tile: enough for matrix products at full speed. On a CPU a tile should also stay in
-# the cache.
-_TILE_ROWS = {"cpu": 256, "cuda": 1024}
 
 
 def infonce_reference(
@@ -99,9 +95,9 @@ def infonce_reference(
     sides = _sides(exclude, exclude_queries, positives, queries, documents, offset, all_queries)
     losses = []
     if direction in ("query_to_document", "both"):
-        losses.append(one_way(queries, documents, similarity, offset, _both(hardness)[0], sides[0]))
+        losses.append(one_way(queries, documents, similarity, offset, of_both_sides(hardness)[0], sides[0]))
     if direction in ("document_to_query", "both"):
-        losses.append(one_way(own_documents, others, similarity.swapped, shift, _both(hardness)[1], sides[1]))
+        losses.append(one_way(own_documents, others, similarity.swapped, shift, of_both_sides(hardness)[1], sides[1]))
     return torch.stack(losses).mean()
 
 
@@ -165,8 +161,8 @@ def infonce(
         ValueError: If shapes, dims, offset or direction do not fit together.
 
     Gradients reach queries, documents, all_queries, and those exponents and temperatures that are tensors. The forward
-    pass takes them once, so a second derivative does not exist. :func:`infonce_reference` is the same loss in ten
-    lines.
+    pass takes them once, so a second derivative does not exist. :func:`infonce_reference` is the same loss as a
+    plain formula.
 
     Example:
         >>> import torch
@@ -179,20 +175,20 @@ def infonce(
     Source: van den Oord et al. 2018, arXiv 1807.03748, Eq. 4; Beyond the Unit Hypersphere, arXiv 2602.09229, Eq. 2.
     """
     terms = tuple(terms)
-    width = _check(queries, documents, all_queries, own_documents, terms, direction, offset)
+    width = check_shapes(queries, documents, all_queries, own_documents, terms, direction, offset)
     sides = _sides(exclude, exclude_queries, positives, queries, documents, offset, all_queries)
-    dims = sorted({t.dim or width for t in terms})
+    dims, members = prefixes_of(terms, width)
     forward, backward = (
         Plan(
-            dims=tuple(dims),
-            members=tuple(tuple(i for i, t in enumerate(terms) if (t.dim or width) == dim) for dim in dims),
+            dims=dims,
+            members=members,
             weights=tuple(t.weight for t in terms),
             hardness=alpha,
             judges=side.judges,
             positives=side.positives,
-            tile_rows=tile_rows or _TILE_ROWS.get(queries.device.type, 256),
+            tile_rows=tile_rows or TILE_ROWS.get(queries.device.type, 256),
         )
-        for alpha, side in zip(_both(hardness), sides, strict=True)
+        for alpha, side in zip(of_both_sides(hardness), sides, strict=True)
     )
     # From here on every score is a plain inner product: the norms of the longest prefix are divided out first, and
     # those of shorter prefixes are factors of rows and columns.
@@ -240,11 +236,6 @@ def _other_positives(
         excess = (q * (d[offset : offset + len(q)] - positives.mean(d))).sum(dim=1).mean()
         differences.append(term.weight / term.temperature * excess)
     return torch.stack(differences).sum()
-
-
-def _both(hardness: float | tuple[float, float]) -> tuple[float, float]:
-    """The weights of similar documents and of similar queries."""
-    return hardness if isinstance(hardness, tuple) else (hardness, hardness)
 
 
 @dataclass(frozen=True)
@@ -334,7 +325,7 @@ def _sequence(exclude: Exclude | None) -> Sequence[Any]:
     return exclude if isinstance(exclude, (list, tuple)) else (exclude,)
 
 
-def _check(
+def check_shapes(
     queries: Tensor,
     documents: Tensor,
     all_queries: Tensor | None,

@@ -27,7 +27,7 @@ def abstain(
     split: Annotated[str, typer.Option(help="Split of the qrels to calibrate on, usually validation data.")] = "dev",
     confirm: Annotated[str | None, typer.Option(help="Another split, on which the rule is measured.")] = None,
     risk: Annotated[float, typer.Option(help="Largest share of wrong answers among the answers given.")] = 0.1,
-    delta: Annotated[float, typer.Option(help="Probability that the promise fails.")] = 0.05,
+    delta: Annotated[float, typer.Option(help="Probability that the guarantee fails.")] = 0.05,
     signal: Annotated[
         str, typer.Option(help="score, gap, 'query norm', 'document norm', combined, or auto for the best of these.")
     ] = "auto",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import Annotated, Any
 
@@ -60,6 +59,7 @@ def check_serving(
             "The environment variable that --api-key-env names is not set; export the key into it, and give the name "
             "of the variable, not the key."
         )
+    from st_magnitude._json import to_plain
     from st_magnitude.serving.check import check_serving as check
 
     found = check(
@@ -75,4 +75,4 @@ def check_serving(
         batch_size=batch_size,
     )
     typer.echo(str(found))
-    return json.loads(found.to_json()) | {"exit_code": 0 if found.same else 1}
+    return to_plain(found) | {"same": found.same, "exit_code": 0 if found.same else 1}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,8 @@ from sklearn.preprocessing import StandardScaler
 from st_magnitude._checks import one_of
 from st_magnitude._files import whole_file
 from st_magnitude._json import from_plain, parse, to_plain
-from st_magnitude._plot import pyplot
 from st_magnitude.corpus.beir import RetrievalData
+from st_magnitude.evaluation.confidence import risk_by_coverage
 from st_magnitude.evaluation.metrics import raw_scoring_of
 from st_magnitude.evaluation.task import encode_texts
 from st_magnitude.geometry import norms, risk_coverage
@@ -86,7 +86,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Abstention:
-    """A rule that says which queries to answer, and what it promises.
+    """A rule that says which queries to answer, and what it guarantees.
 
     A query is answered if its signal, ``weights`` times (score, gap to the second score, query norm, norm of the first
     document), is at least ``threshold``.
@@ -94,11 +94,11 @@ class Abstention:
     Attributes:
         signal: Name of the signal.
         weights: Factors of the four features, (4,).
-        threshold: Smallest signal that is answered; infinity if no threshold keeps the promise.
+        threshold: Smallest signal that is answered; infinity if no threshold gives the guarantee.
         document_exponent: Document exponent of the scores.
         max_risk: Largest share of wrong answers that the rule allows.
         delta: Probability, over the draw of the validation queries, that the share is larger after all.
-        unanswerable: Share of the validation queries without an answer. The promise holds for queries of this mix.
+        unanswerable: Share of the validation queries without an answer. The guarantee is for queries of this mix.
         calibration: Answers on the queries that tested the threshold.
         curves: Risk by coverage of every signal, on the queries that chose the signal.
     """
@@ -154,8 +154,8 @@ class Abstention:
         lines = [
             f"Answer a query if its {self.signal} is at least {self.threshold:.4g}"
             if math.isfinite(self.threshold)
-            else "Answer no query: no threshold of this signal keeps the promise. Use more validation\n"
-            "queries, a larger risk, or a better model",
+            else "Answer no query: no threshold of this signal gives the guarantee. Use more\n"
+            "validation queries, a larger risk, or a better model",
             f"risk at most {self.max_risk:g} with probability {1 - self.delta:g}, if {self.unanswerable:.0%} of the "
             "queries have no answer",
             str(self.calibration),
@@ -169,20 +169,11 @@ class Abstention:
         Raises:
             ImportError: If matplotlib is not installed.
         """
-        plt = pyplot()
-        figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
-        for name, curve in self.curves.items():
-            width = 2.5 if name == self.signal else 1.2
-            axis.plot(curve.coverage, curve.risk, label=f"{name} ({curve.area:.3f})", linewidth=width)
-        axis.axhline(self.max_risk, color="#555555", linestyle="--", linewidth=1, label="largest risk allowed")
-        axis.plot(self.calibration.coverage[0], self.calibration.risk[0], "o", color="black", label="the rule, tested")
-        axis.set_xlabel("coverage: share of queries answered")
-        axis.set_ylabel("risk: share of wrong answers")
-        axis.set_ylim(bottom=0)
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.legend(frameon=False, fontsize=8, title="signal (area)", title_fontsize=8)
-        figure.savefig(path, dpi=150)
-        plt.close(figure)
+        styles = {name: {"linewidth": 2.5 if name == self.signal else 1.2} for name in self.curves}
+        with risk_by_coverage(path, self.curves, styles) as axis:
+            axis.axhline(self.max_risk, color="#555555", linestyle="--", linewidth=1, label="largest risk allowed")
+            tested = self.calibration.coverage[0], self.calibration.risk[0]
+            axis.plot(*tested, "o", color="black", label="the rule, tested")
 
 
 def calibrate_abstention(
@@ -209,7 +200,7 @@ def calibrate_abstention(
         model: Any SentenceTransformer. Norms are taken before a closing Normalize or ExponentNorm.
         data: Validation queries, the corpus and judgments, as `st_magnitude.corpus.beir.load_beir` reads them.
         risk: Largest share of wrong answers among the answers given.
-        delta: Probability, over the draw of the validation queries, that the promise fails.
+        delta: Probability, over the draw of the validation queries, that the guarantee fails.
         signal: ``"score"``, ``"gap"`` (first score minus second), ``"query norm"``, ``"document norm"`` (of the first
             document), ``"combined"`` (a logistic regression on these four), or ``"auto"`` for the one with the smallest
             area of risk by coverage.
@@ -233,7 +224,7 @@ def calibrate_abstention(
             rule.save("my-model")
             stm.answerable("my-model", scores)  # scores of the first two documents of new queries
 
-    The promise is for new queries from the same source and with the same share of unanswerable ones.
+    The guarantee is for new queries from the same source and with the same share of unanswerable ones.
 
     Source: Angelopoulos et al., Learn then Test: Calibrating Predictive Algorithms to Achieve Risk Control, arXiv
     2110.01052, fixed-sequence testing. MAPIE's controllers implement it with the Hoeffding-Bentkus bound for any
@@ -362,7 +353,6 @@ def first_documents(
     show_progress_bar: bool | None = None,
 ) -> tuple[Array, NDArray[np.bool_], float]:
     """Features (n, 4) of every query's first document, whether it is wrong (n,), and the share without an answer."""
-    encoded = encode_texts(model, data.queries, data.corpus, batch_size, show_progress_bar, before_normalize=True)
     column = {document: i for i, document in enumerate(sorted(data.corpus))}
     relevant = [[column[d] for d in data.relevant_docs.get(query, ())] for query in data.queries]
     has_answer = np.array([bool(documents) for documents in relevant])
@@ -373,12 +363,13 @@ def first_documents(
     candidates = np.random.default_rng(seed + 1).permutation(np.flatnonzero(has_answer))
     left_out = np.zeros(len(relevant), dtype=bool)
     left_out[candidates[: round(unanswerable * len(relevant))]] = True
-
     depth = 2 + max((len(documents) for documents, out in zip(relevant, left_out, strict=True) if out), default=0)
     if len(data.corpus) < depth:
         raise ValueError(f"The corpus has {len(data.corpus)} documents, but at least {depth} are needed; enlarge it.")
+
+    encoded = encode_texts(model, data.queries, data.corpus, batch_size, show_progress_bar, before_normalize=True)
     top = encoded.top(similarity, depth)  # (n, depth)
-    is_relevant = np.array([np.isin(row, own) for row, own in zip(top.numpy(), relevant, strict=True)])
+    is_relevant = replace(encoded, columns=relevant).hits(top)
     order = np.argsort(is_relevant & left_out[:, None], axis=1, kind="stable")[:, :2]  # documents left out go last
     first_two = top.gather(1, torch.from_numpy(order))  # (n, 2)
     scores = encoded.scores(similarity, first_two).double().numpy()

@@ -7,7 +7,8 @@ norms often do no more than follow it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -198,19 +199,31 @@ class ConfidenceReport:
         Raises:
             ImportError: If matplotlib is not installed.
         """
-        plt = pyplot()
-        figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
-        for name, signal in self.signals.items():
-            style = ":" if name.endswith("length") else "-"
-            axis.plot(signal.coverage, signal.risk, style, label=f"{name} ({signal.area:.3f})", linewidth=1.5)
-        axis.axhline(1 - self.is_correct.mean(), color="#555555", linestyle="--", linewidth=1, label="random")
-        axis.set_xlabel("coverage: share of queries answered")
-        axis.set_ylabel("risk: share of wrong answers")
-        axis.set_ylim(bottom=0)
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.legend(frameon=False, fontsize=8, title="signal (area)", title_fontsize=8)
-        figure.savefig(path, dpi=150)
-        plt.close(figure)
+        styles = {name: {"linestyle": ":" if name.endswith("length") else "-"} for name in self.signals}
+        with risk_by_coverage(path, self.signals, styles) as axis:
+            axis.axhline(1 - self.is_correct.mean(), color="#555555", linestyle="--", linewidth=1, label="random")
+
+
+@contextmanager
+def risk_by_coverage(path: str | Path, curves: Mapping[str, Any], styles: Mapping[str, Any]) -> Iterator[Any]:
+    """Draws curves with ``coverage``, ``risk`` and ``area``; the block adds to the axes before they are written.
+
+    Raises:
+        ImportError: If matplotlib is not installed.
+    """
+    plt = pyplot()
+    figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
+    for name, curve in curves.items():
+        style = {"linewidth": 1.5} | styles[name]
+        axis.plot(curve.coverage, curve.risk, label=f"{name} ({curve.area:.3f})", **style)
+    yield axis
+    axis.set_xlabel("coverage: share of queries answered")
+    axis.set_ylabel("risk: share of wrong answers")
+    axis.set_ylim(bottom=0)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False, fontsize=8, title="signal (area)", title_fontsize=8)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
 
 
 def norm_confidence(

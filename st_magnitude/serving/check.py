@@ -14,7 +14,8 @@ from sentence_transformers import SentenceTransformer
 
 from st_magnitude._checks import positive
 from st_magnitude.evaluation.metrics import model_name
-from st_magnitude.serving.compare import changed_rankings, finite_rows, norms
+from st_magnitude.geometry import norms
+from st_magnitude.serving.compare import changed_rankings, finite_rows
 from st_magnitude.serving.explain import explain
 from st_magnitude.serving.probes import LONGEST, make_probes, max_tokens, prompt_of
 from st_magnitude.serving.result import ServingCheck

@@ -8,6 +8,9 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from st_magnitude.geometry import norms
+from st_magnitude.geometry.arrays import unit_rows
+
 __all__ = ["changed_rankings", "direction_errors", "nearest_change", "norm_law", "precision_of", "unequal_rows"]
 
 Array = NDArray[np.float64]
@@ -16,17 +19,9 @@ CLOSE = 0.02  # error of directions that needs no other explanation than precisi
 UNLIKE = 0.25  # error of directions that nothing explains
 
 
-def norms(x: Array) -> Array:
-    return np.linalg.norm(x, axis=1)
-
-
 def finite_rows(x: Array) -> NDArray[np.bool_]:
     """Rows without nan: (n, D) -> (n,)."""
     return np.asarray(np.isfinite(x).all(axis=1))
-
-
-def unit(x: Array) -> Array:
-    return x / np.maximum(norms(x), 1e-30)[:, None]
 
 
 def direction_errors(served: Array, local: Array) -> Array:
@@ -36,7 +31,7 @@ def direction_errors(served: Array, local: Array) -> Array:
         >>> direction_errors(np.array([[2.0, 0.0]]), np.array([[0.0, 1.0]])).round(3)
         array([1.414])
     """
-    return norms(unit(served) - unit(local[:, : served.shape[1]]))
+    return norms(unit_rows(served) - unit_rows(local[:, : served.shape[1]]))
 
 
 def nearest_change(served: Array, candidates: Iterable[tuple[Key, Callable[[], Array]]]) -> tuple[Key | None, float]:

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from st_magnitude.geometry import norms
+from st_magnitude.geometry.arrays import unit_rows
 from st_magnitude.serving.advice import fix_of
 from st_magnitude.serving.compare import (
     UNLIKE,
@@ -14,10 +16,8 @@ from st_magnitude.serving.compare import (
     finite_rows,
     nearest_change,
     norm_law,
-    norms,
     precision_of,
     unequal_rows,
-    unit,
 )
 from st_magnitude.serving.probes import Probe, max_tokens, prompt_of
 from st_magnitude.serving.result import Finding
@@ -105,7 +105,7 @@ def _explain_role(
     law, factor = norm_law(norms(served)[~unequal], {name: rows[~unequal] for name, rows in laws.items()})
     if law:
         findings.append(_norm_finding(local, law, factor, norms(served), laws[""], role, kind))
-    target = unit(raw) * (laws[law] if law in laws else laws[""] * factor)[:, None]
+    target = unit_rows(raw) * (laws[law] if law in laws else laws[""] * factor)[:, None]
     relative = norms(served - target) / np.maximum(norms(target), 1e-30)
     if law == "norms differ":
         relative = errors

@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude.evaluation.metrics import model_name
-from st_magnitude.serving.compare import changed_rankings, norms, unit
+from st_magnitude.geometry import norms
+from st_magnitude.geometry.arrays import unit_rows
+from st_magnitude.serving.compare import changed_rankings
 from st_magnitude.serving.probes import QUERIES
 from st_magnitude.serving.result import Finding, ServingCheck
 from st_magnitude.serving.variants import LocalModel
@@ -36,8 +38,8 @@ def check_search(
     exact = model.similarity(queries, rows).double().cpu().numpy()
     by_others = {
         "the inner product": queries @ rows.T,
-        "cosine": unit(queries) @ unit(rows).T,
-        "the Euclidean distance": -(((queries[:, None] - rows[None]) ** 2).sum(axis=2)),
+        "cosine": unit_rows(queries) @ unit_rows(rows).T,
+        "the Euclidean distance": 2 * queries @ rows.T - norms(rows) ** 2,  # the norm of a query changes no ranking
     }
     recall = {name: _recall(found, scores) for name, scores in by_others.items()}
     own = _recall(found, exact)
