@@ -50,7 +50,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from st_magnitude import Term, infonce
-from st_magnitude._kernel import TILE_ROWS, divide_by_norms
+from st_magnitude._kernel import divide_by_norms, rows_of_a_tile
 
 TEMPERATURE = 0.05
 TEMPERATURES = (0.03, 0.06, 0.1)
@@ -142,7 +142,7 @@ def peak_memory(device: str) -> int:
 
 def floor_pass(queries: Tensor, documents: Tensor) -> tuple[Callable[[], None], float]:
     """The kernel's products for up to eight of its tiles, and how many times that is the whole."""
-    height = min(TILE_ROWS[queries.device.type], len(queries))
+    height = min(rows_of_a_tile(queries.device, len(queries)), len(queries))
     tiles = min(8, len(queries) // height)
     rows, columns = queries.detach(), documents.detach()
     scores, grad_rows = rows.new_empty(height, len(columns)), rows.new_empty(height, rows.shape[1])
@@ -249,7 +249,7 @@ def print_header(*cells: str) -> None:
 
 def expected_bytes(name: str, size: int, dim: int, device: str) -> float:
     """Beyond inputs and gradients: normalised embeddings and tiles."""
-    tiles, rows = {"one term": 2, "nine terms": 5}[name], TILE_ROWS[device]
+    tiles, rows = {"one term": 2, "nine terms": 5}[name], rows_of_a_tile(torch.device(device), size)
     return 8 * size * dim + 4 * tiles * (size if size <= 2 * rows else rows) * size
 
 

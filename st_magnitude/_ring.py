@@ -29,7 +29,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from st_magnitude._kernel import TILE_ROWS, divide_by_norms, of_both_sides, prefixes_of
+from st_magnitude._kernel import divide_by_norms, of_both_sides, prefixes_of, rows_of_a_tile
 from st_magnitude.infonce import Direction, check_shapes
 from st_magnitude.similarity import COSINE, Similarity
 from st_magnitude.terms import Term
@@ -112,7 +112,7 @@ def ring_infonce(
             members=members,
             weights=tuple(t.weight * len(counts[0]) / sum(counts[0]) for t in terms),
             hardness=alpha,
-            tile_rows=tile_rows or TILE_ROWS.get(queries.device.type, 256),
+            tile_rows=tile_rows or rows_of_a_tile(queries.device, len(documents)),
             counts=count,
             threshold=threshold,
         )

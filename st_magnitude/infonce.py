@@ -27,7 +27,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from st_magnitude._kernel import TILE_ROWS, InfoNCE, Judge, Plan, divide_by_norms, of_both_sides, prefixes_of
+from st_magnitude._kernel import InfoNCE, Judge, Plan, divide_by_norms, of_both_sides, prefixes_of
 from st_magnitude.similarity import COSINE, Similarity
 from st_magnitude.terms import LearnedTemperature, Term
 
@@ -150,9 +150,10 @@ def infonce(
             softmax (Khosla et al. 2020, arXiv 2004.11362, Eq. 2; with ``direction="both"``, Yang et al. 2022, arXiv
             2204.03610, Eq. 2 and 3). For a softmax without them, with the query's own positive as the only one, give
             the ids as ``exclude`` instead. ``hardness`` weights negatives only.
-        tile_rows: Largest number of rows of scores in a tile. The default is 256 on a CPU and 1024 on a GPU. Beside
-            inputs and gradients, memory holds both sides divided by their norms and tiles of tile_rows x M numbers: one
-            more than there are prefixes, one for several temperatures of a prefix, and one if a temperature is learned.
+        tile_rows: Largest number of rows of scores in a tile. The default is 1024 on a GPU; on a CPU it is 2^19 / M,
+            but at least 256. Beside inputs and gradients, memory holds both sides divided by their norms and tiles of
+            tile_rows x M numbers: one more than there are prefixes, one for several temperatures of a prefix, and one
+            if a temperature is learned.
 
     Returns:
         A scalar, in float64 for float64 inputs and in float32 otherwise.
@@ -186,7 +187,7 @@ def infonce(
             hardness=alpha,
             judges=side.judges,
             positives=side.positives,
-            tile_rows=tile_rows or TILE_ROWS.get(queries.device.type, 256),
+            tile_rows=tile_rows,
         )
         for alpha, side in zip(of_both_sides(hardness), sides, strict=True)
     )
