@@ -49,6 +49,12 @@ class FalseNegatives:
     ) -> None:
         one_of("same_text", same_text, get_args(SameText))
         one_of("margin_strategy", margin_strategy, get_args(MarginStrategy))
+        if margin is not None and margin >= 0 and guide is None:
+            logger.warning(
+                "margin=%s without a guide leaves out every negative that the model ranks above the positive, the ones "
+                "that it should learn from. Use a negative margin, such as -0.1, or pass guide=...",
+                margin,
+            )
         self.same_text = same_text
         self.margin = 0.0 if margin is None and guide is not None else margin
         self.margin_strategy = margin_strategy

@@ -425,6 +425,12 @@ def test_the_model_is_not_its_own_guide(model):
         stm.CosineRankingLoss(model, guide=model)
 
 
+@pytest.mark.parametrize(("margin", "guided", "warns"), [(0.0, False, True), (-0.1, False, False), (0.05, True, False)])
+def test_a_margin_that_spares_nothing_to_learn_warns(model, guide, caplog, margin, guided, warns):
+    stm.CosineRankingLoss(model, margin=margin, guide=guide if guided else None)
+    assert ("Use a negative margin, such as -0.1" in caplog.text) is warns
+
+
 def test_ring_has_no_guide(model, guide):
     with pytest.raises(ValueError, match="does not pass the embeddings of a guide around"):
         stm.CosineRankingLoss(model, guide=guide, gather_across_devices="ring")
