@@ -30,6 +30,7 @@ from st_magnitude.losses._temperature import Temperatures, with_temperature
 from st_magnitude.similarity import COSINE, DNORM, DOT, QNORM, Similarity
 from st_magnitude.surgery.raw import raw_features
 from st_magnitude.terms import LearnedTemperature, Term
+from st_magnitude.training.engines import engine_of, refuse_engine
 
 __all__ = ["CosineRankingLoss", "DNormRankingLoss", "DotRankingLoss", "MagnitudeRankingLoss", "QNormRankingLoss"]
 
@@ -190,6 +191,8 @@ class MagnitudeRankingLoss(CachedLossMixin, ScaledLoss):
         self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None
     ) -> Tensor | dict[str, Tensor]:
         sentence_features = list(sentence_features)
+        if not self._has_begun:
+            self.check_engine(engine_of(self.model))
         check_ranks(self, sentence_features)
         if self.direction == "document_to_query":
             sentence_features = sentence_features[:2]  # no text is ranked against the negatives
@@ -276,6 +279,15 @@ class MagnitudeRankingLoss(CachedLossMixin, ScaledLoss):
     def _at(self, learned: list[Tensor]) -> tuple[Similarity, Sequence[Term]]:
         """The similarity and the terms at values as `_learned` returns them."""
         return self.similarity, self.terms if self.temperatures is None else self.temperatures.fill(self.terms, learned)
+
+    def check_engine(self, engine: str | None) -> None:
+        """Refuses an engine (:func:`~st_magnitude.training.engines.engine_of`) that cannot train what the loss learns.
+
+        Raises:
+            ValueError: If the loss needs DistributedDataParallel.
+        """
+        learned = (name for name, _ in self.learned_parameters())
+        refuse_engine(engine, type(self).__name__, learned, self.uses_gradient_cache)
 
     def _begin(self) -> None:
         """Checks on the first training batch of a run."""

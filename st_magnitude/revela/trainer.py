@@ -22,6 +22,7 @@ from transformers import TrainerCallback
 
 from st_magnitude.revela.attention import base_model
 from st_magnitude.revela.models import add_lora, lora_config, merge_lora
+from st_magnitude.training.engines import engine_of_trainer
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -60,7 +61,8 @@ class RevelaTrainer(SentenceTransformerTrainer):
 
     Raises:
         ValueError: If the dataset has no column ``chunks``, the loss is of another kind or has another retriever,
-            batches would be split among processes, or a resumed run trains other parameters.
+            batches would be split among processes, a resumed run trains other parameters, or the Trainer uses FSDP or
+            DeepSpeed.
         FileNotFoundError: When resuming, if the checkpoint has no language model.
         ImportError: If a LoRA is requested and peft is not installed.
 
@@ -129,6 +131,11 @@ class RevelaTrainer(SentenceTransformerTrainer):
         super().__init__(
             model=model, args=args, loss=loss, train_dataset=train_dataset, eval_dataset=eval_dataset, **kwargs
         )
+        if engine := engine_of_trainer(self):
+            raise ValueError(
+                f"{engine} trains one model, and RevelaTrainer trains a language model beside it, which {engine} would "
+                f"leave out. Use DistributedDataParallel (torchrun, without {engine.split()[0]})."
+            )
         self.add_callback(_LanguageModelCallback(self))
 
     @property

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from st_magnitude.training.engines import engine_of_trainer
 from st_magnitude.training.monitor import NormMonitor
 
 __all__ = ["Remembering", "ResumeGuard", "attach"]
@@ -89,6 +90,9 @@ def attach(trainer: AnyTrainer) -> AnyTrainer:
     Returns:
         The same Trainer.
 
+    Raises:
+        ValueError: If a loss needs DistributedDataParallel, and the Trainer uses FSDP or DeepSpeed.
+
     Example:
         ::
 
@@ -100,7 +104,11 @@ def attach(trainer: AnyTrainer) -> AnyTrainer:
     it is not the first batch of the run.
     """
     if not any(isinstance(callback, _LossState) for callback in trainer.callback_handler.callbacks):
-        trainer.add_callback(_LossState(trainer))
+        state = _LossState(trainer)
+        for loss in state.losses().values():
+            if hasattr(loss, "check_engine"):
+                loss.check_engine(engine_of_trainer(trainer))
+        trainer.add_callback(state)
     callbacks = trainer.callback_handler.callbacks
     callbacks.sort(
         key=lambda callback: not isinstance(callback, NormMonitor | _LossState)
@@ -114,14 +122,17 @@ class _LossState(TrainerCallback):
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
 
-    def _modules(self) -> dict[str, tuple[str, Remembering]]:
-        """By their path: the name that the loss has among several, and the module."""
+    def losses(self) -> dict[str, nn.Module]:
+        """The losses by the names that they have among several."""
         losses = getattr(self.trainer, "loss", None)
         by_name = losses if isinstance(losses, dict) else {"": losses}
+        return {name: loss for name, loss in by_name.items() if isinstance(loss, nn.Module)}
+
+    def _modules(self) -> dict[str, tuple[str, Remembering]]:
+        """By their path: the name that the loss has among several, and the module."""
         return {
             f"{name}/{path}": (name, module)
-            for name, loss in by_name.items()
-            if isinstance(loss, nn.Module)
+            for name, loss in self.losses().items()
             for path, module in loss.named_modules()
             if isinstance(module, Remembering)
         }

@@ -284,7 +284,7 @@ def test_a_decoder_from_the_hub_embeds_the_end_of_text_too(tmp_path) -> None:
     assert result.stdout.strip().endswith("[EOS]"), result.stderr
 
 
-def test_errors_before_any_training(tmp_path) -> None:
+def test_errors_before_any_training(tmp_path, monkeypatch) -> None:
     model = retriever(tmp_path / "a")
     loss = loss_for(model)
     with pytest.raises(ValueError, match=r"columns \['anchor'\].*build_groups"):
@@ -297,6 +297,9 @@ def test_errors_before_any_training(tmp_path) -> None:
         RevelaTrainer(model=model, loss=loss, train_dataset=groups(), lm_lora=LoraConfig(target_modules=["c_attn"]))
     with pytest.raises(ValueError, match="loss is a MSELoss"):
         RevelaTrainer(model=model, loss=torch.nn.MSELoss(), train_dataset=groups())
+    monkeypatch.setattr("st_magnitude.revela.trainer.engine_of_trainer", lambda trainer: "DeepSpeed ZeRO-2")
+    with pytest.raises(ValueError, match=r"a language model beside it.*\(torchrun, without DeepSpeed\)"):
+        RevelaTrainer(model=model, loss=loss, train_dataset=groups(), lm_lora=None)
 
 
 @pytest.mark.slow

@@ -1,0 +1,197 @@
+"""FSDP2 on two gloo processes against one process, and what FSDP and DeepSpeed cannot train.
+
+accelerate has FSDP on GPUs only, so `fully_shard` is called here as accelerate does there. DeepSpeed is not installed:
+its engine is known by its name.
+"""
+
+import sys
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from _ranks import on_ranks
+from _tiny import ROWS, columns, load_transformer
+from datasets import Dataset
+from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+import st_magnitude as stm
+from st_magnitude.training.engines import engine_of
+
+two_processes = pytest.mark.skipif(sys.platform != "linux", reason="forks processes that have used torch")
+
+LOSSES = {
+    "qnorm": partial(stm.QNormRankingLoss, gather_across_devices=True),
+    "ring": partial(stm.DotRankingLoss, gather_across_devices="ring", direction="both"),
+    "cached": partial(
+        stm.TempAggMRLLoss,
+        dims=[8, 32],
+        similarity="qnorm",
+        gather_across_devices=True,
+        mini_batch_size=3,
+        regularizers=[(stm.SIGReg(num_directions=8), 0.01)],
+    ),
+    "regression": stm.SimilarityMSELoss,
+}
+FULL = StateDictOptions(full_state_dict=True)
+STEPS = 3
+
+
+def sharded(model):
+    """A model as accelerate prepares it with fsdp_version=2: its layers, then the rest."""
+    for layer in model[0].auto_model.transformer.layer:
+        fully_shard(layer)
+    fully_shard(model)
+    assert all(isinstance(parameter, DTensor) for parameter in model.parameters())
+    return model
+
+
+def train(folder, name, shard, steps=STEPS, saved=None):
+    """Losses, weights and embeddings of a few steps on the half of the batch that a rank has, or on all of it."""
+    torch.manual_seed(0)
+    model = load_transformer(folder).double()
+    loss = LOSSES[name](model).double()
+    own = slice(None)
+    if shard:
+        sharded(model)
+        own = slice(8 * dist.get_rank(), 8 * dist.get_rank() + 8)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-3)  # some gradients are rounding errors
+    if saved is not None:
+        set_model_state_dict(model, saved["model"], options=FULL)
+        loss.set_extra_state(saved["loss"])
+    texts = [list(column)[own] for column in zip(*ROWS, strict=True)][: 2 if name == "regression" else 3]
+    labels = torch.linspace(0.2, 1, len(ROWS), dtype=torch.float64)[own] if name == "regression" else None
+    values = []
+    for _ in range(steps):
+        value = loss([dict(model.preprocess(column)) for column in texts], labels)
+        value = sum(value.values()) if isinstance(value, dict) else value
+        optimizer.zero_grad()
+        value.backward()
+        optimizer.step()
+        values.append(value.item())
+    weights = get_model_state_dict(model, options=FULL) if shard else model.state_dict()
+    with torch.no_grad():
+        encoded = model.encode_document([row[1] for row in ROWS], batch_size=5, convert_to_tensor=True)
+    state = {key: weight.detach().clone() for key, weight in weights.items()}
+    return {"values": values, "model": state, "loss": loss.get_extra_state(), "encoded": encoded}
+
+
+def on_two_shards(folder):
+    found = {name: train(folder, name, shard=True) for name in LOSSES}
+    half = train(folder, "regression", shard=True, steps=1)
+    found["resumed"] = train(folder, "regression", shard=True, steps=1, saved=half)
+    return found, refusals(folder)
+
+
+def refusals(folder):
+    messages = []
+    for make in (
+        lambda model: stm.DotRankingLoss(model, temperature="learned", scale=3.0),
+        lambda model: stm.LearnableNormLoss(model, scale=3.0),
+    ):
+        model = load_transformer(folder)
+        loss = make(model)
+        for layer in model[0].auto_model.transformer.layer:
+            fully_shard(layer)
+        with pytest.raises(ValueError, match="Use DistributedDataParallel") as caught:
+            loss([dict(model.preprocess(["tea", "rain"]))] * 2)
+        messages.append(str(caught.value))
+    return messages
+
+
+@pytest.fixture(scope="module")
+def shards(folder):
+    return on_ranks(2, on_two_shards, folder)
+
+
+@pytest.mark.slow
+@two_processes
+@pytest.mark.parametrize("name", LOSSES)
+def test_two_shards_are_one_process(folder, shards, name):
+    """The losses, all weights after three steps of AdamW, the scale, and what the sharded model encodes."""
+    expected = train(folder, name, shard=False)
+    found = [rank[name] for rank, _ in shards]
+    mean = sum(rank["values"][0] for rank in found) / 2
+    assert mean == pytest.approx(expected["values"][0], rel=1e-6)  # the scale is measured in float32
+    for rank in found:
+        assert rank["loss"] == pytest.approx(expected["loss"], rel=1e-6)
+        torch.testing.assert_close(rank["encoded"], expected["encoded"], rtol=1e-5, atol=1e-6)
+    weights = found[0]["model"]  # rank 0 has them, as for a checkpoint
+    assert weights.keys() == expected["model"].keys()
+    for key, weight in weights.items():
+        torch.testing.assert_close(weight, expected["model"][key], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.slow
+@two_processes
+def test_weights_and_scale_of_a_checkpoint_continue(folder, shards):
+    half = train(folder, "regression", shard=False, steps=1)
+    expected = train(folder, "regression", shard=False, steps=1, saved=half)
+    for rank, _ in shards:
+        assert rank["resumed"]["loss"] == pytest.approx(half["loss"], rel=1e-6)
+    for key, weight in shards[0][0]["resumed"]["model"].items():
+        torch.testing.assert_close(weight, expected["model"][key], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.slow
+@two_processes
+def test_what_fsdp_cannot_train_is_refused_on_the_first_batch(shards):
+    for _, (temperatures, exponents) in shards:
+        assert temperatures.startswith("DotRankingLoss learns temperatures, which are not part of the model that FSDP")
+        assert exponents.startswith("LearnableNormLoss learns exponents, each of which is a single number, and FSDP")
+
+
+class DeepSpeedEngine(nn.Module):
+    """A stand-in with the name and the method that tell an engine."""
+
+    def __init__(self, model, stage):
+        super().__init__()
+        self.module, self.stage = model, stage
+
+    def zero_optimization_stage(self):
+        return self.stage
+
+    def forward(self, features):
+        return self.module(features)
+
+
+@pytest.mark.parametrize(
+    ("make", "stages"),
+    [
+        (partial(stm.QNormRankingLoss, temperature="learned"), (2, 3)),
+        (stm.LearnableNormLoss, (3,)),
+        (partial(stm.QNormRankingLoss, mini_batch_size=2), (2, 3)),
+        (stm.QNormRankingLoss, ()),
+    ],
+    ids=["temperatures", "exponents", "gradient caching", "plain"],
+)
+def test_deepspeed(model, make, stages):
+    for stage in (2, 3):
+        loss = make(model, scale=3.0)
+        loss.model = DeepSpeedEngine(model, stage)
+        assert engine_of(loss.model) == f"DeepSpeed ZeRO-{stage}"
+        features = [dict(model.preprocess(["tea", "rain"])) for _ in range(2)]
+        if stage in stages:
+            with pytest.raises(ValueError, match=rf"ZeRO-{stage}.*\. Use DistributedDataParallel \(torchrun, without"):
+                loss(features)
+        else:
+            loss(features)
+
+
+def test_attach_refuses_before_training(model, tmp_path, monkeypatch):
+    args = SentenceTransformerTrainingArguments(str(tmp_path), use_cpu=True, report_to=[])
+    loss = stm.DotRankingLoss(model, temperature="learned")
+    trainer = SentenceTransformerTrainer(model, args, Dataset.from_dict(columns()), loss=loss)
+    monkeypatch.setattr(trainer, "is_fsdp_enabled", True)
+    with pytest.raises(ValueError, match=r"DotRankingLoss learns temperatures, .* that FSDP trains"):
+        stm.attach(trainer)
+    monkeypatch.setattr(trainer, "is_deepspeed_enabled", True)
+    plugin = SimpleNamespace(zero_stage=3)
+    monkeypatch.setattr(type(trainer.accelerator.state), "deepspeed_plugin", plugin)
+    with pytest.raises(ValueError, match="that DeepSpeed ZeRO-3 trains"):
+        stm.attach(trainer)
