@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from st_magnitude import clip, geometry, revela
+    from st_magnitude.corpus.encoder import Encoder
     from st_magnitude.corpus.encoding import encode_corpus
     from st_magnitude.diagnosis.diagnose import diagnose
     from st_magnitude.diagnosis.findings import Diagnosis
@@ -65,6 +66,7 @@ __all__ = [
     "DNormRankingLoss",
     "Diagnosis",
     "DotRankingLoss",
+    "Encoder",
     "ExponentCurve",
     "GeometryEvaluator",
     "LearnableNormLoss",
@@ -112,6 +114,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "corpus.encoder": ["Encoder"],
     "corpus.encoding": ["encode_corpus"],
     "diagnosis.diagnose": ["diagnose"],
     "diagnosis.findings": ["Diagnosis"],

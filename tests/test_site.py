@@ -17,8 +17,16 @@ DOCS = ROOT / "docs"
 PUBLIC = [
     "",  # st_magnitude itself
     *("clip", "evaluation", "geometry", "infonce", "losses", "modules", "mteb", "revela", "similarity"),
-    *("corpus.beir", "corpus.encoding", "diagnosis.report", "evaluation.calibration", "evaluation.confidence"),
-    *("losses.regularizers", "serving", "surgery.cut_init", "surgery.grad_scale", "surgery.normalize", "training"),
+    *("corpus", "corpus.beir", "corpus.encoding", "diagnosis.report", "evaluation.calibration"),
+    *(
+        "evaluation.confidence",
+        "losses.regularizers",
+        "serving",
+        "surgery.cut_init",
+        "surgery.grad_scale",
+        "surgery.normalize",
+        "training",
+    ),
 ]
 MADE = {"index.md", "changelog.md", "contributing.md", "benchmarks.md"}  # by mkdocs_hooks.py
 MADE |= {f"{notebook.stem}.md" for notebook in DOCS.glob("*.ipynb")}

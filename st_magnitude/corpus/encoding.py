@@ -11,13 +11,12 @@ Every file is either complete or absent. pandas, polars, DuckDB and ``datasets``
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -27,18 +26,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
-from datasets import Dataset, Features, Value
-from datasets import Sequence as ListOf
+from datasets import Dataset
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from tqdm import tqdm
 
+from st_magnitude._checks import at_least
 from st_magnitude._config import list_differences
 from st_magnitude._files import whole_file
 from st_magnitude._json import parse
-from st_magnitude.corpus.beir import DataError
+from st_magnitude.corpus.cluster import encode_on_ray
+from st_magnitude.corpus.encoder import Encoder, schema_of, table_of
 from st_magnitude.corpus.texts import documents_of, read_through, shards_of
 from st_magnitude.corpus.workers import checked_devices, encode_shards
 from st_magnitude.training.trainer import Stopped
@@ -48,7 +47,7 @@ __all__ = ["encode_corpus", "load_embeddings"]
 logger = logging.getLogger(__name__)
 
 _RECORD = "encoding.json"
-_METRICS = {"cosine": "cosine", "dot": "inner product", "euclidean": "L2", "manhattan": "L1"}
+_PATIENCE = 10.0  # seconds in which other jobs begin the folder, for which they lock all of it
 
 
 def encode_corpus(
@@ -62,6 +61,8 @@ def encode_corpus(
     shard_size: int = 20_000,
     batch_size: int = 32,
     devices: str | Sequence[str] | None = None,
+    ray: str | None = None,
+    part: tuple[int, int] = (1, 1),
     show_progress_bar: bool | None = None,
 ) -> dict[str, Any]:
     """Encodes a corpus into a folder of shards, or only the shards that the folder lacks.
@@ -87,6 +88,12 @@ def encode_corpus(
         devices: None for the device of the model, one device, or several, as in ``["cuda:0", "cuda:1"]`` or
             ``["cpu", "cpu"]``, for one process each. With several, the calling script needs the usual
             ``if __name__ == "__main__":``.
+        ray: Address of a Ray cluster whose workers encode, ``"auto"`` for the one that the environment names, or
+            ``"local"`` for one on this machine. There is a worker for each GPU of the cluster, or for each CPU if it
+            has no GPUs. This process alone writes to the folder.
+        part: Number of this job and the number of all jobs that share the work, such as (2, 8). The second of eight
+            jobs encodes every eighth shard, from the second one on. All jobs may write to the same folder, at the same
+            time or one after another.
         show_progress_bar: Whether to show a progress bar; None follows the log level.
 
     Returns:
@@ -113,59 +120,50 @@ def encode_corpus(
         >>> encode_corpus(model, corpus, output, shard_size=2)["encoded"]
         1
     """
-    if role not in ("document", "query"):
-        raise ValueError(f"role must be 'document' or 'query', got {role!r}.")
-    if dtype not in ("float32", "float16"):
-        raise ValueError(
-            f"dtype must be 'float32' or 'float16', got {dtype!r}; docs/compression.md shows how to store fewer bits."
-        )
-    for name, number in (("shard_size", shard_size), ("batch_size", batch_size)):
-        if number < 1:
-            raise ValueError(f"{name} must be at least 1, got {number}.")
+    encoder = Encoder(model, role=role, prompt=prompt, dtype=dtype, batch_size=batch_size)
+    at_least("shard_size", shard_size, 1)
+    job, num_jobs = part
+    if not 1 <= job <= num_jobs:
+        raise ValueError(f"part (--shard) is {job} of {num_jobs}; parts are counted from 1, such as 1 of 4.")
+    if ray is not None and devices is not None:
+        raise ValueError("devices are those of this machine, and those of a Ray cluster are Ray's; leave out one.")
     output, devices = Path(output), checked_devices(devices)
     documents = documents_of(corpus)
     if show_progress_bar is None:
         show_progress_bar = logger.getEffectiveLevel() <= logging.INFO
 
-    options: dict[str, Any] = {"prompt": prompt, "batch_size": batch_size, "show_progress_bar": False}
-    encode_one = model.encode_query if role == "query" else model.encode_document
-    record: dict[str, Any] = {
-        "model": _fingerprint(model),
-        "similarity_fn_name": model.similarity_fn_name,
-        "index_metric": _METRICS[model.similarity_fn_name],
-        "role": role,
-        "prompt": prompt,
-        "dimension": len(encode_one(["dimension"], **options)[0]),
-        "dtype": dtype,
-        "shard_size": shard_size,
-    }
+    record = encoder.record | {"shard_size": shard_size}
     _refuse_another(output, record)  # before the corpus is read
     bar = partial(tqdm, unit=" documents", disable=not show_progress_bar)
     with bar(desc="Reading") as progress:
         digests, record["documents"] = read_through(documents, shard_size, progress.update)
     record["corpus"] = digests[-1]
     output.mkdir(parents=True, exist_ok=True)
-    with _locked(output):
-        if not _refuse_another(output, record):
-            with whole_file(output / _RECORD) as file:
-                file.write(json.dumps(record, indent=1).encode())
-        for leftover in (*output.glob(".shard-*.parquet.tmp"), *output.glob(f".{_RECORD}.tmp")):
-            leftover.unlink()
-        whole = {shard for shard in range(len(digests)) if _is_whole(output, shard, record)}
+    with _locked(output, part, partial(_begin, output, record)):
+        own = range(job - 1, len(digests), num_jobs)
+        if not own:
+            logger.warning("Part %d of %d is empty: there are %d shards; lower shard_size.", *part, len(digests))
+        for leftover in (output / f".{_path(output, shard).name}.tmp" for shard in own):
+            leftover.unlink(missing_ok=True)
+        whole = {shard for shard in own if _is_whole(output, shard, record)}
         done = sum(_rows(shard, record) for shard in whole)
-        if len(whole) < len(digests):
-            missing = (shard for shard in shards_of(documents, shard_size, digests) if shard[0] not in whole)
+        total = sum(_rows(shard, record) for shard in own)
+        if len(whole) < len(own):
+            missing = partial(shards_of, documents, shard_size, digests, frozenset(own) - whole)
+            encoded = (
+                encode_shards(encoder, missing(), devices) if ray is None else encode_on_ray(encoder, missing, ray)
+            )
             with (
-                _said_how_far(output, whole, len(digests)),
+                _said_how_far(output, whole, len(own)),
                 _sigterm_as_interrupt(),
-                bar(desc="Encoding", total=record["documents"], initial=done) as progress,
-                closing(encode_shards(model, role, options, missing, devices)) as encoded,
+                bar(desc="Encoding", total=total, initial=done) as progress,
+                closing(encoded),
             ):
                 for number, ids, embeddings in encoded:
                     _write_shard(output, number, record, ids, embeddings)
                     whole.add(number)
                     progress.update(len(ids))
-    return record | {"encoded": record["documents"] - done}
+    return record | {"encoded": total - done}
 
 
 @contextmanager
@@ -207,34 +205,6 @@ def load_embeddings(output: str | Path) -> Dataset:
         raise ValueError(f"{output} has {whole} of {number} shards: run encode_corpus again to go on.")
     dataset = Dataset.from_parquet([str(_path(output, shard)) for shard in shards])
     return dataset.with_format("numpy")
-
-
-def _fingerprint(model: SentenceTransformer) -> str:
-    """SHA-256 of the weights and the configuration in memory, which may differ from those of the model's folder.
-
-    Versions of libraries, and what a tokenizer remembers of its last call, are left out.
-    """
-    if (backend := model.get_backend()) != "torch":
-        raise ValueError(
-            f"The weights of a model with the backend {backend!r} cannot be compared: load it with backend='torch'."
-        )
-    tokenizer: Any = getattr(model, "tokenizer", None)
-    tokenizer = getattr(tokenizer, "backend_tokenizer", tokenizer)
-    words: dict[str, Any] = {}
-    if hasattr(tokenizer, "to_str"):
-        words = json.loads(tokenizer.to_str())
-        words = {key: value for key, value in words.items() if key not in ("padding", "truncation")}
-    elif hasattr(tokenizer, "get_vocab"):
-        words = tokenizer.get_vocab()
-    config = model.config.to_dict() if model.config is not None else {}
-    config = {key: value for key, value in config.items() if key not in ("transformers_version", "_name_or_path")}
-    settings: list[Any] = [str(model), words, config, model.prompts, model.default_prompt_name]
-    settings += [str(model.max_seq_length), model.truncate_dim, model.similarity_fn_name]
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
-    for name, value in sorted(model.state_dict().items()):
-        digest.update(f"{name}\0{value.dtype}\0{tuple(value.shape)}\0".encode())
-        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-    return digest.hexdigest()
 
 
 @contextmanager
@@ -293,13 +263,32 @@ def _refuse_another(output: Path, record: dict[str, Any]) -> bool:
 
 
 @contextmanager
-def _locked(output: Path) -> Iterator[None]:
-    """Locks the folder. The system frees the lock when the process ends, even if it is killed."""
+def _locked(output: Path, part: tuple[int, int], begin: Callable[[], Any]) -> Iterator[None]:
+    """Locks a part of the folder, and begins the folder. The system frees the lock when the process ends or is killed.
+
+    Jobs that divide the shards in another way would write to the same files: each of them refuses to begin.
+    """
+    job, num_jobs = part
+    siblings = f"-of-{num_jobs}"
+    folder = FileLock(output / ".lock", timeout=0 if num_jobs == 1 else _PATIENCE)
+    own = folder if num_jobs == 1 else FileLock(output / f".lock-{job}{siblings}", timeout=0)
     try:
-        with FileLock(output / ".lock", timeout=0):
+        with own:
+            with folder:
+                for other in output.glob(".lock-*"):
+                    if not other.name.endswith(siblings):
+                        FileLock(other).acquire(timeout=0).lock.release()
+                begin()
             yield
     except Timeout:
         raise OSError(f"Another process is writing to {output}: wait for it, or choose another output.") from None
+
+
+def _begin(output: Path, record: dict[str, Any]) -> None:
+    (output / f".{_RECORD}.tmp").unlink(missing_ok=True)
+    if not _refuse_another(output, record):
+        with whole_file(output / _RECORD) as file:
+            file.write(json.dumps(record, indent=1).encode())
 
 
 def _path(output: Path, shard: int) -> Path:
@@ -310,12 +299,6 @@ def _rows(shard: int, record: dict[str, Any]) -> int:
     return min(record["shard_size"], record["documents"] - shard * record["shard_size"])
 
 
-def _schema(record: dict[str, Any]) -> pa.Schema:
-    embedding = ListOf(Value(record["dtype"]), length=record["dimension"])
-    columns: Any = {"_id": Value("string"), "embedding": embedding}
-    return Features(columns).arrow_schema  # with what datasets reads
-
-
 def _is_whole(output: Path, shard: int, record: dict[str, Any]) -> bool:
     """Whether a shard is complete, judged by its footer, which is written last."""
     path = _path(output, shard)
@@ -323,7 +306,7 @@ def _is_whole(output: Path, shard: int, record: dict[str, Any]) -> bool:
         return False
     try:
         with pq.ParquetFile(path) as table:
-            whole = table.metadata.num_rows == _rows(shard, record) and table.schema_arrow.equals(_schema(record))
+            whole = table.metadata.num_rows == _rows(shard, record) and table.schema_arrow.equals(schema_of(record))
     except (pa.ArrowException, OSError):
         whole = False
     if not whole:
@@ -334,19 +317,7 @@ def _is_whole(output: Path, shard: int, record: dict[str, Any]) -> bool:
 def _write_shard(
     output: Path, shard: int, record: dict[str, Any], ids: list[str], embeddings: NDArray[np.floating]
 ) -> None:
-    with np.errstate(over="ignore"):
-        rows = np.ascontiguousarray(embeddings, dtype=record["dtype"])  # (n, D)
-    if not (finite := np.isfinite(rows).all(axis=1)).all():
-        raise DataError(
-            f"The embedding of {ids[int(finite.argmin())]!r} is not finite in {record['dtype']}: fix the model, "
-            "store another dtype, or leave the document out."
-        )
-    vectors = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), record["dimension"])
+    table = table_of(ids, embeddings, record)
     with whole_file(_path(output, shard)) as file:
         # Ids are unique and floats are noise, so that neither a dictionary nor compression makes the file smaller.
-        pq.write_table(
-            pa.table([pa.array(ids, pa.string()), vectors], schema=_schema(record)),
-            file,
-            compression="none",
-            use_dictionary=False,
-        )
+        pq.write_table(table, file, compression="none", use_dictionary=False)

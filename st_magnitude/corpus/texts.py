@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from datasets import Dataset
 
 from st_magnitude.corpus.beir import DataError, Problems, id_and_text, numbered_texts
 
-__all__ = ["Documents", "Shard", "documents_of", "read_through", "shards_of"]
+__all__ = ["Documents", "Shard", "columns_of", "documents_of", "read_through", "shards_of", "texts_of"]
 
 Documents = Callable[[], Iterator[tuple[str, str]]]  # every call yields ids and texts from the first one on
 Shard = tuple[int, list[str], list[str]]  # its number, ids and texts
@@ -34,7 +34,7 @@ def documents_of(corpus: Mapping[str, str] | Dataset | str | Path) -> Documents:
     if isinstance(corpus, Mapping):
         return lambda: _texts("corpus", ({"_id": key, "text": text} for key, text in corpus.items()))
     if isinstance(corpus, Dataset):
-        plain = corpus.with_format(None).select_columns(_columns(corpus.column_names, "the Dataset"))
+        plain = corpus.with_format(None).select_columns(columns_of(corpus.column_names, "the Dataset"))
         return lambda: _texts("Dataset", _rows_of(plain.iter(1000)))
     raise TypeError(f"A corpus is {_CORPORA}; got {type(corpus).__name__}.")
 
@@ -46,18 +46,25 @@ def _documents_in(path: Path) -> Documents:
         files = [path / "corpus.jsonl"]
     else:
         files = sorted(path.iterdir()) if path.is_dir() else [path]
-    files = [file for file in files if file.suffix in (".jsonl", ".parquet") and file.is_file()]
+    files = [file.absolute() for file in files if file.suffix in (".jsonl", ".parquet") and file.is_file()]
     if len({file.suffix for file in files}) != 1:
         found = "both .jsonl and .parquet files" if files else "neither a .jsonl nor a .parquet file"
         raise DataError(f"{path} has {found}. A corpus is {_CORPORA}.")
     if files[0].suffix == ".parquet":
-        columns = [_columns(pq.read_schema(file).names, str(file)) for file in files]
+        columns = [columns_of(pq.read_schema(file).names, str(file)) for file in files]
         tables = list(zip(files, columns, strict=True))
         return lambda: (text for file, names in tables for text in _texts(file.name, _parquet_rows(file, names)))
     return lambda: (text for file in files for text in _json_texts(file))
 
 
-def _columns(names: Sequence[str], where: str) -> list[str]:
+def texts_of(columns: Mapping[str, list[Any]]) -> tuple[list[str], list[str]]:
+    """Ids and texts of a batch of documents, given as columns."""
+    pairs = list(_texts("batch", _rows_of([columns])))
+    return [key for key, _ in pairs], [text for _, text in pairs]
+
+
+def columns_of(names: Sequence[str], where: str) -> list[str]:
+    """The names of the columns that a document needs."""
     key = next((name for name in _IDS if name in names), None)
     if key is None or "text" not in names:
         raise DataError(f"{where} has the columns {sorted(names)}: it needs _id (or id) and text; rename them.")
@@ -134,9 +141,10 @@ def _batches(documents: Documents, size: int) -> Iterator[tuple[list[str], list[
         yield [key for key, _ in batch], [text for _, text in batch], digest.hexdigest()
 
 
-def shards_of(documents: Documents, size: int, digests: list[str]) -> Iterator[Shard]:
-    """Reads the shards of a corpus again, and checks that the texts still have these digests."""
+def shards_of(documents: Documents, size: int, digests: list[str], wanted: Container[int]) -> Iterator[Shard]:
+    """Reads a corpus again for some of its shards, and checks that all texts still have these digests."""
     for shard, (batch, digest) in enumerate(zip_longest(_batches(documents, size), digests)):
         if batch is None or batch[2] != digest:
             raise DataError(f"The corpus has changed in shard {shard} while it was encoded: restore it, and run again.")
-        yield shard, batch[0], batch[1]
+        if shard in wanted:
+            yield shard, batch[0], batch[1]

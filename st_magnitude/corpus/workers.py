@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
 from typing import Any, cast
@@ -13,8 +13,8 @@ from typing import Any, cast
 import torch
 import torch.multiprocessing
 from numpy.typing import NDArray
-from sentence_transformers import SentenceTransformer
 
+from st_magnitude.corpus.encoder import Encoder
 from st_magnitude.corpus.texts import Shard
 
 __all__ = ["checked_devices", "encode_shards"]
@@ -42,11 +42,7 @@ def checked_devices(devices: str | Sequence[str] | None) -> list[str] | None:
 
 
 def encode_shards(
-    model: SentenceTransformer,
-    role: str,
-    options: Mapping[str, Any],
-    shards: Iterable[Shard],
-    devices: Sequence[str] | None = None,
+    encoder: Encoder, shards: Iterable[Shard], devices: Sequence[str] | None = None
 ) -> Generator[EncodedShard, None, None]:
     """Yields number, ids and embeddings of every shard, in the order in which they are ready.
 
@@ -54,30 +50,27 @@ def encode_shards(
     processes end and the model goes back to its device. A process that ends raises OSError, a failure RuntimeError.
     """
     if devices is None:
-        encode = getattr(model, f"encode_{role}")
-        yield from ((number, ids, encode(texts, **options)) for number, ids, texts in shards)
+        yield from ((number, ids, encoder.encode(texts)) for number, ids, texts in shards)
         return
-    before = model.device
+    before = encoder.model.device
     try:
         if len(devices) == 1:
-            yield from encode_shards(model, role, {**options, "device": devices[0]}, shards)
+            yield from encode_shards(encoder.on(devices[0]), shards)
         else:
-            yield from _encode_in_processes(model, role, options, shards, devices)
+            yield from _encode_in_processes(encoder, shards, devices)
     finally:
-        model.to(before)
+        encoder.model.to(before)
 
 
-def _encode_in_processes(
-    model: SentenceTransformer, role: str, options: Mapping[str, Any], shards: Iterable[Shard], devices: Sequence[str]
-) -> Iterator[EncodedShard]:
-    model.to("cpu").share_memory()  # one copy of the weights for all processes
+def _encode_in_processes(encoder: Encoder, shards: Iterable[Shard], devices: Sequence[str]) -> Iterator[EncodedShard]:
+    encoder.model.to("cpu").share_memory()  # one copy of the weights for all processes
     workers: list[_Worker] = []
     busy: dict[Connection, tuple[_Worker, Shard]] = {}
     remaining = iter(shards)
     try:
         workers.extend(_Worker(device) for device in devices)
         for worker in workers:
-            worker.send((model, role, dict(options), worker.device))
+            worker.send(encoder.on(worker.device))
         for worker in workers:  # multiprocessing prints a traceback if one is stopped while it fetches the weights
             worker.receive()
         idle = list(workers)
@@ -142,16 +135,15 @@ class _Worker:
 
 
 def _work(pipe: Connection) -> None:
-    """Runs in the process of a device: receives the model, says that it is ready, and answers texts with embeddings."""
+    """Runs in the process of a device: receives the encoder, says that it is ready, and answers texts by embeddings."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_the_parent, daemon=True).start()
     try:
-        model, role, options, device = pipe.recv()
-        model.to(device)
-        encode = getattr(model, f"encode_{role}")
+        encoder = pipe.recv()
+        encoder.model.to(encoder.device)
         pipe.send(None)  # ready
         while True:
-            pipe.send(encode(pipe.recv(), device=device, **options))
+            pipe.send(encoder.encode(pipe.recv()))
     except (EOFError, BrokenPipeError):
         return  # the parent has ended
     except Exception as error:
