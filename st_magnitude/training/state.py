@@ -106,8 +106,9 @@ def attach(trainer: AnyTrainer) -> AnyTrainer:
     if not any(isinstance(callback, _LossState) for callback in trainer.callback_handler.callbacks):
         state = _LossState(trainer)
         for loss in state.losses().values():
-            if hasattr(loss, "check_engine"):
-                loss.check_engine(engine_of_trainer(trainer))
+            check_engine: Any = getattr(loss, "check_engine", None)
+            if check_engine is not None:
+                check_engine(engine_of_trainer(trainer))
         trainer.add_callback(state)
     callbacks = trainer.callback_handler.callbacks
     callbacks.sort(
