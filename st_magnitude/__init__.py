@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         ScoredPairsEvaluator,
     )
     from st_magnitude.evaluation.abstention import Abstention, answerable, calibrate_abstention
+    from st_magnitude.evaluation.admission import Admission, admit
     from st_magnitude.evaluation.calibration import ExponentCurve, calibrate_exponent
     from st_magnitude.evaluation.mining import mine_negatives
     from st_magnitude.infonce import infonce, infonce_reference
@@ -61,6 +62,7 @@ __all__ = [
     "DOT",
     "QNORM",
     "Abstention",
+    "Admission",
     "CompressionEvaluator",
     "CosineRankingLoss",
     "DNormRankingLoss",
@@ -85,6 +87,7 @@ __all__ = [
     "TempSpecMRLLoss",
     "Term",
     "add_normalize",
+    "admit",
     "answerable",
     "attach",
     "attach_grad_scale",
@@ -120,6 +123,7 @@ _HOMES = {
     "diagnosis.findings": ["Diagnosis"],
     "evaluation": ["CompressionEvaluator", "GeometryEvaluator", "MagnitudeEvaluator", "ScoredPairsEvaluator"],
     "evaluation.abstention": ["Abstention", "answerable", "calibrate_abstention"],
+    "evaluation.admission": ["Admission", "admit"],
     "evaluation.calibration": ["ExponentCurve", "calibrate_exponent"],
     "evaluation.mining": ["mine_negatives"],
     "infonce": ["infonce_reference"],

@@ -57,8 +57,8 @@ import st_magnitude as stm
 from st_magnitude import geometry
 from st_magnitude._plot import draw
 from st_magnitude.commands.demo.docstrings import build_docstring_task
-from st_magnitude.commands.demo.measure import surface_features
 from st_magnitude.corpus.beir import RetrievalData
+from st_magnitude.evaluation.admission import surface_features
 from st_magnitude.evaluation.task import EncodedTask
 from st_magnitude.surgery.raw import encode_raw
 

@@ -42,7 +42,7 @@ from st_magnitude.corpus.texts import documents_of, read_through, shards_of
 from st_magnitude.corpus.workers import checked_devices, encode_shards
 from st_magnitude.training.trainer import Stopped
 
-__all__ = ["encode_corpus", "load_embeddings"]
+__all__ = ["embedding_batches", "encode_corpus", "load_embeddings"]
 
 logger = logging.getLogger(__name__)
 
@@ -194,8 +194,28 @@ def load_embeddings(output: str | Path) -> Dataset:
         FileNotFoundError: If the folder has no embeddings.
         ValueError: If shards are missing or damaged; the message counts them.
     """
+    dataset = Dataset.from_parquet([str(path) for path in _whole_shards(output)])
+    return dataset.with_format("numpy")
+
+
+def embedding_batches(output: str | Path) -> Iterator[NDArray[np.floating]]:
+    """The embeddings of a folder in the order of the corpus, a shard at a time, without a copy on the disk.
+
+    Raises:
+        FileNotFoundError, ValueError: As `load_embeddings`.
+
+    Yields:
+        Embeddings of up to ``shard_size`` documents, (n, D), in the stored dtype.
+    """
+    for path in _whole_shards(output):
+        vectors = pq.read_table(path, columns=["embedding"])["embedding"].combine_chunks()
+        yield vectors.flatten().to_numpy().reshape(len(vectors), -1)
+
+
+def _whole_shards(output: str | Path) -> list[Path]:
+    """The files of a finished folder."""
     output = Path(output)
-    record = _read_record(output)
+    record = read_record(output)
     if record is None:
         raise FileNotFoundError(f"{output} holds no embeddings (no {_RECORD}): make them with encode_corpus.")
     number = -(-record["documents"] // record["shard_size"])
@@ -203,8 +223,7 @@ def load_embeddings(output: str | Path) -> Dataset:
     shards = sorted(int(name) for name in named if name.isdecimal() and int(name) < number)
     if (whole := sum(_is_whole(output, shard, record) for shard in shards)) < number:
         raise ValueError(f"{output} has {whole} of {number} shards: run encode_corpus again to go on.")
-    dataset = Dataset.from_parquet([str(_path(output, shard)) for shard in shards])
-    return dataset.with_format("numpy")
+    return [_path(output, shard) for shard in shards]
 
 
 @contextmanager
@@ -226,7 +245,8 @@ def _sigterm_as_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _read_record(output: Path) -> dict[str, Any] | None:
+def read_record(output: Path) -> dict[str, Any] | None:
+    """The content of encoding.json; None if the folder has none."""
     file = output / _RECORD
     if not file.is_file():
         return None
@@ -249,7 +269,7 @@ def _refuse_another(output: Path, record: dict[str, Any]) -> bool:
         raise PermissionError(
             f"{output} cannot be written: {there} is not a folder, or you may not write to it. Choose another output."
         )
-    found = _read_record(output)
+    found = read_record(output)
     if found is None:
         if output.is_dir() and any(not path.name.startswith(".") for path in output.iterdir()):
             raise FileExistsError(f"{output} holds files, but no {_RECORD}: choose another output.")

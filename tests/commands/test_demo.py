@@ -11,7 +11,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 
 import st_magnitude as stm
-from st_magnitude.commands.demo.measure import measure, surface_features
+from st_magnitude.commands.demo.measure import measure
 from st_magnitude.commands.demo.report import comparison, table
 from st_magnitude.commands.demo.run import _Clock, _encode, run
 from st_magnitude.corpus.beir import RetrievalData, load_beir
@@ -95,13 +95,6 @@ def test_a_tie_is_called_one():
     assert "a tie" in comparison("x", a, a + rng.normal(scale=0.1, size=200))
     assert "better" in comparison("x", a + 0.2, a)
     assert "worse" in comparison("x", a, a + 0.2)
-
-
-def test_surface_features_see_only_the_surface():
-    prose, parameters = surface_features(["Sorts the list in place.", "key : callable, default=None"])
-    assert len(prose) == len(parameters)
-    assert not np.allclose(prose, parameters)
-    np.testing.assert_allclose(surface_features(["Abcd efg."]), surface_features(["Xyzw uvt."]))
 
 
 def test_refuses_a_folder_in_use(tmp_path):

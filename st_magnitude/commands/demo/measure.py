@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 from st_magnitude import geometry
 from st_magnitude.commands.demo.docstrings import DocstringTask
+from st_magnitude.evaluation.admission import surface_features
 from st_magnitude.evaluation.task import EncodedTask
 from st_magnitude.similarity import COSINE, DOT, Similarity
 
-__all__ = ["Controls", "Measurement", "measure", "measure_controls", "surface_features"]
+__all__ = ["Controls", "Measurement", "measure", "measure_controls"]
 
 Array = NDArray[np.float64]
 
@@ -106,18 +107,3 @@ def measure_controls(task: DocstringTask, pretrained: Mapping[str, EncodedTask],
         prior=score("test", weight),
         prior_weight=weight,
     )
-
-
-def surface_features(texts: Sequence[str]) -> Array:
-    """Length, punctuation, digits and capitals of texts: n texts -> (n, 18)."""
-    rows = []
-    for text in texts:
-        words, characters = text.split(), max(len(text), 1)
-        marks = [text.count(mark) / characters for mark in ".,:;()[]`'\"=_/-"]
-        shares = [
-            sum(c.isdigit() for c in text) / characters,
-            sum(c.isupper() for c in text) / characters,
-            sum(len(w) for w in words) / max(len(words), 1),
-        ]
-        rows.append([np.log1p(len(words)), *shares, *marks, float(text[:1].isupper()), float(text.endswith("."))])
-    return np.array(rows)

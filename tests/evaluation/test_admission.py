@@ -1,0 +1,207 @@
+"""admit against plain loops, the honesty of its figures, shards, and errors before anything is encoded."""
+
+import json
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Normalize
+from sentence_transformers.sentence_transformer.modules import BoW
+from typer.testing import CliRunner
+
+import st_magnitude as stm
+from st_magnitude.commands.app import app
+from st_magnitude.corpus.beir import RetrievalData, save_beir
+from st_magnitude.evaluation import admission
+from st_magnitude.evaluation.admission import SCORERS, surface_features
+from st_magnitude.evaluation.task import EncodedTask
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+WORDS = [a + b for a in "bdfgklmnprstvz" for b in ("ar", "el", "in", "os", "um")]
+
+
+@pytest.fixture(scope="module")
+def model():
+    """Counts words, so that long texts have large norms."""
+    made = SentenceTransformer(modules=[BoW(WORDS)], device="cpu")
+    made.similarity_fn_name = "dot"
+    return made
+
+
+def words(rng, number):
+    return " ".join(rng.choice(WORDS, number))
+
+
+@pytest.fixture(scope="module")
+def data():
+    """120 queries with one or two answers each; 200 answers are sentences, 200 others are short and end in a colon."""
+    rng = np.random.default_rng(0)
+    corpus = {f"a{i:03d}": words(rng, int(rng.integers(5, 14))) + "." for i in range(200)}
+    corpus |= {f"x{i:03d}": words(rng, int(rng.integers(2, 9))) + " :" for i in range(200)}
+    corpus = {key: corpus[key] for key in rng.permutation(sorted(corpus)).tolist()}
+    relevant = {f"q{i:03d}": {f"a{i:03d}"} | ({f"a{i + 1:03d}"} if i % 3 == 0 else set()) for i in range(120)}
+    queries = {q: " ".join(corpus[min(d)].strip(".").split()[:3]) for q, d in relevant.items()}
+    return RetrievalData(queries, corpus, relevant)
+
+
+def admit(model, data, **options):
+    given = {"queries": data.queries, "relevant": data.relevant_docs, "show_progress_bar": False} | options
+    return stm.admit(model, data.corpus, **given)
+
+
+def test_norm_against_a_loop(model, data):
+    found = admit(model, data, keep=0.5, scorer="norm")
+    vectors = model.encode(list(data.corpus.values())).astype(np.float64)
+    sizes = np.linalg.norm(vectors, axis=1)
+    threshold = sorted(sizes)[len(sizes) // 2]
+    kept = {key for key, size in zip(data.corpus, sizes, strict=True) if size >= threshold}
+    assert found.kept_ids == [key for key in data.corpus if key in kept]
+    assert found.share >= 0.5
+    shares = [len(kept & answers) / len(answers) for answers in data.relevant_docs.values()]
+    assert found.answers_kept[0] == pytest.approx(np.mean(shares), abs=1e-12)
+    assert found.answers_kept[1] < np.mean(shares) < found.answers_kept[2]
+
+    at = {key: i for i, key in enumerate(data.corpus)}
+    columns = [sorted(at[key] for key in data.relevant_docs[query]) for query in data.queries]
+    asked = model.encode_query(list(data.queries.values()), convert_to_tensor=True)
+    encoded = EncodedTask(asked, torch.from_numpy(vectors).float(), columns)
+    among = np.array([key in kept for key in data.corpus])
+    assert found.ndcg == pytest.approx(encoded.ndcg(encoded.top(stm.DOT)).mean(), abs=1e-12)
+    ndcg = encoded.ndcg(encoded.top(stm.DOT, among=among)).mean()
+    assert found.criteria["norm"].ndcg == pytest.approx(ndcg, abs=1e-12)
+
+
+def test_the_surface_wins_and_is_named(model, data, caplog):
+    found = admit(model, data, keep=0.5)
+    rows = {name: row.answers_kept[0] for name, row in found.criteria.items()}
+    assert found.scorer == "surface"
+    assert rows["surface"] == 1.0 > rows["norm"]
+    assert found.answers_kept[0] == 1.0
+    assert 0.95 < found.answers_kept[1] < 1.0  # no loss in 120 queries is not certainty
+    assert {key[0] for key in found.kept_ids} == {"a"}
+    assert "the surface features of the text 100.0 %" in caplog.text
+    assert caplog.text.count("scorer='surface'") == 1
+    assert all(len(line) <= 80 for line in str(found).splitlines())
+    assert not replace(found, criteria={"norm": found.criteria["surface"], "surface": found.criteria["norm"]}).warning
+
+
+def test_figures_are_of_queries_that_did_not_choose(model):
+    """Relevance is a coin flip here: nothing can keep more than its share, whatever a regression learns by heart."""
+    rng = np.random.default_rng(1)
+    corpus = {f"d{i:03d}": words(rng, 8) for i in range(500)}
+    relevant = {f"q{i}": {f"d{i:03d}"} for i in range(0, 250)}
+    data = RetrievalData({q: words(rng, 2) for q in relevant}, corpus, relevant)
+    found = admit(model, data, keep=0.5, scorer="embedding")
+    known = [i for i, key in enumerate(found.ids) if key in set().union(*relevant.values())]
+    assert found.kept[known].mean() > 0.6  # learned by heart
+    assert 0.35 < found.answers_kept[0] < 0.5  # below its share: the answers known by heart take the places
+
+
+def test_recall_drops_as_much_as_it_can(model, data):
+    found = admit(model, data, recall=0.9, scorer="norm")
+    sizes = dict(zip(found.ids, found.scores, strict=True))
+
+    def kept(threshold):
+        return np.mean(
+            [np.mean([sizes[key] >= threshold for key in answers]) for answers in data.relevant_docs.values()]
+        )
+
+    largest = max(size for size in sizes.values() if kept(size) >= 0.9)
+    assert found.threshold == largest
+    assert 0.9 - 0.3 < found.criteria["norm"].share <= found.share  # which keeps all documents with the last norm
+    best = admit(model, data, recall=0.9)
+    assert (best.scorer, best.share < found.share) == ("surface", True)
+
+
+def test_shards_and_samples(model, data, tmp_path, monkeypatch):
+    whole = admit(model, data, keep=0.4, scorer="embedding")
+    stm.encode_corpus(model, data.corpus, tmp_path / "e", shard_size=7, dtype="float16")
+    with monkeypatch.context() as patch:
+        patch.setattr(model, "encode_document", lambda texts, **_: [[0.0] * len(WORDS)])  # only asked for the width
+        again = admit(model, data, keep=0.4, scorer="embedding", embeddings=tmp_path / "e")
+    assert again.kept_ids == whole.kept_ids
+    assert again.criteria == whole.criteria
+
+    monkeypatch.setattr(admission, "LABELLED", 150)
+    monkeypatch.setattr(admission, "REFERENCE", 200)
+    sampled = admit(model, data, keep=0.4)
+    assert 160 <= sampled.kept.sum() < 180  # norms are tied
+    assert sampled.answers_kept[0] > 0.8
+
+
+def test_documents_that_come_later(model, data):
+    for scorer in SCORERS:
+        found = admit(model, data, keep=0.5, scorer=scorer)
+        texts = list(data.corpus.values())
+        np.testing.assert_array_equal(found.score(texts, model.encode_document(texts)) >= found.threshold, found.kept)
+
+
+def test_without_judgments(model, data):
+    found = stm.admit(model, data.corpus, keep=0.25, show_progress_bar=False)
+    assert (found.scorer, found.answers_kept, found.criteria) == ("norm", None, {})
+    assert found.share >= 0.25
+    assert "The loss is unknown" in str(found)
+
+
+def test_cosine_model_has_no_norm(data):
+    unit = SentenceTransformer(modules=[BoW(WORDS), Normalize()], device="cpu")
+    found = admit(unit, data, keep=0.5)
+    assert set(found.criteria) == {"surface", "embedding"}
+    assert not found.warning
+
+
+def test_surface_features_see_only_the_surface():
+    prose, parameters = surface_features(["Sorts the list in place.", "key : callable, default=None"])
+    assert len(prose) == len(parameters)
+    assert not np.allclose(prose, parameters)
+    np.testing.assert_allclose(surface_features(["Abcd efg."]), surface_features(["Xyzw uvt."]))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "Give either keep="),
+        ({"keep": 0.5, "recall": 0.9}, "Give either keep="),
+        ({"keep": 1.0}, "keep must be a share strictly between 0 and 1; got 1.0"),
+        ({"recall": 0.0}, "recall must be a share strictly between 0 and 1; got 0.0"),
+        ({"keep": 0.5, "scorer": "size"}, "scorer must be one of 'best', 'norm', 'surface' and 'embedding'"),
+        ({"recall": 0.9, "queries": None, "relevant": None}, "need both queries= and relevant="),
+        ({"keep": 0.5, "relevant": None}, "need both queries= and relevant="),
+        ({"keep": 0.5, "relevant": {"q000": {"a000"}}}, "1 of 120 queries have a relevant document, but at least 20"),
+        ({"keep": 0.5, "relevant": {"q000": {"nowhere"}}}, "not in the corpus, such as ['nowhere']"),
+        ({"keep": 0.5, "similarity": "euclidean"}, "euclidean"),
+    ],
+)
+def test_errors_come_before_encoding(model, data, options, message, monkeypatch):
+    def refuse(*_, **__):
+        raise AssertionError("encoded")
+
+    for name in ("encode", "encode_query", "encode_document"):
+        monkeypatch.setattr(model, name, refuse)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        admit(model, data, **options)
+
+
+def test_norms_that_are_all_one(data):
+    unit = SentenceTransformer(modules=[BoW(WORDS), Normalize()], device="cpu")
+    with pytest.raises(ValueError, match="The model normalises, so that all norms are 1"):
+        admit(unit, data, keep=0.5, scorer="norm")
+
+
+def test_command(model, data, tmp_path):
+    model.save_pretrained(str(tmp_path / "model"))
+    save_beir(data, tmp_path / "data", "dev")
+    arguments = ["admit", str(tmp_path / "model"), "--data", str(tmp_path / "data"), "--keep", "0.5", "--json"]
+    result = CliRunner().invoke(app, [*arguments, "--output", str(tmp_path / "out")])
+    assert result.exit_code == 0, result.output
+    figures = json.loads(result.stdout)
+    assert (figures["scorer"], figures["kept"], figures["documents"]) == ("surface", 200, 400)
+    assert len((tmp_path / "out" / "kept.txt").read_text().splitlines()) == 200
+    assert json.loads((tmp_path / "out" / "admission.json").read_text()) == figures
+    result = CliRunner().invoke(app, ["admit", str(tmp_path / "model"), "--keep", "0.5"])
+    assert (result.exit_code, "Give --data" in result.output) == (2, True)
+    assert torch.get_num_threads() == 1
