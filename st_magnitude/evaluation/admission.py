@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from datasets import Dataset
 from numpy.typing import NDArray
-from scipy.stats import beta
+from scipy.special import betaincinv
 from sentence_transformers import SentenceTransformer
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
@@ -43,6 +43,7 @@ __all__ = ["SCORERS", "Admission", "Criterion", "admit", "surface_features"]
 logger = logging.getLogger(__name__)
 
 Array = NDArray[np.float64]
+Vectors = NDArray[np.float32]
 Score = Callable[[Sequence[str], NDArray[Any]], Array]
 
 SCORERS = ("norm", "surface", "embedding")
@@ -246,7 +247,7 @@ def admit(
         settings = {name: begun[name] for name in ("prompt", "dtype", "shard_size") if name in begun}
         encode_corpus(model, corpus, folder, batch_size=batch_size, show_progress_bar=show_progress_bar, **settings)
 
-        def walk() -> Iterator[tuple[int, list[str], Array]]:
+        def walk() -> Iterator[tuple[int, list[str], Vectors]]:
             texts, start = documents(), 0
             for stored in embedding_batches(folder):
                 vectors = stored.astype(np.float32)
@@ -281,7 +282,7 @@ class _Study:
 
     def __init__(
         self,
-        walk: Callable[[], Iterator[tuple[int, list[str], Array]]],
+        walk: Callable[[], Iterator[tuple[int, list[str], Vectors]]],
         size: int,
         answers: Sequence[NDArray[np.int64]],
         best: NDArray[np.int64],
@@ -406,12 +407,12 @@ def _answers(
     return found
 
 
-def _search(queries: torch.Tensor, shards: Iterator[Array], similarity: Similarity) -> NDArray[np.int64]:
+def _search(queries: torch.Tensor, shards: Iterator[Vectors], similarity: Similarity) -> NDArray[np.int64]:
     """Positions of the best `DEPTH` documents of every query, best first, over all shards: -> (n, <= DEPTH)."""
     scores = torch.empty(len(queries), 0)
     best, start = torch.empty(len(queries), 0, dtype=torch.long), 0
     for vectors in shards:
-        shard = EncodedTask(queries.cpu(), torch.from_numpy(np.asarray(vectors, dtype=np.float32)))
+        shard = EncodedTask(queries.cpu(), torch.from_numpy(vectors))
         found = shard.top(similarity, DEPTH)
         scores = torch.cat([scores, shard.scores(similarity, found)], dim=1)
         best = torch.cat([best, found + start], dim=1)
@@ -430,8 +431,8 @@ def _kept(scores: Array, drop: float) -> tuple[NDArray[np.bool_], float]:
 def _interval(shares: Array) -> tuple[float, float, float]:
     """Mean of shares of queries, with the interval of Clopper and Pearson, which is exact where all are 0 or 1."""
     n, total = len(shares), shares.sum()
-    low = beta.ppf(0.025, total, n - total + 1) if total > 0 else 0.0
-    high = beta.ppf(0.975, total + 1, n - total) if total < n else 1.0
+    low = betaincinv(total, n - total + 1, 0.025) if total > 0 else 0.0
+    high = betaincinv(total + 1, n - total, 0.975) if total < n else 1.0
     return float(total / n), float(low), float(high)
 
 
