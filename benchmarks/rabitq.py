@@ -141,6 +141,17 @@ def cells(q: Tensor, d: Tensor, similarity: stm.Similarity) -> Iterator[tuple[st
         size = index.sa_code_size()
         found = torch.from_numpy(index.search(queries, CANDIDATES)[1])
         yield name, size, found[:, :10], found
+    if "norm" in ours:
+        directions, norms = documents / sizes.numpy(), sizes[:, 0]
+        index = rabitq(directions)
+        scores, found = map(torch.from_numpy, index.search(queries, CANDIDATES))
+        order = (scores * norms[found]).argsort(dim=1, descending=True)
+        yield (
+            "RaBitQ of directions, 100 rescored with norm",
+            index.sa_code_size() + 2,
+            found.gather(1, order)[:, :10],
+            found,
+        )
     int8 = search_compressed(q, d, "int8", CANDIDATES, similarity)["none"]
     yield "int8", width, int8, None
 
@@ -258,11 +269,12 @@ def times(q: Array, d: Array) -> list[Figures]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cache", type=Path)
+    parser.add_argument("--models", default="MiniLM-published,MiniLM-qnorm,static-qnorm", help="default: %(default)s")
     parser.add_argument("--output", type=Path, default=Path("runs/rabitq"))
     arguments = parser.parse_args()
     faiss.omp_set_num_threads(1)
     rows: list[Figures] = []
-    for base, loss in (("MiniLM", "published"), ("MiniLM", "qnorm"), ("static", "published"), ("static", "qnorm")):
+    for base, loss in (name.split("-") for name in arguments.models.split(",") if name):
         found = encoded(base, loss, arguments.cache)
         exponent = found.pop("exponent")
         for task, (queries, documents, relevant) in found.items():
