@@ -5,10 +5,11 @@ script that needs cells runs those that are missing, one after the other, goes o
 shares what another script has run. A cell that fails leaves nothing.
 
 Everything is chosen on dev: the step of each scoring, the document exponent of "calibrated", and, among cells, rates
-and temperatures. Two scorings are read on the tests, each at its own best step on dev:
+and temperatures. These scorings are read on the tests, each at its own best step on dev:
 
 - matched: the document exponent of training;
-- calibrated: the document exponent of 0, .25, .5, .75, 1 that is best on dev, over all measured steps.
+- calibrated: the document exponent of 0, .25, .5, .75, 1 that is best on dev, over all measured steps;
+- cosine: that of a loss that keeps the document norm, scored without it (part A).
 
 A gain is paired by query and seed. Its interval is the wider of a bootstrap over queries and t over seeds, as in
 docs/magnitude.md (magnitude_tables.paired); with one seed it is over queries alone.
@@ -46,7 +47,7 @@ from paraphrase import paraphrase
 from temperature import static_model, train
 
 import st_magnitude as stm
-from st_magnitude.commands.demo.docstrings import build_docstring_task
+from st_magnitude.commands.demo.docstrings import DocstringTask, build_docstring_task
 from st_magnitude.commands.train.run import LOSSES
 from st_magnitude.corpus.beir import RetrievalData
 from st_magnitude.evaluation.compression import search_compressed
@@ -62,6 +63,7 @@ Figures = dict[str, Any]
 
 SUMS: dict[str, Callable[..., MagnitudeRankingLoss]] = {"tempagg": stm.TempAggLoss, "tempaggmrl": stm.TempAggMRLLoss}
 BASES: dict[str, Callable[[], SentenceTransformer]] = {"static": static_model, "L3": paraphrase}
+DATA: dict[str, Callable[[], Data]] = {}  # filled below, and by the parts that have their own
 
 
 @dataclass(frozen=True)
@@ -69,9 +71,9 @@ class Cell:
     """The settings of one training.
 
     Attributes:
-        base: Key of BASES: the static table of wordllama, or paraphrase-MiniLM-L3-v2.
-        data: "wordnet" (lemma -> definition, in-batch negatives) or "docstrings" (the demo's data, one explicit
-            negative that is never relevant).
+        base: Key of BASES: the static table of wordllama, paraphrase-MiniLM-L3-v2, or a base of part A.
+        data: Key of DATA: "wordnet" (lemma -> definition, in-batch negatives), "docstrings" (the demo's data, one
+            explicit negative that is never relevant), or the data of another part.
         loss: Key of LOSSES or of SUMS; the latter have their own three temperatures.
         seed: Seed for the order of the rows and dropout.
         steps: Number of steps.
@@ -127,17 +129,31 @@ class Data:
         return hashlib.blake2b(json.dumps(texts).encode(), digest_size=8).hexdigest()
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=4)
 def data(name: str) -> Data:
-    """WordNet with FOLDOC as a test of another domain, or the docstrings of the installed packages."""
-    if name == "docstrings":
-        task = build_docstring_task(
-            test_queries=300, seed=SEED, workers=1, cache=default_cache() / "docstrings", progress=False
-        )
-        return Data(task.train.triplets(1, SEED), task.dev, {"docstrings": task.test})
-    words = build(seed=SEED)
+    return DATA[name]()
+
+
+def docstring_task() -> DocstringTask:
+    """The docstrings of the installed packages."""
+    return build_docstring_task(
+        test_queries=300, seed=SEED, workers=1, cache=default_cache() / "docstrings", progress=False
+    )
+
+
+def docstrings() -> Data:
+    task = docstring_task()
+    return Data(task.train.triplets(1, SEED), task.dev, {"docstrings": task.test})
+
+
+def lexicons(**sizes: int) -> Data:
+    """WordNet with FOLDOC as a test of another domain; the sizes are those of `build`."""
+    words = build(seed=SEED, **sizes)
     rows = concatenate_datasets(list(words.train.values()))  # one data set is read a batch at a time
     return Data(rows, words.dev, {"wordnet": words.test, "foldoc": words.foldoc})
+
+
+DATA |= {"wordnet": lexicons, "docstrings": docstrings}
 
 
 def encode(model: SentenceTransformer, task: RetrievalData) -> EncodedTask:
@@ -179,6 +195,8 @@ class Watch(TrainerCallback):
         *ndcg, as_trained = (round(float(encoded.ndcg(top).mean()), 5) for top in tops)
         self.curve.append({"step": state.global_step, "exponents": ndcg, "matched": as_trained})
         found = {"matched": (as_trained, matched), "calibrated": max(zip(ndcg, EXPONENTS, strict=True))}
+        if matched < 1:
+            found["cosine"] = (ndcg[-1], 1.0)
         for scoring, (value, exponent) in found.items():
             if value > self.best.get(scoring, {"dev": -1.0})["dev"]:
                 weights = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
@@ -209,16 +227,19 @@ def train_cell(cell: Cell, evaluations: int = 10) -> tuple[SentenceTransformer, 
     return model.eval(), watch
 
 
-def measure(cell: Cell) -> Figures:
+def measure(cell: Cell, evaluations: int = 10) -> Figures:
     """Trains and measures. nDCG@10 of every query is stored in units of 1e-4."""
     began = time.perf_counter()
-    model, watch = train_cell(cell)
+    model, watch = train_cell(cell, evaluations)
     middle = time.perf_counter()
     scorings: dict[str, Figures] = {}
+    at: dict[int, dict[str, EncodedTask]] = {}  # step to its embeddings, which scorings share
     for name, best in watch.best.items():
         model.load_state_dict(best.pop("weights"))
         similarity = stm.Similarity(1.0, best["exponent"])
-        encoded = {task: encode(model, texts) for task, texts in data(cell.data).tests.items()}
+        if best["step"] not in at:
+            at[best["step"]] = {task: encode(model, texts) for task, texts in data(cell.data).tests.items()}
+        encoded = at[best["step"]]
         tests = {task: searched(x, similarity) for task, x in encoded.items()}
         scorings[name] = best | {"tests": tests, "shape": {task: shape(x, similarity) for task, x in encoded.items()}}
     end = time.perf_counter()
@@ -254,14 +275,14 @@ def shape(encoded: EncodedTask, similarity: stm.Similarity) -> dict[str, float]:
     return {"isoscore": round(isoscore, 5), "hubness": round(float(skew(times)), 4)}
 
 
-def run(cells: Iterable[Cell]) -> None:
-    """Runs the cells that are missing."""
+def run(cells: Iterable[Cell], evaluations: int = 10) -> None:
+    """Runs the cells that are missing, each with so many evaluations on dev."""
     for name in ("st_magnitude", "sentence_transformers"):
         logging.getLogger(name).setLevel(logging.ERROR)  # one-sided similarities are here on purpose
     keep_memory()
     todo = [cell for cell in dict.fromkeys(cells) if not cell.path.is_file()]
     for i, cell in enumerate(todo, 1):
-        store(cell.path, figures := measure(cell))
+        store(cell.path, figures := measure(cell, evaluations))
         seconds = " + ".join(str(x) for x in figures["seconds"].values())
         dev = ", ".join(f"{name} {x['dev']:.3f} at {x['step']}" for name, x in figures["scorings"].items())
         print(f"[{i}/{len(todo)}, {seconds} s] {cell.name}: dev {dev}", flush=True)

@@ -31,7 +31,7 @@ import argparse
 import json
 import random
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from importlib.metadata import distributions
@@ -43,7 +43,7 @@ import torch
 from numpy.typing import NDArray
 
 sys.path.append(str(Path(__file__).parent))
-from cells import RESULTS, SEED, Cell, data, encode, store, train_cell
+from cells import RESULTS, SEED, Cell, data, docstring_task, encode, store, train_cell
 from lexicons import default_cache, fetch, foldoc
 from magnitude_tables import Estimate, paired
 from paraphrase import paraphrase
@@ -56,7 +56,6 @@ from sklearn.preprocessing import StandardScaler
 import st_magnitude as stm
 from st_magnitude import geometry
 from st_magnitude._plot import draw
-from st_magnitude.commands.demo.docstrings import build_docstring_task
 from st_magnitude.corpus.beir import RetrievalData
 from st_magnitude.evaluation.admission import surface_features
 from st_magnitude.evaluation.task import EncodedTask
@@ -75,8 +74,10 @@ Figures = dict[str, Any]
 # --- fragments --------------------------------------------------------------------------------------------------------
 
 
-def fragments(corpus: Mapping[str, str], number: int, seed: int = SEED) -> dict[str, str]:
-    """Fragments of the five kinds in turn, all different, from the words of a corpus.
+def fragments(
+    corpus: Mapping[str, str], number: int, seed: int = SEED, kinds: Sequence[str] = KINDS
+) -> dict[str, str]:
+    """Fragments of the kinds in turn, all different, from the words of a corpus.
 
     Example:
         >>> made = fragments({"d": "sparse matrices are stored by rows and columns"}, 4)
@@ -92,7 +93,7 @@ def fragments(corpus: Mapping[str, str], number: int, seed: int = SEED) -> dict[
     found: dict[str, str] = {}  # text to kind
     attempts = 0
     while len(found) < number:
-        kind = KINDS[attempts % len(KINDS)] if attempts < 20 * number else "contents"
+        kind = kinds[attempts % len(kinds)] if attempts < 20 * number else "contents"
         attempts += 1
         a, b, c, d = (rng.choice(words) for _ in range(4))
         text = {
@@ -146,7 +147,7 @@ def trained(cell: Cell) -> tuple[SentenceTransformer, dict[str, Figures]]:
 
 def classifiers(cosine: SentenceTransformer) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """log P(answers a query) from the surface of a corpus and from embeddings, learned on the training split."""
-    task = docstrings().train
+    task = docstring_task().train
     ids = random.Random(SEED).sample(sorted(task.corpus), min(2000, len(task.corpus)))
     texts, answers = [task.corpus[document] for document in ids], set().union(*task.relevant_docs.values())
     labels = [document in answers for document in ids]
@@ -167,12 +168,6 @@ def classifiers(cosine: SentenceTransformer) -> tuple[Callable[..., Any], Callab
         )
     )
     return on_surface, on_embeddings
-
-
-def docstrings() -> Any:
-    return build_docstring_task(
-        test_queries=300, seed=SEED, workers=1, cache=default_cache() / "docstrings", progress=False
-    )
 
 
 def with_prior(encoded: EncodedTask, priors: NDArray[np.float64], weight: float) -> EncodedTask:
@@ -199,14 +194,14 @@ def measure(cell: Cell) -> Figures:
     exponent = best["calibrated"]["exponent"]
     surface, on_embeddings = classifiers(models["Cosine"])
 
-    dev = docstrings().dev
+    dev = docstring_task().dev
     encoded_dev = encode(models["Cosine"], dev)
     priors = surface(dev.corpus)
     weight = max(WEIGHTS, key=lambda w: ndcg(with_prior(encoded_dev, priors, w), 0.0).mean())
 
     tasks = {
         "foldoc": foldoc(fetch("dict-foldoc"), SEED, num_queries=200, corpus_size=500),
-        "docstrings": shrink(docstrings().test, 300, 1000, SEED),  # the last: it is pruned below
+        "docstrings": shrink(docstring_task().test, 300, 1000, SEED),  # the last: it is pruned below
     }
     shares: Figures = {}
     for name, task in tasks.items():

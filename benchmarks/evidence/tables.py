@@ -19,6 +19,8 @@ sys.path.append(str(Path(__file__).parent))
 import claims
 import compression_control
 import fragments
+import inheritance
+import pages
 import temperature_control as control
 
 PAGE = Path(__file__).parents[2] / "docs" / "evidence.md"
@@ -43,6 +45,12 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "fragments": partial(of_fragments, fragments.share_table),
     "pruning": partial(of_fragments, fragments.pruning_table),
     "separation": partial(of_fragments, fragments.separation_table),
+    "pages": pages.table,
+    "gains over pages": pages.gain_table,
+    "norms of pages": pages.auc_table,
+    "bases": inheritance.base_table,
+    "inheritance": inheritance.tuned_table,
+    "norm along the fine-tuning": inheritance.norm_table,
 }
 
 
@@ -71,6 +79,7 @@ def main() -> None:
                 control.pictures(found, name)
         if stored := fragments.stored():
             fragments.picture(stored)
+        pages.picture()
 
 
 if __name__ == "__main__":

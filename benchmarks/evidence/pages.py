@@ -1,0 +1,393 @@
+"""Part D of the evidence, second half: an index with pages that name what is asked for and do not say it.
+
+    python benchmarks/evidence/pages.py [--tables] [--seeds 3] [--steps 150]
+
+A crawl of a dictionary holds more than definitions: title pages, redirects, questions without an answer, stubs, lists
+of entries, discussions, pronunciations. They look like the queries. An encoder that reads queries and documents alike
+gives a page that consists of the query the cosine 1, and no training under cosine can rank a definition above it. The
+norm of a document can say that it answers nothing.
+
+paraphrase-MiniLM-L3-v2 learns WordNet, lemma -> definition, 150 steps of 32, each row with one explicit negative that
+answers nothing: a title (the lemma itself), a question, a stub or a list with the lemma, or a fragment as in
+fragments.py (navigation, URL, word). So training shows several kinds. Others are held out: cross-references,
+pronunciations, translations, discussions; tables of contents and licences. Every loss sees the same rows. Learning rate
+1e-4, as in fragments.py.
+
+Tests: 400 lemmas over 1,200 held-out definitions, and FOLDOC, 300 headwords over 900 entries, each with its definitions
+alone and with pages: for each query its title page, another kind that training has shown, and two that it has not; 300
+fragments of the shown kinds, 300 of the others. Dev (200 lemmas over 700 definitions) has only kinds that were shown.
+
+Controls, all with the same rows: Cosine at the temperature of .02, .05 and .1 that is best on dev; that Cosine plus w
+times the log-probability of "answers a query", by a logistic regression on surface features, or by one on Cosine's own
+embeddings (w chosen on dev; both learn from the training rows); and Cosine with prompts ("query: ", "passage: "), which
+tell the encoder which side it reads. QNorm with prompts shows whether both help.
+
+Expected before the run: over definitions alone QNorm is 1 to 4 points behind Cosine. With title pages Cosine loses 15
+points or more, because the title is always ahead, and QNorm less than 5, so that QNorm is ahead by 10 or more, in both
+domains; over pages of kinds that training has not shown by 3 or more. Prompts give Cosine most of that: within 3 points
+of QNorm. The surface prior is behind QNorm on pages that look like definitions in size and punctuation, the regression
+on embeddings is as good as QNorm. Fragments change little for any of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+from numpy.typing import NDArray
+
+sys.path.append(str(Path(__file__).parent))
+from cells import DATA, RESULTS, SEED, Cell, Data, data, encode, keep_memory, lexicons, store, train_cell
+from fragments import WEIGHTS, fragments, in_units, ndcg, with_prior
+from magnitude_tables import Estimate, paired
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+import st_magnitude as stm
+from st_magnitude import geometry
+from st_magnitude._plot import draw
+from st_magnitude.commands.demo.measure import surface_features
+from st_magnitude.corpus.beir import RetrievalData
+from st_magnitude.surgery.raw import encode_raw
+
+TEMPLATES: dict[str, tuple[str, ...]] = {
+    "title": ("{0}",),
+    "question": ("What does {0} mean?", "Does anybody know what {0} is?", "Looking for the meaning of {0}, thanks"),
+    "stub": ("This entry on {0} is a stub. You can help by expanding it.", "No definition of {0} has been written yet."),
+    "list": ("{1}, {0}, {2}", "Entries near {0}: {1}, {2}, {3}"),
+    "see": ("{0}: see {1}.", "For {0}, see also {1} and {2}."),
+    "sound": ("How to pronounce {0}: listen to a recording", "Audio of {0}, spoken slowly by a native speaker"),
+    "translation": ("Translations of {0} into French, German and Spanish", "Add a translation of {0}"),
+    "talk": ("Talk page of {0}. Please sign your comments.", "Edit history of {0}, last changed by a guest"),
+}
+SHOWN, UNSEEN = ("title", "question", "stub", "list"), ("see", "sound", "translation", "talk")
+SHOWN_FRAGMENTS, UNSEEN_FRAGMENTS = ("navigation", "url", "word"), ("contents", "licence")
+PARTS = {  # name of a corpus to what it has beside the definitions
+    "definitions alone": (),
+    "with titles": ("title",),
+    "with shown kinds": (*SHOWN, *SHOWN_FRAGMENTS),
+    "with unseen kinds": (*UNSEEN, *UNSEEN_FRAGMENTS),
+    "with fragments": (*SHOWN_FRAGMENTS, *UNSEEN_FRAGMENTS),
+    "with all": (*SHOWN, *UNSEEN, *SHOWN_FRAGMENTS, *UNSEEN_FRAGMENTS),
+}
+SIZES = {
+    "num_test_queries": 400,
+    "corpus_size": 1200,
+    "num_dev_queries": 200,
+    "dev_corpus_size": 700,
+    "num_foldoc_queries": 300,
+    "foldoc_corpus_size": 900,
+}
+TAUS = (0.02, 0.05, 0.1)
+CELL = Cell("L3", "pages", "cosine", 0, 150, 32, 1e-4)
+PROMPTS = ("query: ", "passage: ")
+PICTURE = Path(__file__).parents[2] / "docs" / "assets" / "evidence" / "pages.png"
+Figures = dict[str, Any]
+
+
+# --- data -------------------------------------------------------------------------------------------------------------
+
+
+def page(kind: str, name: str, names: list[str], rng: random.Random) -> str:
+    """A page about a name that answers nothing.
+
+    Example:
+        >>> page("see", "sea lion", ["otary"], random.Random(1)) in ("sea lion: see otary.", "For sea lion, see also otary and otary.")
+        True
+    """
+    return rng.choice(TEMPLATES[kind]).format(name, *(rng.choice(names) for _ in range(3)))
+
+
+def with_pages(task: RetrievalData, names: list[str], unseen: bool, number: int) -> RetrievalData:
+    """The task with pages about its queries: a title, another shown kind, and two unseen ones; and fragments."""
+    rng = random.Random(SEED)
+    added: dict[str, str] = {}
+    for i, (query, name) in enumerate(sorted(task.queries.items())):
+        kinds = ["title", SHOWN[1 + i % 3]]
+        kinds += [UNSEEN[i % 4], UNSEEN[(i + 1 + i // 4 % 3) % 4]] if unseen else []
+        added |= {f"{kind}-{query}": page(kind, name, names, rng) for kind in kinds}
+    added |= fragments(task.corpus, number, kinds=SHOWN_FRAGMENTS)
+    if unseen:
+        added |= fragments(task.corpus, number, kinds=UNSEEN_FRAGMENTS)
+    return RetrievalData(task.queries, {**task.corpus, **added}, task.relevant_docs)
+
+
+def pages() -> Data:
+    """WordNet and FOLDOC with pages that answer nothing; each training row has one as its negative."""
+    plain = lexicons(**SIZES)
+    rng = random.Random(SEED)
+    names, texts = plain.rows["anchor"], plain.rows["positive"]
+    chosen = rng.sample(range(len(names)), 30_000)
+    anchors, positives = [names[i] for i in chosen], [texts[i] for i in chosen]
+    others = list(fragments(dict(zip(map(str, chosen), positives, strict=True)), 6000, 1, SHOWN_FRAGMENTS).values())
+    kinds = ("title", "title", *SHOWN, "fragment", "fragment")
+    negatives = [
+        rng.choice(others) if (kind := kinds[i % len(kinds)]) == "fragment" else page(kind, name, anchors, rng)
+        for i, name in enumerate(anchors)
+    ]
+    rows = Dataset.from_dict({"anchor": anchors, "positive": positives, "negative": negatives})
+    tests = {name: with_pages(task, anchors, True, 300) for name, task in plain.tests.items()}
+    return Data(rows, with_pages(plain.dev, anchors, False, 200), tests)
+
+
+def prompted() -> Data:
+    """The same with a prompt before each text, which depends on its side."""
+
+    def task(plain: RetrievalData) -> RetrievalData:
+        queries, corpus = (
+            {key: prompt + text for key, text in texts.items()}
+            for prompt, texts in zip(PROMPTS, (plain.queries, plain.corpus), strict=True)
+        )
+        return RetrievalData(queries, corpus, plain.relevant_docs)
+
+    plain = data("pages")
+    columns = {
+        name: [PROMPTS[name != "anchor"] + text for text in plain.rows[name]] for name in plain.rows.column_names
+    }
+    return Data(Dataset.from_dict(columns), task(plain.dev), {name: task(test) for name, test in plain.tests.items()})
+
+
+DATA |= {"pages": pages, "pages, prompts": prompted}
+
+
+def kinds_of(task: RetrievalData) -> NDArray[Any]:
+    """"definition" or the kind of each document, by rising id."""
+    known = {*TEMPLATES, *SHOWN_FRAGMENTS, *UNSEEN_FRAGMENTS}
+    heads = (document.partition("-")[0] for document in sorted(task.corpus))
+    return np.array([head if head in known else "definition" for head in heads])
+
+
+# --- measuring --------------------------------------------------------------------------------------------------------
+
+
+def priors(model: Any) -> dict[str, Callable[..., NDArray[np.float64]]]:
+    """log P(answers a query) by name, from texts and embeddings; learned on training rows."""
+    rows = data(CELL.data).rows.select(range(1000))
+    texts = [*rows["positive"], *rows["negative"]]
+    labels = [True] * len(rows) + [False] * len(rows)
+
+    def learned(features: Any) -> Any:
+        return make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)).fit(features, labels)
+
+    surface = learned(surface_features(texts))
+    directions = learned(stm.COSINE.document(encode_raw(model, texts, "document", 128, False)).numpy())
+
+    def on_surface(texts: list[str], embeddings: Any) -> NDArray[np.float64]:
+        return surface.predict_log_proba(surface_features(texts))[:, 1]
+
+    def on_embeddings(texts: list[str], embeddings: Any) -> NDArray[np.float64]:
+        return np.maximum(directions.predict_log_proba(stm.COSINE.document(embeddings).numpy())[:, 1], -50)
+
+    return {"surface prior": on_surface, "embedding prior": on_embeddings}
+
+
+def by_part(found: Callable[[NDArray[np.bool_]], NDArray[np.float64]], kinds: NDArray[Any]) -> dict[str, list[int]]:
+    return {part: in_units(found(np.isin(kinds, ("definition", *added)))) for part, added in PARTS.items()}
+
+
+def measure(cell: Cell) -> Figures:
+    """nDCG@10 of every query by test, scoring and part, and the AUC of the norm by kind."""
+    began = time.perf_counter()
+    model, watch = train_cell(cell, evaluations=3)
+    trained = time.perf_counter()
+    texts = data(cell.data)
+    figures: Figures = {"settings": cell.name, "data": texts.fingerprint, "scorings": {}, "tests": {}, "auc": {}}
+    figures["curve"] = watch.curve
+    for scoring in sorted(watch.best):  # matched is the last
+        best = figures["scorings"][scoring] = watch.best[scoring]
+        model.load_state_dict(best.pop("weights"))
+        encoded = {name: encode(model, task) for name, task in texts.tests.items()}
+        for name, x in encoded.items():
+            kinds, exponent = kinds_of(texts.tests[name]), best["exponent"]
+            figures["tests"].setdefault(name, {})[scoring] = by_part(
+                lambda among, x=x, exponent=exponent: ndcg(x, exponent, among), kinds
+            )
+            norms = geometry.norms(x.documents)
+            figures["auc"].setdefault(name, {})[scoring] = {
+                kind: round(geometry.auroc(norms[kinds == "definition"], norms[kinds == kind]), 3)
+                for kind in sorted(set(kinds) - {"definition"})
+            }
+    if cell.loss == "cosine" and cell.data == "pages":
+        of_dev = encode(model, texts.dev)
+        for scoring, prior in priors(model).items():
+            on_dev = prior([texts.dev.corpus[d] for d in sorted(texts.dev.corpus)], of_dev.documents)
+            weight = max(WEIGHTS, key=lambda w: ndcg(with_prior(of_dev, on_dev, w), 0.0).mean())
+            dev = float(ndcg(with_prior(of_dev, on_dev, weight), 0.0).mean())
+            figures["scorings"][scoring] = {"dev": round(dev, 5), "weight": weight}
+            for name, x in encoded.items():
+                corpus = texts.tests[name].corpus
+                combined = with_prior(x, prior([corpus[d] for d in sorted(corpus)], x.documents), weight)
+                figures["tests"][name][scoring] = by_part(
+                    lambda among, combined=combined: ndcg(combined, 0.0, among), kinds_of(texts.tests[name])
+                )
+    return figures | {"seconds": [round(trained - began), round(time.perf_counter() - trained)]}
+
+
+def path_of(cell: Cell) -> Path:
+    return RESULTS / "pages" / f"{cell.name.replace(', ', '-')}.json"
+
+
+def load(cell: Cell) -> Figures | None:
+    return json.loads(path_of(cell).read_text(encoding="utf-8")) if path_of(cell).is_file() else None
+
+
+def run(cells: Iterable[Cell]) -> None:
+    keep_memory()
+    for cell in dict.fromkeys(cells):
+        if not path_of(cell).is_file():
+            store(path_of(cell), found := measure(cell))
+            dev = ", ".join(f"{name} {x['dev']:.3f}" for name, x in found["scorings"].items())
+            print(f"{path_of(cell).stem}, {found['seconds']} s: dev {dev}", flush=True)
+
+
+def chosen(loss: str, steps: int) -> Cell:
+    """The temperature that is best on dev with seed 0."""
+    cells = [replace(CELL, loss=loss, temperature=tau, steps=steps, scale=scale_of(loss)) for tau in TAUS]
+    found = {cell: max(s["dev"] for s in x["scorings"].values() if "step" in s) for cell in cells if (x := load(cell))}
+    return max(found, key=lambda cell: found[cell]) if found else cells[1]
+
+
+def scale_of(loss: str) -> float | str:
+    return 20.0 if loss == "cosine" else "auto"
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table: a cell and a scoring."""
+
+    cell: Cell
+    scoring: str
+
+    def seeds(self) -> dict[int, Figures]:
+        return {seed: x for seed in range(3) if (x := load(replace(self.cell, seed=seed)))}
+
+
+def rows(steps: int) -> dict[str, Row]:
+    cosine, qnorm = chosen("cosine", steps), chosen("qnorm", steps)
+    found = {
+        "Cosine": Row(cosine, "matched"),
+        "Cosine + surface prior": Row(cosine, "surface prior"),
+        "Cosine + embedding prior": Row(cosine, "embedding prior"),
+        "Cosine with prompts": Row(replace(cosine, data="pages, prompts"), "matched"),
+        "QNorm as trained": Row(qnorm, "matched"),
+        "QNorm calibrated": Row(qnorm, "calibrated"),
+        "QNorm by cosine": Row(qnorm, "cosine"),
+        "QNorm with prompts": Row(replace(qnorm, data="pages, prompts"), "calibrated"),
+    }
+    return {name: row for name, row in found.items() if row.seeds()}
+
+
+def values(row: Row, test: str, part: str, seeds: Iterable[int] | None = None) -> NDArray[np.float64]:
+    """nDCG@10 of every query, (S, n)."""
+    found = row.seeds()
+    return np.array([found[s]["tests"][test][row.scoring][part] for s in (found if seeds is None else seeds)]) / 1e4
+
+
+def gain(after: Row, before: Row, test: str, part: str) -> tuple[Estimate, int] | None:
+    """The difference over the seeds that both have, and their number."""
+    seeds = sorted(after.seeds().keys() & before.seeds().keys())
+    if not seeds:
+        return None
+    return paired([values(after, test, part, seeds) - values(before, test, part, seeds)]), len(seeds)
+
+
+def table(steps: int = CELL.steps) -> list[str]:
+    """nDCG@10 in points by what the corpus holds, and the gain of QNorm, calibrated, over each control."""
+    found = rows(steps)
+    if "QNorm calibrated" not in found:
+        return ["(No cells are stored yet.)"]
+    lines = ["| test, model | seeds | " + " | ".join(PARTS) + " |", "| --- |" + " ---: |" * (len(PARTS) + 1)]
+    for test, name in TESTS.items():
+        for model, row in found.items():
+            means = [f"{100 * values(row, test, part).mean():.1f}" for part in PARTS]
+            lines.append(f"| {name}, {model} | {len(row.seeds())} | " + " | ".join(means) + " |")
+    return lines
+
+
+TESTS = {"wordnet": "WordNet", "foldoc": "FOLDOC"}
+
+
+def gain_table(steps: int = CELL.steps) -> list[str]:
+    """What QNorm at the exponent of dev is ahead of each control."""
+    found = rows(steps)
+    if "QNorm calibrated" not in found:
+        return ["(No cells are stored yet.)"]
+    lines = ["| QNorm calibrated over | seeds | " + " | ".join(PARTS) + " |"]
+    lines.append("| --- |" + " ---: |" * (len(PARTS) + 1))
+    for test, name in TESTS.items():
+        for model, row in found.items():
+            if model.startswith("Cosine"):
+                gains = [gain(found["QNorm calibrated"], row, test, part) for part in PARTS]
+                if gains[0]:
+                    shown = " | ".join(x[0].show() for x in gains if x)
+                    lines.append(f"| {name}, {model} | {gains[0][1]} | {shown} |")
+    return lines
+
+
+def auc_table(steps: int = CELL.steps) -> list[str]:
+    """AUC of the norm for definitions against each kind, mean over seeds and both tests."""
+    found = rows(steps)
+    if "QNorm calibrated" not in found:
+        return ["(No cells are stored yet.)"]
+    lines = ["| norms of | " + " | ".join(PARTS["with all"]) + " |", "| --- |" + " ---: |" * len(PARTS["with all"])]
+    for model in ("Cosine", "QNorm calibrated"):
+        row = found[model]
+        there = [x["auc"][test][row.scoring] for x in row.seeds().values() for test in TESTS]
+        lines.append(
+            f"| {model.split()[0]} | "
+            + " | ".join(f"{np.mean([x[k] for x in there]):.2f}" for k in PARTS["with all"])
+            + " |"
+        )
+    return lines
+
+
+def paint(axis: Any, steps: int) -> None:
+    found = rows(steps)
+    width = 0.8 / len(found)
+    for i, (model, row) in enumerate(found.items()):
+        means = [100 * values(row, "wordnet", part).mean() for part in PARTS]
+        axis.bar(np.arange(len(PARTS)) + (i + 0.5) * width - 0.4, means, width, label=model, color=f"C{i}")
+    axis.set_xticks(range(len(PARTS)), [part.replace(" ", "\n", 1) for part in PARTS], fontsize=8)
+    axis.set(ylabel="nDCG@10, WordNet")
+    axis.legend(fontsize=7, ncols=2, loc="lower left")
+
+
+def picture(steps: int = CELL.steps) -> None:
+    if "QNorm calibrated" in rows(steps):
+        PICTURE.parent.mkdir(parents=True, exist_ok=True)
+        PICTURE.write_bytes(draw(lambda axis: paint(axis, steps), (7.2, 3.8)).png)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tables", action="store_true", help="train and measure nothing")
+    parser.add_argument("--seeds", type=int, default=3, choices=(1, 2, 3))
+    parser.add_argument("--steps", type=int, default=CELL.steps)
+    arguments = parser.parse_args()
+    steps = arguments.steps
+    if not arguments.tables:
+        for loss in ("cosine", "qnorm"):
+            run(replace(CELL, loss=loss, temperature=tau, steps=steps, scale=scale_of(loss)) for tau in TAUS)
+        best = [chosen(loss, steps) for loss in ("cosine", "qnorm")]
+        best += [replace(cell, data="pages, prompts") for cell in best]
+        run(replace(cell, seed=seed) for seed in range(arguments.seeds) for cell in best)
+    print("\n".join([*table(steps), "", *gain_table(steps), "", *auc_table(steps)]))
+    picture(steps)
+
+
+if __name__ == "__main__":
+    main()
