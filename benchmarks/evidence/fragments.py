@@ -74,9 +74,7 @@ Figures = dict[str, Any]
 # --- fragments --------------------------------------------------------------------------------------------------------
 
 
-def fragments(
-    corpus: Mapping[str, str], number: int, seed: int = SEED, kinds: Sequence[str] = KINDS
-) -> dict[str, str]:
+def fragments(corpus: Mapping[str, str], number: int, seed: int = SEED, kinds: Sequence[str] = KINDS) -> dict[str, str]:
     """Fragments of the kinds in turn, all different, from the words of a corpus.
 
     Example:

@@ -2,8 +2,8 @@
 
     python benchmarks/evidence/inheritance.py [--tables] [--seeds 3] [--losses cosine qnorm dot dnorm learnable]
 
-Contriever, the base on which version 1 of arXiv 2602.09229 gains most, was pretrained with un-normalised dot products on
-crops of raw text, and is some 8 points better on BEIR by dot than by cosine before any fine-tuning. Hypothesis:
+Contriever, the base on which version 1 of arXiv 2602.09229 gains most, was pretrained with un-normalised dot products
+on crops of raw text, and is some 8 points better on BEIR by dot than by cosine before any fine-tuning. Hypothesis:
 fine-tuning with cosine throws that norm away, and with a loss that keeps it, it is inherited.
 
 Two bases are made from paraphrase-MiniLM-L3-v2 by InfoNCE on independent crops (10 to 50 % of the words of a text, 4 to
@@ -15,8 +15,8 @@ Then each base learns WordNet, lemma -> definition, with in-batch negatives: 120
 best of four states on dev. Tests: WordNet, 400 lemmas over 1,500 held-out definitions, and outside of its domain FOLDOC
 (300 over 1,000) and docstrings (300 questions over 1,000 chunks, of which most answer nothing).
 
-Cosine has the temperatures .02, .05 and .1, and the one that is best on dev for its base is the control. The losses that
-keep a norm have the automatic scale at .05.
+Cosine has the temperatures .02, .05 and .1, and the one that is best on dev for its base is the control. The losses
+that keep a norm have the automatic scale at .05.
 
 Expected before the run: the dot base ranks by dot as well as by cosine (within 1 point), the cosine base is 5 points or
 more worse by dot. After fine-tuning, QNorm and Dot as trained are within 1 point of Cosine from the dot base and 2 to 5
@@ -274,7 +274,10 @@ def norm_table() -> list[str]:
         if curves:
             steps = [x["step"] for x in curves[0]]
             gaps = np.mean([[x["exponents"][0] - x["exponents"][-1] for x in curve] for curve in curves], axis=0)
-            head = ["| loss | " + " | ".join(f"step {step}" for step in steps) + " |", "| --- |" + " ---: |" * len(steps)]
+            head = [
+                "| loss | " + " | ".join(f"step {step}" for step in steps) + " |",
+                "| --- |" + " ---: |" * len(steps),
+            ]
             lines += [] if lines else head
             lines.append(f"| {name} | " + " | ".join(f"{100 * gap:+.1f}" for gap in gaps) + " |")
     return lines or ["(No cells are stored yet.)"]

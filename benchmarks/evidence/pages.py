@@ -36,9 +36,8 @@ import json
 import random
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +63,10 @@ from st_magnitude.surgery.raw import encode_raw
 TEMPLATES: dict[str, tuple[str, ...]] = {
     "title": ("{0}",),
     "question": ("What does {0} mean?", "Does anybody know what {0} is?", "Looking for the meaning of {0}, thanks"),
-    "stub": ("This entry on {0} is a stub. You can help by expanding it.", "No definition of {0} has been written yet."),
+    "stub": (
+        "This entry on {0} is a stub. You can help by expanding it.",
+        "Nobody has defined {0} yet.",
+    ),
     "list": ("{1}, {0}, {2}", "Entries near {0}: {1}, {2}, {3}"),
     "see": ("{0}: see {1}.", "For {0}, see also {1} and {2}."),
     "sound": ("How to pronounce {0}: listen to a recording", "Audio of {0}, spoken slowly by a native speaker"),
@@ -103,8 +105,8 @@ def page(kind: str, name: str, names: list[str], rng: random.Random) -> str:
     """A page about a name that answers nothing.
 
     Example:
-        >>> page("see", "sea lion", ["otary"], random.Random(1)) in ("sea lion: see otary.", "For sea lion, see also otary and otary.")
-        True
+        >>> page("see", "sea lion", ["otary"], random.Random(2))
+        'sea lion: see otary.'
     """
     return rng.choice(TEMPLATES[kind]).format(name, *(rng.choice(names) for _ in range(3)))
 
@@ -162,7 +164,7 @@ DATA |= {"pages": pages, "pages, prompts": prompted}
 
 
 def kinds_of(task: RetrievalData) -> NDArray[Any]:
-    """"definition" or the kind of each document, by rising id."""
+    """ "definition" or the kind of each document, by rising id."""
     known = {*TEMPLATES, *SHOWN_FRAGMENTS, *UNSEEN_FRAGMENTS}
     heads = (document.partition("-")[0] for document in sorted(task.corpus))
     return np.array([head if head in known else "definition" for head in heads])

@@ -28,8 +28,9 @@ def load(name: str) -> ModuleType:
         sys.path.remove(str(FOLDER))
 
 
-cells, claims, fragments, control, tables = (
-    load(name) for name in ("cells", "claims", "fragments", "temperature_control", "tables")
+cells, claims, fragments, control, inheritance, pages, tables = (
+    load(name)
+    for name in ("cells", "claims", "fragments", "temperature_control", "inheritance", "pages", "tables")
 )
 
 
@@ -121,3 +122,25 @@ def test_fragments(monkeypatch: pytest.MonkeyPatch) -> None:
     small, large = (list(fragments.with_fragments(task, share).corpus) for share in (0.25, 0.75))
     assert (len(small), len(large)) == (8, 24)
     assert large[:8] == small
+
+
+def test_pages_are_about_the_queries_and_answer_nothing() -> None:
+    assert not doctest.testmod(pages).failed
+    queries = {f"q{i}": f"name {i}" for i in range(8)}
+    corpus = {f"{i}-n": f"what number {i} stands for" for i in range(8)}
+    relevant = {f"q{i}": {f"{i}-n"} for i in range(8)}
+    task = pages.with_pages(pages.RetrievalData(queries, corpus, relevant), ["other"], True, 6)
+    kinds = pages.kinds_of(task)
+    assert {kind: int((kinds == kind).sum()) for kind in ("definition", "title", "url", "contents")} == {
+        "definition": 8,
+        "title": 8,
+        "url": 2,
+        "contents": 6 // 2,
+    }
+    assert sum(kind in pages.UNSEEN for kind in kinds) == 16
+    assert [task.corpus[f"title-q{i}"] for i in range(8)] == list(queries.values())
+    assert all(name in task.corpus[key] for key in task.corpus if key.startswith("stub-") for name in ["name"])
+
+
+def test_crops() -> None:
+    assert not doctest.testmod(inheritance).failed
