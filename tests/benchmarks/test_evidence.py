@@ -29,8 +29,7 @@ def load(name: str) -> ModuleType:
 
 
 cells, claims, fragments, control, inheritance, pages, tables = (
-    load(name)
-    for name in ("cells", "claims", "fragments", "temperature_control", "inheritance", "pages", "tables")
+    load(name) for name in ("cells", "claims", "fragments", "temperature_control", "inheritance", "pages", "tables")
 )
 
 
