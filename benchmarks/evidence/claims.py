@@ -118,7 +118,7 @@ def of_inheritance() -> Iterator[Claim]:
 
 def of_never_relevant() -> Iterator[Claim]:
     """QNorm over Cosine and the controls, with pages that look like the queries in training and in the index."""
-    rows = pages.rows(pages.CELL.steps)
+    rows = pages.rows("L3")
     for control in ("Cosine", "Cosine + surface prior", "Cosine + embedding prior", "Cosine with prompts"):
         for part in ("with titles", "with unseen kinds", "with all") if control == "Cosine" else ("with all",):
             if control in rows and "QNorm calibrated" in rows:

@@ -7,8 +7,8 @@ on crops of raw text, and is some 8 points better on BEIR by dot than by cosine 
 fine-tuning with cosine throws that norm away, and with a loss that keeps it, it is inherited.
 
 Two bases are made from paraphrase-MiniLM-L3-v2 by InfoNCE on independent crops (10 to 50 % of the words of a text, 4 to
-18 words): one under dot, one under cosine, 240 steps of 48 pairs, learning rate 2e-4, the best of five states on dev. The
-text is what the machine has: man pages (three of a family), FOLDOC without the entries of the test, docstrings of
+18 words): one under dot, one under cosine, 240 steps of 48 pairs, learning rate 2e-4, the best of five states on dev.
+Text is what the machine has: man pages (three of a family), FOLDOC without the entries of the test, docstrings of
 the training packages. The test is void unless the dot base is at least as good by dot as by cosine on dev.
 
 Then each base learns WordNet, lemma -> definition, with in-batch negatives: 120 steps of 32, learning rate 5e-5, the

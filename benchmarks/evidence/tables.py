@@ -45,9 +45,9 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "fragments": partial(of_fragments, fragments.share_table),
     "pruning": partial(of_fragments, fragments.pruning_table),
     "separation": partial(of_fragments, fragments.separation_table),
-    "pages": pages.table,
-    "gains over pages": pages.gain_table,
-    "norms of pages": pages.auc_table,
+    **{f"pages, {base}": partial(pages.table, base) for base in pages.CELLS},
+    **{f"gains over pages, {base}": partial(pages.gain_table, base) for base in pages.CELLS},
+    **{f"norms of pages, {base}": partial(pages.auc_table, base) for base in pages.CELLS},
     "bases": inheritance.base_table,
     "inheritance": inheritance.tuned_table,
     "norm along the fine-tuning": inheritance.norm_table,
@@ -79,7 +79,8 @@ def main() -> None:
                 control.pictures(found, name)
         if stored := fragments.stored():
             fragments.picture(stored)
-        pages.picture()
+        for base in pages.CELLS:
+            pages.picture(base)
 
 
 if __name__ == "__main__":
