@@ -58,6 +58,7 @@ from st_magnitude import geometry
 from st_magnitude._plot import draw
 from st_magnitude.commands.demo.measure import surface_features
 from st_magnitude.corpus.beir import RetrievalData
+from st_magnitude.evaluation.task import EncodedTask
 from st_magnitude.surgery.raw import encode_raw
 
 TEMPLATES: dict[str, tuple[str, ...]] = {
@@ -209,12 +210,15 @@ def measure(cell: Cell) -> Figures:
     texts = data(cell.data)
     figures: Figures = {"settings": cell.name, "data": texts.fingerprint, "scorings": {}, "tests": {}, "auc": {}}
     figures["curve"] = watch.curve
-    at: int | None = None
+    if "cosine" in watch.best:  # the model of "calibrated" without its norm
+        watch.best["cosine"] = {**watch.best["calibrated"], "exponent": 1.0}
+    at: dict[int, dict[str, EncodedTask]] = {}  # step to its embeddings
     for scoring in sorted(watch.best):  # matched is the last
         best = figures["scorings"][scoring] = watch.best[scoring]
         model.load_state_dict(best.pop("weights"))
-        if best["step"] != at:
-            at, encoded = best["step"], {name: encode(model, task) for name, task in texts.tests.items()}
+        if best["step"] not in at:
+            at[best["step"]] = {name: encode(model, task) for name, task in texts.tests.items()}
+        encoded = at[best["step"]]
         for name, x in encoded.items():
             kinds, exponent = kinds_of(texts.tests[name]), best["exponent"]
             figures["tests"].setdefault(name, {})[scoring] = by_part(
