@@ -34,10 +34,12 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import re
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +48,11 @@ from datasets import Dataset
 from numpy.typing import NDArray
 
 sys.path.append(str(Path(__file__).parent))
-from cells import DATA, RESULTS, SEED, Cell, Data, data, encode, keep_memory, lexicons, store, train_cell
+from cells import BASES, DATA, RESULTS, SEED, Cell, Data, data, encode, keep_memory, lexicons, store, train_cell
 from fragments import WEIGHTS, fragments, in_units, ndcg, with_prior
+from lexicons import definition, fetch, leaks
 from magnitude_tables import Estimate, paired
+from search_tasks import shrink
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -82,6 +86,7 @@ PARTS = {  # name of a corpus to what it has beside the definitions
     "with shown kinds": (*SHOWN, *SHOWN_FRAGMENTS),
     "with unseen kinds": (*UNSEEN, *UNSEEN_FRAGMENTS),
     "with fragments": (*SHOWN_FRAGMENTS, *UNSEEN_FRAGMENTS),
+    "with examples": ("example",),
     "with all": (*SHOWN, *UNSEEN, *SHOWN_FRAGMENTS, *UNSEEN_FRAGMENTS),
 }
 SIZES = {
@@ -96,6 +101,7 @@ TAUS = (0.02, 0.05, 0.1)
 CELLS = {
     "static": Cell("static", "pages", "cosine", 0, 600, 128, 0.03),
     "L3": Cell("L3frozen", "pages", "cosine", 0, 80, 32, 1e-4),
+    "examples": Cell("L3frozen", "examples", "cosine", 0, 100, 32, 1e-4),
 }
 PROMPTS = ("query: ", "passage: ")
 PICTURES = Path(__file__).parents[2] / "docs" / "assets" / "evidence"
@@ -147,7 +153,7 @@ def pages() -> Data:
     return Data(rows, with_pages(plain.dev, anchors, False, 100), tests)
 
 
-def prompted() -> Data:
+def prompted(name: str) -> Data:
     """The same with a prompt before each text, which depends on its side."""
 
     def task(plain: RetrievalData) -> RetrievalData:
@@ -157,19 +163,66 @@ def prompted() -> Data:
         )
         return RetrievalData(queries, corpus, plain.relevant_docs)
 
-    plain = data("pages")
+    plain = data(name)
     columns = {
         name: [PROMPTS[name != "anchor"] + text for text in plain.rows[name]] for name in plain.rows.column_names
     }
     return Data(Dataset.from_dict(columns), task(plain.dev), {name: task(test) for name, test in plain.tests.items()})
 
 
-DATA |= {"pages": pages, "pages, prompts": prompted}
+def usage() -> dict[str, list[str]]:
+    """The example sentences of WordNet by definition."""
+    found: dict[str, list[str]] = {}
+    for part in ("noun", "verb", "adj", "adv"):
+        path = fetch("wordnet-base") / "usr/share/wordnet" / f"data.{part}"
+        for line in path.read_text(encoding="utf-8").splitlines():
+            gloss = line.partition(" | ")[2]
+            if sentences := [x.strip() for x in re.findall(r'"([^"]+)"', gloss) if len(x.split()) > 2]:
+                found.setdefault(definition(gloss), []).extend(sentences)
+    return found
+
+
+def with_examples(task: RetrievalData, sentences: Mapping[str, list[str]], queries: int, size: int) -> RetrievalData:
+    """Queries that stand in an example of what they mean, over definitions and the examples of all of these."""
+    named = {
+        query: name
+        for query, name in task.queries.items()
+        if any(leaks(name, x) for d in task.relevant_docs[query] for x in sentences.get(task.corpus[d], []))
+    }
+    relevant = {query: task.relevant_docs[query] for query in named}
+    smaller = shrink(RetrievalData(named, task.corpus, relevant), queries, size, SEED)
+    added = {
+        f"example-{document}-{i}": sentence
+        for document, text in smaller.corpus.items()
+        for i, sentence in enumerate(sentences.get(text, [])[:2])
+    }
+    return RetrievalData(smaller.queries, {**smaller.corpus, **added}, smaller.relevant_docs)
+
+
+def examples() -> Data:
+    """WordNet's definitions among its example sentences, which use a word and do not say what it means."""
+    plain = lexicons(num_test_queries=1500, corpus_size=4000, num_dev_queries=500, dev_corpus_size=1500)
+    sentences = usage()
+    rows: dict[str, list[str]] = {"anchor": [], "positive": [], "negative": []}
+    for name, text in zip(plain.rows["anchor"], plain.rows["positive"], strict=True):
+        if shown := [x for x in sentences.get(text, []) if leaks(name, x)]:
+            for column, value in zip(rows.values(), (name, text, shown[0]), strict=True):
+                column.append(value)
+    tests = {"wordnet": with_examples(plain.tests["wordnet"], sentences, 400, 1000)}
+    return Data(Dataset.from_dict(rows), with_examples(plain.dev, sentences, 150, 400), tests)
+
+
+DATA |= {
+    "pages": pages,
+    "pages, prompts": partial(prompted, "pages"),
+    "examples": examples,
+    "examples, prompts": partial(prompted, "examples"),
+}
 
 
 def kinds_of(task: RetrievalData) -> NDArray[Any]:
     """ "definition" or the kind of each document, by rising id."""
-    known = {*TEMPLATES, *SHOWN_FRAGMENTS, *UNSEEN_FRAGMENTS}
+    known = {"example", *TEMPLATES, *SHOWN_FRAGMENTS, *UNSEEN_FRAGMENTS}
     heads = (document.partition("-")[0] for document in sorted(task.corpus))
     return np.array([head if head in known else "definition" for head in heads])
 
@@ -177,9 +230,9 @@ def kinds_of(task: RetrievalData) -> NDArray[Any]:
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 
-def priors(model: Any) -> dict[str, Callable[..., NDArray[np.float64]]]:
+def priors(model: Any, name: str) -> dict[str, Callable[..., NDArray[np.float64]]]:
     """log P(answers a query) by name, from texts and embeddings; learned on training rows."""
-    rows = data("pages").rows.select(range(1000))
+    rows = data(name).rows.select(range(1000))
     texts = [*rows["positive"], *rows["negative"]]
     labels = [True] * len(rows) + [False] * len(rows)
 
@@ -199,7 +252,11 @@ def priors(model: Any) -> dict[str, Callable[..., NDArray[np.float64]]]:
 
 
 def by_part(found: Callable[[NDArray[np.bool_]], NDArray[np.float64]], kinds: NDArray[Any]) -> dict[str, list[int]]:
-    return {part: in_units(found(np.isin(kinds, ("definition", *added)))) for part, added in PARTS.items()}
+    return {
+        part: in_units(found(np.isin(kinds, ("definition", *added))))
+        for part, added in PARTS.items()
+        if set(added) <= set(kinds)
+    }
 
 
 def measure(cell: Cell) -> Figures:
@@ -212,6 +269,9 @@ def measure(cell: Cell) -> Figures:
     figures["curve"] = watch.curve
     if "cosine" in watch.best:  # the model of "calibrated" without its norm
         watch.best["cosine"] = {**watch.best["calibrated"], "exponent": 1.0}
+    if cell.loss == "qnorm" and cell.seed == 0:
+        before = {"dev": watch.curve[0]["exponents"][-1], "step": 0, "exponent": 1.0}
+        watch.best["before"] = before | {"weights": BASES[cell.base]().state_dict()}
     at: dict[int, dict[str, EncodedTask]] = {}  # step to its embeddings
     for scoring in sorted(watch.best):  # matched is the last
         best = figures["scorings"][scoring] = watch.best[scoring]
@@ -229,9 +289,9 @@ def measure(cell: Cell) -> Figures:
                 kind: round(geometry.auroc(norms[kinds == "definition"], norms[kinds == kind]), 3)
                 for kind in sorted(set(kinds) - {"definition"})
             }
-    if cell.loss == "cosine" and cell.data == "pages":
+    if cell.loss == "cosine" and "prompts" not in cell.data:
         of_dev = encode(model, texts.dev)
-        for scoring, prior in priors(model).items():
+        for scoring, prior in priors(model, cell.data).items():
             on_dev = prior([texts.dev.corpus[d] for d in sorted(texts.dev.corpus)], of_dev.documents)
             weight = max(WEIGHTS, key=lambda w: ndcg(with_prior(of_dev, on_dev, w), 0.0).mean())
             dev = float(ndcg(with_prior(of_dev, on_dev, weight), 0.0).mean())
@@ -286,21 +346,23 @@ class Row:
     scoring: str
 
     def seeds(self) -> dict[int, Figures]:
-        return {seed: x for seed in range(3) if (x := load(replace(self.cell, seed=seed)))}
+        found = {seed: load(replace(self.cell, seed=seed)) for seed in range(3)}
+        return {seed: x for seed, x in found.items() if x and self.scoring in x["scorings"]}
 
 
 def rows(base: str) -> dict[str, Row]:
     cosine, qnorm = chosen(base, "cosine"), chosen(base, "qnorm")
     found = {
+        "before training, by cosine": Row(qnorm, "before"),
         "Cosine": Row(cosine, "matched"),
         "Cosine calibrated": Row(cosine, "calibrated"),
         "Cosine + surface prior": Row(cosine, "surface prior"),
         "Cosine + embedding prior": Row(cosine, "embedding prior"),
-        "Cosine with prompts": Row(replace(cosine, data="pages, prompts"), "matched"),
+        "Cosine with prompts": Row(replace(cosine, data=f"{cosine.data}, prompts"), "matched"),
         "QNorm as trained": Row(qnorm, "matched"),
         "QNorm calibrated": Row(qnorm, "calibrated"),
         "QNorm by cosine": Row(qnorm, "cosine"),
-        "QNorm with prompts": Row(replace(qnorm, data="pages, prompts"), "calibrated"),
+        "QNorm with prompts": Row(replace(qnorm, data=f"{qnorm.data}, prompts"), "calibrated"),
     }
     return {name: row for name, row in found.items() if row.seeds()}
 
@@ -319,15 +381,25 @@ def gain(after: Row, before: Row, test: str, part: str) -> tuple[Estimate, int] 
     return paired([values(after, test, part, seeds) - values(before, test, part, seeds)]), len(seeds)
 
 
+def parts_of(base: str) -> list[str]:
+    data = CELLS[base].data
+    return ["definitions alone", "with examples"] if data == "examples" else [x for x in PARTS if x != "with examples"]
+
+
+def tests_of(base: str) -> dict[str, str]:
+    return {"wordnet": "WordNet"} if CELLS[base].data == "examples" else TESTS
+
+
 def table(base: str) -> list[str]:
     """nDCG@10 in points by what the corpus holds, and the gain of QNorm, calibrated, over each control."""
     found = rows(base)
     if "QNorm calibrated" not in found:
         return ["(No cells are stored yet.)"]
-    lines = ["| test, model | seeds | " + " | ".join(PARTS) + " |", "| --- |" + " ---: |" * (len(PARTS) + 1)]
-    for test, name in TESTS.items():
+    parts = parts_of(base)
+    lines = ["| test, model | seeds | " + " | ".join(parts) + " |", "| --- |" + " ---: |" * (len(parts) + 1)]
+    for test, name in tests_of(base).items():
         for model, row in found.items():
-            means = [f"{100 * values(row, test, part).mean():.1f}" for part in PARTS]
+            means = [f"{100 * values(row, test, part).mean():.1f}" for part in parts]
             lines.append(f"| {name}, {model} | {len(row.seeds())} | " + " | ".join(means) + " |")
     return lines
 
@@ -340,12 +412,13 @@ def gain_table(base: str) -> list[str]:
     found = rows(base)
     if "QNorm calibrated" not in found:
         return ["(No cells are stored yet.)"]
-    lines = ["| QNorm calibrated over | seeds | " + " | ".join(PARTS) + " |"]
-    lines.append("| --- |" + " ---: |" * (len(PARTS) + 1))
-    for test, name in TESTS.items():
+    parts = parts_of(base)
+    lines = ["| QNorm calibrated over | seeds | " + " | ".join(parts) + " |"]
+    lines.append("| --- |" + " ---: |" * (len(parts) + 1))
+    for test, name in tests_of(base).items():
         for model, row in found.items():
             if model.startswith("Cosine"):
-                gains = [gain(found["QNorm calibrated"], row, test, part) for part in PARTS]
+                gains = [gain(found["QNorm calibrated"], row, test, part) for part in parts]
                 if gains[0]:
                     shown = " | ".join(x[0].show() for x in gains if x)
                     lines.append(f"| {name}, {model} | {gains[0][1]} | {shown} |")
@@ -357,25 +430,24 @@ def auc_table(base: str) -> list[str]:
     found = rows(base)
     if "QNorm calibrated" not in found:
         return ["(No cells are stored yet.)"]
-    lines = ["| norms of | " + " | ".join(PARTS["with all"]) + " |", "| --- |" + " ---: |" * len(PARTS["with all"])]
-    for model in ("Cosine", "QNorm calibrated"):
-        row = found[model]
-        there = [x["auc"][test][row.scoring] for x in row.seeds().values() for test in TESTS]
-        lines.append(
-            f"| {model.split()[0]} | "
-            + " | ".join(f"{np.mean([x[k] for x in there]):.2f}" for k in PARTS["with all"])
-            + " |"
-        )
+    kinds = ["example"] if CELLS[base].data == "examples" else list(PARTS["with all"])
+    lines = ["| norms of | " + " | ".join(kinds) + " |", "| --- |" + " ---: |" * len(kinds)]
+    for model in ("before training, by cosine", "Cosine", "QNorm calibrated"):
+        if model in found:
+            row = found[model]
+            there = [x["auc"][test][row.scoring] for x in row.seeds().values() for test in tests_of(base)]
+            means = " | ".join(f"{np.mean([x[kind] for x in there]):.2f}" for kind in kinds)
+            lines.append(f"| {re.split('[ ,]', model)[0]} | {means} |")
     return lines
 
 
 def paint(axis: Any, base: str) -> None:
-    found = rows(base)
+    found, parts = rows(base), parts_of(base)
     width = 0.8 / len(found)
     for i, (model, row) in enumerate(found.items()):
-        means = [100 * values(row, "wordnet", part).mean() for part in PARTS]
-        axis.bar(np.arange(len(PARTS)) + (i + 0.5) * width - 0.4, means, width, label=model, color=f"C{i}")
-    axis.set_xticks(range(len(PARTS)), [part.replace(" ", "\n", 1) for part in PARTS], fontsize=8)
+        means = [100 * values(row, "wordnet", part).mean() for part in parts]
+        axis.bar(np.arange(len(parts)) + (i + 0.5) * width - 0.4, means, width, label=model, color=f"C{i}")
+    axis.set_xticks(range(len(parts)), [part.replace(" ", "\n", 1) for part in parts], fontsize=8)
     axis.set(ylabel="nDCG@10, WordNet")
     axis.legend(fontsize=7, ncols=2, loc="lower left")
 
@@ -393,7 +465,7 @@ def run_all(base: str, seeds: int) -> None:
     run(cell for loss in losses for cell in grid(base, loss))
     for seed in range(seeds):
         best = [chosen(base, loss) for loss in losses]
-        best += [replace(cell, data="pages, prompts") for cell in best]
+        best += [replace(cell, data=f"{cell.data}, prompts") for cell in best]
         run(replace(cell, seed=seed) for cell in best)
 
 
