@@ -100,15 +100,14 @@ def from_cells() -> Iterator[Claim]:
 
 def of_inheritance() -> Iterator[Claim]:
     """QNorm as trained over Cosine at its best temperature, from both bases."""
-    for base in ("L3dot", "L3cosine"):
+    for base, how in inheritance.NAMES.items():
         plain, cell = inheritance.control(base), inheritance.keeping(base, "qnorm")
         found = gain(cell, plain, ["foldoc", "docstrings"], "matched")
         if found is not None:
-            how = base.removeprefix("L3")
             yield Claim(
                 MAGNITUDE,
-                f"QNorm is ahead of Cosine, from a base that was pretrained under {how} (Table 1, Contriever: dot)",
-                "+3.1" if how == "dot" else "",
+                f"QNorm is ahead of Cosine, from a base that is {how} (Table 1, Contriever: pretrained with dot)",
+                "+3.1" if base == "L3dot" else "",
                 f"L3, WordNet, {inheritance.STEPS} steps of 32; FOLDOC and docstrings, as trained, {seeds(found[1])}",
                 found[0].show(),
                 judge(found[0], 1),
@@ -117,21 +116,25 @@ def of_inheritance() -> Iterator[Claim]:
 
 
 def of_never_relevant() -> Iterator[Claim]:
-    """QNorm over Cosine and the controls, with pages that look like the queries in training and in the index."""
-    rows = pages.rows("L3")
-    for control in ("Cosine", "Cosine + surface prior", "Cosine + embedding prior", "Cosine with prompts"):
-        for part in ("with titles", "with unseen kinds", "with all") if control == "Cosine" else ("with all",):
-            if control in rows and "QNorm calibrated" in rows:
-                found = pages.gain(rows["QNorm calibrated"], rows[control], "foldoc", part)
+    """QNorm over Cosine and its controls, where training and index hold texts that look like the queries."""
+    for base, part, what in (
+        ("L3", "with all", "pages that name the query and do not answer it"),
+        ("examples", "with examples", "example sentences that use the word"),
+    ):
+        rows = pages.rows(base)
+        for control in ("Cosine", "Cosine + surface prior", "Cosine + embedding prior", "Cosine with prompts"):
+            for test, place in pages.tests_of(base).items():
+                after, before = rows.get("QNorm calibrated"), rows.get(control)
+                found = pages.gain(after, before, test, part) if after and before else None
                 if found is not None:
                     yield Claim(
                         "this package",
-                        f"A norm tells answers from pages that look like the query: an index {part}, over {control}",
+                        f"The norm tells answers from {what}, over {control} with the same negatives",
                         "",
-                        f"L3, WordNet with such pages as negatives; FOLDOC; calibrated, {seeds(found[1])}",
+                        f"L3, WordNet, {pages.CELLS[base].steps} steps of 32; {place}, {seeds(found[1])}",
                         found[0].show(),
                         judge(found[0], 1),
-                        "pages.py",
+                        f"pages.py {base}",
                     )
 
 
