@@ -130,15 +130,17 @@ def test_pages_are_about_the_queries_and_answer_nothing() -> None:
     relevant = {f"q{i}": {f"{i}-n"} for i in range(8)}
     task = pages.with_pages(pages.RetrievalData(queries, corpus, relevant), ["other"], True, 6)
     kinds = pages.kinds_of(task)
-    assert {kind: int((kinds == kind).sum()) for kind in ("definition", "title", "url", "contents")} == {
-        "definition": 8,
-        "title": 8,
-        "url": 2,
-        "contents": 6 // 2,
-    }
-    assert sum(kind in pages.UNSEEN for kind in kinds) == 16
+    counts = [int(np.isin(kinds, x).sum()) for x in ("definition", "title", pages.UNSEEN, pages.SHOWN_FRAGMENTS)]
+    assert counts == [8, 8, 16, 6]
     assert [task.corpus[f"title-q{i}"] for i in range(8)] == list(queries.values())
-    assert all(name in task.corpus[key] for key in task.corpus if key.startswith("stub-") for name in ["name"])
+
+
+def test_only_queries_with_an_example_of_their_own_are_kept() -> None:
+    corpus = {"1-n": "a seal with ears", "2-n": "a large cat", "3-n": "a fish"}
+    task = pages.RetrievalData({"q1": "otary", "q2": "lion"}, corpus, {"q1": {"1-n"}, "q2": {"2-n"}})
+    found = pages.with_examples(task, {"a seal with ears": ["the otary barks"], "a large cat": ["it roars"]}, 2, 3)
+    assert found.queries == {"q1": "otary"}
+    assert found.corpus == corpus | {"example-1-n-0": "the otary barks", "example-2-n-0": "it roars"}
 
 
 def test_crops() -> None:
