@@ -60,8 +60,8 @@ from sklearn.preprocessing import StandardScaler
 import st_magnitude as stm
 from st_magnitude import geometry
 from st_magnitude._plot import draw
-from st_magnitude.commands.demo.measure import surface_features
 from st_magnitude.corpus.beir import RetrievalData
+from st_magnitude.evaluation.admission import surface_features
 from st_magnitude.evaluation.task import EncodedTask
 from st_magnitude.surgery.raw import encode_raw
 
