@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from st_magnitude.commands.core import (
+    BEIR_FOLDER,
     EncodingBatch,
     Figures,
     MaxLength,
@@ -22,9 +23,7 @@ from st_magnitude.commands.core import (
 @command()
 def admit(
     model: Model,
-    data: Annotated[
-        Path | None, typer.Option(help="Folder in BEIR's layout with the validation queries and their judgments.")
-    ] = None,
+    data: Annotated[Path | None, typer.Option(help=f"{BEIR_FOLDER} The queries of --split measure the loss.")] = None,
     split: Annotated[str, typer.Option(help="Split of the qrels to measure on.")] = "dev",
     corpus: Annotated[
         Path | None,

@@ -386,7 +386,19 @@ COMMANDS = typer.main.get_command(app).commands
 def test_help_lists_the_commands():
     result = invoke("--help")
     assert result.exit_code == 0
-    for name in ("demo", "train", "mine", "calibrate", "diagnose", "report", "compress", "encode", "mteb", "revela"):
+    for name in (
+        "demo",
+        "train",
+        "mine",
+        "calibrate",
+        "admit",
+        "diagnose",
+        "report",
+        "compress",
+        "encode",
+        "mteb",
+        "revela",
+    ):
         assert f"\n  {name} " in result.output
     assert "..." not in result.output[result.output.index("Commands:") :]  # no description is cut
     assert "--install-completion" in result.output
@@ -402,7 +414,9 @@ def test_help_fits_80_columns_with_every_option_in_full(name, monkeypatch):
     assert "--data" not in help or "qrels/<split>.tsv" in " ".join(help.split())
 
 
-@pytest.mark.parametrize("command", ["train", "calibrate", "compress", "diagnose", "encode", "report", "revela"])
+@pytest.mark.parametrize(
+    "command", ["train", "calibrate", "admit", "compress", "diagnose", "encode", "report", "revela"]
+)
 def test_an_output_that_is_a_file_is_refused_before_anything_is_loaded(command, tmp_path):
     needed = {
         "train": ("--data", tmp_path, "--model", "none"),
