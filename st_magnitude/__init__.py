@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from st_magnitude import clip, geometry, revela
+    from st_magnitude.commands.compare.config import CompareConfig
+    from st_magnitude.commands.compare.run import compare
     from st_magnitude.corpus.encoder import Encoder
     from st_magnitude.corpus.encoding import encode_corpus
     from st_magnitude.diagnosis.diagnose import diagnose
@@ -63,6 +65,7 @@ __all__ = [
     "QNORM",
     "Abstention",
     "Admission",
+    "CompareConfig",
     "CompressionEvaluator",
     "CosineRankingLoss",
     "DNormRankingLoss",
@@ -95,6 +98,7 @@ __all__ = [
     "calibrate_exponent",
     "check_serving",
     "clip",
+    "compare",
     "covariance_penalty",
     "cut_init",
     "diagnose",
@@ -118,6 +122,8 @@ __all__ = [
 
 _HOMES = {
     "corpus.encoder": ["Encoder"],
+    "commands.compare.config": ["CompareConfig"],
+    "commands.compare.run": ["compare"],
     "corpus.encoding": ["encode_corpus"],
     "diagnosis.diagnose": ["diagnose"],
     "diagnosis.findings": ["Diagnosis"],

@@ -24,7 +24,16 @@ from typing import Any, TypeVar, get_args, get_type_hints
 import typer
 from typer.models import OptionInfo
 
-__all__ = ["check_ranges", "did_you_mean", "digest", "list_differences", "numbers", "options_of", "whole_numbers"]
+__all__ = [
+    "check_ranges",
+    "did_you_mean",
+    "digest",
+    "list_differences",
+    "numbers",
+    "options_of",
+    "whole_numbers",
+    "words",
+]
 
 Number = TypeVar("Number", int, float)
 
@@ -104,3 +113,10 @@ def whole_numbers(help: str) -> Any:
 def numbers(help: str) -> Any:
     """An option that takes numbers separated by commas, for a field of type ``Sequence[float] | None``."""
     return typer.Option(parser=_numbers(float, "0.03,0.06,0.1"), metavar="X,X,...", help=help)
+
+
+def words(help: str, metavar: str) -> Any:
+    """An option that takes words separated by commas, for a field of type ``Sequence[str] | None``."""
+    return typer.Option(
+        parser=lambda given: given.split(",") if isinstance(given, str) else given, metavar=metavar, help=help
+    )

@@ -13,12 +13,12 @@ from st_magnitude._plot import LIGHT, draw, pyplot
 from st_magnitude.diagnosis import figures
 from st_magnitude.diagnosis.findings import DO, NO_BENEFIT, NOT_ENOUGH, Diagnosis
 from st_magnitude.diagnosis.readers import Log, read_compression, read_log, with_steps
-from st_magnitude.diagnosis.sections import Table, evidence, facts, sections
+from st_magnitude.diagnosis.sections import Section, Table, evidence, facts, sections
 from st_magnitude.diagnosis.terminal import is_numeric
 from st_magnitude.diagnosis.training import training_section
 from st_magnitude.evaluation.compression import CompressionCell, largest
 
-__all__ = ["plot_compression", "read_compression", "read_log", "write_report"]
+__all__ = ["plot_compression", "read_compression", "read_log", "write_page", "write_report"]
 
 CLASSES = {DO: "do", NO_BENEFIT: "no", NOT_ENOUGH: "open"}
 
@@ -30,6 +30,7 @@ def write_report(
     log: str | Path | Log | None = None,
     compression: str | Path | Sequence[CompressionCell] | None = None,
     title: str | None = None,
+    more: Sequence[Section] = (),
 ) -> Path:
     """Writes ``report.html``, one file that needs no other file and no network, and its figures as PNG files beside it.
 
@@ -43,6 +44,7 @@ def write_report(
             NormMonitor.
         compression: Cells of a CompressionEvaluator, or its CSV file, shown in place of those of the diagnosis.
         title: Title of the page; by default the title of the diagnosis, or the name of its model.
+        more: Further sections, such as `CompareResult.section`.
 
     Returns:
         The path of the HTML file.
@@ -65,15 +67,24 @@ def write_report(
     rows = read_log(log) if isinstance(log, (str, Path)) else [] if log is None else with_steps(log, "The log")
     cells = read_compression(compression) if isinstance(compression, (str, Path)) else compression
     shown = sections(found, cells)
-    if rows:
-        shown.insert(-3, training_section(rows))  # before the task, the provenance and the glossary
-    drawings = {figure.name: draw(figure.paint, figure.size) for section in shown for figure in section.figures}
-    page = _render(
-        title=title or found.provenance.title or f"Diagnosis of {found.provenance.model}",
-        facts=facts(found),
-        sections=shown,
-        drawings=drawings,
+    # before the task, the provenance and the glossary
+    shown[-3:-3] = [*([training_section(rows)] if rows else []), *more]
+    return write_page(
+        output, title or found.provenance.title or f"Diagnosis of {found.provenance.model}", facts(found), shown
     )
+
+
+def write_page(output: Path, title: str, facts: str, shown: Sequence[Section]) -> Path:
+    """Writes sections as ``report.html``, and their figures as PNG files beside it.
+
+    Args:
+        output: Folder for the files, created if it does not exist.
+        title: Title of the page.
+        facts: The sentence below the title.
+        shown: Sections of the page, in their order.
+    """
+    drawings = {figure.name: draw(figure.paint, figure.size) for section in shown for figure in section.figures}
+    page = _render(title=title, facts=facts, sections=shown, drawings=drawings)
     output.mkdir(parents=True, exist_ok=True)
     for name, drawing in drawings.items():
         (output / f"{name}.png").write_bytes(drawing.png)

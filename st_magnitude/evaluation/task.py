@@ -22,9 +22,13 @@ from st_magnitude.evaluation.metrics import TILE, ndcg, rank
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import encode_raw
 
-__all__ = ["EncodedTask", "JudgedTask", "check_finite", "check_texts", "encode_texts"]
+__all__ = ["EncodedTask", "JudgedTask", "NotFiniteError", "check_finite", "check_texts", "encode_texts"]
 
 CHUNK = 2**16  # documents whose scores are held at a time
+
+
+class NotFiniteError(ValueError):
+    """An embedding with NaN or infinite entries: the model has diverged, or overflows in half precision."""
 
 
 @dataclass
@@ -227,7 +231,7 @@ def check_finite(embeddings: Tensor, role: str, ids: Sequence[str] | None = None
     broken = (~embeddings.isfinite().all(dim=1)).nonzero()[:, 0].tolist()
     if broken:
         first = f"row {broken[0]}" if ids is None else repr(ids[broken[0]])
-        raise ValueError(
+        raise NotFiniteError(
             f"{len(broken)} of {len(embeddings)} {role} embeddings are not finite, such as that of {first}: the model "
             "has diverged, or overflows in half precision; load it in float32."
         )

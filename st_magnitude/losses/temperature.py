@@ -32,6 +32,7 @@ __all__ = [
     "TempAggLoss",
     "TempAggMRLLoss",
     "TempSpecMRLLoss",
+    "quarters",
     "temp_agg",
     "temp_agg_mrl",
     "temp_spec_mrl",
@@ -212,7 +213,7 @@ class TempAggMRLLoss(MagnitudeRankingLoss):
         temperature_weights: Iterable[float] | None = None,
         **options: Any,
     ) -> None:
-        dims = _quarters(model) if dims is None else dims
+        dims = quarters(model) if dims is None else dims
         terms = temp_agg_mrl(dims, temperatures, dim_weights, temperature_weights)
         super().__init__(model, similarity, terms, **options)
 
@@ -258,11 +259,11 @@ class TempSpecMRLLoss(MagnitudeRankingLoss):
         **options: Any,
     ) -> None:
         if temperatures is None:
-            temperatures = dict(zip(_quarters(model), TEMPERATURES, strict=True))
+            temperatures = dict(zip(quarters(model), TEMPERATURES, strict=True))
         super().__init__(model, similarity, temp_spec_mrl(temperatures, dim_weights), **options)
 
 
-def _quarters(model: SentenceTransformer) -> tuple[int, int, int]:
+def quarters(model: SentenceTransformer) -> tuple[int, int, int]:
     """The paper's 256, 512 and 1024 of 1024 dimensions, for any model."""
     width = model.get_embedding_dimension()
     if width is None or width < 4:

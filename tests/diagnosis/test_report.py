@@ -22,7 +22,7 @@ from st_magnitude import Diagnosis
 from st_magnitude._plot import Picture
 from st_magnitude.diagnosis import report
 from st_magnitude.diagnosis.report import write_report
-from st_magnitude.diagnosis.sections import sections
+from st_magnitude.diagnosis.sections import Section, sections
 from st_magnitude.evaluation import CompressionCell
 
 pytest.importorskip("matplotlib")
@@ -129,6 +129,13 @@ def plain(found, tmp_path_factory):
 @pytest.fixture(scope="module")
 def page(written) -> Page:
     return Page(written.read_text(encoding="utf-8"))
+
+
+def test_further_sections_stand_before_the_task(found, sketch, tmp_path):
+    page = write_report(found, tmp_path, more=[Section("mine", "Mine", notes=["By hand."])]).read_text()
+    ids = re.findall(r'<section id="([^"]+)">', page)
+    assert ids.index("mine") == len(ids) - 4
+    assert "<p>By hand.</p>" in page
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -45,7 +45,17 @@ from st_magnitude.terms import LearnedTemperature
 from st_magnitude.training.record import check_same_run, record_run, remove_checkpoints
 from st_magnitude.training.trainer import check_output, has_fast_bf16, train_or_stop
 
-__all__ = ["LOSSES", "TrainConfig", "TrainedModel", "train"]
+__all__ = [
+    "LOSSES",
+    "TrainConfig",
+    "TrainedModel",
+    "digest_of",
+    "make_trainer",
+    "save_trained",
+    "train",
+    "training_arguments",
+]
+__all__ += ["training_rows"]
 
 logger = logging.getLogger(__name__)
 
@@ -104,28 +114,22 @@ def train(
     """
     config, output = config or TrainConfig(), Path(output)
     checkpoint = check_output(output, config.resume)
-    settings = {"model": model if isinstance(model, str) else None, "data": _digest(data)}
+    settings = {"model": model if isinstance(model, str) else None, "data": digest_of(data)}
     settings |= {key: value for key, value in vars(config).items() if key not in FREE}
     if checkpoint is not None:
         check_same_run(output, settings)
-    rows = data.triplets(
-        int(any(data.negatives.values())) if config.negatives is None else config.negatives, config.seed
-    )
-    if len(rows) < 2:
-        raise ValueError(f"The data has {len(rows)} training pair; ranking needs at least two in a batch.")
+    rows = training_rows(data, config.negatives, config.seed)
     before, after = card_evaluators(data.queries, data.corpus, data.relevant_docs, config.card_sample, config.seed)
     task = None if dev is None else JudgedTask(dev.queries, dev.corpus, dev.relevant_docs)
     if isinstance(model, str):
         model = load(model)
     if config.max_length is not None:
         limit_length(model, config.max_length)
-    arguments = _arguments(config, rows, output, model)
+    arguments = training_arguments(config, rows, output, model)
     is_first = arguments.process_index == 0  # which measures and saves
     pretrained = own_ndcg(model, task) if task is not None and is_first else None
-    prepare(model, "dot" if config.loss == "learnable" else config.loss)
-    loss = _loss(config, model, arguments.world_size, loss_options or {})
     describe(model, data)
-    trainer = SentenceTransformerTrainer(model=model, args=arguments, train_dataset=rows, loss=loss)
+    trainer = make_trainer(model, rows, arguments, config, loss_options)
     if is_first:
         before(model, epoch=0, steps=0)
         if checkpoint is None:
@@ -140,21 +144,43 @@ def train(
         if comparison.saved != comparison.as_trained:
             prepare(model, Similarity(query=1.0, document=comparison.saved.exponent))
     trained = TrainedModel(trainer, {"before": before.metrics, "after": after.metrics}, comparison)
-    _save(trained, loss, output)
+    dev_figures = None if comparison is None else comparison.to_dict()
+    save_trained(trainer, output, {"geometry": trained.geometry, "dev": dev_figures})
     if not config.keep_checkpoints:
         remove_checkpoints(output)
     return trained
 
 
-def _save(trained: TrainedModel, loss: MagnitudeRankingLoss, output: Path) -> None:
-    trainer, comparison = trained.trainer, trained.comparison
+def training_rows(data: RetrievalData, negatives: int | None, seed: int) -> Dataset:
+    """Rows of `RetrievalData.triplets`; by default with one negative each if the data has judged negatives."""
+    rows = data.triplets(int(any(data.negatives.values())) if negatives is None else negatives, seed)
+    if len(rows) < 2:
+        raise ValueError(f"The data has {len(rows)} training pair; ranking needs at least two in a batch.")
+    return rows
+
+
+def make_trainer(
+    model: SentenceTransformer,
+    rows: Dataset,
+    arguments: SentenceTransformerTrainingArguments,
+    config: TrainConfig,
+    loss_options: dict[str, Any] | None = None,
+) -> SentenceTransformerTrainer:
+    """The Trainer of a run, whose model is prepared for the loss: Normalize is stripped or added."""
+    prepare(model, "dot" if config.loss == "learnable" else config.loss)
+    loss = _loss(config, model, arguments.world_size, loss_options or {})
+    return SentenceTransformerTrainer(model=model, args=arguments, train_dataset=rows, loss=loss)
+
+
+def save_trained(trainer: SentenceTransformerTrainer, output: Path, figures: dict[str, Any]) -> None:
+    """Writes the model with its card, and ``training.json`` with the loss, the log and the given figures."""
     describe_training(trainer)
+    loss: Any = trainer.loss
     record = {
         "loss": type(loss).__name__,
         **loss.get_config_dict(),
         "processes": trainer.args.world_size,
-        "geometry": trained.geometry,
-        "dev": None if comparison is None else comparison.to_dict(),
+        **figures,
         "log": trainer.state.log_history,
     }
     try:
@@ -176,28 +202,32 @@ class _Arguments(SentenceTransformerTrainingArguments):
         return min(super().get_warmup_steps(num_training_steps), num_training_steps - 1)
 
 
-def _arguments(config: TrainConfig, rows: Dataset, output: Path, model: SentenceTransformer) -> _Arguments:
+def training_arguments(
+    config: TrainConfig, rows: Dataset, output: Path, model: SentenceTransformer, **more: Any
+) -> SentenceTransformerTrainingArguments:
+    """Arguments of the Trainer for these settings; ``more`` overrides any of them."""
     own_rates = LearnableNormLoss.learning_rate_mapping() if config.loss == "learnable" else {}
     if config.temperature == "learned":
         own_rates |= LearnedTemperature.learning_rate_mapping()
-    arguments = _Arguments(
-        output_dir=str(output / "checkpoints"),
-        num_train_epochs=config.epochs,
-        max_steps=config.max_steps,
-        per_device_train_batch_size=config.batch_size,
-        learning_rate=config.learning_rate,
-        learning_rate_mapping=own_rates,
-        warmup_steps=config.warmup_ratio,
-        bf16=has_fast_bf16() if config.bf16 is None else config.bf16,
-        use_cpu=model.device.type == "cpu",
-        batch_sampler=_batch_sampler(rows, config.batch_size),
-        dataloader_drop_last=True,
-        logging_steps=10,
-        save_steps=config.save_steps,
-        save_total_limit=1,
-        seed=config.seed,
-        report_to=[],
-    )
+    settings: dict[str, Any] = {
+        "output_dir": str(output / "checkpoints"),
+        "num_train_epochs": config.epochs,
+        "max_steps": config.max_steps,
+        "per_device_train_batch_size": config.batch_size,
+        "learning_rate": config.learning_rate,
+        "learning_rate_mapping": own_rates,
+        "warmup_steps": config.warmup_ratio,
+        "bf16": has_fast_bf16() if config.bf16 is None else config.bf16,
+        "use_cpu": model.device.type == "cpu",
+        "batch_sampler": _batch_sampler(rows, config.batch_size),
+        "dataloader_drop_last": True,
+        "logging_steps": 10,
+        "save_steps": config.save_steps,
+        "save_total_limit": 1,
+        "seed": config.seed,
+        "report_to": [],
+    }
+    arguments = _Arguments(**(settings | more))
     if arguments.n_gpu > 1:
         logger.warning(f"One process for {arguments.n_gpu} GPUs is slow; start one for each (docs/devices.md).")
     if len(rows) < 2 * (processes := arguments.world_size):
@@ -220,7 +250,8 @@ def _loss(
     return LOSSES[config.loss](model, **(defaults | options | terms))
 
 
-def _digest(data: RetrievalData) -> str:
+def digest_of(data: RetrievalData) -> str:
+    """A digest of texts and judgments, by which a run that resumes knows its data."""
     judged = [(query, *sorted(ids)) for part in (data.relevant_docs, data.negatives) for query, ids in part.items()]
     return digest(text for row in (*data.queries.items(), *data.corpus.items(), *judged) for text in row)
 

@@ -1,0 +1,145 @@
+"""One training run of a comparison: the same rows in the same order, and the same searches, for every candidate."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+from torch import nn
+from transformers import PrinterCallback, TrainerCallback
+
+from st_magnitude._files import whole_folder
+from st_magnitude.commands.compare.candidates import Candidate
+from st_magnitude.commands.compare.config import CompareConfig
+from st_magnitude.commands.compare.data import Splits
+from st_magnitude.commands.compare.study import Measurement
+from st_magnitude.commands.core import limit_length
+from st_magnitude.commands.train.card import describe
+from st_magnitude.commands.train.comparison import compare as measure
+from st_magnitude.commands.train.config import TrainConfig
+from st_magnitude.commands.train.run import make_trainer, save_trained, training_arguments, training_rows
+from st_magnitude.evaluation.metrics import model_name
+from st_magnitude.evaluation.task import JudgedTask, NotFiniteError
+from st_magnitude.losses.temperature import quarters
+from st_magnitude.similarity import Similarity
+from st_magnitude.surgery.export import load
+from st_magnitude.surgery.normalize import prepare
+
+__all__ = ["Bench", "Pace"]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What all candidates share: the pretrained model, the rows in their order, and the searches."""
+
+    base: SentenceTransformer
+    name: str  # of the base
+    splits: Splits
+    rows: Dataset
+    dev: JudgedTask
+    test: JudgedTask
+    output: Path
+    config: CompareConfig
+
+    @classmethod
+    def of(cls, model: Any, splits: Splits, output: Path, config: CompareConfig) -> Bench:
+        """Loads or copies the model, which is the last thing that can be wrong with the arguments."""
+        rows = training_rows(splits.train, config.negatives, config.seed)
+        dev, test = (JudgedTask(part.queries, part.corpus, part.relevant_docs) for part in (splits.dev, splits.test))
+        base = (
+            load(model) if isinstance(model, str) else copy.deepcopy(model) if isinstance(model, nn.Module) else model()
+        )
+        if config.max_length is not None:
+            limit_length(base, config.max_length)
+        name = model if isinstance(model, str) else model_name(base)
+        return cls(base, name, splits, rows, dev, test, output, config)
+
+    @property
+    def is_static(self) -> bool:
+        return any(isinstance(module, StaticEmbedding) for module in self.base)
+
+    @property
+    def most_steps(self) -> int:
+        """Steps of the largest number of epochs."""
+        return max(1, round(self.config.epochs * max(1, len(self.rows) // self.config.batch_size)))
+
+    def settings(self, candidate: Candidate, steps: int) -> TrainConfig:
+        return candidate.settings(self.config, quarters(self.base), steps)
+
+    def folder(self, candidate: Candidate) -> Path:
+        """Where the model of a finalist waits for the end."""
+        return self.output / "models" / candidate.name.replace(" ", "-").replace("=", "")
+
+    def trained(
+        self, candidate: Candidate, steps: int, clock: Pace, for_card: bool = False
+    ) -> SentenceTransformerTrainer:
+        """Trains a copy of the pretrained model."""
+        model, settings = copy.deepcopy(self.base), self.settings(candidate, steps)
+        quiet = {"save_strategy": "no", "disable_tqdm": True}
+        arguments = training_arguments(settings, self.rows, self.output, model, **quiet)
+        describe(model, self.splits.train)
+        if not for_card:
+            model.model_card_data.widget = [{"text": ""}]  # else every Trainer computes examples for the card
+        trainer = make_trainer(model, self.rows, arguments, settings, candidate.loss_options())
+        trainer.remove_callback(PrinterCallback)
+        trainer.add_callback(clock)
+        trainer.train()
+        # accelerate leaves its autocast around forward, so that encoding would still use bfloat16
+        trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
+        return trainer
+
+    def measured(
+        self, candidate: Candidate, steps: int, pretrained: NDArray[np.float64], keep: bool = False
+    ) -> Measurement:
+        """Trains a candidate and scores it on dev. A model to keep is saved with the scoring that is best on dev."""
+        began, clock = time.perf_counter(), Pace()
+        trainer = self.trained(candidate, steps, clock, for_card=keep)
+        try:
+            found = measure(trainer.model, self.dev, pretrained, seed=self.config.seed)
+        except NotFiniteError:
+            return Measurement(steps, math.nan, math.nan, time.perf_counter() - began, clock.seconds)
+        if keep:
+            if found.saved != found.as_trained:
+                prepare(trainer.model, Similarity(query=1.0, document=found.saved.exponent))
+            with whole_folder(self.folder(candidate), overwrite=True) as new:
+                save_trained(trainer, new, {"dev": found.to_dict()})
+        del trainer
+        gc.collect()  # the Trainer is part of cycles
+        seconds = time.perf_counter() - began
+        return Measurement(steps, found.saved.ndcg, found.saved.exponent, seconds, clock.seconds)
+
+
+class Pace(TrainerCallback):
+    """Times the steps of a run, and with a limit stops it after so many seconds, or 30 steps."""
+
+    def __init__(self, limit: float = math.inf) -> None:
+        self.limit = limit
+        self.times: list[float] = []
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self.times.append(time.perf_counter())
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.times.append(time.perf_counter())
+        has_enough = len(self.times) > 3 and (self.times[-1] - self.times[0] > self.limit or len(self.times) > 30)
+        if math.isfinite(self.limit) and has_enough:
+            control.should_training_stop = True
+
+    @property
+    def seconds(self) -> float:
+        return self.times[-1] - self.times[0]
+
+    @property
+    def per_step(self) -> float:
+        """Seconds of a step, without the first, which is slower."""
+        return (self.times[-1] - self.times[1]) / (len(self.times) - 2)

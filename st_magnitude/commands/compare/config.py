@@ -1,0 +1,135 @@
+"""CompareConfig: the settings of a comparison, for ``st-magnitude compare`` and for `compare`."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from st_magnitude._checks import positive
+from st_magnitude._config import check_ranges, did_you_mean, numbers, words
+
+__all__ = ["LOSSES", "Budget", "CompareConfig"]
+
+LOSSES = ("cosine", "qnorm", "dot", "learnable", "tempaggmrl")
+SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600}
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a comparison may spend: seconds, or training steps of all candidates together.
+
+    Example:
+        >>> Budget.parse("2h"), Budget.parse("500 steps")
+        (Budget(amount=7200.0, in_steps=False), Budget(amount=500.0, in_steps=True))
+        >>> str(Budget(5000.0)), str(Budget(70.0)), str(Budget(500.0, in_steps=True))
+        ('83 min', '70 s', '500 steps')
+    """
+
+    amount: float
+    in_steps: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> Budget:
+        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|m|min|h|steps?)\s*", str(text))
+        if found is None or not float(found[1]):
+            raise ValueError(
+                f"budget must be a time or a number of steps, such as '30m', '2h' or '500 steps'; got {text!r}."
+            )
+        return cls(float(found[1]) * SECONDS.get(found[2], 1), found[2].startswith("step"))
+
+    @property
+    def rounded_up(self) -> str:
+        """A budget of at least this, as `parse` reads it."""
+        return f"{math.ceil(self.amount)} steps" if self.in_steps else f"{math.ceil(self.amount / 60)}m"
+
+    def __str__(self) -> str:
+        if self.in_steps:
+            return f"{self.amount:.0f} steps"
+        return f"{self.amount / 60:.0f} min" if self.amount >= 119.5 else f"{self.amount:.0f} s"
+
+
+@dataclass(frozen=True)
+class CompareConfig:
+    """Settings of a comparison. Every field is an option of ``st-magnitude compare``, which prints their help texts.
+
+    Raises:
+        ValueError: If a loss is unknown, the budget cannot be read, or a number is outside of its range.
+
+    Example:
+        >>> CompareConfig(losses=["q-norm"])
+        Traceback (most recent call last):
+        ...
+        ValueError: losses has 'q-norm'. Did you mean 'qnorm'? Choose from cosine, qnorm, dot, learnable, tempaggmrl.
+    """
+
+    budget: Annotated[
+        str, typer.Option(help="Time for everything, such as 30m or 2h, or training steps, such as '2000 steps'.")
+    ] = "30m"
+    losses: Annotated[
+        Sequence[str] | None,
+        words(f"Losses to try beside plain cosine: {', '.join(LOSSES)}; default: all.", "NAME,NAME,..."),
+    ] = None
+    temperatures: Annotated[
+        Sequence[float] | None,
+        numbers("Temperatures of every loss; default: 0.01,0.02,0.05,0.1, in a small budget 0.02,0.05."),
+    ] = None
+    learning_rates: Annotated[
+        Sequence[float] | None,
+        numbers("Learning rates of every loss; default: 5e-5,2e-5 (a static table: 3e-2,1e-2), or the first of them."),
+    ] = None
+    sigreg: Annotated[
+        Sequence[float] | None, numbers("Weights of SIGReg, 0 for none; default: 0,0.05, in a small budget 0.")
+    ] = None
+    epochs: Annotated[
+        float, typer.Option(min=0, help="Largest number of passes over the training pairs of one candidate.")
+    ] = 3.0
+    batch_size: Annotated[
+        int, typer.Option(min=2, help="Pairs in a batch. All documents of a batch are negatives.")
+    ] = 32
+    mini_batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Number of texts that go through the model at a time (gradient caching).")
+    ] = None
+    negatives: Annotated[
+        int | None,
+        typer.Option(min=0, help="Hard negatives for each pair; default: 1 if the data has judged negatives, else 0."),
+    ] = None
+    max_length: Annotated[
+        int | None,
+        typer.Option(min=1, help="Number of tokens of a text that the model reads; default: the model's own."),
+    ] = None
+    bf16: Annotated[bool | None, typer.Option(help="Autocast to bfloat16; default: if the hardware is fast at it.")] = (
+        None
+    )
+    split: Annotated[str, typer.Option(help="Split of the qrels to train on.")] = "train"
+    dev_split: Annotated[
+        str, typer.Option(help="Split that chooses; default: held-out queries of the training split.")
+    ] = "dev"
+    test_split: Annotated[
+        str, typer.Option(help="Split that is read once, at the end; default: as for --dev-split.")
+    ] = "test"
+    dev_queries: Annotated[int, typer.Option(min=1, help="Largest number of dev queries; more are sampled.")] = 500
+    documents: Annotated[
+        int,
+        typer.Option(
+            min=2, help="Largest number of documents of a search: the judged ones and a sample of the others."
+        ),
+    ] = 5000
+    seed: Annotated[int, typer.Option(help="Seed for the splits, the order of the pairs, dropout and bootstrap.")] = 0
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        Budget.parse(self.budget)
+        for name in self.losses or ():
+            if name not in LOSSES:
+                raise ValueError(f"losses has {name!r}.{did_you_mean(name, LOSSES)} Choose from {', '.join(LOSSES)}.")
+        for field in ("temperatures", "learning_rates"):
+            for value in getattr(self, field) or ():
+                positive(field, value)
+        for weight in self.sigreg or ():
+            if not 0 <= weight < float("inf"):
+                raise ValueError(f"sigreg must be weights of at least 0, such as 0,0.05; got {weight}.")

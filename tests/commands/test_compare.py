@@ -1,0 +1,397 @@
+"""``stm.compare``: which loss to train with, by successive halving within a budget."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from typer.testing import CliRunner
+
+import st_magnitude as stm
+from st_magnitude.commands.app import app
+from st_magnitude.commands.compare.bench import Bench
+from st_magnitude.commands.compare.candidates import Candidate, grids
+from st_magnitude.commands.compare.config import Budget
+from st_magnitude.commands.compare.data import make_splits, read_splits
+from st_magnitude.commands.compare.plan import FACTOR, Costs, least_budget, make_plan, next_steps, price
+from st_magnitude.commands.compare.result import CompareResult, Entry, OnTest, Spending
+from st_magnitude.commands.compare.study import Measurement
+from st_magnitude.commands.train.comparison import own_ndcg
+from st_magnitude.corpus.beir import DataError, RetrievalData, save_beir, save_qrels
+from st_magnitude.evaluation.task import JudgedTask
+
+THINGS = "bread bicycle cat tomato sofa wine carpet tea leaf autumn river bridge horse piano lamp forest engine doctor"
+PLACES = "kitchen garden cellar harbour market library station castle meadow office"
+CORPUS = {f"{t}-{p}": f"A {t} was left in the {p}." for t in THINGS.split() for p in PLACES.split()}
+QUERIES = {key: "who saw the {} at the {}?".format(*key.split("-")) for key in CORPUS}
+SMALL = stm.CompareConfig(
+    budget="400 steps",
+    epochs=1,
+    losses=["qnorm"],
+    temperatures=[0.05, 0.1],
+    learning_rates=[0.03],
+    sigreg=[0],
+    batch_size=8,
+)
+
+
+def part(first: int, step: int = 3) -> RetrievalData:
+    """Every third query, with the whole corpus."""
+    chosen = list(QUERIES)[first::step]
+    return RetrievalData({q: QUERIES[q] for q in chosen}, CORPUS, {q: {q} for q in chosen})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    place = tmp_path_factory.mktemp("data")
+    save_beir(replace(part(0), queries=QUERIES), place, "train")
+    for name, data in (("dev", part(1)), ("test", part(2))):
+        save_qrels(data, place / "qrels" / f"{name}.tsv")
+    return place
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory, static_parts):
+    from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+
+    tokenizer, weights = static_parts
+    place = tmp_path_factory.mktemp("static")
+    SentenceTransformer(
+        modules=[StaticEmbedding(tokenizer, embedding_weights=weights[:, :32].clone())], device="cpu"
+    ).save_pretrained(str(place))
+    return str(place)
+
+
+# --- the plan ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("candidates", [1, 3, 7, 10, 20, 80])
+@pytest.mark.parametrize("costs", [Costs(), Costs(1.0, 8.0, 40.0), Costs(0.01, 2.0, 5.0)])
+def test_a_plan_fits_its_budget_and_uses_it(candidates, costs):
+    least = least_budget(candidates, costs, most=100_000)
+    assert make_plan(candidates, 0.99 * least, costs, most=100_000) is None
+    for amount in (least, 1.5 * least, 4 * least):
+        plan = make_plan(candidates, amount, costs, most=100_000)
+        total = sum(r.candidates * (costs.step * r.steps + costs.run) for r in plan) + costs.end
+        assert 0.9 * amount < total <= amount * (1 + 1e-9)
+        assert plan[0].candidates == candidates
+        for a, b in pairwise(plan):
+            assert b.steps == pytest.approx(FACTOR * a.steps, abs=FACTOR)
+            assert b.candidates == math.ceil(a.candidates / FACTOR) + 2  # the two controls
+        sizes = [rung.candidates for rung in plan]
+        assert next_steps(sizes, amount, costs, 100_000) == plan[0].steps
+        assert price(sizes, plan[-1].steps, costs) <= amount * 1.01
+
+
+def test_a_plan_makes_no_more_epochs_than_asked_for():
+    assert [rung.steps for rung in make_plan(20, 1e9, Costs(), most=300)] == [33, 100, 300]
+    assert [(r.steps, r.candidates) for r in make_plan(20, 1e9, Costs(), most=12)] == [(12, 20)]
+
+
+@pytest.mark.parametrize("config", [stm.CompareConfig(), SMALL, stm.CompareConfig(sigreg=[0.1], losses=["dot"])])
+def test_every_loss_has_the_same_settings(config):
+    for grid in grids(config, is_static=True):
+        plain = {(c.temperature, c.learning_rate) for c in grid if c.is_plain_cosine}
+        for kind in {(c.loss, c.sigreg) for c in grid}:
+            same_kind = {(c.temperature, c.learning_rate) for c in grid if (c.loss, c.sigreg) == kind}
+            assert same_kind == plain
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"losses": ["q-norm"]}, "losses has 'q-norm'. Did you mean 'qnorm'?"),
+        ({"budget": "soon"}, "such as '30m', '2h' or '500 steps'; got 'soon'"),
+        ({"temperatures": [0.0]}, "temperatures must be a positive number; got 0.0"),
+        ({"sigreg": [-1.0]}, "sigreg must be weights of at least 0"),
+        ({"batch_size": 1}, "batch_size must be at least 2, got 1"),
+    ],
+)
+def test_settings_are_checked(settings, message):
+    with pytest.raises(ValueError, match=message.replace("?", r"\?").replace("(", r"\(")):
+        stm.CompareConfig(**settings)
+
+
+# --- the data ---------------------------------------------------------------------------------------------------------
+
+
+def test_missing_splits_are_held_out_of_the_training_queries(folder):
+    splits = make_splits(RetrievalData(QUERIES, CORPUS, {q: {q} for q in QUERIES}), documents=100)
+    queries = [set(data.queries) for data in (splits.train, splits.dev, splits.test)]
+    assert [len(part) for part in queries] == [116, 36, 28]
+    assert set.union(*queries) == QUERIES.keys()
+    assert len(splits.dev.corpus) == len(splits.test.corpus) == 100
+    assert "There is no dev split, so 36 of the training queries are held out for it." in splits.notes
+    assert "The dev split has 36 queries, on which differences" in splits.notes[2]
+    given = read_splits(folder)
+    assert given == read_splits(folder)
+    assert (given.dev.queries, given.test.queries) == (part(1).queries, part(2).queries)
+    assert not given.notes
+
+
+@pytest.mark.parametrize(
+    ("dev", "message"),
+    [
+        (part(0), "60 queries of the dev split are also trained on, such as"),
+        (part(2), "60 queries of the test split are also in the dev split"),
+        (RetrievalData({"x": "who?"}, {"d": "he"}, {}), "No query of the dev split has a relevant document"),
+        (RetrievalData({"x": "who?"}, {"d": "he"}, {"x": {"d"}}), "Every document of the dev split is relevant"),
+    ],
+)
+def test_data_that_cannot_choose_is_refused(dev, message):
+    with pytest.raises(DataError, match=message):
+        make_splits(part(0), dev, part(2))
+
+
+# --- the comparison ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def finished(folder, model_path, tmp_path_factory):
+    """A comparison by the command: eight candidates, two rungs, and a stop in the second of them."""
+    pytest.importorskip("optuna")
+    output = tmp_path_factory.mktemp("runs") / "compare"
+    options = ["--budget", "470 steps", "--losses", "qnorm,tempaggmrl,learnable", "--temperatures", "0.05,0.1"]
+    options += ["--sigreg", "0", "--learning-rates", "0.03", "--batch-size", "4", "--epochs", "4", "--json"]
+    command = ["compare", "--data", str(folder), "--model", model_path, "--output", str(output), *options]
+    measured, seen = Bench.measured, []
+
+    def stop_once(self, candidate, steps, *arguments, **more):
+        if len(seen) == 10:
+            seen.append("stop")
+            raise KeyboardInterrupt
+        seen.append((candidate.name, steps))
+        return measured(self, candidate, steps, *arguments, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "80")
+        patch.setattr(Bench, "measured", stop_once)
+        stopped, done = (CliRunner().invoke(app, command) for _ in range(2))
+    assert stopped.exit_code == 130
+    assert "Give the same command again" in stopped.stderr
+    assert done.exit_code == 0, done.output
+    assert "Continuing after 10 training runs" in done.stderr
+    assert len(seen) == len(set(seen))
+    return output, json.loads(done.stdout), stopped.stderr + done.stderr
+
+
+def test_the_output(finished):
+    output, figures, said = finished
+    assert json.loads((output / "compare.json").read_text()) == figures
+    assert {path.name for path in output.iterdir()} == {
+        *("model", "compare.json", "compare.md", "compare-curves.png", "report.html", "train_winner.py", "study.log")
+    }
+    result = CompareResult.load(output)
+    assert result.to_dict() == figures
+    assert len(result.candidates) == 8
+    assert figures["budget"]["rungs"][0] == [20, 8]
+    assert figures["budget"]["spent"] == sum(steps * n for steps, n in figures["budget"]["rungs"]) <= 470
+    lines = [*said.splitlines(), *(output / "compare.md").read_text().splitlines()]
+    assert [line for line in lines if len(line) > 80 and str(output) not in line] == []
+    assert "left] 1/2 1/8 cosine tau=0.05 lr=0.03" in said
+    assert result.recommendation.split(".")[0] in (output / "report.html").read_text()
+
+
+def test_controls_reach_the_last_rung_and_the_best_third_with_them(finished):
+    entries = CompareResult.load(finished[0]).candidates
+    last = max(entry.last.steps for entry in entries)
+    finalists = {entry.candidate.name for entry in entries if entry.last.steps == last}
+    first_rung = sorted(entries, key=lambda entry: -entry.rungs[0].ndcg)
+    plain = [e.candidate.name for e in first_rung if e.candidate.is_plain_cosine]
+    third = first_rung[2].rungs[0].ndcg
+    best = {entry.candidate.name for entry in first_rung if entry.rungs[0].ndcg >= third}
+    assert finalists == best | {plain[0], "cosine tau=0.05 lr=0.03"}
+
+
+def test_the_saved_model_is_the_winner_and_its_figures_are_those_of_the_test_split(finished, folder):
+    output, figures, _ = finished
+    model, test = stm.load(str(output / "model")), part(2)
+    per_query = own_ndcg(model, JudgedTask(test.queries, test.corpus, test.relevant_docs))
+    assert per_query.mean() == pytest.approx(figures["test"]["ndcg"][figures["winner"]], abs=1e-9)
+    assert json.loads((output / "model" / "training.json").read_text())["dev"]["queries"] == 60
+
+
+def test_the_script_trains_the_winner_again(finished, monkeypatch):
+    output, _, _ = finished
+    source = (output / "train_winner.py").read_text()
+    assert len(source.strip().splitlines()) <= 14
+    exec(compile(source, "train_winner.py", "exec"), {})
+    again, before = (stm.load(str(output / name)).state_dict() for name in ("again", "model"))
+    assert all(torch.equal(again[name], value) for name, value in before.items())
+
+
+def test_a_finished_comparison_is_not_overwritten(finished, folder, model_path):
+    with pytest.raises(FileExistsError, match="holds a finished comparison"):
+        stm.compare(model_path, folder, finished[0], SMALL)
+
+
+def test_a_stopped_comparison_continues_after_its_last_measurement(folder, model_path, tmp_path, monkeypatch):
+    pytest.importorskip("optuna")
+    measured = Bench.measured
+    seen = []
+
+    def stop_at_third(self, candidate, *arguments, **options):
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+        seen.append(candidate.name)
+        return measured(self, candidate, *arguments, **options)
+
+    monkeypatch.setattr(Bench, "measured", stop_at_third)
+    lines = []
+    model = SentenceTransformer(model_path, device="cpu")
+    data = {"dev": JudgedTask(part(1).queries, CORPUS, part(1).relevant_docs), "test": part(2)}
+    with pytest.raises(KeyboardInterrupt, match="Give the same command again"):
+        stm.compare(model, part(0), tmp_path / "out", SMALL, **data, say=lines.append)
+    monkeypatch.setattr(Bench, "measured", lambda self, c, *a, **o: seen.append(c.name) or measured(self, c, *a, **o))
+    with pytest.raises(FileExistsError, match=r"other settings: batch_size \(8 there, 4 now\)"):
+        stm.compare(model, part(0), tmp_path / "out", replace(SMALL, batch_size=4), **data, say=lines.append)
+    before = model.state_dict()
+    result = stm.compare(
+        lambda: SentenceTransformer(model_path, device="cpu"),
+        part(0),
+        tmp_path / "out",
+        SMALL,
+        **data,
+        say=lines.append,
+    )
+    assert "Continuing after 3 training runs" in lines[-2]
+    assert seen == [entry.name for entry in grids(SMALL, is_static=True)[0]]  # each of the four once
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert len(result.candidates) == 4
+    exec(compile((tmp_path / "out" / "train_winner.py").read_text(), "train_winner.py", "exec"), {})
+
+
+KILLED = """
+import os, signal, sys
+from st_magnitude.commands.compare.bench import Bench
+measured, seen = Bench.measured, []
+def counted(self, candidate, *arguments, **options):
+    if len(seen) == int(sys.argv[1]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    seen.append(candidate.name)
+    print("trains", candidate.name, flush=True)
+    return measured(self, candidate, *arguments, **options)
+Bench.measured = counted
+from st_magnitude.commands.app import app
+app(sys.argv[2:])
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_process_loses_the_candidate_at_hand_only(folder, model_path, tmp_path):
+    pytest.importorskip("optuna")
+    options = ["compare", "--data", folder, "--model", model_path, "--output", tmp_path / "out", "--budget", "20m"]
+    options += ["--losses", "dot", "--temperatures", "0.05,0.1", "--sigreg", "0", "--learning-rates", "0.03"]
+    trained = []
+    for stop_after, code in ((2, -signal.SIGKILL), (99, 0)):
+        command = [sys.executable, "-c", KILLED, str(stop_after), *map(str, options)]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        assert done.returncode == code, done.stderr[-2000:]
+        trained += [line for line in done.stdout.splitlines() if line.startswith("trains")]
+    assert len(trained) == len(set(trained)) == 4
+    assert (tmp_path / "out" / "model" / "modules.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"budget": "20 steps"}, "A budget of 20 steps is too small: 4 candidates need --budget '.* steps' at least"),
+        ({"budget": "1s"}, "A budget of 1 s is too small: 4 candidates need --budget '.*m' at least"),
+        ({"max_length": 8}, "reads texts of any number of tokens"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_the_first_candidate(folder, model_path, tmp_path, change, message):
+    pytest.importorskip("optuna")
+    with pytest.raises(ValueError, match=message):
+        stm.compare(model_path, folder, tmp_path / "out", replace(SMALL, **change), say=lambda line: None)
+
+
+def test_other_files_and_several_processes_are_refused(folder, model_path, tmp_path, monkeypatch):
+    pytest.importorskip("optuna")
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match="is not empty"):
+        stm.compare(model_path, folder, tmp_path, SMALL)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="one process"):
+        stm.compare(model_path, folder, tmp_path / "out", SMALL)
+
+
+def test_without_optuna_the_extra_is_named(folder, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(ImportError, match=r'compare needs optuna: pip install "st-magnitude\[compare\]"'):
+        stm.compare("anything", folder, tmp_path / "out", SMALL)
+
+
+def test_a_candidate_that_diverges_does_not_win(folder, model_path, tmp_path):
+    pytest.importorskip("optuna")
+    lines = []
+    config = replace(SMALL, budget="200 steps", temperatures=[0.05], learning_rates=[0.03, 1e38])
+    result = stm.compare(model_path, folder, tmp_path / "out", config, say=lines.append)
+    assert sum("diverged" in line for line in lines) == 2
+    assert "lr=0.03" in result.winner
+    assert "diverged" in result.markdown()
+
+
+# --- the verdict ------------------------------------------------------------------------------------------------------
+
+
+def result_with(first, gain, customary=None, exponent=0.0):
+    names = {"cosine": Candidate("cosine", 0.02, 2e-5), "qnorm": Candidate("qnorm", 0.02, 2e-5)}
+    entries = [
+        Entry(names[n], [Measurement(100, 0.5, e, 10.0, 8.0)]) for n, e in (("qnorm", exponent), ("cosine", 1.0))
+    ]
+    cosine = names["cosine"].name
+    gains = {cosine: gain} if first == "qnorm" else {}
+    gains |= {"cosine tau=0.05 lr=2e-05": customary} if customary else {}
+    winner = "qnorm" if first == "qnorm" and gain[1] > 0 else "cosine"
+    return CompareResult(
+        *("base", names[winner].name, names[first].name, cosine, "cosine tau=0.05 lr=2e-05" if customary else None),
+        *(entries, OnTest(300, 5000, dict.fromkeys((names[first].name, *gains), 0.5), gains), 0.4, 100, 384),
+        *(Spending("30 min", 1.0, 1.0, 200, [[100, 2]]), []),
+    )
+
+
+@pytest.mark.parametrize(
+    ("result", "says"),
+    [
+        (result_with("qnorm", (0.02, 0.01, 0.03)), "Use qnorm tau=0.02 lr=2e-05. On the test split,"),
+        (
+            result_with("qnorm", (0.02, 0.01, 0.03)),
+            "by +0.0200 [+0.0100, +0.0300] against cosine tau=0.02 lr=2e-05: a clear gain.",
+        ),
+        (result_with("qnorm", (0.01, -0.01, 0.03)), "Use cosine tau=0.02 lr=2e-05. On the test"),
+        (result_with("qnorm", (0.01, -0.01, 0.03)), ": no clear difference."),
+        (result_with("qnorm", (-0.03, -0.04, -0.01)), ": a clear loss."),
+        (result_with("cosine", None), "no other candidate has a higher nDCG@10 on dev"),
+        (
+            result_with("cosine", None, (0.01, -0.01, 0.02)),
+            "differs from cosine at 0.05 by +0.0100 [-0.0100, +0.0200]: no clear difference.",
+        ),
+    ],
+)
+def test_the_verdict(result, says):
+    assert says in result.recommendation
+    assert max(map(len, str(result).splitlines())) <= 80
+
+
+def test_what_serving_costs():
+    assert "1,536 bytes per document" in result_with("cosine", None).costs
+    assert "every server" in result_with("cosine", None).costs
+    assert "docs/serving.md" in result_with("qnorm", (0.02, 0.01, 0.03), exponent=0.5).costs
+
+
+def test_budgets_as_text():
+    assert [str(Budget.parse(text)) for text in ("90s", "30m", "2h", "1.5 h", "70 steps")] == [
+        *("90 s", "30 min", "120 min", "90 min", "70 steps")
+    ]
+    assert [Budget(x).rounded_up for x in (61.0, 3600.0)] == ["2m", "60m"]
