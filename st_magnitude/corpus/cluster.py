@@ -58,6 +58,7 @@ def encode_on_ray(
         )
         dataset.context.target_max_block_size = 1  # one shard, so that every worker gets one
         dataset.context.enable_progress_bars = False
+        dataset.context.raise_original_map_exception = True  # the message below is then that of the encoder
         try:
             for table in dataset.iter_batches(batch_size=None, batch_format="pyarrow"):
                 for number, ids, flat in zip(*(table[name] for name in _COLUMNS), strict=True):

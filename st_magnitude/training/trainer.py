@@ -16,6 +16,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 
 from st_magnitude._json import parse
 from st_magnitude._upstream import has_cpu_bf16, load_checkpoint_into
+from st_magnitude.training.engines import engine_of_trainer
 from st_magnitude.training.state import attach
 
 __all__ = ["Stopped", "check_output", "has_fast_bf16", "train_or_stop"]
@@ -85,7 +86,13 @@ def train_or_stop(trainer: Trainer, checkpoint: Path | None = None) -> None:
     Raises:
         OSError: If a checkpoint cannot be written.
         Stopped: At SIGINT (Ctrl-C) and SIGTERM, after the checkpoint is on the disk.
+        ValueError: If the Trainer shards the weights.
     """
+    if (engine := engine_of_trainer(trainer)) in ("FSDP", "DeepSpeed ZeRO-3"):
+        raise ValueError(
+            f"{engine} gives each process a part of the weights, and this command saves those of the first one. Use "
+            "DistributedDataParallel or DeepSpeed ZeRO-2, or a script that gathers the weights (docs/devices.md)."
+        )
     attach(trainer)
     stop = _StopOnSignal()
     trainer.add_callback(stop)

@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor
 
 import st_magnitude as stm
 from st_magnitude.training.engines import engine_of
+from st_magnitude.training.trainer import train_or_stop
 
 two_processes = pytest.mark.skipif(sys.platform != "linux", reason="forks processes that have used torch")
 
@@ -190,6 +191,8 @@ def test_attach_refuses_before_training(model, tmp_path, monkeypatch):
     monkeypatch.setattr(trainer, "is_fsdp_enabled", True)
     with pytest.raises(ValueError, match=r"DotRankingLoss learns temperatures, .* that FSDP trains"):
         stm.attach(trainer)
+    with pytest.raises(ValueError, match="FSDP gives each process a part of the weights"):
+        train_or_stop(trainer)
     monkeypatch.setattr(trainer, "is_deepspeed_enabled", True)
     plugin = SimpleNamespace(zero_stage=3)
     monkeypatch.setattr(type(trainer.accelerator.state), "deepspeed_plugin", plugin)
