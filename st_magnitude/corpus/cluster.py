@@ -65,7 +65,8 @@ def encode_on_ray(
                     yield number.as_py(), ids.as_py(), flat.values.to_numpy().reshape(len(ids), -1)
         except ray.exceptions.RayError as error:
             cause = getattr(error, "cause", None) or error
-            raise RuntimeError(f"A worker of Ray failed: {type(cause).__name__}: {cause}") from error
+            what = str(cause).partition("\n")[0]  # Ray adds lines on what it can be told to do again
+            raise RuntimeError(f"A worker of Ray failed: {type(cause).__name__}: {what}") from error
 
 
 _COLUMNS = ("shard", "_id", "embedding")  # one row for a shard, with lists for its documents
