@@ -29,7 +29,8 @@ from pathlib import Path
 import numpy as np
 
 sys.path.append(str(Path(__file__).parent))
-from fragments import CELL, docstrings, trained, with_fragments
+from cells import docstring_task
+from fragments import CELL, trained, with_fragments
 from lexicons import fetch, foldoc
 from search_tasks import shrink
 from sentence_transformers import SentenceTransformer
@@ -51,7 +52,7 @@ def models() -> Iterator[tuple[str, SentenceTransformer, stm.Similarity]]:
 
 
 def corpora() -> dict[str, RetrievalData]:
-    calls = shrink(docstrings().test, 300, 1000, 0)
+    calls = shrink(docstring_task().test, 300, 1000, 0)
     terms = foldoc(fetch("dict-foldoc"), 0, num_queries=200, corpus_size=500)
     return {
         "docstrings": calls,
