@@ -441,15 +441,25 @@ def auc_table(base: str) -> list[str]:
     return lines
 
 
+PAINTED = {
+    "before training, by cosine": "#b9bdc3",
+    "Cosine": "#6f757d",
+    "Cosine + surface prior": "#7d4fa8",
+    "Cosine with prompts": "#c8500f",
+    "QNorm calibrated": "#1f6fb4",
+}
+
+
 def paint(axis: Any, base: str) -> None:
-    found, parts = rows(base), parts_of(base)
-    width = 0.8 / len(found)
-    for i, (model, row) in enumerate(found.items()):
-        means = [100 * values(row, "wordnet", part).mean() for part in parts]
-        axis.bar(np.arange(len(parts)) + (i + 0.5) * width - 0.4, means, width, label=model, color=f"C{i}")
+    found, parts = rows(base), [part for part in parts_of(base) if part != "with fragments"]
+    shown = [model for model in PAINTED if model in found]
+    width = 0.8 / len(shown)
+    for i, model in enumerate(shown):
+        means = [100 * values(found[model], "wordnet", part).mean() for part in parts]
+        axis.bar(np.arange(len(parts)) + (i + 0.5) * width - 0.4, means, width, label=model, color=PAINTED[model])
     axis.set_xticks(range(len(parts)), [part.replace(" ", "\n", 1) for part in parts], fontsize=8)
     axis.set(ylabel="nDCG@10, WordNet")
-    axis.legend(fontsize=7, ncols=2, loc="lower left")
+    axis.legend(fontsize=8, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
 
 
 def picture(base: str) -> None:

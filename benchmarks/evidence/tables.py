@@ -79,8 +79,7 @@ def main() -> None:
                 control.pictures(found, name)
         if stored := fragments.stored():
             fragments.picture(stored)
-        for base in pages.CELLS:
-            pages.picture(base)
+        pages.picture("L3")
 
 
 if __name__ == "__main__":
