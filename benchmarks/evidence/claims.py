@@ -99,7 +99,11 @@ def from_cells() -> Iterator[Claim]:
 
 
 def of_inheritance() -> Iterator[Claim]:
-    """QNorm as trained over Cosine at its best temperature, from both bases."""
+    """QNorm as trained over Cosine at its best temperature, by base."""
+    if not inheritance.keeping("L3dot", "qnorm").path.is_file():
+        claim = "Where the base was pretrained with un-normalised dot products, fine-tuning inherits its norm (part A)"
+        verdict = f"{OPEN}: the first recipe for such a base failed its check"
+        yield Claim(MAGNITUDE, claim, "", "L3, crops of raw text", "", verdict, "inheritance.py")
     for base, how in inheritance.NAMES.items():
         plain, cell = inheritance.control(base), inheritance.keeping(base, "qnorm")
         found = gain(cell, plain, ["foldoc", "docstrings"], "matched")
@@ -131,7 +135,7 @@ def of_never_relevant() -> Iterator[Claim]:
                         "this package",
                         f"The norm tells answers from {what}, over {control} with the same negatives",
                         "",
-                        f"L3, WordNet, {pages.CELLS[base].steps} steps of 32; {place}, {seeds(found[1])}",
+                        f"L3, WordNet, {pages.CELLS[base].steps} steps of 32, τ .05; {place}, {seeds(found[1])}",
                         found[0].show(),
                         judge(found[0], 1, "no prompts, no filter" if control == "Cosine" else ""),
                         f"pages.py {base}",

@@ -7,8 +7,9 @@ on crops of raw text, and is some 8 points better on BEIR by dot than by cosine 
 fine-tuning with cosine throws that norm away, and with a loss that keeps it, it is inherited.
 
 Two bases are made from paraphrase-MiniLM-L3-v2 by InfoNCE on independent crops (10 to 50 % of the words of a text, 4 to
-14 words): one under dot, one under cosine, 120 steps of 40 pairs, learning rate 2e-4, the best of four states on dev;
-the token table is frozen throughout. The text is what the machine has: man pages (three of a family), FOLDOC without
+14 words): one under dot, one under cosine, 800 steps of 64 pairs, learning rate 2e-5, the best of five states on dev;
+the token table is frozen throughout. A first recipe, 120 steps of 40 pairs at 2e-4, failed the check below: dev fell by
+10 points by dot and by 8 by cosine. The text is what the machine has: man pages (three of a family), FOLDOC without
 the entries of the test, docstrings of the training packages. The test is void unless the dot base is at least as good
 by dot as by cosine on dev.
 
@@ -50,7 +51,6 @@ sys.path.append(str(Path(__file__).parent))
 from cells import (
     BASES,
     DATA,
-    EXPONENTS,
     RESULTS,
     SEED,
     Cell,
@@ -58,7 +58,6 @@ from cells import (
     best_of,
     data,
     docstring_task,
-    encode,
     frozen,
     gain,
     lexicons,
@@ -72,15 +71,13 @@ from lexicons import default_cache, dictionary, fetch, foldoc_entry
 from search_tasks import man_page, shrink
 from sentence_transformers import SentenceTransformer
 
-import st_magnitude as stm
-
 CROP = (4, 14)  # words
 KEPT = {"dot": "Dot", "qnorm": "QNorm", "dnorm": "DNorm", "learnable": "Learnable"}
 NAMES = {"L3frozen": "its authors' model", "L3dot": "pretrained with dot", "L3cosine": "pretrained with cosine"}
 TAUS = (0.02, 0.05, 0.1)
 TESTS = {"wordnet": "WordNet", "foldoc": "FOLDOC", "docstrings": "docstrings"}
 STEPS, RATE = 60, 5e-5
-PRETRAINING = {loss: Cell("L3frozen", "crops", loss, 0, 120, 40, 2e-4, scale="auto") for loss in ("dot", "cosine")}
+PRETRAINING = {loss: Cell("L3frozen", "crops", loss, 0, 800, 64, 2e-5, scale="auto") for loss in ("dot", "cosine")}
 Figures = dict[str, Any]
 
 
@@ -160,23 +157,24 @@ def base_path(loss: str) -> Path:
 
 
 def pretrain(loss: str) -> None:
-    """Trains a base if it is not in the cache, and stores its curve and its scores on the tests by exponent."""
+    """Trains a base if it is not in the cache, and stores its curve on dev.
+
+    Raises:
+        SystemExit: If the dot base is worse by dot than by cosine, by more than a point.
+    """
     path = default_cache() / "evidence" / f"{PRETRAINING[loss].name}.pt"
-    if path.is_file() and base_path(loss).is_file():
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    model, watch = train_cell(PRETRAINING[loss], evaluations=3)
-    best = watch.best["matched"]
-    torch.save(best.pop("weights"), path)
-    figures = {"settings": PRETRAINING[loss].name, "curve": watch.curve, "best": best, "tests": {}}
-    for name, model in {"before": frozen(), "after": pretrained(loss)}.items():
-        for test, task in data("inheritance").tests.items():
-            encoded = encode(model, task)
-            tops = encoded.tops([stm.Similarity(1.0, exponent) for exponent in EXPONENTS])
-            figures["tests"].setdefault(test, {})[name] = [round(float(encoded.ndcg(top).mean()), 4) for top in tops]
-    store(base_path(loss), figures)
-    for x in watch.curve:
-        print(f"{loss}, step {x['step']}: dev by dot {x['exponents'][0]:.3f}, by cosine {x['exponents'][-1]:.3f}")
+    if not (path.is_file() and base_path(loss).is_file()):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        watch = train_cell(PRETRAINING[loss], evaluations=4)[1]
+        best = watch.best["matched"]
+        torch.save(best.pop("weights"), path)
+        store(base_path(loss), {"settings": PRETRAINING[loss].name, "curve": watch.curve, "best": best})
+    found = json.loads(base_path(loss).read_text(encoding="utf-8"))
+    by_dot, *_, by_cosine = next(x["exponents"] for x in found["curve"] if x["step"] == found["best"]["step"])
+    if loss == "dot" and by_dot < by_cosine - 0.01:
+        raise SystemExit(
+            f"The test is void: on dev the dot base has {by_dot:.3f} by dot and {by_cosine:.3f} by cosine."
+        )
 
 
 def pretrained(loss: str) -> SentenceTransformer:
@@ -227,22 +225,14 @@ def run_all(losses: list[str], bases: list[str], seeds: int) -> None:
 
 
 def base_table() -> list[str]:
-    """nDCG@10 by dot and by cosine before any fine-tuning."""
-    found = {loss: json.loads(base_path(loss).read_text()) for loss in PRETRAINING if base_path(loss).is_file()}
-    if not found:
-        return ["(No cells are stored yet.)"]
-    columns = ["dev", *TESTS.values()]
-    lines = ["| base | " + " | ".join(f"{c}, by dot | by cosine" for c in columns) + " |"]
-    lines.append("| --- |" + " ---: |" * 2 * len(columns))
-    for loss, x in found.items():
-        names = {"before": "paraphrase-MiniLM-L3-v2"} if loss == next(iter(found)) else {}
-        for name, label in (names | {"after": f"pretrained with {loss}, {x['best']['step']} steps"}).items():
-            dev = x["curve"][0] if name == "before" else next(c for c in x["curve"] if c["step"] == x["best"]["step"])
-            pairs = [dev["exponents"], *(x["tests"][test][name] for test in TESTS)]
-            lines.append(
-                f"| {label} | " + " | ".join(f"{100 * value:.1f}" for p in pairs for value in (p[0], p[-1])) + " |"
-            )
-    return lines
+    """nDCG@10 on dev by dot and by cosine along the pretraining, one line for each recipe that was tried."""
+    found = [json.loads(path.read_text()) for path in sorted((RESULTS / "inheritance").glob("*.json"))]
+    lines = ["| pretraining on crops | step | dev, by dot | by cosine |", "| --- |" + " ---: |" * 3]
+    for x in found:
+        for point in x["curve"]:
+            scores = " | ".join(f"{100 * point['exponents'][i]:.1f}" for i in (0, -1))
+            lines.append(f"| {x['settings']} | {point['step']} | {scores} |")
+    return lines if found else ["(No cells are stored yet.)"]
 
 
 SCORED = {"matched": "as trained", "calibrated": "calibrated", "cosine": "by cosine"}

@@ -422,6 +422,11 @@ def gain_table(base: str) -> list[str]:
                 if gains[0]:
                     shown = " | ".join(x[0].show() for x in gains if x)
                     lines.append(f"| {name}, {model} | {gains[0][1]} | {shown} |")
+        prompts = [found.get(f"{loss} with prompts") for loss in ("QNorm", "Cosine")]
+        if all(prompts):
+            gains = [gain(*prompts, test, part) for part in parts]  # type: ignore[arg-type]
+            shown = " | ".join(x[0].show() for x in gains if x)
+            lines.append(f"| {name}, both with prompts | {gains[0][1] if gains[0] else 0} | {shown} |")
     return lines
 
 
