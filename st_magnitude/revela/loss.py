@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any, ClassVar, Literal, get_args
 
@@ -80,7 +81,10 @@ class RevelaLoss(GroupLoss):
             padding token, or an argument is out of range.
 
     RevelaTrainer logs: ``next_token`` (nats), ``auxiliary``, ``one_hot`` (share of rows with a weight above 0.999),
-    ``active_pairs`` (share of pairs above 1e-7), ``top_similarity`` (mean of the largest weight in a row).
+    ``active_pairs`` (share of pairs above 1e-7), ``top_similarity`` (mean of the largest weight in a row). On the
+    evaluation data it also logs two differences of the next-token loss in nats: ``reading_gain``, without other
+    documents minus with them, and ``choice_gain``, with uniform weights minus with Sim. Where the first is 0, the
+    retriever gets no signal; the second is what it has learned.
 
     Example:
         ::
@@ -138,12 +142,12 @@ class RevelaLoss(GroupLoss):
         self._watch(similarity)
 
         ids, mask = text["input_ids"], text["attention_mask"]
-        neighbours = Neighbours.of(
-            self.read_weight * similarity, mask, text["group"], backend=self.backend, v_norm=self.v_norm, eps=self.eps
-        )
-        e, h = two_streams(self.lm, ids, mask, neighbours)  # (B, L, D_lm) each
-        loss = next_token_loss(self.lm, h, ids, mask)
+        e, loss = self._read(similarity, text)
         logs = {"next_token": loss.detach(), **_shape(similarity.detach(), text["group"])}
+        if not self.model.training:
+            _, uniform = self._read(group_similarity(queries, passages, text["group"], math.inf), text)
+            alone = next_token_loss(self.lm, e, ids, mask)
+            logs |= {"reading_gain": (alone - loss).detach(), "choice_gain": (uniform - loss).detach()}
         if self.auxiliary_weight:
             auxiliary = self.auxiliary_weight * next_token_loss(self.lm, e, ids, mask)
             loss = loss + auxiliary
@@ -156,6 +160,15 @@ class RevelaLoss(GroupLoss):
             )
         self.logs = logs
         return loss
+
+    def _read(self, similarity: Tensor, text: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """The e stream (B, L, D_lm), and the next-token loss of the h stream, which reads as similarity says."""
+        ids, mask = text["input_ids"], text["attention_mask"]
+        neighbours = Neighbours.of(
+            self.read_weight * similarity, mask, text["group"], backend=self.backend, v_norm=self.v_norm, eps=self.eps
+        )
+        e, h = two_streams(self.lm, ids, mask, neighbours)
+        return e, next_token_loss(self.lm, h, ids, mask)
 
     def _watch(self, similarity: Tensor) -> None:
         """Warns once if training cannot change the retriever."""

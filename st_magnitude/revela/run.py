@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 RUNS = ("dense", "bm25", "hybrid")
 FEWEST = 5  # queries or chunks: an evaluation with fewer is refused
 FEW = 25  # an evaluation with fewer gets a warning
+UNSEEN = 16  # held-out groups for the gains
 FREE = {
     "epochs",
     "max_steps",
@@ -79,7 +80,8 @@ def run(
 
     Returns:
         The content of ``revela.json``: settings and log; with ``config.evaluate`` also the figures of the retriever, of
-        BM25 and of both fused, before and after training, with differences. Of several processes, the first has it.
+        BM25 and of both fused, before and after training, with differences, and the ``reading_gain`` and
+        ``choice_gain`` of RevelaLoss on some held-out groups. Of several processes, the first has all of it.
 
     Raises:
         DataError: If the corpus has nothing to train on, or too little for the evaluation.
@@ -92,8 +94,9 @@ def run(
     output = Path(output)
     checkpoint = check_output(output, config.resume)
     documents = list(read_documents(corpus))
-    train, task = _hold_out(documents, config) if config.evaluate else (documents, None)
+    train, test, task = _hold_out(documents, config) if config.evaluate else (documents, [], None)
     groups = _groups(train, config)
+    unseen = _groups(test, config) if test else None
     settings = {key: value for key, value in vars(config).items() if key not in FREE}
     settings |= {"retriever": str(retriever), "lm": str(lm), "groups": digest(map("\0".join, groups["chunks"]))}
     if checkpoint is not None:
@@ -104,15 +107,18 @@ def run(
             f"Evaluation: {len(task.queries):,} queries (section {task.kind}) over {len(task.corpus):,} chunks of "
             f"{len(documents) - len(train):,} documents that are held out."
         )
-    trainer, is_decoder = _trainer(config, groups, retriever, lm, output)
+    trainer, is_decoder = _trainer(config, groups, unseen, retriever, lm, output)
     model = trainer.model
     is_first = trainer.is_world_process_zero()
     if is_first and checkpoint is None:
         record_run(output, settings)
     measured = _Measured(task, config.seed, say) if task is not None and is_first else None
+    gains = {"before": _gains(trainer, say)} if unseen is not None else {}
     if measured is not None:
         measured.measure("before", model, trainer)
     train_or_stop(trainer, checkpoint)
+    if unseen is not None:
+        gains["after"] = _gains(trainer, say)
     if is_decoder:
         trainer.merge()
     record: dict[str, Any] = {
@@ -121,6 +127,7 @@ def run(
         "loss": trainer.loss.get_config_dict(),  # type: ignore[attr-defined]
         "processes": trainer.args.world_size,
         "log": trainer.state.log_history,
+        "gains": gains,
     }
     if is_first:
         if measured is not None:
@@ -133,8 +140,8 @@ def run(
     return record
 
 
-def _hold_out(documents: list[Document], config: RevelaConfig) -> tuple[list[Document], TitleTask]:
-    """The documents to train on, and a retrieval task from the others."""
+def _hold_out(documents: list[Document], config: RevelaConfig) -> tuple[list[Document], list[Document], TitleTask]:
+    """The documents to train on, the others, and a retrieval task from those."""
     try:
         train, test = split_documents(documents, held_out=config.held_out, seed=config.seed)
         task = title_task(test, max_words=config.max_words, max_queries=config.max_queries, seed=config.seed)
@@ -151,7 +158,7 @@ def _hold_out(documents: list[Document], config: RevelaConfig) -> tuple[list[Doc
         logger.warning(
             "The evaluation has only %s, so its figures say little. Pass more documents or a larger held_out.", size
         )
-    return train, task
+    return train, test, task
 
 
 def _groups(documents: list[Document], config: RevelaConfig) -> Dataset:
@@ -166,7 +173,12 @@ def _groups(documents: list[Document], config: RevelaConfig) -> Dataset:
 
 
 def _trainer(
-    config: RevelaConfig, groups: Dataset, retriever: str | Path, lm: str | Path, output: Path
+    config: RevelaConfig,
+    groups: Dataset,
+    unseen: Dataset | None,
+    retriever: str | Path,
+    lm: str | Path,
+    output: Path,
 ) -> tuple[RevelaTrainer, bool]:
     """The trainer, and whether the retriever is a decoder, which is trained by LoRA."""
     model = load_retriever(retriever, config.max_length)
@@ -190,6 +202,7 @@ def _trainer(
         num_train_epochs=config.epochs,
         max_steps=config.max_steps,
         per_device_train_batch_size=config.batch_size,
+        per_device_eval_batch_size=config.batch_size,
         gradient_accumulation_steps=config.gradient_accumulation_steps,
         learning_rate=learning_rate,
         gradient_checkpointing=config.gradient_checkpointing,
@@ -209,11 +222,20 @@ def _trainer(
         args=arguments,
         loss=loss,
         train_dataset=groups,
+        eval_dataset=None if unseen is None else unseen.select(range(min(len(unseen), UNSEEN))),
         lm_lora=lora,
         lm_learning_rate=config.lm_learning_rate,
         retriever_lora=lora if is_decoder else None,
     )
     return trainer, is_decoder
+
+
+def _gains(trainer: RevelaTrainer, say: Callable[[str], Any]) -> dict[str, float]:
+    """What reading other documents gains on held-out groups, and what choosing among them does, in nats."""
+    trainer.evaluate()
+    found = {name: trainer.state.log_history[-1][f"eval_{name}"] for name in ("reading_gain", "choice_gain")}
+    say("Gain on held-out groups:  reading {reading_gain:+.3f} nats, choice {choice_gain:+.3f} nats".format(**found))
+    return found
 
 
 class _Measured:

@@ -89,6 +89,31 @@ def test_the_loss_is_the_formula(model: SentenceTransformer, auxiliary_weight: f
     torch.testing.assert_close(value, expected, rtol=0, atol=2e-5)  # the retriever is float32
 
 
+def test_gains_compare_with_not_reading_and_with_uniform_weights(model: SentenceTransformer) -> None:
+    """Logged in evaluation only, from the loops over Eq. 3-8."""
+    lm = decoder("llama")
+    tokens = language_model()[1]
+    lm.resize_token_embeddings(len(tokens))
+    loss = RevelaLoss(model, lm, tokens, temperature=0.01)
+    row = groups(3)[0]
+    features = split_batch(loss.collator([row]))
+    loss.train()(features)
+    assert "reading_gain" not in loss.logs
+    loss.eval()
+    reading = loss(features)
+    ids = [torch.tensor(tokens(text)["input_ids"]) for text in row["chunks"]]
+    count = len(ids)
+    uniform = (torch.ones(count, count) - torch.eye(count)).double() / (count - 1)
+    plain = decoder("llama")
+    plain.resize_token_embeddings(len(tokens))
+    plain.load_state_dict(lm.state_dict())
+    e, h = streams(plain, ids, uniform, [0] * count)
+    for name, states in {"reading_gain": e, "choice_gain": h}.items():
+        expected = next_token_loss(plain, states, ids) - reading
+        assert abs(expected) > 1e-5
+        torch.testing.assert_close(loss.logs[name], expected, rtol=0, atol=2e-5, check_dtype=False)
+
+
 def test_gradients_reach_both_models(model: SentenceTransformer) -> None:
     loss = loss_for(model)
     loss(split_batch(loss.collator([groups()[0]]))).backward()

