@@ -24,7 +24,7 @@ from st_magnitude.commands.compare.config import Budget
 from st_magnitude.commands.compare.data import make_splits, read_splits
 from st_magnitude.commands.compare.plan import FACTOR, Costs, least_budget, make_plan, next_steps, price
 from st_magnitude.commands.compare.result import CompareResult, Entry, OnTest, Spending
-from st_magnitude.commands.compare.study import Measurement
+from st_magnitude.commands.compare.study import Measurement, Record
 from st_magnitude.commands.train.comparison import own_ndcg
 from st_magnitude.corpus.beir import DataError, RetrievalData, save_beir, save_qrels
 from st_magnitude.evaluation.task import JudgedTask
@@ -332,14 +332,26 @@ def test_without_optuna_the_extra_is_named(folder, tmp_path, monkeypatch):
         stm.compare("anything", folder, tmp_path / "out", SMALL)
 
 
-def test_a_candidate_that_diverges_does_not_win(folder, model_path, tmp_path):
+def test_a_candidate_that_diverges_is_measured_as_such(folder, model_path, tmp_path):
+    bench = Bench.of(model_path, read_splits(folder), tmp_path, SMALL)
+    candidate = Candidate("qnorm", 0.05, 1e38)
+    measured = bench.measured(candidate, 3, own_ndcg(bench.base, bench.dev))
+    assert math.isnan(measured.ndcg)
+    assert "diverged" in Entry(candidate, [measured]).row
+
+
+def test_the_best_third_of_a_rung_survives_and_never_one_that_diverged(tmp_path):
     pytest.importorskip("optuna")
-    lines = []
-    config = replace(SMALL, budget="200 steps", temperatures=[0.05], learning_rates=[0.03, 1e38])
-    result = stm.compare(model_path, folder, tmp_path / "out", config, say=lines.append)
-    assert sum("diverged" in line for line in lines) == 2
-    assert "lr=0.03" in result.winner
-    assert "diverged" in result.markdown()
+    candidates = [Candidate("cosine", 0.01 * (i + 1), 0.1) for i in range(7)]
+    scores = [0.1, math.nan, 0.4, 0.3, 0.2, 0.5, 0.0]
+    record = Record(tmp_path / "study.log", {"seed": 0})
+    record.enter(candidates)
+    for candidate, score in zip(candidates, scores, strict=True):
+        record.add(candidate, Measurement(10, score, 1.0, 2.0, 1.0))
+    again = Record(tmp_path / "study.log", {"seed": 0})  # of another process
+    again.enter(candidates)
+    assert [again.measurements(c)[0].ndcg for c in candidates] == pytest.approx(scores, nan_ok=True)
+    assert [c for c in candidates if again.survives(c)] == [candidates[2], candidates[5]]  # 6 are whole
 
 
 # --- the verdict ------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ def compare(
     output: Annotated[Path, typer.Option(help="New folder for the winning model, tables, curves and a page.")],
     settings: CompareConfig,
 ) -> Figures:
-    """Find out which loss to train with, or that plain cosine is best.
+    """Find out which loss to train with on your data.
 
     Trains candidates on your data within a budget, drops the worse two thirds again and again, and measures the best
     and plain cosine on the test split. Give the same command again to continue a run that was stopped. This command
