@@ -184,6 +184,7 @@ def finished(folder, model_path, tmp_path_factory):
     return output, json.loads(done.stdout), stopped.stderr + done.stderr
 
 
+@pytest.mark.slow
 def test_the_output(finished):
     output, figures, said = finished
     assert json.loads((output / "compare.json").read_text()) == figures
@@ -201,6 +202,7 @@ def test_the_output(finished):
     assert result.recommendation.split(".")[0] in (output / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_controls_reach_the_last_rung_and_the_best_third_with_them(finished):
     entries = CompareResult.load(finished[0]).candidates
     last = max(entry.last.steps for entry in entries)
@@ -212,6 +214,7 @@ def test_controls_reach_the_last_rung_and_the_best_third_with_them(finished):
     assert finalists == best | {plain[0], "cosine tau=0.05 lr=0.03"}
 
 
+@pytest.mark.slow
 def test_the_saved_model_is_the_winner_and_its_figures_are_those_of_the_test_split(finished, folder):
     output, figures, _ = finished
     model, test = stm.load(str(output / "model")), part(2)
@@ -220,6 +223,7 @@ def test_the_saved_model_is_the_winner_and_its_figures_are_those_of_the_test_spl
     assert json.loads((output / "model" / "training.json").read_text())["dev"]["queries"] == 60
 
 
+@pytest.mark.slow
 def test_the_script_trains_the_winner_again(finished, monkeypatch):
     output, _, _ = finished
     source = (output / "train_winner.py").read_text()
@@ -229,6 +233,7 @@ def test_the_script_trains_the_winner_again(finished, monkeypatch):
     assert all(torch.equal(again[name], value) for name, value in before.items())
 
 
+@pytest.mark.slow
 def test_a_finished_comparison_is_not_overwritten(finished, folder, model_path):
     with pytest.raises(FileExistsError, match="holds a finished comparison"):
         stm.compare(model_path, folder, finished[0], SMALL)

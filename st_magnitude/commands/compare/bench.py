@@ -56,7 +56,7 @@ class Bench:
         """Loads or copies the model, which is the last thing that can be wrong with the arguments."""
         rows = training_rows(splits.train, config.negatives, config.seed)
         dev, test = (JudgedTask(part.queries, part.corpus, part.relevant_docs) for part in (splits.dev, splits.test))
-        base = (
+        base: Any = (
             load(model) if isinstance(model, str) else copy.deepcopy(model) if isinstance(model, nn.Module) else model()
         )
         if config.max_length is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -73,14 +74,15 @@ def grids(config: CompareConfig, is_static: bool) -> list[list[Candidate]]:
         ['cosine tau=0.05 lr=0.03', 'dot tau=0.05 lr=0.03']
     """
     rates = STATIC_RATES if is_static else RATES
-    sizes = [(TEMPERATURES[0], rates, SIGREG), (TEMPERATURES[0], rates[:1], SIGREG)]
+    sizes: list[tuple[Sequence[float], ...]] = [(TEMPERATURES[0], rates, SIGREG), (TEMPERATURES[0], rates[:1], SIGREG)]
     sizes += [(temperatures, rates[:1], SIGREG[:1]) for temperatures in TEMPERATURES]
     names = [name for name in LOSSES if name in (config.losses or LOSSES)]
     found: list[list[Candidate]] = []
-    for temperatures, rates, weights in sizes:
-        temperatures, rates = config.temperatures or temperatures, config.learning_rates or rates
-        controls = product(["cosine"], temperatures, rates, [0.0])
-        others = product(names, temperatures, rates, config.sigreg or weights)
+    for size in sizes:
+        asked = (config.temperatures, config.learning_rates, config.sigreg)
+        temperatures, chosen, weights = (own or default for own, default in zip(asked, size, strict=True))
+        controls = product(["cosine"], temperatures, chosen, [0.0])
+        others = product(names, temperatures, chosen, weights)
         grid = [Candidate(*choice) for choice in dict.fromkeys([*controls, *others])]
         if grid not in found:
             found.append(grid)
