@@ -15,7 +15,6 @@ from datasets import Dataset
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
-from torch import nn
 from transformers import PrinterCallback, TrainerCallback
 
 from st_magnitude._files import whole_folder
@@ -56,9 +55,11 @@ class Bench:
         """Loads or copies the model, which is the last thing that can be wrong with the arguments."""
         rows = training_rows(splits.train, config.negatives, config.seed)
         dev, test = (JudgedTask(part.queries, part.corpus, part.relevant_docs) for part in (splits.dev, splits.test))
-        base: Any = (
-            load(model) if isinstance(model, str) else copy.deepcopy(model) if isinstance(model, nn.Module) else model()
-        )
+        base: SentenceTransformer
+        if isinstance(model, str):
+            base = load(model)
+        else:
+            base = copy.deepcopy(model) if isinstance(model, SentenceTransformer) else model()
         if config.max_length is not None:
             limit_length(base, config.max_length)
         name = model if isinstance(model, str) else model_name(base)

@@ -54,8 +54,8 @@ __all__ = [
     "save_trained",
     "train",
     "training_arguments",
+    "training_rows",
 ]
-__all__ += ["training_rows"]
 
 logger = logging.getLogger(__name__)
 
