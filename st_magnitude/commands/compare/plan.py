@@ -60,8 +60,8 @@ def make_plan(candidates: int, amount: float, costs: Costs, most: int) -> list[R
         most: Largest number of steps of a candidate.
 
     Example:
-        >>> make_plan(20, 1500, Costs(), most=1000)
-        [Rung(steps=21, candidates=20), Rung(steps=63, candidates=9), Rung(steps=190, candidates=5)]
+        >>> make_plan(20, 2000, Costs(), most=1000)
+        [Rung(steps=21, candidates=20), Rung(steps=65, candidates=9), Rung(steps=195, candidates=5)]
         >>> make_plan(80, 1500, Costs(), most=1000) is None
         True
     """
