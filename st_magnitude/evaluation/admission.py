@@ -56,7 +56,7 @@ DEPTH = 50  # documents of a ranking before any is dropped
 
 @dataclass(frozen=True)
 class Criterion:
-    """What one score keeps at the share of the result; the intervals are exact 95 % ones over queries.
+    """What one score keeps at the share of the result; the intervals are 95 % ones over queries (Clopper and Pearson).
 
     Attributes:
         answers_kept: Mean share of the relevant documents of a query that is kept: (share, low, high).
@@ -80,7 +80,7 @@ class Admission:
         scores: This score for every document, (m,).
         threshold: The smallest score that is kept.
         score: The scorer itself, for documents that come later: ``score(texts, embeddings) >= threshold``.
-        answers_kept: Mean share of the relevant documents of a query that is kept, with its exact 95 % interval:
+        answers_kept: Mean share of the relevant documents of a query that is kept, with its 95 % interval:
             (share, low, high). Other queries chose scorer and threshold. None without judgments.
         ndcg: Mean nDCG@10 before, on the same queries; nan without judgments.
         criteria: A `Criterion` for each score, all at the same share.

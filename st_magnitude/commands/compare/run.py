@@ -84,7 +84,8 @@ def compare(
     """
     began = time.perf_counter()
     config, output = config or CompareConfig(), Path(output)
-    import_optuna(), pyplot()
+    import_optuna()
+    pyplot()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("compare runs in one process; start it without torchrun or accelerate launch.")
     if (output / "compare.json").exists():
