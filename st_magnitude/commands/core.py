@@ -32,11 +32,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BEIR_FOLDER",
+    "BatchSize",
+    "Bf16",
     "Data",
     "EncodingBatch",
     "Figures",
     "MaxLength",
+    "MiniBatchSize",
     "Model",
+    "Negatives",
     "Scoring",
     "Seed",
     "app",
@@ -118,6 +122,17 @@ EncodingBatch = Annotated[int, typer.Option(min=1, help="Number of texts that ar
 MaxLength = Annotated[
     int | None, typer.Option(min=1, help="Number of tokens of a text that the model reads; default: the model's own.")
 ]
+BatchSize = Annotated[
+    int, typer.Option(min=2, help="Pairs in a batch of each process. All documents of a batch are negatives.")
+]
+MiniBatchSize = Annotated[
+    int | None, typer.Option(min=1, help="Number of texts that go through the model at a time (gradient caching).")
+]
+Negatives = Annotated[
+    int | None,
+    typer.Option(min=0, help="Hard negatives for each pair; default: 1 if the data has judged negatives, else 0."),
+]
+Bf16 = Annotated[bool | None, typer.Option(help="Autocast to bfloat16; default: if the hardware is fast at it.")]
 Scoring = Annotated[
     str | None, typer.Option(help="Similarity to score by: cosine, dot, qnorm or dnorm; default: the model's own.")
 ]

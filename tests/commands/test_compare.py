@@ -8,9 +8,12 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
+from functools import cached_property
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
@@ -22,8 +25,9 @@ from st_magnitude.commands.compare.bench import Bench
 from st_magnitude.commands.compare.candidates import Candidate, grids
 from st_magnitude.commands.compare.config import Budget
 from st_magnitude.commands.compare.data import make_splits, read_splits
-from st_magnitude.commands.compare.plan import FACTOR, Costs, least_budget, make_plan, next_steps, price
-from st_magnitude.commands.compare.result import CompareResult, Entry, OnTest, Spending
+from st_magnitude.commands.compare.plan import FACTOR, Costs, least_budget, plan, plan_after, price
+from st_magnitude.commands.compare.result import CompareResult, Entry, OnTest
+from st_magnitude.commands.compare.run import _Run
 from st_magnitude.commands.compare.study import Measurement, Record
 from st_magnitude.commands.train.comparison import own_ndcg
 from st_magnitude.corpus.beir import DataError, RetrievalData, save_beir, save_qrels
@@ -75,26 +79,27 @@ def model_path(tmp_path_factory, static_parts):
 
 
 @pytest.mark.parametrize("candidates", [1, 3, 7, 10, 20, 80])
-@pytest.mark.parametrize("costs", [Costs(), Costs(1.0, 8.0, 40.0), Costs(0.01, 2.0, 5.0)])
-def test_a_plan_fits_its_budget_and_uses_it(candidates, costs):
-    least = least_budget(candidates, costs, most=100_000)
-    assert make_plan(candidates, 0.99 * least, costs, most=100_000) is None
+@pytest.mark.parametrize("costs", [Costs(), Costs(1.0, 8.0), Costs(0.01, 2.0)])
+@pytest.mark.parametrize("pilot", [False, True])
+def test_a_plan_fits_its_budget_and_uses_it(candidates, costs, pilot):
+    least = least_budget(candidates, costs, 100_000, pilot)
     for amount in (least, 1.5 * least, 4 * least):
-        plan = make_plan(candidates, amount, costs, most=100_000)
-        total = sum(r.candidates * (costs.step * r.steps + costs.run) for r in plan) + costs.end
-        assert 0.9 * amount < total <= amount * (1 + 1e-9)
-        assert plan[0].candidates == candidates
-        for a, b in pairwise(plan):
+        rungs = plan(candidates, amount, costs, 100_000, pilot)
+        assert 0.9 * amount < price(rungs, costs) <= amount * (1 + 1e-9)
+        assert rungs[0].candidates == candidates
+        assert rungs[0].steps >= 19
+        assert rungs[-1].steps >= 99
+        for a, b in pairwise(rungs):
             assert b.steps == pytest.approx(FACTOR * a.steps, abs=FACTOR)
-            assert b.candidates == math.ceil(a.candidates / FACTOR) + 2  # the two controls
-        sizes = [rung.candidates for rung in plan]
-        assert next_steps(sizes, amount, costs, 100_000) == plan[0].steps
-        assert price(sizes, plan[-1].steps, costs) <= amount * 1.01
+            assert b.candidates == min(a.candidates, max(3, math.ceil(a.candidates / FACTOR)) + 2)  # the two controls
+    assert len(rungs) > 1 or not pilot
 
 
 def test_a_plan_makes_no_more_epochs_than_asked_for():
-    assert [rung.steps for rung in make_plan(20, 1e9, Costs(), most=300)] == [33, 100, 300]
-    assert [(r.steps, r.candidates) for r in make_plan(20, 1e9, Costs(), most=12)] == [(12, 20)]
+    assert [rung.steps for rung in plan(20, 1e9, Costs(), most=300)] == [33, 100, 300]
+    assert plan(20, 1e9, Costs(), most=12) == [(12, 20)]
+    assert plan_after(33, 9, 1e9, Costs(), most=300) == [(100, 9), (300, 5)]
+    assert plan_after(300, 5, 1e9, Costs(), most=300) == []
 
 
 @pytest.mark.parametrize("config", [stm.CompareConfig(), SMALL, stm.CompareConfig(sigreg=[0.1], losses=["dot"])])
@@ -194,8 +199,8 @@ def test_the_output(finished):
     result = CompareResult.load(output)
     assert result.to_dict() == figures
     assert len(result.candidates) == 8
-    assert figures["budget"]["rungs"][0] == [20, 8]
-    assert figures["budget"]["spent"] == sum(steps * n for steps, n in figures["budget"]["rungs"]) <= 470
+    assert figures["rungs"][0] == [20, 8]
+    assert sum(steps * n for steps, n in figures["rungs"]) <= 470
     lines = [*said.splitlines(), *(output / "compare.md").read_text().splitlines()]
     assert [line for line in lines if len(line) > 80 and str(output) not in line] == []
     assert "left] 1/2 1/8 cosine tau=0.05 lr=0.03" in said
@@ -211,7 +216,9 @@ def test_controls_reach_the_last_rung_and_the_best_third_with_them(finished):
     plain = [e.candidate.name for e in first_rung if e.candidate.is_plain_cosine]
     third = first_rung[2].rungs[0].ndcg
     best = {entry.candidate.name for entry in first_rung if entry.rungs[0].ndcg >= third}
-    assert finalists == best | {plain[0], "cosine tau=0.05 lr=0.03"}
+    controls = {plain[0], "cosine tau=0.05 lr=0.03"}
+    assert controls <= finalists <= best | controls
+    assert len(finalists) >= 3
 
 
 @pytest.mark.slow
@@ -280,6 +287,8 @@ import os, signal, sys
 from st_magnitude.commands.compare.bench import Bench
 measured, seen = Bench.measured, []
 def counted(self, candidate, *arguments, **options):
+    if "limit" in options:  # a probe
+        return measured(self, candidate, *arguments, **options)
     if len(seen) == int(sys.argv[1]):
         os.kill(os.getpid(), signal.SIGKILL)
     seen.append(candidate.name)
@@ -340,23 +349,107 @@ def test_without_optuna_the_extra_is_named(folder, tmp_path, monkeypatch):
 def test_a_candidate_that_diverges_is_measured_as_such(folder, model_path, tmp_path):
     bench = Bench.of(model_path, read_splits(folder), tmp_path, SMALL)
     candidate = Candidate("qnorm", 0.05, 1e38)
-    measured = bench.measured(candidate, 3, own_ndcg(bench.base, bench.dev))
+    measured = bench.measured(candidate, 3)
     assert math.isnan(measured.ndcg)
     assert "diverged" in Entry(candidate, [measured]).row
 
 
-def test_the_best_third_of_a_rung_survives_and_never_one_that_diverged(tmp_path):
+def test_the_record_is_read_again_by_another_process(tmp_path):
     pytest.importorskip("optuna")
-    candidates = [Candidate("cosine", 0.01 * (i + 1), 0.1) for i in range(7)]
-    scores = [0.1, math.nan, 0.4, 0.3, 0.2, 0.5, 0.0]
-    record = Record(tmp_path / "study.log", {"seed": 0})
-    record.enter(candidates)
-    for candidate, score in zip(candidates, scores, strict=True):
-        record.add(candidate, Measurement(10, score, 1.0, 2.0, 1.0))
-    again = Record(tmp_path / "study.log", {"seed": 0})  # of another process
-    again.enter(candidates)
-    assert [again.measurements(c)[0].ndcg for c in candidates] == pytest.approx(scores, nan_ok=True)
-    assert [c for c in candidates if again.survives(c)] == [candidates[2], candidates[5]]  # 6 are whole
+    record, found = Record(tmp_path / "study.log", {"seed": 0}), {}
+    for i, score in enumerate([0.1, math.nan, 0.4]):
+        candidate = Candidate("cosine", 0.01 * (i + 1), 0.1)
+        found[candidate] = Measurement(10, score, 1.0, 2.0, 0.1)
+        record.add(candidate, found[candidate])
+    again = Record(tmp_path / "study.log", {"seed": 0})
+    assert repr(again.measured) == repr({candidate: [measured] for candidate, measured in found.items()})
+    assert [trial.state.name for trial in again.study.trials] == ["COMPLETE", "FAIL", "COMPLETE"]
+    assert again.study.best_params == {**vars(candidate), "steps": 10}
+
+
+# --- the budget -------------------------------------------------------------------------------------------------------
+
+
+class Machine:
+    """A clock, and a bench on which a training run takes as long as its speed at that time says."""
+
+    config, is_static, rows = stm.CompareConfig(), False, None
+
+    def __init__(self, speed, most_steps=10**6, fixed=2.0, step=0.05, config=config):
+        self.speed, self.most_steps, self.fixed, self.step, self.config = speed, most_steps, fixed, step, config
+        self.now, self.seen = 0.0, []
+        self.dev = self.test = JudgedTask({"q": "who?"}, {"d": "he", "e": "she"}, {"q": {"d"}})
+
+    def perf_counter(self):
+        return self.now
+
+    def work(self, seconds):
+        began = self.now
+        while seconds > 0:
+            part = min(0.1, seconds)
+            self.now += part / self.speed(self.now)
+            seconds -= part
+        return self.now - began
+
+    @cached_property
+    def pretrained(self):
+        self.work(self.fixed / 2)
+        return np.zeros(3)
+
+    def measured(self, candidate, steps, keep=False, limit=math.inf):
+        steps = min(steps, 30) if limit < math.inf else steps
+        other = self.work(self.fixed)
+        cost = self.step * (1.4 if candidate.loss == "learnable" else 1.2 if candidate.sigreg else 1.0)
+        training = self.work(cost * steps)
+        self.seen += [] if limit < math.inf else [(candidate, steps)]
+        score = 0.3 + 0.01 * math.log10(steps) + 0.001 * (candidate.learning_rate > 3e-5) - 0.1 * candidate.temperature
+        return Measurement(steps, score, 1.0, other + training, training / steps)
+
+    def compare(self, budget, folder, monkeypatch):
+        pytest.importorskip("optuna")
+        monkeypatch.setattr("st_magnitude.commands.compare.run.time", self)
+        run = _Run(self, Record(folder / "study.log", {}), Budget.parse(budget), lambda line: None, 0.0)
+        return run, run.halve()
+
+
+SPEEDS = {
+    "steady": lambda now: 1.0,
+    "slow start": lambda now: 0.3 if now < 30 else 1.0,
+    "faster and faster": lambda now: 0.7 + now / 1800,
+    "slower and slower": lambda now: 1.5 - now / 1800,
+    "twice as fast in the middle": lambda now: 1.0 if now < 900 else 2.0,
+    "half as fast in the middle": lambda now: 1.0 if now < 900 else 0.5,
+    "three times as fast at two thirds": lambda now: 1.0 if now < 1200 else 3.0,
+    "up and down": lambda now: 1.0 + 0.5 * math.sin(now / 50),
+}
+
+
+SIZES = {
+    "80": stm.CompareConfig(),
+    "10": stm.CompareConfig(temperatures=[0.02, 0.05], learning_rates=[2e-5], sigreg=[0]),
+}
+SIZES["2"] = replace(SIZES["10"], losses=["qnorm"], temperatures=[0.05])
+
+
+@pytest.mark.parametrize(
+    ("speed", "size"),
+    [*((speed, "10") for speed in SPEEDS), *((speed, "80") for speed in list(SPEEDS)[:3]), ("steady", "2")],
+)
+def test_a_time_budget_is_honoured_within_ten_percent(speed, size, tmp_path, monkeypatch):
+    machine = Machine(SPEEDS[speed], config=SIZES[size])
+    run, finalists = machine.compare("30m", tmp_path, monkeypatch)
+    assert 0.9 * 1800 < machine.now + run.end < 1.1 * 1800
+    assert len(machine.seen) == len(set(machine.seen))
+    assert finalists[0].last.steps == max(steps for _, steps in machine.seen)
+    assert any(entry.candidate.is_plain_cosine for entry in finalists)
+    assert len(finalists) >= 2
+
+
+def test_time_is_left_over_where_the_epochs_end(tmp_path, monkeypatch):
+    machine = Machine(SPEEDS["steady"], config=SIZES["10"], most_steps=300)
+    _, finalists = machine.compare("30m", tmp_path, monkeypatch)
+    assert sorted(Counter(steps for _, steps in machine.seen).items()) == [(100, 10), (300, 5)]
+    assert len(finalists) == 5
 
 
 # --- the verdict ------------------------------------------------------------------------------------------------------
@@ -365,17 +458,14 @@ def test_the_best_third_of_a_rung_survives_and_never_one_that_diverged(tmp_path)
 def result_with(first, gain, customary=None, exponent=0.0):
     names = {"cosine": Candidate("cosine", 0.02, 2e-5), "qnorm": Candidate("qnorm", 0.02, 2e-5)}
     entries = [
-        Entry(names[n], [Measurement(100, 0.5, e, 10.0, 8.0)]) for n, e in (("qnorm", exponent), ("cosine", 1.0))
+        Entry(names[n], [Measurement(100, 0.5, e, 10.0, 0.08)]) for n, e in (("qnorm", exponent), ("cosine", 1.0))
     ]
+    entries = entries[:: 1 if first == "qnorm" else -1]
     cosine = names["cosine"].name
     gains = {cosine: gain} if first == "qnorm" else {}
     gains |= {"cosine tau=0.05 lr=2e-05": customary} if customary else {}
-    winner = "qnorm" if first == "qnorm" and gain[1] > 0 else "cosine"
-    return CompareResult(
-        *("base", names[winner].name, names[first].name, cosine, "cosine tau=0.05 lr=2e-05" if customary else None),
-        *(entries, OnTest(300, 5000, dict.fromkeys((names[first].name, *gains), 0.5), gains), 0.4, 100, 384),
-        *(Spending("30 min", 1.0, 1.0, 200, [[100, 2]]), []),
-    )
+    test = OnTest(300, 5000, dict.fromkeys((names[first].name, *gains), 0.5), gains)
+    return CompareResult("base", entries, test, 0.4, 100, 384, "30 min", 1.0, [])
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,16 @@ import copy
 import gc
 import math
 import time
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from datasets import Dataset
 from numpy.typing import NDArray
-from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
+from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from transformers import PrinterCallback, TrainerCallback
 
@@ -24,17 +26,16 @@ from st_magnitude.commands.compare.data import Splits
 from st_magnitude.commands.compare.study import Measurement
 from st_magnitude.commands.core import limit_length
 from st_magnitude.commands.train.card import describe
-from st_magnitude.commands.train.comparison import compare as measure
+from st_magnitude.commands.train.comparison import compare, own_ndcg
 from st_magnitude.commands.train.config import TrainConfig
 from st_magnitude.commands.train.run import make_trainer, save_trained, training_arguments, training_rows
-from st_magnitude.evaluation.metrics import model_name
 from st_magnitude.evaluation.task import JudgedTask, NotFiniteError
 from st_magnitude.losses.temperature import quarters
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.export import load
 from st_magnitude.surgery.normalize import prepare
 
-__all__ = ["Bench", "Pace"]
+__all__ = ["Bench"]
 
 
 @dataclass(frozen=True)
@@ -42,28 +43,37 @@ class Bench:
     """What all candidates share: the pretrained model, the rows in their order, and the searches."""
 
     base: SentenceTransformer
-    name: str  # of the base
     splits: Splits
-    rows: Dataset
-    dev: JudgedTask
-    test: JudgedTask
     output: Path
     config: CompareConfig
 
     @classmethod
     def of(cls, model: Any, splits: Splits, output: Path, config: CompareConfig) -> Bench:
         """Loads or copies the model, which is the last thing that can be wrong with the arguments."""
-        rows = training_rows(splits.train, config.negatives, config.seed)
-        dev, test = (JudgedTask(part.queries, part.corpus, part.relevant_docs) for part in (splits.dev, splits.test))
-        base: SentenceTransformer
         if isinstance(model, str):
             base = load(model)
         else:
             base = copy.deepcopy(model) if isinstance(model, SentenceTransformer) else model()
         if config.max_length is not None:
             limit_length(base, config.max_length)
-        name = model if isinstance(model, str) else model_name(base)
-        return cls(base, name, splits, rows, dev, test, output, config)
+        return cls(base, splits, output, config)
+
+    @cached_property
+    def rows(self) -> Dataset:
+        return training_rows(self.splits.train, self.config.negatives, self.config.seed)
+
+    @cached_property
+    def dev(self) -> JudgedTask:
+        return JudgedTask(self.splits.dev.queries, self.splits.dev.corpus, self.splits.dev.relevant_docs)
+
+    @cached_property
+    def test(self) -> JudgedTask:
+        return JudgedTask(self.splits.test.queries, self.splits.test.corpus, self.splits.test.relevant_docs)
+
+    @cached_property
+    def pretrained(self) -> NDArray[np.float64]:
+        """nDCG@10 of every dev query before training."""
+        return own_ndcg(self.base, self.dev)
 
     @property
     def is_static(self) -> bool:
@@ -81,49 +91,43 @@ class Bench:
         """Where the model of a finalist waits for the end."""
         return self.output / "models" / candidate.name.replace(" ", "-").replace("=", "")
 
-    def trained(
-        self, candidate: Candidate, steps: int, clock: Pace, for_card: bool = False
-    ) -> SentenceTransformerTrainer:
-        """Trains a copy of the pretrained model."""
+    def measured(self, candidate: Candidate, steps: int, keep: bool = False, limit: float = math.inf) -> Measurement:
+        """Trains a copy of the pretrained model, for a number of steps or seconds, and scores it on dev.
+
+        A model to keep is saved with the scoring that is best on dev.
+        """
+        began, pace = time.perf_counter(), Pace(limit)
         model, settings = copy.deepcopy(self.base), self.settings(candidate, steps)
         quiet = {"save_strategy": "no", "disable_tqdm": True}
         arguments = training_arguments(settings, self.rows, self.output, model, **quiet)
         describe(model, self.splits.train)
-        if not for_card:
+        if not keep:
             model.model_card_data.widget = [{"text": ""}]  # else every Trainer computes examples for the card
         trainer = make_trainer(model, self.rows, arguments, settings, candidate.loss_options())
         trainer.remove_callback(PrinterCallback)
-        trainer.add_callback(clock)
+        trainer.add_callback(pace)
         trainer.train()
         # accelerate leaves its autocast around forward, so that encoding would still use bfloat16
         trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
-        return trainer
-
-    def measured(
-        self, candidate: Candidate, steps: int, pretrained: NDArray[np.float64], keep: bool = False
-    ) -> Measurement:
-        """Trains a candidate and scores it on dev. A model to keep is saved with the scoring that is best on dev."""
-        began, clock = time.perf_counter(), Pace()
-        trainer = self.trained(candidate, steps, clock, for_card=keep)
-        try:
-            found = measure(trainer.model, self.dev, pretrained, seed=self.config.seed)
-        except NotFiniteError:
-            return Measurement(steps, math.nan, math.nan, time.perf_counter() - began, clock.seconds)
-        if keep:
-            if found.saved != found.as_trained:
-                prepare(trainer.model, Similarity(query=1.0, document=found.saved.exponent))
-            with whole_folder(self.folder(candidate), overwrite=True) as new:
-                save_trained(trainer, new, {"dev": found.to_dict()})
+        ndcg, exponent = math.nan, math.nan
+        with suppress(NotFiniteError):
+            found = compare(trainer.model, self.dev, self.pretrained, seed=self.config.seed)
+            ndcg, exponent = found.saved.ndcg, found.saved.exponent
+            if keep:
+                if found.saved != found.as_trained:
+                    prepare(trainer.model, Similarity(query=1.0, document=exponent))
+                with whole_folder(self.folder(candidate), overwrite=True) as new:
+                    save_trained(trainer, new, {"dev": found.to_dict()})
+        steps = trainer.state.global_step
         del trainer
         gc.collect()  # the Trainer is part of cycles
-        seconds = time.perf_counter() - began
-        return Measurement(steps, found.saved.ndcg, found.saved.exponent, seconds, clock.seconds)
+        return Measurement(steps, ndcg, exponent, time.perf_counter() - began, pace.step_seconds)
 
 
 class Pace(TrainerCallback):
     """Times the steps of a run, and with a limit stops it after so many seconds, or 30 steps."""
 
-    def __init__(self, limit: float = math.inf) -> None:
+    def __init__(self, limit: float) -> None:
         self.limit = limit
         self.times: list[float] = []
 
@@ -137,10 +141,7 @@ class Pace(TrainerCallback):
             control.should_training_stop = True
 
     @property
-    def seconds(self) -> float:
-        return self.times[-1] - self.times[0]
-
-    @property
-    def per_step(self) -> float:
+    def step_seconds(self) -> float:
         """Seconds of a step, without the first, which is slower."""
-        return (self.times[-1] - self.times[1]) / (len(self.times) - 2)
+        first = 0 if len(self.times) == 2 else 1
+        return (self.times[-1] - self.times[first]) / (len(self.times) - 1 - first)

@@ -12,6 +12,7 @@ import typer
 
 from st_magnitude._checks import positive
 from st_magnitude._config import check_ranges, did_you_mean, numbers, words
+from st_magnitude.commands.core import BatchSize, Bf16, MaxLength, MiniBatchSize, Negatives
 
 __all__ = ["LOSSES", "Budget", "CompareConfig"]
 
@@ -88,23 +89,11 @@ class CompareConfig:
     epochs: Annotated[
         float, typer.Option(min=0, help="Largest number of passes over the training pairs of one candidate.")
     ] = 3.0
-    batch_size: Annotated[
-        int, typer.Option(min=2, help="Pairs in a batch. All documents of a batch are negatives.")
-    ] = 32
-    mini_batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Number of texts that go through the model at a time (gradient caching).")
-    ] = None
-    negatives: Annotated[
-        int | None,
-        typer.Option(min=0, help="Hard negatives for each pair; default: 1 if the data has judged negatives, else 0."),
-    ] = None
-    max_length: Annotated[
-        int | None,
-        typer.Option(min=1, help="Number of tokens of a text that the model reads; default: the model's own."),
-    ] = None
-    bf16: Annotated[bool | None, typer.Option(help="Autocast to bfloat16; default: if the hardware is fast at it.")] = (
-        None
-    )
+    batch_size: BatchSize = 32
+    mini_batch_size: MiniBatchSize = None
+    negatives: Negatives = None
+    max_length: MaxLength = None
+    bf16: Bf16 = None
     split: Annotated[str, typer.Option(help="Split of the qrels to train on.")] = "train"
     dev_split: Annotated[
         str, typer.Option(help="Split that chooses; default: held-out queries of the training split.")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -73,68 +74,61 @@ def make_splits(
             every dev query, so that all models rank alike.
     """
     rng, notes = np.random.default_rng(seed), []
-    rest, given = _as_data(train), {"dev": dev, "test": test}
-    tasks: dict[str, RetrievalData] = {}
-    for name, task in given.items():
-        if task is not None:
-            tasks[name] = _as_data(task)
-            continue
-        queries = sorted(query for query in rest.queries if rest.relevant_docs.get(query))
-        number = min(MOST_HELD_OUT, len(queries) // HELD_OUT)
-        held_out = {queries[i] for i in rng.permutation(len(queries))[:number]}
-        tasks[name] = _only(rest, held_out)
-        rest = _only(rest, rest.queries.keys() - held_out)
-        notes.append(f"There is no {name} split, so {number:,} of the training queries are held out for it.")
-    for name, other in (("dev", rest), ("test", rest), ("test", tasks["dev"])):
-        judged = {query for query, ids in other.relevant_docs.items() if ids}
-        if both := sorted(query for query, ids in tasks[name].relevant_docs.items() if ids and query in judged):
-            what = "trained on" if other is rest else "in the dev split"
-            raise DataError(
-                f"{len(both):,} queries of the {name} split are also {what}, such as {both[0]!r}; take them out of one."
-            )
-    for name, most in (("dev", dev_queries), ("test", None)):
-        tasks[name] = _sampled(tasks[name], most, documents, rng)
-        count = sum(bool(ids) for ids in tasks[name].relevant_docs.values())
-        if not count:
+    rest, parts = _as_data(train), {}
+    for name, task in (("dev", dev), ("test", test)):
+        if task is None:
+            queries = _judged(rest)
+            number = min(MOST_HELD_OUT, len(queries) // HELD_OUT)
+            held_out = {queries[i] for i in rng.permutation(len(queries))[:number]}
+            parts[name] = _only(rest, held_out)
+            rest = _only(rest, rest.queries.keys() - held_out)
+            notes.append(f"There is no {name} split, so {number:,} of the training queries are held out for it.")
+        else:
+            parts[name] = _as_data(task)
+    for name, other, where in (("dev", rest, "trained on"), ("test", rest, "trained on"), ("test", parts["dev"], "")):
+        if both := sorted({*_judged(parts[name])} & {*_judged(other)}):
+            what = f"queries of the {name} split are also {where or 'in the dev split'}"
+            raise DataError(f"{len(both):,} {what}, such as {both[0]!r}; take them out of one.")
+    for (name, part), most in zip(parts.items(), (dev_queries, None), strict=True):
+        queries = _judged(part)
+        if not queries:
             raise DataError(f"No query of the {name} split has a relevant document, so no model can be measured.")
-        if all(len(ids) == len(tasks[name].corpus) for ids in tasks[name].relevant_docs.values() if ids):
+        part = _only(part, {queries[i] for i in rng.permutation(len(queries))[:most]})
+        needed = {d for judged in (part.relevant_docs, part.negatives) for ids in judged.values() for d in ids}
+        others = sorted(part.corpus.keys() - needed)
+        needed |= {others[i] for i in rng.permutation(len(others))[: max(0, documents - len(needed))]}
+        corpus = {document: text for document, text in part.corpus.items() if document in needed}
+        if all(len(ids) == len(corpus) for ids in part.relevant_docs.values()):
             raise DataError(
                 f"Every document of the {name} split is relevant to every query, so that all models rank alike; add "
                 "documents that are not relevant."
             )
-        if count < FEW_QUERIES:
+        if len(part.queries) < FEW_QUERIES:
             notes.append(
-                f"The {name} split has {count} queries, on which differences of several hundredths of nDCG@10 are "
-                f"noise. Use at least {FEW_QUERIES}, better some hundreds."
+                f"The {name} split has {len(part.queries)} queries, on which differences of several hundredths of "
+                f"nDCG@10 are noise. Use at least {FEW_QUERIES}, better some hundreds."
             )
-    return Splits(rest, tasks["dev"], tasks["test"], tuple(notes))
+        parts[name] = replace(part, corpus=corpus)
+    return Splits(rest, parts["dev"], parts["test"], tuple(notes))
+
+
+def _judged(data: RetrievalData) -> list[str]:
+    return sorted(query for query in data.queries if data.relevant_docs.get(query))
 
 
 def _as_data(task: RetrievalData | JudgedTask) -> RetrievalData:
     if isinstance(task, RetrievalData):
         return task
-    relevant, negatives = (
-        {query: set(ids) for query, ids in judged.items() if query in task.queries}
-        for judged in (task.relevant, task.negatives)
+    judged = (
+        {q: set(ids) for q, ids in of_all.items() if q in task.queries} for of_all in (task.relevant, task.negatives)
     )
-    return RetrievalData(dict(task.queries), dict(task.corpus), relevant, negatives)
+    return RetrievalData(dict(task.queries), dict(task.corpus), *judged)
 
 
-def _only(data: RetrievalData, queries: set[str]) -> RetrievalData:
+def _only(data: RetrievalData, queries: Collection[str]) -> RetrievalData:
     """The same corpus with some of the queries."""
-    kept = {query: text for query, text in data.queries.items() if query in queries}
-    relevant, negatives = (
-        {query: ids for query, ids in judged.items() if query in queries}
-        for judged in (data.relevant_docs, data.negatives)
+    texts, relevant, negatives = (
+        {query: value for query, value in of_all.items() if query in queries}
+        for of_all in (data.queries, data.relevant_docs, data.negatives)
     )
-    return RetrievalData(kept, data.corpus, relevant, negatives, data.name)
-
-
-def _sampled(data: RetrievalData, most: int | None, documents: int, rng: np.random.Generator) -> RetrievalData:
-    queries = sorted(query for query in data.queries if data.relevant_docs.get(query))
-    data = _only(data, {queries[i] for i in rng.permutation(len(queries))[:most]})
-    needed = {d for judged in (data.relevant_docs, data.negatives) for ids in judged.values() for d in ids}
-    others = sorted(data.corpus.keys() - needed)
-    needed |= {others[i] for i in rng.permutation(len(others))[: max(0, documents - len(needed))]}
-    corpus = {document: text for document, text in data.corpus.items() if document in needed}
-    return RetrievalData(data.queries, corpus, data.relevant_docs, data.negatives, data.name)
+    return RetrievalData(texts, data.corpus, relevant, negatives, data.name)

@@ -19,8 +19,7 @@ __all__ = ["write_files"]
 def write_files(result: CompareResult, bench: Bench, model: str | None, data: Any) -> None:
     """Writes everything into the output folder; compare.json, which marks the comparison as finished, comes last."""
     output = bench.output
-    winner = result.entry(result.winner).candidate
-    shutil.copytree(bench.folder(winner), output / "model", dirs_exist_ok=True)
+    shutil.copytree(bench.folder(result.winner.candidate), output / "model", dirs_exist_ok=True)
     (output / "train_winner.py").write_text(_script(result, bench, model, data), encoding="utf-8")
     (output / "compare.md").write_text(result.markdown() + "\n", encoding="utf-8")
     facts = f"{result.model}: {len(result.candidates)} candidates, {result.dev_queries:,} dev queries"
@@ -33,7 +32,7 @@ def write_files(result: CompareResult, bench: Bench, model: str | None, data: An
 
 def _script(result: CompareResult, bench: Bench, model: str | None, data: Any) -> str:
     """Python that trains the winner again. Data and a model in memory are saved beside it."""
-    output, config, entry = bench.output, bench.config, result.entry(result.winner)
+    output, config, entry = bench.output, bench.config, result.winner
     if model is None:
         bench.base.save_pretrained(str(output / "base"))
     if isinstance(data, str | Path):

@@ -2,7 +2,8 @@
 
 Every rung trains its candidates from the same pretrained model, with the same batches in the same order, for the same
 number of steps and with a whole learning rate schedule. The best third goes on to the next rung, of three times as many
-steps, and with it plain cosine at its best temperature and at 0.05, the controls.
+steps, and with it plain cosine at its best temperature and at 0.05, the controls. After every rung the rest is planned
+anew, by what the training runs have cost.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-__all__ = ["FACTOR", "Costs", "Rung", "least_budget", "make_plan", "next_steps", "price"]
+__all__ = ["FACTOR", "FINALISTS", "Costs", "Rung", "least_budget", "plan", "plan_after", "price"]
 
 FACTOR = 3  # by which candidates become fewer, and steps more, from rung to rung
 CONTROLS = 2
-FINALISTS = 3  # of the last rung, beside the controls
+FINALISTS = 3  # which go on at least, beside the controls
 FIRST_STEPS, LAST_STEPS = 20, 100  # the fewest steps of a first and of a last rung that tell candidates apart
+GROWTH = 1.5  # a rung of fewer times the steps of the one before is not worth its costs
 
 
 @dataclass(frozen=True)
@@ -25,74 +28,78 @@ class Costs:
 
     step: float = 1.0  # of training
     run: float = 0.0  # of everything else about one training run: setting up and the search on dev
-    end: float = 0.0  # of everything after the last rung: the test split and the files
 
 
-@dataclass(frozen=True)
-class Rung:
+class Rung(NamedTuple):
     steps: int
     candidates: int
 
 
-def price(sizes: Sequence[int], last_steps: float, costs: Costs) -> float:
-    """The cost of rungs with these numbers of candidates, the last of them with so many steps."""
-    steps = sum(size * last_steps / FACTOR**i for i, size in enumerate(reversed(sizes)))
-    return costs.step * steps + costs.run * sum(sizes) + costs.end
-
-
-def next_steps(sizes: Sequence[int], amount: float, costs: Costs, most: int) -> int:
-    """Steps of the first of these rungs such that all of them fit; ``most`` is the limit for the last.
+def price(rungs: Sequence[tuple[float, int]], costs: Costs) -> float:
+    """The cost of pairs of steps and number of candidates.
 
     Example:
-        >>> next_steps([9, 5], 800, Costs(), most=1000)  # 9 x 33 + 5 x 100
-        33
+        >>> price([Rung(10, 9), Rung(30, 5)], Costs(step=0.5, run=2.0))
+        148.0
     """
-    return max(1, math.floor(_last_steps(sizes, amount, costs, most) / FACTOR ** (len(sizes) - 1)))
+    return sum(number * (costs.step * steps + costs.run) for steps, number in rungs)
 
 
-def make_plan(candidates: int, amount: float, costs: Costs, most: int) -> list[Rung] | None:
-    """The rungs for a number of candidates, or None if the budget is too small for them.
+def plan(candidates: int, amount: float, costs: Costs, most: int, pilot: bool = False) -> list[Rung]:
+    """The rungs that spend an amount, in the unit of the costs, without more than ``most`` steps of a candidate.
 
     Args:
         candidates: Number of candidates of the first rung.
-        amount: Budget, in the unit of the costs.
+        amount: Budget without what comes after the last rung.
         costs: Measured costs.
         most: Largest number of steps of a candidate.
+        pilot: Whether few candidates have a first rung too, which measures the costs better than a probe.
 
     Example:
-        >>> make_plan(20, 2000, Costs(), most=1000)
+        >>> plan(20, 2000, Costs(), most=1000)
         [Rung(steps=21, candidates=20), Rung(steps=65, candidates=9), Rung(steps=195, candidates=5)]
-        >>> make_plan(80, 1500, Costs(), most=1000) is None
-        True
+        >>> plan(4, 2000, Costs(), most=1000), plan(4, 2000, Costs(), most=1000, pilot=True)
+        ([Rung(steps=500, candidates=4)], [Rung(steps=125, candidates=4), Rung(steps=375, candidates=4)])
+    """
+    return _fill(_sizes(candidates, most, pilot), amount, costs, most)
+
+
+def plan_after(steps: int, candidates: int, amount: float, costs: Costs, most: int) -> list[Rung]:
+    """The rungs that follow one of so many steps: fewer, smaller or none if what is left of the budget is little.
+
+    Example:
+        >>> plan_after(21, 9, 1580, Costs(), most=1000)
+        [Rung(steps=65, candidates=9), Rung(steps=195, candidates=5)]
+        >>> plan_after(21, 9, 200, Costs(), most=1000), plan_after(195, 4, 200, Costs(), most=1000)
+        ([Rung(steps=40, candidates=5)], [])
     """
     sizes = _sizes(candidates, most)
-    if amount < _least(sizes, costs, most):
-        return None
-    last = _last_steps(sizes, amount, costs, most)
-    return [
-        Rung(max(1, math.floor(last / FACTOR**i)), size)
-        for i, size in zip(reversed(range(len(sizes))), sizes, strict=True)
-    ]
+    fewer = [sizes[i:] for i in range(len(sizes))] + [[number] for number in range(sizes[-1] - 1, 1, -1)]
+    plans = (_fill(some, amount, costs, most) for some in fewer)
+    return next((rungs for rungs in plans if rungs[0].steps >= GROWTH * steps), [])
 
 
-def least_budget(candidates: int, costs: Costs, most: int) -> float:
-    """The smallest budget for which `make_plan` finds a plan."""
-    return _least(_sizes(candidates, most), costs, most)
+def least_budget(candidates: int, costs: Costs, most: int, pilot: bool = False) -> float:
+    """The smallest amount for which a plan has enough steps to tell candidates apart."""
+    sizes = _sizes(candidates, most, pilot)
+    return price(_rungs(sizes, min(most, max(LAST_STEPS, FIRST_STEPS * FACTOR ** (len(sizes) - 1)))), costs)
 
 
-def _sizes(candidates: int, most: int) -> list[int]:
+def _sizes(candidates: int, most: int, pilot: bool = False) -> list[int]:
     """Numbers of candidates of the rungs, as many rungs as leave enough steps for the first."""
     sizes = [candidates]
-    while sizes[-1] > FINALISTS + CONTROLS + 1 and most / FACTOR ** len(sizes) >= FIRST_STEPS:
-        sizes.append(math.ceil(sizes[-1] / FACTOR) + CONTROLS)
+    while most / FACTOR ** len(sizes) >= FIRST_STEPS and (
+        sizes[-1] > FINALISTS + CONTROLS + 1 or (pilot and len(sizes) == 1)
+    ):
+        sizes.append(min(sizes[-1], max(FINALISTS, math.ceil(sizes[-1] / FACTOR)) + CONTROLS))
     return sizes
 
 
-def _least(sizes: list[int], costs: Costs, most: int) -> float:
-    last = min(most, max(LAST_STEPS, FIRST_STEPS * FACTOR ** (len(sizes) - 1)))
-    return price(sizes, last, costs)
+def _rungs(sizes: Sequence[int], last: float) -> list[tuple[float, int]]:
+    return [(last / FACTOR**i, size) for i, size in zip(reversed(range(len(sizes))), sizes, strict=True)]
 
 
-def _last_steps(sizes: Sequence[int], amount: float, costs: Costs, most: int) -> float:
-    fixed = price(sizes, 0, costs)
-    return min(most, (amount - fixed) / (price(sizes, 1, costs) - fixed))
+def _fill(sizes: Sequence[int], amount: float, costs: Costs, most: int) -> list[Rung]:
+    fixed = price(_rungs(sizes, 0.0), costs)
+    last = min(most, (amount - fixed) / (price(_rungs(sizes, 1.0), costs) - fixed))
+    return [Rung(max(1, math.floor(steps)), size) for steps, size in _rungs(sizes, last)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from st_magnitude.commands.train.comparison import interval
 from st_magnitude.diagnosis import figures
 from st_magnitude.diagnosis.sections import Figure, Section, Table
 
-__all__ = ["CompareResult", "Entry", "OnTest", "Spending"]
+__all__ = ["CompareResult", "Entry", "OnTest"]
 
 NO_DIFFERENCE = "no clear difference"
 HEADER = ("loss", "tau", "lr", "SIGReg", "steps", "nDCG@10", "exponent", "seconds")
@@ -33,6 +33,10 @@ class Entry:
     @property
     def last(self) -> Measurement:
         return self.rungs[-1]
+
+    @property
+    def name(self) -> str:
+        return self.candidate.name
 
     @property
     def seconds(self) -> float:
@@ -60,47 +64,29 @@ class OnTest:
 
 
 @dataclass(frozen=True)
-class Spending:
-    """The budget, and what was spent: in its unit, in seconds, and in steps of all candidates together."""
-
-    given: str
-    spent: float
-    seconds: float
-    steps: int
-    rungs: list[list[int]]  # number of steps, number of candidates
-
-
-@dataclass(frozen=True)
 class CompareResult:
     """The result of `stm.compare`.
 
     Attributes:
         model: Name of the pretrained model.
-        winner: Name of the recommended candidate, whose model is in ``output/model``: the first on dev if it is clearly
-            better than plain cosine on the test split, and plain cosine otherwise.
-        first: Name of the candidate with the highest nDCG@10 on dev in the last rung.
-        cosine: Name of plain cosine at its own best temperature on dev.
-        customary: Name of plain cosine at temperature 0.05; None if that is ``cosine``, or was not tried.
         candidates: All candidates, the best first: those with more steps, then those with the higher nDCG@10 on dev.
-        test: The test split, which was read for these two or three candidates only.
+        test: The test split, which was read for two or three candidates only: the first and the controls.
         pretrained: nDCG@10 on dev of the pretrained model.
         dev_queries: Number of dev queries.
         dim: Number of dimensions of the embeddings.
-        budget: What was given and what was spent.
+        budget: What was given, such as "30 min".
+        seconds: What was spent.
         notes: Sentences about the data.
     """
 
     model: str
-    winner: str
-    first: str
-    cosine: str
-    customary: str | None
     candidates: list[Entry]
     test: OnTest
     pretrained: float
     dev_queries: int
     dim: int
-    budget: Spending
+    budget: str
+    seconds: float
     notes: list[str]
 
     @classmethod
@@ -115,40 +101,72 @@ class CompareResult:
 
     def to_dict(self) -> dict[str, Any]:
         """The figures, for JSON."""
-        return to_plain(self) | {
-            "candidates": [to_plain(e) | {"name": e.candidate.name, "seconds": e.seconds} for e in self.candidates],
+        winner = self.winner
+        return {
+            "winner": winner.name,
             "recommendation": self.recommendation,
             "clear_difference": self.is_clear,
-            "inference": {"bytes_per_document": 4 * self.dim, "keeps_norms": self.entry(self.winner).last.exponent < 1},
+            "first": self.first.name,
+            "cosine": self.cosine.name,
+            "customary": self.customary,
+            "inference": {"bytes_per_document": 4 * self.dim, "keeps_norms": winner.last.exponent < 1},
+            "rungs": self.rungs,
+            **to_plain(self),
+            "candidates": [{"name": e.name, "seconds": e.seconds, **to_plain(e)} for e in self.candidates],
         }
 
-    def entry(self, name: str) -> Entry:
-        return next(entry for entry in self.candidates if entry.candidate.name == name)
+    @property
+    def first(self) -> Entry:
+        """The candidate with the highest nDCG@10 on dev in the last rung; of several, plain cosine."""
+        return self.candidates[0]
+
+    @property
+    def cosine(self) -> Entry:
+        """Plain cosine at its own best temperature on dev."""
+        return next(entry for entry in self.candidates if entry.candidate.is_plain_cosine)
+
+    @property
+    def customary(self) -> str | None:
+        """Name of plain cosine at temperature 0.05; None if that is ``cosine``, or not in the last rung."""
+        return next((name for name in self.test.gains if name != self.cosine.name), None)
 
     @property
     def is_clear(self) -> bool:
         """Whether the first on dev is another candidate than plain cosine and clearly better on the test split."""
-        return self.first != self.cosine and self.test.gains[self.cosine][1] > 0
+        return self.first != self.cosine and self.test.gains[self.cosine.name][1] > 0
+
+    @property
+    def winner(self) -> Entry:
+        """The recommended candidate, whose model is in ``output/model``: the first if it is clear, else cosine."""
+        return self.first if self.is_clear else self.cosine
+
+    @property
+    def losses(self) -> list[str]:
+        """Names of the losses, that of the first candidate first."""
+        return list(dict.fromkeys(entry.candidate.loss for entry in self.candidates))
+
+    @property
+    def rungs(self) -> list[list[int]]:
+        """Steps and number of candidates of every rung."""
+        return [list(pair) for pair in sorted(Counter(r.steps for e in self.candidates for r in e.rungs).items())]
 
     @property
     def recommendation(self) -> str:
         """What to train with, in two or three sentences."""
-        if self.first == self.cosine:
-            sentences = [f"Use {self.winner}: no other candidate has a higher nDCG@10 on dev."]
+        first, cosine = self.first, self.cosine
+        if first == cosine:
+            sentences = [f"Use {first.name}: no other candidate has a higher nDCG@10 on dev."]
         else:
-            gain = self.test.gains[self.cosine]
-            compared = f"{self.first}, the first on dev, changes nDCG@10 by {interval(gain)} against {self.cosine}"
+            gain = self.test.gains[cosine.name]
+            compared = f"{first.name}, the first on dev, changes nDCG@10 by {interval(gain)} against {cosine.name}"
             verdict = "a clear gain" if gain[1] > 0 else "a clear loss" if gain[2] < 0 else NO_DIFFERENCE
-            sentences = [f"Use {self.winner}.", f"On the test split, {compared}: {verdict}."]
+            sentences = [f"Use {self.winner.name}.", f"On the test split, {compared}: {verdict}."]
         if self.customary is not None:
             gain = self.test.gains[self.customary]
-            verdict = "" if not gain[1] <= 0 <= gain[2] else f": {NO_DIFFERENCE}"
-            sentences.append(
-                f"On the test split it differs from cosine at {CUSTOMARY:g} by {interval(gain)}{verdict}."
-                if self.first == self.cosine
-                else f"Its difference from cosine at {CUSTOMARY:g} is {interval(gain)}{verdict}."
-            )
-        if self.entry(self.winner).last.ndcg <= self.pretrained:
+            verdict = f": {NO_DIFFERENCE}" if gain[1] <= 0 <= gain[2] else ""
+            subject = "On the test split, it" if first == cosine else "The first"
+            sentences.append(f"{subject} differs from cosine at {CUSTOMARY:g} by {interval(gain)}{verdict}.")
+        if self.winner.last.ndcg <= self.pretrained:
             sentences.append("It is not above the pretrained model on dev; keep that, or train on more pairs.")
         return " ".join(sentences)
 
@@ -156,7 +174,7 @@ class CompareResult:
     def costs(self) -> str:
         """What the winner costs when it serves, in two sentences."""
         size = f"An index takes {4 * self.dim:,} bytes per document in float32, whichever loss trained the model."
-        exponent = self.entry(self.winner).last.exponent
+        exponent = self.winner.last.exponent
         if exponent == 1:
             return f"{size} The winner is scored by cosine, so that every server and database serves it."
         how = "by dot" if exponent == 0 else f"at document exponent {exponent:.2f}, with stm.load"
@@ -164,10 +182,8 @@ class CompareResult:
 
     def tables(self, all_candidates: bool = True) -> list[Table]:
         """The test split and the candidates: all, or those of the last rung and the best of every other loss."""
-        rows = []
-        for name, score in self.test.ndcg.items():
-            gain = interval(self.test.gains[name]) if name in self.test.gains else ""
-            rows.append((name, f"{score:.4f}", gain))
+        gains = {name: interval(gain) for name, gain in self.test.gains.items()}
+        rows = [(name, f"{score:.4f}", gains.get(name, "")) for name, score in self.test.ndcg.items()]
         tested = Table(
             f"Test split, {self.test.queries:,} queries, {self.test.documents:,} documents",
             ("candidate", "nDCG@10", "first on dev minus it"),
@@ -176,7 +192,7 @@ class CompareResult:
         seen: set[str] = set()
         shown = []
         for entry in self.candidates:
-            if all_candidates or entry.last.steps == self.candidates[0].last.steps or entry.candidate.loss not in seen:
+            if all_candidates or entry.last.steps == self.first.last.steps or entry.candidate.loss not in seen:
                 shown.append(entry.row)
             seen.add(entry.candidate.loss)
         what = "All candidates" if all_candidates else "The last rung, and the best of every other loss"
@@ -193,38 +209,36 @@ class CompareResult:
 
     def section(self) -> Section:
         """The comparison as a section of an HTML report."""
-        budget, names = self.budget, list(dict.fromkeys(entry.candidate.loss for entry in self.candidates))
-        best = ", ".join(f"{n} {max(e.last.ndcg for e in self.candidates if e.candidate.loss == n):.4f}" for n in names)
+        scores = {n: max(e.last.score for e in self.candidates if e.candidate.loss == n) for n in self.losses}
+        best = ", ".join(f"{name} {score:.4f}" for name, score in scores.items())
         caption = (
             "nDCG@10 on dev at the end of every rung. A rung trains anew with a whole learning rate schedule; the best "
             "third, and plain cosine, go on. The dotted line is the pretrained model."
         )
-        curve = Figure(
-            "compare-curves", caption, f"Best nDCG@10 on dev of every loss: {best}.", self._paint, size=(6.0, 4.0)
-        )
-        rungs = ", ".join(f"{n} candidates of {steps:,} steps" for steps, n in budget.rungs)
+        alt = f"Best nDCG@10 on dev of every loss: {best}."
+        curve = Figure("compare-curves", caption, alt, self._paint, size=(6.0, 4.0))
+        rungs = ", ".join(f"{n} candidates of {steps:,} steps" for steps, n in self.rungs)
         return Section(
             "comparison",
             "Comparison of losses",
             notes=[self.recommendation, self.costs],
             figures=[curve],
             tables=self.tables(),
-            remarks=[f"Budget {budget.given}, {budget.seconds / 60:.1f} min spent: {rungs}.", *self.notes],
+            remarks=[f"Budget {self.budget}, {self.seconds / 60:.1f} min spent: {rungs}.", *self.notes],
         )
 
     def _paint(self, axis: Any) -> None:
-        colors = {name: f"C{i}" for i, name in enumerate(dict.fromkeys(e.candidate.loss for e in self.candidates))}
+        colors = {name: f"C{i}" for i, name in enumerate(self.losses)}
         for entry in self.candidates[::-1]:
             x, y = [rung.steps for rung in entry.rungs], [rung.ndcg for rung in entry.rungs]
-            is_winner = entry.candidate.name == self.winner
+            is_winner = entry == self.winner
             style = {"linewidth": 2.5, "alpha": 1.0, "zorder": 3} if is_winner else {"linewidth": 0.9, "alpha": 0.6}
             axis.plot(x, y, color=colors[entry.candidate.loss], marker="o", markersize=5 if is_winner else 3, **style)
         for name, color in colors.items():
             axis.plot([], [], color=color, marker="o", label=name)
         axis.axhline(self.pretrained, color=figures.ink(), linestyle=":", linewidth=1)
         axis.set_xscale("log")
-        steps = sorted({rung.steps for entry in self.candidates for rung in entry.rungs})
-        axis.set_xticks(steps, [f"{step:,}" for step in steps], minor=False)
+        axis.set_xticks([n for n, _ in self.rungs], [f"{n:,}" for n, _ in self.rungs], minor=False)
         axis.minorticks_off()
         axis.set_xlabel("steps of the run")
         axis.set_ylabel("nDCG@10 on dev")
@@ -237,14 +251,8 @@ def _fill(text: str) -> str:
 
 
 def _markdown(table: Table) -> str:
-    widths = [max(map(len, column)) for column in zip(table.header, *table.rows, strict=True)]
-
-    def line(cells: Sequence[str], fill: str = " ") -> str:
-        padded = [
-            cell.ljust(w, fill) if i == 0 else cell.rjust(w, fill)
-            for i, (cell, w) in enumerate(zip(cells, widths, strict=True))
-        ]
-        return "| " + " | ".join(padded) + " |"
-
-    ruler = line(["-"] + ["-:"] * (len(widths) - 1), "-")
-    return "\n".join([line(table.header), ruler, *(line(row) for row in table.rows)])
+    rows = [table.header, *table.rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    rows.insert(1, ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])])
+    padded = ([r[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(r[1:], widths[1:], strict=True))] for r in rows)
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in padded)

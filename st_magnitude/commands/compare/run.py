@@ -8,8 +8,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,26 +17,37 @@ from sentence_transformers import SentenceTransformer
 
 from st_magnitude._files import refuse_used_folder
 from st_magnitude._plot import pyplot
-from st_magnitude.commands.compare.bench import Bench, Pace
+from st_magnitude.commands.compare.bench import Bench
 from st_magnitude.commands.compare.candidates import CUSTOMARY, Candidate, grids
 from st_magnitude.commands.compare.config import Budget, CompareConfig
 from st_magnitude.commands.compare.data import Splits, make_splits, read_splits
 from st_magnitude.commands.compare.files import write_files
-from st_magnitude.commands.compare.plan import FACTOR, Costs, Rung, least_budget, make_plan, next_steps
-from st_magnitude.commands.compare.result import CompareResult, Entry, OnTest, Spending
+from st_magnitude.commands.compare.plan import (
+    FACTOR,
+    FINALISTS,
+    Costs,
+    Rung,
+    least_budget,
+    plan,
+    plan_after,
+    price,
+)
+from st_magnitude.commands.compare.result import CompareResult, Entry, OnTest
 from st_magnitude.commands.compare.study import Record, import_optuna
-from st_magnitude.commands.train.comparison import compare as calibrate
 from st_magnitude.commands.train.comparison import own_ndcg
 from st_magnitude.commands.train.run import digest_of
 from st_magnitude.corpus.beir import RetrievalData
-from st_magnitude.evaluation.task import JudgedTask, NotFiniteError
+from st_magnitude.evaluation.metrics import model_name
+from st_magnitude.evaluation.task import JudgedTask
 from st_magnitude.geometry import paired_bootstrap
 from st_magnitude.surgery.export import load
 
 __all__ = ["CompareConfig", "CompareResult", "compare"]
 
 Data = RetrievalData | JudgedTask
-REPORT_SECONDS = 5.0
+FEWEST = 2  # candidates of the last rung, whatever is left: plain cosine and the best of the others
+MOST_ON_TEST, REPORT_SECONDS = 3, 5.0  # models that are measured at the end, and the time for the files
+PROBE_SECONDS = 3.0
 FREE = {"budget"}  # the setting that may change when a comparison continues
 
 
@@ -98,12 +108,16 @@ def compare(
         say(f"Note: {note}")
     output.mkdir(parents=True, exist_ok=True)
     record = Record(output / "study.log", _settings(model, splits, config))
-    run = _Run(bench, record, Budget.parse(config.budget), say, began)
-    with _quiet():
-        try:
-            result = run.conclude(run.halve(), splits.notes)
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(f"Stopped. Give the same command again to continue with {output}.") from None
+    noisy = logging.getLogger("st_magnitude.evaluation.calibration")  # every calibration warns of few queries
+    level = noisy.level
+    noisy.setLevel(logging.ERROR)
+    try:
+        run = _Run(bench, record, Budget.parse(config.budget), say, began)
+        result = run.conclude(run.halve(), model if isinstance(model, str) else model_name(bench.base))
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"Stopped. Give the same command again to continue with {output}.") from None
+    finally:
+        noisy.setLevel(level)
     write_files(result, bench, model if isinstance(model, str) else None, data)
     return result
 
@@ -129,7 +143,11 @@ def _settings(model: Any, splits: Splits, config: CompareConfig) -> dict[str, An
 
 @dataclass
 class _Run:
-    """The state of a comparison: what is measured, what is left, and what it will cost."""
+    """The state of a comparison: what is measured, what is left, and what it will cost.
+
+    A rung is a dict in the record: its ``number``, the ``names`` of its candidates, the most important first, and the
+    ``rungs`` that it begins, pairs of steps and number of candidates.
+    """
 
     bench: Bench
     record: Record
@@ -140,7 +158,11 @@ class _Run:
     def __post_init__(self) -> None:
         self.before = self.record.get("seconds", 0.0)
         self.costs = Costs(**self.record.get("costs", {}))
-        self.pretrained = np.array(self.record.get("pretrained", []))
+        measuring = time.perf_counter()
+        _ = self.bench.pretrained
+        sizes = (len(task.corpus) + len(task.query_ids) for task in (self.bench.test, self.bench.dev))
+        per_model = (time.perf_counter() - measuring) * next(sizes) / next(sizes)
+        self.end = 0.0 if self.budget.in_steps else MOST_ON_TEST * per_model + REPORT_SECONDS
 
     @property
     def seconds(self) -> float:
@@ -148,177 +170,142 @@ class _Run:
         return self.before + time.perf_counter() - self.began
 
     @property
-    def spent(self) -> float:
-        """The part of the budget that is spent."""
-        return float(sum(r.steps for e in self.entries() for r in e.rungs)) if self.budget.in_steps else self.seconds
-
-    def halve(self) -> list[Candidate]:
-        """Measures all rungs; the candidates of the last one."""
-        alive, plan = self._begin()
-        begun: list[list[str]] = self.record.get("begun", [])  # names of the candidates of the rungs of a killed run
-        for i in range(len(plan)):
-            if i < len(begun):
-                alive = [candidate for candidate in alive if candidate.name in begun[i]]
-            else:
-                if i:
-                    controls = self._controls(alive)
-                    alive = [c for c in alive if c in controls or self.record.survives(c)]
-                    plan[i:] = self._plan_again(alive, plan, i)
-                self.record.set("plan", [[rung.steps, rung.candidates] for rung in plan])
-                begun = [*begun, [candidate.name for candidate in alive]]
-                self.record.set("begun", begun)
-            self._measure_rung(alive, i, plan)
-        self.record.finish(alive)
-        return alive
-
-    def _begin(self) -> tuple[list[Candidate], list[Rung]]:
-        """The largest set of candidates that fits the budget, or that of the run that is continued."""
-        all_grids = grids(self.bench.config, self.bench.is_static)
-        if names := self.record.get("candidates"):
-            grid = next(grid for grid in all_grids if [c.name for c in grid] == names)
-            self.record.enter(grid)
-            done = sum(len(entry.rungs) for entry in self.entries())
-            self.say(f"Continuing after {done} training runs in {Budget(self.before)}.")
-            return grid, [Rung(*rung) for rung in self.record.get("plan")]
-        began = time.perf_counter()
-        self.pretrained = own_ndcg(self.bench.base, self.bench.dev)
-        if not self.budget.in_steps:
-            self.costs = self._probe([all_grids[0][0], all_grids[0][-1]], time.perf_counter() - began)
-        before = self.spent if not self.budget.in_steps else 0.0
-        most = self.bench.most_steps
-        for grid in all_grids:
-            if plan := make_plan(len(grid), self.budget.amount - before, self.costs, most):
-                break
-        else:
-            least = Budget(before + least_budget(len(grid), self.costs, most), self.budget.in_steps).rounded_up
-            raise ValueError(
-                f"A budget of {self.budget} is too small: {len(grid)} candidates need --budget {least!r} at least. "
-                "Give that, or fewer --losses, --temperatures or --documents."
-            )
-        self.say(f"{len(grid)} candidates: " + ", then ".join(f"{r.candidates} of {r.steps:,} steps" for r in plan))
-        if len(grid) < len(all_grids[0]):
-            self.say(f"Note: A larger budget tries up to {len(all_grids[0])} candidates.")
-        self.record.set("costs", vars(self.costs))
-        self.record.set("pretrained", self.pretrained.tolist())
-        self.record.set("plan", [[rung.steps, rung.candidates] for rung in plan])
-        self.record.set("candidates", [candidate.name for candidate in grid])
-        self.record.enter(grid)
-        return grid, plan
-
-    def _probe(self, candidates: Sequence[Candidate], evaluation: float) -> Costs:
-        """Trains the cheapest and the dearest candidate for some seconds."""
-        paces, rests = [], []
-        for candidate in candidates:
-            began, pace = time.perf_counter(), Pace(limit=3.0)
-            trainer = self.bench.trained(candidate, 1000, pace)
-            with suppress(NotFiniteError):
-                calibrate(trainer.model, self.bench.dev, self.pretrained)
-            paces.append(pace.per_step)
-            rests.append(time.perf_counter() - began - pace.seconds)
-        dev, test = (len(task.corpus) + len(task.query_ids) for task in (self.bench.dev, self.bench.test))
-        end = 3 * evaluation * test / dev + REPORT_SECONDS  # the first on dev and two controls
-        # The first run also pays for what is loaded once.
-        return Costs(float(np.mean(paces)), rests[-1], end)
-
-    def _plan_again(self, alive: Sequence[Candidate], plan: Sequence[Rung], i: int) -> list[Rung]:
-        """The rungs from number i on, by the costs of the rung before instead of those of the probe."""
-        if not self.budget.in_steps:
-            last = [self.record.measurements(candidate)[-1] for candidate in alive]
-            step = float(np.mean([m.training_seconds / m.steps for m in last]))
-            run = float(np.mean([m.seconds - m.training_seconds for m in last]))
-            self.costs = replace(self.costs, step=step, run=run)
-        sizes = [len(alive), *(rung.candidates for rung in plan[i + 1 :])]
-        steps = next_steps(sizes, self.budget.amount - self.spent, self.costs, self.bench.most_steps)
-        steps = max(steps, plan[i - 1].steps + 1)
-        return [Rung(steps * FACTOR**j, size) for j, size in enumerate(sizes)]
-
-    def _measure_rung(self, alive: Sequence[Candidate], i: int, plan: Sequence[Rung]) -> None:
-        costs, steps = self.costs, plan[i].steps
-        later = sum(r.candidates * (costs.step * r.steps + costs.run) for r in plan[i + 1 :]) + costs.end
-        for number, candidate in enumerate(alive, start=1):
-            if len(self.record.measurements(candidate)) > i:
-                continue
-            measured = self.bench.measured(candidate, steps, self.pretrained, keep=i + 1 == len(plan))
-            self.record.add(candidate, measured)
-            self.record.set("seconds", self.seconds)
-            left = Budget(later + (len(alive) - number) * (costs.step * steps + costs.run), self.budget.in_steps)
-            minutes, seconds = divmod(int(self.seconds), 60)
-            score = f"{measured.ndcg:.4f}" if math.isfinite(measured.ndcg) else "diverged"
-            where = f"{i + 1}/{len(plan)} {number}/{len(alive)}"
-            self.say(f"[{minutes}:{seconds:02d}, {left} left] {where} {candidate.name} {score}")
-
-    def _controls(self, alive: Sequence[Candidate]) -> list[Candidate]:
-        """Plain cosine at its best temperature, and at 0.05, at the best learning rate of each."""
-        plain = [c for c in alive if c.is_plain_cosine]
-        customary = [c for c in plain if c.temperature == CUSTOMARY]
-        return [max(group, key=self._score) for group in (plain, customary) if group]
-
-    def _score(self, candidate: Candidate) -> float:
-        ndcg = self.record.measurements(candidate)[-1].ndcg
-        return ndcg if math.isfinite(ndcg) else -math.inf
+    def left(self) -> float:
+        """What the rungs may still spend."""
+        in_steps = self.budget.in_steps
+        spent = sum(m.steps for e in self.entries() for m in e.rungs) if in_steps else self.seconds
+        return self.budget.amount - self.end - spent
 
     def entries(self) -> list[Entry]:
-        """All that is measured, the best first."""
-        found = [Entry(c, rungs) for c in self.record.candidates if (rungs := self.record.measurements(c))]
-        return sorted(found, key=lambda e: (-e.last.steps, -self._score(e.candidate)))
+        """All that is measured, the best first, and of equals plain cosine."""
+        found = [Entry(candidate, rungs) for candidate, rungs in self.record.measured.items()]
+        return sorted(found, key=lambda e: (-e.last.steps, -e.last.score, not e.candidate.is_plain_cosine))
 
-    def conclude(self, finalists: Sequence[Candidate], notes: Sequence[str]) -> CompareResult:
-        """Reads the test split and chooses."""
-        cosine, *others = self._controls(finalists)
-        if not math.isfinite(self._score(cosine)):
-            raise ValueError("Training with plain cosine diverged at every setting; give lower --learning-rates.")
-        first = max([cosine, *finalists], key=self._score)
-        customary = next((other for other in others if other.temperature != cosine.temperature), None)
-        controls = [control for control in (cosine, customary) if control is not None]
-        per_query: dict[str, list[float]] = self.record.get("test", {})
-        for candidate in dict.fromkeys([first, *controls]):
-            if candidate.name not in per_query:
-                model = load(str(self.bench.folder(candidate)))
-                per_query[candidate.name] = own_ndcg(model, self.bench.test).tolist()
-        self.record.set("test", per_query)
-        seed = self.bench.config.seed
-        gains = {
-            control.name: paired_bootstrap(per_query[first.name], per_query[control.name], seed=seed)
-            for control in controls
-            if control != first
-        }
-        winner = first if first == cosine or gains[cosine.name][1] > 0 else cosine
+    def halve(self) -> list[Entry]:
+        """Measures all rungs; the candidates of the last one, the best first."""
+        rung: dict[str, Any] | None = self._begin()
+        while rung:
+            self.record.set("rung", rung)
+            self._measure(**rung)
+            rung = self._next(**rung)
         entries = self.entries()
-        rungs = [rung.steps for entry in entries for rung in entry.rungs]
+        return [entry for entry in entries if entry.last.steps == entries[0].last.steps]
+
+    def _begin(self) -> dict[str, Any]:
+        """The first rung of the largest set of candidates that fits the budget, or that of the run that continues."""
+        sets = grids(self.bench.config, self.bench.is_static)
+        if rung := self.record.get("rung"):
+            done = sum(len(entry.rungs) for entry in self.entries())
+            self.say(f"Continuing after {done} training runs in {Budget(self.before)}.")
+            return dict(rung)
+        is_timed = not self.budget.in_steps
+        if is_timed:  # the cheapest candidate and the dearest; the first run also pays for what is loaded once
+            probes = [self.bench.measured(sets[0][i], 1000, limit=PROBE_SECONDS) for i in (0, -1)]
+            self.costs = Costs(float(np.mean([m.step_seconds for m in probes])), probes[-1].other_seconds)
+        left, most = self.left, self.bench.most_steps
+        for grid in sets:
+            if left >= (least := least_budget(len(grid), self.costs, most, is_timed)):
+                break
+        else:
+            enough = Budget(self.budget.amount - left + least, self.budget.in_steps).rounded_up
+            raise ValueError(
+                f"A budget of {self.budget} is too small: {len(grid)} candidates need --budget {enough!r} at least. "
+                "Give that, or fewer --losses, --temperatures or --documents."
+            )
+        rungs = plan(len(grid), left, self.costs, most, is_timed)
+        self.say(f"{len(grid)} candidates: " + ", then ".join(f"{r.candidates} of {r.steps:,} steps" for r in rungs))
+        if len(grid) < len(sets[0]):
+            self.say(f"Note: A larger budget tries up to {len(sets[0])} candidates.")
+        self.record.set("costs", vars(self.costs))
+        return {"number": 1, "names": [candidate.name for candidate in grid], "rungs": rungs}
+
+    def _measure(self, number: int, names: Sequence[str], rungs: Sequence[tuple[int, int]]) -> None:
+        """Measures the candidates of the first of these rungs."""
+        (steps, size), later = rungs[0], rungs[1:]
+        for candidate in self._worthwhile(names, steps, is_last=not later):
+            found = self.bench.measured(candidate, steps, keep=not later)
+            self.record.add(candidate, found)
+            self.record.set("seconds", self.seconds)
+            done = sum(entry.last.steps == steps for entry in self.entries())
+            left = price([(steps, max(0, size - done)), *later], self.costs) + self.end
+            minutes, seconds = divmod(int(self.seconds), 60)
+            self.say(
+                f"[{minutes}:{seconds:02d}, {Budget(left, self.budget.in_steps)} left] {number}/{number + len(later)} "
+                f"{done}/{max(size, done)} {candidate.name} " + (f"{found.ndcg:.4f}" if found.is_finite else "diverged")
+            )
+
+    def _worthwhile(self, names: Sequence[str], steps: int, is_last: bool) -> Iterator[Candidate]:
+        """The candidates that are still to be measured, and in the last rung only as long as the budget lasts.
+
+        The names of the last rung are all of the one before, so that the number of candidates corrects what its plan
+        could not know, such as a machine that becomes faster or slower.
+        """
+        by_name = {c.name: c for c in grids(self.bench.config, self.bench.is_static)[0]}
+        for number, name in enumerate(names):
+            done = [e for e in self.entries() if e.last.steps == steps]
+            if name in (entry.name for entry in done):
+                continue
+            if is_last and number >= FEWEST:
+                needed = steps if self.budget.in_steps else 0.5 * float(np.mean([e.last.seconds for e in done]))
+                if needed > self.left:
+                    return
+            yield by_name[name]
+
+    def _next(self, number: int, names: Sequence[str], rungs: Sequence[tuple[int, int]]) -> dict[str, Any] | None:
+        """The rung after one that is measured: of plain cosine, the best third and, for the last rung, a reserve."""
+        steps, is_last = rungs[0][0], len(rungs) == 1
+        ranked = [entry for entry in self.entries() if entry.last.steps == steps]
+        best = [e.name for e in ranked if e.last.is_finite][: max(FINALISTS, math.ceil(len(ranked) / FACTOR))]
+        cosine, *customary = (entry.name for entry in _controls(ranked))
+        alive = list(dict.fromkeys([cosine, *best[:2], *customary, *best[2:]]))
+        if not self.budget.in_steps:
+            last = [entry.last for entry in ranked if entry.name in alive]
+            self.costs = Costs(
+                float(np.mean([m.step_seconds for m in last])), float(np.mean([m.other_seconds for m in last]))
+            )
+            self.record.set("costs", vars(self.costs))
+        most = self.bench.most_steps
+        following = plan_after(steps, len(alive), self.left, self.costs, most)
+        if is_last and (not following or len(alive) < FEWEST):
+            return None
+        following = following or [Rung(steps + 1, FEWEST)]
+        chosen = alive[: following[0].candidates]
+        if len(following) == 1 and following[0].steps < most:
+            chosen = list(dict.fromkeys([*chosen, *alive, *(entry.name for entry in ranked)]))
+        return {"number": number + 1, "names": chosen, "rungs": following}
+
+    def conclude(self, finalists: Sequence[Entry], name: str) -> CompareResult:
+        """Reads the test split."""
+        first, controls = finalists[0], _controls(finalists)
+        if not controls[0].last.is_finite:
+            raise ValueError("Training with plain cosine diverged at every setting; give lower --learning-rates.")
+        per_query: dict[str, list[float]] = self.record.get("test", {})
+        for entry in [first, *controls]:
+            if entry.name not in per_query:
+                model = load(str(self.bench.folder(entry.candidate)))
+                per_query[entry.name] = own_ndcg(model, self.bench.test).tolist()
+        self.record.set("test", per_query)
+        gains = {
+            e.name: paired_bootstrap(per_query[first.name], per_query[e.name], seed=self.bench.config.seed)
+            for e in controls
+            if e != first
+        }
+        ndcg = {name: float(np.mean(scores)) for name, scores in per_query.items()}
         return CompareResult(
-            model=self.bench.name,
-            winner=winner.name,
-            first=first.name,
-            cosine=cosine.name,
-            customary=None if customary is None else customary.name,
-            candidates=entries,
-            test=OnTest(
-                queries=len(self.bench.test.query_ids),
-                documents=len(self.bench.test.corpus),
-                ndcg={name: float(np.mean(scores)) for name, scores in per_query.items()},
-                gains=gains,
-            ),
-            pretrained=float(self.pretrained.mean()),
-            dev_queries=len(self.pretrained),
+            model=name,
+            candidates=self.entries(),
+            test=OnTest(len(self.bench.test.query_ids), len(self.bench.test.corpus), ndcg, gains),
+            pretrained=float(self.bench.pretrained.mean()),
+            dev_queries=len(self.bench.pretrained),
             dim=self.bench.base.get_embedding_dimension() or 0,
-            budget=Spending(
-                given=str(self.budget),
-                spent=self.spent,
-                seconds=self.seconds,
-                steps=sum(rungs),
-                rungs=[[steps, rungs.count(steps)] for steps in sorted(set(rungs))],
-            ),
-            notes=list(notes),
+            budget=str(self.budget),
+            seconds=self.seconds,
+            notes=list(self.bench.splits.notes),
         )
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """The warning about few queries, which every calibration would repeat, is among the notes already."""
-    logger = logging.getLogger("st_magnitude.evaluation.calibration")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
+def _controls(ranked: Sequence[Entry]) -> list[Entry]:
+    """Plain cosine at its best temperature, and at 0.05 if that is another one."""
+    plain = [entry for entry in ranked if entry.candidate.is_plain_cosine]
+    customary = [e for e in plain if e.candidate.temperature == CUSTOMARY != plain[0].candidate.temperature]
+    return [*plain[:1], *customary[:1]]

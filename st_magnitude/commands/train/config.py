@@ -10,6 +10,7 @@ import typer
 
 from st_magnitude._checks import positive
 from st_magnitude._config import check_ranges, did_you_mean, numbers, whole_numbers
+from st_magnitude.commands.core import BatchSize, Bf16, MaxLength, MiniBatchSize, Negatives
 
 __all__ = ["LOSS_NAMES", "TrainConfig"]
 
@@ -65,18 +66,11 @@ class TrainConfig:
         1.0
     )
     max_steps: Annotated[int, typer.Option(help="Number of steps; overrides --epochs if positive.")] = -1
-    batch_size: Annotated[
-        int, typer.Option(min=2, help="Pairs in a batch of each process. All documents of a batch are negatives.")
-    ] = 32
-    mini_batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Number of texts that go through the model at a time (gradient caching).")
-    ] = None
+    batch_size: BatchSize = 32
+    mini_batch_size: MiniBatchSize = None
     learning_rate: Annotated[float, typer.Option(min=0, help="Peak learning rate of AdamW.")] = 2e-5
     warmup_ratio: Annotated[float, typer.Option(min=0, max=1, help="Share of the steps with a rising rate.")] = 0.1
-    negatives: Annotated[
-        int | None,
-        typer.Option(min=0, help="Hard negatives for each pair; default: 1 if the data has judged negatives, else 0."),
-    ] = None
+    negatives: Negatives = None
     margin: Annotated[
         float | None,
         typer.Option(
@@ -86,13 +80,8 @@ class TrainConfig:
     guide: Annotated[
         str | None, typer.Option(help="Folder or hub id of a frozen model whose scores decide about the margin.")
     ] = None
-    max_length: Annotated[
-        int | None,
-        typer.Option(min=1, help="Number of tokens of a text that the model reads; default: the model's own."),
-    ] = None
-    bf16: Annotated[bool | None, typer.Option(help="Autocast to bfloat16; default: if the hardware is fast at it.")] = (
-        None
-    )
+    max_length: MaxLength = None
+    bf16: Bf16 = None
     save_steps: Annotated[int, typer.Option(min=1, help="Steps between checkpoints.")] = 200
     seed: Annotated[int, typer.Option(help="Seed for the order, the negatives and dropout.")] = 0
     card_sample: Annotated[
