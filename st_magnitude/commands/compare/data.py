@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from st_magnitude.evaluation.task import JudgedTask
 
 __all__ = ["Splits", "make_splits", "read_splits"]
 
+Value = TypeVar("Value")
 FEW_QUERIES = 50
 HELD_OUT, MOST_HELD_OUT = 5, 500  # one of five training queries, and not more than these
 
@@ -119,16 +121,18 @@ def _judged(data: RetrievalData) -> list[str]:
 def _as_data(task: RetrievalData | JudgedTask) -> RetrievalData:
     if isinstance(task, RetrievalData):
         return task
-    judged = (
-        {q: set(ids) for q, ids in of_all.items() if q in task.queries} for of_all in (task.relevant, task.negatives)
+    relevant, negatives = (
+        _some({query: set(ids) for query, ids in judged.items()}, task.queries)
+        for judged in (task.relevant, task.negatives)
     )
-    return RetrievalData(dict(task.queries), dict(task.corpus), *judged)
+    return RetrievalData(dict(task.queries), dict(task.corpus), relevant, negatives)
 
 
 def _only(data: RetrievalData, queries: Collection[str]) -> RetrievalData:
     """The same corpus with some of the queries."""
-    texts, relevant, negatives = (
-        {query: value for query, value in of_all.items() if query in queries}
-        for of_all in (data.queries, data.relevant_docs, data.negatives)
-    )
-    return RetrievalData(texts, data.corpus, relevant, negatives, data.name)
+    relevant, negatives = (_some(judged, queries) for judged in (data.relevant_docs, data.negatives))
+    return RetrievalData(_some(data.queries, queries), data.corpus, relevant, negatives, data.name)
+
+
+def _some(of_queries: Mapping[str, Value], queries: Collection[str]) -> dict[str, Value]:
+    return {query: value for query, value in of_queries.items() if query in queries}
