@@ -9,6 +9,10 @@ __all__ = ["fix_of"]
 
 _DTYPE = "Start {server} with --dtype float32 if you need more digits."
 _OWN_PROMPT = "Put {prompt!r} before every {role} in your own client (check it with send_prompts=True, --send-prompts)."
+_LLAMA_CUT = (
+    "Cut texts at {limit} tokens in your client: llama.cpp does not truncate, and refuses texts of more than "
+    "--ubatch-size tokens (512 by default)."
+)
 _CLIENT_EXPONENT = (
     "The server does not run ExponentNorm. Apply it to what comes back before you store it: "
     "stm.Similarity({gamma_query:g}, {gamma_document:g}).document(vectors)."
@@ -22,7 +26,8 @@ FIXES = {
         "TEI": 'Send "normalize": false to /embed. TEI\'s route /v1/embeddings always normalises.',
         "Infinity": "Infinity always normalises and has no switch for it (0.0.78): serve this model with another "
         "server, or train and score it by cosine.",
-        "llama.cpp": 'Send "embd_normalize": -1 with every request; the default 2 normalises.',
+        "llama.cpp": 'Start llama-server with --embd-normalize -1, or send "embd_normalize": -1 with every request; '
+        "the default 2 normalises.",
         "Ollama": "Ollama's /api/embed and /v1/embeddings always normalise: serve this model with another server, or "
         "train and score it by cosine.",
         "": "Look for an option called normalize in the server or client, and turn it off. If it has none, norms "
@@ -39,11 +44,11 @@ FIXES = {
         "own, or divide them in your client."
     },
     "pooling": {
-        "vLLM": 'Start vLLM with --pooler-config \'{{"pooling_type": "{pooling}"}}\'. It does not read the pooling '
-        "that sentence-transformers 5.4 and later save, before vLLM's fix #54533 (August 2026).",
+        "vLLM": 'Start vLLM with --pooler-config \'{{"pooling_type": "{pooling}"}}\'. Before its fix #54533 (August '
+        "2026) it does not read the pooling that sentence-transformers 5.4 and later save.",
         "TEI": "Start TEI with --pooling {tei_pooling}.",
         "llama.cpp": "Start llama-server with --pooling {llama_pooling}.",
-        "": "Set the server's pooling to {own_pooling}.",
+        "": "Set the server's pooling to {own_pooling}, or use a server that has it.",
     },
     "prompt missing": {
         "TEI": 'Send "prompt_name": "{role}" to /embed, or put {prompt!r} before every {role} in your own client.',
@@ -60,20 +65,21 @@ FIXES = {
     "truncation": {
         "vLLM": 'Start vLLM with --max-model-len {limit}, and send "truncate_prompt_tokens": {limit}.',
         "TEI": 'Set "max_seq_length": {limit} in sentence_bert_config.json of the model that TEI loads.',
-        "llama.cpp": "Start llama-server with --ctx-size and --ubatch-size of at least {limit} for each slot.",
+        "llama.cpp": _LLAMA_CUT,
         "": "Set the server's limit to {limit} tokens, or model.max_seq_length to the server's.",
     },
     "refused": {
         "vLLM": 'Send "truncate_prompt_tokens": -1 with every request.',
         "TEI": 'Start TEI with --auto-truncate, or send "truncate": true to /embed.',
-        "llama.cpp": "Start llama-server with a larger --ubatch-size, and cut texts at {limit} tokens in your client.",
+        "llama.cpp": _LLAMA_CUT,
         "": "Cut texts at {limit} tokens before you send them.",
     },
     "precision": {
         "vLLM": _DTYPE,
         "TEI": _DTYPE,
         "Infinity": _DTYPE,
-        "llama.cpp": "Convert the model with --outtype f32 if you need more digits.",
+        "llama.cpp": "llama.cpp approximates GELU, which costs about 1e-3 at any --outtype: accept that with "
+        "tolerance= (--tolerance). Convert the model with --outtype f32 if the error is larger.",
         "": "Run the model in float32 if you need more digits, or accept the error with tolerance= (--tolerance).",
     },
     "norms scaled": {"": "Rankings agree. Never mix these vectors with the model's own in one index."},

@@ -56,7 +56,8 @@ def explain(
     limit = max_tokens(local.model)
     if refusal:
         refused = [p.tokens for role in served for p in _of(probes, role, ~finite_rows(served[role]))]
-        text = f"{len(refused)} texts were refused, the shortest with {min(refused)} tokens: {refusal}."
+        shortest = f"the shortest of {min(refused)} or more tokens"
+        text = f"The target refuses {len(refused)} of {len(probes)} texts, {shortest}: {refusal}"
         findings.append(Finding("refused", text, fix_of("refused", kind, limit=limit or min(refused))))
     errors = np.concatenate([one[1] for one in explained])
     vectors = np.concatenate([one[2] for one in explained])
@@ -104,7 +105,7 @@ def _explain_role(
     laws = local.norm_laws(norms(raw), role)
     law, factor = norm_law(norms(served)[~unequal], {name: rows[~unequal] for name, rows in laws.items()})
     if law:
-        findings.append(_norm_finding(local, law, factor, norms(served), laws[""], role, kind))
+        findings.append(_norm_finding(local, law, factor, norms(served), norms(expected), role, kind))
     target = unit_rows(raw) * (laws[law] if law in laws else laws[""] * factor)[:, None]
     relative = norms(served - target) / np.maximum(norms(target), 1e-30)
     if law == "norms differ":
@@ -119,8 +120,8 @@ def _change_findings(local: LocalModel, change: Change, role: str, who: str, kin
         names = {"mean": "MEAN", "cls": "CLS", "lasttoken": "LAST"}
         fix = fix_of(
             "pooling",
-            kind,
-            pooling=names.get(local.pooling, local.pooling.upper()),
+            kind if local.pooling in names else "",  # no server of its own code pools by max
+            pooling=names.get(local.pooling),
             tei_pooling={"lasttoken": "last-token"}.get(local.pooling, local.pooling),
             llama_pooling={"lasttoken": "last"}.get(local.pooling, local.pooling),
             own_pooling=local.pooling,
@@ -165,7 +166,9 @@ def _unequal_finding(
         with local.reading(tried):
             errors[tried] = float(direction_errors(served[unequal], local.raw(rows, role, change)).max())
     nearest = min(errors, key=errors.__getitem__, default=0)
-    reads = f"the target reads {nearest} tokens" if errors and errors[nearest] < 0.02 else "the target cuts elsewhere"
+    more = "at least " if nearest > limit else ""  # the text may be shorter than what the target reads
+    known = errors and errors[nearest] < 0.02
+    reads = f"the target reads {more}{nearest} tokens" if known else "the target cuts elsewhere"
     text = f"Texts from {first} tokens on differ: {reads}, the model {limit}."
     return Finding("truncation", text, fix_of("truncation", kind, limit=limit))
 

@@ -23,6 +23,7 @@ class EmbeddingServer:
     Args:
         model: A model whose first module is a Transformer and whose second is a Pooling.
         kind: Server to imitate: ``"vllm"``, ``"tei"``, ``"infinity"``, ``"llamacpp"``, ``"ollama"`` or ``"openai"``.
+            vLLM takes ``normalize`` from modules.json and from --pooler-config, and normalises without modules.json.
         faults: Any of the names below with their values.
     """
 
@@ -73,8 +74,10 @@ class EmbeddingServer:
             return 413, {"error": "Input validation error: `inputs` must have less than N tokens", "error_type": "x"}
         if "raw_text" in faults:
             return 200, faults["raw_text"]
-        switch = {"vllm": "use_activation", "tei": "normalize"}.get(self.kind)
-        normalize = bool(body.get(switch, True)) if switch else body.get("embd_normalize", 2) != -1
+        normalize = {
+            "vllm": body.get("use_activation", faults.get("normalize", False)),
+            "tei": body.get("normalize", True),
+        }.get(self.kind, body.get("embd_normalize", 2) != -1)
         if path == "/embed":
             return 200, self.embed(texts, normalize)
         if path == "/embed_all":

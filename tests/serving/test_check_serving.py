@@ -58,11 +58,11 @@ def check_at(path, server, model, **options):
     ("path", "kind", "request_"),
     [
         ("", "openai", {}),
-        ("/v1", "vllm", {"use_activation": False}),
+        ("/v1", "vllm", {}),
         ("/v1/embeddings", "llamacpp", {"embd_normalize": -1}),
         ("/embed", "tei", {"normalize": False}),
         ("/embed_all", "tei", {}),
-        ("/pooling", "vllm", {"use_activation": False}),
+        ("/pooling", "vllm", {}),
     ],
 )
 def test_a_server_that_keeps_norms_is_the_same(model, path, kind, request_):
@@ -84,12 +84,12 @@ def test_a_server_that_keeps_norms_is_the_same(model, path, kind, request_):
         ("/embed", "tei", "TEI 1.9.3", '"normalize": false'),
         ("/v1/embeddings", "tei", "TEI 1.9.3", '"normalize": false to /embed'),
         ("/embeddings", "infinity", "Infinity", "always normalises"),
-        ("/v1", "llamacpp", "llama.cpp", '"embd_normalize": -1'),
+        ("/v1", "llamacpp", "llama.cpp", "--embd-normalize -1"),
         ("/v1", "ollama", "Ollama 0.33.0", "always normalise"),
     ],
 )
-def test_every_server_normalises_by_default_and_the_fix_is_its_own(model, path, kind, server, fix):
-    check = check_at(path, EmbeddingServer(model, kind), model)
+def test_every_server_can_normalise_and_the_fix_is_its_own(model, path, kind, server, fix):
+    check = check_at(path, EmbeddingServer(model, kind, normalize=True), model)
     assert found(check) == ["norms lost"]
     assert not check.same
     assert check.server == server
@@ -113,7 +113,8 @@ def test_ollamas_own_route_needs_a_name(model):
         ({"pooling": "cls"}, "pooling", "pools by cls; the model pools by mean"),
         ({"pooling": "lasttoken"}, "pooling", "lasttoken"),
         ({"limit": 32}, "truncation", "the target reads 32 tokens, the model 64"),
-        ({"refuse": 60}, "refused", "Input validation error"),
+        ({"limit": 128}, "truncation", "the target reads at least 128 tokens, the model 64"),
+        ({"refuse": 60}, "refused", "refuses 2 of 40 texts, the shortest of 64 or more tokens: HTTP 413: Input"),
         ({"dtype": torch.bfloat16}, "precision", "bfloat16"),
         ({"dtype": torch.float16}, "precision", "float16"),
         ({"dim": 16}, "dimensions", "16 dimensions"),
@@ -131,6 +132,20 @@ def test_one_fault_is_one_finding(model, faults, finding, says):
 def test_two_faults_are_two_findings(model):
     check = check_at("", EmbeddingServer(model, pooling="cls", normalize=True, limit=32), model)
     assert sorted(found(check)) == ["norms lost", "pooling", "truncation"]
+    low, high = check.local_norms
+    told = re.search(r"documents are (\S+) to (\d+\.\d+)", check["norms lost"].text)
+    assert low - 1e-3 <= float(told[1]) < float(told[2]) <= high + 1e-3  # of the model, not of the other pooling
+
+
+def test_a_pooling_that_servers_do_not_have(transformer):
+    model = with_modules(transformer)
+    model[1].pooling_mode, before = "max", model[1].pooling_mode
+    try:
+        check = check_at("/v1", EmbeddingServer(model, "vllm", pooling="cls"), model)
+        assert found(check) == ["pooling"]
+        assert check["pooling"].fix == "Set the server's pooling to max, or use a server that has it."
+    finally:
+        model[1].pooling_mode = before
 
 
 def test_a_tolerance_accepts_half_precision(model):
@@ -171,7 +186,7 @@ def test_a_model_that_ends_in_normalize(transformer):
 
 def test_lost_norms_do_not_matter_to_cosine(transformer):
     model = with_modules(transformer, similarity="cosine")
-    check = check_at("/v1", EmbeddingServer(model, "vllm"), model)
+    check = check_at("/v1", EmbeddingServer(model, "vllm", normalize=True), model)
     assert found(check) == ["norms lost"]
     assert check.same
     assert "SAME scores, with a note" in str(check)
@@ -356,7 +371,7 @@ def test_the_command(model, tmp_path, monkeypatch):
         result = CliRunner().invoke(app, ["check-serving", url, "--model", str(path), *options])
         return result.exit_code, result
 
-    with serving(EmbeddingServer(model, "vllm", key="secret")) as base:
+    with serving(EmbeddingServer(model, "vllm", normalize=True, key="secret")) as base:
         monkeypatch.setenv("MY_KEY", "secret")
         code, result = run(base, "--api-key-env", "MY_KEY")
         assert code == 1
