@@ -2,7 +2,8 @@
 
 Many documents of a real corpus are never relevant. `admit` scores every document, keeps a share of them, and measures
 on validation queries how many answers are lost. The score is the norm under a magnitude model, or what a logistic
-regression makes of the surface of the text or of the embedding: whichever keeps most answers.
+regression makes of the surface of the text or of the embedding: whichever keeps most answers, or as many as this one
+but for chance and gives the best ranking.
 """
 
 from __future__ import annotations
@@ -196,8 +197,9 @@ def admit(
         queries: Validation queries, id -> text. Those without a relevant document do not count.
         relevant: Query id -> ids of its relevant documents. Without queries and judgments the norm decides, and the
             loss is unknown.
-        scorer: ``"norm"``, ``"surface"``, ``"embedding"``, or ``"best"``, which keeps most answers (for ``keep``) or
-            fewest documents (for ``recall``).
+        scorer: ``"norm"``, ``"surface"``, ``"embedding"``, or ``"best"``: for ``recall`` the one that keeps fewest
+            documents; for ``keep`` the one with the best nDCG@10 among those that keep most answers but for chance (the
+            95 % interval of the difference to the one that keeps most reaches 0).
         similarity: The similarity that ranks the vectors of ``encode_document``; by default the model's own.
         embeddings: Folder of `encode_corpus` for the same model and corpus, which is completed if it is not; by
             default a temporary one.
@@ -362,7 +364,11 @@ class _Study:
             best = max(drops, key=lambda name: drops[name])
             return best, drops[best]
         drop = 1 - float(keep or 0)
-        return max(names, key=lambda name: self.kept(name, drop)[on].mean()), drop
+        kept = {name: self.kept(name, drop)[on] for name in names}
+        most = max(kept.values(), key=np.mean)
+        lost = {name: most - shares for name, shares in kept.items()}
+        level = [name for name in names if lost[name].mean() <= 1.96 * lost[name].std() / np.sqrt(on.sum())]
+        return max(level, key=lambda name: self.ndcg(name, drop, on)), drop
 
     def outcomes(self, names: Sequence[str], keep: float | None, recall: float | None) -> Array:
         """Share of the relevant documents of each query that is kept by what the other folds choose, (n,)."""
@@ -372,14 +378,14 @@ class _Study:
             found[self.fold == fold] = self.kept(name, drop)[self.fold == fold]
         return found
 
-    def ndcg(self, name: str | None, drop: float = 0.0) -> float:
+    def ndcg(self, name: str | None, drop: float = 0.0, queries: Any = slice(None)) -> float:
         """Mean nDCG@10 in what is left; with None, in all of the corpus."""
         hits = self.hits
         if name is not None:
             stay = self.rank[name][self.fold[:, None], self.best] > drop
             order = np.argsort(~stay, axis=1, kind="stable")  # documents that are dropped go last
             hits = np.take_along_axis(hits & stay, order, axis=1)
-        return float(ndcg(hits, self.number).mean())
+        return float(ndcg(hits, self.number)[queries].mean())
 
     def criterion(self, name: str, drop: float, recall: float | None) -> Criterion:
         everyone = np.ones(len(self.number), dtype=bool)

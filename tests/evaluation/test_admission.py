@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -87,6 +88,22 @@ def test_the_surface_wins_and_is_named(model, data, caplog):
     assert caplog.text.count("scorer='surface'") == 1
     assert all(len(line) <= 80 for line in str(found).splitlines())
     assert not replace(found, criteria={"norm": found.criteria["surface"], "surface": found.criteria["norm"]}).warning
+
+
+def test_best_is_the_best_ranking_among_those_that_keep_as_much():
+    kept = {"norm": np.repeat([0.0, 1.0], 50), "surface": np.ones(100), "embedding": np.ones(100)}
+    ranking = {"norm": 0.9, "surface": 0.5, "embedding": 0.4}
+    study = SimpleNamespace(
+        number=np.ones(100), kept=lambda name, drop: kept[name], ndcg=lambda name, drop, queries: ranking[name]
+    )
+
+    def chosen():
+        return admission._Study.choose(study, SCORERS, 0.5, None)
+
+    kept["surface"][:2] = 0  # 2 % fewer answers, less than chance explains
+    assert chosen() == ("surface", 0.5)
+    kept["surface"][:6] = 0  # 6 % [1 %, 11 %]
+    assert chosen() == ("embedding", 0.5)
 
 
 def test_figures_are_of_queries_that_did_not_choose(model):
