@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -95,18 +94,10 @@ def check_serving(
         returns_tokens = api == "tei-all" or (api is None and target.split("?")[0].rstrip("/").endswith("/embed_all"))
         pool = pool_tokens(local.pooling) if returns_tokens else np.asarray
         with closing(Server(target, api, name, api_key, request, timeout, pool)) as server:
-            embed = partial(_without_role, server.embed)
-            return _compare(local, embed, str(server), server.kind, server.version, send_prompts, tolerance)
+            names = str(server), server.kind, server.version
+            return _compare(local, lambda texts, role: server.embed(texts), *names, send_prompts, tolerance)
     what = getattr(target, "__name__", type(target).__name__)
     return _compare(local, target, what, "", "", send_prompts, tolerance)
-
-
-def _without_role(embed: Callable[[Sequence[str]], Any], texts: Sequence[str], role: str) -> Any:
-    return embed(texts)
-
-
-def _of_role(embed: Callable[[list[str], str], Any], role: str, texts: Sequence[str]) -> Any:
-    return embed(list(texts), role)
 
 
 def _compare(
@@ -126,8 +117,7 @@ def _compare(
     for role in ("query", "document"):
         texts = [probe.text for probe in probes if probe.role == role]
         prompt = prompt_of(model, role) if send_prompts else ""
-        sent = [prompt + text for text in texts]
-        served[role], refused = embed_all(partial(_of_role, embed, role), sent, what)
+        served[role], refused = embed_all(embed, [prompt + text for text in texts], role, what)
         expected[role] = local.expected(texts, role)
         refusal = refusal or refused
     dims = [rows.shape[1] for rows in served.values()]

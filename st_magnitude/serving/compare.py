@@ -11,7 +11,15 @@ from numpy.typing import NDArray
 from st_magnitude.geometry import norms
 from st_magnitude.geometry.arrays import unit_rows
 
-__all__ = ["changed_rankings", "direction_errors", "nearest_change", "norm_law", "precision_of", "unequal_rows"]
+__all__ = [
+    "changed_rankings",
+    "direction_errors",
+    "finite_rows",
+    "nearest_change",
+    "norm_law",
+    "precision_of",
+    "unequal_rows",
+]
 
 Array = NDArray[np.float64]
 Key = TypeVar("Key")

@@ -245,25 +245,25 @@ class Server:
         return text if len(text) <= length else text[:length] + "..."
 
 
-def embed_all(embed: Callable[[Sequence[str]], Any], texts: Sequence[str], what: str) -> tuple[Array, str]:
-    """The vectors of all texts, nan where a text was refused, and the first refusal: n texts -> (n, D).
+def embed_all(embed: Callable[[list[str], str], Any], texts: list[str], role: str, what: str) -> tuple[Array, str]:
+    """The vectors of all texts of a role, nan where a text was refused, and the first refusal: n texts -> (n, D).
 
     Raises:
         ValueError: If the first text is refused, or an answer does not have one finite vector of one size for each.
     """
     try:
-        rows = list(checked_vectors(embed(texts[:1]), 1, what))
+        rows = list(checked_vectors(embed(texts[:1], role), 1, what))
     except Refused as error:
         raise ValueError(f"{what} does not embed {texts[0]!r} ({error}); look at its log.") from None
     refusal = ""
     for start in range(1, len(texts), BATCH):
         batch = texts[start : start + BATCH]
         try:
-            rows += list(checked_vectors(embed(batch), len(batch), what, len(rows[0])))
+            rows += list(checked_vectors(embed(batch, role), len(batch), what, len(rows[0])))
         except Refused:  # one of them is too long, or there are too many
             for text in batch:
                 try:
-                    rows += list(checked_vectors(embed([text]), 1, what, len(rows[0])))
+                    rows += list(checked_vectors(embed([text], role), 1, what, len(rows[0])))
                 except Refused as error:
                     rows.append(np.full(len(rows[0]), np.nan))
                     refusal = refusal or str(error)
