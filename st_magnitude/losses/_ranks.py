@@ -37,7 +37,7 @@ def check_ranks(loss: MagnitudeRankingLoss, sentence_features: list[dict[str, Te
                 "Negatives from all ranks need the same text columns on each of them, but the batch of rank 0 has "
                 f"{num_columns} columns and that of rank {rank} has {columns}."
             )
-        if rows != num_rows and loss.gather_across_devices != "ring":
+        if rows != num_rows and not loss.uses_ring:
             raise ValueError(
                 "gather_across_devices=True needs batches of one size, but that of rank 0 has "
                 f"{num_rows} rows and that of rank {rank} has {rows}. Set dataloader_drop_last=True, or pass "

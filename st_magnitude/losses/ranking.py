@@ -174,6 +174,7 @@ class MagnitudeRankingLoss(CachedLossMixin, ScaledLoss):
         self.hardness = hardness
         self.false_negatives = FalseNegatives(model, same_text, margin, margin_strategy, guide)
         self.gather_across_devices = gather_across_devices
+        self.uses_ring = gather_across_devices == "ring"
         self.mini_batch_size = mini_batch_size  # type: ignore[assignment]
         self.mini_batch_num_tokens = mini_batch_num_tokens
         self.show_progress_bar = show_progress_bar
@@ -191,8 +192,6 @@ class MagnitudeRankingLoss(CachedLossMixin, ScaledLoss):
         self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None
     ) -> Tensor | dict[str, Tensor]:
         sentence_features = list(sentence_features)
-        if not self._has_begun:
-            self.check_engine(engine_of(self.model))
         check_ranks(self, sentence_features)
         if self.direction == "document_to_query":
             sentence_features = sentence_features[:2]  # no text is ranked against the negatives
@@ -240,13 +239,13 @@ class MagnitudeRankingLoss(CachedLossMixin, ScaledLoss):
         texts: Texts,
     ) -> Tensor:
         """InfoNCE of the queries of this rank, with its own documents as negatives or with those of all ranks."""
+        if self.uses_ring and num_ranks() > 1:
+            ring = self.false_negatives.ring(texts)
+            return ring_infonce(
+                queries, torch.cat(documents), terms, similarity, self.direction, hardness=self.hardness, **ring
+            )
         offset, all_queries, gather = 0, None, lambda x: x
         if self.gather_across_devices and num_ranks() > 1:
-            if self.gather_across_devices == "ring":
-                ring = self.false_negatives.ring(texts)
-                return ring_infonce(
-                    queries, torch.cat(documents), terms, similarity, self.direction, hardness=self.hardness, **ring
-                )
             offset, gather = get_rank() * len(queries), all_gather
             documents = [all_gather_with_grad(d) for d in documents]  # (W·B, D) each
             if self.direction != "query_to_document":
@@ -292,6 +291,7 @@ class MagnitudeRankingLoss(CachedLossMixin, ScaledLoss):
     def _begin(self) -> None:
         """Checks on the first training batch of a run."""
         self._has_begun = True
+        self.check_engine(engine_of(self.model))
         if self.temperatures is not None:
             self.temperatures.begin()
         if self.learned_parameters():
