@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
 import torch
 
-from st_magnitude._checks import needs
+from st_magnitude._ray import cluster, first_line
 from st_magnitude.corpus.encoder import Encoder
 from st_magnitude.corpus.texts import Shard
 from st_magnitude.corpus.workers import EncodedShard
@@ -30,7 +27,11 @@ def encode_on_ray(
     Raises:
         RuntimeError: If a worker fails, with its message.
     """
-    with _cluster(address) as ray:
+    with cluster(address, "Encoding on a Ray cluster"):
+        import ray
+        import ray.data
+        import ray.util.scheduling_strategies
+
         resources = ray.cluster_resources()
         gpus, cpus = int(resources.get("GPU", 0)), int(resources.get("CPU", 1))
         here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
@@ -64,9 +65,7 @@ def encode_on_ray(
                 for number, ids, flat in zip(*(table[name] for name in _COLUMNS), strict=True):
                     yield number.as_py(), ids.as_py(), flat.values.to_numpy().reshape(len(ids), -1)
         except ray.exceptions.RayError as error:
-            cause = getattr(error, "cause", None) or error
-            what = str(cause).partition("\n")[0]  # Ray adds lines on what it can be told to do again
-            raise RuntimeError(f"A worker of Ray failed: {type(cause).__name__}: {what}") from error
+            raise RuntimeError(f"A worker of Ray failed: {first_line(error)}") from error
 
 
 _COLUMNS = ("shard", "_id", "embedding")  # one row for a shard, with lists for its documents
@@ -92,25 +91,3 @@ class _Worker:
         flat = pa.array(self.encoder.encode(shard["text"][0].as_py()).reshape(-1))
         embedding = pa.LargeListArray.from_arrays(pa.array([0, len(flat)], pa.int64()), flat)
         return pa.table([shard["shard"], shard["_id"], embedding], names=_COLUMNS)
-
-
-@contextmanager
-def _cluster(address: str) -> Iterator[Any]:
-    """The module ``ray``, connected to a cluster that this process may have been connected to before."""
-    with needs("Encoding on a Ray cluster", "ray"):
-        import ray
-        import ray.data
-        import ray.util.scheduling_strategies
-    if ray.is_initialized():
-        yield ray
-        return
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    at_sigterm = signal.getsignal(signal.SIGTERM)
-    options = {"include_dashboard": False} if address == "local" else {}
-    ray.init(address, logging_level="warning", log_to_driver=False, **options)
-    if in_main_thread:
-        signal.signal(signal.SIGTERM, at_sigterm)  # Ray has put its own handler in its place
-    try:
-        yield ray
-    finally:
-        ray.shutdown()

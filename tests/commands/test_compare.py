@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from dataclasses import replace
 from functools import cached_property
@@ -27,8 +28,9 @@ from st_magnitude.commands.compare.config import Budget
 from st_magnitude.commands.compare.data import make_splits, read_splits
 from st_magnitude.commands.compare.plan import FACTOR, Costs, least_budget, plan, plan_after, price
 from st_magnitude.commands.compare.result import CompareResult, Entry, OnTest
-from st_magnitude.commands.compare.run import _Run
+from st_magnitude.commands.compare.run import PROBE_SECONDS, _Run
 from st_magnitude.commands.compare.study import Measurement, Record
+from st_magnitude.commands.compare.workers import InTurn
 from st_magnitude.commands.train.comparison import own_ndcg
 from st_magnitude.corpus.beir import DataError, RetrievalData, save_beir, save_qrels
 from st_magnitude.evaluation.task import JudgedTask
@@ -373,11 +375,9 @@ def test_the_record_is_read_again_by_another_process(tmp_path):
 class Machine:
     """A clock, and a bench on which a training run takes as long as its speed at that time says."""
 
-    config, is_static, rows = stm.CompareConfig(), False, None
-
-    def __init__(self, speed, most_steps=10**6, fixed=2.0, step=0.05, config=config):
-        self.speed, self.most_steps, self.fixed, self.step, self.config = speed, most_steps, fixed, step, config
-        self.now, self.seen = 0.0, []
+    def __init__(self, speed, config, most_steps=10**6, fixed=2.0, step=0.05):
+        self.speed, self.most_steps, self.fixed, self.step = speed, most_steps, fixed, step
+        self.candidates, self.now, self.seen = grids(config, is_static=False), 0.0, []
         self.dev = self.test = JudgedTask({"q": "who?"}, {"d": "he", "e": "she"}, {"q": {"d"}})
 
     def perf_counter(self):
@@ -397,18 +397,19 @@ class Machine:
         return np.zeros(3)
 
     def measured(self, candidate, steps, keep=False, limit=math.inf):
-        steps = min(steps, 30) if limit < math.inf else steps
-        other = self.work(self.fixed)
+        other, training, done = self.work(self.fixed), 0.0, 0
         cost = self.step * (1.4 if candidate.loss == "learnable" else 1.2 if candidate.sigreg else 1.0)
-        training = self.work(cost * steps)
-        self.seen += [] if limit < math.inf else [(candidate, steps)]
+        while done < steps and training < limit:
+            training, done = training + self.work(10 * cost), done + 10
+        self.seen += [(candidate, steps)] if done >= steps and limit != PROBE_SECONDS else []
+        steps = min(done, steps)
         score = 0.3 + 0.01 * math.log10(steps) + 0.001 * (candidate.learning_rate > 3e-5) - 0.1 * candidate.temperature
         return Measurement(steps, score, 1.0, other + training, training / steps)
 
     def compare(self, budget, folder, monkeypatch):
         pytest.importorskip("optuna")
         monkeypatch.setattr("st_magnitude.commands.compare.run.time", self)
-        run = _Run(self, Record(folder / "study.log", {}), Budget.parse(budget), lambda line: None, 0.0)
+        run = _Run(self, InTurn(), Record(folder / "study.log", {}), Budget.parse(budget), lambda line: None, 0.0)
         return run, run.halve()
 
 
@@ -420,6 +421,7 @@ SPEEDS = {
     "twice as fast in the middle": lambda now: 1.0 if now < 900 else 2.0,
     "half as fast in the middle": lambda now: 1.0 if now < 900 else 0.5,
     "three times as fast at two thirds": lambda now: 1.0 if now < 1200 else 3.0,
+    "a tenth as fast near the end": lambda now: 1.0 if now < 1500 else 0.1,
     "up and down": lambda now: 1.0 + 0.5 * math.sin(now / 50),
 }
 
@@ -436,7 +438,7 @@ SIZES["2"] = replace(SIZES["10"], losses=["qnorm"], temperatures=[0.05])
     [*((speed, "10") for speed in SPEEDS), *((speed, "80") for speed in list(SPEEDS)[:3]), ("steady", "2")],
 )
 def test_a_time_budget_is_honoured_within_ten_percent(speed, size, tmp_path, monkeypatch):
-    machine = Machine(SPEEDS[speed], config=SIZES[size])
+    machine = Machine(SPEEDS[speed], SIZES[size])
     run, finalists = machine.compare("30m", tmp_path, monkeypatch)
     assert 0.9 * 1800 < machine.now + run.end < 1.1 * 1800
     assert len(machine.seen) == len(set(machine.seen))
@@ -446,10 +448,111 @@ def test_a_time_budget_is_honoured_within_ten_percent(speed, size, tmp_path, mon
 
 
 def test_time_is_left_over_where_the_epochs_end(tmp_path, monkeypatch):
-    machine = Machine(SPEEDS["steady"], config=SIZES["10"], most_steps=300)
+    machine = Machine(SPEEDS["steady"], SIZES["10"], most_steps=300)
     _, finalists = machine.compare("30m", tmp_path, monkeypatch)
     assert sorted(Counter(steps for _, steps in machine.seen).items()) == [(100, 10), (300, 5)]
     assert len(finalists) == 5
+
+
+# --- on a cluster -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def two_workers():
+    ray = pytest.importorskip("ray", reason="pip install 'st-magnitude[ray]'")
+    ray.init(num_cpus=2, include_dashboard=False, logging_level="error", log_to_driver=False)
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    yield ray
+    ray.shutdown()
+
+
+class Fatal:
+    """A hook of a model that kills the process of a worker, once."""
+
+    def __init__(self, once):
+        self.once, self.driver = once, os.getpid()
+
+    def __call__(self, module, inputs):
+        if self.once.exists() and os.getpid() != self.driver:
+            self.once.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_cluster_finds_what_one_process_finds_when_a_worker_is_killed_and_after_a_stop(
+    two_workers, model_path, tmp_path, monkeypatch
+):
+    data = {"dev": part(1), "test": part(2)}
+    config = replace(SMALL, epochs=10, budget="500 steps")
+    alone = stm.compare(model_path, part(0), tmp_path / "one", config, **data, say=lambda line: None)
+    once, lines, add = tmp_path / "once", [], Record.add
+    once.touch()
+    model = SentenceTransformer(model_path, device="cpu")
+    model[0].register_forward_pre_hook(Fatal(once))
+
+    def stop(self, *arguments):
+        add(self, *arguments)
+        if sum(map(len, self.measured.values())) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Record, "add", stop)
+    config = replace(config, ray="auto")
+    with pytest.raises(KeyboardInterrupt, match="Give the same command again"):
+        stm.compare(model, part(0), tmp_path / "out", config, **data, say=lines.append)
+    assert not once.exists()
+    deadline = time.monotonic() + 20
+    while two_workers.available_resources().get("CPU") != 2.0:  # the other task has ended too
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    result = stm.compare(model, part(0), tmp_path / "out", config, **data, say=lines.append)
+    assert "Continuing after 1 training runs" in "".join(lines)
+    assert result.winner.name == alone.winner.name
+    for a, b in zip(result.candidates, alone.candidates, strict=True):
+        assert (a.name, [m.steps for m in a.rungs]) == (b.name, [m.steps for m in b.rungs])
+        assert [m.ndcg for m in a.rungs] == pytest.approx([m.ndcg for m in b.rungs], abs=1e-6)
+    assert result.test.ndcg == pytest.approx(alone.test.ndcg, abs=1e-6)
+
+
+@pytest.mark.slow
+def test_a_killed_driver_on_a_cluster_loses_what_was_being_trained_only(folder, model_path, tmp_path):
+    pytest.importorskip("ray")
+    options = ["compare", "--data", folder, "--model", model_path, "--output", tmp_path / "out", "--ray", "local"]
+    options += ["--budget", "400 steps", "--epochs", "1", "--losses", "dot", "--temperatures", "0.05,0.1"]
+    options += ["--sigreg", "0", "--learning-rates", "0.03", "--batch-size", "8"]
+    for stop_after, code in ((2, -signal.SIGKILL), (99, 0)):
+        command = [sys.executable, "-c", KILLED_DRIVER, str(stop_after), *map(str, options)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == code, done.stderr[-2000:]
+    assert "Continuing after 2 training runs" in done.stdout
+    assert done.stdout.count(" 1/1 ") == 2
+    assert (tmp_path / "out" / "model" / "modules.json").is_file()
+
+
+KILLED_DRIVER = """
+import os, signal, sys
+from st_magnitude.commands.compare.study import Record
+add, seen = Record.add, []
+def counted(self, *arguments):
+    add(self, *arguments)
+    seen.append(arguments)
+    if len(seen) == int(sys.argv[1]):
+        os.kill(os.getpid(), signal.SIGKILL)
+Record.add = counted
+from st_magnitude.commands.app import app
+app(sys.argv[2:])
+"""
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [("127.0.0.1:1", "There is no Ray cluster at 127.0.0.1:1"), ("nonsense", "nonsense")],
+)
+def test_a_wrong_address_is_named_before_anything_is_loaded(address, message, tmp_path):
+    pytest.importorskip("optuna")
+    pytest.importorskip("ray").shutdown()
+    with pytest.raises((ConnectionError, ValueError), match=message):
+        stm.compare("no-model", tmp_path / "no-data", tmp_path / "out", replace(SMALL, ray=address))
 
 
 # --- the verdict ------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from transformers import PrinterCallback, TrainerCallback
 
 from st_magnitude._files import whole_folder
-from st_magnitude.commands.compare.candidates import Candidate
+from st_magnitude.commands.compare.candidates import Candidate, grids
 from st_magnitude.commands.compare.config import CompareConfig
 from st_magnitude.commands.compare.data import Splits
 from st_magnitude.commands.compare.study import Measurement
@@ -75,9 +75,10 @@ class Bench:
         """nDCG@10 of every dev query before training."""
         return own_ndcg(self.base, self.dev)
 
-    @property
-    def is_static(self) -> bool:
-        return any(isinstance(module, StaticEmbedding) for module in self.base)
+    @cached_property
+    def candidates(self) -> list[list[Candidate]]:
+        """Sets of candidates, from the largest, which holds the others, to the smallest."""
+        return grids(self.config, any(isinstance(module, StaticEmbedding) for module in self.base))
 
     @property
     def most_steps(self) -> int:
@@ -92,17 +93,16 @@ class Bench:
         return self.output / "models" / candidate.name.replace(" ", "-").replace("=", "")
 
     def measured(self, candidate: Candidate, steps: int, keep: bool = False, limit: float = math.inf) -> Measurement:
-        """Trains a copy of the pretrained model, for a number of steps or seconds, and scores it on dev.
+        """Trains a copy of the pretrained model and scores it on dev. A model to keep is saved as it scores best there.
 
-        A model to keep is saved with the scoring that is best on dev.
+        The measurement has fewer steps if training was stopped after the limit, in seconds.
         """
         began, pace = time.perf_counter(), Pace(limit)
         model, settings = copy.deepcopy(self.base), self.settings(candidate, steps)
         quiet = {"save_strategy": "no", "disable_tqdm": True}
         arguments = training_arguments(settings, self.rows, self.output, model, **quiet)
         describe(model, self.splits.train)
-        if not keep:
-            model.model_card_data.widget = [{"text": ""}]  # else every Trainer computes examples for the card
+        model.model_card_data.widget = [{"text": self.rows[0]["anchor"]}]  # else every Trainer computes examples
         trainer = make_trainer(model, self.rows, arguments, settings, candidate.loss_options())
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(pace)
@@ -125,7 +125,7 @@ class Bench:
 
 
 class Pace(TrainerCallback):
-    """Times the steps of a run, and with a limit stops it after so many seconds, or 30 steps."""
+    """Times the steps of a run, and stops it after so many seconds, but not before it has timed two steps."""
 
     def __init__(self, limit: float) -> None:
         self.limit = limit
@@ -136,8 +136,7 @@ class Pace(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.times.append(time.perf_counter())
-        has_enough = len(self.times) > 3 and (self.times[-1] - self.times[0] > self.limit or len(self.times) > 30)
-        if math.isfinite(self.limit) and has_enough:
+        if len(self.times) > 3 and self.times[-1] - self.times[0] > self.limit:
             control.should_training_stop = True
 
     @property

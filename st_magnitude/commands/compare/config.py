@@ -108,6 +108,12 @@ class CompareConfig:
             min=2, help="Largest number of documents of a search: the judged ones and a sample of the others."
         ),
     ] = 5000
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS", help="Ray cluster whose workers train: an address, auto, or local for this machine."
+        ),
+    ] = None
     seed: Annotated[int, typer.Option(help="Seed for the splits, the order of the pairs, dropout and bootstrap.")] = 0
 
     def __post_init__(self) -> None:

@@ -28,6 +28,7 @@ class Costs:
 
     step: float = 1.0  # of training
     run: float = 0.0  # of everything else about one training run: setting up and the search on dev
+    workers: int = 1  # training runs at a time
 
 
 class Rung(NamedTuple):
@@ -41,8 +42,10 @@ def price(rungs: Sequence[tuple[float, int]], costs: Costs) -> float:
     Example:
         >>> price([Rung(10, 9), Rung(30, 5)], Costs(step=0.5, run=2.0))
         148.0
+        >>> price([Rung(10, 9), Rung(30, 5)], Costs(step=0.5, run=2.0, workers=4))
+        55.0
     """
-    return sum(number * (costs.step * steps + costs.run) for steps, number in rungs)
+    return sum(math.ceil(number / costs.workers) * (costs.step * steps + costs.run) for steps, number in rungs)
 
 
 def plan(candidates: int, amount: float, costs: Costs, most: int, pilot: bool = False) -> list[Rung]:

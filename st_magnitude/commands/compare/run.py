@@ -8,17 +8,19 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import transformers
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude._files import refuse_used_folder
 from st_magnitude._plot import pyplot
 from st_magnitude.commands.compare.bench import Bench
-from st_magnitude.commands.compare.candidates import CUSTOMARY, Candidate, grids
+from st_magnitude.commands.compare.candidates import CUSTOMARY
 from st_magnitude.commands.compare.config import Budget, CompareConfig
 from st_magnitude.commands.compare.data import Splits, make_splits, read_splits
 from st_magnitude.commands.compare.files import write_files
@@ -33,7 +35,8 @@ from st_magnitude.commands.compare.plan import (
     price,
 )
 from st_magnitude.commands.compare.result import CompareResult, Entry, OnTest
-from st_magnitude.commands.compare.study import Record, import_optuna
+from st_magnitude.commands.compare.study import Measurement, Record, import_optuna
+from st_magnitude.commands.compare.workers import Job, Workers, workers_at
 from st_magnitude.commands.train.comparison import own_ndcg
 from st_magnitude.commands.train.run import digest_of
 from st_magnitude.corpus.beir import RetrievalData
@@ -47,8 +50,9 @@ __all__ = ["CompareConfig", "CompareResult", "compare"]
 Data = RetrievalData | JudgedTask
 FEWEST = 2  # candidates of the last rung, whatever is left: plain cosine and the best of the others
 MOST_ON_TEST, REPORT_SECONDS = 3, 5.0  # models that are measured at the end, and the time for the files
-PROBE_SECONDS = 3.0
-FREE = {"budget"}  # the setting that may change when a comparison continues
+PROBE_STEPS, PROBE_SECONDS = 30, 3.0
+TOLERANCE = 0.05  # the share of the budget by which the last training run may exceed it
+FREE = {"budget", "ray"}  # settings that may change when a comparison continues
 
 
 def compare(
@@ -102,22 +106,20 @@ def compare(
         raise FileExistsError(f"{output} holds a finished comparison. Choose another output folder.")
     if not (output / "study.log").exists():
         refuse_used_folder(output)
-    splits = _splits(data, dev, test, config)
-    bench = Bench.of(model, splits, output, config)
-    for note in splits.notes:
-        say(f"Note: {note}")
-    output.mkdir(parents=True, exist_ok=True)
-    record = Record(output / "study.log", _settings(model, splits, config))
-    noisy = logging.getLogger("st_magnitude.evaluation.calibration")  # every calibration warns of few queries
-    level = noisy.level
-    noisy.setLevel(logging.ERROR)
-    try:
-        run = _Run(bench, record, Budget.parse(config.budget), say, began)
-        result = run.conclude(run.halve(), model if isinstance(model, str) else model_name(bench.base))
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"Stopped. Give the same command again to continue with {output}.") from None
-    finally:
-        noisy.setLevel(level)
+    with workers_at(config.ray) as workers, _quiet():
+        splits = _splits(data, dev, test, config)
+        bench = Bench.of(model, splits, output.absolute(), config)
+        for note in splits.notes:
+            say(f"Note: {note}")
+        output.mkdir(parents=True, exist_ok=True)
+        record = Record(output / "study.log", _settings(model, splits, config))
+        budget = Budget.parse(config.budget)
+        name = model if isinstance(model, str) else model_name(bench.base)
+        try:
+            run = _Run(bench, workers, record, budget, say, began)
+            result = run.conclude(run.halve(), name)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(f"Stopped. Give the same command again to continue with {output}.") from None
     write_files(result, bench, model if isinstance(model, str) else None, data)
     return result
 
@@ -150,6 +152,7 @@ class _Run:
     """
 
     bench: Bench
+    workers: Workers
     record: Record
     budget: Budget
     say: Callable[[str], None]
@@ -177,9 +180,10 @@ class _Run:
         return self.budget.amount - self.end - spent
 
     def entries(self) -> list[Entry]:
-        """All that is measured, the best first, and of equals plain cosine."""
+        """All that is measured, the best first, and of equals plain cosine, with which every grid begins."""
+        order = {candidate: i for i, candidate in enumerate(self.bench.candidates[0])}
         found = [Entry(candidate, rungs) for candidate, rungs in self.record.measured.items()]
-        return sorted(found, key=lambda e: (-e.last.steps, -e.last.score, not e.candidate.is_plain_cosine))
+        return sorted(found, key=lambda e: (-e.last.steps, -e.last.score, order[e.candidate]))
 
     def halve(self) -> list[Entry]:
         """Measures all rungs; the candidates of the last one, the best first."""
@@ -193,15 +197,16 @@ class _Run:
 
     def _begin(self) -> dict[str, Any]:
         """The first rung of the largest set of candidates that fits the budget, or that of the run that continues."""
-        sets = grids(self.bench.config, self.bench.is_static)
+        sets = self.bench.candidates
         if rung := self.record.get("rung"):
             done = sum(len(entry.rungs) for entry in self.entries())
             self.say(f"Continuing after {done} training runs in {Budget(self.before)}.")
             return dict(rung)
         is_timed = not self.budget.in_steps
         if is_timed:  # the cheapest candidate and the dearest; the first run also pays for what is loaded once
-            probes = [self.bench.measured(sets[0][i], 1000, limit=PROBE_SECONDS) for i in (0, -1)]
-            self.costs = Costs(float(np.mean([m.step_seconds for m in probes])), probes[-1].other_seconds)
+            jobs = (Job(sets[0][i], PROBE_STEPS, False, PROBE_SECONDS) for i in (0, -1))
+            probes = [found for _, found in self.workers.measure(self.bench, jobs)]
+            self.costs = self._mean_costs(probes)
         left, most = self.left, self.bench.most_steps
         for grid in sets:
             if left >= (least := least_budget(len(grid), self.costs, most, is_timed)):
@@ -222,34 +227,42 @@ class _Run:
     def _measure(self, number: int, names: Sequence[str], rungs: Sequence[tuple[int, int]]) -> None:
         """Measures the candidates of the first of these rungs."""
         (steps, size), later = rungs[0], rungs[1:]
-        for candidate in self._worthwhile(names, steps, is_last=not later):
-            found = self.bench.measured(candidate, steps, keep=not later)
-            self.record.add(candidate, found)
-            self.record.set("seconds", self.seconds)
-            done = sum(entry.last.steps == steps for entry in self.entries())
-            left = price([(steps, max(0, size - done)), *later], self.costs) + self.end
-            minutes, seconds = divmod(int(self.seconds), 60)
-            self.say(
-                f"[{minutes}:{seconds:02d}, {Budget(left, self.budget.in_steps)} left] {number}/{number + len(later)} "
-                f"{done}/{max(size, done)} {candidate.name} " + (f"{found.ndcg:.4f}" if found.is_finite else "diverged")
-            )
+        jobs = self._jobs(names, steps, size, is_last=not later)
+        with closing(self.workers.measure(self.bench, jobs)) as measured:  # an interrupt ends what others still train
+            for candidate, found in measured:
+                if found.steps < steps:
+                    self.say(f"Note: The time is up, so that {candidate.name} was stopped.")
+                    continue
+                self.record.add(candidate, found)
+                self.record.set("seconds", self.seconds)
+                done = sum(entry.last.steps == steps for entry in self.entries())
+                left = price([(steps, max(0, size - done)), *later], self.costs) + self.end
+                minutes, seconds = divmod(int(self.seconds), 60)
+                score = f"{found.ndcg:.4f}" if found.is_finite else "diverged"
+                self.say(
+                    f"[{minutes}:{seconds:02d}, {Budget(left, self.budget.in_steps)} left] "
+                    f"{number}/{number + len(later)} {done}/{max(size, done)} {candidate.name} {score}"
+                )
 
-    def _worthwhile(self, names: Sequence[str], steps: int, is_last: bool) -> Iterator[Candidate]:
-        """The candidates that are still to be measured, and in the last rung only as long as the budget lasts.
+    def _jobs(self, names: Sequence[str], steps: int, size: int, is_last: bool) -> Iterator[Job]:
+        """What is still to be measured.
 
         The names of the last rung are all of the one before, so that the number of candidates corrects what its plan
         could not know, such as a machine that becomes faster or slower.
         """
-        by_name = {c.name: c for c in grids(self.bench.config, self.bench.is_static)[0]}
+        by_name = {candidate.name: candidate for candidate in self.bench.candidates[0]}
         for number, name in enumerate(names):
             done = [e for e in self.entries() if e.last.steps == steps]
             if name in (entry.name for entry in done):
                 continue
-            if is_last and number >= FEWEST:
-                needed = steps if self.budget.in_steps else 0.5 * float(np.mean([e.last.seconds for e in done]))
-                if needed > self.left:
+            limit = math.inf
+            if is_last and done and number >= FEWEST and not self.budget.in_steps:
+                if 0.5 * float(np.mean([e.last.seconds for e in done])) > self.left:
+                    if number < size:
+                        self.say(f"Note: The time is up before {size - number} of {size} candidates of the last rung.")
                     return
-            yield by_name[name]
+                limit = self.left + TOLERANCE * self.budget.amount
+            yield Job(by_name[name], steps, is_last, limit)
 
     def _next(self, number: int, names: Sequence[str], rungs: Sequence[tuple[int, int]]) -> dict[str, Any] | None:
         """The rung after one that is measured: of plain cosine, the best third and, for the last rung, a reserve."""
@@ -259,10 +272,7 @@ class _Run:
         cosine, *customary = (entry.name for entry in _controls(ranked))
         alive = list(dict.fromkeys([cosine, *best[:2], *customary, *best[2:]]))
         if not self.budget.in_steps:
-            last = [entry.last for entry in ranked if entry.name in alive]
-            self.costs = Costs(
-                float(np.mean([m.step_seconds for m in last])), float(np.mean([m.other_seconds for m in last]))
-            )
+            self.costs = self._mean_costs([entry.last for entry in ranked if entry.name in alive])
             self.record.set("costs", vars(self.costs))
         most = self.bench.most_steps
         following = plan_after(steps, len(alive), self.left, self.costs, most)
@@ -270,9 +280,13 @@ class _Run:
             return None
         following = following or [Rung(steps + 1, FEWEST)]
         chosen = alive[: following[0].candidates]
-        if len(following) == 1 and following[0].steps < most:
+        if len(following) == 1 and following[0].steps < most and not self.budget.in_steps:
             chosen = list(dict.fromkeys([*chosen, *alive, *(entry.name for entry in ranked)]))
         return {"number": number + 1, "names": chosen, "rungs": following}
+
+    def _mean_costs(self, found: Sequence[Measurement]) -> Costs:
+        step, other = np.mean([[m.step_seconds, m.other_seconds] for m in found], axis=0).tolist()
+        return Costs(step, other, self.workers.number)
 
     def conclude(self, finalists: Sequence[Entry], name: str) -> CompareResult:
         """Reads the test split."""
@@ -309,3 +323,17 @@ def _controls(ranked: Sequence[Entry]) -> list[Entry]:
     plain = [entry for entry in ranked if entry.candidate.is_plain_cosine]
     customary = [e for e in plain if e.candidate.temperature == CUSTOMARY != plain[0].candidate.temperature]
     return [*plain[:1], *customary[:1]]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hides progress bars of every training run, and the warning about few queries, which is among the notes."""
+    noisy = logging.getLogger("st_magnitude.evaluation.calibration")
+    level = noisy.level
+    noisy.setLevel(logging.ERROR)
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        noisy.setLevel(level)
+        transformers.utils.logging.enable_progress_bar()
