@@ -59,6 +59,7 @@ from st_magnitude.clip.evaluation import retrieval_report, zero_shot
 from st_magnitude.corpus.beir import DataError
 
 SIZE, CONTEXT, DIM = 48, 20, 128
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROWS = {  # name to preset of the loss
     "norm-sym": "norm-sym",
     "nonorm-sym": "nonorm-sym",
@@ -139,16 +140,15 @@ def train(
 ) -> tuple[CLIP, Tokens]:
     """A model from scratch. A batch holds an emoji once, in a style drawn at random."""
     tokens = Tokens([e.text for e in data.emoji] + sorted({e.group for e in data.emoji}))
-    model = unnormalize(small_clip(tokens.size, seed)).to(memory_format=torch.channels_last)
+    model = unnormalize(small_clip(tokens.size, seed)).to(DEVICE, memory_format=torch.channels_last)
     rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
     images_of = [np.flatnonzero(splits.owners == i) for i in np.unique(splits.owners)]
 
     def batch() -> tuple[Tensor, Tensor]:
         drawn = rng.choice(len(images_of), settings.batch_size, replace=False)
         rows = np.array([rng.choice(images_of[i]) for i in drawn])
-        return pixels(splits.images[rows], generator), tokens(
-            captions([data.emoji[i] for i in splits.owners[rows]], rng)
-        )
+        texts = tokens(captions([data.emoji[i] for i in splits.owners[rows]], rng))
+        return pixels(splits.images[rows], generator).to(DEVICE), texts.to(DEVICE)
 
     if not row.startswith("norm-sym"):
         calibrate(model, *batch())
@@ -188,9 +188,9 @@ def train(
 @torch.no_grad()
 def encode(model: CLIP, tokens: Tokens, images: NDArray[np.uint8], texts: list[str]) -> tuple[Any, Any]:
     """Raw features: (n, D), (m, D)."""
-    x = torch.cat([model.encode_image(pixels(images[i : i + 128])) for i in range(0, len(images), 128)])
-    y = torch.cat([model.encode_text(tokens(texts[i : i + 128])) for i in range(0, len(texts), 128)])
-    return x.numpy(), y.numpy()
+    x = [model.encode_image(pixels(images[i : i + 128]).to(DEVICE)) for i in range(0, len(images), 128)]
+    y = [model.encode_text(tokens(texts[i : i + 128]).to(DEVICE)) for i in range(0, len(texts), 128)]
+    return torch.cat(x).cpu().numpy(), torch.cat(y).cpu().numpy()
 
 
 def one_run(row: str, seed: int, cache: str | None, settings: Settings, path: Path) -> None:

@@ -2,7 +2,9 @@
 
 A cell is its settings. Its name is made of them, and its figures are one JSON file in benchmarks/results/cells. So a
 script that needs cells runs those that are missing, one after the other, goes on where an interrupted call ended, and
-shares what another script has run. A cell that fails leaves nothing.
+shares what another script has run. A cell that fails leaves nothing. Models train on the GPU if there is one. With
+PROCESSES=8 in the environment, eight cells run side by side; EVIDENCE_DATA names a folder that keeps the texts of the
+studies, to take them to a machine that has neither the packages nor a network.
 
 Everything is chosen on dev: the step of each scoring, the document exponent of "calibrated", and, among cells, rates
 and temperatures. These scorings are read on the tests, each at its own best step on dev:
@@ -17,18 +19,24 @@ docs/magnitude.md (magnitude_tables.paired); with one seed it is over queries al
 
 from __future__ import annotations
 
+import base64
 import ctypes
 import hashlib
 import json
 import logging
 import os
+import pickle
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+import traceback
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.metadata import version
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +52,7 @@ sys.path.append(str(Path(__file__).parents[1]))  # benchmarks/ is not a package
 from lexicons import build, default_cache
 from magnitude_tables import Estimate, paired
 from paraphrase import paraphrase
-from temperature import static_model, train
+from temperature import minilm, static_model, train
 
 import st_magnitude as stm
 from st_magnitude.commands.demo.docstrings import DocstringTask, build_docstring_task
@@ -59,6 +67,8 @@ EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 MATCHED = {"dot": 0.0, "qnorm": 0.0}  # document exponents; 1 for the others but Learnable
 SCORINGS = ("matched", "calibrated")
 SEED = 0  # of the data: a cell's seed is that of training, so that all models answer the same queries
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+PROCESSES = int(os.environ.get("PROCESSES", "1"))
 Figures = dict[str, Any]
 
 
@@ -71,7 +81,12 @@ def frozen() -> SentenceTransformer:
 
 
 SUMS: dict[str, Callable[..., MagnitudeRankingLoss]] = {"tempagg": stm.TempAggLoss, "tempaggmrl": stm.TempAggMRLLoss}
-BASES: dict[str, Callable[[], SentenceTransformer]] = {"static": static_model, "L3": paraphrase, "L3frozen": frozen}
+BASES: dict[str, Callable[[], SentenceTransformer]] = {
+    "static": static_model,
+    "L3": paraphrase,
+    "L3frozen": frozen,
+    "MiniLM": minilm,
+}
 DATA: dict[str, Callable[[], Data]] = {}  # filled below, and by the parts that have their own
 
 
@@ -139,16 +154,27 @@ class Data:
         return hashlib.blake2b(json.dumps(texts).encode(), digest_size=8).hexdigest()
 
 
+def kept(name: str, make: Callable[[], Any]) -> Any:
+    """What ``make`` returns; with EVIDENCE_DATA, from the file of that name in this folder, once it is there."""
+    if (folder := os.environ.get("EVIDENCE_DATA")) is None:
+        return make()
+    path = Path(folder, f"{name.replace(', ', '-')}.pickle")
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(pickle.dumps(make()))
+    return pickle.loads(path.read_bytes())
+
+
 @lru_cache(maxsize=4)
 def data(name: str) -> Data:
-    return DATA[name]()
+    return kept(f"data-{name}", DATA[name])
 
 
+@lru_cache(maxsize=1)
 def docstring_task() -> DocstringTask:
     """The docstrings of the installed packages."""
-    return build_docstring_task(
-        test_queries=300, seed=SEED, workers=1, cache=default_cache() / "docstrings", progress=False
-    )
+    options: dict[str, Any] = {"test_queries": 300, "seed": SEED, "workers": 1, "progress": False}
+    return kept("docstrings", lambda: build_docstring_task(cache=default_cache() / "docstrings", **options))
 
 
 def docstrings() -> Data:
@@ -221,7 +247,7 @@ class Watch(TrainerCallback):
 def train_cell(cell: Cell, evaluations: int = 10) -> tuple[SentenceTransformer, Watch]:
     """The model after training, and what was seen on the way."""
     torch.manual_seed(cell.seed)
-    model = stm.strip_normalize(BASES[cell.base]())
+    model = stm.strip_normalize(BASES[cell.base]()).to(DEVICE)
     how: dict[str, Any] = {
         "max_steps": cell.steps,
         "per_device_train_batch_size": cell.batch,
@@ -238,7 +264,7 @@ def train_cell(cell: Cell, evaluations: int = 10) -> tuple[SentenceTransformer, 
 
 
 def measure(cell: Cell, evaluations: int = 10) -> Figures:
-    """Trains and measures. nDCG@10 of every query is stored in units of 1e-4."""
+    """Trains and measures."""
     began = time.perf_counter()
     model, watch = train_cell(cell, evaluations)
     middle = time.perf_counter()
@@ -260,13 +286,14 @@ def measure(cell: Cell, evaluations: int = 10) -> Figures:
         "scorings": scorings,
         "versions": {
             "python": platform.python_version(),
+            "device": torch.cuda.get_device_name() if DEVICE == "cuda" else "cpu",
             **{name: version(name) for name in ("torch", "sentence-transformers", "st-magnitude")},
         },
         "seconds": {"training": round(middle - began), "tests": round(end - middle)},
     }
 
 
-def searched(encoded: EncodedTask, similarity: stm.Similarity) -> dict[str, list[int]]:
+def searched(encoded: EncodedTask, similarity: stm.Similarity) -> dict[str, str]:
     """nDCG@10 of every query in full, at a quarter of the dimensions, and by bits that the float query rescores."""
     quarter = encoded.prefix(encoded.queries.shape[1] // 4)
     q, d = similarity.query(encoded.queries), similarity.document(encoded.documents)
@@ -275,7 +302,7 @@ def searched(encoded: EncodedTask, similarity: stm.Similarity) -> dict[str, list
         "quarter": quarter.top(similarity),
         "bits": search_compressed(q, d, "binary", 100, stm.COSINE)["query"],
     }
-    return {name: np.rint(1e4 * encoded.ndcg(top)).astype(int).tolist() for name, top in tops.items()}
+    return {name: packed(encoded.ndcg(top)) for name, top in tops.items()}
 
 
 def shape(encoded: EncodedTask, similarity: stm.Similarity) -> dict[str, float]:
@@ -285,17 +312,63 @@ def shape(encoded: EncodedTask, similarity: stm.Similarity) -> dict[str, float]:
     return {"isoscore": round(isoscore, 5), "hubness": round(float(skew(times)), 4)}
 
 
+def packed(values: NDArray[np.floating[Any]]) -> str:
+    """Figures of all queries, to 1e-4, as text: zlib and base 64 of 16-bit integers.
+
+    Example:
+        >>> unpacked(packed(np.array([0.0, 0.63093, 1.0])))
+        array([0.    , 0.6309, 1.    ])
+    """
+    return base64.b64encode(zlib.compress(np.rint(1e4 * values).astype("<i2").tobytes(), 9)).decode()
+
+
+def unpacked(text: str) -> NDArray[np.float64]:
+    return np.frombuffer(zlib.decompress(base64.b64decode(text)), "<i2") / 1e4
+
+
 def run(cells: Iterable[Cell], evaluations: int = 10) -> None:
     """Runs the cells that are missing, each with so many evaluations on dev."""
-    for name in ("st_magnitude", "sentence_transformers"):
-        logging.getLogger(name).setLevel(logging.ERROR)  # one-sided similarities are here on purpose
-    keep_memory()
     todo = [cell for cell in dict.fromkeys(cells) if not cell.path.is_file()]
-    for i, cell in enumerate(todo, 1):
-        store(cell.path, figures := measure(cell, evaluations))
+    for i, (cell, figures) in enumerate(results(partial(measure, evaluations=evaluations), todo), 1):
+        store(cell.path, figures)
         seconds = " + ".join(str(x) for x in figures["seconds"].values())
         dev = ", ".join(f"{name} {x['dev']:.3f} at {x['step']}" for name, x in figures["scorings"].items())
         print(f"[{i}/{len(todo)}, {seconds} s] {cell.name}: dev {dev}", flush=True)
+
+
+def results(work: Callable[[Cell], Any], cells: Sequence[Cell]) -> Iterator[tuple[Cell, Any]]:
+    """Each cell with what ``work`` makes of it, as they are done, PROCESSES at a time.
+
+    Raises:
+        RuntimeError: If one has failed, after the others are done; the message has all tracebacks.
+    """
+    prepare_process()
+    if PROCESSES == 1:
+        yield from ((cell, work(cell)) for cell in cells)
+        return
+    failures = []
+    futures = {pool().submit(work, cell): cell for cell in cells}
+    for future in as_completed(futures):
+        if (error := future.exception()) is None:
+            yield futures[future], future.result()
+        else:
+            failures.append(f"{futures[future].name}: {''.join(traceback.format_exception(error))}")
+    if failures:
+        raise RuntimeError("\n".join(failures))
+
+
+@lru_cache(maxsize=1)
+def pool() -> ProcessPoolExecutor:
+    """Processes that stay, and with them the data that they have read."""
+    return ProcessPoolExecutor(PROCESSES, get_context("spawn"), initializer=prepare_process)
+
+
+def prepare_process() -> None:
+    for name in ("st_magnitude", "sentence_transformers"):
+        logging.getLogger(name).setLevel(logging.ERROR)  # one-sided similarities are here on purpose
+    if PROCESSES > 1:
+        torch.set_num_threads(1)
+    keep_memory()
 
 
 def keep_memory() -> None:
@@ -336,7 +409,7 @@ def best_of(cells: Sequence[Cell], scoring: str) -> Cell | None:
 def per_query(cells: Sequence[Cell], task: str, scoring: str, size: str = "full") -> NDArray[np.float64]:
     """nDCG@10 of every query, (S, n)."""
     figures = [x for cell in cells if (x := cell.load())]
-    return np.array([x["scorings"][scoring]["tests"][task][size] for x in figures]) / 1e4
+    return np.array([unpacked(x["scorings"][scoring]["tests"][task][size]) for x in figures])
 
 
 def gain(

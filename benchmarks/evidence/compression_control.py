@@ -1,13 +1,13 @@
 """Part F of the evidence: one temperature chosen on dev, or the sum? What does SIGReg do to an index?
 
-    python benchmarks/evidence/compression_control.py [sums] [sigreg] [--tables] [--seeds 3]
+    python benchmarks/evidence/compression_control.py [sums] [sigreg] [--study L3] [--tables] [--seeds 3]
 
-The static table at the horizon and the rate of temperature_control.py, whose cells of Cosine it shares. Embeddings are
+A base at the horizon and the rate of temperature_control.py, whose cells of Cosine it shares. Embeddings are
 scored by cosine in full, at a quarter of the dimensions, and as bits that the float query rescores.
 
 - sums: Cosine at each of four temperatures, TempAggLoss (three temperatures) and TempAggMRLLoss (with three prefixes),
   against Cosine at the temperature that is best on dev, which costs four trainings.
-- sigreg: InfoNCE at .05 with SIGReg of weight .01, .05 and .2 against none, at batch 32 and 128; IsoScore of the
+- sigreg: InfoNCE at .05 with SIGReg of weight .01, .05 and .2 against none, at batch 32 and 128. IsoScore of the
   directions, and hubness, the skewness of how often a document is in a top 10.
 
 Expected before the run, sums: within .5 points of the chosen temperature in full and in bits; at a quarter TempAggMRL
@@ -37,17 +37,17 @@ WEIGHTS = (0.0, 0.01, 0.05, 0.2)
 BATCHES = (32, 128)
 
 
-def sums() -> dict[str, Cell]:
+def sums(study: str) -> dict[str, Cell]:
     """The rows of the first table; empty before the rate is known."""
-    if (base := STUDIES["static"].chosen) is None:
+    if (base := STUDIES[study].chosen) is None:
         return {}
     singles = {f"τ {tau:g}": replace(base, temperature=tau) for tau in TAUS}
     return singles | {name: replace(base, loss=loss) for loss, name in SUMS.items()}
 
 
-def sigreg() -> dict[str, Cell]:
+def sigreg(study: str) -> dict[str, Cell]:
     """The rows of the second table."""
-    if (base := STUDIES["static"].chosen) is None:
+    if (base := STUDIES[study].chosen) is None:
         return {}
     return {f"batch {b}, weight {w:g}": replace(base, batch=b, sigreg=w) for b in BATCHES for w in WEIGHTS}
 
@@ -56,9 +56,9 @@ def stored(rows: Mapping[str, Cell]) -> dict[str, Cell]:
     return {name: cell for name, cell in rows.items() if cell.path.is_file()}
 
 
-def sums_table() -> list[str]:
+def sums_table(study: str) -> list[str]:
     """nDCG@10 by size, mean over seeds, and the gain over the temperature that is best on dev."""
-    rows = stored(sums())
+    rows = stored(sums(study))
     best = best_of([cell for cell in rows.values() if cell.loss == "cosine"], "matched")
     if best is None or not any(cell.loss in SUMS for cell in rows.values()):
         return ["(No cells are stored yet.)"]
@@ -75,9 +75,9 @@ def sums_table() -> list[str]:
     return lines
 
 
-def sigreg_table() -> list[str]:
+def sigreg_table(study: str) -> list[str]:
     """Gains over no SIGReg at the same batch, and the shape of the test corpus in domain."""
-    rows = stored(sigreg())
+    rows = stored(sigreg(study))
     if not any(cell.sigreg for cell in rows.values()):
         return ["(No cells are stored yet.)"]
     columns = ["dev", *(f"{place}, {size}" for place in PLACES.values() for size in SIZES.values())]
@@ -104,16 +104,18 @@ PARTS = {"sums": (sums, sums_table), "sigreg": (sigreg, sigreg_table)}
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="part", help="sums, sigreg; default: both")
+    parser.add_argument("--study", default="static", choices=STUDIES)
     parser.add_argument("--tables", action="store_true", help="train nothing")
     parser.add_argument("--seeds", type=int, default=3, choices=(1, 2, 3))
     arguments = parser.parse_args()
-    for part in arguments.parts or PARTS:
-        rows, table = PARTS[part]
-        if not rows():
-            parser.exit(1, "The rate is not known yet: run temperature_control.py first.\n")
-        for number in range(1, arguments.seeds + 1 if not arguments.tables else 1):
-            run(cell for x in rows().values() for cell in seeds_of(x, number))
-        print("\n".join(["", part, "", *table()]))
+    chosen = [PARTS[part] for part in arguments.parts or PARTS]
+    cells = [cell for rows, _ in chosen for cell in rows(arguments.study).values()]
+    if not cells:
+        parser.exit(1, "The rate is not known yet: run temperature_control.py first.\n")
+    if not arguments.tables:
+        run(cell for x in cells for cell in seeds_of(x, arguments.seeds))
+    for _, table in chosen:
+        print("\n".join(["", *table(arguments.study)]))
 
 
 if __name__ == "__main__":

