@@ -146,9 +146,11 @@ def of_compression() -> Iterator[Claim]:
     """The sums against the temperature that dev chooses, and what SIGReg does to an index."""
     where = "static table, WordNet, 1,000 steps of 128; FOLDOC"
     for size, name in (("quarter", "at a quarter of the dimensions"), ("bits", "in bits")):
-        best = best_of([cell for cell in compression_control.sums().values() if cell.loss == "cosine"], "matched")
+        best = best_of(
+            [cell for cell in compression_control.sums("static").values() if cell.loss == "cosine"], "matched"
+        )
         for label in ("TempAgg", "TempAggMRL"):
-            cell = compression_control.sums().get(label)
+            cell = rows.get(label)
             found = gain(cell, best, ["foldoc"], "matched", size) if cell and best else None
             if found is not None:
                 claim = f"{label} is ahead {name}, here of the one temperature that dev chooses"
@@ -161,7 +163,7 @@ def of_compression() -> Iterator[Claim]:
                     judge(found[0], 1),
                     "compression_control.py",
                 )
-    rows = compression_control.sigreg()
+    rows = compression_control.sigreg("static")
     for batch in compression_control.BATCHES:
         cell = rows.get(f"batch {batch}, weight 0.05")
         for size, name in (("full", "in full"), ("bits", "in bits")) if cell else ():

@@ -236,17 +236,20 @@ def examples() -> Data:
     return Data(Dataset.from_dict(rows), with_examples(plain.dev, sentences, 150, 400), tests)
 
 
-def by_frequency() -> dict[str, list[str]]:
-    """Lemma to its synsets, the most frequent first, where WordNet has counted the first one in text."""
+def by_frequency(lines: Iterable[str]) -> dict[str, list[str]]:
+    """Lemma to its synsets by falling frequency, if the first one was counted in text; of an index file, wndb(5WN).
+
+    Example:
+        >>> by_frequency(["seal n 2 1 @ 2 1 00000007 00000042"])
+        {'seal': ['00000007-n', '00000042-n']}
+    """
     found: dict[str, list[str]] = {}
-    for part in ("noun", "verb"):
-        path = fetch("wordnet-base") / "usr/share/wordnet" / f"index.{part}"
-        for line in path.read_text(encoding="utf-8").splitlines():
-            if not line.startswith("  "):  # the licence
-                lemma, kind, _, pointers, *fields = line.split()
-                _, tagged, *offsets = fields[int(pointers) :]
-                if int(tagged) and len(offsets) > 1:
-                    found[f"{lemma.replace('_', ' ')} ({part})"] = [f"{offset}-{kind}" for offset in offsets]
+    for line in lines:
+        if not line.startswith("  "):  # the licence
+            lemma, kind, _, pointers, *fields = line.split()
+            _, tagged, *offsets = fields[int(pointers) :]
+            if int(tagged) and len(offsets) > 1:
+                found[lemma.replace("_", " ")] = [f"{offset}-{kind}" for offset in offsets]
     return found
 
 
@@ -257,16 +260,16 @@ def senses() -> Data:
     """
     folder = fetch("wordnet-base") / "usr/share/wordnet"
     texts: dict[str, str] = {}
+    words: dict[str, list[str]] = {}
     for part in ("noun", "verb"):
-        lines = (folder / f"data.{part}").read_text(encoding="utf-8").splitlines()
-        texts |= {entry.key: entry.text for entry in synsets(lines, part)}
-    words = {
-        word: keys
-        for word, found in by_frequency().items()
-        if len(keys := [key for key in found if key in texts]) > 1
-        and keys[0] == found[0]
-        and not any(leaks(word.partition(" (")[0], texts[key]) for key in keys)
-    }
+        data_lines, index_lines = (
+            (folder / f"{file}.{part}").read_text(encoding="utf-8").splitlines() for file in ("data", "index")
+        )
+        texts |= {entry.key: entry.text for entry in synsets(data_lines, part)}
+        for word, found in by_frequency(index_lines).items():
+            keys = [key for key in found if key in texts]
+            if keys[:1] == found[:1] and len(keys) > 1 and not any(leaks(word, texts[key]) for key in keys):
+                words[f"{word} ({part})"] = keys
     mixed = random.Random(SEED).sample(sorted(words), len(words))
     split = {"dev": mixed[: len(mixed) // 10], "test": mixed[len(mixed) // 10 : 3 * len(mixed) // 10]}
     tasks, held_out = {}, set()

@@ -7,6 +7,7 @@ import importlib
 import json
 import re
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import ModuleType
@@ -57,7 +58,8 @@ CELL = cells.Cell("static", "wordnet", "cosine", 0, 10, 4, 0.1)
 
 
 def stored(cell: Any, values: list[int], data: str = "a") -> None:
-    scoring = {"dev": float(np.mean(values)), "step": 5, "exponent": 1.0, "tests": {"wordnet": {"full": values}}}
+    full = cells.packed(np.array(values) / 1e4)
+    scoring = {"dev": float(np.mean(values)), "step": 5, "exponent": 1.0, "tests": {"wordnet": {"full": full}}}
     figures = {"settings": asdict(cell), "data": data, "scorings": dict.fromkeys(cells.SCORINGS, scoring)}
     cells.store(cell.path, figures)
 
@@ -93,6 +95,8 @@ def test_best_of_reads_dev_with_seed_0() -> None:
 def test_run_skips_what_is_stored_and_leaves_nothing_of_a_failure(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    assert not doctest.testmod(cells).failed
+
     def broken(cell: Any, evaluations: int) -> None:
         raise RuntimeError(cell.name)
 
@@ -102,6 +106,26 @@ def test_run_skips_what_is_stored_and_leaves_nothing_of_a_failure(
     with pytest.raises(RuntimeError, match="seed1"):
         cells.run([CELL, replace(CELL, seed=1)])
     assert [path.stem for path in tmp_path.rglob("*.*")] == [CELL.name]
+
+
+def test_results_of_several_processes_end_with_the_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+    def work(cell: Any) -> int:
+        return 10 // cell.seed
+
+    monkeypatch.setattr(cells, "PROCESSES", 2)
+    monkeypatch.setattr(cells, "prepare_process", lambda: None)
+    monkeypatch.setattr(cells, "pool", lambda: ThreadPoolExecutor(2))
+    found = []
+    with pytest.raises(RuntimeError, match=r"seed0: (.|\n)*ZeroDivisionError"):
+        for cell, value in cells.results(work, [replace(CELL, seed=seed) for seed in (0, 5, 2)]):
+            found.append((cell.seed, value))
+    assert sorted(found) == [(2, 5), (5, 2)]
+
+
+def test_kept_data_is_read_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert cells.kept("a", lambda: 1) == 1
+    monkeypatch.setenv("EVIDENCE_DATA", str(tmp_path / "texts"))
+    assert [cells.kept("a, b", lambda i=i: i) for i in range(3)] == [0, 0, 0]
 
 
 def test_verdicts() -> None:
