@@ -146,9 +146,8 @@ def of_compression() -> Iterator[Claim]:
     """The sums against the temperature that dev chooses, and what SIGReg does to an index."""
     where = "static table, WordNet, 1,000 steps of 128; FOLDOC"
     for size, name in (("quarter", "at a quarter of the dimensions"), ("bits", "in bits")):
-        best = best_of(
-            [cell for cell in compression_control.sums("static").values() if cell.loss == "cosine"], "matched"
-        )
+        rows = compression_control.sums("static")
+        best = best_of([cell for cell in rows.values() if cell.loss == "cosine"], "matched")
         for label in ("TempAgg", "TempAggMRL"):
             cell = rows.get(label)
             found = gain(cell, best, ["foldoc"], "matched", size) if cell and best else None

@@ -116,9 +116,13 @@ def test_results_of_several_processes_end_with_the_failures(monkeypatch: pytest.
     monkeypatch.setattr(cells, "prepare_process", lambda: None)
     monkeypatch.setattr(cells, "pool", lambda: ThreadPoolExecutor(2))
     found = []
-    with pytest.raises(RuntimeError, match=r"seed0: (.|\n)*ZeroDivisionError"):
+
+    def collect() -> None:
         for cell, value in cells.results(work, [replace(CELL, seed=seed) for seed in (0, 5, 2)]):
             found.append((cell.seed, value))
+
+    with pytest.raises(RuntimeError, match=r"seed0: (.|\n)*ZeroDivisionError"):
+        collect()
     assert sorted(found) == [(2, 5), (5, 2)]
 
 
