@@ -193,7 +193,9 @@ DATA |= {"wordnet": lexicons, "docstrings": docstrings}
 
 
 def encode(model: SentenceTransformer, task: RetrievalData) -> EncodedTask:
-    return JudgedTask(task.queries, task.corpus, task.relevant_docs).encode(model, 128, show_progress_bar=False)
+    """The embeddings, on the CPU, where they are measured."""
+    found = JudgedTask(task.queries, task.corpus, task.relevant_docs).encode(model, 128, show_progress_bar=False)
+    return replace(found, queries=found.queries.cpu(), documents=found.documents.cpu())
 
 
 # --- one training -----------------------------------------------------------------------------------------------------

@@ -184,7 +184,7 @@ def classifiers(cosine: SentenceTransformer) -> tuple[Callable[..., Any], Callab
         make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)).fit(features, labels)
         for features in (
             surface_features(texts),
-            stm.COSINE.document(encode_raw(cosine, texts, "document", 128, False)).numpy(),
+            stm.COSINE.document(encode_raw(cosine, texts, "document", 128, False).cpu()).numpy(),
         )
     )
     return on_surface, on_embeddings
