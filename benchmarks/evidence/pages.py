@@ -517,7 +517,7 @@ def auc_table(base: str) -> list[str]:
     found = rows(base)
     if "QNorm calibrated" not in found:
         return ["(No cells are stored yet.)"]
-    kinds = ["example"] if CELLS[base].data == "examples" else list(PARTS["with all"])
+    kinds = list(PARTS[parts_of(base)[-1]])
     lines = ["| norms of | " + " | ".join(kinds) + " |", "| --- |" + " ---: |" * len(kinds)]
     for model in ("before training, by cosine", "Cosine", "QNorm calibrated"):
         if model in found:

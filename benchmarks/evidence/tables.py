@@ -18,9 +18,11 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parent))
 import claims
 import compression_control
+import convergence
 import fragments
 import inheritance
 import pages
+import reading
 import temperature_control as control
 
 PAGE = Path(__file__).parents[2] / "docs" / "evidence.md"
@@ -40,8 +42,10 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "claims": claims.table,
     **{f"temperatures of Cosine, {name}": partial(study, name, control.cosine_table) for name in control.STUDIES},
     **{f"gains, {name}": partial(study, name, control.gain_table) for name in control.STUDIES},
-    **{f"sums, {name}": partial(compression_control.sums_table, name) for name in ("static", "L3")},
-    **{f"sigreg, {name}": partial(compression_control.sigreg_table, name) for name in ("static", "L3")},
+    **{f"sums, {name}": partial(compression_control.sums_table, name) for name in control.STUDIES},
+    **{f"sigreg, {name}": partial(compression_control.sigreg_table, name) for name in control.STUDIES},
+    "convergence": convergence.table,
+    "reading": reading.table,
     "fragments": partial(of_fragments, fragments.share_table),
     "pruning": partial(of_fragments, fragments.pruning_table),
     "separation": partial(of_fragments, fragments.separation_table),
