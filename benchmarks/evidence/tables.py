@@ -19,6 +19,7 @@ sys.path.append(str(Path(__file__).parent))
 import claims
 import compression_control
 import convergence
+import forgetting
 import fragments
 import inheritance
 import pages
@@ -45,6 +46,7 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     **{f"sums, {name}": partial(compression_control.sums_table, name) for name in control.STUDIES},
     **{f"sigreg, {name}": partial(compression_control.sigreg_table, name) for name in control.STUDIES},
     "convergence": convergence.table,
+    "forgetting": forgetting.table,
     "reading": reading.table,
     "fragments": partial(of_fragments, fragments.share_table),
     "pruning": partial(of_fragments, fragments.pruning_table),
