@@ -25,7 +25,7 @@ def test_table_compares_with_cosine(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert reading.table() == ["(No cells are stored yet.)"]
     right = {"em": reading.packed(np.ones(4)), "f1": reading.packed(np.ones(4))}
     wrong = {"em": reading.packed(np.zeros(4)), "f1": reading.packed(np.full(4, 0.5))}
-    readings = {key: wrong for key in reading.NAMES} | {"cosine, matched": right}
+    readings = dict.fromkeys(reading.NAMES, wrong) | {"cosine, matched": right}
     reading.store(reading.PATH, {"readings": readings})
     lines = reading.table()
     assert "| Cosine | 100.0 | 100.0 |  |  |" in lines
