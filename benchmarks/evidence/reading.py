@@ -36,7 +36,8 @@ import torch
 sys.path.append(str(Path(__file__).parent))
 from cells import RESULTS, SEED, best_of, data, packed, prepare_process, store, train_cell, unpacked
 from lexicons import fetch, synsets
-from magnitude_tables import paired
+from magnitude_tables import Estimate, paired
+from numpy.typing import NDArray
 from revela_text import smollm2_folder
 from search_tasks import hypernyms
 from temperature import static_model
@@ -151,19 +152,24 @@ NAMES = {
 }
 
 
+def scores(key: str, metric: str) -> NDArray[np.float64]:
+    """The stored figure of each question."""
+    return unpacked(json.loads(PATH.read_text(encoding="utf-8"))["readings"][key][metric])
+
+
+def over_cosine(key: str, metric: str) -> Estimate:
+    return paired([(scores(key, metric) - scores("cosine, matched", metric))[None]])
+
+
 def table() -> list[str]:
     """Exact answers and F1 in percent, and the gain over Cosine."""
     if not PATH.is_file():
         return ["(No cells are stored yet.)"]
-    found = json.loads(PATH.read_text(encoding="utf-8"))["readings"]
     lines = ["| definitions of | exact, % | F1, % | exact, over Cosine | F1, over Cosine |", "| --- |" + " ---: |" * 4]
-    plain = {key: unpacked(x) for key, x in found["cosine, matched"].items()}
     for key, name in NAMES.items():
-        values = {metric: unpacked(x) for metric, x in found[key].items()}
-        gains = [paired([(values[m] - plain[m])[None]]).show() if name != "Cosine" else "" for m in ("em", "f1")]
-        lines.append(
-            f"| {name} | {100 * values['em'].mean():.1f} | {100 * values['f1'].mean():.1f} | {' | '.join(gains)} |"
-        )
+        exact, f1 = (f"{100 * scores(key, metric).mean():.1f}" for metric in ("em", "f1"))
+        gains = [over_cosine(key, metric).show() if name != "Cosine" else "" for metric in ("em", "f1")]
+        lines.append(f"| {name} | {exact} | {f1} | {' | '.join(gains)} |")
     return lines
 
 
