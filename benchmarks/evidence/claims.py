@@ -150,9 +150,6 @@ def of_never_relevant() -> Iterator[Claim]:
 
 def of_forgetting() -> Iterator[Claim]:
     """Dot over Cosine on the same rows, and over Cosine without their negatives."""
-    (with_them, _), (without, _) = (
-        forgetting.ROWS[name] for name in ("Cosine with boilerplate", "Cosine, answers alone")
-    )
     for scoring in ("calibrated", "by cosine"):
         cell, key = forgetting.ROWS[f"Dot with boilerplate, {scoring}"]
         for before, rows in (
