@@ -185,8 +185,8 @@ def of_reading() -> Iterator[Claim]:
 def of_convergence() -> Iterator[Claim]:
     """GradScale and cut-init over plain training, each at its own best rate."""
     for start, way in convergence.NAMES:
-        best, plain_best = (best_of(convergence.grid(start, x), "matched") for x in (way, "plain"))
-        found = gain(best, plain_best, ["wordnet"], "matched") if way != "plain" and best and plain_best else None
+        cell, control = convergence.best(start, way), convergence.best(start, "plain")
+        found = gain(cell, control, ["wordnet"], "matched") if way != "plain" and cell and control else None
         if found is not None:
             yield Claim(
                 NORMS,

@@ -76,6 +76,12 @@ def grid(start: str, way: str) -> list[Cell]:
     return [Cell(f"{start}, {way}", "wordnet", "cosine", 0, STEPS, BATCH, rate) for rate in RATES[start]]
 
 
+def best(start: str, way: str) -> Cell | None:
+    """The cell of the rate that is best on dev; None before all rates were tried."""
+    cells = grid(start, way)
+    return best_of(cells, "matched") if all(cell.path.is_file() for cell in cells) else None
+
+
 def steps_to(cell: Cell, dev: float) -> float:
     """Mean step, over seeds, at which dev is reached, between two evaluations by a line; inf if it is not reached."""
     found = []
@@ -92,14 +98,14 @@ def table() -> list[str]:
     lines = ["| start | seeds | rate | dev | steps to 95 % of plain | " + " | ".join(PLACES.values()) + " |"]
     lines.append("| --- |" + " ---: |" * (4 + len(PLACES)))
     for start, way in NAMES:
-        best, plain = best_of(grid(start, way), "matched"), best_of(grid(start, "plain"), "matched")
-        if best is None or plain is None:
+        cell, plain = best(start, way), best(start, "plain")
+        if cell is None or plain is None:
             continue
-        gains = [gain(best, plain, [place], "matched") for place in PLACES]
+        gains = [gain(cell, plain, [place], "matched") for place in PLACES]
         shown = ["" if way == "plain" or x is None else x[0].show() for x in gains]
-        seeds = sum(cell.path.is_file() for cell in seeds_of(best))
-        needed = steps_to(best, SHARE * dev_of(plain, "matched"))
-        row = [str(seeds), f"{best.rate:g}", f"{100 * dev_of(best, 'matched'):.1f}", f"{needed:,.0f}", *shown]
+        seeds = sum(seed.path.is_file() for seed in seeds_of(cell))
+        needed = steps_to(cell, SHARE * dev_of(plain, "matched"))
+        row = [str(seeds), f"{cell.rate:g}", f"{100 * dev_of(cell, 'matched'):.1f}", f"{needed:,.0f}", *shown]
         lines.append(f"| {start}, {way} | " + " | ".join(row) + " |")
     return lines if len(lines) > 2 else ["(No cells are stored yet.)"]
 
@@ -111,8 +117,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if not arguments.tables:
         run((cell for name in NAMES for cell in grid(*name)), EVALUATIONS)
-        best = [cell for name in NAMES if (cell := best_of(grid(*name), "matched"))]
-        run((replace(cell, seed=seed) for cell in best for seed in range(arguments.seeds)), EVALUATIONS)
+        chosen = [cell for name in NAMES if (cell := best(*name))]
+        run((replace(cell, seed=seed) for cell in chosen for seed in range(arguments.seeds)), EVALUATIONS)
     print("\n".join(table()))
 
 
