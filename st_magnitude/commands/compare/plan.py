@@ -72,7 +72,7 @@ def plan_after(steps: int, candidates: int, amount: float, costs: Costs, most: i
 
     Example:
         >>> plan_after(21, 9, 1580, Costs(), most=1000)
-        [Rung(steps=65, candidates=9), Rung(steps=195, candidates=5)]
+        [Rung(steps=65, candidates=9), Rung(steps=197, candidates=5)]
         >>> plan_after(21, 9, 200, Costs(), most=1000), plan_after(195, 4, 200, Costs(), most=1000)
         ([Rung(steps=40, candidates=5)], [])
     """
