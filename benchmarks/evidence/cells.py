@@ -125,7 +125,8 @@ class Cell:
         tau, scale = (x if isinstance(x, str) else f"{x:g}" for x in (self.temperature, self.scale))
         how = f"{self.loss}-tau{tau}-scale{scale}"
         how += f"-sigreg{self.sigreg:g}" if self.sigreg else ""
-        return f"{self.base}-{self.data}-{how}-{self.steps}x{self.batch}-lr{self.rate:g}-seed{self.seed}"
+        where = f"{self.base}-{self.data}".replace(", ", "-").replace(" ", "-")
+        return f"{where}-{how}-{self.steps}x{self.batch}-lr{self.rate:g}-seed{self.seed}"
 
     @property
     def path(self) -> Path:

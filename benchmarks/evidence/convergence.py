@@ -39,7 +39,7 @@ from torch import nn
 import st_magnitude as stm
 
 STEPS, BATCH, EVALUATIONS = 600, 128, 12
-RATES = {"scratch": (0.01, 0.03, 0.1), "head": (3e-4, 1e-3, 3e-3)}
+RATES = {"scratch": (0.03, 0.1, 0.3), "head": (3e-4, 1e-3, 3e-3)}
 PLACES = {"wordnet": "in domain", "foldoc": "FOLDOC"}
 SHARE = 0.95  # of the best dev score of the plain training
 

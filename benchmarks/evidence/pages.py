@@ -387,7 +387,7 @@ def measure(cell: Cell) -> Figures:
 
 
 def path_of(cell: Cell) -> Path:
-    return RESULTS / "pages" / f"{cell.name.replace(', ', '-')}.json"
+    return RESULTS / "pages" / f"{cell.name}.json"
 
 
 def load(cell: Cell) -> Figures | None:

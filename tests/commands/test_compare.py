@@ -287,15 +287,16 @@ def test_a_stopped_comparison_continues_after_its_last_measurement(folder, model
 KILLED = """
 import os, signal, sys
 from st_magnitude.commands.compare.bench import Bench
+from st_magnitude.commands.compare.run import PROBE_SECONDS
 measured, seen = Bench.measured, []
-def counted(self, candidate, *arguments, **options):
-    if "limit" in options:  # a probe
-        return measured(self, candidate, *arguments, **options)
+def counted(self, candidate, steps, keep, limit):
+    if limit == PROBE_SECONDS:
+        return measured(self, candidate, steps, keep, limit)
     if len(seen) == int(sys.argv[1]):
         os.kill(os.getpid(), signal.SIGKILL)
     seen.append(candidate.name)
     print("trains", candidate.name, flush=True)
-    return measured(self, candidate, *arguments, **options)
+    return measured(self, candidate, steps, keep, limit)
 Bench.measured = counted
 from st_magnitude.commands.app import app
 app(sys.argv[2:])
