@@ -157,12 +157,17 @@ class Data:
 
 def kept(name: str, make: Callable[[], Any]) -> Any:
     """What ``make`` returns; with EVIDENCE_DATA, from the file of that name in this folder, once it is there."""
-    if (folder := os.environ.get("EVIDENCE_DATA")) is None:
-        return make()
-    path = Path(folder, f"{name.replace(', ', '-')}.pickle")
+    folder = os.environ.get("EVIDENCE_DATA")
+    return make() if folder is None else pickled(Path(folder, f"{name.replace(', ', '-')}.pickle"), make)
+
+
+def pickled(path: Path, make: Callable[[], Any]) -> Any:
+    """What ``make`` returns, from a file if it has been made before; several processes may ask for it at a time."""
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(pickle.dumps(make()))
+        temporary = path.with_suffix(f".{os.getpid()}.tmp")
+        temporary.write_bytes(pickle.dumps(make()))
+        os.replace(temporary, path)
     return pickle.loads(path.read_bytes())
 
 

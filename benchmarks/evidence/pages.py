@@ -31,7 +31,7 @@ on embeddings is as good as QNorm. Fragments change little for any of them.
 Two more studies have real text beside the answers, and one explicit negative of that kind in each row. "examples": the
 sentences of WordNet that use a word and do not say what it means. "senses": a word asks for its most frequent meaning
 (WordNet orders them by counts in text), among its other meanings: what people ask for is a prior over documents, and a
-cosine has no place for a prior. Expected: QNorm is 1 to 4 points ahead of Cosine over senses, because frequent meanings
+cosine cannot express a prior. Expected: QNorm is 1 to 4 points ahead of Cosine over senses, because frequent meanings
 are worded more generally; the regression on Cosine's embeddings is level with it; surface features do nothing.
 """
 

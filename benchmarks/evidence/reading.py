@@ -8,7 +8,7 @@ Version 1 of arXiv 2602.09229 reports answers of a reader by retriever (Table 4)
 training, and after 1,000 steps of temperature_control.py with Cosine and with QNorm, each at the temperature that is
 best on dev; QNorm as trained and at the calibrated exponent. They search 5,000 held-out definitions for the word, as in
 its test. SmolLM2-135M-Instruct reads the first definition and answers in at most five tokens, greedily, after three
-examples. (A first trial with three definitions showed that a reader of this size is led astray by wrong ones.) Two more
+examples. (A first trial with three definitions showed that wrong ones mislead a reader of this size.) Two more
 readings say what such a reader can show: without any definition, and with the right one.
 
 Figures are the share of exact answers and token F1 (RAGEvaluator), with 95 % intervals over questions; seed 0 of the

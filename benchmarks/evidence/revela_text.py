@@ -13,7 +13,7 @@ at first. Its embedding layer adds a rotation of the vector of the token before 
 and its attention starts as an induction head: from random weights, it did not read anything in 250 steps. Then Revela:
 groups of four pairs of neighbouring chunks from different places, so that Sim has to find the partner.
 
-The cells "SmolLM2 reads ..." want a GPU: SmolLM2-135M itself is the language model, with a LoRA, and groups have 16
+The cells "SmolLM2 reads ..." need a GPU: SmolLM2-135M itself is the language model, with a LoRA, and groups have 16
 chunks. The retriever is paraphrase-MiniLM-L3-v2, which was trained contrastively, or SmolLM2 as a bare decoder with a
 LoRA, which was not. Expected before these runs: the decoder starts near 0 and gains 5 points or more in 1,000 steps,
 the control of InfoNCE on the same pairs gains more; the three layers gain 0 to 3 points, InfoNCE 2 to 5.
@@ -33,13 +33,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import pickle
 import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -55,7 +54,7 @@ from torch.nn.functional import pad
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, PrinterCallback, TrainerCallback
 
 sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1])]
-from cells import DEVICE, RESULTS, encode, results, store
+from cells import DEVICE, RESULTS, encode, pickled, results, store
 from lexicons import fetch
 from magnitude_tables import paired
 from paraphrase import paraphrase
@@ -131,12 +130,7 @@ class Cell:
 
 
 def cached(name: str, make: Callable[[], Any]) -> Any:
-    """What ``make`` returns, from a file if it has been made before."""
-    path = WORK / f"{name}.pickle"
-    if not path.exists():
-        WORK.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(pickle.dumps(make()))
-    return pickle.loads(path.read_bytes())
+    return pickled(WORK / f"{name}.pickle", make)
 
 
 # --- data -------------------------------------------------------------------------------------------------------------
@@ -448,7 +442,8 @@ def gains(loss: RevelaLoss, number: int = 24) -> Figures:
     return found | {"partner": round(float(torch.stack(masses).mean()), 4)}
 
 
-def measure(cell: Cell) -> Figures:
+def measure(cell: Cell, work: Path = WORK) -> Figures:
+    globals()["WORK"] = work  # in a process of its own, too
     began = time.perf_counter()
     torch.manual_seed(cell.seed)
     model = BASES[cell.base]().to(DEVICE)
@@ -606,7 +601,7 @@ def main() -> None:
     if not CONTROLS.is_file():
         store(CONTROLS, controls())
     todo = [CELLS[name] for name in arguments.cells if not CELLS[name].path.exists()]
-    for cell, found in results(measure, todo):
+    for cell, found in results(partial(measure, work=arguments.work), todo):
         store(cell.path, found)
         print(cell.name, found["best"], found["seconds"], "s", flush=True)
 
