@@ -38,7 +38,8 @@ from cells import RESULTS, SEED, best_of, data, packed, prepare_process, store, 
 from lexicons import fetch, synsets
 from magnitude_tables import Estimate, paired
 from numpy.typing import NDArray
-from revela_text import smollm2_folder
+from revela import language_model
+from revela_text import WORK
 from search_tasks import hypernyms
 from temperature import static_model
 from temperature_control import STUDIES, TAUS
@@ -84,7 +85,7 @@ def questions(number: int) -> tuple[dict[str, str], dict[str, list[str]]]:
 
 def reader() -> Callable[[list[str]], list[str]]:
     """What SmolLM2 continues with, up to a full stop; a prompt that it has read before is not read again."""
-    lm, tokenizer = load_lm(smollm2_folder())
+    lm, tokenizer = load_lm(language_model(WORK))
     tokenizer.padding_side = "left"
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     known: dict[str, str] = {}

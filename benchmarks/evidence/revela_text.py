@@ -58,6 +58,7 @@ from cells import DEVICE, RESULTS, encode, pickled, results, store
 from lexicons import fetch
 from magnitude_tables import paired
 from paraphrase import paraphrase
+from revela import language_model
 from temperature import static_model, train
 
 import st_magnitude as stm
@@ -252,19 +253,9 @@ BASES: dict[str, Callable[[], SentenceTransformer]] = {
     "random": lambda: smollm2(_random),
     "wordllama": static_model,
     "L3": paraphrase,
-    "decoder": lambda: load_retriever(smollm2_folder(), LENGTH),
+    "decoder": lambda: load_retriever(language_model(WORK), LENGTH),
 }
 UNTRAINED = ("smollm2", "centred", "whitened", "idf", "random", "wordllama")  # controls; the others start as these do
-
-
-def smollm2_folder() -> Path:
-    """SmolLM2-135M-Instruct, converted once from its GGUF file."""
-    folder = WORK / "smollm2"
-    if not (folder / "config.json").exists():
-        lm, tokenizer = load_lm(smollm2_file().parent)
-        lm.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-    return folder
 
 
 # --- the language model -----------------------------------------------------------------------------------------------
@@ -452,7 +443,7 @@ def measure(cell: Cell, work: Path = WORK) -> Figures:
         add_lora(model, lora_config(r=16, lora_alpha=4))
     loss = None
     if cell.method == "revela":
-        lm, tokenizer = load_lm(smollm2_folder()) if cell.layers == 30 else (reading_lm(cell), lm_tokenizer())
+        lm, tokenizer = load_lm(language_model(WORK)) if cell.layers == 30 else (reading_lm(cell), lm_tokenizer())
         lm.requires_grad_(cell.lm_rate > 0)
         options: Figures = {"temperature": cell.temperature, "v_norm": cell.v_norm, "max_length": LENGTH}
         loss = RevelaLoss(model, lm, tokenizer, prefixes=("", ""), read_weight=cell.read_weight, **options).to(DEVICE)

@@ -1,6 +1,6 @@
 """Parts B and C of the evidence: how much of a gain is temperature, and how does it change with the number of steps?
 
-    python benchmarks/evidence/temperature_control.py [static | "static, long" | L3 | MiniLM] [--tables] [--seeds 3]
+    python benchmarks/evidence/temperature_control.py [static | "static, long" | L3 | MiniLM] [--curves] [--tables]
 
 In version 1 of arXiv 2602.09229 the baseline is cosine at a temperature of .05. DNorm ranks as cosine does, and yet it
 has all of the gain that QNorm has on RetroMAE (BEIR +2.9 and +2.8): a query norm is a temperature for each query. So
@@ -44,6 +44,11 @@ PLACES = {"wordnet": "in domain", "foldoc": "FOLDOC"}
 PICTURES = Path(__file__).parents[2] / "docs" / "assets" / "evidence"
 
 
+def best_of_all(cells: Sequence[Cell], scoring: str) -> Cell | None:
+    """The best one on dev with seed 0; None before all of them are stored."""
+    return best_of(cells, scoring) if all(replace(cell, seed=0).path.is_file() for cell in cells) else None
+
+
 @dataclass(frozen=True)
 class Study:
     """One base at one horizon, with the rates among which dev chooses."""
@@ -59,8 +64,7 @@ class Study:
     @property
     def chosen(self) -> Cell | None:
         """Cosine at .05 and the rate that is best on dev; None before all rates were tried."""
-        cells = [self.cosine(rate) for rate in self.rates]
-        return best_of(cells, "matched") if all(cell.path.is_file() for cell in cells) else None
+        return best_of_all([self.cosine(rate) for rate in self.rates], "matched")
 
     @property
     def cosines(self) -> list[Cell]:
@@ -72,7 +76,7 @@ class Study:
     def conditions(self, loss: str, scoring: str) -> dict[str, Cell]:
         """The rows of the table, of a loss that keeps a norm."""
         found = {"scale=20": self.of_loss(loss, 20.0)[0], '"auto"': self.of_loss(loss, "auto")[0]}
-        if (own := best_of(self.of_loss(loss, "auto", TAUS), scoring)) is not None:
+        if (own := best_of_all(self.of_loss(loss, "auto", TAUS), scoring)) is not None:
             found[f'"auto", best τ {own.temperature}'] = own
         return found
 
@@ -83,6 +87,14 @@ STUDIES = {
     "L3": Study("L3", 6000, 32, (2e-5, 5e-5, 1e-4)),
     "MiniLM": Study("MiniLM", 3000, 32, (1e-5, 2e-5, 5e-5)),
 }
+
+
+def run_curves(study: Study, losses: Sequence[str], seeds: int) -> None:
+    """The rate, then every loss at .05 with the automatic scale: the picture of the steps."""
+    run(study.cosine(rate) for rate in study.rates)
+    cells = [study.cosine(study.chosen.rate)] if study.chosen else []
+    cells += [cell for loss in losses for cell in study.of_loss(loss, "auto")]
+    run(replace(cell, seed=seed) for seed in range(seeds) for cell in cells)
 
 
 def run_study(study: Study, losses: Sequence[str], seeds: int) -> None:
@@ -128,12 +140,12 @@ def gain_table(study: Study) -> list[str]:
     ]
     for loss, name in LOSSES.items():
         for scoring in SCORINGS:
-            best = best_of(study.cosines, scoring)
-            for condition, cell in study.conditions(loss, scoring).items() if best else ():
+            best = best_of_all(study.cosines, scoring)
+            for condition, cell in study.conditions(loss, scoring).items() if study.cosines else ():
                 if not cell.path.is_file():
                     continue
                 plain = study.cosine(cell.rate), best
-                found = [gain(cell, x, [task], scoring) for task in PLACES for x in plain]
+                found = [gain(cell, x, [task], scoring) if x else None for task in PLACES for x in plain]
                 seeds = sum(seed.path.is_file() for seed in seeds_of(cell))
                 shown = " | ".join(show(x) for x in found)
                 lines.append(f"| {name}, {condition} | {scoring} | {seeds} | {shown} |")
@@ -196,11 +208,12 @@ def main() -> None:
     parser.add_argument("study", nargs="?", default="static", choices=STUDIES)
     parser.add_argument("--losses", nargs="+", default=list(LOSSES), choices=LOSSES)
     parser.add_argument("--seeds", type=int, default=3, choices=(1, 2, 3))
+    parser.add_argument("--curves", action="store_true", help="temperature .05 and the automatic scale only")
     parser.add_argument("--tables", action="store_true", help="train nothing")
     arguments = parser.parse_args()
     study = STUDIES[arguments.study]
     if not arguments.tables:
-        run_study(study, arguments.losses, arguments.seeds)
+        (run_curves if arguments.curves else run_study)(study, arguments.losses, arguments.seeds)
     if study.chosen is None:
         parser.exit(1, f"The rates of {arguments.study} have not been tried yet: call without --tables.\n")
     print(f"\n{arguments.study}: {study.steps} steps of {study.batch}, learning rate {study.chosen.rate:g}\n")

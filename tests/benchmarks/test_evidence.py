@@ -29,8 +29,18 @@ def load(name: str) -> ModuleType:
         sys.path.remove(str(FOLDER))
 
 
-cells, claims, fragments, control, inheritance, pages, tables = (
-    load(name) for name in ("cells", "claims", "fragments", "temperature_control", "inheritance", "pages", "tables")
+cells, claims, convergence, fragments, control, inheritance, pages, tables = (
+    load(name)
+    for name in (
+        "cells",
+        "claims",
+        "convergence",
+        "fragments",
+        "temperature_control",
+        "inheritance",
+        "pages",
+        "tables",
+    )
 )
 
 
@@ -90,6 +100,23 @@ def test_best_of_reads_dev_with_seed_0() -> None:
     stored(replace(CELL, rate=0.2, seed=1), [9])
     assert cells.best_of([CELL, replace(CELL, rate=0.2, seed=1)], "matched").rate == 0.2
     assert np.isnan(cells.dev_of(replace(CELL, rate=0.3), "matched"))
+
+
+def test_best_of_all_waits_for_every_cell() -> None:
+    other = replace(CELL, rate=0.2)
+    stored(CELL, [1])
+    assert control.best_of_all([CELL, other], "matched") is None
+    stored(other, [2])
+    assert control.best_of_all([CELL, other], "matched") == other
+
+
+def test_steps_to_a_dev_score_lie_between_two_evaluations() -> None:
+    for seed, curve in ((0, (0.1, 0.3, 0.2, 0.5)), (1, (0.1, 0.4, 0.4, 0.4))):
+        cell = replace(CELL, seed=seed)
+        points = [{"step": 10 * i, "matched": value} for i, value in enumerate(curve)]
+        cells.store(cell.path, {"curve": points})
+    assert convergence.steps_to(CELL, 0.2) == pytest.approx((5 + 10 / 3) / 2)
+    assert convergence.steps_to(CELL, 0.45) == float("inf")  # the second seed does not reach it
 
 
 def test_run_skips_what_is_stored_and_leaves_nothing_of_a_failure(
