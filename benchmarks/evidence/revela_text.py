@@ -74,6 +74,7 @@ FOLDERS = ("library", "howto", "tutorial", "reference", "faq", "using", "c-api",
 WORDS, LENGTH = 32, 64  # of a chunk: words, tokens
 VOCABULARY = 2048  # of the language model
 PAIRS = 32  # in a step of the language model's own training
+LM_TEMPERATURE = 0.02  # of REPLUG; a neighbour is worth .06 nats a token more than a stranger
 EVALUATIONS = 3  # on dev along a training, beside the one before it
 CONTROLS = RESULTS / "revela" / "controls.json"
 Figures = dict[str, Any]
@@ -86,7 +87,8 @@ class Cell:
 
     Attributes:
         base: Key of BASES.
-        method: "revela", or "infonce", the control: first half of a chunk -> its neighbour, in-batch negatives.
+        method: "revela"; "replug", whose language model is frozen; or "infonce", the control: first half of a chunk ->
+            its neighbour, in-batch negatives.
         seed: Seed for the groups and their order.
         steps: Number of steps.
         groups: Number of groups in a step.
@@ -119,7 +121,7 @@ class Cell:
     @property
     def name(self) -> str:
         how = f"{self.steps}x{self.groups}x{2 * self.places}-tau{self.temperature:g}-lr{self.rate:g}"
-        if self.method == "revela":
+        if self.method != "infonce":
             how += f"-lm{self.layers}x{self.warm}-{self.lm_rate:g}"
         how += f"-w{self.read_weight:g}" if self.read_weight != 1 else ""
         how += "-random" * self.random + "-novnorm" * (not self.v_norm)
@@ -442,7 +444,7 @@ def measure(cell: Cell, work: Path = WORK) -> Figures:
     if cell.base == "decoder":
         add_lora(model, lora_config(r=16, lora_alpha=4))
     loss = None
-    if cell.method == "revela":
+    if cell.method != "infonce":
         lm, tokenizer = load_lm(language_model(WORK)) if cell.layers == 30 else (reading_lm(cell), lm_tokenizer())
         lm.requires_grad_(cell.lm_rate > 0)
         options: Figures = {"temperature": cell.temperature, "v_norm": cell.v_norm, "max_length": LENGTH}
@@ -493,6 +495,12 @@ def _half(text: str) -> str:
 
 
 def _train_revela(cell: Cell, model: SentenceTransformer, loss: RevelaLoss, watch: Watch) -> None:
+    """With REPLUG, the RevelaLoss stays to measure the gains."""
+    objective: RevelaLoss | stm.revela.ReplugLoss = loss
+    if cell.method == "replug":
+        options: Figures = {"prefixes": ("", ""), "max_length": LENGTH, "lm_temperature": LM_TEMPERATURE}
+        tokenizer = None if cell.layers == 30 else lm_tokenizer()
+        objective = stm.revela.ReplugLoss(model, loss.lm, tokenizer, retriever_temperature=cell.temperature, **options)
     arguments = SentenceTransformerTrainingArguments(
         str(WORK / "trainer"),
         max_steps=cell.steps,
@@ -510,7 +518,7 @@ def _train_revela(cell: Cell, model: SentenceTransformer, loss: RevelaLoss, watc
     trainer = RevelaTrainer(
         model=model,
         args=arguments,
-        loss=loss,
+        loss=objective,
         train_dataset=group_rows(data().pairs, cell.places, cell.seed, cell.random),
         lm_lora=lora_config(r=16, lora_alpha=4, task_type="CAUSAL_LM") if cell.layers == 30 else None,
         lm_learning_rate=cell.lm_rate or None,
@@ -536,12 +544,23 @@ LARGE = {
         ", infonce, tau .02": replace(base, method="infonce", temperature=0.02),
     }.items()
 }
+LONG = replace(RAW, steps=192)
+ABLATIONS = {
+    "random groups": replace(RAW, random=True),
+    "infonce": replace(RAW, method="infonce"),
+    "tau .05": replace(RAW, temperature=0.05),
+    "no V-norm": replace(RAW, v_norm=False),
+    "two layers": replace(RAW, layers=2),
+    "replug": replace(RAW, method="replug", lm_rate=0.0),
+    "192 steps": LONG,
+    "infonce, 192 steps": replace(LONG, method="infonce"),
+}
 CELLS: dict[str, Cell] = {
     "raw 0": RAW,
     "raw 1": replace(RAW, seed=1),
     "raw 2": replace(RAW, seed=2),
-    "raw, random groups": replace(RAW, random=True),
-    "raw, infonce": replace(RAW, method="infonce"),
+    **{f"raw, {name} {seed}": replace(cell, seed=seed) for name, cell in ABLATIONS.items() for seed in (0, 1)},
+    "raw, infonce 2": replace(RAW, method="infonce", seed=2),
     "centred": CENTRED,
     "centred, tau .02": replace(CENTRED, steps=75, temperature=0.02),
     "centred, infonce": replace(CENTRED, method="infonce"),
