@@ -19,7 +19,7 @@ import pages
 import reading
 from cells import Cell, best_of, gain
 from fragments import gain_at, kept_gain, stored
-from magnitude_tables import Estimate
+from magnitude_tables import Estimate, over
 from temperature_control import STUDIES, TAUS
 
 REPRODUCED, CONDITION, NOT, OPEN = "reproduced", "reproduced under a condition", "not reproduced", "open"
@@ -219,9 +219,20 @@ def of_compression() -> Iterator[Claim]:
                     judge(found[0], 1),
                     "compression_control.py",
                 )
+    sums, common = compression_control.sums("static"), compression_control.COMMON
+    if found := gain(sums["TempAgg"], sums[f"τ {common:g}"], ["foldoc"], "matched") if sums else None:
+        claim = f"TempAgg needs no choice of a temperature: in full, over τ {common:g}"
+        setting = f"{where}; {seeds(found[1])}"
+        verdict = f"{judge(found[0], 1)}; level with the best of four"
+        yield Claim(TEMPERATURE, claim, "", setting, found[0].show(), verdict, "compression_control.py")
     rows = compression_control.sigreg("static")
     for batch in compression_control.BATCHES:
         cell = rows.get(f"batch {batch}, weight 0.05")
+        if cell and len(scores := compression_control.isoscores(cell)):
+            rise = over(scores - compression_control.isoscores(plain(cell)))
+            setting = f"{where.replace('128', str(batch))}; {seeds(len(scores))}"
+            claim = f"IsoScore rises (batch {batch}, weight .05), in hundredths"
+            yield Claim(SIGREG, claim, "", setting, rise.show(), judge(rise, 1), "compression_control.py")
         for size, name in (("full", "in full"), ("bits", "in bits")) if cell else ():
             found = gain(cell, plain(cell), ["foldoc"], "matched", size)  # type: ignore[arg-type]
             if found is not None:

@@ -25,6 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 sys.path.append(str(Path(__file__).parent))
 from cells import Cell, best_of, dev_of, gain, per_query, run, seeds_of
@@ -32,6 +33,7 @@ from temperature_control import PLACES, STUDIES, TAUS, show
 
 SIZES = {"full": "full", "quarter": "quarter", "bits": "bits, rescored"}
 SUMS = {"tempagg": "TempAgg", "tempaggmrl": "TempAggMRL"}
+COMMON = 0.02  # a temperature that many retrievers are trained with
 SHAPES = {"isoscore": 3, "hubness": 2}
 WEIGHTS = (0.0, 0.01, 0.05, 0.2)
 BATCHES = (32, 128)
@@ -69,10 +71,18 @@ def sums_table(study: str) -> list[str]:
         found = [f"{100 * per_query(there, t, 'matched', size).mean():.1f}" for t in PLACES for size in SIZES]
         lines.append(f"| {name} | {len(there)} | {100 * dev_of(cell, 'matched'):.1f} | " + " | ".join(found) + " |")
     for name, cell in rows.items():
-        if cell.loss in SUMS:
-            found = [show(gain(cell, best, [task], "matched", size)) for task in PLACES for size in SIZES]
-            lines.append(f"| {name} - τ {best.temperature:g} | | | " + " | ".join(found) + " |")
+        for tau in (best.temperature, COMMON) if cell.loss in SUMS else ():
+            found = [
+                show(gain(cell, replace(best, temperature=tau), [t], "matched", size)) for t in PLACES for size in SIZES
+            ]
+            lines.append(f"| {name} - τ {tau:g} | | | " + " | ".join(found) + " |")
     return lines
+
+
+def isoscores(cell: Cell) -> NDArray[np.float64]:
+    """IsoScore of the documents of the test in domain, by seed."""
+    found = [x for seed in seeds_of(cell) if (x := seed.load())]
+    return np.array([x["scorings"]["matched"]["shape"]["wordnet"]["isoscore"] for x in found])
 
 
 def sigreg_table(study: str) -> list[str]:
@@ -84,16 +94,15 @@ def sigreg_table(study: str) -> list[str]:
     lines = ["| | seeds | IsoScore | hubness | " + " | ".join(columns) + " |"]
     lines.append("| --- |" + " ---: |" * (len(columns) + 3))
     for name, cell in rows.items():
-        figures = [x for seed in seeds_of(cell) if (x := seed.load()) and "shape" in x["scorings"]["matched"]]
-        shapes = [x["scorings"]["matched"]["shape"]["wordnet"] for x in figures]
-        shown = [f"{np.mean([x[key] for x in shapes]):.{n}f}" if shapes else "" for key, n in SHAPES.items()]
+        shapes = [x["scorings"]["matched"]["shape"]["wordnet"] for seed in seeds_of(cell) if (x := seed.load())]
+        shown = [f"{np.mean([x[key] for x in shapes]):.{n}f}" for key, n in SHAPES.items()]
         plain = replace(cell, sigreg=0.0)
         if cell.sigreg:
             found = [show(gain(cell, plain, [task], "matched", size)) for task in PLACES for size in SIZES]
         else:
             there = [seed for seed in seeds_of(cell) if seed.path.is_file()]
             found = [f"{100 * per_query(there, t, 'matched', size).mean():.1f}" for t in PLACES for size in SIZES]
-        row = [str(len(figures)), *shown, f"{100 * dev_of(cell, 'matched'):.1f}", *found]
+        row = [str(len(shapes)), *shown, f"{100 * dev_of(cell, 'matched'):.1f}", *found]
         lines.append(f"| {name} | " + " | ".join(row) + " |")
     return lines
 
