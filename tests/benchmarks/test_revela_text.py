@@ -18,7 +18,7 @@ study = importlib.import_module("revela_text")
 sys.path.remove(str(FOLDER))
 
 
-@pytest.mark.parametrize("path", sorted(study.CONTROLS.parent.glob("*-seed*.json")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted((study.RESULTS / "revela").glob("*/*-seed*.json")), ids=lambda path: path.stem)
 def test_a_stored_cell_has_the_name_of_its_settings(path: Path) -> None:
     found = json.loads(path.read_text(encoding="utf-8"))
     assert study.Cell(**found["settings"]).name == path.stem
