@@ -107,10 +107,20 @@ def from_cells() -> Iterator[Claim]:
 
 def of_inheritance() -> Iterator[Claim]:
     """QNorm as trained over Cosine at its best temperature, by base."""
-    if not inheritance.keeping("L3dot", "qnorm").path.is_file():
-        claim = "Where the base was pretrained with un-normalised dot products, fine-tuning inherits its norm (part A)"
-        verdict = f"{OPEN}: the first recipe for such a base failed its check"
-        yield Claim(MAGNITUDE, claim, "", "L3, crops of raw text", "", verdict, "inheritance.py")
+    where = f"L3, WordNet, {inheritance.STEPS} steps of 32; FOLDOC and docstrings, as trained"
+    for loss, name in {"qnorm": "QNorm", "dot": "Dot"}.items():
+        found = inheritance.inherited(loss, ["foldoc", "docstrings"])
+        if found is not None:
+            yield Claim(
+                MAGNITUDE,
+                f"A base pretrained with dot passes its norm on: {name} over Cosine, compared with a base pretrained "
+                "with cosine",
+                "",
+                f"{where}, {seeds(found[1])}",
+                found[0].show(),
+                judge(found[0], 1),
+                "inheritance.py",
+            )
     for base, how in inheritance.NAMES.items():
         plain, cell = inheritance.control(base), inheritance.keeping(base, "qnorm")
         found = gain(cell, plain, ["foldoc", "docstrings"], "matched")
@@ -119,7 +129,7 @@ def of_inheritance() -> Iterator[Claim]:
                 MAGNITUDE,
                 f"QNorm is ahead of Cosine, from a base that is {how} (Table 1, Contriever: pretrained with dot)",
                 "+3.1" if base == "L3dot" else "",
-                f"L3, WordNet, {inheritance.STEPS} steps of 32; FOLDOC and docstrings, as trained, {seeds(found[1])}",
+                f"{where}, {seeds(found[1])}",
                 found[0].show(),
                 judge(found[0], 1),
                 "inheritance.py",

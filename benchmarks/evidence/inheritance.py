@@ -68,6 +68,7 @@ from cells import (
     train_cell,
 )
 from lexicons import default_cache, fetch
+from magnitude_tables import Estimate, paired
 from paraphrase import paraphrase
 from search_tasks import man_pages, shrink
 from sentence_transformers import SentenceTransformer
@@ -260,6 +261,34 @@ def tuned_table() -> list[str]:
     return lines if len(lines) > 2 else ["(No cells are stored yet.)"]
 
 
+def inherited(loss: str, tests: list[str], scoring: str = "matched") -> tuple[Estimate, int] | None:
+    """The gain of a loss over Cosine at .05 from the dot base, less its gain from the cosine base."""
+    four = [seeds_of(x) for base in ("L3dot", "L3cosine") for x in (keeping(base, loss), cosine(base))]
+    complete = [x for x in zip(*four, strict=True) if all(cell.path.is_file() for cell in x)]
+    if not complete:
+        return None
+    after, before, other, plain = zip(*complete, strict=True)
+    differences = [
+        per_query(after, test, scoring)
+        - per_query(before, test, "matched")
+        - per_query(other, test, scoring)
+        + per_query(plain, test, "matched")
+        for test in tests
+    ]
+    return paired(differences), len(complete)
+
+
+def inherited_table() -> list[str]:
+    """How much more each loss gains from the dot base than from the cosine base."""
+    lines = ["| gain from the dot base less that from the cosine base | scored | " + " | ".join(TESTS.values()) + " |"]
+    lines.append("| --- | --- |" + " ---: |" * len(TESTS))
+    for loss, name in KEPT.items():
+        for scoring, label in SCORED.items() if loss != "dnorm" else ():
+            if found := [x[0].show() for test in TESTS if (x := inherited(loss, [test], scoring))]:
+                lines.append(f"| {name} | {label} | " + " | ".join(found) + " |")
+    return lines if len(lines) > 2 else ["(No cells are stored yet.)"]
+
+
 def norm_table() -> list[str]:
     """nDCG@10 on dev by dot less by cosine, along the fine-tuning from the dot base: what is left of the norm."""
     lines = []
@@ -287,7 +316,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if not arguments.tables:
         run_all(arguments.losses, arguments.bases, arguments.seeds)
-    print("\n".join([*base_table(), "", *tuned_table(), "", *norm_table()]))
+    print("\n".join([*base_table(), "", *tuned_table(), "", *inherited_table(), "", *norm_table()]))
 
 
 if __name__ == "__main__":

@@ -56,6 +56,7 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     **{f"norms of pages, {base}": partial(pages.auc_table, base) for base in pages.CELLS},
     "bases": inheritance.base_table,
     "inheritance": inheritance.tuned_table,
+    "inherited": inheritance.inherited_table,
     "norm along the fine-tuning": inheritance.norm_table,
 }
 
