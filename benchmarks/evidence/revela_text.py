@@ -602,6 +602,28 @@ def table(cells: Path) -> list[str]:
     return lines
 
 
+def ablation_table(cells: Path) -> list[str]:
+    """Revela from the raw vectors and its ablations: means over seeds, and the gain over Revela with the same seeds."""
+    lines = ["| setting | seeds | dev | test | over its start | over Revela | choice gain | partner | seconds |"]
+    lines.append("| --- |" + " ---: |" * 8)
+    for name, cell in {"Revela": RAW, **ABLATIONS}.items():
+        pairs = [[cells / f"{replace(x, seed=seed).name}.json" for x in (cell, RAW)] for seed in range(3)]
+        stored = [pair for pair in pairs if all(path.is_file() for path in pair)]
+        both = [[json.loads(path.read_text(encoding="utf-8")) for path in pair] for pair in stored]
+        if not both:
+            continue
+        found = [x for x, _ in both]
+        start, best = (np.array([x["test"][when] for x in found]) / 1e4 for when in ("start", "best"))
+        plain = np.array([x["test"]["best"] for _, x in both]) / 1e4
+        last = [next(row for row in x["curve"] if row["step"] == x["best"]["step"]) for x in found]
+        gains = [np.mean([x.get(key, np.nan) for x in last]) for key in ("choice_gain", "partner")]
+        row = [name, str(len(found)), f"{np.mean([x['best']['dev'] for x in found]):.3f}", f"{best.mean():.3f}"]
+        row += [paired([best - start]).show(), "" if cell == RAW else paired([best - plain]).show()]
+        row += ["" if np.isnan(x) else f"{x:.3f}" for x in gains]
+        lines.append("| " + " | ".join([*row, f"{np.mean([x['seconds'] for x in found]):.0f}"]) + " |")
+    return lines if len(lines) > 2 else ["(No cells are stored yet.)"]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(

@@ -24,6 +24,7 @@ import fragments
 import inheritance
 import pages
 import reading
+import revela_text
 import temperature_control as control
 
 PAGE = Path(__file__).parents[2] / "docs" / "evidence.md"
@@ -54,6 +55,7 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     **{f"pages, {base}": partial(pages.table, base) for base in pages.CELLS},
     **{f"gains over pages, {base}": partial(pages.gain_table, base) for base in pages.CELLS},
     **{f"norms of pages, {base}": partial(pages.auc_table, base) for base in pages.CELLS},
+    "revela": partial(revela_text.ablation_table, revela_text.RESULTS / "revela" / "316-titles"),
     "bases": inheritance.base_table,
     "inheritance": inheritance.tuned_table,
     "inherited": inheritance.inherited_table,

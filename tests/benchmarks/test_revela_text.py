@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -43,3 +45,22 @@ def test_the_language_model_can_copy_from_another_document_before_it_is_trained(
     with torch.no_grad():
         e, h = two_streams(lm, ids, mask, Neighbours.of(torch.eye(2).flip(0), mask))
     assert next_token_loss(lm, h, ids, mask) < next_token_loss(lm, e, ids, mask) - 0.1
+
+
+def test_an_ablation_is_compared_with_the_same_seeds(tmp_path: Path) -> None:
+    def store(cell: Any, best: int) -> None:
+        curve = [{"step": 0, "choice_gain": 0.01, "partner": 0.2}]
+        figures = {"curve": curve, "best": {"step": 0, "dev": 0.5}, "seconds": 9}
+        figures["test"] = {"start": [0, 1000], "best": [best, 1000 + best]}
+        (tmp_path / f"{cell.name}.json").write_text(json.dumps(figures), encoding="utf-8")
+
+    assert len(study.ablation_table(tmp_path)) == 1
+    random = study.ABLATIONS["random groups"]
+    for seed, (plain, changed) in enumerate([(3000, 2000), (4000, 3000)]):
+        store(replace(study.RAW, seed=seed), plain)
+        store(replace(random, seed=seed), changed)
+    store(replace(study.RAW, seed=2), 9000)  # without a partner
+    *_, revela, ablation = study.ablation_table(tmp_path)
+    assert revela.startswith("| Revela | 3 | 0.500 | 0.583 |")
+    assert ablation.startswith("| random groups | 2 | 0.500 | 0.300 | +25.0")
+    assert "| -10.0 [" in ablation
