@@ -233,7 +233,7 @@ def of_compression() -> Iterator[Claim]:
     if found := gain(sums["TempAgg"], sums[f"τ {common:g}"], ["foldoc"], "matched") if sums else None:
         claim = f"TempAgg needs no choice of a temperature: in full, over τ {common:g}"
         setting = f"{where}; {seeds(found[1])}"
-        verdict = f"{judge(found[0], 1)}; level with the best of four"
+        verdict = f"{judge(found[0], 1)}; level with the one of four that dev chooses"
         yield Claim(TEMPERATURE, claim, "", setting, found[0].show(), verdict, "compression_control.py")
     rows = compression_control.sigreg("static")
     for batch in compression_control.BATCHES:
