@@ -112,8 +112,8 @@ def of_inheritance() -> Iterator[Claim]:
         found = inheritance.inherited(loss, ["foldoc", "docstrings"])
         if found is not None:
             yield Claim(
-                MAGNITUDE,
-                f"A base pretrained with dot passes its norm on: {name} over Cosine, compared with a base pretrained "
+                "this package",
+                f"A base pretrained with dot passes its norm on: {name} over Cosine, more than from a base pretrained "
                 "with cosine",
                 "",
                 f"{where}, {seeds(found[1])}",
