@@ -60,7 +60,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast,
 sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 from cells import DEVICE, RESULTS, encode, pickled, results, store
 from lexicons import fetch
-from magnitude_tables import paired
+from magnitude_tables import Estimate, paired
 from paraphrase import paraphrase
 from revela import language_model
 from temperature import static_model, train
@@ -578,6 +578,9 @@ CELLS: dict[str, Cell] = {
 }
 
 
+LATEST = RESULTS / "revela" / "316-titles"  # the cells of docs/evidence.md
+
+
 def table(cells: Path) -> list[str]:
     """A line for each setting of a folder: dev and test at the best step on dev, means over seeds, and the gains."""
     lines = ["| setting | seeds | dev | test | over its start | reading gain | choice gain | partner |"]
@@ -601,23 +604,33 @@ def table(cells: Path) -> list[str]:
     return lines
 
 
+def with_revela(cells: Path, cell: Cell) -> list[tuple[Figures, Figures]]:
+    """The stored figures of a setting, and those of Revela from the raw vectors with the same seed."""
+    pairs = [[cells / f"{replace(x, seed=seed).name}.json" for x in (cell, RAW)] for seed in range(3)]
+    stored = [pair for pair in pairs if all(path.is_file() for path in pair)]
+    return [tuple(json.loads(path.read_text(encoding="utf-8")) for path in pair) for pair in stored]  # type: ignore[misc]
+
+
+def over_revela(cells: Path, cell: Cell) -> Estimate:
+    """nDCG@10 of a setting less that of Revela, over the seeds that both have."""
+    after, before = zip(*with_revela(cells, cell), strict=True)
+    a, b = (np.array([x["test"]["best"] for x in found]) / 1e4 for found in (after, before))
+    return paired([a - b])
+
+
 def ablation_table(cells: Path) -> list[str]:
     """Revela from the raw vectors and its ablations: means over seeds, and the gain over Revela with the same seeds."""
     lines = ["| setting | seeds | dev | test | over its start | over Revela | choice gain | partner | seconds |"]
     lines.append("| --- |" + " ---: |" * 8)
     for name, cell in {"Revela": RAW, **ABLATIONS}.items():
-        pairs = [[cells / f"{replace(x, seed=seed).name}.json" for x in (cell, RAW)] for seed in range(3)]
-        stored = [pair for pair in pairs if all(path.is_file() for path in pair)]
-        both = [[json.loads(path.read_text(encoding="utf-8")) for path in pair] for pair in stored]
-        if not both:
+        found = [x for x, _ in with_revela(cells, cell)]
+        if not found:
             continue
-        found = [x for x, _ in both]
         start, best = (np.array([x["test"][when] for x in found]) / 1e4 for when in ("start", "best"))
-        plain = np.array([x["test"]["best"] for _, x in both]) / 1e4
         last = [next(row for row in x["curve"] if row["step"] == x["best"]["step"]) for x in found]
         gains = [np.mean([x.get(key, np.nan) for x in last]) for key in ("choice_gain", "partner")]
         row = [name, str(len(found)), f"{np.mean([x['best']['dev'] for x in found]):.3f}", f"{best.mean():.3f}"]
-        row += [paired([best - start]).show(), "" if cell == RAW else paired([best - plain]).show()]
+        row += [paired([best - start]).show(), "" if cell == RAW else over_revela(cells, cell).show()]
         row += ["" if np.isnan(x) else f"{x:.3f}" for x in gains]
         lines.append("| " + " | ".join([*row, f"{np.mean([x['seconds'] for x in found]):.0f}"]) + " |")
     return lines if len(lines) > 2 else ["(No cells are stored yet.)"]

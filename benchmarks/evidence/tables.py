@@ -55,7 +55,7 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     **{f"pages, {base}": partial(pages.table, base) for base in pages.CELLS},
     **{f"gains over pages, {base}": partial(pages.gain_table, base) for base in pages.CELLS},
     **{f"norms of pages, {base}": partial(pages.auc_table, base) for base in pages.CELLS},
-    "revela": partial(revela_text.ablation_table, revela_text.RESULTS / "revela" / "316-titles"),
+    "revela": partial(revela_text.ablation_table, revela_text.LATEST),
     "bases": inheritance.base_table,
     "inheritance": inheritance.tuned_table,
     "inherited": inheritance.inherited_table,
