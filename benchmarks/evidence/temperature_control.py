@@ -153,6 +153,19 @@ def gain_table(study: Study) -> list[str]:
     return lines
 
 
+def same_table(study: Study) -> list[str]:
+    """Gains as trained over Cosine at the same temperature, with the automatic scale."""
+    lines = ["| loss | τ | seeds | " + " | ".join(PLACES.values()) + " |", "| --- | ---: | ---: | ---: | ---: |"]
+    for loss, name in LOSSES.items():
+        for cell in study.of_loss(loss, "auto", TAUS):
+            plain = replace(study.cosine(cell.rate), temperature=cell.temperature)
+            found = [x for task in PLACES if (x := gain(cell, plain, [task], "matched"))]
+            if found:
+                shown = " | ".join(show(x) for x in found)
+                lines.append(f"| {name} | {cell.temperature:g} | {found[0][1]} | {shown} |")
+    return lines if len(lines) > 2 else ["(No cells are stored yet.)"]
+
+
 # --- pictures ---------------------------------------------------------------------------------------------------------
 
 
@@ -218,7 +231,7 @@ def main() -> None:
     if study.chosen is None:
         parser.exit(1, f"The rates of {arguments.study} have not been tried yet: call without --tables.\n")
     print(f"\n{arguments.study}: {study.steps} steps of {study.batch}, learning rate {study.chosen.rate:g}\n")
-    print("\n".join([*cosine_table(study), "", *gain_table(study)]))
+    print("\n".join([*cosine_table(study), "", *gain_table(study), "", *same_table(study)]))
     pictures(study, arguments.study)
 
 
