@@ -87,6 +87,23 @@ def from_cells() -> Iterator[Claim]:
                 claim = f"{name} is ahead of Cosine on BEIR (Table 1; τ .05), here both at their best τ on dev"
                 setting = f"{where}; {how}, {seeds(found[1])}"
                 yield Claim(MAGNITUDE, claim, theirs, setting, found[0].show(), judge(found[0], 1), script)
+        low = 0.02
+        found = gain(
+            replace(study.chosen, loss="learnable", scale="auto", temperature=low),
+            replace(study.chosen, temperature=low),
+            ["foldoc"],
+            "matched",
+        )
+        if found is not None:
+            yield Claim(
+                "this package",
+                f"Learned exponents are ahead of Cosine at the same low temperature, {low:g}",
+                "",
+                f"{where}; as trained, {seeds(found[1])}",
+                found[0].show(),
+                judge(found[0], 1, "a temperature that is too low; .05 or TempAgg does more"),
+                script,
+            )
     yield from of_inheritance()
     yield from of_never_relevant()
     yield from of_forgetting()

@@ -620,8 +620,8 @@ def over_revela(cells: Path, cell: Cell) -> Estimate:
 
 def ablation_table(cells: Path) -> list[str]:
     """Revela from the raw vectors and its ablations: means over seeds, and the gain over Revela with the same seeds."""
-    lines = ["| setting | seeds | dev | test | over its start | over Revela | choice gain | partner | seconds |"]
-    lines.append("| --- |" + " ---: |" * 8)
+    lines = ["| setting | seeds | dev | test | over its start | over Revela | choice gain | partner |"]
+    lines.append("| --- |" + " ---: |" * 7)
     for name, cell in {"Revela": RAW, **ABLATIONS}.items():
         found = [x for x, _ in with_revela(cells, cell)]
         if not found:
@@ -632,7 +632,7 @@ def ablation_table(cells: Path) -> list[str]:
         row = [name, str(len(found)), f"{np.mean([x['best']['dev'] for x in found]):.3f}", f"{best.mean():.3f}"]
         row += [paired([best - start]).show(), "" if cell == RAW else over_revela(cells, cell).show()]
         row += ["" if np.isnan(x) else f"{x:.3f}" for x in gains]
-        lines.append("| " + " | ".join([*row, f"{np.mean([x['seconds'] for x in found]):.0f}"]) + " |")
+        lines.append("| " + " | ".join(row) + " |")
     return lines if len(lines) > 2 else ["(No cells are stored yet.)"]
 
 

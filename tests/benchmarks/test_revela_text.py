@@ -50,7 +50,7 @@ def test_the_language_model_can_copy_from_another_document_before_it_is_trained(
 def test_an_ablation_is_compared_with_the_same_seeds(tmp_path: Path) -> None:
     def store(cell: Any, best: int) -> None:
         curve = [{"step": 0, "choice_gain": 0.01, "partner": 0.2}]
-        figures = {"curve": curve, "best": {"step": 0, "dev": 0.5}, "seconds": 9}
+        figures = {"curve": curve, "best": {"step": 0, "dev": 0.5}}
         figures["test"] = {"start": [0, 1000], "best": [best, 1000 + best]}
         (tmp_path / f"{cell.name}.json").write_text(json.dumps(figures), encoding="utf-8")
 
