@@ -101,7 +101,11 @@ def from_cells() -> Iterator[Claim]:
                 "",
                 f"{where}; as trained, {seeds(found[1])}",
                 found[0].show(),
-                judge(found[0], 1, "a temperature that is too low; .05 or TempAgg does more"),
+                judge(
+                    found[0],
+                    1,
+                    "a temperature that is too low, at the rate of .05; not planned; .05 or TempAgg does more",
+                ),
                 script,
             )
     yield from of_inheritance()
@@ -274,7 +278,7 @@ def of_compression() -> Iterator[Claim]:
     if found := gain(sums["TempAgg"], sums[f"τ {common:g}"], ["foldoc"], "matched") if sums else None:
         claim = f"TempAgg needs no choice of a temperature: in full, over τ {common:g}"
         setting = f"{where}; {seeds(found[1])}"
-        verdict = f"{judge(found[0], 1)}; level with the one of four that dev chooses"
+        verdict = f"{judge(found[0], 1)}; level with the one of four that dev chooses; .02 at the rate of .05"
         yield Claim(TEMPERATURE, claim, "", setting, found[0].show(), verdict, "compression_control.py")
     rows = compression_control.sigreg("static")
     for batch in compression_control.BATCHES:
