@@ -62,10 +62,10 @@ from cells import DEVICE, RESULTS, encode, pickled, results, store
 from lexicons import fetch
 from magnitude_tables import Estimate, paired
 from paraphrase import paraphrase
+from revela import language_model
 from temperature import static_model, train
 
 import st_magnitude as stm
-from revela import language_model
 from st_magnitude.corpus.beir import RetrievalData
 from st_magnitude.evaluation import HybridEvaluator
 from st_magnitude.revela import RevelaLoss, RevelaTrainer, chunk, read_documents, split_documents, title_task

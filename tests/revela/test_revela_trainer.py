@@ -286,6 +286,7 @@ def test_a_decoder_from_the_hub_embeds_the_end_of_text_too(tmp_path) -> None:
 
 
 def test_errors_before_any_training(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
     model = retriever(tmp_path / "a")
     loss = loss_for(model)
     with pytest.raises(ValueError, match=r"columns \['anchor'\].*build_groups"):
