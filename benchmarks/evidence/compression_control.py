@@ -29,11 +29,10 @@ from numpy.typing import NDArray
 
 sys.path.append(str(Path(__file__).parent))
 from cells import Cell, best_of, dev_of, gain, per_query, run, seeds_of
-from temperature_control import PLACES, STUDIES, TAUS, show
+from temperature_control import LOW, PLACES, STUDIES, TAUS, show
 
 SIZES = {"full": "full", "quarter": "quarter", "bits": "bits, rescored"}
 SUMS = {"tempagg": "TempAgg", "tempaggmrl": "TempAggMRL"}
-COMMON = 0.02  # a temperature that many retrievers are trained with
 SHAPES = {"isoscore": 3, "hubness": 2}
 WEIGHTS = (0.0, 0.01, 0.05, 0.2)
 BATCHES = (32, 128)
@@ -71,7 +70,7 @@ def sums_table(study: str) -> list[str]:
         found = [f"{100 * per_query(there, t, 'matched', size).mean():.1f}" for t in PLACES for size in SIZES]
         lines.append(f"| {name} | {len(there)} | {100 * dev_of(cell, 'matched'):.1f} | " + " | ".join(found) + " |")
     for name, cell in rows.items():
-        for tau in (best.temperature, COMMON) if cell.loss in SUMS else ():
+        for tau in (best.temperature, LOW) if cell.loss in SUMS else ():
             found = [
                 show(gain(cell, replace(best, temperature=tau), [t], "matched", size)) for t in PLACES for size in SIZES
             ]

@@ -45,6 +45,7 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     **{f"temperatures of Cosine, {name}": partial(study, name, control.cosine_table) for name in control.STUDIES},
     **{f"gains, {name}": partial(study, name, control.gain_table) for name in control.STUDIES},
     **{f"same temperature, {name}": partial(study, name, control.same_table) for name in control.STUDIES},
+    **{f"low temperature, {name}": partial(study, name, control.low_table) for name in control.STUDIES},
     **{f"sums, {name}": partial(compression_control.sums_table, name) for name in control.STUDIES},
     **{f"sigreg, {name}": partial(compression_control.sigreg_table, name) for name in control.STUDIES},
     "convergence": convergence.table,
