@@ -1,6 +1,6 @@
 """Asymmetric losses for CLIP: Table 6 of the magnitude paper on real images, at a size that two cores can train.
 
-    python benchmarks/clip.py [--quick] [--output runs/clip] [--cache FOLDER] [--jobs 2] [--seeds 0,1,2] [--table]
+    python benchmarks/clip.py [--quick] [--cache FOLDER] [--jobs 2] [--seeds 0,1,2,3,4] [--table]
 
 Small open_clip models from scratch (ModifiedResNet of 1-1-1-1 blocks and width 16 at 48 pixels, two layers of text,
 1.8 million parameters) learn emoji and what they are called (:mod:`emoji`). One training serves two tests:
@@ -14,8 +14,8 @@ norm start with both projections divided by the mean norm (`stm.clip.calibrate`)
 A seed draws the split, the initial weights and the batches. Steps, batch and learning rate are the same for all rows,
 were set beforehand and not tuned, on dev or on anything else; what is measured is the end of the training.
 
-Every run is stored as a JSON file and not repeated. So an interrupted study continues where it stopped, `--seeds` and
-`--rows` run a part of it, and `--table` prints the runs that are stored.
+Every run is stored as a JSON file in benchmarks/results/clip and not repeated. So an interrupted study continues where
+it stopped, `--seeds` and `--rows` run a part of it, and `--table` prints the runs that are stored.
 
 The paper trains ViT-B/32 on COCO and does not say how it pairs relevant with irrelevant items for Cohen's d. Over all
 pairs d is 0 for any features where all items have equally many partners, so it is the "hard" pairing here: relevant
@@ -82,6 +82,7 @@ class Settings(NamedTuple):
     weight_decay: float = 0.1
 
 
+RESULTS = Path(__file__).parent / "results" / "clip"
 QUICK = Settings(steps=100, batch_size=64, warmup=10)
 TESTS = {"unseen_style": "Unseen style", "unseen_emoji": "Unseen emoji"}
 
@@ -212,10 +213,13 @@ def one_run(row: str, seed: int, cache: str | None, settings: Settings, path: Pa
             "metrics": {key: value if np.isfinite(value) else None for key, value in report.metrics.items()},
             "zero_shot": zero_shot(images, prompts, labels),
             "majority": float(np.bincount(labels).max() / len(labels)),
-            "norms": {side: values.round(5).tolist() for side, values in report.norms.items()},
-            "occurrence": {"_".join(key): values.tolist() for key, values in report.occurrence.items()},
             "sizes": [report.num_images, report.num_texts],
         }
+        if seed == 0:  # for the picture
+            record["tests"][name] |= {
+                "norms": {side: values.round(5).tolist() for side, values in report.norms.items()},
+                "occurrence": {"_".join(key): values.tolist() for key, values in report.occurrence.items()},
+            }
     record["seconds"] = time.perf_counter() - began
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}")
@@ -339,7 +343,7 @@ def print_table(runs: Runs, test: str) -> None:
 
 
 def plot_hubs(runs: Runs, path: Path, test: str = "unseen_emoji") -> None:
-    """The norm of each item of the found side against N_10 by cosine, of the first seed; demoted hubs stand out.
+    """The norm of each item of the found side against N_10 by cosine, of seed 0; demoted hubs stand out.
 
     A hub is among the tenth of items with the largest N_10 by cosine; it is demoted if dot halves that.
     """
@@ -352,8 +356,10 @@ def plot_hubs(runs: Runs, path: Path, test: str = "unseen_emoji") -> None:
             ("imgnorm-i2t", "text"),
             ("txtnorm-t2i", "image"),
         )
-        if row in runs
+        if row in runs and runs[row][0]["seed"] == 0
     ]
+    if not panels:
+        return
     figure, axes = plt.subplots(
         1, len(panels), figsize=(3.2 * len(panels), 3.9), squeeze=False, sharey=True, layout="constrained"
     )
@@ -405,15 +411,16 @@ def record_path(folder: Path, row: str, seed: int) -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one seed, 100 steps of 64: too short for conclusions")
-    parser.add_argument("--output", type=Path, default=Path("runs/clip"), help="where runs and the picture are kept")
+    parser.add_argument("--output", type=Path, default=Path("runs/clip"), help="folder for the picture")
+    parser.add_argument("--results", type=Path, help="folder of the runs; default: benchmarks/results/clip")
     parser.add_argument("--cache", help="a folder for packages and images; default: $ST_MAGNITUDE_CACHE or ~/.cache")
-    parser.add_argument("--seeds", help="such as 0,1,2 (the default; 0 with --quick)")
+    parser.add_argument("--seeds", help="such as 0,1 (default: 0 to 4; 0 with --quick)")
     parser.add_argument("--rows", help=f"numbers from 1 of {', '.join(ROWS)}; default: all")
     parser.add_argument("--jobs", type=int, default=2, help="processes of one thread each")
     parser.add_argument("--table", action="store_true", help="train nothing, print what there is")
     arguments = parser.parse_args()
     settings = QUICK if arguments.quick else Settings()
-    folder = arguments.output / ("quick" if arguments.quick else "full")
+    folder = arguments.results or (arguments.output / "quick" if arguments.quick else RESULTS)
     seeds = [int(s) for s in (arguments.seeds or ("0" if arguments.quick else "0,1,2")).split(",")]
     names = list(ROWS)
     rows = names if arguments.rows is None else [names[int(i) - 1] for i in arguments.rows.split(",")]
@@ -444,6 +451,7 @@ def main() -> None:
     print(f"## {settings.steps} steps of {settings.batch_size}, learning rate {settings.lr:g}\n")
     for test in TESTS:
         print_table(runs, test)
+    arguments.output.mkdir(parents=True, exist_ok=True)
     plot_hubs(runs, arguments.output / ("hubs-quick.png" if arguments.quick else "hubs.png"))
     spent = [record["seconds"] for records in runs.values() for record in records]
     print(
