@@ -198,5 +198,14 @@ def test_only_queries_with_an_example_of_their_own_are_kept() -> None:
     assert found.corpus == corpus | {"example-1-n-0": "the otary barks", "example-2-n-0": "it roars"}
 
 
+def test_what_a_base_passes_on_is_the_difference_of_its_gains(monkeypatch: pytest.MonkeyPatch) -> None:
+    for base, kept, cosine in (("L3dot", [5000, 6000], [4000, 5000]), ("L3cosine", [3000, 5000], [4000, 6000])):
+        stored(inheritance.keeping(base, "qnorm"), kept)
+        stored(inheritance.cosine(base), cosine)
+    monkeypatch.setattr(inheritance, "paired", lambda differences: np.mean(differences))
+    assert inheritance.inherited("qnorm", ["wordnet"]) == (pytest.approx(0.2), 1)
+    assert inheritance.inherited("dot", ["wordnet"]) is None
+
+
 def test_crops() -> None:
     assert not doctest.testmod(inheritance).failed
