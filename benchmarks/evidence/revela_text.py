@@ -187,6 +187,12 @@ def group_rows(pairs: Sequence[tuple[str, str]], places: int, seed: int, apart: 
     return Dataset.from_dict({"chunks": [row for row in rows if len(set(row)) == size]})
 
 
+def half_rows(pairs: Sequence[tuple[str, str]]) -> Dataset:
+    """The rows of InfoNCE: the first half of a chunk, and its neighbour."""
+    halves = [pair for a, b in pairs for pair in ((_half(a), b), (_half(b), a))]
+    return Dataset.from_dict(dict(zip(("anchor", "positive"), map(list, zip(*halves, strict=True)), strict=True)))
+
+
 # --- retrievers -------------------------------------------------------------------------------------------------------
 
 
@@ -460,8 +466,7 @@ def measure(cell: Cell, work: Path = WORK) -> Figures:
     watch = Watch(model, cell.steps, loss)
     model.train()
     if loss is None:
-        pairs = [pair for a, b in data().pairs for pair in ((_half(a), b), (_half(b), a))]
-        rows = Dataset.from_dict(dict(zip(("anchor", "positive"), map(list, zip(*pairs, strict=True)), strict=True)))
+        rows = half_rows(data().pairs)
         size = cell.groups * 2 * cell.places
         how: Figures = {"max_steps": cell.steps, "per_device_train_batch_size": size, "learning_rate": cell.rate}
         train(model, stm.CosineRankingLoss(model, temperature=cell.temperature), rows, cell.seed, [watch], **how)

@@ -47,6 +47,7 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     **{f"same temperature, {name}": partial(study, name, control.same_table) for name in control.STUDIES},
     **{f"low temperature, {name}": partial(study, name, control.low_table) for name in control.STUDIES},
     **{f"sums, {name}": partial(compression_control.sums_table, name) for name in control.STUDIES},
+    "texts": partial(compression_control.texts_table, "static"),
     **{f"sigreg, {name}": partial(compression_control.sigreg_table, name) for name in control.STUDIES},
     "convergence": convergence.table,
     "forgetting": forgetting.table,
