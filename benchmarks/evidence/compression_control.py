@@ -36,12 +36,11 @@ sys.path.append(str(Path(__file__).parent))
 from cells import Cell, best_of, dev_of, gain, per_query, run, seeds_of
 from magnitude_tables import Estimate, paired
 from temperature_control import LOW, PLACES, STUDIES, TAUS, show
-from texts import DATA
+from texts import TEXTS
 
 SIZES = {"full": "full", "quarter": "quarter", "bits": "bits, rescored"}
 SUMS = {"tempagg": "TempAgg", "tempaggmrl": "TempAggMRL"}
 SHAPES = {"isoscore": 3, "hubness": 2}
-TEXTS = {"docstrings": "docstrings", "packages": "package descriptions", "sections": "Python's documentation"}
 TEXT_TAUS, TEXT_STEPS = (0.02, 0.05, 0.1, 0.2), 300
 WEIGHTS = (0.0, 0.01, 0.05, 0.2)
 BATCHES = (32, 128)
@@ -62,7 +61,7 @@ def sigreg(study: str) -> dict[str, Cell]:
     return {f"batch {b}, weight {w:g}": replace(base, batch=b, sigreg=w) for b in BATCHES for w in WEIGHTS}
 
 
-def texts(study: str) -> dict[str, Cell]:
+def other_texts(study: str) -> dict[str, Cell]:
     """The rows of the table of other texts."""
     if (base := STUDIES[study].chosen) is None:
         return {}
@@ -119,8 +118,8 @@ def over_texts(rows: Mapping[str, Cell], tau: float | None, size: str) -> Estima
 
 def texts_table(study: str) -> list[str]:
     """nDCG@10 on each kind of text by size, and TempAgg less single temperatures, over all kinds."""
-    rows = stored(texts(study))
-    if len(rows) < len(texts(study)) or not rows:
+    rows = stored(other_texts(study))
+    if len(rows) < len(other_texts(study)) or not rows:
         return ["(No cells are stored yet.)"]
     lines = ["| texts, loss | seeds | dev | " + " | ".join(SIZES.values()) + " |"]
     lines.append("| --- |" + " ---: |" * (len(SIZES) + 2))
@@ -169,7 +168,7 @@ def sigreg_table(study: str) -> list[str]:
     return lines
 
 
-PARTS = {"sums": (sums, sums_table), "texts": (texts, texts_table), "sigreg": (sigreg, sigreg_table)}
+PARTS = {"sums": (sums, sums_table), "texts": (other_texts, texts_table), "sigreg": (sigreg, sigreg_table)}
 
 
 def main() -> None:
@@ -180,7 +179,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3, choices=(1, 2, 3))
     arguments = parser.parse_args()
     chosen = [PARTS[part] for part in arguments.parts or PARTS]
-    cells = [cell for rows, _ in chosen for cell in rows(arguments.study).values() if cell.data in DATA]
+    cells = [cell for rows, _ in chosen for cell in rows(arguments.study).values()]
     if not cells:
         parser.exit(1, "The rate is not known yet: run temperature_control.py first.\n")
     if not arguments.tables:

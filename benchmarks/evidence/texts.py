@@ -19,6 +19,7 @@ from lexicons import default_cache
 
 from st_magnitude.corpus.beir import RetrievalData
 
+TEXTS = {"docstrings": "docstrings", "packages": "package descriptions", "sections": "Python's documentation"}
 SHARED = 12  # words: descriptions that begin with the same ones are of one source package
 
 
