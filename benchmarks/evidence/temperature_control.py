@@ -250,7 +250,10 @@ def paint_steps(axis: Any, study: Study) -> None:
 def pictures(study: Study, name: str) -> None:
     PICTURES.mkdir(parents=True, exist_ok=True)
     stem = name.replace(", ", "-")
-    for what, paint in {"temperatures": paint_temperatures, "steps": paint_steps}.items():
+    painters = {"temperatures": paint_temperatures, "steps": paint_steps}
+    if sum(cell.path.is_file() for cell in study.cosines) < 2:
+        del painters["temperatures"]
+    for what, paint in painters.items():
         picture = draw(lambda axis, paint=paint: paint(axis, study), (5.2, 3.6))
         (PICTURES / f"{what}-{stem}.png").write_bytes(picture.png)
 
