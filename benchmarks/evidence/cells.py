@@ -428,10 +428,15 @@ def gain(
     Args:
         plain: The scoring of ``before``, if it is another one.
     """
-    pairs = zip(seeds_of(after), seeds_of(before), strict=True)
-    both = [p for p in pairs if (x := p[0].load()) and (y := p[1].load()) and x["data"] == y["data"]]
+    both = same_seeds(after, before)
     if not both:
         return None
     a, b = zip(*both, strict=True)
     differences = [per_query(a, t, scoring, size) - per_query(b, t, plain or scoring, size) for t in tasks]
     return paired(differences), len(both)
+
+
+def same_seeds(after: Cell, before: Cell) -> list[tuple[Cell, Cell]]:
+    """Two settings with each seed that both have stored, on the same texts."""
+    pairs = zip(seeds_of(after), seeds_of(before), strict=True)
+    return [p for p in pairs if (x := p[0].load()) and (y := p[1].load()) and x["data"] == y["data"]]

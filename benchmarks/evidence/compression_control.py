@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 sys.path.append(str(Path(__file__).parent))
-from cells import Cell, best_of, dev_of, gain, per_query, run, seeds_of
+from cells import Cell, best_of, dev_of, gain, per_query, run, same_seeds, seeds_of
 from magnitude_tables import Estimate, paired
 from temperature_control import LOW, PLACES, STUDIES, TAUS, show
 from texts import TEXTS
@@ -108,12 +108,12 @@ def over_texts(rows: Mapping[str, Cell], tau: float | None, size: str) -> Estima
     differences = []
     for name in TEXTS:
         plain = chosen_on_dev(rows, name) if tau is None else rows[f"{name}, τ {tau:g}"]
-        both = [[x for x in seeds_of(cell) if x.path.is_file()] for cell in (rows[f"{name}, TempAgg"], plain) if cell]
-        if len(both) < 2 or not both[0] or len(both[0]) != len(both[1]):
+        both = same_seeds(rows[f"{name}, TempAgg"], plain) if plain else []
+        if not both:
             return None
-        after, before = (per_query(cells, name, "matched", size) for cells in both)
+        after, before = (per_query(cells, name, "matched", size) for cells in zip(*both, strict=True))
         differences.append(after - before)
-    return paired(differences)
+    return paired(differences) if len({len(x) for x in differences}) == 1 else None  # else seeds are missing
 
 
 def texts_table(study: str) -> list[str]:

@@ -29,17 +29,19 @@ def load(name: str) -> ModuleType:
         sys.path.remove(str(FOLDER))
 
 
-cells, claims, convergence, fragments, control, inheritance, pages, tables = (
+cells, claims, compression, convergence, fragments, control, inheritance, pages, tables, texts = (
     load(name)
     for name in (
         "cells",
         "claims",
+        "compression_control",
         "convergence",
         "fragments",
         "temperature_control",
         "inheritance",
         "pages",
         "tables",
+        "texts",
     )
 )
 
@@ -67,9 +69,9 @@ def test_a_stored_cell_has_the_name_of_its_settings(path: Path) -> None:
 CELL = cells.Cell("static", "wordnet", "cosine", 0, 10, 4, 0.1)
 
 
-def stored(cell: Any, values: list[int], data: str = "a") -> None:
+def stored(cell: Any, values: list[int], data: str = "a", task: str = "wordnet") -> None:
     full = cells.packed(np.array(values) / 1e4)
-    scoring = {"dev": float(np.mean(values)), "step": 5, "exponent": 1.0, "tests": {"wordnet": {"full": full}}}
+    scoring = {"dev": float(np.mean(values)), "step": 5, "exponent": 1.0, "tests": {task: {"full": full}}}
     figures = {"settings": asdict(cell), "data": data, "scorings": dict.fromkeys(cells.SCORINGS, scoring)}
     cells.store(cell.path, figures)
 
@@ -196,6 +198,20 @@ def test_only_queries_with_an_example_of_their_own_are_kept() -> None:
     found = pages.with_examples(task, {"a seal with ears": ["the otary barks"], "a large cat": ["it roars"]}, 2, 3)
     assert found.queries == {"q1": "otary"}
     assert found.corpus == corpus | {"example-1-n-0": "the otary barks", "example-2-n-0": "it roars"}
+
+
+def test_the_sum_over_all_texts_is_compared_with_the_choice_on_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not doctest.testmod(texts).failed
+    monkeypatch.setattr(compression.STUDIES["static"].__class__, "chosen", CELL)
+    rows = compression.other_texts("static")
+    assert compression.over_texts(rows, None, "full") is None
+    best = dict(zip(compression.TEXTS, compression.TEXT_TAUS, strict=False))  # another temperature for each
+    for label, cell in rows.items():
+        value = 6000 if "TempAgg" in label else 8000 if cell.temperature == best[cell.data] else 5000
+        stored(cell, [value, value], task=cell.data)
+    assert compression.over_texts(rows, None, "full").mean == pytest.approx(-0.2)
+    assert compression.over_texts(rows, 0.02, "full").mean == pytest.approx((-0.2 + 0.1 + 0.1) / 3)
+    assert compression.over_texts(rows, 0.2, "full").mean == pytest.approx(0.1)
 
 
 def test_what_a_base_passes_on_is_the_difference_of_its_gains(monkeypatch: pytest.MonkeyPatch) -> None:
