@@ -80,7 +80,12 @@ def frozen() -> SentenceTransformer:
     return model
 
 
-SUMS: dict[str, Callable[..., MagnitudeRankingLoss]] = {"tempagg": stm.TempAggLoss, "tempaggmrl": stm.TempAggMRLLoss}
+WIDE = (0.02, 0.05, 0.1, 0.2)  # temperatures; each is its own weight, so that the gradients are about equally large
+SUMS: dict[str, Callable[..., MagnitudeRankingLoss]] = {
+    "tempagg": stm.TempAggLoss,
+    "tempaggmrl": stm.TempAggMRLLoss,
+    "tempaggwide": partial(stm.TempAggLoss, temperatures=WIDE, weights=WIDE),
+}
 BASES: dict[str, Callable[[], SentenceTransformer]] = {
     "static": static_model,
     "L3": paraphrase,

@@ -19,7 +19,12 @@ from lexicons import default_cache
 
 from st_magnitude.corpus.beir import RetrievalData
 
-TEXTS = {"docstrings": "docstrings", "packages": "package descriptions", "sections": "Python's documentation"}
+TEXTS = {  # and the name of their test
+    "wordnet": "WordNet",
+    "docstrings": "docstrings",
+    "packages": "package descriptions",
+    "sections": "Python's documentation",
+}
 SHARED = 12  # words: descriptions that begin with the same ones are of one source package
 
 

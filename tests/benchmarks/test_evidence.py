@@ -202,16 +202,17 @@ def test_only_queries_with_an_example_of_their_own_are_kept() -> None:
 
 def test_the_sum_over_all_texts_is_compared_with_the_choice_on_each(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not doctest.testmod(texts).failed
-    monkeypatch.setattr(compression.STUDIES["static"].__class__, "chosen", CELL)
+    monkeypatch.setattr(compression.STUDIES["static"].__class__, "chosen", replace(CELL, data="wordnet"))
     rows = compression.other_texts("static")
-    assert compression.over_texts(rows, None, "full") is None
+    assert compression.over_texts(rows, "TempAgg", None, "full") is None
     best = dict(zip(compression.TEXTS, compression.TEXT_TAUS, strict=False))  # another temperature for each
-    for label, cell in rows.items():
-        value = 6000 if "TempAgg" in label else 8000 if cell.temperature == best[cell.data] else 5000
+    for cell in rows.values():
+        chosen = cell.loss == "cosine" and cell.temperature == best[cell.data]
+        value = 8000 if chosen else 6000 if cell.loss == "tempagg" else 5000
         stored(cell, [value, value], task=cell.data)
-    assert compression.over_texts(rows, None, "full").mean == pytest.approx(-0.2)
-    assert compression.over_texts(rows, 0.02, "full").mean == pytest.approx((-0.2 + 0.1 + 0.1) / 3)
-    assert compression.over_texts(rows, 0.2, "full").mean == pytest.approx(0.1)
+    assert compression.over_texts(rows, "TempAgg", None, "full").mean == pytest.approx(-0.2)
+    assert compression.over_texts(rows, "TempAgg", 0.02, "full").mean == pytest.approx((-0.2 + 3 * 0.1) / 4)
+    assert compression.over_texts(rows, "wide TempAgg", 0.2, "full").mean == pytest.approx(-0.3 / 4)
 
 
 def test_what_a_base_passes_on_is_the_difference_of_its_gains(monkeypatch: pytest.MonkeyPatch) -> None:
