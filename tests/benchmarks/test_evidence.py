@@ -204,13 +204,13 @@ def test_the_sum_over_all_texts_is_compared_with_the_choice_on_each(monkeypatch:
     assert not doctest.testmod(texts).failed
     monkeypatch.setattr(compression.STUDIES["static"].__class__, "chosen", replace(CELL, data="wordnet"))
     rows = compression.other_texts("static")
-    assert compression.over_texts(rows, "TempAgg", None, "full") is None
+    assert compression.over_texts(rows, "TempAgg", "full", "full") is None
     best = dict(zip(compression.TEXTS, compression.TEXT_TAUS, strict=False))  # another temperature for each
     for cell in rows.values():
         chosen = cell.loss == "cosine" and cell.temperature == best[cell.data]
         value = 8000 if chosen else 6000 if cell.loss == "tempagg" else 5000
         stored(cell, [value, value], task=cell.data)
-    assert compression.over_texts(rows, "TempAgg", None, "full").mean == pytest.approx(-0.2)
+    assert compression.over_texts(rows, "TempAgg", "full", "full").mean == pytest.approx(-0.2)
     assert compression.over_texts(rows, "TempAgg", 0.02, "full").mean == pytest.approx((-0.2 + 3 * 0.1) / 4)
     assert compression.over_texts(rows, "wide TempAgg", 0.2, "full").mean == pytest.approx(-0.3 / 4)
 
