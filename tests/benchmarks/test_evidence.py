@@ -213,6 +213,14 @@ def test_the_sum_over_all_texts_is_compared_with_the_choice_on_each(monkeypatch:
     assert compression.over_texts(rows, "TempAgg", "full", "full").mean == pytest.approx(-0.2)
     assert compression.over_texts(rows, "TempAgg", 0.02, "full").mean == pytest.approx((-0.2 + 3 * 0.1) / 4)
     assert compression.over_texts(rows, "wide TempAgg", 0.2, "full").mean == pytest.approx(-0.3 / 4)
+    monkeypatch.setattr(compression, "RESULTS", cells.RESULTS)
+    assert compression.chosen_on_dev(rows, "packages", "quarter") is None
+    for cell in rows.values():
+        choice = compression.Choice(cell)
+        cells.store(choice.path, {"quarter": 1 - abs(cell.temperature - 0.1)})
+    assert compression.chosen_on_dev(rows, "packages", "quarter").temperature == 0.1
+    assert compression.chosen_on_dev(rows, "packages").temperature == 0.1
+    assert compression.chosen_on_dev(rows, "sections").temperature == 0.2
 
 
 def test_what_a_base_passes_on_is_the_difference_of_its_gains(monkeypatch: pytest.MonkeyPatch) -> None:
