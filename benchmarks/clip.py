@@ -282,6 +282,20 @@ def verdict(values: Sequence[float], paper: float) -> str:
     return "agrees" if same else "disagrees"
 
 
+def sign_table(runs: Runs, test: str) -> list[str]:
+    """What has a sign in the paper's Table 6, with its interval and verdict."""
+    lines = [f"| {TESTS[test].lower()} | seeds | {' | '.join(SIGNED)} |", f"| --- | ---: |{' --- |' * len(SIGNED)}"]
+    for row in TABLE_6:
+        if row in runs:
+            columns = list(zip(*(signed(cells(record, test)) for record in runs[row]), strict=True))
+            entries = [
+                f"{shown(v, 2 if i < 2 else 1, sign=True)} {verdict(v, paper)}"
+                for i, (v, paper) in enumerate(zip(columns, signed(TABLE_6[row]), strict=True))
+            ]
+            lines.append(f"| {row} | {len(runs[row])} | {' | '.join(entries)} |")
+    return lines
+
+
 def print_table(runs: Runs, test: str) -> None:
     found = next(iter(runs.values()))[0]["tests"][test]["sizes"]
     print(f"### {TESTS[test]}: {found[0]} images, {found[1]} texts\n")
@@ -296,21 +310,7 @@ def print_table(runs: Runs, test: str) -> None:
             entries = [f"{entry} ({paper})" for entry, paper in zip(entries, papers, strict=True)]
         print(f"| {row} | {len(records)} | {' | '.join(entries)} |")
     print("\nSigns beside the paper's:\n")
-    print(f"| | {' | '.join(SIGNED)} |")
-    print(f"| --- |{' --- |' * len(SIGNED)}")
-    counts: dict[str, int] = {}
-    for row in TABLE_6:
-        if row in runs:
-            columns = list(zip(*(signed(cells(record, test)) for record in runs[row]), strict=True))
-            said = [verdict(v, paper) for v, paper in zip(columns, signed(TABLE_6[row]), strict=True)]
-            entries = [
-                f"{shown(v, 2 if i < 2 else 1, sign=True)} {word}"
-                for i, (v, word) in enumerate(zip(columns, said, strict=True))
-            ]
-            print(f"| {row} | {' | '.join(entries)} |")
-            for word in said:
-                counts[word] = counts.get(word, 0) + 1
-    print("\n" + ", ".join(f"{word}: {count}" for word, count in sorted(counts.items())) + "\n")
+    print("\n".join(sign_table(runs, test)) + "\n")
     base = {record["seed"]: cells(record, test) for record in runs.get("norm-sym", [])}
     if interventions := [row for row in runs if row not in TABLE_6 and base]:
         print("Less norm-sym of the same seed:\n")
