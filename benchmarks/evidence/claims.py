@@ -198,7 +198,7 @@ def of_never_relevant() -> Iterator[Claim]:
                         "this package",
                         f"The norm tells answers from {what}, over {control} with the same negatives",
                         "",
-                        f"L3, WordNet, {pages.CELLS[base].steps} steps of 32, τ .05; {place}, {seeds(found[1])}",
+                        f"L3, WordNet, {pages.CELLS[base].steps} steps of 32, best τ; {place}, {seeds(found[1])}",
                         found[0].show(),
                         judge(found[0], 1, "no prompts, no filter" if control == "Cosine" else ""),
                         f"pages.py {base}",
