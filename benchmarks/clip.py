@@ -421,7 +421,7 @@ def main() -> None:
     arguments = parser.parse_args()
     settings = QUICK if arguments.quick else Settings()
     folder = arguments.results or (arguments.output / "quick" if arguments.quick else RESULTS)
-    seeds = [int(s) for s in (arguments.seeds or ("0" if arguments.quick else "0,1,2")).split(",")]
+    seeds = [int(s) for s in (arguments.seeds or ("0" if arguments.quick else "0,1,2,3,4")).split(",")]
     names = list(ROWS)
     rows = names if arguments.rows is None else [names[int(i) - 1] for i in arguments.rows.split(",")]
     began = time.perf_counter()
