@@ -128,27 +128,22 @@ def of_steps() -> Iterator[Claim]:
             continue
         setting = f"{where}, WordNet, {study.steps:,} steps of {study.batch}; FOLDOC"
         kept, dot = (study.of_loss(loss, "auto")[0] for loss in ("qnorm", "dot"))
-        comparisons = {
+        for claim, theirs, found in (
             (
                 "Gains over Cosine need sufficient data (abstract of v2), here more steps: QNorm as trained",
                 "+3.1, +2.8",
-            ): (gain(kept, study.chosen, ["foldoc"], "matched")),
-            ("A model trained with Dot is better by dot than by cosine (Table 18)", "+2.0, +3.1"): (
-                gain(dot, dot, ["foldoc"], "matched", plain="cosine")
+                gain(kept, study.chosen, ["foldoc"], "matched"),
             ),
-        }
-        for (claim, theirs), found in comparisons.items():
+            (
+                "A model trained with Dot is better by dot than by cosine (Table 18)",
+                "+2.0, +3.1",
+                gain(dot, dot, ["foldoc"], "matched", plain="cosine"),
+            ),
+        ):
             if found is not None:
-                shown = found[0].show()
-                yield Claim(
-                    MAGNITUDE,
-                    claim,
-                    theirs,
-                    f"{setting}, {seeds(found[1])}",
-                    shown,
-                    judge(found[0], 1),
-                    f'temperature_control.py "{name}"',
-                )
+                where_and_seeds = f"{setting}, {seeds(found[1])}"
+                verdict, script = judge(found[0], 1), f'temperature_control.py "{name}"'
+                yield Claim(MAGNITUDE, claim, theirs, where_and_seeds, found[0].show(), verdict, script)
 
 
 def of_inheritance() -> Iterator[Claim]:

@@ -19,7 +19,7 @@ from lexicons import default_cache
 
 from st_magnitude.corpus.beir import RetrievalData
 
-TEXTS = {  # and the name of their test
+TEXTS = {  # the name of the data and of its test, to what the page calls it
     "wordnet": "WordNet",
     "docstrings": "docstrings",
     "packages": "package descriptions",
