@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import DNORM, DOT, QNORM, Similarity
 from st_magnitude.surgery.normalize import set_similarity_function
-from st_magnitude.surgery.raw import normalizes_output
+from st_magnitude.surgery.raw import normalizes_output, output_width
 
 if TYPE_CHECKING:
     from st_magnitude.losses.ranking import MagnitudeRankingLoss
@@ -73,7 +73,7 @@ def check_ranking_model(loss: MagnitudeRankingLoss) -> None:
             "up in a StaticEmbedding table neither supports nor needs. Leave mini_batch_size out."
         )
     dims = {term.dim for term in loss.terms if term.dim is not None}
-    width = model.get_embedding_dimension() if hasattr(model, "get_embedding_dimension") else None
+    width = output_width(model)
     if width is not None and (too_long := sorted(dim for dim in dims if dim > width)):
         raise ValueError(
             f"Terms compare {too_long} dimensions, but the embeddings of this model have {width}. "

@@ -26,6 +26,7 @@ from sentence_transformers import SentenceTransformer
 from st_magnitude._checks import prefix_dims
 from st_magnitude.losses.ranking import MagnitudeRankingLoss
 from st_magnitude.similarity import COSINE, Similarity
+from st_magnitude.surgery.raw import output_width
 from st_magnitude.terms import Term
 
 __all__ = [
@@ -265,7 +266,7 @@ class TempSpecMRLLoss(MagnitudeRankingLoss):
 
 def quarters(model: SentenceTransformer) -> tuple[int, int, int]:
     """The paper's 256, 512 and 1024 of 1024 dimensions, for any model."""
-    width = model.get_embedding_dimension()
+    width = output_width(model)
     if width is None or width < 4:
         raise ValueError(f"The embeddings of this model have {width} dimensions. Name the prefixes to train.")
     return width // 4, width // 2, width

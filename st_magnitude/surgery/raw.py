@@ -21,6 +21,7 @@ from st_magnitude.modules import ExponentNorm
 __all__ = [
     "encode_raw",
     "normalizes_output",
+    "output_width",
     "raw_embeddings",
     "raw_end",
     "raw_features",
@@ -159,6 +160,21 @@ def raw_features(model: Callable[[Any], dict[str, Any]], features: dict[str, Ten
     """
     features = model(features)
     return {"sentence_embedding": features.get("raw_embedding", features["sentence_embedding"])}
+
+
+def output_width(model: nn.Module) -> int | None:
+    """Number of dimensions that a model computes, before ``encode`` cuts them to ``truncate_dim``; None if unknown.
+
+    Example:
+        >>> from sentence_transformers.sentence_transformer.modules import BoW
+        >>> model = SentenceTransformer(modules=[BoW(["bees", "honey"])], truncate_dim=1, device="cpu")
+        >>> model.get_embedding_dimension(), output_width(model)
+        (1, 2)
+    """
+    if not isinstance(model := unwrapped(model), SentenceTransformer):
+        return None
+    with model.truncate_embeddings(None):
+        return model.get_embedding_dimension()
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

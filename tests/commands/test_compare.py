@@ -121,6 +121,7 @@ def test_every_loss_has_the_same_settings(config):
         ({"temperatures": [0.0]}, "temperatures must be a positive number; got 0.0"),
         ({"sigreg": [-1.0]}, "sigreg must be weights of at least 0"),
         ({"batch_size": 1}, "batch_size must be at least 2, got 1"),
+        ({"dim": 0}, "dim must be at least 1, got 0"),
     ],
 )
 def test_settings_are_checked(settings, message):
@@ -325,6 +326,7 @@ def test_a_killed_process_loses_the_candidate_at_hand_only(folder, model_path, t
         ({"budget": "20 steps"}, "A budget of 20 steps is too small: 4 candidates need --budget '.* steps' at least"),
         ({"budget": "1s"}, "A budget of 1 s is too small: 4 candidates need --budget '.*m' at least"),
         ({"max_length": 8}, "reads texts of any number of tokens"),
+        ({"dim": 33}, "dim is 33, and the embeddings of this model have 32 dimensions; give at most that"),
     ],
 )
 def test_what_cannot_run_is_refused_before_the_first_candidate(folder, model_path, tmp_path, change, message):
@@ -355,6 +357,24 @@ def test_a_candidate_that_diverges_is_measured_as_such(folder, model_path, tmp_p
     measured = bench.measured(candidate, 3)
     assert math.isnan(measured.ndcg)
     assert "diverged" in Entry(candidate, [measured]).row
+
+
+def test_a_shorter_index_is_what_every_search_has_and_training_has_all_dimensions(folder, model_path, tmp_path):
+    bench = Bench.of(model_path, read_splits(folder), tmp_path, replace(SMALL, dim=8))
+    candidate = Candidate("tempaggmrl", 0.05, 0.03)
+    assert bench.settings(candidate, 3).dims == [8, 16, 32]
+    measured = bench.measured(candidate, 3, keep=True)
+    model = stm.load(str(bench.folder(candidate)))
+    assert model.truncate_dim == model.get_embedding_dimension() == 8
+
+    dev = bench.dev.encode(model)
+    assert dev.documents.shape[1] == 8
+    with model.truncate_embeddings(None):
+        whole = bench.dev.encode(model)
+    prefix = whole.prefix(8)
+    assert measured.ndcg == pytest.approx(prefix.ndcg(prefix.top(stm.COSINE)).mean(), abs=1e-9)
+    assert measured.ndcg != pytest.approx(whole.ndcg(whole.top(stm.COSINE)).mean(), abs=1e-9)
+    assert "keeps the first 8 dimensions" in bench.notes[-1]
 
 
 def test_the_record_is_read_again_by_another_process(tmp_path):

@@ -282,6 +282,17 @@ def test_warns_where_dimensions_are_not_trained(model, caplog):
     ]
 
 
+def test_training_has_all_dimensions_whatever_encode_keeps(model, caplog):
+    columns, expected = features(model), stm.TempAggMRLLoss(model)(features(model))
+    with model.truncate_embeddings(8):
+        assert model.get_embedding_dimension() == 8
+        loss = stm.TempAggMRLLoss(model)
+        assert {term.dim for term in loss.terms} == {8, 16, 32}
+        assert loss(columns).item() == expected.item()
+        stm.TempSpecMRLLoss(model, {8: 0.1})
+    assert "those beyond 8 are not trained" in caplog.text
+
+
 def test_dims_are_sorted(model):
     assert [t.dim for t in stm.TempAggMRLLoss(model, [32, 8, 16], [0.1]).terms] == [8, 16, 32]
     assert [t.dim for t in stm.TempSpecMRLLoss(model, {32: 0.1, 8: 0.03}).terms] == [8, 32]

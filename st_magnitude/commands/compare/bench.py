@@ -34,6 +34,7 @@ from st_magnitude.losses.temperature import quarters
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.export import load
 from st_magnitude.surgery.normalize import prepare
+from st_magnitude.surgery.raw import output_width
 
 __all__ = ["Bench"]
 
@@ -56,6 +57,8 @@ class Bench:
             base = copy.deepcopy(model) if isinstance(model, SentenceTransformer) else model()
         if config.max_length is not None:
             limit_length(base, config.max_length)
+        if config.dim is not None:
+            keep_dimensions(base, config.dim)
         return cls(base, splits, output, config)
 
     @cached_property
@@ -79,6 +82,13 @@ class Bench:
     def candidates(self) -> list[list[Candidate]]:
         """Sets of candidates, from the largest, which holds the others, to the smallest."""
         return grids(self.config, any(isinstance(module, StaticEmbedding) for module in self.base))
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences about the data and the embeddings."""
+        dim = self.config.dim
+        kept = f"Every search keeps the first {dim} dimensions, and the saved model has truncate_dim={dim}."
+        return [*self.splits.notes, *([kept] if dim is not None else [])]
 
     @property
     def most_steps(self) -> int:
@@ -122,6 +132,14 @@ class Bench:
         del trainer
         gc.collect()  # the Trainer is part of cycles
         return Measurement(steps, ndcg, exponent, time.perf_counter() - began, pace.step_seconds)
+
+
+def keep_dimensions(model: SentenceTransformer, dim: int) -> None:
+    """Has ``encode`` cut the embeddings of a model to a prefix. Training still sees all dimensions."""
+    width = output_width(model)
+    if width is not None and dim > width:
+        raise ValueError(f"dim is {dim}, and the embeddings of this model have {width} dimensions; give at most that.")
+    model.truncate_dim = dim
 
 
 class Pace(TrainerCallback):

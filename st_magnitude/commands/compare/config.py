@@ -93,6 +93,10 @@ class CompareConfig:
     mini_batch_size: MiniBatchSize = None
     negatives: Negatives = None
     max_length: MaxLength = None
+    dim: Annotated[
+        int | None,
+        typer.Option(min=1, help="Dimensions that your index keeps of an embedding; every search here keeps as many."),
+    ] = None
     bf16: Bf16 = None
     split: Annotated[str, typer.Option(help="Split of the qrels to train on.")] = "train"
     dev_split: Annotated[

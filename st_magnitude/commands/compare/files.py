@@ -54,6 +54,10 @@ def _script(result: CompareResult, bench: Bench, model: str | None, data: Any) -
     changed = {k: v for k, v in vars(bench.settings(candidate, entry.last.steps)).items() if v != defaults[k]}
     arguments = ", ".join(f"{name}={value!r}" for name, value in changed.items())
     options = f', loss_options={{"regularizers": [(SIGReg(), {candidate.sigreg})]}}' if candidate.sigreg else ""
+    start = repr(model or str(output / "base"))
+    if config.dim is not None:
+        imports += "\nfrom st_magnitude.surgery.export import load"
+        start = f"load({start}, truncate_dim={config.dim})"
     return "\n".join(
         [
             f'"""Trains {candidate.name} again, the winner of st-magnitude compare."""',
@@ -64,7 +68,7 @@ def _script(result: CompareResult, bench: Bench, model: str | None, data: Any) -
             "",
             *lines,
             f"config = TrainConfig({arguments})",
-            f"model, output = {model or str(output / 'base')!r}, {str(output / 'again')!r}",
+            f"model, output = {start}, {str(output / 'again')!r}",
             f"trained = train(model, train_data, output, config, dev=dev{options})",
             "print(trained.comparison)",
             "",

@@ -73,10 +73,10 @@ class CompareResult:
         test: The test split, which was read for two or three candidates only: the first and the controls.
         pretrained: nDCG@10 on dev of the pretrained model.
         dev_queries: Number of dev queries.
-        dim: Number of dimensions of the embeddings.
+        dim: Number of dimensions of the embeddings in the index.
         budget: What was given, such as "30 min".
         seconds: What was spent.
-        notes: Sentences about the data.
+        notes: Sentences about the data and the embeddings.
     """
 
     model: str

@@ -109,7 +109,7 @@ def compare(
     with workers_at(config.ray) as workers, _quiet():
         splits = _splits(data, dev, test, config)
         bench = Bench.of(model, splits, output.absolute(), config)
-        for note in splits.notes:
+        for note in bench.notes:
             say(f"Note: {note}")
         output.mkdir(parents=True, exist_ok=True)
         record = Record(output / "study.log", _settings(model, splits, config))
@@ -314,7 +314,7 @@ class _Run:
             dim=self.bench.base.get_embedding_dimension() or 0,
             budget=str(self.budget),
             seconds=self.seconds,
-            notes=list(self.bench.splits.notes),
+            notes=self.bench.notes,
         )
 
 
