@@ -165,12 +165,12 @@ def test_data_that_cannot_choose_is_refused(dev, message):
 
 @pytest.fixture(scope="module")
 def finished(folder, model_path, tmp_path_factory):
-    """A comparison by the command: eight candidates, two rungs, and a stop in the second of them."""
+    """A comparison by the command for 16 of 32 dimensions: eight candidates, two rungs, a stop in the second."""
     pytest.importorskip("optuna")
     output = tmp_path_factory.mktemp("runs") / "compare"
     options = ["--budget", "470 steps", "--losses", "qnorm,tempaggmrl,learnable", "--temperatures", "0.05,0.1"]
-    options += ["--sigreg", "0", "--learning-rates", "0.03", "--batch-size", "4", "--epochs", "4", "--json"]
-    command = ["compare", "--data", str(folder), "--model", model_path, "--output", str(output), *options]
+    options += ["--sigreg", "0", "--learning-rates", "0.03", "--batch-size", "4", "--epochs", "4", "--dim", "16"]
+    command = ["compare", "--data", str(folder), "--model", model_path, "--output", str(output), *options, "--json"]
     measured, seen = Bench.measured, []
 
     def stop_once(self, candidate, steps, *arguments, **more):
@@ -231,6 +231,7 @@ def test_the_saved_model_is_the_winner_and_its_figures_are_those_of_the_test_spl
     per_query = own_ndcg(model, JudgedTask(test.queries, test.corpus, test.relevant_docs))
     assert per_query.mean() == pytest.approx(figures["test"]["ndcg"][figures["winner"]], abs=1e-9)
     assert json.loads((output / "model" / "training.json").read_text())["dev"]["queries"] == 60
+    assert model.truncate_dim == 16
 
 
 @pytest.mark.slow

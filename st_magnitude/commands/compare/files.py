@@ -55,14 +55,13 @@ def _script(result: CompareResult, bench: Bench, model: str | None, data: Any) -
     arguments = ", ".join(f"{name}={value!r}" for name, value in changed.items())
     options = f', loss_options={{"regularizers": [(SIGReg(), {candidate.sigreg})]}}' if candidate.sigreg else ""
     start = repr(model or str(output / "base"))
-    if config.dim is not None:
-        imports += "\nfrom st_magnitude.surgery.export import load"
-        start = f"load({start}, truncate_dim={config.dim})"
+    start = start if config.dim is None else f"load({start}, truncate_dim={config.dim})"
+    names = [name for name, is_used in (("SIGReg", candidate.sigreg), ("load", config.dim)) if is_used]
     return "\n".join(
         [
             f'"""Trains {candidate.name} again, the winner of st-magnitude compare."""',
             "",
-            *(["from st_magnitude import SIGReg"] if candidate.sigreg else []),
+            *([f"from st_magnitude import {', '.join(names)}"] if names else []),
             imports,
             "from st_magnitude.commands.train.run import TrainConfig, train",
             "",
