@@ -112,6 +112,7 @@ class Cell:
         temperature: Temperature of the scores after the scale, or "learned", which starts at .05.
         scale: Factor of the scores over that of unit vectors: 20, or "auto", which divides by the mean norms.
         sigreg: Weight of SIGReg.
+        bf16: Whether the training and dev use bfloat16 by autocast; the tests are encoded in float32.
     """
 
     base: str
@@ -124,6 +125,7 @@ class Cell:
     temperature: float | str = 0.05
     scale: float | str = 20.0
     sigreg: float = 0.0
+    bf16: bool = False
 
     @property
     def name(self) -> str:
@@ -131,7 +133,8 @@ class Cell:
         how = f"{self.loss}-tau{tau}-scale{scale}"
         how += f"-sigreg{self.sigreg:g}" if self.sigreg else ""
         where = f"{self.base}-{self.data}".replace(", ", "-").replace(" ", "-")
-        return f"{where}-{how}-{self.steps}x{self.batch}-lr{self.rate:g}-seed{self.seed}"
+        how += f"-{self.steps}x{self.batch}-lr{self.rate:g}" + ("-bf16" if self.bf16 else "")
+        return f"{where}-{how}-seed{self.seed}"
 
     @property
     def path(self) -> Path:
@@ -265,6 +268,7 @@ def train_cell(cell: Cell, evaluations: int = 10) -> tuple[SentenceTransformer, 
         "max_steps": cell.steps,
         "per_device_train_batch_size": cell.batch,
         "learning_rate": cell.rate,
+        "bf16": cell.bf16,
     }
     rates = stm.LearnableNormLoss.learning_rate_mapping() if cell.loss == "learnable" else {}
     rates |= stm.LearnedTemperature.learning_rate_mapping() if cell.temperature == "learned" else {}

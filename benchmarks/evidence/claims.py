@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parent))
@@ -148,16 +149,16 @@ def of_steps() -> Iterator[Claim]:
 
 def of_inheritance() -> Iterator[Claim]:
     """QNorm as trained over Cosine at its best temperature, by base."""
-    where = f"L3, WordNet, {inheritance.STEPS} steps of 32; FOLDOC and docstrings, as trained"
-    for loss, name in {"qnorm": "QNorm", "dot": "Dot"}.items():
-        found = inheritance.inherited(loss, ["foldoc", "docstrings"])
+    where = f"WordNet, {inheritance.STEPS} steps of 32; FOLDOC and docstrings, as trained"
+    for model, (loss, name) in product(inheritance.MODELS, {"qnorm": "QNorm", "dot": "Dot"}.items()):
+        found = inheritance.inherited(model, loss, ["foldoc", "docstrings"])
         if found is not None:
             yield Claim(
                 "this package",
                 f"A base pretrained with dot passes its norm on: {name} over Cosine, more than from a base pretrained "
                 "with cosine",
                 "",
-                f"{where}, {seeds(found[1])}",
+                f"{model}, {where}, {seeds(found[1])}",
                 found[0].show(),
                 judge(found[0], 1),
                 "inheritance.py",
@@ -168,9 +169,9 @@ def of_inheritance() -> Iterator[Claim]:
         if found is not None:
             yield Claim(
                 MAGNITUDE,
-                f"QNorm is ahead of Cosine, from a base that is {how} (Table 1, Contriever: pretrained with dot)",
-                "+3.1" if base == "L3dot" else "",
-                f"{where}, {seeds(found[1])}",
+                f"QNorm is ahead of Cosine, from {how} (Table 1, Contriever: pretrained with dot)",
+                "+3.1" if base.endswith("dot") else "",
+                f"{how.split()[0]}, {where}, {seeds(found[1])}",
                 found[0].show(),
                 judge(found[0], 1),
                 "inheritance.py",
@@ -239,11 +240,12 @@ def of_convergence() -> Iterator[Claim]:
         cell, control = convergence.best(start, way), convergence.best(start, "plain")
         found = gain(cell, control, ["wordnet"], "matched") if way != "plain" and cell and control else None
         if found is not None:
+            where = start if start.startswith("L3") else f"static table, {start}"
             yield Claim(
                 NORMS,
                 f"{way} converges to a better model, here with AdamW, both at their best rates",
                 "",
-                f"static table, {start}, WordNet, {convergence.STEPS} steps of {convergence.BATCH}; {seeds(found[1])}",
+                f"{where}, WordNet, {cell.steps:,} steps of {cell.batch}; {seeds(found[1])}",
                 found[0].show(),
                 judge(found[0], 1),
                 "convergence.py",

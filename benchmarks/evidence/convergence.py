@@ -1,21 +1,25 @@
 """Part F of the evidence: do GradScale and cut-init converge faster, for text?
 
-    python benchmarks/evidence/convergence.py [--tables] [--seeds 3]
+    python benchmarks/evidence/convergence.py [START ...] [--tables] [--seeds 3]
 
 *On the Importance of Embedding Norms in Self-Supervised Learning* says that large norms slow the training of a cosine
 loss down, because a gradient on the direction falls with the norm, and that GradScale (power 1) and cut-init (c = 3)
-remove this. Here InfoNCE under cosine at .05 learns WordNet, lemma -> definition, 600 steps of 128 pairs with AdamW,
-from two starts:
+remove this. Here InfoNCE under cosine at .05 learns WordNet, lemma -> definition, with AdamW, from these starts:
 
-- scratch: wordllama's table with normal random vectors; cut-init divides the whole table;
-- head: the trained table, frozen, and a random linear map of 256 x 256; cut-init divides the map.
+- scratch: wordllama's table with normal random vectors, 600 steps of 128 pairs; cut-init divides the whole table;
+- head: the trained table, frozen, and a random linear map of 256 x 256, 600 steps of 128; cut-init divides the map;
+- L3 head: paraphrase-MiniLM-L3-v2 and a random linear map of 384 x 384, all of it trained, 400 steps of 64; cut-init
+  divides the map;
+- L3 scratch: the same encoder without the map and with random weights, 1,200 steps of 64; cut-init divides everything.
 
 The control is the learning rate: each way has three, and is measured at the one that is best for itself on dev. A way
 converges faster if it needs fewer steps to 95 % of the best dev nDCG@10 of the plain training, or ends higher.
 
 Expected before the run: AdamW divides a gradient by its own size, so that neither way changes a step by much once the
 rate is tuned. All are within 1 point at the end, and within 15 % of the steps. (The source has its largest gains with
-SGD and weight decay; users of the Trainer have AdamW.)
+SGD and weight decay; users of the Trainer have AdamW.) For the three layers the same, with one difference: the map is
+one of many layers, so that its cut changes the rate of one layer only; cut-init with a head is between level and a
+point ahead.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -31,6 +35,7 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).parent))
 from cells import BASES, Cell, best_of, dev_of, gain, run, seeds_of
+from paraphrase import paraphrase
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense
 from temperature import static_model
@@ -38,8 +43,7 @@ from torch import nn
 
 import st_magnitude as stm
 
-STEPS, BATCH, EVALUATIONS = 600, 128, 12
-RATES = {"scratch": (0.03, 0.1, 0.3), "head": (3e-4, 1e-3, 3e-3)}
+EVALUATIONS = 12
 PLACES = {"wordnet": "in domain", "foldoc": "FOLDOC"}
 SHARE = 0.95  # of the best dev score of the plain training
 
@@ -56,24 +60,64 @@ def head() -> SentenceTransformer:
     return model
 
 
-def changed(start: Callable[[], SentenceTransformer], change: Callable[[SentenceTransformer], object]) -> object:
-    model = start()
-    change(model)
+def l3_head() -> SentenceTransformer:
+    model = paraphrase()
+    model.append(Dense(384, 384, bias=False, activation_function=nn.Identity()))
     return model
 
 
-WAYS: dict[str, Callable[[SentenceTransformer], object]] = {
-    "plain": lambda model: None,
-    "GradScale": stm.attach_grad_scale,
-    "cut-init": partial(stm.cut_init, c=3.0, where=lambda name, parameter: parameter.requires_grad),
+def l3_scratch() -> SentenceTransformer:
+    model = paraphrase()
+    encoder = model[0].auto_model
+    encoder.load_state_dict(type(encoder)(encoder.config).state_dict())
+    return model
+
+
+@dataclass(frozen=True)
+class Start:
+    """An untrained model, what cut-init divides, and how it is trained."""
+
+    make: Callable[[], SentenceTransformer]
+    cut: Callable[[str, nn.Parameter], bool]
+    steps: int
+    batch: int
+    rates: tuple[float, ...]
+    bf16: bool = False
+
+    def changed(self, change: Callable[[SentenceTransformer], object]) -> SentenceTransformer:
+        model = self.make()
+        change(model)
+        return model
+
+    def cut_init(self, model: SentenceTransformer) -> None:
+        stm.cut_init(model, c=3.0, where=self.cut)
+
+
+def trained(name: str, parameter: nn.Parameter) -> bool:
+    return parameter.requires_grad
+
+
+def last_map(name: str, parameter: nn.Parameter) -> bool:
+    return name.startswith("2.")
+
+
+STARTS = {
+    "scratch": Start(scratch, trained, 600, 128, (0.03, 0.1, 0.3)),
+    "head": Start(head, trained, 600, 128, (3e-4, 1e-3, 3e-3)),
+    "L3 head": Start(l3_head, last_map, 400, 64, (1e-4, 3e-4, 1e-3), bf16=True),
+    "L3 scratch": Start(l3_scratch, trained, 1200, 64, (1e-4, 3e-4, 1e-3), bf16=True),
 }
-STARTS = {"scratch": scratch, "head": head}
+WAYS = ("plain", "GradScale", "cut-init")
 NAMES = [(start, way) for start in STARTS for way in WAYS]
-BASES |= {f"{start}, {way}": partial(changed, STARTS[start], WAYS[way]) for start, way in NAMES}  # type: ignore[misc]
+for name, start in STARTS.items():
+    changes = (lambda model: None, stm.attach_grad_scale, start.cut_init)
+    BASES |= {f"{name}, {way}": partial(start.changed, change) for way, change in zip(WAYS, changes, strict=True)}
 
 
 def grid(start: str, way: str) -> list[Cell]:
-    return [Cell(f"{start}, {way}", "wordnet", "cosine", 0, STEPS, BATCH, rate) for rate in RATES[start]]
+    how = STARTS[start]
+    plain = Cell(f"{start}, {way}", "wordnet", "cosine", 0, how.steps, how.batch, how.rates[0], bf16=how.bf16)
+    return [replace(plain, rate=rate) for rate in how.rates]
 
 
 def best(start: str, way: str) -> Cell | None:
@@ -112,12 +156,14 @@ def table() -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("starts", nargs="*", help=f"some of {', '.join(STARTS)}; default: all")
     parser.add_argument("--tables", action="store_true", help="train nothing")
     parser.add_argument("--seeds", type=int, default=3, choices=(1, 2, 3))
     arguments = parser.parse_args()
     if not arguments.tables:
-        run((cell for name in NAMES for cell in grid(*name)), EVALUATIONS)
-        chosen = [cell for name in NAMES if (cell := best(*name))]
+        names = [name for name in NAMES if name[0] in (arguments.starts or STARTS)]
+        run((cell for name in names for cell in grid(*name)), EVALUATIONS)
+        chosen = [cell for name in names if (cell := best(*name))]
         run((replace(cell, seed=seed) for cell in chosen for seed in range(arguments.seeds)), EVALUATIONS)
     print("\n".join(table()))
 

@@ -37,6 +37,7 @@ import random
 import sys
 from dataclasses import replace
 from functools import partial
+from itertools import product, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,6 @@ from cells import (
 )
 from lexicons import default_cache, fetch
 from magnitude_tables import Estimate, paired
-from paraphrase import paraphrase
 from search_tasks import man_pages, shrink
 from sentence_transformers import SentenceTransformer
 from texts import package_descriptions
@@ -77,14 +77,29 @@ import st_magnitude as stm
 from st_magnitude.corpus.beir import RetrievalData
 
 CROP = (4, 22)  # words
+MODELS = ("L3", "MiniLM")
 KEPT = {"dot": "Dot", "qnorm": "QNorm", "dnorm": "DNorm", "learnable": "Learnable"}
-NAMES = {"L3": "its authors' model", "L3dot": "pretrained with dot", "L3cosine": "pretrained with cosine"}
+NAMES = {
+    "L3": "L3 of its authors",
+    "L3dot": "L3 pretrained with dot",
+    "L3cosine": "L3 pretrained with cosine",
+    "MiniLMdot": "MiniLM pretrained with dot",
+    "MiniLMcosine": "MiniLM pretrained with cosine",
+}
 TAUS = (0.02, 0.05, 0.1)
 TESTS = {"wordnet": "WordNet", "foldoc": "FOLDOC", "docstrings": "docstrings"}
 STEPS, RATE, EVALUATIONS = 100, 5e-5, 4
-ROUNDS = 2  # of 400 steps, each with its own warm-up and decay, from the weights of the one before
+
+
+def recipes(model: str, loss: str, rounds: int, bf16: bool) -> list[Cell]:
+    """Rounds of 400 steps, each with its own warm-up and decay, from the weights of the one before."""
+    starts = [model, *(f"{model}{loss}-{i}" for i in range(1, rounds))]
+    return [Cell(x, "crops", loss, i, 400, 64, 2e-4, scale="auto", bf16=bf16) for i, x in enumerate(starts)]
+
+
 PRETRAINING = {
-    loss: [Cell(f"L3{loss}-{i}" if i else "L3", "crops", loss, i, 400, 64, 2e-4, scale="auto") for i in range(ROUNDS)]
+    f"{model}{loss}": recipes(model, loss, rounds, bf16)
+    for model, rounds, bf16 in (("L3", 2, False), ("MiniLM", 2, True))
     for loss in ("dot", "cosine")
 }
 FIRST = "L3frozen-crops-dot-tau0.05-scaleauto-120x40-lr0.0002-seed0"  # the recipe with other text that failed
@@ -159,30 +174,30 @@ def by_exponent(model: SentenceTransformer, task: RetrievalData) -> list[float]:
     return [round(float(encoded.ndcg(top).mean()), 5) for top in tops]
 
 
-def check() -> None:
-    """Says so if the dot base is worse by dot than by cosine on dev, by more than a point."""
-    found = json.loads(base_path(PRETRAINING["dot"][-1]).read_text(encoding="utf-8"))
+def check(base: str) -> None:
+    """Says so if a dot base is worse by dot than by cosine on dev, by more than a point."""
+    found = json.loads(base_path(PRETRAINING[base][-1]).read_text(encoding="utf-8"))
     by_dot, *_, by_cosine = found["curve"][-1]["exponents"]
     if by_dot < by_cosine - 0.01:
-        print(f"The test is void: on dev the dot base has {by_dot:.3f} by dot and {by_cosine:.3f} by cosine.")
+        print(f"The test is void: on dev {base} has {by_dot:.3f} by dot and {by_cosine:.3f} by cosine.")
 
 
 def pretrained(recipe: Cell) -> SentenceTransformer:
-    model = paraphrase()
+    model = stm.strip_normalize(BASES[recipe.base]())
     model.load_state_dict(torch.load(weights_path(recipe), weights_only=True, map_location="cpu"))
     return model
 
 
-for recipes in PRETRAINING.values():
-    BASES |= {f"L3{recipe.loss}-{i + 1}": partial(pretrained, recipe) for i, recipe in enumerate(recipes)}
-    BASES[f"L3{recipes[-1].loss}"] = partial(pretrained, recipes[-1])
+for name, rounds in PRETRAINING.items():
+    BASES |= {f"{name}-{i}": partial(pretrained, recipe) for i, recipe in enumerate(rounds, 1)}
+    BASES[name] = partial(pretrained, rounds[-1])
 
 
 # --- fine-tuning ------------------------------------------------------------------------------------------------------
 
 
 def cosine(base: str, tau: float = 0.05) -> Cell:
-    return Cell(base, "inheritance", "cosine", 0, STEPS, 32, RATE, temperature=tau)
+    return Cell(base, "inheritance", "cosine", 0, STEPS, 32, RATE, temperature=tau, bf16=base.startswith("MiniLM"))
 
 
 def control(base: str) -> Cell:
@@ -200,12 +215,13 @@ def stored(cell: Cell) -> list[Cell]:
 
 def run_all(losses: list[str], bases: list[str], seeds: int) -> None:
     """The bases, everything with seed 0, then the other seeds of what the table shows."""
-    for i in range(ROUNDS):
-        recipes = [recipes[i] for loss, recipes in PRETRAINING.items() if f"L3{loss}" in bases]
-        for recipe, figures in results(pretrain, [x for x in recipes if not weights_path(x).is_file()]):
+    for together in zip_longest(*(PRETRAINING[base] for base in bases if base in PRETRAINING)):
+        todo = [recipe for recipe in together if recipe is not None and not weights_path(recipe).is_file()]
+        for recipe, figures in results(pretrain, todo):
             store(base_path(recipe), figures)
-    if "L3dot" in bases:
-        check()
+    for base in bases:
+        if base.endswith("dot"):
+            check(base)
     kept = [loss for loss in losses if loss != "cosine"]
     cosines = [cosine(base, tau) for base in bases for tau in TAUS]
     run([*cosines, *(keeping(base, loss) for base in bases for loss in kept)], EVALUATIONS)
@@ -218,9 +234,12 @@ def run_all(losses: list[str], bases: list[str], seeds: int) -> None:
 
 def base_table() -> list[str]:
     """nDCG@10 by dot and by cosine before and after each round of pretraining."""
-    rounds = [(i, recipe) for recipes in PRETRAINING.values() for i, recipe in enumerate(recipes, start=1)]
-    labels = {recipe.name: f"{recipe.loss}, round {i}" for i, recipe in rounds}
-    labels[FIRST] = "dot, the first recipe"
+    labels = {
+        recipe.name: f"{base.removesuffix(recipe.loss)}, {recipe.loss}" + (f", round {i}" if len(rounds) > 1 else "")
+        for base, rounds in PRETRAINING.items()
+        for i, recipe in enumerate(rounds, 1)
+    }
+    labels[FIRST] = "L3, dot, the first recipe"
     lines = ["| pretraining on crops | dev before, by dot | by cosine | dev after, by dot | by cosine |"]
     lines[0] += " man pages after, by dot | by cosine |"
     lines.append("| --- |" + " ---: |" * 6)
@@ -258,9 +277,10 @@ def tuned_table() -> list[str]:
     return lines if len(lines) > 2 else ["(No cells are stored yet.)"]
 
 
-def inherited(loss: str, tests: list[str], scoring: str = "matched") -> tuple[Estimate, int] | None:
+def inherited(model: str, loss: str, tests: list[str], scoring: str = "matched") -> tuple[Estimate, int] | None:
     """The gain of a loss over Cosine at .05 from the dot base, less its gain from the cosine base."""
-    four = [seeds_of(x) for base in ("L3dot", "L3cosine") for x in (keeping(base, loss), cosine(base))]
+    bases = (f"{model}dot", f"{model}cosine")
+    four = [seeds_of(x) for base in bases for x in (keeping(base, loss), cosine(base))]
     complete = [x for x in zip(*four, strict=True) if all(cell.path.is_file() for cell in x)]
     if not complete:
         return None
@@ -279,18 +299,19 @@ def inherited_table() -> list[str]:
     """How much more each loss gains from the dot base than from the cosine base."""
     lines = ["| gain from the dot base less that from the cosine base | scored | " + " | ".join(TESTS.values()) + " |"]
     lines.append("| --- | --- |" + " ---: |" * len(TESTS))
-    for loss, name in KEPT.items():
+    for model, loss in product(MODELS, KEPT):
         for scoring, label in SCORED.items() if loss != "dnorm" else ():
-            if found := [x[0].show() for test in TESTS if (x := inherited(loss, [test], scoring))]:
-                lines.append(f"| {name} | {label} | " + " | ".join(found) + " |")
+            if found := [x[0].show() for test in TESTS if (x := inherited(model, loss, [test], scoring))]:
+                lines.append(f"| {model}, {KEPT[loss]} | {label} | " + " | ".join(found) + " |")
     return lines if len(lines) > 2 else ["(No cells are stored yet.)"]
 
 
 def norm_table() -> list[str]:
     """nDCG@10 on dev by dot less by cosine, along the fine-tuning from the dot base: what is left of the norm."""
-    lines = []
-    for loss, name in {"cosine": "Cosine", **KEPT}.items():
-        cell = cosine("L3dot") if loss == "cosine" else keeping("L3dot", loss)
+    lines: list[str] = []
+    for model, (loss, name) in product(MODELS, {"cosine": "Cosine", **KEPT}.items()):
+        base = f"{model}dot"
+        cell = cosine(base) if loss == "cosine" else keeping(base, loss)
         curves = [x["curve"] for seed in stored(cell) if (x := seed.load())]
         if curves:
             steps = [x["step"] for x in curves[0]]
@@ -300,7 +321,7 @@ def norm_table() -> list[str]:
                 "| --- |" + " ---: |" * len(steps),
             ]
             lines += [] if lines else head
-            lines.append(f"| {name} | " + " | ".join(f"{100 * gap:+.1f}" for gap in gaps) + " |")
+            lines.append(f"| {model}, {name} | " + " | ".join(f"{100 * gap:+.1f}" for gap in gaps) + " |")
     return lines or ["(No cells are stored yet.)"]
 
 

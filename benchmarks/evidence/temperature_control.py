@@ -1,6 +1,6 @@
 """Parts B and C of the evidence: how much of a gain is temperature, and how does it change with the number of steps?
 
-    python benchmarks/evidence/temperature_control.py [static | "static, long" | L3 | MiniLM] [--curves | --low]
+    python benchmarks/evidence/temperature_control.py [STUDY] [--curves | --low]
 
 In version 1 of arXiv 2602.09229 the baseline is cosine at a temperature of .05. DNorm ranks as cosine does, and yet it
 has all of the gain that QNorm has on RetroMAE (BEIR +2.9 and +2.8): a query norm is a temperature for each query. So
@@ -63,9 +63,10 @@ class Study:
     steps: int
     batch: int
     rates: tuple[float, ...]
+    bf16: bool = False
 
     def cosine(self, rate: float) -> Cell:
-        return Cell(self.base, "wordnet", "cosine", 0, self.steps, self.batch, rate)
+        return Cell(self.base, "wordnet", "cosine", 0, self.steps, self.batch, rate, bf16=self.bf16)
 
     @property
     def chosen(self) -> Cell | None:
@@ -96,7 +97,8 @@ STUDIES = {
     "static": Study("static", 1000, 128, (0.003, 0.01, 0.03, 0.1)),
     "static, long": Study("static", 10_000, 128, (0.001, 0.003, 0.01)),
     "L3": Study("L3frozen", 1500, 32, (1e-4, 3e-4)),
-    "MiniLM": Study("MiniLM", 3000, 32, (1e-5, 2e-5, 5e-5)),
+    "L3, long": Study("L3", 6000, 32, (1e-4, 3e-4), bf16=True),
+    "MiniLM": Study("MiniLM", 3000, 32, (5e-5, 2e-4), bf16=True),
 }
 
 

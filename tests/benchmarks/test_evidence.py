@@ -228,8 +228,8 @@ def test_what_a_base_passes_on_is_the_difference_of_its_gains(monkeypatch: pytes
         stored(inheritance.keeping(base, "qnorm"), kept)
         stored(inheritance.cosine(base), cosine)
     monkeypatch.setattr(inheritance, "paired", lambda differences: np.mean(differences))
-    assert inheritance.inherited("qnorm", ["wordnet"]) == (pytest.approx(0.2), 1)
-    assert inheritance.inherited("dot", ["wordnet"]) is None
+    assert inheritance.inherited("L3", "qnorm", ["wordnet"]) == (pytest.approx(0.2), 1)
+    assert inheritance.inherited("L3", "dot", ["wordnet"]) is None
 
 
 def test_crops() -> None:
