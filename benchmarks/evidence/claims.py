@@ -26,6 +26,17 @@ from temperature_control import LOW, STUDIES, TAUS, best_of_all
 
 REPRODUCED, CONDITION, NOT, OPEN = "reproduced", "reproduced under a condition", "not reproduced", "open"
 MAGNITUDE, TEMPERATURE, SIGREG = "Magnitude, v1", "Temperature", "SIGReg"
+STUDY_PAGES = {  # of scripts whose cells are stored
+    "compression_control.py": "evidence/compression.md",
+    "convergence.py": "evidence/convergence.md",
+    "forgetting.py": "evidence/boilerplate.md",
+    "fragments.py": "evidence/boilerplate.md",
+    "inheritance.py": "evidence/inheritance.md",
+    "pages.py": "evidence/boilerplate.md",
+    "reading.py": "evidence/reading.md",
+    "revela_text.py": "evidence/revela.md",
+    "temperature_control.py": "evidence/temperature.md",
+}
 REVELA, NORMS = "Revela", "Norms"
 
 
@@ -40,7 +51,7 @@ class Claim:
         setting: Model, data and steps of ours.
         ours: Our figure with its interval; empty if nothing has been measured.
         verdict: One of the four, with the condition or what is missing.
-        page: The page of docs/ that reports our figure; "" if it is from cells or there is none.
+        page: The page of docs/ that reports our figure; "" for that of the script's study.
         script: What prints it.
     """
 
@@ -55,7 +66,8 @@ class Claim:
 
     @property
     def row(self) -> str:
-        script = f"[{self.script}]({self.page})" if self.page else self.script
+        page = self.page or STUDY_PAGES.get(self.script.split()[0])
+        script = f"[{self.script}]({page})" if page else self.script
         cells = (self.source, self.claim, self.theirs, self.setting, self.ours, self.verdict, script)
         return "| " + " | ".join(cells) + " |"
 

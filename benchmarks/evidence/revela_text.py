@@ -583,7 +583,7 @@ CELLS: dict[str, Cell] = {
 }
 
 
-LATEST = RESULTS / "revela" / "316-titles"  # the cells of docs/evidence.md
+LATEST = RESULTS / "revela" / "316-titles"  # the cells of docs/evidence/revela.md
 
 
 def table(cells: Path) -> list[str]:

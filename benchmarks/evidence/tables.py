@@ -1,9 +1,9 @@
-"""Rebuilds the tables of docs/evidence.md from the stored cells; pictures with --pictures.
+"""Rebuilds the tables of docs/evidence.md and docs/evidence/ from the stored cells; pictures with --pictures.
 
     python benchmarks/evidence/tables.py [--check] [--pictures]
 
 A table stands between ``<!-- NAME -->`` and ``<!-- end -->``. With --check nothing is written, and the exit status is 1
-if the page differs from what the cells give.
+if a page differs from what the cells give.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ import reading
 import revela_text
 import temperature_control as control
 
-PAGE = Path(__file__).parents[2] / "docs" / "evidence.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = [DOCS / "evidence.md", *sorted((DOCS / "evidence").glob("*.md"))]
 
 
 def study(name: str, rows: Callable[[control.Study], list[str]]) -> list[str]:
@@ -80,11 +81,12 @@ def main() -> None:
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--pictures", action="store_true")
     arguments = parser.parse_args()
-    before = PAGE.read_text(encoding="utf-8")
-    after = rebuilt(before)
+    after = {page: rebuilt(page.read_text(encoding="utf-8")) for page in PAGES}
     if arguments.check:
-        parser.exit(int(before != after), "" if before == after else f"{PAGE} is not what the cells give.\n")
-    PAGE.write_text(after, encoding="utf-8")
+        changed = [page for page, text in after.items() if page.read_text(encoding="utf-8") != text]
+        parser.exit(bool(changed), "".join(f"{page} is not what the cells give.\n" for page in changed))
+    for page, text in after.items():
+        page.write_text(text, encoding="utf-8")
     if arguments.pictures:
         for name, found in control.STUDIES.items():
             if found.chosen:
