@@ -600,13 +600,23 @@ def table(cells: Path) -> list[str]:
     for found in stored:
         settings.setdefault(replace(Cell(**found["settings"]), seed=0).name[:-6], []).append(found)
     for name, seeds in settings.items():
-        start, best = (np.array([x["test"][when] for x in seeds]) / 1e4 for when in ("start", "best"))
-        last = [next(row for row in x["curve"] if row["step"] == x["best"]["step"]) for x in seeds]
-        gain = [np.mean([x.get(key, np.nan) for x in last]) for key in ("reading_gain", "choice_gain", "partner")]
-        dev = np.mean([x["best"]["dev"] for x in seeds])
-        row = [name, str(len(seeds)), f"{dev:.3f}", f"{best.mean():.3f}", paired([best - start]).show()]
-        lines.append("| " + " | ".join([*row, *("" if np.isnan(x) else f"{x:.3f}" for x in gain)]) + " |")
+        row = [name, *summary(seeds), *(at_best(seeds, key) for key in ("reading_gain", "choice_gain", "partner"))]
+        lines.append("| " + " | ".join(row) + " |")
     return lines
+
+
+def summary(seeds: Sequence[Figures]) -> list[str]:
+    """Number of seeds, nDCG@10 on dev and on the test, and the gain over the start."""
+    start, best = (np.array([x["test"][when] for x in seeds]) / 1e4 for when in ("start", "best"))
+    dev = np.mean([x["best"]["dev"] for x in seeds])
+    return [str(len(seeds)), f"{dev:.3f}", f"{best.mean():.3f}", paired([best - start]).show()]
+
+
+def at_best(seeds: Sequence[Figures], key: str) -> str:
+    """The mean of what was logged at the best step of each; "" if it was not."""
+    rows = [next(row for row in x["curve"] if row["step"] == x["best"]["step"]) for x in seeds]
+    mean = np.mean([row.get(key, np.nan) for row in rows])
+    return "" if np.isnan(mean) else f"{mean:.3f}"
 
 
 def with_revela(cells: Path, cell: Cell) -> list[tuple[Figures, Figures]]:
@@ -631,12 +641,8 @@ def ablation_table(cells: Path) -> list[str]:
         found = [x for x, _ in with_revela(cells, cell)]
         if not found:
             continue
-        start, best = (np.array([x["test"][when] for x in found]) / 1e4 for when in ("start", "best"))
-        last = [next(row for row in x["curve"] if row["step"] == x["best"]["step"]) for x in found]
-        gains = [np.mean([x.get(key, np.nan) for x in last]) for key in ("choice_gain", "partner")]
-        row = [name, str(len(found)), f"{np.mean([x['best']['dev'] for x in found]):.3f}", f"{best.mean():.3f}"]
-        row += [paired([best - start]).show(), "" if cell == RAW else over_revela(cells, cell).show()]
-        row += ["" if np.isnan(x) else f"{x:.3f}" for x in gains]
+        gain = "" if cell == RAW else over_revela(cells, cell).show()
+        row = [name, *summary(found), gain, *(at_best(found, key) for key in ("choice_gain", "partner"))]
         lines.append("| " + " | ".join(row) + " |")
     return lines if len(lines) > 2 else ["(No cells are stored yet.)"]
 
