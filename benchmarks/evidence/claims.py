@@ -176,7 +176,7 @@ def of_inheritance() -> Iterator[Claim]:
                 "inheritance.py",
             )
     for base, how in inheritance.NAMES.items():
-        plain, cell = inheritance.control(base), inheritance.keeping(base, "qnorm")
+        plain, cell = inheritance.control(base), inheritance.kept(base, "qnorm", "matched")
         found = gain(cell, plain, ["foldoc", "docstrings"], "matched")
         if found is not None:
             yield Claim(
