@@ -280,12 +280,11 @@ def tuned_table() -> list[str]:
         means = [f"{100 * per_query(stored(plain), test, 'matched').mean():.1f}" for test in TESTS]
         row = " | ".join(means)
         lines.append(f"| {how}, Cosine, τ {plain.temperature:g} | as trained | {len(stored(plain))} | {row} |")
-        for loss, name in KEPT.items():
-            for scoring, label in SCORED.items():
-                cell = kept(base, loss, scoring)
-                if not stored(cell) or (loss == "dnorm" and scoring != "matched"):
+        for (loss, name), (scoring, label) in product(KEPT.items(), SCORED.items()):
+            for cell in dict.fromkeys([keeping(base, loss), kept(base, loss, scoring)]):
+                gains = [gain(cell, plain, [test], scoring, plain="matched") for test in TESTS if stored(cell)]
+                if not gains or (loss == "dnorm" and scoring != "matched"):
                     continue
-                gains = [gain(cell, plain, [test], scoring, plain="matched") for test in TESTS]
                 shown = " | ".join(x[0].show() if x else "" for x in gains)
                 seeds = gains[0][1] if gains[0] else 0
                 lines.append(f"| {how}, {name}, τ {cell.temperature:g} | {label} | {seeds} | {shown} |")
