@@ -135,7 +135,7 @@ def from_cells() -> Iterator[Claim]:
 
 def of_steps() -> Iterator[Claim]:
     """More steps: QNorm over Cosine, and Dot by dot over the same training by cosine."""
-    for name, where in (("static, long", "static table"), ("L3", "L3")):
+    for name, where in (("static, long", "static table"), ("L3", "L3"), ("L3, long", "L3")):
         study = STUDIES[name]
         if study.chosen is None:
             continue
