@@ -44,6 +44,7 @@ def of_fragments(rows: Callable[[list[fragments.Figures]], list[str]]) -> list[s
 TABLES: dict[str, Callable[[], list[str]]] = {
     "claims": claims.table,
     **{f"temperatures of Cosine, {name}": partial(study, name, control.cosine_table) for name in control.STUDIES},
+    **{f"rates, {name}": partial(study, name, control.rate_table) for name in control.STUDIES},
     **{f"gains, {name}": partial(study, name, control.gain_table) for name in control.STUDIES},
     **{f"same temperature, {name}": partial(study, name, control.same_table) for name in control.STUDIES},
     **{f"low temperature, {name}": partial(study, name, control.low_table) for name in control.STUDIES},
