@@ -5,6 +5,7 @@ A figure that is not from cells is quoted from a page of the docs as it stands t
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -68,7 +69,9 @@ class Claim:
     def row(self) -> str:
         page = self.page or STUDY_PAGES.get(self.script.split()[0])
         script = f"[{self.script}]({page})" if page else self.script
-        cells = (self.source, self.claim, self.theirs, self.setting, self.ours, self.verdict, script)
+        # An interval stays on one line.
+        ours = re.sub(r"(?<=\d),? (?=[\[+-]|± )|(?<=±) ", lambda space: space[0].replace(" ", "\u00a0"), self.ours)
+        cells = (self.source, self.claim, self.theirs, self.setting, ours, self.verdict, script)
         return "| " + " | ".join(cells) + " |"
 
 
@@ -659,7 +662,7 @@ def from_pages() -> Iterator[Claim]:
 def table() -> list[str]:
     """All lines, those from cells first within their source."""
     lines = ["| source | claim | the source | our setting | our figure | verdict | script |"]
-    lines.append("| --- | --- | ---: | --- | ---: | --- | --- |")
+    lines.append("| --- | --- | ---: | --- | --- | --- | --- |")
     claims = [*from_cells(), *from_pages()]
     order = list(dict.fromkeys(claim.source for claim in from_pages()))
     rank = {source: i for i, source in enumerate([order[0], "this package", *order[1:]])}
