@@ -183,9 +183,9 @@ def of_inheritance() -> Iterator[Claim]:
                 judge(found[0], 1),
                 "inheritance.py",
             )
-    for (base, how), loss in product(inheritance.NAMES.items(), ("qnorm", "dnorm")):
+    losses = (("qnorm", "QNorm", "+3.1"), ("dnorm", "DNorm", "+1.5"))
+    for (base, how), (loss, name, theirs) in product(inheritance.NAMES.items(), losses):
         plain, cell = inheritance.control(base), inheritance.kept(base, loss, "matched")
-        name, theirs = {"qnorm": ("QNorm", "+3.1"), "dnorm": ("DNorm", "+1.5")}[loss]
         found = gain(cell, plain, ["foldoc", "docstrings"], "matched")
         if found is not None:
             yield Claim(
