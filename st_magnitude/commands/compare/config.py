@@ -95,7 +95,7 @@ class CompareConfig:
     max_length: MaxLength = None
     dim: Annotated[
         int | None,
-        typer.Option(min=1, help="Dimensions that your index keeps of an embedding, as every search here; default: all."),
+        typer.Option(min=1, help="Dimensions of an embedding that the index and every search keep; default: all."),
     ] = None
     bf16: Bf16 = None
     split: Annotated[str, typer.Option(help="Split of the qrels to train on.")] = "train"
