@@ -51,6 +51,7 @@ from transformers import TrainerCallback
 sys.path.append(str(Path(__file__).parents[1]))  # benchmarks/ is not a package
 from lexicons import build, default_cache
 from magnitude_tables import Estimate, paired
+from packing import without_padding
 from paraphrase import paraphrase
 from temperature import minilm, static_model, train
 
@@ -264,6 +265,7 @@ def train_cell(cell: Cell, evaluations: int = 10) -> tuple[SentenceTransformer, 
     """The model after training, and what was seen on the way."""
     torch.manual_seed(cell.seed)
     model = stm.strip_normalize(BASES[cell.base]()).to(DEVICE)
+    model = without_padding(model) if DEVICE == "cpu" else model
     how: dict[str, Any] = {
         "max_steps": cell.steps,
         "per_device_train_batch_size": cell.batch,

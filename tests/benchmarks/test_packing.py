@@ -1,0 +1,41 @@
+"""Batches without padding: the embeddings and the gradients are those of padded ones."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+
+FOLDER = Path(__file__).parents[2] / "benchmarks" / "evidence"
+sys.path.append(str(FOLDER))
+packing = importlib.import_module("packing")
+sys.path.remove(str(FOLDER))
+
+TEXTS = ["Tea", "Low gears let a cyclist climb steep hills with less force on the pedals.", "My cat", "Good night!"]
+
+
+def test_packed_texts_have_the_embeddings_and_gradients_of_padded_ones(minilm_path: str) -> None:
+    weight = torch.randn(len(TEXTS), 384)
+    found = []
+    for change in (lambda model: model, packing.without_padding):
+        model = change(SentenceTransformer(minilm_path, device="cpu")).eval()  # no dropout
+        features = model.preprocess(TEXTS)
+        embeddings = model(features)["sentence_embedding"]
+        (embeddings * weight).sum().backward()
+        gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        found.append((embeddings.detach(), gradients))
+        assert ("cu_seq_lens_q" in features) == (change is packing.without_padding)
+    (padded, before), (packed, after) = found
+    torch.testing.assert_close(packed, padded, atol=1e-5, rtol=1e-4)
+    assert before.keys() == after.keys()
+    for name, grad in before.items():
+        torch.testing.assert_close(after[name], grad, atol=1e-4, rtol=1e-3, msg=name)
+
+
+def test_a_static_table_has_nothing_to_pad(static_model: SentenceTransformer) -> None:
+    before = static_model.encode(TEXTS)
+    assert packing.without_padding(static_model).encode(TEXTS) == pytest.approx(before)
