@@ -143,6 +143,8 @@ def of_steps() -> Iterator[Claim]:
         ("L3", "L3", "foldoc", "FOLDOC"),
         ("L3, long", "L3", "foldoc", "FOLDOC"),
         ("L3, long", "L3", "wordnet", "in domain"),
+        ("MiniLM", "MiniLM", "foldoc", "FOLDOC"),
+        ("MiniLM", "MiniLM", "wordnet", "in domain"),
     ):
         study = STUDIES[name]
         if study.chosen is None:
@@ -261,12 +263,11 @@ def of_convergence() -> Iterator[Claim]:
         cell, control = convergence.best(start, way), convergence.best(start, "plain")
         found = gain(cell, control, ["wordnet"], "matched") if way != "plain" and cell and control else None
         if found is not None:
-            where = start if start.startswith("L3") else f"static table, {start}"
             yield Claim(
                 NORMS,
                 f"{way} converges to a better model, here with AdamW, both at their best rates",
                 "",
-                f"{where}, WordNet, {cell.steps:,} steps of {cell.batch}; {seeds(found[1])}",
+                f"{convergence.STARTS[start].words}, WordNet, {cell.steps:,} steps of {cell.batch}; {seeds(found[1])}",
                 found[0].show(),
                 judge(found[0], 1),
                 "convergence.py",

@@ -75,8 +75,9 @@ def l3_scratch() -> SentenceTransformer:
 
 @dataclass(frozen=True)
 class Start:
-    """An untrained model, what cut-init divides, and how it is trained."""
+    """An untrained model, what the claims call it, what cut-init divides, and how it is trained."""
 
+    words: str
     make: Callable[[], SentenceTransformer]
     cut: Callable[[str, nn.Parameter], bool]
     steps: int
@@ -102,10 +103,10 @@ def last_map(name: str, parameter: nn.Parameter) -> bool:
 
 
 STARTS = {
-    "scratch": Start(scratch, trained, 600, 128, (0.03, 0.1, 0.3)),
-    "head": Start(head, trained, 600, 128, (3e-4, 1e-3, 3e-3)),
-    "L3 head": Start(l3_head, last_map, 400, 64, (1e-4, 3e-4, 1e-3), bf16=True),
-    "L3 scratch": Start(l3_scratch, trained, 1200, 64, (1e-4, 3e-4, 1e-3), bf16=True),
+    "scratch": Start("static table, scratch", scratch, trained, 600, 128, (0.03, 0.1, 0.3)),
+    "head": Start("static table, head", head, trained, 600, 128, (3e-4, 1e-3, 3e-3)),
+    "L3 head": Start("L3, head", l3_head, last_map, 400, 64, (1e-4, 3e-4, 1e-3), bf16=True),
+    "L3 scratch": Start("L3, scratch", l3_scratch, trained, 1200, 64, (1e-4, 3e-4, 1e-3), bf16=True),
 }
 WAYS = ("plain", "GradScale", "cut-init")
 NAMES = [(start, way) for start in STARTS for way in WAYS]

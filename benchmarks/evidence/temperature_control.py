@@ -22,7 +22,9 @@ Expected before the run, L3 (never normalised by its authors, trained contrastiv
 tokens): as for the static table, with gaps of half the size, and the gap as trained shrinks with the steps. MiniLM
 (which ended in Normalize) as L3. "L3, long" (nothing frozen, 32 tokens, 6,000 steps in bfloat16; expected after the
 1,500 steps, in which the gap went from 4.7 points to 1.5): the gap as trained is .3 to 1 point at the end, QNorm at the
-calibrated exponent is level, and neither is clearly ahead of Cosine.
+calibrated exponent is level, and neither is clearly ahead of Cosine. MiniLM, 3,000 steps in bfloat16 (expected after
+those 6,000): as trained QNorm is 3 points or more behind before the training, and .5 to 2 points behind at its end in
+domain, because a base that ended in Normalize has more to unlearn; on FOLDOC 2 to 4; calibrated within 1 in domain.
 
 --low asks whether a temperature of .02 only needs another learning rate: Cosine and Learnable at .02 with every rate of
 the study. Expected before the run: Cosine gains 1 to 3 points from a lower rate, and Learnable, each at its own best
