@@ -155,6 +155,19 @@ def table() -> list[str]:
     return lines if len(lines) > 2 else ["(No cells are stored yet.)"]
 
 
+def same_rate_table() -> list[str]:
+    """Gains over plain training at the same rate, over the seeds that both have."""
+    lines = ["| start | rate | seeds | " + " | ".join(PLACES.values()) + " |"]
+    lines.append("| --- |" + " ---: |" * (2 + len(PLACES)))
+    for start, way in NAMES:
+        for cell, plain in zip(grid(start, way), grid(start, "plain"), strict=True):
+            gains = [gain(cell, plain, [place], "matched") for place in PLACES]
+            if way != "plain" and gains[0]:
+                shown = " | ".join(x[0].show() for x in gains if x)
+                lines.append(f"| {start}, {way} | {cell.rate:g} | {gains[0][1]} | {shown} |")
+    return lines if len(lines) > 2 else ["(No cells are stored yet.)"]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("starts", nargs="*", help=f"some of {', '.join(STARTS)}; default: all")
@@ -166,7 +179,7 @@ def main() -> None:
         run((cell for name in names for cell in grid(*name)), EVALUATIONS)
         chosen = [cell for name in names if (cell := best(*name))]
         run((replace(cell, seed=seed) for cell in chosen for seed in range(arguments.seeds)), EVALUATIONS)
-    print("\n".join(table()))
+    print("\n".join([*table(), "", *same_rate_table()]))
 
 
 if __name__ == "__main__":

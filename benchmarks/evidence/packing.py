@@ -1,8 +1,8 @@
 """The texts of a batch in one row of tokens, without padding, on a CPU.
 
 sentence-transformers packs a batch like this for FlashAttention and pads it otherwise, so that a lemma of 5 tokens
-costs as much as the longest definition of the batch. Here only the attention pads: a step of MiniLM on WordNet takes
-two thirds of the time, and the embeddings and gradients are the same.
+costs as much as the longest one of its column. Here only the attention pads, so that a step is faster, and the
+embeddings and gradients are the same.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ AttentionInterface.register("packed", attend)
 
 
 def without_padding(model: SentenceTransformer) -> SentenceTransformer:
-    """The model, which reads texts without padding from here on if it is an encoder."""
+    """The model, which reads texts without padding from here on; its Transformer, if it has one, must be an encoder."""
     encoder = model[0]
     if isinstance(encoder, Transformer):
         encoder.model.config._attn_implementation = "packed"
         encoder.data_collator = DataCollatorWithFlattening(return_seq_idx=True, return_flash_attn_kwargs=True)
         encoder.can_flatten_inputs = True
-        encoder._flatten_position_offset = 0
+        encoder._flatten_position_offset = encoder._infer_flatten_position_offset()
         if encoder.model_forward_params is not None:
             encoder.model_forward_params |= KEYS
     return model

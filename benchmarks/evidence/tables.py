@@ -52,6 +52,7 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "texts": partial(compression_control.texts_table, "static"),
     **{f"sigreg, {name}": partial(compression_control.sigreg_table, name) for name in control.STUDIES},
     "convergence": convergence.table,
+    "convergence at the same rate": convergence.same_rate_table,
     "forgetting": forgetting.table,
     "reading": reading.table,
     "fragments": partial(of_fragments, fragments.share_table),
