@@ -42,7 +42,7 @@ def of_fragments(rows: Callable[[list[fragments.Figures]], list[str]]) -> list[s
 
 
 TABLES: dict[str, Callable[[], list[str]]] = {
-    "claims": claims.table,
+    **{f"claims, {source}": partial(claims.table, source) for source in claims.SOURCES},
     **{f"temperatures of Cosine, {name}": partial(study, name, control.cosine_table) for name in control.STUDIES},
     **{f"rates, {name}": partial(study, name, control.rate_table) for name in control.STUDIES},
     **{f"gains, {name}": partial(study, name, control.gain_table) for name in control.STUDIES},
