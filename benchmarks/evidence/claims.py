@@ -87,7 +87,7 @@ class Claim:
         ours = re.sub(r"(?<=\d),? (?=[\[+-]|± )|(?<=±) ", lambda space: space[0].replace(" ", "\u00a0"), self.ours)
         page = self.page or STUDY_PAGES.get(self.script.split()[0])
         script = f"[{self.script}]({page})" if page else self.script
-        return "| " + " | ".join((*head, self.setting, ours, verdict, script)) + " |"
+        return "| " + " | ".join((*head, f"{self.setting}: {script}", ours, verdict)) + " |"
 
 
 def judge(found: Estimate, sign: float, condition: str = "") -> str:
@@ -583,8 +583,8 @@ def table(source: str) -> list[str]:
     claims = [claim for claim in (*from_cells(), *from_pages()) if claim.source == source]
     first = list(dict.fromkeys(claim.claim for claim in claims))
     claims.sort(key=lambda claim: first.index(claim.claim))
-    columns = ["claim", "the source", "our setting", "our figure", "verdict", "script"]
-    ruler = ["---", "---:", "---", "---", "---", "---"]
+    columns = ["claim", "the source", "our setting and script", "our figure", "verdict"]
+    ruler = ["---", "---:", "---", "---", "---"]
     if source == OURS:
         del columns[1], ruler[1]
     lines = ["| " + " | ".join(cells) + " |" for cells in (columns, ruler)]
