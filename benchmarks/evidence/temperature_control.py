@@ -20,16 +20,22 @@ shrinks with the steps and does not close.
 
 Expected before the run, L3 (never normalised by its authors, trained contrastively by cosine; token table frozen, 24
 tokens): as for the static table, with gaps of half the size, and the gap as trained shrinks with the steps. MiniLM
-(which ended in Normalize) as L3. Expected before the temperatures of L3 (in bfloat16, after .05 and the static table):
-Cosine is best at .05 or .1 on dev, and .01 is a point or more behind. At .02 Learnable is 0 to 2 points ahead of Cosine
-at .02 in domain, half of what it is on the static table, and so is Cosine at .05. QNorm as trained, both at their best
-temperature, is within 1 point of Cosine in domain, and no gain over Cosine at its best excludes 0 upwards. "L3, long" (nothing frozen, 32 tokens, 6,000 steps in bfloat16; expected after the
-1,500 steps, in which the gap went from 4.7 points to 1.5): the gap as trained is .3 to 1 point at the end, QNorm at the
-calibrated exponent is level, and neither is clearly ahead of Cosine. MiniLM, 3,000 steps in bfloat16 (expected after
-those 6,000): as trained QNorm is 3 points or more behind before the training, and .5 to 2 points behind at its end in
-domain, because a base that ended in Normalize has more to unlearn; on FOLDOC 2 to 4; calibrated within 1 in domain.
-Expected before its seeds 1 and 2, with seed 0 at -.3 and +.1 in domain and -1.4 and +.2 on FOLDOC: QNorm at the exponent
-that dev chooses is .2 to 1 point ahead of its own cosine in domain, and of Cosine within half a point, level.
+(which ended in Normalize) as L3.
+
+Expected before the temperatures of L3 (in bfloat16, after .05 and the static table): Cosine is best at .05 or .1 on
+dev, and .01 is a point or more behind. At .02 Learnable is 0 to 2 points ahead of Cosine at .02 in domain, half of what
+it is on the static table, and so is Cosine at .05. QNorm as trained, both at their best temperature, is within 1 point
+of Cosine in domain, and no gain over Cosine at its best excludes 0 upwards.
+
+"L3, long" (nothing frozen, 32 tokens, 6,000 steps in bfloat16; expected after the 1,500 steps, in which the gap went
+from 4.7 points to 1.5): the gap as trained is .3 to 1 point at the end, QNorm at the calibrated exponent is level, and
+neither is clearly ahead of Cosine.
+
+MiniLM, 3,000 steps in bfloat16 (expected after those 6,000): as trained QNorm is 3 points or more behind before the
+training, and .5 to 2 points behind at its end in domain, because a base that ended in Normalize has more to unlearn; on
+FOLDOC 2 to 4; calibrated within 1 in domain. Expected before its seeds 1 and 2, after seed 0 (-.3 and +.1 in domain,
+-1.4 and +.2 on FOLDOC): QNorm at the exponent that dev chooses is .2 to 1 point ahead of its own cosine in domain, and
+within half a point of Cosine, level.
 
 --low asks whether a temperature of .02 only needs another learning rate: Cosine and Learnable at .02 with every rate of
 the study. Expected before the run: Cosine gains 1 to 3 points from a lower rate, and Learnable, each at its own best
