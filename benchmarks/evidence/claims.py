@@ -40,7 +40,6 @@ STUDY_PAGES = {  # of scripts whose cells are stored
     "revela_text.py": "evidence/revela.md",
     "temperature_control.py": "evidence/temperature.md",
 }
-BASES = {"static": "static table", "static, long": "static table", "L3": "L3", "L3, long": "L3", "MiniLM": "MiniLM"}
 REVELA_SETTING = "token vectors of SmolLM2 under a linear map, 48 steps of 64 chunks"
 # Claims that several settings test, with the figures of the source.
 QNORM = "QNorm is ahead of Cosine (Table 1, BEIR)", "+3.1, +2.8"
@@ -105,13 +104,14 @@ def judge(found: Estimate, sign: float, condition: str = "") -> str:
 def from_cells() -> Iterator[Claim]:
     """Lines of the parts that have stored cells."""
     yield from of_temperatures("static", ("foldoc",))
+    yield from of_temperatures("L3, temperatures", PLACES)
     yield from of_steps("static, long", ("foldoc",))
     yield from of_steps("L3", ("foldoc",))
     yield from of_steps("L3, long", PLACES)
     yield from of_steps("MiniLM", PLACES)
     yield from of_inheritance()
     yield from of_reading()
-    yield from of_low_temperature("static")
+    yield from of_low_temperature()
     yield from of_never_relevant()
     yield from of_forgetting()
     yield from of_fragments()
@@ -119,6 +119,12 @@ def from_cells() -> Iterator[Claim]:
     yield from of_sigreg()
     yield from of_revela()
     yield from of_convergence()
+
+
+def horizon(name: str) -> str:
+    """Base, steps and batch of a study."""
+    base = name.split(",")[0].replace("static", "static table")
+    return f"{base}, {STUDIES[name].steps:,} steps of {STUDIES[name].batch}"
 
 
 def of_temperatures(name: str, tests: Iterable[str]) -> Iterator[Claim]:
@@ -133,9 +139,9 @@ def of_temperatures(name: str, tests: Iterable[str]) -> Iterator[Claim]:
         for test in tests if best and own else ():
             found = gain(own, best, [test], scoring)  # type: ignore[arg-type]
             if found is not None:
-                setting = f"{BASES[name]}, {study.steps:,} steps of {study.batch}, both at their best τ; {how}"
+                setting = f"{horizon(name)}, both at their best τ; {how}"
                 where = f"{setting}, {PLACES[test]}, {seeds(found[1])}"
-                script = f"temperature_control.py {name}"
+                script = f'temperature_control.py "{name}"'
                 yield Claim(MAGNITUDE, claim, theirs, where, found[0].show(), judge(found[0], 1), script)
 
 
@@ -157,28 +163,34 @@ def of_steps(name: str, tests: Iterable[str]) -> Iterator[Claim]:
         ):
             if found is not None:
                 how = ", as trained" if claim == QNORM[0] else ""
-                setting = (
-                    f"{BASES[name]}, {study.steps:,} steps of {study.batch}{how}; {PLACES[test]}, {seeds(found[1])}"
-                )
+                setting = f"{horizon(name)}{how}; {PLACES[test]}, {seeds(found[1])}"
                 script = f'temperature_control.py "{name}"'
                 yield Claim(MAGNITUDE, claim, theirs, setting, found[0].show(), judge(found[0], 1, condition), script)
 
 
-def of_low_temperature(name: str) -> Iterator[Claim]:
-    """Learnable over Cosine at the low temperature, each at its best rate."""
-    study = STUDIES[name]
-    learned, cosine = (best_of_all(study.at_low(loss), "matched") for loss in ("learnable", "cosine"))
-    found = gain(learned, cosine, ["foldoc"], "matched") if learned and cosine else None
-    if found is not None:
-        yield Claim(
-            OURS,
-            f"Learned exponents are ahead of Cosine at the same low temperature, {LOW:g}, both at their best rates",
-            "",
-            f"{BASES[name]}, {study.steps:,} steps of {study.batch}, as trained; FOLDOC, {seeds(found[1])}",
-            found[0].show(),
-            judge(found[0], 1, "a temperature that is too low; not planned; .05 or TempAgg does more"),
-            f"temperature_control.py {name} --low",
-        )
+def of_low_temperature() -> Iterator[Claim]:
+    """Learnable over Cosine at the low temperature."""
+    for name, test, how in (
+        ("static", "foldoc", "both at their best rates"),
+        ("L3, temperatures", "wordnet", "both at the rate that is best at .05"),
+        ("L3, temperatures", "foldoc", "both at the rate that is best at .05"),
+    ):
+        study = STUDIES[name]
+        at_low = [study.at_low(loss) for loss in ("learnable", "cosine")]
+        if "at .05" in how:
+            at_low = [[cell for cell in cells if cell.rate == study.chosen.rate] for cells in at_low if study.chosen]
+        learned, cosine = (best_of_all(cells, "matched") for cells in at_low)
+        found = gain(learned, cosine, [test], "matched") if learned and cosine else None
+        if found is not None:
+            yield Claim(
+                OURS,
+                f"Learned exponents are ahead of Cosine at the same low temperature, {LOW:g}",
+                "",
+                f"{horizon(name)}, as trained, {how}; {PLACES[test]}, {seeds(found[1])}",
+                found[0].show(),
+                judge(found[0], 1, "a temperature that is too low; not planned; .05 or TempAgg does more"),
+                f'temperature_control.py "{name}"',
+            )
 
 
 def of_inheritance() -> Iterator[Claim]:
