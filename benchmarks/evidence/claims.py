@@ -157,7 +157,7 @@ def of_steps(name: str, tests: Iterable[str]) -> Iterator[Claim]:
             (OWN_DOT, "", gain(dot, dot, [test], "matched", plain="cosine")),
             (
                 OWN_QNORM,
-                "an encoder in its own domain; not planned",
+                "an encoder in its own domain, one seed; not planned",
                 gain(qnorm, qnorm, [test], "calibrated", plain="cosine"),
             ),
         ):
