@@ -573,7 +573,8 @@ def main() -> None:
     if not arguments.tables:
         run_all(arguments.base, arguments.seeds)
     print("\n".join(line for rows in (table, gain_table, auc_table) for line in [*rows(arguments.base), ""]))
-    picture(arguments.base)
+    if arguments.base == "L3":  # the one that the page shows
+        picture(arguments.base)
 
 
 if __name__ == "__main__":
