@@ -176,9 +176,11 @@ def of_low_temperature() -> Iterator[Claim]:
         ("L3, temperatures", "foldoc", "both at the rate that is best at .05"),
     ):
         study = STUDIES[name]
+        if study.chosen is None:
+            continue
         at_low = [study.at_low(loss) for loss in ("learnable", "cosine")]
         if "at .05" in how:
-            at_low = [[cell for cell in cells if cell.rate == study.chosen.rate] for cells in at_low if study.chosen]
+            at_low = [[cell for cell in cells if cell.rate == study.chosen.rate] for cells in at_low]
         learned, cosine = (best_of_all(cells, "matched") for cells in at_low)
         found = gain(learned, cosine, [test], "matched") if learned and cosine else None
         if found is not None:
