@@ -39,7 +39,7 @@ from sentence_transformers.util import all_gather_with_grad
 from torch import Tensor
 
 from st_magnitude import infonce
-from st_magnitude._ring import ring_infonce
+from st_magnitude.kernel.ring import ring_infonce
 
 
 def gathering(queries: Tensor, documents: Tensor) -> Tensor:

@@ -50,7 +50,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from st_magnitude import Term, infonce
-from st_magnitude._kernel import divide_by_norms, rows_of_a_tile
+from st_magnitude.kernel.tiles import divide_by_norms, rows_of_a_tile
 
 TEMPERATURE = 0.05
 TEMPERATURES = (0.03, 0.06, 0.1)

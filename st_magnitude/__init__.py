@@ -5,10 +5,9 @@ Every name is imported when it is first used, so that ``import st_magnitude`` an
 
 from __future__ import annotations
 
-import sys
-from importlib import import_module
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from st_magnitude._lazy import lazy_names
 
 if TYPE_CHECKING:
     from st_magnitude import clip, geometry, revela
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from st_magnitude.evaluation.admission import Admission, admit
     from st_magnitude.evaluation.calibration import ExponentCurve, calibrate_exponent
     from st_magnitude.evaluation.mining import mine_negatives
-    from st_magnitude.infonce import infonce, infonce_reference
+    from st_magnitude.kernel.infonce import infonce, infonce_reference
     from st_magnitude.losses import (
         CosineRankingLoss,
         DNormRankingLoss,
@@ -52,7 +51,7 @@ if TYPE_CHECKING:
     from st_magnitude.surgery.export import export, load
     from st_magnitude.surgery.grad_scale import attach_grad_scale, grad_scale
     from st_magnitude.surgery.normalize import add_normalize, prepare, rescale_output, strip_normalize
-    from st_magnitude.terms import LearnedTemperature, Term
+    from st_magnitude.kernel.terms import LearnedTemperature, Term
     from st_magnitude.training.monitor import NormMonitor
     from st_magnitude.training.state import attach
 
@@ -120,61 +119,4 @@ __all__ = [
     "temp_spec_mrl",
 ]
 
-_HOMES = {
-    "corpus.encoder": ["Encoder"],
-    "commands.compare.config": ["CompareConfig"],
-    "commands.compare.run": ["compare"],
-    "corpus.encoding": ["encode_corpus"],
-    "diagnosis.diagnose": ["diagnose"],
-    "diagnosis.findings": ["Diagnosis"],
-    "evaluation": ["CompressionEvaluator", "GeometryEvaluator", "MagnitudeEvaluator", "ScoredPairsEvaluator"],
-    "evaluation.abstention": ["Abstention", "answerable", "calibrate_abstention"],
-    "evaluation.admission": ["Admission", "admit"],
-    "evaluation.calibration": ["ExponentCurve", "calibrate_exponent"],
-    "evaluation.mining": ["mine_negatives"],
-    "infonce": ["infonce_reference"],
-    "losses": [
-        *("CosineRankingLoss", "DNormRankingLoss", "DotRankingLoss", "LearnableNormLoss", "MagnitudeRankingLoss"),
-        *("QNormRankingLoss", "SIGRegInfoNCE", "SimilarityMSELoss", "TempAggLoss", "TempAggMRLLoss"),
-        *("TempSpecMRLLoss", "temp_agg", "temp_agg_mrl", "temp_spec_mrl"),
-    ],
-    "losses.regularizers": ["SIGReg", "covariance_penalty", "norm_variance_penalty"],
-    "serving.check": ["check_serving"],
-    "similarity": ["COSINE", "DNORM", "DOT", "QNORM", "Similarity"],
-    "surgery.grad_scale": ["attach_grad_scale", "grad_scale"],
-    "surgery.cut_init": ["cut_init"],
-    "surgery.export": ["export", "load"],
-    "surgery.normalize": ["add_normalize", "prepare", "rescale_output", "strip_normalize"],
-    "terms": ["LearnedTemperature", "Term"],
-    "training.monitor": ["NormMonitor"],
-    "training.state": ["attach"],
-}
-_HOME = {name: home for home, names in _HOMES.items() for name in names}
-
-
-def __getattr__(name: str) -> Any:
-    if name in ("clip", "geometry", "revela"):
-        return import_module(f"{__name__}.{name}")
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
-
-
-class _Package(ModuleType):
-    """Keeps ``st_magnitude.infonce`` the function, where Python would put the module of the same name."""
-
-    @property
-    def infonce(self) -> Any:
-        return import_module(f"{__name__}.infonce").infonce
-
-    @infonce.setter
-    def infonce(self, module: ModuleType) -> None:
-        pass  # Python sets the attribute when the module is first imported
-
-
-sys.modules[__name__].__class__ = _Package
+__getattr__, __dir__ = lazy_names(__name__)

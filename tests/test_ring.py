@@ -11,7 +11,7 @@ from _ranks import on_ranks
 from test_infonce import peak_bytes
 
 from st_magnitude import Similarity, Term, infonce, infonce_reference
-from st_magnitude._ring import agree, ring_infonce
+from st_magnitude.kernel.ring import agree, ring_infonce
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks processes that have used torch")
 

@@ -6,7 +6,9 @@ The modules are imported when they are first used, so that ``import st_magnitude
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from st_magnitude._lazy import lazy_names
 
 if TYPE_CHECKING:
     from st_magnitude.clip.evaluation import RetrievalReport, retrieval_report, zero_shot
@@ -25,12 +27,7 @@ __all__ = [
     "zero_shot",
 ]
 
-_HOMES = {
-    "evaluation": ("RetrievalReport", "retrieval_report", "zero_shot"),
-    "loss": ("PRESETS", "AsymmetricClipLoss", "AsymmetricCoCaLoss"),
-    "model": ("calibrate", "renormalize", "unnormalize"),
-}
-_HOME = {name: home for home, names in _HOMES.items() for name in names}
+__getattr__, __dir__ = lazy_names(__name__)
 
 
 def require_open_clip() -> None:
@@ -48,13 +45,3 @@ def require_open_clip() -> None:
             '[clip]"`. If torchvision fails, its version does not fit that of torch: install both in one step, '
             "`pip install --upgrade torch torchvision`."
         ) from error
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

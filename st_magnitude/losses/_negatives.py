@@ -16,7 +16,7 @@ from torch import Tensor
 
 from st_magnitude._checks import one_of
 from st_magnitude._upstream import batch_size_of, minibatch_of
-from st_magnitude.infonce import Direction
+from st_magnitude.kernel.infonce import Direction
 from st_magnitude.similarity import Similarity
 
 __all__ = ["FalseNegatives", "Guide", "MarginStrategy", "SameText", "Texts", "TooClose", "text_keys"]

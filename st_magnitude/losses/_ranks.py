@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from st_magnitude._ring import agree, num_ranks
+from st_magnitude.kernel.ring import agree, num_ranks
 from st_magnitude._upstream import batch_size_of
 
 if TYPE_CHECKING:

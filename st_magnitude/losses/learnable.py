@@ -13,7 +13,7 @@ from st_magnitude.losses.ranking import MagnitudeRankingLoss
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import normalizes_output
-from st_magnitude.terms import Term
+from st_magnitude.kernel.terms import Term
 
 __all__ = ["LearnableNormLoss"]
 

@@ -27,7 +27,7 @@ from st_magnitude._checks import prefix_dims
 from st_magnitude.losses.ranking import MagnitudeRankingLoss
 from st_magnitude.similarity import COSINE, Similarity
 from st_magnitude.surgery.raw import output_width
-from st_magnitude.terms import Term
+from st_magnitude.kernel.terms import Term
 
 __all__ = [
     "TempAggLoss",

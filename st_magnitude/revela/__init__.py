@@ -6,8 +6,9 @@ Every name is imported when it is first used, so ``import st_magnitude`` loads n
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from st_magnitude._lazy import lazy_names
 
 if TYPE_CHECKING:
     from st_magnitude.corpus.chunking import chunk, looks_like_code
@@ -43,25 +44,4 @@ __all__ = [
     "title_task",
 ]
 
-_HOMES = {
-    "corpus.chunking": ("chunk", "looks_like_code"),
-    "corpus.documents": ("Document", "Section", "read_documents", "split_documents"),
-    "revela.config": ("RevelaConfig",),
-    "revela.groups": ("GroupCollator", "build_groups"),
-    "revela.loss": ("RevelaLoss", "group_similarity"),
-    "revela.models": ("add_lora", "load_lm", "load_retriever", "lora_config", "merge_lora"),
-    "revela.replug": ("ReplugLoss",),
-    "revela.titles": ("TitleTask", "title_task"),
-    "revela.trainer": ("RevelaTrainer",),
-}
-_HOME = {name: home for home, names in _HOMES.items() for name in names}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"st_magnitude.{_HOME[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(__name__)

@@ -41,7 +41,7 @@ from st_magnitude.losses import (
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.export import load, one_line_about_the_disk, write_model
 from st_magnitude.surgery.normalize import prepare
-from st_magnitude.terms import LearnedTemperature
+from st_magnitude.kernel.terms import LearnedTemperature
 from st_magnitude.training.record import check_same_run, record_run, remove_checkpoints
 from st_magnitude.training.trainer import check_output, has_fast_bf16, train_or_stop
 

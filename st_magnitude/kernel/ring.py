@@ -9,7 +9,7 @@ rounds. Send and receive run while the rank works with the block at hand:
 2. With it, the softmax of a tile is known at once. The gradient of the rows stays, and the gradient of a block travels
    one hop behind the block. Each rank adds its part, and after W hops the gradient is home.
 
-Scores are computed once in each round: four matrix products, where the kernel of :mod:`st_magnitude.infonce` with its
+Scores are computed once in each round: four matrix products, where the kernel of :mod:`st_magnitude.kernel.infonce` with its
 gathered documents takes three.
 
 Source: Cheng et al. 2024, Breaking the Memory Barrier: Near Infinite Batch Size Scaling for Contrastive Loss (Inf-CL),
@@ -29,10 +29,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from st_magnitude._kernel import divide_by_norms, of_both_sides, prefixes_of, rows_of_a_tile
-from st_magnitude.infonce import Direction, check_shapes
+from st_magnitude.kernel.tiles import divide_by_norms, of_both_sides, prefixes_of, rows_of_a_tile
+from st_magnitude.kernel.infonce import Direction, check_shapes
 from st_magnitude.similarity import COSINE, Similarity
-from st_magnitude.terms import Term
+from st_magnitude.kernel.terms import Term
 
 __all__ = ["agree", "num_ranks", "ring_infonce"]
 

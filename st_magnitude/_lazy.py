@@ -1,0 +1,37 @@
+"""Packages whose names are imported when they are first used."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+__all__ = ["lazy_names"]
+
+
+def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """``__getattr__`` and ``__dir__`` of a package that import the names under its ``if TYPE_CHECKING:`` on first use.
+
+    Type checkers read the same lines, so every name is declared once.
+    """
+    module = sys.modules[package]
+    source = module.__spec__.loader.get_source(package)  # type: ignore[union-attr]
+    guarded = next(node for node in ast.parse(source).body if isinstance(node, ast.If))
+    homes = {
+        alias.name: node.module or ""
+        for node in guarded.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+
+    def get(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        home = homes[name]
+        value = import_module(f"{home}.{name}") if home == package else getattr(import_module(home), name)
+        setattr(module, name, value)
+        return value
+
+    return get, lambda: sorted({*vars(module), *homes})

@@ -1,0 +1,1 @@
+"""infonce, the kernel of every contrastive loss: terms, tiles, and the ring of several processes."""
