@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from st_magnitude.evaluation.calibration import ExponentCurve, calibrate_exponent
     from st_magnitude.evaluation.mining import mine_negatives
     from st_magnitude.kernel.infonce import infonce, infonce_reference
+    from st_magnitude.kernel.terms import LearnedTemperature, Term
     from st_magnitude.losses import (
         CosineRankingLoss,
         DNormRankingLoss,
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
     from st_magnitude.surgery.export import export, load
     from st_magnitude.surgery.grad_scale import attach_grad_scale, grad_scale
     from st_magnitude.surgery.normalize import add_normalize, prepare, rescale_output, strip_normalize
-    from st_magnitude.kernel.terms import LearnedTemperature, Term
     from st_magnitude.training.monitor import NormMonitor
     from st_magnitude.training.state import attach
 

@@ -1,7 +1,6 @@
 """Importing the package asks no network, and loads what is used and nothing else."""
 
 import ast
-import json
 import subprocess
 import sys
 

@@ -15,9 +15,9 @@ from torch.nn import functional
 from st_magnitude.clip import require_open_clip
 from st_magnitude.kernel.infonce import Direction as InfoNCEDirection
 from st_magnitude.kernel.infonce import infonce
+from st_magnitude.kernel.terms import LearnedTemperature, Term
 from st_magnitude.losses._penalties import Penalties, Regularizer
 from st_magnitude.similarity import Similarity
-from st_magnitude.kernel.terms import LearnedTemperature, Term
 
 require_open_clip()
 

@@ -27,9 +27,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from st_magnitude.kernel.terms import LearnedTemperature, Term
 from st_magnitude.kernel.tiles import InfoNCE, Judge, Plan, divide_by_norms, of_both_sides, prefixes_of
 from st_magnitude.similarity import COSINE, Similarity
-from st_magnitude.kernel.terms import LearnedTemperature, Term
 
 __all__ = ["Direction", "Term", "infonce", "infonce_reference"]
 

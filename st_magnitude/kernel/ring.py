@@ -29,10 +29,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from st_magnitude.kernel.tiles import divide_by_norms, of_both_sides, prefixes_of, rows_of_a_tile
 from st_magnitude.kernel.infonce import Direction, check_shapes
-from st_magnitude.similarity import COSINE, Similarity
 from st_magnitude.kernel.terms import Term
+from st_magnitude.kernel.tiles import divide_by_norms, of_both_sides, prefixes_of, rows_of_a_tile
+from st_magnitude.similarity import COSINE, Similarity
 
 __all__ = ["agree", "num_ranks", "ring_infonce"]
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from st_magnitude.similarity import at_least_float32, safe_norm
 from st_magnitude.kernel.terms import Term
+from st_magnitude.similarity import at_least_float32, safe_norm
 
 _LOG2_E = math.log2(math.e)  # exp2 is several times as fast as exp in PyTorch on a CPU
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from st_magnitude.kernel.ring import agree, num_ranks
 from st_magnitude._upstream import batch_size_of
+from st_magnitude.kernel.ring import agree, num_ranks
 
 if TYPE_CHECKING:
     from st_magnitude.losses.ranking import MagnitudeRankingLoss

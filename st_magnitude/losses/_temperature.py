@@ -10,9 +10,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from st_magnitude.kernel.terms import LearnedTemperature, Term
 from st_magnitude.losses._optimizer import average_over_ranks
 from st_magnitude.similarity import Similarity
-from st_magnitude.kernel.terms import LearnedTemperature, Term
 from st_magnitude.training.state import Remembering, ResumeGuard
 
 __all__ = ["Temperatures", "with_temperature"]

@@ -8,12 +8,12 @@ from typing import Any, Literal
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
+from st_magnitude.kernel.terms import Term
 from st_magnitude.losses._model import exponent_norm
 from st_magnitude.losses.ranking import MagnitudeRankingLoss
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import normalizes_output
-from st_magnitude.kernel.terms import Term
 
 __all__ = ["LearnableNormLoss"]
 

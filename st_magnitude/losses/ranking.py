@@ -17,9 +17,10 @@ from sentence_transformers.util import all_gather, all_gather_with_grad, get_ran
 from torch import Tensor, nn
 
 from st_magnitude._checks import at_least, one_of
-from st_magnitude.kernel.ring import num_ranks, ring_infonce
 from st_magnitude._upstream import minibatch_of
 from st_magnitude.kernel.infonce import Direction, infonce
+from st_magnitude.kernel.ring import num_ranks, ring_infonce
+from st_magnitude.kernel.terms import LearnedTemperature, Term
 from st_magnitude.losses._model import check_ranking_model, exponent_norm, refuse_matryoshka
 from st_magnitude.losses._negatives import FalseNegatives, MarginStrategy, SameText, Texts
 from st_magnitude.losses._optimizer import expect_in_optimizer
@@ -29,7 +30,6 @@ from st_magnitude.losses._scale import ScaledLoss
 from st_magnitude.losses._temperature import Temperatures, with_temperature
 from st_magnitude.similarity import COSINE, DNORM, DOT, QNORM, Similarity
 from st_magnitude.surgery.raw import raw_features
-from st_magnitude.kernel.terms import LearnedTemperature, Term
 from st_magnitude.training.engines import engine_of, refuse_engine
 
 __all__ = ["CosineRankingLoss", "DNormRankingLoss", "DotRankingLoss", "MagnitudeRankingLoss", "QNormRankingLoss"]

@@ -24,10 +24,10 @@ from typing import Any
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude._checks import prefix_dims
+from st_magnitude.kernel.terms import Term
 from st_magnitude.losses.ranking import MagnitudeRankingLoss
 from st_magnitude.similarity import COSINE, Similarity
 from st_magnitude.surgery.raw import output_width
-from st_magnitude.kernel.terms import Term
 
 __all__ = [
     "TempAggLoss",

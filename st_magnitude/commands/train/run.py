@@ -28,6 +28,7 @@ from st_magnitude.commands.train.config import TrainConfig
 from st_magnitude.corpus.beir import RetrievalData
 from st_magnitude.evaluation.geometry import card_evaluators
 from st_magnitude.evaluation.task import JudgedTask
+from st_magnitude.kernel.terms import LearnedTemperature
 from st_magnitude.losses import (
     CosineRankingLoss,
     DNormRankingLoss,
@@ -41,7 +42,6 @@ from st_magnitude.losses import (
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.export import load, one_line_about_the_disk, write_model
 from st_magnitude.surgery.normalize import prepare
-from st_magnitude.kernel.terms import LearnedTemperature
 from st_magnitude.training.record import check_same_run, record_run, remove_checkpoints
 from st_magnitude.training.trainer import check_output, has_fast_bf16, train_or_stop
 
