@@ -9,8 +9,8 @@ rounds. Send and receive run while the rank works with the block at hand:
 2. With it, the softmax of a tile is known at once. The gradient of the rows stays, and the gradient of a block travels
    one hop behind the block. Each rank adds its part, and after W hops the gradient is home.
 
-Scores are computed once in each round: four matrix products, where the kernel of :mod:`st_magnitude.kernel.infonce` with its
-gathered documents takes three.
+Scores are computed once in each round: four matrix products, where :mod:`st_magnitude.kernel.infonce` with its gathered
+documents takes three.
 
 Source: Cheng et al. 2024, Breaking the Memory Barrier: Near Infinite Batch Size Scaling for Contrastive Loss (Inf-CL),
 arXiv 2410.17243, section 3.
