@@ -9,7 +9,40 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["refuse_used_folder", "whole_file", "whole_folder"]
+from filelock import FileLock, Timeout
+
+__all__ = ["locked_folder", "refuse_used_folder", "whole_file", "whole_folder"]
+
+
+@contextmanager
+def locked_folder(output: str | Path) -> Iterator[None]:
+    """Makes a folder and keeps other processes from writing to it within the block.
+
+    Of the processes of one distributed run, the first one locks. The system frees the lock when the process is killed.
+
+    Raises:
+        OSError: If another process holds the lock.
+    """
+    if os.environ.get("RANK", "0") != "0":
+        yield
+        return
+    output = Path(output)
+    is_new = not output.exists()
+    output.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(output / ".lock", timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise OSError(f"Another process is writing to {output}: wait for it, or choose another output.") from None
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # Windows does not remove a file that is locked
+            (output / ".lock").unlink()
+        lock.release()
+        if is_new:
+            with suppress(OSError):  # the block has written something
+                output.rmdir()
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from transformers import TrainingArguments
 from typer.testing import CliRunner
 
 import st_magnitude as stm
+from st_magnitude._files import locked_folder
 from st_magnitude.commands.app import app
 from st_magnitude.commands.train.run import LOSSES, TrainConfig, train
 from st_magnitude.corpus.beir import RetrievalData, save_beir
@@ -241,6 +242,13 @@ def test_nothing_is_overwritten(folder, model_path, tmp_path):
     assert again.exit_code == 2
     assert "already holds a trained model" in again.output
     assert sorted(p.name for p in output.rglob("*.safetensors")) == weights
+
+
+def test_a_second_run_into_the_same_folder_is_refused(folder, model_path, tmp_path):
+    with locked_folder(tmp_path / "out"):
+        second = fit(folder, model_path, tmp_path / "out")
+        assert second.exit_code == 2
+        assert "Another process is writing to" in second.stderr
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from sentence_transformers import (
 from sentence_transformers.base.sampler import BatchSamplers
 
 from st_magnitude._config import digest
+from st_magnitude._files import locked_folder
 from st_magnitude._json import to_plain
 from st_magnitude.commands.core import limit_length
 from st_magnitude.commands.train.card import describe, describe_training
@@ -109,10 +110,22 @@ def train(
         ValueError: If the data have too few pairs, or dims, temperatures or max_length do not suit the model.
         FileExistsError: If output holds a finished model, an unfinished run and ``config.resume`` is False, or a run
             that was started with other settings or data.
-        OSError: If the model cannot be found, or nothing can be written.
+        OSError: If the model cannot be found, nothing can be written, or another process writes to the output.
         KeyboardInterrupt: At Ctrl-C and at SIGTERM, after the current step is done and saved as a checkpoint.
     """
     config, output = config or TrainConfig(), Path(output)
+    with locked_folder(output):
+        return _train(model, data, output, config, dev, loss_options)
+
+
+def _train(
+    model: SentenceTransformer | str,
+    data: RetrievalData,
+    output: Path,
+    config: TrainConfig,
+    dev: RetrievalData | None,
+    loss_options: dict[str, Any] | None,
+) -> TrainedModel:
     checkpoint = check_output(output, config.resume)
     settings = {"model": model if isinstance(model, str) else None, "data": digest_of(data)}
     settings |= {key: value for key, value in vars(config).items() if key not in FREE}
