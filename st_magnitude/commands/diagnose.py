@@ -25,7 +25,7 @@ from st_magnitude.commands.core import (
 def diagnose(
     model: Model,
     data: Data,
-    split: Annotated[str, typer.Option(help="Split of the qrels to measure on.")] = "test",
+    split: Annotated[str, typer.Option(help="Split of the qrels to measure on; read test last, and once.")] = "dev",
     baseline: Annotated[str | None, typer.Option(help="Another model to compare with.")] = None,
     similarity: Scoring = None,
     symmetric: Annotated[
@@ -39,6 +39,9 @@ def diagnose(
     batch_size: EncodingBatch = 32,
     max_length: MaxLength = None,
     seed: Annotated[int, typer.Option(help="Seed for the halves of the queries and the bootstrap.")] = 0,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Print all measurements after the recommendations.")
+    ] = False,
     output: Annotated[
         Path | None, typer.Option(help="Folder for diagnosis.json, report.html and its pictures, which are replaced.")
     ] = None,
@@ -52,10 +55,12 @@ def diagnose(
     check_folder(output)
     if symmetric not in (None, "yes", "no"):
         raise ValueError(f"--symmetric must be 'yes' or 'no', got {symmetric!r}.")
-    from st_magnitude.corpus.beir import load_beir
+    from st_magnitude.corpus.beir import available_splits, load_beir
     from st_magnitude.diagnosis.diagnose import diagnose as run
 
     loaded = load_beir(data, split)
+    # A document that answers a training query is no boilerplate, although it answers none of these queries.
+    elsewhere = load_beir(data).relevant_docs if available_splits(data) != [split] else {}
     encoders = [load_model(path, max_length) for path in (model, baseline) if path is not None]
     typer.echo(f"{split}: {loaded}")
     found = run(
@@ -65,6 +70,7 @@ def diagnose(
         loaded.relevant_docs,
         similarity=similarity,
         baseline=encoders[1] if baseline is not None else None,
+        also_relevant=set().union(*elsewhere.values()),
         symmetric=None if symmetric is None else symmetric == "yes",
         min_gain=min_gain,
         tolerance=tolerance,
@@ -73,7 +79,7 @@ def diagnose(
         show_progress_bar=True,
         title=f"{Path(model).name}, {data.name} {split}",
     )
-    typer.echo(str(found))
+    typer.echo(found.text(verbose))
     if output is not None:
         from st_magnitude.diagnosis.report import write_report
 

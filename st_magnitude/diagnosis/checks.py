@@ -62,6 +62,7 @@ class Bench:
     """What all checks measure with."""
 
     task: EncodedTask
+    is_relevant: Mask  # whether a document is relevant to any query, also to one outside of the task, (m,)
     choice: ExponentChoice
     scoring: Similarity  # that every change is measured with
     has_magnitude: bool  # whether the norms differ
@@ -123,7 +124,7 @@ def training(bench: Bench, symmetry: TaskSymmetry) -> Check:
     evidence = {
         "ndcg_cosine": float(cosine.mean()),
         "ndcg_dot": float(dot.mean()),
-        "never_relevant": float((bench.task.degrees == 0).mean()),
+        "never_relevant": float((~bench.is_relevant).mean()),
         "magnitude_candidate": choice.magnitude_candidate,
     }
     if symmetry.verdict == "symmetric":
@@ -144,7 +145,7 @@ def pruning(bench: Bench, documents: NormStatistics) -> Check:
     passing = [share for share in kept if pruned[share][chose].mean() >= floor * full[chose].mean()]
     share = max(passing, default=DROPPED_SHARES[0])
     by_words = documents.words * (-1 if documents.length_spearman < 0 else 1)
-    answers = np.flatnonzero(bench.task.degrees > 0)
+    answers = np.flatnonzero(bench.is_relevant)
     evidence = {
         "share": share,
         "ndcg_full": float(full[measuring].mean()),

@@ -46,6 +46,7 @@ def diagnose(
     *,
     similarity: Similarity | str | None = None,
     baseline: SentenceTransformer | None = None,
+    also_relevant: Collection[str] = (),
     symmetric: bool | None = None,
     min_gain: float = 0.02,
     tolerance: float = 0.05,
@@ -76,6 +77,8 @@ def diagnose(
             states, and cosine if the model normalizes.
         baseline: Another model to measure on the same texts, scored as it states. It gives the ratio of CVs (delta-CV)
             and a paired difference.
+        also_relevant: Ids of documents that are relevant to queries outside of these data, such as training queries.
+            They do not count as never relevant. Ids that are not in the corpus are ignored.
         symmetric: Whether queries and documents are interchangeable, if you know it; None decides by `task_symmetry`.
         min_gain: Smallest gain in nDCG@10 that is worth a change. Some hundreds of queries cannot tell smaller gains
             from 0.
@@ -117,11 +120,13 @@ def diagnose(
     has_magnitude, normalizes = not are_unit(answers.values), normalizes_output(model)
     symmetry = task_symmetry(queries, corpus, relevant_docs, symmetric)
     gain = checks.exponent(choice, symmetry, has_magnitude, min_gain)
+    elsewhere = frozenset(also_relevant)
+    is_relevant = (task.degrees > 0) | np.array([document in elsewhere for document in judged.document_ids])
     # On a symmetric task both sides get the exponent, so that s(a, b) = s(b, a).
     query_exponent = choice.candidate if symmetry.verdict == "symmetric" else 1.0
     advised = Similarity(query_exponent, choice.candidate) if gain.verdict == DO else today
 
-    bench = checks.Bench(task, choice, advised, has_magnitude, interval, min_gain, tolerance)
+    bench = checks.Bench(task, is_relevant, choice, advised, has_magnitude, interval, min_gain, tolerance)
     compared = None
     if baseline is not None and baseline_scoring is not None:
         compared = measure.compare(encode(baseline), baseline_scoring, bench.full, interval)
@@ -137,10 +142,10 @@ def diagnose(
         has_magnitude=has_magnitude,
         query_ids=judged.query_ids,
         document_ids=judged.document_ids,
-        is_relevant=task.degrees > 0,
+        is_relevant=is_relevant,
         queries=asked,
         documents=answers,
-        effects=measure.effect_sizes(task, answers),
+        effects=measure.effect_sizes(task, is_relevant, answers),
         exponent=choice,
         geometry=shape,
         hubness={similarity.name: measure.hubness(task, similarity) for similarity in (COSINE, DOT)},

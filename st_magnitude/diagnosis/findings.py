@@ -276,7 +276,8 @@ class Provenance:
 class Diagnosis:
     """The result of `diagnose`.
 
-    ``print(diagnosis)`` shows it in a terminal of 80 columns. `st_magnitude.diagnosis.report.write_report` makes an
+    ``print(diagnosis)`` shows the recommendations in a terminal of 80 columns, and ``print(diagnosis.text())`` all
+    measurements as well. `st_magnitude.diagnosis.report.write_report` makes an
     HTML page with figures, also from the JSON file that ``save(path)`` writes and ``load(path)`` reads.
 
     Attributes:
@@ -287,7 +288,7 @@ class Diagnosis:
         has_magnitude: False if all norms are 1 and the embeddings before the normalization cannot be reached.
         query_ids: Ids of the queries, in the order of all per-query arrays.
         document_ids: Ids of the documents, in the order of all per-document arrays.
-        is_relevant: Whether a document is relevant to any query, (m,).
+        is_relevant: Whether a document is relevant to any query, including queries outside of the data, (m,).
         queries: Raw norms of the queries.
         documents: Raw norms of the documents.
         effects: Cohen's d of document norms under ``"corpus"``, ``"hard"`` and ``"pairs"``.
@@ -365,9 +366,13 @@ class Diagnosis:
             ) from None
 
     def __str__(self) -> str:
+        return self.text(verbose=False)
+
+    def text(self, verbose: bool = True) -> str:
+        """The recommendations in 80 columns, followed by all measurements unless ``verbose`` is False."""
         from st_magnitude.diagnosis.terminal import page  # which imports this module
 
-        return page(self)
+        return page(self, verbose)
 
 
 def nearest(exponents: Array, exponent: float) -> int:

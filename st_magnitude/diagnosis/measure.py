@@ -66,15 +66,18 @@ def norm_statistics(embeddings: Tensor, words: Array) -> NormStatistics:
     )
 
 
-def effect_sizes(task: EncodedTask, documents: NormStatistics) -> dict[str, EffectSize]:
-    """Cohen's d of document norms in three variants: ``"corpus"``, ``"hard"`` and ``"pairs"``."""
+def effect_sizes(task: EncodedTask, is_relevant: Mask, documents: NormStatistics) -> dict[str, EffectSize]:
+    """Cohen's d of document norms in three variants: ``"corpus"``, ``"hard"`` and ``"pairs"``.
+
+    ``is_relevant`` (m,) counts queries outside of the task too; only ``"corpus"`` uses it.
+    """
     degrees = task.degrees
-    relevant, others = int((degrees > 0).sum()), int((degrees == 0).sum())
+    relevant, others = int(is_relevant.sum()), int((~is_relevant).sum())
     corpus = f"{relevant} documents are relevant to at least one query, {others} to no query"
     rows, flags = _near_queries(task)
     hard = f"{int(flags.sum())} relevant and {int((~flags).sum())} irrelevant documents are near the queries"
     return {
-        "corpus": _effect(documents, np.arange(len(degrees)), degrees > 0, corpus),
+        "corpus": _effect(documents, np.arange(len(degrees)), is_relevant, corpus),
         "hard": _effect(documents, rows, flags, hard),
         "pairs": _pairs_effect(documents, degrees, len(task.queries)),
     }

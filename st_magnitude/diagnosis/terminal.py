@@ -19,13 +19,11 @@ __all__ = ["is_numeric", "page"]
 WIDTH = 80
 
 
-def page(d: Diagnosis) -> str:
-    """The summary, all measurements, and at the end, where a terminal stands, the recommendations."""
+def page(d: Diagnosis, verbose: bool) -> str:
+    """The summary and the recommendations, followed by all measurements if ``verbose`` is set."""
     recommendations, *measurements = sections(d, details=False)
     parts = [_paragraph(facts(d)), "\n".join(_paragraph(line, "- ") for line in recommendations.bullets)]
-    parts += [_section(section) for section in measurements]
-    parts.append(_section(recommendations))
-    return "\n\n".join(parts)
+    return "\n\n".join([*parts, *map(_section, [recommendations, *(measurements if verbose else [])])])
 
 
 def is_numeric(column: list[str]) -> bool:

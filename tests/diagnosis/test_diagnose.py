@@ -193,6 +193,20 @@ def test_queries_without_judgments_are_left_out():
     assert len(found.queries.values) == found.exponent.curve.per_query.shape[1] == 38
 
 
+def test_answers_to_other_queries_are_not_called_never_relevant():
+    model, queries, corpus, relevant = planted(0, "relevance")
+    some = {query: queries[query] for query in list(queries)[:80]}
+    judged = {query: relevant[query] for query in some}
+    others = {document for query in relevant.keys() - some for document in relevant[query]}
+    alone, told = (quick(model, some, corpus, judged, also_relevant=given) for given in ((), {*others, "unknown"}))
+    assert told.is_relevant.tolist() == found_in(0, "relevance").is_relevant.tolist()
+    assert told.effects["corpus"] == found_in(0, "relevance").effects["corpus"]
+    assert told.effects["corpus"].d > alone.effects["corpus"].d + 0.5  # large norms of answers are not boilerplate's
+    never = {name: found["training"].evidence["never_relevant"] for name, found in (("alone", alone), ("told", told))}
+    assert never == {"alone": 0.9, "told": 0.8}
+    assert told["exponent"] == alone["exponent"]
+
+
 def test_the_same_seed_gives_the_same_diagnosis():
     model, *task = planted(0, "noise", num_queries=60)
     one, two, three = (quick(model, *task, seed=seed).to_dict() for seed in (1, 1, 2))
@@ -257,7 +271,9 @@ def bow_folders(tmp_path):
     model.save(str(tmp_path / "model"))
     queries = {f"q{i}": "bee honey" if i % 2 else "wax" for i in range(60)}
     corpus = {f"d{i}": ("bee honey bee " if i % 2 else "wax wax wax ") + f"number {i} " * 3 for i in range(60)}
-    save_beir(RetrievalData(queries, corpus, {f"q{i}": {f"d{i}"} for i in range(60)}), tmp_path / "data")
+    for split, numbers in (("train", range(40, 60)), ("dev", range(50))):
+        judged = RetrievalData(queries, corpus, {f"q{i}": {f"d{i}"} for i in numbers})
+        save_beir(judged, tmp_path / "data", split)
     return tmp_path
 
 
@@ -267,8 +283,14 @@ def test_command(bow_folders, monkeypatch):
     options = ["--data", bow_folders / "data", "--baseline", bow_folders / "model", "--output", target, "--seed", 3]
     result = CliRunner().invoke(app, ["diagnose", str(bow_folders / "model"), *map(str, options)])
     assert result.exit_code == 0, result.output
-    assert "60 queries, 60 documents" in result.stdout
+    assert "dev: 50 queries, 60 documents" in result.stdout
+    assert "60 documents (60 relevant to at least one query)" in " ".join(
+        result.stdout.split()
+    )  # ten of them to a training query
     assert "Recommendations" in result.stdout
+    assert "Directions" not in result.stdout
+    shown = CliRunner().invoke(app, ["diagnose", *map(str, (bow_folders / "model", *options[:2])), "--verbose"]).stdout
+    assert shown.index("Recommendations\n===") < shown.index("Directions\n===")
     assert (target / "report.html").is_file()
     saved = json.loads((target / "diagnosis.json").read_text())
     assert len(saved["documents"]["values"]) == 60
@@ -278,7 +300,7 @@ def test_command(bow_folders, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--split", "nope"], "its splits are ['test']"),
+        (["--split", "nope"], "its splits are ['dev', 'train']"),
         (["--similarity", "l2"], "No similarity is called 'l2'"),
         (["--tolerance", "2"], "tolerance"),
         (["--output", __file__], "--output must be a folder"),

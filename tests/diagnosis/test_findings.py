@@ -20,7 +20,7 @@ def test_a_saved_diagnosis_is_the_same(found, tmp_path):
     found.save(path)
     back = Diagnosis.load(path)
     assert back.to_dict() == found.to_dict()
-    assert str(back) == str(found)
+    assert back.text() == found.text()
     assert isinstance(back.exponent.gain, tuple)
     assert back.is_relevant.dtype == bool
     other = found_in(0, "noise", num_queries=30)

@@ -10,7 +10,10 @@ from _planted import planted, quick
 def test_page_and_dict():
     model, *task = planted(0, "relevance", normalize=True)
     found = quick(model, *task, baseline=planted(0, "noise", similarity="dot")[0])
-    page = str(found)
+    page = found.text()
+    short = str(found)
+    assert page.startswith(short + "\n\nNorms\n=====\n")
+    assert "[do] Score with document exponent" in short
     assert max(map(len, page.splitlines())) <= 80
     for expected in (
         "Planted + Normalize, scored by cosine (recommended: exponents 1 and",
@@ -39,12 +42,12 @@ def test_page_and_dict():
 
 def test_page_of_a_raw_model_does_not_speak_of_normalize():
     model, *task = planted(0, "noise", num_queries=30)
-    assert "Normalize" not in str(quick(model, *task))
+    assert "Normalize" not in quick(model, *task).text()
 
 
 def test_the_page_is_the_same_in_a_notebook(monkeypatch):
     model, *task = planted(0, "noise", num_queries=30)
     found = quick(model, *task)
-    outside = str(found)
+    outside = found.text()
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
-    assert str(found) == outside
+    assert found.text() == outside
