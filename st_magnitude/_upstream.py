@@ -7,7 +7,8 @@ has moved. All other modules of the package use the functions below.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ __all__ = [
     "attention_implementation",
     "batch_size_of",
     "checkpoint_options",
+    "encodes_alone",
     "forget_adapter",
     "forward_hooks",
     "has_cpu_bf16",
@@ -55,6 +57,20 @@ def batch_size_of(features: Mapping[str, Any]) -> int:
 def stored_similarity_name(model: SentenceTransformer) -> str | None:
     """The similarity function that somebody has set, or None; the public property turns None into "cosine"."""
     return model._similarity_fn_name
+
+
+@contextmanager
+def encodes_alone(model: SentenceTransformer) -> Iterator[None]:
+    """Within the block, ``model.encode`` computes in this process only.
+
+    In an evaluator, the Trainer of several processes has the texts encoded by all of them, each with its own copy of
+    the model. The public way to prevent this is ``encode(device=...)``, which every call would have to pass.
+    """
+    shared, model._distributed_inference = model._distributed_inference, None
+    try:
+        yield
+    finally:
+        model._distributed_inference = shared
 
 
 def load_with_classes(path: str, classes: Mapping[str, type], **options: Any) -> SentenceTransformer:

@@ -35,6 +35,17 @@ def test_stored_similarity_name(model):
     assert _upstream.stored_similarity_name(model) == "dot"
 
 
+def test_encodes_alone(model):
+    """The Trainer sets an attribute for the time of an evaluation; encode then hands the texts to it."""
+    calls = []
+    model._distributed_inference = lambda inputs, **options: calls.append(inputs) or torch.zeros(len(inputs), 1)
+    assert model.encode(["tea"]).shape == (1, 1)
+    with _upstream.encodes_alone(model):
+        assert model.encode(["tea"]).shape == (1, 32)
+    model.encode(["rain"])
+    assert calls == [["tea"], ["rain"]]
+
+
 def test_load_with_classes(model, tmp_path):
     model.append(ExponentNorm(0.5, 0.5))
     model.save_pretrained(str(tmp_path))

@@ -7,7 +7,7 @@ This module alone knows where a model's raw embeddings are: :func:`encode_raw` a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from sentence_transformers.base.modules import Normalize, Router
 from sentence_transformers.sentence_transformer.modules import Dropout
 from torch import Tensor, nn
 
+from st_magnitude._upstream import encodes_alone
 from st_magnitude.modules import ExponentNorm
 
 __all__ = [
@@ -77,6 +78,10 @@ def raw_end(modules: Sequence[nn.Module], keep_normalize: bool = False) -> int:
 def raw_embeddings(model: SentenceTransformer, keep_normalize: bool = False) -> Iterator[None]:
     """Within the block, ``model.encode*`` returns raw embeddings. The model is the same again afterwards.
 
+    When the Trainer evaluates on several processes, each of them encodes a share of the texts with its own copy of the
+    model, and the copies of the others keep Normalize and ExponentNorm. If this model ends in one that is left out, the
+    first process encodes all texts itself, which takes as long as on one process.
+
     Args:
         model: Any SentenceTransformer. If it ends in a Router, every route ends before its own Normalize.
         keep_normalize: Whether a model that ends in Normalize keeps it, and only ExponentNorm is left out. Evaluators
@@ -105,7 +110,10 @@ def raw_embeddings(model: SentenceTransformer, keep_normalize: bool = False) -> 
 
     try:
         cut(model)
-        yield
+        with ExitStack() as stack:
+            if any(modules for _, modules in removed):
+                stack.enter_context(encodes_alone(model))
+            yield
     finally:
         for sequence, modules in removed:
             sequence.extend(modules)
