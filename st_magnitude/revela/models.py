@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from huggingface_hub import model_info, try_to_load_from_cache
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from sentence_transformers.util import is_sentence_transformer_model
@@ -23,7 +24,9 @@ from st_magnitude._upstream import forget_adapter
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
 
-__all__ = ["add_lora", "load_lm", "load_retriever", "lora_config", "merge_lora", "tokenizer_of"]
+__all__ = ["add_lora", "check_name", "load_lm", "load_retriever", "lora_config", "merge_lora", "tokenizer_of"]
+
+_FILES = ("config.json", "modules.json")  # a model has one of these, or both
 
 LORA: dict[str, Any] = {
     "r": 256,
@@ -170,15 +173,48 @@ def tokenizer_of(lm: Any) -> PreTrainedTokenizerBase:
         ) from error
 
 
+def check_name(what: str, name: str | Path) -> None:
+    """Refuses a model that is neither a folder, nor in the hub's cache, nor on the hub.
+
+    A hub that cannot be reached is asked once: loading would ask it for several files, each five times in 20 seconds.
+
+    Args:
+        what: The model's role, for the message.
+        name: Folder or hub id.
+
+    Raises:
+        OSError: If there is no such model.
+    """
+    if Path(name).exists():
+        return
+    problem: Exception | None = None
+    # sentence-transformers looks for its own models under their short names, too
+    for candidate in (str(name), f"sentence-transformers/{name}"):
+        try:
+            if any(isinstance(try_to_load_from_cache(candidate, file), str) for file in _FILES):
+                return
+            model_info(candidate, timeout=10)
+            return
+        except Exception as error:  # no valid id, no such model, no access, offline, no connection
+            problem = problem or error
+    raise _not_loaded(what, name, f"it is no folder here, and the hub does not have it ({problem})") from problem
+
+
 @contextmanager
 def _naming(what: str, name: str | Path) -> Iterator[None]:
+    check_name(what, name)
     try:
         yield
     except OSError as error:
-        raise OSError(
-            f"The {what} {str(name)!r} could not be loaded; give a folder with config.json and weights, or the name of "
-            "a model on a hub that can be reached from here."
-        ) from error
+        raise _not_loaded(what, name, str(error)) from error
+
+
+def _not_loaded(what: str, name: str | Path, why: str) -> OSError:
+    why = " ".join(why.split()).rstrip(".")
+    return OSError(
+        f"The {what} {str(name)!r} could not be loaded: {why}. Give a folder with config.json and weights, or the name "
+        "of a model on a hub that can be reached from here."
+    )
 
 
 def _end_texts(tokenizer: Any) -> None:

@@ -22,7 +22,7 @@ from st_magnitude.geometry import paired_bootstrap
 from st_magnitude.revela.config import RevelaConfig
 from st_magnitude.revela.groups import build_groups
 from st_magnitude.revela.loss import RevelaLoss
-from st_magnitude.revela.models import load_lm, load_retriever, lora_config
+from st_magnitude.revela.models import check_name, load_lm, load_retriever, lora_config
 from st_magnitude.revela.titles import TitleTask, title_task
 from st_magnitude.revela.trainer import RevelaTrainer
 from st_magnitude.training.record import check_same_run, record_run, remove_checkpoints
@@ -93,6 +93,8 @@ def run(
     config = config or RevelaConfig()
     output = Path(output)
     checkpoint = check_output(output, config.resume)
+    check_name("retriever", retriever)  # before the documents are read, which may take minutes
+    check_name("language model", lm)
     documents = list(read_documents(corpus))
     train, test, task = _hold_out(documents, config) if config.evaluate else (documents, [], None)
     groups = _groups(train, config)
