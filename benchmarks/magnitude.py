@@ -66,9 +66,9 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 import st_magnitude as stm
-from st_magnitude.commands.train.run import LOSSES
 from st_magnitude.corpus.beir import DataError, RetrievalData
 from st_magnitude.evaluation.task import EncodedTask, JudgedTask
+from st_magnitude.finetune.run import LOSSES
 from st_magnitude.geometry import adjusted_cohens_d, coefficient_of_variation, cohens_d, norms, spearman
 from st_magnitude.losses import LearnableNormLoss
 from st_magnitude.revela.models import add_lora, lora_config

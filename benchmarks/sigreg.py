@@ -159,8 +159,8 @@ def minilm(batches: tuple[int, ...], weights: tuple[float, ...], max_steps: int,
 
     from st_magnitude.commands.demo.docstrings import build_docstring_task
     from st_magnitude.commands.demo.model import bundled_minilm
-    from st_magnitude.commands.train.run import TrainConfig, train
     from st_magnitude.evaluation.task import JudgedTask
+    from st_magnitude.finetune.run import TrainConfig, train
     from st_magnitude.similarity import COSINE
 
     task = build_docstring_task(seed=seed, progress=False)

@@ -19,12 +19,17 @@ import difflib
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 import typer
 from typer.models import OptionInfo
 
 __all__ = [
+    "BatchSize",
+    "Bf16",
+    "MaxLength",
+    "MiniBatchSize",
+    "Negatives",
     "check_ranges",
     "did_you_mean",
     "digest",
@@ -36,6 +41,22 @@ __all__ = [
 ]
 
 Number = TypeVar("Number", int, float)
+
+# Options of several configurations
+MaxLength = Annotated[
+    int | None, typer.Option(min=1, help="Number of tokens of a text that the model reads; default: the model's own.")
+]
+BatchSize = Annotated[
+    int, typer.Option(min=2, help="Pairs in a batch of each process. All documents of a batch are negatives.")
+]
+MiniBatchSize = Annotated[
+    int | None, typer.Option(min=1, help="Number of texts that go through the model at a time (gradient caching).")
+]
+Negatives = Annotated[
+    int | None,
+    typer.Option(min=0, help="Hard negatives for each pair; default: 1 if the data has judged negatives, else 0."),
+]
+Bf16 = Annotated[bool | None, typer.Option(help="Autocast to bfloat16; default: if the hardware is fast at it.")]
 
 
 def options_of(config: Any) -> dict[str, tuple[Any, OptionInfo]]:

@@ -20,8 +20,8 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import BoW, Dense
 
 import st_magnitude as stm
-from st_magnitude.commands.train.run import TrainConfig, train
 from st_magnitude.corpus.beir import DataError, RetrievalData, save_beir
+from st_magnitude.finetune.run import TrainConfig, train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 DATA = RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS, {query: {"d19"} for query in QUERIES})

@@ -18,7 +18,7 @@ LAYERS = (
     ("modules",),
     ("losses", "training", "surgery", "corpus"),
     ("clip", "revela", "evaluation"),
-    ("diagnosis", "serving", "mteb"),
+    ("diagnosis", "serving", "mteb", "finetune"),
     ("commands",),
     ("__init__", "__main__"),
 )

@@ -57,10 +57,10 @@ from temperature import minilm, static_model, train
 
 import st_magnitude as stm
 from st_magnitude.commands.demo.docstrings import DocstringTask, build_docstring_task
-from st_magnitude.commands.train.run import LOSSES
 from st_magnitude.corpus.beir import RetrievalData
 from st_magnitude.evaluation.compression import search_compressed
 from st_magnitude.evaluation.task import EncodedTask, JudgedTask
+from st_magnitude.finetune.run import LOSSES
 from st_magnitude.losses import MagnitudeRankingLoss
 
 RESULTS = Path(__file__).parents[1] / "results"

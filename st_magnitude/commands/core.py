@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from st_magnitude._config import did_you_mean, options_of
+from st_magnitude._config import MaxLength, did_you_mean, options_of
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -32,21 +32,17 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BEIR_FOLDER",
-    "BatchSize",
-    "Bf16",
     "Data",
     "EncodingBatch",
     "Figures",
     "MaxLength",
-    "MiniBatchSize",
     "Model",
-    "Negatives",
     "Scoring",
     "Seed",
     "app",
     "check_folder",
 ]
-__all__ += ["command", "curve_figures", "limit_length", "load_model", "say", "warn"]
+__all__ += ["command", "curve_figures", "load_model", "say", "warn"]
 
 Figures = Mapping[str, Any]
 
@@ -119,20 +115,6 @@ Model = Annotated[str, typer.Argument(help="Folder or hub id of the model.")]
 BEIR_FOLDER = "Folder in BEIR's layout: corpus.jsonl, queries.jsonl and qrels/<split>.tsv."
 Data = Annotated[Path, typer.Option(help=BEIR_FOLDER)]
 EncodingBatch = Annotated[int, typer.Option(min=1, help="Number of texts that are encoded at a time.")]
-MaxLength = Annotated[
-    int | None, typer.Option(min=1, help="Number of tokens of a text that the model reads; default: the model's own.")
-]
-BatchSize = Annotated[
-    int, typer.Option(min=2, help="Pairs in a batch of each process. All documents of a batch are negatives.")
-]
-MiniBatchSize = Annotated[
-    int | None, typer.Option(min=1, help="Number of texts that go through the model at a time (gradient caching).")
-]
-Negatives = Annotated[
-    int | None,
-    typer.Option(min=0, help="Hard negatives for each pair; default: 1 if the data has judged negatives, else 0."),
-]
-Bf16 = Annotated[bool | None, typer.Option(help="Autocast to bfloat16; default: if the hardware is fast at it.")]
 Scoring = Annotated[
     str | None, typer.Option(help="Similarity to score by: cosine, dot, qnorm or dnorm; default: the model's own.")
 ]
@@ -252,22 +234,12 @@ def check_folder(output: Path | None) -> None:
 
 def load_model(path: str, max_length: int | None) -> SentenceTransformer:
     """Loads a model, which may end in ExponentNorm, and limits the number of tokens that it reads."""
-    from st_magnitude.surgery.export import load
+    from st_magnitude.surgery.export import limit_length, load
 
     model = load(path)
     if max_length is not None:
         limit_length(model, max_length)
     return model
-
-
-def limit_length(model: SentenceTransformer, max_length: int) -> None:
-    """Limits the number of tokens of a text that a model reads. Static models have no such limit: ValueError."""
-    try:
-        model.max_seq_length = max_length
-    except AttributeError:
-        raise ValueError(
-            "This model reads texts of any number of tokens; leave out max_length (--max-length)."
-        ) from None
 
 
 def curve_figures(curve: ExponentCurve) -> dict[str, Any]:

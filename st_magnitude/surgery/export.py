@@ -22,7 +22,7 @@ from st_magnitude.modules import ExponentNorm
 from st_magnitude.surgery.card import complete_card
 from st_magnitude.surgery.raw import normalizes_output
 
-__all__ = ["export", "load", "one_line_about_the_disk", "write_model"]
+__all__ = ["export", "limit_length", "load", "one_line_about_the_disk", "write_model"]
 
 logger = logging.getLogger(__name__)
 
@@ -177,3 +177,13 @@ def load(path: str | Path, **kwargs: Any) -> SentenceTransformer:
             f"The model in {str(path)!r} cannot be loaded: {reason}. If nobody has edited its files, they are damaged: "
             "get another copy."
         ) from error
+
+
+def limit_length(model: SentenceTransformer, max_length: int) -> None:
+    """Limits the number of tokens of a text that a model reads. Static models have no such limit: ValueError."""
+    try:
+        model.max_seq_length = max_length
+    except AttributeError:
+        raise ValueError(
+            "This model reads texts of any number of tokens; leave out max_length (--max-length)."
+        ) from None

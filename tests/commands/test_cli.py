@@ -23,10 +23,10 @@ from typer.testing import CliRunner
 import st_magnitude as stm
 from st_magnitude._files import locked_folder
 from st_magnitude.commands.app import app
-from st_magnitude.commands.train.run import LOSSES, TrainConfig, train
 from st_magnitude.corpus.beir import RetrievalData, save_beir
 from st_magnitude.evaluation import CompressionEvaluator
 from st_magnitude.evaluation.compression import table
+from st_magnitude.finetune.run import LOSSES, TrainConfig, train
 from st_magnitude.training.trainer import _finished_state as finished_state
 
 
@@ -257,7 +257,7 @@ def test_a_run_that_has_ended_can_be_taken_further(folder, model_path, tmp_path,
         raise OSError(errno.ENOSPC, "disk full")
 
     with monkeypatch.context() as broken:
-        broken.setattr("st_magnitude.commands.train.run.write_model", full)  # trained to its end, and not saved
+        broken.setattr("st_magnitude.finetune.run.write_model", full)  # trained to its end, and not saved
         failed = fit(folder, model_path, tmp_path / "out", "--max-steps", 2, "--save-steps", 1)
     assert failed.exit_code == 2
     assert "(No space left on device). Make room, and run again with resume=True (--resume)." in failed.stderr

@@ -31,9 +31,9 @@ from st_magnitude.commands.compare.result import CompareResult, Entry, OnTest
 from st_magnitude.commands.compare.run import PROBE_SECONDS, _Run
 from st_magnitude.commands.compare.study import Measurement, Record
 from st_magnitude.commands.compare.workers import InTurn
-from st_magnitude.commands.train.comparison import own_ndcg
 from st_magnitude.corpus.beir import DataError, RetrievalData, save_beir, save_qrels
 from st_magnitude.evaluation.task import JudgedTask
+from st_magnitude.finetune.comparison import own_ndcg
 
 THINGS = "bread bicycle cat tomato sofa wine carpet tea leaf autumn river bridge horse piano lamp forest engine doctor"
 PLACES = "kitchen garden cellar harbour market library station castle meadow office"

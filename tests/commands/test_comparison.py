@@ -6,8 +6,8 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import BoW
 
 from st_magnitude import add_normalize
-from st_magnitude.commands.train.comparison import compare, own_ndcg
 from st_magnitude.evaluation.task import JudgedTask
+from st_magnitude.finetune.comparison import compare, own_ndcg
 
 NUMBER = 60  # fewer queries get a warning
 

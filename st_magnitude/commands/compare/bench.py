@@ -24,15 +24,13 @@ from st_magnitude.commands.compare.candidates import Candidate, grids
 from st_magnitude.commands.compare.config import CompareConfig
 from st_magnitude.commands.compare.data import Splits
 from st_magnitude.commands.compare.study import Measurement
-from st_magnitude.commands.core import limit_length
-from st_magnitude.commands.train.card import describe
-from st_magnitude.commands.train.comparison import compare, own_ndcg
-from st_magnitude.commands.train.config import TrainConfig
-from st_magnitude.commands.train.run import make_trainer, save_trained, training_arguments, training_rows
 from st_magnitude.evaluation.task import JudgedTask, NotFiniteError
+from st_magnitude.finetune.comparison import compare, own_ndcg
+from st_magnitude.finetune.run import describe, make_trainer, save_trained, training_arguments, training_rows
+from st_magnitude.finetune.settings import TrainConfig
 from st_magnitude.losses.temperature import quarters
 from st_magnitude.similarity import Similarity
-from st_magnitude.surgery.export import load
+from st_magnitude.surgery.export import limit_length, load
 from st_magnitude.surgery.normalize import prepare
 from st_magnitude.surgery.raw import output_width
 

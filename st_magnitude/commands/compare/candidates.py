@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any
 
 from st_magnitude.commands.compare.config import LOSSES, CompareConfig
-from st_magnitude.commands.train.config import TrainConfig
+from st_magnitude.finetune.settings import TrainConfig
 from st_magnitude.losses.regularizers import SIGReg
 
 __all__ = ["CUSTOMARY", "Candidate", "grids"]
@@ -47,7 +47,7 @@ class Candidate:
         return self.loss == "cosine" and not self.sigreg
 
     def settings(self, config: CompareConfig, dims: tuple[int, ...], steps: int) -> TrainConfig:
-        """The settings of `st_magnitude.commands.train.run.train` for a model with these prefixes."""
+        """The settings of `st_magnitude.finetune.run.train` for a model with these prefixes."""
         if self.loss == "tempaggmrl":
             taus = [round(factor * self.temperature, 6) for factor in SPREAD]
             terms: dict[str, Any] = {"loss": "cosine", "dims": list(dims), "temperatures": taus}

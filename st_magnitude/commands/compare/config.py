@@ -11,8 +11,17 @@ from typing import Annotated
 import typer
 
 from st_magnitude._checks import positive
-from st_magnitude._config import check_ranges, did_you_mean, numbers, words
-from st_magnitude.commands.core import BatchSize, Bf16, MaxLength, MiniBatchSize, Negatives
+from st_magnitude._config import (
+    BatchSize,
+    Bf16,
+    MaxLength,
+    MiniBatchSize,
+    Negatives,
+    check_ranges,
+    did_you_mean,
+    numbers,
+    words,
+)
 
 __all__ = ["LOSSES", "Budget", "CompareConfig"]
 

@@ -63,7 +63,7 @@ def _script(result: CompareResult, bench: Bench, model: str | None, data: Any) -
             "",
             *([f"from st_magnitude import {', '.join(names)}"] if names else []),
             imports,
-            "from st_magnitude.commands.train.run import TrainConfig, train",
+            "from st_magnitude.finetune.run import TrainConfig, train",
             "",
             *lines,
             f"config = TrainConfig({arguments})",

@@ -37,11 +37,11 @@ from st_magnitude.commands.compare.plan import (
 from st_magnitude.commands.compare.result import CompareResult, Entry, OnTest
 from st_magnitude.commands.compare.study import Measurement, Record, import_optuna
 from st_magnitude.commands.compare.workers import Job, Workers, workers_at
-from st_magnitude.commands.train.comparison import own_ndcg
-from st_magnitude.commands.train.run import digest_of
 from st_magnitude.corpus.beir import RetrievalData
 from st_magnitude.evaluation.metrics import model_name
 from st_magnitude.evaluation.task import JudgedTask
+from st_magnitude.finetune.comparison import own_ndcg
+from st_magnitude.finetune.run import digest_of
 from st_magnitude.geometry import paired_bootstrap
 from st_magnitude.surgery.export import load
 

@@ -24,11 +24,11 @@ from st_magnitude.commands.demo.docstrings import DocstringTask, build_docstring
 from st_magnitude.commands.demo.measure import Controls, Measurement, measure, measure_controls
 from st_magnitude.commands.demo.model import bundled_minilm
 from st_magnitude.commands.demo.report import comparisons, controls_report, plot_norms, table
-from st_magnitude.commands.train.config import TrainConfig
-from st_magnitude.commands.train.run import train
 from st_magnitude.corpus.beir import RetrievalData, save_beir
 from st_magnitude.evaluation.calibration import calibrate_exponent
 from st_magnitude.evaluation.task import EncodedTask, JudgedTask
+from st_magnitude.finetune.run import train
+from st_magnitude.finetune.settings import TrainConfig
 from st_magnitude.similarity import COSINE, QNORM, Similarity
 from st_magnitude.surgery.export import export
 from st_magnitude.surgery.normalize import prepare

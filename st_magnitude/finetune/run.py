@@ -22,13 +22,11 @@ from sentence_transformers.base.sampler import BatchSamplers
 from st_magnitude._config import digest
 from st_magnitude._files import locked_folder
 from st_magnitude._json import to_plain
-from st_magnitude.commands.core import limit_length
-from st_magnitude.commands.train.card import describe, describe_training
-from st_magnitude.commands.train.comparison import Comparison, compare, own_ndcg
-from st_magnitude.commands.train.config import TrainConfig
 from st_magnitude.corpus.beir import RetrievalData
 from st_magnitude.evaluation.geometry import card_evaluators
 from st_magnitude.evaluation.task import JudgedTask
+from st_magnitude.finetune.comparison import Comparison, compare, own_ndcg
+from st_magnitude.finetune.settings import TrainConfig
 from st_magnitude.kernel.terms import LearnedTemperature
 from st_magnitude.losses import (
     CosineRankingLoss,
@@ -41,7 +39,7 @@ from st_magnitude.losses import (
     temp_agg_mrl,
 )
 from st_magnitude.similarity import Similarity
-from st_magnitude.surgery.export import load, one_line_about_the_disk, write_model
+from st_magnitude.surgery.export import limit_length, load, one_line_about_the_disk, write_model
 from st_magnitude.surgery.normalize import prepare
 from st_magnitude.training.record import check_same_run, record_run, remove_checkpoints
 from st_magnitude.training.trainer import check_output, has_fast_bf16, train_or_stop
@@ -50,6 +48,7 @@ __all__ = [
     "LOSSES",
     "TrainConfig",
     "TrainedModel",
+    "describe",
     "digest_of",
     "make_trainer",
     "save_trained",
@@ -261,6 +260,23 @@ def _loss(
     defaults: dict[str, Any] = {"gather_across_devices": processes > 1, "mini_batch_size": config.mini_batch_size}
     defaults |= {"margin": config.margin, "guide": None if config.guide is None else load(config.guide)}
     return LOSSES[config.loss](model, **(defaults | options | terms))
+
+
+def describe(model: SentenceTransformer, data: RetrievalData) -> None:
+    """Names the training data, and has the card show retrieval with ``encode_query`` and ``encode_document``."""
+    card: Any = model.model_card_data
+    card.ir_model = True
+    card.task_name = "semantic search and other retrieval tasks"
+    if data.name:
+        card.train_datasets = [{"name": data.name}]
+
+
+def describe_training(trainer: SentenceTransformerTrainer) -> None:
+    """Describes the loss again after training: the scale is then a number instead of "auto"."""
+    card: Any = trainer.model.model_card_data
+    card.train_datasets = card.extract_dataset_metadata(
+        trainer.train_dataset, card.train_datasets, trainer.loss, "train"
+    )
 
 
 def digest_of(data: RetrievalData) -> str:

@@ -9,8 +9,17 @@ from typing import Annotated, Any
 import typer
 
 from st_magnitude._checks import positive
-from st_magnitude._config import check_ranges, did_you_mean, numbers, whole_numbers
-from st_magnitude.commands.core import BatchSize, Bf16, MaxLength, MiniBatchSize, Negatives
+from st_magnitude._config import (
+    BatchSize,
+    Bf16,
+    MaxLength,
+    MiniBatchSize,
+    Negatives,
+    check_ranges,
+    did_you_mean,
+    numbers,
+    whole_numbers,
+)
 
 __all__ = ["LOSS_NAMES", "TrainConfig"]
 

@@ -9,9 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from st_magnitude.commands.core import Data, Figures, check_folder, command, say
-from st_magnitude.commands.train.config import TrainConfig
-
-__all__ = ["TrainConfig"]
+from st_magnitude.finetune.settings import TrainConfig
 
 
 @command()
@@ -31,8 +29,8 @@ def train(
     and saves a checkpoint for --resume.
     """
     check_folder(output)
-    from st_magnitude.commands.train.run import train as run
     from st_magnitude.corpus.beir import available_splits, load_beir
+    from st_magnitude.finetune.run import train as run
 
     splits = available_splits(data)
     loaded = load_beir(data, split)
