@@ -10,7 +10,7 @@ from sentence_transformers import SentenceTransformer
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.surgery.raw import normalizes_output
 
-__all__ = ["complete_card", "scoring_text"]
+__all__ = ["NEEDS_PACKAGE", "complete_card", "scoring_text"]
 
 _BEGIN, _END = "<!-- st-magnitude: scoring -->", "<!-- /st-magnitude: scoring -->"
 
@@ -23,6 +23,17 @@ _METRICS = {
     "pgvector": ("`<#>`, `vector_ip_ops`", "`<=>`, `vector_cosine_ops`"),
     "Elasticsearch": ('`similarity: "max_inner_product"`', '`similarity: "cosine"`'),
 }
+
+# The lines of a card's example that load the model: sentence-transformers' own, and ours.
+_LOADING = {
+    "from sentence_transformers import SentenceTransformer\n": "import st_magnitude as stm\n",
+    'model = SentenceTransformer("': 'model = stm.load("',
+}
+
+NEEDS_PACKAGE = (
+    "This model ends in the module ExponentNorm of the Python package st-magnitude. Install it (in a checkout of "
+    "st_magnitude: pip install .), and load the model with st_magnitude.load instead of SentenceTransformer."
+)
 
 _FIGURES = {
     "cohens_d": (
@@ -67,14 +78,7 @@ def scoring_text(model: SentenceTransformer, baked: bool = False) -> str:
         ]
     if exponent is not None and not baked:
         lines += [
-            "The model ends in a module of st-magnitude, which divides the "
-            f"norm of documents by its power {exponent:.4f}. Load the model with it:",
-            "",
-            "```python",
-            "import st_magnitude as stm",
-            "",
-            'model = stm.load("path or id of this model")',
-            "```",
+            f"The model has already divided the embedding of a document by its norm to the power {exponent:.4f}.",
             "",
         ]
     metric = 0 if uses_norms else 1
@@ -90,13 +94,22 @@ def scoring_text(model: SentenceTransformer, baked: bool = False) -> str:
 
 
 def complete_card(card: Path, model: SentenceTransformer, baked: bool = False) -> None:
-    """Adds the section on scoring, or replaces it, and explains the figures of geometry that a model card has."""
+    """Adds the section on scoring, or replaces it, and explains the figures of geometry that a model card has.
+
+    The card of a model that ends in ExponentNorm begins with the package that the model needs, and loads it with that.
+    """
     if not card.is_file():
         return
     text = card.read_text(encoding="utf-8")
     text = re.sub(rf"\n?{_BEGIN}.*?{_END}\n", "", text, flags=re.S)
     explained = [sentence for name, sentence in _FIGURES.items() if name in text]
     section = "\n".join([_BEGIN, scoring_text(model, baked), "", *(f"{sentence}\n" for sentence in explained), _END])
+    needs_package = isinstance(model[-1], ExponentNorm) and not baked
     usage = re.search(r"^## Usage\n.*?^```python\n.*?^```\n", text, flags=re.S | re.M)
     end = usage.end() if usage else len(text)
-    card.write_text(f"{text[:end]}\n{section}\n{text[end:]}", encoding="utf-8")
+    before = text[:end]
+    for stock, ours in _LOADING.items():
+        before = before.replace(stock, ours) if needs_package else before.replace(ours, stock)
+    if needs_package:
+        before = re.sub(r"^# ", f"{_BEGIN}\n> {NEEDS_PACKAGE}\n{_END}\n\n# ", before, count=1, flags=re.M)
+    card.write_text(f"{before}\n{section}\n{text[end:]}", encoding="utf-8")

@@ -19,12 +19,14 @@ from sentence_transformers.base.modules import Normalize, Router
 from st_magnitude._files import refuse_used_folder, whole_folder
 from st_magnitude._upstream import load_with_classes
 from st_magnitude.modules import ExponentNorm
-from st_magnitude.surgery.card import complete_card
+from st_magnitude.surgery.card import NEEDS_PACKAGE, complete_card
 from st_magnitude.surgery.raw import normalizes_output
 
 __all__ = ["export", "limit_length", "load", "one_line_about_the_disk", "write_model"]
 
 logger = logging.getLogger(__name__)
+
+_REFERENCE = "install_st_magnitude.ExponentNorm"  # a file in the folder of the model, and its class
 
 
 def export(
@@ -88,7 +90,24 @@ def write_model(
     if bake_exponent:
         note = json.dumps({"document_exponent": model[-1].gamma_document}, indent=2)
         (folder / "st_magnitude.json").write_text(note + "\n", encoding="utf-8")
+    elif isinstance(model[-1], ExponentNorm):
+        _refer_to_package(folder)
     complete_card(folder / "README.md", model, bake_exponent)
+
+
+def _refer_to_package(folder: Path) -> None:
+    """Lets sentence-transformers' errors say what to install when somebody loads the model without this package.
+
+    Its first error names the class of the module, and ``trust_remote_code=True`` then runs the file of that class.
+    """
+    modules = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
+    modules[-1]["type"] = _REFERENCE
+    (folder / "modules.json").write_text(json.dumps(modules, indent=2), encoding="utf-8")
+    code = (
+        "try:\n    from st_magnitude.modules import ExponentNorm  # noqa: F401\n"
+        f"except ImportError as error:\n    raise ImportError({NEEDS_PACKAGE!r}) from error\n"
+    )
+    (folder / f"{_REFERENCE.partition('.')[0]}.py").write_text(code, encoding="utf-8")
 
 
 def _check_ending(model: SentenceTransformer, calibrated_scores: bool, bake_exponent: bool) -> None:
@@ -161,7 +180,7 @@ def load(path: str | Path, **kwargs: Any) -> SentenceTransformer:
         OSError: If there is no model of that name.
         ValueError: If the model has other modules that are not sentence-transformers' own, or its files are damaged.
     """
-    ours: dict[str, type] = {f"{ExponentNorm.__module__}.{ExponentNorm.__qualname__}": ExponentNorm}
+    ours: dict[str, type] = dict.fromkeys((f"{ExponentNorm.__module__}.ExponentNorm", _REFERENCE), ExponentNorm)
     try:
         return load_with_classes(str(path), ours, **kwargs)
     except OSError as error:

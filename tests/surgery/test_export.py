@@ -108,11 +108,29 @@ def test_calibrated_scores_need_document_norms(model, tmp_path, similarity):
 def test_fractional_exponent_is_kept(model, tmp_path):
     stm.prepare(model, stm.Similarity(1.0, 0.4))
     path = stm.export(model, tmp_path)
-    with pytest.raises(ValueError, match="trust_remote_code"):
-        SentenceTransformer(str(path), device="cpu")
     loaded = stm.load(path, device="cpu")
     assert loaded[-1].gamma_document == pytest.approx(0.4)
     assert torch.equal(scores(loaded), scores(model))
+
+
+def test_without_this_package_card_and_errors_say_what_to_install(words, tmp_path, monkeypatch):
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "cache"))
+    path = stm.export(stm.prepare(words, stm.Similarity(1.0, 0.4)), tmp_path / "model")
+    card = (path / "README.md").read_text()
+    assert "pip install" in card.split("---\n")[2].partition("# SentenceTransformer")[0]
+    assert "model = stm.load(" in card
+    assert "model = SentenceTransformer(" not in card
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "st_magnitude.modules", None)
+        with pytest.raises(ValueError, match=r"the module class 'install_st_magnitude\.ExponentNorm'"):
+            SentenceTransformer(str(path), device="cpu")
+        with pytest.raises(ImportError, match=r"of the Python package st-magnitude\. Install it"):
+            SentenceTransformer(str(path), trust_remote_code=True, device="cpu")
+    assert isinstance(SentenceTransformer(str(path), trust_remote_code=True, device="cpu")[-1], ExponentNorm)
+
+    again = stm.export(stm.prepare(stm.load(path), "qnorm"), tmp_path / "again")
+    assert "model = SentenceTransformer(" in (again / "README.md").read_text()
+    assert "pip install ." not in (again / "README.md").read_text()
 
 
 def test_exponent_is_baked(model, tmp_path):
@@ -273,12 +291,12 @@ def test_a_full_disk_is_one_line_and_leaves_the_old_model(old, static_model):
 @pytest.mark.parametrize(
     ("similarity", "options", "expected", "absent"),
     [
-        ("cosine", {}, ["Index by cosine similarity.", "Distance.COSINE"], ["Distance.DOT", "stm.load"]),
+        ("cosine", {}, ["Index by cosine similarity.", "Distance.COSINE"], ["Distance.DOT"]),
         ("dnorm", {}, ["Index by cosine similarity."], ["inner product, and"]),
-        ("qnorm", {}, ["Index by inner product, and do not normalise embeddings.", "Distance.DOT"], ["stm.load"]),
+        ("qnorm", {}, ["Index by inner product, and do not normalise embeddings.", "Distance.DOT"], ["to the power"]),
         ("qnorm", {"calibrated_scores": True}, ["do not normalise embeddings."], ["cosine similarity."]),
-        (stm.Similarity(1.0, 0.4), {}, ["norm of documents by its power 0.4000", 'stm.load("', "Distance.DOT"], []),
-        (stm.Similarity(1.0, 0.4), {"bake_exponent": True}, ["norm to the power 0.4000", "do not norm"], ["stm.load"]),
+        (stm.Similarity(1.0, 0.4), {}, ["to the power 0.4000", "Distance.DOT"], []),
+        (stm.Similarity(1.0, 0.4), {"bake_exponent": True}, ["norm to the power 0.4000", "do not norm"], ["already"]),
     ],
 )
 def test_the_card_says_how_to_index(words, tmp_path, similarity, options, expected, absent):
