@@ -64,20 +64,15 @@ def calibrate(
     if exponent is not None and confirm is None and output is None:
         raise ValueError("With --exponent, give --output to save the model or --confirm to measure it.")
     from st_magnitude.corpus.beir import load_beir
-    from st_magnitude.evaluation.calibration import calibrate_exponent
+    from st_magnitude.evaluation.calibration import calibrate_exponent, check_keeps_norm
     from st_magnitude.similarity import Similarity
     from st_magnitude.surgery.export import export
     from st_magnitude.surgery.normalize import prepare
-    from st_magnitude.surgery.raw import normalizes_output
 
+    encoder = load_model(model, max_length)
+    check_keeps_norm(encoder)
     chosen_on = load_beir(data, split) if data is not None and exponent is None else None
     confirmed_on = load_beir(data, confirm) if data is not None and confirm is not None else None
-    encoder = load_model(model, max_length)
-    if normalizes_output(encoder):
-        raise ValueError(
-            f"The model in {model} normalises its embeddings: all norms are 1, and every exponent ranks alike. Train "
-            'it with a loss that keeps the norm, such as qnorm, or remove Normalize by stm.prepare(model, "dot").'
-        )
 
     def sweep(name: str | None, loaded: RetrievalData, gammas: Sequence[float] | None) -> ExponentCurve:
         typer.echo(f"{name}: {loaded}")

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def compress(
     model: Model,
     data: Data,
-    split: Annotated[str, typer.Option(help="Split of the qrels to measure on.")] = "test",
+    split: Annotated[str, typer.Option(help="Split of the qrels to measure on; read test last, and once.")] = "dev",
     dims: Annotated[
         Sequence[int] | None,
         whole_numbers("Prefixes to measure, such as 384,192,96; default: all dimensions, 1/2, 1/4 and 1/8."),
@@ -46,7 +46,7 @@ def compress(
         Path | None, typer.Option(help="Folder for compression.csv and compression.png, which are replaced.")
     ] = None,
 ) -> Figures:
-    """Measure what shorter and quantized embeddings keep.
+    """Measure how much nDCG@10 shorter and quantized embeddings keep.
 
     The table has prefixes, int8 and binary embeddings, with their storage. Nothing is trained. Queries and corpus
     are encoded once. The picture needs the extra "plot".

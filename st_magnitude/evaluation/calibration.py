@@ -15,13 +15,18 @@ from st_magnitude.evaluation.metrics import are_unit
 from st_magnitude.evaluation.task import JudgedTask
 from st_magnitude.geometry import norms, paired_bootstrap
 from st_magnitude.similarity import Similarity
-from st_magnitude.surgery.raw import encode_raw
+from st_magnitude.surgery.raw import encode_raw, normalizes_output
 
 __all__ = ["ExponentCurve", "calibrate_exponent"]
 
 logger = logging.getLogger(__name__)
 
 FEW_QUERIES = 50
+UNIT_NORMS = (
+    "The model normalises its embeddings: all norms are 1, and every exponent ranks alike. `st-magnitude train` saves "
+    "such a model if cosine is as good as the similarity of the training. To choose an exponent, train again with "
+    '--keep-scoring, or remove Normalize with stm.prepare(model, "dot") and save the model.'
+)
 
 
 @dataclass(frozen=True, repr=False)
@@ -100,6 +105,12 @@ class ExponentCurve:
         return "\n".join(lines)
 
 
+def check_keeps_norm(model: SentenceTransformer) -> None:
+    """Refuses a model that ends in Normalize, without encoding anything."""
+    if normalizes_output(model):
+        raise ValueError(UNIT_NORMS)
+
+
 def calibrate_exponent(
     model: SentenceTransformer,
     queries: Mapping[str, str],
@@ -150,6 +161,7 @@ def calibrate_exponent(
         highest - dot: +0.0000 [+0.0000, +0.0000] at 95%, a tie
         Exponent 0.5 is tied with dot, so the best exponent is 0: that model loads anywhere, without st_magnitude.
     """
+    check_keeps_norm(model)
     task = JudgedTask(queries, corpus, relevant_docs)
     gammas = np.unique(np.append(np.linspace(0.0, 1.0, 21) if exponents is None else exponents, [0.0, 1.0]))
     if gammas[0] < 0.0 or not gammas[-1] <= 1.0:
@@ -161,10 +173,7 @@ def calibrate_exponent(
         )
     probe = [corpus[document] for document in task.document_ids[:batch_size]]
     if are_unit(norms(encode_raw(model, probe, "document", batch_size, False, keep_normalize=True))):
-        raise ValueError(
-            "The model normalises its embeddings: all norms are 1, and every exponent ranks alike. "
-            'Strip the normalisation with stm.prepare(model, "dot"), then train or calibrate.'
-        )
+        raise ValueError(UNIT_NORMS)
 
     encoded = task.encode(model, batch_size, show_progress_bar=show_progress_bar)
     tops = encoded.tops([Similarity(1.0, float(gamma)) for gamma in gammas])

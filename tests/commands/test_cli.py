@@ -342,11 +342,12 @@ def test_compress_prints_the_table_of_the_evaluator(folder, tmp_path):
 def test_compress_by_default_writes_nothing_and_with_output_replaces(folder, model_path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     before = set(tmp_path.rglob("*"))
-    result = measure(folder, model_path, "--split", "dev")
+    result = measure(folder, model_path)
     assert result.exit_code == 0, result.output
+    assert "dev: 8 queries" in result.stdout
     assert set(tmp_path.rglob("*")) == before
     for dims, rows in (("8,4,2", 16), ("8", 8)):
-        assert measure(folder, model_path, "--split", "dev", "--dims", dims, "--output", "out").exit_code == 0
+        assert measure(folder, model_path, "--dims", dims, "--output", "out").exit_code == 0
         assert len((tmp_path / "out" / "compression.csv").read_text().splitlines()) == 1 + rows
 
 
@@ -516,6 +517,14 @@ def test_calibrate_refuses_before_encoding(folder, model_path, monkeypatch, opti
     result = invoke("calibrate", model_path, "--data", folder, *options)
     assert result.exit_code == 2
     assert message in " ".join(result.stderr.split())
+
+
+def test_calibrate_says_what_to_do_with_a_model_saved_by_cosine(folder, model_path, tmp_path, monkeypatch):
+    stm.prepare(stm.load(model_path), "cosine").save_pretrained(str(tmp_path / "cosine"))
+    monkeypatch.setattr(SentenceTransformer, "encode", None)
+    result = invoke("calibrate", tmp_path / "cosine", "--data", folder)
+    assert result.exit_code == 2
+    assert all(remedy in result.stderr for remedy in ("--keep-scoring", 'stm.prepare(model, "dot")'))
 
 
 def test_json_is_alone_on_stdout(folder, model_path, tmp_path):

@@ -134,7 +134,7 @@ def test_mteb(place):
         ((*TRAIN, "--output", "x", "--loss", "euclid"), "There is no loss 'euclid'"),
         ((*TRAIN, "--output", "x", "--model", "nowhere"), "nowhere"),
         ((*TRAIN, "--output", "x", "--split", "none"), "its splits are"),
-        (("calibrate", "model", "--data", "nowhere"), "nowhere"),
+        (("compress", "model", "--data", "nowhere"), "nowhere"),
         (("compress", "model", "--data", "data", "--dims", "9999"), "9999"),
         (("diagnose", "nowhere", "--data", "data"), "nowhere"),
         (("report", "nowhere.json", "--output", "x"), "nowhere.json"),

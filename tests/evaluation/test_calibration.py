@@ -9,6 +9,7 @@ import pytest
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize
 from sentence_transformers.sentence_transformer.modules import BoW
+from torch import nn
 
 from st_magnitude import Similarity, geometry
 from st_magnitude.evaluation import MagnitudeEvaluator
@@ -24,6 +25,11 @@ def raw_minilm(minilm) -> SentenceTransformer:
 
 def bag_of_words() -> SentenceTransformer:
     return SentenceTransformer(modules=[BoW(["a", "b", "c", "d"])], similarity_fn_name="dot", device="cpu")
+
+
+class _AsSentence(nn.Module):
+    def forward(self, features):
+        return features | {"sentence_embedding": features["unit"]}
 
 
 def test_every_point_of_the_curve_is_the_evaluators(task, static_model):
@@ -135,18 +141,26 @@ def test_looks_behind_an_exponent_norm(task, static_model):
     np.testing.assert_array_equal(behind.per_query, plain.per_query)
 
 
-def test_a_normalising_model_is_refused(task, minilm, static_model):
-    for model in (minilm, SentenceTransformer(modules=[static_model[0], Normalize()], device="cpu")):
-        with pytest.raises(ValueError, match=r'stm\.prepare\(model, "dot"\)'):
-            calibrate_exponent(model, **task)
+def test_a_model_that_ends_in_normalize_is_refused_before_encoding(task, static_model, monkeypatch):
+    static_model.append(Normalize())
+    monkeypatch.setattr(static_model, "encode", None)
+    with pytest.raises(ValueError, match=r'--keep-scoring, or .* stm\.prepare\(model, "dot"\)'):
+        calibrate_exponent(static_model, **task)
+
+
+def test_a_module_that_normalises_under_another_name_is_refused(task, static_model):
+    static_model.append(type("L2", (Normalize,), {})(module_output_name="unit"))
+    static_model.append(_AsSentence())
+    with pytest.raises(ValueError, match="all norms are 1"):
+        calibrate_exponent(static_model, **task)
 
 
 def test_inputs_are_checked_before_encoding(task):
     for exponents in ([1.5], [-0.1], [float("nan")]):
         with pytest.raises(ValueError, match=r"lie in \[0, 1\]"):
-            calibrate_exponent(None, **task, exponents=exponents)
+            calibrate_exponent(bag_of_words(), **task, exponents=exponents)
     with pytest.raises(ValueError, match="corpus is empty"):
-        calibrate_exponent(None, **(task | {"corpus": {}}))
+        calibrate_exponent(bag_of_words(), **(task | {"corpus": {}}))
 
 
 def test_few_queries_warn(task, static_model, caplog):

@@ -8,7 +8,6 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize, Router
 from sentence_transformers.sentence_transformer.modules import BoW, Dropout
 
-import st_magnitude as stm
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.surgery.raw import encode_raw, raw_embeddings, raw_features
 
@@ -84,8 +83,3 @@ def test_losses_see_the_embedding_before_the_exponent(ends, expected):
     model = model_of(*ends)
     features = raw_features(model, model.preprocess(TEXTS))
     torch.testing.assert_close(features["sentence_embedding"], expected)
-
-
-def test_calibration_refuses_a_model_that_normalizes():
-    with pytest.raises(ValueError, match="normalises its embeddings"):
-        stm.calibrate_exponent(model_of(Normalize()), {"q": "red"}, {"d": "red red", "e": "green"}, {"q": {"d"}})
