@@ -11,6 +11,8 @@ from st_magnitude.geometry import norms
 from st_magnitude.geometry.arrays import unit_rows
 from st_magnitude.serving.advice import fix_of
 from st_magnitude.serving.compare import (
+    CLOSE,
+    MOVED,
     UNLIKE,
     direction_errors,
     finite_rows,
@@ -85,25 +87,24 @@ def _explain_role(
         (change, lambda change=change: local.raw(short_texts, role, change)) for change in local.changes(role)
     ]
     change, error = nearest_change(served[short], candidates)
-    if change is None or error > UNLIKE:
-        nearest = "" if change is None else f", the nearest with {_words(change)}"
-        text = f"No variant of the model explains the {who}: median error of directions {error:.2f}{nearest}."
-        if dim != full:
-            text += f" They have {dim} dimensions, the model {full}."
-        errors = direction_errors(served, expected) if dim <= full else np.full(len(served), 2.0)
-        return [Finding("another model", text, fix_of("another model", kind))], errors[:0], served[:0], errors
+    if change is None:
+        text = f"The {who} come from another model: they have {dim} dimensions, the model {full}."
+        finding = Finding("another model", text, fix_of("another model", kind))
+        return [finding], np.empty(0), served[:0], np.full(len(served), error)
+    raw = local.raw(texts, role, change)[:, :dim]
+    errors = direction_errors(served, raw)
+    unequal = unequal_rows(errors, float(np.quantile(errors[short], 0.25)))
+    laws = local.norm_laws(norms(raw), role)
+    law, factor = norm_law(norms(served)[~unequal], {name: rows[~unequal] for name, rows in laws.items()})
+    if another := _another_model(who, errors[~unequal], norms(served)[~unequal], laws[""][~unequal], law, change, kind):
+        return [another], np.empty(0), served[:0], errors
+
     findings += _change_findings(local, change, role, who, kind)
     if dim < full and not change.skipped:
         text = f"Vectors have {dim} dimensions; the model has {full}, and its first {dim} have the same directions."
         findings.append(Finding("dimensions", text, fix_of("dimensions", kind, dim=dim)))
-
-    raw = local.raw(texts, role, change)[:, :dim]
-    errors = direction_errors(served, raw)
-    unequal = unequal_rows(errors, float(np.median(errors[short])))
     if unequal.any():
         findings.append(_unequal_finding(local, mine, served, unequal, role, change, kind))
-    laws = local.norm_laws(norms(raw), role)
-    law, factor = norm_law(norms(served)[~unequal], {name: rows[~unequal] for name, rows in laws.items()})
     if law:
         findings.append(_norm_finding(local, law, factor, norms(served), norms(expected), role, kind))
     target = unit_rows(raw) * (laws[law] if law in laws else laws[""] * factor)[:, None]
@@ -111,6 +112,23 @@ def _explain_role(
     if law == "norms differ":
         relative = errors
     return findings, relative[~unequal], served[~unequal], errors
+
+
+def _another_model(
+    who: str, errors: Array, came: Array, own: Array, law: str, change: Change, kind: str
+) -> Finding | None:
+    """The finding if directions differ by more than rounding of numbers or weights explains; None otherwise."""
+    error, ratio = float(np.median(errors)), float(np.median(came) / max(np.median(own), 1e-30))
+    # Rounding of the weights turns directions a little and leaves the norms. Training changes both.
+    moved = law in ("", "norms scaled", "norms differ") and abs(ratio - 1) > MOVED
+    if error < CLOSE or (error < UNLIKE and not moved):
+        return None
+    text = f"The {who} come from another model or checkpoint, or from a prompt that the model does not have: directions"
+    text += f" differ by {error:.3f} (median)" + (
+        f", at best with the model {_words(change)}" if change != Change() else ""
+    )
+    text += f", and norms are {ratio:.3f} times the model's." if moved else f"; weights in int8 explain {UNLIKE}."
+    return Finding("another model", text, fix_of("another model", kind))
 
 
 def _change_findings(local: LocalModel, change: Change, role: str, who: str, kind: str) -> list[Finding]:

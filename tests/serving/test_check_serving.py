@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from copy import deepcopy
 
 import numpy as np
 import pytest
@@ -209,6 +210,23 @@ def test_another_model(transformer, tmp_path):
     check = check_at("", EmbeddingServer(other), with_modules(transformer))
     assert found(check) == ["another model"]
     assert not check.same
+
+
+@pytest.mark.parametrize(
+    ("noise", "factor", "finding"),
+    [(0.0, 1.0, "precision"), (0.005, 1.0, "precision"), (0.005, 1.03, "another model"), (0.02, 1.0, "another model")],
+)
+def test_another_checkpoint_is_not_precision(model, noise, factor, finding):
+    """Weights in int8 turn directions a little and leave norms; another checkpoint turns them more, or moves norms."""
+    other, torch_seed = deepcopy(model), torch.manual_seed(0)
+    with torch.no_grad():
+        for weight in (p for p in other.parameters() if p.ndim == 2):
+            step = weight.abs().amax(1, keepdim=True) / 127
+            weight.copy_((weight / step).round() * step)
+            weight += noise * weight.std() * torch.randn(weight.shape, generator=torch_seed)
+    check = stm.check_serving(lambda texts, role: factor * other.encode(texts), model)
+    assert found(check) == [finding], str(check)
+    assert ("another model or checkpoint" in check[finding].text) == (finding == "another model")
 
 
 def test_another_tokenizer(model):
