@@ -20,7 +20,7 @@ from lexicons import build
 from temperature import minilm, static_model, train
 
 import st_magnitude as stm
-from st_magnitude.corpus.beir import RetrievalData
+from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.abstention import SIGNALS, answers_of, first_documents, rule_of
 
 LIMITS = (0.1, 0.2, 0.3)

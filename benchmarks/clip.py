@@ -56,7 +56,7 @@ import st_magnitude as stm
 from st_magnitude._plot import pyplot
 from st_magnitude.clip import AsymmetricClipLoss, calibrate, unnormalize
 from st_magnitude.clip.evaluation import retrieval_report, zero_shot
-from st_magnitude.corpus.beir import DataError
+from st_magnitude.data.beir import DataError
 
 SIZE, CONTEXT, DIM = 48, 20, 128
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -43,7 +43,7 @@ import numpy as np
 from lexicons import _rank, default_cache
 from numpy.typing import NDArray
 
-from st_magnitude.corpus.beir import DataError
+from st_magnitude.data.beir import DataError
 
 
 class _Package(NamedTuple):

@@ -35,7 +35,8 @@ from typing import NamedTuple
 
 from datasets import Dataset
 
-from st_magnitude.corpus.beir import DataError, RetrievalData
+from st_magnitude.data.beir import DataError
+from st_magnitude.data.retrieval import RetrievalData
 
 
 @dataclass(frozen=True)
@@ -600,7 +601,7 @@ def _unmarked(line: str, known: set[str]) -> str:
 def _show(name: str, data: RetrievalData) -> None:
     print(f"\n{name}: {data}")
     for query in list(data.queries)[:3]:
-        for document in sorted(data.relevant_docs[query]):
+        for document in sorted(data.relevant[query]):
             print(f"  {data.queries[query]} -> {data.corpus[document]}")
 
 

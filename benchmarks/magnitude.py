@@ -66,8 +66,9 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 import st_magnitude as stm
-from st_magnitude.corpus.beir import DataError, RetrievalData
-from st_magnitude.evaluation.task import EncodedTask, JudgedTask
+from st_magnitude.data.beir import DataError
+from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.data.task import EncodedTask
 from st_magnitude.finetune.run import LOSSES
 from st_magnitude.geometry import adjusted_cohens_d, coefficient_of_variation, cohens_d, norms, spearman
 from st_magnitude.losses import LearnableNormLoss
@@ -186,7 +187,7 @@ def read(model: SentenceTransformer, tasks: dict[str, RetrievalData], exponents:
     d = embed(model, (text for task in tasks.values() for text in task.corpus.values()), "document")
     found = {}
     for name, task in tasks.items():
-        judged = JudgedTask(task.queries, task.corpus, task.relevant_docs)
+        judged = task
         encoded = EncodedTask(
             torch.stack([q[task.queries[query]] for query in judged.query_ids]),
             torch.stack([d[task.corpus[document]] for document in judged.document_ids]),

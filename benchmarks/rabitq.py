@@ -44,9 +44,9 @@ from torch import Tensor
 
 import st_magnitude as stm
 from st_magnitude.commands.demo.docstrings import build_docstring_task
-from st_magnitude.corpus.beir import RetrievalData
+from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.data.task import EncodedTask, encode_texts
 from st_magnitude.evaluation.compression import search_compressed
-from st_magnitude.evaluation.task import EncodedTask, encode_texts
 
 Array = NDArray[np.float32]
 CANDIDATES = 100
@@ -78,15 +78,15 @@ def encoded(base: str, loss: str, cache: Path | None) -> Figures:
         if loss != "published":
             train(model, CONDITIONS["QNorm TempAggMRL"](model), rows, 0, **MODELS[base].how)
             curve = stm.calibrate_exponent(
-                model, dev.queries, dev.corpus, dev.relevant_docs, exponents=np.linspace(0, 1, 5), batch_size=128
+                model, dev.queries, dev.corpus, dev.relevant, exponents=np.linspace(0, 1, 5), batch_size=128
             )
             exponent = curve.highest
         found: Figures = {"exponent": exponent}
         for name, task in tests.items():
-            judged = {query: text for query, text in task.queries.items() if task.relevant_docs.get(query)}
+            judged = {query: text for query, text in task.queries.items() if task.relevant.get(query)}
             x = encode_texts(model, judged, task.corpus, 128, before_normalize=True)
             column = {document: i for i, document in enumerate(sorted(task.corpus))}
-            relevant = [sorted(column[d] for d in task.relevant_docs[q]) for q in judged]
+            relevant = [sorted(column[d] for d in task.relevant[q]) for q in judged]
             found[name] = (x.queries, x.documents, relevant)
         kept.parent.mkdir(parents=True, exist_ok=True)
         torch.save(found, kept)

@@ -36,8 +36,9 @@ from datasets import Dataset
 from lexicons import Entry, default_cache, fetch, foldoc, leaks, merge, retrieval, synsets, wordnet
 
 from st_magnitude.commands.demo.docstrings import build_docstring_task
-from st_magnitude.corpus.beir import DataError, RetrievalData
 from st_magnitude.corpus.documents import read_documents
+from st_magnitude.data.beir import DataError
+from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.revela.titles import title_task
 
 SEED = 0  # of all data: the seeds of the study are those of training, so that every model answers the same queries
@@ -130,7 +131,7 @@ def shrink(
     queries: dict[str, str] = {}
     kept: set[str] = set()
     for query in rng.sample(sorted(task.queries), len(task.queries)):
-        wanted = task.relevant_docs.get(query, set())
+        wanted = task.relevant.get(query, set())
         if (
             0 < len(wanted) <= (most or len(wanted))
             and len(queries) < num_queries
@@ -142,7 +143,7 @@ def shrink(
     return RetrievalData(
         queries,
         {document: text for document, text in task.corpus.items() if document in kept},
-        {query: task.relevant_docs[query] for query in queries},
+        {query: task.relevant[query] for query in queries},
         {query: found for query in queries if (found := task.negatives.get(query, set()) & kept)},
     )
 
@@ -154,9 +155,9 @@ def answers_only(task: RetrievalData) -> RetrievalData:
         >>> answers_only(RetrievalData({"q": "?"}, {"a": "yes", "b": "no"}, {"q": {"a"}}, {"q": {"b"}}))
         RetrievalData(1 queries, 1 documents, 1 relevant pairs, 0 judged negatives)
     """
-    answers = set().union(*task.relevant_docs.values())
+    answers = set().union(*task.relevant.values())
     corpus = {document: text for document, text in task.corpus.items() if document in answers}
-    return RetrievalData(task.queries, corpus, task.relevant_docs)
+    return RetrievalData(task.queries, corpus, task.relevant)
 
 
 # --- man pages --------------------------------------------------------------------------------------------------------
@@ -337,7 +338,7 @@ def main() -> None:
     for name, task in {**{f"dev, {k}": v for k, v in suite.dev.items()}, **suite.tests}.items():
         print(f"\n{name}: {task}")
         for query in list(task.queries)[:3]:
-            for document in sorted(task.relevant_docs[query])[:2]:
+            for document in sorted(task.relevant[query])[:2]:
                 print(f"  {task.queries[query]} -> {task.corpus[document]}")
 
 

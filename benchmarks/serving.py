@@ -39,7 +39,7 @@ from temperature import static_model
 from usearch.index import Index
 
 import st_magnitude as stm
-from st_magnitude.corpus.beir import load_beir
+from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.serving import augment, augment_queries
 
 Array = NDArray[np.float32]
@@ -56,7 +56,7 @@ def static(quick: bool) -> tuple[Array, Array]:
 
 
 def demo(folder: Path) -> tuple[Array, Array]:
-    data = load_beir(folder / "data")
+    data = RetrievalData.from_beir(folder / "data")
     model = stm.strip_normalize(SentenceTransformer(str(folder / "qnorm"), device="cpu"))
     model.max_seq_length = 128
     return model.encode_query(list(data.queries.values())[:200]), model.encode_document(list(data.corpus.values()))

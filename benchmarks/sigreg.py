@@ -159,12 +159,12 @@ def minilm(batches: tuple[int, ...], weights: tuple[float, ...], max_steps: int,
 
     from st_magnitude.commands.demo.docstrings import build_docstring_task
     from st_magnitude.commands.demo.model import bundled_minilm
-    from st_magnitude.evaluation.task import JudgedTask
+    from st_magnitude.data.retrieval import RetrievalData
     from st_magnitude.finetune.run import TrainConfig, train
     from st_magnitude.similarity import COSINE
 
     task = build_docstring_task(seed=seed, progress=False)
-    judged = JudgedTask(task.test.queries, task.test.corpus, task.test.relevant_docs)
+    judged = RetrievalData(task.test.queries, task.test.corpus, task.test.relevant)
     rng = np.random.default_rng(seed)
     pairs = torch.from_numpy(rng.integers(len(task.test.corpus), size=(2, 20_000)))
 

@@ -48,7 +48,7 @@ from transformers import PrinterCallback, TrainerCallback
 import st_magnitude as stm
 from st_magnitude.commands.demo.docstrings import DocstringTask, build_docstring_task
 from st_magnitude.commands.demo.model import bundled_minilm
-from st_magnitude.corpus.beir import RetrievalData
+from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.losses import MagnitudeRankingLoss
 from st_magnitude.training.trainer import has_fast_bf16
 
@@ -153,7 +153,7 @@ def train(
 def grid(model: SentenceTransformer, task: RetrievalData, similarity: stm.Similarity | None = None) -> Figures:
     """nDCG@10 by name of the cell, and its share of the full one. A norm that is divided out wins nothing."""
     dims = quarters(model)
-    evaluator = stm.CompressionEvaluator(task.queries, task.corpus, task.relevant_docs, dims, similarity=similarity)
+    evaluator = stm.CompressionEvaluator(task.queries, task.corpus, task.relevant, dims, similarity=similarity)
     evaluator(model)
     cells = {(c.dim // dims[0], c.precision, c.rescoring): c.ndcg for c in evaluator.cells}
     full = cells[4, "float32", "none"]
@@ -179,7 +179,7 @@ def scorings(model: SentenceTransformer, dev: RetrievalData, tasks: dict[str, Re
     found = {f"{name}{key}": value for name, task in tasks.items() for key, value in grid(model, task).items()}
     if model.similarity_fn_name == "dot":
         curve = stm.calibrate_exponent(
-            model, dev.queries, dev.corpus, dev.relevant_docs, exponents=np.linspace(0, 1, 5), show_progress_bar=False
+            model, dev.queries, dev.corpus, dev.relevant, exponents=np.linspace(0, 1, 5), show_progress_bar=False
         )
         found["chosen exponent"] = curve.highest
         for name, task in tasks.items():

@@ -23,7 +23,7 @@ import st_magnitude as stm
 from st_magnitude import geometry
 from st_magnitude.commands.demo.docstrings import build_docstring_task
 from st_magnitude.commands.demo.model import bundled_minilm
-from st_magnitude.corpus.beir import load_beir
+from st_magnitude.data.retrieval import RetrievalData
 
 
 def fresh() -> SentenceTransformer:
@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("runs/isotropy"))
     arguments = parser.parse_args()
     if arguments.data:
-        train, test = (load_beir(arguments.data, split) for split in ("train", "test"))
+        train, test = (RetrievalData.from_beir(arguments.data, split) for split in ("train", "test"))
     else:
         task = build_docstring_task(train_queries=1000, dev_queries=100, test_queries=200, cache="runs/docstrings")
         train, test = task.train, task.test
@@ -82,7 +82,7 @@ def main() -> None:
         )
         SentenceTransformerTrainer(models[name], args, train.triplets(num_negatives=0), loss=loss).train()
 
-    evaluator = stm.MagnitudeEvaluator(test.queries, test.corpus, test.relevant_docs)
+    evaluator = stm.MagnitudeEvaluator(test.queries, test.corpus, test.relevant)
     embeddings = {}
     for name, model in models.items():
         x = embeddings[name] = model.encode_document(list(test.corpus.values()))  # (m, D)

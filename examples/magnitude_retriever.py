@@ -24,8 +24,8 @@ import st_magnitude as stm
 from st_magnitude import geometry
 from st_magnitude.commands.demo.docstrings import build_docstring_task
 from st_magnitude.commands.demo.model import bundled_minilm
-from st_magnitude.corpus.beir import load_beir
-from st_magnitude.evaluation.task import EncodedTask, JudgedTask
+from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.data.task import EncodedTask
 
 
 def report(name: str, encoded: EncodedTask, similarity: stm.Similarity) -> None:
@@ -63,14 +63,14 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("runs/magnitude_retriever"))
     arguments = parser.parse_args()
     if arguments.data:
-        train, dev, test = (load_beir(arguments.data, split) for split in ("train", "dev", "test"))
+        train, dev, test = (RetrievalData.from_beir(arguments.data, split) for split in ("train", "dev", "test"))
     else:
         task = build_docstring_task(train_queries=1000, dev_queries=100, test_queries=200, cache="runs/docstrings")
         train, dev, test = task.train, task.dev, task.test
 
     model = stm.prepare(SentenceTransformer(bundled_minilm()), "qnorm")  # removes Normalize, so that norms survive
     model.max_seq_length = 64
-    test_task = JudgedTask(test.queries, test.corpus, test.relevant_docs)
+    test_task = test
     pretrained = test_task.encode(model)
 
     trainer = SentenceTransformerTrainer(
@@ -89,11 +89,11 @@ def main() -> None:
         ),
         train_dataset=train.triplets(num_negatives=1),
         loss=stm.QNormRankingLoss(model),
-        evaluator=stm.MagnitudeEvaluator(dev.queries, dev.corpus, dev.relevant_docs, name="dev"),
+        evaluator=stm.MagnitudeEvaluator(dev.queries, dev.corpus, dev.relevant, name="dev"),
     )
     trainer.train()
 
-    curve = stm.calibrate_exponent(model, dev.queries, dev.corpus, dev.relevant_docs)
+    curve = stm.calibrate_exponent(model, dev.queries, dev.corpus, dev.relevant)
     print(curve)
     trained = test_task.encode(model)
     report("pretrained", pretrained, stm.COSINE)
@@ -104,7 +104,7 @@ def main() -> None:
     stm.prepare(model, curve.best_similarity)
     stm.export(model, arguments.output / "model")
     reloaded = stm.load(arguments.output / "model")
-    evaluator = stm.MagnitudeEvaluator(test.queries, test.corpus, test.relevant_docs, name="test")
+    evaluator = stm.MagnitudeEvaluator(test.queries, test.corpus, test.relevant, name="test")
     for name, value in evaluator(reloaded).items():
         print(f"{name:30} {value:.4f}")
     print(f"saved {arguments.output / 'model'} and {picture}")

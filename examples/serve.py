@@ -19,8 +19,8 @@ import torch
 
 import st_magnitude as stm
 from st_magnitude.commands.demo.docstrings import build_docstring_task
-from st_magnitude.corpus.beir import load_beir
-from st_magnitude.evaluation.task import EncodedTask, JudgedTask
+from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.data.task import EncodedTask
 from st_magnitude.serving import augment, augment_queries
 
 
@@ -51,13 +51,13 @@ def main() -> None:
         )
     arguments.output.mkdir(parents=True, exist_ok=True)
     if arguments.data:
-        test = load_beir(arguments.data, "test")
+        test = RetrievalData.from_beir(arguments.data, "test")
     else:
         data = build_docstring_task(train_queries=1000, dev_queries=100, test_queries=200, cache="runs/docstrings")
         test = data.test
 
     model = stm.load(arguments.model)
-    task = JudgedTask(test.queries, test.corpus, test.relevant_docs)
+    task = test
     # A loaded model divides by its document exponent itself, so its embeddings are what the index stores.
     queries = model.encode_query([test.queries[query] for query in task.query_ids])  # (n, D) float32
     documents = model.encode_document([test.corpus[document] for document in task.document_ids])  # (m, D)

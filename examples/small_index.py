@@ -22,7 +22,7 @@ from sentence_transformers import (
 import st_magnitude as stm
 from st_magnitude.commands.demo.docstrings import build_docstring_task
 from st_magnitude.commands.demo.model import bundled_minilm
-from st_magnitude.corpus.beir import load_beir
+from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.compression import CompressionCell, table
 
 DIMS = (384, 192, 96, 48)
@@ -64,7 +64,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("runs/small_index"))
     arguments = parser.parse_args()
     if arguments.data:
-        train, test = (load_beir(arguments.data, split) for split in ("train", "test"))
+        train, test = (RetrievalData.from_beir(arguments.data, split) for split in ("train", "test"))
     else:
         task = build_docstring_task(train_queries=1000, dev_queries=100, test_queries=200, cache="runs/docstrings")
         train, test = task.train, task.test
@@ -88,7 +88,7 @@ def main() -> None:
         )
         SentenceTransformerTrainer(models[name], args, train.triplets(num_negatives=0), loss=loss).train()
 
-    evaluator = stm.CompressionEvaluator(test.queries, test.corpus, test.relevant_docs, dims=DIMS)
+    evaluator = stm.CompressionEvaluator(test.queries, test.corpus, test.relevant, dims=DIMS)
     cells = {}
     for name, model in models.items():
         evaluator(model)

@@ -23,7 +23,7 @@ from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 import st_magnitude as stm
 from st_magnitude.commands.demo.docstrings import build_docstring_task
 from st_magnitude.commands.demo.model import bundled_minilm
-from st_magnitude.corpus.beir import load_beir
+from st_magnitude.data.retrieval import RetrievalData
 
 
 def main() -> None:
@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("runs/watch_norms"))
     arguments = parser.parse_args()
     if arguments.data:
-        train = load_beir(arguments.data, "train")
+        train = RetrievalData.from_beir(arguments.data, "train")
     else:
         task = build_docstring_task(train_queries=1000, dev_queries=100, test_queries=200, cache="runs/docstrings")
         train = task.train

@@ -21,7 +21,8 @@ from sentence_transformers import SentenceTransformer
 from st_magnitude._checks import needs
 from st_magnitude._json import parse
 from st_magnitude._upstream import register_mteb_model, register_mteb_task
-from st_magnitude.corpus.beir import DataError, RetrievalData, available_splits, json_rows, load_beir
+from st_magnitude.data.beir import DataError, json_rows, splits_of
+from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.surgery.export import load
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def retrieval_task(data: RetrievalData, name: str) -> AbsTaskRetrieval:
         def load_data(self, num_proc: int | None = None, **kwargs: Any) -> None:
             if getattr(self, "data_loaded", False):
                 return
-            judged = {q: dict.fromkeys(sorted(docs), 1) for q, docs in data.relevant_docs.items() if docs}
+            judged = {q: dict(sorted(grades.items())) for q, grades in data.relevant.items() if grades}
             self.queries = {"test": {q: data.queries[q] for q in judged}}
             self.corpus = {"test": {d: {"title": "", "text": text} for d, text in data.corpus.items()}}
             self.relevant_docs = {"test": judged}
@@ -132,7 +133,7 @@ def local_task(path: str | Path, name: str | None = None) -> AbsTask:
     if name is None:
         name = f"{path.stem}-{_hash_of(path)[:8]}"
     if path.is_dir():
-        return retrieval_task(load_beir(path, "test" if "test" in available_splits(path) else None), name)
+        return retrieval_task(RetrievalData.from_beir(path, "test" if "test" in splits_of(path) else None), name)
     rows = list(_rows(path))
     columns = set(rows[0][1]) if rows else set()
     if {"sentence1", "sentence2", "score"} <= columns:
@@ -389,7 +390,7 @@ def main() -> None:
     parser.add_argument("--split", help="split of the qrels; default: all queries")
     arguments = parser.parse_args()
     model = load(arguments.model, device="cpu")
-    scores = evaluate_retrieval(model, load_beir(arguments.data, arguments.split))
+    scores = evaluate_retrieval(model, RetrievalData.from_beir(arguments.data, arguments.split))
     print(json.dumps({k: v for k, v in scores.items() if isinstance(v, (int, float))}))
 
 

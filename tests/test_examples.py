@@ -13,7 +13,7 @@ from conftest import CORPUS, QUERIES, RELEVANT_DOCS
 from sentence_transformers import SentenceTransformer
 
 import st_magnitude as stm
-from st_magnitude.corpus.beir import RetrievalData, save_beir
+from st_magnitude.data.retrieval import RetrievalData
 
 Image = pytest.importorskip("PIL.Image")  # matplotlib brings it
 
@@ -48,7 +48,7 @@ def encodes(model):
 def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
     for split in ("train", "dev", "test"):
-        save_beir(RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS), folder, split=split)
+        RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS).save(folder, split=split)
     return folder
 
 

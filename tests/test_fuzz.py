@@ -21,9 +21,9 @@ from typer.testing import CliRunner
 import st_magnitude as stm
 from st_magnitude import Diagnosis
 from st_magnitude.commands.app import app
-from st_magnitude.corpus.beir import load_beir
 from st_magnitude.corpus.documents import read_documents
 from st_magnitude.corpus.encoding import load_embeddings
+from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.diagnosis.report import read_compression, read_log
 from st_magnitude.evaluation.trec import read_run
 from st_magnitude.revela import chunk
@@ -74,14 +74,14 @@ def test_beir_folder(tmp_path: Path, data: st.DataObject, name: str) -> None:
     (tmp_path / "qrels").mkdir(exist_ok=True)
     for file, content in BEIR.items():
         (tmp_path / file).write_bytes(data.draw(damaged(content)) if file == name else content)
-    found = read_or_refuse(load_beir, tmp_path, named=name)
+    found = read_or_refuse(RetrievalData.from_beir, tmp_path, named=name)
     if found is not None:
         for text in (*found.queries.values(), *found.corpus.values()):
             assert text.strip()
             text.encode()
-        assert all(documents <= found.corpus.keys() for documents in found.relevant_docs.values())
-        assert found.relevant_docs.keys() <= found.queries.keys()
-        assert len(found.triplets(0)) == sum(map(len, found.relevant_docs.values()))
+        assert all(documents <= found.corpus.keys() for documents in found.relevant.values())
+        assert found.relevant.keys() <= found.queries.keys()
+        assert len(found.triplets(0)) == sum(map(len, found.relevant.values()))
 
 
 DOCUMENTS = {
@@ -313,7 +313,7 @@ def test_what_is_whole_is_read(tmp_path: Path, saved: Path) -> None:
     (tmp_path / "table.csv").write_bytes(COMPRESSION)
     (tmp_path / "log.json").write_bytes(as_json(LOG))
     (tmp_path / "options.yaml").write_bytes(OPTIONS)
-    assert len(load_beir(tmp_path).corpus) == 2
+    assert len(RetrievalData.from_beir(tmp_path).corpus) == 2
     assert all(list(read_documents(tmp_path / f"tea{suffix}")) for suffix in DOCUMENTS)
     assert len(read_run(tmp_path / "run")) == len(read_compression(tmp_path / "table.csv")) == 2
     assert len(read_log(tmp_path / "log.json")) == 2

@@ -20,7 +20,8 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import BoW, Dense
 
 import st_magnitude as stm
-from st_magnitude.corpus.beir import DataError, RetrievalData, save_beir
+from st_magnitude.data.beir import DataError
+from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.finetune.run import TrainConfig, train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -162,7 +163,7 @@ def test_commands_write_into_their_output_and_nowhere_else(tmp_path) -> None:
     queries = {f"/tmp/{key}": f"$(touch x); {text}" for key, text in QUERIES.items()}
     relevant = {f"/tmp/{q}": {f"../../{d}" for d in found} for q, found in RELEVANT_DOCS.items()}
     for split in ("train", "dev"):
-        save_beir(RetrievalData(queries, corpus, relevant), place / "data", split)
+        RetrievalData(queries, corpus, relevant).save(place / "data", split)
     load_transformer(save_transformer(tmp_path / "plain")).save_pretrained(str(place / "model"))
     commands = [
         "train --data data --model model --output out/trained --loss qnorm --keep-scoring --batch-size 4 --max-steps 2 "
@@ -192,7 +193,7 @@ def test_commands_write_into_their_output_and_nowhere_else(tmp_path) -> None:
 
 def test_names_of_splits_are_no_paths(tmp_path) -> None:
     with pytest.raises(DataError, match=r"'\.\./evil'"):
-        save_beir(DATA, tmp_path / "data", "../evil")
+        DATA.save(tmp_path / "data", "../evil")
     assert not list(tmp_path.iterdir())
 
 

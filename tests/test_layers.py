@@ -16,7 +16,7 @@ LAYERS = (
     ("similarity", "_json", "_config", "_plot", "_upstream", "_checks", "_files", "_lazy", "_ray"),
     ("geometry", "kernel"),
     ("modules",),
-    ("losses", "training", "surgery", "corpus"),
+    ("losses", "training", "surgery", "data", "corpus"),
     ("clip", "revela", "evaluation"),
     ("diagnosis", "serving", "mteb", "finetune"),
     ("commands",),

@@ -18,7 +18,8 @@ from typer.testing import CliRunner
 
 import st_magnitude as stm
 from st_magnitude.commands.app import app
-from st_magnitude.corpus.beir import DataError, RetrievalData, save_beir
+from st_magnitude.data.beir import DataError
+from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.mteb import clustering_task, evaluate_retrieval, local_model, local_task, run
 
 pytest.importorskip("mteb")
@@ -26,7 +27,7 @@ pytest.importorskip("mteb")
 
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
 def test_equals_the_evaluator(static_model, task, similarity):
-    data = RetrievalData(**task)
+    data = RetrievalData(*task.values())
     stm.prepare(static_model, similarity)
     expected = InformationRetrievalEvaluator(**task, main_score_function=similarity)(static_model)
     scores = evaluate_retrieval(static_model, data)
@@ -43,7 +44,7 @@ def test_cosine_and_dot_differ_here(static_model, task):
 @pytest.mark.slow
 def test_in_a_fresh_process(static_model, task, tmp_path):
     stm.export(stm.prepare(static_model, stm.Similarity(1.0, 0.5)), tmp_path / "model")
-    save_beir(RetrievalData(**task), tmp_path / "data")
+    RetrievalData(*task.values()).save(tmp_path / "data")
     command = [sys.executable, "-m", "st_magnitude.mteb", str(tmp_path / "model"), str(tmp_path / "data")]
     finished = subprocess.run(command, capture_output=True, text=True, check=True)
     scores = json.loads(finished.stdout.splitlines()[-1])
@@ -66,7 +67,7 @@ def test_a_model_trained_for_prefixes(static_model, task, tmp_path, similarity, 
 
     static_model.save_pretrained(str(tmp_path / "model"))
     loaded = SentenceTransformer(str(tmp_path / "model"), device="cpu")
-    scores = evaluate_retrieval(loaded, RetrievalData(**task))
+    scores = evaluate_retrieval(loaded, RetrievalData(*task.values()))
     assert scores["ndcg_at_10"] == pytest.approx(metrics["full_ndcg@10"], abs=1e-4)
 
     short = SentenceTransformer(str(tmp_path / "model"), device="cpu", truncate_dim=64)
@@ -91,7 +92,7 @@ def test_four_ways_to_one_score(static_model, task, tmp_path, similarity):
     import mteb
 
     stm.prepare(static_model, similarity).save_pretrained(str(tmp_path / "model"))
-    save_beir(RetrievalData(**task), tmp_path / "data")
+    RetrievalData(*task.values()).save(tmp_path / "data")
     expected = InformationRetrievalEvaluator(**task, main_score_function=similarity)(static_model)
     expected = expected[f"{similarity}_ndcg@10"]
     assert stm.MagnitudeEvaluator(**task)(static_model)["matched_ndcg@10"] == pytest.approx(expected, abs=1e-6)
@@ -117,7 +118,7 @@ def test_the_cache_never_mixes_models_or_data(static_model, task, tmp_path):
     from mteb.cache import ResultCache
 
     cache, found = ResultCache(tmp_path / "results"), []
-    save_beir(RetrievalData(**task), tmp_path / "data")
+    RetrievalData(*task.values()).save(tmp_path / "data")
     for similarity in ("cosine", "dot"):
         stm.prepare(static_model, similarity).save_pretrained(str(tmp_path / "model"))
         loaded = local_model(tmp_path / "model").load_model(device="cpu")
@@ -128,7 +129,7 @@ def test_the_cache_never_mixes_models_or_data(static_model, task, tmp_path):
     assert abs(found[0] - found[1]) > 1e-3
     before = local_task(tmp_path / "data").metadata.name
     fewer = RetrievalData(task["queries"], task["corpus"] | {"extra": "x"}, task["relevant_docs"])
-    save_beir(fewer, tmp_path / "data2")
+    fewer.save(tmp_path / "data2")
     (tmp_path / "data2").replace(tmp_path / "moved")
     for name in ("corpus.jsonl", "queries.jsonl"):
         (tmp_path / "moved" / name).replace(tmp_path / "data" / name)
@@ -216,7 +217,7 @@ def test_mtebs_faiss_backend_and_compression(static_model, task, tmp_path, simil
 
     pytest.importorskip("faiss")
     stm.prepare(static_model, similarity).save_pretrained(str(tmp_path / "model"))
-    save_beir(RetrievalData(**task), tmp_path / "data")
+    RetrievalData(*task.values()).save(tmp_path / "data")
 
     def ndcg(wrap):
         model = wrap(local_model(tmp_path / "model").load_model(device="cpu"))

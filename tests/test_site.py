@@ -16,8 +16,8 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PUBLIC = [
     "",  # st_magnitude itself
-    *("clip", "evaluation", "geometry", "infonce", "losses", "modules", "mteb", "revela", "similarity"),
-    *("corpus", "corpus.beir", "corpus.encoding", "diagnosis.report", "evaluation.calibration"),
+    *("clip", "evaluation", "geometry", "losses", "modules", "mteb", "revela", "similarity"),
+    *("data.beir", "data.retrieval", "kernel.infonce", "corpus.encoding", "diagnosis.report", "evaluation.calibration"),
     *(
         "evaluation.confidence",
         "losses.regularizers",

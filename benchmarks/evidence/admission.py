@@ -36,7 +36,7 @@ from search_tasks import shrink
 from sentence_transformers import SentenceTransformer
 
 import st_magnitude as stm
-from st_magnitude.corpus.beir import RetrievalData
+from st_magnitude.data.retrieval import RetrievalData
 
 SPLITS = 2
 KEEP = (0.75, 0.5)
@@ -88,7 +88,7 @@ def row(
     inside: list[bool],
 ) -> None:
     """Prints the rows of one model and corpus: means over splits."""
-    judged = [query for query in task.queries if task.relevant_docs.get(query)]
+    judged = [query for query in task.queries if task.relevant.get(query)]
     for asked in (*({"keep": keep} for keep in KEEP), {"recall": 0.99}):
         found, fresh = [], []
         for split in range(SPLITS):
@@ -98,7 +98,7 @@ def row(
                 model,
                 task.corpus,
                 queries={query: task.queries[query] for query in given},
-                relevant={query: task.relevant_docs[query] for query in given},
+                relevant={query: task.relevant[query] for query in given},
                 similarity=similarity,
                 embeddings=folder,
                 batch_size=128,
@@ -107,7 +107,7 @@ def row(
                 **asked,
             )
             kept = set(made.kept_ids)
-            shares = [len(kept & task.relevant_docs[q]) / len(task.relevant_docs[q]) for q in new]
+            shares = [len(kept & task.relevant[q]) / len(task.relevant[q]) for q in new]
             found.append(made)
             fresh.append(np.mean(shares))
             # both sides are samples: the interval of the difference is wider by the draw of the new queries

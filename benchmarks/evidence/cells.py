@@ -57,9 +57,9 @@ from temperature import minilm, static_model, train
 
 import st_magnitude as stm
 from st_magnitude.commands.demo.docstrings import DocstringTask, build_docstring_task
-from st_magnitude.corpus.beir import RetrievalData
+from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.data.task import EncodedTask
 from st_magnitude.evaluation.compression import search_compressed
-from st_magnitude.evaluation.task import EncodedTask, JudgedTask
 from st_magnitude.finetune.run import LOSSES
 from st_magnitude.losses import MagnitudeRankingLoss
 
@@ -209,7 +209,7 @@ DATA |= {"wordnet": lexicons, "docstrings": docstrings}
 
 def encode(model: SentenceTransformer, task: RetrievalData) -> EncodedTask:
     """The embeddings, on the CPU, where they are measured."""
-    found = JudgedTask(task.queries, task.corpus, task.relevant_docs).encode(model, 128, show_progress_bar=False)
+    found = task.encode(model, batch_size=128, show_progress_bar=False)
     return replace(found, queries=found.queries.cpu(), documents=found.documents.cpu())
 
 

@@ -70,9 +70,9 @@ from sklearn.preprocessing import StandardScaler
 import st_magnitude as stm
 from st_magnitude import geometry
 from st_magnitude._plot import draw
-from st_magnitude.corpus.beir import RetrievalData
+from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.data.task import EncodedTask
 from st_magnitude.evaluation.admission import surface_features
-from st_magnitude.evaluation.task import EncodedTask
 from st_magnitude.surgery.raw import encode_raw
 
 SHARES = (0.0, 0.25, 0.5, 0.75)
@@ -146,7 +146,7 @@ def with_fragments(task: RetrievalData, share: float) -> RetrievalData:
     number = round(len(task.corpus) * share / (1 - share))
     most = round(len(task.corpus) * max(SHARES) / (1 - max(SHARES)))
     added = dict(list(fragments(task.corpus, most).items())[:number])
-    return RetrievalData(task.queries, {**task.corpus, **added}, task.relevant_docs)
+    return RetrievalData(task.queries, {**task.corpus, **added}, task.relevant)
 
 
 # --- models -----------------------------------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ def classifiers(cosine: SentenceTransformer) -> tuple[Callable[..., Any], Callab
     """log P(answers a query) from the surface of a corpus and from embeddings, learned on the training split."""
     task = docstring_task().train
     ids = random.Random(SEED).sample(sorted(task.corpus), min(2000, len(task.corpus)))
-    texts, answers = [task.corpus[document] for document in ids], set().union(*task.relevant_docs.values())
+    texts, answers = [task.corpus[document] for document in ids], set().union(*task.relevant.values())
     labels = [document in answers for document in ids]
 
     def on_surface(corpus: Mapping[str, str]) -> NDArray[np.float64]:
@@ -257,7 +257,7 @@ def measure(cell: Cell) -> Figures:
         model, gamma = ("QNorm", exponent) if name == "norm of QNorm" else ("Cosine", 1.0)
         found = {str(d): round(float(ndcg(encoded[model], gamma, index[rank >= d]).mean()), 5) for d in DROPPED}
         pruning[name] = {"ranks of answers": packed(rank[answers]), "ndcg@10": found}
-    relevant = set().union(*task.relevant_docs.values())
+    relevant = set().union(*task.relevant.values())
     ids = sorted(full.corpus)
     kinds = np.array(
         ["answer" if d in relevant else "boilerplate" if d in task.corpus else d.split("-")[0] for d in ids]

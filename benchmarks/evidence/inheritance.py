@@ -83,7 +83,7 @@ from sentence_transformers import SentenceTransformer
 from texts import package_descriptions
 
 import st_magnitude as stm
-from st_magnitude.corpus.beir import RetrievalData
+from st_magnitude.data.retrieval import RetrievalData
 
 CROP = (4, 22)  # words
 MODELS = ("L3", "MiniLM")

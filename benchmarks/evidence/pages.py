@@ -81,9 +81,9 @@ from sklearn.preprocessing import StandardScaler
 import st_magnitude as stm
 from st_magnitude import geometry
 from st_magnitude._plot import draw
-from st_magnitude.corpus.beir import RetrievalData
+from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.data.task import EncodedTask
 from st_magnitude.evaluation.admission import surface_features
-from st_magnitude.evaluation.task import EncodedTask
 from st_magnitude.surgery.raw import encode_raw
 
 TEMPLATES: dict[str, tuple[str, ...]] = {
@@ -156,7 +156,7 @@ def with_pages(task: RetrievalData, names: list[str], unseen: bool, number: int)
     added |= fragments(task.corpus, number, kinds=SHOWN_FRAGMENTS)
     if unseen:
         added |= fragments(task.corpus, number, kinds=UNSEEN_FRAGMENTS)
-    return RetrievalData(task.queries, {**task.corpus, **added}, task.relevant_docs)
+    return RetrievalData(task.queries, {**task.corpus, **added}, task.relevant)
 
 
 def pages() -> Data:
@@ -185,7 +185,7 @@ def prompted(name: str) -> Data:
             {key: prompt + text for key, text in texts.items()}
             for prompt, texts in zip(PROMPTS, (plain.queries, plain.corpus), strict=True)
         )
-        return RetrievalData(queries, corpus, plain.relevant_docs)
+        return RetrievalData(queries, corpus, plain.relevant)
 
     plain = data(name)
     columns = {
@@ -211,16 +211,16 @@ def with_examples(task: RetrievalData, sentences: Mapping[str, list[str]], queri
     named = {
         query: name
         for query, name in task.queries.items()
-        if any(leaks(name, x) for d in task.relevant_docs[query] for x in sentences.get(task.corpus[d], []))
+        if any(leaks(name, x) for d in task.relevant[query] for x in sentences.get(task.corpus[d], []))
     }
-    relevant = {query: task.relevant_docs[query] for query in named}
+    relevant = {query: task.relevant[query] for query in named}
     smaller = shrink(RetrievalData(named, task.corpus, relevant), queries, size, SEED)
     added = {
         f"example-{document}-{i}": sentence
         for document, text in smaller.corpus.items()
         for i, sentence in enumerate(sentences.get(text, [])[:2])
     }
-    return RetrievalData(smaller.queries, {**smaller.corpus, **added}, smaller.relevant_docs)
+    return RetrievalData(smaller.queries, {**smaller.corpus, **added}, smaller.relevant)
 
 
 def examples() -> Data:

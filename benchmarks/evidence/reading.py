@@ -122,7 +122,7 @@ def measure(number: int) -> Figures:
         print(name, {key: round(float(values.mean()), 3) for key, values in scores.items()}, flush=True)
 
     note("no definition", evaluator.read({}))
-    note("the right one", evaluator.read({q: {min(test.relevant_docs[q]): 1.0} for q in asked}))
+    note("the right one", evaluator.read({q: {min(test.relevant[q]): 1.0} for q in asked}))
     model = static_model().eval()
     evaluator.similarity = stm.COSINE
     evaluator(model)

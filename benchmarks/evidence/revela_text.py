@@ -66,7 +66,7 @@ from revela import language_model
 from temperature import static_model, train
 
 import st_magnitude as stm
-from st_magnitude.corpus.beir import RetrievalData
+from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation import HybridEvaluator
 from st_magnitude.revela import RevelaLoss, RevelaTrainer, chunk, read_documents, split_documents, title_task
 from st_magnitude.revela.attention import Neighbours, attach, next_token_loss, two_streams
@@ -493,7 +493,7 @@ def controls() -> Figures:
         found[base] = {name: ndcg(BASES[base]().eval(), task) for name, task in tasks.items()}
     found["bm25"] = {}
     for name, task in tasks.items():
-        evaluator = HybridEvaluator(task.queries, task.corpus, task.relevant_docs, write_csv=False)
+        evaluator = HybridEvaluator(task.queries, task.corpus, task.relevant, write_csv=False)
         evaluator(BASES["centred"]())
         found["bm25"][name] = np.array(evaluator.per_query["bm25"])
     return {

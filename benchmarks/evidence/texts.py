@@ -17,7 +17,7 @@ sys.path.append(str(Path(__file__).parent))
 from cells import DATA, SEED, Data
 from lexicons import default_cache
 
-from st_magnitude.corpus.beir import RetrievalData
+from st_magnitude.data.retrieval import RetrievalData
 
 TEXTS = {  # the name of the data and of its test, to what the page calls it
     "wordnet": "WordNet",

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from scipy.stats import skew
 from torch import Tensor
 
-from st_magnitude.evaluation.metrics import TILE, are_unit, rank
-from st_magnitude.evaluation.task import check_finite
+from st_magnitude.data.task import TILE, check_finite, rank
+from st_magnitude.evaluation.metrics import are_unit
 from st_magnitude.geometry import coefficient_of_variation, norms, spearman
 from st_magnitude.geometry.magnitude import counted_cohens_d
 from st_magnitude.similarity import COSINE, DOT, Similarity

@@ -52,11 +52,11 @@ def abstain(
     which at most --risk of the answers are wrong, with probability 1 - --delta. Nothing is trained.
     """
     check_folder(output)
-    from st_magnitude.corpus.beir import load_beir
+    from st_magnitude.data.retrieval import RetrievalData
     from st_magnitude.evaluation.abstention import calibrate_abstention
 
-    judged = load_beir(data, split)
-    confirmed_on = load_beir(data, confirm) if confirm is not None else None
+    judged = RetrievalData.from_beir(data, split)
+    confirmed_on = RetrievalData.from_beir(data, confirm) if confirm is not None else None
     encoder = load_model(model, max_length)
     typer.echo(f"{split}: {judged}")
     rule = calibrate_abstention(encoder, judged, risk, delta, signal, scoring, unanswerable, batch_size, seed, True)

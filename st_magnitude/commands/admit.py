@@ -52,14 +52,14 @@ def admit(
     check_folder(output)
     if data is None and corpus is None:
         raise ValueError("Give --data, a folder with queries and judgments, or --corpus, which has none.")
-    from st_magnitude.corpus.beir import load_beir
+    from st_magnitude.data.retrieval import RetrievalData
     from st_magnitude.evaluation.admission import admit as choose
 
     given: dict[str, Any] = {}
     if data is not None:
-        judged = load_beir(data, split)
+        judged = RetrievalData.from_beir(data, split)
         typer.echo(f"{split}: {judged}")
-        given = {"queries": judged.queries, "relevant": judged.relevant_docs}
+        given = {"queries": judged.queries, "relevant": judged.relevant}
     found = choose(
         load_model(model, max_length),
         judged.corpus if corpus is None else corpus,

@@ -23,7 +23,7 @@ from st_magnitude.commands.core import (
 )
 
 if TYPE_CHECKING:
-    from st_magnitude.corpus.beir import RetrievalData
+    from st_magnitude.data.retrieval import RetrievalData
     from st_magnitude.evaluation.calibration import ExponentCurve
 
 
@@ -63,7 +63,7 @@ def calibrate(
         raise ValueError("Give --data with the queries to measure on, or only --exponent and --output.")
     if exponent is not None and confirm is None and output is None:
         raise ValueError("With --exponent, give --output to save the model or --confirm to measure it.")
-    from st_magnitude.corpus.beir import load_beir
+    from st_magnitude.data.retrieval import RetrievalData
     from st_magnitude.evaluation.calibration import calibrate_exponent, check_keeps_norm
     from st_magnitude.similarity import Similarity
     from st_magnitude.surgery.export import export
@@ -71,12 +71,12 @@ def calibrate(
 
     encoder = load_model(model, max_length)
     check_keeps_norm(encoder)
-    chosen_on = load_beir(data, split) if data is not None and exponent is None else None
-    confirmed_on = load_beir(data, confirm) if data is not None and confirm is not None else None
+    chosen_on = RetrievalData.from_beir(data, split) if data is not None and exponent is None else None
+    confirmed_on = RetrievalData.from_beir(data, confirm) if data is not None and confirm is not None else None
 
     def sweep(name: str | None, loaded: RetrievalData, gammas: Sequence[float] | None) -> ExponentCurve:
         typer.echo(f"{name}: {loaded}")
-        judged = (loaded.queries, loaded.corpus, loaded.relevant_docs)
+        judged = (loaded.queries, loaded.corpus, loaded.relevant)
         return calibrate_exponent(encoder, *judged, gammas, batch_size, seed=seed, show_progress_bar=True)
 
     figures: dict[str, Any] = {"exponent": exponent}

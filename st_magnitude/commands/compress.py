@@ -52,15 +52,15 @@ def compress(
     are encoded once. The picture needs the extra "plot".
     """
     check_folder(output)
-    from st_magnitude.corpus.beir import load_beir
+    from st_magnitude.data.retrieval import RetrievalData
     from st_magnitude.evaluation import CompressionEvaluator
     from st_magnitude.evaluation.compression import table
 
-    loaded = load_beir(data, split)
+    loaded = RetrievalData.from_beir(data, split)
     evaluator = CompressionEvaluator(
         loaded.queries,
         loaded.corpus,
-        loaded.relevant_docs,
+        loaded.relevant,
         dims=dims,
         top_k=top_k,
         similarity=similarity,

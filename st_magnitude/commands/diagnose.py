@@ -55,19 +55,20 @@ def diagnose(
     check_folder(output)
     if symmetric not in (None, "yes", "no"):
         raise ValueError(f"--symmetric must be 'yes' or 'no', got {symmetric!r}.")
-    from st_magnitude.corpus.beir import available_splits, load_beir
+    from st_magnitude.data.beir import splits_of
+    from st_magnitude.data.retrieval import RetrievalData
     from st_magnitude.diagnosis.diagnose import diagnose as run
 
-    loaded = load_beir(data, split)
+    loaded = RetrievalData.from_beir(data, split)
     # A document that answers a training query is no boilerplate, although it answers none of these queries.
-    elsewhere = load_beir(data).relevant_docs if available_splits(data) != [split] else {}
+    elsewhere = RetrievalData.from_beir(data).relevant if splits_of(data) != [split] else {}
     encoders = [load_model(path, max_length) for path in (model, baseline) if path is not None]
     typer.echo(f"{split}: {loaded}")
     found = run(
         encoders[0],
         loaded.queries,
         loaded.corpus,
-        loaded.relevant_docs,
+        loaded.relevant,
         similarity=similarity,
         baseline=encoders[1] if baseline is not None else None,
         also_relevant=set().union(*elsewhere.values()),

@@ -79,10 +79,10 @@ def mine(
         raise ValueError(f"--output must end in .parquet, .jsonl or .tsv; got {output}.")
     if output.exists():
         raise FileExistsError(f"{output} exists. Choose another --output.")
-    from st_magnitude.corpus.beir import load_beir, save_qrels
+    from st_magnitude.data.retrieval import RetrievalData
     from st_magnitude.evaluation.mining import mine_negatives, with_negatives
 
-    loaded = load_beir(data, split)
+    loaded = RetrievalData.from_beir(data, split)
     typer.echo(f"{split}: {loaded}")
     judge = None
     if cross_encoder is not None:
@@ -94,7 +94,7 @@ def mine(
     mined = mine_negatives(load_model(model, max_length), loaded, cross_encoder=judge, **options)
     output.parent.mkdir(parents=True, exist_ok=True)
     if is_qrels:
-        save_qrels(with_negatives(loaded, mined), output)
+        with_negatives(loaded, mined).save_qrels(output)
     elif output.suffix == ".parquet":
         mined.to_parquet(output)
     else:

@@ -29,12 +29,13 @@ def train(
     and saves a checkpoint for --resume.
     """
     check_folder(output)
-    from st_magnitude.corpus.beir import available_splits, load_beir
+    from st_magnitude.data.beir import splits_of
+    from st_magnitude.data.retrieval import RetrievalData
     from st_magnitude.finetune.run import train as run
 
-    splits = available_splits(data)
-    loaded = load_beir(data, split)
-    dev = load_beir(data, dev_split) if dev_split in splits and dev_split != split else None
+    splits = splits_of(data)
+    loaded = RetrievalData.from_beir(data, split)
+    dev = RetrievalData.from_beir(data, dev_split) if dev_split in splits and dev_split != split else None
     typer.echo(f"{split}: {loaded}")
     trained = run(model, loaded, output, settings, dev=dev)
     figures: dict[str, Any] = {"output": str(output), "loss": settings.loss, "steps": trained.trainer.state.global_step}

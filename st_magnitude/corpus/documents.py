@@ -16,9 +16,9 @@ from typing import Any
 
 from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
 
-from st_magnitude.corpus.beir import DataError, json_rows
 from st_magnitude.corpus.chunking import CODE_SUFFIXES, fold, looks_like_code, suffix_of
 from st_magnitude.corpus.formats import Section, parse_html, parse_markdown, parse_rst
+from st_magnitude.data.beir import DataError, json_rows
 
 __all__ = [
     "Document",

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude._checks import at_least
-from st_magnitude.corpus.beir import DataError
 from st_magnitude.corpus.texts import columns_of, texts_of
+from st_magnitude.data.beir import DataError
 from st_magnitude.surgery.export import load
 
 __all__ = ["Encoder", "schema_of", "table_of"]

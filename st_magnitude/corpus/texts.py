@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 from datasets import Dataset
 
-from st_magnitude.corpus.beir import DataError, Problems, id_and_text, numbered_texts
+from st_magnitude.data.beir import DataError, Problems, id_and_text, numbered_texts
 
 __all__ = ["Documents", "Shard", "columns_of", "documents_of", "read_through", "shards_of", "texts_of"]
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from st_magnitude.data.task import EncodedTask
 from st_magnitude.diagnosis.findings import (
     DO,
     NO_BENEFIT,
@@ -24,7 +25,6 @@ from st_magnitude.diagnosis.findings import (
 )
 from st_magnitude.diagnosis.measure import Bootstrap
 from st_magnitude.evaluation.compression import CompressionCell, compression_cells, search_compressed
-from st_magnitude.evaluation.task import EncodedTask
 from st_magnitude.similarity import COSINE, DOT, Similarity, safe_norm
 
 __all__ = [

@@ -17,6 +17,7 @@ from sentence_transformers import SentenceTransformer
 
 from st_magnitude import geometry
 from st_magnitude._checks import whole_number
+from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.diagnosis import advice, checks, measure
 from st_magnitude.diagnosis.findings import (
     DO,
@@ -31,7 +32,6 @@ from st_magnitude.diagnosis.findings import (
 from st_magnitude.diagnosis.symmetry import task_symmetry
 from st_magnitude.evaluation.confidence import word_counts
 from st_magnitude.evaluation.metrics import are_unit, model_name, raw_scoring_of
-from st_magnitude.evaluation.task import JudgedTask
 from st_magnitude.similarity import COSINE, DOT, Similarity
 from st_magnitude.surgery.raw import normalizes_output
 
@@ -91,7 +91,7 @@ def diagnose(
 
     Raises:
         TypeError: If model or baseline is not a SentenceTransformer.
-        ValueError: If the data are inconsistent (see `JudgedTask`) or have fewer than two judged queries or documents,
+        ValueError: If the data are inconsistent (see `RetrievalData`), have fewer than two judged queries or documents,
             an argument is out of range, the similarity of a model is a distance, or an embedding is not finite.
 
     Example:
@@ -106,7 +106,7 @@ def diagnose(
     Source: Beyond the Unit Hypersphere, arXiv 2602.09229, section 6.3 (the task symmetry principle), Eq. 8, App. M.
     """
     _check_models(model, baseline)
-    judged = JudgedTask(queries, corpus, relevant_docs)
+    judged = RetrievalData(queries, corpus, relevant_docs)
     _check_arguments(len(judged.query_ids), len(judged.document_ids), min_gain, tolerance, batch_size, num_samples)
     today = raw_scoring_of(model, similarity)
     baseline_scoring = None if baseline is None else raw_scoring_of(baseline)

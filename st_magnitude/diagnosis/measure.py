@@ -16,6 +16,7 @@ from scipy.stats import skew
 from torch import Tensor
 
 from st_magnitude import geometry
+from st_magnitude.data.task import EncodedTask
 from st_magnitude.diagnosis.findings import (
     QUANTILES,
     Array,
@@ -31,7 +32,6 @@ from st_magnitude.diagnosis.findings import (
 )
 from st_magnitude.evaluation.calibration import ExponentCurve
 from st_magnitude.evaluation.metrics import are_unit
-from st_magnitude.evaluation.task import EncodedTask
 from st_magnitude.geometry.magnitude import counted_cohens_d, without
 from st_magnitude.similarity import COSINE, Similarity
 
@@ -134,7 +134,7 @@ def halves(task: EncodedTask, seed: int) -> Mask:
     """
     n, rng = len(task.columns), np.random.default_rng(seed)
     rows = np.repeat(np.arange(n), [len(c) for c in task.columns])
-    columns = n + np.concatenate([np.asarray(c) for c in task.columns])
+    columns = n + np.concatenate([list(c) for c in task.columns])
     edges = coo_array((np.ones(len(rows)), (rows, columns)), shape=(n + len(task.documents),) * 2)
     group = connected_components(edges, directed=False)[1][:n]
     chose, sizes = np.zeros(n, dtype=bool), np.bincount(group)

@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
+from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.diagnosis.findings import TaskSymmetry
-from st_magnitude.evaluation.task import JudgedTask
 from st_magnitude.geometry import auroc
 
 __all__ = ["task_symmetry"]
@@ -58,7 +58,7 @@ def task_symmetry(
 
     Source: the principle is that of arXiv 2602.09229, section 6.3; the definition is ours.
     """
-    relevant = JudgedTask(queries, corpus, relevant_docs).relevant
+    relevant = RetrievalData(queries, corpus, relevant_docs).relevant
     judged = {query: documents for query in queries if (documents := relevant.get(query))}
     asking = {query: _words(queries[query]) for query in judged}
     answering = {document: _words(corpus[document]) for document in sorted(set().union(*judged.values()))}

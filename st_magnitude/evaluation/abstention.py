@@ -25,10 +25,10 @@ from sklearn.preprocessing import StandardScaler
 from st_magnitude._checks import one_of
 from st_magnitude._files import whole_file
 from st_magnitude._json import from_plain, parse, to_plain
-from st_magnitude.corpus.beir import RetrievalData
+from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.data.task import encode_texts
 from st_magnitude.evaluation.confidence import risk_by_coverage
 from st_magnitude.evaluation.metrics import raw_scoring_of
-from st_magnitude.evaluation.task import encode_texts
 from st_magnitude.geometry import norms, risk_coverage
 from st_magnitude.similarity import Similarity
 
@@ -198,7 +198,7 @@ def calibrate_abstention(
 
     Args:
         model: Any SentenceTransformer. Norms are taken before a closing Normalize or ExponentNorm.
-        data: Validation queries, the corpus and judgments, as `st_magnitude.corpus.beir.load_beir` reads them.
+        data: Validation queries, the corpus and judgments, as `RetrievalData.from_beir` reads them.
         risk: Largest share of wrong answers among the answers given.
         delta: Probability, over the draw of the validation queries, that the guarantee fails.
         signal: ``"score"``, ``"gap"`` (first score minus second), ``"query norm"``, ``"document norm"`` (of the first
@@ -219,7 +219,7 @@ def calibrate_abstention(
     Example:
         ::
 
-            rule = stm.calibrate_abstention(model, load_beir("my-data", "dev"), risk=0.1)
+            rule = stm.calibrate_abstention(model, RetrievalData.from_beir("my-data", "dev"), risk=0.1)
             print(rule)
             rule.save("my-model")
             stm.answerable("my-model", scores)  # scores of the first two documents of new queries
@@ -354,7 +354,7 @@ def first_documents(
 ) -> tuple[Array, NDArray[np.bool_], float]:
     """Features (n, 4) of every query's first document, whether it is wrong (n,), and the share without an answer."""
     column = {document: i for i, document in enumerate(sorted(data.corpus))}
-    relevant = [[column[d] for d in data.relevant_docs.get(query, ())] for query in data.queries]
+    relevant = [[column[d] for d in data.relevant.get(query, ())] for query in data.queries]
     has_answer = np.array([bool(documents) for documents in relevant])
     if unanswerable is None:
         unanswerable = UNANSWERABLE if has_answer.all() else 0.0

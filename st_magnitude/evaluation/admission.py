@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -30,11 +30,11 @@ from sklearn.preprocessing import StandardScaler
 from st_magnitude._checks import one_of
 from st_magnitude._files import whole_file
 from st_magnitude._json import to_plain
-from st_magnitude.corpus.beir import checked_judgments
 from st_magnitude.corpus.encoding import embedding_batches, encode_corpus, read_record
 from st_magnitude.corpus.texts import documents_of
-from st_magnitude.evaluation.metrics import ndcg, rank
-from st_magnitude.evaluation.task import EncodedTask, check_texts
+from st_magnitude.data.retrieval import Judgments
+from st_magnitude.data.task import EncodedTask, ndcg, rank
+from st_magnitude.evaluation.base import judged as judged_data
 from st_magnitude.geometry import norms
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import normalizes_output
@@ -165,7 +165,7 @@ def admit(
     keep: float | None = None,
     recall: float | None = None,
     queries: Mapping[str, str] | None = None,
-    relevant: Mapping[str, Collection[str]] | None = None,
+    relevant: Judgments | None = None,
     scorer: str = "best",
     similarity: Similarity | str | None = None,
     embeddings: str | Path | None = None,
@@ -216,7 +216,7 @@ def admit(
     Example:
         ::
 
-            found = stm.admit(model, data.corpus, keep=0.5, queries=data.queries, relevant=data.relevant_docs)
+            found = stm.admit(model, data.corpus, keep=0.5, queries=data.queries, relevant=data.relevant)
             print(found)
             index_these = found.kept_ids
 
@@ -286,14 +286,14 @@ class _Study:
         self,
         walk: Callable[[], Iterator[tuple[int, list[str], Vectors]]],
         size: int,
-        answers: Sequence[NDArray[np.int64]],
+        answers: Sequence[Mapping[int, int]],
         best: NDArray[np.int64],
         names: Sequence[str],
         seed: int,
     ) -> None:
         rng = np.random.default_rng(seed)
         labelled, reference = (rng.choice(size, min(size, number), replace=False) for number in (LABELLED, REFERENCE))
-        flat = np.concatenate(answers)
+        flat = np.concatenate([list(row) for row in answers])
         at = np.unique(np.concatenate([flat, labelled, reference, best.ravel()]))  # documents that are gathered, (g,)
         texts, vectors = [], []
         for start, some, x in walk():
@@ -308,7 +308,10 @@ class _Study:
         )
         self.best, self.number = np.searchsorted(at, best), np.bincount(self.query)
         relevant = self.query * len(at) + self.answers
-        self.hits = np.isin(np.arange(len(answers))[:, None] * len(at) + self.best, relevant)  # (n, depth)
+        self.grades = [list(row.values()) for row in answers]
+        grade = dict(zip(relevant.tolist(), np.concatenate(self.grades).tolist(), strict=True))
+        ranked = np.arange(len(answers))[:, None] * len(at) + self.best
+        self.gains = np.array([[grade.get(key, 0) for key in row] for row in ranked.tolist()])  # (n, depth)
         self.fold = rng.permutation(len(answers)) % FOLDS
         # The share of the corpus with at most the score of each document: (FOLDS, g). It is kept if this is above drop.
         self.rank: dict[str, Array] = {}
@@ -380,12 +383,12 @@ class _Study:
 
     def ndcg(self, name: str | None, drop: float = 0.0, queries: Any = slice(None)) -> float:
         """Mean nDCG@10 in what is left; with None, in all of the corpus."""
-        hits = self.hits
+        gains = self.gains
         if name is not None:
             stay = self.rank[name][self.fold[:, None], self.best] > drop
             order = np.argsort(~stay, axis=1, kind="stable")  # documents that are dropped go last
-            hits = np.take_along_axis(hits & stay, order, axis=1)
-        return float(ndcg(hits, self.number)[queries].mean())
+            gains = np.take_along_axis(gains * stay, order, axis=1)
+        return float(ndcg(gains, self.grades)[queries].mean())
 
     def criterion(self, name: str, drop: float, recall: float | None) -> Criterion:
         everyone = np.ones(len(self.number), dtype=bool)
@@ -393,22 +396,21 @@ class _Study:
         return Criterion(_interval(self.kept(name, drop)), self.ndcg(name, drop), needed)
 
 
-def _answers(
-    queries: Mapping[str, str], relevant: Mapping[str, Collection[str]], ids: Sequence[str]
-) -> dict[str, NDArray[np.int64]]:
-    """Positions of the relevant documents of every judged query."""
+def _answers(queries: Mapping[str, str], relevant: Judgments, ids: Sequence[str]) -> dict[str, dict[int, int]]:
+    """Positions of the relevant documents of every judged query, with their grades."""
     position = {key: i for i, key in enumerate(ids)}
-    check_texts(queries, position)  # type: ignore[arg-type]
-    judgments, _ = checked_judgments(position, relevant, {})  # type: ignore[arg-type]
+    judgments = judged_data(queries, position, relevant).relevant  # type: ignore[arg-type]
     found = {
-        query: np.array(sorted(position[key] for key in judgments[query])) for query in queries if judgments.get(query)
+        query: dict(sorted((position[key], grade) for key, grade in judgments[query].items()))
+        for query in queries
+        if judgments.get(query)
     }
     if len(found) < FEWEST:
         raise ValueError(
             f"{len(found)} of {len(queries)} queries have a relevant document, but at least {FEWEST} are needed to "
             "measure a loss; several hundred give a useful interval."
         )
-    if len(np.unique(np.concatenate(list(found.values())))) == len(ids):
+    if len(set().union(*found.values())) == len(ids):
         raise ValueError("Every document of the corpus is relevant to a query, so that there is nothing to drop.")
     return found
 

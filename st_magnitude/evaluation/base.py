@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import csv
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import SentenceEvaluator
 
-from st_magnitude.corpus.beir import is_file_name
-from st_magnitude.evaluation.task import EncodedTask, JudgedTask
+from st_magnitude.data.beir import is_file_name
+from st_magnitude.data.retrieval import Judgments, RetrievalData
+from st_magnitude.data.task import EncodedTask, check_texts
 from st_magnitude.similarity import Similarity
 
-__all__ = ["CsvEvaluator", "SearchEvaluator", "append_csv", "as_lines", "csv_name"]
+__all__ = ["CsvEvaluator", "SearchEvaluator", "append_csv", "as_lines", "csv_name", "judged"]
 
 
 def append_csv(path: Path, row: Mapping[str, Any]) -> None:
@@ -87,13 +88,21 @@ class CsvEvaluator(SentenceEvaluator):
         return metrics
 
 
+def judged(queries: Mapping[str, str], corpus: Mapping[str, str], relevant_docs: Judgments) -> RetrievalData:
+    """The data of an evaluator. Judgments of other queries do not count, as in sentence-transformers."""
+    check_texts(queries, corpus)
+    if isinstance(relevant_docs, Mapping):
+        relevant_docs = {query: ids for query, ids in relevant_docs.items() if query in queries}
+    return RetrievalData(queries, corpus, relevant_docs)
+
+
 class SearchEvaluator(CsvEvaluator):
     """What the evaluators of a judged search task have in common, above all their arguments.
 
     Args:
         queries: Query id -> text. Queries without a relevant document do not count.
         corpus: Document id -> text.
-        relevant_docs: Query id -> ids of its relevant documents.
+        relevant_docs: Query id -> ids of its relevant documents, or document id -> grade.
         similarity: A Similarity or its name. By default the model's own at each call: that of a closing ExponentNorm,
             else its ``similarity_fn_name``.
         query_prompt: Prompt of every query, in place of the model's own.
@@ -105,15 +114,16 @@ class SearchEvaluator(CsvEvaluator):
             appends rows to the CSV file.
 
     Raises:
-        ValueError: Before anything is encoded, if the data are empty or inconsistent (see `JudgedTask`), or an argument
-            is out of its range; at the call, if the model's similarity is a distance or an embedding is not finite.
+        ValueError: Before anything is encoded, if the data are empty or inconsistent (see `RetrievalData`), or an
+            argument is out of its range; at the call, if the model's similarity is a distance or an embedding is not
+            finite.
     """
 
     def __init__(
         self,
         queries: Mapping[str, str],
         corpus: Mapping[str, str],
-        relevant_docs: Mapping[str, Collection[str]],
+        relevant_docs: Judgments,
         similarity: Similarity | str | None = None,
         query_prompt: str | None = None,
         query_prompt_name: str | None = None,
@@ -122,7 +132,7 @@ class SearchEvaluator(CsvEvaluator):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.task = JudgedTask(queries, corpus, relevant_docs)
+        self.task = judged(queries, corpus, relevant_docs)
         self.queries_ids = self.task.query_ids
         self.similarity = None if similarity is None else Similarity.named(similarity)
         prompts = {"query_prompt": query_prompt, "query_prompt_name": query_prompt_name}
@@ -131,7 +141,8 @@ class SearchEvaluator(CsvEvaluator):
 
     def encode(self, model: SentenceTransformer) -> EncodedTask:
         """The embeddings of the task. A model that ends in Normalize keeps it, because it serves unit embeddings."""
-        return self.task.encode(model, self.batch_size, show_progress_bar=self.show_progress_bar, **self.prompts)
+        options = {"batch_size": self.batch_size, "show_progress_bar": self.show_progress_bar}
+        return self.task.encode(model, **options, **self.prompts)
 
     def get_config_dict(self) -> dict[str, Any]:
         """The settings that the model card shows."""

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
+from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.metrics import are_unit
-from st_magnitude.evaluation.task import JudgedTask
 from st_magnitude.geometry import norms, paired_bootstrap
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import encode_raw, normalizes_output
@@ -141,7 +141,7 @@ def calibrate_exponent(
         show_progress_bar: Whether to show a progress bar; None follows the log level.
 
     Raises:
-        ValueError: If the data are inconsistent (see `JudgedTask`), an exponent lies outside [0, 1], the model
+        ValueError: If the data are inconsistent (see `RetrievalData`), an exponent lies outside [0, 1], the model
             normalises its embeddings, or an embedding is not finite.
 
     Example:
@@ -162,7 +162,7 @@ def calibrate_exponent(
         Exponent 0.5 is tied with dot, so the best exponent is 0: that model loads anywhere, without st_magnitude.
     """
     check_keeps_norm(model)
-    task = JudgedTask(queries, corpus, relevant_docs)
+    task = RetrievalData(queries, corpus, relevant_docs)
     gammas = np.unique(np.append(np.linspace(0.0, 1.0, 21) if exponents is None else exponents, [0.0, 1.0]))
     if gammas[0] < 0.0 or not gammas[-1] <= 1.0:
         raise ValueError(f"Document exponents lie in [0, 1] (0 keeps the norm, 1 removes it), got {gammas.tolist()}.")
@@ -175,7 +175,7 @@ def calibrate_exponent(
     if are_unit(norms(encode_raw(model, probe, "document", batch_size, False, keep_normalize=True))):
         raise ValueError(UNIT_NORMS)
 
-    encoded = task.encode(model, batch_size, show_progress_bar=show_progress_bar)
+    encoded = task.encode(model, batch_size=batch_size, show_progress_bar=show_progress_bar)
     tops = encoded.tops([Similarity(1.0, float(gamma)) for gamma in gammas])
     per_query = np.stack([encoded.ndcg(top) for top in tops])
     highest = _highest(per_query)

@@ -16,9 +16,9 @@ from sentence_transformers.util.quantization import quantize_embeddings
 from torch import Tensor
 
 from st_magnitude._checks import whole_number
+from st_magnitude.data.task import EncodedTask, rank
 from st_magnitude.evaluation.base import SearchEvaluator
-from st_magnitude.evaluation.metrics import rank, scoring_of
-from st_magnitude.evaluation.task import EncodedTask
+from st_magnitude.evaluation.metrics import scoring_of
 from st_magnitude.similarity import DOT, Similarity
 from st_magnitude.surgery.raw import encode_raw
 

@@ -21,8 +21,9 @@ from sklearn.neighbors import NearestNeighbors
 from torch import Tensor
 
 from st_magnitude._plot import pyplot
+from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.data.task import check_finite
 from st_magnitude.evaluation.metrics import raw_scoring_of
-from st_magnitude.evaluation.task import JudgedTask, check_finite
 from st_magnitude.geometry import auroc, norms, risk_coverage, spearman
 from st_magnitude.similarity import COSINE, Similarity
 from st_magnitude.surgery.raw import encode_raw
@@ -247,8 +248,8 @@ def norm_confidence(
         batch_size: Number of texts that are encoded at a time.
 
     Raises:
-        ValueError: If the data are empty or inconsistent (see `JudgedTask`), all answers are right or all are wrong, or
-            an embedding is not finite.
+        ValueError: If the data are empty or inconsistent (see `RetrievalData`), all answers are right or all are wrong,
+            or an embedding is not finite.
 
     Example:
         >>> from sentence_transformers.sentence_transformer.modules import BoW
@@ -260,9 +261,9 @@ def norm_confidence(
 
     Source: Draganov et al., On the Importance of Embedding Norms in Self-Supervised Learning, section 5.
     """
-    task = JudgedTask(queries, corpus, relevant_docs)
+    task = RetrievalData(queries, corpus, relevant_docs)
     similarity = raw_scoring_of(model, similarity)
-    encoded = task.encode(model, batch_size, show_progress_bar=False, before_normalize=True)
+    encoded = task.encode(model, batch_size=batch_size, show_progress_bar=False, before_normalize=True)
     others = None
     if outside:
         others = encode_raw(model, list(outside), "query", batch_size, False)

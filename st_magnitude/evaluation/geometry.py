@@ -10,8 +10,8 @@ import numpy as np
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude import geometry
+from st_magnitude.data.task import check_finite
 from st_magnitude.evaluation.base import CsvEvaluator
-from st_magnitude.evaluation.task import check_finite
 from st_magnitude.surgery.raw import encode_raw
 
 __all__ = ["GeometryEvaluator", "card_evaluators"]

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude._checks import needs, whole_number
+from st_magnitude.data.task import EncodedTask, check_texts, encode_texts, ndcg, rank
 from st_magnitude.evaluation.base import SearchEvaluator
-from st_magnitude.evaluation.metrics import ndcg, rank, scoring_of
-from st_magnitude.evaluation.task import EncodedTask, check_texts, encode_texts
+from st_magnitude.evaluation.metrics import scoring_of
 from st_magnitude.similarity import Similarity
 
 __all__ = ["HybridEvaluator", "Run", "bm25_run", "dense_run", "reciprocal_rank_fusion"]
@@ -355,11 +355,11 @@ class HybridEvaluator(SearchEvaluator):
         """nDCG@10 of every query, (n,), and the means of all metrics."""
         relevant = [self.task.relevant[query] for query in self.queries_ids]
         number = np.array([len(documents) for documents in relevant])
-        hits = np.zeros((len(relevant), self.top_k))
-        for row, query, documents in zip(hits, self.queries_ids, relevant, strict=True):
+        gains = np.zeros((len(relevant), self.top_k))
+        for row, query, grades in zip(gains, self.queries_ids, relevant, strict=True):
             found = list(run[query])[: self.top_k]
-            row[: len(found)] = [document in documents for document in found]
-        per_query = ndcg(hits, number, k=10)
+            row[: len(found)] = [grades.get(document, 0) for document in found]
+        per_query, hits = ndcg(gains, [grades.values() for grades in relevant], k=10), gains > 0
         means = {"ndcg@10": per_query.mean(), "mrr@10": (hits[:, :10] / np.arange(1, 11)).max(axis=1).mean()}
         means |= {f"recall@{k}": (hits[:, :k].sum(axis=1) / number).mean() for k in sorted({10, self.top_k})}
         return per_query, {metric: float(value) for metric, value in means.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,10 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 
 from st_magnitude._checks import whole_number
-from st_magnitude.evaluation.base import append_csv, as_lines, csv_name
-from st_magnitude.evaluation.metrics import are_unit, ndcg, scoring_of
-from st_magnitude.evaluation.task import JudgedTask, check_finite
+from st_magnitude.data.retrieval import Judgments
+from st_magnitude.data.task import check_finite, ndcg
+from st_magnitude.evaluation.base import append_csv, as_lines, csv_name, judged
+from st_magnitude.evaluation.metrics import are_unit, scoring_of
 from st_magnitude.geometry import CosineSum, coefficient_of_variation, cohens_d, norms
 from st_magnitude.similarity import COSINE, DOT, Similarity
 from st_magnitude.surgery.raw import raw_embeddings
@@ -76,7 +77,7 @@ class MagnitudeEvaluator(InformationRetrievalEvaluator):
         self,
         queries: Mapping[str, str],
         corpus: Mapping[str, str],
-        relevant_docs: Mapping[str, Collection[str]],
+        relevant_docs: Judgments,
         similarity: Similarity | str | None = None,
         name: str = "",
         main_metric: str = "ndcg@10",
@@ -91,10 +92,11 @@ class MagnitudeEvaluator(InformationRetrievalEvaluator):
             raise ValueError(f"main_metric must be one of {METRICS}, got {main_metric!r}.")
         if truncate_dim is not None:
             whole_number("truncate_dim", truncate_dim)
+        self.task = judged(queries, corpus, relevant_docs)
         super().__init__(
             queries=dict(queries),
             corpus=dict(corpus),
-            relevant_docs=dict(JudgedTask(queries, corpus, relevant_docs).relevant),  # type: ignore[arg-type]
+            relevant_docs={query: set(grades) for query, grades in self.task.relevant.items()},
             name="_".join(str(part) for part in (name, truncate_dim) if part),
             corpus_chunk_size=corpus_chunk_size,
             batch_size=batch_size,
@@ -171,13 +173,13 @@ class MagnitudeEvaluator(InformationRetrievalEvaluator):
 
     def compute_metrics(self, queries_result_list: list[Any]) -> dict[str, Any]:
         """The metrics of one score function. nDCG@10 of every query is kept as well."""
-        relevant = [self.relevant_docs[query] for query in self.queries_ids]
-        hits = [
-            [hit["corpus_id"] in docs for hit in ranked[:10]]
-            for docs, ranked in zip(relevant, queries_result_list, strict=True)
+        relevant = [self.task.relevant[query] for query in self.queries_ids]
+        gains = [
+            [grades.get(hit["corpus_id"], 0) for hit in ranked[:10]]
+            for grades, ranked in zip(relevant, queries_result_list, strict=True)
         ]
-        self._ndcg.append(ndcg(hits, [len(docs) for docs in relevant], k=10))
-        return super().compute_metrics(queries_result_list)
+        self._ndcg.append(ndcg(gains, [grades.values() for grades in relevant], k=10))
+        return super().compute_metrics(queries_result_list) | {"ndcg@k": {10: float(self._ndcg[-1].mean())}}
 
     def output_scores(self, scores: dict[str, Any]) -> None:
         """Does nothing, because a call logs all metrics together."""

@@ -1,29 +1,17 @@
-"""Functions that the evaluators share: the similarity of a model, rankings, and nDCG of every query."""
+"""The similarity and the name of a model."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
-from torch import Tensor
 
 from st_magnitude.similarity import COSINE, Similarity
 from st_magnitude.surgery.raw import normalizes_output
 
-__all__ = [
-    "TILE",
-    "are_unit",
-    "model_name",
-    "ndcg",
-    "rank",
-    "raw_scoring_of",
-    "scoring_of",
-]
-
-TILE = 2**24  # scores that are held at a time
+__all__ = ["are_unit", "model_name", "raw_scoring_of", "scoring_of"]
 
 
 def are_unit(norms: NDArray[np.float64]) -> bool:
@@ -66,49 +54,3 @@ def model_name(model: SentenceTransformer) -> str:
         return " + ".join(type(module).__name__ for module in model)
     path = Path(known)
     return "/".join(path.parts[-2:]) if path.is_absolute() else str(known)
-
-
-def rank(scores: Tensor, k: int) -> Tensor:
-    """Column indices of the k best scores of each row, best first, ties to the lower index: (n, m) -> (n, min(k, m)).
-
-    Example:
-        >>> import torch
-        >>> rank(torch.tensor([[0.0, 2.0, 1.0, 2.0]]), k=3)
-        tensor([[1, 3, 2]])
-    """
-    k = min(k, scores.shape[1])
-    values, indices = scores.topk(k, dim=1)
-    # topk leaves open which of several equal scores it takes, and in which order.
-    last = values[:, -1:]
-    tied = ((scores >= last).sum(dim=1) > k).nonzero()[:, 0]
-    if len(tied):  # rows with a document outside that equals the k-th best: keep the lowest columns of those
-        rows, last = scores[tied], last[tied]
-        above, equal = rows > last, rows == last
-        equal &= equal.cumsum(dim=1) <= k - above.sum(dim=1, keepdim=True)
-        indices[tied] = (above | equal).nonzero()[:, 1].view(-1, k)
-    indices = indices.sort(dim=1).values
-    order = scores.gather(1, indices).sort(dim=1, descending=True, stable=True).indices
-    return indices.gather(1, order)
-
-
-def ndcg(hits: Any, num_relevant: Any, k: int = 10) -> NDArray[np.float64]:
-    """nDCG@k of every query with binary relevance: (n, >= k or the whole corpus), (n,) -> (n,) in [0, 1].
-
-        sum_{i <= k} hit_i / log2(i + 1)  over the same sum with all relevant documents first
-
-    Args:
-        hits: Whether the document at each rank is relevant, best rank first.
-        num_relevant: Number of relevant documents of each query, at least 1.
-        k: Number of ranks that count.
-
-    Example:
-        >>> ndcg([[True, False], [False, True]], num_relevant=[1, 1]).round(3)
-        array([1.   , 0.631])
-
-    Source: Järvelin and Kekäläinen, Cumulated Gain-Based Evaluation of IR Techniques, 2002; the same as
-    sentence-transformers' InformationRetrievalEvaluator.
-    """
-    discounts = 1 / np.log2(np.arange(2, k + 2))
-    ranked = np.asarray(hits, dtype=np.float64)[:, :k]
-    ideal = np.cumsum(discounts)[np.minimum(num_relevant, k) - 1]
-    return ranked @ discounts[: ranked.shape[1]] / ideal

@@ -24,9 +24,9 @@ from sentence_transformers.util import dot_score, mine_hard_negatives, pairwise_
 from torch import Tensor
 
 from st_magnitude._checks import at_least, one_of
-from st_magnitude.corpus.beir import RetrievalData, load_beir
-from st_magnitude.evaluation.metrics import TILE, scoring_of
-from st_magnitude.evaluation.task import EncodedTask, JudgedTask, encode_texts
+from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.data.task import TILE, EncodedTask, encode_texts
+from st_magnitude.evaluation.metrics import scoring_of
 from st_magnitude.similarity import Similarity
 
 __all__ = ["OutputFormat", "mine_negatives", "with_negatives"]
@@ -205,10 +205,10 @@ def _pairs(data: Any, corpus: Any, relevant_docs: Any, split: str) -> tuple[Data
             raise ValueError(f"A Dataset needs rows with an anchor and a positive; got {data}.")
         return data.select_columns(data.column_names[:2]), list(corpus or ())
     if isinstance(data, str | Path):
-        data = load_beir(data, split)
+        data = RetrievalData.from_beir(data, split)
     elif not isinstance(data, RetrievalData):
         data = RetrievalData(data, corpus, relevant_docs)
-    task = JudgedTask(data.queries, data.corpus, data.relevant_docs)
+    task = data
     rows = [(query, document) for query in task.query_ids for document in sorted(task.relevant[query])]
     anchors, positives = [task.queries[query] for query, _ in rows], [task.corpus[document] for _, document in rows]
     return Dataset.from_dict({"anchor": anchors, "positive": positives}), list(task.corpus.values())

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 from sentence_transformers import SentenceTransformer
 
+from st_magnitude.data.task import check_finite
 from st_magnitude.evaluation.base import CsvEvaluator
 from st_magnitude.evaluation.metrics import scoring_of
-from st_magnitude.evaluation.task import check_finite
 from st_magnitude.geometry import spearman, symmetry_gap
 from st_magnitude.losses.regression import warn_if_one_sided
 from st_magnitude.similarity import COSINE, DOT, Similarity

@@ -14,9 +14,9 @@ from sentence_transformers import SentenceTransformer
 from tqdm import tqdm
 
 from st_magnitude._checks import whole_number
+from st_magnitude.data.task import check_texts
 from st_magnitude.evaluation.base import CsvEvaluator
 from st_magnitude.evaluation.hybrid import Run, dense_run
-from st_magnitude.evaluation.task import check_texts
 from st_magnitude.similarity import Similarity
 
 __all__ = ["RAGEvaluator", "exact_match", "normalize_answer", "rag_prompt", "token_f1"]

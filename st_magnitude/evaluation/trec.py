@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from st_magnitude.corpus.beir import DataError
+from st_magnitude.data.beir import DataError
 
 __all__ = ["read_run", "write_run"]
 

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
+from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.calibration import calibrate_exponent
 from st_magnitude.evaluation.metrics import scoring_of
-from st_magnitude.evaluation.task import JudgedTask
 from st_magnitude.geometry import paired_bootstrap
 from st_magnitude.similarity import COSINE
 from st_magnitude.surgery.raw import normalizes_output
@@ -87,7 +87,7 @@ def interval(gain: tuple[float, float, float]) -> str:
     return "{:+.4f} [{:+.4f}, {:+.4f}]".format(*gain)
 
 
-def own_ndcg(model: SentenceTransformer, task: JudgedTask) -> NDArray[np.float64]:
+def own_ndcg(model: SentenceTransformer, task: RetrievalData) -> NDArray[np.float64]:
     """nDCG@10 of every query under the model's own similarity; under cosine if that is a distance."""
     states_product = model.similarity_fn_name in ("cosine", "dot")
     scoring, encoded = scoring_of(model, None if states_product else COSINE), task.encode(model)
@@ -96,7 +96,7 @@ def own_ndcg(model: SentenceTransformer, task: JudgedTask) -> NDArray[np.float64
 
 def compare(
     model: SentenceTransformer,
-    task: JudgedTask,
+    task: RetrievalData,
     pretrained: NDArray[np.float64],
     keep_scoring: bool = False,
     seed: int = 0,

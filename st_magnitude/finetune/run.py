@@ -22,9 +22,8 @@ from sentence_transformers.base.sampler import BatchSamplers
 from st_magnitude._config import digest
 from st_magnitude._files import locked_folder
 from st_magnitude._json import to_plain
-from st_magnitude.corpus.beir import RetrievalData
+from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.geometry import card_evaluators
-from st_magnitude.evaluation.task import JudgedTask
 from st_magnitude.finetune.comparison import Comparison, compare, own_ndcg
 from st_magnitude.finetune.settings import TrainConfig
 from st_magnitude.kernel.terms import LearnedTemperature
@@ -131,8 +130,8 @@ def _train(
     if checkpoint is not None:
         check_same_run(output, settings)
     rows = training_rows(data, config.negatives, config.seed)
-    before, after = card_evaluators(data.queries, data.corpus, data.relevant_docs, config.card_sample, config.seed)
-    task = None if dev is None else JudgedTask(dev.queries, dev.corpus, dev.relevant_docs)
+    before, after = card_evaluators(data.queries, data.corpus, data.relevant, config.card_sample, config.seed)
+    task = None if dev is None else dev
     if isinstance(model, str):
         model = load(model)
     if config.max_length is not None:
@@ -281,7 +280,7 @@ def describe_training(trainer: SentenceTransformerTrainer) -> None:
 
 def digest_of(data: RetrievalData) -> str:
     """A digest of texts and judgments, by which a run that resumes knows its data."""
-    judged = [(query, *sorted(ids)) for part in (data.relevant_docs, data.negatives) for query, ids in part.items()]
+    judged = [(query, *sorted(ids)) for part in (data.relevant, data.negatives) for query, ids in part.items()]
     return digest(text for row in (*data.queries.items(), *data.corpus.items(), *judged) for text in row)
 
 

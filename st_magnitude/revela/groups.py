@@ -20,9 +20,9 @@ from datasets import Dataset, Features, IterableDataset, Value
 from datasets import Sequence as ListOf
 from tqdm import tqdm
 
-from st_magnitude.corpus.beir import DataError
 from st_magnitude.corpus.chunking import chunk, count_words, fold, split_words
 from st_magnitude.corpus.documents import Document, Documents, Files, document_source, iterate_documents
+from st_magnitude.data.beir import DataError
 
 __all__ = ["GroupCollator", "build_groups", "split_batch"]
 

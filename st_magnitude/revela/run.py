@@ -14,8 +14,8 @@ from datasets import Dataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 
 from st_magnitude._config import digest
-from st_magnitude.corpus.beir import DataError
 from st_magnitude.corpus.documents import Document, read_documents, split_documents
+from st_magnitude.data.beir import DataError
 from st_magnitude.evaluation import HybridEvaluator
 from st_magnitude.evaluation.geometry import card_evaluators
 from st_magnitude.geometry import paired_bootstrap
@@ -244,7 +244,7 @@ class _Measured:
     """Figures of a retriever, alone and fused with BM25, before and after training."""
 
     def __init__(self, task: TitleTask, seed: int, say: Callable[[str], Any]) -> None:
-        judged = (task.queries, task.corpus, task.relevant_docs)
+        judged = (task.queries, task.corpus, task.relevant)
         self.ranking = HybridEvaluator(*judged, write_csv=False, show_progress_bar=len(task.corpus) > 1000)
         self.shapes = dict(zip(("before", "after"), card_evaluators(*judged, seed=seed), strict=True))
         self.say = say

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from st_magnitude.corpus.beir import DataError, RetrievalData
 from st_magnitude.corpus.chunking import chunk, count_words, fold, sentences
 from st_magnitude.corpus.documents import Document, Documents, iterate_documents
 from st_magnitude.corpus.formats import Section, names
+from st_magnitude.data.beir import DataError
+from st_magnitude.data.retrieval import RetrievalData
 
 __all__ = ["TitleTask", "title_task"]
 
@@ -77,8 +78,8 @@ def title_task(
         ...     Document("", "bread", sections=(Section("Sourdough", "Feed it."), Section("See also", "Rye."))),
         ... ]
         >>> task = title_task(pages)
-        >>> task.queries, task.relevant_docs, task.kind
-        ({'q0': 'Green tea', 'q1': 'Sourdough'}, {'q0': {'tea#0'}, 'q1': {'bread#0'}}, 'titles')
+        >>> task.queries, task.relevant, task.kind
+        ({'q0': 'Green tea', 'q1': 'Sourdough'}, {'q0': {'tea#0': 1}, 'q1': {'bread#0': 1}}, 'titles')
     """
     if kind not in (None, "titles", "sentences"):
         raise ValueError(f"kind must be 'titles', 'sentences' or None, got {kind!r}.")
@@ -102,8 +103,8 @@ def title_task(
         chosen = random.Random(seed).sample(range(len(pairs)), max_queries)
         pairs = [pairs[i] for i in sorted(chosen)]
     queries = {f"q{i}": query for i, (query, _) in enumerate(pairs)}
-    relevant_docs = {f"q{i}": relevant for i, (_, relevant) in enumerate(pairs)}
-    return TitleTask(queries, corpus, relevant_docs, kind=attempt)
+    relevant = {f"q{i}": relevant for i, (_, relevant) in enumerate(pairs)}
+    return TitleTask(queries, corpus, relevant, kind=attempt)
 
 
 class _Corpus:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from st_magnitude.corpus.beir import DataError
+from st_magnitude.data.beir import DataError
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "emoji.py"
 

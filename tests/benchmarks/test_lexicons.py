@@ -16,7 +16,8 @@ from types import ModuleType
 
 import pytest
 
-from st_magnitude.corpus.beir import DataError, RetrievalData
+from st_magnitude.data.beir import DataError
+from st_magnitude.data.retrieval import RetrievalData
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "lexicons.py"
 
@@ -151,18 +152,18 @@ def test_every_sense_in_the_corpus_is_relevant() -> None:
     senses = entries(("bank", "the side of a river"), ("Bank,shore", "where money is kept"), ("pond", "still water"))
     data = lexicons.retrieval(senses, 3, 3)
     (query,) = [key for key, name in data.queries.items() if name.lower() == "bank"]
-    assert data.relevant_docs[query] == {"d0", "d1"}
+    assert data.relevant[query] == {"d0", "d1"}
     assert sorted(map(str.lower, data.queries.values())) == ["bank", "pond", "shore"]
     for seed in range(10):  # over two documents, only a sense that is in the corpus
         small = lexicons.retrieval(senses, 1, 2, seed)
         for key, name in small.queries.items():
             expected = {entry.key for entry in senses if name.lower() in map(str.lower, entry.names)}
-            assert small.relevant_docs[key] == expected & small.corpus.keys()
+            assert small.relevant[key] == expected & small.corpus.keys()
 
 
 def test_hyphens_and_case_are_one_name() -> None:
     data = lexicons.retrieval(entries(("sea-lion", "it barks at ships"), ("Sea lion", "a brave sailor")), 1, 2)
-    assert list(data.relevant_docs.values()) == [{"d0", "d1"}]
+    assert list(data.relevant.values()) == [{"d0", "d1"}]
 
 
 def test_a_name_that_leaks_anywhere_is_no_query() -> None:
@@ -171,7 +172,7 @@ def test_a_name_that_leaks_anywhere_is_no_query() -> None:
     )
     assert list(lexicons.retrieval(senses, 1, 3).queries.values()) == ["lender"]
     for seed in range(10):  # whatever ranks before it, a query's own text is in the corpus
-        assert lexicons.retrieval(senses, 1, 1, seed).relevant_docs == {"q-d1": {"d1"}}
+        assert lexicons.retrieval(senses, 1, 1, seed).relevant == {"q-d1": {"d1"}}
     with pytest.raises(DataError, match="2 queries were asked for, but of 3 entries only 1 have a name of their own"):
         lexicons.retrieval(senses, 2, 3)
 
@@ -260,7 +261,7 @@ def check(built: tuple) -> None:
         names = set(map(lexicons._same, data.queries.values()))
         assert len(names) == len(data.queries)
         assert not names & trained_names
-        for query, relevant in data.relevant_docs.items():
+        for query, relevant in data.relevant.items():
             assert relevant
             assert not any(lexicons.leaks(data.queries[query], data.corpus[document]) for document in relevant)
     assert not dev.corpus.keys() & test.corpus.keys()
@@ -323,10 +324,10 @@ def test_relevance_in_the_split(wordnet_folder: Path) -> None:
     found = {entry.key: entry for entry in all_synsets(wordnet_folder)}
     for data in (built.dev, built.test):
         for query, name in data.queries.items():
-            assert data.relevant_docs[query] == {key for key in data.corpus if name in found[key].names}
+            assert data.relevant[query] == {key for key in data.corpus if name in found[key].names}
             for entry in found.values():  # of all splits
                 assert name not in entry.names or not lexicons.leaks(name, entry.text)
-    assert max(map(len, built.test.relevant_docs.values())) > 1
+    assert max(map(len, built.test.relevant.values())) > 1
     of_test = {n for e in found.values() if lexicons._rank(0, "split", e.key) < lexicons._TEST for n in e.names}
     assert not of_test & set(built.dev.queries.values())
 
@@ -337,7 +338,7 @@ def dump(built: tuple) -> list:
     return [
         {part: pairs.to_dict() for part, pairs in train.items()},
         *(
-            [list(d.queries.items()), list(d.corpus.items()), {k: sorted(v) for k, v in d.relevant_docs.items()}]
+            [list(d.queries.items()), list(d.corpus.items()), {k: sorted(v) for k, v in d.relevant.items()}]
             for d in (dev, test)
         ),
         [list(part) for part in clustering],
@@ -530,7 +531,7 @@ def test_foldoc(tmp_path: Path) -> None:
         assert sorted(ordinals.values()) == ["fifth", "first", "leaking", "second", "third"]
         assert len(data.queries) == 3
         for query, name in data.queries.items():
-            assert {ordinals[document] for document in data.relevant_docs[query]} == expected[name]
+            assert {ordinals[document] for document in data.relevant[query]} == expected[name]
             asked.add(name)
     assert asked == expected.keys()
     with pytest.raises(DataError, match=r"3 queries over 6 documents .* of 5 entries of FOLDOC"):

@@ -19,8 +19,8 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import BoW
 
 import st_magnitude as stm
-from st_magnitude.corpus.beir import RetrievalData
-from st_magnitude.evaluation.task import EncodedTask
+from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.data.task import EncodedTask
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
@@ -96,7 +96,7 @@ def test_man_pages(tmp_path: Path) -> None:
     assert len(task.queries) == 3
     assert set(task.corpus) == {"ice.7", "snow.7", "sleet.7", "hail.7"}
     for query, text in task.queries.items():
-        assert task.relevant_docs[query] == {f"{text.split()[1].removesuffix('y')}.7"}
+        assert task.relevant[query] == {f"{text.split()[1].removesuffix('y')}.7"}
 
 
 def test_shrink_keeps_what_is_relevant() -> None:
@@ -112,7 +112,7 @@ def test_shrink_keeps_what_is_relevant() -> None:
     assert len(small.corpus) == 24
     assert "many" not in small.queries
     assert "none" not in small.queries
-    assert small.relevant_docs == {q: relevant[q] for q in small.queries}
+    assert small.relevant == {q: relevant[q] for q in small.queries}
     assert small.queries.keys() == search_tasks.shrink(task, 5, 24, seed=1, most=2).queries.keys()
     assert small.queries.keys() != search_tasks.shrink(task, 5, 24, seed=2, most=2).queries.keys()
     assert len(search_tasks.shrink(task, 20, 12, seed=1, most=2).queries) < 6  # relevant ones fill half at most
@@ -141,7 +141,7 @@ def test_hubs(tmp_path: Path) -> None:
     task = search_tasks.hubs(tmp_path, held_out, num_queries=10, corpus_size=5, per_hub=(4, 4))
     assert sorted(task.queries.values()) == [f"kind {i}" for i in range(11, 15)]
     assert set(task.corpus) == {"00000001-n", "00000004-n"}
-    assert all(answers == {"00000001-n"} for answers in task.relevant_docs.values())
+    assert all(answers == {"00000001-n"} for answers in task.relevant.values())
     assert task.corpus["00000001-n"] == "a swimmer with flippers"
 
 
@@ -161,7 +161,7 @@ def bow() -> SentenceTransformer:
 
 def test_read_ranks_at_every_exponent(bow: SentenceTransformer) -> None:
     found = magnitude.read(bow, {"task": TASK}, (0.0, 1.0))["task"]
-    evaluator = stm.MagnitudeEvaluator(TASK.queries, TASK.corpus, TASK.relevant_docs, write_csv=False)
+    evaluator = stm.MagnitudeEvaluator(TASK.queries, TASK.corpus, TASK.relevant, write_csv=False)
     metrics = evaluator(bow)
     for i, name in enumerate(("dot", "cosine")):
         for metric in ("ndcg@10", "mrr@10", "recall@100"):

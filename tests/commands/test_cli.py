@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 import st_magnitude as stm
 from st_magnitude._files import locked_folder
 from st_magnitude.commands.app import app
-from st_magnitude.corpus.beir import RetrievalData, save_beir
+from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation import CompressionEvaluator
 from st_magnitude.evaluation.compression import table
 from st_magnitude.finetune.run import LOSSES, TrainConfig, train
@@ -35,7 +35,7 @@ def folder(tmp_path):
     """A data set with both splits and one judged negative a query."""
     negatives = {q: {"d19"} for q in QUERIES}
     for split in ("train", "dev"):
-        save_beir(RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS, negatives), tmp_path / "data", split)
+        RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS, negatives).save(tmp_path / "data", split)
     return tmp_path / "data"
 
 
@@ -147,7 +147,7 @@ def unfinished(tmp_path_factory):
     load_transformer(save_transformer(place / "plain")).save_pretrained(str(place / "model"))
     negatives = {q: {"d19"} for q in QUERIES}
     for split, more in (("train", {}), ("same", {}), ("other", {"q1": {"d20"}})):
-        save_beir(RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS, negatives | more), place / "data", split)
+        RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS, negatives | more).save(place / "data", split)
     assert fit(place / "data", place / "model", place / "out", "--max-steps", 1, "--keep-checkpoints").exit_code == 0
     (place / "out" / "modules.json").unlink()
     return place
@@ -468,7 +468,7 @@ def test_calibrate_confirms_on_the_other_split(tmp_path, model_path):
     """The planted length helps on one split and harms on the other: confirmation must see the harm."""
     corpus = {"long": "honey honey bees", "short": "honey"}
     for split, answer in (("dev", "long"), ("test", "short")):
-        save_beir(RetrievalData({"q": "honey"}, corpus, {"q": {answer}}), tmp_path / "data", split)
+        RetrievalData({"q": "honey"}, corpus, {"q": {answer}}).save(tmp_path / "data", split)
     from sentence_transformers.sentence_transformer.modules import BoW
 
     SentenceTransformer(modules=[BoW(["bees", "honey"])], device="cpu").save_pretrained(str(tmp_path / "bow"))

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 import st_magnitude as stm
 from st_magnitude.commands.app import app
-from st_magnitude.corpus.beir import RetrievalData, save_beir
+from st_magnitude.data.retrieval import RetrievalData
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]  # one thread: sums in one order
 
@@ -31,7 +31,7 @@ def place(tmp_path_factory):
     """A folder with a model, a data set with three splits, and a text corpus with a tiny language model."""
     folder = tmp_path_factory.mktemp("shell")
     for split in ("train", "dev", "test"):
-        save_beir(RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS), folder / "data", split)
+        RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS).save(folder / "data", split)
     model = load_transformer(save_transformer(folder / "plain"))
     stm.add_normalize(model).save_pretrained(str(folder / "model"))  # as most published models
     (folder / "texts").mkdir()

@@ -31,8 +31,8 @@ from st_magnitude.commands.compare.result import CompareResult, Entry, OnTest
 from st_magnitude.commands.compare.run import PROBE_SECONDS, _Run
 from st_magnitude.commands.compare.study import Measurement, Record
 from st_magnitude.commands.compare.workers import InTurn
-from st_magnitude.corpus.beir import DataError, RetrievalData, save_beir, save_qrels
-from st_magnitude.evaluation.task import JudgedTask
+from st_magnitude.data.beir import DataError
+from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.finetune.comparison import own_ndcg
 
 THINGS = "bread bicycle cat tomato sofa wine carpet tea leaf autumn river bridge horse piano lamp forest engine doctor"
@@ -59,9 +59,9 @@ def part(first: int, step: int = 3) -> RetrievalData:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     place = tmp_path_factory.mktemp("data")
-    save_beir(replace(part(0), queries=QUERIES), place, "train")
+    replace(part(0), queries=QUERIES).save(place, "train")
     for name, data in (("dev", part(1)), ("test", part(2))):
-        save_qrels(data, place / "qrels" / f"{name}.tsv")
+        data.save_qrels(place / "qrels" / f"{name}.tsv")
     return place
 
 
@@ -228,7 +228,7 @@ def test_controls_reach_the_last_rung_and_the_best_third_with_them(finished):
 def test_the_saved_model_is_the_winner_and_its_figures_are_those_of_the_test_split(finished, folder):
     output, figures, _ = finished
     model, test = stm.load(str(output / "model")), part(2)
-    per_query = own_ndcg(model, JudgedTask(test.queries, test.corpus, test.relevant_docs))
+    per_query = own_ndcg(model, test)
     assert per_query.mean() == pytest.approx(figures["test"]["ndcg"][figures["winner"]], abs=1e-9)
     assert json.loads((output / "model" / "training.json").read_text())["dev"]["queries"] == 60
     assert model.truncate_dim == 16
@@ -266,7 +266,7 @@ def test_a_stopped_comparison_continues_after_its_last_measurement(folder, model
     monkeypatch.setattr(Bench, "measured", stop_at_third)
     lines = []
     model = SentenceTransformer(model_path, device="cpu")
-    data = {"dev": JudgedTask(part(1).queries, CORPUS, part(1).relevant_docs), "test": part(2)}
+    data = {"dev": RetrievalData(part(1).queries, CORPUS, part(1).relevant), "test": part(2)}
     with pytest.raises(KeyboardInterrupt, match="Give the same command again"):
         stm.compare(model, part(0), tmp_path / "out", SMALL, **data, say=lines.append)
     monkeypatch.setattr(Bench, "measured", lambda self, c, *a, **o: seen.append(c.name) or measured(self, c, *a, **o))
@@ -402,7 +402,7 @@ class Machine:
     def __init__(self, speed, config, most_steps=10**6, fixed=2.0, step=0.05):
         self.speed, self.most_steps, self.fixed, self.step = speed, most_steps, fixed, step
         self.candidates, self.now, self.seen = grids(config, is_static=False), 0.0, []
-        self.dev = self.test = JudgedTask({"q": "who?"}, {"d": "he", "e": "she"}, {"q": {"d"}})
+        self.dev = self.test = RetrievalData({"q": "who?"}, {"d": "he", "e": "she"}, {"q": {"d"}})
 
     def perf_counter(self):
         return self.now

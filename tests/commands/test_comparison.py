@@ -6,7 +6,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import BoW
 
 from st_magnitude import add_normalize
-from st_magnitude.evaluation.task import JudgedTask
+from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.finetune.comparison import compare, own_ndcg
 
 NUMBER = 60  # fewer queries get a warning
@@ -28,7 +28,7 @@ def planted():
             corpus[f"{name}{i}"] = text
         relevant[f"q{i}"] = {f"right{i}"}
     model = SentenceTransformer(modules=[BoW(words)], similarity_fn_name="dot", device="cpu")
-    return model, JudgedTask(queries, corpus, relevant)
+    return model, RetrievalData(queries, corpus, relevant)
 
 
 def test_a_fractional_exponent_is_chosen_where_it_is_clearly_better(planted):

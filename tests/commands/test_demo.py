@@ -14,8 +14,8 @@ import st_magnitude as stm
 from st_magnitude.commands.demo.measure import measure
 from st_magnitude.commands.demo.report import comparison, table
 from st_magnitude.commands.demo.run import _Clock, _encode, run
-from st_magnitude.corpus.beir import RetrievalData, load_beir
-from st_magnitude.evaluation.task import EncodedTask
+from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.data.task import EncodedTask
 
 RELEVANT = [sorted({i, i + 8}) for i in range(12)]  # the first 20 of 60 documents answer a query
 CORPUS = {f"d{j:02}": "word " * (3 + 7 * j % 27) for j in range(60)}
@@ -118,10 +118,10 @@ def test_the_whole_job_shortened(tmp_path, caplog):
     assert len(re.findall(r"\[ *\d+ s, about .* left\]", text)) == 6
     assert json.loads((tmp_path / "demo" / "results.json").read_text()) == json.loads(json.dumps(results))
     assert (tmp_path / "demo" / "norms.png").read_bytes().startswith(b"\x89PNG")
-    data = load_beir(tmp_path / "demo" / "data", "test")
+    data = RetrievalData.from_beir(tmp_path / "demo" / "data", "test")
     for name in ("cosine", "qnorm"):
         model = SentenceTransformer(str(tmp_path / "demo" / name))  # plain: stock modules
-        scores = InformationRetrievalEvaluator(data.queries, data.corpus, data.relevant_docs)(model)
+        scores = InformationRetrievalEvaluator(data.queries, data.corpus, data.relevant)(model)
         own = scores[f"{model.similarity_fn_name}_ndcg@10"]
         assert own == pytest.approx(results["models"][name]["matched"], abs=2e-3)
     assert results["mteb_ndcg_at_10"] == pytest.approx(results["models"]["qnorm"]["matched"], abs=1e-3)

@@ -15,7 +15,8 @@ from st_magnitude.commands.demo.docstrings import (
     documented_objects,
     split_docstring,
 )
-from st_magnitude.corpus.beir import DataError, RetrievalData
+from st_magnitude.data.beir import DataError
+from st_magnitude.data.retrieval import RetrievalData
 
 NUMPYDOC = """Smooth a noisy recording, sample by sample.
 
@@ -283,8 +284,8 @@ def test_task(environment: Path) -> None:
     for split, size in (("train", 6), ("dev", 3), ("test", 4)):
         data: RetrievalData = getattr(task, split)
         assert len(data.queries) == size
-        assert data.relevant_docs.keys() == data.negatives.keys() == data.queries.keys()
-        relevant, never = (set().union(*judged.values()) for judged in (data.relevant_docs, data.negatives))
+        assert data.relevant.keys() == data.negatives.keys() == data.queries.keys()
+        relevant, never = (set().union(*judged.values()) for judged in (data.relevant, data.negatives))
         assert relevant | never == data.corpus.keys()  # every never-relevant chunk is some query's negative
         assert not relevant & never
     assert len(task.train.triplets(1)) == 6
@@ -440,6 +441,6 @@ def test_this_environment(capfd: pytest.CaptureFixture[str]) -> None:
         for name, query in data.queries.items():
             own = name.rpartition(".")[2].replace("_", "").lower()
             assert own not in query.lower().split()
-            assert all(query.lower() not in data.corpus[document].lower() for document in data.relevant_docs[name])
+            assert all(query.lower() not in data.corpus[document].lower() for document in data.relevant[name])
         assert max(len(text.split()) for text in data.corpus.values()) <= 60
         assert min(len(text.split()) for text in data.corpus.values()) >= 8

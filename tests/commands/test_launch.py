@@ -15,7 +15,7 @@ from sentence_transformers import SentenceTransformer
 from test_docs import HUB_ID, ROOT, python_blocks
 
 import st_magnitude as stm
-from st_magnitude.corpus.beir import RetrievalData, save_beir
+from st_magnitude.data.retrieval import RetrievalData
 
 pytestmark = pytest.mark.slow
 LAUNCHERS = {
@@ -31,9 +31,7 @@ LAUNCHERS = {
 def place(tmp_path: Path) -> Path:
     load_transformer(save_transformer(tmp_path / "plain")).save_pretrained(str(tmp_path / "model"))
     for split in ("train", "dev"):
-        save_beir(
-            RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS, {q: {"d19"} for q in QUERIES}), tmp_path / "data", split
-        )
+        RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS, {q: {"d19"} for q in QUERIES}).save(tmp_path / "data", split)
     return tmp_path
 
 

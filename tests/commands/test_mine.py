@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 import st_magnitude as stm
 from st_magnitude.commands.app import app
 from st_magnitude.commands.mine import MiningConfig
-from st_magnitude.corpus.beir import RetrievalData, load_beir, save_beir
+from st_magnitude.data.retrieval import RetrievalData
 
 
 @pytest.fixture
 def data(tmp_path):
-    save_beir(RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS, {"q1": {"d13"}}), tmp_path / "data", "train")
+    RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS, {"q1": {"d13"}}).save(tmp_path / "data", "train")
     return tmp_path / "data"
 
 
@@ -50,7 +50,7 @@ def test_a_mined_split_trains(data, model_path, tmp_path):
     assert json.loads(result.stdout) == {"split": "train", "rows": 24, "output": str(split)}
     assert f"train --data {data} --split mined --negatives 2" in result.stderr
 
-    mined = load_beir(data, "mined")
+    mined = RetrievalData.from_beir(data, "mined")
     expected = stm.mine_negatives(
         stm.load(model_path),
         data,
@@ -60,7 +60,7 @@ def test_a_mined_split_trains(data, model_path, tmp_path):
         min_queries=1,
         verbose=False,
     )
-    assert mined.relevant_docs == RELEVANT_DOCS
+    assert mined.relevant == RELEVANT_DOCS
     for query, documents in mined.negatives.items():
         texts = {row["negative"] for row in expected if row["anchor"] == QUERIES[query]}
         judged = {CORPUS["d13"]} if query == "q1" else set()  # stays a negative

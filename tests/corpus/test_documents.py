@@ -9,9 +9,9 @@ from _texts import fold, write
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from st_magnitude.corpus.beir import DataError
 from st_magnitude.corpus.documents import Document, read_documents, split_documents
 from st_magnitude.corpus.formats import Section
+from st_magnitude.data.beir import DataError
 
 
 def test_a_folder(tmp_path):

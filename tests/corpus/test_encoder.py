@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from st_magnitude.commands.app import app
 from st_magnitude.corpus import Encoder
-from st_magnitude.corpus.beir import DataError
 from st_magnitude.corpus.encoding import encode_corpus, load_embeddings
+from st_magnitude.data.beir import DataError
 
 BATCH = {"_id": ["a", "b"], "text": ["see", "tea tea"], "title": [None, "list"], "other": [[1], [2]]}
 EXPECTED = np.array([[0, 0, 1], [2, 1, 0]], dtype=np.float32)

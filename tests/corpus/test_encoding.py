@@ -21,8 +21,8 @@ from typer.testing import CliRunner
 import st_magnitude as stm
 from st_magnitude.commands.app import app
 from st_magnitude.corpus import encoding
-from st_magnitude.corpus.beir import DataError
 from st_magnitude.corpus.encoding import encode_corpus, load_embeddings
+from st_magnitude.data.beir import DataError
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import QNORM
 

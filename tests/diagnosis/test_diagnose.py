@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from st_magnitude import Similarity, calibrate_exponent, diagnose, geometry
 from st_magnitude._plot import Picture
 from st_magnitude.commands.app import app
-from st_magnitude.corpus.beir import RetrievalData, save_beir
+from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.metrics import model_name
 
 
@@ -273,7 +273,7 @@ def bow_folders(tmp_path):
     corpus = {f"d{i}": ("bee honey bee " if i % 2 else "wax wax wax ") + f"number {i} " * 3 for i in range(60)}
     for split, numbers in (("train", range(40, 60)), ("dev", range(50))):
         judged = RetrievalData(queries, corpus, {f"q{i}": {f"d{i}"} for i in numbers})
-        save_beir(judged, tmp_path / "data", split)
+        judged.save(tmp_path / "data", split)
     return tmp_path
 
 

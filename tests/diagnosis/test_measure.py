@@ -11,9 +11,9 @@ import torch
 from _planted import model_of, planted, quick, unit
 
 from st_magnitude import COSINE, MagnitudeEvaluator, Similarity, calibrate_exponent, geometry
+from st_magnitude.data.task import EncodedTask
 from st_magnitude.diagnosis.measure import halves
 from st_magnitude.evaluation import CompressionEvaluator
-from st_magnitude.evaluation.task import EncodedTask
 
 
 def task_of(columns: list[list[int]], num_documents: int) -> EncodedTask:

@@ -10,7 +10,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import BoW
 
 import st_magnitude as stm
-from st_magnitude.corpus.beir import RetrievalData
+from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.abstention import SIGNALS, Answers, controlled_threshold
 from st_magnitude.surgery.raw import encode_raw
 
@@ -88,7 +88,7 @@ def test_rule_against_a_loop(counts, data, rule):
     order = np.argsort(-scores, axis=1, kind="stable")
     top = np.take_along_axis(scores, order, axis=1)[:, :2]
     wrong = np.array(
-        [ids[o[0]] not in data.relevant_docs.get(query, ()) for query, o in zip(data.queries, order, strict=True)]
+        [ids[o[0]] not in data.relevant.get(query, ()) for query, o in zip(data.queries, order, strict=True)]
     )
     answers = stm.answerable(rule, top, np.linalg.norm(q, axis=1), np.linalg.norm(d, axis=1)[order[:, 0]])
     assert rule.unanswerable == 0.25
@@ -96,7 +96,7 @@ def test_rule_against_a_loop(counts, data, rule):
 
 
 def test_documents_left_out_are_not_answers(counts, data):
-    judged = dict(data.relevant_docs)
+    judged = dict(data.relevant)
     answerable = RetrievalData({query: data.queries[query] for query in judged}, data.corpus, judged)
     made = stm.calibrate_abstention(counts, answerable, risk=0.5, delta=0.5, show_progress_bar=False)
     assert made.unanswerable == 0.25  # by default

@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 
 import st_magnitude as stm
 from st_magnitude.commands.app import app
-from st_magnitude.corpus.beir import RetrievalData, save_beir
+from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.data.task import EncodedTask
 from st_magnitude.evaluation import admission
 from st_magnitude.evaluation.admission import SCORERS, surface_features
-from st_magnitude.evaluation.task import EncodedTask
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -50,7 +50,7 @@ def data():
 
 
 def admit(model, data, **options):
-    given = {"queries": data.queries, "relevant": data.relevant_docs, "show_progress_bar": False} | options
+    given = {"queries": data.queries, "relevant": data.relevant, "show_progress_bar": False} | options
     return stm.admit(model, data.corpus, **given)
 
 
@@ -62,12 +62,12 @@ def test_norm_against_a_loop(model, data):
     kept = {key for key, size in zip(data.corpus, sizes, strict=True) if size >= threshold}
     assert found.kept_ids == [key for key in data.corpus if key in kept]
     assert found.share >= 0.5
-    shares = [len(kept & answers) / len(answers) for answers in data.relevant_docs.values()]
+    shares = [len(kept & answers.keys()) / len(answers) for answers in data.relevant.values()]
     assert found.answers_kept[0] == pytest.approx(np.mean(shares), abs=1e-12)
     assert found.answers_kept[1] < np.mean(shares) < found.answers_kept[2]
 
     at = {key: i for i, key in enumerate(data.corpus)}
-    columns = [sorted(at[key] for key in data.relevant_docs[query]) for query in data.queries]
+    columns = [sorted(at[key] for key in data.relevant[query]) for query in data.queries]
     asked = model.encode_query(list(data.queries.values()), convert_to_tensor=True)
     encoded = EncodedTask(asked, torch.from_numpy(vectors).float(), columns)
     among = np.array([key in kept for key in data.corpus])
@@ -123,9 +123,7 @@ def test_recall_drops_as_much_as_it_can(model, data):
     sizes = dict(zip(found.ids, found.scores, strict=True))
 
     def kept(threshold):
-        return np.mean(
-            [np.mean([sizes[key] >= threshold for key in answers]) for answers in data.relevant_docs.values()]
-        )
+        return np.mean([np.mean([sizes[key] >= threshold for key in answers]) for answers in data.relevant.values()])
 
     largest = max(size for size in sizes.values() if kept(size) >= 0.9)
     assert found.threshold == largest
@@ -211,7 +209,7 @@ def test_norms_that_are_all_one(data):
 
 def test_command(model, data, tmp_path):
     model.save_pretrained(str(tmp_path / "model"))
-    save_beir(data, tmp_path / "data", "dev")
+    data.save(tmp_path / "data", "dev")
     arguments = ["admit", str(tmp_path / "model"), "--data", str(tmp_path / "data"), "--keep", "0.5", "--json"]
     result = CliRunner().invoke(app, [*arguments, "--output", str(tmp_path / "out")])
     assert result.exit_code == 0, result.output

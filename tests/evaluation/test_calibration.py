@@ -12,9 +12,9 @@ from sentence_transformers.sentence_transformer.modules import BoW
 from torch import nn
 
 from st_magnitude import Similarity, geometry
+from st_magnitude.data.task import EncodedTask
 from st_magnitude.evaluation import MagnitudeEvaluator
 from st_magnitude.evaluation.calibration import ExponentCurve, calibrate_exponent
-from st_magnitude.evaluation.task import EncodedTask
 from st_magnitude.modules import ExponentNorm
 
 

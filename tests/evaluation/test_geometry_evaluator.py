@@ -8,7 +8,7 @@ from conftest import CORPUS, QUERIES, RELEVANT_DOCS
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 
 import st_magnitude as stm
-from st_magnitude.corpus.beir import RetrievalData
+from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.geometry import NUM_DOCUMENTS, card_evaluators
 
 ANSWERS = set().union(*RELEVANT_DOCS.values())

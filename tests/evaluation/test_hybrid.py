@@ -349,7 +349,7 @@ def test_dense_run_under_another_similarity_and_behind_an_exponent_norm(task, st
 
 def test_dense_run_is_the_same_in_tiles(task, static_model, monkeypatch):
     whole = dense_run(static_model, **texts(task))
-    monkeypatch.setattr("st_magnitude.evaluation.task.TILE", 3 * len(task["corpus"]))  # three queries at a time
+    monkeypatch.setattr("st_magnitude.data.task.TILE", 3 * len(task["corpus"]))  # three queries at a time
     tiled = dense_run(static_model, **texts(task))
     assert list(tiled) == list(whole) == list(task["queries"])
     for query in whole:

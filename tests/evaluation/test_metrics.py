@@ -10,25 +10,26 @@ import torch
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 from sklearn.metrics import ndcg_score
 
-from st_magnitude.evaluation.metrics import ndcg, rank
+from st_magnitude.data.task import ndcg, rank
 
 
 @pytest.mark.parametrize("k", [1, 3, 10])
 @pytest.mark.parametrize("num_documents", [2, 10, 40])
-def test_ndcg_is_that_of_sklearn(k, num_documents):
+@pytest.mark.parametrize("grades", [2, 5])
+def test_ndcg_is_that_of_sklearn(k, num_documents, grades):
     rng = np.random.default_rng(0)
-    relevance = rng.random((30, num_documents)) < 0.3
-    relevance[:, 0] |= ~relevance.any(axis=1)
+    relevance = rng.integers(grades, size=(30, num_documents)) * (rng.random((30, num_documents)) < 0.4)
+    relevance[:, 0] += ~relevance.any(axis=1)
     scores = rng.permuted(np.tile(np.arange(num_documents), (30, 1)), axis=1)  # no ties
-    hits = np.take_along_axis(relevance, (-scores).argsort(axis=1), axis=1)[:, :k]
+    gains = np.take_along_axis(relevance, (-scores).argsort(axis=1), axis=1)[:, :k]
     expected = [ndcg_score(r[None], s[None], k=k, ignore_ties=True) for r, s in zip(relevance, scores, strict=True)]
-    assert ndcg(hits, relevance.sum(axis=1), k=k) == pytest.approx(expected, abs=1e-12)
+    assert ndcg(gains, [row[row > 0].tolist() for row in relevance], k=k) == pytest.approx(expected, abs=1e-12)
 
 
 def test_ndcg_of_documents_not_found_counts_against_the_ideal():
-    assert ndcg([[True, False]], [3], k=2) == pytest.approx([1 / (1 + 1 / math.log2(3))])
-    assert ndcg([[False] * 10], [1]) == [0.0]
-    assert ndcg([[True] * 12], [12], k=10) == pytest.approx([1.0])
+    assert ndcg([[True, False]], [[1] * 3], k=2) == pytest.approx([1 / (1 + 1 / math.log2(3))])
+    assert ndcg([[False] * 10], [[1]]) == [0.0]
+    assert ndcg([[True] * 12], [[1] * 12], k=10) == pytest.approx([1.0])
 
 
 @pytest.mark.parametrize("num_scores", [3, 10**6], ids=["ties", "distinct"])
@@ -51,4 +52,4 @@ def test_rank_breaks_ties_like_sentence_transformers(task):
         [ids[column] in docs for column in row]
         for row, docs in zip(rank(scores, 10).tolist(), task["relevant_docs"].values(), strict=True)
     ]
-    assert ndcg(hits, [len(docs) for docs in task["relevant_docs"].values()]).mean() == pytest.approx(expected)
+    assert ndcg(hits, [[1] * len(docs) for docs in task["relevant_docs"].values()]).mean() == pytest.approx(expected)

@@ -15,7 +15,7 @@ from sentence_transformers.sentence_transformer.modules import BoW
 from sentence_transformers.util import mine_hard_negatives
 
 import st_magnitude as stm
-from st_magnitude.corpus.beir import RetrievalData, save_beir
+from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.modules import ExponentNorm
 
 FORMATS = ("triplet", "n-tuple", "labeled-pair", "labeled-list")
@@ -117,7 +117,7 @@ def test_what_answers_the_query_is_never_a_negative():
 
 @pytest.fixture
 def judged(task) -> RetrievalData:
-    return RetrievalData(**task)
+    return RetrievalData(*task.values())
 
 
 @pytest.mark.parametrize(("share", "numbers"), [(0.0, {0}), (0.25, {0, 1}), (0.5, {1, 2}), (2 / 3, {2}), (1.0, {3})])
@@ -125,7 +125,7 @@ def test_share_of_never_relevant_documents(static_model, judged, share, numbers,
     mined = stm.mine_negatives(
         static_model, judged, similarity="qnorm", never_relevant=share, output_format="n-tuple", min_queries=2
     )
-    relevant = {judged.corpus[document] for documents in judged.relevant_docs.values() for document in documents}
+    relevant = {judged.corpus[document] for documents in judged.relevant.values() for document in documents}
     never = {}
     for row in mined:
         negatives = [row[f"negative_{i}"] for i in (1, 2, 3)]
@@ -168,12 +168,12 @@ def test_every_text_is_encoded_once(static_model, judged, share, monkeypatch):
 
 
 def test_all_kinds_of_data_and_the_random_state(static_model, judged, tmp_path):
-    save_beir(judged, tmp_path, "train")
+    judged.save(tmp_path, "train")
     mine = partial(stm.mine_negatives, static_model, verbose=False, sampling_strategy="random", seed=3)
     state = random.getstate()
     mined = rows(mine(judged))
     assert random.getstate() == state
-    assert rows(mine(tmp_path)) == rows(mine(judged.queries, judged.corpus, judged.relevant_docs)) == mined
+    assert rows(mine(tmp_path)) == rows(mine(judged.queries, judged.corpus, judged.relevant)) == mined
     assert rows(mine(judged, seed=4)) != mined
     pairs = [(row["anchor"], row["positive"]) for row in rows(mine(judged, output_format="n-tuple"))]
     pairs = Dataset.from_dict({"a": [a for a, _ in pairs], "p": [p for _, p in pairs], "unused": [0] * len(pairs)})
@@ -197,7 +197,7 @@ def test_all_kinds_of_data_and_the_random_state(static_model, judged, tmp_path):
 def test_wrong_arguments_are_refused_before_anything_is_encoded(static_model, judged, options, says, monkeypatch):
     monkeypatch.setattr(SentenceTransformer, "encode", None)
     if "split" in options:
-        judged.relevant_docs = {}
+        judged.relevant = {}
     with pytest.raises(ValueError, match=says):
         stm.mine_negatives(static_model, judged, **options)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from st_magnitude.corpus.beir import DataError
+from st_magnitude.data.beir import DataError
 from st_magnitude.evaluation import read_run, write_run
 
 RUN = {"q2": {"d1": 0.25, "d10": 0.1 + 0.2, "d2": 0.25}, "q1": {"d3": -1e-30}}

@@ -16,7 +16,7 @@ from sentence_transformers.sentence_transformer.modules import BoW, StaticEmbedd
 from torch import nn
 from torch.utils.data import DataLoader
 
-from st_magnitude.corpus.beir import DataError
+from st_magnitude.data.beir import DataError
 from st_magnitude.revela import Document, GroupCollator, build_groups, chunk
 from st_magnitude.revela.groups import _first_half, split_batch
 

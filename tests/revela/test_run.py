@@ -16,7 +16,7 @@ from sentence_transformers import SentenceTransformer
 from typer.testing import CliRunner
 
 from st_magnitude.commands.app import app
-from st_magnitude.corpus.beir import DataError
+from st_magnitude.data.beir import DataError
 from st_magnitude.revela.config import RevelaConfig
 from st_magnitude.revela.run import run
 

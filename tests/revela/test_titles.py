@@ -5,7 +5,8 @@ import re
 import pytest
 from _texts import CODE, write
 
-from st_magnitude.corpus.beir import DataError, RetrievalData, load_beir, save_beir
+from st_magnitude.data.beir import DataError
+from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.revela import Document, title_task
 
 PAGES = {
@@ -24,7 +25,7 @@ def test_titles_ask_for_their_sections(tmp_path):
     assert isinstance(task, RetrievalData)
     assert task.kind == "titles"
     assert not task.negatives
-    found = {task.queries[q]: {task.corpus[d] for d in docs} for q, docs in task.relevant_docs.items()}
+    found = {task.queries[q]: {task.corpus[d] for d in docs} for q, docs in task.relevant.items()}
     assert found == {
         "Tea": {"It is a drink."},
         "Green tea": {"Use 80 degrees.", "Wait two minutes."},
@@ -46,8 +47,8 @@ def test_titles_ask_for_their_sections(tmp_path):
         ]
     )
     assert not {"Green tea", "Tea", "Sourdough"} & {line for text in task.corpus.values() for line in text.split("\n")}
-    save_beir(task, tmp_path / "beir")
-    assert load_beir(tmp_path / "beir").corpus == task.corpus
+    task.save(tmp_path / "beir")
+    assert RetrievalData.from_beir(tmp_path / "beir").corpus == task.corpus
 
 
 def test_a_title_of_a_whole_document():
@@ -64,7 +65,7 @@ def test_a_sample_of_the_queries():
         title_task(documents, max_queries=n, seed=seed) for n, seed in ((None, 0), (5, 0), (5, 0), (5, 1))
     )
     assert len(full.queries) == 19
-    assert len(some.queries) == 5 == len(some.relevant_docs)
+    assert len(some.queries) == 5 == len(some.relevant)
     assert some == again
     assert some.queries != other.queries
     assert some.corpus == full.corpus
@@ -76,7 +77,7 @@ def test_without_titles_first_sentences_ask():
     task = title_task(texts)
     assert task.kind == "sentences"
     assert task.queries == {"q0": "Green tea wants cooler water."}
-    assert task.corpus[next(iter(task.relevant_docs["q0"]))] == "Use 80 degrees. Wait."
+    assert task.corpus[next(iter(task.relevant["q0"]))] == "Use 80 degrees. Wait."
     assert len(task.corpus) == 3
     assert task.queries["q0"] not in " ".join(task.corpus.values())
     with pytest.raises(

@@ -24,7 +24,8 @@ from st_magnitude.commands.compare.candidates import Candidate, grids
 from st_magnitude.commands.compare.config import CompareConfig
 from st_magnitude.commands.compare.data import Splits
 from st_magnitude.commands.compare.study import Measurement
-from st_magnitude.evaluation.task import JudgedTask, NotFiniteError
+from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.data.task import NotFiniteError
 from st_magnitude.finetune.comparison import compare, own_ndcg
 from st_magnitude.finetune.run import describe, make_trainer, save_trained, training_arguments, training_rows
 from st_magnitude.finetune.settings import TrainConfig
@@ -64,12 +65,12 @@ class Bench:
         return training_rows(self.splits.train, self.config.negatives, self.config.seed)
 
     @cached_property
-    def dev(self) -> JudgedTask:
-        return JudgedTask(self.splits.dev.queries, self.splits.dev.corpus, self.splits.dev.relevant_docs)
+    def dev(self) -> RetrievalData:
+        return RetrievalData(self.splits.dev.queries, self.splits.dev.corpus, self.splits.dev.relevant)
 
     @cached_property
-    def test(self) -> JudgedTask:
-        return JudgedTask(self.splits.test.queries, self.splits.test.corpus, self.splits.test.relevant_docs)
+    def test(self) -> RetrievalData:
+        return RetrievalData(self.splits.test.queries, self.splits.test.corpus, self.splits.test.relevant)
 
     @cached_property
     def pretrained(self) -> NDArray[np.float64]:

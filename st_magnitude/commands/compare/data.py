@@ -9,8 +9,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from st_magnitude.corpus.beir import DataError, RetrievalData, available_splits, load_beir
-from st_magnitude.evaluation.task import JudgedTask
+from st_magnitude.data.beir import DataError, splits_of
+from st_magnitude.data.retrieval import RetrievalData
 
 __all__ = ["Splits", "make_splits", "read_splits"]
 
@@ -44,18 +44,18 @@ def read_splits(
     A folder with a single ``qrels.tsv`` has only training queries. A dev or test split that does not exist is held out.
 
     Raises:
-        DataError: As `load_beir` and `make_splits` do.
+        DataError: As `RetrievalData.from_beir` and `make_splits` do.
     """
-    splits = available_splits(folder)
-    train = load_beir(folder, split if splits else None)
-    dev, test = (load_beir(folder, name) if name in splits else None for name in (dev_split, test_split))
+    splits = splits_of(folder)
+    train = RetrievalData.from_beir(folder, split if splits else None)
+    dev, test = (RetrievalData.from_beir(folder, name) if name in splits else None for name in (dev_split, test_split))
     return make_splits(train, dev, test, dev_queries=dev_queries, documents=documents, seed=seed)
 
 
 def make_splits(
-    train: RetrievalData | JudgedTask,
-    dev: RetrievalData | JudgedTask | None = None,
-    test: RetrievalData | JudgedTask | None = None,
+    train: RetrievalData | RetrievalData,
+    dev: RetrievalData | RetrievalData | None = None,
+    test: RetrievalData | RetrievalData | None = None,
     *,
     dev_queries: int = 500,
     documents: int = 5000,
@@ -96,11 +96,11 @@ def make_splits(
         if not queries:
             raise DataError(f"No query of the {name} split has a relevant document, so no model can be measured.")
         part = _only(part, {queries[i] for i in rng.permutation(len(queries))[:most]})
-        needed = {d for judged in (part.relevant_docs, part.negatives) for ids in judged.values() for d in ids}
+        needed = {d for judged in (part.relevant, part.negatives) for ids in judged.values() for d in ids}
         others = sorted(part.corpus.keys() - needed)
         needed |= {others[i] for i in rng.permutation(len(others))[: max(0, documents - len(needed))]}
         corpus = {document: text for document, text in part.corpus.items() if document in needed}
-        if all(len(ids) == len(corpus) for ids in part.relevant_docs.values()):
+        if all(len(ids) == len(corpus) for ids in part.relevant.values()):
             raise DataError(
                 f"Every document of the {name} split is relevant to every query, so that all models rank alike; add "
                 "documents that are not relevant."
@@ -115,10 +115,10 @@ def make_splits(
 
 
 def _judged(data: RetrievalData) -> list[str]:
-    return sorted(query for query in data.queries if data.relevant_docs.get(query))
+    return sorted(query for query in data.queries if data.relevant.get(query))
 
 
-def _as_data(task: RetrievalData | JudgedTask) -> RetrievalData:
+def _as_data(task: RetrievalData | RetrievalData) -> RetrievalData:
     if isinstance(task, RetrievalData):
         return task
     relevant, negatives = (
@@ -130,7 +130,7 @@ def _as_data(task: RetrievalData | JudgedTask) -> RetrievalData:
 
 def _only(data: RetrievalData, queries: Collection[str]) -> RetrievalData:
     """The same corpus with some of the queries."""
-    relevant, negatives = (_some(judged, queries) for judged in (data.relevant_docs, data.negatives))
+    relevant, negatives = (_some(judged, queries) for judged in (data.relevant, data.negatives))
     return RetrievalData(_some(data.queries, queries), data.corpus, relevant, negatives, data.name)
 
 

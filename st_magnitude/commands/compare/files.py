@@ -10,7 +10,6 @@ from typing import Any
 from st_magnitude._files import whole_file
 from st_magnitude.commands.compare.bench import Bench
 from st_magnitude.commands.compare.result import CompareResult
-from st_magnitude.corpus.beir import save_beir
 from st_magnitude.diagnosis.report import write_page
 
 __all__ = ["write_files"]
@@ -45,10 +44,11 @@ def _script(result: CompareResult, bench: Bench, model: str | None, data: Any) -
         ]
     else:
         for name, part in (("train", bench.splits.train), ("dev", bench.splits.dev)):
-            save_beir(part, output / "data" / name, name)
-        imports = "from st_magnitude.corpus.beir import load_beir"
+            part.save(output / "data" / name, name)
+        imports = "from st_magnitude.data.retrieval import RetrievalData"
         folder = str(output / "data")
-        lines = [f"train_data, dev = (load_beir({folder!r} + f'/{{name}}', name) for name in ('train', 'dev'))"]
+        lines = ["read = RetrievalData.from_beir"]
+        lines += [f"train_data, dev = (read({folder!r} + f'/{{name}}', name) for name in ('train', 'dev'))"]
     candidate = entry.candidate
     defaults = vars(type(bench.settings(candidate, 1))())
     changed = {k: v for k, v in vars(bench.settings(candidate, entry.last.steps)).items() if v != defaults[k]}

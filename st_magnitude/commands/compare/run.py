@@ -37,9 +37,8 @@ from st_magnitude.commands.compare.plan import (
 from st_magnitude.commands.compare.result import CompareResult, Entry, OnTest
 from st_magnitude.commands.compare.study import Measurement, Record, import_optuna
 from st_magnitude.commands.compare.workers import Job, Workers, workers_at
-from st_magnitude.corpus.beir import RetrievalData
+from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.metrics import model_name
-from st_magnitude.evaluation.task import JudgedTask
 from st_magnitude.finetune.comparison import own_ndcg
 from st_magnitude.finetune.run import digest_of
 from st_magnitude.geometry import paired_bootstrap
@@ -47,7 +46,7 @@ from st_magnitude.surgery.export import load
 
 __all__ = ["CompareConfig", "CompareResult", "compare"]
 
-Data = RetrievalData | JudgedTask
+Data = RetrievalData | RetrievalData
 FEWEST = 2  # candidates of the last rung, whatever is left: plain cosine and the best of the others
 MOST_ON_TEST, REPORT_SECONDS = 3, 5.0  # models that are measured at the end, and the time for the files
 PROBE_STEPS, PROBE_SECONDS = 30, 3.0

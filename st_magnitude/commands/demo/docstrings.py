@@ -28,7 +28,8 @@ from st_magnitude.commands.demo.objects import DocumentedObject, documented_obje
 from st_magnitude.commands.demo.queries import normalised
 from st_magnitude.commands.demo.sections import split_docstring
 from st_magnitude.commands.demo.sources import environment_fingerprint, package_files
-from st_magnitude.corpus.beir import DataError, RetrievalData, load_beir, save_beir
+from st_magnitude.data.beir import DataError
+from st_magnitude.data.retrieval import RetrievalData
 
 __all__ = ["DocstringTask", "DocumentedObject", "build_docstring_task", "documented_objects", "split_docstring"]
 
@@ -214,7 +215,7 @@ def _retrieval_data(objects: Sequence[DocumentedObject]) -> RetrievalData:
 
 def _save(task: DocstringTask, folder: Path, settings: Mapping[str, object]) -> None:
     for split in ("train", "dev", "test"):
-        save_beir(getattr(task, split), folder / split, split)
+        getattr(task, split).save(folder / split, split)
     text = json.dumps({"settings": settings, "packages": task.packages}, indent=2)
     (folder / "task.json").write_text(text + "\n", encoding="utf-8")
 
@@ -227,5 +228,5 @@ def _load(folder: Path, settings: Mapping[str, object]) -> DocstringTask | None:
         return None
     if not isinstance(saved, dict) or saved.get("settings") != settings or "packages" not in saved:
         return None
-    train, dev, test = (load_beir(folder / split, split) for split in ("train", "dev", "test"))
+    train, dev, test = (RetrievalData.from_beir(folder / split, split) for split in ("train", "dev", "test"))
     return DocstringTask(train, dev, test, saved["packages"])

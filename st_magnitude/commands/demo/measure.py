@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from st_magnitude import geometry
 from st_magnitude.commands.demo.docstrings import DocstringTask
+from st_magnitude.data.task import EncodedTask
 from st_magnitude.evaluation.admission import surface_features
-from st_magnitude.evaluation.task import EncodedTask
 from st_magnitude.similarity import COSINE, DOT, Similarity
 
 __all__ = ["Controls", "Measurement", "measure", "measure_controls"]
@@ -81,7 +81,7 @@ def measure_controls(task: DocstringTask, pretrained: Mapping[str, EncodedTask],
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    answers = set().union(*task.train.relevant_docs.values())
+    answers = set().union(*task.train.relevant.values())
     classifier = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
     classifier.fit(surface_features(list(task.train.corpus.values())), [d in answers for d in task.train.corpus])
     features = {

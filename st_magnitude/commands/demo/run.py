@@ -24,9 +24,9 @@ from st_magnitude.commands.demo.docstrings import DocstringTask, build_docstring
 from st_magnitude.commands.demo.measure import Controls, Measurement, measure, measure_controls
 from st_magnitude.commands.demo.model import bundled_minilm
 from st_magnitude.commands.demo.report import comparisons, controls_report, plot_norms, table
-from st_magnitude.corpus.beir import RetrievalData, save_beir
+from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.data.task import EncodedTask
 from st_magnitude.evaluation.calibration import calibrate_exponent
-from st_magnitude.evaluation.task import EncodedTask, JudgedTask
 from st_magnitude.finetune.run import train
 from st_magnitude.finetune.settings import TrainConfig
 from st_magnitude.similarity import COSINE, QNORM, Similarity
@@ -103,7 +103,7 @@ def run(
     task = task or build_docstring_task(train_queries=1000, test_queries=300, max_train_files=40, seed=seed)
     _describe(task, say)
     output.mkdir(parents=True, exist_ok=True)
-    save_beir(task.test, output / "data", split="test")
+    task.test.save(output / "data", split="test")
 
     def fresh() -> SentenceTransformer:
         loaded = SentenceTransformer(path)
@@ -156,14 +156,14 @@ def _describe(task: DocstringTask, say: Say) -> None:
         say(f"  {split:5} {data}: {listed}")
     example = next(iter(task.test.queries))
     say(f"  a query:          {task.test.queries[example]}")
-    say(f"  its answer:       {task.test.corpus[min(task.test.relevant_docs[example])][:90]} ...")
+    say(f"  its answer:       {task.test.corpus[min(task.test.relevant[example])][:90]} ...")
     if judged := task.test.negatives.get(example):
         say(f"  never an answer:  {task.test.corpus[min(judged)][:90]} ...")
 
 
 def _encode(model: SentenceTransformer, data: RetrievalData) -> EncodedTask:
     """Raw embeddings; the model is the same afterwards."""
-    task = JudgedTask(data.queries, data.corpus, data.relevant_docs)
+    task = data
     return task.encode(model, batch_size=64, show_progress_bar=True, before_normalize=True)
 
 
@@ -174,7 +174,7 @@ def _train(
     train(model, task.train, folder, config)
     exponent, dev = 1.0, task.dev
     if similarity is QNORM:
-        curve = calibrate_exponent(model, dev.queries, dev.corpus, dev.relevant_docs, exponents=np.linspace(0, 1, 5))
+        curve = calibrate_exponent(model, dev.queries, dev.corpus, dev.relevant, exponents=np.linspace(0, 1, 5))
         exponent = float(curve.highest)
         if 0 < exponent < 1:
             export(prepare(model, Similarity(1.0, exponent)), folder.with_name("qnorm-calibrated"), overwrite=True)

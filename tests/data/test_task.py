@@ -1,4 +1,4 @@
-"""JudgedTask and EncodedTask against sorting in Python, and every evaluator's way of refusing a broken embedding."""
+"""RetrievalData and EncodedTask against sorting in Python, and every evaluator's way of refusing a broken embedding."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ from st_magnitude import (
     calibrate_exponent,
     diagnose,
 )
+from st_magnitude.data import task as task_module
+from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.data.task import EncodedTask, encode_texts
 from st_magnitude.evaluation import HybridEvaluator, RAGEvaluator, dense_run
-from st_magnitude.evaluation import task as task_module
 from st_magnitude.evaluation.confidence import norm_confidence
-from st_magnitude.evaluation.task import EncodedTask, JudgedTask, encode_texts
 from st_magnitude.modules import ExponentNorm
 
 SIMILARITIES = [DOT, QNORM, DNORM, COSINE, Similarity(1.0, 0.4), Similarity(0.3, 0.8)]
@@ -102,9 +103,9 @@ def test_ndcg_and_hits_from_columns():
 
 def test_encodes_each_side_with_its_role_and_prompt(task, static_model):
     static_model.prompts = {"query": "ask: ", "document": "", "own": "own: "}
-    judged = JudgedTask(task["queries"], task["corpus"], task["relevant_docs"])
+    judged = RetrievalData(task["queries"], task["corpus"], task["relevant_docs"])
     queries, documents = list(task["queries"].values()), [task["corpus"][d] for d in sorted(task["corpus"])]
-    found = judged.encode(static_model, 8, show_progress_bar=False, corpus_prompt_name="own")
+    found = judged.encode(static_model, batch_size=8, show_progress_bar=False, corpus_prompt_name="own")
     torch.testing.assert_close(
         found.queries, static_model.encode(["ask: " + q for q in queries], convert_to_tensor=True)
     )
@@ -112,7 +113,7 @@ def test_encodes_each_side_with_its_role_and_prompt(task, static_model):
         found.documents, static_model.encode(["own: " + d for d in documents], convert_to_tensor=True)
     )
     assert found.columns == [
-        [sorted(task["corpus"]).index(d) for d in sorted(r)] for r in task["relevant_docs"].values()
+        {sorted(task["corpus"]).index(d): 1 for d in sorted(r)} for r in task["relevant_docs"].values()
     ]
 
 
@@ -127,40 +128,31 @@ def test_what_stands_at_the_end_of_the_model(task, static_model, closing):
     assert model[-1] is closing
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"queries": {}}, "queries is empty"),
-        ({"corpus": {}}, "corpus is empty"),
-        ({"queries": ["one", "two"]}, "queries is a list; pass a dict of id -> text"),
-        ({"corpus": ["one", "two"]}, "corpus is a list; pass a dict of id -> text"),
-        ({"relevant": [["d01"]]}, "relevant_docs is a list; pass a dict of query id"),
-        ({"relevant": {}}, "None of the 8 queries has a relevant document"),
-        ({"relevant": {"q1": set()}}, "None of the 8 queries has a relevant document"),
-        ({"relevant": {"other": {"d01"}}}, r"\['other'\].*\['q1', 'q2', 'q3'\]"),
-        (
-            {"relevant": {"q1": {"d01", "d99"}}},
-            r"1 document\(s\) of relevant_docs are not in .*'d99'",
-        ),
-        ({"relevant": {"q1": "d01"}}, r"relevant_docs\['q1'\] is 'd01'; pass a set"),
-        ({"relevant": {"q1": {"d01": 0}}}, "graded judgments"),
-        ({"negatives": {"q1": {"d99"}}}, r"1 document\(s\) of negatives are not in the corpus"),
-        ({"negatives": {"q1": {"d01"}}}, "'d01' is both relevant and a negative of the query 'q1'"),
-    ],
-)
-def test_judgments_are_checked(task, change, message):
-    arguments = {"queries": task["queries"], "corpus": task["corpus"], "relevant": task["relevant_docs"]} | change
-    with pytest.raises(ValueError, match=message):
-        JudgedTask(**arguments)
-
-
 def test_queries_without_judgments_do_not_count(task):
-    relevant = {"q2": ["d02", "d01"], "not asked here": {"d03"}, "q1": {"d03"}}
-    judged = JudgedTask(task["queries"], dict(reversed(task["corpus"].items())), relevant)
-    assert judged.relevant == {"q2": {"d01", "d02"}, "not asked here": {"d03"}, "q1": {"d03"}}
+    relevant = {"q2": ["d02", "d01"], "q1": {"d03"}}
+    judged = RetrievalData(task["queries"], dict(reversed(task["corpus"].items())), relevant)
     assert judged.query_ids == ["q1", "q2"]
     assert judged.document_ids == sorted(task["corpus"])
-    assert judged.columns == [[2], [0, 1]]
+    assert judged.columns == [{2: 1}, {0: 1, 1: 1}]
+    with pytest.raises(ValueError, match="None of the 8 queries has a relevant document"):
+        RetrievalData(task["queries"], task["corpus"], {"q1": set()}).encode(None)
+
+
+def test_an_evaluator_leaves_out_judgments_of_other_queries_and_refuses_empty_sides(task):
+    task["relevant_docs"]["not asked here"] = {"d01"}
+    assert MagnitudeEvaluator(**task).queries_ids == sorted(task["queries"])
+    for side in ("queries", "corpus"):
+        with pytest.raises(ValueError, match=f"{side} is empty"):
+            MagnitudeEvaluator(**task | {side: {}})
+
+
+def test_ndcg_counts_grades(task):
+    encoded = EncodedTask(torch.eye(2), torch.rand(4, 2), columns=[{2: 3, 0: 1}, [0]])
+    top = torch.tensor([[0, 1, 2], [1, 0, 2]])
+    assert encoded.gains(top).tolist() == [[1, 0, 3], [0, 1, 0]]
+    discounts = 1 / np.log2([2, 3, 4])
+    ideal = 3 * discounts[0] + 1 * discounts[1]
+    assert encoded.ndcg(top) == pytest.approx([(discounts[0] + 3 * discounts[2]) / ideal, discounts[1]])
 
 
 @pytest.mark.parametrize(("side", "name"), [("queries", "query"), ("documents", "document")])

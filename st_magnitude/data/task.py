@@ -1,14 +1,9 @@
-"""JudgedTask and EncodedTask: queries, a corpus and judgments, and the embeddings of the two sides.
-
-Every retrieval figure of the package is a short function of an EncodedTask: `EncodedTask.top` is the only exhaustive
-search and `EncodedTask.ndcg` the only nDCG.
-"""
+"""EncodedTask: the embeddings of retrieval data, with the only exhaustive search and the only nDCG of the package."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,13 +12,12 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
-from st_magnitude.corpus.beir import checked_judgments
-from st_magnitude.evaluation.metrics import TILE, ndcg, rank
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import encode_raw
 
-__all__ = ["EncodedTask", "JudgedTask", "NotFiniteError", "check_finite", "check_texts", "encode_texts"]
+__all__ = ["TILE", "EncodedTask", "NotFiniteError", "check_finite", "check_texts", "encode_texts", "ndcg", "rank"]
 
+TILE = 2**24  # scores that are held at a time
 CHUNK = 2**16  # documents whose scores are held at a time
 
 
@@ -31,62 +25,11 @@ class NotFiniteError(ValueError):
     """An embedding with NaN or infinite entries: the model has diverged, or overflows in half precision."""
 
 
-@dataclass
-class JudgedTask:
-    """A search task with judgments, checked before anything is encoded.
-
-    ``query_ids`` are the queries with a relevant document, in the given order; the others do not count, as in sentence-
-    transformers. ``document_ids`` are all documents in the order of their ids, so that the lower index of two is the
-    lower id, and ``columns`` the positions there of the relevant documents of every query.
-
-    Raises:
-        ValueError: If queries or corpus are empty or not a mapping, no query has a relevant document, a judged document
-            is not in the corpus, the documents of a query are not a collection of ids, or a document is both relevant
-            to a query and a negative of it.
-
-    Example:
-        >>> task = JudgedTask({"q": "what barks?", "r": "who?"}, {"d2": "a dog", "d1": "a cat"}, {"q": ["d2"]})
-        >>> task.query_ids, task.document_ids, task.columns
-        (['q'], ['d1', 'd2'], [[1]])
-    """
-
-    queries: Mapping[str, str]  # id -> text
-    corpus: Mapping[str, str]
-    relevant: Mapping[str, Collection[str]]  # query id -> document ids
-    negatives: Mapping[str, Collection[str]] = field(default_factory=dict)  # judged not relevant
-
-    def __post_init__(self) -> None:
-        check_texts(self.queries, self.corpus)
-        self.relevant, self.negatives = checked_judgments(self.corpus, self.relevant, self.negatives)
-        if not any(self.relevant.get(query) for query in self.queries):
-            raise ValueError(
-                f"None of the {len(self.queries)} queries has a relevant document: relevant_docs maps query ids to "
-                f"sets of document ids. Its keys start with {list(self.relevant)[:3]}, those of queries with "
-                f"{list(self.queries)[:3]}."
-            )
-
-    @cached_property
-    def query_ids(self) -> list[str]:
-        return [query for query in self.queries if self.relevant.get(query)]
-
-    @cached_property
-    def document_ids(self) -> list[str]:
-        return sorted(self.corpus)
-
-    @cached_property
-    def columns(self) -> list[list[int]]:
-        position = {document: column for column, document in enumerate(self.document_ids)}
-        return [sorted(position[document] for document in self.relevant[query]) for query in self.query_ids]
-
-    def encode(self, model: SentenceTransformer, batch_size: int = 32, **options: Any) -> EncodedTask:
-        """Encodes the queries that count and the corpus; `encode_texts` documents the options and the errors."""
-        judged = {query: self.queries[query] for query in self.query_ids}
-        return replace(encode_texts(model, judged, self.corpus, batch_size, **options), columns=self.columns)
-
-
 @dataclass(frozen=True, eq=False)
 class EncodedTask:
-    """The raw embeddings of a task, and what an exhaustive search finds with them.
+    """The raw embeddings of retrieval data, and the results of an exhaustive search with them.
+
+    ``columns`` may also hold sequences of columns, whose grades are 1. It is empty for a search without judgments.
 
     Raises:
         ValueError: If an embedding is not finite. The message names its text.
@@ -102,13 +45,15 @@ class EncodedTask:
 
     queries: Tensor  # (n, D)
     documents: Tensor  # (m, D), in the order of their ids
-    columns: Sequence[Sequence[int]] = ()  # of the relevant documents of every query; empty for a search alone
+    columns: Sequence[Mapping[int, int]] = ()  # of the relevant documents of every query, with their grades
     query_ids: Sequence[str] | None = None  # for messages
     document_ids: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         check_finite(self.queries, "query", self.query_ids)
         check_finite(self.documents, "document", self.document_ids)
+        graded = [dict(row) if isinstance(row, Mapping) else dict.fromkeys(map(int, row), 1) for row in self.columns]
+        object.__setattr__(self, "columns", graded)
 
     @property
     def degrees(self) -> NDArray[np.int64]:
@@ -167,17 +112,74 @@ class EncodedTask:
             found.append((documents @ similarity.query(queries.double())[:, :, None])[:, :, 0].float())
         return torch.cat(found).cpu()
 
+    def gains(self, top: Tensor) -> NDArray[np.int64]:
+        """The grade of each document of a ranking for its query, 0 if it is not relevant: (n, k) columns -> (n, k)."""
+        grades = {
+            number * len(self.documents) + column: grade
+            for number, row in enumerate(self.columns)
+            for column, grade in row.items()
+        }
+        if not grades:
+            return np.zeros(top.shape, dtype=np.int64)
+        keys = np.array(sorted(grades))
+        values = np.array([grades[key] for key in keys.tolist()])
+        found = np.arange(len(top))[:, None] * len(self.documents) + top.cpu().numpy()
+        place = np.searchsorted(keys, found).clip(max=len(keys) - 1)
+        return np.where(keys[place] == found, values[place], 0)
+
     def hits(self, top: Tensor) -> NDArray[np.bool_]:
         """Whether each document of a ranking is relevant to its query: (n, k) columns -> (n, k)."""
-        offsets = np.arange(len(self.columns)) * len(self.documents)
-        relevant = [
-            offset + column for offset, columns in zip(offsets, self.columns, strict=True) for column in columns
-        ]
-        return np.isin(offsets[:, None] + top.cpu().numpy(), relevant)
+        return self.gains(top) > 0
 
     def ndcg(self, top: Tensor, k: int = 10) -> NDArray[np.float64]:
         """nDCG@k of every query from the columns of its best documents: (n, >= k or the whole index) -> (n,)."""
-        return ndcg(self.hits(top), [len(columns) for columns in self.columns], k)
+        return ndcg(self.gains(top), [row.values() for row in self.columns], k)
+
+
+def rank(scores: Tensor, k: int) -> Tensor:
+    """Column indices of the k best scores of each row, best first, ties to the lower index: (n, m) -> (n, min(k, m)).
+
+    Example:
+        >>> import torch
+        >>> rank(torch.tensor([[0.0, 2.0, 1.0, 2.0]]), k=3)
+        tensor([[1, 3, 2]])
+    """
+    k = min(k, scores.shape[1])
+    values, indices = scores.topk(k, dim=1)
+    # topk leaves open which of several equal scores it takes, and in which order.
+    last = values[:, -1:]
+    tied = ((scores >= last).sum(dim=1) > k).nonzero()[:, 0]
+    if len(tied):  # rows with a document outside that equals the k-th best: keep the lowest columns of those
+        rows, last = scores[tied], last[tied]
+        above, equal = rows > last, rows == last
+        equal &= equal.cumsum(dim=1) <= k - above.sum(dim=1, keepdim=True)
+        indices[tied] = (above | equal).nonzero()[:, 1].view(-1, k)
+    indices = indices.sort(dim=1).values
+    order = scores.gather(1, indices).sort(dim=1, descending=True, stable=True).indices
+    return indices.gather(1, order)
+
+
+def ndcg(gains: Any, relevant: Iterable[Collection[int]], k: int = 10) -> NDArray[np.float64]:
+    """nDCG@k of every query with graded relevance: (n, >= k or the whole corpus), n collections -> (n,) in [0, 1].
+
+        sum_{i <= k} grade_i / log2(i + 1)  over the same sum with the highest grades first
+
+    Args:
+        gains: Grade of the document at each rank, best rank first; 0 for one that is not relevant. Booleans count as 1.
+        relevant: Grades of all relevant documents of each query, at least one.
+        k: Number of ranks that count.
+
+    Example:
+        >>> ndcg([[3, 0], [0, 1]], relevant=[[3], [1, 3]]).round(3)
+        array([1.   , 0.174])
+
+    Source: Järvelin and Kekäläinen, Cumulated Gain-Based Evaluation of IR Techniques, 2002, with linear gains, as in
+    trec_eval and mteb. With grades of 1, it is that of sentence-transformers' InformationRetrievalEvaluator.
+    """
+    discounts = 1 / np.log2(np.arange(2, k + 2))
+    ranked = np.asarray(gains, dtype=np.float64)[:, :k]
+    ideal = [np.dot(best, discounts[: len(best)]) for grades in relevant for best in [sorted(grades, reverse=True)[:k]]]
+    return ranked @ discounts[: ranked.shape[1]] / ideal
 
 
 def encode_texts(

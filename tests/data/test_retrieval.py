@@ -1,18 +1,20 @@
 """RetrievalData, and BEIR folders read, written and refused."""
 
+import gzip
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from st_magnitude.corpus.beir import DataError, RetrievalData, available_splits, load_beir, save_beir
+from st_magnitude.data.beir import DataError, splits_of
+from st_magnitude.data.retrieval import RetrievalData
 
 CORPUS = {f"d{i}": f"text {i}" for i in range(8)}
 DATA = RetrievalData(
     queries={"q1": "first?", "q2": "sécond?", "q3": "unjudged?"},
     corpus=CORPUS,
-    relevant_docs={"q1": {"d0", "d1"}, "q2": {"d2"}},
+    relevant={"q1": {"d0", "d1"}, "q2": {"d2"}},
     negatives={"q1": {"d3", "d4"}, "q2": {"d0"}},
 )
 
@@ -36,28 +38,28 @@ def test_round_trip(tmp_path: Path) -> None:
     data = RetrievalData(
         {"q 1": 'a "quoted"\nquestion, é\u2028?'}, {"d": " padded ", "e": "x\ty"}, {"q 1": {"d"}}, {"q 1": {"e"}}
     )
-    save_beir(data, tmp_path / "new", "dev")
-    assert load_beir(tmp_path / "new") == data
-    assert load_beir(tmp_path / "new", "dev") == data
+    data.save(tmp_path / "new", "dev")
+    assert RetrievalData.from_beir(tmp_path / "new") == data
+    assert RetrievalData.from_beir(tmp_path / "new", "dev") == data
 
 
 def test_split_selects_queries(tmp_path: Path) -> None:
-    save_beir(DATA, tmp_path, "train")
+    DATA.save(tmp_path, "train")
     (tmp_path / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq3\td7\t2\n")
-    assert available_splits(tmp_path) == ["test", "train"]
-    assert load_beir(tmp_path, "train").queries == {key: DATA.queries[key] for key in ("q1", "q2")}
-    assert load_beir(tmp_path, "test").relevant_docs == {"q3": {"d7"}}
-    assert load_beir(tmp_path, "test").negatives == {}
-    both = load_beir(tmp_path)
+    assert splits_of(tmp_path) == ["test", "train"]
+    assert RetrievalData.from_beir(tmp_path, "train").queries == {key: DATA.queries[key] for key in ("q1", "q2")}
+    assert RetrievalData.from_beir(tmp_path, "test").relevant == {"q3": {"d7": 2}}
+    assert RetrievalData.from_beir(tmp_path, "test").negatives == {}
+    both = RetrievalData.from_beir(tmp_path)
     assert both.queries == DATA.queries
-    assert both.relevant_docs == {**DATA.relevant_docs, "q3": {"d7"}}
+    assert both.relevant == {**DATA.relevant, "q3": {"d7": 2}}
 
 
 def test_title_is_joined_and_ids_may_be_numbers(tmp_path: Path) -> None:
     corpus = '{"_id": 7, "title": "A title", "text": "and text"}\n\n{"_id": "8", "title": "", "text": "alone"}\n'
-    data = load_beir(write(tmp_path, corpus, qrels="q1\t7\t1\nq1\t8\t0\n"))
+    data = RetrievalData.from_beir(write(tmp_path, corpus, qrels="q1\t7\t1\nq1\t8\t0\n"))
     assert data.corpus == {"7": "A title and text", "8": "alone"}
-    assert data.relevant_docs == {"q1": {"7"}}
+    assert data.relevant == {"q1": {"7": 1}}
     assert data.negatives == {"q1": {"8"}}
 
 
@@ -65,14 +67,14 @@ def test_single_qrels_file_and_trec_columns(tmp_path: Path) -> None:
     write(tmp_path)
     (tmp_path / "qrels" / "test.tsv").unlink()
     (tmp_path / "qrels.tsv").write_text("q1 0 d0 2\nq1 0 d1 0\nq2 0 d1 -1\n")
-    assert available_splits(tmp_path) == []
-    data = load_beir(tmp_path)
-    assert (data.relevant_docs, data.negatives) == ({"q1": {"d0"}}, {"q1": {"d1"}, "q2": {"d1"}})
+    assert splits_of(tmp_path) == []
+    data = RetrievalData.from_beir(tmp_path)
+    assert (data.relevant, data.negatives) == ({"q1": {"d0": 2}}, {"q1": {"d1"}, "q2": {"d1"}})
 
 
 def test_byte_order_mark_and_carriage_returns(tmp_path: Path) -> None:
     write(tmp_path, b'\xef\xbb\xbf{"_id": "d0", "text": "t"}\r\n', qrels="query-id\tcorpus-id\tscore\r\nq1\td0\t1\r\n")
-    assert load_beir(tmp_path).relevant_docs == {"q1": {"d0"}}
+    assert RetrievalData.from_beir(tmp_path).relevant == {"q1": {"d0": 1}}
 
 
 GOOD = '{"_id": "d0", "text": "t"}\n'
@@ -114,13 +116,13 @@ GOOD = '{"_id": "d0", "text": "t"}\n'
 )
 def test_malformed_lines_are_named(tmp_path: Path, content: dict[str, str], message: str) -> None:
     with pytest.raises(DataError, match=message):
-        load_beir(write(tmp_path, **content))
+        RetrievalData.from_beir(write(tmp_path, **content))
 
 
 def test_five_problems_a_file_are_shown(tmp_path: Path) -> None:
     write(tmp_path, "{}\n" * 7, '{"_id": "q1", "text": "t"}\nbroken\n')
     with pytest.raises(DataError) as error:
-        load_beir(tmp_path)
+        RetrievalData.from_beir(tmp_path)
     lines = str(error.value).splitlines()
     assert [line.split(":")[0].strip() for line in lines[1:]] == [
         *(f"corpus.jsonl, line {i}" for i in range(1, 6)),
@@ -138,36 +140,36 @@ def test_missing_files_are_named(tmp_path: Path, missing: str) -> None:
         DataError,
         match=rf"has no {named}\. Expected BEIR's layout: corpus\.jsonl, queries\.jsonl and qrels/<split>\.tsv",
     ):
-        load_beir(tmp_path)
+        RetrievalData.from_beir(tmp_path)
 
 
 def test_missing_folder_and_split(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no folder .*nowhere.*Expected BEIR's layout: corpus\.jsonl"):
-        load_beir(tmp_path / "nowhere")
+        RetrievalData.from_beir(tmp_path / "nowhere")
     with pytest.raises(DataError, match="no folder"):
-        available_splits(tmp_path / "nowhere")
+        splits_of(tmp_path / "nowhere")
     with pytest.raises(DataError, match=r"no qrels/dev\.tsv; its splits are \['test'\]"):
-        load_beir(write(tmp_path), "dev")
+        RetrievalData.from_beir(write(tmp_path), "dev")
 
 
 @pytest.mark.parametrize("identifier", ["a\tb", "a\nb"])
 def test_ids_that_a_qrels_file_cannot_hold(tmp_path: Path, identifier: str) -> None:
     with pytest.raises(DataError, match="rename it"):
-        save_beir(RetrievalData({"q": "t"}, {identifier: "t"}, {"q": {identifier}}), tmp_path / "out")
+        RetrievalData({"q": "t"}, {identifier: "t"}, {"q": {identifier}}).save(tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
     ("judgments", "message"),
     [
-        ({"relevant_docs": {"q9": {"d0"}}}, r"relevant_docs has the query 'q9'"),
+        ({"relevant": {"q9": {"d0"}}}, r"relevant has the query 'q9'"),
         (
-            {"relevant_docs": {"q1": {"d0", "d99"}}},
-            r"1 document\(s\) of relevant_docs are not in .*'d99'",
+            {"relevant": {"q1": {"d0", "d99"}}},
+            r"1 document\(s\) of relevant are not in .*'d99'",
         ),
-        ({"relevant_docs": {}, "negatives": {"q1": {"d99"}}}, r"1 document\(s\) of negatives are not in .*'d99'"),
+        ({"relevant": {}, "negatives": {"q1": {"d99"}}}, r"1 document\(s\) of negatives are not in .*'d99'"),
         (
-            {"relevant_docs": {"q1": {"d0"}}, "negatives": {"q1": {"d0"}}},
+            {"relevant": {"q1": {"d0"}}, "negatives": {"q1": {"d0"}}},
             r"'d0' is both relevant and a negative of the query 'q1'",
         ),
     ],
@@ -182,14 +184,14 @@ def test_inconsistent_judgments(judgments: dict[str, dict[str, set[str]]], messa
     [
         ({"queries": ["first?"]}, "queries is a list; pass a dict of id -> text"),
         ({"corpus": "texts"}, "corpus is a str; pass a dict of id -> text"),
-        ({"relevant_docs": [("q1", "d0")]}, "relevant_docs is a list; pass a dict of query id -> set of document ids"),
+        ({"relevant": [("q1", "d0")]}, "relevant is a list; pass a dict of query id -> set of document ids"),
         ({"negatives": None}, "negatives is a NoneType; pass a dict of query id -> set"),
-        ({"relevant_docs": {"q1": "d0"}}, r"relevant_docs\['q1'\] is 'd0'; pass a set of document ids"),
+        ({"relevant": {"q1": "d0"}}, r"relevant\['q1'\] is 'd0'; pass a set of document ids"),
     ],
 )
 def test_arguments_that_are_not_mappings(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(DataError, match=message):
-        RetrievalData(**({"queries": DATA.queries, "corpus": CORPUS, "relevant_docs": {}} | arguments))
+        RetrievalData(**({"queries": DATA.queries, "corpus": CORPUS, "relevant": {}} | arguments))
 
 
 def test_repr_counts() -> None:
@@ -199,7 +201,7 @@ def test_repr_counts() -> None:
 @pytest.mark.parametrize("num_negatives", [0, 1, 2, 5])
 def test_triplets(num_negatives: int) -> None:
     rows = list(DATA.triplets(num_negatives, seed=3))
-    expected = {(DATA.queries[q], CORPUS[d]) for q, documents in DATA.relevant_docs.items() for d in documents}
+    expected = {(DATA.queries[q], CORPUS[d]) for q, documents in DATA.relevant.items() for d in documents}
     assert {(row["anchor"], row["positive"]) for row in rows} == expected
     assert len(rows) == 3
     by_text = {text: key for key, text in DATA.queries.items()}
@@ -208,7 +210,7 @@ def test_triplets(num_negatives: int) -> None:
         query, negatives = by_text[row["anchor"]], list(row.values())[2:]
         judged = {CORPUS[d] for d in DATA.negatives[query]}
         assert len(set(negatives)) == num_negatives
-        assert not {CORPUS[d] for d in DATA.relevant_docs[query]} & set(negatives)
+        assert not {CORPUS[d] for d in DATA.relevant[query]} & set(negatives)
         assert len(judged & set(negatives)) == min(num_negatives, len(judged))  # judged ones come before random ones
 
 
@@ -243,7 +245,7 @@ def test_triplets_do_not_depend_on_the_order_of_sets() -> None:
     rows = []
     for kind in (Forwards, Backwards):
         relevant, negatives = (
-            {key: kind(ids) for key, ids in judged.items()} for judged in (DATA.relevant_docs, DATA.negatives)
+            {key: kind(ids) for key, ids in judged.items()} for judged in (DATA.relevant, DATA.negatives)
         )
         rows.append(RetrievalData(DATA.queries, CORPUS, relevant, negatives).triplets(3).to_dict())
     assert rows[0] == rows[1]
@@ -258,22 +260,57 @@ def test_triplets_refuse() -> None:
         RetrievalData(DATA.queries, CORPUS, {}).triplets(1)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((["a"], {"d": "b"}, {"q": {"d"}}), "queries is a list; pass a dict of id -> text"),
-        (({"q": "a"}, ["b"], {"q": {"d"}}), "corpus is a list; pass a dict of id -> text"),
-        (
-            ({"q": "a"}, {"d": "b"}, [("q", "d")]),
-            "relevant_docs is a list; pass a dict of query id -> set of document ids",
-        ),
-        (({"q": "a"}, {"d": "b"}, {"q": "d"}), r"relevant_docs\['q'\] is 'd'; pass a set of document ids"),
-    ],
-)
-def test_other_types_are_named(arguments, message):
-    with pytest.raises(DataError, match=message):
-        RetrievalData(*arguments)
-
-
 def test_a_list_of_documents_counts_as_a_set():
-    assert RetrievalData({"q": "a"}, {"d": "b"}, {"q": ["d"]}).relevant_docs == {"q": {"d"}}
+    assert RetrievalData({"q": "a"}, {"d": "b"}, {"q": ["d"]}).relevant == {"q": {"d": 1}}
+
+
+GRADED = RetrievalData(
+    {"q1": "first?", "q2": "second?"},
+    CORPUS,
+    {"q1": {"d0": 3, "d1": 1, "d2": 0, "d3": -1}, "q2": {"d4"}},
+    {"q2": {"d5"}},
+)
+
+
+def test_grades_are_kept_and_zeros_are_negatives(tmp_path: Path) -> None:
+    assert GRADED.relevant == {"q1": {"d0": 3, "d1": 1}, "q2": {"d4": 1}}
+    assert GRADED.negatives == {"q1": {"d2", "d3"}, "q2": {"d5"}}
+    assert GRADED.columns == [{0: 3, 1: 1}, {4: 1}]
+    GRADED.save(tmp_path, "dev")
+    assert RetrievalData.from_beir(tmp_path, "dev") == GRADED
+
+
+def test_two_grades_of_one_pair_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="line 2: contradicts an earlier line about 'd0' and 'q1'"):
+        RetrievalData.from_beir(write(tmp_path, qrels="q1\td0\t1\nq1\td0\t3\n"))
+
+
+def test_compressed_texts(tmp_path: Path) -> None:
+    plain = RetrievalData.from_beir(write(tmp_path / "plain"))
+    write(tmp_path / "packed")
+    for name in ("corpus.jsonl", "queries.jsonl"):
+        path = tmp_path / "packed" / name
+        path.with_name(f"{name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+        path.unlink()
+    assert RetrievalData.from_beir(tmp_path / "packed") == plain
+
+
+def test_empty_texts_are_left_out_with_their_judgments(tmp_path: Path) -> None:
+    corpus = GOOD + '{"_id": "d1", "title": " ", "text": ""}\n'
+    queries = '{"_id": "q1", "text": "first?"}\n{"_id": "q2", "text": " "}\n'
+    folder = write(tmp_path, corpus, queries, "q1\td0\t1\nq1\td1\t1\nq2\td0\t1\n")
+    with pytest.raises(DataError, match=r"'d1' has an empty text; .*--skip-empty"):
+        RetrievalData.from_beir(folder)
+    data = RetrievalData.from_beir(folder, skip_empty=True)
+    assert (data.queries, data.corpus) == ({"q1": "first?"}, {"d0": "t"})
+    assert data.relevant == {"q1": {"d0": 1}}
+
+
+def test_rows_of_a_dataset() -> None:
+    rows = DATA.triplets(1)
+    data = RetrievalData.from_dataset(rows)
+    pairs = {(data.queries[q], data.corpus[d]) for q, grades in data.relevant.items() for d in grades}
+    assert pairs == set(zip(rows["anchor"], rows["positive"], strict=True))
+    assert {data.corpus[d] for ids in data.negatives.values() for d in ids} == set(rows["negative_1"])
+    with pytest.raises(DataError, match=r"columns \['anchor'\]; pass a query, a relevant document"):
+        RetrievalData.from_dataset(rows.select_columns("anchor"))
