@@ -79,7 +79,7 @@ def test_beir_folder(tmp_path: Path, data: st.DataObject, name: str) -> None:
         for text in (*found.queries.values(), *found.corpus.values()):
             assert text.strip()
             text.encode()
-        assert all(documents <= found.corpus.keys() for documents in found.relevant.values())
+        assert all(grades.keys() <= found.corpus.keys() for grades in found.relevant.values())
         assert found.relevant.keys() <= found.queries.keys()
         assert len(found.triplets(0)) == sum(map(len, found.relevant.values()))
 

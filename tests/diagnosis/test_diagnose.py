@@ -228,7 +228,7 @@ def test_it_says_how_it_was_made(minilm_path):
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"queries": {}}, ValueError, "queries is empty"),
+        ({"queries": {}}, ValueError, "'q0', which is not in queries"),
         ({"relevant_docs": {"q0": {"nowhere"}}}, ValueError, "'nowhere'"),
         ({"relevant_docs": {"q0": {"d0-0"}}}, ValueError, "at least two queries with a relevant document"),
         ({"min_gain": -0.1}, ValueError, "min_gain .* got -0.1; the default is 0.02"),

@@ -159,7 +159,7 @@ def test_inputs_are_checked_before_encoding(task):
     for exponents in ([1.5], [-0.1], [float("nan")]):
         with pytest.raises(ValueError, match=r"lie in \[0, 1\]"):
             calibrate_exponent(bag_of_words(), **task, exponents=exponents)
-    with pytest.raises(ValueError, match="corpus is empty"):
+    with pytest.raises(ValueError, match="are not in the corpus"):
         calibrate_exponent(bag_of_words(), **(task | {"corpus": {}}))
 
 
