@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-__all__ = ["from_plain", "parse", "to_plain"]
+__all__ = ["from_plain", "parse"]
 
 
 def parse(text: str) -> Any:
@@ -43,28 +41,8 @@ def parse(text: str) -> Any:
     return value
 
 
-def to_plain(value: Any) -> Any:
-    """Turns dataclasses, arrays and numbers into plain JSON values: nan becomes None, and infinity becomes "inf".
-
-    Example:
-        >>> to_plain({"a": np.array([1.0, np.nan, -np.inf]), "b": (True, 2)})
-        {'a': [1.0, None, '-inf'], 'b': [True, 2]}
-    """
-    if is_dataclass(value):
-        return {f.name: to_plain(getattr(value, f.name)) for f in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): to_plain(item) for key, item in value.items()}
-    if isinstance(value, np.ndarray):
-        return to_plain(value.tolist())
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [to_plain(item) for item in value]
-    if isinstance(value, (float, np.floating)):
-        return float(value) if math.isfinite(value) else None if math.isnan(value) else str(float(value))
-    return value.item() if isinstance(value, np.generic) else value
-
-
 def from_plain(kind: Any, value: Any, name: str = "") -> Any:
-    """Builds a value of the annotated type from plain JSON values: the inverse of `to_plain`.
+    """Builds a value of the annotated type from plain JSON values: the inverse of `st_magnitude.result.to_plain`.
 
     Example:
         >>> from_plain(dict[str, tuple[float, ...]], {"a": [1, None, "inf"]})

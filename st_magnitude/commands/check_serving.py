@@ -59,7 +59,7 @@ def check_serving(
             "The environment variable that --api-key-env names is not set; export the key into it, and give the name "
             "of the variable, not the key."
         )
-    from st_magnitude._json import to_plain
+    from st_magnitude.result import to_plain
     from st_magnitude.serving.check import check_serving as check
 
     found = check(

@@ -169,7 +169,7 @@ def command(
             if "RANK" in os.environ:
                 _leave_process_group()
             if as_json and is_first:
-                from st_magnitude._json import to_plain
+                from st_magnitude.result import to_plain
 
                 typer.echo(json.dumps(to_plain(figures), allow_nan=False))
             if code := (figures or {}).get("exit_code"):

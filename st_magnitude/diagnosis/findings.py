@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from st_magnitude._json import from_plain, parse, to_plain
+from st_magnitude._json import from_plain, parse
 from st_magnitude.evaluation.calibration import ExponentCurve
 from st_magnitude.evaluation.compression import CompressionCell
+from st_magnitude.result import to_plain
 
 __all__ = [
     "DO",

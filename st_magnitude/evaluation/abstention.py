@@ -24,12 +24,13 @@ from sklearn.preprocessing import StandardScaler
 
 from st_magnitude._checks import one_of
 from st_magnitude._files import whole_file
-from st_magnitude._json import from_plain, parse, to_plain
+from st_magnitude._json import from_plain, parse
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import encode_texts
 from st_magnitude.evaluation.confidence import risk_by_coverage
 from st_magnitude.evaluation.metrics import raw_scoring_of
 from st_magnitude.geometry import norms, risk_coverage
+from st_magnitude.result import to_plain
 from st_magnitude.similarity import Similarity
 
 __all__ = ["Abstention", "Answers", "answerable", "calibrate_abstention", "controlled_threshold"]

@@ -29,13 +29,13 @@ from sklearn.preprocessing import StandardScaler
 
 from st_magnitude._checks import one_of
 from st_magnitude._files import whole_file
-from st_magnitude._json import to_plain
 from st_magnitude.corpus.encoding import embedding_batches, encode_corpus, read_record
 from st_magnitude.corpus.texts import documents_of
 from st_magnitude.data.retrieval import Judgments
 from st_magnitude.data.task import EncodedTask, ndcg, rank
 from st_magnitude.evaluation.base import judged as judged_data
 from st_magnitude.geometry import norms
+from st_magnitude.result import to_plain
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import normalizes_output
 

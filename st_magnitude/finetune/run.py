@@ -21,7 +21,6 @@ from sentence_transformers.base.sampler import BatchSamplers
 
 from st_magnitude._config import digest
 from st_magnitude._files import locked_folder
-from st_magnitude._json import to_plain
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.geometry import card_evaluators
 from st_magnitude.finetune.comparison import Comparison, compare, own_ndcg
@@ -37,6 +36,7 @@ from st_magnitude.losses import (
     temp_agg,
     temp_agg_mrl,
 )
+from st_magnitude.result import to_plain
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.export import limit_length, load, one_line_about_the_disk, write_model
 from st_magnitude.surgery.normalize import prepare

@@ -7,7 +7,7 @@ import math
 import textwrap
 from dataclasses import dataclass
 
-from st_magnitude._json import to_plain
+from st_magnitude.result import to_plain
 
 __all__ = ["Finding", "ServingCheck"]
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from st_magnitude._config import list_differences
-from st_magnitude._json import parse, to_plain
+from st_magnitude._json import parse
+from st_magnitude.result import to_plain
 
 __all__ = ["check_same_run", "record_run", "remove_checkpoints"]
 

@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from st_magnitude._json import from_plain, parse, to_plain
+from st_magnitude._json import from_plain, parse
 from st_magnitude.commands.compare.candidates import CUSTOMARY, Candidate
 from st_magnitude.commands.compare.study import Measurement
 from st_magnitude.diagnosis import figures
 from st_magnitude.diagnosis.sections import Figure, Section, Table
 from st_magnitude.finetune.comparison import interval
+from st_magnitude.result import to_plain
 
 __all__ = ["CompareResult", "Entry", "OnTest"]
 

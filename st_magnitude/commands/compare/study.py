@@ -10,9 +10,10 @@ from typing import Any
 
 from st_magnitude._checks import needs
 from st_magnitude._config import list_differences
-from st_magnitude._json import from_plain, to_plain
+from st_magnitude._json import from_plain
 from st_magnitude.commands.compare.candidates import Candidate
 from st_magnitude.commands.compare.config import LOSSES
+from st_magnitude.result import to_plain
 
 __all__ = ["Measurement", "Record", "import_optuna"]
 

@@ -1,0 +1,155 @@
+"""Result: the base of what a measurement returns, and Table, which one renderer shows everywhere."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+__all__ = ["Result", "Table", "cell", "interval", "to_plain"]
+
+
+def to_plain(value: Any) -> Any:
+    """Nested dataclasses, mappings, sequences and arrays as plain JSON values. NaN becomes None, infinities strings.
+
+    Example:
+        >>> to_plain({"a": np.array([1.0, np.nan, -np.inf]), "b": (True, 2)})
+        {'a': [1.0, None, '-inf'], 'b': [True, 2]}
+    """
+    if is_dataclass(value):
+        return {f.name: to_plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): to_plain(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray):
+        return to_plain(value.tolist())
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [to_plain(item) for item in value]
+    if isinstance(value, (float, np.floating)):
+        return float(value) if math.isfinite(value) else None if math.isnan(value) else str(float(value))
+    return value.item() if isinstance(value, np.generic) else str(value) if isinstance(value, Path) else value
+
+
+def interval(difference: tuple[float, float, float]) -> str:
+    """A difference with the ends of its interval.
+
+    Example:
+        >>> interval((0.038, 0.015, 0.061))
+        '+0.0380 [+0.0150, +0.0610]'
+    """
+    return "{:+.4f} [{:+.4f}, {:+.4f}]".format(*difference)
+
+
+def cell(value: Any) -> str:
+    """A value as it stands in a table: floats with four places, "-" for None and NaN, three floats as an interval."""
+    if isinstance(value, tuple) and len(value) == 3:
+        return interval(value)
+    if value is None or (isinstance(value, (float, np.floating)) and math.isnan(value)):
+        return "-"
+    if isinstance(value, (bool, np.bool_)):
+        return "yes" if value else "no"
+    if isinstance(value, (float, np.floating)):
+        return f"{value:.4f}"
+    return f"{value:,}" if isinstance(value, (int, np.integer)) else str(value)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under named columns, as text for a terminal, as Markdown and as HTML.
+
+    Args:
+        columns: Names of the columns. The first is aligned to the left, as are all columns of words.
+        rows: One sequence of values for each row, see `cell`.
+        title: A line above the table.
+        note: Sentences below the table.
+
+    Example:
+        >>> table = Table(["model", "nDCG@10"], [["pretrained", 0.434], ["cosine", 0.538]])
+        >>> print(table.to_markdown())
+        | model | nDCG@10 |
+        | --- | ---: |
+        | pretrained | 0.4340 |
+        | cosine | 0.5380 |
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+    title: str = ""
+    note: str = ""
+
+    @property
+    def _is_number(self) -> list[bool]:
+        """Whether each column holds numbers, which are aligned to the right."""
+        columns = list(zip(*self.rows, strict=True)) or [()] * len(self.columns)
+        return [any(column) and not any(isinstance(value, str) for value in column) for column in columns]
+
+    def to_text(self, width: int | None = None) -> str:
+        """The table as text, with cells broken between words at the width of the terminal."""
+        from rich.console import Console
+        from rich.table import Table as Grid
+        from rich.text import Text
+
+        grid = Grid(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+        for name, is_number in zip(self.columns, self._is_number, strict=True):
+            grid.add_column(Text(name), justify="right" if is_number else "left", no_wrap=is_number)
+        for row in self.rows:
+            grid.add_row(*(Text(cell(value)) for value in row))
+        console = Console(width=width or shutil.get_terminal_size().columns, color_system=None, force_terminal=False)
+        with console.capture() as capture:
+            for part in (self.title, grid, self.note):
+                if part:
+                    console.print(Text(part) if isinstance(part, str) else part)
+        return "\n".join(line.rstrip() for line in capture.get().splitlines())
+
+    def to_markdown(self) -> str:
+        """The table in Markdown."""
+        lines = [[*self.columns], ["---:" if is_number else "---" for is_number in self._is_number]]
+        lines += [[cell(value).replace("|", r"\|") for value in row] for row in self.rows]
+        grid = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        return "\n\n".join(part for part in (self.title, grid, self.note) if part)
+
+    def to_html(self) -> str:
+        """The table in HTML; every text is escaped."""
+        kinds = [' class="number"' if is_number else "" for is_number in self._is_number]
+
+        def line(tag: str, values: Sequence[Any]) -> str:
+            cells = (f"<{tag}{k}>{html.escape(cell(v))}</{tag}>" for k, v in zip(kinds, values, strict=True))
+            return f"<tr>{''.join(cells)}</tr>"
+
+        head, body = line("th", self.columns), "\n".join(line("td", row) for row in self.rows)
+        caption = f"<caption>{html.escape(self.title)}</caption>" if self.title else ""
+        note = f"\n<p>{html.escape(self.note)}</p>" if self.note else ""
+        return f"<table>{caption}<thead>{head}</thead><tbody>\n{body}\n</tbody></table>{note}"
+
+
+class Result:
+    """Base of the dataclasses that measurements return. A subclass says in `tables` how it is shown."""
+
+    def tables(self) -> Iterable[Table | str]:
+        """Tables and paragraphs, from the most important one on."""
+        return ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as plain JSON values."""
+        plain: dict[str, Any] = to_plain(self)
+        return plain
+
+    def save(self, path: str | Path) -> Path:
+        """Writes `to_dict` as a JSON file, with its folder, and returns the path."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(self.to_dict(), ensure_ascii=False, indent=1, allow_nan=False), encoding="utf-8")
+        return path
+
+    def to_markdown(self) -> str:
+        """The tables and paragraphs in Markdown."""
+        return "\n\n".join(part if isinstance(part, str) else part.to_markdown() for part in self.tables())
+
+    def __str__(self) -> str:
+        return "\n\n".join(part if isinstance(part, str) else part.to_text() for part in self.tables()) or repr(self)

@@ -1,0 +1,57 @@
+"""Results as JSON, and one table as text, Markdown and HTML."""
+
+import json
+import math
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+
+import numpy as np
+
+from st_magnitude.result import Result, Table
+
+TABLE = Table(
+    ["how | where", "nDCG@10", "gain", "documents"],
+    [["<script>", 0.5, (0.1, -0.05, 0.25), 1200], ["two words", math.nan, (0.0, 0.0, 0.0), 7]],
+    title="A title",
+    note="A note.",
+)
+
+
+def test_text_fits_the_width_and_aligns_numbers():
+    lines = TABLE.to_text(80).splitlines()
+    assert lines[0] == "A title"
+    assert lines[-1] == "A note."
+    assert max(map(len, lines)) <= 80
+    assert lines[2].endswith("1,200")
+    assert lines[3].endswith("    7")
+    assert "+0.1000 [-0.0500, +0.2500]" in lines[2]
+    assert max(map(len, Table(["a"], [["word " * 40]]).to_text(40).splitlines())) <= 40
+
+
+def test_markdown_and_html_hold_the_same_cells():
+    found: list[str] = []
+    parser = HTMLParser()
+    parser.handle_data = found.append
+    parser.feed(TABLE.to_html())
+    cells = ["<script>", "0.5000", "+0.1000 [-0.0500, +0.2500]", "1,200", "two words", "-"]
+    assert [cell for cell in cells if cell in found] == cells
+    assert "<script>" not in TABLE.to_html()
+    assert all(cell in TABLE.to_markdown() for cell in cells)
+    assert "| --- | ---: | ---: | ---: |" in TABLE.to_markdown()
+
+
+@dataclass
+class Measured(Result):
+    ndcg: float
+    rows: np.ndarray = field(default_factory=lambda: np.array([1.0, np.nan]))
+
+    def tables(self):
+        return ["A sentence.", Table(["name", "value"], [["ndcg", self.ndcg]])]
+
+
+def test_a_result_is_saved_and_shown(tmp_path):
+    result = Measured(0.5)
+    path = result.save(tmp_path / "new" / "result.json")
+    assert json.loads(path.read_text()) == result.to_dict() == {"ndcg": 0.5, "rows": [1.0, None]}
+    assert str(result).splitlines()[0] == "A sentence."
+    assert result.to_markdown().endswith("| ndcg | 0.5000 |")
