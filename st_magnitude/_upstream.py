@@ -51,7 +51,7 @@ def minibatch_of(features: dict[str, Tensor], begin: int, end: int) -> dict[str,
 
 def batch_size_of(features: Mapping[str, Any]) -> int:
     """The number of texts in the features of one text column; flattened inputs make this more than a shape."""
-    return _get_batch_size(dict(features))
+    return len(features["offsets"]) if "offsets" in features else _get_batch_size(dict(features))
 
 
 def stored_similarity_name(model: SentenceTransformer) -> str | None:

@@ -48,7 +48,8 @@ class Similarity:
     Raises:
         ValueError: If an exponent lies outside [0, 1] or is a tensor that is not 0-d.
 
-    Scores are computed in float32 with autocast off; float64 inputs stay float64. A zero vector scores 0.
+    Scores are computed in float32 with autocast off; float64 inputs stay float64. A zero vector scores 0. In float32
+    norms must lie between 1e-18 and 1e18, because their squares vanish or overflow further out; take float64 there.
     An instance is a ``similarity_fct`` for sentence-transformers' losses and a member of ``score_functions``
     for its evaluators. What a vector database stores and gets sent are ``similarity.document(x).numpy()`` and
     ``similarity.query(x).numpy()``: with the metric **inner product** the database returns the score.

@@ -617,3 +617,27 @@ def test_memory_of_a_large_batch():
     """What a process takes for 16,384 pairs: a B x B matrix is 1 GiB, tiles and embeddings are 50 MiB."""
     output = subprocess.run([sys.executable, "-c", LARGE_BATCH], check=True, capture_output=True, text=True).stdout
     assert 2**14 < int(output) < 2**17
+
+
+@pytest.mark.parametrize(("direction", "where"), [("query_to_document", "query 1"), ("both", "query 1")])
+def test_a_row_without_positives_is_refused(direction, where):
+    x, positives = torch.randn(3, 4), torch.eye(3).bool()
+    positives[1, 1] = False
+    for function in (infonce, infonce_reference):
+        with pytest.raises(ValueError, match=where):
+            function(x, x, positives=positives, direction=direction)
+
+
+def test_a_document_without_queries_matters_to_its_own_softmax_only():
+    x, positives = torch.randn(3, 4), torch.eye(3).bool()
+    positives[1] = torch.tensor([True, False, False])
+    assert infonce(x, x, positives=positives).isfinite()
+    with pytest.raises(ValueError, match="document 1"):
+        infonce(x, x, positives=positives, direction="both")
+
+
+@pytest.mark.parametrize("size", [1e-18, 1e18])
+def test_the_range_of_norms_in_float32(size):
+    queries, documents = torch.randn(4, 8), torch.randn(6, 8)
+    found = infonce(queries, documents * size, similarity=COSINE)
+    torch.testing.assert_close(found, infonce(queries, documents, similarity=COSINE), rtol=1e-5, atol=0)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude.similarity import COSINE, Similarity
-from st_magnitude.surgery.raw import normalizes_output
+from st_magnitude.surgery.raw import normalizes_output, refuse_other_models
 
 __all__ = ["are_unit", "model_name", "raw_scoring_of", "scoring_of"]
 
@@ -29,6 +29,7 @@ def scoring_of(model: SentenceTransformer, similarity: Similarity | str | None =
 
     The model's own is that of a closing ExponentNorm, else its ``similarity_fn_name``, which must not be a distance.
     """
+    refuse_other_models(model, "A measurement")
     if similarity is None:
         closing = getattr(list(model.children())[-1], "similarity", None)
         similarity = closing if isinstance(closing, Similarity) else model.similarity_fn_name

@@ -92,7 +92,7 @@ def infonce_reference(
 
     own_documents = documents[offset : offset + len(queries)] if own_documents is None else own_documents  # (B, D)
     others, shift = (queries, 0) if all_queries is None else (all_queries, offset)  # (Q, D)
-    sides = _sides(exclude, exclude_queries, positives, queries, documents, offset, all_queries)
+    sides = _sides(exclude, exclude_queries, positives, queries, documents, offset, all_queries, direction)
     losses = []
     if direction in ("query_to_document", "both"):
         losses.append(one_way(queries, documents, similarity, offset, of_both_sides(hardness)[0], sides[0]))
@@ -159,7 +159,7 @@ def infonce(
         A scalar, in float64 for float64 inputs and in float32 otherwise.
 
     Raises:
-        ValueError: If shapes, dims, offset or direction do not fit together.
+        ValueError: If shapes, dims, offset or direction do not fit together, or a row of booleans names no positive.
 
     Gradients reach queries, documents, all_queries, and those exponents and temperatures that are tensors. The forward
     pass takes them once, so a second derivative does not exist. :func:`infonce_reference` is the same loss as a
@@ -177,7 +177,7 @@ def infonce(
     """
     terms = tuple(terms)
     width = check_shapes(queries, documents, all_queries, own_documents, terms, direction, offset)
-    sides = _sides(exclude, exclude_queries, positives, queries, documents, offset, all_queries)
+    sides = _sides(exclude, exclude_queries, positives, queries, documents, offset, all_queries, direction)
     dims, members = prefixes_of(terms, width)
     forward, backward = (
         Plan(
@@ -286,6 +286,7 @@ def _sides(
     documents: Tensor,
     offset: int,
     all_queries: Tensor | None,
+    direction: Direction,
 ) -> tuple[_Side, _Side]:
     """For the softmax of a query and for that of a document: what is excluded, and what is a positive."""
     own = slice(offset, offset + len(queries))
@@ -314,6 +315,12 @@ def _sides(
         if all_queries is not None and len(all_queries) != len(queries):
             raise ValueError("positives are booleans of these queries, not of all_queries; give integer ids (M,).")
         partners = _Pairs(positives), _Pairs(positives[:, columns].T)
+        used = {"query_to_document": partners[:1], "document_to_query": partners[1:], "both": partners}[direction]
+        for pairs in used:
+            if not pairs.matrix.any(dim=1).all():
+                row = int(pairs.matrix.any(dim=1).int().argmin())
+                what = f"query {row}" if pairs is partners[0] else f"document {own.start + row}"
+                raise ValueError(f"positives has no True for {what}, but every softmax needs a positive.")
     elif positives is not None:
         partners = equal("positives", positives)
     first, second = partners or (None, None)

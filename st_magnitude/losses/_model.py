@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
+import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.losses.gradcache import has_static_embedding_input
 from sentence_transformers.sentence_transformer.losses.matryoshka import CachedLossDecorator, ForwardDecorator
@@ -13,12 +16,20 @@ from torch import Tensor, nn
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import DNORM, DOT, QNORM, Similarity
 from st_magnitude.surgery.normalize import set_similarity_function
-from st_magnitude.surgery.raw import normalizes_output, output_width
+from st_magnitude.surgery.raw import normalizes_output, output_width, unwrapped
 
 if TYPE_CHECKING:
     from st_magnitude.losses.ranking import MagnitudeRankingLoss
 
-__all__ = ["check_ranking_model", "exponent_norm", "refuse_matryoshka", "refuse_normalize"]
+__all__ = [
+    "FiniteWatch",
+    "check_ranking_model",
+    "exponent_norm",
+    "refuse_matryoshka",
+    "refuse_normalize",
+    "refuse_unequal",
+    "warn_if_contradicted",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +67,80 @@ def refuse_matryoshka(
 def exponent_norm(model: nn.Module) -> ExponentNorm | None:
     """The ExponentNorm of a model, also inside the wrappers of DDP and torch.compile."""
     return next((module for module in model.modules() if isinstance(module, ExponentNorm)), None)
+
+
+def refuse_unequal(sizes: Sequence[int]) -> None:
+    """Refuses columns of a batch that differ in their number of texts."""
+    if len(set(sizes)) > 1:
+        raise ValueError(
+            f"The columns of a batch must have one text per row each, but they have {', '.join(map(str, sizes))} texts."
+        )
+
+
+def warn_if_contradicted(model: Any, similarity: Similarity, name: str) -> None:
+    """Warns if the model that is saved will score in another way than the loss trains it to.
+
+    Several losses of one Trainer may disagree, and the similarity function is set by the loss that was built last.
+    """
+    model = unwrapped(model)
+    if not isinstance(model, SentenceTransformer):
+        return
+    norm, trained = exponent_norm(model), similarity.exponents[1]
+    saved = norm.gamma_document if norm else float(model.similarity_fn_name == "cosine")
+    agrees = (trained == 1) == (saved == 1) if norm is None else math.isclose(trained, saved, abs_tol=1e-6)
+    if not agrees:
+        logger.warning(
+            "%s trains with a document exponent of %.3g, but the model is saved for an exponent of %.3g "
+            "(similarity_fn_name=%r%s), as another loss or a later call has set it. The saved model will not score as "
+            "this loss trains it. Give all losses of a Trainer the same similarity.",
+            name,
+            trained,
+            saved,
+            model.similarity_fn_name,
+            ", with ExponentNorm" if norm else "",
+        )
+
+
+class FiniteWatch:
+    """Warns once about a column whose embeddings are not finite.
+
+    It does not wait for a GPU: the answer about a batch is read when it has arrived, at a later batch.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._flags: Tensor | None = None
+        self._arrived: torch.cuda.Event | None = None
+        self._has_warned = False
+
+    def __call__(self, columns: Sequence[Tensor]) -> None:
+        if self._has_warned:
+            return
+        if columns[0].is_cuda:
+            self._read()
+        if self._flags is None:
+            flags = torch.stack([x.detach().isfinite().all() for x in columns])  # (columns,)
+            self._flags = flags.to("cpu", non_blocking=True)
+            if flags.is_cuda:
+                self._arrived = torch.cuda.Event()
+                self._arrived.record()
+            else:
+                self._read()
+
+    def _read(self) -> None:
+        if self._flags is None or not (self._arrived is None or self._arrived.query()):
+            return
+        flags, self._flags = self._flags.tolist(), None
+        if not all(flags):
+            self._has_warned = True
+            numbers = ", ".join(str(number) for number, is_finite in enumerate(flags, start=1) if not is_finite)
+            logger.warning(
+                "%s is not finite, because the embeddings of text column %s (of %d) contain nan or infinity. Look for "
+                "empty or damaged texts in that column, a learning rate that is too high, or an overflow in float16.",
+                self.name,
+                numbers,
+                len(flags),
+            )
 
 
 def check_ranking_model(loss: MagnitudeRankingLoss) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["check_ranks"]
 
 
-def check_ranks(loss: MagnitudeRankingLoss, sentence_features: list[dict[str, Tensor]]) -> None:
+def check_ranks(loss: MagnitudeRankingLoss, sentence_features: list[dict[str, Tensor]], labels: Tensor | None) -> None:
     """Checks the inputs of this rank and, where negatives come from all ranks, that their batches fit together.
 
     Raises:
@@ -24,11 +24,11 @@ def check_ranks(loss: MagnitudeRankingLoss, sentence_features: list[dict[str, Te
     """
 
     def own_sizes() -> tuple[int, int]:
-        loss.check_inputs(sentence_features)
+        loss.check_inputs(sentence_features, labels)
         return len(sentence_features), batch_size_of(sentence_features[0])
 
     if not loss.gather_across_devices or num_ranks() == 1:
-        loss.check_inputs(sentence_features)
+        loss.check_inputs(sentence_features, labels)
         return
     (num_columns, num_rows), *others = agree(next(loss.model.parameters()).device, own_sizes, 2)
     for rank, (columns, rows) in enumerate(others, start=1):

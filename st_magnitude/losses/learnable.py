@@ -13,7 +13,7 @@ from st_magnitude.losses._model import exponent_norm
 from st_magnitude.losses.ranking import MagnitudeRankingLoss
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import Similarity
-from st_magnitude.surgery.raw import normalizes_output
+from st_magnitude.surgery.raw import normalizes_output, refuse_other_models
 
 __all__ = ["LearnableNormLoss"]
 
@@ -55,6 +55,7 @@ class LearnableNormLoss(MagnitudeRankingLoss):
         scale: float | Literal["auto"] = "auto",
         **options: Any,
     ) -> None:
+        refuse_other_models(model, "LearnableNormLoss")
         if isinstance(model[-1], ExponentNorm):
             gamma_query, gamma_document = model[-1].similarity.exponents
         if not (0 < gamma_query < 1 and 0 < gamma_document < 1):

@@ -17,11 +17,18 @@ from sentence_transformers.util import all_gather, all_gather_with_grad, get_ran
 from torch import Tensor, nn
 
 from st_magnitude._checks import at_least, one_of
-from st_magnitude._upstream import minibatch_of
+from st_magnitude._upstream import batch_size_of, minibatch_of
 from st_magnitude.kernel.infonce import Direction, infonce
 from st_magnitude.kernel.ring import num_ranks, ring_infonce
 from st_magnitude.kernel.terms import LearnedTemperature, Term
-from st_magnitude.losses._model import check_ranking_model, exponent_norm, refuse_matryoshka
+from st_magnitude.losses._model import (
+    FiniteWatch,
+    check_ranking_model,
+    exponent_norm,
+    refuse_matryoshka,
+    refuse_unequal,
+    warn_if_contradicted,
+)
 from st_magnitude.losses._negatives import FalseNegatives, MarginStrategy, SameText, Texts
 from st_magnitude.losses._optimizer import expect_in_optimizer
 from st_magnitude.losses._penalties import Penalties, Regularizer
@@ -29,7 +36,7 @@ from st_magnitude.losses._ranks import check_ranks
 from st_magnitude.losses._scale import ScaledLoss
 from st_magnitude.losses._temperature import Temperatures, with_temperature
 from st_magnitude.similarity import COSINE, DNORM, DOT, QNORM, Similarity
-from st_magnitude.surgery.raw import raw_features
+from st_magnitude.surgery.raw import raw_features, refuse_other_models
 from st_magnitude.training.engines import engine_of, refuse_engine
 
 __all__ = ["CosineRankingLoss", "DNormRankingLoss", "DotRankingLoss", "MagnitudeRankingLoss", "QNormRankingLoss"]
@@ -106,12 +113,14 @@ class MagnitudeRankingLoss(CachedLossMixin, ScaledLoss):
         show_progress_bar: Whether to show progress over the mini-batches of a cached step.
 
     Raises:
+        TypeError: If the model is a CrossEncoder or a MultiVectorEncoder.
         ValueError: If the similarity keeps magnitude but the model ends in ``Normalize``, or sentence-transformers'
             ``MatryoshkaLoss``, which normalises every prefix, is wrapped around the loss; if caching is on and the
             model embeds by table lookup; if an argument is out of range.
 
     Inputs: (anchor, positive), (anchor, positive, negative) or (anchor, positive, negative_1, ..., negative_n). Labels
-    are ignored. A batch of one row without negatives has the loss 0, and the loss warns once.
+    that are whole numbers are ignored. Scores are refused: they are for :class:`~st_magnitude.SimilarityMSELoss`. A
+    batch of one row without negatives has the loss 0, and the loss warns once.
 
     Example:
         ::
@@ -164,6 +173,7 @@ class MagnitudeRankingLoss(CachedLossMixin, ScaledLoss):
             at_least("hardness", alpha, 0)
         if not terms:
             raise ValueError("terms is empty; give at least one Term, such as terms=[Term(temperature=0.05)].")
+        refuse_other_models(model, type(self).__name__)
         self.model = model
         self._similarity = Similarity.named(similarity)
         self.terms = with_temperature(terms, temperature)
@@ -181,6 +191,7 @@ class MagnitudeRankingLoss(CachedLossMixin, ScaledLoss):
         self.uses_gradient_cache = mini_batch_size is not None
         self.regularizers = Penalties(regularizers)
         self._warned_alone = self._has_begun = False
+        self._finite = FiniteWatch(type(self).__name__)
         check_ranking_model(self)
 
     @property
@@ -192,7 +203,7 @@ class MagnitudeRankingLoss(CachedLossMixin, ScaledLoss):
         self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None
     ) -> Tensor | dict[str, Tensor]:
         sentence_features = list(sentence_features)
-        check_ranks(self, sentence_features)
+        check_ranks(self, sentence_features, labels)
         if self.direction == "document_to_query":
             sentence_features = sentence_features[:2]  # no text is ranked against the negatives
         texts = self.false_negatives.texts(sentence_features, self.mini_batch_size)
@@ -209,6 +220,7 @@ class MagnitudeRankingLoss(CachedLossMixin, ScaledLoss):
 
         Without texts, ``same_text`` and ``guide`` exclude nothing.
         """
+        refuse_unequal(list(map(len, embeddings)))
         losses = self._losses(embeddings, self._learned(), labels)
         return losses if self.regularizers else losses["infonce"]
 
@@ -216,8 +228,10 @@ class MagnitudeRankingLoss(CachedLossMixin, ScaledLoss):
         self, embeddings: list[Tensor], learned: list[Tensor], labels: Tensor | Texts | None
     ) -> dict[str, Tensor]:
         """InfoNCE and the penalties by name, at the values of what the loss learns."""
-        if not self._has_begun and torch.is_grad_enabled():
-            self._begin()
+        if torch.is_grad_enabled():
+            if not self._has_begun:
+                self._begin()
+            self._finite(embeddings)
         queries, *documents = embeddings  # (B, D) each
         similarity, terms = self._at(learned)
         if self.scale == "auto":
@@ -292,6 +306,7 @@ class MagnitudeRankingLoss(CachedLossMixin, ScaledLoss):
         """Checks on the first training batch of a run."""
         self._has_begun = True
         self.check_engine(engine_of(self.model))
+        warn_if_contradicted(self.model, self.similarity, type(self).__name__)
         if self.temperatures is not None:
             self.temperatures.begin()
         if self.learned_parameters():
@@ -299,12 +314,19 @@ class MagnitudeRankingLoss(CachedLossMixin, ScaledLoss):
 
     # --- checks of a batch ------------------------------------------------------------------------------------------
 
-    def check_inputs(self, sentence_features: list[dict[str, Tensor]]) -> None:
+    def check_inputs(self, sentence_features: list[dict[str, Tensor]], labels: Tensor | None = None) -> None:
         if len(sentence_features) < 2:
             raise ValueError(
                 f"{type(self).__name__} needs at least two text columns, anchor and positive; "
                 f"the dataset has {len(sentence_features)}."
             )
+        if labels is not None and labels.is_floating_point():
+            raise ValueError(
+                f"{type(self).__name__} would train every pair as relevant, whatever its score, but the dataset has a "
+                "column of scores. Train on scores with SimilarityMSELoss, or remove the column: "
+                'dataset.remove_columns("score").'
+            )
+        refuse_unequal([batch_size_of(features) for features in sentence_features])
         advice = "Give the prefixes to the loss: terms=[Term(dim=128), Term(dim=256), Term()]."
         if self.similarity.keeps_magnitude or exponent_norm(self.model) is not None:
             refuse_matryoshka(self, advice)

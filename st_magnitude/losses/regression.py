@@ -7,17 +7,24 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any, Literal
 
+import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.losses.merged_forward import embed_columns
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
-from st_magnitude.losses._model import refuse_matryoshka, refuse_normalize
+from st_magnitude.losses._model import (
+    FiniteWatch,
+    refuse_matryoshka,
+    refuse_normalize,
+    refuse_unequal,
+    warn_if_contradicted,
+)
 from st_magnitude.losses._scale import ScaledLoss
 from st_magnitude.losses.ranking import CITATION
 from st_magnitude.similarity import DOT, Similarity
 from st_magnitude.surgery.normalize import set_similarity_function
-from st_magnitude.surgery.raw import raw_features
+from st_magnitude.surgery.raw import raw_features, refuse_other_models
 
 __all__ = ["SimilarityMSELoss"]
 
@@ -70,10 +77,12 @@ class SimilarityMSELoss(ScaledLoss):
         scale: float | Literal["auto"] = "auto",
     ) -> None:
         super().__init__()
+        refuse_other_models(model, "SimilarityMSELoss")
         self.model = model
         self.similarity = Similarity.named(similarity)
         self._set_scale(scale, self.similarity, unit=1.0)
-        self._warned_range = False
+        self._warned_range = self._has_begun = False
+        self._finite = FiniteWatch("SimilarityMSELoss")
         refuse_normalize(self, self.similarity)
         warn_if_one_sided(self.similarity, "SimilarityMSELoss")
         if isinstance(model, SentenceTransformer):
@@ -89,6 +98,7 @@ class SimilarityMSELoss(ScaledLoss):
         """The loss of raw embeddings, two tensors (B, D), and scores (B,)."""
         if len(embeddings) != 2:
             raise ValueError(f"SimilarityMSELoss compares two text columns; the dataset has {len(embeddings)}.")
+        refuse_unequal(list(map(len, embeddings)))
         a, b = embeddings  # (B, D) each
         if labels is None or labels.numel() != len(a):
             number = 0 if labels is None else labels.numel()
@@ -96,6 +106,11 @@ class SimilarityMSELoss(ScaledLoss):
                 f"SimilarityMSELoss needs one score for each of {len(a)} pairs; got {number}. Name the column of "
                 'scores "score" or "label".'
             )
+        if torch.is_grad_enabled():
+            if not self._has_begun:
+                self._has_begun = True
+                warn_if_contradicted(self.model, self.similarity, "SimilarityMSELoss")
+            self._finite(embeddings)
         if self.scale == "auto":
             self._find_scale(a, [b], self.similarity)
         predicted = float(self.scale) * self.similarity.pairwise(a, b)  # (B,)

@@ -27,7 +27,7 @@ from st_magnitude._checks import prefix_dims
 from st_magnitude.kernel.terms import Term
 from st_magnitude.losses.ranking import MagnitudeRankingLoss
 from st_magnitude.similarity import COSINE, Similarity
-from st_magnitude.surgery.raw import output_width
+from st_magnitude.surgery.raw import output_width, refuse_other_models
 
 __all__ = [
     "TempAggLoss",
@@ -266,6 +266,7 @@ class TempSpecMRLLoss(MagnitudeRankingLoss):
 
 def quarters(model: SentenceTransformer) -> tuple[int, int, int]:
     """The paper's 256, 512 and 1024 of 1024 dimensions, for any model."""
+    refuse_other_models(model, "The choice of prefixes")
     width = output_width(model)
     if width is None or width < 4:
         raise ValueError(f"The embeddings of this model have {width} dimensions. Name the prefixes to train.")

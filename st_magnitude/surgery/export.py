@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
@@ -15,12 +15,13 @@ from typing import Any
 from safetensors import SafetensorError
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize, Router
+from sentence_transformers.util import load_file_path
 
 from st_magnitude._files import refuse_used_folder, whole_folder
 from st_magnitude._upstream import load_with_classes
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.surgery.card import NEEDS_PACKAGE, complete_card
-from st_magnitude.surgery.raw import normalizes_output
+from st_magnitude.surgery.raw import normalizes_output, refuse_other_models
 
 __all__ = ["export", "limit_length", "load", "one_line_about_the_disk", "write_model"]
 
@@ -63,6 +64,7 @@ def export(
         ValueError: If calibrated_scores is asked of a model whose documents are normalised, or bake_exponent of one
             without ExponentNorm.
     """
+    refuse_other_models(model, "export")
     path = Path(path)
     _check_ending(model, calibrated_scores, bake_exponent)
     refuse_used_folder(path, overwrite)
@@ -178,8 +180,15 @@ def load(path: str | Path, **kwargs: Any) -> SentenceTransformer:
 
     Raises:
         OSError: If there is no model of that name.
+        TypeError: If the model is a SparseEncoder, CrossEncoder or MultiVectorEncoder, which a SentenceTransformer
+            would turn into another model.
         ValueError: If the model has other modules that are not sentence-transformers' own, or its files are damaged.
     """
+    if (name := _class_of(str(path), kwargs)) != "SentenceTransformer":
+        raise TypeError(
+            f"The model at {str(path)!r} is a {name}, and stm.load loads a SentenceTransformer, which would give other "
+            f"embeddings. Load it with sentence_transformers.{name}({str(path)!r}, trust_remote_code=True)."
+        )
     ours: dict[str, type] = dict.fromkeys((f"{ExponentNorm.__module__}.ExponentNorm", _REFERENCE), ExponentNorm)
     try:
         return load_with_classes(str(path), ours, **kwargs)
@@ -196,6 +205,26 @@ def load(path: str | Path, **kwargs: Any) -> SentenceTransformer:
             f"The model in {str(path)!r} cannot be loaded: {reason}. If nobody has edited its files, they are damaged: "
             "get another copy."
         ) from error
+
+
+def _class_of(path: str, options: Mapping[str, Any]) -> str:
+    """The class of sentence-transformers that the files of a model name."""
+    names = ("token", "cache_folder", "revision", "local_files_only")
+    place = {name: options[name] for name in names if name in options}
+
+    def read(name: str) -> Any:
+        try:
+            file = load_file_path(path, name, **place)
+            return json.loads(Path(file).read_text(encoding="utf-8")) if file else {}
+        except (OSError, ValueError):  # the constructor says more about it
+            return {}
+
+    if name := read("config_sentence_transformers.json").get("model_type"):
+        return str(name)
+    # A CrossEncoder of older versions is a folder of transformers with a classification head.
+    heads = read("config.json").get("architectures") or ()
+    is_cross_encoder = any(head.endswith("ForSequenceClassification") for head in heads) and not read("modules.json")
+    return "CrossEncoder" if is_cross_encoder else "SentenceTransformer"
 
 
 def limit_length(model: SentenceTransformer, max_length: int) -> None:

@@ -25,7 +25,13 @@ from torch import Tensor, nn
 from st_magnitude._upstream import stored_similarity_name
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import COSINE, Similarity
-from st_magnitude.surgery.raw import is_sentence_norm, normalizes_output, raw_embeddings, routes_of
+from st_magnitude.surgery.raw import (
+    is_sentence_norm,
+    normalizes_output,
+    raw_embeddings,
+    refuse_other_models,
+    routes_of,
+)
 
 __all__ = [
     "add_normalize",
@@ -69,6 +75,7 @@ def strip_normalize(model: SentenceTransformer) -> SentenceTransformer:
         >>> [type(module).__name__ for module in strip_normalize(model)]
         ['BoW']
     """
+    refuse_other_models(model, "strip_normalize")
     while len(model) > 1 and (is_sentence_norm(model[-1]) or isinstance(model[-1], ExponentNorm)):
         del model[-1]
     if normalizes_output(model):
@@ -95,6 +102,7 @@ def add_normalize(model: SentenceTransformer) -> SentenceTransformer:
 
     It replaces an ``ExponentNorm`` at the end.
     """
+    refuse_other_models(model, "add_normalize")
     if isinstance(model[-1], ExponentNorm):
         strip_normalize(model)
     if not normalizes_output(model, all):
@@ -131,6 +139,7 @@ def prepare(model: SentenceTransformer, similarity: str | Similarity) -> Sentenc
         >>> model.similarity_fn_name
         'dot'
     """
+    refuse_other_models(model, "prepare")
     similarity = Similarity.named(similarity)
     strip_normalize(model)
     if similarity == COSINE:
@@ -170,6 +179,7 @@ def rescale_output(
         ValueError: If the factor is not positive, the model ends in Normalize, or no last affine map is found because
             layers are shared or the head is not linear. The model is then unchanged.
     """
+    refuse_other_models(model, "rescale_output")
     if factor is not None and not factor > 0:
         raise ValueError(f"factor must be positive, got {factor}.")
     if normalizes_output(model):

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer
 from sentence_transformers.base.modules import Normalize, Router
 from sentence_transformers.sentence_transformer.modules import Dropout
 from torch import Tensor, nn
@@ -27,8 +27,26 @@ __all__ = [
     "raw_end",
     "raw_features",
     "raw_producers",
+    "refuse_other_models",
     "unwrapped",
 ]
+
+
+def refuse_other_models(model: object, who: str) -> None:
+    """Refuses the models of sentence-transformers that have no embedding per text.
+
+    Args:
+        model: The model; a wrapper of DDP or torch.compile counts as the model inside.
+        who: The function or class that was called, for the message.
+
+    Raises:
+        TypeError: If the model is a CrossEncoder or a MultiVectorEncoder.
+    """
+    if isinstance(model := unwrapped(model), (CrossEncoder, MultiVectorEncoder)):
+        raise TypeError(
+            f"{who} needs a model with one embedding per text, such as a SentenceTransformer; got a "
+            f"{type(model).__name__}."
+        )
 
 
 def is_sentence_norm(module: nn.Module) -> bool:
@@ -95,6 +113,7 @@ def raw_embeddings(model: SentenceTransformer, keep_normalize: bool = False) -> 
         >>> raw, model.encode("red red red")
         (array([3.], dtype=float32), array([1.], dtype=float32))
     """
+    refuse_other_models(model, "Encoding")
     removed: list[tuple[nn.Sequential, list[nn.Module]]] = []
 
     def cut(sequence: nn.Sequential) -> None:
@@ -147,8 +166,8 @@ def encode_raw(
         >>> encode_raw(model, ["honey honey honey honey"], "document")
         tensor([[4.]])
     """
-    encode = model.encode_query if role == "query" else model.encode_document
     with raw_embeddings(model, keep_normalize):
+        encode = model.encode_query if role == "query" else model.encode_document
         embeddings = encode(
             texts,
             prompt_name=prompt_name,
@@ -185,7 +204,7 @@ def output_width(model: nn.Module) -> int | None:
         return model.get_embedding_dimension()
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
+def unwrapped(model: Any) -> Any:
     """The model inside DistributedDataParallel and torch.compile."""
     while isinstance(inner := getattr(model, "_orig_mod", getattr(model, "module", None)), nn.Module):
         model = inner
@@ -203,6 +222,7 @@ def raw_producers(model: nn.Module) -> list[nn.Module]:
         >>> [type(module).__name__ for module in raw_producers(model)]
         ['BoW']
     """
+    refuse_other_models(model, "Finding raw embeddings")
     model = unwrapped(model)
     if not isinstance(model, SentenceTransformer):
         return [model]

@@ -482,3 +482,56 @@ def test_fractional_document_exponent_warns(model, caplog):
     caplog.clear()
     stm.MagnitudeRankingLoss(stm.prepare(model, Similarity(1.0, 0.5)), Similarity(1.0, 0.5))
     assert not caplog.records
+
+
+# --- batches and models that cannot give what the loss trains --------------------------------------------------------
+
+
+@pytest.mark.parametrize("labels", [None, torch.tensor([1, 0, 2]), torch.tensor([1.0, 0.0, 0.2])])
+def test_scores_are_refused(model, labels):
+    batch = features(model, 3)
+    if labels is not None and labels.is_floating_point():
+        with pytest.raises(ValueError, match="SimilarityMSELoss"):
+            stm.CosineRankingLoss(model)(batch, labels)
+    else:
+        assert stm.CosineRankingLoss(model)(batch, labels).isfinite()
+
+
+@pytest.mark.parametrize("way", ["features", "embeddings"])
+@pytest.mark.parametrize("loss_class", [stm.DotRankingLoss, stm.SimilarityMSELoss])
+def test_columns_of_unequal_length_are_refused(model, loss_class, way):
+    loss, batch, labels = loss_class(model), features(model, 3), torch.tensor([1, 0, 1])
+    batch[1] = features(model, 1)[1]
+    call, given = (
+        (loss, batch) if way == "features" else (loss.compute_loss_from_embeddings, raw_embeddings(model, batch))
+    )
+    with pytest.raises(ValueError, match="3, 1 texts"):
+        call(given, labels)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "contradicts"),
+    [
+        (stm.DotRankingLoss, stm.CosineRankingLoss, True),
+        (stm.DotRankingLoss, stm.QNormRankingLoss, False),
+        (stm.CosineRankingLoss, stm.DNormRankingLoss, False),
+        (stm.CosineRankingLoss, stm.LearnableNormLoss, True),
+        (stm.LearnableNormLoss, stm.DotRankingLoss, True),
+        (lambda model: stm.SimilarityMSELoss(model, "dot"), stm.CosineRankingLoss, True),
+    ],
+)
+def test_contradicting_losses_warn(model, caplog, first, second, contradicts):
+    losses = [first(model), second(model)]
+    for loss in losses:
+        loss(features(model, 3), labels=torch.tensor([1, 0, 1]))
+    assert contradicts == ("Give all losses of a Trainer the same similarity" in caplog.text)
+
+
+def test_nan_names_its_column(model, caplog):
+    loss, embeddings = stm.DotRankingLoss(model, scale=1.0), [torch.randn(3, 4) for _ in range(3)]
+    loss.compute_loss_from_embeddings(embeddings)
+    assert not caplog.text
+    embeddings[1][2, 0] = torch.nan
+    for _ in range(2):
+        loss.compute_loss_from_embeddings(embeddings)
+    assert caplog.text.count("the embeddings of text column 2 (of 3) contain nan") == 1
