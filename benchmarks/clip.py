@@ -153,10 +153,8 @@ def train(
 
     if not row.startswith("norm-sym"):
         calibrate(model, *batch())
-    if row.endswith("GradScale"):
-        stm.attach_grad_scale(model, power=1.0)
     if row.endswith("cut-init"):
-        stm.cut_init(model, c=3.0)
+        stm.cut_init(model, 3.0, where=lambda name, _: name.startswith(("visual.attnpool.c_proj", "text_projection")))
     loss_function = AsymmetricClipLoss.from_preset(ROWS[row])
     matrices = [p for p in model.parameters() if p.ndim > 1]
     others = [p for p in model.parameters() if p.ndim < 2]
@@ -174,6 +172,8 @@ def train(
     for step in range(settings.steps):
         images, texts = batch()
         image_features, text_features, scale = model(images, texts)
+        if row.endswith("GradScale"):
+            image_features, text_features = stm.grad_scale(image_features), stm.grad_scale(text_features)
         loss = loss_function(image_features, text_features, scale)
         optimizer.zero_grad()
         loss.backward()

@@ -57,6 +57,7 @@ from transformers import PrinterCallback
 import st_magnitude as stm
 from st_magnitude.commands.demo.model import bundled_minilm
 from st_magnitude.evaluation.confidence import knn_accuracy_by_norm, novelty
+from st_magnitude.surgery.normalize import PROBE
 
 
 def margin(values: Any) -> float:
@@ -522,9 +523,13 @@ def cuts(_quick: bool) -> dict[str, Any]:
     print("## cut_init of all-MiniLM at c = 3")
     places: tuple[Literal["output", "all"], ...] = ("output", "all")
     for where in places:
-        report = stm.cut_init(SentenceTransformer(bundled_minilm(), device="cpu"), 3.0, where=where)
-        print(f'\nwhere="{where}": {report if where == "output" else str(report).splitlines()[-1]}')
-        found[where] = report.spearman
+        model = SentenceTransformer(bundled_minilm(), device="cpu")
+        before = model.encode(list(PROBE), convert_to_tensor=True).double()
+        after = stm.cut_init(model, 3.0, where=where).encode(list(PROBE), convert_to_tensor=True).double()
+        pairs = torch.triu_indices(len(before), len(before), offset=1)
+        cosines = [stm.COSINE(x, x)[pairs[0], pairs[1]].numpy().round(6) for x in (before, after)]
+        found[where] = stm.geometry.spearman(*cosines)
+        print(f'where="{where}": Spearman of similarities before and after {found[where]:.3f}')
     print()
     return found
 

@@ -46,7 +46,7 @@ def main() -> None:
         table = StaticEmbedding(minilm.tokenizer, embedding_weights=words.copy())
         model = SentenceTransformer(modules=[table])
         if run == "cut_init":
-            print(stm.cut_init(model, c=3.0, where="all"))
+            stm.cut_init(model, c=3.0, where="all")
         elif run == "grad_scale":
             stm.attach_grad_scale(model, power=1.0)
         monitor.roles = (f"{run}: queries", run)  # names of the columns, and of the lines in the picture

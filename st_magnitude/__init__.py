@@ -48,9 +48,8 @@ if TYPE_CHECKING:
     from st_magnitude.losses.regularizers import SIGReg, covariance_penalty, norm_variance_penalty
     from st_magnitude.serving.check import check_serving
     from st_magnitude.similarity import COSINE, DNORM, DOT, QNORM, Similarity
-    from st_magnitude.surgery.cut_init import cut_init
     from st_magnitude.surgery.export import export, load
-    from st_magnitude.surgery.grad_scale import attach_grad_scale, grad_scale
+    from st_magnitude.surgery.gradients import attach_grad_scale, cut_init, grad_scale
     from st_magnitude.surgery.normalize import add_normalize, prepare, rescale_output, strip_normalize
     from st_magnitude.training.monitor import NormMonitor
     from st_magnitude.training.state import attach

@@ -192,7 +192,7 @@ def rescale_output(
         before: Tensor = model.encode(texts, convert_to_tensor=True).double()
         if factor is None:
             factor = 1 / before.norm(dim=1).mean().item()
-        parameters = last_affine_parameters(model, texts)
+        parameters = _last_affine_parameters(model, texts)
         originals = [p.detach().clone() for p in parameters]
 
         def apply(shift: float) -> bool:
@@ -201,10 +201,15 @@ def rescale_output(
                 for parameter, original in zip(parameters, originals, strict=True):
                     parameter.copy_((original + shift) * factor - shift)
             after: Tensor = model.encode(texts, convert_to_tensor=True).double()
-            return is_multiple(after, before, factor, parameters)
+            half = any(p.dtype in (torch.float16, torch.bfloat16) for p in parameters)
+            precision = 3e-2 if half else 1e-4
+            smallest = precision * factor * before.abs().max().item()
+            return torch.allclose(after, before * factor, rtol=precision, atol=smallest)
 
         if not (apply(shift=0.0) or (len(parameters) == 1 and apply(shift=1.0))):  # Gemma multiplies by 1 + weight
-            restore(parameters, originals)
+            with torch.no_grad():
+                for parameter, original in zip(parameters, originals, strict=True):
+                    parameter.copy_(original)
             raise ValueError(
                 "The embeddings of this model do not follow its last normalisation layer or head, so they cannot be "
                 "rescaled exactly. Append a Dense module with an identity activation, or pass a scale to the loss."
@@ -212,20 +217,7 @@ def rescale_output(
     return model
 
 
-@torch.no_grad()
-def restore(parameters: Sequence[nn.Parameter], originals: Sequence[Tensor]) -> None:
-    """Gives parameters their original values."""
-    for parameter, original in zip(parameters, originals, strict=True):
-        parameter.copy_(original)
-
-
-def is_multiple(after: Tensor, before: Tensor, factor: float, parameters: Sequence[nn.Parameter]) -> bool:
-    """Whether embeddings are a multiple of what they were, to the precision of the parameters: (n, D), (n, D)."""
-    precision = 3e-2 if any(p.dtype in (torch.float16, torch.bfloat16) for p in parameters) else 1e-4
-    return torch.allclose(after, before * factor, rtol=precision, atol=precision * factor * before.abs().max().item())
-
-
-def last_affine_parameters(model: SentenceTransformer, probe: Sequence[str]) -> list[nn.Parameter]:
+def _last_affine_parameters(model: SentenceTransformer, probe: Sequence[str]) -> list[nn.Parameter]:
     """Weight and bias of the last affine map. The modules after it pass on a factor unchanged."""
     for module in reversed(list(model.children())):
         if isinstance(module, (Pooling, Dropout)):

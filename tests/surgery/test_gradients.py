@@ -1,13 +1,14 @@
-"""GradScale: gradients against the formula in float64, where it is put, and the paper's propositions about norms."""
+"""GradScale against the formula in float64, the paper's propositions about norms, and cut-initialisation."""
 
+import copy
 import math
 
 import pytest
 import torch
-from _tiny import ROWS, load_transformer
+from _surgery import encode
+from _tiny import ROWS, load_transformer, save_transformer
 from sentence_transformers.base.modules import Dense, Normalize, Router
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
-from sentence_transformers.sentence_transformer.modules import Dropout
 from torch import nn
 
 import st_magnitude as stm
@@ -58,13 +59,6 @@ def test_any_leading_shape():
     x = leaf(2, 3, 4)
     stm.grad_scale(x, 2.0).sum().backward()
     torch.testing.assert_close(x.grad, (x**2).sum(-1, keepdim=True).expand_as(x).detach())
-
-
-def test_divided_by_the_mean():
-    x = leaf(5, 3)
-    stm.grad_scale(x, divide_by_mean=True).sum().backward()
-    lengths = x.detach().norm(dim=1, keepdim=True)
-    torch.testing.assert_close(x.grad, (lengths / lengths.mean()).expand_as(x))
 
 
 def test_double_backward_takes_the_factor_as_a_constant():
@@ -118,35 +112,23 @@ def test_nothing_without_gradients():
     assert stm.grad_scale(x, 0.0) is x
 
 
-@pytest.mark.parametrize("power", [math.nan, math.inf, "1", None])
+@pytest.mark.parametrize("power", [math.nan, math.inf])
 def test_power_is_a_finite_number(power):
     with pytest.raises(ValueError, match="power"):
         stm.grad_scale(torch.ones(2, 2), power)
 
 
-@pytest.mark.parametrize("x", [torch.ones(2, 2, dtype=torch.long), torch.tensor(1.0), [[1.0]]])
-def test_embeddings_are_floating_point(x):
-    with pytest.raises(TypeError, match="floating-point"):
-        stm.grad_scale(x)
-
-
 # --- what the paper says of norms -------------------------------------------------------------------------------------
-
-
-def test_cosine_gradient_is_sine_over_norm():
-    """Proposition 3.1."""
-    x, y = leaf(50, 6, scale=4.0), torch.randn(50, 6, dtype=torch.float64)
-    cosine = nn.functional.cosine_similarity(x, y)
-    (gradient,) = torch.autograd.grad(cosine.sum(), x)
-    expected = (1 - cosine.detach() ** 2).sqrt() / x.detach().norm(dim=1)
-    torch.testing.assert_close(gradient.norm(dim=1), expected, rtol=1e-9, atol=1e-12)
-    torch.testing.assert_close((gradient * x.detach()).sum(dim=1), torch.zeros(50).double(), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("power", [0.0, 1.0, 2.0])
 def test_norms_never_shrink_in_a_cosine_step(power):
-    """Corollary 3.3, for cosine and InfoNCE, with and without GradScale: the step is orthogonal to the point."""
+    """Prop. 3.1 and Cor. 3.3, for cosine and InfoNCE: the step is orthogonal to the point, and sin φ / |z| long."""
     x, y = leaf(40, 6, scale=2.0), torch.randn(40, 6, dtype=torch.float64)
+    cosine = nn.functional.cosine_similarity(x, y)
+    (gradient,) = torch.autograd.grad(cosine.sum(), x)
+    expected = (1 - cosine.detach() ** 2).sqrt() / x.detach().norm(dim=1)
+    torch.testing.assert_close(gradient.norm(dim=1), expected, rtol=1e-9, atol=1e-12)
     for loss in (cosine_loss, lambda a, b: -nn.functional.cosine_similarity(a, b).sum()):
         (gradient,) = torch.autograd.grad(loss(stm.grad_scale(x, power), y), x)
         moved = x.detach() - 0.7 * gradient
@@ -236,14 +218,6 @@ def test_before_normalize(model, ends_in_normalize, power):
     assert_same(gradients(model, loss), plain, rtol=0, atol=0)  # removed
 
 
-def test_dropout_and_two_normalizations_are_looked_behind(model):
-    model.double()
-    expected = expected_gradients(model, 1.0)
-    model.extend([Normalize(), Normalize()])
-    stm.attach_grad_scale(model)
-    assert_same(gradients(model, MultipleNegativesRankingLoss(model)), expected, **CLOSE)
-
-
 def test_exponent_norm_gives_losses_scaled_raw_embeddings(model):
     model.double()
     similarity = stm.Similarity(1.0, 0.5)
@@ -285,14 +259,6 @@ def test_routes(model):
     assert hooked == ["Dense", "Dense"]
 
 
-@pytest.mark.parametrize("where", [2, 3])
-def test_refused_behind_normalize(model, where):
-    model.extend([Normalize(), Dropout(0.1)] if where == 2 else [ExponentNorm(0.5, 0.5), Normalize()])
-    with pytest.raises(ValueError, match="Leave `after` out"):
-        stm.attach_grad_scale(model, after=model[where])
-    stm.attach_grad_scale(model, after=model[1]).remove()
-
-
 def test_refused_behind_a_normalization_nobody_knows():
     class Unit(nn.Module):
         def forward(self, x):
@@ -304,17 +270,12 @@ def test_refused_behind_a_normalization_nobody_knows():
         model(torch.randn(5, 4))
 
 
-def test_refused_twice_strangers_and_powers(model):
+def test_refused_twice(model):
     handle = stm.attach_grad_scale(model)
     with pytest.raises(ValueError, match="already"):
         stm.attach_grad_scale(model)
-    handle.remove()
-    handle.remove()
-    stm.attach_grad_scale(model).remove()
-    with pytest.raises(ValueError, match="not a module of this model"):
-        stm.attach_grad_scale(model, after=nn.Identity())
-    with pytest.raises(ValueError, match="power"):
-        stm.attach_grad_scale(model, math.nan)
+    handle.close()
+    stm.attach_grad_scale(model).close()
 
 
 def test_other_outputs():
@@ -337,9 +298,10 @@ def test_other_outputs():
         y.sum().backward()
         gradients.append(model.bias.grad.clone())
         torch.testing.assert_close(gradients[-1], (y.detach() ** 2).sum().expand(2))
-    model.kind = "other"
-    with pytest.raises(TypeError, match=r"stm\.grad_scale"):
-        model(x)
+    model.encode_image = model.encode_text = None  # a CLIP, whose tuple begins with one of two embeddings
+    for model.kind in ("other", "tuple"):
+        with pytest.raises(TypeError, match=r"stm\.grad_scale"):
+            model(x)
 
 
 def test_autocast(model):
@@ -377,17 +339,6 @@ def test_compile(folder):
     assert_same(gradient(torch.compile(model, backend="eager")), eager, rtol=1e-9, atol=1e-12)
 
 
-def test_wrapped_models_are_looked_into(model):
-    class Wrapper(nn.Module):
-        def __init__(self, module):
-            super().__init__()
-            self.module = module
-
-    model.append(Normalize())
-    stm.attach_grad_scale(Wrapper(model))
-    assert model[1]._forward_hooks
-
-
 def one_rank(rank, folder, output):
     """Half of the batch, in a model as the Trainer wraps it."""
     torch.set_num_threads(1)
@@ -417,3 +368,94 @@ def test_two_processes(folder, tmp_path):
         inputs = [dict(model.preprocess(list(column))) for column in columns]
         parts.append(gradients(model, stm.CosineRankingLoss(model), inputs))
     assert_same(ranks[0], {name: (parts[0][name] + parts[1][name]) / 2 for name in parts[0]}, rtol=1e-5, atol=1e-8)
+
+
+# --- cut_init ---------------------------------------------------------------------------------------------------------
+
+
+def test_cut_of_minilm_is_exact(minilm, caplog):
+    """It ends in Normalize, behind which nothing changes; before it norms are a third, and directions as they were."""
+    directions, before = encode(minilm), {name: p.detach().clone() for name, p in minilm.named_parameters()}
+    raw = encode(stm.strip_normalize(copy.deepcopy(minilm)))
+    assert stm.cut_init(minilm, c=3.0) is minilm
+    changed = {name for name, p in minilm.named_parameters() if not torch.equal(p, before[name])}
+    assert changed == {f"0.model.encoder.layer.5.output.LayerNorm.{p}" for p in ("weight", "bias")}
+    torch.testing.assert_close(encode(minilm), directions, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(encode(stm.strip_normalize(minilm)), raw / 3, rtol=1e-5, atol=1e-6)
+    assert not caplog.records
+
+
+def test_cut_of_the_output_speeds_up_the_last_map_alone(model):
+    """Similarities do not change, so layers below get the gradient that they got before."""
+    model.double().append(Normalize())
+    before = gradients(model, stm.CosineRankingLoss(model))
+    stm.cut_init(model, 3.0)
+    cut = {f"0.model.transformer.layer.1.output_layer_norm.{p}" for p in ("weight", "bias")}
+    assert cut < before.keys()
+    for name, gradient in gradients(model, stm.CosineRankingLoss(model)).items():
+        torch.testing.assert_close(gradient, before[name] * (3 if name in cut else 1), rtol=1e-5, atol=1e-7)
+
+
+def test_cut_of_everything_warns_on_trained_weights(minilm, tmp_path, caplog):
+    stm.cut_init(minilm, where="all")
+    assert ["destroys what it has learned" in record.message for record in caplog.records] == [True]
+    stm.cut_init(load_transformer(save_transformer(tmp_path, "llama"), "lasttoken"), where="all")  # weights, no biases
+    assert len(caplog.records) == 2
+
+
+def fresh(model):
+    """The same architecture as it leaves its constructor."""
+    for module in model.modules():
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+    return model
+
+
+def test_untrained_models_are_cut_without_a_warning(model, caplog):
+    before = {name: p.detach().clone() for name, p in fresh(model).named_parameters()}
+    stm.cut_init(model, c=4.0, where="all")
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, before[name] / 4)
+    assert not caplog.records
+
+
+def test_cut_says_so_when_there_is_no_last_affine_map(model):
+    model.extend([Dense(32, 32), Normalize()])  # tanh
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match="No last affine map"):
+        stm.cut_init(model)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_cut_of_a_learned_exponent_or_temperature_is_left_out(model):
+    model.append(ExponentNorm(0.5, 0.5))
+    model.logit_scale = nn.Parameter(torch.tensor(2.5))
+    stm.cut_init(model, 5.0, where="all")
+    assert (model.logit_scale.item(), model[-1].gamma_document) == (2.5, 0.5)
+
+
+def test_cut_by_choice(model):
+    names = [name for name, _ in model.named_parameters() if name.endswith("lin2.weight")]
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    stm.cut_init(model, 2.0, where=lambda name, parameter: name.endswith("lin2.weight") and parameter.ndim == 2)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, before[name] / (2 if name in names else 1))
+    with pytest.raises(ValueError, match="no parameter"):
+        stm.cut_init(model, where=lambda name, parameter: False)
+
+
+def test_cut_of_other_modules():
+    model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4))
+    with pytest.raises(ValueError, match="this is a Sequential"):
+        stm.cut_init(model)
+    before = [p.detach().clone() for p in model.parameters()]
+    stm.cut_init(model, 2.0, where="all")
+    assert all(torch.equal(p, old / 2) for p, old in zip(model.parameters(), before, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"), [({"c": 0}, "positive"), ({"c": float("nan")}, "positive"), ({"where": "last"}, "'last'")]
+)
+def test_cut_checks_its_arguments(model, options, message):
+    with pytest.raises(ValueError, match=message):
+        stm.cut_init(model, **options)
