@@ -153,7 +153,6 @@ def main() -> None:
                 for request in requests:
                     title = f"vLLM, {name} {' '.join(options)} {request}"
                     show(title, f"{base}/v1", model, request=request)
-                    show(f"{title}, /pooling", f"{base}/pooling", model, request=request)
                 if name == "prompts":
                     show(f"{title}, prompts sent", f"{base}/v1", model, request=request, send_prompts=True)
         for name, outtype in (("dot", "f32"), ("dot", "q8_0"), ("dense", "f32")) if given.llama else []:

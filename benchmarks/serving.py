@@ -3,9 +3,9 @@
     python benchmarks/serving.py [--quick] [--demo runs/demo] [--output runs/serving]
 
 Recall@10 of the exact inner product by HNSW in FAISS and usearch (16 links, 128 candidates while building, float32, one
-thread), for documents as they are (metric: inner product) and after `st_magnitude.serving.augment` (same metric), with
-M the largest norm, and once twice that, which leaves room for documents that come later. Beside it the distances that
-were computed for a query: what a search costs, on any machine.
+thread), for documents as they are (metric: inner product) and after `augment` (same metric), with
+M the largest norm, and once twice that, which leaves room for documents that come later. Next to it are the distances
+that were computed for a query, which is the cost of a search on any machine.
 
 Data, no download:
 - 6000 definitions of WordNet's nouns (see lexicons.py), embedded by wordllama's static table (256 dimensions, norms as
@@ -40,7 +40,6 @@ from usearch.index import Index
 
 import st_magnitude as stm
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.serving import augment, augment_queries
 
 Array = NDArray[np.float32]
 K, LINKS, BUILD = 10, 16, 128
@@ -94,6 +93,16 @@ ENGINES: dict[str, Callable[[Array, Array], Iterator[tuple[int, Array, float]]]]
 }
 
 
+def augment(documents: Array, norm: float) -> Array:
+    """Documents of one norm M, (x, sqrt(M² - |x|²)), which cosine and L2 rank as the inner product ranks x.
+
+    Source: Bachrach et al., Speeding Up the Xbox Recommender System Using a Euclidean Transformation for Inner-Product
+    Spaces, 2014, Theorem 1.
+    """
+    rest = norm**2 - (documents.astype(np.float64) ** 2).sum(axis=1)
+    return np.column_stack([documents, np.sqrt(np.clip(rest, 0, None))]).astype(np.float32)
+
+
 def measure(name: str, queries: Array, documents: Array, room: bool = False) -> list[dict[str, Any]]:
     queries, documents = unit(queries), np.ascontiguousarray(documents, dtype=np.float32)  # QNorm
     norms = np.linalg.norm(documents, axis=1)
@@ -107,10 +116,10 @@ def measure(name: str, queries: Array, documents: Array, room: bool = False) -> 
     print("| --- | --- |" + " ---: |" * len(EFS))
     forms = {
         "raw": (documents, queries),
-        "augmented": (augment(documents), augment_queries(queries)),
+        "augmented": (augment(documents, largest), np.pad(queries, ((0, 0), (0, 1)))),
     }
     if room:
-        forms["augmented, M x 2"] = (augment(documents, 2 * largest), augment_queries(queries))
+        forms["augmented, M x 2"] = (augment(documents, 2 * largest), np.pad(queries, ((0, 0), (0, 1))))
     rows = []
     for engine, search in ENGINES.items():
         for form, (stored, sent) in forms.items():

@@ -37,7 +37,7 @@ def test_examples_run(page, minilm_path, tmp_path, monkeypatch):
         exec(compile(code, page.name, "exec"), namespace)
 
 
-@pytest.mark.parametrize("page", [*PAGES, *(ROOT / "docs" / "evidence").glob("*.md")], ids=lambda p: p.name)
+@pytest.mark.parametrize("page", [*PAGES, *(ROOT / "docs").glob("*/*.md")], ids=lambda p: p.name)
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), target

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -14,10 +15,6 @@ from st_magnitude.commands.core import EncodingBatch, Figures, command
 def check_serving(
     url: Annotated[str, typer.Argument(help="URL of the server, such as http://localhost:8000/v1.")],
     model: Annotated[str, typer.Option(help="Folder or hub id of the model that the server is to serve.")],
-    api: Annotated[
-        str | None,
-        typer.Option(help="What the URL speaks: openai, tei, tei-all, vllm or ollama; default: by its path."),
-    ] = None,
     name: Annotated[
         str | None, typer.Option(help="Name of the model on the server; default: the only one that it lists.")
     ] = None,
@@ -42,30 +39,24 @@ def check_serving(
     server that fixes it. The exit code is 0 if all is the same, 1 if something differs, and 2 if the server could not
     be checked.
     """
-    extra: Any = None
-    if request is not None:
-        from st_magnitude._json import parse
-
-        try:
-            extra = parse(request)
-        except ValueError as error:
-            raise ValueError(
-                f"--request is not JSON ({error}); give an object such as '{{\"normalize\": false}}'."
-            ) from None
-        if not isinstance(extra, dict):
-            raise ValueError(f"--request must be a JSON object such as '{{\"normalize\": false}}'; got {request}.")
+    try:
+        extra = json.loads(request or "{}")
+    except ValueError as error:
+        raise ValueError(
+            f"--request is not JSON ({error}); give an object such as '{{\"normalize\": false}}'."
+        ) from None
+    if not isinstance(extra, dict):
+        raise ValueError(f"--request must be a JSON object such as '{{\"normalize\": false}}'; got {request}.")
     if api_key_env is not None and not os.environ.get(api_key_env):
         raise ValueError(
             "The environment variable that --api-key-env names is not set; export the key into it, and give the name "
             "of the variable, not the key."
         )
-    from st_magnitude.result import to_plain
     from st_magnitude.serving.check import check_serving as check
 
     found = check(
         url,
         model,
-        api=api,
         name=name,
         api_key=os.environ[api_key_env] if api_key_env is not None else None,
         request=extra,
@@ -75,4 +66,4 @@ def check_serving(
         batch_size=batch_size,
     )
     typer.echo(str(found))
-    return to_plain(found) | {"same": found.same, "exit_code": 0 if found.same else 1}
+    return found.to_dict() | {"exit_code": 0 if found.same else 1}

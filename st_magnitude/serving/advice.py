@@ -1,11 +1,13 @@
-"""How to fix what `check_serving` finds: the switches of the servers, each read in the server's source or run.
+"""Findings of `check_serving`, and how to fix each of them on each kind of server.
 
-docs/serving.md names the versions.
+Every switch was read in the server's source or run; docs/serving.md names the versions.
 """
 
 from __future__ import annotations
 
-__all__ = ["fix_of"]
+from dataclasses import dataclass
+
+__all__ = ["Finding", "fix_of"]
 
 _DTYPE = "Start {server} with --dtype float32 if you need more digits."
 _OWN_PROMPT = "Put {prompt!r} before every {role} in your own client (check it with send_prompts=True, --send-prompts)."
@@ -90,7 +92,24 @@ FIXES = {
 }
 
 
+@dataclass(frozen=True)
+class Finding:
+    """One difference between what a target returns and what the model computes.
+
+    Attributes:
+        name: Short fixed name, such as ``"norms lost"``; docs/serving.md has the list.
+        text: The difference with its figures.
+        fix: What to change, with the switch of this server where it has one.
+        matters: Whether scores by the model's similarity change; False for a note.
+    """
+
+    name: str
+    text: str
+    fix: str
+    matters: bool = True
+
+
 def fix_of(finding: str, server: str, **details: object) -> str:
-    """What to change for a finding on a kind of server."""
+    """The change that fixes a finding on a kind of server."""
     fixes = FIXES[finding]
     return fixes.get(server, fixes[""]).format(server=server, **details)

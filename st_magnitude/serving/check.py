@@ -1,10 +1,13 @@
-"""check_serving compares what a server or an index returns with what the model computes."""
+"""check_serving compares what a server, a client or an index returns with what the model computes."""
 
 from __future__ import annotations
 
+import math
 import os
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,25 +17,146 @@ from sentence_transformers import SentenceTransformer
 from st_magnitude._checks import positive
 from st_magnitude.evaluation.metrics import model_name
 from st_magnitude.geometry import norms
-from st_magnitude.serving.compare import changed_rankings, finite_rows
-from st_magnitude.serving.explain import explain
-from st_magnitude.serving.probes import LONGEST, make_probes, max_tokens, prompt_of
-from st_magnitude.serving.result import ServingCheck
-from st_magnitude.serving.search import check_search
-from st_magnitude.serving.targets import Server, embed_all
-from st_magnitude.serving.variants import LocalModel, pool_tokens
+from st_magnitude.geometry.arrays import unit_rows
+from st_magnitude.result import Result
+from st_magnitude.serving.advice import Finding
+from st_magnitude.serving.explain import (
+    LocalModel,
+    Probe,
+    changed_rankings,
+    explain,
+    finite_rows,
+    max_tokens,
+    prompt_of,
+)
+from st_magnitude.serving.server import Server, embed_all
 from st_magnitude.surgery.export import load
 
-__all__ = ["check_serving"]
+__all__ = ["ServingCheck", "check_serving"]
 
 Array = NDArray[np.float64]
+K = 10  # ranks of a search that are compared
+WIDTH = 80  # columns of the terminal
+QUERIES = (
+    "How do I keep bread from going stale?",
+    "what makes a bicycle easier to pedal uphill",
+    "Why does my cat scratch the sofa?",
+    "tomatoes frost",
+    "When is the next train from platform nine to the coast, and does it take bicycles?",
+    "photosynthesis",
+    "RuntimeError: CUDA out of memory",
+    "Who painted the ceiling of the chapel?",
+    "¿Dónde viven los pingüinos?",
+    "東京の天気は?",
+    "x",
+    "?",
+)
+DOCUMENTS = (
+    "Bread stays fresh longer in a paper bag or a bread box than in the fridge.",
+    "Slice the loaf and freeze it, and it will not go stale.",
+    "Low gears let a cyclist climb steep hills with less force on the pedals.",
+    "Cats scratch furniture to mark territory and to care for their claws.",
+    "Plant tomatoes outdoors after the last frost, when the soil is warm.",
+    "It leaves every hour from platform nine. Bicycles travel in the last carriage and need a ticket of their own.",
+    "Plants turn light, water and carbon dioxide into sugar and oxygen.",
+    "def merge(a, b):\n    return sorted([*a, *b])  # O(n log n)",
+    "The contract may be ended by either party with thirty days' notice in writing.",
+    "Interest rates were left unchanged for the third month in a row.",
+    "Add the onions, lower the heat and let everything simmer for an hour.",
+    "See also: index. Parameters: none. Returns: none.",
+    "THE GUARANTEE DOES NOT COVER DAMAGE BY WATER.",
+    "https://example.org/a/very/long/path?with=arguments&and=more#fragment",
+    "3.14159 26535 89793 23846 26433",
+    "Los pingüinos viven en el hemisferio sur, cerca del hielo.",
+    "naïve café, Ångström, ﬁne print, e\u0301 and é",
+    "猫はソファで爪を研ぐ。",
+    "Привет, мир! Γειά σου Κόσμε. שלום עולם",
+    "👩‍🔬 measured 20 µm ± 5 %",
+    "  two   spaces,\ttab,\nnew line  ",
+    "a",
+    ".",
+    "-" * 40,
+)
+LONGEST = 2048  # words: a text over a limit of 32,000 tokens would take minutes
+SUBJECTS = ("the harbour", "a violin", "winter wheat", "the tax office", "old glass", "a river delta", "the comet")
+VERBS = ("changes", "outlives", "explains", "divides", "feeds", "hides", "measures", "repairs", "follows")
+
+
+@dataclass(frozen=True)
+class ServingCheck(Result):
+    """The result of `check_serving`. ``print(check)`` shows it in a terminal of 80 columns.
+
+    Attributes:
+        target: URL, or name of the callable.
+        server: Name and version of the server, as far as it tells them.
+        model: Hub id or folder of the model, as far as the model knows it.
+        findings: Differences, the most important first; notes last.
+        local_norms: Smallest and largest norm of the model's own embeddings.
+        served_norms: Smallest and largest norm of what came back; nan for a search, which returns no vectors.
+        num_queries: Number of queries whose rankings were compared.
+        num_documents: Number of documents that they rank.
+        changed_rankings: Number of queries whose top 10 differs by more than ties.
+        error: Median relative error of a vector, after the differences that have a finding of their own; for a search,
+            the share of the first ten documents that it misses.
+        remark: What could not be checked, in a sentence; may be empty.
+    """
+
+    target: str
+    server: str
+    model: str
+    findings: tuple[Finding, ...]
+    local_norms: tuple[float, float]
+    served_norms: tuple[float, float]
+    num_queries: int
+    num_documents: int
+    changed_rankings: int
+    error: float
+    remark: str = ""
+
+    @property
+    def same(self) -> bool:
+        """Whether the target serves what the model computes: there are no findings, or only notes."""
+        return not any(finding.matters for finding in self.findings)
+
+    def __getitem__(self, name: str) -> Finding:
+        return {finding.name: finding for finding in reversed(self.findings)}[name]
+
+    def to_dict(self) -> dict[str, Any]:
+        """All attributes, and ``same``, as plain JSON values."""
+        return super().to_dict() | {"same": self.same}
+
+    def tables(self) -> list[str]:
+        number = sum(finding.matters for finding in self.findings)
+        verdict = "SAME to rounding" if self.same else f"DIFFERS: {number} difference{'s' * (number > 1)}"
+        if self.same and self.findings:
+            verdict = "SAME scores, with a note"
+        server = f" ({self.server})" if self.server else ""
+        local, served = ("{:.3f} to {:.3f}".format(*pair) for pair in (self.local_norms, self.served_norms))
+        came = "" if math.isnan(self.served_norms[0]) else f", those of the target {served}"
+        figures = [
+            f"Norms of the model are {local}{came}.",
+            f"Rankings: {self.changed_rankings} of {self.num_queries} queries rank the {self.num_documents} documents "
+            "differently.",
+            self.remark,
+        ]
+        paragraphs = [[f"{self.target}{server} against {self.model or 'the model'}", verdict]]
+        for finding in self.findings:
+            fix = f"-> {finding.fix}" if finding.fix else ""
+            paragraphs.append([f"[{'' if finding.matters else 'note: '}{finding.name}] {finding.text}", fix])
+        return ["\n".join(_wrapped(line) for line in lines if line) for lines in [*paragraphs, figures]]
+
+
+def _wrapped(line: str) -> str:
+    """A line in the width of a terminal; findings and their fixes are indented."""
+    first, later = {"[": ("", " " * 5), "-": (" " * 5, " " * 8)}.get(line[0], ("", ""))
+    options: Any = {"break_long_words": False, "break_on_hyphens": False}
+    return textwrap.fill(line, WIDTH, initial_indent=first, subsequent_indent=later, **options)
 
 
 def check_serving(
     target: str | Callable[..., Any],
     model: SentenceTransformer | str | os.PathLike[str],
     *,
-    api: str | None = None,
     name: str | None = None,
     api_key: str | None = None,
     request: Mapping[str, Any] | None = None,
@@ -50,13 +174,11 @@ def check_serving(
     because it does the same to the model here and compares.
 
     Args:
-        target: URL of a server, a callable ``embed(texts, role)`` that returns one vector for each text, or, with
-            documents, a callable ``search(vectors, k)`` that returns row numbers of the documents, best first, or
-            FAISS's ``(scores, row numbers)``.
+        target: URL of a server that speaks OpenAI's ``/v1/embeddings`` (vLLM, Infinity, llama.cpp, Ollama and others)
+            or ``/embed`` of text-embeddings-inference; a callable ``embed(texts, role)`` that returns one vector for
+            each text; or, with documents, a callable ``search(vectors, k)`` that returns row numbers of the documents,
+            best first, or FAISS's ``(scores, row numbers)``.
         model: The model, or its folder. It is used as it was saved, with its own prompts and token limit.
-        api: What the URL speaks: ``"openai"`` (``/v1/embeddings`` of OpenAI, vLLM, Infinity, llama.cpp, Ollama and
-            others), ``"tei"`` (``/embed`` of text-embeddings-inference), ``"tei-all"`` (``/embed_all``), ``"vllm"``
-            (``/pooling``) or ``"ollama"`` (``/api/embed``). None takes it from the path.
         name: Name of the model on the server; None takes the only one that the server lists.
         api_key: Key that is sent as a bearer token. No message contains it.
         request: Further entries of every request, such as ``{"normalize": False}``: what your client sends, or a fix
@@ -85,25 +207,23 @@ def check_serving(
     positive("timeout", timeout)
     if not isinstance(model, SentenceTransformer):
         model = load(os.fspath(model))
-    if documents is not None:
-        if isinstance(target, str):
-            raise ValueError("With documents=, the target is a callable search(vectors, k), not a URL.")
-        return check_search(target, model, documents, batch_size)
     local = LocalModel(model, batch_size)
     if isinstance(target, str):
-        returns_tokens = api == "tei-all" or (api is None and target.split("?")[0].rstrip("/").endswith("/embed_all"))
-        pool = pool_tokens(local.pooling) if returns_tokens else np.asarray
-        with closing(Server(target, api, name, api_key, request, timeout, pool)) as server:
-            names = str(server), server.kind, server.version
-            return _compare(local, lambda texts, role: server.embed(texts), *names, send_prompts, tolerance)
-    what = getattr(target, "__name__", type(target).__name__)
-    return _compare(local, target, what, "", "", send_prompts, tolerance)
+        if documents is not None:
+            raise ValueError("With documents=, the target is a callable search(vectors, k), not a URL.")
+        with closing(Server(target, name, api_key, request, timeout)) as server:
+            told = str(server), server.kind, server.version
+            return _check_embeddings(local, lambda texts, role: server.embed(texts), *told, send_prompts, tolerance)
+    named = getattr(target, "__name__", type(target).__name__)
+    if documents is not None:
+        return _check_search(local, target, documents, named)
+    return _check_embeddings(local, target, named, "", "", send_prompts, tolerance)
 
 
-def _compare(
+def _check_embeddings(
     local: LocalModel,
     embed: Callable[[list[str], str], Any],
-    what: str,
+    target: str,
     kind: str,
     version: str,
     send_prompts: bool,
@@ -117,37 +237,118 @@ def _compare(
     for role in ("query", "document"):
         texts = [probe.text for probe in probes if probe.role == role]
         prompt = prompt_of(model, role) if send_prompts else ""
-        served[role], refused = embed_all(embed, [prompt + text for text in texts], role, what)
+        served[role], refused = embed_all(embed, [prompt + text for text in texts], role, target)
         expected[role] = local.expected(texts, role)
         refusal = refusal or refused
-    dims = [rows.shape[1] for rows in served.values()]
-    if dims[0] != dims[1]:
-        raise ValueError(f"{what} returned {dims[0]} dimensions for queries and {dims[1]} for documents.")
-    findings, error = explain(local, probes, served, expected, kind, tolerance, refusal)
+    if len(dims := {rows.shape[1] for rows in served.values()}) > 1:
+        raise ValueError(f"{target} returned vectors of {dims} dimensions for queries and documents.")
+    findings, error = explain(local, probes, served, kind, tolerance, refusal)
     came = {role: finite_rows(rows) for role, rows in served.items()}
-    changed = changed_rankings(_scores(model, served, came), _scores(model, expected, came))
+    sides = [{role: side[role][came[role]] for role in side} for side in (served, expected)]
+    scores = [model.similarity(side["query"], side["document"]).double().cpu().numpy() for side in sides]
+    lengths = [np.concatenate([norms(rows) for rows in side.values()]) for side in sides]
     limit = max_tokens(model)
     return ServingCheck(
-        target=what,
+        target=target,
         server=" ".join(part for part in (kind, version) if part),
         model=model_name(model),
         findings=tuple(sorted(findings, key=lambda finding: not finding.matters)),
-        local_norms=_range(expected, came),
-        served_norms=_range(served, came),
+        served_norms=(float(lengths[0].min()), float(lengths[0].max())),
+        local_norms=(float(lengths[1].min()), float(lengths[1].max())),
         num_queries=int(came["query"].sum()),
         num_documents=int(came["document"].sum()),
-        changed_rankings=int(changed.sum()),
+        changed_rankings=int(changed_rankings(*scores).sum()),
         error=error,
         remark=f"Texts over the limit of {limit} tokens were not sent." if limit and 2 * limit > LONGEST else "",
     )
 
 
-def _scores(model: SentenceTransformer, side: Mapping[str, Array], came: Mapping[str, NDArray[np.bool_]]) -> Array:
-    """Scores of the queries and documents that came back, by the model's similarity."""
-    queries, documents = (side[role][came[role]] for role in ("query", "document"))
-    return model.similarity(queries, documents).double().cpu().numpy()
+def _check_search(local: LocalModel, search: Callable[..., Any], documents: Sequence[str], target: str) -> ServingCheck:
+    """Compares ``search(vectors, k)`` with the exact ranking by the model's similarity."""
+    queries, rows = local.expected(QUERIES, "query"), local.expected(documents, "document")
+    k = min(K, len(documents))
+    answer = search(queries.astype(np.float32), k)
+    found = np.asarray(answer[1] if isinstance(answer, tuple) else answer)  # FAISS returns (scores, row numbers)
+    if found.shape != (len(queries), k) or not np.isin(found, np.arange(len(documents))).all():
+        raise ValueError(
+            f"{target} must return {k} row numbers of the {len(documents)} documents for each of {len(queries)} "
+            f"queries, and returned an array of shape {found.shape} and type {found.dtype}; pass documents= in the "
+            "order of the index, all of them."
+        )
+    name = local.model.similarity_fn_name
+    exact = local.model.similarity(queries, rows).double().cpu().numpy()
+    own = _recall(found.astype(int), exact)
+    by_others = {
+        "the inner product": queries @ rows.T,
+        "cosine": unit_rows(queries) @ unit_rows(rows).T,
+        "the Euclidean distance": 2 * queries @ rows.T - norms(rows) ** 2,  # the norm of a query changes no ranking
+    }
+    recall = {metric: float(_recall(found.astype(int), scores).mean()) for metric, scores in by_others.items()}
+    nearest = max(recall, key=recall.__getitem__)
+    findings = []
+    if recall[nearest] > own.mean() and recall[nearest] >= 0.9:
+        text = f"It ranks by {nearest}; the model is scored by {name}. Recall@{k} is {own.mean():.3f}."
+        fix = "Declare the metric of docs/serving.md: " + (
+            "the inner product, and store vectors that are not normalised."
+            if name == "dot"
+            else "cosine, or the inner product of normalised vectors."
+        )
+        findings.append(Finding("metric", text, fix))
+    elif own.mean() < 1:
+        text = f"Recall@{k} of the exact ranking is {own.mean():.3f}, and no other metric explains the difference."
+        fix = (
+            "If the index is approximate, raise its search width (ef, nprobe, num_candidates); check that documents= "
+            "has the order of the index, and that the index holds the vectors of this model."
+        )
+        findings.append(Finding("recall", text, fix))
+    return ServingCheck(
+        target=target,
+        server="",
+        model=model_name(local.model),
+        findings=tuple(findings),
+        local_norms=(float(norms(rows).min()), float(norms(rows).max())),
+        served_norms=(math.nan, math.nan),
+        num_queries=len(queries),
+        num_documents=len(rows),
+        changed_rankings=int((own < 1).sum()),
+        error=float(1 - own.mean()),
+    )
 
 
-def _range(side: Mapping[str, Array], came: Mapping[str, NDArray[np.bool_]]) -> tuple[float, float]:
-    found = np.concatenate([norms(side[role][came[role]]) for role in side])
-    return float(found.min()), float(found.max())
+def _recall(found: NDArray[np.int64], scores: Array) -> Array:
+    """Share of the first k ranks of each query that the scores could have there, where ties count as right: (n,)."""
+    k = found.shape[1]
+    last = -np.sort(-scores, axis=1)[:, k - 1 : k]
+    own = np.take_along_axis(scores, found, axis=1)
+    return (own >= last - 1e-5 * np.abs(scores).max(axis=1, keepdims=True)).mean(axis=1)
+
+
+def make_probes(model: SentenceTransformer) -> list[Probe]:
+    """Queries, documents, and documents of a quarter to twice as many words as the model reads tokens."""
+    limit = max_tokens(model) or 512
+    lengths = [limit // 4, limit // 2, limit, 2 * limit]
+    texts = [*DOCUMENTS, *(_long_text(n) for n in lengths if 0 < n <= LONGEST)]
+    return [
+        Probe(text, role, _num_tokens(model, text))
+        for role, group in (("query", QUERIES), ("document", texts))
+        for text in group
+    ]
+
+
+def _num_tokens(model: SentenceTransformer, text: str) -> int:
+    features = model.preprocess([text])
+    if "attention_mask" in features:
+        return int(features["attention_mask"].sum())
+    return features["input_ids"].numel() if "input_ids" in features else len(text.split())
+
+
+def _long_text(words: int) -> str:
+    """A text that says something new in every sentence, so that every cut changes its embedding."""
+    sentences: list[str] = []
+    count = 0
+    while count < words:
+        n = len(sentences)
+        subject, thing = SUBJECTS[n % 7], SUBJECTS[(n * n + 3) % 7]
+        sentences.append(f"{subject} {VERBS[n * 2 % 9]} {thing} in chapter {n + 1}".capitalize())
+        count += len(sentences[-1].split())
+    return " ".join((". ".join(sentences) + ".").split()[:words])

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
@@ -34,14 +33,6 @@ class EmbeddingServer:
         rest = [] if faults.get("skip") else list(model)[2:]
         self.model = SentenceTransformer(modules=[first, pooling, *rest], device="cpu")
         self.prompt = str(faults.get("prompt", ""))
-
-    def tokens(self, texts: list[str]) -> list[np.ndarray]:
-        limit, own = self.faults.get("limit"), self.model.max_seq_length
-        self.model.max_seq_length = limit or own
-        with torch.no_grad():
-            rows = self.model.encode(texts, output_value="token_embeddings", prompt=self.prompt)
-        self.model.max_seq_length = own
-        return [row.numpy() for row in rows]
 
     def embed(self, texts: list[str], normalize: bool) -> list[list[float]]:
         limit, own = self.faults.get("limit"), self.model.max_seq_length
@@ -80,14 +71,9 @@ class EmbeddingServer:
         }.get(self.kind, body.get("embd_normalize", 2) != -1)
         if path == "/embed":
             return 200, self.embed(texts, normalize)
-        if path == "/embed_all":
-            return 200, [rows.tolist() for rows in self.tokens(texts)]
-        if path == "/api/embed":
-            return 200, {"model": NAME, "embeddings": self.embed(texts, True)}
         raw = self.kind == "openai" and not faults.get("normalize")
         rows = self.embed(texts, (normalize and not raw) or self.kind in ("tei", "infinity", "ollama"))
-        key = "data" if path == "/pooling" else "embedding"
-        data = [{"object": "embedding", "index": i, key: row} for i, row in enumerate(rows)]
+        data = [{"object": "embedding", "index": i, "embedding": row} for i, row in enumerate(rows)]
         return 200, {"object": "list", "data": data[::-1], "model": NAME}  # the order is in the index
 
     def told(self, path: str) -> object:
@@ -101,7 +87,7 @@ class EmbeddingServer:
             "infinity": {"/models": models},
             "openai": {"/v1/models": models},
             "llamacpp": {"/v1/models": models},
-            "ollama": {"/v1/models": models, "/api/version": {"version": "0.33.0"}, "/api/tags": {"models": []}},
+            "ollama": {"/v1/models": models, "/api/version": {"version": "0.33.0"}},
         }
         return routes.get(self.kind, {}).get(path)
 
@@ -117,7 +103,7 @@ def serving(server: EmbeddingServer) -> Iterator[str]:
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            known = ("/v1/embeddings", "/embeddings", "/embed", "/embed_all", "/pooling", "/api/embed")
+            known = ("/v1/embeddings", "/embeddings", "/embed")
             path = self.path.split("?")[0]
             status, answer = (
                 server.answer(path, body, dict(self.headers)) if path in known else (404, {"detail": "Not Found"})
@@ -128,8 +114,6 @@ def serving(server: EmbeddingServer) -> Iterator[str]:
             content = (answer if isinstance(answer, str) else json.dumps(answer)).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(content)))
-            if status == 307:
-                self.send_header("Location", "http://elsewhere.example")
             self.end_headers()
             with suppress(OSError):  # the client has given up waiting
                 self.wfile.write(content)

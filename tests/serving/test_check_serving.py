@@ -9,7 +9,7 @@ from copy import deepcopy
 import numpy as np
 import pytest
 import torch
-from _embedding_server import NAME, EmbeddingServer, serving
+from _embedding_server import EmbeddingServer, serving
 from _tiny import load_transformer, save_transformer
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize
@@ -19,8 +19,8 @@ import st_magnitude as stm
 from st_magnitude.commands.app import app
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.serving.advice import FIXES
+from st_magnitude.serving.check import make_probes
 from st_magnitude.serving.explain import LIMITS
-from st_magnitude.serving.probes import make_probes
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -62,8 +62,6 @@ def check_at(path, server, model, **options):
         ("/v1", "vllm", {}),
         ("/v1/embeddings", "llamacpp", {"embd_normalize": -1}),
         ("/embed", "tei", {"normalize": False}),
-        ("/embed_all", "tei", {}),
-        ("/pooling", "vllm", {}),
     ],
 )
 def test_a_server_that_keeps_norms_is_the_same(model, path, kind, request_):
@@ -81,7 +79,6 @@ def test_a_server_that_keeps_norms_is_the_same(model, path, kind, request_):
     ("path", "kind", "server", "fix"),
     [
         ("/v1", "vllm", "vLLM 0.32.0", "use_activation"),
-        ("/pooling", "vllm", "vLLM 0.32.0", "use_activation"),
         ("/embed", "tei", "TEI 1.9.3", '"normalize": false'),
         ("/v1/embeddings", "tei", "TEI 1.9.3", '"normalize": false to /embed'),
         ("/embeddings", "infinity", "Infinity", "always normalises"),
@@ -103,11 +100,6 @@ def test_every_server_can_normalise_and_the_fix_is_its_own(model, path, kind, se
     assert all(len(line) <= 80 for line in str(check).splitlines() if "http" not in line)
 
 
-def test_ollamas_own_route_needs_a_name(model):
-    check = check_at("/api/embed", EmbeddingServer(model, "ollama"), model, name=NAME)
-    assert found(check) == ["norms lost"]
-
-
 @pytest.mark.parametrize(
     ("faults", "finding", "says"),
     [
@@ -115,7 +107,7 @@ def test_ollamas_own_route_needs_a_name(model):
         ({"pooling": "lasttoken"}, "pooling", "lasttoken"),
         ({"limit": 32}, "truncation", "the target reads 32 tokens, the model 64"),
         ({"limit": 128}, "truncation", "the target reads at least 128 tokens, the model 64"),
-        ({"refuse": 60}, "refused", "refuses 2 of 40 texts, the shortest of 64 or more tokens: HTTP 413: Input"),
+        ({"refuse": 60}, "refused", "refuses 2 of 40 texts, the shortest of 64 or more tokens: HTTP 413: .*Input"),
         ({"dtype": torch.bfloat16}, "precision", "bfloat16"),
         ({"dtype": torch.float16}, "precision", "float16"),
         ({"dim": 16}, "dimensions", "16 dimensions"),
@@ -125,7 +117,7 @@ def test_ollamas_own_route_needs_a_name(model):
 def test_one_fault_is_one_finding(model, faults, finding, says):
     check = check_at("", EmbeddingServer(model, **faults), model)
     assert found(check) == [finding], str(check)
-    assert says in check[finding].text
+    assert re.search(says, check[finding].text)
     assert check[finding].fix
     assert check.same == (finding == "norms scaled")
 
@@ -288,10 +280,9 @@ def test_an_index(model, returns_scores):
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (np.zeros((12, 3), int), "shape"),
-        (np.full((12, 2), 7), "row 7, but there are 2 documents"),
-        (np.full((12, 2), 0.5), "whole row numbers"),
-        ("nothing", "row numbers"),
+        (np.zeros((12, 3), int), "must return 2 row numbers .* returned an array of shape"),
+        (np.full((12, 2), 7), "must return 2 row numbers of the 2 documents"),
+        (np.full((12, 2), 0.5), "type float64"),
     ],
 )
 def test_an_index_that_answers_nonsense(model, answer, says):
@@ -310,13 +301,13 @@ def test_an_index_at_a_url(model):
 @pytest.mark.parametrize(
     ("faults", "says"),
     [
-        ({"drop": 1}, "returned 0 vectors for 1 texts"),
+        ({"drop": 1}, r"shape \(0,\) for 1 texts"),
         ({"nan": True}, "nan or infinity in vector 0"),
         ({"key": "right"}, "refuses the key .HTTP 401"),
         ({"names": ["a", "b"]}, "serves a, b: say which with name="),
         ({"names": ["other"]}, "does not know this route or the model 'other'.*it serves other"),
-        ({"raw_text": "<html>proxy</html>"}, "something else than embeddings .*proxy"),
-        ({"raw_text": '{"data": [{"index": 0}]}'}, "something else than embeddings .*KeyError"),
+        ({"raw_text": "<html>proxy</html>"}, "does not answer with embeddings .*proxy"),
+        ({"raw_text": '{"data": [{"index": 0}]}'}, "does not answer with embeddings .*KeyError"),
         ({"raw_text": '{"data": [{"index": 0, "embedding": ["x"]}]}'}, "not rows of numbers"),
         ({"refuse": 0}, "does not embed"),
         ({"sleep": 1.0, "timeout": 0.05}, "did not answer within 0.05 s"),
@@ -338,22 +329,11 @@ def test_a_target_that_cannot_be_checked(model, faults, says):
         ("http://localhost:port/v1", "not valid"),
         ("http://localhost:99999/v1", "not valid|cannot be reached"),
         ("http://127.0.0.1:1/v1", "cannot be reached"),
-        ("http://127.0.0.1:1/some/path", "is not one of /api/embed, /v1/embeddings"),
     ],
 )
 def test_a_url_that_cannot_be_used(model, url, says):
     with pytest.raises((ValueError, OSError), match=says):
         stm.check_serving(url, model, timeout=2)
-
-
-def test_vectors_of_tokens_need_one_pooling(transformer):
-    model = with_modules(transformer)
-    model[1].pooling_mode, before = "weightedmean", model[1].pooling_mode
-    try:
-        with pytest.raises(ValueError, match="pools by 'weightedmean'"):
-            stm.check_serving("http://127.0.0.1:1/embed_all", model)
-    finally:
-        model[1].pooling_mode = before
 
 
 def test_a_key_and_a_password_appear_nowhere(model):
@@ -366,12 +346,9 @@ def test_a_key_and_a_password_appear_nowhere(model):
         with pytest.raises(ValueError, match="refuses the key") as raised:
             stm.check_serving(base.replace("http://", "http://me:hidden@"), model)
         assert "hidden" not in str(raised.value)
-        with pytest.raises(ValueError, match="is not one of") as raised:
-            stm.check_serving("http://me:hidden@localhost/path?key=hidden", model)
-        assert "hidden" not in str(raised.value)
         check = stm.check_serving(base, model, api_key="right")
         assert check.same
-        assert "right" not in check.to_json()
+        assert "right" not in json.dumps(check.to_dict())
 
 
 def test_every_finding_has_a_fix_for_unknown_servers():
