@@ -77,9 +77,7 @@ def encoded(base: str, loss: str, cache: Path | None) -> Figures:
         model, exponent = MODELS[base].load(), 1.0
         if loss != "published":
             train(model, CONDITIONS["QNorm TempAggMRL"](model), rows, 0, **MODELS[base].how)
-            curve = stm.calibrate_exponent(
-                model, dev.queries, dev.corpus, dev.relevant, exponents=np.linspace(0, 1, 5), batch_size=128
-            )
+            curve = stm.calibrate_exponent(model, dev, np.linspace(0, 1, 5), encode={"batch_size": 128})
             exponent = curve.highest
         found: Figures = {"exponent": exponent}
         for name, task in tests.items():

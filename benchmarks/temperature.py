@@ -178,9 +178,7 @@ def scorings(model: SentenceTransformer, dev: RetrievalData, tasks: dict[str, Re
     """The grid of every task as trained and, if the norm was kept, at the document exponent that is best on dev."""
     found = {f"{name}{key}": value for name, task in tasks.items() for key, value in grid(model, task).items()}
     if model.similarity_fn_name == "dot":
-        curve = stm.calibrate_exponent(
-            model, dev.queries, dev.corpus, dev.relevant, exponents=np.linspace(0, 1, 5), show_progress_bar=False
-        )
+        curve = stm.calibrate_exponent(model, dev, np.linspace(0, 1, 5), encode={"show_progress_bar": False})
         found["chosen exponent"] = curve.highest
         for name, task in tasks.items():
             chosen = grid(model, task, stm.Similarity(1.0, curve.highest))

@@ -93,7 +93,7 @@ def main() -> None:
     )
     trainer.train()
 
-    curve = stm.calibrate_exponent(model, dev.queries, dev.corpus, dev.relevant)
+    curve = stm.calibrate_exponent(model, dev)
     print(curve)
     trained = test_task.encode(model)
     report("pretrained", pretrained, stm.COSINE)

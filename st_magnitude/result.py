@@ -89,6 +89,9 @@ class Table:
         columns = list(zip(*self.rows, strict=True)) or [()] * len(self.columns)
         return [any(column) and not any(isinstance(value, str) for value in column) for column in columns]
 
+    def __str__(self) -> str:
+        return self.to_text()
+
     def to_text(self, width: int | None = None) -> str:
         """The table as text, with cells broken between words at the width of the terminal."""
         from rich.console import Console

@@ -134,13 +134,6 @@ def test_mean_cosine_counts_zero_rows_as_orthogonal():
         geometry.mean_cosine([[1.0, 0.0]])
 
 
-def test_cosine_sum_over_chunks_is_mean_cosine(rng):
-    x = anisotropic(rng)
-    chunks = geometry.CosineSum().add(x[:7]).add(x[7:8]).add(x[8:])
-    assert chunks.mean == pytest.approx(geometry.mean_cosine(x), rel=1e-12)
-    assert math.isnan(geometry.CosineSum().add(x[:1]).mean)
-
-
 @pytest.mark.parametrize("alpha", [1.0, 2.0, 3.0])
 def test_alignment(rng, alpha):
     q, d = anisotropic(rng), anisotropic(rng)
@@ -163,44 +156,6 @@ def test_uniformity_extremes():
     assert geometry.uniformity(np.ones((5, 3)) * np.arange(1, 6)[:, None]) == pytest.approx(0.0, abs=1e-12)
     with pytest.raises(ValueError, match="at least 2"):
         geometry.uniformity([[1.0, 0.0]])
-
-
-@pytest.mark.parametrize("temperature", [0.02, 0.1, 2.0])
-@pytest.mark.parametrize("n", [2, 60, 1100])  # within one tile and across two
-def test_infonce_alignment_and_uniformity(rng, n, temperature):
-    """By the formula, and against uniformity and alignment of Wang and Isola, from which they are named apart."""
-    q, d = (torch.from_numpy(unit(anisotropic(rng, n=n))) for _ in range(2))
-    apart = (d @ d.T / temperature).fill_diagonal_(-torch.inf)
-    expected = (apart.logsumexp(dim=1) - math.log(n - 1)).mean().item()
-    assert geometry.infonce_uniformity(3 * d, temperature) == pytest.approx(expected, rel=1e-10)
-    expected = -torch.cosine_similarity(q, d).mean().item() / temperature
-    assert geometry.infonce_alignment(2 * q, d, temperature) == pytest.approx(expected, rel=1e-10)
-    assert expected == pytest.approx((geometry.alignment(q, d) / 2 - 1) / temperature)  # |u - v|^2 = 2 - 2 cos
-
-
-def test_infonce_is_alignment_plus_uniformity(rng):
-    """Eq. 4: InfoNCE - log M tends to their sum as the number M of negatives grows; all rows alike queries and data."""
-    gaps = []
-    for n in (50, 5000):
-        x = unit(anisotropic(rng, n=n))
-        positives = torch.from_numpy(unit(x + 0.3 * rng.normal(size=x.shape)))
-        x = torch.from_numpy(x)
-        logits = (x @ x.T / 0.5).fill_diagonal_(0)
-        logits.diagonal().copy_((x * positives).sum(dim=1) / 0.5)
-        loss = torch.nn.functional.cross_entropy(logits, torch.arange(n)).item() - math.log(n - 1)
-        limit = geometry.infonce_alignment(x, positives, 0.5) + geometry.infonce_uniformity(x, 0.5)
-        gaps.append(abs(loss - limit))
-    assert gaps[1] < 0.05 * gaps[0] < 0.05
-
-
-def test_infonce_parts_check_their_arguments(rng):
-    x = anisotropic(rng)
-    for measure in (lambda tau: geometry.infonce_uniformity(x, tau), lambda tau: geometry.infonce_alignment(x, x, tau)):
-        for temperature in (0.0, -1.0, math.nan):
-            with pytest.raises(ValueError, match=f"got {temperature}"):
-                measure(temperature)
-    with pytest.raises(ValueError, match=r"\(60, 12\) and \(59, 12\)"):
-        geometry.infonce_alignment(x, x[:-1], 0.1)
 
 
 # ---- spectrum

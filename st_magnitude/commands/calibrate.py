@@ -18,7 +18,6 @@ from st_magnitude.commands.core import (
     Seed,
     check_folder,
     command,
-    curve_figures,
     load_model,
 )
 
@@ -76,14 +75,14 @@ def calibrate(
 
     def sweep(name: str | None, loaded: RetrievalData, gammas: Sequence[float] | None) -> ExponentCurve:
         typer.echo(f"{name}: {loaded}")
-        judged = (loaded.queries, loaded.corpus, loaded.relevant)
-        return calibrate_exponent(encoder, *judged, gammas, batch_size, seed=seed, show_progress_bar=True)
+        options = {"batch_size": batch_size, "show_progress_bar": True}
+        return calibrate_exponent(encoder, loaded, gammas, seed=seed, encode=options)
 
     figures: dict[str, Any] = {"exponent": exponent}
     if chosen_on is not None:
         curve = sweep(split, chosen_on, exponents)
         typer.echo(str(curve))
-        figures = {"split": split, **curve_figures(curve)}
+        figures = {"split": split, **curve.to_dict()}
         exponent = curve.best
     assert exponent is not None
     if confirmed_on is not None:

@@ -46,7 +46,7 @@ def compress(
         Path | None, typer.Option(help="Folder for compression.csv and compression.png, which are replaced.")
     ] = None,
 ) -> Figures:
-    """Measure how much nDCG@10 shorter and quantized embeddings keep.
+    """Measure what shorter and quantized embeddings keep.
 
     The table has prefixes, int8 and binary embeddings, with their storage. Nothing is trained. Queries and corpus
     are encoded once. The picture needs the extra "plot".
@@ -70,7 +70,7 @@ def compress(
     encoder = load_model(model, max_length)
     typer.echo(f"{split}: {loaded}")
     evaluator(encoder)
-    typer.echo(table(evaluator.cells))
+    typer.echo(str(table(evaluator.cells)))
     if output is not None:
         _save(evaluator.cells, output, title=f"{Path(model).name}, {data.name} {split}")
     return {"split": split, "cells": [cell.row for cell in evaluator.cells]}

@@ -28,8 +28,6 @@ from st_magnitude._config import MaxLength, did_you_mean, options_of
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-    from st_magnitude.evaluation.calibration import ExponentCurve
-
 __all__ = [
     "BEIR_FOLDER",
     "Data",
@@ -42,7 +40,7 @@ __all__ = [
     "app",
     "check_folder",
 ]
-__all__ += ["command", "curve_figures", "load_model", "say", "warn"]
+__all__ += ["command", "load_model", "say", "warn"]
 
 Figures = Mapping[str, Any]
 
@@ -240,15 +238,3 @@ def load_model(path: str, max_length: int | None) -> SentenceTransformer:
     if max_length is not None:
         limit_length(model, max_length)
     return model
-
-
-def curve_figures(curve: ExponentCurve) -> dict[str, Any]:
-    """What ``--json`` holds of an exponent curve."""
-    means = {f"{exponent:g}": float(value) for exponent, value in zip(curve.exponents, curve.ndcg, strict=True)}
-    return {
-        "exponent": curve.best,
-        "queries": len(curve.queries),
-        "ndcg@10": means,
-        "versus_cosine": curve.versus_cosine,
-        "versus_dot": curve.versus_dot,
-    }

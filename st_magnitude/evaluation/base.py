@@ -1,4 +1,4 @@
-"""What the evaluators have in common: a name, a CSV file, metrics in the model card, and an encoded search task."""
+"""The common part of all evaluators: a name, a CSV file, metrics in the model card, and the data of a search."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import csv
 import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
 
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import SentenceEvaluator
@@ -16,10 +16,70 @@ from st_magnitude.data.retrieval import Judgments, RetrievalData
 from st_magnitude.data.task import EncodedTask, check_texts
 from st_magnitude.similarity import Similarity
 
-__all__ = ["CsvEvaluator", "SearchEvaluator", "append_csv", "as_lines", "csv_name", "judged"]
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["CsvEvaluator", "SearchEvaluator", "SearchOptions", "judged"]
+
+logger = logging.getLogger(__name__)
 
 
-def append_csv(path: Path, row: Mapping[str, Any]) -> None:
+class CsvEvaluator(SentenceEvaluator):
+    """An evaluator with a name, whose calls may append rows to ``{kind}_evaluation_{name}_results.csv``.
+
+    A subclass sets ``kind`` and ``primary``, the metric that chooses checkpoints, and implements `measure`.
+
+    Args:
+        name: Prefix of the metrics and part of the name of the CSV file.
+        batch_size: Number of texts that are encoded at a time.
+        show_progress_bar: Whether to show a progress bar.
+        write_csv: Whether a call with an ``output_path`` appends rows to the CSV file.
+
+    Raises:
+        ValueError: If a CSV file is to be written, but the name cannot be part of the name of a file.
+    """
+
+    kind: ClassVar[str]
+    primary: ClassVar[str]
+
+    def __init__(
+        self, name: str = "", batch_size: int = 32, show_progress_bar: bool = False, write_csv: bool = True
+    ) -> None:
+        super().__init__()
+        if write_csv and name and not is_file_name(name):
+            raise ValueError(
+                f"The name {name!r} becomes part of the name of a CSV file: leave out slashes, or pass write_csv=False."
+            )
+        self.name = name
+        self.write_csv = write_csv
+        self.encoding: dict[str, Any] = {"batch_size": batch_size, "show_progress_bar": show_progress_bar}
+        self.primary_metric = f"{name}_{self.primary}" if name else self.primary
+        self.csv_file = "_".join(filter(None, (self.kind, "evaluation", name, "results.csv")))
+
+    def measure(self, model: SentenceTransformer) -> dict[str, float]:
+        """The metrics of a model, without the name."""
+        raise NotImplementedError
+
+    def report(self, metrics: dict[str, float]) -> tuple[str, Iterable[Mapping[str, Any]]]:
+        """The text for the log and the rows for the CSV file."""
+        return "\n".join(f"{key}: {value:.4f}" for key, value in metrics.items()), [metrics]
+
+    def __call__(  # type: ignore[override]
+        self, model: SentenceTransformer, output_path: str | None = None, epoch: int = -1, steps: int = -1
+    ) -> dict[str, float]:
+        """Measures, logs, writes the CSV rows, and returns all metrics by key."""
+        metrics = self.measure(model)
+        text, rows = self.report(metrics)
+        logger.info(f"{self.kind} evaluation of the model on the {self.name or 'given'} data:\n{text}")
+        if output_path is not None and self.write_csv:
+            for row in rows:
+                _append(Path(output_path) / self.csv_file, {"epoch": epoch, "steps": steps, **row})
+        metrics = self.prefix_name_to_metrics(metrics, self.name)
+        self.store_metrics_in_model_card_data(model, metrics, epoch, steps)
+        return metrics
+
+
+def _append(path: Path, row: Mapping[str, Any]) -> None:
     """Appends a row to a CSV file. A new file gets the keys of the row as its header."""
     path.parent.mkdir(parents=True, exist_ok=True)
     is_new = not path.is_file()
@@ -30,64 +90,6 @@ def append_csv(path: Path, row: Mapping[str, Any]) -> None:
         writer.writerow(row)
 
 
-def csv_name(kind: str, name: str, is_written: bool) -> str:
-    """The name of the CSV file of an evaluator, which must not lie in another folder."""
-    if is_written and name and not is_file_name(name):
-        raise ValueError(
-            f"The name {name!r} becomes part of the name of a CSV file: leave out slashes, or pass write_csv=False."
-        )
-    return f"{kind}_evaluation_{name}_results.csv" if name else f"{kind}_evaluation_results.csv"
-
-
-def as_lines(metrics: Mapping[str, float]) -> str:
-    """Metrics as text, one in each line, for logs."""
-    return "\n".join(f"{key}: {value:.4f}" for key, value in metrics.items())
-
-
-class CsvEvaluator(SentenceEvaluator):
-    """An evaluator with a name whose calls may append rows to a CSV file.
-
-    Args:
-        kind: Beginning of the name of the CSV file, ``{kind}_evaluation_{name}_results.csv``.
-        primary: The metric that chooses checkpoints, without the name.
-        name: Prefix of the metrics and part of the name of the CSV file, so without slashes if that is written.
-        batch_size: Number of texts that are encoded at a time.
-        write_csv: Whether a call with an ``output_path`` appends its rows to the CSV file.
-        show_progress_bar: Whether to show a progress bar.
-    """
-
-    def __init__(
-        self, kind: str, primary: str, name: str, batch_size: int, write_csv: bool, show_progress_bar: bool = False
-    ) -> None:
-        super().__init__()
-        self.name = name
-        self.batch_size = batch_size
-        self.write_csv = write_csv
-        self.show_progress_bar = show_progress_bar
-        self.primary_metric = f"{name}_{primary}" if name else primary
-        self.csv_file = csv_name(kind, name, write_csv)
-
-    def finish(
-        self,
-        model: SentenceTransformer,
-        metrics: dict[str, float],
-        rows: Iterable[Mapping[str, Any]],
-        output_path: str | None,
-        epoch: int,
-        steps: int,
-        log: tuple[logging.Logger, str] | None = None,
-    ) -> dict[str, float]:
-        """Logs the metrics, appends the rows, and gives the metrics by their full keys to the card and the caller."""
-        if log is not None:
-            log[0].info(f"{log[1]}:\n{as_lines(metrics)}")
-        if output_path is not None and self.write_csv:
-            for row in rows:
-                append_csv(Path(output_path) / self.csv_file, {"epoch": epoch, "steps": steps, **row})
-        metrics = self.prefix_name_to_metrics(metrics, self.name)
-        self.store_metrics_in_model_card_data(model, metrics, epoch, steps)
-        return metrics
-
-
 def judged(queries: Mapping[str, str], corpus: Mapping[str, str], relevant_docs: Judgments) -> RetrievalData:
     """The data of an evaluator. Judgments of other queries do not count, as in sentence-transformers."""
     check_texts(queries, corpus)
@@ -96,22 +98,37 @@ def judged(queries: Mapping[str, str], corpus: Mapping[str, str], relevant_docs:
     return RetrievalData(queries, corpus, relevant_docs)
 
 
+class SearchOptions(TypedDict, total=False):
+    """The keyword arguments of every `SearchEvaluator`, which documents them."""
+
+    similarity: Similarity | str | None
+    name: str
+    batch_size: int
+    show_progress_bar: bool
+    write_csv: bool
+    query_prompt: str | None
+    query_prompt_name: str | None
+    corpus_prompt: str | None
+    corpus_prompt_name: str | None
+
+
 class SearchEvaluator(CsvEvaluator):
-    """What the evaluators of a judged search task have in common, above all their arguments.
+    """The base class of evaluators of a judged search, with the arguments that they share.
 
     Args:
         queries: Query id -> text. Queries without a relevant document do not count.
         corpus: Document id -> text.
         relevant_docs: Query id -> ids of its relevant documents, or document id -> grade.
-        similarity: A Similarity or its name. By default the model's own at each call: that of a closing ExponentNorm,
-            else its ``similarity_fn_name``.
+        similarity: A Similarity or its name. By default the model's own at each call: the similarity of a closing
+            ExponentNorm, else ``similarity_fn_name``.
+        name: Prefix of the metrics and part of the name of the CSV file.
+        batch_size: Number of texts that are encoded at a time.
+        show_progress_bar: Whether to show a progress bar.
+        write_csv: Whether a call with an ``output_path`` appends rows to the CSV file.
         query_prompt: Prompt of every query, in place of the model's own.
         query_prompt_name: Name of that prompt in ``model.prompts``.
         corpus_prompt: Prompt of every document, in place of the model's own.
         corpus_prompt_name: Name of that prompt in ``model.prompts``.
-        **options: ``name``: prefix of the metrics and part of the name of the CSV file; ``batch_size``: number of texts
-            that are encoded at a time; ``show_progress_bar``; ``write_csv``: whether a call with an ``output_path``
-            appends rows to the CSV file.
 
     Raises:
         ValueError: Before anything is encoded, if the data are empty or inconsistent (see `RetrievalData`), or an
@@ -124,25 +141,20 @@ class SearchEvaluator(CsvEvaluator):
         queries: Mapping[str, str],
         corpus: Mapping[str, str],
         relevant_docs: Judgments,
-        similarity: Similarity | str | None = None,
-        query_prompt: str | None = None,
-        query_prompt_name: str | None = None,
-        corpus_prompt: str | None = None,
-        corpus_prompt_name: str | None = None,
-        **options: Any,
+        **options: Unpack[SearchOptions],
     ) -> None:
-        super().__init__(**options)
+        given: dict[str, Any] = dict(options)
+        similarity = given.pop("similarity", None)
+        prompts = {key: given.pop(key) for key in list(given) if "_prompt" in key}
+        super().__init__(**given)
         self.task = judged(queries, corpus, relevant_docs)
         self.queries_ids = self.task.query_ids
         self.similarity = None if similarity is None else Similarity.named(similarity)
-        prompts = {"query_prompt": query_prompt, "query_prompt_name": query_prompt_name}
-        prompts |= {"corpus_prompt": corpus_prompt, "corpus_prompt_name": corpus_prompt_name}
-        self.prompts = {name: prompt for name, prompt in prompts.items() if prompt is not None}
+        self.prompts = {key: prompt for key, prompt in prompts.items() if prompt is not None}
 
     def encode(self, model: SentenceTransformer) -> EncodedTask:
         """The embeddings of the task. A model that ends in Normalize keeps it, because it serves unit embeddings."""
-        options = {"batch_size": self.batch_size, "show_progress_bar": self.show_progress_bar}
-        return self.task.encode(model, **options, **self.prompts)
+        return self.task.encode(model, **self.encoding, **self.prompts)
 
     def get_config_dict(self) -> dict[str, Any]:
         """The settings that the model card shows."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from sentence_transformers import SentenceTransformer
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.metrics import are_unit
 from st_magnitude.geometry import norms, paired_bootstrap
+from st_magnitude.result import Result, Table
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import encode_raw, normalizes_output
 
@@ -30,7 +31,7 @@ UNIT_NORMS = (
 
 
 @dataclass(frozen=True, repr=False)
-class ExponentCurve:
+class ExponentCurve(Result):
     """nDCG@10 over the document exponent, the recommended exponent, and the evidence for it.
 
     Attributes:
@@ -41,8 +42,8 @@ class ExponentCurve:
         best: The recommended exponent. It is `highest`, unless that is statistically tied with cosine or dot: then it
             is 1 or 0, because such a model consists of stock modules and loads without this package. Cosine goes first.
         versus_cosine: nDCG@10 at the highest exponent minus nDCG@10 at exponent 1: (difference, low, high), with a
-            paired bootstrap interval. These very queries chose the highest exponent, so that the difference is
-            optimistic: confirm a choice on other queries.
+            paired bootstrap interval. These very queries chose the highest exponent, so the difference is optimistic:
+            confirm a choice on other queries.
         versus_dot: The same against exponent 0.
         confidence: Confidence level of both intervals.
     """
@@ -86,23 +87,28 @@ class ExponentCurve:
             f"{len(self.queries)} queries)"
         )
 
-    def __str__(self) -> str:
-        lines = [f"nDCG@10 by document exponent, {len(self.queries)} queries (0 is dot, 1 is cosine)"]
-        marks = {self.highest: "  <- highest"} | {self.best: "  <- best"}
-        lines += [
-            f"  {exponent:5.3f}  {value:.4f}{marks.get(exponent, '')}"
-            for exponent, value in zip(self.exponents.tolist(), self.ndcg, strict=True)
+    def tables(self) -> Iterable[Table | str]:
+        """nDCG@10 by exponent, and the highest against cosine and dot."""
+        marks = {self.highest: "highest"} | {self.best: "best"}
+        rows = [[gamma, value, marks.get(gamma, "")] for gamma, value in zip(self.exponents, self.ndcg, strict=True)]
+        title = f"nDCG@10 by document exponent, {len(self.queries)} queries (0 is dot, 1 is cosine)"
+        yield Table(["exponent", "nDCG@10", ""], rows, title)
+        gains = {"cosine": self.versus_cosine, "dot": self.versus_dot}
+        verdicts = [
+            [name, gain, "a tie" if gain[1] <= 0 <= gain[2] else "a difference"] for name, gain in gains.items()
         ]
-        name = "best" if self.best == self.highest else "highest"
-        for other, (gain, low, high) in {"cosine": self.versus_cosine, "dot": self.versus_dot}.items():
-            verdict = "a tie" if low <= 0.0 <= high else "a difference"
-            lines.append(f"{name} - {other}: {gain:+.4f} [{low:+.4f}, {high:+.4f}] at {self.confidence:.0%}, {verdict}")
+        yield Table([f"{self.highest:g} minus", f"nDCG@10 with {self.confidence:.0%} interval", ""], verdicts)
         if self.best != self.highest:
-            lines.append(
+            yield (
                 f"Exponent {self.highest:g} is tied with {'cosine' if self.best == 1 else 'dot'}, so the best exponent "
                 f"is {self.best:g}: that model loads anywhere, without st_magnitude."
             )
-        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The choice and mean nDCG@10 by exponent, as JSON has them."""
+        means = {f"{gamma:g}": float(value) for gamma, value in zip(self.exponents, self.ndcg, strict=True)}
+        versus = {"versus_cosine": self.versus_cosine, "versus_dot": self.versus_dot}
+        return {"exponent": self.best, "highest": self.highest, "queries": len(self.queries), "ndcg@10": means} | versus
 
 
 def check_keeps_norm(model: SentenceTransformer) -> None:
@@ -113,69 +119,66 @@ def check_keeps_norm(model: SentenceTransformer) -> None:
 
 def calibrate_exponent(
     model: SentenceTransformer,
-    queries: Mapping[str, str],
-    corpus: Mapping[str, str],
-    relevant_docs: Mapping[str, Collection[str]],
+    data: RetrievalData,
     exponents: Any = None,
-    batch_size: int = 32,
     num_samples: int = 10_000,
     confidence: float = 0.95,
     seed: int = 0,
-    show_progress_bar: bool | None = None,
+    encode: Mapping[str, Any] | None = None,
 ) -> ExponentCurve:
     """Encodes once and ranks by q · d / |d|^gamma for a sweep of document exponents gamma.
 
-    A query's own exponent never changes its ranking (arXiv 2602.09229, Prop. 4.1 and T.2), so that one sweep covers
-    all similarities. Run it on validation data; `st_magnitude.prepare` takes the similarity that it recommends.
+    A query's own exponent never changes its ranking (arXiv 2602.09229, Prop. 4.1 and T.2), so one sweep covers all
+    similarities. Run it on validation data; `st_magnitude.prepare` takes the similarity that it recommends.
 
     Args:
         model: A model whose embeddings keep their norm. Embeddings are taken before a closing ExponentNorm.
-        queries: Query id -> text. Queries without a relevant document do not count.
-        corpus: Document id -> text.
-        relevant_docs: Query id -> ids of its relevant documents.
+        data: Queries, corpus and judgments, usually a dev split. Queries without a relevant document do not count.
         exponents: Document exponents in [0, 1]; by default 0, 0.05, ..., 1. The ends 0 and 1 are always added.
-        batch_size: Number of texts that are encoded at a time.
         num_samples: Number of bootstrap resamples of the queries.
         confidence: Confidence level of the intervals.
         seed: Seed for the bootstrap.
-        show_progress_bar: Whether to show a progress bar; None follows the log level.
+        encode: Options of `RetrievalData.encode`, such as ``{"batch_size": 128}``.
 
     Raises:
-        ValueError: If the data are inconsistent (see `RetrievalData`), an exponent lies outside [0, 1], the model
-            normalises its embeddings, or an embedding is not finite.
+        ValueError: If no query has a relevant document, an exponent lies outside [0, 1], the model normalises its
+            embeddings, or an embedding is not finite.
 
     Example:
         >>> from sentence_transformers import SentenceTransformer
         >>> from sentence_transformers.sentence_transformer.modules import BoW
         >>> model = SentenceTransformer(modules=[BoW(["bees", "honey", "wax"])], device="cpu")
-        >>> queries, corpus = {"q": "honey"}, {"d1": "honey", "d2": "honey, honey of bees"}
-        >>> curve = calibrate_exponent(model, queries, corpus, relevant_docs={"q": {"d2"}}, exponents=[0.5])
+        >>> data = RetrievalData({"q": "honey"}, {"d1": "honey", "d2": "honey, honey of bees"}, {"q": {"d2"}})
+        >>> curve = calibrate_exponent(model, data, exponents=[0.5])
         >>> curve
         ExponentCurve(best=0, highest=0.5, 3 exponents, 1 queries)
         >>> print(curve)
         nDCG@10 by document exponent, 1 queries (0 is dot, 1 is cosine)
-          0.000  1.0000  <- best
-          0.500  1.0000  <- highest
-          1.000  0.6309
-        highest - cosine: +0.3691 [+0.3691, +0.3691] at 95%, a difference
-        highest - dot: +0.0000 [+0.0000, +0.0000] at 95%, a tie
+        exponent  nDCG@10
+          0.0000   1.0000  best
+          0.5000   1.0000  highest
+          1.0000   0.6309
+        <BLANKLINE>
+        0.5 minus   nDCG@10 with 95% interval
+        cosine     +0.3691 [+0.3691, +0.3691]  a difference
+        dot        +0.0000 [+0.0000, +0.0000]  a tie
+        <BLANKLINE>
         Exponent 0.5 is tied with dot, so the best exponent is 0: that model loads anywhere, without st_magnitude.
     """
     check_keeps_norm(model)
-    task = RetrievalData(queries, corpus, relevant_docs)
     gammas = np.unique(np.append(np.linspace(0.0, 1.0, 21) if exponents is None else exponents, [0.0, 1.0]))
     if gammas[0] < 0.0 or not gammas[-1] <= 1.0:
         raise ValueError(f"Document exponents lie in [0, 1] (0 keeps the norm, 1 removes it), got {gammas.tolist()}.")
-    if len(task.query_ids) < FEW_QUERIES:
+    if len(data.query_ids) < FEW_QUERIES:
         logger.warning(
-            f"{len(task.query_ids)} queries are few to choose an exponent by: differences of several hundredths of "
+            f"{len(data.query_ids)} queries are few to choose an exponent by: differences of several hundredths of "
             f"nDCG@10 are noise. Use at least {FEW_QUERIES}, better some hundreds."
         )
-    probe = [corpus[document] for document in task.document_ids[:batch_size]]
-    if are_unit(norms(encode_raw(model, probe, "document", batch_size, False, keep_normalize=True))):
+    probe = [data.corpus[document] for document in data.document_ids[:32]]
+    if are_unit(norms(encode_raw(model, probe, "document", show_progress_bar=False, keep_normalize=True))):
         raise ValueError(UNIT_NORMS)
 
-    encoded = task.encode(model, batch_size=batch_size, show_progress_bar=show_progress_bar)
+    encoded = data.encode(model, **(encode or {}))
     tops = encoded.tops([Similarity(1.0, float(gamma)) for gamma in gammas])
     per_query = np.stack([encoded.ndcg(top) for top in tops])
     highest = _highest(per_query)
@@ -187,7 +190,7 @@ def calibrate_exponent(
     for end, (_, low, high) in ((0.0, versus_dot), (1.0, versus_cosine)):
         if low <= 0.0 <= high:
             best = end
-    return ExponentCurve(gammas, per_query, task.query_ids, best, versus_cosine, versus_dot, confidence)
+    return ExponentCurve(gammas, per_query, data.query_ids, best, versus_cosine, versus_dot, confidence)
 
 
 def _highest(per_query: NDArray[np.float64]) -> int:

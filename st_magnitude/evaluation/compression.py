@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,15 +15,18 @@ from sentence_transformers.util.quantization import quantize_embeddings
 from torch import Tensor
 
 from st_magnitude._checks import whole_number
+from st_magnitude.data.retrieval import Judgments
 from st_magnitude.data.task import EncodedTask, rank
-from st_magnitude.evaluation.base import SearchEvaluator
+from st_magnitude.evaluation.base import SearchEvaluator, SearchOptions
 from st_magnitude.evaluation.metrics import scoring_of
+from st_magnitude.result import Table
 from st_magnitude.similarity import DOT, Similarity
 from st_magnitude.surgery.raw import encode_raw
 
-__all__ = ["CompressionCell", "CompressionEvaluator", "pareto", "table"]
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
-logger = logging.getLogger(__name__)
+__all__ = ["CompressionCell", "CompressionEvaluator", "pareto", "table"]
 
 PRECISIONS = ("float32", "int8", "binary")
 NORM_BYTES = 2  # float16
@@ -42,9 +44,6 @@ class CompressionCell:
         bytes_per_document: Size of a document: 4, 1 or 1/8 bytes per dimension, rounded up, and 2 for a stored norm.
         ndcg: Mean nDCG@10.
         retention: nDCG@10 over that of all dimensions in float32, so that 1 means no loss; nan where that is 0.
-
-    Raises:
-        ValueError: If the dimension or the size is below 1, or precision or rescoring is unknown.
     """
 
     dim: int
@@ -54,19 +53,9 @@ class CompressionCell:
     ndcg: float
     retention: float
 
-    def __post_init__(self) -> None:
-        if min(self.dim, self.bytes_per_document) < 1:
-            raise ValueError(
-                f"dim and bytes_per_document must be at least 1, got {self.dim} and {self.bytes_per_document}."
-            )
-        if self.precision not in PRECISIONS:
-            raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {self.precision!r}.")
-        if self.rescoring not in _SUFFIX:
-            raise ValueError(f"rescoring must be one of {', '.join(_SUFFIX)}, got {self.rescoring!r}.")
-
     @property
     def row(self) -> dict[str, Any]:
-        """The columns of the CSV files."""
+        """A row of the CSV files."""
         return {"ndcg@10" if name == "ndcg" else name: value for name, value in vars(self).items()}
 
 
@@ -80,10 +69,10 @@ class CompressionEvaluator(SearchEvaluator):
     - float32: q · d.
     - int8: q · d', where d' is d from its codes, floor(255 (d - low) / (high - low)), with the lowest and highest value
       of each dimension in this very corpus; the codes have another origin and unit in each dimension.
-    - binary: the number of equal bits of q and d, where the bit of x > 0 is 1 and that of 0 is 0. Rescored: the best
+    - binary: the number of equal bits of q and d, where the bit is 1 for x > 0 and else 0. Rescored: the best
       ``top_k`` by that number are ranked again by q · (2b - 1), b the bits of d. Where the similarity keeps document
-      magnitude (gamma_document < 1), ``"norm"`` multiplies this by |x[:k]|^(1 - gamma_document), stored beside the
-      bits as a float16, relative to the largest of the corpus. Documents outside the best ``top_k`` are not found.
+      magnitude (gamma_document < 1), ``"norm"`` multiplies this by |x[:k]|^(1 - gamma_document), stored next to
+      the bits as a float16, relative to the largest of the corpus. Documents outside the best ``top_k`` are not found.
 
     Equal scores rank by document id, the lower first, at every stage and at the cut to ``top_k``. Returned keys, with
     the prefix ``"{name}_"`` if there is a name:
@@ -129,55 +118,31 @@ class CompressionEvaluator(SearchEvaluator):
     Question Answering, 2021, the codes are those of sentence-transformers' ``quantize_embeddings``.
     """
 
+    kind = "Compression"
+    primary = "full_ndcg@10"
+
     def __init__(
         self,
         queries: Mapping[str, str],
         corpus: Mapping[str, str],
-        relevant_docs: Mapping[str, Collection[str]],
+        relevant_docs: Judgments,
         dims: Iterable[int] | None = None,
         precisions: Iterable[str] = PRECISIONS,
         top_k: int = 100,
-        similarity: Similarity | str | None = None,
-        name: str = "",
-        batch_size: int = 32,
-        show_progress_bar: bool = False,
-        write_csv: bool = True,
-        query_prompt: str | None = None,
-        query_prompt_name: str | None = None,
-        corpus_prompt: str | None = None,
-        corpus_prompt_name: str | None = None,
+        **options: Unpack[SearchOptions],
     ) -> None:
-        super().__init__(
-            queries,
-            corpus,
-            relevant_docs,
-            similarity,
-            query_prompt,
-            query_prompt_name,
-            corpus_prompt,
-            corpus_prompt_name,
-            kind="Compression",
-            primary="full_ndcg@10",
-            name=name,
-            batch_size=batch_size,
-            write_csv=write_csv,
-            show_progress_bar=show_progress_bar,
-        )
+        super().__init__(queries, corpus, relevant_docs, **options)
         chosen = tuple(precisions)
         if unknown := [precision for precision in chosen if precision not in PRECISIONS]:
             raise ValueError(f"precisions must be some of {PRECISIONS}, got {unknown[0]!r}.")
         self.precisions = [precision for precision in PRECISIONS if precision in chosen]
-        self.dims = (
-            None if dims is None else sorted({whole_number("A prefix in dims", dim) for dim in dims}, reverse=True)
-        )
+        self.dims = None if dims is None else sorted({whole_number("A prefix in dims", dim) for dim in dims})[::-1]
         self.top_k = whole_number("top_k", top_k)
         self.cells: list[CompressionCell] = []
         self.per_query: dict[tuple[int, str, str], NDArray[np.float64]] = {}
 
-    def __call__(  # type: ignore[override]
-        self, model: SentenceTransformer, output_path: str | None = None, epoch: int = -1, steps: int = -1
-    ) -> dict[str, float]:
-        """Encodes, fills the grid, logs its table, writes the CSV rows, and returns all metrics by key."""
+    def measure(self, model: SentenceTransformer) -> dict[str, float]:
+        """Encodes and fills the grid."""
         similarity = scoring_of(model, self.similarity)
         full = model.get_embedding_dimension()
         if full is None:
@@ -197,16 +162,15 @@ class CompressionEvaluator(SearchEvaluator):
                         self.per_query[dim, precision, rescoring] = encoded.ndcg(best)
         self.cells = compression_cells(self.per_query, full)
 
-        reference = self.cells[0].ndcg
-        metrics = {"full_ndcg@10": reference}
+        metrics = {"full_ndcg@10": self.cells[0].ndcg}
         for cell in self.cells:
             key = f"{cell.precision}_{cell.dim}{_SUFFIX[cell.rescoring]}"
             metrics |= {f"{key}_ndcg@10": cell.ndcg, f"{key}_retention": cell.retention}
-        logger.info(
-            f"Compression of the model on the {self.name or 'given'} dataset, similarity {similarity.name}:\n"
-            + table(self.cells)
-        )
-        return self.finish(model, metrics, (cell.row for cell in self.cells), output_path, epoch, steps)
+        return metrics
+
+    def report(self, metrics: dict[str, float]) -> tuple[str, Iterable[Mapping[str, Any]]]:
+        """The table of the cells for the log, and a row for each."""
+        return str(table(self.cells)), [cell.row for cell in self.cells]
 
     def get_config_dict(self) -> dict[str, Any]:
         """The settings that the model card shows."""
@@ -256,8 +220,8 @@ def pareto(cells: Sequence[CompressionCell]) -> list[CompressionCell]:
     return sorted((cell for cell in cells if not is_dominated(cell)), key=lambda cell: cell.bytes_per_document)
 
 
-def table(cells: Sequence[CompressionCell]) -> str:
-    """The cells as text, one in each line of less than 80 characters, with the storage of 100 million documents.
+def table(cells: Sequence[CompressionCell]) -> Table:
+    """A row for each cell, with the storage of 100 million documents.
 
     A star marks the cells of `pareto`. The ratio is to the largest cell. Storage counts the vectors alone, in decimal
     units (1 GB is 10^9 bytes).
@@ -266,31 +230,17 @@ def table(cells: Sequence[CompressionCell]) -> str:
         >>> cells = [CompressionCell(384, "float32", "none", 1536, 0.5, 1.0)]
         >>> print(table([*cells, CompressionCell(384, "binary", "query", 48, 0.45, 0.9)]))
            dim  precision  rescoring  bytes/doc  ratio  nDCG@10  retention  100M docs
-        *  384  float32    none            1536   1.0x   0.5000     100.0%   153.6 GB
-        *  384  binary     query             48  32.0x   0.4500      90.0%     4.8 GB
+        *  384  float32    none           1,536  1.0x    0.5000     1.0000  153.6 GB
+        *  384  binary     query             48  32.0x   0.4500     0.9000  4.8 GB
     """
     full, best = largest(cells), pareto(cells)
-    header = ["", "dim", "precision", "rescoring", "bytes/doc", "ratio", "nDCG@10", "retention", "100M docs"]
-    rows = [
-        [
-            "*" if cell in best else "",
-            str(cell.dim),
-            cell.precision,
-            cell.rescoring,
-            str(cell.bytes_per_document),
-            f"{full.bytes_per_document / cell.bytes_per_document:.1f}x",
-            f"{cell.ndcg:.4f}",
-            f"{cell.retention:.1%}",
-            _size(cell.bytes_per_document * 10**8),
-        ]
-        for cell in cells
-    ]
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    aligned = [
-        [text.ljust(width) if name in ("precision", "rescoring") else text.rjust(width) for text, width, name in line]
-        for line in (zip(row, widths, header, strict=True) for row in [header, *rows])
-    ]
-    return "\n".join("  ".join(line) for line in aligned)
+    columns = ["", "dim", "precision", "rescoring", "bytes/doc", "ratio", "nDCG@10", "retention", "100M docs"]
+    rows = []
+    for cell in cells:
+        size, ratio = cell.bytes_per_document, f"{full.bytes_per_document / cell.bytes_per_document:.1f}x"
+        place = ["*" if cell in best else "", cell.dim, cell.precision, cell.rescoring]
+        rows.append([*place, size, ratio, cell.ndcg, cell.retention, _size(size * 10**8)])
+    return Table(columns, rows)
 
 
 def largest(cells: Sequence[CompressionCell]) -> CompressionCell:
@@ -326,9 +276,8 @@ def search_compressed(
     if precision != "binary":
         return {"none": EncodedTask(queries, _through_int8(documents) if precision == "int8" else documents).top(DOT)}
     bits = _signs(documents)
-    found = EncodedTask(_signs(queries), bits).top(
-        DOT, max(top_k, 10)
-    )  # the product of signs: equal bits minus unequal ones
+    # The product of signs is the number of equal bits minus the number of unequal bits, which ranks alike.
+    found = EncodedTask(_signs(queries), bits).top(DOT, max(top_k, 10))
     best = {"none": found[:, :10]}
     found = found[:, :top_k].sort(dim=1).values
     scores = EncodedTask(queries, bits).scores(DOT, found)

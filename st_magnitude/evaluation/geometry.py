@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude import geometry
+from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import check_finite
 from st_magnitude.evaluation.base import CsvEvaluator
 from st_magnitude.surgery.raw import encode_raw
 
 __all__ = ["GeometryEvaluator", "card_evaluators"]
-
-logger = logging.getLogger(__name__)
 
 NUM_DOCUMENTS = 500  # size of the sample for a model card
 
@@ -24,22 +22,23 @@ NUM_DOCUMENTS = 500  # size of the sample for a model card
 class GeometryEvaluator(CsvEvaluator):
     """The norms of embeddings and how evenly their directions spread, without judgments.
 
-    Embeddings are taken before a closing Normalize or ExponentNorm, so that models that normalise have norms too. Two
-    calls with the names "before" and "after" training put a table with both into the model card that
-    ``save_pretrained`` writes. ``st-magnitude train`` and ``st-magnitude revela`` make these calls. Returned keys, with
-    the prefix ``"{name}_"`` if there is a name:
+    Embeddings are taken before a closing Normalize or ExponentNorm, so models that normalise have norms too. Two calls
+    with the names "before" and "after" training put a table with both into the model card that ``save_pretrained``
+    writes. ``st-magnitude train`` and ``st-magnitude revela`` make these calls. Returned keys, with the prefix
+    ``"{name}_"`` if there is a name:
 
     - ``{document,query}_norm_mean`` and ``{document,query}_norm_cv`` (standard deviation over mean);
     - ``document_mean_cosine`` and ``document_isoscore`` (the primary metric; n documents in D dimensions reach at most
-      about n / (n + D), so that only samples of one size compare);
+      about n / (n + D), so compare samples of one size only);
     - ``cohens_d`` of document norms, relevant minus never-relevant, if both are given.
 
     Args:
         documents: At least two texts.
         queries: Texts that are encoded as queries, whose norms are reported.
         is_relevant: Whether each document is relevant to any query.
+        **options: ``name``, ``batch_size``, ``show_progress_bar`` and ``write_csv`` of `SearchEvaluator`.
 
-    The other arguments are those of `SearchEvaluator`; the CSV file is ``Geometry_evaluation_{name}_results.csv``.
+    The CSV file is ``Geometry_evaluation_{name}_results.csv``.
 
     Attributes:
         metrics: After a call, the returned metrics without the name.
@@ -59,17 +58,17 @@ class GeometryEvaluator(CsvEvaluator):
     Formulas and their sources: `st_magnitude.geometry`.
     """
 
+    kind = "Geometry"
+    primary = "document_isoscore"
+
     def __init__(
         self,
         documents: Sequence[str],
         queries: Sequence[str] = (),
         is_relevant: Sequence[bool] | None = None,
-        name: str = "",
-        batch_size: int = 32,
-        write_csv: bool = True,
-        show_progress_bar: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__("Geometry", "document_isoscore", name, batch_size, write_csv, show_progress_bar)
+        super().__init__(**options)
         if len(documents) < 2:
             raise ValueError(
                 f"GeometryEvaluator needs at least two documents, better some hundreds, got {len(documents)}."
@@ -84,40 +83,30 @@ class GeometryEvaluator(CsvEvaluator):
         """The settings that the model card shows."""
         return {"documents": len(self.texts["document"]), "queries": len(self.texts["query"])}
 
-    def __call__(  # type: ignore[override]
-        self, model: SentenceTransformer, output_path: str | None = None, epoch: int = -1, steps: int = -1
-    ) -> dict[str, float]:
-        """Encodes, measures, logs, writes the CSV row, and returns all metrics by key."""
+    def measure(self, model: SentenceTransformer) -> dict[str, float]:
+        """Encodes and measures."""
         embeddings = {
-            role: encode_raw(model, texts, role, self.batch_size, self.show_progress_bar)
-            for role, texts in self.texts.items()
-            if texts
+            role: encode_raw(model, texts, role, **self.encoding) for role, texts in self.texts.items() if texts
         }
+        sizes = {}
         for role, side in embeddings.items():
             check_finite(side, role)
-        sizes = {role: geometry.norms(side) for role, side in embeddings.items()}
+            sizes[role] = geometry.norms(side)
         metrics: dict[str, float] = {}
         for role, values in sizes.items():
             metrics[f"{role}_norm_mean"] = float(values.mean())
             metrics[f"{role}_norm_cv"] = geometry.coefficient_of_variation(values)
-        if self.is_relevant is not None and min(self.is_relevant.sum(), (~self.is_relevant).sum()) > 1:
-            metrics["cohens_d"] = geometry.cohens_d(
-                sizes["document"][self.is_relevant], sizes["document"][~self.is_relevant]
-            )
-        documents = embeddings["document"]
-        metrics["document_mean_cosine"] = geometry.mean_cosine(documents)
-        metrics["document_isoscore"] = geometry.isoscore(documents)
+        relevant = self.is_relevant
+        if relevant is not None and min(relevant.sum(), (~relevant).sum()) > 1:
+            metrics["cohens_d"] = geometry.cohens_d(sizes["document"][relevant], sizes["document"][~relevant])
+        metrics["document_mean_cosine"] = geometry.mean_cosine(embeddings["document"])
+        metrics["document_isoscore"] = geometry.isoscore(embeddings["document"])
         self.metrics = metrics
-        line = f"Geometry of the model on the {self.name or 'given'} texts"
-        return self.finish(model, metrics, [metrics], output_path, epoch, steps, (logger, line))
+        return metrics
 
 
 def card_evaluators(
-    queries: Mapping[str, str],
-    corpus: Mapping[str, str],
-    relevant_docs: Mapping[str, Collection[str]],
-    number: int = NUM_DOCUMENTS,
-    seed: int = 0,
+    data: RetrievalData, number: int = NUM_DOCUMENTS, seed: int = 0
 ) -> tuple[GeometryEvaluator, GeometryEvaluator]:
     """Two evaluators of one sample of documents, and a fifth as many queries, named "before" and "after"."""
     rng = np.random.default_rng(seed)
@@ -125,8 +114,8 @@ def card_evaluators(
     def drawn(ids: Sequence[str], at_most: int) -> list[str]:
         return [ids[i] for i in rng.permutation(len(ids))[:at_most]]
 
-    asked, documents = drawn(list(queries), number // 5), drawn(list(corpus), number)
-    answers = set().union(*relevant_docs.values())
-    sample = [corpus[i] for i in documents], [queries[i] for i in asked], [i in answers for i in documents]
+    asked, documents = drawn(list(data.queries), number // 5), drawn(list(data.corpus), number)
+    answers = set().union(*data.relevant.values())
+    sample = [data.corpus[i] for i in documents], [data.queries[i] for i in asked], [i in answers for i in documents]
     before, after = (GeometryEvaluator(*sample, name=name, write_csv=False) for name in ("before", "after"))
     return before, after

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,13 +13,14 @@ from sentence_transformers import SentenceTransformer
 
 from st_magnitude._checks import needs, whole_number
 from st_magnitude.data.task import EncodedTask, check_texts, encode_texts, ndcg, rank
-from st_magnitude.evaluation.base import SearchEvaluator
+from st_magnitude.evaluation.base import SearchEvaluator, SearchOptions
 from st_magnitude.evaluation.metrics import scoring_of
 from st_magnitude.similarity import Similarity
 
 __all__ = ["HybridEvaluator", "Run", "bm25_run", "dense_run", "reciprocal_rank_fusion"]
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 Run = dict[str, dict[str, float]]
 
@@ -267,6 +267,9 @@ class HybridEvaluator(SearchEvaluator):
     Source: Cai et al., Revela: Dense Retriever Learning via Language Modeling, section 4.2 and App. A.5.
     """
 
+    kind = "Hybrid"
+    primary = "hybrid_ndcg@10"
+
     def __init__(
         self,
         queries: Mapping[str, str],
@@ -276,48 +279,23 @@ class HybridEvaluator(SearchEvaluator):
         rrf_k: float = 60,
         weights: Sequence[float] = (1.0, 1.0),
         bm25: Mapping[str, Mapping[str, float]] | None = None,
-        similarity: Similarity | str | None = None,
-        name: str = "",
-        batch_size: int = 32,
-        show_progress_bar: bool = False,
-        write_csv: bool = True,
-        query_prompt: str | None = None,
-        query_prompt_name: str | None = None,
-        corpus_prompt: str | None = None,
-        corpus_prompt_name: str | None = None,
+        **options: Unpack[SearchOptions],
     ) -> None:
-        super().__init__(
-            queries,
-            corpus,
-            relevant_docs,
-            similarity,
-            query_prompt,
-            query_prompt_name,
-            corpus_prompt,
-            corpus_prompt_name,
-            kind="Hybrid",
-            primary="hybrid_ndcg@10",
-            name=name,
-            batch_size=batch_size,
-            write_csv=write_csv,
-            show_progress_bar=show_progress_bar,
-        )
+        super().__init__(queries, corpus, relevant_docs, **options)
         self.top_k = whole_number("top_k", top_k)
         if self.top_k < 10:
             raise ValueError(f"top_k must be at least 10, for nDCG@10, got {top_k}.")
         self.rrf_k, self.weights = rrf_k, _check_fusion(2, rrf_k, weights)
         if bm25 is None:
             judged = {query: queries[query] for query in self.queries_ids}
-            lexical = bm25_run(judged, corpus, self.top_k, show_progress_bar=show_progress_bar)
+            lexical = bm25_run(judged, corpus, self.top_k, show_progress_bar=self.encoding["show_progress_bar"])
         else:
             lexical = self._check_run(bm25)
         self.runs: dict[str, Run] = {"bm25": lexical}
         self.per_query: dict[str, NDArray[np.float64]] = {}
 
-    def __call__(  # type: ignore[override]
-        self, model: SentenceTransformer, output_path: str | None = None, epoch: int = -1, steps: int = -1
-    ) -> dict[str, float]:
-        """Encodes, ranks, fuses, measures, logs, writes the CSV row, and returns all metrics by key."""
+    def measure(self, model: SentenceTransformer) -> dict[str, float]:
+        """Encodes, ranks, fuses and measures."""
         dense, lexical = _run(self.encode(model), scoring_of(model, self.similarity), self.top_k), self.runs["bm25"]
         hybrid = reciprocal_rank_fusion([dense, lexical], self.rrf_k, self.weights, top_k=self.top_k)
         self.runs = {"dense": dense, "bm25": lexical, "hybrid": hybrid}
@@ -325,8 +303,7 @@ class HybridEvaluator(SearchEvaluator):
         for key, run in self.runs.items():
             self.per_query[key], measured = self._measure(run)
             metrics |= {f"{key}_{metric}": value for metric, value in measured.items()}
-        line = f"Hybrid evaluation of the model on the {self.name or 'given'} dataset"
-        return self.finish(model, metrics, [metrics], output_path, epoch, steps, (logger, line))
+        return metrics
 
     def get_config_dict(self) -> dict[str, Any]:
         """The settings that the model card shows."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from sentence_transformers import SentenceTransformer
@@ -17,8 +17,6 @@ from st_magnitude.similarity import COSINE, DOT, Similarity
 from st_magnitude.surgery.raw import raw_embeddings
 
 __all__ = ["ScoredPairsEvaluator"]
-
-logger = logging.getLogger(__name__)
 
 
 class ScoredPairsEvaluator(CsvEvaluator):
@@ -39,8 +37,9 @@ class ScoredPairsEvaluator(CsvEvaluator):
         sentences2: The second text of every pair.
         scores: The judged score of every pair, in any range.
         similarity: The similarity of the ``matched`` metrics; by default the model's own (see `SearchEvaluator`).
+        **options: ``name``, ``batch_size``, ``show_progress_bar`` and ``write_csv`` of `SearchEvaluator`.
 
-    The other arguments are those of `SearchEvaluator`; the CSV file is ``ScoredPairs_evaluation_{name}_results.csv``.
+    The CSV file is ``ScoredPairs_evaluation_{name}_results.csv``.
 
     Raises:
         ValueError: If the three have different numbers of entries or there are fewer than two pairs; at the call, if
@@ -55,17 +54,18 @@ class ScoredPairsEvaluator(CsvEvaluator):
         (1.0, 0.0)
     """
 
+    kind = "ScoredPairs"
+    primary = "matched_spearman"
+
     def __init__(
         self,
         sentences1: Sequence[str],
         sentences2: Sequence[str],
         scores: Sequence[float],
         similarity: Similarity | str | None = None,
-        name: str = "",
-        batch_size: int = 32,
-        write_csv: bool = True,
+        **options: Any,
     ) -> None:
-        super().__init__("ScoredPairs", "matched_spearman", name, batch_size, write_csv)
+        super().__init__(**options)
         if not len(sentences1) == len(sentences2) == len(scores) >= 2:
             raise ValueError(
                 "sentences1, sentences2 and scores must describe the same pairs, at least two, got "
@@ -76,19 +76,14 @@ class ScoredPairsEvaluator(CsvEvaluator):
         self.similarity = None if similarity is None else Similarity.named(similarity)
         self._warned = False
 
-    def __call__(  # type: ignore[override]
-        self, model: SentenceTransformer, output_path: str | None = None, epoch: int = -1, steps: int = -1
-    ) -> dict[str, float]:
-        """Encodes, correlates, logs, writes the CSV row, and returns all metrics by key."""
+    def measure(self, model: SentenceTransformer) -> dict[str, float]:
+        """Encodes and correlates."""
         matched = scoring_of(model, self.similarity)
         if not self._warned:
             self._warned = True
             warn_if_one_sided(matched, type(self).__name__)
         with raw_embeddings(model, keep_normalize=True):
-            a, b = (
-                model.encode(texts, batch_size=self.batch_size, convert_to_tensor=True, show_progress_bar=False)
-                for texts in self.sentences
-            )
+            a, b = (model.encode(texts, convert_to_tensor=True, **self.encoding) for texts in self.sentences)
         check_finite(a, "sentences1")
         check_finite(b, "sentences2")
         metrics: dict[str, float] = {}
@@ -100,5 +95,4 @@ class ScoredPairsEvaluator(CsvEvaluator):
         swapped = matched.pairwise(b, a)
         metrics["swapped_spearman"] = spearman(swapped, self.scores)
         metrics["symmetry_gap"] = symmetry_gap(matched.pairwise(a, b), swapped)
-        line = f"Evaluation of scored pairs on the {self.name or 'given'} dataset, matched is {matched.name}"
-        return self.finish(model, metrics, [metrics], output_path, epoch, steps, (logger, line))
+        return metrics

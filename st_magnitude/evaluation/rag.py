@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import string
 from collections import Counter
@@ -20,8 +19,6 @@ from st_magnitude.evaluation.hybrid import Run, dense_run
 from st_magnitude.similarity import Similarity
 
 __all__ = ["RAGEvaluator", "exact_match", "normalize_answer", "rag_prompt", "token_f1"]
-
-logger = logging.getLogger(__name__)
 
 Reader = Callable[[list[str]], Sequence[str]]
 
@@ -122,6 +119,8 @@ class RAGEvaluator(CsvEvaluator):
     et al., 2016).
     """
 
+    kind = "RAG"
+
     def __init__(
         self,
         questions: Mapping[str, str],
@@ -138,7 +137,9 @@ class RAGEvaluator(CsvEvaluator):
     ) -> None:
         self.k = whole_number("k", k)
         batch_size = whole_number("batch_size", batch_size)
-        super().__init__("RAG", f"rag_f1@{self.k}", name, batch_size, write_csv, show_progress_bar)
+        self.primary = f"rag_f1@{self.k}"  # type: ignore[misc]
+        self.batch_size, self.show_progress_bar = batch_size, show_progress_bar
+        super().__init__(name, batch_size, show_progress_bar, write_csv)
         check_texts(questions, corpus, "questions")
         self.answers = {q: [given] if isinstance(given, str) else list(given) for q, given in answers.items()}
         if missing := [q for q in questions if not self.answers.get(q)]:
@@ -161,10 +162,8 @@ class RAGEvaluator(CsvEvaluator):
         self.predictions: dict[str, str] = {}
         self.per_query: dict[str, NDArray[np.float64]] = {}
 
-    def __call__(  # type: ignore[override]
-        self, model: SentenceTransformer, output_path: str | None = None, epoch: int = -1, steps: int = -1
-    ) -> dict[str, float]:
-        """Retrieves, reads, measures, logs, writes the CSV row, and returns the metrics by key."""
+    def measure(self, model: SentenceTransformer) -> dict[str, float]:
+        """Retrieves, reads and measures."""
         run = dense_run(
             model, self.questions, self.corpus, self.k, self.similarity, self.batch_size, self.show_progress_bar
         )
@@ -174,9 +173,7 @@ class RAGEvaluator(CsvEvaluator):
             "f1": [token_f1(self.predictions[q], self.answers[q]) for q in self.questions],
         }
         self.per_query = {key: np.array(values) for key, values in scores.items()}
-        metrics = {f"rag_{key}@{self.k}": float(values.mean()) for key, values in self.per_query.items()}
-        logger.info("RAG evaluation on %s: %s", self.name or "the given questions", metrics)
-        return self.finish(model, metrics, [metrics], output_path, epoch, steps)
+        return {f"rag_{key}@{self.k}": float(values.mean()) for key, values in self.per_query.items()}
 
     def read(self, run: Run) -> dict[str, str]:
         """The reader's answers to all questions from a given run, such as a hybrid one."""

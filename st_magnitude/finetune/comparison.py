@@ -115,7 +115,7 @@ def compare(
         trained = scored(exponent, own_ndcg(model, task))
         return Comparison(len(pretrained), float(pretrained.mean()), trained, None, trained, None)
     exponents = np.append(np.linspace(0.0, 1.0, 21), exponent)
-    curve = calibrate_exponent(model, task.queries, task.corpus, task.relevant, exponents, seed=seed)
+    curve = calibrate_exponent(model, task, exponents, seed=seed)
     trained, best = (
         scored(gamma, curve.per_query[np.abs(curve.exponents - gamma).argmin()]) for gamma in (exponent, curve.best)
     )

@@ -130,7 +130,7 @@ def _train(
     if checkpoint is not None:
         check_same_run(output, settings)
     rows = training_rows(data, config.negatives, config.seed)
-    before, after = card_evaluators(data.queries, data.corpus, data.relevant, config.card_sample, config.seed)
+    before, after = card_evaluators(data, config.card_sample, config.seed)
     task = None if dev is None else dev
     if isinstance(model, str):
         model = load(model)

@@ -5,14 +5,7 @@ array of the wrong shape, or with too few rows or values, raises a ValueError, a
 range. Evaluators, callbacks and reports measure with these functions and nothing else.
 """
 
-from st_magnitude.geometry.direction import (
-    CosineSum,
-    alignment,
-    infonce_alignment,
-    infonce_uniformity,
-    mean_cosine,
-    uniformity,
-)
+from st_magnitude.geometry.direction import alignment, mean_cosine, uniformity
 from st_magnitude.geometry.magnitude import adjusted_cohens_d, coefficient_of_variation, cohens_d, norms
 from st_magnitude.geometry.spectrum import (
     effective_rank,
@@ -26,7 +19,6 @@ from st_magnitude.geometry.spectrum import (
 from st_magnitude.geometry.statistics import auroc, paired_bootstrap, risk_coverage, spearman, symmetry_gap
 
 __all__ = [
-    "CosineSum",
     "adjusted_cohens_d",
     "alignment",
     "auroc",
@@ -35,8 +27,6 @@ __all__ = [
     "effective_rank",
     "epps_pulley",
     "explained_variance",
-    "infonce_alignment",
-    "infonce_uniformity",
     "intrinsic_dimension",
     "isoscore",
     "isoscore_ceiling",

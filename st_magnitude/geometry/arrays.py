@@ -1,4 +1,4 @@
-"""Checked arrays in float64, which every function of the package starts from."""
+"""Checked arrays in float64, with which every function of the package starts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from st_magnitude.similarity import COSINE
 
 Array = NDArray[np.float64]
 
@@ -53,5 +55,4 @@ def same_length(a: Any, b: Any) -> tuple[Array, Array]:
 
 def unit_rows(matrix: Array) -> Array:
     """Rows with norm 1. A zero row stays zero."""
-    sizes = np.linalg.norm(matrix, axis=1, keepdims=True)
-    return matrix / np.where(sizes > 0, sizes, 1)
+    return COSINE.document(matrix).numpy()

@@ -56,7 +56,7 @@ def isoscore_ceiling(num_samples: int, dim: int) -> float:
 def intrinsic_dimension(x: Any, variance: float = 0.95, num_samples: int | None = 5000, seed: int = 0) -> int:
     """Number of principal components that explain a share of the variance: (n, D) -> 0 .. min(n - 1, D).
 
-    The result depends on n, so that only samples of one size compare (5,000 x 1,024 Gaussian values give 896, 2,000 x
+    The result depends on n, so compare samples of one size only (5,000 x 1,024 Gaussian values give 896, 2,000 x
     1,024 give 792). A warning says when n is below 4 D, where the sample rather than the space sets the number. Rows
     without any variance give 0.
 
@@ -181,7 +181,7 @@ def _scatter(x: Any) -> Array:
     """Centred Gram matrix, (D, D) or (n, n), whichever is smaller.
 
     Its non-zero eigenvalues are those of the covariance times a constant. The rows are scaled by a power of two first,
-    which is exact, so that no square overflows or vanishes.
+    which is exact and keeps every square from overflowing or vanishing.
     """
     matrix = matrix_of(x, at_least=2)
     centred = np.where(np.ptp(matrix, axis=0) > 0, matrix - matrix.mean(axis=0), 0.0)  # constant columns: exactly 0

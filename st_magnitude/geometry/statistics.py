@@ -18,8 +18,8 @@ def paired_bootstrap(
 ) -> tuple[float, float, float]:
     """Mean of a - b over queries with its percentile bootstrap interval: (n,), (n,) -> (difference, low, high).
 
-    Queries are resampled together with both of their values, so that a query that is hard for both systems does not
-    count. An interval without 0 shows a difference that other queries of the same kind should show too.
+    Queries are resampled together with both of their values, so a query that is hard for both systems does not count.
+    An interval without 0 shows a difference that other queries of the same kind should show too.
 
     Args:
         a: A metric per query, such as nDCG@10.
@@ -62,10 +62,9 @@ def spearman(a: Any, b: Any) -> float:
         1.0
     """
     x, y = same_length(a, b)
-    is_constant = (x == x[0]).all() or (y == y[0]).all()  # scipy would warn of it
-    return (
-        math.nan if is_constant else round(float(spearmanr(x, y).statistic), 15)
-    )  # scipy gives 1 - 2e-16 for equal ranks
+    if (x == x[0]).all() or (y == y[0]).all():  # scipy would warn
+        return math.nan
+    return round(float(spearmanr(x, y).statistic), 15)  # scipy gives 1 - 2e-16 for equal ranks
 
 
 def auroc(positive: Any, negative: Any) -> float:

@@ -16,6 +16,7 @@ from sentence_transformers import SentenceTransformer, SentenceTransformerTraini
 from st_magnitude._config import digest
 from st_magnitude.corpus.documents import Document, read_documents, split_documents
 from st_magnitude.data.beir import DataError
+from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation import HybridEvaluator
 from st_magnitude.evaluation.geometry import card_evaluators
 from st_magnitude.geometry import paired_bootstrap
@@ -246,7 +247,7 @@ class _Measured:
     def __init__(self, task: TitleTask, seed: int, say: Callable[[str], Any]) -> None:
         judged = (task.queries, task.corpus, task.relevant)
         self.ranking = HybridEvaluator(*judged, write_csv=False, show_progress_bar=len(task.corpus) > 1000)
-        self.shapes = dict(zip(("before", "after"), card_evaluators(*judged, seed=seed), strict=True))
+        self.shapes = dict(zip(("before", "after"), card_evaluators(RetrievalData(*judged), seed=seed), strict=True))
         self.say = say
         self.metrics: dict[str, dict[str, float]] = {}
         self.per_query: dict[str, dict[str, list[float]]] = {}

@@ -332,7 +332,7 @@ def test_compress_prints_the_table_of_the_evaluator(folder, tmp_path):
     model.max_seq_length = 9
     evaluator = CompressionEvaluator(QUERIES, CORPUS, RELEVANT_DOCS, dims=[16, 5], top_k=5, similarity="dot")
     evaluator(model)
-    assert table(evaluator.cells) in result.output
+    assert str(table(evaluator.cells)) in result.output
     with (tmp_path / "new" / "out" / "compression.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert rows == [{key: str(value) for key, value in cell.row.items()} for cell in evaluator.cells]
@@ -452,9 +452,8 @@ def test_calibrate_prints_the_curve_and_saves_the_choice(folder, model_path, tmp
     options = ("--exponents", "0.25,0.5", "--confirm", "train", "--seed", 3, "--output", output)
     result = invoke("calibrate", model_path, "--data", folder, *options)
     assert result.exit_code == 0, result.output
-    curve = stm.calibrate_exponent(
-        stm.load(model_path), QUERIES, CORPUS, RELEVANT_DOCS, [0.25, 0.5], seed=3, show_progress_bar=False
-    )
+    data = RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS)
+    curve = stm.calibrate_exponent(stm.load(model_path), data, [0.25, 0.5], seed=3)
     assert str(curve) in result.stdout
     (output / "x").write_text("")
     assert "not an empty folder" in invoke("calibrate", model_path, "--data", folder, *options).stderr
@@ -496,7 +495,7 @@ def test_calibrate_saves_and_confirms_a_given_exponent(folder, model_path, tmp_p
     assert stm.load(tmp_path / "given")[-1].similarity.exponents == pytest.approx((1.0, 0.65))
     options = ("--exponent", 0.65, "--confirm", "train", "--json")
     figures = report_of(invoke("calibrate", model_path, "--data", folder, *options))
-    curve = stm.calibrate_exponent(stm.load(model_path), QUERIES, CORPUS, RELEVANT_DOCS, [0.65])
+    curve = stm.calibrate_exponent(stm.load(model_path), RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS), [0.65])
     assert figures["confirm"]["ndcg@10"] == pytest.approx(curve.ndcg[1])
 
 

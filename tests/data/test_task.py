@@ -167,11 +167,10 @@ def test_embeddings_that_are_not_finite_are_refused_by_name(side, name, value):
 
 
 SCORERS = {
-    "calibrate_exponent": calibrate_exponent,
+    "calibrate_exponent": lambda model, *task: calibrate_exponent(model, RetrievalData(*task)),
     "diagnose": diagnose,
     "norm_confidence": norm_confidence,
     "MagnitudeEvaluator": lambda model, *task: MagnitudeEvaluator(*task)(model),
-    "MagnitudeEvaluator in chunks": lambda model, *task: MagnitudeEvaluator(*task, corpus_chunk_size=3)(model),
     "CompressionEvaluator": lambda model, *task: CompressionEvaluator(*task)(model),
     "HybridEvaluator": lambda model, *task: HybridEvaluator(*task, bm25={"q1": {"d01": 1.0}})(model),
     "dense_run": lambda model, queries, corpus, relevant: dense_run(model, queries, corpus),

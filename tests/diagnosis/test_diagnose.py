@@ -37,7 +37,7 @@ def test_planted_relevance_is_found_and_real(seed, normalize):
     )
     # on queries, documents and norms that the diagnosis has not seen
     fresh_model, *fresh = planted(seed + 100, "relevance")
-    curve = calibrate_exponent(fresh_model, *fresh, exponents=[found.exponent.candidate], num_samples=10)
+    curve = calibrate_exponent(fresh_model, RetrievalData(*fresh), exponents=[found.exponent.candidate], num_samples=10)
     gain, low, _ = geometry.paired_bootstrap(
         curve.per_query[list(curve.exponents).index(found.exponent.candidate)], curve.per_query[-1]
     )

@@ -11,6 +11,7 @@ import torch
 from _planted import model_of, planted, quick, unit
 
 from st_magnitude import COSINE, MagnitudeEvaluator, Similarity, calibrate_exponent, geometry
+from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import EncodedTask
 from st_magnitude.diagnosis.measure import halves
 from st_magnitude.evaluation import CompressionEvaluator
@@ -28,7 +29,9 @@ def test_figures_are_those_of_the_evaluators_and_of_geometry():
     curve = found.exponent.curve
     assert curve.ndcg[0] == found.exponent.ndcg(0.0).mean() == pytest.approx(metrics["matched_ndcg@10"], abs=1e-12)
     assert curve.ndcg[-1] == pytest.approx(metrics["cosine_ndcg@10"], abs=1e-12)
-    assert curve.per_query == pytest.approx(calibrate_exponent(model, *task, num_samples=10).per_query, abs=1e-12)
+    assert curve.per_query == pytest.approx(
+        calibrate_exponent(model, RetrievalData(*task), num_samples=10).per_query, abs=1e-12
+    )
     assert found.effects["corpus"].d == pytest.approx(metrics["cohens_d"])
     assert found.documents.cv == pytest.approx(metrics["document_norm_cv"])
     assert found.queries.mean == pytest.approx(metrics["query_norm_mean"])

@@ -12,6 +12,7 @@ from sentence_transformers.sentence_transformer.modules import BoW
 from torch import nn
 
 from st_magnitude import Similarity, geometry
+from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import EncodedTask
 from st_magnitude.evaluation import MagnitudeEvaluator
 from st_magnitude.evaluation.calibration import ExponentCurve, calibrate_exponent
@@ -21,6 +22,10 @@ from st_magnitude.modules import ExponentNorm
 @pytest.fixture
 def raw_minilm(minilm) -> SentenceTransformer:
     return SentenceTransformer(modules=[minilm[0], minilm[1]], similarity_fn_name="dot", device="cpu")
+
+
+def data_of(task) -> RetrievalData:
+    return RetrievalData(*task.values())
 
 
 def bag_of_words() -> SentenceTransformer:
@@ -33,7 +38,7 @@ class _AsSentence(nn.Module):
 
 
 def test_every_point_of_the_curve_is_the_evaluators(task, static_model):
-    curve = calibrate_exponent(static_model, **task, exponents=[0.0, 0.3, 0.7, 1.0])
+    curve = calibrate_exponent(static_model, data_of(task), exponents=[0.0, 0.3, 0.7, 1.0])
     assert curve.exponents.tolist() == [0.0, 0.3, 0.7, 1.0]
     assert curve.queries == list(task["queries"])
     for gamma, mean, values in zip(curve.exponents, curve.ndcg, curve.per_query, strict=True):
@@ -44,7 +49,7 @@ def test_every_point_of_the_curve_is_the_evaluators(task, static_model):
 
 
 def test_real_model(task, raw_minilm):
-    curve = calibrate_exponent(raw_minilm, **task)
+    curve = calibrate_exponent(raw_minilm, data_of(task))
     metrics = MagnitudeEvaluator(**task)(raw_minilm)
     assert curve.exponents == pytest.approx(np.linspace(0, 1, 21))
     assert (curve.ndcg[0], curve.ndcg[-1]) == pytest.approx((metrics["dot_ndcg@10"], metrics["cosine_ndcg@10"]))
@@ -55,7 +60,7 @@ def test_finds_the_exponent_between_dot_and_cosine():
     """q1 needs length (d2 over d1, unless it is all removed), q2 needs it damped (d3 over the longer d4)."""
     corpus = {"d1": "a", "d2": "a a a a b", "d3": "c c", "d4": "c d d d d d d d d d d d d d d d d c c c"}
     task = {"queries": {"q1": "a", "q2": "c"}, "corpus": corpus, "relevant_docs": {"q1": {"d2"}, "q2": {"d3"}}}
-    curve = calibrate_exponent(bag_of_words(), **task, exponents=[0.5])
+    curve = calibrate_exponent(bag_of_words(), data_of(task), exponents=[0.5])
     q1, q2 = curve.per_query.T
     assert q1 == pytest.approx([1.0, 1.0, 1 / np.log2(3)])
     assert q2 == pytest.approx([1 / np.log2(3), 1.0, 1.0])
@@ -72,7 +77,8 @@ def crafted_curve(*means, num_queries=200, noise=0.0) -> ExponentCurve:
         patch.setattr(EncodedTask, "tops", lambda self, similarities: range(3))
         patch.setattr(EncodedTask, "ndcg", lambda self, i: values[i])
         corpus, relevant = {"d1": "a a", "d2": "b"}, {query: {"d1"} for query in queries}
-        return calibrate_exponent(bag_of_words(), queries, corpus, relevant, exponents=[0.5], num_samples=1000)
+        data = RetrievalData(queries, corpus, relevant)
+        return calibrate_exponent(bag_of_words(), data, exponents=[0.5], num_samples=1000)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +108,7 @@ def test_repr_is_one_short_line():
 
 def test_equal_exponents_give_the_one_nearest_to_cosine():
     task = {"queries": {"q": "a"}, "corpus": {"d1": "a a", "d2": "b"}, "relevant_docs": {"q": {"d1"}}}
-    curve = calibrate_exponent(bag_of_words(), **task)
+    curve = calibrate_exponent(bag_of_words(), data_of(task))
     assert set(curve.ndcg) == {1.0}
     assert curve.best == 1.0
     assert curve.versus_cosine == curve.versus_dot == (0.0, 0.0, 0.0)
@@ -111,11 +117,11 @@ def test_equal_exponents_give_the_one_nearest_to_cosine():
 def test_equal_scores_rank_by_id_like_the_evaluator():
     task = {"queries": {"q": "a"}, "corpus": {"d2": "a a", "d1": "a a", "d3": "a a"}, "relevant_docs": {"q": {"d1"}}}
     model = bag_of_words()
-    assert calibrate_exponent(model, **task).best_ndcg == MagnitudeEvaluator(**task)(model)["dot_ndcg@10"] == 1.0
+    assert calibrate_exponent(model, data_of(task)).best_ndcg == MagnitudeEvaluator(**task)(model)["dot_ndcg@10"] == 1.0
 
 
 def test_intervals_are_paired_bootstraps(task, static_model):
-    curve = calibrate_exponent(static_model, **task, confidence=0.9, seed=5, num_samples=500)
+    curve = calibrate_exponent(static_model, data_of(task), confidence=0.9, seed=5, num_samples=500)
     best = curve.per_query[curve.exponents.tolist().index(curve.highest)]
     options = {"confidence": 0.9, "seed": 5, "num_samples": 500}
     assert curve.versus_cosine == geometry.paired_bootstrap(best, curve.per_query[-1], **options)
@@ -124,20 +130,21 @@ def test_intervals_are_paired_bootstraps(task, static_model):
     assert curve.versus_cosine[0] == pytest.approx(curve.ndcg.max() - curve.ndcg[-1])
 
 
-def test_str_is_a_table(task, static_model):
-    curve = calibrate_exponent(static_model, **task, exponents=[0.25])
-    lines = str(curve).splitlines()
-    assert len(lines) == 1 + 3 + 2 + (curve.best != curve.highest)
-    assert lines[2].startswith(f"  0.250  {curve.ndcg[1]:.4f}")
-    assert sum("<- best" in line for line in lines) == 1
-    assert f"{curve.versus_dot[0]:+.4f}" in lines[5]
+def test_tables(task, static_model):
+    curve = calibrate_exponent(static_model, data_of(task), exponents=[0.25])
+    by_exponent, gains, *sentence = curve.tables()
+    assert [tuple(row[:2]) for row in by_exponent.rows] == list(zip(curve.exponents, curve.ndcg, strict=True))
+    assert sum(row[2] == "best" for row in by_exponent.rows) == 1
+    assert [row[1] for row in gains.rows] == [curve.versus_cosine, curve.versus_dot]
+    assert len(sentence) == (curve.best != curve.highest)
+    assert curve.to_dict()["ndcg@10"] == dict(zip(("0", "0.25", "1"), curve.ndcg, strict=True))
 
 
 def test_looks_behind_an_exponent_norm(task, static_model):
     model = SentenceTransformer(
         modules=[static_model[0], ExponentNorm(0.5, 0.9)], similarity_fn_name="dot", device="cpu"
     )
-    plain, behind = (calibrate_exponent(m, **task, exponents=[0.5]) for m in (static_model, model))
+    plain, behind = (calibrate_exponent(m, data_of(task), exponents=[0.5]) for m in (static_model, model))
     np.testing.assert_array_equal(behind.per_query, plain.per_query)
 
 
@@ -145,38 +152,36 @@ def test_a_model_that_ends_in_normalize_is_refused_before_encoding(task, static_
     static_model.append(Normalize())
     monkeypatch.setattr(static_model, "encode", None)
     with pytest.raises(ValueError, match=r'--keep-scoring, or .* stm\.prepare\(model, "dot"\)'):
-        calibrate_exponent(static_model, **task)
+        calibrate_exponent(static_model, data_of(task))
 
 
 def test_a_module_that_normalises_under_another_name_is_refused(task, static_model):
     static_model.append(type("L2", (Normalize,), {})(module_output_name="unit"))
     static_model.append(_AsSentence())
     with pytest.raises(ValueError, match="all norms are 1"):
-        calibrate_exponent(static_model, **task)
+        calibrate_exponent(static_model, data_of(task))
 
 
 def test_inputs_are_checked_before_encoding(task):
     for exponents in ([1.5], [-0.1], [float("nan")]):
         with pytest.raises(ValueError, match=r"lie in \[0, 1\]"):
-            calibrate_exponent(bag_of_words(), **task, exponents=exponents)
-    with pytest.raises(ValueError, match="are not in the corpus"):
-        calibrate_exponent(bag_of_words(), **(task | {"corpus": {}}))
+            calibrate_exponent(bag_of_words(), data_of(task), exponents=exponents)
 
 
 def test_few_queries_warn(task, static_model, caplog):
     with caplog.at_level(logging.WARNING, logger="st_magnitude"):
-        calibrate_exponent(static_model, **task)
+        calibrate_exponent(static_model, data_of(task))
     assert "8 queries are few" in caplog.text
     caplog.clear()
     many = {f"{query}-{i}": text for query, text in task["queries"].items() for i in range(7)}
     relevant = {query: task["relevant_docs"][query.split("-")[0]] for query in many}
-    calibrate_exponent(static_model, many, task["corpus"], relevant)
+    calibrate_exponent(static_model, RetrievalData(many, task["corpus"], relevant))
     assert "few" not in caplog.text
 
 
 def test_queries_without_relevant_documents_are_left_out(task, static_model):
-    whole = calibrate_exponent(static_model, **task)
+    whole = calibrate_exponent(static_model, data_of(task))
     task["queries"] = {"unjudged": "Who knows?"} | task["queries"]
-    curve = calibrate_exponent(static_model, **task)
+    curve = calibrate_exponent(static_model, data_of(task))
     assert curve.queries == whole.queries
     np.testing.assert_array_equal(curve.per_query, whole.per_query)

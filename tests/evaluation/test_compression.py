@@ -504,15 +504,14 @@ def test_table():
         CompressionCell(512, "int8", "none", 512, 0.25, 0.5),
         CompressionCell(512, "binary", "norm", 66, 0.375, math.nan),
     ]
-    assert table(cells).splitlines() == [
-        "   dim  precision  rescoring  bytes/doc  ratio  nDCG@10  retention  100M docs",
-        "*  512  float32    none            2048   1.0x   0.5000     100.0%   204.8 GB",
-        "   512  int8       none             512   4.0x   0.2500      50.0%    51.2 GB",
-        "*  512  binary     norm              66  31.0x   0.3750       nan%     6.6 GB",
+    assert [tuple(row) for row in table(cells).rows] == [
+        ("*", 512, "float32", "none", 2048, "1.0x", 0.5, 1.0, "204.8 GB"),
+        ("", 512, "int8", "none", 512, "4.0x", 0.25, 0.5, "51.2 GB"),
+        ("*", 512, "binary", "norm", 66, "31.0x", 0.375, pytest.approx(math.nan, nan_ok=True), "6.6 GB"),
     ]
     wide = CompressionCell(4096, "float32", "none", 16384, 0.5, 1.0)
     smallest = CompressionCell(64, "binary", "query", 8, 0.25, 0.5)
-    assert max(map(len, table([wide, smallest]).splitlines())) <= 80
+    assert max(map(len, str(table([wide, smallest])).splitlines())) <= 80
     with pytest.raises(ValueError, match="call the CompressionEvaluator on a model first"):
         table([])
 
@@ -529,7 +528,7 @@ def test_writes_a_row_for_every_cell(task, static_model, tmp_path, caplog):
     evaluator = CompressionEvaluator(**task, name="dev", dims=[32])
     with caplog.at_level(logging.INFO, logger="st_magnitude"):
         metrics = evaluator(static_model, output_path=str(tmp_path / "new"), epoch=1, steps=10)
-    assert table(evaluator.cells) in caplog.text
+    assert str(table(evaluator.cells)) in caplog.text
     cells = evaluator.cells
     evaluator(static_model, output_path=str(tmp_path / "new"), epoch=2, steps=20)
     CompressionEvaluator(**task)(static_model, output_path=str(tmp_path / "new"))

@@ -58,14 +58,15 @@ def test_bad_input(arguments, message):
 def test_sample_for_a_card():
     corpus = {f"d{i}": f"text {i}" for i in range(2 * NUM_DOCUMENTS)}
     relevant = {"q": {f"d{i}" for i in range(0, 2 * NUM_DOCUMENTS, 3)}}
-    before, after = card_evaluators({"q": "which?"}, corpus, relevant)
-    assert before.texts == after.texts == card_evaluators({"q": "which?"}, corpus, relevant)[0].texts
-    assert before.texts != card_evaluators({"q": "which?"}, corpus, relevant, seed=1)[0].texts
+    data = RetrievalData({"q": "which?"}, corpus, relevant)
+    before, after = card_evaluators(data)
+    assert before.texts == after.texts == card_evaluators(data)[0].texts
+    assert before.texts != card_evaluators(data, seed=1)[0].texts
     texts = before.texts["document"]
     assert len(set(texts)) == NUM_DOCUMENTS
     assert [int(text.split()[1]) % 3 == 0 for text in texts] == list(before.is_relevant)
     with pytest.raises(ValueError, match="got 1"):
-        card_evaluators({"q": "which?"}, {"d": "one"}, {"q": {"d"}})
+        card_evaluators(RetrievalData({"q": "which?"}, {"d": "one"}, {"q": {"d"}}))
 
 
 def test_a_model_card_has_the_loss_its_citation_and_both_geometries(model, tmp_path):

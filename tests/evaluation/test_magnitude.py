@@ -51,12 +51,6 @@ def test_equals_the_evaluator_of_sentence_transformers(task, raw_minilm, truncat
         assert metrics["24_cosine_ndcg@10"] < 0.99
 
 
-def test_chunks_of_the_corpus_change_nothing(task, raw_minilm):
-    whole = MagnitudeEvaluator(**task)(raw_minilm)
-    chunked = MagnitudeEvaluator(**task, corpus_chunk_size=6)(raw_minilm)
-    assert chunked == pytest.approx(whole, rel=1e-5)
-
-
 def test_encodes_once_each_side_with_its_role(task, raw_minilm, monkeypatch):
     calls = []
     for role in ("query", "document"):
@@ -169,12 +163,6 @@ def test_cohens_d_is_left_out_when_everything_is_relevant(task, static_model, ca
         metrics = MagnitudeEvaluator(**(task | {"corpus": corpus}))(static_model)
     assert "cohens_d" not in metrics
     assert "12 of 12 documents are relevant" in caplog.text
-
-
-def test_precomputed_corpus_embeddings(task, static_model):
-    documents = static_model.encode_document(list(task["corpus"].values()), convert_to_tensor=True)
-    evaluator = MagnitudeEvaluator(**task)
-    assert evaluator(static_model, corpus_embeddings=documents) == pytest.approx(evaluator(static_model), rel=1e-6)
 
 
 def test_writes_csv_with_the_dimension_in_its_name(task, static_model, tmp_path):

@@ -174,7 +174,7 @@ def _train(
     train(model, task.train, folder, config)
     exponent, dev = 1.0, task.dev
     if similarity is QNORM:
-        curve = calibrate_exponent(model, dev.queries, dev.corpus, dev.relevant, exponents=np.linspace(0, 1, 5))
+        curve = calibrate_exponent(model, dev, exponents=np.linspace(0, 1, 5))
         exponent = float(curve.highest)
         if 0 < exponent < 1:
             export(prepare(model, Similarity(1.0, exponent)), folder.with_name("qnorm-calibrated"), overwrite=True)
