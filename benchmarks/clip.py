@@ -10,9 +10,9 @@ Small open_clip models from scratch (ModifiedResNet of 1-1-1-1 blocks and width 
 
 Rows are the paper's six losses (*Beyond the Unit Hypersphere*, arXiv 2602.09229, Table 6), and two interventions of
 Draganov et al. on the first of them: GradScale at power 1, cut-init of the projections at c = 3. Losses that keep a
-norm start with both projections divided by the mean norm (`stm.clip.calibrate`); norm-sym starts as open_clip does.
-A seed draws the split, the initial weights and the batches. Steps, batch and learning rate are the same for all rows,
-were set beforehand and not tuned, on dev or on anything else; what is measured is the end of the training.
+norm start with both projections divided by the mean norm (`stm.clip.rescale_output`); norm-sym starts as open_clip
+does. A seed draws the split, the initial weights and the batches. Steps, batch and learning rate are the same for all
+rows, were set beforehand and not tuned, on dev or on anything else; what is measured is the end of the training.
 
 Every run is stored as a JSON file in benchmarks/results/clip and not repeated. So an interrupted study continues where
 it stopped, `--seeds` and `--rows` run a part of it, and `--table` prints the runs that are stored.
@@ -54,8 +54,7 @@ from torch import Tensor
 
 import st_magnitude as stm
 from st_magnitude._plot import pyplot
-from st_magnitude.clip import AsymmetricClipLoss, calibrate, unnormalize
-from st_magnitude.clip.evaluation import retrieval_report, zero_shot
+from st_magnitude.clip import AsymmetricClipLoss, evaluate_retrieval, rescale_output, unnormalize
 from st_magnitude.data.beir import DataError
 
 SIZE, CONTEXT, DIM = 48, 20, 128
@@ -82,6 +81,7 @@ class Settings(NamedTuple):
     weight_decay: float = 0.1
 
 
+Floats = NDArray[np.float32]
 RESULTS = Path(__file__).parent / "results" / "clip"
 QUICK = Settings(steps=100, batch_size=64, warmup=10)
 TESTS = {"unseen_style": "Unseen style", "unseen_emoji": "Unseen emoji"}
@@ -152,7 +152,7 @@ def train(
         return pixels(splits.images[rows], generator).to(DEVICE), texts.to(DEVICE)
 
     if not row.startswith("norm-sym"):
-        calibrate(model, *batch())
+        rescale_output(model, *batch())
     if row.endswith("cut-init"):
         stm.cut_init(model, 3.0, where=lambda name, _: name.startswith(("visual.attnpool.c_proj", "text_projection")))
     loss_function = AsymmetricClipLoss.from_preset(ROWS[row])
@@ -187,11 +187,47 @@ def train(
 
 
 @torch.no_grad()
-def encode(model: CLIP, tokens: Tokens, images: NDArray[np.uint8], texts: list[str]) -> tuple[Any, Any]:
+def encode(model: CLIP, tokens: Tokens, images: NDArray[np.uint8], texts: list[str]) -> tuple[Floats, Floats]:
     """Raw features: (n, D), (m, D)."""
     x = [model.encode_image(pixels(images[i : i + 128]).to(DEVICE)) for i in range(0, len(images), 128)]
     y = [model.encode_text(tokens(texts[i : i + 128]).to(DEVICE)) for i in range(0, len(texts), 128)]
     return torch.cat(x).cpu().numpy(), torch.cat(y).cpu().numpy()
+
+
+def measure(images: Floats, texts: Floats, relevant: NDArray[np.bool_]) -> dict[str, Any]:
+    """Retrieval, Cohen's d and hubs: (n, D), (m, D), (n, m).
+
+    N_10 of an item is the number of queries that have it among their ten best. Its skewness says how far a few hubs are
+    in many lists. "Hard" d is Cohen's d between the norms of the relevant items of all queries and of their ten nearest
+    irrelevant items by cosine.
+    """
+    x, y = torch.from_numpy(images), torch.from_numpy(texts)
+    metrics: dict[str, float] = evaluate_retrieval(x, y, relevant)
+    norms = {"image": np.linalg.norm(images, axis=1), "text": np.linalg.norm(texts, axis=1)}
+    occurrence = {}
+    for name, similarity in (("cosine", stm.COSINE), ("dot", stm.DOT)):
+        scores = similarity(x, y).numpy()
+        for way, side, ranked, wanted in (("i2t", "text", scores, relevant), ("t2i", "image", scores.T, relevant.T)):
+            order = np.argsort(-ranked, axis=1, kind="stable")
+            n_10 = np.bincount(order[:, :10].ravel(), minlength=len(norms[side]))
+            occurrence[f"{name}_{side}"] = n_10
+            metrics[f"{name}_{side}_hub_skew"] = float(stats.skew(n_10)) if np.ptp(n_10) else np.nan
+            metrics[f"{name}_{side}_hub_norm"] = stm.geometry.spearman(n_10, norms[side])
+            hits = np.take_along_axis(wanted, order, axis=1)
+            asked = hits.any(axis=1)
+            precisions = hits.cumsum(axis=1) / np.arange(1, hits.shape[1] + 1) * hits
+            metrics[f"{name}_{way}_map"] = float((precisions.sum(axis=1) / hits.sum(axis=1).clip(1))[asked].mean())
+            if name == "cosine":
+                near = ~hits & ((~hits).cumsum(axis=1) <= 10) & asked[:, None]
+                metrics[f"{side}_hard_d"] = stm.geometry.cohens_d(norms[side][order[hits]], norms[side][order[near]])
+    return {"metrics": metrics, "norms": norms, "occurrence": occurrence}
+
+
+def zero_shot(images: Floats, classes: Floats, labels: NDArray[np.int64]) -> dict[str, float]:
+    """The share of images whose best class is the right one: (n, D), (C, D), (n,)."""
+    right = labels[:, None] == np.arange(len(classes))
+    found = evaluate_retrieval(torch.from_numpy(images), torch.from_numpy(classes), right, ks=(1,))
+    return {name: found[f"{name}_i2t_recall@1"] for name in ("cosine", "dot")}
 
 
 def one_run(row: str, seed: int, cache: str | None, settings: Settings, path: Path) -> None:
@@ -207,18 +243,18 @@ def one_run(row: str, seed: int, cache: str | None, settings: Settings, path: Pa
         test: emoji.Split = getattr(splits, name)
         images, texts = encode(model, tokens, test.images, test.texts)
         prompts = encode(model, tokens, test.images[:1], classes)[1]
-        report = retrieval_report(images, texts, test.relevance)
+        measured = measure(images, texts, test.relevance)
         labels = np.array([classes.index(group) for group in test.groups])[test.relevance.argmax(axis=1)]
         record["tests"][name] = {
-            "metrics": {key: value if np.isfinite(value) else None for key, value in report.metrics.items()},
+            "metrics": {key: value if np.isfinite(value) else None for key, value in measured["metrics"].items()},
             "zero_shot": zero_shot(images, prompts, labels),
             "majority": float(np.bincount(labels).max() / len(labels)),
-            "sizes": [report.num_images, report.num_texts],
+            "sizes": [len(images), len(texts)],
         }
         if seed == 0:  # for the picture
             record["tests"][name] |= {
-                "norms": {side: values.round(5).tolist() for side, values in report.norms.items()},
-                "occurrence": {"_".join(key): values.tolist() for key, values in report.occurrence.items()},
+                "norms": {side: values.round(5).tolist() for side, values in measured["norms"].items()},
+                "occurrence": {key: values.tolist() for key, values in measured["occurrence"].items()},
             }
     record["seconds"] = time.perf_counter() - began
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
 """Losses that keep magnitude for open_clip, and models that do not normalise (arXiv 2602.09229, section 6.5).
 
-The modules are imported when they are first used, so that ``import st_magnitude`` does not need open_clip.
+The modules are imported when they are first used: ``import st_magnitude`` does not need open_clip.
 """
 
 from __future__ import annotations
@@ -11,21 +11,11 @@ from typing import TYPE_CHECKING
 from st_magnitude._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from st_magnitude.clip.evaluation import RetrievalReport, retrieval_report, zero_shot
-    from st_magnitude.clip.loss import PRESETS, AsymmetricClipLoss, AsymmetricCoCaLoss
-    from st_magnitude.clip.model import calibrate, renormalize, unnormalize
+    from st_magnitude.clip.evaluation import evaluate_retrieval
+    from st_magnitude.clip.loss import PRESETS, AsymmetricClipLoss
+    from st_magnitude.clip.model import rescale_output, unnormalize
 
-__all__ = [
-    "PRESETS",
-    "AsymmetricClipLoss",
-    "AsymmetricCoCaLoss",
-    "RetrievalReport",
-    "calibrate",
-    "renormalize",
-    "retrieval_report",
-    "unnormalize",
-    "zero_shot",
-]
+__all__ = ["PRESETS", "AsymmetricClipLoss", "evaluate_retrieval", "rescale_output", "unnormalize"]
 
 __getattr__, __dir__ = lazy_names(__name__)
 
@@ -41,7 +31,7 @@ def require_open_clip() -> None:
     except (ImportError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise ImportError(
-            f'st_magnitude.clip needs open_clip, which cannot be imported ({reason}). Run `pip install "st-magnitude'
-            '[clip]"`. If torchvision fails, its version does not fit that of torch: install both in one step, '
-            "`pip install --upgrade torch torchvision`."
+            f"st_magnitude.clip needs open_clip, which cannot be imported ({reason}). Run `pip install "
+            '"open_clip_torch[training]<4"`. If torchvision fails, its version does not fit torch: install both in '
+            "one step, `pip install --upgrade torch torchvision`."
         ) from error

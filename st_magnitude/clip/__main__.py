@@ -1,6 +1,6 @@
 """open_clip's training loop with a loss of this package.
 
-    python -m st_magnitude.clip PRESET [--no-calibrate] -- <arguments of open_clip_train>
+    python -m st_magnitude.clip PRESET [--no-rescale] -- <arguments of open_clip_train>
 
 ``python -m st_magnitude.clip imgnorm-i2t -- --model ViT-B-32 --train-data ...`` trains like
 ``python -m open_clip_train.main --model ViT-B-32 --train-data ...``, with the same logs and checkpoints, but with
@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import wraps
-from importlib import import_module
+from collections.abc import Sequence
+from importlib.util import find_spec, module_from_spec
 from types import ModuleType
 from typing import Any
 
@@ -27,84 +25,50 @@ except ImportError as error:
         raise
     sys.exit(f"Error: {error}")  # one line instead of a traceback
 
-from st_magnitude.clip.loss import PRESETS, AsymmetricClipLoss, AsymmetricCoCaLoss
-from st_magnitude.clip.model import calibrate, unnormalize
+from st_magnitude.clip.loss import PRESETS, AsymmetricClipLoss
+from st_magnitude.clip.model import rescale_output, unnormalize
 
-__all__ = ["main", "patched", "preset_loss"]
+__all__ = ["main", "training_program"]
 
 
-def training_program() -> ModuleType:
-    """The module ``open_clip_train.main``."""
+def training_program(preset: str, rescale: bool = True) -> ModuleType:
+    """A copy of ``open_clip_train.main`` of our own, whose ``main(arguments)`` trains with the preset.
+
+    The program takes neither a loss nor a model. So it is loaded once more, under no name in ``sys.modules``, and in
+    this copy ``create_loss`` and ``create_model_and_transforms`` are ours; open_clip's module stays as it is. The
+    preset ``norm-sym`` does not change models.
+    """
     try:
-        return import_module("open_clip_train.main")
-    except (ImportError, RuntimeError) as error:
+        spec = find_spec("open_clip_train.main")
+        program: Any = module_from_spec(spec)  # type: ignore[arg-type]
+        spec.loader.exec_module(program)  # type: ignore[union-attr]
+        create = program.create_model_and_transforms
+        program.create_loss  # noqa: B018
+    except (AttributeError, ImportError, RuntimeError) as error:
         raise ImportError(
-            f'open_clip\'s training loop cannot be imported ({error}): run `pip install "st-magnitude[clip]"`.'
+            f"open_clip's training program cannot be used ({error}). st_magnitude.clip needs open_clip_torch 3 with "
+            'what it trains with: pip install "open_clip_torch[training]<4".'
         ) from error
 
-
-def preset_loss(preset: str, args: Any) -> AsymmetricClipLoss:
-    """The loss of a preset, with the arguments of open_clip's training loop, in place of its ``create_loss(args)``."""
-    for flag, is_on in {"--siglip": getattr(args, "siglip", False), "--distill-model": args.distill}.items():
-        if is_on:
+    def create_loss(args: Any) -> AsymmetricClipLoss:
+        others = {"--siglip": args.siglip, "--distill-model": args.distill, "CoCa": "coca" in args.model.lower()}
+        if chosen := [name for name, is_on in others.items() if is_on]:
             raise ValueError(
-                f"{flag} chooses another loss, which the preset {preset!r} would replace: leave {flag} out."
+                f"{chosen[0]} has another loss, which the preset {preset!r} would replace: leave it out, or train with "
+                "open_clip's own program."
             )
-    options = {
-        "local_loss": args.local_loss,
-        "gather_with_grad": args.gather_with_grad,
-        "rank": args.rank,
-        "world_size": args.world_size,
-        "use_horovod": getattr(args, "horovod", False),
-    }
-    if "coca" not in args.model.lower():
-        return AsymmetricClipLoss.from_preset(preset, **options)
-    return AsymmetricCoCaLoss.from_preset(
-        preset,
-        caption_loss_weight=args.coca_caption_loss_weight,
-        clip_loss_weight=args.coca_contrastive_loss_weight,
-        **options,
-    )
+        return AsymmetricClipLoss.from_preset(preset, gather_across_devices=args.distributed)
 
-
-@contextmanager
-def patched(preset: str, rescale: bool = True) -> Iterator[None]:
-    """Within the block, ``open_clip_train.main.main(arguments)`` trains with the preset.
-
-    It replaces, in that module only, ``create_loss`` (open_clip 3) or the loss of the task that ``create_task`` returns
-    (open_clip 4), and ``create_model_and_transforms``, whose model no longer normalises. The preset ``norm-sym`` does
-    not change models.
-    """
-    program = training_program()
-    create: Callable[..., tuple[Any, ...]] = program.create_model_and_transforms
-
-    @wraps(create)
     def create_model_and_transforms(*arguments: Any, **options: Any) -> tuple[Any, ...]:
         model, *transforms = create(*arguments, **options)
         if preset != "norm-sym":
             unnormalize(model)
             if rescale:
-                calibrate(model)
+                rescale_output(model)
         return (model, *transforms)
 
-    replacements: dict[str, Any] = {"create_model_and_transforms": create_model_and_transforms}
-    if hasattr(program, "create_task"):
-        create_task = program.create_task
-
-        def with_loss(args: Any, *arguments: Any, **options: Any) -> Any:
-            task = create_task(args, *arguments, **options)
-            task.loss = preset_loss(preset, args)
-            return task
-
-        replacements["create_task"] = with_loss
-    else:
-        replacements["create_loss"] = lambda args: preset_loss(preset, args)
-    originals = {name: getattr(program, name) for name in replacements}
-    vars(program).update(replacements)
-    try:
-        yield
-    finally:
-        vars(program).update(originals)
+    program.create_loss, program.create_model_and_transforms = create_loss, create_model_and_transforms
+    return program
 
 
 def main(arguments: Sequence[str] | None = None) -> Any:
@@ -113,18 +77,17 @@ def main(arguments: Sequence[str] | None = None) -> Any:
     end = arguments.index("--") if "--" in arguments else len(arguments)
     parser = argparse.ArgumentParser(
         prog="python -m st_magnitude.clip",
-        usage="%(prog)s PRESET [--no-calibrate] -- <arguments of open_clip_train>",
+        usage="%(prog)s PRESET [--no-rescale] -- <arguments of open_clip_train>",
         description="open_clip's training loop with AsymmetricClipLoss.",
     )
     parser.add_argument("preset", choices=PRESETS, metavar="PRESET", help=", ".join(PRESETS))
     parser.add_argument(
-        "--no-calibrate", action="store_true", help="do not divide the last projections by the mean initial norms"
+        "--no-rescale", action="store_true", help="do not divide the last projections by the mean initial norms"
     )
     options = parser.parse_args(arguments[:end])
     if end == len(arguments):
         parser.error("the arguments of open_clip_train follow after `--`, e.g. `-- --model ViT-B-32 --train-data ...`")
-    with patched(options.preset, rescale=not options.no_calibrate):
-        return training_program().main(arguments[end + 1 :])
+    return training_program(options.preset, rescale=not options.no_rescale).main(arguments[end + 1 :])
 
 
 if __name__ == "__main__":

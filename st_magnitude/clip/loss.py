@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable, Sequence
-from inspect import signature
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, get_args
 
 import torch
-import torch.distributed as dist
-from torch import Tensor
-from torch.nn import functional
+from sentence_transformers.util import all_gather, all_gather_with_grad, get_rank
+from torch import Tensor, nn
 
-from st_magnitude.clip import require_open_clip
 from st_magnitude.kernel.infonce import Direction as InfoNCEDirection
 from st_magnitude.kernel.infonce import infonce
 from st_magnitude.kernel.terms import LearnedTemperature, Term
 from st_magnitude.losses._penalties import Penalties, Regularizer
 from st_magnitude.similarity import Similarity
 
-require_open_clip()
-
-from open_clip.loss import ClipLoss, gather_features  # noqa: E402
-
-__all__ = ["PRESETS", "AsymmetricClipLoss", "AsymmetricCoCaLoss", "Direction"]
-
-logger = logging.getLogger(__name__)
+__all__ = ["PRESETS", "AsymmetricClipLoss", "Direction"]
 
 Direction = Literal["sym", "i2t", "t2i"]
 
@@ -47,10 +37,8 @@ DIRECTIONS: dict[str, InfoNCEDirection] = {
 
 TEMPERATURE = 0.05  # of a Term whose logits are logit_scale · s: the default of Term
 
-_HALF = (torch.float16, torch.bfloat16)
 
-
-class AsymmetricClipLoss(ClipLoss):
+class AsymmetricClipLoss(nn.Module):
     """CLIP's contrastive loss with any norm exponents, in one direction or both; replaces open_clip's ClipLoss.
 
     With images x_i and texts y_i of a batch, and logit_scale as open_clip learns it:
@@ -67,29 +55,24 @@ class AsymmetricClipLoss(ClipLoss):
     Args:
         image_norm: Whether images are divided by their norm. A number in [0, 1] is the exponent of the norm.
         text_norm: Whether texts are divided by their norm. A number in [0, 1] is the exponent of the norm.
-        direction: With ``"i2t"``, the softmax of an image runs over texts, so that the norms of texts are trained; with
-            ``"t2i"``, that of a text runs over images; ``"sym"`` is the mean of both.
+        direction: With ``"i2t"``, the softmax of an image runs over texts, which trains the norms of texts; with
+            ``"t2i"``, the softmax of a text runs over images; ``"sym"`` is the mean of both.
         terms: Terms with several temperatures and Matryoshka prefixes. A term with the temperature 0.05, the default of
             Term, has the logits logit_scale · s, and others are in proportion. The loss is their weighted sum. None is
             one such term.
         regularizers: Functions of embeddings that return a scalar, or pairs of a function and a weight. A regularizer
             with a method ``of_columns`` (SIGReg) gets [images, texts], (B, D) each; others get both in one (2B, D).
-        **clip_arguments: Further arguments of ClipLoss: ``local_loss``, ``gather_with_grad``, ``cache_labels``,
-            ``rank``, ``world_size``.
+        gather_across_devices: Whether the features of all processes are candidates. Under DistributedDataParallel,
+            the gradient is then the gradient of one process on the joined batch, as with open_clip's
+            ``local_loss=True, gather_with_grad=True``.
 
     Raises:
-        ValueError: If an argument is out of range, or ``direction`` is one-sided with ``local_loss=True`` and
-            ``gather_with_grad=False``, which would train one tower only; at the first batch, if all norms are 1 on a
-            side whose magnitude is kept.
+        ValueError: If an argument is out of range; at the first batch, if all norms are 1 on a side whose magnitude is
+            kept.
 
     It is called like ClipLoss, also by open_clip's ``train_one_epoch``. With ``output_dict=True`` it returns
     {"contrastive_loss": ...} and an entry ``<name>_loss`` for each regularizer, else their sum. A ``logit_bias`` is a
     constant in every softmax: it is accepted, and its gradient is zero.
-
-    On several ranks under DistributedDataParallel, loss and gradients are those of one process on the joined batch,
-    with one exception: ``local_loss=True, gather_with_grad=False`` in both directions leaves out the effect of a rank's
-    features on the losses of other ranks, as in ClipLoss. With neither flag, ClipLoss divides the gradient of features,
-    but not that of logit_scale, by the number of ranks; this loss does not.
 
     Example:
         >>> import torch
@@ -111,32 +94,19 @@ class AsymmetricClipLoss(ClipLoss):
         *,
         terms: Sequence[Term] | None = None,
         regularizers: Iterable[Regularizer | tuple[Regularizer, float]] = (),
-        **clip_arguments: Any,
+        gather_across_devices: bool = False,
     ) -> None:
-        super().__init__(**known_arguments(ClipLoss.__init__, clip_arguments))
+        super().__init__()
         if direction not in get_args(Direction):
             raise ValueError(f"direction must be one of {get_args(Direction)}, got {direction!r}.")
         self.similarity = Similarity(float(image_norm), float(text_norm))
         self.direction = direction
         self.terms = (Term(temperature=TEMPERATURE),) if terms is None else tuple(terms)
-        if not self.terms:
-            raise ValueError("terms is empty: leave it out for one term at logit_scale, or give e.g. [Term(dim=128)].")
         if any(isinstance(term.temperature, LearnedTemperature) for term in self.terms):
             raise ValueError("open_clip learns the temperature of all terms, logit_scale; give each term a number.")
         self.regularizers = Penalties(regularizers)
+        self.gather_across_devices = gather_across_devices
         self._checked = False
-        if self.world_size > 1 and self.local_loss and not self.gather_with_grad:
-            if direction != "sym":
-                tower = "text" if direction == "i2t" else "image"
-                raise ValueError(
-                    f"local_loss=True with gather_with_grad=False and direction={direction!r} trains nothing in the "
-                    f"{tower} tower: its features come from other ranks without a gradient. Set gather_with_grad=True "
-                    "(--gather-with-grad)."
-                )
-            logger.warning(
-                "local_loss=True with gather_with_grad=False leaves out the gradient of a rank's features through the "
-                "losses of other ranks, as in ClipLoss. gather_with_grad=True (--gather-with-grad) includes it."
-            )
 
     @classmethod
     def from_preset(cls, name: str, **overrides: Any) -> AsymmetricClipLoss:
@@ -186,7 +156,7 @@ class AsymmetricClipLoss(ClipLoss):
             output_dict: Whether to return the terms by name instead of their sum.
             positives: Pairs that belong together, if not only image i and text i do: integer labels (B,) that are equal
                 for pairs of the same content, or (B, B) booleans for image i with text j (one process only). The loss
-                of an image is then the mean of -log softmax over all its texts, and that of a text over its images.
+                of an image is then the mean of -log softmax over all its texts, and likewise for a text.
         """
         self._check_norms(image_features, text_features)
         losses = {"contrastive_loss": self._contrastive(image_features, text_features, logit_scale, positives)}
@@ -197,14 +167,6 @@ class AsymmetricClipLoss(ClipLoss):
         losses |= {f"{name}_loss": penalty for name, penalty in penalties.items()}
         return losses if output_dict else torch.stack(list(losses.values())).sum()
 
-    def get_logits(
-        self, image_features: Tensor, text_features: Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        """ClipLoss' logits, per image and per text, with this similarity. The loss itself does not compute them."""
-        image_features, text_features = self.similarity.query(image_features), self.similarity.document(text_features)
-        logits: tuple[Tensor, Tensor] = super().get_logits(image_features, text_features, *args, **kwargs)
-        return logits
-
     def _contrastive(
         self, images: Tensor, texts: Tensor, logit_scale: Tensor | float, positives: Tensor | None
     ) -> Tensor:
@@ -212,12 +174,10 @@ class AsymmetricClipLoss(ClipLoss):
             logit_scale = logit_scale.reshape(()).to(torch.promote_types(logit_scale.dtype, torch.float32))
         terms = [Term(t.dim, t.temperature / TEMPERATURE / logit_scale, t.weight) for t in self.terms]
         positives = self._checked_positives(positives, len(images))
-        all_images, all_texts = self._gathered(images, texts)  # (M, D) each
-        offset = 0
-        if self.local_loss and self.world_size > 1:
-            offset = self.rank * len(images)
-        else:
-            images, texts = all_images, all_texts
+        all_images, all_texts, offset = images, texts, 0
+        if self.gather_across_devices:  # the rows of this process against the columns of all: (M, D) each
+            all_images, all_texts = all_gather_with_grad(images), all_gather_with_grad(texts)
+            offset = get_rank() * len(images)
         return infonce(
             images,
             all_texts,
@@ -230,43 +190,21 @@ class AsymmetricClipLoss(ClipLoss):
             positives=positives,
         )
 
-    def _gathered(self, images: Tensor, texts: Tensor) -> tuple[Tensor, Tensor]:
-        """Features of all ranks."""
-        if self.world_size == 1:
-            return images, texts
-        if not self.local_loss and not self.gather_with_grad:
-            # The loss is the same on all ranks and has the gradient of this rank's part: DDP's mean cancels the factor.
-            images, texts = (x.detach() + self.world_size * (x - x.detach()) for x in (images, texts))
-        options = {
-            "local_loss": self.local_loss,
-            "gather_with_grad": self.gather_with_grad,
-            "rank": self.rank,
-            "world_size": self.world_size,
-            "use_horovod": getattr(self, "use_horovod", False),
-        }
-        gathered: tuple[Tensor, Tensor] = gather_features(images, texts, **known_arguments(gather_features, options))
-        return gathered
-
     def _checked_positives(self, positives: Tensor | None, size: int) -> Tensor | None:
-        """The positives as booleans (B, B), or as labels of all ranks (M,)."""
+        """The positives as booleans (B, B), or as labels of all processes (M,)."""
         if positives is None:
             return None
-        if positives.dtype == torch.bool and positives.shape == (size, size):
-            if self.world_size > 1:
-                raise ValueError("On several ranks, positives must be integer labels (B,), which can be gathered.")
-            if not (positives.any(dim=0).all() and positives.any(dim=1).all()):
-                raise ValueError("Every image and every text needs a positive: a row or column of positives is False.")
-            return positives
-        if positives.is_floating_point() or positives.dtype == torch.bool or positives.shape != (size,):
+        is_matrix = positives.dtype == torch.bool
+        if positives.is_floating_point() or positives.shape != ((size, size) if is_matrix else (size,)):
             raise ValueError(
                 f"positives must be integer labels ({size},) or booleans ({size}, {size}), got "
                 f"{positives.dtype} of shape {tuple(positives.shape)}."
             )
-        if self.world_size == 1:
+        if not self.gather_across_devices:
             return positives
-        parts = [torch.empty_like(positives) for _ in range(self.world_size)]
-        dist.all_gather(parts, positives.contiguous())
-        return torch.cat(parts)
+        if is_matrix:
+            raise ValueError("With gather_across_devices, positives must be integer labels (B,), which are gathered.")
+        return all_gather(positives)
 
     def _check_norms(self, images: Tensor, texts: Tensor) -> None:
         """Checks at the first batch that no side whose magnitude is kept has been normalised already."""
@@ -276,7 +214,8 @@ class AsymmetricClipLoss(ClipLoss):
             if gamma == 1 or len(features) < 2:
                 continue
             norms = torch.linalg.vector_norm(features.detach().float(), dim=-1)  # (B,)
-            if (norms - 1).abs().max() < (1e-2 if features.dtype in _HALF else 1e-5):
+            is_half = features.dtype in (torch.float16, torch.bfloat16)
+            if (norms - 1).abs().max() < (1e-2 if is_half else 1e-5):
                 raise ValueError(
                     f"{type(self).__name__} with {self.similarity} learns from the norms of {side} features, but all "
                     f"{len(features)} of this batch have norm 1. Call stm.clip.unnormalize(model) before training: "
@@ -286,56 +225,3 @@ class AsymmetricClipLoss(ClipLoss):
 
     def extra_repr(self) -> str:
         return f"{self.similarity}, direction={self.direction!r}"
-
-
-class AsymmetricCoCaLoss(AsymmetricClipLoss):
-    """:class:`AsymmetricClipLoss` and the caption loss of CoCa; replaces open_clip's CoCaLoss.
-
-    Args:
-        caption_loss_weight: Weight of the cross entropy of caption tokens.
-        clip_loss_weight: Weight of the contrastive loss.
-        pad_id: Id of the token that is not predicted.
-        **options: Arguments of AsymmetricClipLoss.
-
-    With ``output_dict=True`` it returns {"contrastive_loss": ..., "caption_loss": ...}, else a tuple of both, where the
-    first includes the regularizers.
-    """
-
-    def __init__(self, caption_loss_weight: float, clip_loss_weight: float, pad_id: int = 0, **options: Any) -> None:
-        super().__init__(**options)
-        self.caption_loss_weight = caption_loss_weight
-        self.clip_loss_weight = clip_loss_weight
-        self.pad_id = pad_id
-
-    def forward(  # type: ignore[override]
-        self,
-        image_features: Tensor,
-        text_features: Tensor,
-        logits: Tensor,
-        labels: Tensor,
-        logit_scale: Tensor | float,
-        logit_bias: Tensor | None = None,
-        output_dict: bool = False,
-        *,
-        positives: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor] | dict[str, Tensor]:
-        """The losses of a batch; logits (B, L, V) and labels (B, L) are those of the caption tokens."""
-        losses = super().forward(image_features, text_features, logit_scale, logit_bias, True, positives=positives)
-        assert isinstance(losses, dict)
-        losses["contrastive_loss"] = self.clip_loss_weight * losses["contrastive_loss"]
-        caption = functional.cross_entropy(logits.permute(0, 2, 1), labels, ignore_index=self.pad_id)
-        caption = self.caption_loss_weight * caption
-        return (
-            {**losses, "caption_loss": caption} if output_dict else (torch.stack(list(losses.values())).sum(), caption)
-        )
-
-
-def known_arguments(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
-    """Drops arguments that are off and unknown to the function, such as ``use_horovod``, which open_clip 4 lacks.
-
-    Example:
-        >>> known_arguments(lambda rank: None, {"rank": 1, "use_horovod": False})
-        {'rank': 1}
-    """
-    known = signature(function).parameters
-    return {name: value for name, value in arguments.items() if value or name in known}

@@ -1,7 +1,7 @@
 """CLIP models whose forward pass keeps the norms of embeddings.
 
 An open_clip model normalises in ``forward``, and not in ``encode_image`` and ``encode_text``. The functions here change
-the class of the instance only, so that parameters, their names and checkpoints stay those of open_clip.
+the class of the instance only, so parameters, their names and checkpoints stay open_clip's own.
 """
 
 # mypy: disable-error-code="no-untyped-def, misc"
@@ -12,30 +12,25 @@ from typing import Any, Optional, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from st_magnitude.clip import require_open_clip
-from st_magnitude.clip.towers import last_projection, random_pair
 from st_magnitude.surgery.raw import unwrapped
 
 require_open_clip()
 
-from open_clip.coca_model import CoCa  # noqa: E402
 from open_clip.model import CLIP, CustomTextCLIP  # noqa: E402
 
-__all__ = [
-    "UnnormalizedCLIP",
-    "UnnormalizedCoCa",
-    "UnnormalizedCustomTextCLIP",
-    "calibrate",
-    "normalizes",
-    "renormalize",
-    "unnormalize",
-]
+__all__ = ["UnnormalizedCLIP", "UnnormalizedCustomTextCLIP", "rescale_output", "unnormalize"]
 
 logger = logging.getLogger(__name__)
 
 Model = TypeVar("Model", bound=nn.Module)
+
+# The paths at which open_clip's models keep the last projection of each tower. The first that exists counts.
+_PROJECTIONS = {
+    "image": ("visual.proj", "visual.attnpool.c_proj", "visual.head"),
+    "text": ("text_projection", "text.text_projection", "text.proj"),
+}
 
 # TorchScript compiles the forward below. It infers the types, and needs annotations that are not postponed.
 
@@ -84,89 +79,53 @@ class UnnormalizedCustomTextCLIP(CustomTextCLIP):
     get_logits = _get_logits
 
 
-class UnnormalizedCoCa(CoCa):
-    """open_clip's CoCa without the normalisation in ``forward``, and in its encoders unless they are asked for it."""
-
-    def _encode_image(self, images, normalize: bool = False):
-        latent, tokens = self.visual(images)
-        return functional.normalize(latent, dim=-1) if normalize else latent, tokens
-
-    def _encode_text(self, text, normalize: bool = False):
-        latent, tokens = self.text(text)
-        return functional.normalize(latent, dim=-1) if normalize else latent, tokens
-
-    def encode_image(self, images, normalize: bool = False):
-        return self._encode_image(images, normalize=normalize)[0]
-
-    def encode_text(self, text, normalize: bool = False):
-        return self._encode_text(text, normalize=normalize)[0]
-
-
 _UNNORMALIZED: dict[type[nn.Module], type[nn.Module]] = {
     CLIP: UnnormalizedCLIP,
     CustomTextCLIP: UnnormalizedCustomTextCLIP,
-    CoCa: UnnormalizedCoCa,
 }
-_NORMALIZED = {raw: stock for stock, raw in _UNNORMALIZED.items()}
-
-
-def normalizes(model: nn.Module) -> bool:
-    """Whether the forward pass of an open_clip model normalises its embeddings."""
-    return type(unwrapped(model)) not in _NORMALIZED
 
 
 def unnormalize(model: Model) -> Model:
-    """Removes the normalisation from the forward pass, so that image and text embeddings keep their norms. In place.
+    """Removes the normalisation from the forward pass, so image and text embeddings keep their norms. In place.
 
     ``model(images, text)`` then returns the embeddings of ``encode_image`` and ``encode_text`` with
-    ``normalize=False``, and ``get_logits`` uses them. Parameters and the keys of ``state_dict`` do not change, so
-    that stock open_clip loads its checkpoints and encodes by ``encode_image(x, normalize=False)``; pickling,
-    ``torch.jit.script`` (for models that it compiles) and ``isinstance`` still work.
+    ``normalize=False``, and ``get_logits`` uses them. Parameters and the keys of ``state_dict`` do not change: stock
+    open_clip loads the checkpoints and encodes by ``encode_image(x, normalize=False)``.
 
     Args:
-        model: A CLIP, CustomTextCLIP (SigLIP) or CoCa of open_clip, also inside DistributedDataParallel.
+        model: A CLIP or CustomTextCLIP (SigLIP) of open_clip, also inside DistributedDataParallel.
 
     Raises:
         TypeError: If it is another model, whose forward may do anything.
 
     Norms are large at first (7 and 12 in a small model), and ``logit_scale`` cannot go below 1: call
-    :func:`calibrate` before training.
+    :func:`rescale_output` before training.
 
     Example:
         ::
 
             model, _, preprocess = open_clip.create_model_and_transforms("ViT-B-32", output_dict=True)
-            model = stm.clip.calibrate(stm.clip.unnormalize(model))
+            model = stm.clip.rescale_output(stm.clip.unnormalize(model))
             loss = stm.clip.AsymmetricClipLoss.from_preset("imgnorm-i2t")
             loss(**model(images, texts)).backward()
 
     Source: Beyond the Unit Hypersphere, arXiv 2602.09229, section 6.5 and App. F.2.
     """
-    return _swapped(model, _UNNORMALIZED)
-
-
-def renormalize(model: Model) -> Model:
-    """Undoes :func:`unnormalize`: the model is that of open_clip again, which normalises in ``forward``. In place."""
-    return _swapped(model, _NORMALIZED)
-
-
-def _swapped(model: Model, classes: dict[type[nn.Module], type[nn.Module]]) -> Model:
     inner = unwrapped(model)
     kind = type(inner)
-    if kind in classes:
-        inner.__class__ = classes[kind]
-    elif kind not in classes.values():
+    if kind in _UNNORMALIZED:
+        inner.__class__ = _UNNORMALIZED[kind]
+    elif kind not in _UNNORMALIZED.values():
         raise TypeError(
-            f"{kind.__module__}.{kind.__name__} is not one of the open_clip models that are known here (CLIP, "
-            "CustomTextCLIP, CoCa, before scripting or tracing). Script a model after unnormalize(model); in a class "
-            "of your own, let forward return encode_image(image, normalize=False) and encode_text(text, "
-            "normalize=False)."
+            f"{kind.__module__}.{kind.__name__} is not one of the open_clip models that are known here (CLIP and "
+            "CustomTextCLIP, before scripting or tracing). Script a model after unnormalize(model); in a class of your "
+            "own, let forward return encode_image(image, normalize=False) and encode_text(text, normalize=False)."
         )
     return model
 
 
 @torch.no_grad()
-def calibrate(model: Model, images: Tensor | None = None, texts: Tensor | None = None, batch_size: int = 64) -> Model:
+def rescale_output(model: Model, images: Tensor | None = None, texts: Tensor | None = None) -> Model:
     """Divides the last projection of each tower by the mean norm of its embeddings, which becomes 1. In place.
 
         x -> x / mean|x|,   image and text embeddings each by its own mean over the probe
@@ -175,10 +134,9 @@ def calibrate(model: Model, images: Tensor | None = None, texts: Tensor | None =
     and 12 and open_clip's initial logit_scale of 14.3, they would be several hundred, and logit_scale stays above 1.
 
     Args:
-        model: A CLIP, CustomTextCLIP or CoCa of open_clip, whether it normalises or not.
-        images: Preprocessed images for the probe, (n, 3, H, W); by default, eight random images.
-        texts: Token ids for the probe, (m, L); by default, eight random sequences.
-        batch_size: Number of inputs encoded at a time.
+        model: A CLIP or CustomTextCLIP of open_clip, whether it normalises or not.
+        images: A batch of preprocessed images for the probe, (n, 3, H, W); by default, eight random images.
+        texts: A batch of token ids for the probe, (m, L); by default, eight random sequences.
 
     Raises:
         ValueError: If neither tower ends in a linear projection, the embeddings do not follow it, or their mean norm is
@@ -191,74 +149,84 @@ def calibrate(model: Model, images: Tensor | None = None, texts: Tensor | None =
     Example:
         ::
 
-            model = stm.clip.calibrate(stm.clip.unnormalize(model), images=batch, texts=tokens)
+            model = stm.clip.rescale_output(stm.clip.unnormalize(model), images=batch, texts=tokens)
 
     Source: the convention of scale="auto", arXiv 2602.09229, section 3.1.
     """
     inner: Any = unwrapped(model)
     if images is None or texts is None:
-        random_images, random_texts = random_pair(inner)
+        random_images, random_texts = _random_pair(inner)
         images = random_images if images is None else images
         texts = random_texts if texts is None else texts
-    buffers = {name: b.clone() for name, b in inner.named_buffers()}
-    originals: list[tuple[nn.Parameter, Tensor]] = []
-    try:
-        found = [
-            _scale_tower(inner, tower, encode, inputs.split(batch_size), originals)
-            for tower, encode, inputs in (("image", inner.encode_image, images), ("text", inner.encode_text, texts))
-        ]
-        if not any(found):
-            raise ValueError(
-                f"No tower of {type(inner).__name__} ends in a linear projection that could be rescaled. Divide the "
-                "initial logit_scale instead: create_model(..., init_logit_scale=...)."
+    probes = {"image": (inner.encode_image, images), "text": (inner.encode_text, texts)}
+    projections = {tower: _last_projection(inner, tower) for tower in probes}
+    weights = [parameter for projection in projections.values() for parameter in projection]
+    buffers = list(inner.buffers())  # forward passes in training mode move the statistics
+    originals = [tensor.clone() for tensor in (*buffers, *weights)]
+
+    norms = {tower: _mean_norm(*probe) for tower, probe in probes.items()}
+    for tower, projection in projections.items():
+        for parameter in projection:
+            parameter.div_(norms[tower])
+        if not projection:
+            logger.warning(
+                "rescale_output: the %s tower of %s does not end in a linear projection; its mean norm stays %.4g.",
+                tower,
+                type(inner).__name__,
+                norms[tower],
             )
-    except BaseException:
-        for parameter, original in originals:
-            parameter.copy_(original)
-        raise
-    finally:
-        for name, buffer in inner.named_buffers():
-            buffer.copy_(buffers[name])
+    precision = 3e-2 if any(p.dtype in (torch.float16, torch.bfloat16) for p in weights) else 1e-3
+    failures = [
+        f"the {tower} embeddings had a mean norm of {norms[tower]:.4g}, and divided by it they have {after:.4g}"
+        for tower, probe in probes.items()
+        if projections[tower] and not abs((after := _mean_norm(*probe)) - 1) < precision
+    ]
+    if not weights:
+        failures = ["no tower ends in a linear projection"]
+    for tensor, original in zip((*buffers, *(weights if failures else [])), originals, strict=False):
+        tensor.copy_(original)
+    if failures:
+        raise ValueError(
+            f"{type(inner).__name__} cannot be rescaled: {'; '.join(failures)}. Check model and probe, or divide the "
+            "initial logit_scale instead: create_model(..., init_logit_scale=...)."
+        )
     return model
 
 
-def _scale_tower(
-    model: nn.Module,
-    tower: str,
-    encode: Callable[..., Tensor],
-    batches: tuple[Tensor, ...],
-    originals: list[tuple[nn.Parameter, Tensor]],
-) -> bool:
-    """Divides the projection of a tower by the mean norm, and appends its originals; False without a projection."""
-    norm = _mean_norm(encode, batches)
-    if not 0 < norm < float("inf"):
-        raise ValueError(f"The {tower} embeddings of this probe have a mean norm of {norm}: check model and probe.")
-    projection = last_projection(model, tower)
-    if not projection:
-        logger.warning(
-            "calibrate: the %s tower of %s does not end in a linear projection; its mean norm stays %.4g.",
-            tower,
-            type(model).__name__,
-            norm,
-        )
-        return False
-    for _, parameter in projection:
-        originals.append((parameter, parameter.clone()))
-        parameter.div_(norm)
-    after = _mean_norm(encode, batches)
-    half = any(p.dtype in (torch.float16, torch.bfloat16) for _, p in projection)
-    if abs(after - 1) > (3e-2 if half else 1e-3):
-        raise ValueError(
-            f"The {tower} embeddings do not follow {projection[0][0]}: divided by {norm:.4g}, their mean norm is "
-            f"{after:.4g} instead of 1. Something nonlinear comes after it; set init_logit_scale instead."
-        )
-    logger.info("calibrate: %s divided by %.4g, the mean norm of %s embeddings.", projection[0][0], norm, tower)
-    return True
+def _last_projection(model: nn.Module, tower: str) -> list[nn.Parameter]:
+    """Weight and bias of the last projection of a tower. The list is empty if the tower has no projection."""
+    for path in _PROJECTIONS[tower]:
+        parent, _, name = path.rpartition(".")
+        try:
+            projection = getattr(model.get_submodule(parent), name, None)
+        except AttributeError:
+            continue
+        if isinstance(projection, nn.Parameter):
+            return [projection]
+        if isinstance(projection, nn.Module):
+            linear = [m for m in projection.modules() if isinstance(m, nn.Linear)]
+            return list(linear[-1].parameters()) if linear else []
+    return []
 
 
-def _mean_norm(encode: Callable[..., Tensor], batches: tuple[Tensor, ...]) -> float:
+def _mean_norm(encode: Callable[..., Tensor], inputs: Tensor) -> float:
     """The mean norm of the embeddings, with the same dropout at every call and the global generator untouched."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        norms = [torch.linalg.vector_norm(encode(x, normalize=False).double(), dim=-1) for x in batches]
-    return torch.cat(norms).mean().item()
+        return torch.linalg.vector_norm(encode(inputs, normalize=False).double(), dim=-1).mean().item()
+
+
+def _random_pair(model: Any) -> tuple[Tensor, Tensor]:
+    """Eight random images, in the precision of the model, and eight token sequences of the sizes that it names."""
+    try:
+        size = model.visual.image_size
+        text = getattr(model, "text", model)
+        context, vocabulary = text.context_length, text.vocab_size
+    except AttributeError as error:
+        raise ValueError(f"This model does not say its input sizes ({error}): pass images and texts.") from None
+    height, width = size if isinstance(size, (tuple, list)) else (size, size)
+    parameters = list(model.visual.parameters())
+    like = next((p for p in parameters if p.ndim == 4), parameters[0])  # the convolution that reads the pixels
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(8, 3, height, width, generator=generator).to(like)
+    return images, torch.randint(1, vocabulary, (8, context), generator=generator).to(like.device)

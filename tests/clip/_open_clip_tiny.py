@@ -35,16 +35,7 @@ def resnet(output_dict: bool = True) -> nn.Module:
     return clip(output_dict, RESNET)
 
 
-def coca(output_dict: bool = True) -> nn.Module:
-    del output_dict  # always a dict
-    vision = VISION | {"attentional_pool": True, "attn_pooler_heads": 2, "output_tokens": True}
-    text = TEXT | {"embed_cls": True, "output_tokens": True}
-    model = open_clip.coca_model.CoCa(32, TEXT | {"attn_pooler_heads": 2}, text, vision)
-    nn.init.normal_(model.text_decoder.text_projection, std=0.1)  # open_clip leaves it to what is in memory
-    return model
-
-
-MODELS = {"clip": clip, "custom_text": custom_text, "siglip": siglip, "resnet": resnet, "coca": coca}
+MODELS = {"clip": clip, "custom_text": custom_text, "siglip": siglip, "resnet": resnet}
 
 
 def batch(model: nn.Module, size: int = 5) -> tuple[Tensor, Tensor]:

@@ -13,21 +13,20 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from _open_clip_tiny import VISION, batch, clip, coca, open_clip
+from _open_clip_tiny import VISION, batch, clip
 from PIL import Image
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.modules import CLIPModel
-from torch import nn
 
 import st_magnitude as stm
-from st_magnitude.clip import AsymmetricClipLoss, AsymmetricCoCaLoss
-from st_magnitude.clip.model import UnnormalizedCLIP, normalizes
+from st_magnitude.clip import AsymmetricClipLoss
+from st_magnitude.clip.model import CLIP, UnnormalizedCLIP
 
 open_clip_main = pytest.importorskip("open_clip_train.main", exc_type=(ImportError, RuntimeError))
 from open_clip_train.data import SyntheticDataset  # noqa: E402
 from open_clip_train.train import evaluate, train_one_epoch  # noqa: E402
 
-from st_magnitude.clip.__main__ import main, patched, preset_loss  # noqa: E402
+from st_magnitude.clip.__main__ import main, training_program  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -63,8 +62,6 @@ def loop_arguments(**options):
         "gather_with_grad": False,
         "siglip": False,
         "model": "tiny",
-        "coca_caption_loss_weight": 2.0,
-        "coca_contrastive_loss_weight": 1.0,
         "loss_dist_impl": None,
     }
     return SimpleNamespace(**defaults | options)
@@ -89,8 +86,7 @@ def test_norm_sym_trains_as_open_clip_does(models):
     ours, stock, data = models
     start = {name: p.detach().clone() for name, p in ours.named_parameters()}
     args = loop_arguments()
-    with patched("norm-sym"):
-        loss = open_clip_main.create_loss(args)
+    loss = training_program("norm-sym").create_loss(args)
     found = train(ours, loss, data)
     expected = train(stock, open_clip_main.create_loss(args), data)
     assert type(loss) is AsymmetricClipLoss
@@ -103,7 +99,7 @@ def test_norm_sym_trains_as_open_clip_does(models):
 def test_accumulated_batches_are_one_batch(models, preset):
     one, two, data = models
     for model in (one, two):
-        stm.clip.calibrate(stm.clip.unnormalize(model))
+        stm.clip.rescale_output(stm.clip.unnormalize(model))
     start = {name: p.detach().clone() for name, p in one.named_parameters()}
     data = [x[:8] for x in data]
     expected = train(one, AsymmetricClipLoss.from_preset(preset), data, size=8)
@@ -119,7 +115,7 @@ def test_accumulated_batches_are_one_batch(models, preset):
 @pytest.mark.parametrize("precision", ["fp32", "amp_bf16"])
 def test_training_lowers_the_loss_and_evaluation_runs(models, preset, precision, caplog, tmp_path):
     model, _, data = models
-    stm.clip.calibrate(stm.clip.unnormalize(model))
+    stm.clip.rescale_output(stm.clip.unnormalize(model))
     loss = AsymmetricClipLoss.from_preset(preset, regularizers=[(stm.SIGReg(num_directions=8), 0.01)])
     data = tuple(x[:8].repeat(12, *[1] * (x.ndim - 1)) for x in data)
     with caplog.at_level("INFO"):
@@ -140,7 +136,7 @@ def test_open_clips_synthetic_data(preset, caplog):
     """All images and captions of it are the same, so that the loss is log(batch size) whatever the model."""
     model = clip()
     if preset != "norm-sym":
-        stm.clip.calibrate(stm.clip.unnormalize(model))
+        stm.clip.rescale_output(stm.clip.unnormalize(model))
 
     def transform(image):
         return torch.full((3, *image.size), 0.5)
@@ -154,19 +150,6 @@ def test_open_clips_synthetic_data(preset, caplog):
         train(model, AsymmetricClipLoss.from_preset(preset), data)
     seen = [float(x) for x in re.findall(r"Contrastive_loss: ([\d.]+)", caplog.text)]
     assert seen == pytest.approx([math.log(8)] * 2, abs=1e-3)
-
-
-@pytest.mark.parametrize("accum_freq", [1, 2])
-def test_coca(accum_freq):
-    model = stm.clip.unnormalize(coca())
-    loss = preset_loss("imgnorm-i2t", loop_arguments(model="coca_tiny"))
-    assert isinstance(loss, AsymmetricCoCaLoss)
-    assert (loss.caption_loss_weight, loss.clip_loss_weight, loss.direction) == (2.0, 1.0, "i2t")
-    start = {name: p.detach().clone() for name, p in model.named_parameters()}
-    for name, value in train(model, loss, batch(model, 8), size=4, accum_freq=accum_freq).items():
-        assert value.isfinite().all(), name
-        if name in ("visual.proj", "text.text_projection", "text_decoder.text_projection"):
-            assert (value - start[name]).abs().max() > 0
 
 
 # --- the entry --------------------------------------------------------------------------------------------------------
@@ -184,67 +167,43 @@ def local_dir(tmp_path):
     return folder
 
 
-def test_what_is_patched(local_dir):
-    create_loss, create = open_clip_main.create_loss, open_clip_main.create_model_and_transforms
-    with patched("imgnorm-i2t"):
-        options = {"local_loss": True, "gather_with_grad": True, "rank": 1, "world_size": 2}
-        loss = open_clip_main.create_loss(loop_arguments(**options))
-        model, *transforms = open_clip_main.create_model_and_transforms(f"local-dir:{local_dir}", output_dict=True)
-        with pytest.raises(ZeroDivisionError), patched("norm-sym"):
-            raise ZeroDivisionError
-        assert open_clip_main.create_loss is not create_loss
-    assert open_clip_main.create_loss is create_loss
-    assert open_clip_main.create_model_and_transforms is create
-    with patched("imgnorm-i2t", rescale=False):
-        long, *_ = open_clip_main.create_model_and_transforms(f"local-dir:{local_dir}")
-    assert {name: getattr(loss, name) for name in options} == options
-    assert loss.similarity == stm.QNORM
-    assert type(model) is UnnormalizedCLIP
-    assert len(transforms) == 2
-    assert type(long) is UnnormalizedCLIP
-    assert open_clip.create_model is not open_clip_main.create_model_and_transforms
+def test_the_program_is_a_copy(local_dir):
+    before = dict(vars(open_clip_main))
+    program, long = training_program("imgnorm-i2t"), training_program("imgnorm-i2t", rescale=False)
+    loss = program.create_loss(loop_arguments(distributed=True))
+    assert (loss.similarity, loss.direction, loss.gather_across_devices) == (stm.QNORM, "i2t", True)
     images, texts = torch.randn(16, 3, 16, 16), torch.randint(1, 49407, (16, 8))
-    norms = [m.encode_image(images).norm(dim=1).mean().item() for m in (model, long)]
+    models = [one.create_model_and_transforms(f"local-dir:{local_dir}", output_dict=True)[0] for one in (program, long)]
+    norms = [model.encode_image(images).norm(dim=1).mean().item() for model in models]
+    assert [type(model) for model in models] == [UnnormalizedCLIP, UnnormalizedCLIP]
     assert abs(norms[0] - 1) < 0.2
     assert abs(norms[1] - 1) > 0.5
-    assert model.encode_text(texts).norm(dim=1).mean().item() == pytest.approx(1, abs=0.2)
-    with patched("norm-sym"):
-        stock, *_ = open_clip_main.create_model_and_transforms(f"local-dir:{local_dir}")
-    assert normalizes(stock)
+    assert models[0].encode_text(texts).norm(dim=1).mean().item() == pytest.approx(1, abs=0.2)
+    stock = training_program("norm-sym").create_model_and_transforms(f"local-dir:{local_dir}")[0]
+    assert type(stock) is CLIP
+    assert vars(open_clip_main) == before
+    assert sys.modules["open_clip_train.main"] is open_clip_main
 
 
-def test_open_clip_4_has_tasks(monkeypatch):
-    """There the loss is an attribute of what create_task(args, model=...) returns; it has no use_horovod."""
-    task = nn.Module()
-    monkeypatch.setattr(open_clip_main, "create_task", lambda args, model, **options: task, raising=False)
-    args = loop_arguments()
-    del args.horovod
-    with patched("txtnorm-t2i"):
-        assert open_clip_main.create_task(args, model=None, dist_model=None) is task
-    assert task.loss.direction == "t2i"
-    assert not hasattr(open_clip_main.create_task(args, model=None), "missing")
+@pytest.mark.parametrize("options", [{"siglip": True}, {"distill": True}, {"model": "coca_ViT-B-32"}])
+def test_other_losses_are_not_replaced_in_silence(options):
+    with pytest.raises(ValueError, match="has another loss, which the preset 'norm-sym' would replace"):
+        training_program("norm-sym").create_loss(loop_arguments(**options))
 
 
-@pytest.mark.parametrize(("option", "flag"), [("siglip", "--siglip"), ("distill", "--distill-model")])
-def test_other_losses_are_not_replaced_in_silence(option, flag):
-    with pytest.raises(ValueError, match=f"{flag} chooses another loss, which the preset 'norm-sym' would replace"):
-        preset_loss("norm-sym", loop_arguments(**{option: True}))
-
-
-def test_the_command_line(monkeypatch, capsys, local_dir):
+def test_the_command_line(monkeypatch, capsys):
     seen = []
-    images = torch.randn(16, 3, 16, 16)
 
-    def record(arguments):
-        model, *_ = open_clip_main.create_model_and_transforms(f"local-dir:{local_dir}")
-        is_calibrated = abs(model.encode_image(images).norm(dim=1).mean().item() - 1) < 0.2
-        seen.append((arguments, open_clip_main.create_loss(loop_arguments()).direction, is_calibrated))
-        return 0
+    def record(preset, rescale):
+        return SimpleNamespace(main=lambda arguments: seen.append((preset, rescale, arguments)))
 
-    monkeypatch.setattr(open_clip_main, "main", record)
-    assert main(["imgnorm-i2t", "--no-calibrate", "--", "--model", "ViT-B-32", "--", "x"]) == 0
-    assert main(["nonorm-t2i", "--", "--model", "RN50"]) == 0
-    assert seen == [(["--model", "ViT-B-32", "--", "x"], "i2t", False), (["--model", "RN50"], "t2i", True)]
+    monkeypatch.setattr("st_magnitude.clip.__main__.training_program", record)
+    main(["imgnorm-i2t", "--no-rescale", "--", "--model", "ViT-B-32", "--", "x"])
+    main(["nonorm-t2i", "--", "--model", "RN50"])
+    assert seen == [
+        ("imgnorm-i2t", False, ["--model", "ViT-B-32", "--", "x"]),
+        ("nonorm-t2i", True, ["--model", "RN50"]),
+    ]
     for wrong, message in (
         (["imgnorm-i2t", "--model"], "--model"),
         (["imgnorm-i2t"], "follow after"),
@@ -255,9 +214,10 @@ def test_the_command_line(monkeypatch, capsys, local_dir):
         assert message in capsys.readouterr().err
 
 
-def test_without_webdataset(monkeypatch):
-    monkeypatch.setitem(sys.modules, "open_clip_train.main", None)
-    with pytest.raises(ImportError, match=r'training loop cannot be imported.*pip install "st-magnitude\[clip\]"'):
+def test_a_program_without_what_we_replace(monkeypatch):
+    """As without webdataset, or in open_clip 4, whose program has no create_loss."""
+    monkeypatch.setitem(sys.modules, "open_clip_train.params", None)
+    with pytest.raises(ImportError, match=r'cannot be used.*pip install "open_clip_torch\[training\]<4"'):
         main(["norm-sym", "--", "--model", "ViT-B-32"])
 
 
@@ -297,8 +257,7 @@ def test_the_whole_training_program(local_dir, tmp_path):
 
     checkpoint = tmp_path / "logs" / "run" / "checkpoints" / "epoch_1.pt"
     state = torch.load(checkpoint)["state_dict"]
-    with patched("imgnorm-i2t"):
-        model, *_ = open_clip_main.create_model_and_transforms(f"local-dir:{local_dir}", output_dict=True)
+    model = training_program("imgnorm-i2t").create_model_and_transforms(f"local-dir:{local_dir}", output_dict=True)[0]
     model.load_state_dict(state)
     model.eval()
     inputs = torch.randn(5, 3, 16, 16), torch.randint(1, 49407, (5, 8))
@@ -312,7 +271,7 @@ def test_the_whole_training_program(local_dir, tmp_path):
     image, text = torch.load(files[1])
     torch.testing.assert_close(image, out["image_features"])
     torch.testing.assert_close(text, out["text_features"])
-    assert 0.5 < image.norm(dim=1).mean() < 2  # calibrated, then trained
+    assert 0.5 < image.norm(dim=1).mean() < 2  # rescaled, then trained
 
 
 # --- sentence-transformers' own CLIP ----------------------------------------------------------------------------------
