@@ -11,8 +11,8 @@ from st_magnitude._lazy import lazy_names
 
 if TYPE_CHECKING:
     from st_magnitude import clip, geometry, revela
-    from st_magnitude.commands.compare.config import CompareConfig
-    from st_magnitude.commands.compare.run import compare
+    from st_magnitude.comparison.config import CompareConfig
+    from st_magnitude.comparison.run import compare
     from st_magnitude.corpus.encoder import Encoder
     from st_magnitude.corpus.encoding import encode_corpus
     from st_magnitude.diagnosis.diagnose import diagnose

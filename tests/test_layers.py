@@ -19,6 +19,7 @@ LAYERS = (
     ("losses", "training", "surgery", "data", "corpus"),
     ("clip", "revela", "evaluation"),
     ("diagnosis", "serving", "mteb", "finetune"),
+    ("comparison",),
     ("commands",),
     ("__init__", "__main__"),
 )

@@ -21,21 +21,16 @@ def report(
     compression: Annotated[
         Path | None, typer.Option(help="The compression.csv that 'compress --output' writes.")
     ] = None,
-    comparison: Annotated[
-        Path | None, typer.Option(help="The folder, or the compare.json, that 'compare --output' writes.")
-    ] = None,
     title: Annotated[str | None, typer.Option(help="Title of the page; default: the name of the model.")] = None,
 ) -> Figures:
     """Make one HTML page from a diagnosis and other results.
 
-    A training log, a compression table and a comparison of losses can be added. No model is loaded. The page is one
+    A training log and a compression table can be added. No model is loaded. The page is one
     HTML file that needs no other file and no network. This command needs the extra "plot".
     """
     check_folder(output)
-    from st_magnitude.commands.compare.result import CompareResult
     from st_magnitude.diagnosis.report import write_report
 
-    more = [] if comparison is None else [CompareResult.load(comparison).section()]
-    page = write_report(diagnosis, output, log=log, compression=compression, title=title, more=more)
+    page = write_report(diagnosis, output, log=log, compression=compression, title=title)
     typer.echo(f"Saved {page}.")
     return {"report": str(page), "pictures": sorted(str(picture) for picture in page.parent.glob("*.png"))}

@@ -14,7 +14,6 @@ from st_magnitude._checks import positive
 from st_magnitude._config import (
     BatchSize,
     Bf16,
-    MaxLength,
     MiniBatchSize,
     Negatives,
     check_ranges,
@@ -31,7 +30,7 @@ SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600}
 
 @dataclass(frozen=True)
 class Budget:
-    """What a comparison may spend: seconds, or training steps of all candidates together.
+    """The seconds that a comparison may take, or the training steps of all its candidates together.
 
     Example:
         >>> Budget.parse("2h"), Budget.parse("500 steps")
@@ -82,7 +81,7 @@ class CompareConfig:
     ] = "30m"
     losses: Annotated[
         Sequence[str] | None,
-        words(f"Losses to try beside plain cosine: {', '.join(LOSSES)}; default: all.", "NAME,NAME,..."),
+        words(f"Losses to try besides plain cosine: {', '.join(LOSSES)}; default: all.", "NAME,NAME,..."),
     ] = None
     temperatures: Annotated[
         Sequence[float] | None,
@@ -101,7 +100,10 @@ class CompareConfig:
     batch_size: BatchSize = 32
     mini_batch_size: MiniBatchSize = None
     negatives: Negatives = None
-    max_length: MaxLength = None
+    max_length: Annotated[
+        int | None,
+        typer.Option(min=1, help="Number of tokens of a text in training; searches read what the model reads."),
+    ] = None
     dim: Annotated[
         int | None,
         typer.Option(min=1, help="Dimensions of an embedding that the index and every search keep; default: all."),
@@ -109,7 +111,7 @@ class CompareConfig:
     bf16: Bf16 = None
     split: Annotated[str, typer.Option(help="Split of the qrels to train on.")] = "train"
     dev_split: Annotated[
-        str, typer.Option(help="Split that chooses; default: held-out queries of the training split.")
+        str, typer.Option(help="Split that candidates are ranked on; default: held-out queries of the training split.")
     ] = "dev"
     test_split: Annotated[
         str, typer.Option(help="Split that is read once, at the end; default: as for --dev-split.")
@@ -121,12 +123,6 @@ class CompareConfig:
             min=2, help="Largest number of documents of a search: the judged ones and a sample of the others."
         ),
     ] = 5000
-    ray: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ADDRESS", help="Ray cluster whose workers train: an address, auto, or local for this machine."
-        ),
-    ] = None
     seed: Annotated[int, typer.Option(help="Seed for the splits, the order of the pairs, dropout and bootstrap.")] = 0
 
     def __post_init__(self) -> None:

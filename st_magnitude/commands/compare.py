@@ -1,0 +1,35 @@
+"""``st-magnitude compare``: which loss to train with on your data, within a budget."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from st_magnitude.commands.core import Data, Figures, check_folder, command, say
+from st_magnitude.comparison.config import CompareConfig
+
+
+@command()
+def compare(
+    *,
+    data: Data,
+    model: Annotated[str, typer.Option(help="Folder or hub id of the SentenceTransformer to start from.")],
+    output: Annotated[Path, typer.Option(help="New folder for the winning model, tables and curves.")],
+    settings: CompareConfig,
+) -> Figures:
+    """Find out which loss to train with on your data.
+
+    Trains candidates on your data within a budget, stops those that fall behind, and measures the best one, plain
+    cosine and the pretrained model on the test split. Give the same command again to continue a run that was stopped,
+    or on other machines with the same output to share the work. This command needs the extra "compare".
+    """
+    check_folder(output)
+    from st_magnitude.comparison.run import compare as run
+
+    result = run(model, data, output, settings, say=say)
+    for part in result.tables():
+        say(part) if isinstance(part, str) else typer.echo(f"\n{part.to_text()}\n")
+    say(f"Saved to {output}: model/, train_winner.py, compare.md, compare.json.")
+    return result.to_dict()

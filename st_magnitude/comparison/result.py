@@ -1,0 +1,173 @@
+"""The result of a comparison: the recommendation, tables, and the curves of the candidates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from st_magnitude.comparison.candidates import Candidate
+from st_magnitude.result import Result, Table, interval
+
+__all__ = ["CompareResult", "Entry", "OnTest"]
+
+Gain = tuple[float, float, float]  # a difference of nDCG@10 with its interval, paired bootstrap over queries at 95 %
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A candidate and its measurements on dev."""
+
+    candidate: Candidate
+    curve: list[tuple[int, float]]  # steps and nDCG@10 of every rung; nan if training diverged
+    exponent: float  # of documents, the best one on dev; 1 is cosine
+    seconds: float
+
+    @property
+    def name(self) -> str:
+        return self.candidate.name
+
+    @property
+    def steps(self) -> int:
+        return self.curve[-1][0]
+
+    @property
+    def score(self) -> float:
+        """nDCG@10, or less than any if training diverged."""
+        return -math.inf if math.isnan(self.curve[-1][1]) else self.curve[-1][1]
+
+
+@dataclass(frozen=True)
+class OnTest:
+    """nDCG@10 on the test split of "pretrained", plain cosine and the first candidate on dev, by name."""
+
+    queries: int
+    documents: int
+    ndcg: dict[str, float]
+    over_pretrained: dict[str, Gain]
+    over_cosine: Gain | None  # of the first candidate on dev; None if that is plain cosine
+
+
+@dataclass(frozen=True)
+class CompareResult(Result):
+    """The result of `stm.compare`.
+
+    Attributes:
+        model: Name of the pretrained model.
+        candidates: The candidates, the best first: those with more steps, then those with the higher nDCG@10 on dev.
+        test: The test split, on which two or three models were measured.
+        pretrained: nDCG@10 on dev of the pretrained model.
+        dev_queries: Number of dev queries.
+        left_out: Number of candidates for which there was no time.
+        budget: The given budget, such as "30 min".
+        notes: Sentences about the data.
+    """
+
+    model: str
+    candidates: list[Entry]
+    test: OnTest
+    pretrained: float
+    dev_queries: int
+    left_out: int
+    budget: str
+    notes: list[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures, for JSON."""
+        found = {"winner": self.winner.name, "recommendation": self.recommendation, "clear_difference": self.is_clear}
+        found |= super().to_dict()
+        for plain, entry in zip(found["candidates"], self.candidates, strict=True):
+            plain["name"] = entry.name
+        return found
+
+    @property
+    def first(self) -> Entry:
+        """The candidate with the highest nDCG@10 on dev after the last rung; of several, plain cosine."""
+        return self.candidates[0]
+
+    @property
+    def cosine(self) -> Entry:
+        """Plain cosine at its own best temperature on dev."""
+        return next(entry for entry in self.candidates if entry.candidate.is_plain_cosine)
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the first on dev is another candidate than plain cosine and clearly better on the test split."""
+        return self.test.over_cosine is not None and self.test.over_cosine[1] > 0
+
+    @property
+    def winner(self) -> Entry:
+        """The recommended candidate, whose model is in ``output/model``: the first if it is clear, else cosine."""
+        return self.first if self.is_clear else self.cosine
+
+    @property
+    def recommendation(self) -> str:
+        """The loss to train with, in a few sentences."""
+        name, gain, over_cosine = self.winner.name, self.test.over_pretrained[self.winner.name], self.test.over_cosine
+        found = [f"Use {name}." if gain[2] >= 0 else f"Keep the pretrained model. The best candidate is {name}."]
+        if over_cosine is None:
+            found.append("No other candidate has a higher nDCG@10 on dev.")
+        else:
+            low, high = over_cosine[1:]
+            verdict = "a clear gain" if low > 0 else "a clear loss" if high < 0 else "no clear difference"
+            found.append(
+                f"On the test split, {self.first.name}, the first on dev, changes nDCG@10 by {interval(over_cosine)} "
+                f"against {self.cosine.name}: {verdict}."
+            )
+        verdict = "clearly better" if gain[1] > 0 else "clearly worse" if gain[2] < 0 else "not clearly better"
+        found.append(f"{name} is {verdict} than the pretrained model: {interval(gain)} on the test split.")
+        exponent = self.winner.exponent
+        if exponent == 1:
+            found.append("It is scored by cosine, so every server and database serves it.")
+        else:
+            how = "by dot" if exponent == 0 else f"at document exponent {exponent:.2f}, with stm.load"
+            found.append(f"It is scored {how}: docs/serving.md lists servers and databases that keep norms.")
+        if self.left_out:
+            number = self.left_out + len(self.candidates)
+            found.append(f"The time was up before {self.left_out} of {number} candidates.")
+        return " ".join(found)
+
+    def tables(self) -> Iterable[Table | str]:
+        """The test split, the candidates of the last rung with the best of every other loss, and the recommendation."""
+        test, shown, seen = self.test, [], set()
+        for entry in self.candidates:
+            c = entry.candidate
+            if entry.steps == self.first.steps or c.loss not in seen:
+                score = entry.score if math.isfinite(entry.score) else "diverged"
+                numbers = (f"{c.temperature:g}", f"{c.learning_rate:g}", f"{c.sigreg:g}" if c.sigreg else "-")
+                shown.append((c.loss, *numbers, entry.steps, score, f"{entry.exponent:.2f}", round(entry.seconds)))
+            seen.add(c.loss)
+        return [
+            Table(
+                ("model", "nDCG@10", "minus pretrained [95 %]"),
+                [(name, score, test.over_pretrained.get(name)) for name, score in test.ndcg.items()],
+                f"Test split, {test.queries:,} queries, {test.documents:,} documents",
+            ),
+            Table(
+                ("loss", "tau", "lr", "SIGReg", "steps", "nDCG@10", "exponent", "seconds"),
+                shown,
+                f"Dev split, {self.dev_queries:,} queries, pretrained {self.pretrained:.4f}: candidates of the last "
+                "rung, and the best of every other loss",
+            ),
+            self.recommendation,
+        ]
+
+    def paint(self, axis: Any) -> None:
+        """nDCG@10 on dev by steps, a line for each candidate, with the pretrained model as a dotted line."""
+        losses = list(dict.fromkeys(entry.candidate.loss for entry in self.candidates))
+        for entry in self.candidates[::-1]:
+            is_winner = entry == self.winner
+            style = {"linewidth": 2.5, "zorder": 3} if is_winner else {"linewidth": 0.9, "alpha": 0.6}
+            x, y = zip(*entry.curve, strict=True)
+            axis.plot(x, y, f"C{losses.index(entry.candidate.loss)}o-", markersize=5 if is_winner else 3, **style)
+        for i, name in enumerate(losses):
+            axis.plot([], [], f"C{i}o-", label=name)
+        axis.axhline(self.pretrained, color="grey", linestyle=":", linewidth=1)
+        rungs = sorted({steps for entry in self.candidates for steps, _ in entry.curve})
+        axis.set_xscale("log")
+        axis.set_xticks(rungs, [f"{steps:,}" for steps in rungs])
+        axis.minorticks_off()
+        axis.set_xlabel("steps")
+        axis.set_ylabel("nDCG@10 on dev")
+        axis.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=5, columnspacing=1.2)

@@ -1,0 +1,439 @@
+"""``stm.compare``: which loss to train with, by one Optuna study that several processes may share."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from _tiny import load_transformer, save_transformer
+from sentence_transformers import SentenceTransformer
+
+import st_magnitude as stm
+from st_magnitude.comparison import run as run_module
+from st_magnitude.comparison.candidates import Candidate, Costs, cost, grids, least_steps, plan, rungs_of
+from st_magnitude.comparison.config import Budget
+from st_magnitude.comparison.data import make_splits, read_splits
+from st_magnitude.comparison.result import CompareResult, Entry, OnTest
+from st_magnitude.comparison.trial import Setup
+from st_magnitude.data.retrieval import DataError, RetrievalData
+from st_magnitude.finetune.comparison import own_ndcg
+
+optuna = pytest.importorskip("optuna")
+
+THINGS = "bread bicycle cat tomato sofa wine carpet tea leaf autumn river bridge horse piano lamp forest engine doctor"
+PLACES = "kitchen garden cellar harbour market library station castle meadow office"
+CORPUS = {f"{t}-{p}": f"A {t} was left in the {p}." for t in THINGS.split() for p in PLACES.split()}
+QUERIES = {key: "who saw the {} at the {}?".format(*key.split("-")) for key in CORPUS}
+SMALL = stm.CompareConfig(
+    budget="400 steps",
+    epochs=1,
+    losses=["qnorm"],
+    temperatures=[0.05, 0.1],
+    learning_rates=[0.03],
+    sigreg=[0],
+    batch_size=8,
+)
+
+
+def part(first: int, step: int = 3) -> RetrievalData:
+    """Every third query, with the whole corpus."""
+    chosen = list(QUERIES)[first::step]
+    return RetrievalData({q: QUERIES[q] for q in chosen}, CORPUS, {q: {q} for q in chosen})
+
+
+def quiet(line: str) -> None:
+    pass
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    place = tmp_path_factory.mktemp("data")
+    replace(part(0), queries=QUERIES).save(place, "train")
+    for name, data in (("dev", part(1)), ("test", part(2))):
+        data.save_qrels(place / "qrels" / f"{name}.tsv")
+    return place
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory, static_parts):
+    from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+
+    tokenizer, weights = static_parts
+    place = tmp_path_factory.mktemp("static")
+    SentenceTransformer(
+        modules=[StaticEmbedding(tokenizer, embedding_weights=weights[:, :32].clone())], device="cpu"
+    ).save_pretrained(str(place))
+    return str(place)
+
+
+# --- the plan ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("candidates", [2, 3, 10, 20, 80])
+@pytest.mark.parametrize("costs", [Costs(), Costs(1.0, 8.0), Costs(0.01, 2.0)])
+def test_a_plan_spends_its_budget(candidates, costs):
+    least = cost(candidates, least_steps(candidates, 10**6), costs)
+    for amount in (least, 1.5 * least, 4 * least):
+        steps = plan(candidates, amount, costs, 10**6)
+        assert cost(candidates, steps, costs) <= amount * (1 + 1e-9) < cost(candidates, steps + 1, costs)
+        assert steps >= least_steps(candidates, 10**6)
+        rungs = rungs_of(candidates, steps)
+        assert rungs[0] >= 20
+        assert steps - 3 ** len(rungs) < rungs[-1] <= steps
+
+
+@pytest.mark.parametrize("config", [stm.CompareConfig(), SMALL, stm.CompareConfig(sigreg=[0.1], losses=["dot"])])
+def test_every_loss_has_the_same_settings_and_plain_cosine_comes_first(config):
+    for grid in grids(config, is_static=True):
+        plain = [(c.temperature, c.learning_rate) for c in grid if c.is_plain_cosine]
+        assert all(c.is_plain_cosine for c in grid[: len(plain)])
+        for kind in {(c.loss, c.sigreg) for c in grid}:
+            assert {(c.temperature, c.learning_rate) for c in grid if (c.loss, c.sigreg) == kind} == set(plain)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"losses": ["q-norm"]}, "losses has 'q-norm'. Did you mean 'qnorm'?"),
+        ({"budget": "soon"}, "such as '30m', '2h' or '500 steps'; got 'soon'"),
+        ({"temperatures": [0.0]}, "temperatures must be a positive number; got 0.0"),
+        ({"sigreg": [-1.0]}, "sigreg must be weights of at least 0"),
+        ({"dim": 0}, "dim must be at least 1, got 0"),
+    ],
+)
+def test_settings_are_checked(settings, message):
+    with pytest.raises(ValueError, match=message.replace("?", r"\?").replace("(", r"\(")):
+        stm.CompareConfig(**settings)
+
+
+# --- the data ---------------------------------------------------------------------------------------------------------
+
+
+def test_missing_splits_are_held_out_of_the_training_queries(folder):
+    config = stm.CompareConfig(documents=100)
+    splits = make_splits(RetrievalData(QUERIES, CORPUS, {q: {q} for q in QUERIES}), config)
+    queries = [set(data.queries) for data in (splits.train, splits.dev, splits.test)]
+    assert [len(part) for part in queries] == [116, 36, 28]
+    assert set.union(*queries) == QUERIES.keys()
+    assert len(splits.dev.corpus) == len(splits.test.corpus) == 100
+    assert "There is no dev split, so 36 of the training queries are held out for it." in splits.notes
+    assert "The dev split has 36 queries, on which differences" in splits.notes[2]
+    given = read_splits(folder, stm.CompareConfig())
+    assert given == read_splits(folder, stm.CompareConfig())
+    assert (given.dev.queries, given.test.queries) == (part(1).queries, part(2).queries)
+    assert not given.notes
+
+
+@pytest.mark.parametrize(
+    ("dev", "message"),
+    [
+        (part(0), "60 queries of the dev split are also trained on, such as"),
+        (part(2), "60 queries of the test split are also in the dev split"),
+        (RetrievalData({"x": "who?"}, {"d": "he"}, {}), "None of the 1 queries has a relevant document"),
+        (RetrievalData({"x": "who?"}, {"d": "he"}, {"x": {"d"}}), "Every document of the dev split is relevant"),
+    ],
+)
+def test_data_that_cannot_rank_is_refused(dev, message):
+    with pytest.raises(DataError, match=message):
+        make_splits(part(0), stm.CompareConfig(), dev, part(2))
+
+
+# --- one training run -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def setup(folder, model_path):
+    return Setup.of(model_path, read_splits(folder, SMALL), SMALL)
+
+
+def trained(setup, candidate, rungs, folder, goes_on=lambda steps: True):
+    """nDCG@10 on dev and the exponent by steps, of a candidate that is saved."""
+    curve = {}
+
+    def measured(steps, ndcg, exponent):
+        curve[steps] = ndcg, exponent
+        return goes_on(steps)
+
+    setup.train(candidate, rungs, measured, folder)
+    return curve
+
+
+def test_a_candidate_is_measured_at_every_rung_and_ends_where_it_is_behind(setup, tmp_path):
+    candidate = Candidate("qnorm", 0.05, 0.03)
+    whole = trained(setup, candidate, [3, 9, 27], tmp_path / "whole")
+    ended = trained(setup, candidate, [3, 9, 27], tmp_path / "ended", goes_on=lambda steps: steps < 9)
+    assert list(whole) == [3, 9, 27]
+    assert ended == {steps: whole[steps] for steps in (3, 9)}
+    assert not (tmp_path / "ended").exists()
+    alone = trained(setup, candidate, [27], tmp_path / "alone")
+    assert alone[27] == whole[27]  # measurements on the way change nothing
+    model = stm.load(str(tmp_path / "whole"))
+    assert own_ndcg(model, setup.dev).mean() == pytest.approx(whole[27][0], abs=1e-9)
+
+
+def test_a_candidate_that_diverges_is_measured_as_such(setup, tmp_path):
+    curve = trained(setup, Candidate("qnorm", 0.05, 1e38), [3], tmp_path / "model", goes_on=lambda steps: False)
+    assert math.isnan(curve[3][0])
+
+
+def test_a_shorter_index_is_what_every_search_has_and_training_has_all_dimensions(folder, model_path, tmp_path):
+    config = replace(SMALL, dim=8)
+    setup, candidate = Setup.of(model_path, read_splits(folder, config), config), Candidate("tempaggmrl", 0.05, 0.03)
+    assert candidate.settings(config, setup.base, 3).dims == [8, 16, 32]
+    curve = trained(setup, candidate, [3], tmp_path / "model")
+    model = stm.load(str(tmp_path / "model"))
+    assert model.truncate_dim == model.get_embedding_dimension() == 8
+    with model.truncate_embeddings(None):
+        whole = setup.dev.encode(model)
+    prefix = whole.prefix(8)
+    assert curve[3][0] == pytest.approx(prefix.ndcg(prefix.top(stm.COSINE)).mean(), abs=1e-9)
+    assert curve[3][0] != pytest.approx(whole.ndcg(whole.top(stm.COSINE)).mean(), abs=1e-9)
+
+
+def test_max_length_limits_training_alone(folder, tmp_path):
+    model, config, lengths = load_transformer(save_transformer(tmp_path / "tiny")), replace(SMALL, max_length=4), []
+    model.max_seq_length = 24
+    setup = Setup.of(model, read_splits(folder, config), config)
+    trainer = setup.trainer(Candidate("cosine", 0.05, 1e-3), 4, tmp_path)
+    trainer.model.register_forward_pre_hook(lambda _, inputs: lengths.append(inputs[0]["input_ids"].shape[1]))
+    trainer.train()
+    assert max(lengths) == 4
+    assert setup.base.max_seq_length == 24
+    curve = trained(setup, Candidate("cosine", 0.05, 1e-3), [2, 6], tmp_path / "model")
+    model = stm.load(str(tmp_path / "model"))
+    assert model.max_seq_length == 24
+    assert own_ndcg(model, setup.dev).mean() == pytest.approx(curve[6][0], abs=1e-9)
+    model.max_seq_length = 4
+    assert own_ndcg(model, setup.dev).mean() != pytest.approx(curve[6][0], abs=1e-9)
+
+
+# --- the comparison ---------------------------------------------------------------------------------------------------
+
+# Ten candidates in two rungs, for 8 of 32 dimensions
+OPTIONS = ["--temperatures", "0.02,0.1", "--sigreg", "0", "--learning-rates", "0.03"]
+OPTIONS += ["--batch-size", "4", "--epochs", "2", "--dim", "8", "--budget", "400 steps"]
+
+CHILD = """
+import os, signal, sys
+from st_magnitude.comparison.trial import Setup
+train, seen = Setup.train, []
+def counted(self, candidate, *arguments):
+    if len(seen) == int(sys.argv[1]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    seen.append(candidate)
+    print("trains", candidate.name, flush=True)
+    return train(self, candidate, *arguments)
+Setup.train = counted
+from st_magnitude.commands.app import app
+app(sys.argv[2:])
+"""
+
+
+def start(stop_after, *arguments):
+    """The command in a process of its own, which is killed when it begins one more training run than that."""
+    command = [sys.executable, "-c", CHILD, str(stop_after), *map(str, arguments)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "80"}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+@pytest.fixture(scope="module")
+def finished(folder, model_path, tmp_path_factory):
+    """A comparison by the command whose process was killed in its fourth training run, and continued by two others."""
+    output = tmp_path_factory.mktemp("runs") / "compare"
+    command = ["compare", "--data", folder, "--model", model_path, "--output", output, *OPTIONS]
+    killed = start(3, *command)
+    said = list(killed.communicate())
+    assert killed.returncode == -signal.SIGKILL, said
+    both = [start(99, *command, "--json"), start(99, *command, "--json")]
+    said += [text for process in both for text in process.communicate()]
+    assert [process.returncode for process in both] == [0, 0], said
+    return output, json.loads(said[2]), said
+
+
+@pytest.mark.slow
+def test_processes_share_one_study_and_each_candidate_is_trained_once(finished):
+    output, figures, said = finished
+    trained = [line for text in said for line in text.splitlines() if line.startswith("trains")]
+    assert len(trained) == len(set(trained)) == 10
+    assert min(text.count("trains ") for text in (said[0], said[3], said[5])) > 0
+    assert figures == json.loads(said[4]) == json.loads((output / "compare.json").read_text())
+    assert "Continuing after 3 training runs." in said[3]
+
+
+@pytest.mark.slow
+def test_the_output(finished):
+    output, figures, said = finished
+    assert {path.name for path in output.iterdir()} - {".lock"} == {
+        *("model", "compare.json", "compare.md", "compare-curves.png", "train_winner.py", "study.log")
+    }
+    assert {entry["curve"][-1][0] for entry in figures["candidates"]} == {10, 30}  # some stopped at the first rung
+    lines = said[3].splitlines()
+    assert [line for line in lines if len(line) > 80 and str(output) not in line] == []
+
+
+@pytest.mark.slow
+def test_plain_cosine_at_its_best_temperature_is_the_control(finished):
+    found = [entry for entry in finished[1]["candidates"] if Candidate(**entry["candidate"]).is_plain_cosine]
+    curves = [dict(entry["curve"]) for entry in found]
+    assert len(curves) == 2
+    assert 30 in curves[0]
+    assert all(curves[0][max(curve)] >= curve[max(curve)] for curve in curves)
+
+
+@pytest.mark.slow
+def test_the_saved_model_is_the_winner_and_its_figures_are_those_of_the_test_split(finished, folder, model_path):
+    output, figures, _ = finished
+    for path, name in ((output / "model", figures["winner"]), (model_path, "pretrained")):
+        model = stm.load(str(path), truncate_dim=8)
+        assert own_ndcg(model, part(2)).mean() == pytest.approx(figures["test"]["ndcg"][name], abs=1e-9)
+    assert stm.load(str(output / "model")).truncate_dim == 8
+
+
+@pytest.mark.slow
+def test_the_script_trains_the_winner_again(finished):
+    source = (finished[0] / "train_winner.py").read_text()
+    exec(compile(source, "train_winner.py", "exec"), {})
+    again, before = (stm.load(str(finished[0] / name)) for name in ("again", "model"))
+    assert again.truncate_dim == before.truncate_dim == 8
+    weights = again.state_dict()
+    assert all(torch.equal(weights[name], value) for name, value in before.state_dict().items())
+
+
+@pytest.mark.slow
+def test_a_finished_comparison_is_not_overwritten(finished, folder, model_path):
+    with pytest.raises(FileExistsError, match="holds a finished comparison"):
+        stm.compare(model_path, folder, finished[0], SMALL)
+
+
+def test_a_comparison_in_memory_is_interrupted_and_continued(model_path, tmp_path, monkeypatch):
+    train, seen, lines = Setup.train, [], []
+
+    def stop_at_third(self, candidate, *arguments):
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+        seen.append(candidate.name)
+        return train(self, candidate, *arguments)
+
+    monkeypatch.setattr(Setup, "train", stop_at_third)
+    model, data = SentenceTransformer(model_path, device="cpu"), {"dev": part(1), "test": part(2)}
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(KeyboardInterrupt, match="Give the same command again"):
+        stm.compare(model, part(0), tmp_path / "out", SMALL, **data, say=quiet)
+    monkeypatch.setattr(Setup, "train", lambda self, c, *a: seen.append(c.name) or train(self, c, *a))
+    with pytest.raises(FileExistsError, match=r"other settings: batch_size \(8 there, 4 now\)"):
+        stm.compare(model, part(0), tmp_path / "out", replace(SMALL, batch_size=4), **data, say=quiet)
+
+    def again():
+        return SentenceTransformer(model_path, device="cpu")
+
+    result = stm.compare(again, part(0), tmp_path / "out", SMALL, **data, say=lines.append)
+    assert lines[0] == "Continuing after 3 training runs."
+    assert seen == [candidate.name for candidate in grids(SMALL, is_static=True)[0]]  # each of the four once
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert len(result.candidates) == 4
+
+
+# --- the budget -------------------------------------------------------------------------------------------------------
+
+
+def test_a_time_is_met_to_one_training_run(folder, model_path, tmp_path, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(run_module.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(Setup, "time", lambda *_: (Costs(step=0.1, search=1.0), 1.0))
+    train = Setup.train
+
+    def slow(self, candidate, rungs, *arguments):
+        clock[0] += 3 * (0.1 * rungs[-1] + 1.0)  # three times as slow as planned
+        return train(self, candidate, rungs, *arguments)
+
+    monkeypatch.setattr(Setup, "train", slow)
+    config = replace(SMALL, budget="70s", epochs=100)
+    result = stm.compare(model_path, folder, tmp_path / "out", config, say=quiet)
+    last = (clock[0]) / len(result.candidates)
+    assert result.left_out == 2
+    assert clock[0] - last < 70 < clock[0] + 15
+    assert "The time was up before 2 of 4 candidates." in result.recommendation
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"budget": "20 steps"}, "A budget of 20 steps is too small: 4 candidates need --budget '28 steps' at least"),
+        ({"budget": "1s"}, "A budget of 1 s is too small: 4 candidates need --budget '.*m' at least"),
+        ({"max_length": 8}, "reads texts of any number of tokens"),
+        ({"dim": 33}, "dim is 33, and the embeddings of this model have 32 dimensions; give at most that"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_any_search(folder, model_path, tmp_path, monkeypatch, change, message):
+    monkeypatch.setattr(RetrievalData, "encode", lambda *_, **__: pytest.fail("it has searched"))
+    with pytest.raises(ValueError, match=message):
+        stm.compare(model_path, folder, tmp_path / "out", replace(SMALL, **change), say=quiet)
+
+
+def test_other_files_and_several_ranks_are_refused(folder, model_path, tmp_path, monkeypatch):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match="is not empty"):
+        stm.compare(model_path, folder, tmp_path, SMALL)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="one process"):
+        stm.compare(model_path, folder, tmp_path / "out", SMALL)
+
+
+def test_without_optuna_the_extra_is_named(folder, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(ImportError, match="compare needs optuna"):
+        stm.compare("anything", folder, tmp_path / "out", SMALL)
+
+
+# --- the verdict ------------------------------------------------------------------------------------------------------
+
+CLEAR, LEVEL, LOSS = (0.02, 0.01, 0.03), (0.01, -0.01, 0.03), (-0.03, -0.04, -0.01)
+
+
+def result_with(first, over_cosine, over_pretrained=CLEAR, exponent=0.0):
+    entries = {
+        "qnorm": Entry(Candidate("qnorm", 0.02, 2e-5), [(33, 0.4), (100, 0.5)], exponent, 10.0),
+        "cosine": Entry(Candidate("cosine", 0.02, 2e-5), [(33, 0.4), (100, 0.5)], 1.0, 10.0),
+    }
+    ranked = sorted(entries.values(), key=lambda entry: entry.candidate.loss != first)
+    names = [entry.name for entry in ranked][: 2 if over_cosine else 1]
+    ndcg, gains = dict.fromkeys(["pretrained", *names], 0.5), dict.fromkeys(names, over_pretrained)
+    test = OnTest(300, 5000, ndcg, gains, over_cosine)
+    return CompareResult("base", ranked, test, 0.4, 100, 0, "30 min", [])
+
+
+@pytest.mark.parametrize(
+    ("result", "says"),
+    [
+        (result_with("qnorm", CLEAR), "Use qnorm tau=0.02 lr=2e-05. On the test split,"),
+        (
+            result_with("qnorm", CLEAR),
+            "changes nDCG@10 by +0.0200 [+0.0100, +0.0300] against cosine tau=0.02 lr=2e-05: a clear gain.",
+        ),
+        (result_with("qnorm", LEVEL), "Use cosine tau=0.02 lr=2e-05. On the test"),
+        (result_with("qnorm", LEVEL), ": no clear difference."),
+        (result_with("qnorm", LOSS), ": a clear loss."),
+        (result_with("cosine", None), "No other candidate has a higher nDCG@10 on dev"),
+        (result_with("cosine", None), "cosine tau=0.02 lr=2e-05 is clearly better than the pretrained model: +0.02"),
+        (result_with("cosine", None, LEVEL), "is not clearly better than the pretrained model"),
+        (result_with("qnorm", CLEAR, LOSS), "Keep the pretrained model. The best candidate is qnorm"),
+        (result_with("cosine", None), "every server"),
+        (result_with("qnorm", CLEAR, exponent=0.5), "at document exponent 0.50, with stm.load: docs/serving.md"),
+    ],
+)
+def test_the_verdict(result, says):
+    assert says in result.recommendation
+
+
+def test_budgets_as_text():
+    assert [str(Budget.parse(text)) for text in ("90s", "30m", "2h", "1.5 h", "70 steps")] == [
+        *("90 s", "30 min", "120 min", "90 min", "70 steps")
+    ]
+    assert [Budget(x).rounded_up for x in (61.0, 3600.0)] == ["2m", "60m"]
