@@ -91,7 +91,8 @@ def mine(
         judge = CrossEncoder(cross_encoder)
     is_qrels = output.suffix == ".tsv"
     options = vars(settings) | ({"output_format": "triplet"} if is_qrels else {})
-    mined = mine_negatives(load_model(model, max_length), loaded, cross_encoder=judge, **options)
+    encode = {"batch_size": options.pop("batch_size"), "show_progress_bar": True}
+    mined = mine_negatives(load_model(model, max_length), loaded, cross_encoder=judge, encode=encode, **options)
     output.parent.mkdir(parents=True, exist_ok=True)
     if is_qrels:
         with_negatives(loaded, mined).save_qrels(output)
