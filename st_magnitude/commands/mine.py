@@ -101,6 +101,10 @@ def mine(
     else:
         mined.to_json(output)
     typer.echo(f"Saved {len(mined):,} rows in {output}.")
+    if "negative" in mined.column_names:
+        answers = {loaded.corpus[document] for grades in loaded.relevant.values() for document in grades}
+        share = sum(text not in answers for text in mined["negative"]) / max(len(mined), 1)
+        typer.echo(f"{share:.1%} of the negatives are relevant to none of the queries.")
     if output.parent == data / "qrels" and is_qrels:
         words = ["train", "--data", str(data), "--split", output.stem, "--negatives", str(settings.num_negatives)]
         typer.echo(f"Next: {shlex.join(['st-magnitude', *words, '--model', model, '--output', 'FOLDER'])}")

@@ -23,7 +23,7 @@ from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import EncodedTask, ndcg
 from st_magnitude.evaluation.metrics import scoring_of, share_interval
 from st_magnitude.geometry import norms
-from st_magnitude.result import Result, Table, to_plain
+from st_magnitude.result import Result, Table
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import normalizes_output
 

@@ -33,13 +33,6 @@ def invoke(*arguments):
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
-def test_options_are_arguments_of_mine_negatives():
-    arguments = inspect.signature(stm.mine_negatives).parameters
-    assert {field.name: field.default for field in fields(MiningConfig)} == {
-        field.name: arguments[field.name].default for field in fields(MiningConfig)
-    }
-
-
 def test_a_mined_split_trains(data, model_path, tmp_path):
     split = data / "qrels" / "mined.tsv"
     options = ("--never-relevant", 0.5, "--num-negatives", 2, "--min-queries", 1, "--similarity", "qnorm")
@@ -49,16 +42,17 @@ def test_a_mined_split_trains(data, model_path, tmp_path):
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout) == {"split": "train", "rows": 24, "output": str(split)}
     assert f"train --data {data} --split mined --negatives 2" in result.stderr
+    assert result.stderr.count("relevant to none of the queries") == 1
+    assert "Metric" not in result.stderr  # the table of mine_hard_negatives, once for each kind of negatives
 
     mined = RetrievalData.from_beir(data, "mined")
     expected = stm.mine_negatives(
         stm.load(model_path),
-        data,
+        RetrievalData.from_beir(data, "train"),
         similarity="qnorm",
         never_relevant=0.5,
         num_negatives=2,
         min_queries=1,
-        verbose=False,
     )
     assert {query: set(grades) for query, grades in mined.relevant.items()} == RELEVANT_DOCS
     for query, documents in mined.negatives.items():
