@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 import json
-from dataclasses import fields
 
 import pytest
 from conftest import CORPUS, QUERIES, RELEVANT_DOCS
@@ -13,7 +11,6 @@ from typer.testing import CliRunner
 
 import st_magnitude as stm
 from st_magnitude.commands.app import app
-from st_magnitude.commands.mine import MiningConfig
 from st_magnitude.data.retrieval import RetrievalData
 
 
