@@ -9,12 +9,12 @@ from typing import Any
 
 from st_magnitude._checks import needs
 
-__all__ = ["DARK", "LIGHT", "Picture", "Theme", "draw", "pyplot"]
+__all__ = ["DARK", "LIGHT", "Picture", "Theme", "draw", "ink", "key_above", "pyplot"]
 
 
 @dataclass(frozen=True)
 class Theme:
-    """Colors of a figure: of text, of axes and grid, and of the lines C0, C1, ..., of which the last is grey."""
+    """Colors of a figure: text, axes and grid, and the lines C0, C1, ..., of which the last is grey."""
 
     ink: str
     muted: str
@@ -46,7 +46,7 @@ class Theme:
             "axes.prop_cycle": cycler(color=self.lines),
             "axes.spines.top": False,
             "axes.spines.right": False,
-            "svg.hashsalt": "st-magnitude",  # so that the same figure gives the same file
+            "svg.hashsalt": "st-magnitude",  # the same figure gives the same file
         }
 
 
@@ -85,6 +85,18 @@ def draw(paint: Callable[[Any], None], size: tuple[float, float] = (4.8, 3.3)) -
             plt.close(figure)
             files.append(file.getvalue())
     return Picture(*files)
+
+
+def ink() -> str:
+    """The color of text in the theme that is set."""
+    from matplotlib import rcParams
+
+    return rcParams["text.color"]
+
+
+def key_above(axis: Any, columns: int = 2) -> None:
+    """A legend above the axes, where it hides nothing."""
+    axis.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=columns, borderaxespad=0.2, columnspacing=1.2)
 
 
 def pyplot() -> Any:

@@ -8,7 +8,7 @@ import pytest
 from _tiny import language_model
 
 ROOT = Path(__file__).parents[1]
-SLOW = ("compression.md", "norms.md", "report.md", "revela.md", "serving.md")
+SLOW = ("compression.md", "norms.md", "revela.md", "serving.md")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 LM_ID = "HuggingFaceTB/SmolLM2-135M"
 HUB_ID = "sentence-transformers/all-MiniLM-L6-v2"

@@ -19,12 +19,10 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 import st_magnitude as stm
-from st_magnitude import Diagnosis
 from st_magnitude.commands.app import app
 from st_magnitude.corpus.documents import read_documents
 from st_magnitude.corpus.encoding import load_embeddings
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.diagnosis.report import read_compression, read_log
 from st_magnitude.evaluation.trec import read_run
 from st_magnitude.revela import chunk
 
@@ -146,22 +144,6 @@ def test_tables_for_mteb(tmp_path: Path, data: st.DataObject, name: str) -> None
         assert len(task.dataset["test"])
 
 
-COMPRESSION = b"""dim,precision,rescoring,bytes_per_document,ndcg@10,retention
-384,float32,none,1536,0.5,1.0
-96,binary,query,12,0.4,0.8
-"""
-LOG = {"log_history": [{"step": 1, "loss": 2.0, "norm/query_mean": 1.0}, {"step": 2, "loss": 1.5}], "global_step": 2}
-
-
-@fuzz
-@given(damaged(COMPRESSION))
-def test_table_of_compression(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "compression.csv"
-    path.write_bytes(content)
-    for cell in read_or_refuse(read_compression, path) or []:
-        assert cell.bytes_per_document > 0
-
-
 ODD = st.sampled_from(
     [None, True, -1, 0, 1e308, 10**400, "", "inf", "nan", "../x", "<script>", [], {}, [[]], [None], {"a": 1}]
 )
@@ -185,24 +167,6 @@ def as_json(tree: Any) -> bytes:
     return json.dumps(tree).encode()
 
 
-@fuzz
-@given(damaged(as_json(LOG)) | changed(LOG).map(as_json))
-def test_log(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "trainer_state.json"
-    path.write_bytes(content)
-    for row in read_or_refuse(read_log, path) or []:
-        assert "step" in row
-
-
-@pytest.fixture(scope="module")
-def diagnosis() -> dict[str, Any]:
-    """A small one, as JSON."""
-    model = SentenceTransformer(modules=[BoW([f"w{i}" for i in range(12)])], device="cpu", similarity_fn_name="dot")
-    corpus = {f"d{i}": f"w{i % 12} w{i * 5 % 12} w{i * 7 % 12}" for i in range(40)}
-    queries = {f"q{i}": f"w{i}" for i in range(12)}
-    return stm.diagnose(model, queries, corpus, {f"q{i}": {f"d{i}"} for i in range(12)}, num_samples=100).to_dict()
-
-
 ENCODING = {"documents": 2, "shard_size": 1, "dimension": 2, "dtype": "float32", "role": "document", "model": "x"}
 
 
@@ -211,17 +175,6 @@ ENCODING = {"documents": 2, "shard_size": 1, "dimension": 2, "dtype": "float32",
 def test_record_of_embeddings(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "encoding.json").write_bytes(content)
     assert read_or_refuse(load_embeddings, tmp_path) is None  # there are no shards
-
-
-@fuzz
-@given(st.data())
-def test_diagnosis(tmp_path: Path, diagnosis: dict[str, Any], data: st.DataObject) -> None:
-    path = tmp_path / "diagnosis.json"
-    path.write_bytes(as_json(data.draw(changed(diagnosis))))
-    found = read_or_refuse(Diagnosis.load, path)
-    if found is not None:
-        str(found)
-        Diagnosis.from_dict(found.to_dict())
 
 
 OPTIONS = b"""batch-size: 8
@@ -310,13 +263,10 @@ def test_what_is_whole_is_read(tmp_path: Path, saved: Path) -> None:
         for name, content in files.items():
             (tmp_path / name).write_bytes(content)
     (tmp_path / "run").write_bytes(RUN)
-    (tmp_path / "table.csv").write_bytes(COMPRESSION)
-    (tmp_path / "log.json").write_bytes(as_json(LOG))
     (tmp_path / "options.yaml").write_bytes(OPTIONS)
     assert len(RetrievalData.from_beir(tmp_path).corpus) == 2
     assert all(list(read_documents(tmp_path / f"tea{suffix}")) for suffix in DOCUMENTS)
-    assert len(read_run(tmp_path / "run")) == len(read_compression(tmp_path / "table.csv")) == 2
-    assert len(read_log(tmp_path / "log.json")) == 2
+    assert len(read_run(tmp_path / "run")) == 2
     options = ["--config", str(tmp_path / "options.yaml"), "--data", str(tmp_path / "none"), "--model", "none"]
     assert "There is no folder" in CliRunner().invoke(app, ["train", *options]).output
     assert stm.load(saved).similarity_fn_name == "dot"

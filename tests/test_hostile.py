@@ -171,7 +171,6 @@ def test_commands_write_into_their_output_and_nowhere_else(tmp_path) -> None:
         "calibrate out/trained --data data --split dev --output out/calibrated",
         "diagnose out/trained --data data --split dev --output out/diagnosis",
         "compress out/trained --data data --split dev --output out/compression",
-        "report out/diagnosis/diagnosis.json --log out/trained --output out/report",
     ]
     scratch = tmp_path / "scratch"
     scratch.mkdir()

@@ -16,6 +16,7 @@ from sentence_transformers.sentence_transformer.evaluation import InformationRet
 from torch.utils.data import DataLoader
 
 import st_magnitude as stm
+from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.modules import ExponentNorm
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -117,7 +118,7 @@ def test_truncate_dim_gives_what_every_evaluator_reports(task, static_model, gam
         modules=[static_model[0], ExponentNorm(1.0, gamma)], similarity_fn_name="dot", device="cpu"
     )
     reported = stm.CompressionEvaluator(**task, dims=DIMS, precisions=["float32"])(model)
-    diagnosed = stm.diagnose(model, *task.values(), num_samples=10, show_progress_bar=False)
+    diagnosed = stm.diagnose(model, RetrievalData(*task.values()), num_samples=10)
     cells = {cell.dim: cell.ndcg for cell in diagnosed.cells if cell.precision == "float32"}
     for dim in DIMS:
         expected = divided(raw[:, :dim], gamma)

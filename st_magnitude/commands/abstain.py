@@ -41,7 +41,7 @@ def abstain(
     output: Annotated[
         Path | None, typer.Option(help="Folder for abstention.json and abstention.png, usually that of the model.")
     ] = None,
-    similarity: Scoring = None,
+    scoring: Scoring = None,
     batch_size: EncodingBatch = 32,
     max_length: MaxLength = None,
     seed: Annotated[int, typer.Option(help="Seed for the queries that are left out and for the two parts.")] = 0,
@@ -59,12 +59,11 @@ def abstain(
     confirmed_on = RetrievalData.from_beir(data, confirm) if confirm is not None else None
     encoder = load_model(model, max_length)
     typer.echo(f"{split}: {judged}")
-    options = {"batch_size": batch_size, "show_progress_bar": True}
-    rule = calibrate_abstention(encoder, judged, risk, delta, signal, similarity, unanswerable, seed, options)
+    rule = calibrate_abstention(encoder, judged, risk, delta, signal, scoring, unanswerable, batch_size, seed, True)
     typer.echo(str(rule))
     figures: dict[str, Any] = {"split": split, "rule": rule}
     if confirmed_on is not None:
-        answers = rule.measure(encoder, confirmed_on, unanswerable, options)
+        answers = rule.measure(encoder, confirmed_on, unanswerable, batch_size)
         typer.echo(f"{confirm}:\n{answers}")
         figures["confirm"] = {
             "split": confirm,
@@ -76,5 +75,5 @@ def abstain(
         output.mkdir(parents=True, exist_ok=True)
         rule.save(output)
         rule.plot(output / "abstention.png")
-        typer.echo(f"Saved to {output / 'abstention.json'}. rule = stm.Abstention.load({str(output)!r}); {rule.call}")
+        typer.echo(f"Saved to {output / 'abstention.json'}: apply it by stm.answerable({str(output)!r}, scores).")
     return figures

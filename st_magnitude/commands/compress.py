@@ -77,7 +77,7 @@ def compress(
 
 
 def _save(cells: list[CompressionCell], output: Path, title: str) -> None:
-    from st_magnitude.diagnosis.report import plot_compression
+    from st_magnitude.diagnosis.figures import plot_compression
 
     output.mkdir(parents=True, exist_ok=True)
     with (output / "compression.csv").open("w", newline="", encoding="utf-8") as file:

@@ -55,39 +55,35 @@ def diagnose(
     check_folder(output)
     if symmetric not in (None, "yes", "no"):
         raise ValueError(f"--symmetric must be 'yes' or 'no', got {symmetric!r}.")
-    from st_magnitude.data.beir import splits_of
     from st_magnitude.data.retrieval import RetrievalData
     from st_magnitude.diagnosis.diagnose import diagnose as run
+    from st_magnitude.diagnosis.page import measurements, write_page
 
     loaded = RetrievalData.from_beir(data, split)
-    # A document that answers a training query is no boilerplate, although it answers none of these queries.
-    elsewhere = RetrievalData.from_beir(data).relevant if splits_of(data) != [split] else {}
+    everywhere = RetrievalData.from_beir(data)  # an answer to a training query is no boilerplate
     encoders = [load_model(path, max_length) for path in (model, baseline) if path is not None]
     typer.echo(f"{split}: {loaded}")
     found = run(
         encoders[0],
-        loaded.queries,
-        loaded.corpus,
-        loaded.relevant,
+        loaded,
         similarity=similarity,
         baseline=encoders[1] if baseline is not None else None,
-        also_relevant=set().union(*elsewhere.values()),
+        also_relevant=set().union(*everywhere.relevant.values()),
         symmetric=None if symmetric is None else symmetric == "yes",
         min_gain=min_gain,
         tolerance=tolerance,
-        batch_size=batch_size,
         seed=seed,
-        show_progress_bar=True,
         title=f"{Path(model).name}, {data.name} {split}",
+        encode={"batch_size": batch_size, "show_progress_bar": True},
     )
-    typer.echo(found.text(verbose))
+    typer.echo(str(found))
+    if verbose:
+        typer.echo(f"\n{measurements(found)}")
     if output is not None:
-        from st_magnitude.diagnosis.report import write_report
-
         found.save(output / "diagnosis.json")
         typer.echo(f"Saved {output / 'diagnosis.json'}.")
         try:
-            typer.echo(f"Saved {write_report(found, output)}.")
+            typer.echo(f"Saved {write_page(found, output)}.")
         except ImportError as error:
             warn(f"report.html was not written: {error}")
     return found.to_dict()

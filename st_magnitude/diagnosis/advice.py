@@ -1,16 +1,15 @@
-"""From measured gains to recommendations: all sentences about a change are here, one function per change."""
+"""Recommendations: one function per change, which measures its gain and has all sentences about it."""
 
 from __future__ import annotations
 
 import math
 
-from st_magnitude.diagnosis.checks import MIN_QUERIES, Bench, Check
+from st_magnitude.diagnosis.checks import MIN_QUERIES, Bench, Check, Stored, pruned, whitened
 from st_magnitude.diagnosis.findings import (
     DO,
     NO_BENEFIT,
     NOT_ENOUGH,
     BaselineComparison,
-    Diagnosis,
     ExponentChoice,
     Geometry,
     NormStatistics,
@@ -19,73 +18,70 @@ from st_magnitude.diagnosis.findings import (
 )
 from st_magnitude.similarity import Similarity
 
-__all__ = [
-    "baseline",
-    "exponent",
-    "isotropy",
-    "norm_beside_bits",
-    "one_bit",
-    "prefix",
-    "pruning",
-    "summary",
-    "training",
-]
+__all__ = ["NO_MAGNITUDE", "baseline", "bits_and_norm", "exponent", "isotropy", "pruning", "storage", "training"]
 
 NO_MAGNITUDE = (
-    "All norms are 1, and the embeddings before the normalization cannot be reached, so that there are no norms to "
-    "measure."
+    "All norms are 1, and the embeddings before the normalization cannot be reached, so there are no norms to measure."
 )
+DROPPED_SHARES = (0.25, 0.5, 0.75)
 
 
 def exponent(
-    check: Check, choice: ExponentChoice, symmetry: TaskSymmetry, advised: Similarity, today: str, normalizes: bool
+    choice: ExponentChoice, check: Check, symmetry: TaskSymmetry, today: Similarity, new: Similarity, normalizes: bool
 ) -> Recommendation:
-    """Whether to score with another document exponent."""
-    candidate, use = choice.candidate, f"keep {today}"
+    """Whether to score by the similarity ``new``, which has the exponent that one half of the queries chose."""
+    verdict, use = check.verdict, f"keep {today.name}"
     if check.gain is None:
         reason = NO_MAGNITUDE
-    elif check.verdict == DO:
+    elif symmetry.own_text_unjudged > 0.1 and check.gain[1] > 0:
+        verdict = NOT_ENOUGH
+        reason = (
+            f"{symmetry.own_text_unjudged:.0%} of the queries are also documents, and these are not judged relevant to "
+            "them. Cosine ranks such documents first, so the comparison is not fair: judge these documents or remove "
+            "them."
+        )
+    elif verdict == DO:
         reason = "One half of the queries chose this exponent, and the other half confirms it."
         if normalizes:
             reason += " The norms before Normalize carry information about relevance that is not used today."
-        similarity = '"cosine"' if candidate == 1 else "stm.Similarity({:.2g}, {:.2g})".format(*advised.exponents)
-        use = f"stm.prepare(model, {similarity})"
-    elif check.verdict == NO_BENEFIT:
+        similarity = "stm.Similarity({:.2g}, {:.2g})".format(*new.exponents)
+        use = 'stm.prepare(model, "cosine")' if choice.candidate == 1 else f"stm.prepare(model, {similarity})"
+    elif verdict == NO_BENEFIT:
         start = "Norms rank no better than noise here" if choice.present == 1 else "Today's exponent is good enough"
         reason = f"{start}: the exponent that one half of the queries chose gains nothing on the other half."
-    elif symmetry.own_text_unjudged > 0.1 and check.gain[1] > 0:
-        reason = (
-            f"{symmetry.own_text_unjudged:.0%} of the queries are also documents, and these are not judged relevant to "
-            "them. Cosine ranks such documents first, so that the comparison is not fair: judge these documents or "
-            "remove them."
-        )
     else:
         reason = _undecided(check)
-    action = f"Score with document exponent {candidate:.2g} instead of {choice.present:.2g}"
-    gain_of = f"nDCG@10 at exponent {candidate:.2g} minus nDCG@10 at {choice.present:.2g}"
-    scoring = f"document exponents {candidate:.2g} and {choice.present:.2g}"
-    return _recommend("exponent", action, check, use, reason, scoring, gain_of)
+    chosen, present = f"{choice.candidate:.2g}", f"{choice.present:.2g}"
+    return Recommendation(
+        name="exponent",
+        action=f"Score with document exponent {chosen} instead of {present}",
+        verdict=verdict,
+        choice=use,
+        reason=reason,
+        scoring=f"document exponents {chosen} and {present}",
+        gain=check.gain,
+        gain_of=f"nDCG@10 at exponent {chosen} minus nDCG@10 at {present}",
+        num_queries=check.num_queries,
+    )
 
 
 def training(
-    check: Check,
-    bench: Bench,
-    scoring: str,
-    symmetry: TaskSymmetry,
-    queries: NormStatistics,
-    has_baseline: bool,
+    bench: Bench, symmetry: TaskSymmetry, queries: NormStatistics, comparison: BaselineComparison | None
 ) -> Recommendation:
-    """Whether to train with norms, by the task symmetry principle and by what the norms are worth today."""
+    """Whether to train with norms, by the task symmetry principle and by the present worth of the norms."""
+    choice = bench.choice
     if symmetry.verdict == "symmetric":
-        dot_gains = bench.has_magnitude and check.verdict == DO
+        check = bench.gain(choice.ndcg(0.0), choice.ndcg(1.0))
         action = "Train with qnorm or dnorm, which keep the norms of one side"
-        use = "train with dot" if dot_gains else "train with cosine"
+        use = "train with dot" if bench.has_magnitude and check.verdict == DO else "train with cosine"
         reason = (
-            "The task is symmetric, so that s(a, b) has to equal s(b, a). Of the four corners only cosine and dot do "
-            "that (the task symmetry principle, arXiv 2602.09229, section 6.3)."
+            "The task is symmetric, so s(a, b) has to equal s(b, a). Of the four corners only cosine and dot do that "
+            "(the task symmetry principle, arXiv 2602.09229, section 6.3)."
         )
         gain_of = "nDCG@10 by dot minus nDCG@10 by cosine"
-        return _recommend("training", action, check, use, reason, scoring, gain_of, NO_BENEFIT)
+        return _recommend(bench, "training", action, check, use, reason, gain_of, verdict=NO_BENEFIT)
+    number = int(bench.measuring.sum())
+    check = Check(choice.gain_of_magnitude, number, bench.min_gain) if bench.has_magnitude else Check()
     uses_norms = bench.scoring.exponents[1] < 1
     verdict, use = check.verdict, "train with cosine until a trial says otherwise"
     if check.gain is None:
@@ -106,81 +102,104 @@ def training(
     else:
         verdict = NOT_ENOUGH
         reason = (
-            "The task is asymmetric, so that training with document norms is possible. Whether it helps only training "
-            "can tell, because the present norms do not rank better than cosine. It takes explicit negatives that are "
-            f"relevant to no query ({check.evidence['never_relevant']:.0%} of these documents are). Train with qnorm "
-            "and with cosine, and compare both on these queries."
+            "The task is asymmetric, so training with document norms is possible. The present norms do not rank better "
+            "than cosine, so only training can tell whether it helps. It takes explicit negatives that are relevant to "
+            f"no query ({(~bench.is_relevant).mean():.0%} of these documents are). Train with qnorm and with cosine, "
+            "and compare both on these queries."
         )
-    if has_baseline and queries.cv_ratio is not None and queries.cv_ratio >= 4:
+    if comparison is not None and (queries.cv_ratio or 0) >= 4:
         reason += (
-            f" The CV of query norms is {queries.cv_ratio:.1f} times that of the baseline. In the paper, models whose "
-            "CV grew at least 4 times from dot to dnorm were better with dnorm (Fig. 5): try dnorm too."
+            f" The CV of query norms is {queries.cv_ratio:.1f} times the CV of the baseline. In the paper, models "
+            "whose CV grew at least 4 times from dot to dnorm were better with dnorm (Fig. 5): try dnorm too."
         )
-    gain_of = f"nDCG@10 at exponent {bench.choice.magnitude_candidate:.2g} minus nDCG@10 by cosine"
+    gain_of = f"nDCG@10 at exponent {choice.magnitude_candidate:.2g} minus nDCG@10 by cosine"
     action = "Train with qnorm, which keeps the norms of documents"
-    return _recommend("training", action, check, use, reason, scoring, gain_of, verdict)
+    return _recommend(bench, "training", action, check, use, reason, gain_of, verdict=verdict)
 
 
-def pruning(check: Check, scoring: str, tolerance: float) -> Recommendation:
-    """Whether to drop the documents with the smallest norms."""
-    action, use, reason = "Drop part of the index by norm", "keep all documents", NO_MAGNITUDE
-    if check.gain is not None:
-        found = check.evidence
-        action = f"Drop the {found['share']:.0%} of the documents with the smallest norms"
-        reason = (
-            f"{found['answers_kept']:.0%} of the relevant documents stay in the index. nDCG@10 changes from "
-            f"{found['ndcg_full']:.3f} to {found['ndcg_pruned']:.3f}, and to {found['ndcg_pruned_by_words']:.3f} if "
-            "the number of words decides instead of the norm."
-        )
-        if check.verdict == DO:
-            use = f"keep the {1 - found['share']:.0%} with the largest norms"
-            reason += " This holds for queries like these: other queries may need other documents."
-    return _recommend("pruning", action, check, use, reason, scoring, _margin(tolerance))
-
-
-def prefix(name: str, share: int, dim: int, check: Check, scoring: str, tolerance: float) -> Recommendation:
-    """Whether to keep half or a quarter of the dimensions."""
-    action = f"Keep the first {dim // share} of {dim} dimensions (1/{share} of the memory)"
-    return _smaller(name, action, check, f"truncate_dim={dim // share}", scoring, tolerance)
-
-
-def one_bit(check: Check, with_norm: bool, scoring: str, tolerance: float) -> Recommendation:
-    """Whether to store one bit per dimension."""
-    beside = " and one norm per document" if with_norm else ""
-    action = f"Store one bit per dimension{beside}, and rescore the best 100 with the float query (1/32 of the memory)"
-    return _smaller("1 bit", action, check, f"binary embeddings{beside}, rescored", scoring, tolerance)
-
-
-def _smaller(name: str, action: str, check: Check, use: str, scoring: str, tolerance: float) -> Recommendation:
-    ends = {
-        DO: f", at least {1 - tolerance:.0%}.",
-        NO_BENEFIT: f", which costs more than {tolerance:.0%}.",
-        NOT_ENOUGH: f". {_undecided(check)}",
+def pruning(bench: Bench, documents: NormStatistics) -> Recommendation:
+    """Whether to drop the documents with the smallest norms; one half of the queries chooses the share to drop."""
+    use = "keep all documents"
+    if not bench.has_magnitude:
+        return _recommend(bench, "pruning", "Drop part of the index by norm", Check(), use, NO_MAGNITUDE, "")
+    chose, who, full = bench.choice.chose, bench.measuring, bench.full
+    found = {share: pruned(bench, documents.values, share) for share in DROPPED_SHARES}
+    floor = (1 - bench.tolerance) * full[chose].mean()
+    share = max((s for s in found if found[s][0][chose].mean() >= floor), default=DROPPED_SHARES[0])
+    values, kept = found[share]
+    by_words, _ = pruned(bench, documents.words * (-1 if documents.length_spearman < 0 else 1), share)
+    check = bench.margin(values[who], full[who])
+    evidence = {
+        "share_dropped": share,
+        "share_of_answers_kept": float(kept[bench.is_relevant].mean()),
+        "ndcg_full": float(full[who].mean()),
+        "ndcg_pruned": float(values[who].mean()),
+        "ndcg_pruned_by_words": float(by_words[who].mean()),
     }
-    retained = check.evidence["retention"]
-    kept = "nDCG@10 is 0 already with the full index" if math.isnan(retained) else f"{retained:.1%} of nDCG@10 is kept"
-    use = use if check.verdict == DO else "keep all dimensions in float32"
-    return _recommend(name, action, check, use, kept + ends[check.verdict], scoring, _margin(tolerance))
+    reason = (
+        "{share_of_answers_kept:.0%} of the relevant documents stay in the index. nDCG@10 changes from {ndcg_full:.3f} "
+        "to {ndcg_pruned:.3f}, and to {ndcg_pruned_by_words:.3f} if the number of words decides instead of the norm."
+    ).format(**evidence)
+    if check.verdict == DO:
+        use = f"keep the {1 - share:.0%} with the largest norms"
+        reason += " This holds for queries like these: other queries may need other documents."
+    action = f"Drop the {share:.0%} of the documents with the smallest norms"
+    return _recommend(bench, "pruning", action, check, use, reason, _margin(bench), evidence)
 
 
-def norm_beside_bits(check: Check, scoring: str) -> Recommendation:
-    """Whether to store the norm of a document beside its bits."""
-    gamma = check.evidence["exponent"]
+def storage(bench: Bench, stored: Stored) -> list[Recommendation]:
+    """Whether to keep half or a quarter of the dimensions, or one bit per dimension."""
+    dim = bench.task.queries.shape[1]
+    changes = [
+        (name, f"Keep the first {dim // n} of {dim} dimensions (1/{n} of the memory)", f"truncate_dim={dim // n}", key)
+        for name, n in (("half", 2), ("quarter", 4))
+        if (key := (dim // n, "float32", "none")) in stored
+    ]
+    # A model that is scored with norms gets a stored norm.
+    bits = (dim, "binary", "norm" if (dim, "binary", "norm") in stored else "query")
+    norm = " and one norm per document" if bits[2] == "norm" else ""
+    action = f"Store one bit per dimension{norm}, and rescore the best 100 with the float query (1/32 of the memory)"
+    changes.append(("1 bit", action, f"binary embeddings{norm}, rescored", bits))
+    full, found = stored[dim, "float32", "none"], []
+    for name, action, use, key in changes:
+        check = bench.margin(stored[key], full)
+        before, after = float(full.mean()), float(stored[key].mean())
+        kept = after / before if before else math.nan
+        ends = {
+            DO: f", at least {1 - bench.tolerance:.0%}.",
+            NO_BENEFIT: f", which costs more than {bench.tolerance:.0%}.",
+            NOT_ENOUGH: f". {_undecided(check)}",
+        }
+        reason = f"{kept:.1%} of nDCG@10 is kept" if before else "nDCG@10 is 0 already with the full index"
+        use = use if check.verdict == DO else "keep all dimensions in float32"
+        evidence = {"ndcg_full": before, "ndcg": after, "share_of_ndcg_kept": kept}
+        found.append(
+            _recommend(bench, name, action, check, use, reason + ends[check.verdict], _margin(bench), evidence)
+        )
+    return found
+
+
+def bits_and_norm(bench: Bench, stored: Stored) -> Recommendation:
+    """Whether to store the norm of a document next to its bits, both rescored."""
+    dim, who, gamma = bench.task.queries.shape[1], bench.measuring, bench.choice.magnitude_candidate
+    without, with_norm = stored[dim, "binary", "query"], stored[dim, "binary", "candidate"]
+    check = bench.gain(with_norm[who], without[who]) if bench.has_magnitude else Check()
     reasons = {
-        DO: "Bits know directions only. Two bytes per document restore what the norm adds.",
+        DO: "Bits hold directions only. Two bytes per document restore the contribution of the norm.",
         NO_BENEFIT: "The norm adds nothing to the bits.",
         NOT_ENOUGH: NO_MAGNITUDE if check.gain is None else _undecided(check),
     }
-    use = f"similarity=stm.Similarity(1.0, {gamma:.2g}), norm stored" if check.verdict == DO else "bits alone"
-    action = f"Store one norm per document (2 bytes) beside the bits, used with exponent {gamma:.2g}"
+    use = f"store the norm, and rescore by stm.Similarity(1.0, {gamma:.2g})" if check.verdict == DO else "bits alone"
+    action = f"Store one norm per document (2 bytes) next to the bits, used with exponent {gamma:.2g}"
     gain_of = "nDCG@10 with the norm minus nDCG@10 without"
-    return _recommend("norm beside bits", action, check, use, reasons[check.verdict], scoring, gain_of)
+    return _recommend(bench, "bits and norm", action, check, use, reasons[check.verdict], gain_of)
 
 
-def isotropy(check: Check, shape: Geometry, scoring: str) -> Recommendation:
+def isotropy(bench: Bench, shape: Geometry) -> Recommendation:
     """Whether to spread the directions."""
+    check = bench.gain(whitened(bench), bench.full)
     reasons = {
-        DO: "Whitening, which needs no training, improves the ranking. A regularizer in training aims at the same.",
+        DO: "Whitening, which needs no training, improves the ranking. A regularizer in training has the same aim.",
         NO_BENEFIT: "Whitening, which evens out the directions without any training, gains nothing.",
         NOT_ENOUGH: _undecided(check),
     }
@@ -188,61 +207,52 @@ def isotropy(check: Check, shape: Geometry, scoring: str) -> Recommendation:
     action = "Spread the embeddings: center and whiten them, or train with stm.SIGReg"
     use = "whiten, or try regularizers=[stm.SIGReg()]" if check.verdict == DO else "leave the embeddings as they are"
     gain_of = "nDCG@10 whitened minus nDCG@10 as it is"
-    return _recommend("isotropy", action, check, use, reason + reasons[check.verdict], scoring, gain_of)
+    return _recommend(bench, "isotropy", action, check, use, reason + reasons[check.verdict], gain_of)
 
 
-def baseline(check: Check, comparison: BaselineComparison, scoring: str) -> Recommendation:
+def baseline(bench: Bench, comparison: BaselineComparison) -> Recommendation:
     """Whether to use this model rather than the baseline."""
+    check = Check(comparison.gain, len(comparison.ndcg), bench.min_gain)
     reasons = {
         DO: "The model is better on the same queries.",
         NO_BENEFIT: "The model is not better.",
         NOT_ENOUGH: _undecided(check),
     }
-    reason = "nDCG@10 is {ndcg:.3f} against {ndcg_baseline:.3f}. ".format(**check.evidence) + reasons[check.verdict]
-    scoring = f"{scoring}; the baseline {comparison.similarity}"
-    use = "this model" if check.verdict == DO else "no reason to change the model"
-    gain_of = "nDCG@10 of the model minus nDCG@10 of the baseline"
-    return _recommend("baseline", "Use this model rather than the baseline", check, use, reason, scoring, gain_of)
-
-
-def summary(d: Diagnosis) -> list[str]:
-    """One line for each change to make, and one for the names under each other verdict."""
-    by_verdict = {v: [r for r in d.recommendations if r.verdict == v] for v in (DO, NO_BENEFIT, NOT_ENOUGH)}
-    lines = [f"Do: {r.choice} ({r.name})" for r in by_verdict[DO]] or ["These measurements support no change."]
-    for verdict in (NO_BENEFIT, NOT_ENOUGH):
-        if names := ", ".join(r.name for r in by_verdict[verdict]):
-            lines.append(f"{verdict.capitalize()}: {names}")
-    return lines
+    reason = f"nDCG@10 is {bench.full.mean():.3f} against {comparison.ndcg.mean():.3f}. {reasons[check.verdict]}"
+    use = "use this model" if check.verdict == DO else "no reason to change the model"
+    action = "Use this model rather than the baseline"
+    gain_of = f"nDCG@10 of the model minus nDCG@10 of the baseline by {comparison.similarity}"
+    return _recommend(bench, "baseline", action, check, use, reason, gain_of)
 
 
 def _recommend(
+    bench: Bench,
     name: str,
     action: str,
     check: Check,
     use: str,
     reason: str,
-    scoring: str,
     gain_of: str,
+    evidence: dict[str, float] | None = None,
     verdict: str | None = None,
 ) -> Recommendation:
-    """A recommendation of a check; without a gain nothing about the measurement is said."""
-    measured = check.gain is not None
+    """A recommendation from a check, whose verdict counts unless another one is given."""
     return Recommendation(
-        name=name,
-        action=action,
-        verdict=verdict or check.verdict,
-        choice=use,
-        reason=reason,
-        scoring=scoring,
-        gain=check.gain,
-        gain_of=gain_of if measured else "",
-        num_queries=check.num_queries,
-        evidence=check.evidence,
+        name,
+        action,
+        verdict or check.verdict,
+        use,
+        reason,
+        bench.scoring.name,
+        check.gain,
+        gain_of,
+        check.num_queries,
+        evidence or {},
     )
 
 
-def _margin(tolerance: float) -> str:
-    return f"nDCG@10 minus {1 - tolerance:.0%} of the full nDCG@10"
+def _margin(bench: Bench) -> str:
+    return f"nDCG@10 minus {1 - bench.tolerance:.0%} of the full nDCG@10"
 
 
 def _undecided(check: Check) -> str:

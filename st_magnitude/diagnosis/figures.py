@@ -1,4 +1,4 @@
-"""The figures of a report: functions that draw a part of a diagnosis or of a training log into matplotlib's axes.
+"""The pictures of a report: functions that draw a part of a diagnosis into matplotlib's axes.
 
 Colors come from the theme that is set (`_plot.Theme`): C0 to C4 for series, and ``text.color`` for everything else.
 """
@@ -6,25 +6,25 @@ Colors come from the theme that is set (`_plot.Theme`): C0 to C4 for series, and
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.special import bdtrc
 
+from st_magnitude._plot import LIGHT, ink, key_above, pyplot
 from st_magnitude.diagnosis.findings import (
     DO,
     NO_BENEFIT,
     NOT_ENOUGH,
     Array,
     ExponentChoice,
-    Hubness,
     Interval,
     Recommendation,
 )
 from st_magnitude.evaluation.compression import CompressionCell, largest, pareto
 from st_magnitude.geometry import paired_bootstrap
 
-__all__ = ["band", "compression", "curves", "exponents", "gains", "histogram", "hubs", "scatter", "variance"]
+__all__ = ["band", "compression", "exponents", "gains", "histogram", "plot_compression"]
 
 BOOTSTRAP_SAMPLES = 2000  # of the band around the exponent curve
 LOOKS = {DO: ("C2", "o"), NO_BENEFIT: ("C4", "s"), NOT_ENOUGH: ("C1", "D")}
@@ -40,21 +40,9 @@ SERIES = {
 PLACES = [((0, 7), "center"), ((0, -14), "center"), ((7, -3), "left"), ((-7, -3), "right"), ((0, 16), "center")]
 
 
-def ink() -> str:
-    """The color of text."""
-    from matplotlib import rcParams
-
-    return rcParams["text.color"]
-
-
-def key_above(axis: Any, columns: int = 2) -> None:
-    """A legend above the axes, where it hides nothing."""
-    axis.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=columns, borderaxespad=0.2, columnspacing=1.2)
-
-
 def gains(axis: Any, recommendations: Sequence[Recommendation], min_gain: float) -> None:
-    """One interval for each recommendation that has one, the first on top. The dotted line is a gain worth having."""
-    shown = [r for r in recommendations if r.gain is not None][::-1]
+    """The interval of every recommendation, the first on top. The dotted line is a gain worth having."""
+    shown = recommendations[::-1]
     axis.axvline(0, color=ink(), linewidth=1)
     axis.axvline(min_gain, color=ink(), linewidth=1, linestyle=":", label=f"worth having: {min_gain:g}")
     for verdict, (color, marker) in LOOKS.items():
@@ -71,7 +59,7 @@ def gains(axis: Any, recommendations: Sequence[Recommendation], min_gain: float)
     key_above(axis)
 
 
-def histogram(axis: Any, groups: Mapping[str, Array], label: str, what: str) -> None:
+def histogram(axis: Any, groups: Mapping[str, Array], label: str) -> None:
     """Share of each group in common bins. The first and the last bin include the outermost values."""
     everything = np.concatenate(list(groups.values()))
     low, high = np.quantile(everything, [0.001, 0.999])
@@ -85,25 +73,7 @@ def histogram(axis: Any, groups: Mapping[str, Array], label: str, what: str) -> 
         axis.hist(clipped, bins, weights=weights, histtype="step", color=color, linewidth=1.5, label=name)
         axis.axvline(values.mean(), color=color, linestyle="--", linewidth=1)
     axis.set_xlabel(label)
-    axis.set_ylabel(f"share of {what}")
-    if len(groups) > 1:
-        key_above(axis)
-
-
-def scatter(axis: Any, groups: Mapping[str, tuple[Array, Array]], labels: tuple[str, str]) -> None:
-    """One point per document, with a logarithmic x axis."""
-    for i, (name, (x, y)) in enumerate(groups.items()):
-        axis.plot(
-            x, y, "os"[i % 2], color=f"C{i}", markersize=3, alpha=0.6, markeredgewidth=0, label=name, zorder=3 - i
-        )
-    axis.set_xscale("log")
-    axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    low, high = axis.get_xlim()
-    if high / low < 30:  # too few powers of ten for ticks
-        near = [s * 10**k for k in range(6) for s in ((1, 1.5, 2, 3, 4, 5, 7) if k else range(1, 10))]
-        axis.set_xticks([t for t in near if low <= t <= high])
-        axis.minorticks_off()
-    axis.set(xlabel=labels[0], ylabel=labels[1])
+    axis.set_ylabel("share")
     if len(groups) > 1:
         key_above(axis)
 
@@ -111,16 +81,14 @@ def scatter(axis: Any, groups: Mapping[str, tuple[Array, Array]], labels: tuple[
 def band(choice: ExponentChoice, seed: int) -> list[Interval]:
     """Gain of every exponent over today's, over all queries: (gain, low, high) of a paired bootstrap."""
     today = choice.ndcg(choice.present)
-    return [
-        paired_bootstrap(values, today, num_samples=BOOTSTRAP_SAMPLES, seed=seed) for values in choice.curve.per_query
-    ]
+    return [paired_bootstrap(values, today, num_samples=BOOTSTRAP_SAMPLES, seed=seed) for values in choice.per_query]
 
 
 def exponents(axis: Any, choice: ExponentChoice, intervals: Sequence[Interval]) -> None:
     """nDCG@10 by document exponent. The band is the interval of the difference from today, drawn around the curve."""
     today = float(choice.ndcg(choice.present).mean())
     gain, low, high = np.array(intervals).T + today
-    gammas, chosen = choice.curve.exponents, choice.candidate
+    gammas, chosen = choice.exponents, choice.candidate
     axis.fill_between(gammas, low, high, color="C0", alpha=0.2, linewidth=0, label="95% interval against today")
     axis.axhline(today, color=ink(), linewidth=1, linestyle=":")
     axis.plot(gammas, gain, color="C0", linewidth=1.8)
@@ -132,39 +100,8 @@ def exponents(axis: Any, choice: ExponentChoice, intervals: Sequence[Interval]) 
     key_above(axis)
 
 
-def variance(axis: Any, explained: Array, intrinsic: int) -> None:
-    """Cumulative share of the variance by principal component, and where it reaches 95%."""
-    axis.plot(np.arange(len(explained) + 1), [0, *explained], color="C0", linewidth=1.8)
-    axis.axhline(0.95, color=ink(), linewidth=1, linestyle=":")
-    axis.plot(intrinsic, 0.95, "o", color="C1", markersize=7)
-    text = f"{intrinsic} of {len(explained)} hold 95%"
-    axis.text(0.97, 0.06, text, transform=axis.transAxes, ha="right")  # the curve is concave: never there
-    axis.set(xlabel="principal components", ylabel="share of the variance", ylim=(0, 1.04), xlim=(0, len(explained)))
-    axis.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-    axis.grid(axis="y")
-
-
-def hubs(axis: Any, hubness: Mapping[str, Hubness], num_queries: int) -> None:
-    """Share of the documents that are in at least k of the queries' top 10, and the same for random top 10s."""
-    size = max(len(hub.counts) for hub in hubness.values())
-    documents = 1
-    for i, (name, hub) in enumerate(hubness.items()):
-        counts = np.array(hub.counts)
-        documents = counts.sum()
-        axis.plot(range(len(counts)), counts[::-1].cumsum()[::-1] / documents, color=f"C{i}", linewidth=1.8, label=name)
-    k = np.arange(1, size)
-    chance = [1.0, *bdtrc(k - 1, num_queries, min(10 / documents, 1.0))]  # P(N >= k)
-    axis.plot(np.arange(size), chance, color="C4", linestyle="--", label="by chance")
-    axis.set_yscale("log")
-    axis.set_ylim(0.7 / documents, 1.3)
-    axis.set(xlabel="in at least this many top 10s", ylabel="share of the documents")
-    axis.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g}%")
-    axis.grid(axis="y")
-    key_above(axis, 3)
-
-
 def compression(axis: Any, cells: Sequence[CompressionCell], has_key: bool = False) -> None:
-    """nDCG@10 against bytes per document: one point per cell, dimensions beside it, and a line over `pareto`."""
+    """nDCG@10 against bytes per document: one point per cell with its dimensions, and a line over `pareto`."""
     from matplotlib.ticker import LogLocator
 
     full, front = largest(cells), pareto(cells)
@@ -189,7 +126,7 @@ def compression(axis: Any, cells: Sequence[CompressionCell], has_key: bool = Fal
 
 
 def _label_dims(axis: Any, cells: Sequence[CompressionCell]) -> None:
-    """Dimensions beside the points, once per dimension and precision, where they overlap neither points nor labels."""
+    """Dimensions next to the points, once per dimension and precision, where they overlap no point and no label."""
     from matplotlib.transforms import Bbox
 
     axis.figure.canvas.draw()  # which settles the layout
@@ -212,22 +149,29 @@ def _label_dims(axis: Any, cells: Sequence[CompressionCell]) -> None:
             label.remove()
 
 
-def curves(
-    axis: Any, series: Mapping[str, tuple[Array, Array]], label: str, bands: Mapping[str, tuple[Array, Array]]
-) -> None:
-    """One line per series (steps, values), with a band (low, high) where there is one."""
-    smallest, greatest = np.inf, 0.0
-    for i, (name, (steps, values)) in enumerate(series.items()):
-        style = {"marker": "o", "markersize": 3} if len(steps) <= 12 else {}
-        axis.plot(steps, values, color=f"C{i % 5}", linestyle=("-", "--")[i // 5 % 2], label=name, **style)
-        if name in bands:
-            axis.fill_between(steps, *bands[name], color=f"C{i % 5}", alpha=0.18, linewidth=0)
-        smallest, greatest = min(smallest, *values, np.inf), max(greatest, *values, 0.0)
-    if smallest > 0 and greatest > 100 * smallest:
-        axis.set_yscale("log")
-    elif greatest < 1e-3:
-        axis.yaxis.set_major_formatter(lambda value, _: f"{value:.3g}")  # keeps a factor such as 1e-5 off the legend
-    axis.set(xlabel="step", ylabel=label)
-    axis.grid(axis="y")
-    if len(series) > 1:
-        key_above(axis, 2 if max(map(len, series)) < 22 else 1)
+def plot_compression(cells: Sequence[CompressionCell], path: str | Path, title: str = "") -> None:
+    """Plots nDCG@10 against bytes per document: one point per cell, and a line over the cells of `pareto`.
+
+    Args:
+        cells: Cells of a CompressionEvaluator.
+        path: PNG file to write, in a folder that exists.
+        title: Title above the axes.
+
+    Raises:
+        ImportError: If matplotlib is not installed.
+        ValueError: If there are no cells.
+
+    Example:
+        >>> from st_magnitude.evaluation import CompressionCell
+        >>> cells = [CompressionCell(4, "float32", "none", 16, 0.5, 1.0)]
+        >>> plot_compression(cells, "compression.png")  # doctest: +SKIP
+    """
+    largest(cells)  # raises if there are no cells
+    plt = pyplot()
+    with plt.rc_context(LIGHT.settings()):
+        figure, axis = plt.subplots(figsize=(8, 4.2), layout="constrained")
+        axis.set_title(title)
+        compression(axis, cells)
+        figure.legend(loc="outside right upper")
+        figure.savefig(path, dpi=150)
+        plt.close(figure)

@@ -1,4 +1,4 @@
-"""What a model and a task are like: one function per property, each of which returns numbers."""
+"""Measurements of a model and a task: one function per property, each of which returns figures."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
-from scipy.stats import skew
 from torch import Tensor
 
 from st_magnitude import geometry
+from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import EncodedTask
 from st_magnitude.diagnosis.findings import (
     QUANTILES,
@@ -24,15 +24,13 @@ from st_magnitude.diagnosis.findings import (
     EffectSize,
     ExponentChoice,
     Geometry,
-    Hubness,
     Interval,
     Mask,
     NormStatistics,
-    nearest,
+    TaskSymmetry,
 )
-from st_magnitude.evaluation.calibration import ExponentCurve
 from st_magnitude.evaluation.metrics import are_unit
-from st_magnitude.geometry.magnitude import counted_cohens_d, without
+from st_magnitude.geometry.magnitude import without
 from st_magnitude.similarity import COSINE, Similarity
 
 __all__ = [
@@ -41,15 +39,16 @@ __all__ = [
     "effect_sizes",
     "exponent_choice",
     "halves",
-    "hubness",
     "norm_statistics",
+    "task_symmetry",
+    "without_words",
 ]
 
 Bootstrap = Callable[[Any, Any], Interval]
 
 logger = logging.getLogger(__name__)
 
-UNIFORMITY_ROWS = 5000
+SAMPLE = 5000  # documents behind the uniformity and the principal components
 
 
 def norm_statistics(embeddings: Tensor, words: Array) -> NormStatistics:
@@ -61,25 +60,20 @@ def norm_statistics(embeddings: Tensor, words: Array) -> NormStatistics:
         mean=float(values.mean()),
         cv=geometry.coefficient_of_variation(values),
         quantiles=tuple(float(q) for q in np.quantile(values, QUANTILES)),
-        # Norms of 1 differ by rounding only, which must not be correlated with anything.
+        # Norms of 1 differ by rounding only, and a correlation with rounding errors means nothing.
         length_spearman=math.nan if are_unit(values) else geometry.spearman(values, words),
     )
 
 
 def effect_sizes(task: EncodedTask, is_relevant: Mask, documents: NormStatistics) -> dict[str, EffectSize]:
-    """Cohen's d of document norms in three variants: ``"corpus"``, ``"hard"`` and ``"pairs"``.
-
-    ``is_relevant`` (m,) counts queries outside of the task too; only ``"corpus"`` uses it.
-    """
-    degrees = task.degrees
+    """Cohen's d of document norms under ``"corpus"``, which compares by ``is_relevant`` (m,), and ``"hard"``."""
     relevant, others = int(is_relevant.sum()), int((~is_relevant).sum())
     corpus = f"{relevant} documents are relevant to at least one query, {others} to no query"
     rows, flags = _near_queries(task)
     hard = f"{int(flags.sum())} relevant and {int((~flags).sum())} irrelevant documents are near the queries"
     return {
-        "corpus": _effect(documents, np.arange(len(degrees)), is_relevant, corpus),
+        "corpus": _effect(documents, np.arange(len(is_relevant)), is_relevant, corpus),
         "hard": _effect(documents, rows, flags, hard),
-        "pairs": _pairs_effect(documents, degrees, len(task.queries)),
     }
 
 
@@ -88,7 +82,7 @@ def _near_queries(task: EncodedTask) -> tuple[NDArray[np.int64], Mask]:
     rows: list[int] = []
     flags: list[bool] = []
     deep = task.top(COSINE, k=10 + max(map(len, task.columns)))
-    for row, relevant in zip(deep.tolist(), map(set, task.columns), strict=True):
+    for row, relevant in zip(deep.tolist(), task.columns, strict=True):
         negatives = [c for c in row if c not in relevant][:10]
         rows += [*relevant, *negatives]
         flags += [True] * len(relevant) + [False] * len(negatives)
@@ -103,19 +97,6 @@ def _effect(documents: NormStatistics, rows: NDArray[np.int64], is_relevant: Mas
         geometry.cohens_d(norms[is_relevant], norms[~is_relevant]),
         geometry.adjusted_cohens_d(norms, log_words, is_relevant),
     )
-
-
-def _pairs_effect(documents: NormStatistics, degrees: NDArray[np.int64], num_queries: int) -> EffectSize:
-    """Cohen's d over all (query, document) pairs, from how many queries a document is relevant to: (m,)."""
-    counts = degrees, num_queries - degrees
-    if np.ptp(degrees) == 0:
-        return EffectSize(
-            undefined=f"every document is relevant to {degrees[0]} of the queries, so that it is 0 by construction"
-        )
-    if counts[1].sum() < 2:
-        return EffectSize(undefined="all pairs but one are relevant")
-    # Every document is in num_queries pairs, so that the regression over pairs is that over documents.
-    return EffectSize(counted_cohens_d(documents.values, *counts), counted_cohens_d(without_words(documents), *counts))
 
 
 def without_words(documents: NormStatistics) -> Array:
@@ -148,35 +129,24 @@ def halves(task: EncodedTask, seed: int) -> Mask:
     return chose
 
 
-def exponent_choice(
-    task: EncodedTask, query_ids: list[str], present: float, seed: int, interval: Bootstrap
-) -> ExponentChoice:
+def exponent_choice(task: EncodedTask, present: float, seed: int, interval: Bootstrap) -> ExponentChoice:
     """nDCG@10 by document exponent, the best exponents of one half of the queries, and their gains on the other."""
     gammas = np.linspace(0.0, 1.0, 21)
     if np.abs(gammas - present).min() > 1e-9:
         gammas = np.sort(np.append(gammas, present))
     tops = task.tops([Similarity(1.0, float(gamma)) for gamma in gammas])
     per_query = np.stack([task.ndcg(top) for top in tops])
-    at, chose = nearest(gammas, present), halves(task, seed)
-
-    def best(means: Array, allowed: Mask) -> int:
-        means = np.where(allowed, means, -np.inf)
-        return int(np.flatnonzero(means >= means.max() - 1e-12)[-1])
-
+    at, chose = int(np.abs(gammas - present).argmin()), halves(task, seed)
     means = per_query[:, chose].mean(axis=1)
-    candidate, below_one = best(means, np.arange(len(gammas)) != at), best(means, gammas < 1)
-    overall = best(per_query.mean(axis=1), np.full(len(gammas), True))
-    curve = ExponentCurve(
-        gammas,
-        per_query,
-        query_ids,
-        float(gammas[overall]),
-        interval(per_query[overall], per_query[-1]),
-        interval(per_query[overall], per_query[0]),
-        0.95,
-    )
+
+    def best(allowed: Mask) -> int:
+        highest = means[allowed].max()
+        return int(np.flatnonzero(allowed & (means >= highest - 1e-12))[-1])
+
+    candidate, below_one = best(np.arange(len(gammas)) != at), best(gammas < 1)
     return ExponentChoice(
-        curve=curve,
+        exponents=gammas,
+        per_query=per_query,
         present=present,
         chose=chose,
         candidate=float(gammas[candidate]),
@@ -186,44 +156,97 @@ def exponent_choice(
     )
 
 
-def compare(baseline: EncodedTask, similarity: Similarity, own: Array, interval: Bootstrap) -> BaselineComparison:
-    """Norms and nDCG@10 of the baseline beside the model's own nDCG@10 of every query, (n,)."""
+def compare(
+    name: str, baseline: EncodedTask, similarity: Similarity, own: Array, interval: Bootstrap
+) -> BaselineComparison:
+    """Norms and nDCG@10 of the baseline, and the difference to the model's nDCG@10 of every query, (n,)."""
     cvs = [geometry.coefficient_of_variation(geometry.norms(x)) for x in (baseline.queries, baseline.documents)]
     theirs = baseline.ndcg(baseline.top(similarity))
-    return BaselineComparison(similarity.name, cvs[0], cvs[1], theirs, interval(own, theirs))
+    return BaselineComparison(name, similarity.name, cvs[0], cvs[1], theirs, interval(own, theirs))
 
 
 def directions(task: EncodedTask, seed: int) -> Geometry:
     """Geometry of the directions of the documents, and alignment of the relevant pairs."""
     unit = COSINE.document(task.documents)
     m, dim = unit.shape
-    sample = np.random.default_rng(seed).permutation(m)[:UNIFORMITY_ROWS]
+    sample = np.random.default_rng(seed).permutation(m)[:SAMPLE]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that the sample is small, which is_sample_limited tells
+        warnings.simplefilter("ignore", UserWarning)  # about a small sample, which is_sample_limited reports
         components = geometry.intrinsic_dimension(unit, seed=seed)
     pairs = [(i, c) for i, row in enumerate(task.columns) for c in row]
     return Geometry(
         dim=dim,
-        num_documents=m,
         intrinsic_dimension=components,
-        is_sample_limited=min(m, 5000) < 4 * dim,
+        is_sample_limited=min(m, SAMPLE) < 4 * dim,
         isoscore=geometry.isoscore(unit) if dim > 1 else math.nan,
         isoscore_ceiling=geometry.isoscore_ceiling(m, dim),
         mean_cosine=geometry.mean_cosine(unit),
         uniformity=geometry.uniformity(unit[sample]),
         alignment=geometry.alignment(task.queries[[i for i, _ in pairs]], unit[[c for _, c in pairs]]),
-        explained=geometry.explained_variance(unit, seed=seed),
     )
 
 
-def hubness(task: EncodedTask, similarity: Similarity) -> Hubness:
-    """How often each document is in the top 10 of a query."""
-    top = task.top(similarity)
-    occurrences = np.bincount(top.numpy().ravel(), minlength=len(task.documents))
-    n, p = len(top), top.shape[1] / len(task.documents)
-    return Hubness(
-        skewness=float(skew(occurrences)) if np.ptp(occurrences) else math.nan,
-        by_chance=(1 - 2 * p) / math.sqrt(n * p * (1 - p)) if p < 1 else math.nan,
-        most=float(occurrences.max() / n),
-        counts=tuple(np.bincount(occurrences).tolist()),
-    )
+def task_symmetry(data: RetrievalData, symmetric: bool | None = None) -> TaskSymmetry:
+    """Decides from the texts and the judgments whether queries and documents swap roles.
+
+    Texts are compared by their lower-cased words:
+
+    - shared = the larger of two shares: the queries that are also documents, and the relevant documents that are also
+      queries;
+    - mutual = the share of the judgments (a, b), in which b is also a query and a is also a document, for which (b, a)
+      is judged too;
+    - alike = whether the probability that a relevant document has more words than a query lies within 0.35 and 0.65.
+
+    ======================  =====================================  ============
+    shared                  and                                    verdict
+    ======================  =====================================  ============
+    at least half           mutual is at least half                symmetric
+    at least half           mutual is at most a tenth              asymmetric
+    at least half           mutual is undefined, lengths alike     symmetric
+    less than a tenth       lengths not alike                      asymmetric
+    ======================  =====================================  ============
+
+    In all other cases the verdict is "unclear": paraphrases of texts that are never queries look like short answers.
+    Pass the verdict as ``symmetric`` then.
+
+    Example:
+        >>> texts = {"a": "bees make honey", "b": "honey is made by bees"}
+        >>> task_symmetry(RetrievalData(texts, texts, {"a": {"b"}, "b": {"a"}})).verdict
+        'symmetric'
+        >>> answers = {"d": "They collect nectar and thicken it in the hive."}
+        >>> task_symmetry(RetrievalData({"q": "who makes honey?"}, answers, {"q": {"d"}})).verdict
+        'asymmetric'
+
+    Source: arXiv 2602.09229, section 6.3, has the principle; the definition is ours.
+    """
+    judged = {query: data.relevant[query] for query in data.query_ids}
+    asking = {query: _words(data.queries[query]) for query in judged}
+    answering = {document: _words(data.corpus[document]) for document in sorted(set().union(*judged.values()))}
+    ask, answer = set(asking.values()), {_words(text) for text in data.corpus.values()}
+
+    in_corpus = float(np.mean([text in answer for text in asking.values()]))
+    that_ask = float(np.mean([text in ask for text in answering.values()]))
+    pairs = {(asking[q], answering[d]) for q, documents in judged.items() for d in documents}
+    both_ways = [(b, a) in pairs for a, b in pairs if a != b and b in ask and a in answer]
+    mutual = float(np.mean(both_ways)) if both_ways else math.nan
+    longer = geometry.auroc([len(t) for t in answering.values()], [len(t) for t in asking.values()])
+    own = float(np.mean([t in answer and (t, t) not in pairs for t in asking.values()]))
+
+    shared, alike = max(in_corpus, that_ask), 0.35 <= longer <= 0.65
+    if symmetric is not None:
+        verdict, reason = "symmetric" if symmetric else "asymmetric", "as given by the argument symmetric"
+    elif shared >= 0.5 and mutual >= 0.5:
+        verdict, reason = "symmetric", "the same texts are queries and documents, and judgments hold both ways"
+    elif shared >= 0.5 and mutual <= 0.1:
+        verdict, reason = "asymmetric", "the same texts are queries and documents, but judgments hold one way only"
+    elif shared >= 0.5 and math.isnan(mutual) and alike:
+        verdict, reason = "symmetric", "the same texts are queries and documents, and both have similar lengths"
+    elif shared < 0.1 and not alike:
+        verdict, reason = "asymmetric", "queries and documents share no texts and differ in length"
+    else:
+        verdict, reason = "unclear", "texts and judgments do not decide it; pass symmetric=True or symmetric=False"
+    return TaskSymmetry(verdict, reason, in_corpus, that_ask, mutual, longer, own)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.lower().split())

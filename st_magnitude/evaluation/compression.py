@@ -93,7 +93,7 @@ class CompressionEvaluator(SearchEvaluator):
 
     Attributes:
         cells: After a call, a `CompressionCell` for each key, D in float32 first, for `table`, `pareto` and
-            `st_magnitude.diagnosis.report.plot_compression`.
+            `st_magnitude.diagnosis.figures.plot_compression`.
         per_query: After a call, nDCG@10 of every query under ``(dim, precision, rescoring)``, in the order of
             ``queries_ids``.
 

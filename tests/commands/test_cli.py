@@ -403,7 +403,6 @@ def test_help_lists_the_commands():
         "calibrate",
         "admit",
         "diagnose",
-        "report",
         "compress",
         "encode",
         "mteb",
@@ -425,14 +424,13 @@ def test_help_fits_80_columns_with_every_option_in_full(name, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "command", ["train", "compare", "calibrate", "admit", "compress", "diagnose", "encode", "report", "revela"]
+    "command", ["train", "compare", "calibrate", "admit", "compress", "diagnose", "encode", "revela"]
 )
 def test_an_output_that_is_a_file_is_refused_before_anything_is_loaded(command, tmp_path):
     needed = {
         "train": ("--data", tmp_path, "--model", "none"),
         "compare": ("--data", tmp_path, "--model", "none"),
         "encode": ("none", "--corpus", tmp_path),
-        "report": ("none",),
         "revela": ("--corpus", tmp_path, "--retriever", "none", "--lm", "none"),
     }
     for output in (__file__, f"{__file__}/below"):

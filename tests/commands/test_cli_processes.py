@@ -106,21 +106,6 @@ def test_a_process_keeps_stdout_for_the_figures(place):
     assert "'nowhere', neither a folder nor on the hub" in refused.stderr
 
 
-def test_report(inside):
-    """A page of what the other commands left."""
-    assert invoke(*TRAIN, "--max-steps", 3, "--output", "run").exit_code == 0
-    for command in ("diagnose", "compress"):
-        assert invoke(command, "run", "--data", "data", "--output", f"of-{command}").exit_code == 0
-    files = ("--log", "run", "--compression", "of-compress/compression.csv")
-    done = invoke("report", "of-diagnose/diagnosis.json", *files, "--output", "page", "--title", "A <b>", "--json")
-    assert done.exit_code == 0, done.stderr[-2000:]
-    figures = json.loads(done.stdout)
-    page = (inside / figures["report"]).read_text()
-    assert "A &lt;b&gt;" in page
-    assert "Training" in page
-    assert {"page/compression.png", "page/exponents.png"} <= set(figures["pictures"])
-
-
 def test_mteb(place):
     done = shell(place, "mteb", "run", "-m", "model", "-t", "data", "--output-folder", "results")
     assert done.returncode == 0, done.stderr[-2000:]

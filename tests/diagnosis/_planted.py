@@ -11,6 +11,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Module, Normalize
 
 from st_magnitude import Diagnosis, diagnose
+from st_magnitude.data.retrieval import RetrievalData
 
 DIM = 16
 Task = tuple[SentenceTransformer, dict[str, str], dict[str, str], dict[str, set[str]]]
@@ -85,8 +86,9 @@ def table_of(model: SentenceTransformer) -> dict[str, np.ndarray]:
     return {text: x.numpy() for text, x in model[0].table.items()}
 
 
-def quick(*task: Any, **options: Any) -> Diagnosis:
-    return diagnose(*task, **{"num_samples": 1000, "show_progress_bar": False, "batch_size": 1000} | options)
+def quick(model: SentenceTransformer, *task: Any, **options: Any) -> Diagnosis:
+    encode = {"show_progress_bar": False, "batch_size": 1000}
+    return diagnose(model, RetrievalData(*task), **{"num_samples": 1000, "encode": encode} | options)
 
 
 @cache
@@ -98,7 +100,7 @@ def found_in(
 
 
 @cache
-def found_beside_a_baseline() -> Diagnosis:
+def found_with_a_baseline() -> Diagnosis:
     """A small task where norms are relevance, of a model that normalizes, with a baseline."""
     model, *task = planted(0, "relevance", num_queries=60, normalize=True)
     return quick(model, *task, baseline=planted(0, "noise", 60, similarity="dot")[0], title="a title")

@@ -9,7 +9,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 
 from st_magnitude import Similarity
-from st_magnitude.diagnosis.checks import verdict_of
+from st_magnitude.diagnosis.checks import Check
 from st_magnitude.evaluation import CompressionEvaluator
 from st_magnitude.modules import ExponentNorm
 
@@ -27,7 +27,7 @@ from st_magnitude.modules import ExponentNorm
     ],
 )
 def test_verdicts(gain, number, verdict):
-    assert verdict_of(gain, number, 0.01) == verdict
+    assert Check(gain, number, 0.01).verdict == verdict
 
 
 def test_isotropy_is_whitening_measured():
@@ -55,7 +55,7 @@ def test_storage_is_judged_against_the_tolerance():
     found = quick(model_of(table), *task)
     assert found["half"].verdict == found["quarter"].verdict == "do"
     assert found["half"].choice == "truncate_dim=32"
-    assert found["half"].evidence["retention"] == pytest.approx(1.0)
+    assert found["half"].evidence["share_of_ndcg_kept"] == pytest.approx(1.0)
     assert found["half"].gain[0] == pytest.approx(0.05 * found.exponent.ndcg(1.0).mean())
     assert found["half"].num_queries == 160
     plain = found_in(0, "noise")
@@ -112,7 +112,7 @@ def test_prefixes_have_the_figures_that_truncate_dim_gives(exponent):
     planted_model, *task = planted(0, "relevance", num_queries=60)
     model = SentenceTransformer(modules=[planted_model[0], ExponentNorm(1.0, exponent)], device="cpu")
     model.similarity_fn_name = "dot"
-    found = quick(model, *task, min_gain=0.99)  # which nothing reaches, so that no other exponent is recommended
+    found = quick(model, *task, min_gain=0.99)  # which nothing reaches, no other exponent is recommended
     # In float32, an exponent that went through a sigmoid.
     assert float(found.recommended.removeprefix("exponents 1 and ")) == pytest.approx(exponent)
     evaluator = CompressionEvaluator(*task, dims=[8, 4], precisions=["float32"], write_csv=False)

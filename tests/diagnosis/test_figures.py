@@ -8,11 +8,11 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from _planted import found_beside_a_baseline
+from _planted import found_with_a_baseline
 
 from st_magnitude import geometry
 from st_magnitude.diagnosis import figures
-from st_magnitude.diagnosis.report import plot_compression
+from st_magnitude.diagnosis.figures import plot_compression
 from st_magnitude.evaluation import CompressionCell
 from st_magnitude.evaluation.compression import pareto
 
@@ -32,7 +32,7 @@ CELLS = [
 
 @pytest.fixture(scope="module")
 def found():
-    return found_beside_a_baseline()
+    return found_with_a_baseline()
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_the_line_of_the_best_goes_on_to_the_largest_size(draw):
     assert lines(figure)["best at that size"].get_xydata().tolist() == [[64, 0.6], [256, 0.6]]
 
 
-def test_axis_in_bytes_and_legend_beside_it(draw):
+def test_axis_in_bytes_and_legend_outside(draw):
     figure, _ = draw(CELLS)
     axis = figure.axes[0]
     assert axis.get_xscale() == "log"
@@ -152,13 +152,13 @@ def axis():
     plt.close(figure)
 
 
-def test_the_band_is_that_of_the_difference(found, axis):
+def test_the_band_shows_the_interval_of_the_difference(found, axis):
     out = found.exponent
     intervals = figures.band(out, seed=0)
-    assert intervals[3] == geometry.paired_bootstrap(out.curve.per_query[3], out.ndcg(1.0), num_samples=2000)
+    assert intervals[3] == geometry.paired_bootstrap(out.per_query[3], out.ndcg(1.0), num_samples=2000)
     figures.exponents(axis, out, intervals)
-    curve = next(line for line in axis.lines if len(line.get_xdata()) == len(out.curve.exponents))
-    assert np.asarray(curve.get_ydata()) == pytest.approx(out.curve.ndcg)
+    curve = next(line for line in axis.lines if len(line.get_xdata()) == len(out.exponents))
+    assert np.asarray(curve.get_ydata()) == pytest.approx(out.per_query.mean(axis=1))
     band = axis.collections[0].get_paths()[0].vertices
     today = out.ndcg(1.0).mean()
     assert [today + intervals[0][1], today + intervals[0][2]] == pytest.approx(sorted(set(band[band[:, 0] == 0, 1])))
@@ -170,7 +170,7 @@ def test_the_band_is_that_of_the_difference(found, axis):
 def test_histograms_are_shares_and_lose_nobody(axis):
     rng = np.random.default_rng(0)
     groups = {"a": np.append(rng.normal(size=3000), 1e6), "b": rng.normal(3, size=50)}
-    figures.histogram(axis, groups, "norm", "documents")
+    figures.histogram(axis, groups, "norm")
     assert axis.dataLim.x1 < 1e3  # one outlier does not squeeze the rest
     outlines = [p for p in axis.patches if not p.get_fill()]
     assert len(outlines) == 2
@@ -181,17 +181,5 @@ def test_histograms_are_shares_and_lose_nobody(axis):
 
 
 def test_equal_values_are_one_bar(axis):
-    figures.histogram(axis, {"a": np.full(20, 2.0)}, "norm", "queries")
+    figures.histogram(axis, {"a": np.full(20, 2.0)}, "norm")
     assert axis.dataLim.intervalx.tolist() == [1.5, 2.5]
-
-
-def test_hubs_begin_at_all_documents_and_chance_is_binomial(found, axis):
-    from scipy.stats import binom
-
-    figures.hubs(axis, found.hubness, 60)
-    drawn = {line.get_label(): np.asarray(line.get_ydata()) for line in axis.lines}
-    counts = np.array(found.hubness["dot"].counts)
-    assert drawn["dot"][0] == drawn["by chance"][0] == 1.0
-    assert drawn["dot"][-1] == counts[-1] / 300
-    assert drawn["dot"][1] == pytest.approx(1 - counts[0] / 300)
-    assert drawn["by chance"][2] == pytest.approx(binom.sf(1, 60, 10 / 300))

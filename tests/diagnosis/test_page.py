@@ -1,0 +1,320 @@
+"""A diagnosis in the terminal and as a page: its figures, sound HTML, and its look in a browser."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from _planted import found_with_a_baseline, model_of, planted, quick, table_of, unit
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import BoW
+
+from st_magnitude import Diagnosis
+from st_magnitude._plot import Picture
+from st_magnitude.diagnosis import page as page_module
+from st_magnitude.diagnosis.page import measurements, write_page
+from st_magnitude.result import cell
+
+pytest.importorskip("matplotlib")
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
+NASTY = "<script>alert(\"x\")</script> & 'co'"
+VOID = {"br", "img", "meta", "source"}
+
+
+@pytest.fixture(scope="module")
+def found() -> Diagnosis:
+    return found_with_a_baseline()
+
+
+class Page(HTMLParser):
+    """Elements with their attributes and text; complains where tags do not match."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.elements: list[tuple[str, dict[str, str]]] = []
+        self.open: list[str] = []
+        self.texts: list[tuple[str, str]] = []  # (innermost element, text)
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        assert len(dict(attrs)) == len(attrs)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append((self.open[-1] if self.open else "", data))
+
+    def all(self, tag):
+        return [attributes for name, attributes in self.elements if name == tag]
+
+    @property
+    def text(self):
+        return "".join(text for tag, text in self.texts if tag != "style")
+
+
+def draw_once(paint, size):
+    """Draws a figure without files: for tests that read the page only."""
+    from matplotlib import pyplot as plt
+
+    figure, axis = plt.subplots(figsize=size)
+    paint(axis)
+    plt.close(figure)
+    return Picture(b"light", b"dark", b"\x89PNG")
+
+
+@pytest.fixture
+def sketch(monkeypatch):
+    monkeypatch.setattr(page_module, "draw", draw_once)
+
+
+@pytest.fixture(scope="module")
+def nasty(found) -> Diagnosis:
+    """A diagnosis with markup in every text from outside."""
+    return replace(
+        found,
+        model=NASTY,
+        similarity=NASTY,
+        settings=found.settings | {"title": "", NASTY: NASTY},
+        symmetry=replace(found.symmetry, reason=NASTY),
+        effects={name: replace(effect, undefined=NASTY) for name, effect in found.effects.items()},
+        recommendations=[
+            replace(r, action=NASTY, choice=NASTY, reason=NASTY, gain_of=NASTY) for r in found.recommendations
+        ],
+        baseline=replace(found.baseline, name=NASTY, similarity=NASTY),
+    )
+
+
+@pytest.fixture(scope="module")
+def written(nasty, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("page") / "new" / "folder"
+    folder.mkdir(parents=True)
+    (folder / "mine.txt").write_text("mine")
+    return write_page(nasty, folder)
+
+
+@pytest.fixture(scope="module")
+def page(written) -> Page:
+    return Page(written.read_text(encoding="utf-8"))
+
+
+def test_text_and_json():
+    model, *task = planted(0, "relevance", normalize=True)
+    found = quick(model, *task, baseline=planted(0, "noise", similarity="dot")[0])
+    short, long = str(found), measurements(found)
+    assert max(map(len, (*short.splitlines(), *long.splitlines()))) <= 80
+    for expected in ("scored by cosine (recommended: exponents 1 and", "Do: stm.prepare(model, stm.Similarity(1, "):
+        assert expected in short
+    assert short.index("\n[do] Score with document exponent") < short.index("\n[no benefit expected]")
+    for expected in ("not used", cell(found.effects["corpus"].d), "Asymmetric: queries and", "delta-CV", "IsoScore"):
+        assert expected in long, expected
+    assert "nan" not in short + long
+    back = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert back["effects"]["corpus"]["d"] == found.effects["corpus"].d
+    assert back["documents"]["values"] == found.documents.values.tolist()
+    assert back["exponent"]["per_query"] == found.exponent.per_query.tolist()
+    assert [r["verdict"] for r in back["recommendations"]] == [r.verdict for r in found.recommendations]
+    assert back["recommendations"][0]["gain"] == list(found["exponent"].gain)
+
+
+def test_a_raw_model_has_no_word_on_normalize():
+    model, *task = planted(0, "noise", num_queries=30)
+    assert "ends in Normalize:" not in measurements(quick(model, *task))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Sound HTML
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_structure(page):
+    assert page.all("html") == [{"lang": "en"}]
+    headings = [int(tag[1]) for tag, _ in page.elements if re.fullmatch(r"h\d", tag)]
+    assert headings[0] == 1
+    assert headings.count(1) == 1
+    assert all(b <= a + 1 for a, b in pairwise(headings))
+    assert len(page.all("table")) == len(page.all("caption")) >= 7
+    assert all(len(image["alt"]) > 20 for image in page.all("img"))
+    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert ids == ["recommendations", "norms", "document-exponent", "storage", "directions", "task", "settings"]
+    assert [link["href"] for link in page.all("a") if link["href"].startswith("#")] == [f"#{i}" for i in ids]
+
+
+def test_markup_in_names_stays_text(page, written):
+    assert "<script" not in written.read_text(encoding="utf-8")
+    assert page.texts[0][1].strip() == ""
+    assert dict(page.texts)["title"] == dict(page.texts)["h1"] == f"Diagnosis of {NASTY}"
+    assert page.text.count(NASTY) > 30
+
+
+def test_one_file_without_requests(page, written):
+    text = written.read_text(encoding="utf-8")
+    for name in ("src", "srcset", "href"):
+        targets = {attributes[name] for _, attributes in page.elements if name in attributes}
+        assert all(re.match(r"data:image/|#|https://arxiv\.org/abs/\d", target) for target in targets), name
+    style = next(text for tag, text in page.texts if tag == "style")
+    assert "url(" not in style
+    assert "@import" not in style
+    policy = next(meta for meta in page.all("meta") if meta.get("http-equiv") == "Content-Security-Policy")
+    assert "default-src 'none'" in policy["content"]
+    assert not {"link", "iframe", "object", "embed"} & {tag for tag, _ in page.elements}
+    assert "on" not in {key[:2] for _, attributes in page.elements for key in attributes}
+    assert text.endswith("</html>\n")
+
+
+def test_pictures_lie_next_to_it(page, written):
+    names = {path.name for path in written.parent.iterdir()}
+    assert names == {f"{n}.png" for n in ("gains", "norms", "exponents", "compression")} | {"report.html", "mine.txt"}
+    assert all(path.read_bytes()[:4] == b"\x89PNG" for path in written.parent.glob("*.png"))
+    assert len(page.all("img")) == len(page.all("picture")) == 4
+    assert {source["media"] for source in page.all("source")} == {"screen and (prefers-color-scheme: dark)"}
+    assert all(
+        image["src"] != source["srcset"] for image, source in zip(page.all("img"), page.all("source"), strict=True)
+    )
+
+
+@pytest.mark.slow
+def test_the_same_diagnosis_gives_the_same_files(nasty, written, tmp_path):
+    again = write_page(nasty, tmp_path / "out")
+    assert all(path.read_bytes() == (written.parent / path.name).read_bytes() for path in again.parent.iterdir())
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Contents
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_every_figure_is_on_the_page(found, sketch, tmp_path):
+    page = Page(write_page(found, tmp_path).read_text(encoding="utf-8"))
+    assert dict(page.texts)["h1"] == "a title"
+    verdicts = [text for tag, text in page.texts if tag == "span"]
+    assert verdicts == sorted(verdicts, key=["Do", "No benefit expected", "Not enough data"].index)
+    assert len(verdicts) == len(found.recommendations)
+    for r in found.recommendations:
+        gain = "{}: {:+.3f} [{:+.3f}, {:+.3f}] on {} queries. Scoring: {}."
+        assert all(text in page.text for text in (r.action, r.reason, r.choice))
+        assert gain.format(r.gain_of, *r.gain, r.num_queries, r.scoring) in page.text
+    assert page.text.index(found["baseline"].action) < page.text.index("Norms of documents")
+
+    cells = {text for tag, text in page.texts if tag in ("td", "th")}
+    d, g = found.documents, found.geometry
+    expected = [
+        *(x for e in found.effects.values() for x in (e.d, e.without_length)),
+        *(d.mean, d.cv, *d.quantiles, *found.queries.quantiles, d.length_spearman, d.cv_ratio),
+        *found.exponent.per_query.mean(axis=1),
+        *(g.isoscore, g.isoscore_ceiling, g.mean_cosine, g.uniformity, g.alignment),
+        *(c.ndcg for c in found.cells),
+        *(found.symmetry.length_auc, found.baseline.ndcg.mean(), found.baseline.document_cv),
+        *(found.model, "st-magnitude", "0.02", str(g.intrinsic_dimension)),
+    ]
+    assert not [value for value in expected if cell(value) not in cells]
+    assert "nan" not in re.findall(r"\w+", page.text)
+
+
+def test_without_magnitude_no_norm_is_drawn(tmp_path, sketch):
+    model, queries, corpus, relevant = planted(0, "relevance", num_queries=30)
+    flat = model_of({text: unit(x) for text, x in table_of(model).items()})
+    answers = {key: text for key, text in corpus.items() if key.endswith("-0")}
+    page = Page(write_page(quick(flat, queries, answers, relevant), tmp_path).read_text(encoding="utf-8"))
+    assert "All norms are 1" in page.text
+    assert not (tmp_path / "norms.png").exists()
+    assert "30 documents are relevant to at least one query, 0 to no query" in page.text
+
+
+def test_tiny_and_infinite(tmp_path, sketch):
+    """All documents relevant alike, one dimension or few, an effect that is infinite."""
+    model = SentenceTransformer(modules=[BoW(["bee"])], similarity_fn_name="dot", device="cpu")
+    queries = {f"q{i}": "bee" for i in range(2)}
+    corpus = {f"d{i}": "bee " * (2 if i < 2 else 1) for i in range(4)}
+    found = quick(model, queries, corpus, {f"q{i}": {f"d{i}"} for i in range(2)})
+    assert found.effects["corpus"].d == math.inf
+    found.save(tmp_path / "new" / "d.json")
+    assert json.loads((tmp_path / "new" / "d.json").read_text())["effects"]["corpus"]["d"] == "inf"
+    assert "inf" in Page(write_page(found, tmp_path).read_text(encoding="utf-8")).text
+
+
+def test_nothing_is_written_without_matplotlib(found, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ImportError, match="plot"):
+        write_page(found, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# A browser
+# ---------------------------------------------------------------------------------------------------------------------
+
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="neither chromium nor google-chrome is on PATH")
+DARK = "--blink-settings=preferredColorScheme=0"  # the setting of a reader's dark desktop
+
+
+def browse(folder, url, *options):
+    """Standard output of a headless browser on a page."""
+    base = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={folder}/profile"]
+    command = [CHROMIUM, *base, *options, f"file://{url}"]
+    return subprocess.run(command, capture_output=True, check=True, timeout=300, text=True).stdout
+
+
+@needs_browser
+def test_a_browser_shows_it_light_and_dark_and_prints_it(written, tmp_path):
+    from matplotlib.image import imread
+
+    shots = {}
+    for name, options in (("light", []), ("dark", [DARK])):
+        target = tmp_path / f"{name}.png"
+        browse(tmp_path, str(written), "--window-size=1100,1400", f"--screenshot={target}", *options)
+        shots[name] = imread(target)[..., :3].mean(axis=2)
+    assert shots["light"].shape == (1400, 1100)
+    assert np.median(shots["light"]) > 0.9
+    assert np.median(shots["dark"]) < 0.2
+    for shot in shots.values():
+        inked = np.abs(shot - np.median(shot)) > 0.25
+        assert inked.mean() > 0.01
+        assert inked[:150].any()  # the title
+        assert inked[1250:].any()  # and on and on
+    browse(tmp_path, str(written), DARK, f"--print-to-pdf={tmp_path / 'page.pdf'}")
+    content = (tmp_path / "page.pdf").read_bytes()
+    assert content.startswith(b"%PDF")
+    assert len(re.findall(rb"/Type\s*/Page\b", content)) >= 3
+
+
+@needs_browser
+@pytest.mark.parametrize("width", [320, 1100])
+def test_nothing_is_wider_than_the_page(written, tmp_path, width):
+    """The page is shown in a frame of a width, because browsers' own windows have a least width."""
+    script = (
+        "{wide: d.documentElement.scrollWidth,"
+        " over: [...d.querySelectorAll('p, h1, h2, h3, figure, article, li, caption')]"
+        f".filter(e => e.getBoundingClientRect().right > {width} + 1).map(e => e.textContent.slice(0, 40)),"
+        " images: [...d.images].map(i => [i.complete, i.naturalWidth, i.getBoundingClientRect().width])}"
+    )
+    frame = tmp_path / "frame.html"
+    text = json.dumps(written.read_text(encoding="utf-8")).replace("</", "<\\/")
+    frame.write_text(
+        f"<!doctype html><body><iframe id=f style='width:{width}px;height:900px;border:0'></iframe><pre id=out></pre>"
+        f"<script>f.onload = () => {{ const d = f.contentDocument; out.textContent = JSON.stringify({script}); }};"
+        f"f.srcdoc = {text};</script>",
+        encoding="utf-8",
+    )
+    dom = browse(tmp_path, str(frame), "--window-size=1200,900", "--virtual-time-budget=5000", "--dump-dom")
+    found = json.loads(re.search(r'<pre id="out">(.*?)</pre>', dom, re.DOTALL)[1])
+    assert found["wide"] == width
+    assert found["over"] == []
+    assert len(found["images"]) == 4
+    assert all(
+        complete and natural > 100 and shown > 0.6 * min(width, 400) for complete, natural, shown in found["images"]
+    )
