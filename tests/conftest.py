@@ -21,6 +21,8 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from tokenizers import Tokenizer
 
+from st_magnitude.data.retrieval import RetrievalData
+
 QUERIES = {
     "q1": "How do I keep bread from going stale?",
     "q2": "What makes a bicycle easier to pedal uphill?",
@@ -63,6 +65,15 @@ RELEVANT_DOCS = {
     "q7": {"d11"},
     "q8": {"d12"},
 }
+
+
+def save_splits(folder: Path, *splits: str) -> Path:
+    """The task in BEIR's layout. Every split asks the same under ids of its own, with one judged negative a query."""
+    for split in splits:
+        asked = {f"{name}-{query}": text for name in splits for query, text in QUERIES.items()}
+        relevant = {f"{split}-{query}": documents for query, documents in RELEVANT_DOCS.items()}
+        RetrievalData(asked, CORPUS, relevant, {query: {"d19"} for query in relevant}).save(folder, split)
+    return folder
 
 
 @pytest.fixture(autouse=True)

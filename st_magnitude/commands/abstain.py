@@ -17,6 +17,7 @@ from st_magnitude.commands.core import (
     check_folder,
     command,
     load_model,
+    show_progress,
 )
 
 
@@ -59,7 +60,8 @@ def abstain(
     confirmed_on = RetrievalData.from_beir(data, confirm) if confirm is not None else None
     encoder = load_model(model, max_length)
     typer.echo(f"{split}: {judged}")
-    rule = calibrate_abstention(encoder, judged, risk, delta, signal, scoring, unanswerable, batch_size, seed, True)
+    bar = show_progress()
+    rule = calibrate_abstention(encoder, judged, risk, delta, signal, scoring, unanswerable, batch_size, seed, bar)
     typer.echo(str(rule))
     figures: dict[str, Any] = {"split": split, "rule": rule}
     if confirmed_on is not None:

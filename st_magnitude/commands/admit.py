@@ -17,6 +17,7 @@ from st_magnitude.commands.core import (
     check_folder,
     command,
     load_model,
+    show_progress,
 )
 
 
@@ -70,7 +71,7 @@ def admit(
         embeddings=embeddings,
         batch_size=batch_size,
         seed=seed,
-        show_progress_bar=True,
+        show_progress_bar=show_progress(),
         **given,
     )
     typer.echo(str(found))

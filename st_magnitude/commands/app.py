@@ -1,8 +1,9 @@
 """The command line with all its commands."""
 
+import os
 from importlib import import_module
 
-from st_magnitude.commands.core import app
+from st_magnitude.commands.core import app, show_progress
 
 __all__ = ["app", "main"]
 
@@ -15,7 +16,9 @@ for _name in (
 
 
 def main() -> None:
-    """Runs ``st-magnitude``."""
+    """Runs ``st-magnitude``. A log file gets no progress bars: tqdm reads the variable when it is imported."""
+    if not show_progress():
+        os.environ.setdefault("TQDM_DISABLE", "1")
     app()
 
 

@@ -19,6 +19,7 @@ from st_magnitude.commands.core import (
     check_folder,
     command,
     load_model,
+    show_progress,
 )
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ def calibrate(
     if exponent is not None and confirm is None and output is None:
         raise ValueError("With --exponent, give --output to save the model or --confirm to measure it.")
     from st_magnitude.data.retrieval import RetrievalData
+    from st_magnitude.data.splits import check_held_out
     from st_magnitude.evaluation.calibration import calibrate_exponent, check_keeps_norm
     from st_magnitude.similarity import Similarity
     from st_magnitude.surgery.export import export
@@ -70,12 +72,16 @@ def calibrate(
 
     encoder = load_model(model, max_length)
     check_keeps_norm(encoder)
+    if data is not None and exponent is None:
+        check_held_out(data, split, "train", confirm)
+    if data is not None and confirm is not None:
+        check_held_out(data, confirm, "train")
     chosen_on = RetrievalData.from_beir(data, split) if data is not None and exponent is None else None
     confirmed_on = RetrievalData.from_beir(data, confirm) if data is not None and confirm is not None else None
 
     def sweep(name: str | None, loaded: RetrievalData, gammas: Sequence[float] | None) -> ExponentCurve:
         typer.echo(f"{name}: {loaded}")
-        options = {"batch_size": batch_size, "show_progress_bar": True}
+        options = {"batch_size": batch_size, "show_progress_bar": show_progress()}
         return calibrate_exponent(encoder, loaded, gammas, seed=seed, encode=options)
 
     figures: dict[str, Any] = {"exponent": exponent}

@@ -20,6 +20,7 @@ from st_magnitude.commands.core import (
     check_folder,
     command,
     load_model,
+    show_progress,
     warn,
 )
 
@@ -65,7 +66,7 @@ def compress(
         top_k=top_k,
         similarity=similarity,
         batch_size=batch_size,
-        show_progress_bar=True,
+        show_progress_bar=show_progress(),
     )
     encoder = load_model(model, max_length)
     typer.echo(f"{split}: {loaded}")

@@ -40,7 +40,7 @@ __all__ = [
     "app",
     "check_folder",
 ]
-__all__ += ["command", "load_model", "say", "warn"]
+__all__ += ["command", "load_model", "say", "show_progress", "warn"]
 
 Figures = Mapping[str, Any]
 
@@ -211,6 +211,11 @@ def _leave_process_group() -> None:
     if dist.is_available() and dist.is_initialized() and dist.get_backend() == "gloo":
         gc.collect()  # the trainer, whose DistributedDataParallel holds the group
         dist.destroy_process_group()
+
+
+def show_progress() -> bool:
+    """Whether progress bars are worth printing: only a terminal overwrites them."""
+    return sys.stderr.isatty()
 
 
 def say(text: str) -> None:

@@ -17,6 +17,7 @@ from st_magnitude.commands.core import (
     check_folder,
     command,
     load_model,
+    show_progress,
     warn,
 )
 
@@ -56,9 +57,11 @@ def diagnose(
     if symmetric not in (None, "yes", "no"):
         raise ValueError(f"--symmetric must be 'yes' or 'no', got {symmetric!r}.")
     from st_magnitude.data.retrieval import RetrievalData
+    from st_magnitude.data.splits import check_held_out
     from st_magnitude.diagnosis.diagnose import diagnose as run
     from st_magnitude.diagnosis.page import measurements, write_page
 
+    check_held_out(data, split, "train")
     loaded = RetrievalData.from_beir(data, split)
     everywhere = RetrievalData.from_beir(data)  # an answer to a training query is no boilerplate
     encoders = [load_model(path, max_length) for path in (model, baseline) if path is not None]
@@ -74,7 +77,7 @@ def diagnose(
         tolerance=tolerance,
         seed=seed,
         title=f"{Path(model).name}, {data.name} {split}",
-        encode={"batch_size": batch_size, "show_progress_bar": True},
+        encode={"batch_size": batch_size, "show_progress_bar": show_progress()},
     )
     typer.echo(str(found))
     if verbose:

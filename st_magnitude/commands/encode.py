@@ -7,7 +7,16 @@ from typing import Annotated
 
 import typer
 
-from st_magnitude.commands.core import EncodingBatch, Figures, MaxLength, Model, check_folder, command, load_model
+from st_magnitude.commands.core import (
+    EncodingBatch,
+    Figures,
+    MaxLength,
+    Model,
+    check_folder,
+    command,
+    load_model,
+    show_progress,
+)
 
 
 @command()
@@ -68,7 +77,7 @@ def encode(
         devices=None if devices is None else [name.strip() for name in devices.split(",")],
         ray=ray,
         part=part,
-        show_progress_bar=True,
+        show_progress_bar=show_progress(),
     )
     complete = output if shard is None else f"Part {shard} of {output}"
     typer.echo(

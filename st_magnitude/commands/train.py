@@ -38,35 +38,42 @@ def train(
     dev = RetrievalData.from_beir(data, dev_split) if dev_split in splits and dev_split != split else None
     typer.echo(f"{split}: {loaded}")
     trained = run(model, loaded, output, settings, dev=dev)
-    figures: dict[str, Any] = {"output": str(output), "loss": settings.loss, "steps": trained.trainer.state.global_step}
+    figures: dict[str, Any] = {"loss": settings.loss, "steps": trained.trainer.state.global_step}
     if not trained.trainer.is_world_process_zero():
         return figures
     figures["geometry"] = trained.geometry
     for key, after in trained.geometry["after"].items():
         typer.echo(f"  {key:40} {trained.geometry['before'][key]:.4f} -> {after:.4f}")
-    exponent, comparison = 1.0, trained.comparison
+    comparison = trained.comparison
     if comparison is None:
         say(
-            f"There is no {dev_split} split beside {split}, so the trained model could not be compared with the "
+            f"There is no {dev_split} split next to {split}, so the trained model could not be compared with the "
             f"pretrained one. Put judgments of other queries into {data / 'qrels' / f'{dev_split}.tsv'}, or name "
             "another split with --dev-split."
         )
     else:
-        exponent = comparison.saved.exponent
         figures["dev"] = {"split": dev_split, "is_better": comparison.is_better, **comparison.to_dict()}
         typer.echo(str(comparison))
         say(comparison.verdict(dev_split))
-    figures["load"] = f'SentenceTransformer("{output}")' if exponent in (0.0, 1.0) else f'stm.load("{output}")'
+    if trained.output is None:
+        return {**figures, "exit_code": 3}
+    loads_anywhere = comparison is None or comparison.saved.exponent in (0.0, 1.0)
+    figures |= {"output": str(output), "load": f'{"SentenceTransformer" if loads_anywhere else "stm.load"}("{output}")'}
     typer.echo(f"Saved to {output}. Load it with {figures['load']}.")
-    other = next((name for name in ("test", *splits) if name in splits and name not in (split, dev_split)), None)
-    typer.echo(f"Next: {next_command(output, data, dev_split if dev else split, other, exponent)}")
+    if comparison is not None:
+        typer.echo("Next:")
+        for words in next_commands(output, data, dev_split, comparison.keeps_norm):
+            typer.echo(f"  {shlex.join(words)}")
     return figures
 
 
-def next_command(output: Path, data: Path, split: str, other: str | None, exponent: float) -> str:
-    """The command that a user runs after training: confirm a chosen exponent on other queries, or diagnose."""
-    if exponent not in (0.0, 1.0) and other is not None:
-        words = ["calibrate", str(output), "--data", str(data), "--split", split, "--confirm", other]
-    else:
-        words = ["diagnose", str(output), "--data", str(data), "--split", other or split]
-    return shlex.join(["st-magnitude", *words])
+def next_commands(output: Path, data: Path, split: str, keeps_norm: bool) -> list[list[str]]:
+    """The commands that a user runs after training. None of them reads the test split."""
+    measured = ["--data", str(data), "--split", split]
+    calibrated = f"{output}-calibrated" if keeps_norm else str(output)
+    commands = [["diagnose", str(output), *measured]]
+    if keeps_norm:
+        commands.append(["calibrate", str(output), *measured, "--output", calibrated])
+    commands.append(["compress", calibrated, *measured])
+    commands.append(["check-serving", "http://localhost:8000/v1", "--model", calibrated])
+    return [["st-magnitude", *words] for words in commands]

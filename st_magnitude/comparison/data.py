@@ -11,6 +11,7 @@ import numpy as np
 from st_magnitude.comparison.config import CompareConfig
 from st_magnitude.data.beir import splits_of
 from st_magnitude.data.retrieval import DataError, RetrievalData
+from st_magnitude.data.splits import refuse_shared
 
 __all__ = ["Splits", "make_splits", "read_splits"]
 
@@ -61,10 +62,8 @@ def make_splits(
             data, train = _only(train, held_out), _only(train, train.queries.keys() - held_out)
             notes.append(f"There is no {name} split, so {number:,} of the training queries are held out for it.")
         parts[name] = data
-    for name, other, where in (("dev", train, "trained on"), ("test", train, "trained on"), ("test", parts["dev"], "")):
-        if both := sorted({*parts[name].query_ids} & {*other.query_ids}):
-            what = f"queries of the {name} split are also {where or 'in the dev split'}"
-            raise DataError(f"{len(both):,} {what}, such as {both[0]!r}; take them out of one.")
+    for name, other, of in (("dev", train, "train"), ("test", train, "train"), ("test", parts["dev"], "dev")):
+        refuse_shared(parts[name].query_ids, other.query_ids, name, of)
     for (name, data), most in zip(parts.items(), (config.dev_queries, None), strict=True):
         queries = sorted(data.query_ids)
         data = _only(data, {queries[i] for i in rng.permutation(len(queries))[:most]})

@@ -48,6 +48,16 @@ class Comparison:
         """Whether the interval of the saved model's gain lies above 0."""
         return self.saved.gain[1] > 0.0
 
+    @property
+    def is_worse(self) -> bool:
+        """Whether the interval lies below 0, at the best exponent too."""
+        return max(self.saved.gain[2], (self.best or self.saved).gain[2]) < 0.0
+
+    @property
+    def keeps_norm(self) -> bool:
+        """Whether the saved model keeps the norms of documents, from which an exponent can be calibrated."""
+        return self.best is not None and self.saved.exponent < 1.0
+
     def to_dict(self) -> dict[str, Any]:
         """The figures, for JSON."""
         return {
@@ -72,14 +82,33 @@ class Comparison:
 
     def verdict(self, split: str) -> str:
         """Whether the trained model is better than the pretrained one, in a sentence."""
-        what = "better" if self.is_better else "not clearly better"
+        is_worse = self.saved.gain[2] < 0.0
+        what = "better" if self.is_better else "clearly worse" if is_worse else "not clearly better"
         sentence = (
             f"The trained model is {what} than the pretrained one on the {split} split: nDCG@10 changes by "
             f"{interval(self.saved.gain)}."
         )
-        if self.is_better:
+        if self.is_better or self.is_worse:
             return sentence
+        if is_worse:
+            return f"{sentence} Another exponent is better: run calibrate, or leave out --keep-scoring."
         return f"{sentence} Train on more pairs or with another learning rate, or keep the pretrained model."
+
+    def card(self, data: str) -> str:
+        """The section of a model card with the figures of the saved model, in Markdown."""
+        lines = [
+            "### Retrieval",
+            "",
+            f"nDCG@10 on {self.queries:,} queries ({data}), with a paired 95 % bootstrap interval of the difference.",
+            "",
+            "| model | nDCG@10 | difference |",
+            "| --- | ---: | ---: |",
+            f"| before training | {self.pretrained:.4f} | |",
+            f"| this model, scored by {self.saved.name} | {self.saved.ndcg:.4f} | {interval(self.saved.gain)} |",
+        ]
+        if self.saved != self.as_trained:
+            lines += ["", "The document exponent was chosen on these queries, so this figure is optimistic."]
+        return "\n".join(lines)
 
 
 def interval(gain: tuple[float, float, float]) -> str:

@@ -7,6 +7,8 @@ import json
 import logging
 import os
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from sentence_transformers.base.sampler import BatchSamplers
 from st_magnitude._config import digest
 from st_magnitude._files import locked_folder
 from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.data.splits import refuse_shared
 from st_magnitude.evaluation.geometry import card_evaluators
 from st_magnitude.finetune.comparison import Comparison, compare, own_ndcg
 from st_magnitude.finetune.settings import TrainConfig
@@ -38,6 +41,7 @@ from st_magnitude.losses import (
 )
 from st_magnitude.result import to_plain
 from st_magnitude.similarity import Similarity
+from st_magnitude.surgery.card import add_section
 from st_magnitude.surgery.export import limit_length, load, one_line_about_the_disk, write_model
 from st_magnitude.surgery.normalize import prepare
 from st_magnitude.training.record import check_same_run, record_run, remove_checkpoints
@@ -69,7 +73,7 @@ LOSSES: dict[str, type[MagnitudeRankingLoss]] = {
 
 # Settings that may change when a run is resumed
 FREE = {"epochs", "max_steps", "mini_batch_size", "bf16", "save_steps", "card_sample"}
-FREE |= {"keep_scoring", "keep_checkpoints", "resume"}
+FREE |= {"serve_length", "keep_anyway", "keep_scoring", "keep_checkpoints", "resume"}
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,7 @@ class TrainedModel:
     trainer: SentenceTransformerTrainer
     geometry: dict[str, dict[str, float]]  # norms and isotropy of a sample of the texts, "before" and "after"
     comparison: Comparison | None  # with the pretrained model; None without dev data
+    output: Path | None  # None: the model is clearly worse than the pretrained one and was not saved
 
 
 def train(
@@ -92,8 +97,10 @@ def train(
 ) -> TrainedModel:
     """Fine-tunes a model with in-batch and explicit negatives, and saves it with a model card and ``training.json``.
 
-    With dev data, the model is compared with the pretrained one, and saved with the document exponent that scores best
-    (see `compare`). Checkpoints are in ``output/checkpoints`` and are removed after a finished run.
+    With dev data, the model is compared with the pretrained one as it was given, and saved with the document exponent
+    that scores best (see `compare`). A model that is clearly worse is saved only with ``config.keep_anyway``.
+    Checkpoints are in ``output/checkpoints`` and are removed when the model is saved. ``config.max_length`` limits what
+    the model reads in training; the saved model reads as many tokens as before, or ``config.serve_length``.
 
     Args:
         model: A model, which is trained in place and prepared for the loss (Normalize is stripped or added), or the
@@ -105,7 +112,8 @@ def train(
         loss_options: Further arguments of the loss.
 
     Raises:
-        ValueError: If the data have too few pairs, or dims, temperatures or max_length do not suit the model.
+        ValueError: If the data have too few pairs, dev shares queries with the data, or dims, temperatures or a length
+            do not suit the model.
         FileExistsError: If output holds a finished model, an unfinished run and ``config.resume`` is False, or a run
             that was started with other settings or data.
         OSError: If the model cannot be found, nothing can be written, or another process writes to the output.
@@ -124,6 +132,8 @@ def _train(
     dev: RetrievalData | None,
     loss_options: dict[str, Any] | None,
 ) -> TrainedModel:
+    if dev is not None:
+        refuse_shared(dev.query_ids, data.query_ids, "dev", "train")
     checkpoint = check_output(output, config.resume)
     settings = {"model": model if isinstance(model, str) else None, "data": digest_of(data)}
     settings |= {key: value for key, value in vars(config).items() if key not in FREE}
@@ -134,8 +144,9 @@ def _train(
     task = None if dev is None else dev
     if isinstance(model, str):
         model = load(model)
-    if config.max_length is not None:
-        limit_length(model, config.max_length)
+    for name in ("max_length", "serve_length"):
+        with reading(model, getattr(config, name), name):
+            pass  # a model without such a limit is refused before anything is encoded
     arguments = training_arguments(config, rows, output, model)
     is_first = arguments.process_index == 0  # which measures and saves
     pretrained = own_ndcg(model, task) if task is not None and is_first else None
@@ -145,21 +156,46 @@ def _train(
         before(model, epoch=0, steps=0)
         if checkpoint is None:
             record_run(output, settings)
-    train_or_stop(trainer, checkpoint)
+    with reading(model, config.max_length):
+        train_or_stop(trainer, checkpoint)
     if not is_first:
-        return TrainedModel(trainer, {}, None)
+        return TrainedModel(trainer, {}, None, output)
+    if config.serve_length is not None:
+        limit_length(model, config.serve_length)
     after(model, epoch=round(trainer.state.epoch or 0), steps=trainer.state.global_step)
     comparison = None
     if task is not None and pretrained is not None:
         comparison = compare(model, task, pretrained, config.keep_scoring, config.seed)
         if comparison.saved != comparison.as_trained:
             prepare(model, Similarity(query=1.0, document=comparison.saved.exponent))
-    trained = TrainedModel(trainer, {"before": before.metrics, "after": after.metrics}, comparison)
-    dev_figures = None if comparison is None else comparison.to_dict()
-    save_trained(trainer, output, {"geometry": trained.geometry, "dev": dev_figures})
+    geometry = {"before": before.metrics, "after": after.metrics}
+    if comparison is not None and comparison.is_worse and not config.keep_anyway:
+        logger.warning(
+            f"Nothing was saved to {output}, because the trained model is clearly worse than the pretrained one. Keep "
+            "the pretrained model, or train with a lower learning rate or other data into another folder. The last "
+            "checkpoint remains: resume=True and keep_anyway=True (--resume --keep-anyway) save its model."
+        )
+        return TrainedModel(trainer, geometry, comparison, None)
+    save_trained(trainer, output, {"geometry": geometry, "dev": None if comparison is None else comparison.to_dict()})
+    if comparison is not None and dev is not None:
+        add_section(output / "README.md", comparison.card(dev.name))
     if not config.keep_checkpoints:
         remove_checkpoints(output)
-    return trained
+    return TrainedModel(trainer, geometry, comparison, output)
+
+
+@contextmanager
+def reading(model: SentenceTransformer, length: int | None, name: str = "max_length") -> Iterator[None]:
+    """Within the block, a model reads this number of tokens of a text; None leaves its own limit."""
+    if length is None:
+        yield
+        return
+    own = model.max_seq_length
+    limit_length(model, length, name)
+    try:
+        yield
+    finally:
+        model.max_seq_length = own
 
 
 def training_rows(data: RetrievalData, negatives: int | None, seed: int) -> Dataset:
@@ -243,6 +279,12 @@ def training_arguments(
         logger.warning(f"One process for {arguments.n_gpu} GPUs is slow; start one for each (docs/devices.md).")
     if len(rows) < 2 * (processes := arguments.world_size):
         raise ValueError(f"{len(rows)} training pairs are too few for {processes} processes; start fewer.")
+    if config.batch_size > len(rows) // processes and arguments.process_index == 0:
+        logger.warning(
+            f"batch_size={config.batch_size:,} is more than the {len(rows):,} training pairs"
+            + (f" of {processes} processes" if processes > 1 else "")
+            + f" fill: every step takes {len(rows) // processes:,} pairs, and an epoch is one step."
+        )
     arguments.per_device_train_batch_size = min(config.batch_size, len(rows) // processes)
     return arguments
 

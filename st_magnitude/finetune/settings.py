@@ -12,7 +12,6 @@ from st_magnitude._checks import positive
 from st_magnitude._config import (
     BatchSize,
     Bf16,
-    MaxLength,
     MiniBatchSize,
     Negatives,
     check_ranges,
@@ -89,7 +88,14 @@ class TrainConfig:
     guide: Annotated[
         str | None, typer.Option(help="Folder or hub id of a frozen model whose scores decide about the margin.")
     ] = None
-    max_length: MaxLength = None
+    max_length: Annotated[
+        int | None,
+        typer.Option(min=1, help="Number of tokens of a text that training reads; default: the model's own limit."),
+    ] = None
+    serve_length: Annotated[
+        int | None,
+        typer.Option(min=1, help="Number of tokens that the saved model reads; default: as the pretrained model."),
+    ] = None
     bf16: Bf16 = None
     save_steps: Annotated[int, typer.Option(min=1, help="Steps between checkpoints.")] = 200
     seed: Annotated[int, typer.Option(help="Seed for the order, the negatives and dropout.")] = 0
@@ -99,6 +105,9 @@ class TrainConfig:
     keep_scoring: Annotated[
         bool,
         typer.Option("--keep-scoring", help="Save the model scored as trained, even if another exponent is better."),
+    ] = False
+    keep_anyway: Annotated[
+        bool, typer.Option("--keep-anyway", help="Save the model even if it is clearly worse than the pretrained one.")
     ] = False
     keep_checkpoints: Annotated[
         bool, typer.Option("--keep-checkpoints", help="Keep the checkpoints after the run has finished.")

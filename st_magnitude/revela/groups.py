@@ -118,7 +118,7 @@ def build_groups(
     rng = random.Random(seed)
     items: Iterable[Document] = iterate_documents(source)
     items = _shuffled(items, rng) if shuffle_documents else items
-    items = tqdm(items, desc="Chunking", unit=" documents", disable=not progress, delay=2)
+    items = tqdm(items, desc="Chunking", unit=" documents", disable=None if progress else True, delay=2)
     chunked = _chunk_documents(items, settings, counts)
     ordered = _shuffled(chain.from_iterable(chunked), rng) if shuffle_chunks else _interleave(chunked, interleave)
     rows = [_columns(row) for row in _group(ordered, group_size)]

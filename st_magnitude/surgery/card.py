@@ -10,7 +10,7 @@ from sentence_transformers import SentenceTransformer
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.surgery.raw import normalizes_output
 
-__all__ = ["NEEDS_PACKAGE", "complete_card", "scoring_text"]
+__all__ = ["NEEDS_PACKAGE", "add_section", "complete_card", "scoring_text"]
 
 _BEGIN, _END = "<!-- st-magnitude: scoring -->", "<!-- /st-magnitude: scoring -->"
 
@@ -113,3 +113,11 @@ def complete_card(card: Path, model: SentenceTransformer, baked: bool = False) -
     if needs_package:
         before = re.sub(r"^# ", f"{_BEGIN}\n> {NEEDS_PACKAGE}\n{_END}\n\n# ", before, count=1, flags=re.M)
     card.write_text(f"{before}\n{section}\n{text[end:]}", encoding="utf-8")
+
+
+def add_section(card: Path, section: str) -> None:
+    """Puts a section under the heading "Evaluation" of a model card, or at its end."""
+    text = card.read_text(encoding="utf-8")
+    heading = re.search(r"^## Evaluation\n", text, flags=re.M)
+    end = heading.end() if heading else len(text)
+    card.write_text(f"{text[:end]}\n{section}\n{text[end:]}", encoding="utf-8")

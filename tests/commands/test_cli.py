@@ -1,10 +1,12 @@
 """The command line on a small folder: what it writes, and what it refuses before any training."""
 
+import contextlib
 import csv
 import errno
 import itertools
 import json
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -13,10 +15,12 @@ import numpy as np
 import pytest
 import torch
 import typer
+from _embedding_server import EmbeddingServer, serving
 from _tiny import load_transformer, save_transformer
-from conftest import CORPUS, QUERIES, RELEVANT_DOCS
+from conftest import CORPUS, QUERIES, RELEVANT_DOCS, save_splits
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
+from test_docs import ROOT
 from transformers import TrainingArguments
 from typer.testing import CliRunner
 
@@ -32,11 +36,8 @@ from st_magnitude.training.trainer import _finished_state as finished_state
 
 @pytest.fixture
 def folder(tmp_path):
-    """A data set with both splits and one judged negative a query."""
-    negatives = {q: {"d19"} for q in QUERIES}
-    for split in ("train", "dev"):
-        RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS, negatives).save(tmp_path / "data", split)
-    return tmp_path / "data"
+    """A data set with both splits."""
+    return save_splits(tmp_path / "data", "train", "dev")
 
 
 @pytest.fixture
@@ -95,7 +96,7 @@ def test_train_compares_with_the_pretrained_model_and_saves_what_scores_best(fol
     said = " ".join(result.stderr.split())
     assert "The trained model is not clearly better than the pretrained one on the dev split: nDCG@10" in said
     assert f'Load it with SentenceTransformer("{tmp_path / "best"}")' in result.stderr
-    assert f"Next: st-magnitude diagnose {tmp_path / 'best'} --data {folder} --split dev" in result.stderr
+    assert f"Next:\n  st-magnitude diagnose {tmp_path / 'best'} --data {folder} --split dev" in result.stderr
     saved = SentenceTransformer(str(tmp_path / "best"))
     assert saved.similarity_fn_name == "cosine"
     assert ndcg(saved, "cosine") == pytest.approx(dev["saved"]["ndcg"], abs=1e-6)
@@ -103,6 +104,7 @@ def test_train_compares_with_the_pretrained_model_and_saves_what_scores_best(fol
     dev = report_of(fit(folder, model_path, tmp_path / "kept", *options, "--keep-scoring", "--json"))["dev"]
     assert dev["saved"] == dev["as_trained"]
     assert dev["best"]["exponent"] == 1.0
+    assert dev["saved"]["gain"][2] < 0  # as these few queries prefer cosine, and the user has dot, which is saved
     assert SentenceTransformer(str(tmp_path / "kept")).similarity_fn_name == "dot"
 
 
@@ -112,6 +114,104 @@ def test_train_without_a_dev_split_says_that_nothing_was_compared(folder, model_
     said = " ".join(result.output.split())
     assert "could not be compared with the pretrained one" in said
     assert f"{folder / 'qrels' / 'validation.tsv'}, or name another split with --dev-split" in said
+
+
+def test_max_length_limits_training_alone(folder, tmp_path, monkeypatch):
+    """With the rate 0, the pretrained and the trained model are one model, with the length that it was given."""
+    model = load_transformer(save_transformer(tmp_path / "plain"))
+    model.save_pretrained(str(tmp_path / "model"))
+    widths = []
+    step = SentenceTransformerTrainer.training_step
+
+    def watched(self, model, inputs, *rest):
+        widths.extend(value.shape[1] for name, value in inputs.items() if name.endswith("input_ids"))
+        return step(self, model, inputs, *rest)
+
+    monkeypatch.setattr(SentenceTransformerTrainer, "training_step", watched)
+    options = ("--learning-rate", 0, "--max-steps", 1, "--max-length", 4, "--json")
+    dev = report_of(fit(folder, tmp_path / "model", tmp_path / "out", *options))["dev"]
+    assert set(widths) == {4}
+    assert dev["pretrained"] == pytest.approx(ndcg(model, "cosine"), abs=1e-6)
+    assert dev["as_trained"]["ndcg"] == pytest.approx(dev["pretrained"], abs=1e-6)
+    assert SentenceTransformer(str(tmp_path / "out")).max_seq_length == model.max_seq_length == 64
+    model.max_seq_length = 5
+    dev = report_of(fit(folder, tmp_path / "model", tmp_path / "short", *options, "--serve-length", 5))["dev"]
+    assert dev["as_trained"]["ndcg"] == pytest.approx(ndcg(model, "cosine"), abs=1e-6)
+    assert dev["as_trained"]["ndcg"] != pytest.approx(dev["pretrained"], abs=1e-3)
+    assert SentenceTransformer(str(tmp_path / "short")).max_seq_length == 5
+
+
+def test_a_model_that_is_clearly_worse_is_not_saved(folder, model_path, tmp_path):
+    options = ("--learning-rate", 100, "--max-steps", 6, "--loss", "dot", "--keep-scoring")
+    worse = fit(folder, model_path, tmp_path / "out", *options, "--json")
+    assert worse.exit_code == 3, worse.output
+    assert json.loads(worse.stdout)["dev"]["saved"]["gain"][2] < 0
+    said = " ".join(worse.stderr.split())
+    assert "The trained model is clearly worse than the pretrained one on the dev split: nDCG@10 changes by -" in said
+    assert "Next:" not in said
+    assert not (tmp_path / "out" / "modules.json").exists()
+    kept = fit(folder, model_path, tmp_path / "out", *options, "--resume", "--keep-anyway")
+    assert kept.exit_code == 0, kept.output
+    assert (tmp_path / "out" / "modules.json").exists()
+
+
+def test_a_batch_of_more_than_all_pairs_is_said(folder, model_path, tmp_path, caplog):
+    assert fit(folder, model_path, tmp_path / "out", "--max-steps", 1, "--batch-size", 100000).exit_code == 0
+    (said,) = [record.message for record in caplog.records if "batch_size" in record.message]
+    assert said.startswith("batch_size=100,000 is more than the 12 training pairs fill: every step takes 12 pairs")
+
+
+def test_splits_that_share_queries_are_refused(folder, model_path, tmp_path):
+    with (folder / "qrels" / "dev.tsv").open("a") as file:
+        file.write("train-q1\td01\t1\n")
+    commands = {
+        "train": ("--model", model_path, "--output", tmp_path / "out"),
+        "compare": ("--model", model_path, "--output", tmp_path / "out"),
+        "diagnose": (model_path,),
+        "calibrate": (model_path,),
+    }
+    for command, options in commands.items():
+        done = invoke(command, *options, "--data", folder)
+        assert done.exit_code == 2
+        assert "1 queries of the dev split are also in the train split, such as 'train-q1'" in done.stderr
+    chosen = invoke("calibrate", model_path, "--data", folder, "--split", "train", "--confirm", "dev")
+    assert "of the train split are also in the dev split" in chosen.stderr
+
+
+def commands_of(text):
+    """The commands of a page or of a terminal, without what follows "#"."""
+    return [shlex.split(line, comments=True) for line in text.splitlines() if line.lstrip().startswith("st-magnitude ")]
+
+
+@pytest.mark.parametrize("source", ["README.md", "docs/cli.md", "train"])
+def test_the_printed_sequence_runs_on_one_model(folder, tmp_path, monkeypatch, source):
+    """train, diagnose, calibrate, compress and check-serving, with the arguments as printed."""
+    monkeypatch.chdir(tmp_path)
+    folder.rename("my-data")
+    load_transformer(save_transformer(tmp_path / "plain")).save_pretrained("my-model")
+    norm = ("--loss", "qnorm", "--keep-scoring")
+    if source == "train":
+        trained = invoke("train", "--data", "my-data", "--model", "my-model", *norm, "--output", "my-tuned")
+        assert trained.exit_code == 0, trained.output
+        commands = commands_of(trained.stdout)
+        assert all("test" not in words for words in commands)
+    else:
+        commands = commands_of((ROOT / source).read_text(encoding="utf-8"))
+    sequence = ["diagnose", "calibrate", "compress", "check-serving"]
+    sequence = sequence if source == "train" else ["train", *sequence]
+    found = {words[1]: words[2:] for words in reversed(commands) if words[1] in sequence}
+    assert found.keys() == set(sequence)
+    for name in sequence:
+        words = found[name]
+        if name == "train":
+            words[words.index("--model") + 1] = "my-model"
+            words += ["--max-steps", "1"]
+        with contextlib.ExitStack() as stack:
+            if name == "check-serving":
+                model = stm.load(words[words.index("--model") + 1])
+                words[0] = stack.enter_context(serving(EmbeddingServer(model))) + "/v1"
+            done = invoke(name, *words)
+        assert done.exit_code == 0, done.output
 
 
 def test_one_step_changes_the_weights(folder, model_path, tmp_path):
@@ -126,6 +226,11 @@ def test_the_model_card_fits_the_model(folder, model_path, tmp_path):
     assert "data, train split" in card
     assert "Unnamed Dataset" not in card
     assert "encode_query(" in card
+    dev = json.loads((tmp_path / "out" / "training.json").read_text())["dev"]
+    gain = "{:+.4f} [{:+.4f}, {:+.4f}]".format(*dev["saved"]["gain"])
+    assert "nDCG@10 on 8 queries (data, dev split)" in card
+    assert f"| before training | {dev['pretrained']:.4f} | |\n| this model, scored by" in card
+    assert f"| {dev['saved']['ndcg']:.4f} | {gain} |\n" in card
     scale = json.loads((tmp_path / "out" / "training.json").read_text())["scale"]
     assert scale > 0
     assert f'"scale": {scale}' in card
@@ -465,7 +570,7 @@ def test_calibrate_confirms_on_the_other_split(tmp_path, model_path):
     """The planted length helps on one split and harms on the other: confirmation must see the harm."""
     corpus = {"long": "honey honey bees", "short": "honey"}
     for split, answer in (("dev", "long"), ("test", "short")):
-        RetrievalData({"q": "honey"}, corpus, {"q": {answer}}).save(tmp_path / "data", split)
+        RetrievalData({"dev": "honey", "test": "honey"}, corpus, {split: {answer}}).save(tmp_path / "data", split)
     from sentence_transformers.sentence_transformer.modules import BoW
 
     SentenceTransformer(modules=[BoW(["bees", "honey"])], device="cpu").save_pretrained(str(tmp_path / "bow"))

@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 from _tiny import language_model, load_transformer, save_transformer
-from conftest import CORPUS, QUERIES, RELEVANT_DOCS
+from conftest import CORPUS, save_splits
 from sentence_transformers import SentenceTransformer
 from test_docs import HUB_ID, ROOT, python_blocks
 
 import st_magnitude as stm
-from st_magnitude.data.retrieval import RetrievalData
 
 pytestmark = pytest.mark.slow
 LAUNCHERS = {
@@ -30,8 +29,7 @@ LAUNCHERS = {
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     load_transformer(save_transformer(tmp_path / "plain")).save_pretrained(str(tmp_path / "model"))
-    for split in ("train", "dev"):
-        RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS, {q: {"d19"} for q in QUERIES}).save(tmp_path / "data", split)
+    save_splits(tmp_path / "data", "train", "dev")
     return tmp_path
 
 

@@ -134,7 +134,7 @@ def test_missing_splits_are_held_out_of_the_training_queries(folder):
 @pytest.mark.parametrize(
     ("dev", "message"),
     [
-        (part(0), "60 queries of the dev split are also trained on, such as"),
+        (part(0), "60 queries of the dev split are also in the train split, such as"),
         (part(2), "60 queries of the test split are also in the dev split"),
         (RetrievalData({"x": "who?"}, {"d": "he"}, {}), "None of the 1 queries has a relevant document"),
         (RetrievalData({"x": "who?"}, {"d": "he"}, {"x": {"d"}}), "Every document of the dev split is relevant"),
