@@ -10,7 +10,7 @@ export TOKENIZERS_PARALLELISM ?= false
 .PHONY: demo test test-slow test-all lint docs site serve-site bench clean
 
 demo: $(BIN)/.installed  ## teach a retriever your own environment's API docs (about 4 minutes on 2 cores)
-	$(BIN)/st-magnitude demo --output runs/demo-$$(date +%Y%m%d-%H%M%S)
+	$(BIN)/python examples/demo.py --output runs/demo-$$(date +%Y%m%d-%H%M%S)
 
 # One process per core, each with one torch thread.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal

@@ -134,9 +134,8 @@ def compare(size: int, dim: int, repeats: int, device: str) -> dict[str, float]:
 
 def minilm_step(repeats: int, batch: int = 64) -> float | None:
     """Time of a training step with QNormRankingLoss over one with MNRL; None where the model is not installed."""
+    from docstrings import bundled_minilm
     from sentence_transformers import SentenceTransformer
-
-    from st_magnitude.commands.demo.model import bundled_minilm
 
     try:
         path = bundled_minilm()

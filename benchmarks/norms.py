@@ -42,6 +42,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from datasets import Dataset
+from docstrings import bundled_minilm
 from scipy import stats
 from sentence_transformers import (
     SentenceTransformer,
@@ -55,8 +56,6 @@ from torch.nn.functional import cross_entropy, normalize
 from transformers import PrinterCallback
 
 import st_magnitude as stm
-from st_magnitude.commands.demo.model import bundled_minilm
-from st_magnitude.evaluation.confidence import knn_accuracy_by_norm, novelty
 from st_magnitude.surgery.normalize import PROBE
 
 

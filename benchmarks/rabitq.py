@@ -36,6 +36,7 @@ from typing import Any
 import faiss
 import numpy as np
 import torch
+from docstrings import build_docstring_task
 from lexicons import build, default_cache, fetch, synsets
 from numpy.typing import NDArray
 from search_tasks import shrink
@@ -43,7 +44,6 @@ from temperature import CONDITIONS, MODELS, train
 from torch import Tensor
 
 import st_magnitude as stm
-from st_magnitude.commands.demo.docstrings import build_docstring_task
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import EncodedTask, encode_texts
 from st_magnitude.evaluation.compression import search_compressed

@@ -40,13 +40,13 @@ import copy_task
 import numpy as np
 import torch
 from datasets import Dataset
+from docstrings import bundled_minilm
 from kernel import peak_bytes, seconds
 from lexicons import fetch
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from torch import Tensor
 
-from st_magnitude.commands.demo.model import bundled_minilm
 from st_magnitude.revela import RevelaLoss, RevelaTrainer, attention, build_groups, group_similarity, load_lm
 from st_magnitude.revela.attention import Neighbours, in_batch_attention, next_token_loss, two_streams
 from st_magnitude.revela.config import RevelaConfig

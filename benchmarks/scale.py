@@ -194,11 +194,11 @@ def measure(name: str, size: int, dim: int, device: str) -> dict[str, float]:
 
 def training_step(size: int, mini_batch_size: int | None) -> dict[str, float]:
     """MiniLM on pairs of texts of 6 tokens: seconds, seconds of the kernel alone, bytes beyond model and gradients."""
+    from docstrings import bundled_minilm
     from sentence_transformers import SentenceTransformer
     from transformers.utils import logging
 
     from st_magnitude import CosineRankingLoss, prepare
-    from st_magnitude.commands.demo.model import bundled_minilm
 
     logging.disable_progress_bar()
     clock = Clock("cpu")

@@ -33,9 +33,9 @@ from itertools import chain
 from pathlib import Path
 
 from datasets import Dataset
+from docstrings import build_docstring_task
 from lexicons import Entry, default_cache, fetch, foldoc, leaks, merge, retrieval, synsets, wordnet
 
-from st_magnitude.commands.demo.docstrings import build_docstring_task
 from st_magnitude.corpus.documents import read_documents
 from st_magnitude.data.beir import DataError
 from st_magnitude.data.retrieval import RetrievalData

@@ -154,11 +154,10 @@ def collapse(dims: tuple[int, ...], numbers: tuple[int, ...], size: int, steps: 
 
 
 def minilm(batches: tuple[int, ...], weights: tuple[float, ...], max_steps: int, seed: int = 0) -> None:
+    from docstrings import build_docstring_task, bundled_minilm
     from scipy.stats import spearmanr
     from sentence_transformers import SentenceTransformer
 
-    from st_magnitude.commands.demo.docstrings import build_docstring_task
-    from st_magnitude.commands.demo.model import bundled_minilm
     from st_magnitude.data.retrieval import RetrievalData
     from st_magnitude.finetune.run import TrainConfig, train
     from st_magnitude.similarity import COSINE

@@ -34,6 +34,7 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset, DatasetDict, concatenate_datasets
+from docstrings import DocstringTask, build_docstring_task, bundled_minilm
 from lexicons import Lexicons, build
 from sentence_transformers import (
     SentenceTransformer,
@@ -46,8 +47,6 @@ from sklearn.metrics import v_measure_score
 from transformers import PrinterCallback, TrainerCallback
 
 import st_magnitude as stm
-from st_magnitude.commands.demo.docstrings import DocstringTask, build_docstring_task
-from st_magnitude.commands.demo.model import bundled_minilm
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.losses import MagnitudeRankingLoss
 from st_magnitude.training.trainer import has_fast_bf16

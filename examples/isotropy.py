@@ -1,6 +1,6 @@
 """Train embeddings that use more directions: InfoNCE with and without SIGReg.
 
-    pip install "st-magnitude[demo]"
+    pip install ".[dev]"
     python examples/isotropy.py --steps 30 --weight 0.05
 
 The script trains all-MiniLM twice on the API docs of this Python environment. The picture shows the spectrum of the
@@ -13,6 +13,7 @@ import argparse
 from pathlib import Path
 
 import numpy as np
+from _data import build_docstring_task, bundled_minilm
 from sentence_transformers import (
     SentenceTransformer,
     SentenceTransformerTrainer,
@@ -21,8 +22,6 @@ from sentence_transformers import (
 
 import st_magnitude as stm
 from st_magnitude import geometry
-from st_magnitude.commands.demo.docstrings import build_docstring_task
-from st_magnitude.commands.demo.model import bundled_minilm
 from st_magnitude.data.retrieval import RetrievalData
 
 

@@ -1,6 +1,6 @@
 """Train a retriever whose norm carries information, from the data to a saved model.
 
-    pip install "st-magnitude[demo]"
+    pip install ".[dev]"
     python examples/magnitude_retriever.py --steps 30
 
 The data are the API docs of this Python environment. The script trains with explicit negatives, follows the metrics on
@@ -14,6 +14,7 @@ import argparse
 from pathlib import Path
 
 import numpy as np
+from _data import build_docstring_task, bundled_minilm
 from sentence_transformers import (
     SentenceTransformer,
     SentenceTransformerTrainer,
@@ -22,8 +23,6 @@ from sentence_transformers import (
 
 import st_magnitude as stm
 from st_magnitude import geometry
-from st_magnitude.commands.demo.docstrings import build_docstring_task
-from st_magnitude.commands.demo.model import bundled_minilm
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import EncodedTask
 

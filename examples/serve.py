@@ -1,6 +1,6 @@
 """Serve a model whose norm carries information: the right metric of a vector database, and the cost of a wrong one.
 
-    pip install "st-magnitude[demo]" faiss-cpu
+    pip install ".[dev]" faiss-cpu
     python examples/magnitude_retriever.py
     python examples/serve.py --model runs/magnitude_retriever/model
 
@@ -16,9 +16,9 @@ from pathlib import Path
 import faiss
 import numpy as np
 import torch
+from _data import build_docstring_task
 
 import st_magnitude as stm
-from st_magnitude.commands.demo.docstrings import build_docstring_task
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import EncodedTask
 

@@ -1,6 +1,6 @@
 """Train for a small index: several temperatures and prefixes in one loss, and what each way of storing vectors keeps.
 
-    pip install "st-magnitude[demo]"
+    pip install ".[dev]"
     python examples/small_index.py --steps 20
 
 The script trains all-MiniLM twice on the API docs of this Python environment, once at a single low temperature and
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from _data import build_docstring_task, bundled_minilm
 from sentence_transformers import (
     SentenceTransformer,
     SentenceTransformerTrainer,
@@ -20,8 +21,6 @@ from sentence_transformers import (
 )
 
 import st_magnitude as stm
-from st_magnitude.commands.demo.docstrings import build_docstring_task
-from st_magnitude.commands.demo.model import bundled_minilm
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.compression import CompressionCell, table
 

@@ -1,6 +1,6 @@
 """Watch how cosine training changes norms, and two ways to intervene: cut_init and attach_grad_scale.
 
-    pip install "st-magnitude[demo]"
+    pip install ".[dev]"
     python examples/watch_norms.py --steps 60
 
 The script trains the word vectors of all-MiniLM three times with SGD on the API docs of this Python environment, which
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from _data import build_docstring_task, bundled_minilm
 from sentence_transformers import (
     SentenceTransformer,
     SentenceTransformerTrainer,
@@ -21,8 +22,6 @@ from sentence_transformers import (
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
 import st_magnitude as stm
-from st_magnitude.commands.demo.docstrings import build_docstring_task
-from st_magnitude.commands.demo.model import bundled_minilm
 from st_magnitude.data.retrieval import RetrievalData
 
 

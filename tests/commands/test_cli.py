@@ -501,7 +501,6 @@ def test_help_lists_the_commands():
     result = invoke("--help")
     assert result.exit_code == 0
     for name in (
-        "demo",
         "train",
         "compare",
         "mine",

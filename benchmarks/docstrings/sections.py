@@ -12,10 +12,7 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import Any
 
-from st_magnitude._checks import needs
-
-with needs("The demo", "demo"):
-    import griffe
+import griffe
 
 __all__ = ["MIN_WORDS", "first_sentence", "split_docstring"]
 

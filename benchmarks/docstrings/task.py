@@ -23,11 +23,10 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
-from st_magnitude._json import parse
-from st_magnitude.commands.demo.objects import DocumentedObject, documented_objects, read_files
-from st_magnitude.commands.demo.queries import normalised
-from st_magnitude.commands.demo.sections import split_docstring
-from st_magnitude.commands.demo.sources import environment_fingerprint, package_files
+from docstrings.objects import DocumentedObject, documented_objects, read_files
+from docstrings.queries import normalised
+from docstrings.sections import split_docstring
+from docstrings.sources import environment_fingerprint, package_files
 from st_magnitude.data.beir import DataError
 from st_magnitude.data.retrieval import RetrievalData
 
@@ -182,7 +181,7 @@ def _draw_evenly(
         counts = ", ".join(f"{name} {len(found):,}" for name, found in available.items()) or "no packages"
         raise DataError(
             f"The {split} split needs {minimum} documented objects, but {len(chosen):,} were found ({counts}). "
-            'Run pip install "st-magnitude[demo]", which installs enough packages, name more packages, or raise '
+            'Run pip install ".[dev]", which installs enough packages, name more packages, or raise '
             "max_files."
         )
     return chosen
@@ -223,7 +222,7 @@ def _save(task: DocstringTask, folder: Path, settings: Mapping[str, object]) -> 
 def _load(folder: Path, settings: Mapping[str, object]) -> DocstringTask | None:
     """The task in the folder, if it was built with the same settings."""
     try:
-        saved = parse((folder / "task.json").read_text(encoding="utf-8"))
+        saved = json.loads((folder / "task.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     if not isinstance(saved, dict) or saved.get("settings") != settings or "packages" not in saved:

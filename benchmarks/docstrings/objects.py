@@ -20,9 +20,9 @@ from typing import Any
 
 from tqdm import tqdm
 
-from st_magnitude.commands.demo.queries import as_query, normalised, query_core
-from st_magnitude.commands.demo.sections import MIN_WORDS, first_sentence, split_docstring
-from st_magnitude.commands.demo.sources import is_public
+from docstrings.queries import as_query, normalised, query_core
+from docstrings.sections import MIN_WORDS, first_sentence, split_docstring
+from docstrings.sources import is_public
 
 __all__ = ["DocumentedObject", "documented_objects", "read_files"]
 

@@ -7,14 +7,12 @@ from textwrap import indent
 
 import pytest
 
-import st_magnitude.commands.demo.docstrings as docstrings
-import st_magnitude.commands.demo.objects as objects
-from st_magnitude.commands.demo.docstrings import (
-    DocstringTask,
-    build_docstring_task,
-    documented_objects,
-    split_docstring,
-)
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+from docstrings import objects
+from docstrings import task as docstrings
+from docstrings.task import DocstringTask, build_docstring_task, documented_objects, split_docstring
+
 from st_magnitude.data.beir import DataError
 from st_magnitude.data.retrieval import RetrievalData
 

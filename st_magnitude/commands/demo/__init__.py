@@ -1,1 +1,0 @@
-"""``st-magnitude demo``: fine-tune a retriever on the API docs of your own Python environment."""
