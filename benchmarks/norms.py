@@ -44,12 +44,14 @@ import torch
 from datasets import Dataset
 from docstrings import bundled_minilm
 from scipy import stats
+from scipy.stats import mode
 from sentence_transformers import (
     SentenceTransformer,
     SentenceTransformerTrainer,
     SentenceTransformerTrainingArguments,
 )
 from sklearn.datasets import load_digits
+from sklearn.neighbors import NearestNeighbors
 from temperature import static_model
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
@@ -345,6 +347,32 @@ def interventions(quick: bool, output: Path) -> dict[str, Any]:
     return found
 
 
+def novelty(inside: Any, outside: Any) -> tuple[float, float]:
+    """Mean norm outside the training domain over the mean inside, and the AUROC of the norm (Fig. 3 and S5)."""
+    return float(np.mean(outside) / np.mean(inside)), stm.geometry.auroc(inside, outside)
+
+
+def knn_accuracy_by_norm(
+    embeddings: Any, labels: Any, k: int, num_buckets: int, min_rows: int
+) -> list[tuple[float, float]]:
+    """Lower end and accuracy of every bucket of norms: (n, D), (n,) -> buckets in rising order of the norm.
+
+    Norms are divided by the largest one and sorted into buckets of equal width; buckets of fewer than ``min_rows`` rows
+    are left out. The majority of its k nearest other rows under cosine classifies a row (Fig. 4 left; k = 200 in the
+    paper's App. C.1).
+    """
+    sizes, classes = stm.geometry.norms(embeddings), np.unique(np.asarray(labels), return_inverse=True)[1]
+    nearest = NearestNeighbors(n_neighbors=k, metric="cosine").fit(np.asarray(embeddings))
+    neighbours = nearest.kneighbors(return_distance=False)  # (n, k): without X, no row is its own neighbour
+    is_right = mode(classes[neighbours], axis=1).mode == classes
+    bucket = np.clip(np.ceil(sizes / sizes.max() * num_buckets).astype(int) - 1, 0, num_buckets - 1)
+    return [
+        (i / num_buckets, float(is_right[inside].mean()))
+        for i in range(num_buckets)
+        if (inside := bucket == i).sum() >= min_rows
+    ]
+
+
 def confidence(quick: bool) -> dict[str, Any]:
     """Trained on 0 to 4: held-out digits of those classes against 5 to 9; accuracy by norm."""
     ratios, areas, trends, untrained = [], [], [], []
@@ -363,23 +391,22 @@ def confidence(quick: bool) -> dict[str, Any]:
             found = novelty(magnitudes[labels < 5].tolist(), magnitudes[labels >= 5].tolist())
             both = torch.cat([x, test])
             buckets = knn_accuracy_by_norm(model(both), torch.cat([y, labels]), k=50, num_buckets=20, min_rows=50)
-        ratios.append(found.ratio)
-        areas.append(found.auroc)
+        ratios.append(found[0])
+        areas.append(found[1])
         if len(buckets) > 1:
-            trends.append(stm.geometry.spearman([b.low for b in buckets], [b.accuracy for b in buckets]))
+            trends.append(stm.geometry.spearman(*zip(*buckets, strict=True)))
     print("## Norm as confidence, trained on digits 0 to 4\n")
     print(
         f"- norm of unseen classes over held-out seen ones {np.mean(ratios):.3f} ± {margin(ratios):.3f}, AUROC "
         f"{np.mean(areas):.3f} ± {margin(areas):.3f}; the paper (Fig. 3): below 1 on CIFAR"
     )
-    before = [n.ratio for n in untrained], [n.auroc for n in untrained]
-    shown = (f"{np.mean(values):.3f} ± {margin(values):.3f}" for values in before)
+    shown = (f"{np.mean(values):.3f} ± {margin(values):.3f}" for values in zip(*untrained, strict=True))
     print(f"  untrained: {', AUROC '.join(shown)}")
     print(
         f"- Spearman of bucket and kNN accuracy {np.mean(trends):+.2f} ({', '.join(f'{t:+.2f}' for t in trends)}); the "
         "paper (Fig. 4): rising\n"
     )
-    return {"ratio": ratios, "auroc": areas, "trend": trends, "untrained": before}
+    return {"ratio": ratios, "auroc": areas, "trend": trends, "untrained": list(zip(*untrained, strict=True))}
 
 
 # --- 4. scored pairs ------------------------------------------------------------------------------------------------

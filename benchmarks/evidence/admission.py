@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -73,8 +72,7 @@ def main() -> None:
         for corpus, task in corpora().items():
             if name == "Cosine" and "fragments" not in corpus:
                 continue
-            with tempfile.TemporaryDirectory() as folder:
-                row(name, model, similarity, corpus, task, folder, inside)
+            row(name, model, similarity, corpus, task, inside)
     print(f"\nThe stated interval holds the share of new queries in {np.mean(inside):.0%} of {len(inside)} calls.")
 
 
@@ -84,7 +82,6 @@ def row(
     similarity: stm.Similarity,
     corpus: str,
     task: RetrievalData,
-    folder: str,
     inside: list[bool],
 ) -> None:
     """Prints the rows of one model and corpus: means over splits."""
@@ -94,20 +91,10 @@ def row(
         for split in range(SPLITS):
             order = np.random.default_rng(split).permutation(judged)
             given, new = order[: 2 * len(order) // 3], order[2 * len(order) // 3 :]
-            made = stm.admit(
-                model,
-                task.corpus,
-                queries={query: task.queries[query] for query in given},
-                relevant={query: task.relevant[query] for query in given},
-                similarity=similarity,
-                embeddings=folder,
-                batch_size=128,
-                seed=split,
-                show_progress_bar=False,
-                **asked,
-            )
+            part = RetrievalData({q: task.queries[q] for q in given}, task.corpus, {q: task.relevant[q] for q in given})
+            made = stm.admit(model, part, similarity=similarity, seed=split, encode={"batch_size": 128}, **asked)
             kept = set(made.kept_ids)
-            shares = [len(kept & task.relevant[q]) / len(task.relevant[q]) for q in new]
+            shares = [len(kept & task.relevant[q].keys()) / len(task.relevant[q]) for q in new]
             found.append(made)
             fresh.append(np.mean(shares))
             # both sides are samples: the interval of the difference is wider by the draw of the new queries

@@ -11,7 +11,7 @@ its test. SmolLM2-135M-Instruct reads the first definition and answers in at mos
 examples. (A first trial with three definitions showed that wrong ones mislead a reader of this size.) Two more
 readings say what such a reader can show: without any definition, and with the right one.
 
-Figures are the share of exact answers and token F1 (RAGEvaluator), with 95 % intervals over questions; seed 0 of the
+Figures are the share of exact answers and token F1 (`read_answers`), with 95 % intervals over questions; seed 0 of the
 retrievers.
 
 Expected before the run (24 questions of the trial: 33 % exact answers with the right definition, 21 % without any): a
@@ -41,11 +41,14 @@ from numpy.typing import NDArray
 from revela import language_model
 from revela_text import WORK
 from search_tasks import hypernyms
+from sentence_transformers import SentenceTransformer
 from temperature import static_model
 from temperature_control import STUDIES, TAUS
 
 import st_magnitude as stm
-from st_magnitude.evaluation import RAGEvaluator, exact_match, token_f1
+from st_magnitude.data.task import encode_texts
+from st_magnitude.evaluation import dense_run, read_answers
+from st_magnitude.evaluation.hybrid import Run
 from st_magnitude.revela.models import load_lm
 
 PATH = RESULTS / "reading.json"
@@ -108,25 +111,21 @@ def measure(number: int) -> Figures:
     """Exact match and F1 of every question by retriever, and some answers."""
     test = data("wordnet").tests["wordnet"]
     asked, answers = questions(number)
-    options: dict[str, Any] = {"k": 1, "prompt": prompt, "batch_size": 10, "write_csv": False}
-    evaluator = RAGEvaluator(asked, test.corpus, answers, reader(), **options)
+    ask = reader()
     figures: Figures = {"questions": number, "data": data("wordnet").fingerprint, "readings": {}, "answers": {}}
 
-    def note(name: str, predictions: dict[str, str]) -> None:
-        scores = {
-            key: np.array([metric(predictions[q], answers[q]) for q in asked])
-            for key, metric in {"em": exact_match, "f1": token_f1}.items()
-        }
-        figures["readings"][name] = {key: packed(values) for key, values in scores.items()}
-        figures["answers"][name] = list(predictions.values())[:20]
-        print(name, {key: round(float(values.mean()), 3) for key, values in scores.items()}, flush=True)
+    def note(name: str, run: Run) -> None:
+        found = read_answers(ask, run, asked, test.corpus, answers, k=1, prompt=prompt, batch_size=10)
+        figures["readings"][name] = {"em": packed(found.exact), "f1": packed(found.f1)}
+        figures["answers"][name] = list(found.predictions.values())[:20]
+        print(f"{name}\n{found}", flush=True)
 
-    note("no definition", evaluator.read({}))
-    note("the right one", evaluator.read({q: {min(test.relevant[q]): 1.0} for q in asked}))
-    model = static_model().eval()
-    evaluator.similarity = stm.COSINE
-    evaluator(model)
-    note("before training", evaluator.predictions)
+    def searched(model: SentenceTransformer, exponent: float) -> Run:
+        return dense_run(encode_texts(model.eval(), asked, test.corpus), stm.Similarity(1.0, exponent), 1)
+
+    note("no definition", {})
+    note("the right one", {q: {min(test.relevant[q]): 1.0} for q in asked})
+    note("before training", searched(static_model(), 1.0))
     study = STUDIES["static"]
     for loss, scorings in {"cosine": ("matched",), "qnorm": ("matched", "calibrated")}.items():
         cells = study.cosines if loss == "cosine" else study.of_loss(loss, "auto", TAUS)
@@ -137,9 +136,7 @@ def measure(number: int) -> Figures:
         for scoring in scorings:
             best = watch.best[scoring]
             model.load_state_dict(best["weights"])
-            evaluator.similarity = stm.Similarity(1.0, best["exponent"])
-            evaluator(model.eval())
-            note(f"{loss}, {scoring}", evaluator.predictions)
+            note(f"{loss}, {scoring}", searched(model, best["exponent"]))
     return figures
 
 

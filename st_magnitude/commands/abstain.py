@@ -42,7 +42,7 @@ def abstain(
     output: Annotated[
         Path | None, typer.Option(help="Folder for abstention.json and abstention.png, usually that of the model.")
     ] = None,
-    scoring: Scoring = None,
+    similarity: Scoring = None,
     batch_size: EncodingBatch = 32,
     max_length: MaxLength = None,
     seed: Annotated[int, typer.Option(help="Seed for the queries that are left out and for the two parts.")] = 0,
@@ -60,12 +60,12 @@ def abstain(
     confirmed_on = RetrievalData.from_beir(data, confirm) if confirm is not None else None
     encoder = load_model(model, max_length)
     typer.echo(f"{split}: {judged}")
-    bar = show_progress()
-    rule = calibrate_abstention(encoder, judged, risk, delta, signal, scoring, unanswerable, batch_size, seed, bar)
+    options = {"batch_size": batch_size, "show_progress_bar": show_progress()}
+    rule = calibrate_abstention(encoder, judged, risk, delta, signal, similarity, unanswerable, seed, options)
     typer.echo(str(rule))
     figures: dict[str, Any] = {"split": split, "rule": rule}
     if confirmed_on is not None:
-        answers = rule.measure(encoder, confirmed_on, unanswerable, batch_size)
+        answers = rule.measure(encoder, confirmed_on, unanswerable, options)
         typer.echo(f"{confirm}:\n{answers}")
         figures["confirm"] = {
             "split": confirm,
@@ -77,5 +77,5 @@ def abstain(
         output.mkdir(parents=True, exist_ok=True)
         rule.save(output)
         rule.plot(output / "abstention.png")
-        typer.echo(f"Saved to {output / 'abstention.json'}: apply it by stm.answerable({str(output)!r}, scores).")
+        typer.echo(f"Saved to {output / 'abstention.json'}. rule = stm.Abstention.load({str(output)!r}); {rule.call}")
     return figures

@@ -10,7 +10,17 @@ from typing import Annotated
 import typer
 
 from st_magnitude._config import check_ranges
-from st_magnitude.commands.core import Data, EncodingBatch, Figures, MaxLength, Model, Scoring, command, load_model
+from st_magnitude.commands.core import (
+    Data,
+    EncodingBatch,
+    Figures,
+    MaxLength,
+    Model,
+    Scoring,
+    command,
+    load_model,
+    show_progress,
+)
 
 
 @dataclass(frozen=True)
@@ -91,7 +101,8 @@ def mine(
         judge = CrossEncoder(cross_encoder)
     is_qrels = output.suffix == ".tsv"
     options = vars(settings) | ({"output_format": "triplet"} if is_qrels else {})
-    mined = mine_negatives(load_model(model, max_length), loaded, cross_encoder=judge, **options)
+    encode = {"batch_size": options.pop("batch_size"), "show_progress_bar": show_progress()}
+    mined = mine_negatives(load_model(model, max_length), loaded, cross_encoder=judge, encode=encode, **options)
     output.parent.mkdir(parents=True, exist_ok=True)
     if is_qrels:
         with_negatives(loaded, mined).save_qrels(output)
@@ -100,6 +111,10 @@ def mine(
     else:
         mined.to_json(output)
     typer.echo(f"Saved {len(mined):,} rows in {output}.")
+    if "negative" in mined.column_names:
+        answers = {loaded.corpus[document] for grades in loaded.relevant.values() for document in grades}
+        share = sum(text not in answers for text in mined["negative"]) / max(len(mined), 1)
+        typer.echo(f"{share:.1%} of the negatives are relevant to none of the queries.")
     if output.parent == data / "qrels" and is_qrels:
         words = ["train", "--data", str(data), "--split", output.stem, "--negatives", str(settings.num_negatives)]
         typer.echo(f"Next: {shlex.join(['st-magnitude', *words, '--model', model, '--output', 'FOLDER'])}")

@@ -1,12 +1,18 @@
 """Evaluators in the manner of sentence-transformers: they go where its own evaluators go."""
 
-from st_magnitude.evaluation.compression import CompressionCell, CompressionEvaluator
-from st_magnitude.evaluation.geometry import GeometryEvaluator
-from st_magnitude.evaluation.hybrid import HybridEvaluator, bm25_run, dense_run, reciprocal_rank_fusion
-from st_magnitude.evaluation.magnitude import MagnitudeEvaluator
-from st_magnitude.evaluation.pairs import ScoredPairsEvaluator
-from st_magnitude.evaluation.rag import RAGEvaluator, exact_match, normalize_answer, rag_prompt, token_f1
-from st_magnitude.evaluation.trec import read_run, write_run
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from st_magnitude._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from st_magnitude.evaluation.compression import CompressionCell, CompressionEvaluator
+    from st_magnitude.evaluation.geometry import GeometryEvaluator
+    from st_magnitude.evaluation.hybrid import HybridEvaluator, bm25_run, dense_run, reciprocal_rank_fusion
+    from st_magnitude.evaluation.magnitude import MagnitudeEvaluator
+    from st_magnitude.evaluation.pairs import ScoredPairsEvaluator
+    from st_magnitude.evaluation.rag import exact_match, normalize_answer, rag_prompt, read_answers, token_f1
 
 __all__ = [
     "CompressionCell",
@@ -14,15 +20,15 @@ __all__ = [
     "GeometryEvaluator",
     "HybridEvaluator",
     "MagnitudeEvaluator",
-    "RAGEvaluator",
     "ScoredPairsEvaluator",
     "bm25_run",
     "dense_run",
     "exact_match",
     "normalize_answer",
     "rag_prompt",
-    "read_run",
+    "read_answers",
     "reciprocal_rank_fusion",
     "token_f1",
-    "write_run",
 ]
+
+__getattr__, __dir__ = lazy_names(__name__)

@@ -17,20 +17,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.special import bdtr
-from scipy.stats import binomtest
 from sentence_transformers import SentenceTransformer
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
 from st_magnitude._checks import one_of
-from st_magnitude._files import whole_file
-from st_magnitude._json import from_plain, parse
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import encode_texts
 from st_magnitude.evaluation.confidence import risk_by_coverage
-from st_magnitude.evaluation.metrics import raw_scoring_of
+from st_magnitude.evaluation.metrics import raw_scoring_of, share_interval
 from st_magnitude.geometry import norms, risk_coverage
-from st_magnitude.result import to_plain
+from st_magnitude.result import Result, Table
 from st_magnitude.similarity import Similarity
 
 __all__ = ["Abstention", "Answers", "answerable", "calibrate_abstention", "controlled_threshold"]
@@ -56,24 +53,16 @@ class Answers:
     @property
     def coverage(self) -> tuple[float, float, float]:
         """Share of the queries that are answered, with its exact 95 % interval: (share, low, high)."""
-        return _share(self.answered, self.queries)
+        return share_interval(self.answered, self.queries)
 
     @property
     def risk(self) -> tuple[float, float, float]:
         """Share of wrong answers among those given, with its exact 95 % interval; nan without answers."""
-        return _share(self.wrong, self.answered)
+        return share_interval(self.wrong, self.answered)
 
     def __str__(self) -> str:
         coverage, risk = ("{:.3f} [{:.3f}, {:.3f}]".format(*share) for share in (self.coverage, self.risk))
         return f"coverage {coverage} of {self.queries} queries\nrisk     {risk} of {self.answered} answers"
-
-
-def _share(count: int, total: int) -> tuple[float, float, float]:
-    """Share with the interval of Clopper and Pearson (1934)."""
-    if total == 0:
-        return math.nan, math.nan, math.nan
-    interval = binomtest(count, total).proportion_ci(0.95)
-    return count / total, float(interval.low), float(interval.high)
 
 
 @dataclass(frozen=True)
@@ -86,7 +75,7 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Abstention:
+class Abstention(Result):
     """A rule that says which queries to answer, and what it guarantees.
 
     A query is answered if its signal, ``weights`` times (score, gap to the second score, query norm, norm of the first
@@ -116,53 +105,70 @@ class Abstention:
 
     @property
     def similarity(self) -> Similarity:
-        """The similarity of the scores. It divides by the norm of the query, so that scores of all queries compare."""
+        """The similarity of the scores. It divides by the norm of the query, so scores of all queries compare."""
         return Similarity(1.0, self.document_exponent)
+
+    @property
+    def call(self) -> str:
+        """The call of `answerable` with all that the rule needs, for messages."""
+        needs = [name.replace(" ", "_") for name, weight in zip(FEATURES, self.weights, strict=True) if weight]
+        more = "".join(f",\n    {name}s={name}s" for name in needs if name.endswith("norm"))
+        return f"stm.answerable(rule, scores{more})"
 
     def measure(
         self,
         model: SentenceTransformer,
         data: RetrievalData,
         unanswerable: float | None = None,
-        batch_size: int = 32,
+        encode: Mapping[str, Any] | None = None,
     ) -> Answers:
         """Applies the rule to other queries; the arguments are those of `calibrate_abstention`."""
-        features, is_wrong, _ = first_documents(model, data, self.similarity, unanswerable, 0, batch_size)
+        features, is_wrong, _ = first_documents(model, data, self.similarity, unanswerable, 0, encode)
         return answers_of(features @ self.weights, is_wrong, self.threshold)
 
-    def save(self, folder: str | Path) -> None:
+    def save(self, folder: str | Path) -> Path:
         """Writes ``abstention.json`` into a folder, which is usually that of the model."""
-        with whole_file(Path(folder) / FILE) as file:
-            file.write(json.dumps(to_plain(self), indent=1).encode())
+        return super().save(Path(folder) / FILE)
 
     @classmethod
     def load(cls, folder: str | Path) -> Abstention:
-        """Reads what `save` wrote.
+        """Reads the file of `save`.
 
         Raises:
-            ValueError: If the file is missing or was not written by `save`.
+            ValueError: If the file is missing or is not one of `save`.
         """
         path = Path(folder) / FILE
         try:
-            rule: Abstention = from_plain(cls, parse(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError) as error:
+            given = json.loads(path.read_text(encoding="utf-8"))
+            curves = {
+                name: Curve(np.array(curve["coverage"]), np.array(curve["risk"]), curve["area"])
+                for name, curve in given.pop("curves").items()
+            }
+            answers, threshold = Answers(**given.pop("calibration")), float(given.pop("threshold"))
+            weights = tuple(map(float, given.pop("weights")))
+            return cls(**given, weights=weights, threshold=threshold, calibration=answers, curves=curves)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
-                f"{path} is not a saved Abstention ({error}); make one with calibrate_abstention."
+                f"{path} is not a saved Abstention ({error!r}); make one with calibrate_abstention."
             ) from None
-        return rule
 
-    def __str__(self) -> str:
-        lines = [
-            f"Answer a query if its {self.signal} is at least {self.threshold:.4g}"
+    def tables(self) -> list[Table | str]:
+        """The rule, its guarantee, and the area of every signal."""
+        rule = (
+            f"Answer a query if its {self.signal} is at least {self.threshold:.4g}:\n{self.call}"
             if math.isfinite(self.threshold)
             else "Answer no query: no threshold of this signal gives the guarantee. Use more\n"
-            "validation queries, a larger risk, or a better model",
+            "validation queries, a larger risk, or a better model"
+        )
+        guarantee = (
             f"risk at most {self.max_risk:g} with probability {1 - self.delta:g}, if {self.unanswerable:.0%} of the "
-            "queries have no answer",
-            str(self.calibration),
-            "signal           area of risk by coverage",
-        ]
-        return "\n".join(lines + [f"{name:16s} {curve.area:.3f}" for name, curve in self.curves.items()])
+            "queries have no answer"
+        )
+        rows = [[name, curve.area] for name, curve in self.curves.items()]
+        return [f"{rule}\n{guarantee}\n{self.calibration}", Table(["signal", "area of risk by coverage"], rows)]
+
+    def __str__(self) -> str:
+        return Result.__str__(self)
 
     def plot(self, path: str | Path) -> None:
         """Writes the curves of all signals and the chosen coverage to a PNG file.
@@ -185,9 +191,8 @@ def calibrate_abstention(
     signal: str = "auto",
     similarity: Similarity | str | None = None,
     unanswerable: float | None = None,
-    batch_size: int = 32,
     seed: int = 0,
-    show_progress_bar: bool | None = None,
+    encode: Mapping[str, Any] | None = None,
 ) -> Abstention:
     """Finds when to answer, so that at most a share ``risk`` of the answers is wrong with probability 1 - ``delta``.
 
@@ -203,15 +208,14 @@ def calibrate_abstention(
         risk: Largest share of wrong answers among the answers given.
         delta: Probability, over the draw of the validation queries, that the guarantee fails.
         signal: ``"score"``, ``"gap"`` (first score minus second), ``"query norm"``, ``"document norm"`` (of the first
-            document), ``"combined"`` (a logistic regression on these four), or ``"auto"`` for the one with the smallest
-            area of risk by coverage.
+            document), ``"combined"`` (a logistic regression on these four), or ``"auto"`` for the signal with the
+            smallest area of risk by coverage.
         similarity: The similarity that ranks; by default the model's own, which is cosine if it normalises. Scores are
             always divided by the norm of the query.
-        unanswerable: Share of the queries whose relevant documents are left out, so that they have no answer. By
-            default 0 if the data has queries without a relevant document, else 0.25. Choose the share that you expect.
-        batch_size: Number of texts that are encoded at a time.
+        unanswerable: Share of the queries whose relevant documents are left out: they have no answer. By default
+            0 if the data has queries without a relevant document, else 0.25. Choose the share that you expect.
         seed: Seed for the queries that are left out, and for the two parts.
-        show_progress_bar: Whether to show a progress bar; None follows the log level.
+        encode: Options of encoding, such as ``{"batch_size": 64}``, see `st_magnitude.data.task.encode_texts`.
 
     Raises:
         ValueError: If risk or delta are not strictly between 0 and 1, there are too few queries for them, an argument
@@ -223,7 +227,7 @@ def calibrate_abstention(
             rule = stm.calibrate_abstention(model, RetrievalData.from_beir("my-data", "dev"), risk=0.1)
             print(rule)
             rule.save("my-model")
-            stm.answerable("my-model", scores)  # scores of the first two documents of new queries
+            print(rule.call)  # how to apply it to new queries
 
     The guarantee is for new queries from the same source and with the same share of unanswerable ones.
 
@@ -243,9 +247,7 @@ def calibrate_abstention(
             "more queries or a larger risk."
         )
     similarity = Similarity(1.0, raw_scoring_of(model, similarity).exponents[1])
-    features, is_wrong, share = first_documents(
-        model, data, similarity, unanswerable, seed, batch_size, show_progress_bar
-    )
+    features, is_wrong, share = first_documents(model, data, similarity, unanswerable, seed, encode)
     return rule_of(features, is_wrong, share, similarity, risk, delta, signal, seed)
 
 
@@ -268,7 +270,7 @@ def rule_of(
     if len(set(is_wrong[choosing])) < 2:
         kind = "wrong" if is_wrong[choosing][0] else "right"
         raise ValueError(
-            f"The first documents of all {choosing.sum()} queries that choose the signal are {kind}, so that there is "
+            f"The first documents of all {choosing.sum()} queries that choose the signal are {kind}, so there is "
             "nothing to tell apart. Use more queries, a larger corpus, or another unanswerable=."
         )
     weights = _weights(features[choosing], is_wrong[choosing])
@@ -316,7 +318,7 @@ def controlled_threshold(values: Array, is_wrong: Any, start: float, risk: float
 def _tests(values: Array, is_wrong: Any, risk: float) -> tuple[Array, Array, Array]:
     """All thresholds from the highest down, their coverage, and the binomial tails of their wrong answers.
 
-    A threshold lies in the middle between two values, so that rounding elsewhere does not move a query across it.
+    A threshold lies in the middle between two values: rounding elsewhere does not move a query across it.
     """
     order = np.argsort(-values, kind="stable")
     last = np.flatnonzero(np.append(np.diff(values[order]) != 0, True))  # of each group of equal values
@@ -350,11 +352,10 @@ def first_documents(
     similarity: Similarity,
     unanswerable: float | None,
     seed: int,
-    batch_size: int = 32,
-    show_progress_bar: bool | None = None,
+    encode: Mapping[str, Any] | None = None,
 ) -> tuple[Array, NDArray[np.bool_], float]:
     """Features (n, 4) of every query's first document, whether it is wrong (n,), and the share without an answer."""
-    column = {document: i for i, document in enumerate(sorted(data.corpus))}
+    column = {document: i for i, document in enumerate(data.document_ids)}
     relevant = [[column[d] for d in data.relevant.get(query, ())] for query in data.queries]
     has_answer = np.array([bool(documents) for documents in relevant])
     if unanswerable is None:
@@ -368,7 +369,7 @@ def first_documents(
     if len(data.corpus) < depth:
         raise ValueError(f"The corpus has {len(data.corpus)} documents, but at least {depth} are needed; enlarge it.")
 
-    encoded = encode_texts(model, data.queries, data.corpus, batch_size, show_progress_bar, before_normalize=True)
+    encoded = encode_texts(model, data.queries, data.corpus, before_normalize=True, **(encode or {}))
     top = encoded.top(similarity, depth)  # (n, depth)
     is_relevant = replace(encoded, columns=relevant).hits(top)
     order = np.argsort(is_relevant & left_out[:, None], axis=1, kind="stable")[:, :2]  # documents left out go last
@@ -405,7 +406,7 @@ def answerable(
     found = np.asarray(scores, dtype=np.float64)
     if found.ndim != 2 or not found.shape[1]:
         raise ValueError(f"scores must have the shape (n, k), the best score first; got {found.shape}.")
-    given: Mapping[str, Any] = {
+    given = {
         "score": found[:, 0],
         "gap": found[:, 0] - found[:, 1] if found.shape[1] > 1 else None,
         "query norm": query_norms,

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import betaincinv
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude.similarity import COSINE, Similarity
 from st_magnitude.surgery.raw import normalizes_output, refuse_other_models
 
-__all__ = ["are_unit", "model_name", "raw_scoring_of", "scoring_of"]
+__all__ = ["are_unit", "model_name", "raw_scoring_of", "scoring_of", "share_interval"]
 
 
 def are_unit(norms: NDArray[np.float64]) -> bool:
@@ -55,3 +56,17 @@ def model_name(model: SentenceTransformer) -> str:
         return " + ".join(type(module).__name__ for module in model)
     path = Path(known)
     return "/".join(path.parts[-2:]) if path.is_absolute() else str(known)
+
+
+def share_interval(count: float, total: int) -> tuple[float, float, float]:
+    """A share with its exact 95 % interval (Clopper and Pearson, 1934): (share, low, high); nan for a total of 0.
+
+    Example:
+        >>> [round(x, 3) for x in share_interval(2, 50)]
+        [0.04, 0.005, 0.137]
+    """
+    if not total:
+        return float("nan"), float("nan"), float("nan")
+    low = betaincinv(count, total - count + 1, 0.025) if count > 0 else 0.0
+    high = betaincinv(count + 1, total - count, 0.975) if count < total else 1.0
+    return count / total, float(low), float(high)

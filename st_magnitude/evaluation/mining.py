@@ -1,25 +1,24 @@
 """Hard negatives, found with the scores that the model gives, its norms included.
 
-sentence-transformers' ``mine_hard_negatives`` normalises all embeddings, with FAISS and without, so that a model whose
-norms count is searched as another model. Here the same function gets the scores of any `Similarity`.
+sentence-transformers' ``mine_hard_negatives`` normalises all embeddings, with FAISS and without, so a model whose norms
+count is searched as if they did not. Here the same function gets the scores of any `Similarity`.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import islice
 from math import ceil, floor
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 from datasets import Dataset
 from numpy.typing import NDArray
-from sentence_transformers import CrossEncoder, SentenceTransformer
+from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import dot_score, mine_hard_negatives, pairwise_dot_score
 from torch import Tensor
 
@@ -39,38 +38,23 @@ Found = dict[str, tuple[dict[str, float], dict[str, float]]]  # query -> scores 
 
 def mine_negatives(
     model: SentenceTransformer,
-    data: Dataset | RetrievalData | Mapping[str, str] | str | Path,
-    corpus: Collection[str] | Mapping[str, str] | None = None,
-    relevant_docs: Mapping[str, Collection[str]] | None = None,
+    data: RetrievalData,
     *,
-    split: str = "train",
     similarity: Similarity | str | None = None,
     never_relevant: float | None = None,
     min_queries: int = 3,
-    cross_encoder: CrossEncoder | None = None,
-    range_min: int = 0,
-    range_max: int | None = None,
-    max_score: float | None = None,
-    min_score: float | None = None,
-    absolute_margin: float | None = None,
-    relative_margin: float | None = None,
     num_negatives: int = 3,
-    sampling_strategy: Literal["top", "random"] = "top",
-    query_prompt_name: str | None = None,
-    query_prompt: str | None = None,
-    corpus_prompt_name: str | None = None,
-    corpus_prompt: str | None = None,
     output_format: OutputFormat = "triplet",
     output_scores: bool = False,
-    batch_size: int = 32,
     seed: int = 0,
-    verbose: bool = True,
+    encode: Mapping[str, Any] | None = None,
+    **options: Any,
 ) -> Dataset:
     """Mines hard negatives for training: documents that the model scores high and that do not answer the query.
 
-    The options that sentence-transformers' ``mine_hard_negatives`` has too mean the same, and for a model that is
-    scored by cosine the results are equal. A document with the text of one of the query's positives is never a
-    negative. The search is exhaustive, on the device of the model.
+    This is sentence-transformers' ``mine_hard_negatives`` with the scores of any similarity; for a model that is scored
+    by cosine the results are equal. A document with the text of one of the query's positives is never a negative. The
+    search is exhaustive, on the device of the model.
 
     There are two kinds of negatives, and ``never_relevant`` is the share of the second one:
 
@@ -81,91 +65,51 @@ def mine_negatives(
 
     Args:
         model: The model whose scores count. A model that ends in Normalize is scored with unit embeddings.
-        data: A folder in BEIR's layout, a `RetrievalData`, a mapping of query id -> text together with ``corpus`` and
-            ``relevant_docs``, or a ``datasets.Dataset`` whose first two columns are anchors and positives.
-        corpus: Document id -> text; with a Dataset, texts that are candidates beside the positives.
-        relevant_docs: Query id -> ids of its relevant documents.
-        split: Split of the qrels, if data is a folder. A document that only queries of other splits ask for counts as
-            never relevant.
+        data: Queries, corpus and judgments; `RetrievalData.from_dataset` makes them of pairs.
         similarity: A Similarity or its name; by default the model's own.
         never_relevant: Share of never-relevant documents among the negatives, from 0 to 1. By default the two kinds are
             not distinguished, and the best candidates are taken.
         min_queries: Number of queries that a never-relevant document must be among the ten best of.
-        cross_encoder: A CrossEncoder whose scores replace those of the model in the margins and score limits.
-        range_min: Number of best candidates that are skipped.
-        range_max: Number of best candidates that are considered; by default as many as the other options need.
-        max_score: Highest score of a negative.
-        min_score: Lowest score of a negative.
-        absolute_margin: Margin by which a negative scores below the lowest of the query's positives.
-        relative_margin: The same margin as a share of that positive's score; 0.05 is a common choice.
         num_negatives: Number of negatives for each query.
-        sampling_strategy: ``"top"`` takes the best candidates, ``"random"`` any of them.
-        query_prompt_name: Name of the prompt of the queries in ``model.prompts``.
-        query_prompt: Prompt of every query, in place of the model's own.
-        corpus_prompt_name: Name of the prompt of the documents in ``model.prompts``.
-        corpus_prompt: Prompt of every document, in place of the model's own.
         output_format: ``"triplet"`` (one negative in a row), ``"n-tuple"`` (all in one row; rows with fewer are left
             out), ``"labeled-pair"`` or ``"labeled-list"``.
         output_scores: Whether the rows contain scores.
-        batch_size: Number of texts that are encoded at a time.
         seed: Seed for ``sampling_strategy="random"``.
-        verbose: Whether to print statistics.
+        encode: Options of encoding, such as ``{"batch_size": 64}``, see `st_magnitude.data.task.encode_texts`.
+        **options: Arguments of ``mine_hard_negatives``: ``range_min``, ``range_max``, ``max_score``, ``min_score``,
+            ``absolute_margin``, ``relative_margin``, ``sampling_strategy`` and ``cross_encoder``.
 
     Returns:
-        Rows for the Trainer: columns ``anchor``, ``positive`` (or the two names in the Dataset), ``negative`` or
-        ``negative_1``, ..., ``negative_n``, and labels or scores.
+        Rows for the Trainer: columns ``anchor``, ``positive``, ``negative`` or ``negative_1``, ..., ``negative_n``, and
+        labels or scores.
 
     Raises:
-        ValueError: If the data are empty or inconsistent, an option is out of its range, an embedding is not finite, or
+        ValueError: If no query has a relevant document, an option is out of its range, an embedding is not finite, or
             never-relevant documents are wanted and there are none.
+        TypeError: If an option is unknown.
 
     Example:
         >>> from sentence_transformers.sentence_transformer.modules import BoW
         >>> model = SentenceTransformer(modules=[BoW(["bees", "wax", "see"])], similarity_fn_name="dot", device="cpu")
-        >>> queries, relevant = {"q": "bees", "r": "wax"}, {"q": {"d1"}, "r": {"d2"}}
         >>> corpus = {"d1": "bees", "d2": "wax", "d3": "see bees bees, see wax wax"}
-        >>> mined = mine_negatives(model, queries, corpus, relevant, num_negatives=1, verbose=False)
-        >>> mined[0]
+        >>> data = RetrievalData({"q": "bees", "r": "wax"}, corpus, {"q": {"d1"}, "r": {"d2"}})
+        >>> mine_negatives(model, data, num_negatives=1)[0]
         {'anchor': 'bees', 'positive': 'bees', 'negative': 'see bees bees, see wax wax'}
     """
     one_of("output_format", output_format, get_args(OutputFormat))
-    one_of("sampling_strategy", sampling_strategy, ("top", "random"))
+    one_of("sampling_strategy", options.get("sampling_strategy", "top"), ("top", "random"))
     at_least("num_negatives", num_negatives, 1)
     if never_relevant is not None and not 0 <= never_relevant <= 1:
         raise ValueError(f"never_relevant is a share from 0 to 1; got {never_relevant}.")
-    pairs, texts = _pairs(data, corpus, relevant_docs, split)
+    pairs = _pairs(data)
     queries, positives = (dict.fromkeys(pairs[name]) for name in pairs.column_names)
-    documents = dict.fromkeys([*texts, *positives])
-    encode = partial(
-        encode_texts,
-        model,
-        {text: text for text in queries},
-        {text: text for text in documents},
-        batch_size,
-        verbose,
-        query_prompt=query_prompt,
-        query_prompt_name=query_prompt_name,
-        corpus_prompt=corpus_prompt,
-        corpus_prompt_name=corpus_prompt_name,
+    documents = dict.fromkeys([*data.corpus.values(), *positives])
+    by_text = {text: text for text in queries}, {text: text for text in documents}
+    scorer = _Scorer(
+        partial(encode_texts, model, *by_text, **(encode or {})), scoring_of(model, similarity), model.device
     )
-    scorer = _Scorer(encode, scoring_of(model, similarity), model.device)
-    mine = partial(
-        _mine,
-        scorer,
-        pairs,
-        cross_encoder=cross_encoder,
-        range_min=range_min,
-        range_max=range_max,
-        max_score=max_score,
-        min_score=min_score,
-        absolute_margin=absolute_margin,
-        relative_margin=relative_margin,
-        sampling_strategy=sampling_strategy,
-        batch_size=batch_size,
-        faiss_batch_size=max(1, TILE // len(documents)),
-        verbose=verbose,
-    )
-    state = random.getstate()  # which mine_hard_negatives draws from
+    mine = partial(_mine, scorer, pairs, faiss_batch_size=max(1, TILE // len(documents)), verbose=False, **options)
+    state = random.getstate()  # of the generator that mine_hard_negatives draws from
     random.seed(seed)
     try:
         if never_relevant is None:
@@ -174,11 +118,7 @@ def mine_negatives(
             found = _two_kinds(mine, scorer, pairs, num_negatives, never_relevant, min_queries)
     finally:
         random.setstate(state)
-    if verbose:
-        mined = [text for _, negatives in found.values() for text in negatives]
-        share = np.mean([text not in positives for text in mined] or [False])
-        print(f"Mined {len(mined):,} negatives for {len(found):,} queries; {share:.1%} are relevant to none of them.")
-    return _formatted(found, pairs.column_names, num_negatives, output_format, output_scores)
+    return _formatted(found, num_negatives, output_format, output_scores)
 
 
 def with_negatives(data: RetrievalData, mined: Dataset) -> RetrievalData:
@@ -198,24 +138,15 @@ def with_negatives(data: RetrievalData, mined: Dataset) -> RetrievalData:
     return replace(data, negatives={query: documents for query, documents in negatives.items() if documents})
 
 
-def _pairs(data: Any, corpus: Any, relevant_docs: Any, split: str) -> tuple[Dataset, list[str]]:
-    """Anchors and positives, and the texts of the corpus."""
-    if isinstance(data, Dataset):
-        if len(data.column_names) < 2 or not len(data):
-            raise ValueError(f"A Dataset needs rows with an anchor and a positive; got {data}.")
-        return data.select_columns(data.column_names[:2]), list(corpus or ())
-    if isinstance(data, str | Path):
-        data = RetrievalData.from_beir(data, split)
-    elif not isinstance(data, RetrievalData):
-        data = RetrievalData(data, corpus, relevant_docs)
-    task = data
-    rows = [(query, document) for query in task.query_ids for document in sorted(task.relevant[query])]
-    anchors, positives = [task.queries[query] for query, _ in rows], [task.corpus[document] for _, document in rows]
-    return Dataset.from_dict({"anchor": anchors, "positive": positives}), list(task.corpus.values())
+def _pairs(data: RetrievalData) -> Dataset:
+    """The texts of every pair of a query and a relevant document."""
+    rows = [(query, document) for query in data.query_ids for document in sorted(data.relevant[query])]
+    anchors, positives = [data.queries[query] for query, _ in rows], [data.corpus[document] for _, document in rows]
+    return Dataset.from_dict({"anchor": anchors, "positive": positives})
 
 
 class _Scorer:
-    """What ``mine_hard_negatives`` uses of a model: embeddings as they enter the inner product, and their products.
+    """A model as ``mine_hard_negatives`` sees it: embeddings as they enter the inner product, and their products.
 
     Args:
         encode: Encodes all texts at the first use, after ``mine_hard_negatives`` has checked its arguments.
@@ -310,11 +241,10 @@ def _two_kinds(
     return found
 
 
-def _formatted(
-    found: Found, names: list[str], num_negatives: int, output_format: OutputFormat, output_scores: bool
-) -> Dataset:
+def _formatted(found: Found, num_negatives: int, output_format: OutputFormat, output_scores: bool) -> Dataset:
     """The rows of ``mine_hard_negatives`` in the same order; the last column has labels or scores."""
     rows: list[tuple[Any, ...]] = []
+    names = ["anchor", "positive"]
     last = ["scores"] if output_scores else []
     for query, (positives, negatives) in found.items():
         if output_format == "labeled-pair":

@@ -6,21 +6,15 @@ import re
 import string
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from sentence_transformers import SentenceTransformer
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
-from st_magnitude._checks import whole_number
-from st_magnitude.data.task import check_texts
-from st_magnitude.evaluation.base import CsvEvaluator
-from st_magnitude.evaluation.hybrid import Run, dense_run
-from st_magnitude.similarity import Similarity
+from st_magnitude.result import Result, Table
 
-__all__ = ["RAGEvaluator", "exact_match", "normalize_answer", "rag_prompt", "token_f1"]
-
-Reader = Callable[[list[str]], Sequence[str]]
+__all__ = ["Reading", "exact_match", "normalize_answer", "rag_prompt", "read_answers", "token_f1"]
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
@@ -66,7 +60,7 @@ def _f1(predicted: list[str], wanted: list[str]) -> float:
 
 
 def rag_prompt(question: str, documents: Sequence[str]) -> str:
-    """A prompt with the question before its context, so that a reader that truncates loses documents, not the question.
+    """A prompt with the question before its context: a reader that truncates loses documents, not the question.
 
     Example:
         >>> print(rag_prompt("What barks?", ["Dogs bark.", "Cats purr."]))
@@ -81,119 +75,79 @@ def rag_prompt(question: str, documents: Sequence[str]) -> str:
     return f"Question: {question}\nAnswer the question based on the following context:\n{context}\nAnswer:"
 
 
-class RAGEvaluator(CsvEvaluator):
-    """Exact match and token F1 of a reader that answers from the documents that the model retrieves.
+@dataclass(frozen=True)
+class Reading(Result):
+    """The answers of a reader, and how good they are.
+
+    Attributes:
+        predictions: Question id -> the reader's answer.
+        exact: `exact_match` of every question, (n,). `st_magnitude.geometry.paired_bootstrap` compares two retrievers
+            by it.
+        f1: `token_f1` of every question, (n,).
+    """
+
+    predictions: dict[str, str]
+    exact: NDArray[np.float64]
+    f1: NDArray[np.float64]
+
+    def tables(self) -> list[Table | str]:
+        """The means."""
+        rows = [["exact match", float(self.exact.mean())], ["token F1", float(self.f1.mean())]]
+        return [Table([f"{len(self.predictions):,} questions", "mean"], rows)]
+
+
+def read_answers(
+    reader: Callable[[list[str]], Sequence[str]],
+    run: Mapping[str, Mapping[str, float]],
+    questions: Mapping[str, str],
+    corpus: Mapping[str, str],
+    answers: Mapping[str, str | Sequence[str]],
+    k: int = 5,
+    prompt: Callable[[str, Sequence[str]], str] = rag_prompt,
+    batch_size: int = 32,
+) -> Reading:
+    """Has a reader answer questions from the documents of a run, and compares its answers with the accepted ones.
 
     Args:
+        reader: Function from a list of prompts to an answer for each, around a transformers pipeline, a local model or
+            an API.
+        run: Question id -> document id -> score, best first: of `dense_run`, `bm25_run` or their fusion.
         questions: Question id -> text.
         corpus: Document id -> text.
         answers: Question id -> the accepted answers, or the only one.
-        reader: Function from a list of prompts to an answer for each, around a transformers pipeline, a local model or
-            an API.
         k: Number of documents in a prompt; 5 in the paper.
         prompt: Function from a question and its documents, best first, to a prompt.
-        batch_size: Number of texts that are encoded, and of prompts that are read, at a time.
-
-    The other arguments are those of `SearchEvaluator`; the CSV file is ``RAG_evaluation_{name}_results.csv``.
-
-    Attributes:
-        predictions: After a call, question id -> the reader's answer.
-        per_query: After a call, ``"em"`` and ``"f1"`` of every question, in the order of ``questions``, which
-            `st_magnitude.geometry.paired_bootstrap` takes to compare two retrievers.
-        primary_metric: ``{name}_rag_f1@{k}``.
+        batch_size: Number of prompts that the reader gets at a time.
 
     Raises:
-        ValueError: If questions and answers do not match, questions or corpus are empty, or an argument is out of
-            range; at the call, if an embedding is not finite, or the reader does not return a string for each prompt.
+        ValueError: If a question has no answer, or the reader does not return one string for each prompt.
 
     Example:
-        >>> from sentence_transformers.sentence_transformer.modules import BoW
-        >>> model = SentenceTransformer(modules=[BoW(["bees", "cats"])], similarity_fn_name="dot", device="cpu")
-        >>> corpus = {"d1": "The bees make honey", "d2": "The cats make noise"}
+        >>> questions, corpus = {"q": "What do bees make?"}, {"d1": "The bees make honey", "d2": "The cats make noise"}
         >>> last_word = lambda prompts: [prompt.split("\\n")[2].split()[-1] for prompt in prompts]
-        >>> evaluator = RAGEvaluator({"q": "What do bees make?"}, corpus, {"q": "honey"}, last_word, k=1)
-        >>> evaluator(model)
-        {'rag_em@1': 1.0, 'rag_f1@1': 1.0}
+        >>> print(read_answers(last_word, {"q": {"d1": 0.9}}, questions, corpus, {"q": "honey"}))
+        1 questions    mean
+        exact match  1.0000
+        token F1     1.0000
 
     Source: Beyond the Unit Hypersphere, arXiv 2602.09229, section 6.2 and App. I; the metrics are SQuAD's (Rajpurkar
     et al., 2016).
     """
-
-    kind = "RAG"
-
-    def __init__(
-        self,
-        questions: Mapping[str, str],
-        corpus: Mapping[str, str],
-        answers: Mapping[str, str | Sequence[str]],
-        reader: Reader,
-        k: int = 5,
-        prompt: Callable[[str, Sequence[str]], str] = rag_prompt,
-        similarity: Similarity | str | None = None,
-        name: str = "",
-        batch_size: int = 32,
-        show_progress_bar: bool = False,
-        write_csv: bool = True,
-    ) -> None:
-        self.k = whole_number("k", k)
-        batch_size = whole_number("batch_size", batch_size)
-        self.primary = f"rag_f1@{self.k}"  # type: ignore[misc]
-        self.batch_size, self.show_progress_bar = batch_size, show_progress_bar
-        super().__init__(name, batch_size, show_progress_bar, write_csv)
-        check_texts(questions, corpus, "questions")
-        self.answers = {q: [given] if isinstance(given, str) else list(given) for q, given in answers.items()}
-        if missing := [q for q in questions if not self.answers.get(q)]:
+    accepted = {q: [given] if isinstance(given, str) else list(given) for q, given in answers.items()}
+    if missing := [q for q in questions if not accepted.get(q)]:
+        raise ValueError(f"{len(missing)} questions have no answer, such as {missing[0]!r}: give one, or leave it out.")
+    prompts = [
+        prompt(text, [corpus[document] for document in list(run.get(q, {}))[:k]]) for q, text in questions.items()
+    ]
+    found: list[str] = []
+    for start in tqdm(range(0, len(prompts), batch_size), desc="Reading", disable=None):
+        some = prompts[start : start + batch_size]
+        read = list(reader(some))
+        if len(read) != len(some) or not all(isinstance(answer, str) for answer in read):
             raise ValueError(
-                f"{len(missing)} questions have no answer, such as {missing[0]!r}: give one, or leave the question out."
+                f"The reader got {len(some)} prompts and returned {read!r:.200}; it must return one string for each."
             )
-        if unknown := [q for q in self.answers if q not in questions]:
-            raise ValueError(
-                f"{len(unknown)} answers belong to unknown questions, such as {unknown[0]!r}: leave them out."
-            )
-        if not callable(reader):
-            raise ValueError(
-                f"reader must be a function from a list of prompts to their answers, got {type(reader).__name__}."
-            )
-        self.questions = dict(questions)
-        self.corpus = dict(corpus)
-        self.reader = reader
-        self.prompt = prompt
-        self.similarity = None if similarity is None else Similarity.named(similarity)
-        self.predictions: dict[str, str] = {}
-        self.per_query: dict[str, NDArray[np.float64]] = {}
-
-    def measure(self, model: SentenceTransformer) -> dict[str, float]:
-        """Retrieves, reads and measures."""
-        run = dense_run(
-            model, self.questions, self.corpus, self.k, self.similarity, self.batch_size, self.show_progress_bar
-        )
-        self.predictions = self.read(run)
-        scores = {
-            "em": [exact_match(self.predictions[q], self.answers[q]) for q in self.questions],
-            "f1": [token_f1(self.predictions[q], self.answers[q]) for q in self.questions],
-        }
-        self.per_query = {key: np.array(values) for key, values in scores.items()}
-        return {f"rag_{key}@{self.k}": float(values.mean()) for key, values in self.per_query.items()}
-
-    def read(self, run: Run) -> dict[str, str]:
-        """The reader's answers to all questions from a given run, such as a hybrid one."""
-        prompts = {
-            q: self.prompt(text, [self.corpus[document] for document in list(run.get(q, {}))[: self.k]])
-            for q, text in self.questions.items()
-        }
-        ids = list(prompts)
-        predictions: dict[str, str] = {}
-        starts = range(0, len(ids), self.batch_size)
-        for start in tqdm(starts, desc="Reading", disable=not self.show_progress_bar):
-            some = ids[start : start + self.batch_size]
-            answers = list(self.reader([prompts[q] for q in some]))
-            if len(answers) != len(some):
-                raise ValueError(
-                    f"The reader got {len(some)} prompts and returned {len(answers)} answers, not one for each."
-                )
-            if wrong := [answer for answer in answers if not isinstance(answer, str)]:
-                raise ValueError(
-                    f"The reader returned {type(wrong[0]).__name__} {wrong[0]!r}; answers must be strings."
-                )
-            predictions.update(zip(some, answers, strict=True))
-        return predictions
+        found += read
+    pairs = [(answer, accepted[q]) for q, answer in zip(questions, found, strict=True)]
+    exact, f1 = (np.array([metric(*pair) for pair in pairs]) for metric in (exact_match, token_f1))
+    return Reading(dict(zip(questions, found, strict=True)), exact, f1)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 import json
-from dataclasses import fields
 
 import pytest
 from conftest import CORPUS, QUERIES, RELEVANT_DOCS
@@ -13,7 +11,6 @@ from typer.testing import CliRunner
 
 import st_magnitude as stm
 from st_magnitude.commands.app import app
-from st_magnitude.commands.mine import MiningConfig
 from st_magnitude.data.retrieval import RetrievalData
 
 
@@ -33,13 +30,6 @@ def invoke(*arguments):
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
-def test_options_are_arguments_of_mine_negatives():
-    arguments = inspect.signature(stm.mine_negatives).parameters
-    assert {field.name: field.default for field in fields(MiningConfig)} == {
-        field.name: arguments[field.name].default for field in fields(MiningConfig)
-    }
-
-
 def test_a_mined_split_trains(data, model_path, tmp_path):
     split = data / "qrels" / "mined.tsv"
     options = ("--never-relevant", 0.5, "--num-negatives", 2, "--min-queries", 1, "--similarity", "qnorm")
@@ -49,16 +39,17 @@ def test_a_mined_split_trains(data, model_path, tmp_path):
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout) == {"split": "train", "rows": 24, "output": str(split)}
     assert f"train --data {data} --split mined --negatives 2" in result.stderr
+    assert result.stderr.count("relevant to none of the queries") == 1
+    assert "Metric" not in result.stderr  # the table of mine_hard_negatives, once for each kind of negatives
 
     mined = RetrievalData.from_beir(data, "mined")
     expected = stm.mine_negatives(
         stm.load(model_path),
-        data,
+        RetrievalData.from_beir(data, "train"),
         similarity="qnorm",
         never_relevant=0.5,
         num_negatives=2,
         min_queries=1,
-        verbose=False,
     )
     assert {query: set(grades) for query, grades in mined.relevant.items()} == RELEVANT_DOCS
     for query, documents in mined.negatives.items():

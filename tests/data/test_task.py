@@ -25,7 +25,7 @@ from st_magnitude import (
 from st_magnitude.data import task as task_module
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import EncodedTask, encode_texts
-from st_magnitude.evaluation import HybridEvaluator, RAGEvaluator, dense_run
+from st_magnitude.evaluation import HybridEvaluator
 from st_magnitude.evaluation.confidence import norm_confidence
 from st_magnitude.modules import ExponentNorm
 
@@ -169,12 +169,10 @@ def test_embeddings_that_are_not_finite_are_refused_by_name(side, name, value):
 SCORERS = {
     "calibrate_exponent": lambda model, *task: calibrate_exponent(model, RetrievalData(*task)),
     "diagnose": diagnose,
-    "norm_confidence": norm_confidence,
+    "norm_confidence": lambda model, *task: norm_confidence(model, RetrievalData(*task)),
     "MagnitudeEvaluator": lambda model, *task: MagnitudeEvaluator(*task)(model),
     "CompressionEvaluator": lambda model, *task: CompressionEvaluator(*task)(model),
     "HybridEvaluator": lambda model, *task: HybridEvaluator(*task, bm25={"q1": {"d01": 1.0}})(model),
-    "dense_run": lambda model, queries, corpus, relevant: dense_run(model, queries, corpus),
-    "RAGEvaluator": lambda model, queries, corpus, relevant: RAGEvaluator(queries, corpus, queries, list)(model),
 }
 
 

@@ -74,7 +74,7 @@ def data():
 
 @pytest.fixture(scope="module")
 def rule(counts, data):
-    return stm.calibrate_abstention(counts, data, risk=0.5, delta=0.5, signal="combined", show_progress_bar=False)
+    return stm.calibrate_abstention(counts, data, risk=0.5, delta=0.5, signal="combined")
 
 
 def test_rule_against_a_loop(counts, data, rule):
@@ -98,7 +98,7 @@ def test_rule_against_a_loop(counts, data, rule):
 def test_documents_left_out_are_not_answers(counts, data):
     judged = dict(data.relevant)
     answerable = RetrievalData({query: data.queries[query] for query in judged}, data.corpus, judged)
-    made = stm.calibrate_abstention(counts, answerable, risk=0.5, delta=0.5, show_progress_bar=False)
+    made = stm.calibrate_abstention(counts, answerable, risk=0.5, delta=0.5)
     assert made.unanswerable == 0.25  # by default
     all_wrong = made.measure(counts, answerable, unanswerable=0.999)
     none = made.measure(counts, answerable, unanswerable=0.0)
@@ -115,11 +115,15 @@ def test_save_and_load(rule, tmp_path):
         stm.answerable(tmp_path, scores, norms, norms), stm.answerable(rule, scores, norms, norms)
     )
     assert set(again.curves) == set(SIGNALS)
+    # The printed call is complete: it runs with the arguments that it names.
+    names = {"stm": stm, "rule": again, "scores": scores, "query_norms": norms, "document_norms": norms}
+    assert again.call in str(rule)
+    np.testing.assert_array_equal(eval(again.call, names), stm.answerable(rule, scores, norms, norms))
     rule.plot(tmp_path / "curve.png")
     assert (tmp_path / "curve.png").stat().st_size > 10_000
     assert all(len(line) <= 80 for line in str(rule).splitlines())
     (tmp_path / "abstention.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"not a saved Abstention .it has no 'signal'"):
+    with pytest.raises(ValueError, match=r"not a saved Abstention .KeyError..curves"):
         stm.Abstention.load(tmp_path)
 
 
@@ -131,7 +135,7 @@ def test_bad_input(counts, data, rule):
     with pytest.raises(ValueError, match=r"signal must be one of 'auto'"):
         stm.calibrate_abstention(counts, data, signal="norm")
     with pytest.raises(ValueError, match=r"unanswerable must be a share of the queries in \[0, 1\); got 1"):
-        stm.calibrate_abstention(counts, data, risk=0.5, unanswerable=1, show_progress_bar=False)
+        stm.calibrate_abstention(counts, data, risk=0.5, unanswerable=1)
     with pytest.raises(ValueError, match=r"uses the query norm: give query_norms="):
         stm.answerable(rule, [[0.5, 0.4]])
     with pytest.raises(ValueError, match=r"uses the gap: give the scores of two documents"):

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from collections import Counter
 
 import numpy as np
 import pytest
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import BoW
 
-from st_magnitude.evaluation import RAGEvaluator, exact_match, normalize_answer, rag_prompt, token_f1
+from st_magnitude.evaluation.rag import exact_match, normalize_answer, rag_prompt, read_answers, token_f1
 
 CORPUS = {
     "d1": "Bees make honey in hives",
@@ -21,13 +18,6 @@ CORPUS = {
 }
 QUESTIONS = {"q1": "what do bees make", "q2": "what do cats make", "q3": "what do rivers make"}
 ANSWERS = {"q1": ["honey", "wax"], "q2": "The noise!", "q3": ["deep valleys"]}
-
-
-@pytest.fixture
-def model() -> SentenceTransformer:
-    return SentenceTransformer(
-        modules=[BoW(["bees", "cats", "rivers", "make"])], similarity_fn_name="cosine", device="cpu"
-    )
 
 
 def word_after_make(prompts: list[str]) -> list[str]:
@@ -76,63 +66,28 @@ def test_the_question_comes_before_the_context() -> None:
     assert prompt.endswith("Answer:")
 
 
-def test_reads_what_the_model_retrieves(model: SentenceTransformer, tmp_path) -> None:
+def test_reads_the_documents_of_a_run() -> None:
     prompts: list[str] = []
 
     def reader(batch: list[str]) -> list[str]:
         prompts.extend(batch)
         return word_after_make(batch)
 
-    evaluator = RAGEvaluator(QUESTIONS, CORPUS, ANSWERS, reader, k=1, name="dev", batch_size=2)
-    metrics = evaluator(model, str(tmp_path), epoch=1, steps=2)
-    assert evaluator.predictions == {"q1": "honey", "q2": "noise", "q3": "valleys"}
-    assert metrics == {"dev_rag_em@1": pytest.approx(2 / 3), "dev_rag_f1@1": pytest.approx((1 + 1 + 2 / 3) / 3)}
-    assert evaluator.primary_metric in metrics
-    assert evaluator.per_query["em"].tolist() == [1, 1, 0]
+    run = {"q1": {"d1": 0.9, "d3": 0.5}, "q2": {"d2": 1.0}, "q3": {"d4": 1.0}}
+    found = read_answers(reader, run, QUESTIONS, CORPUS, ANSWERS, k=1, batch_size=2)
+    assert found.predictions == {"q1": "honey", "q2": "noise", "q3": "valleys"}
+    assert found.exact.tolist() == [1, 1, 0]
+    assert found.f1.tolist() == pytest.approx([1, 1, 2 / 3])
     assert len(prompts) == 3
     assert all("[2]" not in prompt for prompt in prompts)
-    (row,) = csv.DictReader((tmp_path / "RAG_evaluation_dev_results.csv").open())
-    assert float(row["rag_em@1"]) == pytest.approx(2 / 3)
-    assert row["steps"] == "2"
+    assert "0.6667" in str(found)
+    nothing = read_answers(word_after_make, {}, QUESTIONS, CORPUS, ANSWERS)
+    assert set(nothing.predictions.values()) == {"nothing"}
 
 
-def test_a_better_retriever_gives_better_answers(model: SentenceTransformer) -> None:
-    """By the dot product a document without the subject wins, for it says "make" more often."""
-    corpus = CORPUS | {"d5": "make make make nothing"}
-    by = {
-        name: RAGEvaluator(QUESTIONS, corpus, ANSWERS, word_after_make, k=1, similarity=name)(model)["rag_em@1"]
-        for name in ("cosine", "dot")
-    }
-    assert by["cosine"] > by["dot"] == 0
-
-
-def test_reads_any_run(model: SentenceTransformer) -> None:
-    evaluator = RAGEvaluator(QUESTIONS, CORPUS, ANSWERS, word_after_make, k=1)
-    run = {"q1": {"d4": 3.0, "d1": 2.0}, "q2": {"d2": 1.0}}
-    assert evaluator.read(run) == {"q1": "valleys", "q2": "noise", "q3": "nothing"}
-
-
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"questions": {}}, "questions is empty"),
-        ({"answers": {"q1": "x"}}, "2 questions have no answer, such as 'q2'"),
-        ({"answers": ANSWERS | {"q3": []}}, "1 questions have no answer, such as 'q3'"),
-        ({"answers": ANSWERS | {"q9": "x"}}, "unknown questions, such as 'q9'"),
-        ({"k": 0}, "k must be a whole number of at least 1, got 0"),
-        ({"reader": "flan-t5"}, "reader must be a function from a list of prompts"),
-    ],
-)
-def test_bad_input(changes: dict, says: str) -> None:
-    arguments = {"questions": QUESTIONS, "corpus": CORPUS, "answers": ANSWERS, "reader": word_after_make} | changes
-    with pytest.raises(ValueError, match=says):
-        RAGEvaluator(**arguments)
-
-
-def test_bad_readers(model: SentenceTransformer) -> None:
-    with pytest.raises(ValueError, match="3 prompts and returned 1 answers"):
-        RAGEvaluator(QUESTIONS, CORPUS, ANSWERS, lambda prompts: ["one"])(model)
-    with pytest.raises(ValueError, match="returned NoneType"):
-        RAGEvaluator(QUESTIONS, CORPUS, ANSWERS, lambda prompts: [None for _ in prompts])(model)
-    with pytest.raises(ValueError, match="returned dict"):
-        RAGEvaluator(QUESTIONS, CORPUS, ANSWERS, lambda prompts: [{"text": "one"} for _ in prompts])(model)
+def test_bad_input_and_bad_readers() -> None:
+    with pytest.raises(ValueError, match="2 questions have no answer, such as 'q2'"):
+        read_answers(word_after_make, {}, QUESTIONS, CORPUS, {"q1": "x", "q3": []})
+    for answer in (["one"], [None] * 3, [{"text": "one"}] * 3):
+        with pytest.raises(ValueError, match=r"got 3 prompts and returned .* one string for each"):
+            read_answers(lambda prompts, answer=answer: answer, {}, QUESTIONS, CORPUS, ANSWERS)
