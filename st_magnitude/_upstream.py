@@ -1,4 +1,4 @@
-"""Every private name of sentence-transformers, transformers, mteb and torch that this package relies on.
+"""Every private name of sentence-transformers, transformers and torch that this package relies on.
 
 Private names can move in any upstream release. They are collected here, each with the reason why no public name serves,
 and ``tests/test_upstream.py`` touches each of them, so that such a release fails in one test whose message names what
@@ -10,16 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.losses.gradcache import _create_minibatch, _get_batch_size
 from torch import Tensor, nn
 from transformers import PreTrainedModel, Trainer
-
-if TYPE_CHECKING:
-    from mteb.models import ModelMeta
 
 __all__ = [
     "attention_implementation",
@@ -32,8 +29,6 @@ __all__ = [
     "load_checkpoint_into",
     "load_with_classes",
     "minibatch_of",
-    "register_mteb_model",
-    "register_mteb_task",
     "stored_similarity_name",
     "supports_attention_interface",
 ]
@@ -107,25 +102,6 @@ def forget_adapter(model: PreTrainedModel) -> None:
         model._hf_peft_config_loaded = False
         del model.peft_config
         model.requires_grad_(True)
-
-
-# --- mteb -------------------------------------------------------------------------------------------------------------
-
-
-def register_mteb_model(meta: ModelMeta) -> None:
-    """Makes a local model known to ``mteb.get_model`` and the command; mteb offers no registration."""
-    from mteb.models.model_implementations import MODEL_REGISTRY
-
-    MODEL_REGISTRY[str(meta.name)] = meta
-
-
-def register_mteb_task(name: str, task: type) -> None:
-    """Makes a task of ours known to ``mteb.get_tasks`` and the command; mteb offers no registration."""
-    import sys
-
-    from mteb import get_tasks  # the function hides the module of the same name
-
-    sys.modules[get_tasks.__module__]._TASKS_REGISTRY[name] = task
 
 
 # --- torch ------------------------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ import gzip
 import json
 import os
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -121,27 +120,6 @@ def test_run(tmp_path: Path, content: bytes) -> None:
     for documents in (run or {}).values():
         scores = list(documents.values())
         assert scores == sorted(scores, reverse=True)
-
-
-TABLES = {
-    "pairs.csv": b'sentence1,sentence2,score\na,b,1\n"c, d",e,2.5\n',
-    "pairs.tsv": b"sentence1\tsentence2\tscore\na\tb\t1\nc\td\t2\n",
-    "texts.jsonl": b'{"text": "a", "label": 1}\n{"text": "b", "label": "x"}\n',
-}
-
-
-@fuzz
-@given(st.data(), st.sampled_from(sorted(TABLES)))
-def test_tables_for_mteb(tmp_path: Path, data: st.DataObject, name: str) -> None:
-    pytest.importorskip("mteb")
-    from st_magnitude.mteb import local_task
-
-    path = tmp_path / name
-    path.write_bytes(data.draw(damaged(TABLES[name])))
-    task = read_or_refuse(local_task, path)
-    if task is not None:
-        task.load_data()
-        assert len(task.dataset["test"])
 
 
 ODD = st.sampled_from(
@@ -259,7 +237,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_is_whole_is_read(tmp_path: Path, saved: Path) -> None:
     """Else nothing above is damaged."""
     (tmp_path / "qrels").mkdir()
-    for files in (BEIR, TABLES, {f"tea{suffix}": text.encode() for suffix, text in DOCUMENTS.items()}):
+    for files in (BEIR, {f"tea{suffix}": text.encode() for suffix, text in DOCUMENTS.items()}):
         for name, content in files.items():
             (tmp_path / name).write_bytes(content)
     (tmp_path / "run").write_bytes(RUN)
@@ -285,9 +263,5 @@ def test_saved_model(saved: Path, data: st.DataObject, name: str) -> None:
     (saved / name).write_bytes(broken)
     try:
         read_or_refuse(stm.load, saved)
-        if find_spec("mteb") is not None:
-            from st_magnitude.mteb import local_model
-
-            read_or_refuse(local_model, saved, named=saved.name)
     finally:
         (saved / name).write_bytes(whole)

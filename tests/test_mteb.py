@@ -1,11 +1,9 @@
-"""Local data scored by mteb equals what sentence-transformers' own evaluator says."""
+"""Local data scored by mteb equals what sentence-transformers' own evaluator and ours say."""
 
-import itertools
 import json
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 from datasets import Dataset
 from sentence_transformers import (
@@ -18,25 +16,55 @@ from typer.testing import CliRunner
 
 import st_magnitude as stm
 from st_magnitude.commands.app import app
-from st_magnitude.data.beir import DataError
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.mteb import clustering_task, evaluate_retrieval, local_model, local_task, run
+from st_magnitude.mteb import evaluate, local_model, retrieval_task
 
 pytest.importorskip("mteb")
 
 
+def ndcg(result):
+    """nDCG@10 of the only task, which mteb rounds to five digits."""
+    return result.task_results[0].scores["test"][0]["ndcg_at_10"]
+
+
+@pytest.fixture
+def graded(task):
+    """Every relevant document has a grade of 1 to 3, and half of the others were judged, with 0."""
+    grades = {q: {d: 1 + i % 3 for i, d in enumerate(sorted(ids))} for q, ids in task["relevant_docs"].items()}
+    for i, (query, judged) in enumerate(grades.items()):
+        extra = sorted(task["corpus"].keys() - judged.keys())
+        grades[query] = judged | dict.fromkeys(extra[i::4], 3) | dict.fromkeys(extra[i + 1 :: 4], 0)
+    return task | {"relevant_docs": grades}
+
+
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
 def test_equals_the_evaluator(static_model, task, similarity):
-    data = RetrievalData(*task.values())
     stm.prepare(static_model, similarity)
     expected = InformationRetrievalEvaluator(**task, main_score_function=similarity)(static_model)
-    scores = evaluate_retrieval(static_model, data)
-    assert scores["ndcg_at_10"] == pytest.approx(expected[f"{similarity}_ndcg@10"], abs=1e-4)
-    assert scores["recall_at_10"] == pytest.approx(expected[f"{similarity}_recall@10"], abs=1e-4)
+    result = evaluate(static_model, [RetrievalData(*task.values())])
+    assert ndcg(result) == pytest.approx(expected[f"{similarity}_ndcg@10"], abs=6e-6)
+    scores = result.task_results[0].scores["test"][0]
+    assert scores["recall_at_10"] == pytest.approx(expected[f"{similarity}_recall@10"], abs=6e-6)
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+def test_grades_count_as_in_mteb_and_ir_measures(static_model, graded, similarity):
+    ir_measures = pytest.importorskip("ir_measures")
+    data = RetrievalData(*graded.values())
+    evaluator = stm.MagnitudeEvaluator(**graded)
+    ours = evaluator(stm.prepare(static_model, similarity))["matched_ndcg@10"]
+    assert ndcg(evaluate(static_model, [data])) == pytest.approx(ours, abs=6e-6)
+    encoded = data.encode(static_model)
+    run = static_model.similarity(encoded.queries, encoded.documents).tolist()
+    scores = {q: dict(zip(data.document_ids, row, strict=True)) for q, row in zip(data.query_ids, run, strict=True)}
+    found = ir_measures.calc_aggregate([ir_measures.nDCG @ 10], graded["relevant_docs"], scores)
+    assert found[ir_measures.nDCG @ 10] == pytest.approx(ours, abs=1e-9)
+    flat = graded | {"relevant_docs": {q: set(grades) for q, grades in data.relevant.items()}}
+    assert abs(stm.MagnitudeEvaluator(**flat)(static_model)["matched_ndcg@10"] - ours) > 1e-3
 
 
 def test_cosine_and_dot_differ_here(static_model, task):
-    """Else the test above could not tell which similarity mteb had used."""
+    """Else the tests above could not tell which similarity mteb had used."""
     results = stm.MagnitudeEvaluator(**task)(stm.prepare(static_model, "dot"))
     assert abs(results["cosine_ndcg@10"] - results["dot_ndcg@10"]) > 1e-3
 
@@ -45,11 +73,10 @@ def test_cosine_and_dot_differ_here(static_model, task):
 def test_in_a_fresh_process(static_model, task, tmp_path):
     stm.export(stm.prepare(static_model, stm.Similarity(1.0, 0.5)), tmp_path / "model")
     RetrievalData(*task.values()).save(tmp_path / "data")
-    command = [sys.executable, "-m", "st_magnitude.mteb", str(tmp_path / "model"), str(tmp_path / "data")]
-    finished = subprocess.run(command, capture_output=True, text=True, check=True)
-    scores = json.loads(finished.stdout.splitlines()[-1])
+    command = [sys.executable, "-m", "st_magnitude", "mteb", str(tmp_path / "model"), str(tmp_path / "data"), "--json"]
+    printed = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     evaluator = stm.MagnitudeEvaluator(**task)
-    assert scores["ndcg_at_10"] == pytest.approx(evaluator(static_model)["matched_ndcg@10"], abs=1e-4)
+    assert [*printed["scores"].values()] == [pytest.approx(evaluator(static_model)["matched_ndcg@10"], abs=6e-6)]
 
 
 @pytest.mark.parametrize(("similarity", "score"), [("cosine", "cosine"), ("qnorm", "dot")])
@@ -67,8 +94,7 @@ def test_a_model_trained_for_prefixes(static_model, task, tmp_path, similarity, 
 
     static_model.save_pretrained(str(tmp_path / "model"))
     loaded = SentenceTransformer(str(tmp_path / "model"), device="cpu")
-    scores = evaluate_retrieval(loaded, RetrievalData(*task.values()))
-    assert scores["ndcg_at_10"] == pytest.approx(metrics["full_ndcg@10"], abs=1e-4)
+    assert ndcg(evaluate(loaded, [RetrievalData(*task.values())])) == pytest.approx(metrics["full_ndcg@10"], abs=1e-4)
 
     short = SentenceTransformer(str(tmp_path / "model"), device="cpu", truncate_dim=64)
     theirs = InformationRetrievalEvaluator(**task, main_score_function=score)(short)
@@ -76,135 +102,63 @@ def test_a_model_trained_for_prefixes(static_model, task, tmp_path, similarity, 
     assert metrics["float32_64_ndcg@10"] != metrics["full_ndcg@10"]
 
 
-def scores_of(folder):
-    """All main scores under mteb's results folder, by model, revision and task."""
-    found = {}
-    for file in folder.rglob("*.json"):
-        if file.name != "model_meta.json":
-            record = json.loads(file.read_text())
-            found[file.parts[-3], record["task_name"]] = record["scores"]["test"][0]
-    return found
+def test_the_command_and_its_cache(static_model, task, tmp_path):
+    """A dot model in the place of a cosine one, then changed data: each is scored anew, and the rest is not."""
+    found = []
 
+    def score():
+        arguments = [str(tmp_path / name) for name in ("model", "data")]
+        done = CliRunner().invoke(app, ["mteb", *arguments, "--output", str(tmp_path / "results"), "--json"])
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout)["scores"]
 
-@pytest.mark.parametrize("similarity", ["cosine", pytest.param("dot", marks=pytest.mark.slow)])
-def test_four_ways_to_one_score(static_model, task, tmp_path, similarity):
-    """ST's evaluator, ours, mteb.evaluate and mteb's command line (which round to five digits)."""
-    import mteb
+    def expected():
+        return pytest.approx(stm.MagnitudeEvaluator(**task)(static_model)["matched_ndcg@10"], abs=6e-6)
 
-    stm.prepare(static_model, similarity).save_pretrained(str(tmp_path / "model"))
-    RetrievalData(*task.values()).save(tmp_path / "data")
-    expected = InformationRetrievalEvaluator(**task, main_score_function=similarity)(static_model)
-    expected = expected[f"{similarity}_ndcg@10"]
-    assert stm.MagnitudeEvaluator(**task)(static_model)["matched_ndcg@10"] == pytest.approx(expected, abs=1e-6)
-    loaded = local_model(tmp_path / "model").load_model(device="cpu")
-    result = mteb.evaluate(loaded, local_task(tmp_path / "data"), cache=None, show_progress_bar=False)
-    assert result.task_results[0].scores["test"][0]["ndcg_at_10"] == pytest.approx(expected, abs=6e-6)
-    arguments = ["run", "-m", str(tmp_path / "model"), "-t", str(tmp_path / "data")]
-    arguments += ["--output-folder", str(tmp_path / "results")]
-    if similarity == "dot":
-        command = [sys.executable, "-m", "st_magnitude", "mteb", *arguments]
-        printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1]
-    else:
-        ((name, (metric, found)),) = run(arguments).items()
-        printed = f"{name}: {metric} {found:.4f}"
-    ((_, name), score) = scores_of(tmp_path / "results").popitem()
-    assert score["ndcg_at_10"] == pytest.approx(expected, abs=6e-6)
-    assert printed == f"{name}: ndcg_at_10 {expected:.4f}"
-
-
-def test_the_cache_never_mixes_models_or_data(static_model, task, tmp_path):
-    """A dot model in the place of a cosine one, then changed data: mteb's cache is on, and each is scored anew."""
-    import mteb
-    from mteb.cache import ResultCache
-
-    cache, found = ResultCache(tmp_path / "results"), []
     RetrievalData(*task.values()).save(tmp_path / "data")
     for similarity in ("cosine", "dot"):
         stm.prepare(static_model, similarity).save_pretrained(str(tmp_path / "model"))
-        loaded = local_model(tmp_path / "model").load_model(device="cpu")
-        result = mteb.evaluate(loaded, local_task(tmp_path / "data"), cache=cache, show_progress_bar=False)
-        expected = stm.MagnitudeEvaluator(**task)(static_model)["matched_ndcg@10"]
-        found.append(result.task_results[0].scores["test"][0]["ndcg_at_10"])
-        assert found[-1] == pytest.approx(expected, abs=6e-6)
+        ((name, value),) = score().items()
+        assert value == expected()
+        found.append(value)
+    assert name.startswith("data-test-split-")
     assert abs(found[0] - found[1]) > 1e-3
-    before = local_task(tmp_path / "data").metadata.name
-    fewer = RetrievalData(task["queries"], task["corpus"] | {"extra": "x"}, task["relevant_docs"])
-    fewer.save(tmp_path / "data2")
-    (tmp_path / "data2").replace(tmp_path / "moved")
-    for name in ("corpus.jsonl", "queries.jsonl"):
-        (tmp_path / "moved" / name).replace(tmp_path / "data" / name)
-    assert local_task(tmp_path / "data").metadata.name != before
+
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "results").rglob(f"{name}.json")}
+    assert len(before) == 2
+    assert score() == {name: found[1]}
+    assert before == {path: path.stat().st_mtime_ns for path in before}
+    task["relevant_docs"]["q1"] = {"d20"}
+    RetrievalData(*task.values()).save(tmp_path / "data")
+    ((other, value),) = score().items()
+    assert other != name
+    assert value == expected() != found[1]
 
 
 def test_a_model_card_does_not_make_another_model(static_model, tmp_path):
+    def revision():
+        return local_model(tmp_path / "model").mteb_model_meta.revision
+
     static_model.save_pretrained(str(tmp_path / "model"))
-    revision = local_model(tmp_path / "model").revision
+    before = revision()
     (tmp_path / "model" / "README.md").write_text("New words.")
-    assert local_model(tmp_path / "model").revision == revision
+    assert revision() == before
     (tmp_path / "model" / "config_sentence_transformers.json").write_text("{}")
-    assert local_model(tmp_path / "model").revision != revision
+    assert revision() != before
 
 
-def test_scored_pairs_and_clusters(static_model, task, tmp_path):
-    import mteb
-
-    texts = list(task["corpus"].values())
-    pairs = [(a, b, float(len(set(a.split()) & set(b.split())))) for a, b in itertools.pairwise(texts)]
-    lines = ["sentence1\tsentence2\tscore", *("\t".join(map(str, pair)) for pair in pairs)]
-    (tmp_path / "pairs.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    rows = [{"text": text, "label": "short" if len(text) < 40 else "long"} for text in texts]
-    (tmp_path / "classes.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    stm.prepare(static_model, "cosine").save_pretrained(str(tmp_path / "model"))
-    loaded = local_model(tmp_path / "model").load_model(device="cpu")
-    tasks = [local_task(tmp_path / name) for name in ("pairs.tsv", "classes.jsonl")]
-    result = mteb.evaluate(loaded, tasks, cache=None, show_progress_bar=False)
-    sts, clusters = (one.scores["test"][0] for one in result.task_results)
-    x, y = (static_model.encode(list(side)) for side in list(zip(*pairs, strict=True))[:2])
-    cosines = (x * y).sum(1) / np.linalg.norm(x, axis=1) / np.linalg.norm(y, axis=1)
-    assert sts["cosine_spearman"] == pytest.approx(stm.geometry.spearman(cosines, [p[2] for p in pairs]), abs=1e-4)
-    assert 0 <= clusters["v_measure"] <= 1
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "says"),
-    [
-        ("a.csv", "sentence1,sentence2,score\nx,y,high\n", r"a.csv:2: the score 'high' is not a number"),
-        ("a.csv", "sentence1,sentence2,score\nx,y\n", r"a.csv:2: this line has another number of fields"),
-        ("a.csv", "one,two\n1,2\n", r"the columns \['one', 'two'\].*text and label a clustering task"),
-        ("a.csv", "text,label\n", "no rows"),
-        ("a.jsonl", '{"text": "x", "label": 1}\nnonsense\n', r"a.jsonl, line 2: is not valid JSON"),
-        ("a.jsonl", "[1]\n", r"a.jsonl, line 1: is a list, not an object"),
-        ("a.png", "x", "is not a table"),
-    ],
-)
-def test_bad_tables_name_file_and_line(tmp_path, name, text, says):
-    (tmp_path / name).write_text(text)
-    with pytest.raises(DataError, match=says):
-        local_task(tmp_path / name)
-
-
-def test_bad_models_and_arguments(tmp_path):
-    with pytest.raises(DataError, match=r"no modules\.json"):
-        local_model(tmp_path)
-    with pytest.raises(DataError, match="2 texts and 1 labels"):
-        clustering_task(["a", "b"], [1], "x")
-
-
-def test_the_command_line_names_what_is_missing(tmp_path):
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "file").write_text("")
-    for arguments, error, message in (
-        (["-m", str(tmp_path / "empty"), "-t", "STS12"], DataError, r"no modules\.json"),
-        (["-t", "nothere"], DataError, "^nothere is neither a folder nor one of mteb's tasks"),
-        (["-m", "nothere"], DataError, "^nothere is neither a folder nor the id of a model on the hub"),
-        (["--output-folder", str(tmp_path / "file")], FileExistsError, "is a file; --output-folder takes a folder"),
-        (["--model=x"], DataError, "Write --model x instead of"),
+def test_unknown_names_are_refused(static_model, task, tmp_path):
+    with pytest.raises(ValueError, match="save this one, and pass its folder"):
+        evaluate(static_model, [], tmp_path)
+    RetrievalData(*task.values()).save(tmp_path / "data")
+    for arguments, message in (
+        ((str(tmp_path / "nowhere"), str(tmp_path / "data")), "nowhere"),
+        ((str(tmp_path / "data"), "NoSuchTask"), "NoSuchTask"),
+        ((str(tmp_path / "data"), str(tmp_path / "data"), "--split", "dev"), "its splits are ['test']"),
     ):
-        with pytest.raises(error, match=message):
-            run(["run", *arguments])
-    refused = CliRunner().invoke(app, ["mteb", "run", "-m", str(tmp_path / "empty"), "-t", "STS12"])
-    assert refused.exit_code == 2
-    assert "no modules.json" in refused.stderr
+        refused = CliRunner().invoke(app, ["mteb", *arguments])
+        assert refused.exit_code == 2
+        assert message in refused.stderr
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
@@ -217,15 +171,13 @@ def test_mtebs_faiss_backend_and_compression(static_model, task, tmp_path, simil
 
     pytest.importorskip("faiss")
     stm.prepare(static_model, similarity).save_pretrained(str(tmp_path / "model"))
-    RetrievalData(*task.values()).save(tmp_path / "data")
+    local = retrieval_task(RetrievalData(*task.values()))
 
-    def ndcg(wrap):
-        model = wrap(local_model(tmp_path / "model").load_model(device="cpu"))
-        result = mteb.evaluate(model, local_task(tmp_path / "data"), cache=None, show_progress_bar=False)
-        return result.task_results[0].scores["test"][0]["ndcg_at_10"]
+    def wrapped(wrap):
+        return ndcg(mteb.evaluate(wrap(local_model(tmp_path / "model")), local, cache=None, show_progress_bar=False))
 
     expected = stm.MagnitudeEvaluator(**task)(static_model)["matched_ndcg@10"]
-    faiss = ndcg(lambda model: SearchEncoderWrapper(model, index_backend=FaissSearchIndex(model)))
+    faiss = wrapped(lambda model: SearchEncoderWrapper(model, index_backend=FaissSearchIndex(model)))
     assert faiss == pytest.approx(expected, abs=6e-6)
     for dtype, least in ((OutputDType.FLOAT16, 0.99), (OutputDType.BINARY, 0.5)):
-        assert least * expected <= ndcg(lambda model, dtype=dtype: CompressionWrapper(model, dtype)) <= 1
+        assert least * expected <= wrapped(lambda model, dtype=dtype: CompressionWrapper(model, dtype)) <= 1

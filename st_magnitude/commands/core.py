@@ -129,9 +129,7 @@ _Config = Annotated[
 ]
 
 
-def command(
-    *, shared_options: bool = True, **typer_settings: Any
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def command(**typer_settings: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Registers a function as a command of its name.
 
     A parameter whose type is a dataclass becomes one option for each field (see `st_magnitude._config`), and the
@@ -142,8 +140,7 @@ def command(
 
     def register(function: Callable[..., Figures | None]) -> Callable[..., Figures | None]:
         parameters, configs = _flatten(function)
-        if shared_options:
-            parameters += [_keyword("as_json", _AsJson, False), _keyword("config", _Config, None)]
+        parameters += [_keyword("as_json", _AsJson, False), _keyword("config", _Config, None)]
 
         @wraps(function)
         def run(as_json: bool = False, config: None = None, **given: Any) -> Figures | None:

@@ -1,28 +1,37 @@
-"""``st-magnitude mteb``: mteb's own command line with local models and local data."""
+"""``st-magnitude mteb``: mteb on a model in a folder and on local data."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
+
 import typer
 
-from st_magnitude.commands.core import command
+from st_magnitude.commands.core import EncodingBatch, Figures, Model, check_folder, command
 
 
-@command(shared_options=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def mteb(context: typer.Context) -> None:
-    """Run mteb's command line with local models and local data.
+@command()
+def mteb(
+    model: Model,
+    tasks: Annotated[list[str], typer.Argument(help="Folders in BEIR's layout, and names of mteb's tasks.")],
+    split: Annotated[str, typer.Option(help="Split of the qrels of the folders.")] = "test",
+    output: Annotated[
+        Path | None, typer.Option(help="Folder of mteb's results. Scores that it holds are not computed again.")
+    ] = None,
+    batch_size: EncodingBatch = 32,
+) -> Figures:
+    """Score a model with mteb, on local data and on mteb's tasks.
 
-    st-magnitude mteb run -m my-model -t my-data --output-folder results
-
-    -m takes the folder of a saved model, or any name that mteb knows. -t takes a folder in BEIR's layout (retrieval),
-    a .csv, .tsv or .jsonl file with the columns sentence1, sentence2 and score (STS) or text and label (clustering),
-    or the name of one of mteb's tasks. All other arguments are mteb's; "mteb run --help" lists them. This command
-    needs the extra "eval".
+    The model is a folder or a name that mteb knows. This command needs the extra "eval".
     """
-    from st_magnitude.mteb import run
+    check_folder(output)
+    from st_magnitude.data.retrieval import RetrievalData
+    from st_magnitude.mteb import evaluate
 
-    try:
-        scores = run([argument for argument in context.args if argument != "--"])
-    except KeyError as error:  # mteb raises it for a name that it does not know
-        raise ValueError(error.args[0]) from error
-    for task, (metric, score) in scores.items():
-        typer.echo(f"{task}: {metric} {score:.4f}")
+    data = [RetrievalData.from_beir(task, split) if Path(task).is_dir() else task for task in tasks]
+    results = evaluate(model, data, output, {"batch_size": batch_size}).task_results
+    scores = {result.task_name: result.get_score() for result in results}
+    typer.echo("The main score of each task, which is nDCG@10 for retrieval:")
+    for name, score in scores.items():
+        typer.echo(f"  {name}: {score:.4f}")
+    return {"scores": scores}

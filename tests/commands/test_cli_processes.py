@@ -106,7 +106,7 @@ def test_a_process_keeps_stdout_for_the_figures(place):
 
 
 def test_mteb(place):
-    done = shell(place, "mteb", "run", "-m", "model", "-t", "data", "--output-folder", "results")
+    done = shell(place, "mteb", "model", "data", "--output", "results")
     assert done.returncode == 0, done.stderr[-2000:]
     assert any("ndcg_at_10" in file.read_text() for file in (place / "results").rglob("*.json"))
 
@@ -123,8 +123,8 @@ def test_mteb(place):
         (("diagnose", "nowhere", "--data", "data"), "nowhere"),
         (("report", "nowhere.json", "--output", "x"), "nowhere.json"),
         (("report", "data/corpus.jsonl", "--output", "x"), "data/corpus.jsonl is not a diagnosis"),
-        (("mteb", "run", "-m", "texts", "-t", "data"), "no modules.json"),
-        (("mteb", "run", "-m", "model", "-t", "NoSuchTask"), "NoSuchTask"),
+        (("mteb", "nowhere", "data"), "nowhere"),
+        (("mteb", "model", "NoSuchTask"), "NoSuchTask"),
         ((*REVELA, "--output", "x", "--lm", "nowhere"), "nowhere"),
         ((*REVELA, "--output", "x", "--corpus", "lm/model.safetensors"), "model.safetensors"),
         (("compress", "model"), "Missing option '--data'"),
