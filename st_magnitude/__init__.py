@@ -45,7 +45,8 @@ if TYPE_CHECKING:
         temp_agg_mrl,
         temp_spec_mrl,
     )
-    from st_magnitude.losses.regularizers import SIGReg, covariance_penalty, norm_variance_penalty
+    from st_magnitude.losses.regularizers import covariance_penalty, norm_variance_penalty
+    from st_magnitude.losses.sigreg import SIGReg
     from st_magnitude.serving.check import check_serving
     from st_magnitude.similarity import COSINE, DNORM, DOT, QNORM, Similarity
     from st_magnitude.surgery.export import export, load

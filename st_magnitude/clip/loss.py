@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from st_magnitude.kernel.infonce import Direction as InfoNCEDirection
 from st_magnitude.kernel.infonce import infonce
 from st_magnitude.kernel.terms import LearnedTemperature, Term
-from st_magnitude.losses._penalties import Penalties, Regularizer
+from st_magnitude.losses.regularizers import Penalties, Regularizer
 from st_magnitude.similarity import Similarity
 
 __all__ = ["PRESETS", "AsymmetricClipLoss", "Direction"]

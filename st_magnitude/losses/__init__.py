@@ -1,13 +1,13 @@
-from st_magnitude.losses.isotropy import SIGRegInfoNCE
-from st_magnitude.losses.learnable import LearnableNormLoss
-from st_magnitude.losses.ranking import (
+from st_magnitude.losses.named import (
     CosineRankingLoss,
     DNormRankingLoss,
     DotRankingLoss,
-    MagnitudeRankingLoss,
+    LearnableNormLoss,
     QNormRankingLoss,
 )
+from st_magnitude.losses.ranking import MagnitudeRankingLoss
 from st_magnitude.losses.regression import SimilarityMSELoss
+from st_magnitude.losses.sigreg import SIGRegInfoNCE
 from st_magnitude.losses.temperature import (
     TempAggLoss,
     TempAggMRLLoss,

@@ -7,58 +7,60 @@ from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypedDict, get_args
 
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.losses.gradcache import CachedLossMixin, RandContext
+from sentence_transformers.base.losses.gradcache import CachedLossMixin, RandContext, has_static_embedding_input
 from sentence_transformers.base.losses.merged_forward import embed_columns
 from sentence_transformers.util import all_gather, all_gather_with_grad, get_rank
-from torch import Tensor, nn
+from torch import Tensor
 
 from st_magnitude._checks import at_least, one_of
 from st_magnitude._upstream import batch_size_of, minibatch_of
 from st_magnitude.kernel.infonce import Direction, infonce
 from st_magnitude.kernel.ring import num_ranks, ring_infonce
 from st_magnitude.kernel.terms import LearnedTemperature, Term
-from st_magnitude.losses._model import (
-    FiniteWatch,
-    check_ranking_model,
-    exponent_norm,
-    refuse_matryoshka,
-    refuse_unequal,
-    warn_if_contradicted,
-)
-from st_magnitude.losses._negatives import FalseNegatives, MarginStrategy, SameText, Texts
-from st_magnitude.losses._optimizer import expect_in_optimizer
-from st_magnitude.losses._penalties import Penalties, Regularizer
-from st_magnitude.losses._ranks import check_ranks
-from st_magnitude.losses._scale import ScaledLoss
-from st_magnitude.losses._temperature import Temperatures, with_temperature
-from st_magnitude.similarity import COSINE, DNORM, DOT, QNORM, Similarity
-from st_magnitude.surgery.raw import raw_features, refuse_other_models
+from st_magnitude.losses.base import EmbeddingLoss, Temperatures, exponent_norm, with_temperature
+from st_magnitude.losses.negatives import FalseNegatives, MarginStrategy, SameText, Texts, check_on_all_ranks
+from st_magnitude.losses.regularizers import Penalties, Regularizer
+from st_magnitude.similarity import DOT, Similarity
+from st_magnitude.surgery.raw import output_width, raw_features
 from st_magnitude.training.engines import engine_of, refuse_engine
 
-__all__ = ["CosineRankingLoss", "DNormRankingLoss", "DotRankingLoss", "MagnitudeRankingLoss", "QNormRankingLoss"]
+__all__ = ["LossOptions", "MagnitudeRankingLoss", "RankingOptions"]
 
 logger = logging.getLogger(__name__)
 
 # Logits are SCALE · cosine in the paper and in sentence-transformers: a temperature of 0.05 for unit vectors.
 SCALE = 20.0
 
-CITATION = """
-@misc{feng2026beyond,
-    title={Beyond the Unit Hypersphere: Embedding Magnitude in Contrastive Learning},
-    author={Xincan Feng and Taro Watanabe},
-    year={2026},
-    eprint={2602.09229},
-    archivePrefix={arXiv},
-    primaryClass={cs.LG}
-}
-"""
+
+class LossOptions(TypedDict, total=False):
+    """Keyword arguments of every ranking loss; :class:`MagnitudeRankingLoss` explains them."""
+
+    scale: float | Literal["auto"]
+    temperature: float | Literal["learned"] | None
+    regularizers: Iterable[Regularizer | tuple[Regularizer, float]]
+    mini_batch_size: int | None
+    mini_batch_num_tokens: int | None
+    gather_across_devices: bool | Literal["ring"]
+    hardness: float | tuple[float, float]
+    direction: Direction
+    same_text: SameText
+    margin: float | None
+    margin_strategy: MarginStrategy
+    guide: SentenceTransformer | None
+    show_progress_bar: bool
 
 
-class MagnitudeRankingLoss(CachedLossMixin, ScaledLoss):
+class RankingOptions(LossOptions, total=False):
+    """Keyword arguments of every ranking loss that does not choose its terms."""
+
+    terms: Sequence[Term]
+
+
+class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
     """In-batch softmax ranking (InfoNCE) under any :class:`~st_magnitude.Similarity`.
 
     For a batch of queries q_i with positives d_i, and with all other documents of the batch as negatives:
@@ -75,8 +77,8 @@ class MagnitudeRankingLoss(CachedLossMixin, ScaledLoss):
             ranks as the similarity does, because everybody who loads the saved model scores with that function.
         similarity: A Similarity or its name.
         terms: Summands of the loss: temperatures, prefix dimensions and weights.
-        temperature: Temperature of a loss of one term. ``"learned"``: all temperatures are learned, starting at those
-            of the terms. A single :class:`~st_magnitude.LearnedTemperature` among the terms does that for its term. A
+        temperature: Temperature of a loss of one term. ``"learned"``: all temperatures are learned, starting where
+            the terms have them. A :class:`~st_magnitude.LearnedTemperature` in a term does that for this term alone. A
             learned temperature is relative to the scale, as any other. None: the terms as they are.
         scale: Factor of the scores in a term of temperature 0.05; other temperatures change it in proportion. 20 takes
             the temperatures as they are. ``"auto"`` divides 20 by the mean norms that the similarity leaves in,
@@ -90,10 +92,9 @@ class MagnitudeRankingLoss(CachedLossMixin, ScaledLoss):
             (GradCache, arXiv 2101.06983); the softmax still spans the whole batch.
         mini_batch_num_tokens: Number of tokens in a mini-batch, which then packs texts by tokens. It needs
             ``mini_batch_size``.
-        gather_across_devices: Whether the documents of all ranks are negatives. True gathers them, so that each rank
-            holds the documents of all. ``"ring"`` passes them around the ranks instead: memory does not grow with the
-            number of ranks, the loss takes 1.2 to 1.3 times as long, and batches may differ in size. The gradients
-            are the same.
+        gather_across_devices: Whether the documents of all ranks are negatives. True gathers them on each rank.
+            ``"ring"`` passes them around the ranks instead: memory does not grow with the number of ranks, the loss
+            takes 1.2 to 1.3 times as long, and batches may differ in size. The gradients are the same.
         hardness: Weight alpha of similar negatives, which count exp(alpha · s) times, with s as large as the
             similarity leaves it. One number weights the negatives of both directions. sentence-transformers weights
             the documents only: ``(alpha, 0)``. See :func:`~st_magnitude.infonce`.
@@ -103,9 +104,9 @@ class MagnitudeRankingLoss(CachedLossMixin, ScaledLoss):
             the tokens of this one, do not count as negatives. ``"keep"``: they do, as in sentence-transformers. Inputs
             without token ids always count.
         margin: Distance that a negative keeps from the positive: a document that scores above the positive's score
-            minus the margin does not count as a negative. Without a guide the model's own scores decide, those of the
-            longest prefix before scale and temperature; -0.1 then spares what the model ranks far above the positive
-            (Qwen3 Embedding, arXiv 2506.05176, Eq. 1). None: 0 with a guide, and no such rule without one.
+            minus the margin does not count as a negative. Without a guide the model's own scores decide, at the
+            longest prefix before scale and temperature; -0.1 then leaves out what the model ranks far above the
+            positive (Qwen3 Embedding, arXiv 2506.05176, Eq. 1). None: 0 with a guide, and no such rule without it.
         margin_strategy: Unit of the margin, as in sentence-transformers' ``GISTEmbedLoss``. ``"absolute"``: scores.
             ``"relative"``: the absolute value of the positive's score, which suits scores that norms make large.
         guide: Frozen SentenceTransformer whose scores decide (GISTEmbed, arXiv 2402.16829), by its own similarity
@@ -132,16 +133,14 @@ class MagnitudeRankingLoss(CachedLossMixin, ScaledLoss):
     Source: Beyond the Unit Hypersphere, arXiv 2602.09229, Eq. 2 and 7, section 3.1 (scale).
     """
 
-    citation = CITATION
-
     def __init__(
         self,
         model: SentenceTransformer,
         similarity: Similarity | str = DOT,
         terms: Sequence[Term] = (Term(),),
         *,
-        temperature: float | Literal["learned"] | None = None,
         scale: float | Literal["auto"] = "auto",
+        temperature: float | Literal["learned"] | None = None,
         regularizers: Iterable[Regularizer | tuple[Regularizer, float]] = (),
         mini_batch_size: int | None = None,
         mini_batch_num_tokens: int | None = None,
@@ -154,7 +153,7 @@ class MagnitudeRankingLoss(CachedLossMixin, ScaledLoss):
         guide: SentenceTransformer | None = None,
         show_progress_bar: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__(model, similarity, scale, SCALE)
         if mini_batch_size is not None:
             at_least("mini_batch_size", mini_batch_size, 1, ", or None for no caching")
         if mini_batch_num_tokens is not None and (mini_batch_size is None or mini_batch_num_tokens < 1):
@@ -171,39 +170,31 @@ class MagnitudeRankingLoss(CachedLossMixin, ScaledLoss):
             )
         for alpha in hardness if isinstance(hardness, tuple) else (hardness,):
             at_least("hardness", alpha, 0)
-        if not terms:
-            raise ValueError("terms is empty; give at least one Term, such as terms=[Term(temperature=0.05)].")
-        refuse_other_models(model, type(self).__name__)
-        self.model = model
-        self._similarity = Similarity.named(similarity)
         self.terms = with_temperature(terms, temperature)
         is_learned = any(isinstance(term.temperature, LearnedTemperature) for term in self.terms)
         self.temperatures = Temperatures(self.terms, model) if is_learned else None
-        self._set_scale(scale, self._similarity, unit=SCALE)
         self.direction = direction
         self.hardness = hardness
         self.false_negatives = FalseNegatives(model, same_text, margin, margin_strategy, guide)
         self.gather_across_devices = gather_across_devices
-        self.uses_ring = gather_across_devices == "ring"
         self.mini_batch_size = mini_batch_size  # type: ignore[assignment]
         self.mini_batch_num_tokens = mini_batch_num_tokens
         self.show_progress_bar = show_progress_bar
         self.uses_gradient_cache = mini_batch_size is not None
         self.regularizers = Penalties(regularizers)
-        self._warned_alone = self._has_begun = False
-        self._finite = FiniteWatch(type(self).__name__)
-        check_ranking_model(self)
-
-    @property
-    def similarity(self) -> Similarity:
-        """The similarity of raw embeddings that the loss trains."""
-        return self._similarity
+        self._warned_alone = False
+        self._check_model()
+        self.set_similarity_function()
 
     def forward(
         self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None
     ) -> Tensor | dict[str, Tensor]:
         sentence_features = list(sentence_features)
-        check_ranks(self, sentence_features, labels)
+        check_on_all_ranks(
+            partial(self._check_inputs, sentence_features, labels),
+            next(self.model.parameters()).device if self.gather_across_devices and num_ranks() > 1 else None,
+            needs_one_size=self.gather_across_devices != "ring",
+        )
         if self.direction == "document_to_query":
             sentence_features = sentence_features[:2]  # no text is ranked against the negatives
         texts = self.false_negatives.texts(sentence_features, self.mini_batch_size)
@@ -220,7 +211,7 @@ class MagnitudeRankingLoss(CachedLossMixin, ScaledLoss):
 
         Without texts, ``same_text`` and ``guide`` exclude nothing.
         """
-        refuse_unequal(list(map(len, embeddings)))
+        self.refuse_unequal(list(map(len, embeddings)))
         losses = self._losses(embeddings, self._learned(), labels)
         return losses if self.regularizers else losses["infonce"]
 
@@ -228,15 +219,11 @@ class MagnitudeRankingLoss(CachedLossMixin, ScaledLoss):
         self, embeddings: list[Tensor], learned: list[Tensor], labels: Tensor | Texts | None
     ) -> dict[str, Tensor]:
         """InfoNCE and the penalties by name, at the values of what the loss learns."""
-        if torch.is_grad_enabled():
-            if not self._has_begun:
-                self._begin()
-            self._finite(embeddings)
+        self.watch(embeddings)
         queries, *documents = embeddings  # (B, D) each
         similarity, terms = self._at(learned)
-        if self.scale == "auto":
-            longest = max(term.dim or queries.shape[1] for term in terms)
-            self._find_scale(queries[:, :longest], [d[:, :longest] for d in documents], similarity)
+        longest = max(term.dim or queries.shape[1] for term in terms)
+        self.find_scale(queries[:, :longest], [d[:, :longest] for d in documents])
         terms = [replace(term, temperature=term.temperature * (SCALE / float(self.scale))) for term in terms]
         if self.temperatures is not None:
             self.temperatures.observe(queries, terms, similarity)
@@ -245,19 +232,13 @@ class MagnitudeRankingLoss(CachedLossMixin, ScaledLoss):
         return {"infonce": loss, **self.regularizers(embeddings)}
 
     def _infonce(
-        self,
-        queries: Tensor,
-        documents: list[Tensor],
-        terms: list[Term],
-        similarity: Similarity,
-        texts: Texts,
+        self, queries: Tensor, documents: list[Tensor], terms: list[Term], similarity: Similarity, texts: Texts
     ) -> Tensor:
         """InfoNCE of the queries of this rank, with its own documents as negatives or with those of all ranks."""
-        if self.uses_ring and num_ranks() > 1:
+        arguments = terms, similarity, self.direction
+        if self.gather_across_devices == "ring" and num_ranks() > 1:
             ring = self.false_negatives.ring(texts)
-            return ring_infonce(
-                queries, torch.cat(documents), terms, similarity, self.direction, hardness=self.hardness, **ring
-            )
+            return ring_infonce(queries, torch.cat(documents), *arguments, hardness=self.hardness, **ring)
         offset, all_queries, gather = 0, None, lambda x: x
         if self.gather_across_devices and num_ranks() > 1:
             offset, gather = get_rank() * len(queries), all_gather
@@ -265,25 +246,18 @@ class MagnitudeRankingLoss(CachedLossMixin, ScaledLoss):
             if self.direction != "query_to_document":
                 all_queries = all_gather_with_grad(queries)  # (W·B, D)
         candidates = torch.cat(documents)  # (M, D)
-        self._warn_if_alone(candidates)
+        if len(candidates) == 1 and not self._warned_alone:
+            self._warned_alone = True
+            logger.warning(
+                "A batch of one pair without negatives has no other document to rank, so its loss is 0. "
+                "Set dataloader_drop_last=True to leave out a last batch like this one."
+            )
         masks = self.false_negatives.masks(texts, self.direction, offset, gather)
         return infonce(
-            queries,
-            candidates,
-            terms,
-            similarity,
-            self.direction,
-            offset,
-            all_queries=all_queries,
-            hardness=self.hardness,
-            **masks,
+            queries, candidates, *arguments, offset, all_queries=all_queries, hardness=self.hardness, **masks
         )
 
-    # --- what the loss learns beside the model's weights -------------------------------------------------------------
-
-    def learned_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """What every optimizer that trains the model must hold as well, with a name for messages."""
-        return [] if self.temperatures is None else [("temperatures", self.temperatures.bias)]
+    # --- what the loss learns besides the weights of the model ------------------------------------------------------
 
     def _learned(self) -> list[Tensor]:
         """The present values, 0-d tensors: exponents, then temperatures."""
@@ -293,53 +267,88 @@ class MagnitudeRankingLoss(CachedLossMixin, ScaledLoss):
         """The similarity and the terms at values as `_learned` returns them."""
         return self.similarity, self.terms if self.temperatures is None else self.temperatures.fill(self.terms, learned)
 
+    # --- checks -----------------------------------------------------------------------------------------------------
+
+    def _check_model(self) -> None:
+        """Checks that the model suits the arguments."""
+        if self.uses_gradient_cache and has_static_embedding_input(self.model):
+            raise ValueError(
+                f"mini_batch_size={self.mini_batch_size} turns on gradient caching, which a model that looks "
+                "embeddings up in a StaticEmbedding table neither supports nor needs. Leave mini_batch_size out."
+            )
+        dims = {term.dim for term in self.terms if term.dim is not None}
+        width = output_width(self.model)
+        if width is not None and (too_long := sorted(dim for dim in dims if dim > width)):
+            raise ValueError(
+                f"Terms compare {too_long} dimensions, but the embeddings of this model have {width}. "
+                f"Choose dims in 1..{width}."
+            )
+        if width is not None and width not in dims and all(term.dim is not None for term in self.terms):
+            logger.warning(
+                "No term of %s compares all %d dimensions, so those beyond %d are not trained. Add a term with dim=%d.",
+                self.name,
+                width,
+                max(dims),
+                width,
+            )
+        query, document = self.similarity.exponents
+        if 0 < document < 1 and isinstance(self.model, SentenceTransformer) and exponent_norm(self.model) is None:
+            logger.warning(
+                "%s trains with a document exponent of %.3g, but the saved model will score with dot products. Call "
+                "stm.prepare(model, Similarity(%.3g, %.3g)), which adds the module that applies the exponent.",
+                self.name,
+                document,
+                query,
+                document,
+            )
+
     def check_engine(self, engine: str | None) -> None:
         """Refuses an engine (:func:`~st_magnitude.training.engines.engine_of`) that cannot train what the loss learns.
 
         Raises:
             ValueError: If the loss needs DistributedDataParallel.
         """
-        learned = (name for name, _ in self.learned_parameters())
-        refuse_engine(engine, type(self).__name__, learned, self.uses_gradient_cache)
+        learned = [] if self.temperatures is None else ["temperatures"]
+        refuse_engine(engine, self.name, learned, self.uses_gradient_cache)
 
-    def _begin(self) -> None:
-        """Checks on the first training batch of a run."""
-        self._has_begun = True
+    def begin(self) -> None:
+        super().begin()
         self.check_engine(engine_of(self.model))
-        warn_if_contradicted(self.model, self.similarity, type(self).__name__)
-        if self.temperatures is not None:
-            self.temperatures.begin()
-        if self.learned_parameters():
-            expect_in_optimizer(self)
+        if self.temperatures is not None and not self.temperatures.is_restored:
+            self.refuse_resumed(
+                "A learned temperature starts anew on the first batch of a run",
+                "the temperature in the checkpoints. A run without it continues as a new run from the checkpoint's "
+                "model",
+            )
+        if self.temperatures is not None and num_ranks() > 1 and not self.temperatures.is_attached:
+            logger.warning(
+                "The temperature of %s is learned on %d processes, which would each learn their own. Call "
+                "stm.attach(trainer) before train(); in a loop of your own call loss.temperatures.before_step() "
+                "before each step of the optimizer.",
+                self.name,
+                num_ranks(),
+            )
 
-    # --- checks of a batch ------------------------------------------------------------------------------------------
-
-    def check_inputs(self, sentence_features: list[dict[str, Tensor]], labels: Tensor | None = None) -> None:
+    def _check_inputs(self, sentence_features: list[dict[str, Tensor]], labels: Tensor | None) -> tuple[int, int]:
+        """The number of columns and rows of a batch that the loss takes."""
         if len(sentence_features) < 2:
             raise ValueError(
-                f"{type(self).__name__} needs at least two text columns, anchor and positive; "
+                f"{self.name} needs at least two text columns, anchor and positive; "
                 f"the dataset has {len(sentence_features)}."
             )
         if labels is not None and labels.is_floating_point():
             raise ValueError(
-                f"{type(self).__name__} would train every pair as relevant, whatever its score, but the dataset has a "
+                f"{self.name} would train every pair as relevant, whatever its score, but the dataset has a "
                 "column of scores. Train on scores with SimilarityMSELoss, or remove the column: "
                 'dataset.remove_columns("score").'
             )
-        refuse_unequal([batch_size_of(features) for features in sentence_features])
+        self.refuse_unequal([batch_size_of(features) for features in sentence_features])
         advice = "Give the prefixes to the loss: terms=[Term(dim=128), Term(dim=256), Term()]."
         if self.similarity.keeps_magnitude or exponent_norm(self.model) is not None:
-            refuse_matryoshka(self, advice)
+            self.refuse_matryoshka(advice)
         elif self.uses_gradient_cache and self.temperatures is not None:
-            refuse_matryoshka(self, advice, "cuts off the temperatures that {} learns with caching")
-
-    def _warn_if_alone(self, candidates: Tensor) -> None:
-        if len(candidates) == 1 and not self._warned_alone:
-            self._warned_alone = True
-            logger.warning(
-                "A batch of one pair without negatives has no other document to rank, so its loss is 0. "
-                "Set dataloader_drop_last=True to leave out a last batch like this one."
-            )
+            self.refuse_matryoshka(advice, "cuts off the temperatures that {} learns with caching")
+        return len(sentence_features), batch_size_of(sentence_features[0])
 
     # --- gradient caching: what CachedLossMixin calls ---------------------------------------------------------------
 
@@ -354,8 +363,8 @@ class MagnitudeRankingLoss(CachedLossMixin, ScaledLoss):
     ) -> tuple[Tensor, RandContext | None]:
         """The raw embeddings of one mini-batch, and what the loss learns as more columns: (n, D + L).
 
-        So the learned numbers are cached and replayed, and their gradient takes the path of the encoder's: it is scaled
-        and accumulated with it, and synchronised if they are parameters of the model.
+        The learned numbers are therefore cached and replayed, and their gradient is scaled, accumulated and, if they
+        are parameters of the model, synchronised with the gradient of the encoder.
         """
         features = minibatch_of(sentence_feature, begin, end)
         with random_state or nullcontext(), nullcontext() if with_grad else torch.no_grad():
@@ -405,51 +414,3 @@ class MagnitudeRankingLoss(CachedLossMixin, ScaledLoss):
             "direction": self.direction,
             **self.false_negatives.get_config_dict(),
         }
-
-
-class CosineRankingLoss(MagnitudeRankingLoss):
-    """:class:`MagnitudeRankingLoss` with the cosine: sentence-transformers' MultipleNegativesRankingLoss.
-
-    s(q, d) = cos(q, d)
-    """
-
-    def __init__(self, model: SentenceTransformer, scale: float | Literal["auto"] = SCALE, **options: Any) -> None:
-        super().__init__(model, COSINE, scale=scale, **options)
-
-
-class DotRankingLoss(MagnitudeRankingLoss):
-    """:class:`MagnitudeRankingLoss` with the dot product, to which both norms contribute (arXiv 2602.09229, Eq. 4).
-
-    s(q, d) = q · d
-    """
-
-    def __init__(self, model: SentenceTransformer, scale: float | Literal["auto"] = "auto", **options: Any) -> None:
-        super().__init__(model, DOT, scale=scale, **options)
-
-
-class QNormRankingLoss(MagnitudeRankingLoss):
-    """:class:`MagnitudeRankingLoss` with a normalised query: the norm of the document counts (Eq. 5).
-
-    s(q, d) = q / |q| · d = |d| cos(q, d)
-
-    Example:
-        ::
-
-            model = stm.prepare(SentenceTransformer("all-MiniLM-L6-v2"), "qnorm")
-            model.fit(train_objectives=[(loader, stm.QNormRankingLoss(model))])
-    """
-
-    def __init__(self, model: SentenceTransformer, scale: float | Literal["auto"] = "auto", **options: Any) -> None:
-        super().__init__(model, QNORM, scale=scale, **options)
-
-
-class DNormRankingLoss(MagnitudeRankingLoss):
-    """:class:`MagnitudeRankingLoss` with a normalised document: the norm of the query is its inverse temperature.
-
-    s(q, d) = q · d / |d| = |q| cos(q, d)
-
-    The trained model ranks by cosine (Eq. 6, Prop. 4.2).
-    """
-
-    def __init__(self, model: SentenceTransformer, scale: float | Literal["auto"] = "auto", **options: Any) -> None:
-        super().__init__(model, DNORM, scale=scale, **options)

@@ -7,37 +7,27 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any, Literal
 
-import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.losses.merged_forward import embed_columns
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
-from st_magnitude.losses._model import (
-    FiniteWatch,
-    refuse_matryoshka,
-    refuse_normalize,
-    refuse_unequal,
-    warn_if_contradicted,
-)
-from st_magnitude.losses._scale import ScaledLoss
-from st_magnitude.losses.ranking import CITATION
+from st_magnitude.losses.base import EmbeddingLoss
 from st_magnitude.similarity import DOT, Similarity
-from st_magnitude.surgery.normalize import set_similarity_function
-from st_magnitude.surgery.raw import raw_features, refuse_other_models
+from st_magnitude.surgery.raw import raw_features
 
 __all__ = ["SimilarityMSELoss"]
 
 logger = logging.getLogger(__name__)
 
 
-class SimilarityMSELoss(ScaledLoss):
+class SimilarityMSELoss(EmbeddingLoss):
     """Regression of scores on any :class:`~st_magnitude.Similarity`, for STS and other pairs with a score.
 
         L = mean_i ( lambda · s(a_i, b_i) - score_i )²
 
     With cosine it is sentence-transformers' ``CosineSimilarityLoss``. ``"qnorm"`` and ``"dnorm"`` are the paper's
-    Sent1Norm and Sent2Norm: they keep the norm of only one of two texts that have the same role, so that
+    Sent1Norm and Sent2Norm: they keep the norm of only one of two texts that have the same role, so
     s(a, b) != s(b, a) (Cor. 6.1). They exist for comparison, and the loss warns once.
 
     Args:
@@ -68,29 +58,20 @@ class SimilarityMSELoss(ScaledLoss):
     Source: Beyond the Unit Hypersphere, arXiv 2602.09229, Table 5, App. F.1 and S (lambda = 0.01).
     """
 
-    citation = CITATION
-
     def __init__(
         self,
         model: SentenceTransformer,
         similarity: Similarity | str = DOT,
         scale: float | Literal["auto"] = "auto",
     ) -> None:
-        super().__init__()
-        refuse_other_models(model, "SimilarityMSELoss")
-        self.model = model
-        self.similarity = Similarity.named(similarity)
-        self._set_scale(scale, self.similarity, unit=1.0)
-        self._warned_range = self._has_begun = False
-        self._finite = FiniteWatch("SimilarityMSELoss")
-        refuse_normalize(self, self.similarity)
-        warn_if_one_sided(self.similarity, "SimilarityMSELoss")
-        if isinstance(model, SentenceTransformer):
-            set_similarity_function(model, self.similarity)
+        super().__init__(model, similarity, scale, unit=1.0)
+        self._warned_range = False
+        warn_if_one_sided(self.similarity, self.name)
+        self.set_similarity_function()
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor) -> Tensor:
         if self.similarity.keeps_magnitude:
-            refuse_matryoshka(self, "Use the loss alone.")
+            self.refuse_matryoshka("Use the loss alone.")
         embeddings = embed_columns(partial(raw_features, self.model), list(sentence_features))  # type: ignore[arg-type]
         return self.compute_loss_from_embeddings(embeddings, labels)
 
@@ -98,7 +79,7 @@ class SimilarityMSELoss(ScaledLoss):
         """The loss of raw embeddings, two tensors (B, D), and scores (B,)."""
         if len(embeddings) != 2:
             raise ValueError(f"SimilarityMSELoss compares two text columns; the dataset has {len(embeddings)}.")
-        refuse_unequal(list(map(len, embeddings)))
+        self.refuse_unequal(list(map(len, embeddings)))
         a, b = embeddings  # (B, D) each
         if labels is None or labels.numel() != len(a):
             number = 0 if labels is None else labels.numel()
@@ -106,13 +87,8 @@ class SimilarityMSELoss(ScaledLoss):
                 f"SimilarityMSELoss needs one score for each of {len(a)} pairs; got {number}. Name the column of "
                 'scores "score" or "label".'
             )
-        if torch.is_grad_enabled():
-            if not self._has_begun:
-                self._has_begun = True
-                warn_if_contradicted(self.model, self.similarity, "SimilarityMSELoss")
-            self._finite(embeddings)
-        if self.scale == "auto":
-            self._find_scale(a, [b], self.similarity)
+        self.watch(embeddings)
+        self.find_scale(a, [b])
         predicted = float(self.scale) * self.similarity.pairwise(a, b)  # (B,)
         targets = labels.to(predicted.dtype).view(-1)
         if not self._warned_range and targets.abs().max() > 1:
@@ -134,7 +110,7 @@ def warn_if_one_sided(similarity: Similarity, who: str) -> None:
     query, document = similarity.exponents
     if query != document:
         logger.warning(
-            "%s with %s: one text of a pair keeps its norm and the other does not, so that s(a, b) != s(b, a). That "
+            "%s with %s: one text of a pair keeps its norm and the other does not, so s(a, b) != s(b, a). That "
             "does not suit a symmetric task (arXiv 2602.09229, Cor. 6.1). Use cosine or dot.",
             who,
             similarity,

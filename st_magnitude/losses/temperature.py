@@ -19,15 +19,18 @@ ICLR 2025, section 5.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude._checks import prefix_dims
 from st_magnitude.kernel.terms import Term
-from st_magnitude.losses.ranking import MagnitudeRankingLoss
+from st_magnitude.losses.ranking import LossOptions, MagnitudeRankingLoss
 from st_magnitude.similarity import COSINE, Similarity
 from st_magnitude.surgery.raw import output_width, refuse_other_models
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = [
     "TempAggLoss",
@@ -164,7 +167,7 @@ class TempAggLoss(MagnitudeRankingLoss):
         similarity: Similarity | str = COSINE,
         *,
         weights: Iterable[float] | None = None,
-        **options: Any,
+        **options: Unpack[LossOptions],
     ) -> None:
         super().__init__(model, similarity, temp_agg(temperatures, weights), **options)
 
@@ -212,7 +215,7 @@ class TempAggMRLLoss(MagnitudeRankingLoss):
         *,
         dim_weights: Iterable[float] | None = None,
         temperature_weights: Iterable[float] | None = None,
-        **options: Any,
+        **options: Unpack[LossOptions],
     ) -> None:
         dims = quarters(model) if dims is None else dims
         terms = temp_agg_mrl(dims, temperatures, dim_weights, temperature_weights)
@@ -257,7 +260,7 @@ class TempSpecMRLLoss(MagnitudeRankingLoss):
         similarity: Similarity | str = COSINE,
         *,
         dim_weights: Mapping[int, float] | None = None,
-        **options: Any,
+        **options: Unpack[LossOptions],
     ) -> None:
         if temperatures is None:
             temperatures = dict(zip(quarters(model), TEMPERATURES, strict=True))

@@ -1,4 +1,4 @@
-"""What a loss finds out during a run, in the log and the checkpoints of a Trainer."""
+"""The state of losses in the log and the checkpoints of a Trainer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from st_magnitude.training.engines import engine_of_trainer
 from st_magnitude.training.monitor import NormMonitor
 
-__all__ = ["Remembering", "ResumeGuard", "attach"]
+__all__ = ["Remembering", "attach"]
 
 KEY = "st_magnitude"  # in TrainerState.stateful_callbacks, which checkpoints contain
 
@@ -21,10 +21,15 @@ class Remembering(nn.Module):
     """A module that finds a few numbers during a run and needs them again when the run resumes.
 
     A subclass returns them from ``get_extra_state`` and takes them back in ``set_extra_state``, as a dict of numbers.
-    So they are part of the module's ``state_dict``, and :func:`attach` puts them into the checkpoints of a Trainer,
-    which saves the model but not the loss. A number called ``auto_...`` goes to the Trainer's log once, and the numbers
-    of ``get_log`` go to every line of it.
+    They are therefore part of the module's ``state_dict``, and :func:`attach` puts them into the checkpoints of a
+    Trainer, which saves the model but not the loss. A number called ``auto_...`` goes to the Trainer's log once, and
+    the numbers of ``get_log`` go to every line of it.
     """
+
+    is_attached = False  # whether a Trainer calls `before_step`
+
+    def before_step(self) -> None:
+        """Runs on every process before each step of the optimizer."""
 
     def get_log(self) -> dict[str, float]:
         return {}
@@ -36,53 +41,15 @@ class Remembering(nn.Module):
         raise NotImplementedError
 
 
-class ResumeGuard:
-    """Refuses what a loss would start anew in a run that resumes.
-
-    The sign of such a run is that weights are loaded into the model after the loss was built.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self._is_loaded = False
-        # The model of a test or of a loop of your own may be a function.
-        self._hook = model.register_load_state_dict_post_hook(self) if isinstance(model, nn.Module) else None
-
-    def __call__(self, _model: nn.Module, _incompatible_keys: Any) -> None:
-        self._is_loaded = True
-
-    def refuse(self, what: str, way_out: str) -> None:
-        """Checks the first batch of a run.
-
-        Args:
-            what: The start of the message: what the first batch of a run does.
-            way_out: What :func:`attach` keeps, and what else there is to do.
-
-        Raises:
-            ValueError: If weights were loaded.
-        """
-        if self._is_loaded:
-            raise ValueError(
-                f"{what}, but weights were loaded into the model after the loss was built. If the run resumes, call "
-                "stm.attach(trainer) before train() in the first run and in the resumed one, which keeps "
-                f"{way_out}. If this is a new run, load the weights before you build the loss."
-            )
-
-    def release(self) -> None:
-        """Ends the watch: the run has begun, or what it needs was restored."""
-        self._is_loaded = False
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
-
-
 def attach(trainer: AnyTrainer) -> AnyTrainer:
     """Lets a Trainer log, checkpoint and resume what the losses of this package find out during a run.
 
     sentence-transformers' Trainer saves the model and the optimizer, but not the loss. After this call its checkpoints
-    also contain the automatic scale and the learned temperatures of a loss and the step counter of SIGReg, and a
-    resumed run finds all of them again. Its log shows the automatic scale as ``auto_scale``, and a learned temperature
-    as ``temperature`` and ``effective_temperature`` (:class:`~st_magnitude.LearnedTemperature`). These figures and
-    those of a NormMonitor reach Weights & Biases, TensorBoard and others. Training itself does not change.
+    also contain the automatic scale and the learned temperatures of a loss, and a resumed run finds them again. On
+    several processes learned temperatures take the same steps everywhere. The log shows the automatic scale as
+    ``auto_scale``, and a learned temperature as ``temperature`` and ``effective_temperature``
+    (:class:`~st_magnitude.LearnedTemperature`). These figures and those of a NormMonitor reach Weights & Biases,
+    TensorBoard and others.
 
     Args:
         trainer: The Trainer, before ``train``. A second call does nothing.
@@ -141,8 +108,15 @@ class _LossState(TrainerCallback):
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         saved: Any = state.stateful_callbacks
         for path, (_name, module) in self._modules().items():
+            module.is_attached = True
             if path in saved.get(KEY, {}):
                 module.set_extra_state(saved[KEY][path])
+
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        for _name, module in self._modules().values():
+            module.before_step()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         saved: Any = state.stateful_callbacks

@@ -50,7 +50,7 @@ def features() -> tuple[Towers, Tensor, Tensor, Tensor]:
 
 
 def regularizer() -> tuple[stm.SIGReg, float]:
-    return stm.SIGReg(num_directions="exact"), 0.3
+    return stm.SIGReg(num_directions=64), 0.3
 
 
 def one_step(loss: nn.Module, normalised: bool = False, with_labels: bool = False) -> dict:
@@ -64,6 +64,7 @@ def one_step(loss: nn.Module, normalised: bool = False, with_labels: bool = Fals
         out = parallel(images[own], texts[own])
         if normalised:
             out = {k: functional.normalize(x, dim=1) if k.endswith("features") else x for k, x in out.items()}
+        torch.manual_seed(dist.get_rank())  # the directions of SIGReg are nevertheless those of rank 0
         value = loss(**out, **arguments)
         value.backward()
     return {"loss": value.item(), "gradients": {name: p.grad for name, p in model.named_parameters()}}

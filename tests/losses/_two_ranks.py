@@ -74,7 +74,7 @@ def train(folder: str, output: Path, mini_batch_size: int | None, gather: bool |
         disable_tqdm=True,
     )
     data = Dataset.from_dict(columns(num_negatives=1))
-    SentenceTransformerTrainer(model, args, data, loss=loss).train()
+    stm.attach(SentenceTransformerTrainer(model, args, data, loss=loss)).train()
     assert isinstance(loss.model, DistributedDataParallel)
     parameters = {name: p.detach() for name, p in model.named_parameters()}
     return {"scale": loss.scale, "parameters": parameters, "biases": loss.temperatures.bias.detach()}
@@ -85,12 +85,11 @@ def learn_temperature(folder: str, mini_batch_size: int | None) -> torch.Tensor:
     model = load_transformer(folder).double()
     options = {"scale": 3.0, "gather_across_devices": True, "mini_batch_size": mini_batch_size}
     loss = stm.DNormRankingLoss(model, temperature="learned", **options)
-    optimizer = torch.optim.SGD(loss.parameters(), lr=0.0)
     loss.model = DistributedDataParallel(model, find_unused_parameters=True)
     start = dist.get_rank() * NUM_ROWS
     rows = [row[:3] for row in ROWS[start : start + NUM_ROWS]]
     loss([dict(model.preprocess(list(column))) for column in zip(*rows, strict=True)]).backward()
-    optimizer.step()
+    loss.temperatures.before_step()  # as attach has a Trainer do
     return loss.temperatures.bias.grad
 
 
@@ -114,7 +113,7 @@ def train_two_data_sets(folder: str, output: Path) -> dict[str, float]:
     seen = []
     for name, loss in losses.items():
         loss.register_forward_pre_hook(lambda *_, name=name: seen.append(name))
-    SentenceTransformerTrainer(model, args, data, loss=losses).train()
+    stm.attach(SentenceTransformerTrainer(model, args, data, loss=losses)).train()
     assert set(seen) == {list(losses)[dist.get_rank()]}
     return {name: loss.temperatures.bias.item() for name, loss in losses.items()}
 

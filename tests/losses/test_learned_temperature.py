@@ -180,21 +180,6 @@ def test_own_learning_rates(model, tmp_path):
     assert list(MAPPING().values()) == [1e-3]
 
 
-@pytest.mark.parametrize("copied", [False, True])
-def test_an_optimizer_without_the_temperature_is_reported(model, caplog, copied):
-    loss = stm.CosineRankingLoss(model, temperature="learned")
-    loss = copy.deepcopy(loss) if copied else loss
-    other = stm.CosineRankingLoss(model, temperature="learned")  # unused
-    optimizers = [torch.optim.SGD(parameters, lr=0.1) for parameters in (loss.model.parameters(), other.parameters())]
-    for optimizer in optimizers:
-        loss(features(model, 4)).backward()
-        optimizer.step()
-    reported = [record.getMessage() for record in caplog.records]
-    assert len(reported) == 1
-    assert "does not hold the temperatures of CosineRankingLoss" in reported[0]
-    assert "AdamW(loss.parameters())" in reported[0]
-
-
 @pytest.mark.parametrize("options", [{"bf16": True}, {"lora": True}], ids=["bf16", "lora"])
 @BATCHING
 def test_bf16_and_lora(model, tmp_path, options, mini_batch_size):

@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import st_magnitude as stm
 from st_magnitude import Similarity, Term
-from st_magnitude.losses._negatives import text_keys
+from st_magnitude.losses.negatives import text_keys
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -162,7 +162,7 @@ def test_what_is_not_text_equals_nothing(monkeypatch):
         same | {"modality": ("image", "text")},
     ]
     keys = [text_keys(x, column).tolist() for column, x in enumerate(inputs)]
-    monkeypatch.setattr("st_magnitude.losses._negatives.get_rank", lambda: 1)
+    monkeypatch.setattr("st_magnitude.losses.negatives.get_rank", lambda: 1)
     keys += [text_keys(x, column).tolist() for column, x in enumerate(inputs)]
     assert len({key for column in keys for key in column}) == 16
 

@@ -123,10 +123,8 @@ def test_float32_and_refusals(folder):
     for (ring, gathered), tolerance in ((plain[:2], 1e-5), (plain[2:], 5e-3)):
         assert (ring - gathered).norm() < tolerance * gathered.norm()
     assert errors[:2] == other_errors[:2]
-    assert (
-        "same text columns on each of them, but the batch of rank 0 has 3 columns and that of rank 1 has 2" in errors[0]
-    )
-    assert "that of rank 0 has 4 rows and that of rank 1 has 3. Set dataloader_drop_last=True" in errors[1]
+    assert "the batch of rank 0 has 3 columns and the batch of rank 1 has 2" in errors[0]
+    assert "the batch of rank 0 has 4 rows and the batch of rank 1 has 3. Set dataloader_drop_last=True" in errors[1]
     assert "rank 1 was refused" in errors[2]
     assert "needs at least two text columns" in other_errors[2]
 

@@ -383,13 +383,13 @@ def test_a_loop_of_your_own(folder, mini_batch_size):
 
     loss, optimizer = built()
     steps(loss, optimizer, 2)
-    saved = copy.deepcopy(loss.state_dict())
+    saved, generator = copy.deepcopy(loss.state_dict()), torch.get_rng_state()
     steps(loss, optimizer, 2)
     resumed, optimizer = built()
     resumed.load_state_dict(saved)
+    torch.set_rng_state(generator)
     steps(resumed, optimizer, 2)
     assert resumed.scale == loss.scale
-    assert resumed.regularizers["sigreg"].num_calls == loss.regularizers["sigreg"].num_calls == 4
     for name, value in loss.model.state_dict().items():
         torch.testing.assert_close(resumed.model.state_dict()[name], value, rtol=0, atol=1e-6)
 
@@ -405,21 +405,6 @@ def test_scale_keeps_no_tensor_of_the_first_batch(model):
         assert [reference() for reference in alive] == [None, None]
     finally:
         gc.enable()
-
-
-@pytest.mark.parametrize("late", [True, False])
-def test_an_optimizer_without_the_exponents_is_reported(model, caplog, late):
-    other = nn.Linear(2, 2)
-    early = torch.optim.SGD(model.parameters(), lr=0.1)
-    loss = stm.LearnableNormLoss(model, scale=3.0)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1) if late else early
-    torch.optim.SGD(other.parameters(), lr=0.1).step()  # no optimizer of this model
-    for _ in range(2):
-        loss([model.preprocess(column) for column in columns(4).values()]).backward()
-        optimizer.step()
-    reported = [record for record in caplog.records if "does not hold the exponents" in record.message]
-    assert len(reported) == (0 if late else 1)
-    assert (model[-1].query_bias.item() == 0) is not late
 
 
 class Scripted(SentenceEvaluator):

@@ -1,21 +1,73 @@
-"""LearnableNormLoss: the exponents of the norms are learned with the model."""
+"""Ranking losses with a name: the four corners of the similarities, and exponents that are learned."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING
 
 from sentence_transformers import SentenceTransformer
-from torch import Tensor, nn
+from torch import Tensor
 
 from st_magnitude.kernel.terms import Term
-from st_magnitude.losses._model import exponent_norm
-from st_magnitude.losses.ranking import MagnitudeRankingLoss
+from st_magnitude.losses.base import exponent_norm
+from st_magnitude.losses.ranking import MagnitudeRankingLoss, RankingOptions
 from st_magnitude.modules import ExponentNorm
-from st_magnitude.similarity import Similarity
+from st_magnitude.similarity import COSINE, DNORM, DOT, QNORM, Similarity
 from st_magnitude.surgery.raw import normalizes_output, refuse_other_models
+from st_magnitude.training.engines import refuse_engine
 
-__all__ = ["LearnableNormLoss"]
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["CosineRankingLoss", "DNormRankingLoss", "DotRankingLoss", "LearnableNormLoss", "QNormRankingLoss"]
+
+
+class CosineRankingLoss(MagnitudeRankingLoss):
+    """:class:`MagnitudeRankingLoss` with the cosine: sentence-transformers' MultipleNegativesRankingLoss.
+
+    s(q, d) = cos(q, d)
+    """
+
+    def __init__(self, model: SentenceTransformer, **options: Unpack[RankingOptions]) -> None:
+        super().__init__(model, COSINE, **options)
+
+
+class DotRankingLoss(MagnitudeRankingLoss):
+    """:class:`MagnitudeRankingLoss` with the dot product, to which both norms contribute (arXiv 2602.09229, Eq. 4).
+
+    s(q, d) = q · d
+    """
+
+    def __init__(self, model: SentenceTransformer, **options: Unpack[RankingOptions]) -> None:
+        super().__init__(model, DOT, **options)
+
+
+class QNormRankingLoss(MagnitudeRankingLoss):
+    """:class:`MagnitudeRankingLoss` with a normalised query: the norm of the document counts (Eq. 5).
+
+    s(q, d) = q / |q| · d = |d| cos(q, d)
+
+    Example:
+        ::
+
+            model = stm.prepare(SentenceTransformer("all-MiniLM-L6-v2"), "qnorm")
+            model.fit(train_objectives=[(loader, stm.QNormRankingLoss(model))])
+    """
+
+    def __init__(self, model: SentenceTransformer, **options: Unpack[RankingOptions]) -> None:
+        super().__init__(model, QNORM, **options)
+
+
+class DNormRankingLoss(MagnitudeRankingLoss):
+    """:class:`MagnitudeRankingLoss` with a normalised document: the norm of the query is its inverse temperature.
+
+    s(q, d) = q · d / |d| = |q| cos(q, d)
+
+    The trained model ranks by cosine (Eq. 6, Prop. 4.2).
+    """
+
+    def __init__(self, model: SentenceTransformer, **options: Unpack[RankingOptions]) -> None:
+        super().__init__(model, DNORM, **options)
 
 
 class LearnableNormLoss(MagnitudeRankingLoss):
@@ -24,7 +76,7 @@ class LearnableNormLoss(MagnitudeRankingLoss):
         s(q, d) = q / |q|^gamma_query · d / |d|^gamma_document,   gamma = sigmoid(bias)
 
     The exponents are parameters of the model, in its last module :class:`~st_magnitude.modules.ExponentNorm`, which
-    the loss appends. So they are saved, resumed, synchronised over ranks and clipped as all other parameters are, and
+    the loss appends. They are saved, resumed, synchronised over ranks and clipped as all other parameters are, and
     weight decay leaves them alone. At the learning rate of a text encoder they hardly move; give them their own:
 
         ::
@@ -37,14 +89,13 @@ class LearnableNormLoss(MagnitudeRankingLoss):
         model: The model to train. If it already ends in an ExponentNorm, training goes on from its exponents.
         gamma_query: First value of the query exponent, strictly between 0 and 1.
         gamma_document: First value of the document exponent, strictly between 0 and 1.
-        scale: Factor of the scores, as in :class:`MagnitudeRankingLoss`.
         **options: All other arguments of MagnitudeRankingLoss, except similarity.
 
     Raises:
         ValueError: As MagnitudeRankingLoss does, or if an exponent starts at 0 or 1.
 
-    Build an optimizer of your own after the loss: an optimizer that was built before does not hold the exponents, and
-    its first step causes a warning. Load the saved model with :func:`st_magnitude.load`.
+    Build an optimizer of your own after the loss, because an earlier one does not hold the exponents. Load the saved
+    model with :func:`st_magnitude.load`.
     """
 
     def __init__(
@@ -52,8 +103,7 @@ class LearnableNormLoss(MagnitudeRankingLoss):
         model: SentenceTransformer,
         gamma_query: float = 0.5,
         gamma_document: float = 0.5,
-        scale: float | Literal["auto"] = "auto",
-        **options: Any,
+        **options: Unpack[RankingOptions],
     ) -> None:
         refuse_other_models(model, "LearnableNormLoss")
         if isinstance(model[-1], ExponentNorm):
@@ -65,7 +115,7 @@ class LearnableNormLoss(MagnitudeRankingLoss):
             )
         if normalizes_output(model):
             raise ValueError(
-                "LearnableNormLoss learns from the norm of embeddings, but this model ends in Normalize, so that every "
+                "LearnableNormLoss learns from the norm of embeddings, but this model ends in Normalize, so every "
                 "embedding has norm 1. Call stm.strip_normalize(model) before you build the loss."
             )
         norm = model[-1]
@@ -74,7 +124,7 @@ class LearnableNormLoss(MagnitudeRankingLoss):
             model.append(norm)
         norm.learnable = True
         norm.requires_grad_()
-        super().__init__(model, Similarity(gamma_query, gamma_document), scale=scale, **options)
+        super().__init__(model, Similarity(gamma_query, gamma_document), **options)
 
     @staticmethod
     def learning_rate_mapping(learning_rate: float = 1e-2) -> dict[str, float]:
@@ -86,10 +136,9 @@ class LearnableNormLoss(MagnitudeRankingLoss):
         norm = exponent_norm(self.model)
         return self._similarity if norm is None else norm.similarity
 
-    def learned_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        norm = exponent_norm(self.model)
-        exponents = [] if norm is None else [("exponents", p) for p in norm.parameters() if p.requires_grad]
-        return [*exponents, *super().learned_parameters()]
+    def check_engine(self, engine: str | None) -> None:
+        refuse_engine(engine, self.name, ["exponents"], self.uses_gradient_cache)
+        super().check_engine(engine)
 
     def _learned(self) -> list[Tensor]:
         similarity = self.similarity

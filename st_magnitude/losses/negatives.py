@@ -1,4 +1,4 @@
-"""False negatives: documents of a batch that answer the query, and so must not count against it."""
+"""Negatives: which documents of a batch do not count as such, and whether the batches of all ranks fit together."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from torch import Tensor
 from st_magnitude._checks import one_of
 from st_magnitude._upstream import batch_size_of, minibatch_of
 from st_magnitude.kernel.infonce import Direction
+from st_magnitude.kernel.ring import agree
 from st_magnitude.similarity import Similarity
 
-__all__ = ["FalseNegatives", "Guide", "MarginStrategy", "SameText", "Texts", "TooClose", "text_keys"]
+__all__ = ["FalseNegatives", "Guide", "MarginStrategy", "SameText", "Texts", "check_on_all_ranks", "text_keys"]
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +31,7 @@ Features = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Texts:
-    """What a loss knows about the texts of a batch beside their embeddings, column by column."""
+    """The texts of a batch, column by column, as far as negatives depend on them."""
 
     keys: Sequence[Tensor] = ()  # (B,) each, equal for equal texts; empty if nothing depends on them
     guide: Sequence[Tensor] = ()  # (B, Dg) each, the guide's embeddings; empty without a guide
@@ -51,8 +52,8 @@ class FalseNegatives:
         one_of("margin_strategy", margin_strategy, get_args(MarginStrategy))
         if margin is not None and margin >= 0 and guide is None:
             logger.warning(
-                "margin=%s without a guide leaves out every negative that the model ranks above the positive, the ones "
-                "that it should learn from. Use a negative margin, such as -0.1, or pass guide=...",
+                "margin=%s without a guide leaves out every negative that the model ranks above the positive, from "
+                "which it should learn. Use a negative margin, such as -0.1, or pass guide=...",
                 margin,
             )
         self.same_text = same_text
@@ -144,7 +145,7 @@ class TooClose:
 class Guide:
     """A frozen model that scores documents in place of the model that is trained.
 
-    It is not a submodule of the loss, so that no optimizer, ``train()`` or ``state_dict`` meets its weights.
+    It is not a submodule of the loss, which keeps its weights out of optimizers, ``train()`` and ``state_dict``.
 
     Raises:
         ValueError: If the guide is the model itself or scores by a distance; if it has a tokenizer of its own and a
@@ -236,7 +237,7 @@ def text_keys(features: Features, column: int) -> Tensor:
 def _ids(texts: Texts) -> list[list[Tensor]]:
     """Two sets of numbers of the documents, column by column, (B,) each: equal if they are not negatives of each other.
 
-    The first set are the keys of the documents' texts. The second are those of their queries: the positives of equal
+    The first set are the keys of the documents' texts. The second are the keys of their queries: the positives of equal
     queries are equal, and an explicit negative is like no other document.
     """
     if not texts.keys:
@@ -250,3 +251,33 @@ def _ids(texts: Texts) -> list[list[Tensor]]:
 def _unlike(rows: Tensor, column: int) -> Tensor:
     """Numbers that nothing else has in the batches of all ranks."""
     return rows + ((get_rank() << 10 | column) << 32)
+
+
+def check_on_all_ranks(check: Callable[[], tuple[int, int]], device: torch.device | None, needs_one_size: bool) -> None:
+    """Checks the batch of this rank and, where negatives come from all ranks, that their batches fit together.
+
+    Args:
+        check: Function that checks the batch of this rank and returns its number of columns and rows.
+        device: Device that the ranks exchange numbers on; None if the ranks do not share negatives.
+        needs_one_size: Whether the batches must have equally many rows.
+
+    Raises:
+        ValueError: If the inputs are refused, or if the batches differ in columns or, when they are gathered, in size.
+            All ranks raise, because a rank that raised alone would leave the others waiting for it.
+    """
+    if device is None:
+        check()
+        return
+    (num_columns, num_rows), *others = agree(device, check, 2)
+    for rank, (columns, rows) in enumerate(others, start=1):
+        if columns != num_columns:
+            raise ValueError(
+                "Negatives from all ranks need the same text columns on each of them, but the batch of rank 0 has "
+                f"{num_columns} columns and the batch of rank {rank} has {columns}."
+            )
+        if rows != num_rows and needs_one_size:
+            raise ValueError(
+                "gather_across_devices=True needs batches of one size, but the batch of rank 0 has "
+                f"{num_rows} rows and the batch of rank {rank} has {rows}. Set dataloader_drop_last=True, or pass "
+                "gather_across_devices='ring', which takes batches of any size."
+            )

@@ -1,0 +1,348 @@
+"""The base of all losses: checks of the model and of a batch, the automatic scale, and learned temperatures."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.losses.matryoshka import CachedLossDecorator, ForwardDecorator
+from torch import Tensor, nn
+
+from st_magnitude._checks import positive
+from st_magnitude.kernel.ring import num_ranks
+from st_magnitude.kernel.terms import LearnedTemperature, Term
+from st_magnitude.modules import ExponentNorm
+from st_magnitude.similarity import DNORM, DOT, QNORM, Similarity
+from st_magnitude.surgery.normalize import set_similarity_function
+from st_magnitude.surgery.raw import normalizes_output, refuse_other_models, unwrapped
+from st_magnitude.training.state import Remembering
+
+__all__ = ["CITATION", "EmbeddingLoss", "Temperatures", "exponent_norm", "with_temperature"]
+
+logger = logging.getLogger(__name__)
+
+CITATION = """
+@misc{feng2026beyond,
+    title={Beyond the Unit Hypersphere: Embedding Magnitude in Contrastive Learning},
+    author={Xincan Feng and Taro Watanabe},
+    year={2026},
+    eprint={2602.09229},
+    archivePrefix={arXiv},
+    primaryClass={cs.LG}
+}
+"""
+
+
+def exponent_norm(model: nn.Module) -> ExponentNorm | None:
+    """The ExponentNorm of a model, also inside the wrappers of DDP and torch.compile."""
+    return next((module for module in model.modules() if isinstance(module, ExponentNorm)), None)
+
+
+class EmbeddingLoss(Remembering):
+    """A loss of raw embeddings under a similarity, with a scale that may be measured on the first batch of the run.
+
+    With a scale of ``"auto"`` it is
+
+        unit / (mean|q|^(1 - gamma_query) · mean|d|^(1 - gamma_document))
+
+    with the means over the first batch of all ranks. The number then stays in ``scale``, is part of the loss's
+    ``state_dict``, and survives the resume of a Trainer after ``stm.attach(trainer)``.
+
+    Args:
+        model: The model to train.
+        similarity: A Similarity or its name.
+        scale: Factor of the scores, or ``"auto"``.
+        unit: The automatic scale for vectors of norm 1.
+
+    Raises:
+        TypeError: If the model is a CrossEncoder or a MultiVectorEncoder.
+        ValueError: If the similarity keeps magnitude and the model ends in ``Normalize``, or scale is out of range.
+
+    Source: Beyond the Unit Hypersphere, arXiv 2602.09229, section 3.1, whose scale of 20 is meant for norms of 1.
+    """
+
+    citation = CITATION
+    model: SentenceTransformer
+
+    def __init__(
+        self, model: SentenceTransformer, similarity: Similarity | str, scale: float | Literal["auto"], unit: float
+    ) -> None:
+        super().__init__()
+        self.name = type(self).__name__
+        refuse_other_models(model, self.name)
+        positive("scale", scale, ["auto"])
+        self.model = model
+        self._similarity = Similarity.named(similarity)
+        keeps_magnitude = self.similarity.keeps_magnitude
+        if keeps_magnitude and normalizes_output(model):
+            is_named = self._similarity in (DOT, QNORM, DNORM)
+            argument = repr(self._similarity.name) if is_named else f"stm.{self._similarity}"
+            raise ValueError(
+                f"{self.name} with {self._similarity} learns from the norm of embeddings, but this model ends in "
+                f"Normalize, so every embedding has norm 1. Call stm.prepare(model, {argument}) before you build the "
+                "loss."
+            )
+        self._unit = unit
+        self.auto_scale: float | None = None
+        self.scale: float | Literal["auto"] = unit if scale == "auto" and not keeps_magnitude else scale
+        self._finite = FiniteWatch(self.name)
+        self._has_begun = self._is_resumed = False
+        # The model of a test or of a loop of your own may be a function.
+        is_module = isinstance(model, nn.Module)
+        self._hook = model.register_load_state_dict_post_hook(self._note_loading) if is_module else None
+
+    @property
+    def similarity(self) -> Similarity:
+        """The similarity of raw embeddings that the loss trains."""
+        return self._similarity
+
+    def set_similarity_function(self) -> None:
+        """Sets the similarity function that the model is saved with; a subclass calls it after its own checks."""
+        if isinstance(self.model, SentenceTransformer):
+            set_similarity_function(self.model, self.similarity)
+
+    # --- the first batch, and every batch ---------------------------------------------------------------------------
+
+    def watch(self, columns: Sequence[Tensor]) -> None:
+        """Looks at the embeddings of a batch, (B, D) for each column."""
+        if torch.is_grad_enabled():
+            if not self._has_begun:
+                self._has_begun = True
+                self.begin()
+            self._finite(columns)
+
+    def begin(self) -> None:
+        """Checks on the first training batch of a run."""
+        self._warn_if_contradicted()
+        if self._hook is not None:
+            self._hook.remove()
+
+    def _warn_if_contradicted(self) -> None:
+        """Warns if the saved model will score in another way than the loss trains it to.
+
+        Several losses of one Trainer may disagree, and the loss that was built last sets the similarity function.
+        """
+        model = unwrapped(self.model)
+        if not isinstance(model, SentenceTransformer):
+            return
+        norm, trained = exponent_norm(model), self.similarity.exponents[1]
+        saved = norm.gamma_document if norm else float(model.similarity_fn_name == "cosine")
+        agrees = (trained == 1) == (saved == 1) if norm is None else math.isclose(trained, saved, abs_tol=1e-6)
+        if not agrees:
+            logger.warning(
+                "%s trains with a document exponent of %.3g, but the model is saved for an exponent of %.3g "
+                "(similarity_fn_name=%r%s), as another loss or a later call has set it. The saved model will not score "
+                "as this loss trains it. Give all losses of a Trainer the same similarity.",
+                self.name,
+                trained,
+                saved,
+                model.similarity_fn_name,
+                ", with ExponentNorm" if norm else "",
+            )
+
+    def refuse_matryoshka(
+        self, advice: str, what: str = "normalises every prefix, which removes the norm that {} learns from"
+    ) -> None:
+        """Refuses sentence-transformers' ``MatryoshkaLoss`` around the loss, which cuts embeddings and rescales them.
+
+        Raises:
+            ValueError: If there is one.
+        """
+        is_wrapped = isinstance(getattr(self.model, "forward", None), ForwardDecorator)
+        if is_wrapped or isinstance(vars(self).get("calculate_loss"), CachedLossDecorator):
+            raise ValueError(f"sentence-transformers' MatryoshkaLoss {what.format(self.name)}. {advice}")
+
+    def refuse_unequal(self, sizes: Sequence[int]) -> None:
+        """Refuses columns of a batch that differ in their number of texts."""
+        if len(set(sizes)) > 1:
+            raise ValueError(f"The columns of a batch must have equally many texts, but have {tuple(sizes)}.")
+
+    # --- scale="auto" -----------------------------------------------------------------------------------------------
+
+    def find_scale(self, queries: Tensor, documents: list[Tensor]) -> None:
+        """Replaces ``"auto"`` by a number: (B, D), columns (B, D) each.
+
+        Raises:
+            ValueError: If weights were loaded after the loss was built, so this is not the first batch of the run; if
+                the mean norms are zero or not finite.
+        """
+        if self.scale != "auto":
+            return
+        self.refuse_resumed(
+            f"{self.name} with scale='auto' measures the scale on the first batch of a run",
+            "the scale in the checkpoints, or pass the number that the first run logged, scale=...",
+        )
+        norms = [torch.linalg.vector_norm(x.detach().float(), dim=-1) for x in (queries, torch.cat(documents))]
+        sums = torch.stack([x for n in norms for x in (n.sum(), n.new_tensor(float(len(n))))])  # (4,)
+        if num_ranks() > 1:
+            dist.all_reduce(sums)
+        query, num_queries, document, num_documents = sums.tolist()
+        gamma_query, gamma_document = self.similarity.exponents
+        size = (query / num_queries) ** (1 - gamma_query) * (document / num_documents) ** (1 - gamma_document)
+        if not 0 < size < math.inf:
+            raise ValueError(
+                f"scale='auto' needs positive, finite norms, but the mean norm of the queries is {query / num_queries} "
+                f"and the mean norm of the documents is {document / num_documents}. Check the model, or pass a number."
+            )
+        self.scale = self.auto_scale = self._unit / size
+        logger.info("scale='auto' is %r for %s.", self.scale, self.similarity)
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return {"auto_scale": self.auto_scale}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        if self.scale == "auto" and state["auto_scale"] is not None:
+            self.scale = self.auto_scale = state["auto_scale"]
+
+    # --- a run that resumes -----------------------------------------------------------------------------------------
+
+    def _note_loading(self, _model: nn.Module, _incompatible_keys: Any) -> None:
+        """Notes that weights were loaded after the loss was built: the sign of a run that resumes."""
+        self._is_resumed = True
+
+    def refuse_resumed(self, what: str, kept: str) -> None:
+        """Refuses the first batch of a run that resumes without what the loss has found before."""
+        if self._is_resumed:
+            raise ValueError(
+                f"{what}, but weights were loaded into the model after the loss was built. If the run resumes, call "
+                "stm.attach(trainer) before train() in the first run and in the resumed one, which keeps "
+                f"{kept}. If this is a new run, load the weights before you build the loss."
+            )
+
+
+class FiniteWatch:
+    """Warns once about columns whose embeddings are not finite.
+
+    It does not wait for a GPU: the answer about a batch is read when it has arrived, at a later batch.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._flags: Tensor | None = None
+        self._arrived: torch.cuda.Event | None = None
+        self._has_warned = False
+
+    def __call__(self, columns: Sequence[Tensor]) -> None:
+        if self._has_warned:
+            return
+        self._read()  # of an earlier batch
+        if self._flags is None:
+            flags = torch.stack([x.detach().isfinite().all() for x in columns])  # (columns,)
+            self._flags = flags.to("cpu", non_blocking=True)
+            if flags.is_cuda:
+                self._arrived = torch.cuda.Event()
+                self._arrived.record()
+            self._read()
+
+    def _read(self) -> None:
+        if self._flags is None or not (self._arrived is None or self._arrived.query()):
+            return
+        flags, self._flags, self._arrived = self._flags.tolist(), None, None
+        if not all(flags):
+            self._has_warned = True
+            logger.warning(
+                "%s is not finite, because the embeddings of text column %s (of %d) contain nan or infinity. Look for "
+                "empty or damaged texts in that column, a learning rate that is too high, or an overflow in float16.",
+                self.name,
+                ", ".join(str(number) for number, is_finite in enumerate(flags, start=1) if not is_finite),
+                len(flags),
+            )
+
+
+# --- learned temperatures ---------------------------------------------------------------------------------------------
+
+
+def with_temperature(terms: Iterable[Term], temperature: float | Literal["learned"] | None) -> tuple[Term, ...]:
+    """The terms of a loss with its argument ``temperature``.
+
+    Raises:
+        ValueError: If there is no term, one temperature for several terms, or a temperature out of range.
+    """
+    terms = tuple(terms)
+    if not terms:
+        raise ValueError("terms is empty; give at least one Term, such as terms=[Term(temperature=0.05)].")
+    if temperature is None:
+        return terms
+    if temperature == "learned":
+        return tuple(replace(term, temperature=LearnedTemperature(float(term.temperature))) for term in terms)
+    if len(terms) > 1:
+        raise ValueError(
+            f"temperature={temperature} is for a loss of one term, and this one has {len(terms)}. Give each term its "
+            "own, or temperature='learned' to learn all of them."
+        )
+    return (replace(terms[0], temperature=temperature),)
+
+
+class Temperatures(Remembering):
+    """The learned temperatures of a loss: exp(bias), one for each term with a LearnedTemperature.
+
+    The parameter is called a bias, so trainers exempt it from weight decay. It is part of the loss and not of the
+    model, so nothing of it is saved with the model. :func:`~st_magnitude.attach` does for it what a Trainer does for
+    the parameters of its model: the value is in the checkpoints, and all ranks take the same steps.
+    """
+
+    def __init__(self, terms: Sequence[Term], model: nn.Module) -> None:
+        super().__init__()
+        self._members = [i for i, term in enumerate(terms) if isinstance(term.temperature, LearnedTemperature)]
+        initial = [float(terms[i].temperature) for i in self._members]
+        self.bias = nn.Parameter(torch.tensor(initial, device=getattr(model, "device", None)).log())  # (L,)
+        self.is_restored = False
+        self._effective: list[Tensor] = []
+
+    def forward(self) -> Tensor:
+        self.bias.data.clamp_(min=math.log(LearnedTemperature.MINIMUM))  # after a step of the optimizer, as CLIP does
+        return self.bias.exp()  # (L,)
+
+    def fill(self, terms: Sequence[Term], learned: Iterable[Tensor]) -> list[Term]:
+        """The terms with their present temperatures."""
+        filled = list(terms)
+        for i, temperature in zip(self._members, learned, strict=True):
+            filled[i] = replace(terms[i], temperature=temperature)
+        return filled
+
+    @torch.no_grad()
+    def observe(self, queries: Tensor, terms: Sequence[Term], similarity: Similarity) -> None:
+        """Keeps the effective temperatures of a batch for the log; ``terms`` as the kernel gets them."""
+        gamma = similarity.gamma_query
+        if isinstance(gamma, Tensor) or gamma < 1:
+            norms = [torch.linalg.vector_norm(queries[:, : terms[i].dim].float(), dim=1).mean() for i in self._members]
+            self._effective = [
+                terms[i].temperature / norm ** (1 - gamma) for i, norm in zip(self._members, norms, strict=True)
+            ]
+
+    @torch.no_grad()
+    def before_step(self) -> None:
+        """Gives the mean gradient to all ranks, as DistributedDataParallel does for the parameters of the model.
+
+        A rank that trained on another data set in this step has no gradient.
+        """
+        if num_ranks() == 1:
+            return
+        gradient = self.bias.grad
+        counted = [torch.zeros_like(self.bias), self.bias.new_zeros(1)]
+        if gradient is not None:
+            counted = [gradient, self.bias.new_ones(1)]
+        together = torch.cat(counted)
+        dist.all_reduce(together)
+        self.bias.grad = together[:-1] / num_ranks() if together[-1] > 0 else None
+
+    def get_log(self) -> dict[str, float]:
+        named = {"temperature": self().tolist(), "effective_temperature": [float(x) for x in self._effective]}
+        return {
+            f"{key}_{number}" if len(self._members) > 1 else key: value
+            for key, values in named.items()
+            for number, value in enumerate(values, start=1)
+        }
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return {"temperatures_bias": self.bias.tolist()}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        self.bias.data.copy_(torch.tensor(state["temperatures_bias"]))
+        self.is_restored = True
