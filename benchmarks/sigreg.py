@@ -3,7 +3,8 @@
     python benchmarks/sigreg.py [a] [b] [c] [--quick] [--compile]
 
 (a) Time and memory, forward and backward on embeddings, D = 384, 1,024 directions, 17 knots: of the naive form (the
-    N x K x knots tensor under autograd), of SIGReg, and of the matrix products alone (projections and their gradient). Memory is the peak of tensors allocated during the step.
+    N x K x knots tensor under autograd), of SIGReg, and of the matrix products alone (projections and their
+    gradient). Memory is the peak of tensors allocated during the step.
 (b) Embeddings in a cone, moved by Adam down SIGReg alone: IsoScore (over what a Gaussian sample of the size reaches)
     and mean cosine, for 16 .. 1024 directions drawn anew each step and 16 held fixed; scaled by sqrt(D) and unscaled.
 (c) MiniLM on the demo's docstring task, one epoch at batch 32 .. 256, cosine InfoNCE with and without SIGReg:

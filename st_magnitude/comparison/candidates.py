@@ -12,7 +12,7 @@ from sentence_transformers import SentenceTransformer
 
 from st_magnitude.comparison.config import LOSSES, CompareConfig
 from st_magnitude.finetune.settings import TrainConfig
-from st_magnitude.losses.regularizers import SIGReg
+from st_magnitude.losses.sigreg import SIGReg
 from st_magnitude.losses.temperature import quarters
 
 __all__ = ["FACTOR", "Candidate", "Costs", "cost", "grids", "least_steps", "plan", "rungs_of"]
