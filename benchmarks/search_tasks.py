@@ -36,9 +36,9 @@ from datasets import Dataset
 from docstrings import build_docstring_task
 from lexicons import Entry, default_cache, fetch, foldoc, leaks, merge, retrieval, synsets, wordnet
 
-from st_magnitude.corpus.documents import read_documents
 from st_magnitude.data.beir import DataError
 from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.revela.documents import read_documents
 from st_magnitude.revela.titles import title_task
 
 SEED = 0  # of all data: the seeds of the study are those of training, so that every model answers the same queries
@@ -100,7 +100,7 @@ def build_suite(cache: Path | None = None) -> Suite:
         CONTROL: answers_only(calls.test),
         "foldoc": foldoc(fetch("dict-foldoc", cache), SEED, num_queries=300, corpus_size=1000),
         "man pages": man_pages([fetch(package, cache) for package in ("manpages", "manpages-dev")]),
-        "python docs": shrink(title_task(pages, max_words=60, kind="titles"), 300, 1200, SEED, most=4),
+        "python docs": shrink(title_task(pages, max_words=60), 300, 1200, SEED, most=4),
         "hubs": hubs(fetch("wordnet-base", cache), set(words.test.corpus)),
     }
     train: dict[str, Dataset | dict[str, Dataset]] = {
@@ -131,7 +131,7 @@ def shrink(
     queries: dict[str, str] = {}
     kept: set[str] = set()
     for query in rng.sample(sorted(task.queries), len(task.queries)):
-        wanted = task.relevant.get(query, set())
+        wanted = set(task.relevant.get(query, ()))
         if (
             0 < len(wanted) <= (most or len(wanted))
             and len(queries) < num_queries

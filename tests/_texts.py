@@ -34,7 +34,7 @@ def document(name: str, number: int, words: int = 6) -> str:
 
 
 def chunks_of(name: str, number: int) -> list[str]:
-    return chunk(document(name, number), 6, code=False)
+    return chunk(document(name, number), 6)
 
 
 def write(folder: Path, **files: str | bytes) -> Path:

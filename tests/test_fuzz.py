@@ -19,11 +19,10 @@ from typer.testing import CliRunner
 
 import st_magnitude as stm
 from st_magnitude.commands.app import app
-from st_magnitude.corpus.documents import read_documents
 from st_magnitude.corpus.encoding import load_embeddings
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.trec import read_run
-from st_magnitude.revela import chunk
+from st_magnitude.revela import chunk, read_documents
 
 NASTY = [
     *(b"\0", b"\xff\xfe", b"\xed\xa0\x80", b"\xe2\x80\xa8", b"\xef\xbb\xbf", b"\x85", b"\x1c", b"\t", b"\r", b"\n"),

@@ -38,7 +38,7 @@ STUDY_PAGES = {  # of scripts whose cells are stored
     "inheritance.py": "evidence/inheritance.md",
     "pages.py": "evidence/boilerplate.md",
     "reading.py": "evidence/reading.md",
-    "revela_text.py": "evidence/revela.md",
+    "revela_text.py": "research/revela.md",
     "temperature_control.py": "evidence/temperature.md",
 }
 REVELA_SETTING = "token vectors of SmolLM2 under a linear map, 48 steps of 64 chunks"
@@ -514,7 +514,7 @@ QUOTED = {
             f"{CONDITION}: the weight must fall as the batch grows (one seed)",
         ),
     ),
-    (REVELA, "copy_task.py", "revela.md"): (
+    (REVELA, "copy_task.py", "research/revela.md"): (
         (
             "Next-token prediction teaches a retriever which text helps",
             "",
@@ -530,7 +530,7 @@ QUOTED = {
             REPRODUCED,
         ),
     ),
-    (REVELA, "revela.py text", "revela.md"): (
+    (REVELA, "revela.py text", "research/revela.md"): (
         (
             "Raw text alone makes a retriever",
             "33.6 to 42.3",
@@ -539,7 +539,7 @@ QUOTED = {
             f"{OPEN}: an effect of 1.5 points would have shown",
         ),
     ),
-    (REVELA, "revela_text.py", "revela.md"): (
+    (REVELA, "revela_text.py", "research/revela.md"): (
         (
             "The same for a retriever that was never trained contrastively",
             "",

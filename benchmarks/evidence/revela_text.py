@@ -62,6 +62,7 @@ from cells import DEVICE, RESULTS, encode, pickled, results, store
 from lexicons import fetch
 from magnitude_tables import Estimate, paired
 from paraphrase import paraphrase
+from replug import ReplugLoss
 from revela import language_model
 from temperature import static_model, train
 
@@ -71,7 +72,8 @@ from st_magnitude.evaluation import HybridEvaluator
 from st_magnitude.revela import RevelaLoss, RevelaTrainer, chunk, read_documents, split_documents, title_task
 from st_magnitude.revela.attention import Neighbours, attach, next_token_loss, two_streams
 from st_magnitude.revela.groups import split_batch
-from st_magnitude.revela.models import add_lora, load_lm, load_retriever, lora_config
+from st_magnitude.revela.models import load_lm, load_retriever
+from st_magnitude.revela.trainer import add_lora, lora_config
 
 HTML = "usr/share/doc/python3.11/html"
 FOLDERS = ("library", "howto", "tutorial", "reference", "faq", "using", "c-api", "extending", "whatsnew")
@@ -166,7 +168,7 @@ def _read() -> Data:
     dev, test = split_documents(others, held_out=0.5, seed=1)
     for folder in FOLDERS[1:]:
         train += read_documents(root / folder)
-    tasks = [title_task(pages, max_words=40, max_queries=500, kind="titles") for pages in (dev, test)]
+    tasks = [title_task(pages, max_words=40, max_queries=500) for pages in (dev, test)]
     return Data(list(_pairs(train)), list(_pairs(dev)), *tasks)
 
 
@@ -509,11 +511,11 @@ def _half(text: str) -> str:
 
 def _train_revela(cell: Cell, model: SentenceTransformer, loss: RevelaLoss, watch: Watch) -> None:
     """With REPLUG, the RevelaLoss stays to measure the gains."""
-    objective: RevelaLoss | stm.revela.ReplugLoss = loss
+    objective = loss
     if cell.method == "replug":
         options: Figures = {"prefixes": ("", ""), "max_length": LENGTH, "lm_temperature": LM_TEMPERATURE}
-        tokenizer = None if cell.layers == 30 else lm_tokenizer()
-        objective = stm.revela.ReplugLoss(model, loss.lm, tokenizer, retriever_temperature=cell.temperature, **options)
+        tokenizer = loss.collator.lm_tokenizer
+        objective = ReplugLoss(model, loss.lm, tokenizer, temperature=cell.temperature, **options)
     arguments = SentenceTransformerTrainingArguments(
         str(WORK / "trainer"),
         max_steps=cell.steps,
@@ -583,7 +585,7 @@ CELLS: dict[str, Cell] = {
 }
 
 
-LATEST = RESULTS / "revela" / "316-titles"  # the cells of docs/evidence/revela.md
+LATEST = RESULTS / "revela" / "316-titles"  # the cells of docs/research/revela.md
 
 
 def table(cells: Path) -> list[str]:

@@ -28,7 +28,7 @@ import revela_text
 import temperature_control as control
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = [DOCS / "evidence.md", *sorted((DOCS / "evidence").glob("*.md"))]
+PAGES = [DOCS / "evidence.md", DOCS / "research" / "revela.md", *sorted((DOCS / "evidence").glob("*.md"))]
 
 
 def study(name: str, rows: Callable[[control.Study], list[str]]) -> list[str]:

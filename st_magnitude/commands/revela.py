@@ -25,7 +25,7 @@ def revela(
     *,
     corpus: Annotated[Path, typer.Option(help="Folder or file of text, Markdown, reST, HTML, source or JSON lines.")],
     retriever: Annotated[str, typer.Option(help="Folder or hub id: a SentenceTransformer or a bare decoder.")],
-    lm: Annotated[str, typer.Option(help="Folder or hub id of a causal language model, or a GGUF file.")],
+    lm: Annotated[str, typer.Option(help="Folder or hub id of a causal language model.")],
     output: Annotated[Path, typer.Option(help="New folder for the trained retriever.")],
     preset: Annotated[
         str, typer.Option(callback=_use_preset, is_eager=True, help="Defaults: short, or paper for the paper's values.")

@@ -11,32 +11,28 @@ from typing import TYPE_CHECKING
 from st_magnitude._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from st_magnitude.corpus.chunking import chunk, looks_like_code
-    from st_magnitude.corpus.documents import Document, Section, read_documents, split_documents
+    from st_magnitude.revela.chunks import chunk
     from st_magnitude.revela.config import RevelaConfig
+    from st_magnitude.revela.documents import Document, Section, read_documents, split_documents
     from st_magnitude.revela.groups import GroupCollator, build_groups
     from st_magnitude.revela.loss import RevelaLoss, group_similarity
-    from st_magnitude.revela.models import add_lora, load_lm, load_retriever, lora_config, merge_lora
-    from st_magnitude.revela.replug import ReplugLoss
-    from st_magnitude.revela.titles import TitleTask, title_task
-    from st_magnitude.revela.trainer import RevelaTrainer
+    from st_magnitude.revela.models import load_lm, load_retriever
+    from st_magnitude.revela.titles import title_task
+    from st_magnitude.revela.trainer import RevelaTrainer, add_lora, lora_config, merge_lora
 
 __all__ = [
     "Document",
     "GroupCollator",
-    "ReplugLoss",
     "RevelaConfig",
     "RevelaLoss",
     "RevelaTrainer",
     "Section",
-    "TitleTask",
     "add_lora",
     "build_groups",
     "chunk",
     "group_similarity",
     "load_lm",
     "load_retriever",
-    "looks_like_code",
     "lora_config",
     "merge_lora",
     "read_documents",

@@ -54,9 +54,6 @@ class RevelaConfig:
     group_size: Annotated[int, typer.Option(min=2, help="Chunks in a group, which attend to each other.")] = 8
     max_words: Annotated[int, typer.Option(min=1, help="Largest number of words in a chunk.")] = 40
     max_length: Annotated[int, typer.Option(min=2, help="Number of tokens of a chunk that the models read.")] = 64
-    shuffle_chunks: Annotated[
-        bool, typer.Option("--shuffle-chunks", help="Put random chunks into groups (the paper's ablation).")
-    ] = False
     epochs: Annotated[float, typer.Option(min=0, help="Passes over the corpus.")] = 1.0
     max_steps: Annotated[int, typer.Option(help="Number of steps; overrides --epochs if positive.")] = -1
     batch_size: Annotated[int, typer.Option(min=1, help="Groups in a batch of each process.")] = 1

@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from st_magnitude.revela.attention import SPARSE_BELOW, Backend, Neighbours, attach, next_token_loss, two_streams
-from st_magnitude.revela.group_loss import ONE_HOT, GroupLoss
+from st_magnitude._checks import positive
+from st_magnitude.revela.attention import SPARSE_BELOW, Neighbours, attach, next_token_loss, two_streams
+from st_magnitude.revela.groups import GroupCollator, split_batch
 from st_magnitude.similarity import COSINE
+from st_magnitude.surgery.normalize import set_similarity_function
+from st_magnitude.surgery.raw import unwrapped
 
-__all__ = ["RevelaLoss", "group_similarity"]
+__all__ = ["ONE_HOT", "RevelaLoss", "group_similarity"]
+
+logger = logging.getLogger(__name__)
+
+ONE_HOT = 0.999  # a row whose largest weight exceeds this value passes almost no gradient
+
+CITATION = """
+@inproceedings{cai2026revela,
+    title={Revela: Dense Retriever Learning via Language Modeling},
+    author={Fengyu Cai and Tong Chen and Xinran Zhao and Sihao Chen and Hongming Zhang and Sherry Tongshuang Wu and
+        Iryna Gurevych and Heinz Koeppl},
+    booktitle={The Fourteenth International Conference on Learning Representations},
+    year={2026},
+    eprint={2506.16552},
+    archivePrefix={arXiv}
+}
+"""
 
 
 def group_similarity(queries: Tensor, passages: Tensor, groups: Tensor, temperature: float) -> Tensor:
@@ -44,7 +64,7 @@ def group_similarity(queries: Tensor, passages: Tensor, groups: Tensor, temperat
         return weights * others
 
 
-class RevelaLoss(GroupLoss):
+class RevelaLoss(nn.Module):
     """Next-token prediction with in-batch attention, whose gradient trains the retriever and the language model.
 
         L = -mean log P(x_l | x_<l, {D_j}_{j != i}),   where every layer adds sum_j Sim(D_i, D_j) · b~_ij to attention,
@@ -60,27 +80,24 @@ class RevelaLoss(GroupLoss):
 
     Args:
         model: The retriever. Its ``prompts`` for "query" and "document" become the prefixes, and its similarity becomes
-            cosine, so that it is used as it was trained.
+            cosine, so it is used as it was trained.
         lm: A causal decoder of transformers, with or without peft; see :func:`~st_magnitude.revela.attention.attach`.
-        lm_tokenizer: Tokenizer of the language model; by default the one saved beside it.
-        temperature: Temperature tau. The paper's is 1e-4 (``RevelaLoss.preset("paper", ...)``), for decoders in
-            bfloat16. With encoders that were trained contrastively, rows become one-hot at it and pass no gradient.
+        lm_tokenizer: Tokenizer of the language model.
+        temperature: Temperature tau. The paper's is 1e-4, for decoders in bfloat16. With encoders that were trained
+            contrastively, rows become one-hot at it and pass no gradient.
         query_part: ``"half"`` takes the first half of a document's words as its query, so that copying cannot match, as
             for the paper's Wikipedia; documents marked as code are queries as a whole. ``"full"`` takes all words.
         prefixes: Prefixes of queries and of passages.
         max_length: Largest number of tokens of a text, for retriever and language model.
         read_weight: Weight w in h = s + w · b; the paper's is 1 (docs/revela.md shows its effect on a language model at
             first).
-        auxiliary_weight: Weight of the plain model's next-token loss (the e stream), 0 in the paper.
         v_norm: Whether to divide by value norms (Eq. 6); without it, the loss is the paper's ablation.
-        eps: Epsilon of Eq. 6.
-        backend: ``"exact"``, ``"sparse"`` or ``"auto"``, see :meth:`~st_magnitude.revela.attention.Neighbours.of`.
 
     Raises:
-        ValueError, TypeError: If the language model is not supported, not a transformers model or has no tokenizer or
-            padding token, or an argument is out of range.
+        ValueError, TypeError: If the language model is not supported, not a transformers model or has no padding token,
+            or an argument is out of range.
 
-    RevelaTrainer logs: ``next_token`` (nats), ``auxiliary``, ``one_hot`` (share of rows with a weight above 0.999),
+    RevelaTrainer logs: ``next_token`` (nats), ``one_hot`` (share of rows with a weight above 0.999),
     ``active_pairs`` (share of pairs above 1e-7), ``top_similarity`` (mean of the largest weight in a row). On the
     evaluation data it also logs two differences of the next-token loss in nats: ``reading_gain``, without other
     documents minus with them, and ``choice_gain``, with uniform weights minus with Sim. Where the first is 0, the
@@ -90,48 +107,43 @@ class RevelaLoss(GroupLoss):
         ::
 
             groups = stm.revela.build_groups(texts)
-            loss = stm.revela.RevelaLoss(model, AutoModelForCausalLM.from_pretrained("HuggingFaceTB/SmolLM2-135M"))
+            loss = stm.revela.RevelaLoss(model, *stm.revela.load_lm("HuggingFaceTB/SmolLM2-135M"))
             stm.revela.RevelaTrainer(model=model, loss=loss, train_dataset=groups).train()
 
     Source: Revela (Cai et al.), sections 3 and 4.1.
     """
 
-    presets: ClassVar[dict[str, dict[str, Any]]] = {"paper": {"temperature": 1e-4}}
+    citation = CITATION
 
     def __init__(
         self,
         model: SentenceTransformer,
         lm: nn.Module,
-        lm_tokenizer: PreTrainedTokenizerBase | None = None,
+        lm_tokenizer: PreTrainedTokenizerBase,
         *,
         temperature: float = 0.05,
         query_part: Literal["half", "full"] = "half",
         prefixes: tuple[str, str] = ("Query: ", "Passage: "),
         max_length: int = 160,
         read_weight: float = 1.0,
-        auxiliary_weight: float = 0.0,
         v_norm: bool = True,
-        eps: float = 1e-6,
-        backend: Backend = "auto",
     ) -> None:
-        if not temperature > 0:
-            raise ValueError(f"temperature must be positive, got {temperature}; the paper's is 1e-4.")
-        if not read_weight > 0:
-            raise ValueError(f"read_weight must be positive, got {read_weight}; the paper's is 1.")
-        if not auxiliary_weight >= 0:
-            raise ValueError(f"auxiliary_weight must not be negative, got {auxiliary_weight}.")
-        if not eps > 0:
-            raise ValueError(f"eps must be positive, got {eps}; the paper's is 1e-6.")
-        if backend not in get_args(Backend):
-            raise ValueError(f"backend must be one of {get_args(Backend)}, got {backend!r}.")
+        super().__init__()
+        positive("temperature", temperature)
+        positive("read_weight", read_weight)
         attach(lm)
-        super().__init__(model, lm, lm_tokenizer, prefixes, query_part, max_length)
+        self.collator = GroupCollator(
+            model.preprocess, lm_tokenizer, prefixes=prefixes, query_part=query_part, max_length=max_length
+        )
+        self.model = model
+        self.lm = lm
         self.temperature = temperature
         self.read_weight = read_weight
-        self.auxiliary_weight = auxiliary_weight
         self.v_norm = v_norm
-        self.eps = eps
-        self.backend = backend
+        model.prompts.update(query=prefixes[0], document=prefixes[1])
+        set_similarity_function(model, COSINE)
+        self.logs: dict[str, Tensor] = {}  # figures of the last batch, whose means RevelaTrainer logs
+        self._warned: set[str] = set()
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
         query, passage, text = self._features(sentence_features)
@@ -148,10 +160,6 @@ class RevelaLoss(GroupLoss):
             _, uniform = self._read(group_similarity(queries, passages, text["group"], math.inf), text)
             alone = next_token_loss(self.lm, e, ids, mask)
             logs |= {"reading_gain": (alone - loss).detach(), "choice_gain": (uniform - loss).detach()}
-        if self.auxiliary_weight:
-            auxiliary = self.auxiliary_weight * next_token_loss(self.lm, e, ids, mask)
-            loss = loss + auxiliary
-            logs["auxiliary"] = auxiliary.detach()
         if logs["one_hot"] > 0.9:
             self._warn(
                 "one-hot",
@@ -164,9 +172,7 @@ class RevelaLoss(GroupLoss):
     def _read(self, similarity: Tensor, text: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """The e stream (B, L, D_lm), and the next-token loss of the h stream, which reads as similarity says."""
         ids, mask = text["input_ids"], text["attention_mask"]
-        neighbours = Neighbours.of(
-            self.read_weight * similarity, mask, text["group"], backend=self.backend, v_norm=self.v_norm, eps=self.eps
-        )
+        neighbours = Neighbours.of(self.read_weight * similarity, mask, text["group"], v_norm=self.v_norm)
         e, h = two_streams(self.lm, ids, mask, neighbours)
         return e, next_token_loss(self.lm, h, ids, mask)
 
@@ -188,13 +194,46 @@ class RevelaLoss(GroupLoss):
 
         similarity.register_hook(check)
 
+    def _features(self, sentence_features: Iterable[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
+        """Features of query, passage and language model: those of the collator, or made from those of fit()."""
+        features = list(sentence_features)
+        return features if len(features) == 3 and "group" in features[2] else self._decode(features)
+
+    def _decode(self, features: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
+        """Features from those of fit(), which have one column of tokens for each place in the group, (n, L) each."""
+        if len(features) < 2 or any(column["input_ids"].ndim != 2 for column in features):
+            raise ValueError(
+                f"{type(self).__name__} needs whole groups. Train with RevelaTrainer, or give the Trainer "
+                "data_collator=loss.collator and rows from build_groups; in fit(), each InputExample holds the texts "
+                "of one group (at least two), and the retriever has a tokenizer with padding."
+            )
+        model: Any = unwrapped(self.model)
+        columns = [model.tokenizer.batch_decode(column["input_ids"], skip_special_tokens=True) for column in features]
+        if model.tokenizer.decode(model.tokenizer("A b")["input_ids"], skip_special_tokens=True) != "A b":
+            self._warn(
+                "decoded",
+                "The language model gets texts as the retriever's tokenizer decodes them, perhaps without capitals. "
+                "Use RevelaTrainer or data_collator=loss.collator to give it the texts themselves.",
+            )
+        groups = [list(row) for row in zip(*columns, strict=True)]
+        return split_batch(self.collator.texts_to_batch(groups), features[0]["input_ids"].device)
+
+    def _warn(self, name: str, message: str) -> None:
+        """Logs a warning, once for each name."""
+        if name not in self._warned:
+            self._warned.add(name)
+            logger.warning(message)
+
     def get_config_dict(self) -> dict[str, Any]:
-        return super().get_config_dict() | {
+        """Settings of this loss for the model card."""
+        return {
+            "lm": getattr(getattr(self.lm, "config", None), "name_or_path", "") or type(self.lm).__name__,
             "temperature": self.temperature,
             "read_weight": self.read_weight,
-            "auxiliary_weight": self.auxiliary_weight,
             "v_norm": self.v_norm,
-            "backend": self.backend,
+            "query_part": self.collator.query_part,
+            "prefixes": list(self.collator.prefixes),
+            "max_length": self.collator.max_length,
         }
 
 

@@ -8,24 +8,24 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 
 from st_magnitude._config import digest
-from st_magnitude.corpus.documents import Document, read_documents, split_documents
-from st_magnitude.data.beir import DataError
+from st_magnitude._files import locked_folder
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation import HybridEvaluator
 from st_magnitude.evaluation.geometry import card_evaluators
 from st_magnitude.geometry import paired_bootstrap
 from st_magnitude.revela.config import RevelaConfig
+from st_magnitude.revela.documents import Document, read_documents, split_documents
 from st_magnitude.revela.groups import build_groups
 from st_magnitude.revela.loss import RevelaLoss
-from st_magnitude.revela.models import check_name, load_lm, load_retriever, lora_config
-from st_magnitude.revela.titles import TitleTask, title_task
-from st_magnitude.revela.trainer import RevelaTrainer
+from st_magnitude.revela.models import check_name, load_lm, load_retriever
+from st_magnitude.revela.titles import title_task
+from st_magnitude.revela.trainer import RevelaTrainer, lora_config
 from st_magnitude.training.record import check_same_run, record_run, remove_checkpoints
 from st_magnitude.training.trainer import check_output, has_fast_bf16, train_or_stop
 
@@ -74,7 +74,7 @@ def run(
         corpus: Text, Markdown, reStructuredText, HTML, source or JSON-lines files: a folder or one file.
         retriever: Folder or hub id of a SentenceTransformer, all of which is trained, or of a bare decoder, which gets
             last-token pooling and a LoRA.
-        lm: Folder or hub id of a causal decoder, or a GGUF file; it gets a LoRA.
+        lm: Folder or hub id of a causal decoder; it gets a LoRA.
         output: Folder for the retriever (a plain SentenceTransformer with its LoRA merged) and ``revela.json``.
         config: Settings of the run; by default ``RevelaConfig()``.
         say: Function that gets the lines of the report.
@@ -85,14 +85,21 @@ def run(
         ``choice_gain`` of RevelaLoss on some held-out groups. Of several processes, the first has all of it.
 
     Raises:
-        DataError: If the corpus has nothing to train on, or too little for the evaluation.
+        ValueError: If the corpus has nothing to train on or too little for the evaluation, or a model is not supported.
         FileExistsError: If output holds a finished model, an unfinished run and ``config.resume`` is False, or a run
             that was started with other models, settings or groups.
-        OSError, ImportError, ValueError: If a model cannot be loaded or is not supported, or a package is missing.
+        OSError, ImportError: If a model or the corpus cannot be found, another process writes to the output, or a
+            package is missing.
         KeyboardInterrupt: At Ctrl-C and at SIGTERM, after the current step is done and saved as a checkpoint.
     """
-    config = config or RevelaConfig()
-    output = Path(output)
+    config, output = config or RevelaConfig(), Path(output)
+    with locked_folder(output):
+        return _run(corpus, str(retriever), str(lm), output, config, say)
+
+
+def _run(
+    corpus: str | Path, retriever: str, lm: str, output: Path, config: RevelaConfig, say: Callable[[str], Any]
+) -> dict[str, Any]:
     checkpoint = check_output(output, config.resume)
     check_name("retriever", retriever)  # before the documents are read, which may take minutes
     check_name("language model", lm)
@@ -101,13 +108,13 @@ def run(
     groups = _groups(train, config)
     unseen = _groups(test, config) if test else None
     settings = {key: value for key, value in vars(config).items() if key not in FREE}
-    settings |= {"retriever": str(retriever), "lm": str(lm), "groups": digest(map("\0".join, groups["chunks"]))}
+    settings |= {"retriever": retriever, "lm": lm, "groups": digest(map("\0".join, groups["chunks"]))}
     if checkpoint is not None:
         check_same_run(output, settings)
     say(f"Training: {len(train):,} documents in {len(groups):,} groups of {config.group_size} chunks.")
     if task is not None:
         say(
-            f"Evaluation: {len(task.queries):,} queries (section {task.kind}) over {len(task.corpus):,} chunks of "
+            f"Evaluation: {len(task.queries):,} queries over {len(task.corpus):,} chunks of "
             f"{len(documents) - len(train):,} documents that are held out."
         )
     trainer, is_decoder = _trainer(config, groups, unseen, retriever, lm, output)
@@ -119,6 +126,8 @@ def run(
     gains = {"before": _gains(trainer, say)} if unseen is not None else {}
     if measured is not None:
         measured.measure("before", model, trainer)
+    if checkpoint is not None:
+        trainer.load_lm_checkpoint(checkpoint)  # a run that has made all its steps does not train
     train_or_stop(trainer, checkpoint)
     if unseen is not None:
         gains["after"] = _gains(trainer, say)
@@ -143,7 +152,7 @@ def run(
     return record
 
 
-def _hold_out(documents: list[Document], config: RevelaConfig) -> tuple[list[Document], list[Document], TitleTask]:
+def _hold_out(documents: list[Document], config: RevelaConfig) -> tuple[list[Document], list[Document], RetrievalData]:
     """The documents to train on, the others, and a retrieval task from those."""
     try:
         train, test = split_documents(documents, held_out=config.held_out, seed=config.seed)
@@ -151,9 +160,9 @@ def _hold_out(documents: list[Document], config: RevelaConfig) -> tuple[list[Doc
         size = f"{len(task.queries)} queries over {len(task.corpus)} chunks"
         smallest = min(len(task.queries), len(task.corpus))
         if smallest < FEWEST:
-            raise DataError(f"The {len(test)} documents that are held out give {size}, too few to compare models.")
-    except DataError as error:
-        raise DataError(
+            raise ValueError(f"The {len(test)} documents that are held out give {size}, too few to compare models.")
+    except ValueError as error:
+        raise ValueError(
             f"{error} Pass more documents, hold out a larger share (held_out is {config.held_out:g}), or train on all "
             "documents without an evaluation: evaluate=False (--no-evaluate)."
         ) from None
@@ -165,22 +174,15 @@ def _hold_out(documents: list[Document], config: RevelaConfig) -> tuple[list[Doc
 
 
 def _groups(documents: list[Document], config: RevelaConfig) -> Dataset:
-    groups = build_groups(
-        documents,
-        group_size=config.group_size,
-        max_words=config.max_words,
-        shuffle_chunks=config.shuffle_chunks,
-        seed=config.seed,
-    )
-    return cast(Dataset, groups)
+    return build_groups(documents, group_size=config.group_size, max_words=config.max_words, seed=config.seed)
 
 
 def _trainer(
     config: RevelaConfig,
     groups: Dataset,
     unseen: Dataset | None,
-    retriever: str | Path,
-    lm: str | Path,
+    retriever: str,
+    lm: str,
     output: Path,
 ) -> tuple[RevelaTrainer, bool]:
     """The trainer, and whether the retriever is a decoder, which is trained by LoRA."""
@@ -234,7 +236,7 @@ def _trainer(
 
 
 def _gains(trainer: RevelaTrainer, say: Callable[[str], Any]) -> dict[str, float]:
-    """What reading other documents gains on held-out groups, and what choosing among them does, in nats."""
+    """The gains of reading other documents and of choosing among them, on held-out groups, in nats."""
     trainer.evaluate()
     found = {name: trainer.state.log_history[-1][f"eval_{name}"] for name in ("reading_gain", "choice_gain")}
     say("Gain on held-out groups:  reading {reading_gain:+.3f} nats, choice {choice_gain:+.3f} nats".format(**found))
@@ -244,10 +246,10 @@ def _gains(trainer: RevelaTrainer, say: Callable[[str], Any]) -> dict[str, float
 class _Measured:
     """Figures of a retriever, alone and fused with BM25, before and after training."""
 
-    def __init__(self, task: TitleTask, seed: int, say: Callable[[str], Any]) -> None:
+    def __init__(self, task: RetrievalData, seed: int, say: Callable[[str], Any]) -> None:
         judged = (task.queries, task.corpus, task.relevant)
         self.ranking = HybridEvaluator(*judged, write_csv=False, show_progress_bar=len(task.corpus) > 1000)
-        self.shapes = dict(zip(("before", "after"), card_evaluators(RetrievalData(*judged), seed=seed), strict=True))
+        self.shapes = dict(zip(("before", "after"), card_evaluators(task, seed=seed), strict=True))
         self.say = say
         self.metrics: dict[str, dict[str, float]] = {}
         self.per_query: dict[str, dict[str, list[float]]] = {}

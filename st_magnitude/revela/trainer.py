@@ -1,4 +1,4 @@
-"""RevelaTrainer: sentence-transformers' Trainer, which also trains a language model beside the retriever."""
+"""RevelaTrainer: sentence-transformers' Trainer, which also trains a language model; and LoRA for both."""
 
 from __future__ import annotations
 
@@ -18,27 +18,88 @@ from sentence_transformers import (
 )
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
-from transformers import TrainerCallback
+from transformers import PreTrainedModel, TrainerCallback
+from transformers.trainer_utils import get_last_checkpoint
 
+from st_magnitude._checks import needs
+from st_magnitude._upstream import forget_adapter
 from st_magnitude.revela.attention import base_model
-from st_magnitude.revela.models import add_lora, lora_config, merge_lora
 from st_magnitude.training.engines import engine_of_trainer
 
 if TYPE_CHECKING:
-    from peft import LoraConfig
+    from peft import LoraConfig, PeftModel
 
     from st_magnitude.revela.loss import RevelaLoss
-    from st_magnitude.revela.replug import ReplugLoss
 
-__all__ = ["RevelaTrainer"]
+__all__ = ["RevelaTrainer", "add_lora", "lora_config", "merge_lora"]
 
 logger = logging.getLogger(__name__)
 
 LM_FILE = "language_model.safetensors"
 
+LORA: dict[str, Any] = {
+    "r": 256,
+    "lora_alpha": 64,
+    "lora_dropout": 0.1,
+    "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+}
+
+
+def lora_config(**overrides: Any) -> LoraConfig:
+    """The paper's LoRA (section 4.1 and the reference implementation).
+
+    It has r = 256, alpha = 64 and dropout 0.1, on all projections of attention and feed-forward layers.
+
+    Args:
+        overrides: Other arguments of ``peft.LoraConfig``.
+    """
+    with needs("LoRA", "revela"):
+        from peft import LoraConfig
+    return LoraConfig(**(LORA | overrides))
+
+
+def add_lora(model: nn.Module, config: LoraConfig | None = None) -> nn.Module:
+    """Freezes a model and adds low-rank matrices to train.
+
+    A language model gets peft's wrapper. A SentenceTransformer gets an adapter in place, which is saved as such;
+    :func:`merge_lora` writes it into the weights.
+
+    Args:
+        model: A language model or a SentenceTransformer.
+        config: Configuration of the LoRA; by default :func:`lora_config`.
+
+    Raises:
+        ValueError: If none of the model's modules is a target.
+    """
+    config = copy.copy(config) if config else lora_config()  # peft writes the name of the base model into it
+    from peft import get_peft_model
+
+    if isinstance(model, SentenceTransformer):
+        model.add_adapter(config)
+        return model
+    return get_peft_model(model, config)
+
+
+def merge_lora(model: SentenceTransformer | PeftModel) -> Any:
+    """Writes a LoRA into the weights, in place, and returns the plain model; its outputs are the same without peft."""
+    from peft import PeftModel
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    if isinstance(model, PeftModel):
+        return model.merge_and_unload()
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, BaseTunerLayer):
+                child.merge()
+                setattr(parent, name, child.get_base_layer())
+    for part in model.modules():
+        if isinstance(part, PreTrainedModel):
+            forget_adapter(part)
+    return model
+
 
 class RevelaTrainer(SentenceTransformerTrainer):
-    """sentence-transformers' Trainer for :class:`~st_magnitude.revela.RevelaLoss` and ``ReplugLoss``.
+    """sentence-transformers' Trainer for :class:`~st_magnitude.revela.RevelaLoss`.
 
     Rows are groups and stay together through shuffling and resuming. The trainer optimises the language model together
     with the retriever, at its own learning rate. It averages the gradients of the language model over processes and
@@ -49,11 +110,11 @@ class RevelaTrainer(SentenceTransformerTrainer):
     Args:
         model: The retriever, which is also the one in the loss.
         args: Training arguments. ``gradient_checkpointing`` applies to both models, without reentrance.
-        loss: A RevelaLoss or ReplugLoss.
+        loss: A RevelaLoss.
         train_dataset: Groups from :func:`~st_magnitude.revela.build_groups`; the batch size counts groups.
         lm_lora: LoRA of the language model: ``"paper"`` for rank 256 on all projections, a ``peft.LoraConfig``, or None
-            to train the parameters that require gradients already. A model that comes with peft does not change, nor
-            does the frozen one of ReplugLoss.
+            to train the parameters that require gradients already. A model that comes with peft, and a model without
+            parameters that require gradients, do not change.
         lm_learning_rate: Learning rate of the language model; by default that of the retriever, as in the paper (1e-4
             for both).
         retriever_lora: LoRA of the retriever, in the same forms; None trains all of it. See :meth:`merge`.
@@ -81,14 +142,14 @@ class RevelaTrainer(SentenceTransformerTrainer):
             trainer.model.save_pretrained("retriever")
     """
 
-    _lm_grad_norm: Tensor | None = None  # in the last step
+    lm_grad_norm: Tensor | None = None  # in the last step
 
     def __init__(
         self,
         model: SentenceTransformer,
         args: SentenceTransformerTrainingArguments | None = None,
         *,
-        loss: RevelaLoss | ReplugLoss,
+        loss: RevelaLoss,
         train_dataset: Any = None,
         eval_dataset: Any = None,
         lm_lora: LoraConfig | Literal["paper"] | None = "paper",
@@ -96,8 +157,8 @@ class RevelaTrainer(SentenceTransformerTrainer):
         retriever_lora: LoraConfig | Literal["paper"] | None = None,
         **kwargs: Any,
     ) -> None:
-        if not (hasattr(loss, "lm") and hasattr(loss, "collator")):
-            raise ValueError(f"loss is a {type(loss).__name__}; RevelaTrainer needs a RevelaLoss or a ReplugLoss.")
+        if not hasattr(loss, "collator"):
+            raise ValueError(f"loss is a {type(loss).__name__}; RevelaTrainer needs a RevelaLoss.")
         if loss.model is not model:
             raise ValueError("The loss was built for another model; build it with the model that is passed here.")
         for name, dataset in (("train_dataset", train_dataset), ("eval_dataset", eval_dataset)):
@@ -177,15 +238,23 @@ class RevelaTrainer(SentenceTransformerTrainer):
                 gradient.copy_(mean.view_as(gradient))
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        if "grad_norm" in logs and self._lm_grad_norm is not None:
-            logs = {**logs, "lm_grad_norm": float(self._lm_grad_norm)}
+        if "grad_norm" in logs and self.lm_grad_norm is not None:
+            logs = {**logs, "lm_grad_norm": float(self.lm_grad_norm)}
         super().log(logs, start_time)
 
-    def _load_from_checkpoint(self, checkpoint_path: str) -> None:  # type: ignore[override]
-        super()._load_from_checkpoint(checkpoint_path)
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        folder = resume_from_checkpoint
+        if folder is True:
+            folder = get_last_checkpoint(self.args.output_dir or "")
+        if folder:
+            self.load_lm_checkpoint(folder)
+        return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def load_lm_checkpoint(self, checkpoint: str | Path) -> None:
+        """Loads the trained parameters of the language model from a checkpoint, which :meth:`train` does to resume."""
         if not (parameters := self.lm_parameters()):
             return
-        file = Path(checkpoint_path) / LM_FILE
+        file = Path(checkpoint) / LM_FILE
         if not file.exists():
             raise FileNotFoundError(
                 f"{file} is missing: this checkpoint is not one of RevelaTrainer, or its language model was frozen. "
@@ -222,7 +291,7 @@ class _LanguageModelCallback(TrainerCallback):
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         limit = args.max_grad_norm if args.max_grad_norm > 0 else float("inf")
         if parameters := list(self.trainer.lm_parameters().values()):
-            self.trainer._lm_grad_norm = clip_grad_norm_(parameters, limit)
+            self.trainer.lm_grad_norm = clip_grad_norm_(parameters, limit)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         parameters = self.trainer.lm_parameters()

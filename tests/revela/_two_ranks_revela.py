@@ -13,10 +13,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 import torch
 import torch.distributed as dist
 from _tiny import load_transformer
-from revela_tiny import arguments, groups, language_model, loss_for, retriever, texts
+from revela_tiny import arguments, groups, language_model, loss_for, retriever
 from torch.utils.data import BatchSampler, SequentialSampler
 
-from st_magnitude.revela import RevelaLoss, RevelaTrainer, build_groups
+from st_magnitude.revela import RevelaLoss, RevelaTrainer
 
 
 class InOrder(RevelaTrainer):
@@ -46,7 +46,7 @@ def stream(saved: Path, folder: Path) -> list[list[int]]:
                 seen.append(inputs["lm_input_ids"][inputs["lm_group"] == number].flatten().tolist())
             return super().compute_loss(model, inputs, *args, **kwargs)
 
-    rows = build_groups(texts(), group_size=3, max_words=12, min_words=1, streaming=True)
+    rows = groups(3).to_iterable_dataset()
     args = arguments(folder / "out", per_device_train_batch_size=2, max_steps=3, ddp_backend="gloo")
     Spy(model=model, args=args, loss=loss_for(model), train_dataset=rows, lm_lora=None).train()
     return seen

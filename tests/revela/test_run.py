@@ -15,8 +15,8 @@ from revela_tiny import language_model, retriever
 from sentence_transformers import SentenceTransformer
 from typer.testing import CliRunner
 
+from st_magnitude._files import locked_folder
 from st_magnitude.commands.app import app
-from st_magnitude.data.beir import DataError
 from st_magnitude.revela.config import RevelaConfig
 from st_magnitude.revela.run import run
 
@@ -77,7 +77,7 @@ def test_from_text_to_a_plain_model(places, kind: str) -> None:
     assert record["before"]["bm25_ndcg@10"] == record["after"]["bm25_ndcg@10"]
     assert any("next_token" in entry for entry in record["log"])
     assert said[0] == "Training: 2 documents in 4 groups of 3 chunks."
-    assert said[1] == "Evaluation: 6 queries (section titles) over 12 chunks of 2 documents that are held out."
+    assert said[1] == "Evaluation: 6 queries over 12 chunks of 2 documents that are held out."
     assert any(line.startswith("after") for line in said)
     assert {when: set(gains) for when, gains in record["gains"].items()} == {
         when: {"reading_gain", "choice_gain"} for when in ("before", "after")
@@ -109,17 +109,22 @@ def test_a_small_corpus_is_not_measured_in_silence(places, caplog) -> None:
     assert "The evaluation has only 5 queries over 12 chunks, so its figures say little" in caplog.text
     places["output"] = places["output"].with_name("other")
     too_few = RevelaConfig(**QUICK | {"max_queries": 4})
-    with pytest.raises(DataError, match=r"4 queries over 12 chunks, too few.*held_out is 0\.7.*evaluate=False"):
+    with pytest.raises(ValueError, match=r"4 queries over 12 chunks, too few.*held_out is 0\.7.*evaluate=False"):
         run(**places, config=too_few)
     (places["corpus"] / "page1.md").rename(places["corpus"].with_name("page1.md"))
     alone = places | {"corpus": places["corpus"].with_name("page1.md")}
-    with pytest.raises(DataError, match=r"1 different documents cannot be split.*evaluate=False \(--no-evaluate\)"):
+    with pytest.raises(ValueError, match=r"1 different documents cannot be split.*evaluate=False \(--no-evaluate\)"):
         run(**alone, config=too_few)
     assert not places["output"].exists()
     record = run(**alone, config=RevelaConfig(**QUICK | {"evaluate": False}), say=said.append)
     assert record["documents"] == {"train": 1, "held_out": 0, "groups": 2}
     assert "before" not in record
     assert SentenceTransformer(str(places["output"]), device="cpu").encode("tea").any()
+
+
+def test_a_second_run_into_the_same_folder_is_refused(places) -> None:
+    with locked_folder(places["output"]), pytest.raises(OSError, match="Another process is writing to"):
+        run(**places, config=RevelaConfig(**QUICK))
 
 
 def test_a_resumed_run_must_be_the_same_run(places) -> None:
@@ -216,7 +221,7 @@ def test_a_hub_without_a_connection_is_asked_once(places) -> None:
         ({"lm": "nowhere/model"}, "The language model 'nowhere/model' could not be loaded: it is no folder here"),
         ({"lm": "no/such/folder"}, "'no/such/folder' could not be loaded: it is no folder here"),
         ({"retriever": "nowhere/model"}, "The retriever 'nowhere/model' could not be loaded: it is no folder here"),
-        ({"temperature": 0}, "temperature must be positive, got 0"),
+        ({"temperature": 0}, "temperature must be a positive number; got 0.0"),
         ({"held-out": 2}, "held_out"),
     ],
 )

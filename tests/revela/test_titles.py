@@ -5,7 +5,6 @@ import re
 import pytest
 from _texts import CODE, write
 
-from st_magnitude.data.beir import DataError
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.revela import Document, title_task
 
@@ -22,9 +21,6 @@ PAGES = {
 def test_titles_ask_for_their_sections(tmp_path):
     write(tmp_path, **{name.replace(".", "__"): text for name, text in PAGES.items()})
     task = title_task(tmp_path, max_words=4)
-    assert isinstance(task, RetrievalData)
-    assert task.kind == "titles"
-    assert not task.negatives
     found = {task.queries[q]: {task.corpus[d] for d in docs} for q, docs in task.relevant.items()}
     assert found == {
         "Tea": {"It is a drink."},
@@ -72,31 +68,15 @@ def test_a_sample_of_the_queries():
     assert set(some.queries.values()) <= set(full.queries.values())
 
 
-def test_without_titles_first_sentences_ask():
-    texts = ["Green tea wants cooler water. Use 80 degrees. Wait.", "Alone in its chunk it stands.", CODE]
-    task = title_task(texts)
-    assert task.kind == "sentences"
+def test_without_titles_first_sentences_ask(caplog):
+    texts = ["Green tea wants cooler water. Use 80 degrees. Wait.", "Alone in its chunk it stands."]
+    task = title_task([*texts, Document(CODE, code=True)])
+    assert "no section titles; first sentences ask" in caplog.text
     assert task.queries == {"q0": "Green tea wants cooler water."}
     assert task.corpus[next(iter(task.relevant["q0"]))] == "Use 80 degrees. Wait."
     assert len(task.corpus) == 3
     assert task.queries["q0"] not in " ".join(task.corpus.values())
-    with pytest.raises(
-        DataError, match="The 3 documents give no queries from titles; pass documents with section titles"
-    ):
-        title_task(texts, kind="titles")
-    titled = [Document(texts[0], title="Green tea")]
-    assert title_task(titled).kind == "titles"
-    assert title_task(titled, kind="sentences").kind == "sentences"
-
-
-def test_title_task_arguments_are_checked():
-    with pytest.raises(ValueError, match="kind must be 'titles', 'sentences' or None, got 'best'"):
-        title_task(["a"], kind="best")
-    with pytest.raises(ValueError, match="max_queries must be at least 1"):
-        title_task(["a"], max_queries=0)
-    with pytest.raises(DataError, match="There are no documents, or all of them are empty"):
-        title_task([" "])
-    with pytest.raises(DataError, match="give no queries from titles or sentences"):
+    with pytest.raises(ValueError, match="The 1 documents give no queries; pass documents with section titles"):
         title_task(["one"])
 
 

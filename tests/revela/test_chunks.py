@@ -1,15 +1,13 @@
-"""Texts to chunks of sentences or of code, and what counts as code."""
+"""Texts to chunks of sentences or of code."""
 
 import sys
-from pathlib import Path
 
 import pytest
 from _texts import CODE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from st_magnitude.corpus.chunking import chunk, looks_like_code, sentences
-from st_magnitude.corpus.documents import Document
+from st_magnitude.revela.chunks import chunk, sentences
 
 
 def bare_words(text: str) -> str:
@@ -26,7 +24,7 @@ texts = st.one_of(
 
 
 @settings(max_examples=300, deadline=None)
-@given(texts, st.integers(1, 12), st.sampled_from([True, False, None]))
+@given(texts, st.integers(1, 12), st.booleans())
 def test_nothing_is_lost_or_too_long(text, max_words, code):
     chunks = chunk(text, max_words, code=code)
     assert bare_words("".join(chunks)) == bare_words(text)  # every character but blanks, in order
@@ -53,7 +51,7 @@ def test_chunks_are_complete_sentences_as_many_as_fit(lengths, max_words):
             expected[-1] += words
         else:
             expected += [words[i : i + max_words] for i in range(0, len(words), max_words)]
-    assert [piece.split() for piece in chunk(" ".join(sentences), max_words, code=False)] == expected
+    assert [piece.split() for piece in chunk(" ".join(sentences), max_words)] == expected
 
 
 @pytest.mark.parametrize(
@@ -85,7 +83,7 @@ def test_where_sentences_end(expected):
 
 def test_paragraphs_and_items_end_sentences():
     text = "no stop here\n\nnew paragraph\n- first item\n- second item\n2) third item\n# Heading"
-    assert chunk(text, 3, code=False) == [
+    assert chunk(text, 3) == [
         "no stop here",
         "new paragraph",
         "- first item",
@@ -93,12 +91,12 @@ def test_paragraphs_and_items_end_sentences():
         "2) third item",
         "# Heading",
     ]
-    assert chunk("One. Then it ends.\n\nlower.", 4, code=False) == ["One. Then it ends.", "lower."]
+    assert chunk("One. Then it ends.\n\nlower.", 4) == ["One. Then it ends.", "lower."]
 
 
 def test_a_long_sentence_is_cut_at_lines_then_at_words():
     text = "Short one. A a a a\nb b b b b b b\nc cc. End now."
-    assert chunk(text, 5, code=False) == ["Short one.", "A a a a", "b b b b b", "b b\nc cc.", "End now."]
+    assert chunk(text, 5) == ["Short one.", "A a a a", "b b b b b", "b b\nc cc.", "End now."]
 
 
 def test_text_without_spaces_is_counted_by_its_signs():
@@ -108,13 +106,13 @@ def test_text_without_spaces_is_counted_by_its_signs():
 
 
 def test_code_keeps_its_lines_and_indentation():
-    chunks = chunk(CODE, 14)
+    chunks = chunk(CODE, 14, code=True)
     assert "\n".join(chunks).split("\n") == [line for line in CODE.split("\n") if line] or len(chunks) > 1
     assert [line for piece in chunks for line in piece.split("\n") if line] == [
         line for line in CODE.split("\n") if line
     ]
     assert chunks[-1] == CODE[CODE.index("class") :].rstrip()
-    assert any(piece.startswith("    ") for piece in chunk(CODE, 5))  # a chunk that starts inside of a block
+    assert any(piece.startswith("    ") for piece in chunk(CODE, 5, code=True))  # a chunk that starts inside of a block
 
 
 def test_code_is_cut_at_the_margin_before_blank_lines():
@@ -129,9 +127,8 @@ def test_max_words_is_checked():
         chunk("text", 0)
 
 
-@pytest.mark.parametrize("blank", ["", "  \n\t \n", "\n \n- "[:3]])
-def test_a_blank_text_has_no_chunks(blank):
-    assert chunk(blank) == []
+def test_a_blank_text_has_no_chunks():
+    assert chunk("  \n\t \n") == []
 
 
 def test_the_missing_extra_is_named(monkeypatch):
@@ -139,57 +136,5 @@ def test_the_missing_extra_is_named(monkeypatch):
     with pytest.raises(
         ImportError, match=r'Cutting text into sentences needs sentencex: pip install "st-magnitude\[revela\]"'
     ):
-        chunk("One. Two.", code=False)
+        chunk("One. Two.")
     assert chunk("x = 1", code=True) == ["x = 1"]
-
-
-# ------------------------------------------------------------------------------------------------------ looks_like_code
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        CODE,
-        '#include <stdio.h>\n\nint main(void) {\n    printf("hi\\n");\n    return 0;\n}\n',
-        "const f = (x) => {\n  return x + 1\n}\nexport default f;\n",
-        "SELECT name, age\nFROM people\nWHERE age > 30\nORDER BY age;",
-        "#!/bin/sh\nif [ -f x ]; then\n  rm x\nfi\nPATH=/bin\n",
-        "@cache\ndef f(x: int) -> int:\n    # it doubles the number that it is given\n    return 2 * x\n",
-    ],
-)
-def test_code_is_recognised(text):
-    assert looks_like_code(text)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "Import duties rise. If so, we return; the others wait for news.",
-        "The function is called as follows.\n\n    f(1)\n\nIt returns two, which is the\nnumber of its arguments.",
-        "# Heading\n\n- one item of the list\n- another item of the list\n\nFor now, this is all.",
-        "class is over.\nwhile it rained, we read.\nfrom here you can see the sea",
-        "Roses are red,\nviolets are blue,\nsugar is sweet,\nand so are you.",
-    ],
-)
-def test_prose_is_recognised(text):
-    assert not looks_like_code(text)
-
-
-def test_the_ending_decides():
-    assert looks_like_code("plain words only", "src/Main.JAVA")
-    assert looks_like_code("plain words", "a.py.gz")
-    assert looks_like_code(CODE, "snippet.txt")
-    assert not looks_like_code("plain words only", "x.md")
-    assert Document("plain words", "a.py").is_code
-    assert not Document(CODE, "a.py", code=False).is_code
-
-
-def test_this_module_is_code_and_its_docs_are_not():
-    root = Path(__file__).parents[2]
-    modules = [path for path in (root / "st_magnitude").rglob("*.py") if path.stat().st_size >= 500]
-    taken_for_prose = [path.name for path in modules if not looks_like_code(path.read_text(encoding="utf-8"))]
-    assert len(taken_for_prose) <= 0.08 * len(modules), taken_for_prose  # such as those that are nearly all help texts
-    pages = [root / "README.md", *(root / "docs").glob("*.md")]
-    taken_for_code = [page.name for page in pages if looks_like_code(page.read_text(encoding="utf-8"))]
-    assert len(taken_for_code) <= 0.15 * len(pages), taken_for_code  # such as those that are nearly all recipes

@@ -9,9 +9,7 @@ from _texts import fold, write
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from st_magnitude.corpus.documents import Document, read_documents, split_documents
-from st_magnitude.corpus.formats import Section
-from st_magnitude.data.beir import DataError
+from st_magnitude.revela import Document, Section, read_documents, split_documents
 
 
 def test_a_folder(tmp_path):
@@ -28,17 +26,15 @@ def test_a_folder(tmp_path):
         ("sub/old.txt.gz", "zipped"),
         ("sub/z.rst", "text"),
     ]
-    assert [d.is_code for d in found] == [False, False, True, False, False, False]
+    assert [d.code for d in found] == [False, False, True, False, False, False]
     assert [d.name for d in read_documents(str(tmp_path / "a.md"))] == ["a.md"]
 
 
-def test_what_cannot_be_read_is_counted(tmp_path):
+def test_files_that_are_not_text_are_left_out_of_a_folder(tmp_path):
     write(tmp_path, a__txt="fine", b__txt=b"\xff\xfea\0", c__txt=b"caf\xe9", d__txt=b"a\0b", e__txt__gz=b"no gzip")
-    with pytest.warns(
-        UserWarning, match=r"Left out 4 files of .*: 1 UTF-16, 1 binary, 1 not UTF-8, 1 unreadable \(Bad"
-    ):
+    with pytest.warns(UserWarning, match=r"Left out 4 files of .* that are not UTF-8 text, such as b\.txt"):
         assert [d.text for d in read_documents(tmp_path)] == ["fine"]
-    with pytest.raises(DataError, match=r"c\.txt is not UTF-8; convert it"):
+    with pytest.raises(ValueError, match=r"c\.txt is not UTF-8 text .*; convert it"):
         list(read_documents(tmp_path / "c.txt"))
 
 
@@ -48,11 +44,10 @@ def test_line_ends_and_byte_order_mark(tmp_path):
 
 
 def test_nothing_to_read(tmp_path):
-    with pytest.raises(DataError, match=r"no file or folder 'nowhere'.*in a list"):
-        read_documents("nowhere")
-    write(tmp_path, a__png="x", b__png="y", c="z")
-    with pytest.raises(DataError, match=r"holds no file that can be read \(2 \.png, 1 without suffix\)"):
-        read_documents(tmp_path)
+    write(tmp_path, a__png="x", c="z")
+    for path in ("nowhere", tmp_path):
+        with pytest.raises(FileNotFoundError, match=r"neither a file nor a folder with .*in a list"):
+            read_documents(path)
 
 
 def test_jsonl(tmp_path):
@@ -75,18 +70,15 @@ def test_jsonl(tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (b'{"text": "x"', r"line 3: is not valid JSON .*column \d+\)\. Write one object per line"),
-        (b'["text"]', r"line 3: is a list, not an object"),
-        (b'{"contents": "x"}', r"line 3: has no 'text'; it has \['contents'\]\. Rename"),
-        (b'{"text": 3}', r"line 3: has a text of type int, not a string; quote"),
-        (b'{"text": null}', r"line 3: has a text of type NoneType"),
-        (b'{"text": "x", "title": 3}', r"line 3: has a title of type int"),
-        (b'{"text": "caf\xe9"}', r"line 3: is not UTF-8; save"),
+        ('{"text": "x"', r"line 3: is not valid JSON .*\. Write one object per line"),
+        ('["text"]', r"line 3: needs a string under the key 'text', but is list"),
+        ('{"contents": "x"}', r"line 3: needs a string under the key 'text', but is \['contents'\]"),
+        ('{"text": 3}', r"line 3: needs a string"),
     ],
 )
 def test_jsonl_errors_name_the_line(tmp_path, line, message):
-    write(tmp_path, a__jsonl=b'{"text": "fine"}\n\n' + line + b"\n")
-    with pytest.raises(DataError, match=r"a\.jsonl, " + message):
+    write(tmp_path, a__jsonl=f'{{"text": "fine"}}\n\n{line}\n')
+    with pytest.raises(ValueError, match=r"a\.jsonl, " + message):
         list(read_documents(tmp_path))
 
 
@@ -175,12 +167,15 @@ no blank line before: a paragraph
 
 .. include:: a.txt
 
+a paragraph
+of two lines
+------------
+
 Part three
 ----------
 Three.
 """
-    write(tmp_path, a__rst=text, a__txt="Included\n========\n")
-    [found] = read_documents(tmp_path / "a.rst")
+    [found] = read_documents(write(tmp_path, a__rst=text))
     assert [(s.level, s.title) for s in found.sections] == [
         (1, "Manual"),
         (2, "Part one --- start"),
@@ -190,7 +185,9 @@ Three.
         (2, "Part three"),
     ]
     assert found.sections[0].text == "Before."
-    assert found.sections[4].text == "no blank line before: a paragraph\n\n.. include:: a.txt"
+    assert found.sections[4].text == (
+        "no blank line before: a paragraph\n\n.. include:: a.txt\n\na paragraph\nof two lines\n------------"
+    )
     assert found.sections[5].text == "Three."
     assert found.sections[2].text.startswith("    Indented::\n\n        x = 1")
     assert found.title == "Manual"
@@ -219,12 +216,6 @@ def test_html_sections(tmp_path):
     )
     [untitled] = read_documents(write(tmp_path / "x", b__html="<title>Only this</title><p>text"))
     assert (untitled.title, untitled.text, untitled.sections) == ("Only this", "text", ())
-
-
-@pytest.mark.parametrize("section", ["<![if !supportLists]>", "<![endif]>", "<![1>", "<![a:>", "<![CDATA[x]]>", "<![>"])
-def test_marked_sections_are_comments(tmp_path, section):
-    [found] = read_documents(write(tmp_path, a__html=f"<p>before {section}after</p><p>end</p>"))
-    assert found.text == "before after\n\nend"
 
 
 @settings(max_examples=200, deadline=None)
@@ -261,7 +252,7 @@ def test_the_split_is_by_text():
 def test_equal_texts_are_on_one_side(letters, share, seed):
     texts = [f"{letter}  Text" if i % 2 else f" {letter} text\n" for i, letter in enumerate(letters)]
     if len(set(letters)) < 2:
-        with pytest.raises(DataError, match="1 different documents cannot be split"):
+        with pytest.raises(ValueError, match="1 different documents cannot be split"):
             split_documents(texts, share, seed)
         return
     train, held_out = ({fold(d.text) for d in part} for part in split_documents(texts, share, seed))
@@ -270,7 +261,6 @@ def test_equal_texts_are_on_one_side(letters, share, seed):
     assert not train & held_out
 
 
-@pytest.mark.parametrize("share", [0, 1, -0.1, 1.5])
-def test_the_share_is_checked(share):
+def test_the_share_is_checked():
     with pytest.raises(ValueError, match="held_out must be between 0 and 1"):
-        split_documents(["a", "b"], share)
+        split_documents(["a", "b"], 1)

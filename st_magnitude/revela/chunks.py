@@ -5,33 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import islice
-from pathlib import PurePath
 
 from st_magnitude._checks import needs
-from st_magnitude.corpus.formats import names, trim_lines
 
-__all__ = [
-    "CODE_SUFFIXES",
-    "chunk",
-    "count_words",
-    "fold",
-    "looks_like_code",
-    "sentences",
-    "split_words",
-    "suffix_of",
-]
-
-CODE_SUFFIXES = names(
-    """
-    .py .pyi .pyx .c .h .cc .cpp .cxx .hh .hpp .cs .java .kt .kts .scala .groovy .go .rs .swift .js .jsx .mjs .cjs .ts
-    .tsx .php .rb .pl .pm .lua .r .jl .m .mm .sh .bash .zsh .ps1 .sql .hs .ml .mli .fs .ex .exs .erl .clj .lisp .el
-    .dart .f90 .f .asm .s .cu .cuh .proto .zig .nim .v .vhd .tcl
-    """
-)
+__all__ = ["chunk", "count_words", "fold", "sentences", "split_words", "trim_lines"]
 
 Span = tuple[int, int]
-Level = Callable[[str, Span], Iterable[Span]]
 
 _UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"  # kana and ideographs: each is a word
 _UNSPACED_WORD = re.compile(rf"[{_UNSPACED}]")
@@ -41,7 +20,7 @@ _PARAGRAPH_END = re.compile(rf"\n[^\S\n]*\n\s*|\n(?=[^\S\n]*{_ITEM})")
 _UNSPACED_STOPS = "。！？｡」』”’）"
 
 
-def chunk(text: str, max_words: int = 120, *, code: bool | None = None) -> list[str]:
+def chunk(text: str, max_words: int = 120, *, code: bool = False) -> list[str]:
     """Cuts a text into chunks of complete sentences (Revela, section 4.1), in order, and loses nothing but whitespace.
 
     Chunks are slices of the text, as long as possible: line breaks and indentation stay as they are inside a chunk.
@@ -53,7 +32,7 @@ def chunk(text: str, max_words: int = 120, *, code: bool | None = None) -> list[
         text: Any text.
         max_words: Largest number of words in a chunk. Words are separated by whitespace; an ideograph or a kana is one
             word.
-        code: Whether the text is code; with None, :func:`looks_like_code` decides.
+        code: Whether the text is source code.
 
     Returns:
         The chunks, which are never blank; an empty list for a blank text.
@@ -64,15 +43,12 @@ def chunk(text: str, max_words: int = 120, *, code: bool | None = None) -> list[
     Example:
         >>> chunk("Dr. Smith came at 3.15 p.m. with J. K. Jones. Nobody saw them. They left.", max_words=12)
         ['Dr. Smith came at 3.15 p.m. with J. K. Jones.', 'Nobody saw them. They left.']
-        >>> chunk("def f(x):\\n    return x + 1\\n\\ndef g(x):\\n    return 2 * x\\n", max_words=7)
+        >>> chunk("def f(x):\\n    return x + 1\\n\\ndef g(x):\\n    return 2 * x\\n", max_words=7, code=True)
         ['def f(x):\\n    return x + 1', 'def g(x):\\n    return 2 * x']
     """
     if max_words < 1:
         raise ValueError(f"max_words must be at least 1, got {max_words}.")
-    if code is None:
-        code = looks_like_code(text)
-    levels = _CODE_LEVELS if code else _PROSE_LEVELS
-    spans = _pack(text, (0, len(text)), levels, max_words)
+    spans = _pack(text, (0, len(text)), _CODE_LEVELS if code else _PROSE_LEVELS, max_words)
     chunks = [trim_lines(text[a:b]) if code else text[a:b].strip() for a, b in spans]
     return [piece for piece in chunks if piece]
 
@@ -129,24 +105,20 @@ def _cut(separator: re.Pattern[str], at_margin: bool, text: str, whole: Span) ->
 
 
 def split_words(text: str, whole: Span) -> Iterator[Span]:
+    """Spans of the words."""
     return (match.span() for match in _WORD.finditer(text, *whole))
 
 
 def count_words(text: str) -> int:
+    """Number of words, of which every ideograph and every kana is one."""
     if text.isascii() or not _UNSPACED_WORD.search(text):
         return len(text.split())
     return sum(1 for _ in _WORD.finditer(text))
 
 
-_BLANK_LINES = re.compile(r"\n(?:[^\S\n]*\n)+")
-_LINES = partial(_cut, re.compile(r"\n"), False)
-_PROSE_LEVELS: tuple[Level, ...] = (sentences, _LINES, split_words)
-_CODE_LEVELS: tuple[Level, ...] = (
-    partial(_cut, _BLANK_LINES, True),
-    partial(_cut, _BLANK_LINES, False),
-    _LINES,
-    split_words,
-)
+def trim_lines(text: str) -> str:
+    """The text without blank lines around it; the indentation of its first line stays."""
+    return re.sub(r"\A(?:[^\S\n]*\n)+", "", text).rstrip()
 
 
 def fold(text: str) -> str:
@@ -154,58 +126,7 @@ def fold(text: str) -> str:
     return " ".join(text.split()).casefold()
 
 
-_SYNTAX = re.compile(
-    r"""[{};]\s*$                                                   # C and its heirs
-    |^\s*[)\]}]+[,;:]?\s*$
-    |^\s*(?:def|class|if|elif|else|for|while|try|except|finally|with|async\ def|match|case)\b.*:\s*(?:\#.*)?$
-    |^\s*(?:import\ [\w.]+(?:\ as\ \w+)?(?:,\ [\w.]+)*|from\ [\w.]+\ import\ .+|package\ \S+)\s*$
-    |^\s*(?:return|yield|raise|throw|assert|await|del|global|pass|break|continue)\b(?:\s+[^.]*[\w\])"'])?\s*$
-    |^\s*@\w[\w.]*(?:\(.*\))?\s*$
-    |^\s*(?:(?:const|let|var|auto|val|mut|int|float|double|char|bool|String|local|my)\s+)?[\w.$\[\]"'*]+(?:\s*,\s*[\w.$]+)*
-      (?::\s*[\w.\[\], |]+)?\s*(?:[-+*/|&^%:]|//|<<|>>)?=(?!=)\s*\S
-    |^\s*[\w.$:>-]+\(.*\)?[,;]?\s*$
-    |^\s*(?:public|private|protected|static|func|fn|fun|function|struct|enum|interface|impl|void|export|extern)\b.*[({;]\s*$
-    |^\s*(?:SELECT|INSERT\ INTO|UPDATE|DELETE\ FROM|CREATE\ TABLE|ALTER\ TABLE|FROM|WHERE|GROUP\ BY|ORDER\ BY|JOIN)\b
-      .*[\w,*);=]\s*$
-    |^\s*(?:fi|done|esac|then|do|end|endif|begin)\s*;?$
-    |^\#\s*(?:include|define|undef|if|ifdef|ifndef|else|elif|endif|pragma)\b
-    |[=!]==?\s.*[)\w\]]$|=>\s*\S*$|->\s*[\w\[\]., |]+:?$|&&|\|\|""",
-    re.VERBOSE,
-)
-_COMMENT = re.compile(r"^\s*(?:#|//|/\*|\*(?:\s|/|$)|--\s|;;|%)")
-_PROSE_WORDS = re.compile(r"[^\W\d_]{2,}[,.;:!?)]*(?:\s+\(?[^\W\d_]+(?:['’-][^\W\d_]+)*[,.;:!?)]*){2}")
-
-
-def looks_like_code(text: str, name: str = "") -> bool:
-    """Whether a document is code rather than prose.
-
-    The suffix of the name decides if it belongs to a programming language. Otherwise the function compares the number
-    of lines with the syntax of a programming language (Python, the C family, SQL, shells) and the number of lines that
-    read as prose; comments count for neither. A text about code with some examples in it is prose.
-
-    Args:
-        text: The document; only its first 400 lines count.
-        name: A file name, if the document has one.
-
-    Example:
-        >>> looks_like_code("import os\\n\\ndef size(path):\\n    return os.stat(path).st_size\\n")
-        True
-        >>> looks_like_code("Import duties rise.\\nReturn to the harbour; for sailors, it is home.")
-        False
-        >>> looks_like_code("whatever", "setup.py")
-        True
-    """
-    if suffix_of(name) in CODE_SUFFIXES:
-        return True
-    syntax = prose = 0
-    for line in islice(filter(str.strip, text[:40_000].split("\n")), 400):
-        line = line[:300]  # some patterns take quadratic time
-        if _SYNTAX.search(line):
-            syntax += 1
-        elif not _COMMENT.match(line) and _PROSE_WORDS.search(line):
-            prose += 1
-    return syntax > prose
-
-
-def suffix_of(name: str) -> str:
-    return PurePath(name.lower().removesuffix(".gz")).suffix
+_BLANK_LINES = re.compile(r"\n(?:[^\S\n]*\n)+")
+_LINES = partial(_cut, re.compile(r"\n"), False)
+_PROSE_LEVELS = (sentences, _LINES, split_words)
+_CODE_LEVELS = (partial(_cut, _BLANK_LINES, True), partial(_cut, _BLANK_LINES, False), _LINES, split_words)
