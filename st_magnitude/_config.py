@@ -30,6 +30,7 @@ __all__ = [
     "MaxLength",
     "MiniBatchSize",
     "Negatives",
+    "SkipEmpty",
     "check_ranges",
     "did_you_mean",
     "digest",
@@ -57,6 +58,10 @@ Negatives = Annotated[
     typer.Option(min=0, help="Hard negatives for each pair; default: 1 if the data has judged negatives, else 0."),
 ]
 Bf16 = Annotated[bool | None, typer.Option(help="Autocast to bfloat16; default: if the hardware is fast at it.")]
+
+SkipEmpty = Annotated[
+    bool, typer.Option("--skip-empty", help="Leave out empty texts and their judgments, which are an error otherwise.")
+]
 
 
 def options_of(config: Any) -> dict[str, tuple[Any, OptionInfo]]:

@@ -14,6 +14,7 @@ from st_magnitude.commands.core import (
     MaxLength,
     Model,
     Scoring,
+    SkipEmpty,
     check_folder,
     command,
     load_model,
@@ -45,6 +46,7 @@ def abstain(
     similarity: Scoring = None,
     batch_size: EncodingBatch = 32,
     max_length: MaxLength = None,
+    skip_empty: SkipEmpty = False,
     seed: Annotated[int, typer.Option(help="Seed for the queries that are left out and for the two parts.")] = 0,
 ) -> Figures:
     """Find when to answer, so that wrong answers stay rare.
@@ -56,8 +58,8 @@ def abstain(
     from st_magnitude.data.retrieval import RetrievalData
     from st_magnitude.evaluation.abstention import calibrate_abstention
 
-    judged = RetrievalData.from_beir(data, split)
-    confirmed_on = RetrievalData.from_beir(data, confirm) if confirm is not None else None
+    judged = RetrievalData.from_beir(data, split, skip_empty)
+    confirmed_on = RetrievalData.from_beir(data, confirm, skip_empty) if confirm is not None else None
     encoder = load_model(model, max_length)
     typer.echo(f"{split}: {judged}")
     options = {"batch_size": batch_size, "show_progress_bar": show_progress()}

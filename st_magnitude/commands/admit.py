@@ -14,6 +14,7 @@ from st_magnitude.commands.core import (
     MaxLength,
     Model,
     Scoring,
+    SkipEmpty,
     check_folder,
     command,
     load_model,
@@ -35,6 +36,7 @@ def admit(
     similarity: Scoring = None,
     batch_size: EncodingBatch = 32,
     max_length: MaxLength = None,
+    skip_empty: SkipEmpty = False,
     seed: Annotated[int, typer.Option(help="Seed for the parts of the queries and the sample of documents.")] = 0,
 ) -> Figures:
     """Choose which documents to index.
@@ -47,7 +49,7 @@ def admit(
     from st_magnitude.data.retrieval import RetrievalData
     from st_magnitude.evaluation.admission import admit as choose
 
-    judged = RetrievalData.from_beir(data, split)
+    judged = RetrievalData.from_beir(data, split, skip_empty)
     typer.echo(f"{split}: {judged}")
     found = choose(
         load_model(model, max_length),

@@ -16,6 +16,7 @@ from st_magnitude.commands.core import (
     MaxLength,
     Model,
     Seed,
+    SkipEmpty,
     check_folder,
     command,
     load_model,
@@ -47,6 +48,7 @@ def calibrate(
     output: Annotated[Path | None, typer.Option(help="New folder for the model with the chosen exponent.")] = None,
     batch_size: EncodingBatch = 32,
     max_length: MaxLength = None,
+    skip_empty: SkipEmpty = False,
     seed: Seed = 0,
 ) -> Figures:
     """Choose the document exponent of a trained model.
@@ -72,12 +74,13 @@ def calibrate(
 
     encoder = load_model(model, max_length)
     check_keeps_norm(encoder)
+    chosen_on = confirmed_on = None
     if data is not None and exponent is None:
         check_held_out(data, split, "train", confirm)
+        chosen_on = RetrievalData.from_beir(data, split, skip_empty)
     if data is not None and confirm is not None:
         check_held_out(data, confirm, "train")
-    chosen_on = RetrievalData.from_beir(data, split) if data is not None and exponent is None else None
-    confirmed_on = RetrievalData.from_beir(data, confirm) if data is not None and confirm is not None else None
+        confirmed_on = RetrievalData.from_beir(data, confirm, skip_empty)
 
     def sweep(name: str | None, loaded: RetrievalData, gammas: Sequence[float] | None) -> ExponentCurve:
         typer.echo(f"{name}: {loaded}")

@@ -17,6 +17,7 @@ from st_magnitude.commands.core import (
     MaxLength,
     Model,
     Scoring,
+    SkipEmpty,
     check_folder,
     command,
     load_model,
@@ -43,6 +44,7 @@ def compress(
     similarity: Scoring = None,
     batch_size: EncodingBatch = 32,
     max_length: MaxLength = None,
+    skip_empty: SkipEmpty = False,
     output: Annotated[
         Path | None, typer.Option(help="Folder for compression.csv and compression.png, which are replaced.")
     ] = None,
@@ -57,7 +59,7 @@ def compress(
     from st_magnitude.evaluation import CompressionEvaluator
     from st_magnitude.evaluation.compression import table
 
-    loaded = RetrievalData.from_beir(data, split)
+    loaded = RetrievalData.from_beir(data, split, skip_empty)
     evaluator = CompressionEvaluator(
         loaded.queries,
         loaded.corpus,

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from st_magnitude._config import MaxLength, did_you_mean, options_of
+from st_magnitude._config import MaxLength, SkipEmpty, did_you_mean, options_of
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -37,6 +37,7 @@ __all__ = [
     "Model",
     "Scoring",
     "Seed",
+    "SkipEmpty",
     "app",
     "check_folder",
 ]

@@ -14,6 +14,7 @@ from st_magnitude.commands.core import (
     MaxLength,
     Model,
     Scoring,
+    SkipEmpty,
     check_folder,
     command,
     load_model,
@@ -39,6 +40,7 @@ def diagnose(
     min_gain: Annotated[float, typer.Option(help="Smallest gain in nDCG@10 that justifies a change.")] = 0.02,
     batch_size: EncodingBatch = 32,
     max_length: MaxLength = None,
+    skip_empty: SkipEmpty = False,
     seed: Annotated[int, typer.Option(help="Seed for the halves of the queries and the bootstrap.")] = 0,
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Print all measurements after the recommendations.")
@@ -62,8 +64,8 @@ def diagnose(
     from st_magnitude.diagnosis.page import measurements, write_page
 
     check_held_out(data, split, "train")
-    loaded = RetrievalData.from_beir(data, split)
-    everywhere = RetrievalData.from_beir(data)  # an answer to a training query is no boilerplate
+    loaded = RetrievalData.from_beir(data, split, skip_empty)
+    everywhere = RetrievalData.from_beir(data, None, skip_empty)  # an answer to a training query is no boilerplate
     encoders = [load_model(path, max_length) for path in (model, baseline) if path is not None]
     typer.echo(f"{split}: {loaded}")
     found = run(

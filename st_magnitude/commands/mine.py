@@ -17,6 +17,7 @@ from st_magnitude.commands.core import (
     MaxLength,
     Model,
     Scoring,
+    SkipEmpty,
     command,
     load_model,
     show_progress,
@@ -78,6 +79,7 @@ def mine(
         str | None, typer.Option(help="Folder or hub id of a CrossEncoder that scores for the margins and limits.")
     ] = None,
     max_length: MaxLength = None,
+    skip_empty: SkipEmpty = False,
     settings: MiningConfig,
 ) -> Figures:
     """Mine hard negatives with the scores of a trained model.
@@ -92,7 +94,7 @@ def mine(
     from st_magnitude.data.retrieval import RetrievalData
     from st_magnitude.evaluation.mining import mine_negatives, with_negatives
 
-    loaded = RetrievalData.from_beir(data, split)
+    loaded = RetrievalData.from_beir(data, split, skip_empty)
     typer.echo(f"{split}: {loaded}")
     judge = None
     if cross_encoder is not None:

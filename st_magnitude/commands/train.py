@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from st_magnitude.commands.core import Data, Figures, check_folder, command, say
+from st_magnitude.commands.core import Data, Figures, SkipEmpty, check_folder, command, say
 from st_magnitude.finetune.settings import TrainConfig
 
 
@@ -20,6 +20,7 @@ def train(
     output: Annotated[Path, typer.Option(help="New folder for the trained model.")],
     split: Annotated[str, typer.Option(help="Split of the qrels to train on.")] = "train",
     dev_split: Annotated[str, typer.Option(help="Split of the qrels to compare on, if the data has it.")] = "dev",
+    skip_empty: SkipEmpty = False,
     settings: TrainConfig,
 ) -> Figures:
     """Fine-tune a retriever on a folder in BEIR's layout.
@@ -34,8 +35,8 @@ def train(
     from st_magnitude.finetune.run import train as run
 
     splits = splits_of(data)
-    loaded = RetrievalData.from_beir(data, split)
-    dev = RetrievalData.from_beir(data, dev_split) if dev_split in splits and dev_split != split else None
+    loaded = RetrievalData.from_beir(data, split, skip_empty)
+    dev = RetrievalData.from_beir(data, dev_split, skip_empty) if dev_split in splits and dev_split != split else None
     typer.echo(f"{split}: {loaded}")
     trained = run(model, loaded, output, settings, dev=dev)
     figures: dict[str, Any] = {"loss": settings.loss, "steps": trained.trainer.state.global_step}

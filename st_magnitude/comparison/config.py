@@ -16,6 +16,7 @@ from st_magnitude._config import (
     Bf16,
     MiniBatchSize,
     Negatives,
+    SkipEmpty,
     check_ranges,
     did_you_mean,
     numbers,
@@ -123,6 +124,7 @@ class CompareConfig:
             min=2, help="Largest number of documents of a search: the judged ones and a sample of the others."
         ),
     ] = 5000
+    skip_empty: SkipEmpty = False
     seed: Annotated[int, typer.Option(help="Seed for the splits, the order of the pairs, dropout and bootstrap.")] = 0
 
     def __post_init__(self) -> None:

@@ -32,9 +32,9 @@ class Splits:
 def read_splits(folder: str | Path, config: CompareConfig) -> Splits:
     """Reads a folder in BEIR's layout. A split that does not exist is held out, as by `make_splits`."""
     names = splits_of(folder)
-    train = RetrievalData.from_beir(folder, config.split if names else None)  # None: a single qrels.tsv
+    train = RetrievalData.from_beir(folder, config.split if names else None, config.skip_empty)
     wanted = (config.dev_split, config.test_split)
-    dev, test = (RetrievalData.from_beir(folder, name) if name in names else None for name in wanted)
+    dev, test = (RetrievalData.from_beir(folder, name, config.skip_empty) if name in names else None for name in wanted)
     return make_splits(train, config, dev, test)
 
 

@@ -409,6 +409,22 @@ def test_malformed_data_is_refused_with_file_and_line(folder, tmp_path):
 
 
 @pytest.mark.parametrize(
+    "command", ["abstain", "admit", "calibrate", "compare", "compress", "diagnose", "mine", "train"]
+)
+def test_empty_texts_can_be_left_out(folder, model_path, tmp_path, command):
+    """With the option, calibrate runs, and the others refuse the model, which they load after the data."""
+    with (folder / "corpus.jsonl").open("a") as file:
+        file.write('{"_id": "d21", "text": ""}\n')
+    name = model_path if command == "calibrate" else "no/model"
+    model = ("--model", name) if command in ("train", "compare") else (name,)
+    options = ("--data", folder, "--output", tmp_path / "out.tsv")
+    assert "line 21: 'd21' has an empty text" in invoke(command, *model, *options).stderr
+    done = invoke(command, *model, *options, "--skip-empty")
+    assert done.exit_code == (0 if command == "calibrate" else 2)
+    assert "empty text" not in done.stderr
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--split", "nope"], "nope"),
