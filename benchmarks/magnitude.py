@@ -143,7 +143,13 @@ BASES = {
 def embed(model: SentenceTransformer, texts: Iterable[str], role: str) -> dict[str, Tensor]:
     """Raw embedding of every text."""
     unique = list(dict.fromkeys(texts))
-    return dict(zip(unique, encode_raw(model, unique, role, 64, False, keep_normalize=True), strict=True))
+    return dict(
+        zip(
+            unique,
+            encode_raw(model, unique, role, keep_normalize=True, batch_size=64, show_progress_bar=False),
+            strict=True,
+        )
+    )
 
 
 def ranked(encoded: EncodedTask, exponent: float) -> dict[str, NDArray[np.float64]]:

@@ -82,7 +82,7 @@ def encoded(base: str, loss: str, cache: Path | None) -> Figures:
         found: Figures = {"exponent": exponent}
         for name, task in tests.items():
             judged = {query: text for query, text in task.queries.items() if task.relevant.get(query)}
-            x = encode_texts(model, judged, task.corpus, 128, before_normalize=True)
+            x = encode_texts(model, judged, task.corpus, before_normalize=True, batch_size=128)
             column = {document: i for i, document in enumerate(sorted(task.corpus))}
             relevant = [sorted(column[d] for d in task.relevant[q]) for q in judged]
             found[name] = (x.queries, x.documents, relevant)

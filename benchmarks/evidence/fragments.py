@@ -184,7 +184,9 @@ def classifiers(cosine: SentenceTransformer) -> tuple[Callable[..., Any], Callab
         make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)).fit(features, labels)
         for features in (
             surface_features(texts),
-            stm.COSINE.document(encode_raw(cosine, texts, "document", 128, False).cpu()).numpy(),
+            stm.COSINE.document(
+                encode_raw(cosine, texts, "document", batch_size=128, show_progress_bar=False).cpu()
+            ).numpy(),
         )
     )
     return on_surface, on_embeddings

@@ -321,7 +321,9 @@ def priors(model: Any, name: str) -> dict[str, Callable[..., NDArray[np.float64]
         return make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)).fit(features, labels)
 
     surface = learned(surface_features(texts))
-    directions = learned(stm.COSINE.document(encode_raw(model, texts, "document", 128, False).cpu()).numpy())
+    directions = learned(
+        stm.COSINE.document(encode_raw(model, texts, "document", batch_size=128, show_progress_bar=False).cpu()).numpy()
+    )
 
     def on_surface(texts: list[str], embeddings: Any) -> NDArray[np.float64]:
         return surface.predict_log_proba(surface_features(texts))[:, 1]

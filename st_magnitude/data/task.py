@@ -186,18 +186,18 @@ def encode_texts(
     model: SentenceTransformer,
     queries: Mapping[str, str],
     corpus: Mapping[str, str],
-    batch_size: int = 32,
-    show_progress_bar: bool | None = None,
     before_normalize: bool = False,
     query_prompt: str | None = None,
     query_prompt_name: str | None = None,
     corpus_prompt: str | None = None,
     corpus_prompt_name: str | None = None,
+    **encode: Any,
 ) -> EncodedTask:
     """Embeddings of the texts of a search, by ``encode_query`` and ``encode_document``, without judgments.
 
-    They are taken before a closing ExponentNorm, with ``before_normalize`` before a closing Normalize too. The
-    arguments are those of `SearchEvaluator`; the documents are in the order of their ids.
+    They are taken before a closing ExponentNorm, with ``before_normalize`` before a closing Normalize too. The prompts
+    are those of `SearchEvaluator`, all other options (``batch_size``, ``show_progress_bar``, ``device``) those of
+    sentence-transformers' ``encode``. The documents are in the order of their ids.
 
     Example:
         >>> from sentence_transformers.sentence_transformer.modules import BoW
@@ -208,11 +208,12 @@ def encode_texts(
     """
     check_texts(queries, corpus)
     ids, document_ids = list(queries), sorted(corpus)
-    prompts = {"query": (query_prompt, query_prompt_name), "document": (corpus_prompt, corpus_prompt_name)}
-    texts = {"query": list(queries.values()), "document": [corpus[document] for document in document_ids]}
     sides = [
-        encode_raw(model, texts[role], role, batch_size, show_progress_bar, *prompts[role], not before_normalize)
-        for role in ("query", "document")
+        encode_raw(model, texts, role, not before_normalize, prompt=prompt, prompt_name=name, **encode)
+        for role, texts, prompt, name in (
+            ("query", list(queries.values()), query_prompt, query_prompt_name),
+            ("document", [corpus[document] for document in document_ids], corpus_prompt, corpus_prompt_name),
+        )
     ]
     # The search sums in float64, which Apple's GPUs do not have.
     q, d = (side.cpu() if side.device.type == "mps" else side for side in sides)

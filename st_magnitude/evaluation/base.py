@@ -27,16 +27,8 @@ logger = logging.getLogger(__name__)
 class CsvEvaluator(SentenceEvaluator):
     """An evaluator with a name, whose calls may append rows to ``{kind}_evaluation_{name}_results.csv``.
 
-    A subclass sets ``kind`` and ``primary``, the metric that chooses checkpoints, and implements `measure`.
-
-    Args:
-        name: Prefix of the metrics and part of the name of the CSV file.
-        batch_size: Number of texts that are encoded at a time.
-        show_progress_bar: Whether to show a progress bar.
-        write_csv: Whether a call with an ``output_path`` appends rows to the CSV file.
-
-    Raises:
-        ValueError: If a CSV file is to be written, but the name cannot be part of the name of a file.
+    A subclass sets ``kind`` and ``primary``, the metric that chooses checkpoints, and implements `measure`. The
+    arguments are those of `SearchEvaluator`.
     """
 
     kind: ClassVar[str]

@@ -67,16 +67,6 @@ class ExponentCurve(Result):
         return float(self.exponents[_highest(self.per_query)])
 
     @property
-    def best_ndcg(self) -> float:
-        """Mean nDCG@10 at the best exponent."""
-        return float(self.ndcg[np.abs(self.exponents - self.best).argmin()])
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """Bootstrap interval of the gain over cosine: (low, high). If it contains 0, the two are tied."""
-        return self.versus_cosine[1:]
-
-    @property
     def best_similarity(self) -> Similarity:
         """The recommended similarity. Its query exponent does not change a ranking; 1 keeps scores on one scale."""
         return Similarity(query=1.0, document=self.best)

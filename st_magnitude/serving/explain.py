@@ -99,7 +99,12 @@ class LocalModel:
                 truncate_dim=self.model.truncate_dim,
             )
         prompt = self._prompts(role)[change.prompt]
-        return encode_raw(model, list(texts), role, self._batch_size, False, prompt=prompt).double().cpu().numpy()
+        return (
+            encode_raw(model, list(texts), role, batch_size=self._batch_size, show_progress_bar=False, prompt=prompt)
+            .double()
+            .cpu()
+            .numpy()
+        )
 
     def changes(self, role: str) -> Iterator[Change]:
         """Changes to try, the likely ones first."""

@@ -139,14 +139,7 @@ def raw_embeddings(model: SentenceTransformer, keep_normalize: bool = False) -> 
 
 
 def encode_raw(
-    model: SentenceTransformer,
-    texts: list[str],
-    role: str,
-    batch_size: int = 32,
-    show_progress_bar: bool | None = None,
-    prompt: str | None = None,
-    prompt_name: str | None = None,
-    keep_normalize: bool = False,
+    model: SentenceTransformer, texts: list[str], role: str, keep_normalize: bool = False, **encode: Any
 ) -> Tensor:
     """Raw embeddings of texts in at least float32: n texts -> (n, D).
 
@@ -154,11 +147,8 @@ def encode_raw(
         model: Any SentenceTransformer.
         texts: Texts to encode.
         role: ``"query"`` or ``"document"``, for ``encode_query`` or ``encode_document``.
-        batch_size: Number of texts encoded at a time.
-        show_progress_bar: Whether to show a progress bar; None follows the log level.
-        prompt: Text to put before every text, instead of the model's own prompt for the role.
-        prompt_name: Name of such a prompt in ``model.prompts``.
         keep_normalize: Whether a model that ends in Normalize keeps it, see :func:`raw_embeddings`.
+        **encode: Options of sentence-transformers' ``encode``, such as ``batch_size`` and ``prompt``.
 
     Example:
         >>> from sentence_transformers.sentence_transformer.modules import BoW
@@ -167,15 +157,8 @@ def encode_raw(
         tensor([[4.]])
     """
     with raw_embeddings(model, keep_normalize):
-        encode = model.encode_query if role == "query" else model.encode_document
-        embeddings = encode(
-            texts,
-            prompt_name=prompt_name,
-            prompt=prompt,
-            batch_size=batch_size,
-            show_progress_bar=show_progress_bar,
-            convert_to_tensor=True,
-        )
+        by_role = model.encode_query if role == "query" else model.encode_document
+        embeddings: Tensor = by_role(texts, convert_to_tensor=True, **encode)
     return embeddings if embeddings.dtype == torch.float64 else embeddings.float()
 
 

@@ -168,7 +168,7 @@ def test_embeddings_that_are_not_finite_are_refused_by_name(side, name, value):
 
 SCORERS = {
     "calibrate_exponent": lambda model, *task: calibrate_exponent(model, RetrievalData(*task)),
-    "diagnose": diagnose,
+    "diagnose": lambda model, *task: diagnose(model, RetrievalData(*task)),
     "norm_confidence": lambda model, *task: norm_confidence(model, RetrievalData(*task)),
     "MagnitudeEvaluator": lambda model, *task: MagnitudeEvaluator(*task)(model),
     "CompressionEvaluator": lambda model, *task: CompressionEvaluator(*task)(model),

@@ -7,26 +7,21 @@ import itertools
 import logging
 import math
 
-import _checkpoints
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from sentence_transformers import (
-    InputExample,
     SentenceTransformer,
 )
-from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from sentence_transformers.util.quantization import quantize_embeddings, semantic_search_faiss
 from tokenizers import Tokenizer, models, pre_tokenizers
-from torch.utils.data import DataLoader
 
 from st_magnitude import COSINE, DNORM, DOT, QNORM, Similarity
 from st_magnitude.evaluation import CompressionCell, CompressionEvaluator, MagnitudeEvaluator
 from st_magnitude.evaluation.compression import _through_int8, pareto, table
-from st_magnitude.modules import ExponentNorm
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -311,7 +306,7 @@ def test_the_reference_is_measured_whatever_the_precisions():
     assert metrics["full_ndcg@10"] == pytest.approx(expected, abs=1e-12)
 
 
-# ---- beside the other evaluators, on real embeddings
+# ---- on real embeddings
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
@@ -324,30 +319,6 @@ def test_a_float32_prefix_is_that_of_the_magnitude_evaluator(task, static_model,
     assert metrics["float32_16_ndcg@10"] < metrics["full_ndcg@10"]
 
 
-def test_default_similarity_follows_each_model(task, static_model):
-    evaluator = CompressionEvaluator(**task, dims=[16], precisions=["float32"])
-    for name in ("cosine", "dot"):
-        static_model.similarity_fn_name = name
-        expected = CompressionEvaluator(**task, dims=[16], precisions=["float32"], similarity=name)(static_model)
-        assert evaluator(static_model) == expected
-    static_model.similarity_fn_name = "euclidean"
-    with pytest.raises(ValueError, match="'euclidean', which is not an inner product"):
-        evaluator(static_model)
-
-
-@pytest.mark.parametrize("learnable", [False, True])
-def test_looks_behind_an_exponent_norm(learnable):
-    q, d, relevant = crafted()
-    raw = lookup(q, d)
-    modules = [raw[0], ExponentNorm(0.2, 0.6, learnable=learnable)]
-    model = SentenceTransformer(modules=modules, similarity_fn_name="dot", device="cpu")
-    task = judged(16, 45, relevant)
-    expected = CompressionEvaluator(**task, similarity=Similarity(0.2, 0.6))(raw)
-    assert CompressionEvaluator(**task)(model) == pytest.approx(expected, abs=1e-6)
-    assert CompressionEvaluator(**task, similarity="dot")(model) == CompressionEvaluator(**task)(raw)
-    assert expected["full_ndcg@10"] != CompressionEvaluator(**task)(raw)["full_ndcg@10"]
-
-
 def test_a_model_that_truncates_or_does_not_tell_its_dimension(task, static_model, monkeypatch):
     with static_model.truncate_embeddings(40):
         evaluator = CompressionEvaluator(**task)
@@ -356,42 +327,6 @@ def test_a_model_that_truncates_or_does_not_tell_its_dimension(task, static_mode
     monkeypatch.setattr(static_model, "get_embedding_dimension", lambda: None)
     evaluator(static_model)
     assert sorted({cell.dim for cell in evaluator.cells}) == [32, 64, 128, 256]
-
-
-def test_encodes_once_each_side_with_its_role_and_prompt(task, static_model, monkeypatch):
-    calls = []
-    for role in ("query", "document"):
-        encode = getattr(static_model, f"encode_{role}")
-
-        def spy(texts, *a, _encode=encode, _role=role, **k):
-            calls.append((_role, len(texts), k["prompt"], k["prompt_name"], k["batch_size"]))
-            return _encode(texts, *a, **k)
-
-        monkeypatch.setattr(static_model, f"encode_{role}", spy)
-    static_model.prompts = {"search": "find: ", "passage": "text: "}
-    plain = CompressionEvaluator(**task, batch_size=7)
-    prompted = CompressionEvaluator(**task, query_prompt="ask: ", corpus_prompt="answer: ")
-    named = CompressionEvaluator(**task, query_prompt_name="search", corpus_prompt_name="passage")
-    figures = [evaluator(static_model)["binary_32_ndcg@10"] for evaluator in (plain, prompted, named)]
-    assert calls == [
-        ("query", 8, None, None, 7),
-        ("document", 20, None, None, 7),
-        ("query", 8, "ask: ", None, 32),
-        ("document", 20, "answer: ", None, 32),
-        ("query", 8, None, "search", 32),
-        ("document", 20, None, "passage", 32),
-    ]
-    assert len(set(figures)) > 1
-
-
-def test_per_query_values_average_to_the_metric(task, static_model):
-    task["queries"] = {"unjudged": "Who knows?"} | task["queries"]
-    evaluator = CompressionEvaluator(**task, dims=[16])
-    metrics = evaluator(static_model)
-    assert evaluator.queries_ids == list(task["queries"])[1:]
-    assert {len(values) for values in evaluator.per_query.values()} == {8}
-    assert evaluator.per_query[16, "binary", "query"].mean() == metrics["binary_16_rescored_ndcg@10"]
-    assert np.ptp(evaluator.per_query[16, "binary", "query"]) > 0
 
 
 def test_autocast_changes_nothing(task, static_model):
@@ -465,16 +400,6 @@ def test_a_prefix_too_long_is_refused_before_encoding(task, static_model, monkey
         CompressionEvaluator(**task, dims=[257, 8])(static_model)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_an_embedding_that_is_not_finite_is_named(value):
-    q, d, relevant = crafted()
-    task = judged(16, 45, relevant)
-    for matrix, row, name in ((d, 20, "1 of 45 document .* 'd020'"), (q, 5, "1 of 16 query .* 'q5'")):
-        matrix[row, 2] = value
-        with pytest.raises(ValueError, match=name):
-            CompressionEvaluator(**task)(lookup(q, d))
-
-
 # ---- cells
 
 
@@ -518,71 +443,18 @@ def test_table():
 
 # ---- on disk and in training
 
-PAIRS = {
-    "anchor": ["What do bees make?", "Where do fish live?", "Who bakes bread?", "What flies at night?"],
-    "positive": ["Bees make honey.", "Fish live in water.", "A baker bakes bread.", "Owls and bats fly at night."],
-}
-
 
 def test_writes_a_row_for_every_cell(task, static_model, tmp_path, caplog):
     evaluator = CompressionEvaluator(**task, name="dev", dims=[32])
     with caplog.at_level(logging.INFO, logger="st_magnitude"):
-        metrics = evaluator(static_model, output_path=str(tmp_path / "new"), epoch=1, steps=10)
+        evaluator(static_model, output_path=str(tmp_path), epoch=1, steps=10)
     assert str(table(evaluator.cells)) in caplog.text
-    cells = evaluator.cells
-    evaluator(static_model, output_path=str(tmp_path / "new"), epoch=2, steps=20)
-    CompressionEvaluator(**task)(static_model, output_path=str(tmp_path / "new"))
-    CompressionEvaluator(**task, name="no", write_csv=False)(static_model, output_path=str(tmp_path / "new"))
-    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == [
-        "Compression_evaluation_dev_results.csv",
-        "Compression_evaluation_results.csv",
-    ]
-    with (tmp_path / "new" / "Compression_evaluation_dev_results.csv").open() as file:
+    with (tmp_path / "Compression_evaluation_dev_results.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert [(row["epoch"], row["steps"]) for row in rows] == [("1", "10")] * 8 + [("2", "20")] * 8
-    for row, c in zip(rows, [*cells, *evaluator.cells], strict=True):
-        assert list(row) == [
-            "epoch", "steps", "dim", "precision", "rescoring", "bytes_per_document", "ndcg@10", "retention",
-        ]  # fmt: skip
-        read = (int(row["dim"]), row["precision"], row["rescoring"], int(row["bytes_per_document"]))
-        assert (*read, float(row["ndcg@10"]), float(row["retention"])) == (
-            c.dim, c.precision, c.rescoring, c.bytes_per_document, c.ndcg, c.retention,
-        )  # fmt: skip
-    assert metrics["dev_binary_32_ndcg@10"] == float(rows[6]["ndcg@10"])
-
-
-def test_chooses_the_best_checkpoint_in_the_trainer(task, model, tmp_path):
-    model.similarity_fn_name = "dot"
-    evaluator = CompressionEvaluator(**task, name="dev")
-    trainer, logs = _checkpoints.train(model, evaluator, "eval_dev_full_ndcg@10", PAIRS, tmp_path, learning_rate=0.05)
-    assert "eval_dev_binary_4_norm_rescored_retention" in logs[0]
-    assert evaluator(trainer.model)["dev_full_ndcg@10"] == pytest.approx(trainer.state.best_metric)
-    assert (tmp_path / "eval" / "Compression_evaluation_dev_results.csv").exists()
-
-
-def test_under_fit(task, model, tmp_path):
-    loader = DataLoader([InputExample(texts=list(pair)) for pair in zip(*PAIRS.values(), strict=True)], batch_size=4)
-    scores = []
-    model.fit(
-        train_objectives=[(loader, MultipleNegativesRankingLoss(model))],
-        evaluator=CompressionEvaluator(**task, name="dev"),
-        epochs=1,
-        output_path=str(tmp_path),
-        callback=lambda score, epoch, steps: scores.append(score),
-        show_progress_bar=False,
-    )
-    best = SentenceTransformer(str(tmp_path), device="cpu")
-    assert CompressionEvaluator(**task)(best)["full_ndcg@10"] == pytest.approx(max(scores))
-
-
-def test_model_evaluate_and_its_card(task, static_model, tmp_path):
-    evaluator = CompressionEvaluator(**task, similarity=DOT, name="dev", dims=[64])
-    metrics = static_model.evaluate(evaluator, output_path=str(tmp_path / "new"))
-    assert 0.5 < metrics["dev_full_ndcg@10"] < metrics["dev_binary_64_rescored_ndcg@10"] < 1.0
-    static_model.save(str(tmp_path / "model"))
-    card = (tmp_path / "model" / "README.md").read_text()
-    for text in ("CompressionEvaluator", "Similarity(query=0.0, document=0.0)", '"top_k": 100', "binary_64_rescored"):
-        assert text in card
+    expected = [{"epoch": 1, "steps": 10} | cell.row for cell in evaluator.cells]
+    assert rows == [{name: str(value) for name, value in row.items()} for row in expected]
+    columns = ["dim", "precision", "rescoring", "bytes_per_document", "ndcg@10", "retention"]
+    assert list(rows[0]) == ["epoch", "steps", *columns]
 
 
 def test_order_of_the_precisions_does_not_matter(task, static_model):

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import csv
 import logging
 
-import _checkpoints
 import numpy as np
 import pytest
 from sentence_transformers import (
-    InputExample,
     SentenceTransformer,
 )
-from sentence_transformers.base.modules import Normalize
-from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator, SequentialEvaluator
-from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 from sentence_transformers.sentence_transformer.modules import BoW
 from sentence_transformers.util import cos_sim, dot_score
-from torch.utils.data import DataLoader
 
-from st_magnitude import DNORM, DOT, QNORM, Similarity, geometry
+from st_magnitude import DNORM, QNORM, Similarity, geometry
 from st_magnitude.evaluation import MagnitudeEvaluator
 from st_magnitude.modules import ExponentNorm
 
@@ -49,19 +43,6 @@ def test_equals_the_evaluator_of_sentence_transformers(task, raw_minilm, truncat
             assert metrics[f"{prefix}{function}_{metric}"] == pytest.approx(expected[f"{function}_{metric}"], abs=1e-12)
     if truncate_dim:  # the figures are not all 1, nor those of the whole embeddings
         assert metrics["24_cosine_ndcg@10"] < 0.99
-
-
-def test_encodes_once_each_side_with_its_role(task, raw_minilm, monkeypatch):
-    calls = []
-    for role in ("query", "document"):
-        encode = getattr(raw_minilm, f"encode_{role}")
-        monkeypatch.setattr(
-            raw_minilm,
-            f"encode_{role}",
-            lambda texts, *a, _e=encode, _r=role, **k: calls.append((_r, len(texts))) or _e(texts, *a, **k),
-        )
-    MagnitudeEvaluator(**task)(raw_minilm)
-    assert calls == [("query", 8), ("document", 20)]
 
 
 def test_geometry_is_that_of_the_embeddings(task, raw_minilm):
@@ -102,17 +83,6 @@ def test_matched_similarity(task, static_model, similarity, ranks_like):
     assert metrics["dot_map@100"] != metrics["cosine_map@100"]
     for metric in METRICS:
         assert metrics[f"matched_{metric}"] == pytest.approx(metrics[f"{ranks_like}_{metric}"], abs=1e-12)
-
-
-def test_default_similarity_follows_each_model(task, static_model):
-    evaluator = MagnitudeEvaluator(**task)
-    for name in ("cosine", "dot"):
-        static_model.similarity_fn_name = name
-        metrics = evaluator(static_model)
-        assert metrics["matched_map@100"] == metrics[f"{name}_map@100"]
-    static_model.similarity_fn_name = "euclidean"
-    with pytest.raises(ValueError, match="'euclidean', which is not an inner product"):
-        evaluator(static_model)
 
 
 @pytest.mark.parametrize("learnable", [False, True])
@@ -165,24 +135,6 @@ def test_cohens_d_is_left_out_when_everything_is_relevant(task, static_model, ca
     assert "12 of 12 documents are relevant" in caplog.text
 
 
-def test_writes_csv_with_the_dimension_in_its_name(task, static_model, tmp_path):
-    evaluator = MagnitudeEvaluator(**task, name="dev", truncate_dim=64)
-    assert evaluator.primary_metric == "dev_64_matched_ndcg@10"
-    first = evaluator(static_model, output_path=str(tmp_path / "new"), epoch=1, steps=10)
-    evaluator(static_model, output_path=str(tmp_path / "new"), epoch=2, steps=20)
-    MagnitudeEvaluator(**task, name="dev")(static_model, output_path=str(tmp_path / "new"))
-    MagnitudeEvaluator(**task, name="silent", write_csv=False)(static_model, output_path=str(tmp_path / "new"))
-    with (tmp_path / "new" / "Magnitude_evaluation_dev_64_results.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert [(row["epoch"], row["steps"]) for row in rows] == [("1", "10"), ("2", "20")]
-    values = {f"dev_64_{key}": float(value) for key, value in rows[0].items() if key not in ("epoch", "steps")}
-    assert values == first
-    assert {path.name for path in (tmp_path / "new").iterdir()} == {
-        "Magnitude_evaluation_dev_64_results.csv",
-        "Magnitude_evaluation_dev_results.csv",
-    }
-
-
 def test_arguments_are_checked(task):
     with pytest.raises(ValueError, match=r"main_metric .* got 'ndcg@5'"):
         MagnitudeEvaluator(**task, main_metric="ndcg@5")
@@ -192,56 +144,3 @@ def test_arguments_are_checked(task):
         MagnitudeEvaluator(**task, similarity="l2")
     with pytest.raises(ValueError, match="not in the corpus"):
         MagnitudeEvaluator(**(task | {"corpus": {"d01": "only this"}}))
-
-
-# ---- in training
-
-PAIRS = {
-    "anchor": ["What do bees make?", "Where do fish live?", "Who bakes bread?", "What flies at night?"],
-    "positive": ["Bees make honey.", "Fish live in water.", "A baker bakes bread.", "Owls and bats fly at night."],
-}
-
-
-@pytest.mark.slow
-def test_chooses_the_best_checkpoint_in_the_trainer(task, static_model, tmp_path):
-    evaluator = MagnitudeEvaluator(**task, name="dev", main_metric="map@100")
-    evaluators = [evaluator, MagnitudeEvaluator(**task, name="dev", truncate_dim=32)]
-    trainer, _ = _checkpoints.train(
-        static_model,
-        evaluators,
-        "eval_dev_matched_map@100",
-        PAIRS,
-        tmp_path,
-        learning_rate=0.3,  # ruinous on purpose: the first checkpoint is the best
-    )
-    assert isinstance(trainer.evaluator, SequentialEvaluator)
-    assert evaluator(trainer.model)["dev_matched_map@100"] == pytest.approx(trainer.state.best_metric)
-    names = {path.name for path in (tmp_path / "eval").iterdir()}
-    assert names >= {f"Magnitude_evaluation_{name}_results.csv" for name in ("dev", "dev_32")}
-
-
-def test_under_fit(task, static_model, tmp_path):
-    loader = DataLoader([InputExample(texts=list(pair)) for pair in zip(*PAIRS.values(), strict=True)], batch_size=4)
-    evaluator = MagnitudeEvaluator(**task, name="dev")
-    scores = []
-    static_model.fit(
-        train_objectives=[(loader, MultipleNegativesRankingLoss(static_model))],
-        evaluator=evaluator,
-        epochs=2,
-        output_path=str(tmp_path),
-        callback=lambda score, epoch, steps: scores.append(score),
-        show_progress_bar=False,
-    )
-    assert scores
-    best = SentenceTransformer(str(tmp_path), device="cpu")
-    assert evaluator(best)["dev_matched_ndcg@10"] == pytest.approx(max(scores))
-
-
-def test_model_evaluate_and_its_card(task, minilm, tmp_path):
-    model = SentenceTransformer(modules=[minilm[0], minilm[1], Normalize()], device="cpu")
-    metrics = model.evaluate(MagnitudeEvaluator(**task, similarity=DOT, name="dev"), output_path=str(tmp_path))
-    assert 0.9 < metrics["dev_matched_ndcg@10"] <= 1.0
-    model.save(str(tmp_path / "model"))
-    card = (tmp_path / "model" / "README.md").read_text()
-    assert "MagnitudeEvaluator" in card
-    assert "Similarity(query=0.0, document=0.0)" in card
