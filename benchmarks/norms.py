@@ -59,6 +59,7 @@ from transformers import PrinterCallback
 
 import st_magnitude as stm
 from st_magnitude.surgery.normalize import PROBE
+from st_magnitude.training.monitor import plot_norms
 
 
 def margin(values: Any) -> float:
@@ -319,12 +320,12 @@ def interventions(quick: bool, output: Path) -> dict[str, Any]:
                     name = variant.lower().replace(" ", "_")
                     file = output / f"simclr_{name}.csv"
                     file.unlink(missing_ok=True) if watch else None
-                    monitor = stm.NormMonitor(every=5, csv=file, num_rows=128) if watch else None
+                    monitor = stm.NormMonitor(every=5, csv=file) if watch else None
                     model = simclr(x, optimizer, variant, epochs, seed, monitor)
                     if monitor is not None:
                         start, *_, end = (row["query_norm_mean"] for row in monitor.rows)
                         paths.append(f"{variant} {start:.1f} -> {end:.1f}")
-                        monitor.plot(output / f"simclr_{name}.png", title=f"SimCLR on digits, SGD, {variant}")
+                        plot_norms(file, output / f"simclr_{name}.png", f"SimCLR on digits, SGD, {variant}")
                     runs.append(measured(model, x, y, test, labels))
                 found[f"{optimizer}, {data}, {variant}"] = runs
                 accuracy, norm = np.array(runs).T
@@ -503,7 +504,8 @@ def overhead(quick: bool) -> dict[str, Any]:
     texts, steps = sentences(), 6 if quick else 20
     model = SentenceTransformer(bundled_minilm(), device="cpu")
     model.max_seq_length = 32
-    monitor, spent = stm.NormMonitor(every=1), [0.0]
+    loss = stm.CosineRankingLoss(model)
+    monitor, spent = stm.NormMonitor(loss, every=1), [0.0]
 
     def timed(method: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -528,7 +530,6 @@ def overhead(quick: bool) -> dict[str, Any]:
         use_cpu=True,
     )
     rows = Dataset.from_dict({"anchor": texts[: 32 * steps], "positive": texts[32 * steps : 64 * steps]})
-    loss = stm.CosineRankingLoss(model)
     trainer = SentenceTransformerTrainer(model, arguments, train_dataset=rows, loss=loss, callbacks=[monitor])
     trainer.remove_callback(PrinterCallback)
     began = time.perf_counter()

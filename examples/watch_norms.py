@@ -4,8 +4,8 @@
     python examples/watch_norms.py --steps 60
 
 The script trains the word vectors of all-MiniLM three times with SGD on the API docs of this Python environment, which
-takes seconds. The embedding of a text is the mean of its word vectors. One NormMonitor records all runs and draws the
-picture: norms, lr / norm², and the geometry of each batch.
+takes seconds. The embedding of a text is the mean of its word vectors. A NormMonitor records each run, and its picture
+shows norms, lr / norm², and the geometry of each batch.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import pandas as pd
 from _data import build_docstring_task, bundled_minilm
 from sentence_transformers import (
     SentenceTransformer,
@@ -23,6 +24,7 @@ from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
 import st_magnitude as stm
 from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.training.monitor import plot_norms
 
 
 def main() -> None:
@@ -40,7 +42,7 @@ def main() -> None:
 
     minilm = SentenceTransformer(bundled_minilm())
     words = minilm[0].model.get_input_embeddings().weight.detach().cpu().numpy()  # (vocabulary, D)
-    monitor = stm.NormMonitor(every=2)
+    rows: list[dict[str, float]] = []
     for run in ("unchanged", "cut_init", "grad_scale"):
         table = StaticEmbedding(minilm.tokenizer, embedding_weights=words.copy())
         model = SentenceTransformer(modules=[table])
@@ -48,7 +50,8 @@ def main() -> None:
             stm.cut_init(model, c=3.0, where="all")
         elif run == "grad_scale":
             stm.attach_grad_scale(model, power=1.0)
-        monitor.roles = (f"{run}: queries", run)  # names of the columns, and of the lines in the picture
+        loss = stm.CosineRankingLoss(model)
+        monitor = stm.NormMonitor(loss, every=2)  # csv=FILE keeps the rows of one run
         trainer = SentenceTransformerTrainer(
             model=model,
             args=SentenceTransformerTrainingArguments(
@@ -63,23 +66,26 @@ def main() -> None:
                 report_to=[],
             ),
             train_dataset=train.triplets(num_negatives=0),
-            loss=stm.CosineRankingLoss(model),
+            loss=loss,
             callbacks=[monitor],
         )
         trainer.train()
-        model.save_pretrained(str(arguments.output / run.replace(" ", "_")))
-        own = [row for row in monitor.rows if f"{run}_norm_mean" in row]
-        norm, rate = ([row[f"{run}_{key}"] for row in own] for key in ("norm_mean", "effective_lr"))
-        loss = [row["loss"] for row in trainer.state.log_history if "loss" in row]
+        model.save_pretrained(str(arguments.output / run))
+        norm, rate = ([row[f"document_{key}"] for row in monitor.rows] for key in ("norm_mean", "effective_lr"))
+        losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
         print(
             f"{run}: mean norm {norm[0]:.2f} -> {norm[-1]:.2f}, lr / norm² {rate[0]:.0f} -> {rate[-1]:.0f}, "
-            f"loss of the last steps {loss[-1]:.3f}"
+            f"loss of the last steps {losses[-1]:.3f}"
         )
+        # Queries look alike, so the picture shows documents only: one line per run.
+        rows += [
+            {key.replace("document", run): value for key, value in row.items() if key.startswith(("step", "document"))}
+            for row in monitor.rows
+        ]
 
-    # Queries look alike; documents alone are easier to read.
-    hidden = ("queries", "dot_cosine_gap")
-    monitor.rows = [{key: row[key] for key in row if not any(part in key for part in hidden)} for row in monitor.rows]
-    monitor.plot(arguments.output / "watch_norms.png", title="documents, word vectors trained with cosine and SGD")
+    pd.DataFrame(rows).to_csv(arguments.output / "watch_norms.csv", index=False)
+    title = "documents, word vectors trained with cosine and SGD"
+    plot_norms(arguments.output / "watch_norms.csv", arguments.output / "watch_norms.png", title)
     print(f"saved {arguments.output / 'watch_norms.png'}")
 
 

@@ -1,6 +1,6 @@
 """NormMonitor: the norms of embeddings during a training run.
 
-It works in the Trainer of sentence-transformers, in that of transformers, and in a loop of your own.
+It works in the Trainers of sentence-transformers and transformers, and in a loop of your own.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from sentence_transformers.base.training_args import BaseTrainingArguments
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_pre_hook
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from st_magnitude._checks import at_least
@@ -26,16 +25,17 @@ from st_magnitude.geometry import isoscore, mean_cosine
 from st_magnitude.similarity import COSINE, DOT
 from st_magnitude.surgery.raw import raw_producers
 
-__all__ = ["NormMonitor"]
+__all__ = ["NormMonitor", "plot_norms"]
 
 logger = logging.getLogger(__name__)
 
 QUANTILES = {"p05": 0.05, "p50": 0.5, "p95": 0.95}
+NUM_ROWS = 256  # texts of a role that are measured
 COLLAPSED_DIRECTIONS = 0.99  # mean cosine of the texts of one role
 COLLAPSED_NORM = 1e-4  # mean norm
 COLLAPSED_BELOW = 0.75  # accuracy by cosine over accuracy by dot, as in MagnitudeEvaluator
 COLLAPSED_BY, COLLAPSED_FROM = 0.2, 16  # the least difference of the two accuracies, and the least batch size
-PANELS = {  # figures of every role that plot() draws
+PANELS = {  # figures of every role that plot_norms draws
     "norm_mean": "norm: mean, 5 % to 95 %",
     "effective_lr": "learning rate / norm²",
     "norm_cv": "norm: standard deviation / mean",
@@ -49,11 +49,11 @@ Row = dict[str, float]
 class NormMonitor(TrainerCallback):
     """Norms, effective learning rate and geometry of the embeddings of a training run, step by step.
 
-    Pass it to a Trainer as a callback: ``SentenceTransformerTrainer(..., callbacks=[NormMonitor()])``. It measures the
+    Pass it to a Trainer: ``SentenceTransformerTrainer(..., loss=loss, callbacks=[NormMonitor(loss)])``. It measures the
     raw embeddings, before any Normalize at the end, and changes neither the loss nor the model. At the first step and
-    every ``every`` steps it makes a row. The latest row goes into ``trainer.state.log_history`` and, after
-    :func:`st_magnitude.attach`, into the logs that Weights & Biases, TensorBoard and other callbacks receive. Each role
-    has these keys:
+    every ``every`` steps it makes a row, which goes into the CSV file, into ``trainer.state.log_history`` and, after
+    :func:`st_magnitude.attach`, into the logs that Weights & Biases, TensorBoard and other callbacks receive.
+    :func:`plot_norms` draws the file. Each role has these keys:
 
     - ``{role}_norm_mean``, ``_norm_cv`` (standard deviation over mean), ``_norm_p05``, ``_norm_p50``, ``_norm_p95``;
     - ``{role}_effective_lr``: lr / (mean norm)², the size of a cosine step (Theorem 3.4; under Adam an indication);
@@ -63,32 +63,29 @@ class NormMonitor(TrainerCallback):
     ``dot_cosine_gap`` is an accuracy by dot minus the same accuracy by cosine: the share of the first column whose own
     text of the second column scores highest in the batch. Above 0 the norm helps; far above 0 it decides everything.
 
-    Roles follow the columns of the data: query, document, negative_1, and so on. The embeddings of a step arrive column
-    by column, in one or several forward passes (merged columns, or mini-batches of a cached loss, whose second pass
-    has the gradients). The monitor splits them by the batch size of the loss's input. If that does not work out, all
-    rows have the role ``all``. Outside of sentence-transformers' Trainer it splits them into as many equal parts as
-    there are ``roles``. Under gradient accumulation it measures the last micro-batch of a step, and with several
-    processes the texts of the first process.
+    Roles follow the columns of the data: query, document, negative_1, and so on; the first 256 texts of each are
+    measured. If the embeddings of a step cannot be split by the batch size of the loss's input, all have the role
+    ``all``. Under gradient accumulation the last micro-batch of a step is measured, and with several processes the
+    texts of the first one.
 
     The monitor warns once about each kind of collapse: the mean norm is below 1e-4 or not finite; the mean cosine of a
-    role is above 0.99; in a batch of at least 16, accuracy by cosine is below three quarters of that by dot, and lower
-    by at least 0.2.
+    role is above 0.99; in a batch of at least 16, accuracy by cosine is below three quarters of accuracy by dot, and
+    lower by at least 0.2.
 
     Args:
+        loss: The loss of sentence-transformers' Trainer, or its dict of losses, whose input says how many texts a
+            column has. In transformers' Trainer, the embeddings are split into queries and documents of equal number.
         every: Number of steps between rows.
         csv: File that gets one line per row; None: no file.
-        roles: Names of the columns, in their order.
-        embeddings: Function that takes the embeddings (n, D) out of the output of a module. None knows a tensor, a
-            tuple that begins with one, and a dict with ``"sentence_embedding"``.
-        module: Module that computes the embeddings. None: the module before Normalize in a SentenceTransformer, and
-            any other model itself.
-        num_rows: Number of rows of a role to measure; the first rows are taken.
+        module: Module that computes the embeddings: its output is a tensor, a tuple that begins with one, or a dict
+            with ``"sentence_embedding"``. None: the module before Normalize in a SentenceTransformer, and any other
+            model itself.
 
     Attributes:
         rows: All rows so far, each with its ``step``.
 
     Raises:
-        ValueError: If every or num_rows is too small.
+        ValueError: If every is below 1; when training begins, if sentence-transformers' Trainer runs without ``loss``.
 
     Example:
         >>> import torch
@@ -103,26 +100,20 @@ class NormMonitor(TrainerCallback):
 
     def __init__(
         self,
+        loss: nn.Module | Mapping[str, nn.Module] | None = None,
         every: int = 10,
         csv: str | Path | None = None,
-        roles: Sequence[str] = ("query", "document"),
-        embeddings: Callable[[Any], Tensor] | None = None,
         module: nn.Module | None = None,
-        num_rows: int = 256,
     ) -> None:
         at_least("every", every, 1)
-        at_least("num_rows", num_rows, 2)
-        self.every, self.roles, self.num_rows = every, tuple(roles), num_rows
+        self.loss, self.every, self.module = loss, every, module
         self.csv = None if csv is None else Path(csv)
-        self.module = module
         self.rows: list[Row] = []
-        self._extract = embeddings or _embeddings
         self._header: list[str] = []
         self._warned: set[str] = set()
         self._logged = 0  # the number of rows when the last log was written
         self._calls = 0  # the number of calls of update()
         self._hooks: list[Any] = []
-        self._awaited: Any = None  # the hook that waits for the next batch of a loss
         self._is_armed = False
         self._lr: float | None = None
         self._forget()
@@ -137,7 +128,7 @@ class NormMonitor(TrainerCallback):
         step: int | None = None,
         **others: Tensor,
     ) -> Row | None:
-        """Measures one step of a plain loop, after its backward pass.
+        """Measures one step of a plain loop, after its backward pass, and returns the row if the step is due.
 
         Args:
             queries: Raw embeddings (n, D). For the share of zero gradients, call ``queries.retain_grad()`` before.
@@ -145,17 +136,9 @@ class NormMonitor(TrainerCallback):
             lr: Learning rate of the step.
             step: Number of the step; None counts the calls.
             **others: Raw embeddings of more roles by name.
-
-        Returns:
-            The row, or None for a step that is not measured.
-
-        Raises:
-            ValueError: If there are no embeddings.
         """
         given = {"query": queries, "document": documents, **others}
         roles = {name: x for name, x in given.items() if x is not None}
-        if not roles:
-            raise ValueError("update() needs embeddings: update(queries=q, documents=d, lr=lr).")
         self._calls += 1
         step = self._calls if step is None else step
         if not self._is_due(step):
@@ -163,37 +146,30 @@ class NormMonitor(TrainerCallback):
         gradients = {name: x.grad for name, x in roles.items() if (x.is_leaf or x.retains_grad) and x.grad is not None}
         return self._add(step, roles, gradients, lr, write=True)
 
-    def row(self) -> Row:
-        """The latest row.
-
-        Raises:
-            ValueError: If there are no rows yet.
-        """
-        if not self.rows:
-            raise ValueError("Nothing has been measured yet. Call update() or train first.")
-        return self.rows[-1]
-
     # --- a Trainer --------------------------------------------------------------------------------------------------
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **_: Any
     ) -> None:
         self.on_train_end(args, state, control)  # removes the hooks of a run that was interrupted
+        if self.loss is None and isinstance(args, BaseTrainingArguments):
+            raise ValueError("In this Trainer the monitor needs the loss, to tell columns apart: NormMonitor(loss).")
+        losses = self.loss.values() if isinstance(self.loss, Mapping) else filter(None, [self.loss])
+        self._hooks = [loss.register_forward_pre_hook(self._begin_batch) for loss in losses]
         producers = raw_producers(model) if self.module is None else [self.module]
-        self._hooks = [module.register_forward_hook(self._listen) for module in producers]
+        self._hooks += [module.register_forward_hook(self._listen) for module in producers]
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, optimizer: Any = None, **_: Any
     ) -> None:
         self._is_armed = self._is_due(state.global_step + 1)
-        self._begin(args)
+        self._forget()
         self._lr = None if optimizer is None else float(optimizer.param_groups[0]["lr"])
 
     def on_substep_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._begin(args)
+        self._forget()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._stop_waiting()
         if self._is_armed and self._parts:
             self._add(state.global_step, *self._by_role(), self._lr, write=state.is_world_process_zero)
         self._is_armed = False
@@ -215,7 +191,6 @@ class NormMonitor(TrainerCallback):
         state.log_history[-1].update(row)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._stop_waiting()
         while self._hooks:
             self._hooks.pop().remove()
 
@@ -229,34 +204,15 @@ class NormMonitor(TrainerCallback):
         self._parts: list[Tensor] = []  # embeddings in the order of the forward passes, (n, D) each
         self._gradients: dict[int, Tensor] = {}  # of part i
 
-    def _begin(self, args: TrainingArguments) -> None:
-        """Waits for the next micro-batch of a measured step.
-
-        A callback does not know the losses of its Trainer. So the next module that is called with a list of features
-        is taken for the loss: sentence-transformers calls the loss before any module of the model.
-        """
-        self._forget()
-        self._stop_waiting()
-        if self._is_armed and isinstance(args, BaseTrainingArguments):
-            self._awaited = register_module_forward_pre_hook(self._begin_batch)
-
-    def _stop_waiting(self) -> None:
-        if self._awaited is not None:
-            self._awaited.remove()
-            self._awaited = None
-
     @torch.compiler.disable
-    def _begin_batch(self, _module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        columns = inputs[0] if inputs else None
-        if isinstance(columns, (list, tuple)) and columns and all(isinstance(x, Mapping) for x in columns):
-            self._stop_waiting()
-            self._forget(columns)
+    def _begin_batch(self, _loss: nn.Module, inputs: tuple[Any, ...]) -> None:
+        self._forget(inputs[0])
 
     @torch.compiler.disable
     def _listen(self, _module: nn.Module, _inputs: Any, output: Any) -> None:
         if not self._is_armed:
             return
-        x = self._extract(output)
+        x = _embeddings(output)
         if x.requires_grad:  # neither the first pass of a cached loss nor an evaluation
             place = len(self._parts)
             self._parts.append(x.detach())
@@ -267,12 +223,12 @@ class NormMonitor(TrainerCallback):
         x = torch.cat(self._parts)
         whole = len(self._gradients) == len(self._parts)
         g = torch.cat([self._gradients[i] for i in range(len(self._parts))]) if whole else None
-        size = _batch_size(self._columns[0]) if self._columns else len(x) // len(self.roles)
-        count, rest = divmod(len(x), max(size, 1))
-        if rest or count > max(len(self._columns), len(self.roles)):
+        size = _batch_size(self._columns[0]) if self._columns else max(1, len(x) // 2)
+        count, rest = divmod(len(x), size)
+        if rest or count > max(len(self._columns), 2):
             size, names = len(x), ["all"]
         else:  # a loss may leave the last columns out
-            names = [*self.roles, *(f"negative_{i}" for i in range(1, count))][:count]
+            names = ["query", "document", *(f"negative_{i}" for i in range(1, count))][:count]
         return (
             dict(zip(names, x.split(size), strict=True)),
             {} if g is None else dict(zip(names, g.split(size), strict=True)),
@@ -284,7 +240,7 @@ class NormMonitor(TrainerCallback):
     def _add(
         self, step: int, roles: Mapping[str, Tensor], gradients: Mapping[str, Tensor], lr: float | None, write: bool
     ) -> Row:
-        roles = {name: x.detach()[: self.num_rows].float() for name, x in roles.items()}
+        roles = {name: x.detach()[:NUM_ROWS].float() for name, x in roles.items()}
         row: Row = {"step": step}
         for name, x in roles.items():
             row |= {f"{name}_{key}": value for key, value in _measure(x, lr).items()}
@@ -343,46 +299,34 @@ class NormMonitor(TrainerCallback):
                 writer.writeheader()
             writer.writerows(self.rows if grown else [row])
 
-    # --- a picture --------------------------------------------------------------------------------------------------
 
-    def plot(self, path: str | Path, title: str = "") -> None:
-        """Draws six panels over the steps, with one line per role.
+def plot_norms(csv_file: str | Path, path: str | Path, title: str = "") -> None:
+    """Draws the CSV file of a NormMonitor to a PNG file: six panels over the steps, with one line per role.
 
-        The band around the norm spans the 5th to the 95th percentile.
-
-        Args:
-            path: PNG file to write, in a folder that exists.
-            title: Title above the panels.
-
-        Raises:
-            ImportError: If matplotlib is not installed.
-            ValueError: If there are no rows.
-        """
-        last, plt = self.row(), pyplot()
-        suffix = "_norm_mean"
-        roles = list(dict.fromkeys(key[: -len(suffix)] for row in self.rows for key in row if key.endswith(suffix)))
-        figure, axes = plt.subplots(2, 3, figsize=(11, 5.6), sharex=True, layout="constrained")
-        for axis, (panel, label) in zip(axes.flat, PANELS.items(), strict=True):
-            for role in roles:
-                rows = [row for row in self.rows if f"{role}_{panel}" in row]
-                steps = [row["step"] for row in rows]
-                (line,) = axis.plot(steps, [row[f"{role}_{panel}"] for row in rows], label=role, linewidth=1.5)
-                if panel == "norm_mean":
-                    low, high = ([row[f"{role}_norm_{p}"] for row in rows] for p in ("p05", "p95"))
-                    axis.fill_between(steps, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
-            axis.set_title(label, fontsize=9)
-            axis.spines[["top", "right"]].set_visible(False)
-            if panel == "zero_gradients":
-                axis.set_ylim(-0.03, 1.03)
-            if not axis.lines or not any(len(line.get_xdata()) for line in axis.lines):
-                axis.text(0.5, 0.5, "not measured", transform=axis.transAxes, ha="center", color="#777777")
-        for axis in axes[1]:
-            axis.set_xlabel("step")
-        axes[0, 0].legend(frameon=False, fontsize=8)
-        gap = f"accuracy by dot minus by cosine: {last['dot_cosine_gap']:+.3f}" if "dot_cosine_gap" in last else ""
-        figure.suptitle("; ".join(part for part in (title, gap) if part), fontsize=10)
-        figure.savefig(path, dpi=150)
-        plt.close(figure)
+    The band around the norm spans the 5th to the 95th percentile. It needs matplotlib.
+    """
+    plt = pyplot()
+    with Path(csv_file).open(newline="", encoding="utf-8") as file:
+        rows = [{key: float(value) for key, value in row.items() if value} for row in csv.DictReader(file)]
+    keys = dict.fromkeys(key for row in rows for key in row)
+    roles = [key.removesuffix("_norm_mean") for key in keys if key.endswith("_norm_mean")]
+    figure, axes = plt.subplots(2, 3, figsize=(11, 5.6), sharex=True, layout="constrained")
+    for axis, (panel, label) in zip(axes.flat, PANELS.items(), strict=True):
+        for role in roles:
+            own = [row for row in rows if f"{role}_{panel}" in row]
+            steps = [row["step"] for row in own]
+            (line,) = axis.plot(steps, [row[f"{role}_{panel}"] for row in own], label=role, linewidth=1.5)
+            if panel == "norm_mean":
+                low, high = ([row[f"{role}_norm_{p}"] for row in own] for p in ("p05", "p95"))
+                axis.fill_between(steps, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
+        axis.set_title(label, fontsize=9)
+        axis.spines[["top", "right"]].set_visible(False)
+    for axis in axes[1]:
+        axis.set_xlabel("step")
+    axes[0, 0].legend(frameon=False, fontsize=8)
+    figure.suptitle(title, fontsize=10)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
 
 
 def _measure(x: Tensor, lr: float | None) -> Row:
@@ -409,8 +353,8 @@ def _embeddings(output: Any) -> Tensor:
     if isinstance(output, Mapping) and "sentence_embedding" in output:
         return output["sentence_embedding"]
     raise TypeError(
-        f"NormMonitor found no embeddings in the output of the model, which is {type(output).__name__}. Say where they "
-        "are, NormMonitor(embeddings=lambda output: output.pooler_output), or name the module, NormMonitor(module=...)."
+        f"NormMonitor found no embeddings in the output of the model ({type(output).__name__}). Name the module that "
+        "returns them: NormMonitor(module=model.pooler)."
     )
 
 
