@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from st_magnitude.evaluation.admission import Admission, admit
     from st_magnitude.evaluation.calibration import ExponentCurve, calibrate_exponent
     from st_magnitude.evaluation.mining import mine_negatives
-    from st_magnitude.kernel.infonce import infonce, infonce_reference
+    from st_magnitude.kernel.infonce import infonce
+    from st_magnitude.kernel.reference import infonce_reference
     from st_magnitude.kernel.terms import LearnedTemperature, Term
     from st_magnitude.losses import (
         CosineRankingLoss,

@@ -1,4 +1,4 @@
-"""infonce: the one kernel of every contrastive loss in this package, and the same loss as a plain formula.
+"""infonce: the one kernel of every contrastive loss in this package.
 
 A loss is a sum of *terms*. A term is a prefix of the embedding, a temperature and a weight:
 
@@ -6,7 +6,8 @@ A loss is a sum of *terms*. A term is a prefix of the embedding, a temperature a
 
 where s_t is a :class:`~st_magnitude.similarity.Similarity` of the first ``dim_t`` coordinates. Plain InfoNCE has one
 term, temperature aggregation has T terms at the full dimension, Matryoshka has K prefixes, both together K x T.
-:func:`infonce_reference` is this formula in code; :func:`infonce` computes the same number faster and in less memory.
+:func:`~st_magnitude.infonce_reference` is this formula in code; :func:`infonce` computes the same number faster and in
+less memory.
 
 With B queries, M documents and D dimensions:
 
@@ -31,74 +32,11 @@ from st_magnitude.kernel.terms import LearnedTemperature, Term
 from st_magnitude.kernel.tiles import InfoNCE, Judge, Plan, divide_by_norms, of_both_sides, prefixes_of
 from st_magnitude.similarity import COSINE, Similarity
 
-__all__ = ["Direction", "Term", "infonce", "infonce_reference"]
+__all__ = ["Direction", "Exclude", "Term", "infonce"]
 
 # What excludes columns: integer ids, or a function of rows and their scores that returns booleans; or several of them.
 Exclude = Tensor | Judge | Sequence[Tensor | Judge]
 Direction = Literal["query_to_document", "document_to_query", "both"]
-
-
-def infonce_reference(
-    queries: Tensor,
-    documents: Tensor,
-    terms: Sequence[Term] = (Term(),),
-    similarity: Similarity = COSINE,
-    direction: Direction = "query_to_document",
-    offset: int = 0,
-    *,
-    all_queries: Tensor | None = None,
-    own_documents: Tensor | None = None,
-    hardness: float | tuple[float, float] = 0.0,
-    exclude: Exclude | None = None,
-    exclude_queries: Judge | Sequence[Judge] | None = None,
-    positives: Tensor | None = None,
-) -> Tensor:
-    """The loss of :func:`infonce` as plain cross entropies of full score matrices, with the same arguments.
-
-    Read it for the definition, and compare with it in tests. It needs memory for every B x M matrix of scores.
-
-    Example:
-        >>> import torch
-        >>> from st_magnitude import QNORM, Term, infonce
-        >>> queries, documents = torch.randn(4, 8), torch.randn(10, 8)
-        >>> arguments = queries, documents, [Term(temperature=0.5), Term(dim=2, weight=0.1)], QNORM, "both", 3
-        >>> torch.allclose(infonce(*arguments), infonce_reference(*arguments))
-        True
-    """
-
-    def one_way(
-        rows: Tensor, columns: Tensor, similarity: Similarity, offset: int, alpha: float, side: _Side
-    ) -> Tensor:
-        tile = slice(0, len(rows))
-        own = torch.arange(len(rows)), torch.arange(len(rows)) + offset  # row and column of each query's own positive
-        loss, excluded = rows.new_zeros(()), torch.zeros(len(rows), len(columns), dtype=torch.bool, device=rows.device)
-        for judge in side.judges:
-            longest = max(term.dim or rows.shape[1] for term in terms)
-            excluded |= judge(tile, similarity(rows[:, :longest], columns[:, :longest]).detach())
-        is_positive = torch.zeros_like(excluded)
-        is_positive[own] = True
-        excluded &= ~is_positive
-        if side.positives is not None:
-            is_positive = side.positives(tile, excluded)
-            excluded &= ~is_positive
-        share = is_positive.double() / is_positive.sum(dim=1, keepdim=True)  # (B, M)
-        for term in terms:
-            scores = similarity(rows[:, : term.dim], columns[:, : term.dim])  # (B, M)
-            extra = alpha * scores.detach().masked_fill(is_positive, 0)  # a negative counts exp(alpha · s) times
-            logits = (scores / term.temperature + extra).masked_fill(excluded, -torch.inf)
-            attraction = (share.to(scores.dtype) * scores).sum(dim=1) / term.temperature
-            loss = loss + term.weight * (logits.logsumexp(dim=1) - attraction).mean()
-        return loss
-
-    own_documents = documents[offset : offset + len(queries)] if own_documents is None else own_documents  # (B, D)
-    others, shift = (queries, 0) if all_queries is None else (all_queries, offset)  # (Q, D)
-    sides = _sides(exclude, exclude_queries, positives, queries, documents, offset, all_queries, direction)
-    losses = []
-    if direction in ("query_to_document", "both"):
-        losses.append(one_way(queries, documents, similarity, offset, of_both_sides(hardness)[0], sides[0]))
-    if direction in ("document_to_query", "both"):
-        losses.append(one_way(own_documents, others, similarity.swapped, shift, of_both_sides(hardness)[1], sides[1]))
-    return torch.stack(losses).mean()
 
 
 def infonce(
@@ -162,8 +100,8 @@ def infonce(
         ValueError: If shapes, dims, offset or direction do not fit together, or a row of booleans names no positive.
 
     Gradients reach queries, documents, all_queries, and those exponents and temperatures that are tensors. The forward
-    pass takes them once, so a second derivative does not exist. :func:`infonce_reference` is the same loss as a
-    plain formula.
+    pass takes them once, so a second derivative does not exist. :func:`~st_magnitude.infonce_reference` is the
+    same loss as a plain formula.
 
     Example:
         >>> import torch
@@ -177,7 +115,7 @@ def infonce(
     """
     terms = tuple(terms)
     width = check_shapes(queries, documents, all_queries, own_documents, terms, direction, offset)
-    sides = _sides(exclude, exclude_queries, positives, queries, documents, offset, all_queries, direction)
+    sides = sides_of(exclude, exclude_queries, positives, queries, documents, offset, all_queries, direction)
     dims, members = prefixes_of(terms, width)
     forward, backward = (
         Plan(
@@ -271,14 +209,14 @@ class _Pairs:
 
 
 @dataclass(frozen=True)
-class _Side:
+class Side:
     """The columns that are not negatives of a row, in one direction."""
 
     judges: tuple[Judge, ...]
     positives: _Equal | _Pairs | None
 
 
-def _sides(
+def sides_of(
     exclude: Exclude | None,
     exclude_queries: Judge | Sequence[Judge] | None,
     positives: Tensor | None,
@@ -287,7 +225,7 @@ def _sides(
     offset: int,
     all_queries: Tensor | None,
     direction: Direction,
-) -> tuple[_Side, _Side]:
+) -> tuple[Side, Side]:
     """For the softmax of a query and for that of a document: what is excluded, and what is a positive."""
     own = slice(offset, offset + len(queries))
     columns = own if all_queries is None else slice(len(all_queries))  # the positives of the queries of a softmax
@@ -324,7 +262,7 @@ def _sides(
     elif positives is not None:
         partners = equal("positives", positives)
     first, second = partners or (None, None)
-    return _Side(tuple(for_queries), first), _Side(tuple(for_documents), second)
+    return Side(tuple(for_queries), first), Side(tuple(for_documents), second)
 
 
 def _sequence(exclude: Exclude | None) -> Sequence[Any]:
