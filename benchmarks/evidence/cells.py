@@ -14,7 +14,7 @@ and temperatures. These scorings are read on the tests, each at its own best ste
 - cosine: that of a loss that keeps the document norm, scored without it (part A).
 
 A gain is paired by query and seed. Its interval is the wider of a bootstrap over queries and t over seeds, as in
-docs/magnitude.md (magnitude_tables.paired); with one seed it is over queries alone.
+docs/research/magnitude.md (magnitude_tables.paired); with one seed it is over queries alone.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ A figure that is not from cells is quoted from a page of the docs as it stands t
 
 from __future__ import annotations
 
+import posixpath
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -31,15 +32,15 @@ MAGNITUDE, TEMPERATURE, SIGREG, REVELA, NORMS = "Magnitude", "Temperature", "SIG
 OURS = "this package"  # a question that no source asks
 SOURCES = (MAGNITUDE, OURS, TEMPERATURE, SIGREG, REVELA, NORMS)
 STUDY_PAGES = {  # of scripts whose cells are stored
-    "compression_control.py": "evidence/compression.md",
-    "convergence.py": "evidence/convergence.md",
-    "forgetting.py": "evidence/boilerplate.md",
-    "fragments.py": "evidence/boilerplate.md",
-    "inheritance.py": "evidence/inheritance.md",
-    "pages.py": "evidence/boilerplate.md",
-    "reading.py": "evidence/reading.md",
+    "compression_control.py": "research/compression.md",
+    "convergence.py": "research/convergence.md",
+    "forgetting.py": "research/boilerplate.md",
+    "fragments.py": "research/boilerplate.md",
+    "inheritance.py": "research/inheritance.md",
+    "pages.py": "research/boilerplate.md",
+    "reading.py": "research/reading.md",
     "revela_text.py": "research/revela.md",
-    "temperature_control.py": "evidence/temperature.md",
+    "temperature_control.py": "research/temperature.md",
 }
 REVELA_SETTING = "token vectors of SmolLM2 under a linear map, 48 steps of 64 chunks"
 # Claims that several settings test, with the figures of the source.
@@ -86,7 +87,7 @@ class Claim:
         # An interval stays on one line.
         ours = re.sub(r"(?<=\d),? (?=[\[+-]|± )|(?<=±) ", lambda space: space[0].replace(" ", "\u00a0"), self.ours)
         page = self.page or STUDY_PAGES.get(self.script.split()[0])
-        script = f"[{self.script}]({page})" if page else self.script
+        script = f"[{self.script}]({posixpath.relpath(page, 'research')})" if page else self.script
         return "| " + " | ".join((*head, f"{self.setting}: {script}", ours, verdict)) + " |"
 
 
@@ -389,7 +390,7 @@ def seeds(number: int) -> str:
 
 # What the pages report: source, script and page, then claim, the figure of the source, setting, our figure, verdict.
 QUOTED = {
-    (MAGNITUDE, "magnitude.py", "magnitude.md"): (
+    (MAGNITUDE, "magnitude.py", "research/magnitude.md"): (
         (
             "Dot is ahead of Cosine (Table 1, BEIR), here with explicit negatives that are never relevant",
             "+2.5, +1.8",
@@ -434,7 +435,7 @@ QUOTED = {
             REPRODUCED,
         ),
     ),
-    (MAGNITUDE, "norms.py", "magnitude.md"): (
+    (MAGNITUDE, "norms.py", "research/magnitude.md"): (
         (
             "One-sided similarities fail on STS (Table 5, Spearman, QNorm against Cosine)",
             "41.3, 78.8",

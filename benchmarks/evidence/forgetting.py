@@ -1,4 +1,4 @@
-"""Does the norm protect the directions, or do the negatives harm them? The control of docs/magnitude.md's only gain.
+"""Does the norm protect the directions, or do the negatives harm them? The control of the magnitude study's only gain.
 
     python benchmarks/evidence/forgetting.py [--tables] [--seeds 3]
 

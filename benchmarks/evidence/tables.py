@@ -1,4 +1,4 @@
-"""Rebuilds the tables of docs/evidence.md and docs/evidence/ from the stored cells; pictures with --pictures.
+"""Rebuilds the tables of docs/research/ from the stored cells; pictures with --pictures.
 
     python benchmarks/evidence/tables.py [--check] [--pictures]
 
@@ -28,7 +28,7 @@ import revela_text
 import temperature_control as control
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = [DOCS / "evidence.md", DOCS / "research" / "revela.md", *sorted((DOCS / "evidence").glob("*.md"))]
+PAGES = [page for page in sorted(DOCS.glob("research/*.md")) if "<!-- end -->" in page.read_text(encoding="utf-8")]
 
 
 def study(name: str, rows: Callable[[control.Study], list[str]]) -> list[str]:
