@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from st_magnitude import clip, geometry, revela
     from st_magnitude.comparison.config import CompareConfig
     from st_magnitude.comparison.run import compare
-    from st_magnitude.corpus.encoder import Encoder
-    from st_magnitude.corpus.encoding import encode_corpus
+    from st_magnitude.data.encode import encode_corpus
+    from st_magnitude.data.encoder import Encoder
     from st_magnitude.diagnosis.diagnose import diagnose
     from st_magnitude.diagnosis.findings import Diagnosis
     from st_magnitude.evaluation import (

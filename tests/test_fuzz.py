@@ -19,7 +19,6 @@ from typer.testing import CliRunner
 
 import st_magnitude as stm
 from st_magnitude.commands.app import app
-from st_magnitude.corpus.encoding import load_embeddings
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.trec import read_run
 from st_magnitude.revela import chunk, read_documents
@@ -142,16 +141,6 @@ def changed(draw: st.DrawFn, tree: Any) -> Any:
 
 def as_json(tree: Any) -> bytes:
     return json.dumps(tree).encode()
-
-
-ENCODING = {"documents": 2, "shard_size": 1, "dimension": 2, "dtype": "float32", "role": "document", "model": "x"}
-
-
-@fuzz
-@given(damaged(as_json(ENCODING)) | changed(ENCODING).map(as_json))
-def test_record_of_embeddings(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "encoding.json").write_bytes(content)
-    assert read_or_refuse(load_embeddings, tmp_path) is None  # there are no shards
 
 
 OPTIONS = b"""batch-size: 8

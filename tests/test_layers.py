@@ -13,10 +13,10 @@ PACKAGE = Path(__file__).parents[1] / "st_magnitude"
 # From the bottom up. A module may import from lower layers and from its own; __init__ and __main__ of the package stand
 # above all others.
 LAYERS = (
-    ("similarity", "result", "_json", "_config", "_plot", "_upstream", "_checks", "_files", "_lazy", "_ray"),
+    ("similarity", "result", "_json", "_config", "_plot", "_upstream", "_checks", "_files", "_lazy"),
     ("geometry", "kernel"),
     ("modules",),
-    ("losses", "training", "surgery", "data", "corpus"),
+    ("losses", "training", "surgery", "data"),
     ("clip", "revela", "evaluation"),
     ("diagnosis", "serving", "mteb", "finetune"),
     ("comparison",),

@@ -17,7 +17,7 @@ DOCS = ROOT / "docs"
 PUBLIC = [
     "",  # st_magnitude itself
     *("clip", "evaluation", "geometry", "losses", "modules", "mteb", "revela", "similarity"),
-    *("data.beir", "data.retrieval", "kernel.infonce", "corpus.encoding", "diagnosis.page", "evaluation.calibration"),
+    *("data.beir", "data.retrieval", "kernel.infonce", "data.encode", "diagnosis.page", "evaluation.calibration"),
     *(
         "evaluation.confidence",
         "losses.regularizers",

@@ -42,28 +42,16 @@ def encode(
         str | None,
         typer.Option(help="Devices with one process each, such as cuda:0,cuda:1 or cpu,cpu; default: the first GPU."),
     ] = None,
-    ray: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ADDRESS", help="Ray cluster whose workers encode: an address, auto, or local for this machine."
-        ),
-    ] = None,
-    shard: Annotated[
-        str | None,
-        typer.Option(
-            metavar="I/N", help="Job I of N that share the work, counted from 1; all may write to the same folder."
-        ),
-    ] = None,
     max_length: MaxLength = None,
 ) -> Figures:
     """Encode a large corpus into Parquet files.
 
-    The same command continues after a stop or a kill. Complete files are not encoded again. A folder that holds the
-    embeddings of another model, corpus or setting is refused.
+    The same command continues after a stop or a kill, and several jobs that give it at the same time share the work.
+    Complete files are not encoded again. A folder that holds the embeddings of another model, corpus or setting is
+    refused.
     """
     check_folder(output)
-    part = _part(shard)
-    from st_magnitude.corpus.encoding import encode_corpus
+    from st_magnitude.data.encode import encode_corpus
 
     figures = encode_corpus(
         load_model(model, max_length),
@@ -75,23 +63,10 @@ def encode(
         shard_size=shard_size,
         batch_size=batch_size,
         devices=None if devices is None else [name.strip() for name in devices.split(",")],
-        ray=ray,
-        part=part,
         show_progress_bar=show_progress(),
     )
-    complete = output if shard is None else f"Part {shard} of {output}"
     typer.echo(
-        f"This run encoded {figures['encoded']:,} of {figures['documents']:,} documents. {complete} is complete. "
-        f"Use the metric {figures['index_metric']} for its index."
+        f"This run encoded {figures['encoded']:,} of {figures['documents']:,} documents into {output}. Use the metric "
+        f"{figures['index_metric']} for its index."
     )
     return {"output": str(output), **figures}
-
-
-def _part(shard: str | None) -> tuple[int, int]:
-    if shard is None:
-        return 1, 1
-    try:
-        job, num_jobs = map(int, shard.split("/"))
-    except ValueError:
-        raise typer.BadParameter(f"--shard takes two whole numbers, such as 2/8; got {shard!r}.") from None
-    return job, num_jobs

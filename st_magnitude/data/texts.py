@@ -15,10 +15,9 @@ from datasets import Dataset
 
 from st_magnitude.data.beir import DataError, Problems, id_and_text, numbered_texts
 
-__all__ = ["Documents", "Shard", "columns_of", "documents_of", "read_through", "shards_of", "texts_of"]
+__all__ = ["columns_of", "documents_of", "read_through", "shards_of", "texts_of"]
 
 Documents = Callable[[], Iterator[tuple[str, str]]]  # every call yields ids and texts from the first one on
-Shard = tuple[int, list[str], list[str]]  # its number, ids and texts
 
 _IDS = ("_id", "id")
 _CORPORA = (
@@ -35,19 +34,14 @@ def documents_of(corpus: Mapping[str, str] | Dataset | str | Path) -> Documents:
         return lambda: _texts("corpus", ({"_id": key, "text": text} for key, text in corpus.items()))
     if isinstance(corpus, Dataset):
         plain = corpus.with_format(None).select_columns(columns_of(corpus.column_names, "the Dataset"))
-        return lambda: _texts("Dataset", _rows_of(plain.iter(1000)))
+        return lambda: _texts("Dataset", plain)
     raise TypeError(f"A corpus is {_CORPORA}; got {type(corpus).__name__}.")
 
 
 def _documents_in(path: Path) -> Documents:
-    if not path.exists():
-        raise DataError(f"There is no corpus at {path}. A corpus is {_CORPORA}.")
-    if (path / "corpus.jsonl").is_file():
-        files = [path / "corpus.jsonl"]
-    else:
-        files = sorted(path.iterdir()) if path.is_dir() else [path]
-    files = [file.absolute() for file in files if file.suffix in (".jsonl", ".parquet") and file.is_file()]
-    if len({file.suffix for file in files}) != 1:
+    files = [path] if path.is_file() else sorted(path.glob("corpus.jsonl*")) or sorted(path.glob("*"))
+    files = [file.absolute() for file in files if file.name.endswith((".jsonl", ".jsonl.gz", ".parquet"))]
+    if len({".parquet" in file.name for file in files}) != 1:
         found = "both .jsonl and .parquet files" if files else "neither a .jsonl nor a .parquet file"
         raise DataError(f"{path} has {found}. A corpus is {_CORPORA}.")
     if files[0].suffix == ".parquet":
@@ -59,7 +53,8 @@ def _documents_in(path: Path) -> Documents:
 
 def texts_of(columns: Mapping[str, list[Any]]) -> tuple[list[str], list[str]]:
     """Ids and texts of a batch of documents, given as columns."""
-    pairs = list(_texts("batch", _rows_of([columns])))
+    rows = (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
+    pairs = list(_texts("batch", rows))
     return [key for key, _ in pairs], [text for _, text in pairs]
 
 
@@ -71,19 +66,13 @@ def columns_of(names: Sequence[str], where: str) -> list[str]:
     return [key, "text", *({"title"} & set(names))]
 
 
-def _rows_of(batches: Iterable[Mapping[str, list[Any]]]) -> Iterator[dict[str, Any]]:
-    for batch in batches:
-        for values in zip(*batch.values(), strict=True):
-            yield dict(zip(batch, values, strict=True))
-
-
 def _parquet_rows(file: Path, columns: list[str]) -> Iterator[dict[str, Any]]:
     with pq.ParquetFile(file) as table:
         for batch in table.iter_batches(1000, columns=columns):
             yield from batch.to_pylist()
 
 
-def _texts(where: str, rows: Iterable[dict[str, Any]]) -> Iterator[tuple[str, str]]:
+def _texts(where: str, rows: Iterable[Any]) -> Iterator[tuple[str, str]]:
     for number, row in enumerate(rows):
         try:
             yield id_and_text(row, _IDS)
@@ -98,7 +87,7 @@ class _FirstProblem(Problems):
 
 
 def _json_texts(file: Path) -> Iterator[tuple[str, str]]:
-    for _, key, text in numbered_texts(file.name, _FirstProblem(file.parent), _IDS):
+    for _, key, text in numbered_texts(file.name.removesuffix(".gz"), _FirstProblem(file.parent), _IDS):
         yield key, text
 
 
@@ -115,16 +104,14 @@ def read_through(documents: Documents, shard_size: int, update: Callable[[int], 
         update(len(ids))
     if not digests:
         raise DataError(f"The corpus has no documents. A corpus is {_CORPORA}.")
-    in_order = np.frombuffer(hashes, dtype=np.int64)
-    in_order.sort()
+    in_order = np.sort(np.frombuffer(hashes, dtype=np.int64))
     suspects = set(in_order[1:][in_order[1:] == in_order[:-1]].tolist())
     seen: dict[str, int] = {}
-    if suspects:
-        for number, (key, _) in enumerate(documents()):
-            if hash(key) in suspects and seen.setdefault(key, number) != number:
-                raise DataError(
-                    f"Documents {seen[key]} and {number} (the first is 0) have the same id, {key!r}: make ids unique."
-                )
+    for number, (key, _) in enumerate(documents() if suspects else ()):
+        if hash(key) in suspects and seen.setdefault(key, number) != number:
+            raise DataError(
+                f"Documents {seen[key]} and {number} (the first is 0) have the same id, {key!r}: make ids unique."
+            )
     return digests, len(hashes)
 
 
@@ -134,15 +121,14 @@ def _batches(documents: Documents, size: int) -> Iterator[tuple[list[str], list[
     remaining = documents()
     while batch := list(islice(remaining, size)):
         for key, text in batch:
-            try:
-                digest.update(f"{len(key)}:{key}{len(text)}:{text}".encode())
-            except UnicodeEncodeError as error:
-                raise DataError(f"{key!r} contains half of a surrogate pair, which is not text: {error}.") from None
+            digest.update(f"{len(key)}:{key}{len(text)}:{text}".encode(errors="surrogatepass"))
         yield [key for key, _ in batch], [text for _, text in batch], digest.hexdigest()
 
 
-def shards_of(documents: Documents, size: int, digests: list[str], wanted: Container[int]) -> Iterator[Shard]:
-    """Reads a corpus again for some of its shards, and checks that all texts still have these digests."""
+def shards_of(
+    documents: Documents, size: int, digests: list[str], wanted: Container[int]
+) -> Iterator[tuple[int, list[str], list[str]]]:
+    """Reads a corpus again: number, ids and texts of the wanted shards, after a check that no text has changed."""
     for shard, (batch, digest) in enumerate(zip_longest(_batches(documents, size), digests)):
         if batch is None or batch[2] != digest:
             raise DataError(f"The corpus has changed in shard {shard} while it was encoded: restore it, and run again.")

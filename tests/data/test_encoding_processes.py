@@ -3,11 +3,9 @@
 import json
 import multiprocessing
 import os
-import re
 import signal
 import subprocess
 import sys
-import time
 
 import datasets
 import numpy as np
@@ -18,7 +16,7 @@ from sentence_transformers.sentence_transformer.modules import BoW
 from torch import nn
 
 import st_magnitude as stm
-from st_magnitude.corpus.encoding import encode_corpus, load_embeddings
+from st_magnitude.data.encode import encode_corpus, load_embeddings
 from st_magnitude.modules import ExponentNorm
 
 pytestmark = pytest.mark.slow
@@ -28,13 +26,12 @@ SIZE = 10  # shards of 10, 10, 10, 10 and 8
 
 # The third shard is on the disk, under its temporary name, when a signal comes. fsync counts: a record, two shards.
 FAULTY = """
-import multiprocessing, os, resource, signal, sys
+import os, resource, signal, sys
 fsync, times = os.fsync, 0
 def faulty(file):
     global times
     times += 1
     if times == 4:
-        print("workers", *[child.pid for child in multiprocessing.active_children()], "", flush=True)
         os.kill(os.getpid(), getattr(signal, sys.argv[1]))
     fsync(file)
     if times == 3 and sys.argv[1] == "disk full":
@@ -72,7 +69,7 @@ def encode(place, output, *options, fault=None):
 
 
 def contents(folder):
-    files = (path for path in folder.iterdir() if path.name != ".lock")
+    files = (path for path in folder.iterdir() if not path.name.endswith(".lock"))
     return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
 
 
@@ -95,7 +92,6 @@ def test_after_a_fault_the_same_command_goes_on(place, fault):
     resumed = encode(place, fault)
     assert resumed.returncode == 0, resumed.stderr[-2000:]
     assert json.loads(resumed.stdout)["encoded"] == 28
-    assert "| 20/48 [" in resumed.stderr
     after, whole = contents(place / fault), contents(place / "whole")
     assert {name: content for name, (content, _) in after.items()} == {n: content for n, (content, _) in whole.items()}
     assert all(after[name] == before[name] for name in ("encoding.json", *shards))
@@ -133,36 +129,12 @@ class Fails(nn.Module):
         return self.words(features)
 
 
-@pytest.mark.parametrize(
-    ("how", "message"),
-    [("error", "ZeroDivisionError: a bad text"), ("death", f"ended with exit code {-signal.SIGKILL}")],
-)
-def test_an_error_in_a_process_is_reported_and_no_process_is_left(tmp_path, how, message):
+@pytest.mark.parametrize(("how", "error"), [("error", ZeroDivisionError), ("death", OSError)])
+def test_an_error_in_a_process_is_reported_and_no_process_is_left(tmp_path, how, error):
     model = SentenceTransformer(modules=[Fails(how)], similarity_fn_name="dot", device="cpu")
     corpus = {f"d{i}": "good" for i in range(7)} | {"d7": "bad"}
-    with pytest.raises(OSError, match=rf"The process on cpu .*{message}.* of 4 shards are in .*: run the same again"):
+    message = {"error": "a bad text", "death": "3 of 4 shards in .*: run the same again"}[how]
+    with pytest.raises(error, match=message):
         encode_corpus(model, corpus, tmp_path / "out", shard_size=2, devices=["cpu", "cpu"])
     assert not multiprocessing.active_children()
-    whole = [path.name for path in (tmp_path / "out").glob("shard-*")]
-    assert 1 <= len(whole) <= 3
-
-
-def is_running(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-@pytest.mark.skipif(not os.path.isdir("/proc"), reason="looks for processes in /proc")
-@pytest.mark.parametrize("fault", ["SIGKILL", "SIGTERM"])
-def test_workers_end_with_a_run_that_is_killed(place, fault):
-    died = encode(place, f"pool-{fault}", "--devices", "cpu,cpu", fault=fault)
-    assert died.returncode == FAULTS[fault], died.stderr[-2000:]
-    assert "Traceback" not in died.stderr
-    workers = re.search(r"workers (\d+) (\d+) ", died.stderr).groups()
-    until = time.monotonic() + 20
-    while any(map(is_running, workers)) and time.monotonic() < until:
-        time.sleep(0.2)
-    assert not any(map(is_running, workers))
+    assert len(list((tmp_path / "out").glob("shard-*"))) == 3

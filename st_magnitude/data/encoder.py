@@ -1,10 +1,11 @@
-"""From documents to a table of embeddings: what all ways to encode a corpus share, on one machine or on many."""
+"""Encoder: from a batch of documents to a table of embeddings, in this process or in those of Ray and Spark."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from functools import cached_property
 from pathlib import Path
@@ -18,9 +19,9 @@ from datasets import Sequence as ListOf
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
-from st_magnitude._checks import at_least
-from st_magnitude.corpus.texts import columns_of, texts_of
+from st_magnitude._checks import at_least, one_of
 from st_magnitude.data.beir import DataError
+from st_magnitude.data.texts import columns_of, texts_of
 from st_magnitude.surgery.export import load
 
 __all__ = ["Encoder", "schema_of", "table_of"]
@@ -29,13 +30,12 @@ _METRICS = {"cosine": "cosine", "dot": "inner product", "euclidean": "L2", "manh
 
 
 class Encoder:
-    """A function of a batch of documents that returns their ids and embeddings, for Ray Data and Spark.
+    """A function of an Arrow batch of documents that returns their ids and embeddings, for Ray Data and Spark.
 
-    It keeps nothing of a batch, so that workers may call it in any order, repeat a batch or be replaced. Embeddings are
-    those of ``model.encode_document``, with their norms; one that is not finite is refused. A batch may be a dict of
-    columns, a pandas DataFrame, a ``pyarrow.Table`` or a ``RecordBatch``, and the result has the same type. An iterator
-    of batches gives an iterator of results. Only Arrow batches have the Parquet schema of `encode_corpus`, and its
-    record in their metadata: Ray stores NumPy columns in a type of its own.
+    It keeps nothing of a batch: workers may call it in any order, repeat a batch or be replaced. Embeddings are those
+    of ``model.encode_document``, with their norms; one that is not finite is refused. A batch is a ``pyarrow.Table`` or
+    ``RecordBatch``, and the result has the same type, with the Parquet schema of `encode_corpus` and its record in the
+    metadata. An iterator of batches gives an iterator of results.
 
         ::
 
@@ -45,7 +45,7 @@ class Encoder:
                 compute=ray.data.ActorPoolStrategy(size=4), num_gpus=1,
             ).write_parquet("embeddings")
 
-            frame.mapInPandas(stm.Encoder("my-retriever"), "_id string, embedding array<float>")  # with Spark
+            frame.mapInArrow(stm.Encoder("my-retriever"), "_id string, embedding array<float>")  # with Spark
 
     `encode_corpus` does more: it refuses ids that repeat, continues after a stop and keeps the order of the corpus.
 
@@ -56,7 +56,8 @@ class Encoder:
         prompt: Text to put before every text; by default the model's own prompt for the role.
         dtype: Type of the returned numbers, ``"float32"`` or ``"float16"``.
         batch_size: Number of texts encoded at a time, within a batch of documents.
-        device: Device of the model; None: that of a given SentenceTransformer, and otherwise the first GPU or the CPU.
+        device: Device of the model; None: the device of a given SentenceTransformer, and otherwise the first GPU or
+            the CPU.
 
     Raises:
         DataError: If a batch has no ids (``_id`` or ``id``) or texts (``text``, optionally ``title``), a text is empty
@@ -66,9 +67,8 @@ class Encoder:
     Example:
         >>> from sentence_transformers.sentence_transformer.modules import BoW
         >>> encoder = Encoder(SentenceTransformer(modules=[BoW(["bee", "wax"])], device="cpu"))
-        >>> encoder({"_id": ["a", "b"], "text": ["bee", "wax wax"]})["embedding"]
-        array([[1., 0.],
-               [0., 2.]], dtype=float32)
+        >>> encoder(pa.table({"_id": ["a", "b"], "text": ["bee", "wax wax"]}))["embedding"].to_pylist()
+        [[1.0, 0.0], [0.0, 2.0]]
     """
 
     def __init__(
@@ -81,23 +81,19 @@ class Encoder:
         batch_size: int = 32,
         device: str | None = None,
     ) -> None:
-        if role not in ("document", "query"):
-            raise ValueError(f"role must be 'document' or 'query', got {role!r}.")
-        if dtype not in ("float32", "float16"):
-            raise ValueError(
-                f"dtype must be 'float32' or 'float16', got {dtype!r}; docs/compression.md shows how to store fewer "
-                "bits."
-            )
+        one_of("role", role, ("document", "query"))
+        one_of("dtype", dtype, ("float32", "float16"))
         at_least("batch_size", batch_size, 1)
         self.source = None if isinstance(model, SentenceTransformer) else str(model)
         if isinstance(model, SentenceTransformer):
             self.model = model
-        self.role, self.prompt, self.dtype, self.batch_size, self.device = role, prompt, dtype, batch_size, device
+        self.role, self.prompt, self.dtype, self.batch_size = role, prompt, dtype, batch_size
+        self._where: dict[str, Any] = {} if device is None else {"device": device}
 
     @cached_property
     def model(self) -> SentenceTransformer:
         """The model, which is loaded when it is first needed."""
-        return load(str(self.source), device=self.device)
+        return load(str(self.source), **self._where)
 
     @cached_property
     def record(self) -> dict[str, Any]:
@@ -113,44 +109,41 @@ class Encoder:
             "dtype": self.dtype,
         }
 
-    def on(self, device: str) -> Encoder:
-        """The same encoder on another device. The model is the same object."""
-        other = copy(self)
-        other.device = device
-        return other
+    @contextmanager
+    def on(self, devices: Sequence[str] | None) -> Iterator[Encoder]:
+        """The same encoder on other devices, with a process for each if there are several."""
+        if devices is None:
+            yield self
+            return
+        other, before = copy(self), self.model.device
+        if len(devices) == 1:
+            other._where = {"device": devices[0]}
+        else:
+            other._where = {"pool": self.model.start_multi_process_pool(list(devices))}
+        try:
+            yield other
+        finally:
+            if "pool" in other._where:
+                self.model.stop_multi_process_pool(other._where["pool"])
+            self.model.to(before)
 
     def encode(self, texts: Sequence[str]) -> NDArray[Any]:
         """The embeddings of texts as the model returns them, n texts -> (n, D)."""
         encode = self.model.encode_query if self.role == "query" else self.model.encode_document
-        options: dict[str, Any] = {} if self.device is None else {"device": self.device}
-        return encode(list(texts), prompt=self.prompt, batch_size=self.batch_size, show_progress_bar=False, **options)
+        options = {"prompt": self.prompt, "batch_size": self.batch_size, "show_progress_bar": False}
+        return encode(list(texts), **options, **self._where)
 
     def __call__(self, batch: Any) -> Any:
         if isinstance(batch, Iterator):
             return map(self, batch)
-        ids, texts = texts_of(_plain_columns(batch))
+        ids, texts = texts_of(batch.select(columns_of(batch.schema.names, "the batch")).to_pydict())
         rows = self.encode(texts) if texts else np.empty((0, self.record["dimension"]))
         table = table_of(ids, rows, self.record)
-        if isinstance(batch, pa.Table | pa.RecordBatch):
-            return type(batch).from_arrays([column.combine_chunks() for column in table.columns], schema=table.schema)
-        vectors = np.asarray(table["embedding"].combine_chunks().flatten()).reshape(len(ids), -1)
-        if isinstance(batch, Mapping):
-            return {"_id": np.array(ids, dtype=object), "embedding": vectors}
-        return type(batch)({"_id": ids, "embedding": list(vectors)})
+        return type(batch).from_arrays([column.combine_chunks() for column in table.columns], schema=table.schema)
 
     def __getstate__(self) -> dict[str, Any]:
         unsent = () if self.source is None else ("model", "record")  # of a path, every process loads its own
         return {name: value for name, value in vars(self).items() if name not in unsent}
-
-
-def _plain_columns(batch: Any) -> dict[str, list[Any]]:
-    """The columns of documents in a batch of any type, with None for what is missing."""
-    if isinstance(batch, Mapping):
-        return pa.table({name: batch[name] for name in columns_of(list(batch), "the batch")}).to_pydict()
-    if isinstance(batch, pa.Table | pa.RecordBatch):
-        return batch.select(columns_of(batch.schema.names, "the batch")).to_pydict()
-    names = columns_of(list(batch.columns), "the batch")
-    return pa.Table.from_pandas(batch[names], preserve_index=False).to_pydict()
 
 
 def table_of(ids: Sequence[str], embeddings: NDArray[np.floating], record: Mapping[str, Any]) -> pa.Table:
