@@ -127,7 +127,7 @@ class Recommendation:
             expected"``: the interval excludes a gain worth having. ``"not enough data"``: the interval does neither.
         choice: The setting to use.
         reason: The reason in words.
-        scoring: The scoring with which the change was measured: the one that ``"exponent"`` recommends.
+        scoring: The scoring with which the change was measured, as ``"exponent"`` recommends it.
         gain: (gain, low, high), a 95 % bootstrap interval over queries that had no part in choosing the change; None if
             nothing could be measured.
         gain_of: The difference that the gain is.

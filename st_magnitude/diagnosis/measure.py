@@ -30,7 +30,6 @@ from st_magnitude.diagnosis.findings import (
     TaskSymmetry,
 )
 from st_magnitude.evaluation.metrics import are_unit
-from st_magnitude.geometry.magnitude import without
 from st_magnitude.similarity import COSINE, Similarity
 
 __all__ = [
@@ -41,7 +40,6 @@ __all__ = [
     "halves",
     "norm_statistics",
     "task_symmetry",
-    "without_words",
 ]
 
 Bootstrap = Callable[[Any, Any], Interval]
@@ -92,20 +90,11 @@ def _near_queries(task: EncodedTask) -> tuple[NDArray[np.int64], Mask]:
 def _effect(documents: NormStatistics, rows: NDArray[np.int64], is_relevant: Mask, why_undefined: str) -> EffectSize:
     if min(is_relevant.sum(), (~is_relevant).sum()) < 2:
         return EffectSize(undefined=why_undefined)
-    norms, log_words = documents.values[rows], _log_words(documents)[rows]
+    norms, log_words = documents.values[rows], np.log(np.maximum(documents.words[rows], 1))
     return EffectSize(
         geometry.cohens_d(norms[is_relevant], norms[~is_relevant]),
         geometry.adjusted_cohens_d(norms, log_words, is_relevant),
     )
-
-
-def without_words(documents: NormStatistics) -> Array:
-    """Norms with the logarithm of the number of words regressed out: (n,)."""
-    return without(documents.values, _log_words(documents))
-
-
-def _log_words(documents: NormStatistics) -> Array:
-    return np.log(np.maximum(documents.words, 1))
 
 
 def halves(task: EncodedTask, seed: int) -> Mask:

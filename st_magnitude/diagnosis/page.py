@@ -6,7 +6,7 @@ import base64
 import re
 import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,11 @@ from st_magnitude._plot import draw
 from st_magnitude.diagnosis import figures
 from st_magnitude.diagnosis.advice import NO_MAGNITUDE
 from st_magnitude.diagnosis.findings import QUANTILES, WIDTH, Diagnosis, Recommendation
-from st_magnitude.evaluation.compression import pareto
+from st_magnitude.evaluation.compression import table
 from st_magnitude.result import Table, cell, interval
 
 __all__ = ["measurements", "write_page"]
 
-RESCORED = {"none": "", "query": ", rescored", "norm": ", rescored with the norm"}
 EFFECTS = {
     "corpus": "documents relevant to a query against documents relevant to none",
     "hard": "relevant documents against each query's 10 best irrelevant ones",
@@ -109,7 +108,7 @@ def measurements(diagnosis: Diagnosis) -> str:
     for section in _measurements(diagnosis):
         parts.append(f"{section.title}\n{'=' * len(section.title)}")
         parts += [textwrap.fill(note, WIDTH) for note in section.notes]
-        parts += [table.to_text() for table in section.tables]
+        parts += [shown.to_text() for shown in section.tables]
     return "\n\n".join(parts)
 
 
@@ -147,7 +146,7 @@ def _norms(d: Diagnosis) -> Section:
         "(arXiv 2602.09229, App. M).",
     )
     effects = Table(
-        ["compared", "d", "without length"],
+        ["compared", "d", "words regressed out"],
         [
             [EFFECTS[name] + (f" ({e.undefined})" if e.undefined else ""), e.d, e.without_length]
             for name, e in d.effects.items()
@@ -170,7 +169,7 @@ def _norms(d: Diagnosis) -> Section:
 def _exponent(d: Diagnosis) -> Section:
     found, intervals = d.exponent, figures.band(d.exponent, d.settings["seed"])
     names = [f"{gamma:.2f}" + (" (today)" if gamma == found.present else "") for gamma in found.exponents]
-    table = Table(
+    every = Table(
         ["exponent", "nDCG@10", "difference from today"],
         list(zip(names, found.per_query.mean(axis=1), intervals, strict=True)),
         "nDCG@10 of all queries by document exponent (0 is dot, 1 is cosine), with the 95% interval of the difference.",
@@ -183,27 +182,18 @@ def _exponent(d: Diagnosis) -> Section:
         lambda axis: figures.exponents(axis, found, intervals),
         (5.0, 3.7),
     )
-    return Section("Document exponent", figures=[curve], tables=[table])
+    return Section("Document exponent", figures=[curve], tables=[every])
 
 
 def _storage(d: Diagnosis) -> Section:
-    front = pareto(d.cells)
-    table = Table(
-        ["stored as", "bytes", "nDCG@10", "kept", "best at its size"],
-        [
-            [f"{c.dim} x {c.precision}{RESCORED[c.rescoring]}", c.bytes_per_document, c.ndcg, c.retention, c in front]
-            for c in d.cells
-        ],
-        f"Storage, measured with {d.recommended}: bytes per document for the vectors alone, nDCG@10, and its share of "
-        "nDCG@10 with all dimensions in float32.",
-    )
+    title = f"nDCG@10 by dimensions and precision, measured with {d.recommended}. Stars mark the best at their size."
     figure = Figure(
         "compression",
         "nDCG@10 by bytes per document. The numbers next to the points are dimensions.",
         lambda axis: figures.compression(axis, d.cells, has_key=True),
         (5.0, 4.4),
     )
-    return Section("Storage", figures=[figure], tables=[table])
+    return Section("Storage", figures=[figure], tables=[replace(table(d.cells), title=title)])
 
 
 def _directions(d: Diagnosis) -> Section:

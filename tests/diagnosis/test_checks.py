@@ -1,4 +1,4 @@
-"""What a change would gain: verdicts, whitening, storage, and the scoring that all changes are measured with."""
+"""Gains of changes: verdicts, whitening, storage, and the scoring with which all changes are measured."""
 
 from __future__ import annotations
 

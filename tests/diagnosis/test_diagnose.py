@@ -113,19 +113,6 @@ def test_few_queries_decide_nothing(seed):
     assert "20 queries are too few to measure with" in found["exponent"].reason
 
 
-def test_every_do_has_an_interval_above_zero_on_enough_queries():
-    for norms in ("relevance", "noise"):
-        for similarity in ("cosine", "dot"):
-            for advice in found_in(1, norms, similarity=similarity).recommendations:
-                if advice.verdict == "do":
-                    assert advice.gain is not None
-                    assert 0 < advice.gain[1] <= advice.gain[0] <= advice.gain[2]
-                    assert advice.num_queries >= 25
-                assert advice.reason
-                assert advice.choice
-                assert advice.scoring
-
-
 def test_an_unclear_task_is_no_ground_for_training():
     model, queries, corpus, relevant = planted(0, "relevance")
     table = table_of(model)
@@ -267,7 +254,7 @@ def bow_folders(tmp_path):
     model.save(str(tmp_path / "model"))
     queries = {f"q{i}": "bee honey" if i % 2 else "wax" for i in range(60)}
     corpus = {f"d{i}": ("bee honey bee " if i % 2 else "wax wax wax ") + f"number {i} " * 3 for i in range(60)}
-    for split, numbers in (("train", range(40, 60)), ("dev", range(50))):
+    for split, numbers in (("train", range(50, 60)), ("dev", range(50))):
         judged = RetrievalData(queries, corpus, {f"q{i}": {f"d{i}"} for i in numbers})
         judged.save(tmp_path / "data", split)
     return tmp_path
@@ -296,7 +283,6 @@ def test_command(bow_folders, monkeypatch):
     ("options", "message"),
     [
         (["--split", "nope"], "its splits are ['dev', 'train']"),
-        (["--similarity", "l2"], "No similarity is called 'l2'"),
         (["--tolerance", "2"], "tolerance"),
         (["--output", __file__], "--output must be a folder"),
         (["--baseline", "/no/such/model"], "/no/such/model"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from itertools import combinations
 
@@ -92,12 +91,6 @@ def test_lines_of_the_best_and_of_the_full(draw):
     assert full.get_linestyle() == "--"
 
 
-def test_the_line_of_the_best_goes_on_to_the_largest_size(draw):
-    """At the level of the best, which need not be the largest."""
-    figure, _ = draw([CELLS[0], CompressionCell(64, "int8", "none", 64, 0.6, 1.2)])
-    assert lines(figure)["best at that size"].get_xydata().tolist() == [[64, 0.6], [256, 0.6]]
-
-
 def test_axis_in_bytes_and_legend_outside(draw):
     figure, _ = draw(CELLS)
     axis = figure.axes[0]
@@ -108,14 +101,6 @@ def test_axis_in_bytes_and_legend_outside(draw):
     figure.canvas.draw()
     assert figure.legends[0].get_window_extent().x0 > axis.get_window_extent().x1
     assert {text.get_text() for text in figure.legends[0].get_texts()} == set(lines(figure))
-
-
-def test_few_cells(draw):
-    figure, _ = draw(CELLS[:1])
-    assert set(lines(figure)) == {"64 x float32", "best at that size", "float32"}
-    draw([CompressionCell(8, "binary", "none", 1, 0.0, math.nan)])
-    with pytest.raises(ValueError, match="There are no cells"):
-        draw([])
 
 
 def test_without_matplotlib_it_says_what_to_install(tmp_path, monkeypatch):
@@ -178,8 +163,3 @@ def test_histograms_are_shares_and_lose_nobody(axis):
         x, y = outline.get_xy().T
         steps = [b for a, b, c, d in zip(x, y, x[1:], y[1:], strict=False) if b == d and c > a]
         assert sum(steps) == pytest.approx(1.0)
-
-
-def test_equal_values_are_one_bar(axis):
-    figures.histogram(axis, {"a": np.full(20, 2.0)}, "norm")
-    assert axis.dataLim.intervalx.tolist() == [1.5, 2.5]

@@ -59,7 +59,7 @@ def test_figures_are_those_of_the_evaluators_and_of_geometry():
     assert found.geometry.intrinsic_dimension == geometry.intrinsic_dimension(unit(d))
 
 
-def test_the_choice_is_that_of_one_half_and_the_gain_that_of_the_other():
+def test_one_half_chooses_and_the_other_measures_the_gain():
     found = quick(*planted(2, "relevance", num_queries=60)).exponent
     per_query, gammas = found.per_query, found.exponents
     assert found.chose.sum() == 30
