@@ -55,7 +55,7 @@ def calibrate(
 
     The exponent lies between 0 (dot) and 1 (cosine). If the best exponent is tied with one of these two, the model with
     0 or 1 is preferred because it loads without st_magnitude. Nothing is trained. Queries and corpus are encoded once.
-    The interval beside the best exponent comes from the queries that chose it and is therefore optimistic: --confirm
+    The interval next to the best exponent comes from the queries that chose it and is therefore optimistic: --confirm
     test measures the choice on other queries.
     """
     check_folder(output)
@@ -108,11 +108,12 @@ def calibrate(
 def _versus_the_ends(curve: ExponentCurve, exponent: float, seed: int) -> dict[str, Any]:
     """nDCG@10 at an exponent that other queries chose, and what it gains over cosine and dot."""
     from st_magnitude.geometry import paired_bootstrap
+    from st_magnitude.result import interval
 
     chosen = curve.per_query[list(curve.exponents).index(exponent)]
     typer.echo(f"nDCG@10 at exponent {exponent:g}: {chosen.mean():.4f}")
     figures: dict[str, Any] = {"queries": len(curve.queries), "ndcg@10": float(chosen.mean())}
     for name, other in (("cosine", curve.per_query[-1]), ("dot", curve.per_query[0])):
-        gain, low, high = figures[f"versus_{name}"] = paired_bootstrap(chosen, other, seed=seed)
-        typer.echo(f"  {exponent:g} - {name}: {gain:+.4f} [{low:+.4f}, {high:+.4f}] nDCG@10")
+        gain = figures[f"versus_{name}"] = paired_bootstrap(chosen, other, seed=seed)
+        typer.echo(f"  {exponent:g} - {name}: {interval(gain)} nDCG@10")
     return figures

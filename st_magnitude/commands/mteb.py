@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from st_magnitude.commands.core import EncodingBatch, Figures, Model, check_folder, command
+from st_magnitude.commands.core import EncodingBatch, Figures, Model, SkipEmpty, check_folder, command
 
 
 @command()
@@ -19,6 +19,7 @@ def mteb(
         Path | None, typer.Option(help="Folder of mteb's results. Scores that it holds are not computed again.")
     ] = None,
     batch_size: EncodingBatch = 32,
+    skip_empty: SkipEmpty = False,
 ) -> Figures:
     """Score a model with mteb, on local data and on mteb's tasks.
 
@@ -28,7 +29,7 @@ def mteb(
     from st_magnitude.data.retrieval import RetrievalData
     from st_magnitude.mteb import evaluate
 
-    data = [RetrievalData.from_beir(task, split) if Path(task).is_dir() else task for task in tasks]
+    data = [RetrievalData.from_beir(task, split, skip_empty) if Path(task).is_dir() else task for task in tasks]
     results = evaluate(model, data, output, {"batch_size": batch_size}).task_results
     scores = {result.task_name: result.get_score() for result in results}
     typer.echo("The main score of each task, which is nDCG@10 for retrieval:")

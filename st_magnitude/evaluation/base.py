@@ -27,8 +27,8 @@ logger = logging.getLogger(__name__)
 class CsvEvaluator(SentenceEvaluator):
     """An evaluator with a name, whose calls may append rows to ``{kind}_evaluation_{name}_results.csv``.
 
-    A subclass sets ``kind`` and ``primary``, the metric that chooses checkpoints, and implements `measure`. The
-    arguments are those of `SearchEvaluator`.
+    A subclass sets ``kind`` and ``primary``, the metric that chooses checkpoints, and implements `measure`.
+    `SearchEvaluator` documents the arguments.
     """
 
     kind: ClassVar[str]

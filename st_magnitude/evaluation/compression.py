@@ -43,7 +43,7 @@ class CompressionCell:
         rescoring: ``"none"``; for binary codes also ``"query"`` and ``"norm"``.
         bytes_per_document: Size of a document: 4, 1 or 1/8 bytes per dimension, rounded up, and 2 for a stored norm.
         ndcg: Mean nDCG@10.
-        retention: nDCG@10 over that of all dimensions in float32, so that 1 means no loss; nan where that is 0.
+        retention: nDCG@10 over nDCG@10 of all dimensions in float32: 1 means no loss, nan that the latter is 0.
     """
 
     dim: int
@@ -88,8 +88,8 @@ class CompressionEvaluator(SearchEvaluator):
         precisions: Some of ``"float32"``, ``"int8"``, ``"binary"``.
         top_k: Number of documents that the bits pass on to rescoring; the size of the corpus or more passes on all.
 
-    The other arguments are those of `SearchEvaluator`. The CSV file ``Compression_evaluation_{name}_results.csv``
-    gets a row for every cell.
+    `SearchEvaluator` documents the other arguments. The CSV file ``Compression_evaluation_{name}_results.csv`` gets a
+    row for every cell.
 
     Attributes:
         cells: After a call, a `CompressionCell` for each key, D in float32 first, for `table`, `pareto` and
@@ -114,8 +114,8 @@ class CompressionEvaluator(SearchEvaluator):
         (0.6309297535714575, 1.0)
 
     Source: Dinu et al., Effective Post-Training Embedding Compression via Temperature Control in Contrastive Training,
-    section 4 and 5; the rescoring is that of Yamada et al., Efficient Passage Retrieval with Hashing for Open-Domain
-    Question Answering, 2021, the codes are those of sentence-transformers' ``quantize_embeddings``.
+    section 4 and 5. The rescoring follows Yamada et al., Efficient Passage Retrieval with Hashing for Open-Domain
+    Question Answering, 2021, and sentence-transformers' ``quantize_embeddings`` computes the codes.
     """
 
     kind = "Compression"
@@ -153,7 +153,7 @@ class CompressionEvaluator(SearchEvaluator):
 
         self.per_query = {}
         for dim in dims:
-            # Powers in float64: in float32 those of equal norms can differ by where in the array they stand.
+            # Powers in float64: in float32, powers of equal norms can differ by where in the array they stand.
             q = similarity.query(encoded.queries[:, :dim].double()).float()
             d = similarity.document(encoded.documents[:, :dim].double()).float()
             for precision in PRECISIONS:
@@ -244,7 +244,7 @@ def table(cells: Sequence[CompressionCell]) -> Table:
 
 
 def largest(cells: Sequence[CompressionCell]) -> CompressionCell:
-    """The cell with the most bytes, which after an evaluation is that of all dimensions in float32."""
+    """The cell with the most bytes, which after an evaluation holds all dimensions in float32."""
     if not cells:
         raise ValueError("There are no cells: call the CompressionEvaluator on a model first.")
     return max(cells, key=lambda cell: cell.bytes_per_document)

@@ -33,7 +33,7 @@ class MagnitudeEvaluator(SearchEvaluator):
     """Retrieval metrics of the same embeddings under the matched similarity, cosine and dot, and their geometry.
 
     Queries and corpus are encoded once, with ``encode_query`` and ``encode_document``, before a closing ExponentNorm.
-    The metrics are those of sentence-transformers' InformationRetrievalEvaluator; nDCG also counts grades. Returned
+    Metrics are defined as in sentence-transformers' InformationRetrievalEvaluator; nDCG also counts grades. Returned
     keys, with the prefix ``"{name}_"`` if there is a name:
 
     - ``{matched,cosine,dot}_{ndcg@10,mrr@10,recall@100,map@100}``;
@@ -50,7 +50,7 @@ class MagnitudeEvaluator(SearchEvaluator):
         truncate_dim: Number of dimensions of the prefix to evaluate, which is appended to the name. A prefix is cut
             before it is divided by a power of its norm.
 
-    The other arguments are those of `SearchEvaluator`; ``similarity`` is the similarity of the ``matched`` metrics. The
+    `SearchEvaluator` documents the other arguments; ``similarity`` is the similarity of the ``matched`` metrics. The
     CSV file is ``Magnitude_evaluation_{name}_results.csv``.
 
     Attributes:

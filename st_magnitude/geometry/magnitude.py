@@ -1,4 +1,4 @@
-"""Norms of embeddings, and how far those of relevant documents differ from the others."""
+"""Norms of embeddings, and how far the norms of relevant documents differ from the others."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def adjusted_cohens_d(values: Any, covariate: Any, is_relevant: Any, pooled: str
 
     This is the control for relevant documents that are merely longer texts: with norms as values and logarithms of text
     lengths as covariate, d falls to 0 where the text length explains the difference. The covariate gets the credit for
-    everything that it shares with relevance, so the result is conservative. ``pooled`` is that of `cohens_d`.
+    everything that it shares with relevance, so the result is conservative. ``pooled`` is as in `cohens_d`.
 
     Example:
         >>> lengths, is_relevant = [1.0, 2.0, 3.0, 4.0], [False, False, True, True]

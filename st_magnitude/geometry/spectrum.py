@@ -180,8 +180,8 @@ def knots_and_weights(num_knots: int, t_max: float, window: bool, rule: str) -> 
 def _scatter(x: Any) -> Array:
     """Centred Gram matrix, (D, D) or (n, n), whichever is smaller.
 
-    Its non-zero eigenvalues are those of the covariance times a constant. The rows are scaled by a power of two first,
-    which is exact and keeps every square from overflowing or vanishing.
+    Its non-zero eigenvalues are the eigenvalues of the covariance times a constant. The rows are scaled by a power of
+    two first, which is exact and keeps every square from overflowing or vanishing.
     """
     matrix = matrix_of(x, at_least=2)
     centred = np.where(np.ptp(matrix, axis=0) > 0, matrix - matrix.mean(axis=0), 0.0)  # constant columns: exactly 0

@@ -55,7 +55,7 @@ def is_sentence_norm(module: nn.Module) -> bool:
 
 
 def normalizes_output(model: nn.Module, routes: Callable[[Iterable[bool]], bool] = any) -> bool:
-    """Whether a model ends in ``Normalize``, so that its embeddings carry no norm.
+    """Whether a model ends in ``Normalize``, and its embeddings carry no norm.
 
     Dropout and ExponentNorm after the Normalize do not hide it.
 
@@ -81,7 +81,7 @@ def raw_end(modules: Sequence[nn.Module], keep_normalize: bool = False) -> int:
 
     Args:
         modules: The modules of a model, or of one route.
-        keep_normalize: Whether a Normalize counts as one of them, so that only ExponentNorm is left out.
+        keep_normalize: Whether a Normalize counts as one of them; then only ExponentNorm is left out.
     """
     end = len(modules)
     for i in reversed(range(len(modules))):

@@ -37,7 +37,7 @@ def evaluators(dim):
 
 
 def evaluate(folder, output):
-    """What the Trainer reports after a step, for models with every end, whole and cut to a prefix."""
+    """The report of the Trainer after a step, for models with every end, whole and cut to a prefix."""
     os.environ |= {"RANK": str(dist.get_rank()), "WORLD_SIZE": str(dist.get_world_size())}
     os.environ |= {"LOCAL_RANK": os.environ["RANK"], "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
     options = {"per_device_eval_batch_size": 4, "ddp_backend": "gloo", "report_to": [], "disable_tqdm": True}
