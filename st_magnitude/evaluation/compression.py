@@ -148,11 +148,15 @@ class CompressionEvaluator(SearchEvaluator):
         if full is None:
             first = self.task.queries[self.queries_ids[0]]
             full = encode_raw(model, [first], "query", show_progress_bar=False).shape[1]
-        dims = self._prefixes(full)
+        dims = [full // share for share in (1, 2, 4, 8) if full >= share] if self.dims is None else self.dims
+        if dims and dims[0] > full:
+            raise ValueError(
+                f"A prefix in dims has {dims[0]} dimensions and the model's embeddings {full}: drop it from dims."
+            )
         encoded = self.encode(model)
 
         self.per_query = {}
-        for dim in dims:
+        for dim in sorted({full, *dims}, reverse=True):
             # Powers in float64: in float32, powers of equal norms can differ by where in the array they stand.
             q = similarity.query(encoded.queries[:, :dim].double()).float()
             d = similarity.document(encoded.documents[:, :dim].double()).float()
@@ -176,15 +180,6 @@ class CompressionEvaluator(SearchEvaluator):
         """The settings that the model card shows."""
         dims = {} if self.dims is None else {"dims": self.dims}
         return dims | {"top_k": self.top_k} | super().get_config_dict()
-
-    def _prefixes(self, full: int) -> list[int]:
-        """Prefixes to measure, longest first."""
-        chosen = [full // share for share in (1, 2, 4, 8) if full >= share] if self.dims is None else self.dims
-        if chosen and chosen[0] > full:
-            raise ValueError(
-                f"A prefix in dims has {chosen[0]} dimensions and the model's embeddings {full}: drop it from dims."
-            )
-        return sorted({full, *chosen}, reverse=True)
 
 
 def compression_cells(
@@ -223,8 +218,8 @@ def pareto(cells: Sequence[CompressionCell]) -> list[CompressionCell]:
 def table(cells: Sequence[CompressionCell]) -> Table:
     """A row for each cell, with the storage of 100 million documents.
 
-    A star marks the cells of `pareto`. The ratio is to the largest cell. Storage counts the vectors alone, in decimal
-    units (1 GB is 10^9 bytes).
+    A star marks the cells of `pareto`. The ratio is to the largest cell. Storage counts the vectors alone; 1 GB
+    is 10^9 bytes.
 
     Example:
         >>> cells = [CompressionCell(384, "float32", "none", 1536, 0.5, 1.0)]
@@ -239,7 +234,7 @@ def table(cells: Sequence[CompressionCell]) -> Table:
     for cell in cells:
         size, ratio = cell.bytes_per_document, f"{full.bytes_per_document / cell.bytes_per_document:.1f}x"
         place = ["*" if cell in best else "", cell.dim, cell.precision, cell.rescoring]
-        rows.append([*place, size, ratio, cell.ndcg, cell.retention, _size(size * 10**8)])
+        rows.append([*place, size, ratio, cell.ndcg, cell.retention, f"{size / 10:.1f} GB"])
     return Table(columns, rows)
 
 
@@ -248,20 +243,6 @@ def largest(cells: Sequence[CompressionCell]) -> CompressionCell:
     if not cells:
         raise ValueError("There are no cells: call the CompressionEvaluator on a model first.")
     return max(cells, key=lambda cell: cell.bytes_per_document)
-
-
-def _size(count: float) -> str:
-    """Bytes with a decimal unit.
-
-    Example:
-        >>> _size(48), _size(48e8)
-        ('48.0 B', '4.8 GB')
-    """
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
 
 
 def bytes_per_document(dim: int, precision: str, rescoring: str) -> int:

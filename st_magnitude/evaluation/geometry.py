@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
+from torch import Tensor
 
 from st_magnitude import geometry
 from st_magnitude.data.retrieval import RetrievalData
@@ -14,7 +16,7 @@ from st_magnitude.data.task import check_finite
 from st_magnitude.evaluation.base import CsvEvaluator
 from st_magnitude.surgery.raw import encode_raw
 
-__all__ = ["GeometryEvaluator", "card_evaluators"]
+__all__ = ["GeometryEvaluator", "card_evaluators", "norm_figures"]
 
 NUM_DOCUMENTS = 500  # size of the sample for a model card
 
@@ -88,21 +90,26 @@ class GeometryEvaluator(CsvEvaluator):
         embeddings = {
             role: encode_raw(model, texts, role, **self.encoding) for role, texts in self.texts.items() if texts
         }
-        sizes = {}
         for role, side in embeddings.items():
             check_finite(side, role)
-            sizes[role] = geometry.norms(side)
-        metrics: dict[str, float] = {}
-        for role, values in sizes.items():
-            metrics[f"{role}_norm_mean"] = float(values.mean())
-            metrics[f"{role}_norm_cv"] = geometry.coefficient_of_variation(values)
-        relevant = self.is_relevant
-        if relevant is not None and min(relevant.sum(), (~relevant).sum()) > 1:
-            metrics["cohens_d"] = geometry.cohens_d(sizes["document"][relevant], sizes["document"][~relevant])
+        metrics = norm_figures(embeddings, self.is_relevant)
         metrics["document_mean_cosine"] = geometry.mean_cosine(embeddings["document"])
         metrics["document_isoscore"] = geometry.isoscore(embeddings["document"])
         self.metrics = metrics
         return metrics
+
+
+def norm_figures(sides: Mapping[str, Tensor], is_relevant: NDArray[np.bool_] | None) -> dict[str, float]:
+    """Mean and CV of the norms of each side, and Cohen's d of the documents where both groups have two members."""
+    sizes = {role: geometry.norms(side) for role, side in sides.items()}
+    figures: dict[str, float] = {}
+    for role, values in sizes.items():
+        figures[f"{role}_norm_mean"] = float(values.mean())
+        figures[f"{role}_norm_cv"] = geometry.coefficient_of_variation(values)
+    if is_relevant is not None and min(is_relevant.sum(), (~is_relevant).sum()) > 1:
+        documents = sizes["document"]
+        figures["cohens_d"] = geometry.cohens_d(documents[is_relevant], documents[~is_relevant])
+    return figures
 
 
 def card_evaluators(

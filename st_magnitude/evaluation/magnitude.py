@@ -14,8 +14,9 @@ from st_magnitude._checks import whole_number
 from st_magnitude.data.retrieval import Judgments
 from st_magnitude.data.task import EncodedTask
 from st_magnitude.evaluation.base import SearchEvaluator, SearchOptions
-from st_magnitude.evaluation.metrics import are_unit, scoring_of
-from st_magnitude.geometry import coefficient_of_variation, cohens_d, mean_cosine, norms
+from st_magnitude.evaluation.geometry import norm_figures
+from st_magnitude.evaluation.metrics import scoring_of
+from st_magnitude.geometry import mean_cosine
 from st_magnitude.similarity import COSINE, DOT
 
 if TYPE_CHECKING:
@@ -123,28 +124,19 @@ def _mrr_recall_map(hits: NDArray[np.bool_], relevant: Any) -> list[float]:
 
 def _geometry(encoded: EncodedTask) -> dict[str, float]:
     """Norms and directions of both sides."""
-    sides = {"query": encoded.queries, "document": encoded.documents}
-    sizes = {role: norms(side) for role, side in sides.items()}
-    if are_unit(sizes["document"]):
+    sides, is_relevant = {"query": encoded.queries, "document": encoded.documents}, encoded.degrees > 0
+    figures = norm_figures(sides, is_relevant)
+    if abs(figures["document_norm_mean"] - 1) < 1e-3 and figures["document_norm_cv"] < 1e-3:
         logger.info(
             "All document norms are 1: the model normalises, and cosine and dot rank alike. "
             'stm.prepare(model, "dot") strips the normalisation.'
         )
-    is_relevant = encoded.degrees > 0
-    geometry: dict[str, float] = {}
-    if min(is_relevant.sum(), (~is_relevant).sum()) < 2:
+    if "cohens_d" not in figures:
         logger.info(
             f"cohens_d is left out: {is_relevant.sum()} of {len(is_relevant)} documents are relevant to a query, "
             "and it needs two that are and two that are not. Add never-relevant documents to the corpus."
         )
-    else:
-        geometry["cohens_d"] = cohens_d(sizes["document"][is_relevant], sizes["document"][~is_relevant])
-    for role, values in sizes.items():
-        geometry[f"{role}_norm_mean"] = float(values.mean())
-        geometry[f"{role}_norm_cv"] = coefficient_of_variation(values)
-        if len(values) > 1:
-            geometry[f"{role}_mean_cosine"] = mean_cosine(sides[role])
-    return geometry
+    return figures | {f"{role}_mean_cosine": mean_cosine(side) for role, side in sides.items() if len(side) > 1}
 
 
 def _warn_of_collapse(metrics: dict[str, float]) -> None:
