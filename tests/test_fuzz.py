@@ -14,19 +14,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import BoW
-from typer.main import get_command
 from typer.testing import CliRunner
 
 import st_magnitude as stm
 from st_magnitude.commands.app import app
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.evaluation.trec import read_run
 from st_magnitude.revela import chunk, read_documents
 
 NASTY = [
     *(b"\0", b"\xff\xfe", b"\xed\xa0\x80", b"\xe2\x80\xa8", b"\xef\xbb\xbf", b"\x85", b"\x1c", b"\t", b"\r", b"\n"),
-    *(b'"', b"'", b"\\", b"{", b"}", b"[" * 100_000, b"1" * 5_000, b"NaN", b"-1e999", b"1_0", b"null", b" "),
-    *(b"\\ud800", b"\\u0000", b"../../x", b"<![", b"<!--", b"<script>", b"&#x110000;", b"</", b"```", b"#", b"===\n"),
+    *(b'"', b"'", b"\\", b"{", b"}", b"NaN", b"-1e999", b"1_0", b"null", b" "),
+    *(b"\\u0000", b"../../x", b"<![", b"<!--", b"<script>", b"&#x110000;", b"</", b"```", b"#", b"===\n"),
 ]
 EXAMPLES = os.environ.get("FUZZ_EXAMPLES")  # the same 50 every time, unless so many others are asked for
 fuzz = settings(
@@ -106,20 +104,6 @@ def test_documents(tmp_path: Path, data: st.DataObject, suffix: str, compressed:
             assert piece.strip()
 
 
-RUN = b"q1 Q0 d1 1 0.9 us\nq1 Q0 d2 2 0.5 us\nq2 Q0 d1 1 -3 us\n"
-
-
-@fuzz
-@given(damaged(RUN))
-def test_run(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "run.trec"
-    path.write_bytes(content)
-    run = read_or_refuse(read_run, path)
-    for documents in (run or {}).values():
-        scores = list(documents.values())
-        assert scores == sorted(scores, reverse=True)
-
-
 ODD = st.sampled_from(
     [None, True, -1, 0, 1e308, 10**400, "", "inf", "nan", "../x", "<script>", [], {}, [[]], [None], {"a": 1}]
 )
@@ -149,19 +133,7 @@ dims: [96, 384]
 resume: false
 output: here
 """
-YAML = [
-    b"*a",
-    b"&a [*a]",
-    b"!!python/object/apply:os.system [exit]",
-    b"2020-13-45",
-    b"!!binary x",
-    b"- ",
-    b": ",
-    b"? ",
-    b"{a: 1}",
-    b"[[1]]",
-    b"0x" + b"f" * 5000,
-]
+YAML = [b"*a", b"&a [*a]", b"!!python/object/apply:os.system [exit]", b"2020-13-45", b"- ", b"{a: 1}", b"[[1]]"]
 
 
 def exit_code(*arguments: object) -> int:
@@ -180,39 +152,6 @@ def test_options_in_yaml(tmp_path: Path, content: bytes) -> None:
     assert exit_code("train", "--config", path, "--data", tmp_path / "none", "--model", tmp_path / "none") == 2
 
 
-VALUES = [
-    "",
-    "-1",
-    "0",
-    "1",
-    "1e400",
-    "nan",
-    "1,,2",
-    "١",
-    "cosine",
-    "\0",
-    "\ud800",
-    "none",
-    "../none",
-    "/dev/null",
-    "--",
-    "-",
-]
-
-
-@fuzz
-@given(st.data())
-def test_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: st.DataObject) -> None:
-    """Of commands that find neither model nor data."""
-    monkeypatch.chdir(tmp_path)
-    commands = get_command(app).commands
-    name = data.draw(st.sampled_from(sorted(commands.keys() - {"demo", "mteb"})))
-    options = [o for p in commands[name].params for o in p.opts if o.startswith("--") and o != "--help"]
-    arguments = st.sampled_from(VALUES + options)
-    assert exit_code(name, *data.draw(st.lists(arguments, max_size=8))) == 2
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of stock modules and ours."""
@@ -228,11 +167,9 @@ def test_what_is_whole_is_read(tmp_path: Path, saved: Path) -> None:
     for files in (BEIR, {f"tea{suffix}": text.encode() for suffix, text in DOCUMENTS.items()}):
         for name, content in files.items():
             (tmp_path / name).write_bytes(content)
-    (tmp_path / "run").write_bytes(RUN)
     (tmp_path / "options.yaml").write_bytes(OPTIONS)
     assert len(RetrievalData.from_beir(tmp_path).corpus) == 2
     assert all(list(read_documents(tmp_path / f"tea{suffix}")) for suffix in DOCUMENTS)
-    assert len(read_run(tmp_path / "run")) == 2
     options = ["--config", str(tmp_path / "options.yaml"), "--data", str(tmp_path / "none"), "--model", "none"]
     assert "There is no folder" in CliRunner().invoke(app, ["train", *options]).output
     assert stm.load(saved).similarity_fn_name == "dot"

@@ -85,25 +85,18 @@ def _read_config(context: typer.Context, file: Path | None) -> None:
 
     try:
         given = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # ValueError: not UTF-8, or no such date
+    except (OSError, ValueError, yaml.YAMLError) as error:  # ValueError: not UTF-8, or no such date
         raise typer.BadParameter(f"{file} cannot be read as YAML: {error}") from None
-    names = {parameter.name for parameter in context.command.params} - {"config", "help"}
-    names = {"json" if name == "as_json" else name for name in names if name}
     if not isinstance(given, dict):
         raise typer.BadParameter(f"{file} holds {type(given).__name__}, not options such as 'batch_size: 64'.")
+    names = {parameter.name or "" for parameter in context.command.params} - {"config", "help", "as_json"} | {"json"}
     options = {str(key).replace("-", "_"): value for key, value in given.items()}
-    for name, value in options.items():
-        if name not in names:
-            raise typer.BadParameter(
-                f"{file} sets {name!r}, which is not an option of {context.info_name}.{did_you_mean(name, names)} "
-                f"Its options are {', '.join(sorted(names))}."
-            )
-        if isinstance(value, dict):
-            raise typer.BadParameter(f"{file}: {name} holds a mapping; give a single value or a list.")
-        if isinstance(value, list):
-            if any(isinstance(item, list | dict) for item in value):
-                raise typer.BadParameter(f"{file}: {name} holds a list of lists or mappings; give a list of values.")
-            options[name] = ",".join(map(str, value))
+    for name in options.keys() - names:
+        raise typer.BadParameter(
+            f"{file} sets {name!r}, which is not an option of {context.info_name}.{did_you_mean(name, names)} Its "
+            f"options are {', '.join(sorted(names))}."
+        )
+    options = {key: ",".join(map(str, v)) if isinstance(v, list) else v for key, v in options.items()}
     if "json" in options:
         options["as_json"] = options.pop("json")
     context.default_map = {**(context.default_map or {}), **{k: v for k, v in options.items() if v is not None}}

@@ -20,8 +20,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from st_magnitude._json import parse
-
 __all__ = [
     "HEADER",
     "DataError",
@@ -123,7 +121,7 @@ def numbered_texts(
     """Line number, id and text of the valid lines of a .jsonl file; the others are added to the problems."""
     for number, line in problems.lines(name):
         try:
-            row = parse(line)
+            row = json.loads(line)
         except ValueError as error:
             problems.add(name, number, f"is not valid JSON ({error}); write one object per line")
             continue
@@ -140,7 +138,7 @@ def json_rows(lines: Iterable[bytes], path: Path) -> Iterator[tuple[int, dict[st
             line = raw.decode("utf-8").removeprefix("\ufeff")
             if not line.strip():
                 continue
-            row = parse(line)
+            row = json.loads(line)
         except UnicodeDecodeError:
             raise DataError(f"{path}, line {number}: is not UTF-8; save the file in this encoding.") from None
         except ValueError as error:

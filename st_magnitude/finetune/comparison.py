@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.calibration import calibrate_exponent
 from st_magnitude.evaluation.metrics import scoring_of
 from st_magnitude.geometry import paired_bootstrap
+from st_magnitude.result import Result, Table, interval
 from st_magnitude.similarity import COSINE
 from st_magnitude.surgery.raw import normalizes_output
 
@@ -33,8 +35,8 @@ class Scored:
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """The trained model beside the pretrained one on the same queries."""
+class Comparison(Result):
+    """The trained model next to the pretrained one on the same queries."""
 
     queries: int
     pretrained: float  # nDCG@10 under the similarity of the pretrained model
@@ -58,79 +60,49 @@ class Comparison:
         """Whether the saved model keeps the norms of documents, from which an exponent can be calibrated."""
         return self.best is not None and self.saved.exponent < 1.0
 
-    def to_dict(self) -> dict[str, Any]:
-        """The figures, for JSON."""
-        return {
-            **vars(self),
-            **{k: vars(s) if (s := getattr(self, k)) else None for k in ("as_trained", "best", "saved")},
-        }
-
-    def __str__(self) -> str:
-        rows = {f"trained, {self.as_trained.name} (as trained)": self.as_trained}
-        if self.best is not None and self.best != self.as_trained:
-            rows[f"trained, {self.best.name} (best)"] = self.best
-        lines = [
-            f"nDCG@10 on {self.queries:,} queries; difference from pretrained with its 95 % interval",
-            f"  {'pretrained':35} {self.pretrained:.4f}",
-        ]
-        for name, scored in rows.items():
-            mark = "  saved" if scored == self.saved and len(rows) > 1 else ""
-            lines.append(f"  {name:35} {scored.ndcg:.4f}  {interval(scored.gain)}{mark}")
-        if self.saved != self.as_trained:
-            lines.append("The exponent was chosen on these queries, so its figure is optimistic.")
-        return "\n".join(lines)
+    def tables(self) -> Iterable[Table]:
+        """One table, for the terminal and for the model card."""
+        rows: list[list[Any]] = [["pretrained", self.pretrained, ""]]
+        kinds = {"as trained": self.as_trained, "best": self.best}
+        for kind, scored in kinds.items():
+            if scored is not None and (kind == "as trained" or scored != self.as_trained):
+                saved = ", saved" if scored == self.saved else ""
+                rows.append([f"trained, {scored.name} ({kind}{saved})", scored.ndcg, scored.gain])
+        title = f"nDCG@10 on {self.queries:,} queries, with the difference from pretrained and its 95 % interval"
+        note = "The exponent was chosen on these queries, so its figure is optimistic."
+        yield Table(["model", "nDCG@10", "difference"], rows, title, note if self.saved != self.as_trained else "")
 
     def verdict(self, split: str) -> str:
-        """Whether the trained model is better than the pretrained one, in a sentence."""
-        is_worse = self.saved.gain[2] < 0.0
-        what = "better" if self.is_better else "clearly worse" if is_worse else "not clearly better"
-        sentence = (
+        """Whether the trained model is better than the pretrained one, in a sentence or two."""
+        advice = "Train on more pairs or with another learning rate, or keep the pretrained model."
+        if self.is_better:
+            what, advice = "better", ""
+        elif self.saved.gain[2] < 0.0:
+            what = "clearly worse"
+            advice = "" if self.is_worse else "Another exponent is better: run calibrate, or leave out --keep-scoring."
+        else:
+            what = "not clearly better"
+        return (
             f"The trained model is {what} than the pretrained one on the {split} split: nDCG@10 changes by "
-            f"{interval(self.saved.gain)}."
-        )
-        if self.is_better or self.is_worse:
-            return sentence
-        if is_worse:
-            return f"{sentence} Another exponent is better: run calibrate, or leave out --keep-scoring."
-        return f"{sentence} Train on more pairs or with another learning rate, or keep the pretrained model."
-
-    def card(self, data: str) -> str:
-        """The section of a model card with the figures of the saved model, in Markdown."""
-        lines = [
-            "### Retrieval",
-            "",
-            f"nDCG@10 on {self.queries:,} queries ({data}), with a paired 95 % bootstrap interval of the difference.",
-            "",
-            "| model | nDCG@10 | difference |",
-            "| --- | ---: | ---: |",
-            f"| before training | {self.pretrained:.4f} | |",
-            f"| this model, scored by {self.saved.name} | {self.saved.ndcg:.4f} | {interval(self.saved.gain)} |",
-        ]
-        if self.saved != self.as_trained:
-            lines += ["", "The document exponent was chosen on these queries, so this figure is optimistic."]
-        return "\n".join(lines)
+            f"{interval(self.saved.gain)}. {advice}"
+        ).rstrip()
 
 
-def interval(gain: tuple[float, float, float]) -> str:
-    """A difference with its interval, such as "+0.0380 [+0.0150, +0.0610]"."""
-    return "{:+.4f} [{:+.4f}, {:+.4f}]".format(*gain)
-
-
-def own_ndcg(model: SentenceTransformer, task: RetrievalData) -> NDArray[np.float64]:
+def own_ndcg(model: SentenceTransformer, data: RetrievalData) -> NDArray[np.float64]:
     """nDCG@10 of every query under the model's own similarity; under cosine if that is a distance."""
     states_product = model.similarity_fn_name in ("cosine", "dot")
-    scoring, encoded = scoring_of(model, None if states_product else COSINE), task.encode(model)
+    scoring, encoded = scoring_of(model, None if states_product else COSINE), data.encode(model)
     return encoded.ndcg(encoded.top(scoring))
 
 
 def compare(
     model: SentenceTransformer,
-    task: RetrievalData,
+    data: RetrievalData,
     pretrained: NDArray[np.float64],
     keep_scoring: bool = False,
     seed: int = 0,
 ) -> Comparison:
-    """Measures a trained model beside the pretrained one and chooses how it is scored.
+    """Measures a trained model next to the pretrained one and chooses how it is scored.
 
     The model is scored as it was trained unless another document exponent is better. Of two that are tied, a model that
     loads without this package (exponent 0 or 1) is preferred.
@@ -141,10 +113,10 @@ def compare(
 
     exponent = float(scoring_of(model).exponents[1])
     if normalizes_output(model):
-        trained = scored(exponent, own_ndcg(model, task))
+        trained = scored(exponent, own_ndcg(model, data))
         return Comparison(len(pretrained), float(pretrained.mean()), trained, None, trained, None)
     exponents = np.append(np.linspace(0.0, 1.0, 21), exponent)
-    curve = calibrate_exponent(model, task, exponents, seed=seed)
+    curve = calibrate_exponent(model, data, exponents, seed=seed)
     trained, best = (
         scored(gamma, curve.per_query[np.abs(curve.exponents - gamma).argmin()]) for gamma in (exponent, curve.best)
     )

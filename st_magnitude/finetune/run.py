@@ -72,7 +72,7 @@ LOSSES: dict[str, type[MagnitudeRankingLoss]] = {
 
 
 # Settings that may change when a run is resumed
-FREE = {"epochs", "max_steps", "mini_batch_size", "bf16", "save_steps", "card_sample"}
+FREE = {"epochs", "max_steps", "mini_batch_size", "bf16", "save_steps"}
 FREE |= {"serve_length", "keep_anyway", "keep_scoring", "keep_checkpoints", "resume"}
 
 
@@ -140,8 +140,7 @@ def _train(
     if checkpoint is not None:
         check_same_run(output, settings)
     rows = training_rows(data, config.negatives, config.seed)
-    before, after = card_evaluators(data, config.card_sample, config.seed)
-    task = None if dev is None else dev
+    before, after = card_evaluators(data, seed=config.seed)
     if isinstance(model, str):
         model = load(model)
     for name in ("max_length", "serve_length"):
@@ -149,7 +148,7 @@ def _train(
             pass  # a model without such a limit is refused before anything is encoded
     arguments = training_arguments(config, rows, output, model)
     is_first = arguments.process_index == 0  # which measures and saves
-    pretrained = own_ndcg(model, task) if task is not None and is_first else None
+    pretrained = own_ndcg(model, dev) if dev is not None and is_first else None
     describe(model, data)
     trainer = make_trainer(model, rows, arguments, config, loss_options)
     if is_first:
@@ -164,8 +163,8 @@ def _train(
         limit_length(model, config.serve_length)
     after(model, epoch=round(trainer.state.epoch or 0), steps=trainer.state.global_step)
     comparison = None
-    if task is not None and pretrained is not None:
-        comparison = compare(model, task, pretrained, config.keep_scoring, config.seed)
+    if dev is not None and pretrained is not None:
+        comparison = compare(model, dev, pretrained, config.keep_scoring, config.seed)
         if comparison.saved != comparison.as_trained:
             prepare(model, Similarity(query=1.0, document=comparison.saved.exponent))
     geometry = {"before": before.metrics, "after": after.metrics}
@@ -176,9 +175,9 @@ def _train(
             "checkpoint remains: resume=True and keep_anyway=True (--resume --keep-anyway) save its model."
         )
         return TrainedModel(trainer, geometry, comparison, None)
-    save_trained(trainer, output, {"geometry": geometry, "dev": None if comparison is None else comparison.to_dict()})
+    save_trained(trainer, output, {"geometry": geometry, "dev": comparison})
     if comparison is not None and dev is not None:
-        add_section(output / "README.md", comparison.card(dev.name))
+        add_section(output / "README.md", f"### Retrieval ({dev.name})\n\n{comparison.to_markdown()}\n")
     if not config.keep_checkpoints:
         remove_checkpoints(output)
     return TrainedModel(trainer, geometry, comparison, output)

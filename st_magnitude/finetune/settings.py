@@ -99,9 +99,6 @@ class TrainConfig:
     bf16: Bf16 = None
     save_steps: Annotated[int, typer.Option(min=1, help="Steps between checkpoints.")] = 200
     seed: Annotated[int, typer.Option(help="Seed for the order, the negatives and dropout.")] = 0
-    card_sample: Annotated[
-        int, typer.Option(min=2, help="Number of documents whose geometry the model card describes.")
-    ] = 500
     keep_scoring: Annotated[
         bool,
         typer.Option("--keep-scoring", help="Save the model scored as trained, even if another exponent is better."),

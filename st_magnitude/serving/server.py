@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import httpx
 import numpy as np
 from numpy.typing import NDArray
-
-from st_magnitude._json import parse
 
 __all__ = ["Refused", "Server", "embed_all"]
 
@@ -82,7 +81,7 @@ class Server:
         if response.status_code != 200:
             raise self._refusal(response)
         try:
-            answer = parse(response.text)
+            answer = json.loads(response.text)
             if self._is_tei:
                 return list(answer)
             return [row["embedding"] for row in sorted(answer["data"], key=lambda row: row["index"])]
@@ -140,7 +139,7 @@ class Server:
         """The JSON object at a URL; empty if there is none."""
         response = self._send("GET", url)
         try:
-            found = parse(response.text) if response.status_code == 200 else {}
+            found = json.loads(response.text) if response.status_code == 200 else {}
         except ValueError:
             return {}
         return found if isinstance(found, dict) else {}

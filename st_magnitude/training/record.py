@@ -1,4 +1,4 @@
-"""What a training run was started with, recorded beside its checkpoints: a resumed run must have the same settings."""
+"""The settings of a training run, recorded next to its checkpoints: a resumed run must have the same settings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from st_magnitude._config import list_differences
-from st_magnitude._json import parse
 from st_magnitude.result import to_plain
 
 __all__ = ["check_same_run", "record_run", "remove_checkpoints"]
@@ -24,17 +23,11 @@ def check_same_run(output: Path, settings: Mapping[str, Any]) -> None:
             `st_magnitude._config.digest`), the batch size, and so on.
 
     Raises:
-        FileExistsError: If a setting differs, or there is no readable record. The message names all that differ.
+        FileExistsError: If a setting differs, or there is no record. The message names all that differ.
     """
     file = _file(output)
-    try:
-        before = parse(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise FileExistsError(
-            f"The settings of the run in {output} cannot be read ({error}), so it cannot be resumed. Choose another "
-            "output folder."
-        ) from None
-    if differences := list_differences(before, _plain(settings)):
+    before = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    if differences := list_differences(before, json.loads(json.dumps(to_plain(settings)))):
         raise FileExistsError(
             f"The run in {output} was started with other settings: {differences}. Resume with the same settings, or "
             "choose another output folder."
@@ -42,10 +35,10 @@ def check_same_run(output: Path, settings: Mapping[str, Any]) -> None:
 
 
 def record_run(output: Path, settings: Mapping[str, Any]) -> None:
-    """Writes the settings of a run beside its checkpoints, before the first of them."""
+    """Writes the settings of a run next to its checkpoints, before the first of them."""
     file = _file(output)
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(_plain(settings), indent=2) + "\n", encoding="utf-8")
+    file.write_text(json.dumps(to_plain(settings), indent=2) + "\n", encoding="utf-8")
 
 
 def remove_checkpoints(output: Path) -> None:
@@ -55,7 +48,3 @@ def remove_checkpoints(output: Path) -> None:
 
 def _file(output: Path) -> Path:
     return output / "checkpoints" / "run.json"
-
-
-def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return json.loads(json.dumps(to_plain(settings)))

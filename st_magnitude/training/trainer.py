@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import signal
@@ -14,7 +15,6 @@ import torch
 from safetensors import SafetensorError
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from st_magnitude._json import parse
 from st_magnitude._upstream import has_cpu_bf16, load_checkpoint_into
 from st_magnitude.training.engines import engine_of_trainer
 from st_magnitude.training.state import attach
@@ -154,7 +154,7 @@ def check_output(output: Path, resume: bool) -> Path | None:
 def _is_whole(checkpoint: Path) -> bool:
     """Whether the checkpoint holds the state of the Trainer, which is written last."""
     try:
-        state = parse((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+        state = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     return isinstance(state, dict) and "global_step" in state

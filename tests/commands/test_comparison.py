@@ -43,7 +43,7 @@ def test_a_fractional_exponent_is_chosen_where_it_is_clearly_better(planted):
     assert found.is_better
     assert found.verdict("dev").startswith("The trained model is better than the pretrained one on the dev split")
     said = str(found)
-    assert f"trained, exponent {found.saved.exponent:.2f} (best)" in said
+    assert f"trained, exponent {found.saved.exponent:.2f} (best, saved)" in said
     assert "The exponent was chosen on these queries" in said
     assert max(map(len, said.splitlines())) <= 80
 
