@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,44 +22,25 @@ from st_magnitude._config import (
     words,
 )
 
-__all__ = ["LOSSES", "Budget", "CompareConfig"]
+__all__ = ["LOSSES", "CompareConfig", "parse_budget"]
 
 LOSSES = ("cosine", "qnorm", "dot", "learnable", "tempaggmrl")
 SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600}
 
 
-@dataclass(frozen=True)
-class Budget:
-    """The seconds that a comparison may take, or the training steps of all its candidates together.
+def parse_budget(text: str) -> tuple[float, bool]:
+    """The seconds that a comparison may take, or the training steps of all its candidates, and whether it is steps.
 
     Example:
-        >>> Budget.parse("2h"), Budget.parse("500 steps")
-        (Budget(amount=7200.0, in_steps=False), Budget(amount=500.0, in_steps=True))
-        >>> str(Budget(5000.0)), str(Budget(70.0)), str(Budget(500.0, in_steps=True))
-        ('83 min', '70 s', '500 steps')
+        >>> parse_budget("2h"), parse_budget("500 steps")
+        ((7200.0, False), (500.0, True))
     """
-
-    amount: float
-    in_steps: bool = False
-
-    @classmethod
-    def parse(cls, text: str) -> Budget:
-        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|m|min|h|steps?)\s*", str(text))
-        if found is None or not float(found[1]):
-            raise ValueError(
-                f"budget must be a time or a number of steps, such as '30m', '2h' or '500 steps'; got {text!r}."
-            )
-        return cls(float(found[1]) * SECONDS.get(found[2], 1), found[2].startswith("step"))
-
-    @property
-    def rounded_up(self) -> str:
-        """A budget of at least this, as `parse` reads it."""
-        return f"{math.ceil(self.amount)} steps" if self.in_steps else f"{math.ceil(self.amount / 60)}m"
-
-    def __str__(self) -> str:
-        if self.in_steps:
-            return f"{self.amount:.0f} steps"
-        return f"{self.amount / 60:.0f} min" if self.amount >= 119.5 else f"{self.amount:.0f} s"
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|m|min|h|steps?)\s*", str(text))
+    if found is None or not float(found[1]):
+        raise ValueError(
+            f"budget must be a time or a number of steps, such as '30m', '2h' or '500 steps'; got {text!r}."
+        )
+    return float(found[1]) * SECONDS.get(found[2], 1), found[2].startswith("step")
 
 
 @dataclass(frozen=True)
@@ -129,7 +109,7 @@ class CompareConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        Budget.parse(self.budget)
+        parse_budget(self.budget)
         for name in self.losses or ():
             if name not in LOSSES:
                 raise ValueError(f"losses has {name!r}.{did_you_mean(name, LOSSES)} Choose from {', '.join(LOSSES)}.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from st_magnitude.data.beir import splits_of
 from st_magnitude.data.retrieval import DataError, RetrievalData
 from st_magnitude.data.splits import refuse_shared
 
-__all__ = ["Splits", "make_splits", "read_splits"]
+__all__ = ["Splits", "make_splits"]
 
 FEW_QUERIES = 50
 HELD_OUT, MOST_HELD_OUT = 5, 500  # one of five training queries, and not more than these
@@ -29,23 +30,17 @@ class Splits:
     notes: tuple[str, ...] = ()
 
 
-def read_splits(folder: str | Path, config: CompareConfig) -> Splits:
-    """Reads a folder in BEIR's layout. A split that does not exist is held out, as by `make_splits`."""
-    names = splits_of(folder)
-    train = RetrievalData.from_beir(folder, config.split if names else None, config.skip_empty)
-    wanted = (config.dev_split, config.test_split)
-    dev, test = (RetrievalData.from_beir(folder, name, config.skip_empty) if name in names else None for name in wanted)
-    return make_splits(train, config, dev, test)
-
-
 def make_splits(
-    train: RetrievalData, config: CompareConfig, dev: RetrievalData | None = None, test: RetrievalData | None = None
+    data: RetrievalData | str | Path,
+    config: CompareConfig,
+    dev: RetrievalData | None = None,
+    test: RetrievalData | None = None,
 ) -> Splits:
-    """Checks the splits, holds out those that are missing, and samples large ones.
+    """Reads and checks the splits, holds out those that are missing, and samples large ones.
 
     Args:
-        train: Data to train on.
-        config: Settings, of which the largest numbers of dev queries and of documents, and the seed, count here.
+        data: A folder in BEIR's layout, or data to train on.
+        config: Names of the splits of a folder, largest numbers of dev queries and of documents, and a seed.
         dev: Data to rank candidates on; None: a fifth of the training queries, 500 at most, which are not trained on.
         test: Data for the final figures; None: as for dev.
 
@@ -53,34 +48,41 @@ def make_splits(
         DataError: If a query is in two splits, no query of a split has a relevant document, or every document is
             relevant to every query, which ranks all models alike.
     """
+    if isinstance(data, str | Path):
+        names = splits_of(data)
+        read = partial(RetrievalData.from_beir, data, skip_empty=config.skip_empty)
+        train = read(config.split if names else None)  # None: a single qrels.tsv
+        dev, test = (read(name) if name in names else None for name in (config.dev_split, config.test_split))
+    else:
+        train = data
     rng, notes, parts = np.random.default_rng(config.seed), [], {}
-    for name, data in (("dev", dev), ("test", test)):
-        if data is None:
+    for name, part in (("dev", dev), ("test", test)):
+        if part is None:
             queries = sorted(train.query_ids)
             number = min(MOST_HELD_OUT, len(queries) // HELD_OUT)
             held_out = {queries[i] for i in rng.permutation(len(queries))[:number]}
-            data, train = _only(train, held_out), _only(train, train.queries.keys() - held_out)
+            part, train = _only(train, held_out), _only(train, train.queries.keys() - held_out)
             notes.append(f"There is no {name} split, so {number:,} of the training queries are held out for it.")
-        parts[name] = data
+        parts[name] = part
     for name, other, of in (("dev", train, "train"), ("test", train, "train"), ("test", parts["dev"], "dev")):
         refuse_shared(parts[name].query_ids, other.query_ids, name, of)
-    for (name, data), most in zip(parts.items(), (config.dev_queries, None), strict=True):
-        queries = sorted(data.query_ids)
-        data = _only(data, {queries[i] for i in rng.permutation(len(queries))[:most]})
-        needed = {d for judged in (data.relevant, data.negatives) for ids in judged.values() for d in ids}
-        others = sorted(data.corpus.keys() - needed)
+    for (name, part), most in zip(parts.items(), (config.dev_queries, None), strict=True):
+        queries = sorted(part.query_ids)
+        part = _only(part, {queries[i] for i in rng.permutation(len(queries))[:most]})
+        needed = {d for judged in (part.relevant, part.negatives) for ids in judged.values() for d in ids}
+        others = sorted(part.corpus.keys() - needed)
         needed |= {others[i] for i in rng.permutation(len(others))[: max(0, config.documents - len(needed))]}
-        if all(len(ids) == len(needed) for ids in data.relevant.values()):
+        if all(len(ids) == len(needed) for ids in part.relevant.values()):
             raise DataError(
                 f"Every document of the {name} split is relevant to every query, which ranks all models alike; add "
                 "documents that are not relevant."
             )
-        if len(data.queries) < FEW_QUERIES:
+        if len(part.queries) < FEW_QUERIES:
             notes.append(
-                f"The {name} split has {len(data.queries)} queries, on which differences of several hundredths of "
+                f"The {name} split has {len(part.queries)} queries, on which differences of several hundredths of "
                 f"nDCG@10 are noise. Use at least {FEW_QUERIES}, better some hundreds."
             )
-        parts[name] = replace(data, corpus={d: text for d, text in data.corpus.items() if d in needed})
+        parts[name] = replace(part, corpus={d: text for d, text in part.corpus.items() if d in needed})
     return Splits(train, parts["dev"], parts["test"], tuple(notes))
 
 

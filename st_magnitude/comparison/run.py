@@ -11,6 +11,7 @@ import gc
 import json
 import math
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,22 +19,23 @@ from pathlib import Path
 from typing import Any
 
 import transformers
+import yaml
 from filelock import FileLock, Timeout
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude._checks import needs
 from st_magnitude._config import list_differences
-from st_magnitude._plot import pyplot
+from st_magnitude._plot import draw, pyplot
 from st_magnitude.comparison.candidates import FACTOR, Candidate, Costs, cost, grids, least_steps, plan, rungs_of
-from st_magnitude.comparison.config import LOSSES, Budget, CompareConfig
-from st_magnitude.comparison.data import Splits, make_splits, read_splits
-from st_magnitude.comparison.files import write_files
+from st_magnitude.comparison.config import LOSSES, CompareConfig, parse_budget
+from st_magnitude.comparison.data import make_splits
 from st_magnitude.comparison.result import CompareResult, Entry, OnTest
 from st_magnitude.comparison.trial import Setup
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.metrics import model_name
 from st_magnitude.finetune.comparison import own_ndcg
 from st_magnitude.finetune.run import digest_of
+from st_magnitude.finetune.settings import TrainConfig
 from st_magnitude.geometry import paired_bootstrap
 from st_magnitude.surgery.export import load
 
@@ -67,8 +69,8 @@ def compare(
         model: A model, the folder or hub id of one, or a function that returns a new one. It is not changed.
         data: A folder in BEIR's layout, whose splits the config names, or the data to train on.
         output: New folder for the winning model (``model``), ``compare.json``, ``compare.md`` with its picture
-            ``compare-curves.png``, ``train_winner.py``, and Optuna's ``study.log``. If it holds an unfinished
-            comparison, that is continued; candidates that were measured are not trained again.
+            ``compare-curves.png``, ``train.yaml`` for ``st-magnitude train --config``, and Optuna's ``study.log``. An
+            unfinished comparison is continued; candidates that were measured are not trained again.
         config: Settings.
         dev: Data to rank the candidates on, if data is not a folder; None: held-out training queries.
         test: Data for the final figures; None: held-out training queries.
@@ -94,30 +96,19 @@ def compare(
         raise ValueError("compare trains in one process; start it without torchrun or accelerate launch.")
     if (output / "compare.json").exists():
         raise FileExistsError(f"{output} holds a finished comparison. Choose another output folder.")
-    splits = _splits(data, dev, test, config)
-    setup = Setup.of(model, splits, config)
+    splits = make_splits(data, config, dev, test)
     for note in splits.notes:
         say(f"Note: {note}")
     settings = {key: value for key, value in vars(config).items() if key not in FREE}
     settings["model"] = model if isinstance(model, str) else None
     settings["data"] = [digest_of(part) for part in (splits.train, splits.dev, splits.test)]
-    name = model if isinstance(model, str) else model_name(setup.base)
     with _no_progress_bars():
+        setup = Setup.of(model, splits, config)
         try:
             run = _Run(setup, output, say, began, json.loads(json.dumps(settings)))
-            return run.finish(name, model, data)
+            return run.finish(model if isinstance(model, str) else model_name(setup.base))
         except KeyboardInterrupt:
             raise KeyboardInterrupt(f"Stopped. Give the same command again to continue with {output}.") from None
-
-
-def _splits(
-    data: RetrievalData | str | Path, dev: RetrievalData | None, test: RetrievalData | None, config: CompareConfig
-) -> Splits:
-    if not isinstance(data, str | Path):
-        return make_splits(data, config, dev, test)
-    if dev is not None or test is not None:
-        raise ValueError("dev and test are for data in memory; a folder has them as splits (dev_split, test_split).")
-    return read_splits(data, config)
 
 
 class _Run:
@@ -138,7 +129,8 @@ class _Run:
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.setup, self.output, self.say, self.began = setup, output, say, began
-        self.budget, self.states = Budget.parse(setup.config.budget), optuna.trial.TrialState
+        self.budget, self.in_steps = parse_budget(setup.config.budget)
+        self.states = optuna.trial.TrialState
         self.sets = grids(setup.config, setup.is_static)
         output.mkdir(parents=True, exist_ok=True)
         self.lock = FileLock(output / ".lock")  # of the one process that plans, takes a candidate or writes the result
@@ -172,19 +164,20 @@ class _Run:
     def _plan(self) -> dict[str, Any]:
         """The largest set of candidates that the budget can train for long enough to tell them apart."""
         costs, spent, reserve, most = Costs(), 0.0, 0.0, self.setup.most_steps
-        if not self.budget.in_steps:
+        if not self.in_steps:
             costs, on_test = self.setup.time(self.sets[0][-1], self.output / "models")
             reserve = MODELS_ON_TEST * on_test + FILE_SECONDS
             spent = time.perf_counter() - self.began + costs.search + reserve  # a search with the pretrained model
         for grid in self.sets:
-            steps = plan(len(grid), self.budget.amount - spent, costs, most)
+            steps = plan(len(grid), self.budget - spent, costs, most)
             if steps >= (least := least_steps(len(grid), most)):
                 break
         else:
-            enough = Budget(cost(len(grid), least, costs) + spent, self.budget.in_steps).rounded_up
+            least = math.ceil((cost(len(grid), least, costs) + spent) / (1 if self.in_steps else 60))
             raise ValueError(
-                f"A budget of {self.budget} is too small: {len(grid)} candidates need --budget {enough!r} at least. "
-                "Give that, or fewer --losses, --temperatures or --documents."
+                f"A budget of {self.setup.config.budget} is too small: {len(grid)} candidates need --budget "
+                f"'{least}{' steps' if self.in_steps else 'm'}' at least. Give that, or fewer --losses, "
+                "--temperatures or --documents."
             )
         rungs = rungs_of(len(grid), steps)
         stops = [f", about a third of them beyond {rung:,}" for rung in rungs[:-1]]
@@ -202,7 +195,7 @@ class _Run:
             found.append(Entry(Candidate(**trial.params), curve, trial.user_attrs["exponent"], seconds))
         return sorted(found, key=lambda entry: (-entry.steps, -entry.score, self.grid.index(entry.candidate)))
 
-    def finish(self, name: str, model: Any, data: Any) -> CompareResult:
+    def finish(self, name: str) -> CompareResult:
         """Trains candidates until none is left or the time is up. The last process reads the test split and writes."""
         is_waiting = False
         while True:
@@ -213,8 +206,7 @@ class _Run:
                         self.study.set_user_attr("test", self._test())
                     result = self._result(name)
                     if not (self.output / "compare.json").exists():
-                        trained = self.folder(result.winner.candidate)
-                        write_files(result, self.setup, self.output, trained, model, data)
+                        self._write(result)
                     return result
             if claim is not None:
                 candidate, trial, lock = claim
@@ -231,8 +223,8 @@ class _Run:
         if "test" in self.study.user_attrs:
             return None, 0
         entries, others = self.entries(), 0
-        spent = sum(entry.steps for entry in entries) if self.budget.in_steps else time.perf_counter() - self.began
-        is_over = bool(entries) and spent >= self.budget.amount - self.plan["reserve"]
+        spent = sum(entry.steps for entry in entries) if self.in_steps else time.perf_counter() - self.began
+        is_over = bool(entries) and spent >= self.budget - self.plan["reserve"]
         measured = {entry.candidate for entry in entries}
         for candidate in (candidate for candidate in self.grid if candidate not in measured):
             lock = FileLock(f"{self.folder(candidate)}.lock", timeout=0)
@@ -322,9 +314,25 @@ class _Run:
             pretrained=self.plan["pretrained"],
             dev_queries=len(self.setup.dev.query_ids),
             left_out=len(self.grid) - len(entries),
-            budget=str(self.budget),
+            budget=self.setup.config.budget,
             notes=list(self.setup.splits.notes),
         )
+
+    def _write(self, result: CompareResult) -> None:
+        """Writes the files; compare.json, which marks the comparison as finished, comes last."""
+        output, candidate = self.output, result.winner.candidate
+        shutil.copytree(self.folder(candidate), output / "model", dirs_exist_ok=True)
+        settings = candidate.settings(self.setup.config, self.setup.base, self.rungs[-1])
+        changed = {name: value for name, value in vars(settings).items() if value != getattr(TrainConfig(), name)}
+        note = "st-magnitude train --config train.yaml --data ... --model ... --output ..."
+        if candidate.sigreg:
+            note = f"train(..., loss_options={{'regularizers': [(stm.SIGReg(), {candidate.sigreg})]}}) in Python"
+        (output / "train.yaml").write_text(f"# {note}\n{yaml.safe_dump(changed)}", encoding="utf-8")
+        (output / "compare-curves.png").write_bytes(draw(result.paint, (6.0, 4.0)).png)
+        parts = [result.to_markdown(), *result.notes, "![nDCG@10 on dev by steps](compare-curves.png)\n"]
+        (output / "compare.md").write_text("\n\n".join(parts), encoding="utf-8")
+        shutil.rmtree(output / "models")
+        result.save(output / "compare.json")
 
 
 @contextmanager

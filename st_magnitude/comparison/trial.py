@@ -54,8 +54,12 @@ class Setup:
             own = base.max_seq_length
             limit_length(base, config.max_length)  # raises for a model without a limit
             limit_length(base, own)
-        if config.dim is not None:
-            keep_dimensions(base, config.dim)
+        width = output_width(base)
+        if None not in (config.dim, width) and config.dim > width:
+            raise ValueError(
+                f"dim is {config.dim}, and the embeddings of this model have {width} dimensions; give at most that."
+            )
+        base.truncate_dim = config.dim or base.truncate_dim  # of searches; training still sees all dimensions
         return cls(base, splits, config)
 
     @cached_property
@@ -145,14 +149,6 @@ class Setup:
         trainer.add_callback(pace)
         trainer.train()
         return Costs(pace.step_seconds, dev), test
-
-
-def keep_dimensions(model: SentenceTransformer, dim: int) -> None:
-    """Has ``encode`` cut the embeddings of a model to a prefix. Training still sees all dimensions."""
-    width = output_width(model)
-    if width is not None and dim > width:
-        raise ValueError(f"dim is {dim}, and the embeddings of this model have {width} dimensions; give at most that.")
-    model.truncate_dim = dim
 
 
 class _AtRungs(TrainerCallback):

@@ -14,12 +14,13 @@ import pytest
 import torch
 from _tiny import load_transformer, save_transformer
 from sentence_transformers import SentenceTransformer
+from typer.testing import CliRunner
 
 import st_magnitude as stm
+from st_magnitude.commands.app import app
 from st_magnitude.comparison import run as run_module
 from st_magnitude.comparison.candidates import Candidate, Costs, cost, grids, least_steps, plan, rungs_of
-from st_magnitude.comparison.config import Budget
-from st_magnitude.comparison.data import make_splits, read_splits
+from st_magnitude.comparison.data import make_splits
 from st_magnitude.comparison.result import CompareResult, Entry, OnTest
 from st_magnitude.comparison.trial import Setup
 from st_magnitude.data.retrieval import DataError, RetrievalData
@@ -125,8 +126,8 @@ def test_missing_splits_are_held_out_of_the_training_queries(folder):
     assert len(splits.dev.corpus) == len(splits.test.corpus) == 100
     assert "There is no dev split, so 36 of the training queries are held out for it." in splits.notes
     assert "The dev split has 36 queries, on which differences" in splits.notes[2]
-    given = read_splits(folder, stm.CompareConfig())
-    assert given == read_splits(folder, stm.CompareConfig())
+    given = make_splits(folder, stm.CompareConfig())
+    assert given == make_splits(folder, stm.CompareConfig())
     assert (given.dev.queries, given.test.queries) == (part(1).queries, part(2).queries)
     assert not given.notes
 
@@ -150,7 +151,7 @@ def test_data_that_cannot_rank_is_refused(dev, message):
 
 @pytest.fixture
 def setup(folder, model_path):
-    return Setup.of(model_path, read_splits(folder, SMALL), SMALL)
+    return Setup.of(model_path, make_splits(folder, SMALL), SMALL)
 
 
 def trained(setup, candidate, rungs, folder, goes_on=lambda steps: True):
@@ -179,13 +180,13 @@ def test_a_candidate_is_measured_at_every_rung_and_ends_where_it_is_behind(setup
 
 
 def test_a_candidate_that_diverges_is_measured_as_such(setup, tmp_path):
-    curve = trained(setup, Candidate("qnorm", 0.05, 1e38), [3], tmp_path / "model", goes_on=lambda steps: False)
-    assert math.isnan(curve[3][0])
+    curve = trained(setup, Candidate("qnorm", 0.05, 1e38), [6], tmp_path / "model", goes_on=lambda steps: False)
+    assert math.isnan(curve[6][0])
 
 
 def test_a_shorter_index_is_what_every_search_has_and_training_has_all_dimensions(folder, model_path, tmp_path):
     config = replace(SMALL, dim=8)
-    setup, candidate = Setup.of(model_path, read_splits(folder, config), config), Candidate("tempaggmrl", 0.05, 0.03)
+    setup, candidate = Setup.of(model_path, make_splits(folder, config), config), Candidate("tempaggmrl", 0.05, 0.03)
     assert candidate.settings(config, setup.base, 3).dims == [8, 16, 32]
     curve = trained(setup, candidate, [3], tmp_path / "model")
     model = stm.load(str(tmp_path / "model"))
@@ -200,7 +201,7 @@ def test_a_shorter_index_is_what_every_search_has_and_training_has_all_dimension
 def test_max_length_limits_training_alone(folder, tmp_path):
     model, config, lengths = load_transformer(save_transformer(tmp_path / "tiny")), replace(SMALL, max_length=4), []
     model.max_seq_length = 24
-    setup = Setup.of(model, read_splits(folder, config), config)
+    setup = Setup.of(model, make_splits(folder, config), config)
     trainer = setup.trainer(Candidate("cosine", 0.05, 1e-3), 4, tmp_path)
     trainer.model.register_forward_pre_hook(lambda _, inputs: lengths.append(inputs[0]["input_ids"].shape[1]))
     trainer.train()
@@ -271,7 +272,7 @@ def test_processes_share_one_study_and_each_candidate_is_trained_once(finished):
 def test_the_output(finished):
     output, figures, said = finished
     assert {path.name for path in output.iterdir()} - {".lock"} == {
-        *("model", "compare.json", "compare.md", "compare-curves.png", "train_winner.py", "study.log")
+        *("model", "compare.json", "compare.md", "compare-curves.png", "train.yaml", "study.log")
     }
     assert {entry["curve"][-1][0] for entry in figures["candidates"]} == {10, 30}  # some stopped at the first rung
     lines = said[3].splitlines()
@@ -297,13 +298,13 @@ def test_the_saved_model_is_the_winner_and_its_figures_are_those_of_the_test_spl
 
 
 @pytest.mark.slow
-def test_the_script_trains_the_winner_again(finished):
-    source = (finished[0] / "train_winner.py").read_text()
-    exec(compile(source, "train_winner.py", "exec"), {})
-    again, before = (stm.load(str(finished[0] / name)) for name in ("again", "model"))
-    assert again.truncate_dim == before.truncate_dim == 8
-    weights = again.state_dict()
-    assert all(torch.equal(weights[name], value) for name, value in before.state_dict().items())
+def test_train_makes_the_winner_again_of_its_settings(finished, folder, model_path):
+    settings, output = finished[0] / "train.yaml", finished[0] / "again"
+    options = ["--config", settings, "--data", folder, "--model", model_path, "--output", output]
+    done = CliRunner().invoke(app, ["train", *map(str, options)])
+    assert done.exit_code == 0, done.output
+    again, before = (stm.load(str(path)).state_dict() for path in (output, finished[0] / "model"))
+    assert all(torch.equal(again[name], value) for name, value in before.items())
 
 
 @pytest.mark.slow
@@ -366,7 +367,7 @@ def test_a_time_is_met_to_one_training_run(folder, model_path, tmp_path, monkeyp
     ("change", "message"),
     [
         ({"budget": "20 steps"}, "A budget of 20 steps is too small: 4 candidates need --budget '28 steps' at least"),
-        ({"budget": "1s"}, "A budget of 1 s is too small: 4 candidates need --budget '.*m' at least"),
+        ({"budget": "1s"}, "A budget of 1s is too small: 4 candidates need --budget '.*m' at least"),
         ({"max_length": 8}, "reads texts of any number of tokens"),
         ({"dim": 33}, "dim is 33, and the embeddings of this model have 32 dimensions; give at most that"),
     ],
@@ -430,10 +431,3 @@ def result_with(first, over_cosine, over_pretrained=CLEAR, exponent=0.0):
 )
 def test_the_verdict(result, says):
     assert says in result.recommendation
-
-
-def test_budgets_as_text():
-    assert [str(Budget.parse(text)) for text in ("90s", "30m", "2h", "1.5 h", "70 steps")] == [
-        *("90 s", "30 min", "120 min", "90 min", "70 steps")
-    ]
-    assert [Budget(x).rounded_up for x in (61.0, 3600.0)] == ["2m", "60m"]
