@@ -37,6 +37,7 @@ from st_magnitude.finetune.comparison import own_ndcg
 from st_magnitude.finetune.run import digest_of
 from st_magnitude.finetune.settings import TrainConfig
 from st_magnitude.geometry import paired_bootstrap
+from st_magnitude.surgery.card import add_section
 from st_magnitude.surgery.export import load
 
 __all__ = ["CompareConfig", "CompareResult", "compare"]
@@ -184,7 +185,7 @@ class _Run:
         self.say(f"{len(grid)} candidates of up to {rungs[-1]:,} steps{''.join(stops)}")
         if grid is not self.sets[0]:
             self.say(f"Note: A larger budget tries up to {len(self.sets[0])} candidates.")
-        pretrained = float(own_ndcg(self.setup.base, self.setup.dev).mean())
+        pretrained = float(own_ndcg(self.setup.base, self.setup.splits.dev).mean())
         return {"candidates": len(grid), "rungs": rungs, "reserve": reserve, "pretrained": pretrained}
 
     def entries(self) -> list[Entry]:
@@ -312,7 +313,7 @@ class _Run:
                 paired_bootstrap(others[0][1], control, seed=seed) if others else None,
             ),
             pretrained=self.plan["pretrained"],
-            dev_queries=len(self.setup.dev.query_ids),
+            dev_queries=len(self.setup.splits.dev.query_ids),
             left_out=len(self.grid) - len(entries),
             budget=self.setup.config.budget,
             notes=list(self.setup.splits.notes),
@@ -322,6 +323,8 @@ class _Run:
         """Writes the files; compare.json, which marks the comparison as finished, comes last."""
         output, candidate = self.output, result.winner.candidate
         shutil.copytree(self.folder(candidate), output / "model", dirs_exist_ok=True)
+        test, *_ = result.tables()
+        add_section(output / "model" / "README.md", f"### Retrieval\n\n{test.to_markdown()}")
         settings = candidate.settings(self.setup.config, self.setup.base, self.rungs[-1])
         changed = {name: value for name, value in vars(settings).items() if value != getattr(TrainConfig(), name)}
         note = "st-magnitude train --config train.yaml --data ... --model ... --output ..."

@@ -20,12 +20,11 @@ from st_magnitude._files import whole_folder
 from st_magnitude.comparison.candidates import Candidate, Costs
 from st_magnitude.comparison.config import CompareConfig
 from st_magnitude.comparison.data import Splits
-from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import NotFiniteError
 from st_magnitude.evaluation.metrics import scoring_of
-from st_magnitude.finetune.run import describe, make_trainer, save_trained, training_arguments, training_rows
+from st_magnitude.finetune.run import describe, make_trainer, reading, save_trained, training_arguments, training_rows
 from st_magnitude.similarity import Similarity
-from st_magnitude.surgery.export import limit_length, load
+from st_magnitude.surgery.export import load
 from st_magnitude.surgery.normalize import prepare
 from st_magnitude.surgery.raw import normalizes_output, output_width
 
@@ -50,10 +49,8 @@ class Setup:
             base = load(model)
         else:
             base = copy.deepcopy(model) if isinstance(model, SentenceTransformer) else model()
-        if config.max_length is not None:
-            own = base.max_seq_length
-            limit_length(base, config.max_length)  # raises for a model without a limit
-            limit_length(base, own)
+        with reading(base, config.max_length):
+            pass  # a model without such a limit is refused
         width = output_width(base)
         if None not in (config.dim, width) and config.dim > width:
             raise ValueError(
@@ -67,10 +64,6 @@ class Setup:
         return training_rows(self.splits.train, self.config.negatives, self.config.seed)
 
     @property
-    def dev(self) -> RetrievalData:
-        return self.splits.dev
-
-    @property
     def is_static(self) -> bool:
         return any(isinstance(module, StaticEmbedding) for module in self.base)
 
@@ -80,10 +73,8 @@ class Setup:
         return max(1, round(self.config.epochs * max(1, len(self.rows) // self.config.batch_size)))
 
     def trainer(self, candidate: Candidate, steps: int, output: Path) -> SentenceTransformerTrainer:
-        """A Trainer with a copy of the pretrained model that reads texts of the length to train with."""
+        """A Trainer with a copy of the pretrained model."""
         model = copy.deepcopy(self.base)
-        if self.config.max_length is not None:
-            limit_length(model, self.config.max_length)
         settings = candidate.settings(self.config, model, steps)
         quiet = {"save_strategy": "no", "disable_tqdm": True}
         arguments = training_arguments(settings, self.rows, output, model, **quiet)
@@ -96,14 +87,13 @@ class Setup:
     def measure(self, model: SentenceTransformer) -> tuple[float, float]:
         """nDCG@10 on dev at the document exponent that is best there, and this exponent; nan if training diverged.
 
-        The model reads texts of its own length, as it will be saved.
+        The model reads texts of its own length, as it will be saved, while training may read shorter ones.
         """
-        if self.config.max_length is not None:
-            limit_length(model, self.base.max_seq_length)
         exponent = float(scoring_of(model).exponents[1])
         exponents = [1.0] if normalizes_output(model) else [*EXPONENTS, exponent]
         try:
-            encoded = self.dev.encode(model)
+            with reading(model, None if self.config.max_length is None else self.base.max_seq_length):
+                encoded = self.splits.dev.encode(model)
         except NotFiniteError:
             return float("nan"), exponent
         tops = encoded.tops([Similarity(query=1.0, document=exponent) for exponent in exponents])
@@ -125,7 +115,8 @@ class Setup:
         """
         trainer = self.trainer(candidate, rungs[-1], folder.parent)
         trainer.add_callback(_AtRungs(self, rungs[:-1], goes_on))
-        trainer.train()
+        with reading(trainer.model, self.config.max_length):
+            trainer.train()
         if trainer.state.global_step < rungs[-1]:
             return
         # accelerate leaves its autocast around forward, which would still encode in bfloat16
@@ -135,19 +126,20 @@ class Setup:
             if exponent != scoring_of(trainer.model).exponents[1]:
                 prepare(trainer.model, Similarity(query=1.0, document=exponent))
             with whole_folder(folder, overwrite=True) as new:
-                save_trained(trainer, new, {"dev": {"queries": len(self.dev.query_ids), "ndcg": ndcg}})
+                save_trained(trainer, new, {"dev": {"queries": len(self.splits.dev.query_ids), "ndcg": ndcg}})
 
     def time(self, candidate: Candidate, output: Path) -> tuple[Costs, float]:
         """The costs of a candidate by a few texts and steps, and the seconds of a search on the test split."""
-        texts = list(islice(self.dev.corpus.values(), PROBE_TEXTS))
+        splits, texts = self.splits, list(islice(self.splits.dev.corpus.values(), PROBE_TEXTS))
         self.base.encode_document(texts[:2], show_progress_bar=False)  # the first call is slower
         began = time.perf_counter()
         self.base.encode_document(texts, show_progress_bar=False)
         per_text = (time.perf_counter() - began) / len(texts)
-        dev, test = (per_text * (len(task.query_ids) + len(task.corpus)) for task in (self.dev, self.splits.test))
+        dev, test = (per_text * (len(task.query_ids) + len(task.corpus)) for task in (splits.dev, splits.test))
         trainer, pace = self.trainer(candidate, PROBE_STEPS, output), _Pace()
         trainer.add_callback(pace)
-        trainer.train()
+        with reading(trainer.model, self.config.max_length):
+            trainer.train()
         return Costs(pace.step_seconds, dev), test
 
 
@@ -160,8 +152,6 @@ class _AtRungs(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         if state.global_step in self.rungs:
             control.should_training_stop = not self.goes_on(state.global_step, *self.setup.measure(model))
-            if self.setup.config.max_length is not None:
-                limit_length(model, self.setup.config.max_length)
 
 
 class _Pace(TrainerCallback):

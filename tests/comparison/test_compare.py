@@ -176,7 +176,7 @@ def test_a_candidate_is_measured_at_every_rung_and_ends_where_it_is_behind(setup
     alone = trained(setup, candidate, [27], tmp_path / "alone")
     assert alone[27] == whole[27]  # measurements on the way change nothing
     model = stm.load(str(tmp_path / "whole"))
-    assert own_ndcg(model, setup.dev).mean() == pytest.approx(whole[27][0], abs=1e-9)
+    assert own_ndcg(model, setup.splits.dev).mean() == pytest.approx(whole[27][0], abs=1e-9)
 
 
 def test_a_candidate_that_diverges_is_measured_as_such(setup, tmp_path):
@@ -192,7 +192,7 @@ def test_a_shorter_index_is_what_every_search_has_and_training_has_all_dimension
     model = stm.load(str(tmp_path / "model"))
     assert model.truncate_dim == model.get_embedding_dimension() == 8
     with model.truncate_embeddings(None):
-        whole = setup.dev.encode(model)
+        whole = setup.splits.dev.encode(model)
     prefix = whole.prefix(8)
     assert curve[3][0] == pytest.approx(prefix.ndcg(prefix.top(stm.COSINE)).mean(), abs=1e-9)
     assert curve[3][0] != pytest.approx(whole.ndcg(whole.top(stm.COSINE)).mean(), abs=1e-9)
@@ -202,17 +202,17 @@ def test_max_length_limits_training_alone(folder, tmp_path):
     model, config, lengths = load_transformer(save_transformer(tmp_path / "tiny")), replace(SMALL, max_length=4), []
     model.max_seq_length = 24
     setup = Setup.of(model, make_splits(folder, config), config)
-    trainer = setup.trainer(Candidate("cosine", 0.05, 1e-3), 4, tmp_path)
-    trainer.model.register_forward_pre_hook(lambda _, inputs: lengths.append(inputs[0]["input_ids"].shape[1]))
-    trainer.train()
-    assert max(lengths) == 4
-    assert setup.base.max_seq_length == 24
+    setup.base.register_forward_pre_hook(  # of the copies that are trained, too
+        lambda model, inputs: lengths.append((model.training, inputs[0]["input_ids"].shape[1]))
+    )
     curve = trained(setup, Candidate("cosine", 0.05, 1e-3), [2, 6], tmp_path / "model")
+    assert max(length for is_training, length in lengths if is_training) == 4
+    assert max(length for is_training, length in lengths if not is_training) > 4
     model = stm.load(str(tmp_path / "model"))
     assert model.max_seq_length == 24
-    assert own_ndcg(model, setup.dev).mean() == pytest.approx(curve[6][0], abs=1e-9)
+    assert own_ndcg(model, setup.splits.dev).mean() == pytest.approx(curve[6][0], abs=1e-9)
     model.max_seq_length = 4
-    assert own_ndcg(model, setup.dev).mean() != pytest.approx(curve[6][0], abs=1e-9)
+    assert own_ndcg(model, setup.splits.dev).mean() != pytest.approx(curve[6][0], abs=1e-9)
 
 
 # --- the comparison ---------------------------------------------------------------------------------------------------
@@ -295,6 +295,8 @@ def test_the_saved_model_is_the_winner_and_its_figures_are_those_of_the_test_spl
         model = stm.load(str(path), truncate_dim=8)
         assert own_ndcg(model, part(2)).mean() == pytest.approx(figures["test"]["ndcg"][name], abs=1e-9)
     assert stm.load(str(output / "model")).truncate_dim == 8
+    row = f"| {figures['winner']} | {figures['test']['ndcg'][figures['winner']]:.4f} |"
+    assert row in (output / "model" / "README.md").read_text()
 
 
 @pytest.mark.slow
