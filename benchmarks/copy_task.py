@@ -48,7 +48,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def retriever(seed: int = 0) -> SentenceTransformer:
-    """A retriever that takes the mean of random word vectors, among which those of noise have large norms."""
+    """A retriever that takes the mean of random word vectors; the vectors of noise words have large norms."""
     torch.manual_seed(seed)
     words = tokenizer().backend_tokenizer
     table = 0.1 * torch.randn(words.get_vocab_size(), 32)

@@ -50,7 +50,6 @@ class Neighbours:
     key_mask: Tensor | None = None  # (B, L), True at tokens and False at padding; None if nothing is padded
     v_norm: bool = True  # whether to divide by the value norms, Eq. 6
     eps: float = 1e-6  # of Eq. 6
-    recompute: bool = True  # whether the backward pass computes the pairs again
     calls: int = field(default=0, compare=False)  # number of layers that have used this object
 
     @classmethod
@@ -99,7 +98,7 @@ class Neighbours:
 def in_batch_attention(
     query: Tensor, key: Tensor, value: Tensor, neighbours: Neighbours, scaling: float | None = None
 ) -> Tensor:
-    """What each document takes from the other documents of its group: b_i of Eq. 7.
+    """Returns b_i of Eq. 7, which each document takes from the other documents of its group.
 
         b_i = sum_{j != i} Sim(D_i, D_j) · b~_ij                                                         (Eq. 7)
         b~_ij = P V_j / (P |V_j| + eps),   P = softmax(Q_i K_j^T · scaling), full, for each j by itself    (Eq. 5, 6)
@@ -155,11 +154,11 @@ def in_batch_attention(
         weighted = found * similarity[i, j].to(wide)[:, None, None, None]
         return torch.zeros_like(query, dtype=wide).index_add(0, i, weighted)  # (n, H_kv, rL, d')
 
-    recompute = neighbours.recompute and torch.is_grad_enabled()
     parts = []
     for first, last, i, j in neighbours.chunks:
         inputs = (query[first:last], key, value, neighbours.similarity[first:last], i, j)
-        parts.append(checkpoint(attend, *inputs, use_reentrant=False) if recompute else attend(*inputs))
+        # The backward pass computes the pairs again, so their outputs take no memory until then.
+        parts.append(checkpoint(attend, *inputs, use_reentrant=False) if torch.is_grad_enabled() else attend(*inputs))
     return torch.cat(parts)[..., :value_dim].reshape(n_documents, n_heads, length, value_dim).to(query.dtype)
 
 
@@ -205,30 +204,31 @@ def base_model(lm: nn.Module) -> PreTrainedModel:
 
 
 def check_supported(lm: nn.Module) -> None:
-    """Refuse a language model whose attention differs from Eq. 3-8, naming the reason."""
+    """Refuses a language model whose attention differs from Eq. 3-8, naming the reason."""
     base = base_model(lm)
-    name, config = type(base).__name__, base.config.get_text_config()
+    config = base.config.get_text_config()
+    reason = ""
     if getattr(config, "is_encoder_decoder", False) or base.get_output_embeddings() is None:
-        raise ValueError(f"{name} is not a causal decoder with an output layer; use AutoModelForCausalLM.")
-    if not supports_attention_interface(base):
-        raise ValueError(
-            f"{name} does not compute attention through transformers' AttentionInterface, so in-batch attention cannot "
-            "reach it. Use another decoder; Llama, Qwen2, Qwen3, Mistral, SmolLM, Gemma (1) and DeepSeek V3 work."
+        reason = "is not a causal decoder with an output layer; use AutoModelForCausalLM."
+    elif not supports_attention_interface(base):
+        reason = (
+            "does not compute attention through transformers' AttentionInterface, so in-batch attention cannot reach "
+            "it. Use another decoder; Llama, Qwen2, Qwen3, Mistral, SmolLM, Gemma (1) and DeepSeek V3 work."
         )
-    if base.get_decoder() is base:
-        raise ValueError(
-            f"{name} does not separate its decoder from its output layer (get_decoder); use another model."
-        )
-    if any(getattr(module, "is_causal", True) is False for module in base.modules()):
-        raise ValueError(f"{name} attends in both directions; use a causal decoder.")
+    elif base.get_decoder() is base:
+        reason = "does not separate its decoder from its output layer (get_decoder); use another model."
+    elif any(getattr(module, "is_causal", True) is False for module in base.modules()):
+        reason = "attends in both directions; use a causal decoder."
+    elif any(part.rsplit(".", 1)[-1] == "sinks" for part, _ in base.named_parameters()):
+        reason = "has attention sinks, which Eq. 5 does not include; it is not supported."
     for option in ("attn_logit_softcapping", "final_logit_softcapping", "attn_logit_softcap"):
-        if getattr(config, option, None):
-            raise ValueError(f"{name} has {option} = {getattr(config, option)}; softcapped models are not supported.")
+        if value := getattr(config, option, None):
+            reason = reason or f"has {option} = {value}; softcapped models are not supported."
     for option in ("logit_scale", "logits_scaling"):
-        if getattr(config, option, None) not in (None, 1, 1.0):
-            raise ValueError(f"{name} has {option} = {getattr(config, option)}; scaled logits are not supported.")
-    if any(part.rsplit(".", 1)[-1] == "sinks" for part, _ in base.named_parameters()):
-        raise ValueError(f"{name} has attention sinks, which Eq. 5 does not include; it is not supported.")
+        if (value := getattr(config, option, None)) not in (None, 1, 1.0):
+            reason = reason or f"has {option} = {value}; scaled logits are not supported."
+    if reason:
+        raise ValueError(f"{type(base).__name__} {reason}")
 
 
 def attach(lm: nn.Module) -> None:
@@ -244,17 +244,6 @@ def attach(lm: nn.Module) -> None:
     base.set_attn_implementation(NAME)
     if attention_implementation(base.get_decoder()) != NAME:
         raise ValueError(f"{type(base).__name__} did not accept another attention implementation; it is not supported.")
-
-
-def _refuse_reentrant(base: PreTrainedModel) -> None:
-    for module in base.modules():
-        if isinstance(module, GradientCheckpointingLayer) and module.gradient_checkpointing and module.training:
-            if checkpoint_options(module).get("use_reentrant", True):
-                raise ValueError(
-                    f"Reentrant gradient checkpointing of {type(base).__name__} cuts the retriever off from its "
-                    "gradient; call lm.gradient_checkpointing_enable({'use_reentrant': False})."
-                )
-            return
 
 
 def two_streams(
@@ -273,7 +262,14 @@ def two_streams(
         raise ValueError(
             f"{type(base).__name__} does not use in-batch attention yet; call revela.attention.attach(lm) first."
         )
-    _refuse_reentrant(base)
+    layers = [module for module in base.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if any(
+        x.gradient_checkpointing and x.training and checkpoint_options(x).get("use_reentrant", True) for x in layers
+    ):
+        raise ValueError(
+            f"Reentrant gradient checkpointing of {type(base).__name__} cuts the retriever off from its gradient; call "
+            "lm.gradient_checkpointing_enable({'use_reentrant': False})."
+        )
     mask = attention_mask.to(torch.bool)
     inputs: dict[str, Any] = {}
     if not bool((mask[:, 1:] <= mask[:, :-1]).all()):  # padding before tokens

@@ -43,8 +43,8 @@ def group_similarity(queries: Tensor, passages: Tensor, groups: Tensor, temperat
 
         Sim(D_i, D_j) = exp(S_ij / tau) / sum_{k != i} exp(S_ik / tau),   S_ij = cos(q_i, p_j)
 
-    Queries are the embeddings of the query part of each document, passages those of whole documents, and groups the
-    number of the group of each. The result is zero on the diagonal and between groups, in float32 or wider even under
+    Queries are the embeddings of the query parts of documents, passages the embeddings of whole documents, and groups
+    the numbers of their groups. The result is zero on the diagonal and between groups, in float32 or wider even under
     autocast (in bfloat16 one step of a cosine is 39 logits at tau = 1e-4). Rows sum to 1; the row of a document that is
     alone in its group is 0.
 
@@ -85,8 +85,8 @@ class RevelaLoss(nn.Module):
         lm_tokenizer: Tokenizer of the language model.
         temperature: Temperature tau. The paper's is 1e-4, for decoders in bfloat16. With encoders that were trained
             contrastively, rows become one-hot at it and pass no gradient.
-        query_part: ``"half"`` takes the first half of a document's words as its query, so that copying cannot match, as
-            for the paper's Wikipedia; documents marked as code are queries as a whole. ``"full"`` takes all words.
+        query_part: ``"half"`` takes the first half of a document's words as its query, so copying cannot match, as for
+            the paper's Wikipedia; documents marked as code are queries as a whole. ``"full"`` takes all words.
         prefixes: Prefixes of queries and of passages.
         max_length: Largest number of tokens of a text, for retriever and language model.
         read_weight: Weight w in h = s + w · b; the paper's is 1 (docs/revela.md shows its effect on a language model at
@@ -151,7 +151,8 @@ class RevelaLoss(nn.Module):
         queries = self.model(query)["sentence_embedding"]  # (B, D)
         passages = self.model(passage)["sentence_embedding"]  # (B, D)
         similarity = group_similarity(queries, passages, text["group"], self.temperature)  # (B, B)
-        self._watch(similarity)
+        if self.training and torch.is_grad_enabled() and not similarity.requires_grad:
+            self._warn("frozen", "No parameter of the retriever requires gradients, so only the language model learns.")
 
         ids, mask = text["input_ids"], text["attention_mask"]
         e, loss = self._read(similarity, text)
@@ -176,31 +177,13 @@ class RevelaLoss(nn.Module):
         e, h = two_streams(self.lm, ids, mask, neighbours)
         return e, next_token_loss(self.lm, h, ids, mask)
 
-    def _watch(self, similarity: Tensor) -> None:
-        """Warns once if training cannot change the retriever."""
-        if not (self.training and torch.is_grad_enabled()):
-            return
-        if not similarity.requires_grad:
-            self._warn("frozen", "No parameter of the retriever requires gradients, so only the language model learns.")
-            return
-
-        def check(gradient: Tensor) -> None:
-            if not gradient.any():
-                self._warn(
-                    "no gradient",
-                    "The retriever got no gradient in this step, because the language model does not attend to other "
-                    "documents. Check whether its gradient checkpointing is reentrant, or every chunk a single token.",
-                )
-
-        similarity.register_hook(check)
-
     def _features(self, sentence_features: Iterable[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
-        """Features of query, passage and language model: those of the collator, or made from those of fit()."""
+        """Features of query, passage and language model, from the collator or decoded from fit()'s columns."""
         features = list(sentence_features)
         return features if len(features) == 3 and "group" in features[2] else self._decode(features)
 
     def _decode(self, features: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
-        """Features from those of fit(), which have one column of tokens for each place in the group, (n, L) each."""
+        """Features from fit()'s columns of tokens, one for each place in the group, (n, L) each."""
         if len(features) < 2 or any(column["input_ids"].ndim != 2 for column in features):
             raise ValueError(
                 f"{type(self).__name__} needs whole groups. Train with RevelaTrainer, or give the Trainer "

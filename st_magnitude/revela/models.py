@@ -20,7 +20,7 @@ _FILES = ("config.json", "modules.json")  # a model has one of these, or both
 
 
 def load_lm(name: str | Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Loads a causal decoder in float32, so that autocast decides, and its tokenizer.
+    """Loads a causal decoder in float32, which leaves the precision to autocast, and its tokenizer.
 
     Args:
         name: A name on the hub or a folder.
@@ -71,7 +71,7 @@ def check_name(what: str, name: str | Path) -> None:
     if Path(name).exists():
         return
     problem: Exception | None = None
-    # sentence-transformers looks for its own models under their short names, too
+    # sentence-transformers finds models of its organisation by their short names, too
     for candidate in (str(name), f"sentence-transformers/{name}"):
         try:
             if any(isinstance(try_to_load_from_cache(candidate, file), str) for file in _FILES):
@@ -87,7 +87,7 @@ def check_name(what: str, name: str | Path) -> None:
 
 
 def _end_texts(tokenizer: Any) -> None:
-    """Makes the tokenizer append its end-of-text token, so that this is saved and truncation leaves room for it."""
+    """Makes the tokenizer append its end-of-text token: this is saved, and truncation leaves room for it."""
     if tokenizer.eos_token is None:
         raise ValueError("The decoder's tokenizer has no end-of-text token, whose state would be the embedding.")
     if tokenizer("x")["input_ids"][-1] == tokenizer.eos_token_id:

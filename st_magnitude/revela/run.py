@@ -37,6 +37,7 @@ RUNS = ("dense", "bm25", "hybrid")
 FEWEST = 5  # queries or chunks: an evaluation with fewer is refused
 FEW = 25  # an evaluation with fewer gets a warning
 UNSEEN = 16  # held-out groups for the gains
+# Settings that may change when a run is resumed
 FREE = {
     "epochs",
     "max_steps",
@@ -47,7 +48,6 @@ FREE = {
     "keep_checkpoints",
     "resume",
 }
-"""Settings that may change when a run is resumed."""
 
 
 @contextmanager

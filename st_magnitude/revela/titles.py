@@ -123,7 +123,7 @@ def _title_pairs(documents: Sequence[Document], max_words: int) -> tuple[Pairs, 
 
 
 def _asks(title: str) -> bool:
-    """Whether a title tells its section from others, so that it can serve as a query."""
+    """Whether a title tells its section from others and can serve as a query."""
     generic = title.casefold().strip(" .:") in _GENERIC
     return sum(map(str.isalpha, title)) >= 2 and len(title.split()) <= 25 and not generic
 

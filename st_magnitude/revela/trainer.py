@@ -102,20 +102,20 @@ class RevelaTrainer(SentenceTransformerTrainer):
     """sentence-transformers' Trainer for :class:`~st_magnitude.revela.RevelaLoss`.
 
     Rows are groups and stay together through shuffling and resuming. The trainer optimises the language model together
-    with the retriever, at its own learning rate. It averages the gradients of the language model over processes and
-    clips them separately, at ``max_grad_norm``, so that they do not scale those of the retriever. Checkpoints hold the
+    with the retriever, at a separate learning rate. It averages the gradients of the language model over processes and
+    clips them separately, at ``max_grad_norm``, so they do not scale the retriever's gradients. Checkpoints hold the
     trained parameters of the language model, and a resumed run continues exactly. The saved result is the retriever
     alone, a plain SentenceTransformer.
 
     Args:
-        model: The retriever, which is also the one in the loss.
+        model: The retriever, with which the loss was built.
         args: Training arguments. ``gradient_checkpointing`` applies to both models, without reentrance.
         loss: A RevelaLoss.
         train_dataset: Groups from :func:`~st_magnitude.revela.build_groups`; the batch size counts groups.
         lm_lora: LoRA of the language model: ``"paper"`` for rank 256 on all projections, a ``peft.LoraConfig``, or None
             to train the parameters that require gradients already. A model that comes with peft, and a model without
             parameters that require gradients, do not change.
-        lm_learning_rate: Learning rate of the language model; by default that of the retriever, as in the paper (1e-4
+        lm_learning_rate: Learning rate of the language model; by default the retriever's, as in the paper (1e-4
             for both).
         retriever_lora: LoRA of the retriever, in the same forms; None trains all of it. See :meth:`merge`.
         kwargs: All other arguments of SentenceTransformerTrainer.
@@ -127,7 +127,7 @@ class RevelaTrainer(SentenceTransformerTrainer):
         FileNotFoundError: When resuming, if the checkpoint has no language model.
         ImportError: If a LoRA is requested and peft is not installed.
 
-    The trainer logs what the loss logs, ``grad_norm`` (that of the retriever) and ``lm_grad_norm``.
+    The trainer logs what the loss logs, ``grad_norm`` (of the retriever) and ``lm_grad_norm``.
 
     Example:
         ::
@@ -194,7 +194,7 @@ class RevelaTrainer(SentenceTransformerTrainer):
         )
         if engine := engine_of_trainer(self):
             raise ValueError(
-                f"{engine} trains one model, and RevelaTrainer trains a language model beside it, which {engine} would "
+                f"{engine} trains one model, and RevelaTrainer also trains a language model, which {engine} would "
                 f"leave out. Use DistributedDataParallel (torchrun, without {engine.split()[0]})."
             )
         self.add_callback(_LanguageModelCallback(self))

@@ -1,4 +1,4 @@
-"""What each of two gloo processes does for test_revela_trainer.py: `torchrun --nproc_per_node 2 ... OUT`."""
+"""The work of each of two gloo processes for test_revela_trainer.py: `torchrun --nproc_per_node 2 ... OUT`."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def stream(saved: Path, folder: Path) -> list[list[int]]:
 if __name__ == "__main__":
     output = Path(sys.argv[1])
     rank = int(os.environ["RANK"])
-    # other weights of the language model on each rank at first: those of rank 0 count
+    # other weights of the language model on each rank at first: rank 0's weights count
     torch.save(run(output / f"rank{rank}", seed=rank, ddp_backend="gloo"), output / f"rank{rank}.pt")
     torch.save(stream(output / f"rank{rank}" / "retriever", output / f"stream{rank}"), output / f"stream{rank}.pt")
     gc.collect()  # of trainers, which hold the group: its threads must end before Python does

@@ -28,49 +28,16 @@ LATENT = {"num_key_value_heads": 4, "head_dim": 4, "kv_lora_rank": 6, "q_lora_ra
 LATENT |= {"qk_nope_head_dim": 8, "v_head_dim": 5, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1}
 
 # Names of architectures (model_type in transformers)
-DENSE = (
-    *(
-        "apertus",
-        "arcee",
-        "bitnet",
-        "ctrl",
-        "cwm",
-        "doge",
-        "ernie4_5",
-        "exaone4",
-        "gemma",
-        "gemma3_text",
-        "glm",
-        "glm4",
-    ),
-    *("gpt2", "gpt_bigcode", "gpt_neox", "helium", "hunyuan_v1_dense", "jais2", "lfm2", "llama", "ministral"),
-    *("ministral3", "mistral", "moshi", "olmo", "olmo2", "olmo3", "opt", "persimmon", "phi", "phi3", "qwen2", "qwen3"),
-    *("seed_oss", "smollm3", "starcoder2", "youtu"),
-)
-EXPERTS = (
-    *(
-        "afmoe",
-        "aria_text",
-        "deepseek_v2",
-        "deepseek_v3",
-        "dots1",
-        "ernie4_5_moe",
-        "exaone_moe",
-        "flex_olmo",
-        "glm4_moe",
-    ),
-    *(
-        "glm4_moe_lite",
-        "hunyuan_v1_moe",
-        "jetmoe",
-        "minimax_m2",
-        "mixtral",
-        "olmoe",
-        "phimoe",
-        "qwen2_moe",
-        "qwen3_moe",
-    ),
-)
+_DENSE_NAMES = """
+apertus arcee bitnet ctrl cwm doge ernie4_5 exaone4 gemma gemma3_text glm glm4 gpt2 gpt_bigcode gpt_neox helium
+hunyuan_v1_dense jais2 lfm2 llama ministral ministral3 mistral moshi olmo olmo2 olmo3 opt persimmon phi phi3 qwen2
+qwen3 seed_oss smollm3 starcoder2 youtu
+"""
+_EXPERT_NAMES = """
+afmoe aria_text deepseek_v2 deepseek_v3 dots1 ernie4_5_moe exaone_moe flex_olmo glm4_moe glm4_moe_lite hunyuan_v1_moe
+jetmoe minimax_m2 mixtral olmoe phimoe qwen2_moe qwen3_moe
+"""
+DENSE, EXPERTS = _DENSE_NAMES.split(), _EXPERT_NAMES.split()
 QUICK = {"gpt2", "opt", "glm", "lfm2", "phi3", "mixtral", "deepseek_v2"}
 OPTIONS: dict[str, dict[str, Any]] = {
     "cwm": {"bos_token_id": 1, "eos_token_id": 2},

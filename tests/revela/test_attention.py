@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _tiny
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
@@ -17,7 +16,7 @@ from revela_reference import (
     unpadded,
 )
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM
 
 from st_magnitude.revela import attention as A
 from st_magnitude.revela.attention import Neighbours, attach, in_batch_attention, two_streams
@@ -60,17 +59,9 @@ def by_loops(query: Tensor, key: Tensor, value: Tensor, similarity: Tensor, v_no
 
 @pytest.mark.parametrize("v_norm", [True, False])
 @pytest.mark.parametrize(
-    ("backend", "recompute", "value_dim"),
-    [
-        ("exact", True, 7),
-        ("sparse", True, 7),
-        ("auto", True, 7),
-        ("auto", False, 7),
-        ("exact", True, 4),
-        ("auto", True, 18),
-    ],
+    ("backend", "value_dim"), [("exact", 7), ("sparse", 7), ("auto", 7), ("exact", 4), ("auto", 18)]
 )
-def test_one_layer_is_equation_5_to_7(v_norm: bool, backend: str, recompute: bool, value_dim: int, monkeypatch) -> None:
+def test_one_layer_is_equation_5_to_7(v_norm: bool, backend: str, value_dim: int, monkeypatch) -> None:
     """Also with values that are narrower or wider than the keys, as in multi-head latent attention."""
     monkeypatch.setattr(A, "PAIRS_PER_CHUNK", 3)
     torch.manual_seed(0)
@@ -82,9 +73,7 @@ def test_one_layer_is_equation_5_to_7(v_norm: bool, backend: str, recompute: boo
     leaves = (query, key, value, similarity)
     expected = by_loops(query, key, value, similarity, v_norm)
 
-    neighbours = Neighbours.of(
-        similarity, mask, torch.tensor(GROUPS), backend=backend, v_norm=v_norm, recompute=recompute
-    )
+    neighbours = Neighbours.of(similarity, mask, torch.tensor(GROUPS), backend=backend, v_norm=v_norm)
     found = in_batch_attention(query, key, value, neighbours)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
@@ -313,45 +302,6 @@ def test_the_loss_counts_tokens_with_a_predecessor(lm) -> None:
     torch.testing.assert_close(A.next_token_loss(lm, states, ids, mask), expected)
     alone = A.next_token_loss(lm, states[:, :1], ids[:, :1], mask[:, :1])
     assert alone == 0
-
-
-def latent_attention() -> PreTrainedModel:
-    """A tiny DeepSeek V3 without experts, whose keys have 12 dimensions and whose values have 5."""
-    sizes = {
-        "head_dim": 4,
-        "kv_lora_rank": 6,
-        "q_lora_rank": 8,
-        "qk_rope_head_dim": 4,
-        "qk_nope_head_dim": 8,
-        "v_head_dim": 5,
-    }
-    options = {"num_attention_heads": 4, "num_key_value_heads": 4, "first_k_dense_replace": 2, "num_hidden_layers": 2}
-    return _tiny.decoder("deepseek_v3", vocab_size=VOCABULARY, std=0.3, **sizes, **options).double().eval()
-
-
-def test_latent_attention_has_values_narrower_than_keys(monkeypatch) -> None:
-    """Every layer of a DeepSeek V3 against the loops, on the queries, keys and values that the model itself makes."""
-    lm, docs, weights = latent_attention(), documents(), similarities()
-    plain = [lm.model(ids[None]).last_hidden_state[0] for ids in docs]
-    attach(lm)
-    layers = []
-
-    def watched(query, key, value, neighbours, scaling):
-        layers.append((query, key, value, scaling, in_batch_attention(query, key, value, neighbours, scaling)))
-        return layers[-1][-1]
-
-    monkeypatch.setattr(A, "in_batch_attention", watched)
-    ids, mask = padded(docs)
-    e, h = two_streams(lm, ids, mask, Neighbours.of(weights, mask, torch.tensor(GROUPS), backend="exact"))
-    assert close(unpadded(e, mask), plain, atol=1e-5)  # transformers computes norms in float32
-    assert not close(unpadded(h, mask), plain, atol=1e-2)
-    assert len(layers) == 2
-    for query, key, value, scaling, found in layers:
-        assert (key.shape[-1], value.shape[-1], found.shape[-1]) == (12, 5, 5)
-        expected = by_loops(query * scaling * 12**0.5, key, value, weights)
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
-    (gradient,) = torch.autograd.grad(A.next_token_loss(lm, h, ids, mask), weights)
-    assert gradient.abs().max() > 1e-4
 
 
 def test_what_is_no_language_model_is_refused() -> None:

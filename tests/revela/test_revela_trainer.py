@@ -104,7 +104,7 @@ def test_checkpoints_of_another_kind_are_refused(tmp_path) -> None:
     trainer_for(tmp_path, **settings).train()
     checkpoint = tmp_path / "out" / "checkpoint-1"
     with pytest.raises(ValueError, match="same language model and lm_lora"):
-        trainer_for(tmp_path, None, **settings).train(resume_from_checkpoint=str(checkpoint))
+        trainer_for(tmp_path, None, **settings).train(resume_from_checkpoint=True)
     (checkpoint / "language_model.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match="safetensors is missing"):
         trainer_for(tmp_path, **settings).train(resume_from_checkpoint=str(checkpoint))
@@ -299,7 +299,7 @@ def test_errors_before_any_training(tmp_path, monkeypatch) -> None:
     with pytest.raises(ValueError, match="loss is a MSELoss"):
         RevelaTrainer(model=model, loss=torch.nn.MSELoss(), train_dataset=groups())
     monkeypatch.setattr("st_magnitude.revela.trainer.engine_of_trainer", lambda trainer: "DeepSpeed ZeRO-2")
-    with pytest.raises(ValueError, match=r"a language model beside it.*\(torchrun, without DeepSpeed\)"):
+    with pytest.raises(ValueError, match=r"also trains a language model.*\(torchrun, without DeepSpeed\)"):
         RevelaTrainer(model=model, loss=loss, train_dataset=groups(), lm_lora=None)
 
 

@@ -155,7 +155,7 @@ def test_a_resumed_run_must_be_the_same_run(places) -> None:
 
 
 def test_presets() -> None:
-    """The defaults are those of the short run in docs/revela.md; the paper's values are one word away."""
+    """The defaults are the settings of the short run in docs/revela.md; the paper's values are one word away."""
     short, paper = RevelaConfig(), RevelaConfig.preset("paper", max_words=50)
     assert (short.temperature, short.read_weight, short.v_norm, short.group_size) == (0.05, 0.1, False, 8)
     assert (paper.temperature, paper.read_weight, paper.v_norm, paper.group_size) == (1e-4, 1.0, True, 16)
