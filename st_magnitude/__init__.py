@@ -46,7 +46,6 @@ if TYPE_CHECKING:
         temp_agg_mrl,
         temp_spec_mrl,
     )
-    from st_magnitude.losses.regularizers import covariance_penalty, norm_variance_penalty
     from st_magnitude.losses.sigreg import SIGReg
     from st_magnitude.serving.check import check_serving
     from st_magnitude.similarity import COSINE, DNORM, DOT, QNORM, Similarity
@@ -99,7 +98,6 @@ __all__ = [
     "check_serving",
     "clip",
     "compare",
-    "covariance_penalty",
     "cut_init",
     "diagnose",
     "encode_corpus",
@@ -110,7 +108,6 @@ __all__ = [
     "infonce_reference",
     "load",
     "mine_negatives",
-    "norm_variance_penalty",
     "prepare",
     "rescale_output",
     "revela",

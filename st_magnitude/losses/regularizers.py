@@ -13,9 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from st_magnitude.similarity import at_least_float32
-
-__all__ = ["Penalties", "Regularizer", "covariance_penalty", "norm_variance_penalty"]
+__all__ = ["Penalties", "Regularizer"]
 
 Regularizer = Callable[[Tensor], Tensor]
 
@@ -61,44 +59,3 @@ class Penalties(nn.ModuleDict):
 def _snake_case(regularizer: Regularizer) -> str:
     name = str(getattr(regularizer, "name", None) or getattr(regularizer, "__name__", type(regularizer).__name__))
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
-
-
-def covariance_penalty(embeddings: Tensor) -> Tensor:
-    """Sum of the squared off-diagonal covariances, over D: (n, D) -> scalar.
-
-        1/D sum_{a != b} C_ab²,   C the covariance of the raw embeddings, with n - 1
-
-    It removes linear dependence between coordinates and leaves their variances alone. The rows are those of this rank
-    only. One row gives 0.
-
-    Example:
-        >>> import torch
-        >>> covariance_penalty(torch.tensor([[1.0, 1.0], [-1.0, -1.0]]))  # C = [[2, 2], [2, 2]]
-        tensor(4.)
-
-    Source: Bardes et al., VICReg, ICLR 2022, Eq. 4.
-    """
-    with torch.autocast(embeddings.device.type, enabled=False):
-        x = at_least_float32(embeddings)
-        x = x - x.mean(dim=0)
-        covariance = x.T @ x / max(len(x) - 1, 1)  # (D, D)
-        return (covariance.square().sum() - covariance.diagonal().square().sum()) / x.shape[1]
-
-
-def norm_variance_penalty(embeddings: Tensor) -> Tensor:
-    """Variance of the norms relative to their mean, the squared coefficient of variation: (n, D) -> scalar.
-
-        mean_i (|x_i| - m)² / m²,   m = mean_i |x_i|
-
-    It is for training by cosine, where nothing else keeps the norms together. The rows are those of this rank only.
-
-    Example:
-        >>> import torch
-        >>> norm_variance_penalty(torch.tensor([[3.0, 4.0], [0.0, 15.0]]))  # norms 5 and 15
-        tensor(0.2500)
-    """
-    with torch.autocast(embeddings.device.type, enabled=False):
-        x = at_least_float32(embeddings)
-        norms = torch.linalg.vector_norm(x, dim=1)
-        mean = norms.mean()
-        return (norms - mean).square().mean() / mean.square().clamp_min(torch.finfo(x.dtype).tiny)

@@ -19,9 +19,9 @@ arXiv 2511.08544, section 4.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -40,7 +40,7 @@ from st_magnitude.similarity import COSINE, Similarity, at_least_float32, safe_n
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["SIGReg", "SIGRegInfoNCE", "Statistic", "sampled"]
+__all__ = ["SIGReg", "SIGRegInfoNCE"]
 
 # The number of projections in a chunk; each takes 24 numbers of memory. On a CPU they stay in the cache.
 _CHUNK = {"cpu": 2**16, "cuda": 2**21}
@@ -99,7 +99,7 @@ class SIGReg(nn.Module):
         >>> sigreg, x = SIGReg(), torch.randn(256, 32)
         >>> sigreg(x) < 2 < sigreg(x + 3)  # spread out, and in a cone
         tensor(True)
-        >>> round(sigreg.null_expectation(256, 32), 4)
+        >>> round(sigreg.null_expectation(256), 4)
         1.0525
 
     Source: Balestriero and LeCun, LeJEPA, arXiv 2511.08544, section 4; with ``scale=None`` it is LeJEPA's.
@@ -143,7 +143,7 @@ class SIGReg(nn.Module):
         """The statistic of a batch, from its columns (B, D). Losses call it."""
         return self._mean([torch.cat(list(columns))] if self.views == "pooled" else list(columns))
 
-    def null_expectation(self, n: int, dim: int) -> float:
+    def null_expectation(self, n: int) -> float:
         """The mean value of n independent rows whose projections have exactly the target distribution.
 
         sum_k w_k (1 - phi(t_k)²), divided by n unless ``scale_by_n``
@@ -168,8 +168,7 @@ class SIGReg(nn.Module):
             value = torch.stack([self._of_prefix(x, directions) for x in parts]).mean()
             # With scale_by_n the null expectation does not depend on the number of rows.
             sizes = [len(x) if self.scale_by_n else joined_rows(x, self._num_ranks()) for x in parts]
-            null = sum(self.null_expectation(n, x.shape[1]) for n, x in zip(sizes, parts, strict=True)) / len(parts)
-        self.last_excess = value.detach() - null
+        self.last_excess = value.detach() - sum(map(self.null_expectation, sizes)) / len(sizes)
         return value
 
     def _of_prefix(self, x: Tensor, directions: Tensor) -> Tensor:
@@ -178,7 +177,7 @@ class SIGReg(nn.Module):
             x = x / safe_norm(x) * (dim**0.5 if self.scale == "sqrt_d" else self.scale)  # (n, D)
         if dim < len(directions):
             directions = directions[:dim] / safe_norm(directions[:dim].T).T
-        return sampled(x, directions, self._statistic, self._num_ranks())
+        return EppsPulley.apply(x, directions, self._statistic, self._num_ranks())
 
     def _num_ranks(self) -> int:
         return num_ranks() if self.gather else 1
@@ -265,29 +264,23 @@ def _make_statistic(num_knots: int, t_max: float, window: bool, scale_by_n: bool
     return Statistic(tuple(knots.tolist()), tuple(weights.tolist()), tuple(target.tolist()), scale_by_n)
 
 
-class _Walk(torch.autograd.Function):
-    """The value of walk(x, with_gradient) -> (value, gradient); the forward pass takes the gradient."""
+class EppsPulley(torch.autograd.Function):
+    """The mean of T(a) over columns of directions: (n, D), (D, K) -> scalar. The forward pass takes the gradient."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, walk: Callable[[Tensor, bool], tuple[Tensor, Tensor | None]]) -> Tensor:
-        value, gradient = walk(x, ctx.needs_input_grad[0])
+    def forward(ctx: Any, x: Tensor, directions: Tensor, statistic: Statistic, ranks: int) -> Tensor:
+        loss, gradient = _walk(x, directions, statistic, ranks, ctx.needs_input_grad[0])
         ctx.save_for_backward(gradient)
-        return value
+        return loss
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None]:
-        return ctx.saved_tensors[0] * grad_output, None
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        return ctx.saved_tensors[0] * grad_output, None, None, None
 
 
-def sampled(x: Tensor, directions: Tensor, statistic: Statistic, ranks: int = 1) -> Tensor:
-    """The mean of T(a) over the columns of directions: (n, D), (D, K) -> scalar. It is differentiable in x."""
-    walk = partial(_walk_directions, directions=directions, statistic=statistic, ranks=ranks)
-    return _Walk.apply(x, walk)
-
-
-def _walk_directions(
-    x: Tensor, with_gradient: bool, directions: Tensor, statistic: Statistic, ranks: int
+def _walk(
+    x: Tensor, directions: Tensor, statistic: Statistic, ranks: int, with_gradient: bool
 ) -> tuple[Tensor, Tensor | None]:
     """The loss and its gradient, by chunks of directions."""
     rows, num_directions = len(x), directions.shape[1]

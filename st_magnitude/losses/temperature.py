@@ -6,11 +6,9 @@ With InfoNCE(k, tau) for the ranking loss of the first k coordinates at the temp
     TempAggMRL   sum_i lambda_i sum_t w_t InfoNCE(d_i, tau_t)          Eq. 7
     TempSpecMRL  sum_i lambda_i     InfoNCE(d_i, tau_i)                Eq. 8
 
-A low temperature is best for retrieval at full size. A high temperature lowers the intrinsic dimension, so that less is
-lost when embeddings are truncated or binarised. The sum combines both.
-
-Every loss is a list of terms for the kernel, which computes all of them for about the price of one. The functions that
-make the lists are public, so that any other loss takes them as ``terms=``.
+A low temperature is best for retrieval at full size. A high temperature lowers the intrinsic dimension, so less is lost
+when embeddings are truncated or binarised. The sum combines both. Every loss is a list of terms for the kernel, which
+computes all of them for about the price of one. Any other loss takes the lists as ``terms=``.
 
 Source: Dinu et al., Effective Post-Training Embedding Compression via Temperature Control in Contrastive Training,
 ICLR 2025, section 5.
@@ -57,9 +55,7 @@ CITATION = """
 def temp_agg(temperatures: Iterable[float] = TEMPERATURES, weights: Iterable[float] | None = None) -> tuple[Term, ...]:
     """The terms of Eq. 6: one term for each temperature, all at the full dimension.
 
-    Args:
-        temperatures: Temperatures tau_t > 0.
-        weights: Weights w_t, one for each temperature; None: 1 for each.
+    The arguments are those of :class:`TempAggLoss`.
 
     Raises:
         ValueError: If there are no temperatures, one of them is not positive, or there are not as many weights.
@@ -83,11 +79,7 @@ def temp_agg_mrl(
 ) -> tuple[Term, ...]:
     """The terms of Eq. 7: every prefix at every temperature. With one temperature it is plain MRL (Eq. 5).
 
-    Args:
-        dims: Prefixes d_i to train, with the full dimension among them.
-        temperatures: Temperatures tau_t > 0.
-        dim_weights: Weights lambda_i, one for each dim in the given order; None: 1 for each.
-        temperature_weights: Weights w_t, one for each temperature; None: 1 for each.
+    The arguments are those of :class:`TempAggMRLLoss`; the full dimension should be among the prefixes.
 
     Raises:
         ValueError: If dims are empty or not distinct whole numbers from 1 up, or as `temp_agg` does.
@@ -105,9 +97,7 @@ def temp_spec_mrl(
 ) -> tuple[Term, ...]:
     """The terms of Eq. 8: every prefix at its own temperature, the smallest prefix at the lowest one.
 
-    Args:
-        temperatures: Mapping of prefixes d_i to temperatures tau_i > 0.
-        dim_weights: Mapping of prefixes d_i to weights lambda_i; None: 1 for each.
+    The arguments are those of :class:`TempSpecMRLLoss`.
 
     Raises:
         ValueError: If there are no prefixes, one of them is not a whole number from 1 up, a temperature is not
@@ -141,19 +131,9 @@ class TempAggLoss(MagnitudeRankingLoss):
         similarity: A Similarity or its name. Under one that keeps magnitude the temperatures are relative: the factor
             that ``scale="auto"`` finds stretches all of them.
         weights: Weights w_t; None: 1 for each.
-        **options: All other arguments of MagnitudeRankingLoss, such as ``scale``, ``regularizers``,
-            ``mini_batch_size`` or ``gather_across_devices``.
-
-    Raises:
-        ValueError: As `temp_agg` and MagnitudeRankingLoss do.
+        **options: All other arguments of MagnitudeRankingLoss except ``terms``.
 
     With learned exponents: ``LearnableNormLoss(model, terms=temp_agg())``.
-
-    Example:
-        ::
-
-            loss = stm.TempAggLoss(model)
-            SentenceTransformerTrainer(model=model, train_dataset=dataset, loss=loss).train()
 
     Source: Dinu et al., ICLR 2025, Eq. 6.
     """
@@ -179,7 +159,7 @@ class TempAggMRLLoss(MagnitudeRankingLoss):
 
     With a single temperature and cosine it is sentence-transformers' ``MatryoshkaLoss`` around
     MultipleNegativesRankingLoss. MatryoshkaLoss does not work for any other similarity. Here a prefix is cut first and
-    then divided by its norm as the similarity says, so that the norm stays where the similarity keeps it.
+    then divided by its norm as the similarity says, so the norm stays where the similarity keeps it.
 
     Args:
         model: The SentenceTransformer to train.
@@ -188,10 +168,7 @@ class TempAggMRLLoss(MagnitudeRankingLoss):
         similarity: A Similarity or its name, as in TempAggLoss.
         dim_weights: Weights lambda_i, in the order of dims; None: 1 for each.
         temperature_weights: Weights w_t; None: 1 for each.
-        **options: All other arguments of MagnitudeRankingLoss.
-
-    Raises:
-        ValueError: As `temp_agg_mrl` and MagnitudeRankingLoss do; if the model has fewer dimensions than a prefix.
+        **options: All other arguments of MagnitudeRankingLoss except ``terms``.
 
     With learned exponents: ``LearnableNormLoss(model, terms=temp_agg_mrl([96, 192, 384]))``.
 
@@ -236,17 +213,7 @@ class TempSpecMRLLoss(MagnitudeRankingLoss):
             0.06 at a half, and 0.1 at all of them.
         similarity: A Similarity or its name, as in TempAggLoss.
         dim_weights: Mapping of prefixes d_i to weights lambda_i; None: 1 for each.
-        **options: All other arguments of MagnitudeRankingLoss.
-
-    Raises:
-        ValueError: As `temp_spec_mrl` and MagnitudeRankingLoss do; if the model has fewer dimensions than a prefix.
-
-    With learned exponents: ``LearnableNormLoss(model, terms=temp_spec_mrl({96: 0.03, 384: 0.1}))``.
-
-    Example:
-        ::
-
-            loss = stm.TempSpecMRLLoss(model, {96: 0.03, 192: 0.06, 384: 0.1})
+        **options: All other arguments of MagnitudeRankingLoss except ``terms``.
 
     Source: Dinu et al., ICLR 2025, Eq. 8.
     """

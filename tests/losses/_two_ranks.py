@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import sys
-from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -19,33 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import st_magnitude as stm
 
-LOSSES = {
-    "qnorm": stm.QNormRankingLoss,
-    "learnable": stm.LearnableNormLoss,
-    "temp_agg_mrl": partial(stm.TempAggMRLLoss, similarity="qnorm"),
-}
-DIRECTIONS = ["query_to_document", "document_to_query", "both"]
-# (loss, mini_batch_size, direction, find_unused_parameters: the Trainer's default is True)
-CASES = list(itertools.product(LOSSES, [None, 3], DIRECTIONS, [False, True]))
 NUM_ROWS = 6  # a rank
-
-
-def one_step(folder: str, case: tuple) -> dict:
-    """Loss, scale and gradients of this rank's part of the batch, in a model as the Trainer wraps it."""
-    name, mini_batch_size, direction, find_unused_parameters = case
-    model = load_transformer(folder)
-    loss = LOSSES[name](model, mini_batch_size=mini_batch_size, direction=direction, gather_across_devices=True)
-    loss.double()
-    loss.model = DistributedDataParallel(model, find_unused_parameters=find_unused_parameters)
-    start = dist.get_rank() * NUM_ROWS
-    rows = [row[:3] for row in ROWS[start : start + NUM_ROWS]]
-    for step in range(2):  # the second is refused by DDP if the first left a gradient out
-        model.zero_grad()
-        value = loss([dict(model.preprocess(list(column))) for column in zip(*rows, strict=True)])  # as collators do
-        value.backward()
-        if step == 0:
-            gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
-    return {"loss": value.item(), "scale": loss.scale, "gradients": gradients}
 
 
 def train(folder: str, output: Path, mini_batch_size: int | None, gather: bool | str = True) -> dict:
@@ -121,8 +93,7 @@ def train_two_data_sets(folder: str, output: Path) -> dict[str, float]:
 def main(folder: str, output: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    results = {case: one_step(folder, case) for case in CASES}
-    results |= {("trainer", size): train(folder, output, size) for size in (None, 3)}
+    results: dict = {("trainer", size): train(folder, output, size) for size in (None, 3)}
     results["trainer", "ring"] = train(folder, output, 3, "ring")
     results |= {("temperature", size): learn_temperature(folder, size) for size in (None, 3)}
     results["data sets"] = train_two_data_sets(folder, output)

@@ -6,15 +6,13 @@ import math
 
 import pytest
 import torch
-from _tiny import ROWS, columns, formula, load_transformer, raw_embeddings
+from _tiny import columns, formula, load_transformer, raw_embeddings
 from datasets import Dataset, DatasetDict
-from peft import LoraConfig
 from safetensors.torch import load_file
-from sentence_transformers import InputExample, SentenceTransformer
+from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss
 from test_training import entries, train
 from torch.func import functional_call
-from torch.utils.data import DataLoader
 
 import st_magnitude as stm
 from st_magnitude import LearnedTemperature, Term
@@ -150,26 +148,6 @@ def test_accumulation_and_weight_decay(model, tmp_path, mini_batch_size):
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), reference.parameters(), strict=True))
 
 
-@BATCHING
-def test_fit(folder, mini_batch_size):
-    rows = [InputExample(texts=list(row[:2])) for row in ROWS[:8]]
-    learned = []
-    for weight_decay in (0.0, 0.5):
-        model = load_transformer(folder)
-        loss = stm.QNormRankingLoss(model, temperature="learned", mini_batch_size=mini_batch_size)
-        model.fit(
-            train_objectives=[(DataLoader(rows, batch_size=8), loss)],
-            epochs=1,
-            warmup_steps=0,
-            optimizer_params={"lr": 0.01},
-            weight_decay=weight_decay,
-            show_progress_bar=False,
-        )
-        learned.append(loss.temperatures.bias.item())
-    assert learned[0] == learned[1]
-    assert abs(learned[0] - math.log(0.05)) == pytest.approx(0.01, rel=1e-2)  # the first step of Adam
-
-
 def test_own_learning_rates(model, tmp_path):
     """Adam's first step is the learning rate, whatever the gradient; exponents have theirs beside it."""
     loss = stm.LearnableNormLoss(model, temperature="learned")
@@ -178,19 +156,6 @@ def test_own_learning_rates(model, tmp_path):
     assert abs(loss.temperatures.bias.item() - math.log(0.05)) == pytest.approx(0.03, rel=1e-2)
     assert model[-1].query_bias.abs().item() == pytest.approx(0.02, rel=1e-2)
     assert list(MAPPING().values()) == [1e-3]
-
-
-@pytest.mark.parametrize("options", [{"bf16": True}, {"lora": True}], ids=["bf16", "lora"])
-@BATCHING
-def test_bf16_and_lora(model, tmp_path, options, mini_batch_size):
-    options = dict(options)
-    if options.pop("lora", False):
-        model.add_adapter(LoraConfig(r=4, target_modules=["q_lin"]))
-    loss = stm.LearnableNormLoss(model, temperature="learned", mini_batch_size=mini_batch_size)
-    train(model, loss, tmp_path, max_steps=3, learning_rate_mapping=MAPPING(0.1), **options)
-    assert loss.temperatures.bias.dtype == torch.float32
-    assert 0.15 < abs(loss.temperatures.bias.item() - math.log(0.05)) < 0.31
-    assert model[-1].query_bias != 0
 
 
 # --- checkpoints, logs and the saved model ----------------------------------------------------------------------------

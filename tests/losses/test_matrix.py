@@ -36,7 +36,7 @@ LOSSES = {
     "specmrl": lambda model, **options: stm.TempSpecMRLLoss(model, {8: 0.05, WIDTH: 0.1}, **options),
     "sigreg": lambda model, **options: stm.SIGRegInfoNCE(model, sigreg=stm.SIGReg(num_directions=8), **options),
     "regularized": lambda model, **options: stm.QNormRankingLoss(
-        model, regularizers=[stm.norm_variance_penalty], **options
+        model, regularizers=[lambda x: x.norm(dim=1).var()], **options
     ),
 }
 SETTINGS: dict[str, tuple[Any, ...]] = {

@@ -1,7 +1,6 @@
 """same_text, margin and guide: against full score matrices in float64 and against sentence-transformers."""
 
 import itertools
-import json
 import logging
 import random
 import sys
@@ -15,7 +14,6 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import (
     CachedGISTEmbedLoss,
     GISTEmbedLoss,
-    MatryoshkaLoss,
     MultipleNegativesRankingLoss,
 )
 from sentence_transformers.sentence_transformer.modules import BoW, StaticEmbedding
@@ -209,18 +207,6 @@ def test_keep_is_sentence_transformers(model, mini_batch_size):
     assert stm.CosineRankingLoss(model)(columns) < loss(columns)
 
 
-@BATCHING
-def test_in_matryoshka_loss(model, mini_batch_size):
-    columns = features(model, TWICE)
-    found = MatryoshkaLoss(model, stm.CosineRankingLoss(model, mini_batch_size=mini_batch_size), [32, 16], [1, 0.5])
-    embeddings = raw_embeddings(model, columns)
-    expected = sum(
-        weight * reference([x[:, :dim] for x in embeddings], stm.COSINE, 20.0, "query_to_document", equal_texts(TWICE))
-        for dim, weight in ((32, 1), (16, 0.5))
-    )
-    assert_same(model, found(columns, None), expected)
-
-
 def test_static_model(static_model):
     columns = features(static_model, TWICE)
     embeddings = [static_model(dict(column))["sentence_embedding"] for column in columns]
@@ -240,12 +226,6 @@ def test_nothing_changes_without_equal_texts(model, mini_batch_size):
     assert torch.equal(a, b)
     assert all(torch.equal(gradient, others[name]) for name, gradient in gradients.items())
     assert not masks_of(loss, columns)
-
-
-def test_boilerplate_costs_nothing(model):
-    """Explicit negatives that repeat each other, but no positive, need no mask."""
-    columns = features(model, [(*row[:2], "see below") for row in ROWS])
-    assert not masks_of(stm.CosineRankingLoss(model), columns)
 
 
 def test_embeddings_alone_have_no_texts(model):
@@ -363,16 +343,6 @@ def test_guide_is_frozen(model, guide):
     assert all(p.grad is None for p in guide.parameters())
 
 
-@BATCHING
-def test_guide_reads_the_mini_batches(model, guide, mini_batch_size):
-    sizes = []
-    handle = guide[0].register_forward_pre_hook(lambda _, args: sizes.append(len(args[0]["input_ids"])))
-    columns = features(model, [row[:2] for row in ROWS[:7]])
-    stm.CosineRankingLoss(model, guide=guide, mini_batch_size=mini_batch_size)(columns)
-    handle.remove()
-    assert sizes == ([7, 7] if mini_batch_size is None else [3, 3, 1] * 2)
-
-
 # --- several processes ------------------------------------------------------------------------------------------------
 
 ACROSS = [*TWICE, (ROWS[7][0], ROWS[0][1], "see below")]  # whose parts have texts in common
@@ -439,31 +409,7 @@ def test_ring_has_no_guide(model, guide):
 # --- arguments --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"same_text": "drop"}, "same_text must be one of 'exclude' and 'keep'"),
-        ({"margin_strategy": "share"}, "margin_strategy must be one of 'absolute' and 'relative'"),
-    ],
-)
-def test_arguments_are_checked(model, options, message):
-    with pytest.raises(ValueError, match=message):
-        stm.CosineRankingLoss(model, **options)
-
-
 def test_guide_needs_texts(guide):
     bag = SentenceTransformer(modules=[BoW(["tea"])], device="cpu")
     with pytest.raises(ValueError, match="a column of the batch holds others"):
         stm.CosineRankingLoss(bag, guide=guide)(features(bag, [("tea", "tea")]))
-
-
-def test_guide_that_scores_by_distance(model, static_guide):
-    static_guide.similarity_fn_name = "euclidean"
-    with pytest.raises(ValueError, match="euclidean"):
-        stm.CosineRankingLoss(model, guide=static_guide)
-
-
-def test_config_is_json(model, guide):
-    config = json.loads(json.dumps(stm.CosineRankingLoss(model, guide=guide).get_config_dict()))
-    assert (config["same_text"], config["margin"], config["margin_strategy"]) == ("exclude", 0.0, "absolute")
-    assert config["guide"]

@@ -175,11 +175,6 @@ def test_auto_scale(model, loss_class, mini_batch_size):
     torch.testing.assert_close(value, formula(halved, (gamma_query, gamma_document), loss.scale))
 
 
-@pytest.mark.parametrize("loss_class", LOSSES)
-def test_default_scale(model, loss_class):
-    assert build(loss_class, model).scale == (20.0 if loss_class is stm.CosineRankingLoss else "auto")
-
-
 def test_auto_scale_stretches_all_temperatures(model):
     columns = features(model)
     loss = stm.MagnitudeRankingLoss(model, "qnorm", [Term(None, 0.1), Term(None, 0.02)])
@@ -388,12 +383,6 @@ def test_one_row(model, loss_class, mini_batch_size, caplog):
     assert [r.levelname for r in caplog.records if "dataloader_drop_last=True" in r.message] == ["WARNING"]
 
 
-def test_one_row_with_negatives_is_ranked(model, caplog):
-    value = stm.QNormRankingLoss(model, scale=3.0)(features(model, 1, num_negatives=2))
-    assert value > 0
-    assert not caplog.records
-
-
 def test_one_column(model):
     with pytest.raises(ValueError, match="at least two text columns"):
         stm.QNormRankingLoss(model)(features(model)[:1])
@@ -403,13 +392,10 @@ def test_one_column(model):
     ("options", "message"),
     [
         ({"scale": 0}, "scale must be"),
-        ({"scale": -1.0}, "scale must be"),
-        ({"scale": float("nan")}, "scale must be"),
         ({"scale": "car"}, "scale must be"),
         ({"mini_batch_size": 0}, "mini_batch_size must be"),
         ({"mini_batch_size": 3, "mini_batch_num_tokens": 0}, "mini_batch_num_tokens must be"),
         ({"mini_batch_num_tokens": 100}, "mini_batch_num_tokens .*mini_batch_size"),
-        ({"hardness": -0.1}, "hardness must be at least 0"),
         ({"hardness": (0.1, -0.1)}, "hardness must be at least 0"),
         ({"direction": "sideways"}, "sideways"),
         ({"terms": ()}, "terms is empty"),
@@ -454,12 +440,6 @@ def test_config_is_json(model, loss_class):
     assert isinstance(config["scale"], float)  # what "auto" came to
     assert config["regularizers"] == {"mean_norm": 0.1}
     assert (config["mini_batch_size"], config["direction"]) == (3, "query_to_document")
-
-
-@pytest.mark.parametrize("loss_class", LOSSES)
-def test_citation(model, loss_class):
-    assert build(loss_class, model).citation.strip().startswith("@misc{")
-    assert "2602.09229" in build(loss_class, model).citation
 
 
 @pytest.mark.parametrize("before", [None, "cosine", "dot"])

@@ -1,8 +1,9 @@
-"""Losses whose negatives pass around the ranks, on gloo processes as DDP wraps their models."""
+"""Losses whose negatives come from all ranks, on gloo processes as DDP wraps their models."""
 
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 from contextlib import nullcontext
 from functools import partial
@@ -25,7 +26,7 @@ LOSSES = {
     "temp_agg_mrl": partial(stm.TempAggMRLLoss, similarity="qnorm"),
 }
 SCALE = 3.0
-STARTS = (0, 6, 10, 15, 16)  # 6, 4, 5 and 1 rows
+STARTS = {"ring": (0, 6, 10, 15, 16), True: (0, 4, 8, 12, 16)}  # the ring takes batches that differ in size
 # (loss, mini_batch_size, direction)
 CASES = [
     ("qnorm", None, "query_to_document"),
@@ -49,14 +50,14 @@ def wrapped(folder, case, gather, dtype, **options):
         model, mini_batch_size=mini_batch_size, direction=direction, gather_across_devices=gather, **options
     )
     loss.to(dtype)
-    loss.model = DistributedDataParallel(model)
+    loss.model = DistributedDataParallel(model, find_unused_parameters=mini_batch_size is None)
     return model, loss
 
 
-def unequal_batches(folder, case):
+def one_batch(folder, case, gather):
     """Loss and gradient of one batch, and the gradient after a second backward pass: accumulation."""
-    model, loss = wrapped(folder, case, "ring", torch.float64, scale=SCALE)
-    rows = ROWS[STARTS[dist.get_rank()] : STARTS[dist.get_rank() + 1]]
+    model, loss = wrapped(folder, case, gather, torch.float64, scale=SCALE if gather == "ring" else "auto")
+    rows = ROWS[STARTS[gather][dist.get_rank()] : STARTS[gather][dist.get_rank() + 1]]
     gradients = []
     for micro_batches in (1, 2):
         model.zero_grad()
@@ -65,27 +66,38 @@ def unequal_batches(folder, case):
                 value = loss(features(model, rows))
                 value.backward()
         gradients.append({name: p.grad.clone() for name, p in model.named_parameters()})
-    return value.item(), *gradients
+    return loss.scale, value.item(), *gradients
 
 
 @pytest.fixture(scope="module", params=[3, pytest.param(4, marks=pytest.mark.slow)])
 def ranks(request, folder):
-    """What the ranks have found for each case."""
-    return on_ranks(request.param, lambda: {case: unequal_batches(folder, case) for case in CASES})
+    """The results of each rank for each case and way."""
+    keys = list(itertools.product(CASES, STARTS))
+    return on_ranks(request.param, lambda: {key: one_batch(folder, *key) for key in keys})
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_ranks_are_one_process_on_the_joined_batch(model, ranks, case):
+@pytest.mark.parametrize("gather", STARTS)
+def test_ranks_are_one_process_on_the_joined_batch(model, ranks, case, gather):
     name, _, direction = case
     if name == "learnable":
         model.append(ExponentNorm(0.5, 0.5, learnable=True))
     model.double()
-    embeddings = raw_embeddings(model, features(model, ROWS[: STARTS[len(ranks)]]))
+    scales, values, gradients, accumulated = zip(*(rank[case, gather] for rank in ranks), strict=True)
+    embeddings = raw_embeddings(model, features(model, ROWS[: STARTS[gather][len(ranks)]]))
     exponents = (model[-1].query_bias.sigmoid(), model[-1].document_bias.sigmoid()) if name == "learnable" else (1, 0)
+    if gather is True:  # the scale is that of the joined batch, too
+        queries, *documents = embeddings[: 2 if direction == "document_to_query" else None]
+        sizes = (
+            x.norm(dim=1).mean().item() ** (1 - torch.as_tensor(e).item())
+            for x, e in zip((queries, torch.cat(documents)), exponents, strict=True)
+        )
+        assert scales[0] == pytest.approx(20 / math.prod(sizes), rel=1e-6)
+    assert len(set(scales)) == 1
     parts = itertools.product((8, 16, 32), (0.03, 0.06, 0.1)) if name == "temp_agg_mrl" else [(32, 0.05)]
-    expected = sum(formula(embeddings, exponents, SCALE * 0.05 / tau, direction, dim) for dim, tau in parts)
+    expected = sum(formula(embeddings, exponents, scales[0] * 0.05 / tau, direction, dim) for dim, tau in parts)
     expected.backward()
-    values, gradients, accumulated = zip(*(rank[case] for rank in ranks), strict=True)
+    assert len(set(values)) == len(values)
     assert sum(values) / len(values) == pytest.approx(expected.item(), rel=1e-10)
     for once, twice in zip(gradients, accumulated, strict=True):
         assert once.keys() == dict(model.named_parameters()).keys()

@@ -1,9 +1,7 @@
-"""Every loss in fit and in the Trainer: what is learned, logged, saved, resumed, and shared between processes."""
+"""Losses in the Trainer: what is logged, resumed, and shared between processes; test_matrix.py trains all of them."""
 
 import copy
 import gc
-import itertools
-import json
 import logging
 import math
 import os
@@ -15,30 +13,18 @@ from pathlib import Path
 import pytest
 import torch
 from _tiny import ROWS, columns, formula, load_transformer, raw_embeddings
-from _two_ranks import CASES, NUM_ROWS
+from _two_ranks import NUM_ROWS
 from datasets import Dataset, DatasetDict
-from peft import LoraConfig
 from sentence_transformers import (
-    InputExample,
-    SentenceTransformer,
     SentenceTransformerTrainer,
     SentenceTransformerTrainingArguments,
 )
-from sentence_transformers.sentence_transformer.evaluation import SentenceEvaluator
 from torch import nn
-from torch.utils.data import DataLoader
 
 import st_magnitude as stm
-from st_magnitude.modules import ExponentNorm
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-DISCRETE = {
-    stm.CosineRankingLoss: "cosine",
-    stm.DotRankingLoss: "dot",
-    stm.QNormRankingLoss: "qnorm",
-    stm.DNormRankingLoss: "dnorm",
-}
 EXPONENTS = {
     stm.CosineRankingLoss: (1.0, 1.0),
     stm.DotRankingLoss: (0.0, 0.0),
@@ -49,18 +35,9 @@ EXPONENTS = {
 LOSSES = list(EXPONENTS)
 MAIN = [stm.QNormRankingLoss, stm.LearnableNormLoss]
 BATCHING = pytest.mark.parametrize("mini_batch_size", [None, 3], ids=["plain", "cached"])
-QUERIES, DOCUMENTS = [row[0] for row in ROWS], [row[1] for row in ROWS]
 
 
-@pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path, monkeypatch):
-    """fit() puts its checkpoints below the working directory."""
-    monkeypatch.chdir(tmp_path)
-
-
-def train(
-    model, loss, output, num_negatives=0, data=None, resume=None, callbacks=None, evaluator=None, attach=True, **options
-):
+def train(model, loss, output, num_negatives=0, data=None, resume=None, attach=True, **options):
     """Through the Trainer; returns it."""
     defaults = {
         "max_steps": 8,
@@ -78,24 +55,11 @@ def train(
         args,
         train_dataset=data or Dataset.from_dict(columns(num_negatives=num_negatives)),
         loss=loss,
-        evaluator=evaluator,
-        callbacks=callbacks,
     )
     if attach:
         stm.attach(trainer)
     trainer.train(resume_from_checkpoint=resume)
     return trainer
-
-
-def fit(model, loss, output, num_negatives=0, epochs=4, learning_rate=1e-3):
-    rows = [InputExample(texts=list(row[: 2 + num_negatives])) for row in ROWS]
-    model.fit(
-        train_objectives=[(DataLoader(rows, batch_size=8, shuffle=True), loss)],
-        epochs=epochs,
-        warmup_steps=0,
-        optimizer_params={"lr": learning_rate},
-        show_progress_bar=False,
-    )
 
 
 def measure(model, num_negatives, exponents, scale, dim=None):
@@ -106,82 +70,7 @@ def measure(model, num_negatives, exponents, scale, dim=None):
         return formula(embeddings, exponents, scale, dim=dim).item()
 
 
-def scores(model):
-    return model.similarity(model.encode_query(QUERIES), model.encode_document(DOCUMENTS))
-
-
-def state(model):
-    return {name: value.clone() for name, value in model.state_dict().items()}
-
-
-def assert_learned(model, loss, before, num_negatives):
-    """Lower by its definition at the scale that was found, and no weight broken."""
-    after = measure(model, num_negatives, loss.similarity.exponents, loss.scale)
-    earlier = measure(before, num_negatives, EXPONENTS[type(loss)], loss.scale)
-    assert after < 0.9 * earlier
-    assert all(p.isfinite().all() for p in model.parameters())
-    if isinstance(loss, stm.LearnableNormLoss):
-        assert all(0 < abs(gamma - 0.5) < 0.4 for gamma in loss.similarity.exponents)
-
-
-# --- it learns --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("loss_class", LOSSES)
-@BATCHING
-@pytest.mark.parametrize("num_negatives", [pytest.param(0, marks=pytest.mark.slow), 2])
-@pytest.mark.parametrize("way", [fit, train])
-def test_loss_falls(model, tmp_path, loss_class, mini_batch_size, num_negatives, way):
-    before = copy.deepcopy(model)
-    loss = loss_class(model, mini_batch_size=mini_batch_size)
-    way(model, loss, tmp_path, num_negatives)
-    assert_learned(model, loss, before, num_negatives)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("loss_class", "way", "mini_batch_size"),
-    [
-        (stm.QNormRankingLoss, fit, None),
-        pytest.param(stm.LearnableNormLoss, train, 4, marks=pytest.mark.slow),
-        *(
-            pytest.param(loss_class, way, size, marks=pytest.mark.slow)
-            for loss_class in LOSSES
-            for way, size in ((fit, 4), (train, None))
-        ),
-    ],
-)
-def test_loss_falls_with_minilm(minilm_path, tmp_path, loss_class, way, mini_batch_size):
-    model = stm.strip_normalize(SentenceTransformer(minilm_path, device="cpu"))
-    before = copy.deepcopy(model)
-    loss = loss_class(model, mini_batch_size=mini_batch_size)
-    way(model, loss, tmp_path, num_negatives=1, learning_rate=5e-5)
-    assert_learned(model, loss, before, 1)
-
-
-@pytest.mark.parametrize("loss_class", LOSSES)
-@BATCHING
-def test_bf16(model, tmp_path, loss_class, mini_batch_size):
-    before = copy.deepcopy(model)
-    loss, dtypes = loss_class(model, mini_batch_size=mini_batch_size), set()
-    linear = model[0].auto_model.transformer.layer[0].ffn.lin1
-    linear.register_forward_hook(lambda _, __, out: dtypes.add(out.dtype))
-    train(model, loss, tmp_path, num_negatives=1, bf16=True)
-    assert dtypes == {torch.bfloat16}
-    assert {p.dtype for p in model.parameters()} == {torch.float32}
-    assert_learned(model, loss, before, 1)
-
-
-@pytest.mark.parametrize("loss_class", MAIN)
-def test_bf16_plain_and_cached_agree(folder, tmp_path, loss_class):
-    models = [load_transformer(folder) for _ in range(2)]
-    for model, mini_batch_size in zip(models, [None, 3], strict=True):
-        loss = loss_class(model, scale=4.0, mini_batch_size=mini_batch_size)
-        train(model, loss, tmp_path, num_negatives=1, bf16=True, optim="sgd", learning_rate=0.01, max_steps=2)
-    start = load_transformer(folder).state_dict()
-    for (name, plain), cached in zip(models[0].state_dict().items(), models[1].state_dict().values(), strict=True):
-        if name in start and (moved := (plain - start[name]).norm()) > 1e-3:
-            assert (plain - cached).norm() < 0.05 * moved
+# --- one step ---------------------------------------------------------------------------------------------------------
 
 
 @BATCHING
@@ -222,75 +111,6 @@ def test_gradient_accumulation(model, tmp_path, loss_class, mini_batch_size):
         for name in ("2.query_bias", "2.document_bias"):
             assert found[name].item() == pytest.approx(expected[name].item(), rel=1e-3)
             assert found[name].abs() > 1e-4
-
-
-def test_own_learning_rate(model, tmp_path):
-    """Adam's first step is the learning rate, whatever the gradient."""
-    loss, before = stm.LearnableNormLoss(model), state(model)
-    mapping = stm.LearnableNormLoss.learning_rate_mapping(0.02)
-    train(model, loss, tmp_path, max_steps=1, learning_rate=1e-5, weight_decay=0.5, learning_rate_mapping=mapping)
-    for name in ("2.query_bias", "2.document_bias"):
-        assert model.state_dict()[name].abs().item() == pytest.approx(0.02, rel=1e-2)
-    moved = [(value - before[name]).abs().max().item() for name, value in model.state_dict().items() if name[0] == "0"]
-    assert 0.5e-5 < max(moved) < 3e-5
-
-
-def test_default_learning_rate_of_gamma():
-    assert list(stm.LearnableNormLoss.learning_rate_mapping().values()) == [1e-2]
-
-
-@pytest.mark.parametrize("loss_class", [stm.TempAggLoss, stm.TempAggMRLLoss, stm.TempSpecMRLLoss])
-@pytest.mark.parametrize("way", [fit, pytest.param(train, marks=pytest.mark.slow)])
-@BATCHING
-def test_temperature_losses_fall_at_every_prefix(model, tmp_path, loss_class, way, mini_batch_size):
-    """Under QNorm, with hard negatives; a model trained for prefixes is better at them."""
-    before = copy.deepcopy(model)
-    loss = loss_class(model, similarity="qnorm", mini_batch_size=mini_batch_size)
-    way(model, loss, tmp_path, num_negatives=1)
-    for dim in [32] if loss_class is stm.TempAggLoss else [8, 16, 32]:
-        after, earlier = (measure(m, 1, (1.0, 0.0), loss.scale, dim) for m in (model, before))
-        assert after < 0.9 * earlier
-    assert model.similarity_fn_name == "dot"
-
-
-# --- adapters ---------------------------------------------------------------------------------------------------------
-
-
-@BATCHING
-@pytest.mark.parametrize("way", [fit, train])
-@pytest.mark.parametrize("loss_class", MAIN)
-@pytest.mark.parametrize("adapter_first", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_lora(model, tmp_path, loss_class, mini_batch_size, way, adapter_first):
-    config = LoraConfig(r=4, target_modules=["q_lin", "v_lin", "lin1"])
-    unadapted = copy.deepcopy(model)
-    if adapter_first:
-        model.add_adapter(config)
-    loss = loss_class(model, mini_batch_size=mini_batch_size)
-    if not adapter_first:
-        model.add_adapter(config)
-    before = state(model)
-    way(model, loss, tmp_path / "run", 1, learning_rate=0.02)
-    changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
-    exponents = {"2.query_bias", "2.document_bias"} if loss_class is stm.LearnableNormLoss else set()
-    assert exponents < changed
-    assert all("lora_" in name for name in changed - exponents)
-    assert measure(model, 1, loss.similarity.exponents, loss.scale) < measure(
-        unadapted, 1, EXPONENTS[loss_class], loss.scale
-    )
-
-    path = stm.export(model, tmp_path / "saved")
-    assert any(path.rglob("adapter_model.safetensors"))
-    torch.testing.assert_close(scores(stm.load(path, device="cpu")), scores(model), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("loss_class", MAIN)
-def test_lora_on_minilm(minilm_path, tmp_path, loss_class):
-    model = stm.strip_normalize(SentenceTransformer(minilm_path, device="cpu"))
-    model.add_adapter(LoraConfig(r=8, target_modules=["query", "value"]))
-    train(model, loss_class(model), tmp_path / "run", 1, learning_rate=1e-3)
-    path = stm.export(model, tmp_path / "saved")
-    torch.testing.assert_close(scores(stm.load(path, device="cpu")), scores(model), rtol=1e-5, atol=1e-5)
 
 
 # --- resume and best model --------------------------------------------------------------------------------------------
@@ -407,42 +227,6 @@ def test_scale_keeps_no_tensor_of_the_first_batch(model):
         gc.enable()
 
 
-class Scripted(SentenceEvaluator):
-    """The second evaluation is the best; remembers the model at each."""
-
-    def __init__(self):
-        super().__init__()
-        self.primary_metric, self.seen = "score", []
-
-    def __call__(self, model, output_path=None, epoch=-1, steps=-1):
-        self.seen.append(state(model))
-        return {"score": [0.1, 0.9, 0.2, 0.3][len(self.seen) - 1]}
-
-
-@pytest.mark.parametrize("loss_class", MAIN)
-def test_best_model_at_end(model, tmp_path, loss_class):
-    evaluator = Scripted()
-    train(
-        model,
-        loss_class(model),
-        tmp_path,
-        max_steps=4,
-        evaluator=evaluator,
-        eval_strategy="steps",
-        save_strategy="steps",
-        eval_steps=1,
-        save_steps=1,
-        load_best_model_at_end=True,
-        metric_for_best_model="eval_score",
-        learning_rate_mapping=stm.LearnableNormLoss.learning_rate_mapping(0.1) if len(model) == 3 else {},
-    )
-    assert len(evaluator.seen) == 4
-    for name, value in model.state_dict().items():
-        assert torch.equal(value, evaluator.seen[1][name])
-    if loss_class is stm.LearnableNormLoss:
-        assert len({seen["2.query_bias"].item() for seen in evaluator.seen}) == 4
-
-
 # --- several datasets, evaluation, logs -------------------------------------------------------------------------------
 
 
@@ -474,17 +258,6 @@ def test_dict_of_losses(folder, tmp_path):
 
 
 @BATCHING
-def test_named_terms_are_logged(model, tmp_path, mini_batch_size):
-    loss = stm.QNormRankingLoss(model, regularizers=[(MeanNorm(), 0.1)], mini_batch_size=mini_batch_size)
-    trainer = train(model, loss, tmp_path, max_steps=3)
-    steps = [entry for entry in trainer.state.log_history if "loss" in entry]
-    assert len(steps) == 3
-    for entry in steps:
-        assert entry["mean_norm"] > 0
-        assert entry["loss"] == pytest.approx(entry["infonce"] + entry["mean_norm"], abs=2e-3)
-
-
-@BATCHING
 def test_last_batch_of_one_row(model, tmp_path, mini_batch_size, caplog):
     data = Dataset.from_dict(columns(9))
     with caplog.at_level(logging.WARNING):
@@ -504,60 +277,6 @@ def test_evaluation_loss(model, tmp_path, mini_batch_size):
     assert trainer.evaluate()["eval_loss"] == pytest.approx(measure(model, 0, (0.5, 0.5), loss.scale), rel=1e-4)
 
 
-# --- saved, and loaded elsewhere --------------------------------------------------------------------------------------
-
-FRESH_PROCESS = """
-import json, sys
-plain, ours, queries, documents = json.load(sys.stdin)
-sys.modules["st_magnitude"] = None  # an import of it fails from here on
-from sentence_transformers import SentenceTransformer
-models = {folder: SentenceTransformer(folder, device="cpu") for folder in plain}
-assert sys.modules.pop("st_magnitude") is None
-assert not any(name.startswith("st_magnitude") for name in sys.modules)
-from st_magnitude import load
-models |= {folder: load(folder, device="cpu") for folder in ours}
-found = {}
-for folder, model in models.items():
-    scores = model.similarity(model.encode_query(queries), model.encode_document(documents))
-    found[folder] = [model.similarity_fn_name, scores.tolist()]
-json.dump(found, open(sys.argv[1], "w"))
-"""
-
-
-@pytest.mark.slow
-def test_trained_models_in_a_fresh_process(folder, minilm_path, tmp_path):
-    """Discrete similarities where this package cannot be imported; learned exponents with it, without trust."""
-    raw = {}
-    for loss_class, name in DISCRETE.items():
-        model = stm.prepare(load_transformer(folder), name)
-        train(model, loss_class(model), tmp_path / "run", max_steps=2)
-        model.save_pretrained(str(tmp_path / name))
-        raw[name] = scores(model)
-    minilm = stm.prepare(SentenceTransformer(minilm_path, device="cpu"), "qnorm")
-    train(minilm, stm.QNormRankingLoss(minilm), tmp_path / "run", max_steps=1, learning_rate=5e-5)
-    raw["minilm"] = scores(minilm)
-    stm.export(minilm, tmp_path / "minilm")
-    plain = [str(tmp_path / name) for name in raw]
-    learned = load_transformer(folder)
-    train(learned, stm.LearnableNormLoss(learned), tmp_path / "run", max_steps=2, learning_rate=0.05)
-    raw["learned"] = scores(learned)
-    learned.save_pretrained(str(tmp_path / "learned"))
-
-    subprocess.run(
-        [sys.executable, "-c", FRESH_PROCESS, str(tmp_path / "found.json")],
-        input=json.dumps([plain, [str(tmp_path / "learned")], QUERIES, DOCUMENTS]),
-        text=True,
-        check=True,
-        timeout=120,
-    )
-    found = {Path(path).name: result for path, result in json.loads((tmp_path / "found.json").read_text()).items()}
-    functions = {name: "cosine" if name in ("cosine", "dnorm") else "dot" for name in raw}
-    assert {name: result[0] for name, result in found.items()} == functions
-    for name, expected in raw.items():
-        torch.testing.assert_close(torch.tensor(found[name][1]), expected, rtol=1e-5, atol=1e-5)
-    assert learned[-1].gamma_document != pytest.approx(0.5, abs=1e-3)
-
-
 # --- two processes ----------------------------------------------------------------------------------------------------
 
 
@@ -571,42 +290,6 @@ def two_ranks(folder, tmp_path_factory):
     done = subprocess.run([sys.executable, *launch], env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-6000:]
     return [torch.load(output / f"rank{rank}.pt") for rank in range(2)]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_two_ranks_are_one_process_on_the_joined_batch(model, two_ranks, case):
-    name, _, direction, _ = case
-    if name == "learnable":
-        model.append(ExponentNorm(0.5, 0.5, learnable=True))
-    model.double()
-    rows = [row[:3] for row in ROWS[: 2 * NUM_ROWS]]
-    embeddings = raw_embeddings(model, [model.preprocess(list(column)) for column in zip(*rows, strict=True)])
-    seen = embeddings if direction != "document_to_query" else embeddings[:2]
-    lengths = embeddings[0].norm(dim=1).mean(), torch.cat(seen[1:]).norm(dim=1).mean()
-    if name == "learnable":
-        exponents = model[-1].query_bias.sigmoid(), model[-1].document_bias.sigmoid()
-        scale = 20 / (lengths[0] * lengths[1]).sqrt().item()
-    else:
-        exponents, scale = (1.0, 0.0), 20 / lengths[1].item()
-
-    ranks = [results[case] for results in two_ranks]
-    assert ranks[0]["scale"] == ranks[1]["scale"] == pytest.approx(scale, rel=1e-6)
-    scale = ranks[0]["scale"]
-    if name == "temp_agg_mrl":
-        parts = itertools.product((8, 16, 32), (0.03, 0.06, 0.1))
-        expected = sum(formula(embeddings, exponents, scale * 0.05 / tau, direction, dim) for dim, tau in parts)
-    else:
-        expected = formula(embeddings, exponents, scale, direction)
-    expected.backward()
-    assert ranks[0]["loss"] != ranks[1]["loss"]
-    assert (ranks[0]["loss"] + ranks[1]["loss"]) / 2 == pytest.approx(expected.item(), rel=1e-10)
-    for rank in ranks:
-        assert rank["gradients"].keys() == dict(model.named_parameters()).keys()
-        for parameter, gradient in rank["gradients"].items():
-            reference = model.get_parameter(parameter).grad
-            assert reference.abs().max() > 0 or "k_lin.bias" in parameter
-            torch.testing.assert_close(gradient, reference, rtol=1e-7, atol=1e-11)
 
 
 @pytest.mark.slow
