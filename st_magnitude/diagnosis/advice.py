@@ -65,9 +65,7 @@ def exponent(
     )
 
 
-def training(
-    bench: Bench, symmetry: TaskSymmetry, queries: NormStatistics, comparison: BaselineComparison | None
-) -> Recommendation:
+def training(bench: Bench, symmetry: TaskSymmetry, comparison: BaselineComparison | None) -> Recommendation:
     """Whether to train with norms, by the task symmetry principle and by the present worth of the norms."""
     choice = bench.choice
     if symmetry.verdict == "symmetric":
@@ -107,10 +105,10 @@ def training(
             f"no query ({(~bench.is_relevant).mean():.0%} of these documents are). Train with qnorm and with cosine, "
             "and compare both on these queries."
         )
-    if comparison is not None and (queries.cv_ratio or 0) >= 4:
+    if comparison is not None and comparison.query_cv_ratio >= 4:
         reason += (
-            f" The CV of query norms is {queries.cv_ratio:.1f} times the CV of the baseline. In the paper, models "
-            "whose CV grew at least 4 times from dot to dnorm were better with dnorm (Fig. 5): try dnorm too."
+            f" The CV of query norms is {comparison.query_cv_ratio:.1f} times the CV of the baseline. In the paper, "
+            "models whose CV grew at least 4 times from dot to dnorm were better with dnorm (Fig. 5): try dnorm too."
         )
     gain_of = f"nDCG@10 at exponent {choice.magnitude_candidate:.2g} minus nDCG@10 by cosine"
     action = "Train with qnorm, which keeps the norms of documents"

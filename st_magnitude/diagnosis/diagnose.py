@@ -5,9 +5,7 @@ A recommendation rests on the gain of a change in nDCG@10 on queries that had no
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -112,10 +110,8 @@ def diagnose(
     bench = Bench(task, is_relevant, choice, scoring, has_magnitude, interval, min_gain, tolerance)
     compared = None
     if baseline is not None:
-        other = data.encode(baseline, **options)
-        compared = measure.compare(model_name(baseline), other, scorings[1], bench.full, interval)
-        asked = replace(asked, cv_ratio=asked.cv / compared.query_cv if compared.query_cv else math.nan)
-        answers = replace(answers, cv_ratio=answers.cv / compared.document_cv if compared.document_cv else math.nan)
+        other, cvs = data.encode(baseline, **options), (asked.cv, answers.cv)
+        compared = measure.compare(model_name(baseline), other, scorings[1], bench.full, cvs, interval)
     shape = measure.directions(task, seed)
     cells, stored = storage(bench)
     return Diagnosis(
@@ -137,23 +133,23 @@ def diagnose(
         baseline=compared,
         recommendations=[
             first,
-            advice.training(bench, symmetry, asked, compared),
+            advice.training(bench, symmetry, compared),
             advice.pruning(bench, answers),
             *advice.storage(bench, stored),
             advice.bits_and_norm(bench, stored),
             advice.isotropy(bench, shape),
             *([] if compared is None else [advice.baseline(bench, compared)]),
         ],
-        settings={"title": title, "seed": seed, "num_samples": num_samples, "min_gain": min_gain}
-        | {"tolerance": tolerance, **_versions()},
+        settings=_settings(title=title, seed=seed, num_samples=num_samples, min_gain=min_gain, tolerance=tolerance),
     )
 
 
-def _versions() -> dict[str, str]:
+def _settings(**arguments: Any) -> dict[str, Any]:
+    """The arguments, and the versions of the packages that compute."""
     from st_magnitude import __version__
 
     others = ("sentence-transformers", "transformers", "torch", "numpy")
-    return {"st-magnitude": __version__} | {name: version(name) for name in others}
+    return arguments | {"st-magnitude": __version__} | {name: version(name) for name in others}
 
 
 def _check_arguments(data: RetrievalData, min_gain: float, tolerance: float) -> None:

@@ -46,7 +46,6 @@ class NormStatistics:
     cv: float  # coefficient of variation: below about 0.05 the norm is noise (arXiv 2602.09229, App. M)
     quantiles: tuple[float, ...]  # norms at 5, 25, 50, 75 and 95 %
     length_spearman: float  # rank correlation with the number of words; nan where either is constant
-    cv_ratio: float | None = None  # delta-CV, the CV over the CV of the baseline; None without a baseline
 
 
 @dataclass(frozen=True)
@@ -111,6 +110,8 @@ class BaselineComparison:
     similarity: str  # name of the similarity with which the baseline is scored
     query_cv: float  # coefficient of variation of its raw query norms
     document_cv: float
+    query_cv_ratio: float  # delta-CV, the CV of the model over the CV of the baseline; nan where that is 0
+    document_cv_ratio: float
     ndcg: Array  # nDCG@10 of every query, (n,)
     gain: Interval  # nDCG@10 of the model minus nDCG@10 of the baseline, on all queries
 

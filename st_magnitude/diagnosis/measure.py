@@ -146,12 +146,13 @@ def exponent_choice(task: EncodedTask, present: float, seed: int, interval: Boot
 
 
 def compare(
-    name: str, baseline: EncodedTask, similarity: Similarity, own: Array, interval: Bootstrap
+    name: str, baseline: EncodedTask, similarity: Similarity, own: Array, cvs: tuple[float, float], interval: Bootstrap
 ) -> BaselineComparison:
-    """Norms and nDCG@10 of the baseline, and the difference to the model's nDCG@10 of every query, (n,)."""
-    cvs = [geometry.coefficient_of_variation(geometry.norms(x)) for x in (baseline.queries, baseline.documents)]
-    theirs = baseline.ndcg(baseline.top(similarity))
-    return BaselineComparison(name, similarity.name, cvs[0], cvs[1], theirs, interval(own, theirs))
+    """Norms and nDCG@10 of the baseline; ``own`` (n,) and ``cvs`` (queries, documents) are the model's."""
+    theirs = [geometry.coefficient_of_variation(geometry.norms(x)) for x in (baseline.queries, baseline.documents)]
+    ratios = [cv / other if other else math.nan for cv, other in zip(cvs, theirs, strict=True)]
+    ndcg = baseline.ndcg(baseline.top(similarity))
+    return BaselineComparison(name, similarity.name, *theirs, *ratios, ndcg, interval(own, ndcg))
 
 
 def directions(task: EncodedTask, seed: int) -> Geometry:

@@ -137,8 +137,8 @@ def _norms(d: Diagnosis) -> Section:
     rows = [["mean", q.mean, m.mean], ["coefficient of variation (CV)", q.cv, m.cv]]
     rows += [[f"{p:.0%} quantile", *x] for p, *x in zip(QUANTILES, q.quantiles, m.quantiles, strict=True)]
     rows.append(["rank correlation with the number of words", q.length_spearman, m.length_spearman])
-    if d.baseline is not None:
-        rows.append(["CV over the CV of the baseline (delta-CV)", q.cv_ratio, m.cv_ratio])
+    if (b := d.baseline) is not None:
+        rows.append(["CV over the CV of the baseline (delta-CV)", b.query_cv_ratio, b.document_cv_ratio])
     norms = Table(
         ["measure", "queries", "documents"],
         rows,

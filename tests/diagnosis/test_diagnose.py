@@ -131,9 +131,9 @@ def test_baseline_gives_delta_cv_and_a_paired_difference():
     flat = {text: unit(x) * (2 if "query" in text else 3) for text, x in table.items()}
     wide = {text: x if "document" in text else unit(x) * np.linalg.norm(x) ** 0.1 for text, x in table.items()}
     found = quick(model, *task, baseline=model_of(wide))
-    assert found.documents.cv_ratio == pytest.approx(1.0)
-    assert found.queries.cv_ratio == pytest.approx(found.queries.cv / found.baseline.query_cv)
-    assert found.queries.cv_ratio > 4
+    assert found.baseline.document_cv_ratio == pytest.approx(1.0)
+    assert found.baseline.query_cv_ratio == pytest.approx(found.queries.cv / found.baseline.query_cv)
+    assert found.baseline.query_cv_ratio > 4
     assert "better with dnorm" in found["training"].reason
     assert found["baseline"].verdict == "do"  # dot against cosine on one and the same directions
     assert found.baseline.similarity == "cosine"
@@ -145,7 +145,7 @@ def test_baseline_gives_delta_cv_and_a_paired_difference():
     same = quick(calm, *calm_task, baseline=model_of(table_of(calm)))
     assert same["baseline"].verdict == "no benefit expected"
     assert "dnorm" not in same["training"].reason
-    assert quick(model, *task, baseline=model_of(flat)).documents.cv_ratio > 1000  # of rounding
+    assert quick(model, *task, baseline=model_of(flat)).baseline.document_cv_ratio > 1000  # of rounding
     plain = found_in(0, "relevance", similarity="dot")
     assert plain.baseline is None
     with pytest.raises(KeyError, match="no recommendation called 'baseline'; use one of 'exponent'"):

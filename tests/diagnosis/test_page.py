@@ -209,7 +209,7 @@ def test_every_figure_is_on_the_page(found, sketch, tmp_path):
     d, g = found.documents, found.geometry
     expected = [
         *(x for e in found.effects.values() for x in (e.d, e.without_length)),
-        *(d.mean, d.cv, *d.quantiles, *found.queries.quantiles, d.length_spearman, d.cv_ratio),
+        *(d.mean, d.cv, *d.quantiles, *found.queries.quantiles, d.length_spearman, found.baseline.document_cv_ratio),
         *found.exponent.per_query.mean(axis=1),
         *(g.isoscore, g.isoscore_ceiling, g.mean_cosine, g.uniformity, g.alignment),
         *(c.ndcg for c in found.cells),
