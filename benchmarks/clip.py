@@ -21,7 +21,7 @@ The paper trains ViT-B/32 on COCO and does not say how it pairs relevant with ir
 pairs d is 0 for any features where all items have equally many partners, so it is the "hard" pairing here: relevant
 items against the 10 nearest irrelevant ones of each query by cosine. What can be asked of the paper is the sign.
 
-Expected before measuring these rows (with one seed of a longer training at hand, see docs/clip.md):
+Expected before measuring these rows (with one seed of a longer training at hand, see docs/research/clip.md):
 
 1. norm-sym: d about 0 on both sides, dot worse than cosine.
 2. nonorm-sym: dot better than cosine, d positive on both sides; the paper has it negative and calls it about 0.

@@ -38,7 +38,7 @@ class SimilarityMSELoss(EmbeddingLoss):
             1 / (mean|a|^(1 - gamma_query) · mean|b|^(1 - gamma_document)), on the first batch of all ranks, which is
             1 for cosine. The number then stays in ``loss.scale``, also when the run resumes; see
             :func:`st_magnitude.attach`. The paper's 0.01 is meant for dot products of 100 to 1,000: with the norms of
-            about 2.5 in docs/norms.md the one-sided similarities collapse at 0.01, and dot loses 12 points.
+            about 2.5 in docs/research/norms.md the one-sided similarities collapse at 0.01, and dot loses 12 points.
 
     Raises:
         ValueError: If the similarity keeps magnitude but the model ends in ``Normalize`` or sentence-transformers'
