@@ -444,7 +444,7 @@ QUOTED = {
             f"{CONDITION}: the paper's scale; at their own they are 3 points behind",
         ),
     ),
-    (MAGNITUDE, "clip.py", "clip.md"): (
+    (MAGNITUDE, "clip.py", "research/clip.md"): (
         (
             "CLIP: dot is ahead of cosine in the trained direction (Table 6, NoNorm, I→T)",
             "+3.2",
@@ -549,7 +549,7 @@ QUOTED = {
             f"{CONDITION}: a language model that reads; InfoNCE gains 5.0 more; subtracting the mean does too",
         ),
     ),
-    (NORMS, "norms.py", "norms.md"): (
+    (NORMS, "norms.py", "research/norms.md"): (
         (
             "A step turns an embedding by lr over its squared norm (Theorem 3.4): exponent of the norm",
             "2",

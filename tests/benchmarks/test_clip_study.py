@@ -22,7 +22,7 @@ def study(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_the_tables_of_the_page_are_what_the_runs_give(study: Any) -> None:
     runs = study.collect(study.RESULTS, study.Settings(), list(study.ROWS), range(5))
     page = (ROOT / "docs" / "research" / "clip.md").read_text(encoding="utf-8")
-    tables = re.findall(r"<!-- stored runs, (\w+) -->\n\n(.*?)\n\n<!-- end -->", page, re.DOTALL)
+    tables = re.findall(r"<!-- stored runs, (\w+) -->\n\n(.*?)\n\n<!-- end of runs -->", page, re.DOTALL)
     assert [test for test, _ in tables] == list(study.TESTS)
     for test, table in tables:
         assert table.splitlines() == study.sign_table(runs, test)
