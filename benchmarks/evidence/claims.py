@@ -467,7 +467,7 @@ QUOTED = {
             NOT,
         ),
     ),
-    (TEMPERATURE, "temperature.py", "compression.md"): (
+    (TEMPERATURE, "temperature.py", "research/temperature_paper.md"): (
         (
             "A high temperature leaves fewer directions (intrinsic dimension, τ .03 → .3)",
             "-224",
