@@ -18,7 +18,6 @@ from typer.testing import CliRunner
 import st_magnitude as stm
 from st_magnitude.commands.app import app
 from st_magnitude.modules import ExponentNorm
-from st_magnitude.serving.advice import FIXES
 from st_magnitude.serving.check import make_probes
 from st_magnitude.serving.explain import LIMITS
 
@@ -120,6 +119,8 @@ def test_one_fault_is_one_finding(model, faults, finding, says):
     assert re.search(says, check[finding].text)
     assert check[finding].fix
     assert check.same == (finding == "norms scaled")
+    if says == "float16":
+        assert check_at("", EmbeddingServer(model, **faults), model, tolerance=1e-3).same
 
 
 def test_two_faults_are_two_findings(model):
@@ -128,22 +129,6 @@ def test_two_faults_are_two_findings(model):
     low, high = check.local_norms
     told = re.search(r"documents are (\S+) to (\d+\.\d+)", check["norms lost"].text)
     assert low - 1e-3 <= float(told[1]) < float(told[2]) <= high + 1e-3  # of the model, not of the other pooling
-
-
-def test_a_pooling_that_servers_do_not_have(transformer):
-    model = with_modules(transformer)
-    model[1].pooling_mode, before = "max", model[1].pooling_mode
-    try:
-        check = check_at("/v1", EmbeddingServer(model, "vllm", pooling="cls"), model)
-        assert found(check) == ["pooling"]
-        assert check["pooling"].fix == "Set the server's pooling to max, or use a server that has it."
-    finally:
-        model[1].pooling_mode = before
-
-
-def test_a_tolerance_accepts_half_precision(model):
-    server = EmbeddingServer(model, dtype=torch.float16)
-    assert check_at("", server, model, tolerance=1e-3).same
 
 
 def test_prompts(transformer):
@@ -230,14 +215,6 @@ def test_another_tokenizer(model):
     assert "?" in check["tokenizer"].text
 
 
-def test_a_model_without_tokens_or_limit():
-    from sentence_transformers.sentence_transformer.modules import BoW
-
-    model = SentenceTransformer(modules=[BoW(["bread", "stale", "the", "cats"])], device="cpu")
-    model.similarity_fn_name = "dot"
-    assert stm.check_serving(lambda texts, role: model.encode(texts), model).same
-
-
 def test_probes_reach_over_the_limit(model):
     tokens = [probe.tokens for probe in make_probes(model)]
     assert max(tokens) == model.max_seq_length
@@ -282,17 +259,11 @@ def test_an_index(model, returns_scores):
     [
         (np.zeros((12, 3), int), "must return 2 row numbers .* returned an array of shape"),
         (np.full((12, 2), 7), "must return 2 row numbers of the 2 documents"),
-        (np.full((12, 2), 0.5), "type float64"),
     ],
 )
 def test_an_index_that_answers_nonsense(model, answer, says):
     with pytest.raises(ValueError, match=says):
         stm.check_serving(lambda vectors, k: answer, model, documents=["a", "b"])
-
-
-def test_an_index_at_a_url(model):
-    with pytest.raises(ValueError, match="a callable search"):
-        stm.check_serving("http://localhost", model, documents=["a"])
 
 
 # ---- what cannot be checked
@@ -307,7 +278,6 @@ def test_an_index_at_a_url(model):
         ({"names": ["a", "b"]}, "serves a, b: say which with name="),
         ({"names": ["other"]}, "does not know this route or the model 'other'.*it serves other"),
         ({"raw_text": "<html>proxy</html>"}, "does not answer with embeddings .*proxy"),
-        ({"raw_text": '{"data": [{"index": 0}]}'}, "does not answer with embeddings .*KeyError"),
         ({"raw_text": '{"data": [{"index": 0, "embedding": ["x"]}]}'}, "not rows of numbers"),
         ({"refuse": 0}, "does not embed"),
         ({"sleep": 1.0, "timeout": 0.05}, "did not answer within 0.05 s"),
@@ -324,10 +294,7 @@ def test_a_target_that_cannot_be_checked(model, faults, says):
     ("url", "says"),
     [
         ("localhost:8000", "not a URL of http"),
-        ("ftp://localhost/v1", "not a URL of http"),
-        ("http://", "not a URL"),
         ("http://localhost:port/v1", "not valid"),
-        ("http://localhost:99999/v1", "not valid|cannot be reached"),
         ("http://127.0.0.1:1/v1", "cannot be reached"),
     ],
 )
@@ -349,10 +316,6 @@ def test_a_key_and_a_password_appear_nowhere(model):
         check = stm.check_serving(base, model, api_key="right")
         assert check.same
         assert "right" not in json.dumps(check.to_dict())
-
-
-def test_every_finding_has_a_fix_for_unknown_servers():
-    assert all("" in fixes for fixes in FIXES.values())
 
 
 # ---- the command
