@@ -105,7 +105,7 @@ def test_adjusted_cohens_d_removes_a_length_effect(rng):
     values = lengths + rng.normal(0, 0.5, size=2000)
     assert geometry.cohens_d(values[group], values[~group]) > 1
     assert abs(geometry.adjusted_cohens_d(values, lengths, group)) < 0.1
-    with pytest.raises(ValueError, match="2000, 2000 and 500"):
+    with pytest.raises(ValueError, match="2000 and 500"):
         geometry.adjusted_cohens_d(values, lengths, group[:500])
 
 
@@ -225,8 +225,6 @@ def test_intrinsic_dimension_of_a_sample(rng):
     assert geometry.intrinsic_dimension(x, num_samples=40, **everything) == 39
     assert geometry.intrinsic_dimension(x, num_samples=None, **everything) == 39
     assert inspect.signature(geometry.intrinsic_dimension).parameters["num_samples"].default == 5000
-    with pytest.raises(ValueError, match=r"num_samples .* got 1"):
-        geometry.intrinsic_dimension(x, num_samples=1)
 
     sorted_by_topic = rng.normal(size=(800, 12))
     sorted_by_topic[:400, 2:] = 0

@@ -43,9 +43,9 @@ def sample_of(x: Any, name: str, at_least: int) -> Array:
     return sample
 
 
-def same_length(a: Any, b: Any) -> tuple[Array, Array]:
+def same_length(a: Any, b: Any, at_least: int = 2) -> tuple[Array, Array]:
     """Two checked samples of the same things, (n,) each."""
-    x, y = sample_of(a, "The first", at_least=2), sample_of(b, "The second", at_least=2)
+    x, y = sample_of(a, "The first", at_least), sample_of(b, "The second", at_least)
     if len(x) != len(y):
         raise ValueError(
             f"The two samples must describe the same things in the same order, got {len(x)} and {len(y)} values."

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from st_magnitude.geometry.arrays import Array, matrix_of, sample_of
+from st_magnitude.geometry.arrays import Array, matrix_of, same_length, sample_of
 
 __all__ = ["adjusted_cohens_d", "coefficient_of_variation", "cohens_d", "norms"]
 
@@ -100,13 +100,8 @@ def adjusted_cohens_d(values: Any, covariate: Any, is_relevant: Any, pooled: str
         >>> adjusted_cohens_d([5.0, 6.0, 7.0, 8.0], lengths, is_relevant)  # the length explains everything
         0.0
     """
-    y, x = sample_of(values, "values", at_least=4), sample_of(covariate, "covariate", at_least=4)
-    group = np.asarray(is_relevant, dtype=bool)
-    if not len(y) == len(x) == len(group):
-        raise ValueError(
-            "values, covariate and is_relevant must describe the same documents, got "
-            f"{len(y)}, {len(x)} and {len(group)}."
-        )
+    y, x = same_length(values, covariate, at_least=4)
+    group = same_length(y, is_relevant)[1] > 0
     residual = without(y, x)
     return cohens_d(residual[group], residual[~group], pooled=pooled)
 

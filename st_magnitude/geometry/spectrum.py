@@ -191,8 +191,6 @@ def _scatter(x: Any) -> Array:
 
 def _drawn(x: Any, num_samples: int | None, seed: int) -> Array:
     """At most num_samples rows, drawn without replacement."""
-    if num_samples is not None and num_samples < 2:
-        raise ValueError(f"num_samples must be at least 2, or None for all rows, got {num_samples}.")
     matrix = matrix_of(x, at_least=2)
     if num_samples is None or len(matrix) <= num_samples:
         return matrix

@@ -36,12 +36,7 @@ def paired_bootstrap(
     """
     difference = sample_of(a, "a", at_least=1)
     if b is not None:
-        other = sample_of(b, "b", at_least=1)
-        if len(difference) != len(other):
-            raise ValueError(
-                f"a and b must hold the same queries in the same order, got {len(difference)} and {len(other)}."
-            )
-        difference = difference - other
+        difference = np.subtract(*same_length(a, b, at_least=1))
     if not 0.0 < confidence < 1.0:
         raise ValueError(f"confidence must be strictly between 0 and 1, got {confidence}; 0.95 is usual.")
     rng, n = np.random.default_rng(seed), len(difference)
