@@ -63,9 +63,7 @@ def main() -> None:
                     rule = rule_of(*seen, scoring, limit, 0.05, signal)
                     answers = answers_of(new[0] @ rule.weights, new[1], rule.threshold)
                     cells.append(f"coverage {answers.coverage[0]:.3f}, risk {answers.risk[0]:.3f}")
-                print(
-                    f"| {base}, {name} | {signal} | {rule.curves[signal].area:.3f} | {' | '.join(cells)} |", flush=True
-                )
+                print(f"| {base}, {name} | {signal} | {rule.areas[signal]:.3f} | {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -40,9 +40,7 @@ def abstain(
             "have no relevant document."
         ),
     ] = None,
-    output: Annotated[
-        Path | None, typer.Option(help="Folder for abstention.json and abstention.png, usually that of the model.")
-    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder for abstention.json, usually that of the model.")] = None,
     similarity: Scoring = None,
     batch_size: EncodingBatch = 32,
     max_length: MaxLength = None,
@@ -78,6 +76,5 @@ def abstain(
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)
         rule.save(output)
-        rule.plot(output / "abstention.png")
         typer.echo(f"Saved to {output / 'abstention.json'}. rule = stm.Abstention.load({str(output)!r}); {rule.call}")
     return figures

@@ -24,7 +24,6 @@ from sklearn.preprocessing import StandardScaler
 from st_magnitude._checks import one_of
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import encode_texts
-from st_magnitude.evaluation.confidence import risk_by_coverage
 from st_magnitude.evaluation.metrics import raw_scoring_of, share_interval
 from st_magnitude.geometry import norms, risk_coverage
 from st_magnitude.result import Result, Table
@@ -39,7 +38,6 @@ FEATURES = ("score", "gap", "query norm", "document norm")
 SIGNALS = (*FEATURES, "combined")
 UNANSWERABLE = 0.25  # the share of queries whose documents are left out where the data has no query without an answer
 CHOOSING = 0.3  # the share of queries that choose signal and first threshold; the others test
-CURVE_POINTS = 100
 
 
 @dataclass(frozen=True)
@@ -66,15 +64,6 @@ class Answers:
 
 
 @dataclass(frozen=True)
-class Curve:
-    """Risk by coverage of one signal, on the queries that chose the signal; ``area`` is the mean risk."""
-
-    coverage: Array
-    risk: Array
-    area: float
-
-
-@dataclass(frozen=True)
 class Abstention(Result):
     """A rule that says which queries to answer, and what it guarantees.
 
@@ -90,7 +79,7 @@ class Abstention(Result):
         delta: Probability, over the draw of the validation queries, that the share is larger after all.
         unanswerable: Share of the validation queries without an answer. The guarantee is for queries of this mix.
         calibration: Answers on the queries that tested the threshold.
-        curves: Risk by coverage of every signal, on the queries that chose the signal.
+        areas: Area of risk by coverage of every signal, on the queries that chose the signal.
     """
 
     signal: str
@@ -101,7 +90,7 @@ class Abstention(Result):
     delta: float
     unanswerable: float
     calibration: Answers
-    curves: dict[str, Curve]
+    areas: dict[str, float]
 
     @property
     def similarity(self) -> Similarity:
@@ -140,13 +129,9 @@ class Abstention(Result):
         path = Path(folder) / FILE
         try:
             given = json.loads(path.read_text(encoding="utf-8"))
-            curves = {
-                name: Curve(np.array(curve["coverage"]), np.array(curve["risk"]), curve["area"])
-                for name, curve in given.pop("curves").items()
-            }
             answers, threshold = Answers(**given.pop("calibration")), float(given.pop("threshold"))
             weights = tuple(map(float, given.pop("weights")))
-            return cls(**given, weights=weights, threshold=threshold, calibration=answers, curves=curves)
+            return cls(**given, weights=weights, threshold=threshold, calibration=answers)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"{path} is not a saved Abstention ({error!r}); make one with calibrate_abstention."
@@ -164,23 +149,8 @@ class Abstention(Result):
             f"risk at most {self.max_risk:g} with probability {1 - self.delta:g}, if {self.unanswerable:.0%} of the "
             "queries have no answer"
         )
-        rows = [[name, curve.area] for name, curve in self.curves.items()]
+        rows = [list(item) for item in self.areas.items()]
         return [f"{rule}\n{guarantee}\n{self.calibration}", Table(["signal", "area of risk by coverage"], rows)]
-
-    def __str__(self) -> str:
-        return Result.__str__(self)
-
-    def plot(self, path: str | Path) -> None:
-        """Writes the curves of all signals and the chosen coverage to a PNG file.
-
-        Raises:
-            ImportError: If matplotlib is not installed.
-        """
-        styles = {name: {"linewidth": 2.5 if name == self.signal else 1.2} for name in self.curves}
-        with risk_by_coverage(path, self.curves, styles) as axis:
-            axis.axhline(self.max_risk, color="#555555", linestyle="--", linewidth=1, label="largest risk allowed")
-            tested = self.calibration.coverage[0], self.calibration.risk[0]
-            axis.plot(*tested, "o", color="black", label="the rule, tested")
 
 
 def calibrate_abstention(
@@ -274,9 +244,9 @@ def rule_of(
             "nothing to tell apart. Use more queries, a larger corpus, or another unanswerable=."
         )
     weights = _weights(features[choosing], is_wrong[choosing])
-    curves = {name: _curve(features[choosing] @ w, is_wrong[choosing]) for name, w in weights.items()}
+    areas = {name: risk_coverage(features[choosing] @ w, ~is_wrong[choosing])[2] for name, w in weights.items()}
     if signal == "auto":
-        signal = min(curves, key=lambda name: curves[name].area)
+        signal = min(areas, key=lambda name: areas[name])
     values = features @ weights[signal]
     _, coverage, tails = _tests(values[choosing], is_wrong[choosing], risk)
     threshold = controlled_threshold(values[~choosing], is_wrong[~choosing], coverage[tails.argmin()], risk, delta)
@@ -289,7 +259,7 @@ def rule_of(
         delta,
         unanswerable,
         answers_of(values[~choosing], is_wrong[~choosing], threshold),
-        curves,
+        areas,
     )
 
 
@@ -331,12 +301,6 @@ def _tests(values: Array, is_wrong: Any, risk: float) -> tuple[Array, Array, Arr
 def answers_of(values: Array, is_wrong: Any, threshold: float) -> Answers:
     answered = values >= threshold
     return Answers(len(values), int(answered.sum()), int((answered & is_wrong).sum()))
-
-
-def _curve(values: Array, is_wrong: NDArray[np.bool_]) -> Curve:
-    coverage, risk, area = risk_coverage(values, ~is_wrong)
-    shown = np.unique(np.linspace(0, len(values) - 1, CURVE_POINTS).astype(int))
-    return Curve(coverage[shown], risk[shown], area)
 
 
 def _weights(features: Array, is_wrong: NDArray[np.bool_]) -> dict[str, Array]:

@@ -7,17 +7,14 @@ norms often do no more than follow it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
-from st_magnitude._plot import pyplot
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import check_finite
 from st_magnitude.evaluation.metrics import raw_scoring_of
@@ -83,38 +80,6 @@ class ConfidenceReport(Result):
         if self.outside:
             parts.append(Table(["texts from outside", "value"], [list(item) for item in self.outside.items()]))
         return parts
-
-    def plot(self, path: str | Path) -> None:
-        """Writes the risk-coverage curves to a PNG file.
-
-        Raises:
-            ImportError: If matplotlib is not installed.
-        """
-        styles = {name: {"linestyle": ":" if name.endswith("length") else "-"} for name in self.signals}
-        with risk_by_coverage(path, self.signals, styles) as axis:
-            axis.axhline(1 - self.is_correct.mean(), color="#555555", linestyle="--", linewidth=1, label="random")
-
-
-@contextmanager
-def risk_by_coverage(path: str | Path, curves: Mapping[str, Any], styles: Mapping[str, Any]) -> Iterator[Any]:
-    """Draws curves with ``coverage``, ``risk`` and ``area``; the block adds to the axes before they are written.
-
-    Raises:
-        ImportError: If matplotlib is not installed.
-    """
-    plt = pyplot()
-    figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
-    for name, curve in curves.items():
-        style = {"linewidth": 1.5} | styles[name]
-        axis.plot(curve.coverage, curve.risk, label=f"{name} ({curve.area:.3f})", **style)
-    yield axis
-    axis.set_xlabel("coverage: share of queries answered")
-    axis.set_ylabel("risk: share of wrong answers")
-    axis.set_ylim(bottom=0)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(frameon=False, fontsize=8, title="signal (area)", title_fontsize=8)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
 
 
 def norm_confidence(

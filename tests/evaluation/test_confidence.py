@@ -74,10 +74,3 @@ def test_nothing_to_tell_apart(model):
     everything = {query: set(CORPUS) for query in QUERIES}
     with pytest.raises(ValueError, match="answered right"):
         norm_confidence(model, RetrievalData(QUERIES, CORPUS, everything))
-
-
-def test_plot(model, tmp_path):
-    pytest.importorskip("matplotlib")
-    report = norm_confidence(stm.prepare(model, "dot"), DATA)
-    report.plot(tmp_path / "risk.png")
-    assert (tmp_path / "risk.png").stat().st_size > 10_000
