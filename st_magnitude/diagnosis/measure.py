@@ -149,10 +149,10 @@ def compare(
     name: str, baseline: EncodedTask, similarity: Similarity, own: Array, cvs: tuple[float, float], interval: Bootstrap
 ) -> BaselineComparison:
     """Norms and nDCG@10 of the baseline; ``own`` (n,) and ``cvs`` (queries, documents) are the model's."""
-    theirs = [geometry.coefficient_of_variation(geometry.norms(x)) for x in (baseline.queries, baseline.documents)]
-    ratios = [cv / other if other else math.nan for cv, other in zip(cvs, theirs, strict=True)]
+    q, d = (geometry.coefficient_of_variation(geometry.norms(x)) for x in (baseline.queries, baseline.documents))
+    q_ratio, d_ratio = (mine / theirs if theirs else math.nan for mine, theirs in zip(cvs, (q, d), strict=True))
     ndcg = baseline.ndcg(baseline.top(similarity))
-    return BaselineComparison(name, similarity.name, *theirs, *ratios, ndcg, interval(own, ndcg))
+    return BaselineComparison(name, similarity.name, q, d, q_ratio, d_ratio, ndcg, interval(own, ndcg))
 
 
 def directions(task: EncodedTask, seed: int) -> Geometry:
