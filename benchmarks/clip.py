@@ -91,7 +91,7 @@ TESTS = {"unseen_style": "Unseen style", "unseen_emoji": "Unseen emoji"}
 
 
 class Tokens:
-    """open_clip's tokenizer with the ids that these texts use counted through, so that no embedding lies idle.
+    """open_clip's tokenizer with the ids that these texts use counted through: no embedding lies idle.
 
     The order of ids stays, and with it the largest one, by which open_clip finds the end of a text.
     """
@@ -300,7 +300,7 @@ def cells(record: dict[str, Any], test: str) -> tuple[float, ...]:
 
 
 def signed(six: Sequence[float]) -> tuple[float, ...]:
-    """What of it has a sign: both d, and dot less cosine both ways."""
+    """The figures that have a sign: both d, and dot less cosine both ways."""
     return (six[0], six[1], six[4] - six[2], six[5] - six[3])
 
 
@@ -319,7 +319,7 @@ def verdict(values: Sequence[float], paper: float) -> str:
 
 
 def sign_table(runs: Runs, test: str) -> list[str]:
-    """What has a sign in the paper's Table 6, with its interval and verdict."""
+    """The figures with a sign in the paper's Table 6, with interval and verdict."""
     lines = [f"| {TESTS[test].lower()} | seeds | {' | '.join(SIGNED)} |", f"| --- | ---: |{' --- |' * len(SIGNED)}"]
     for row in TABLE_6:
         if row in runs:
@@ -345,7 +345,7 @@ def print_table(runs: Runs, test: str) -> None:
             papers = [f"{paper:.{2 if i < 2 else 1}f}" for i, paper in enumerate(TABLE_6[row])]
             entries = [f"{entry} ({paper})" for entry, paper in zip(entries, papers, strict=True)]
         print(f"| {row} | {len(records)} | {' | '.join(entries)} |")
-    print("\nSigns beside the paper's:\n")
+    print("\nSigns next to the paper's:\n")
     print("\n".join(sign_table(runs, test)) + "\n")
     base = {record["seed"]: cells(record, test) for record in runs.get("norm-sym", [])}
     if interventions := [row for row in runs if row not in TABLE_6 and base]:
@@ -426,7 +426,7 @@ def plot_hubs(runs: Runs, path: Path, test: str = "unseen_emoji") -> None:
 
 
 def collect(folder: Path, settings: Settings, rows: Sequence[str], seeds: Sequence[int]) -> Runs:
-    """What of these rows and seeds was run with these settings."""
+    """The stored runs of these rows and seeds with these settings."""
     runs: Runs = {}
     for row in rows:
         for seed in seeds:

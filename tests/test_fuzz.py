@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -104,29 +103,6 @@ def test_documents(tmp_path: Path, data: st.DataObject, suffix: str, compressed:
             assert piece.strip()
 
 
-ODD = st.sampled_from(
-    [None, True, -1, 0, 1e308, 10**400, "", "inf", "nan", "../x", "<script>", [], {}, [[]], [None], {"a": 1}]
-)
-
-
-@st.composite
-def changed(draw: st.DrawFn, tree: Any) -> Any:
-    """A JSON tree with one of its values replaced or left out."""
-    if not isinstance(tree, dict | list) or not tree or draw(st.integers(0, 5)) == 0:
-        return draw(ODD)
-    key = draw(st.sampled_from(list(tree) if isinstance(tree, dict) else range(len(tree))))
-    tree = tree.copy()
-    if draw(st.integers(0, 5)) == 0:
-        del tree[key]
-    else:
-        tree[key] = draw(changed(tree[key]))
-    return tree
-
-
-def as_json(tree: Any) -> bytes:
-    return json.dumps(tree).encode()
-
-
 OPTIONS = b"""batch-size: 8
 epochs: 1.5
 dims: [96, 384]
@@ -173,20 +149,3 @@ def test_what_is_whole_is_read(tmp_path: Path, saved: Path) -> None:
     options = ["--config", str(tmp_path / "options.yaml"), "--data", str(tmp_path / "none"), "--model", "none"]
     assert "There is no folder" in CliRunner().invoke(app, ["train", *options]).output
     assert stm.load(saved).similarity_fn_name == "dot"
-
-
-CONFIGS = ["modules.json", "config_sentence_transformers.json", "0_BoW/config.json", "1_ExponentNorm/config.json"]
-
-
-@fuzz
-@given(st.data(), st.sampled_from([*CONFIGS, "1_ExponentNorm/model.safetensors"]))
-def test_saved_model(saved: Path, data: st.DataObject, name: str) -> None:
-    whole = (saved / name).read_bytes()
-    broken = data.draw(
-        damaged(whole) if name not in CONFIGS else damaged(whole) | changed(json.loads(whole)).map(as_json)
-    )
-    (saved / name).write_bytes(broken)
-    try:
-        read_or_refuse(stm.load, saved)
-    finally:
-        (saved / name).write_bytes(whole)

@@ -1,4 +1,4 @@
-"""What a model card says about scoring: which metric an index needs, and what the figures of geometry mean."""
+"""The section of a model card on scoring: the metric that an index needs, and the meaning of geometry's figures."""
 
 from __future__ import annotations
 
@@ -60,27 +60,22 @@ def scoring_text(model: SentenceTransformer, baked: bool = False) -> str:
     """
     exponent = model[-1].gamma_document if isinstance(model[-1], ExponentNorm) else None
     uses_norms = model.similarity_fn_name == "dot" and not normalizes_output(model)
-    lines = ["### Indexing and scoring", ""]
     if not uses_norms:
-        lines += ["The norms of embeddings are not part of the score. Index by cosine similarity.", ""]
+        scoring = "The norms of embeddings are not part of the score. Index by cosine similarity."
     elif baked:
-        lines += [
+        scoring = (
             "The embeddings of this model are raw. Divide each document embedding by its norm to the power "
             f"{exponent:.4f} before it is indexed, `st_magnitude.Similarity(document={exponent:.4f})"
-            ".document(embeddings)`; queries stay as they are. Index by inner product, and do not normalise.",
-            "",
-        ]
+            ".document(embeddings)`; queries stay as they are. Index by inner product, and do not normalise."
+        )
     else:
-        lines += [
+        scoring = (
             "The norms of document embeddings are part of the score. Index by inner product, and do not normalise "
-            "embeddings.",
-            "",
-        ]
-    if exponent is not None and not baked:
-        lines += [
-            f"The model has already divided the embedding of a document by its norm to the power {exponent:.4f}.",
-            "",
-        ]
+            "embeddings."
+        )
+        if exponent is not None:
+            scoring += f" The model has already divided documents by their norm to the power {exponent:.4f}."
+    lines = ["### Indexing and scoring", "", scoring, ""]
     metric = 0 if uses_norms else 1
     lines += ["| index | metric |", "| --- | --- |"]
     lines += [f"| {name} | {metrics[metric]} |" for name, metrics in _METRICS.items()]

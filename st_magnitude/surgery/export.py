@@ -1,4 +1,4 @@
-"""Saving a model so that everybody downstream scores it as it was trained, and loading it again."""
+"""Saving a model for everybody downstream to score as it was trained, and loading it again."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
-from safetensors import SafetensorError
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize, Router
 from sentence_transformers.util import load_file_path
@@ -37,23 +35,23 @@ def export(
     bake_exponent: bool = False,
     overwrite: bool = False,
 ) -> Path:
-    """Saves a model so that everybody who loads it scores as it was trained to. The model is not changed.
+    """Saves a model for everybody to load and to score as it was trained. The model in memory is not changed.
 
     For the discrete similarities, the folder has stock modules only and the matching ``similarity_fn_name``:
     SentenceTransformer, mteb and every vector database load it without ``trust_remote_code`` and without this package.
     A fractional document exponent keeps its ``ExponentNorm`` (load with :func:`st_magnitude.load`) unless it is baked.
     The model card says how to index the embeddings.
 
-    The model is written beside the folder, which gets its name when all of it is on the disk: a full disk or a kill
+    The model is written next to the folder, which gets its name when all of it is on the disk: a full disk or a kill
     leaves the old model or the new one, and never half of a model.
 
     Args:
         model: The trained model.
         path: A new or empty folder.
-        calibrated_scores: Whether queries are normalised as well, so that scores of different queries can be compared.
+        calibrated_scores: Whether queries are normalised as well, which makes scores of different queries comparable.
             It adds a stock ``Router`` with one route for queries and one for documents. For models whose document norm
             counts (dot, QNorm); queries must then be encoded with ``encode_query``.
-        bake_exponent: Whether ExponentNorm is left out, so that the saved model gives raw embeddings. Whoever writes
+        bake_exponent: Whether ExponentNorm is left out, and the saved model gives raw embeddings. Whoever writes
             the index then divides document vectors by |d|^gamma, ``Similarity(document=gamma).document(vectors)``, with
             the gamma in the log and in ``st_magnitude.json``. Queries need nothing: their norm changes no ranking.
         overwrite: Whether a folder that is not empty is replaced, with all that it contains.
@@ -73,9 +71,8 @@ def export(
     exponent = model[-1].gamma_document if isinstance(model[-1], ExponentNorm) else None
     if bake_exponent:
         logger.warning(
-            "Exported raw embeddings: divide document vectors by their norm to the power %.4f when indexing, "
+            "Exported raw embeddings: divide document vectors by their norm to the power gamma when indexing, "
             "stm.Similarity(document=%.4f).document(vectors).",
-            exponent,
             exponent,
         )
     elif exponent is not None:
@@ -117,14 +114,10 @@ def _check_ending(model: SentenceTransformer, calibrated_scores: bool, bake_expo
     counts_norms = model.similarity_fn_name == "dot" and not ends_in_exponent and not normalizes_output(model)
     if calibrated_scores and not counts_norms:
         raise ValueError(
-            "calibrated_scores=True normalises the queries of a model whose document norms count (raw embeddings, "
-            'similarity_fn_name="dot"). '
-            + (
-                "ExponentNorm normalises queries itself: set gamma_query to 1 instead."
-                if ends_in_exponent
-                else f"This one has similarity_fn_name={model.similarity_fn_name!r}: "
-                "its scores are comparable as they are, or call stm.prepare(model, 'qnorm') first."
-            )
+            "calibrated_scores=True normalises the queries of a model whose document norms count; this one ends in "
+            f"{type(model[-1]).__name__} and has similarity_fn_name={model.similarity_fn_name!r}. For ExponentNorm, "
+            "set gamma_query to 1 instead; else scores are comparable as they are, or call "
+            "stm.prepare(model, 'qnorm')."
         )
     if bake_exponent and not ends_in_exponent:
         raise ValueError("bake_exponent=True needs a model that ends in ExponentNorm; this one has no exponent.")
@@ -133,23 +126,20 @@ def _check_ending(model: SentenceTransformer, calibrated_scores: bool, bake_expo
 @contextmanager
 def _ending(model: SentenceTransformer, calibrated_scores: bool, bake_exponent: bool) -> Iterator[None]:
     """Within the block, the model ends as it is saved."""
+    last = model[-1]
     if calibrated_scores:
         # A Normalize that writes elsewhere does not change the embedding: it is the stock identity.
         identity = Normalize(module_output_name="_unit")
         model.append(Router({"query": [Normalize()], "document": [identity]}, default_route="document"))
-        try:
-            yield
-        finally:
-            del model[-1]
     elif bake_exponent:
-        norm = model[-1]
         del model[-1]
-        try:
-            yield
-        finally:
-            model.append(norm)
-    else:
+    try:
         yield
+    finally:
+        if calibrated_scores:
+            del model[-1]
+        elif bake_exponent:
+            model.append(last)
 
 
 @contextmanager
@@ -182,7 +172,7 @@ def load(path: str | Path, **kwargs: Any) -> SentenceTransformer:
         OSError: If there is no model of that name.
         TypeError: If the model is a SparseEncoder, CrossEncoder or MultiVectorEncoder, which a SentenceTransformer
             would turn into another model.
-        ValueError: If the model has other modules that are not sentence-transformers' own, or its files are damaged.
+        ValueError: If the model has other modules that are not sentence-transformers' own.
     """
     if (name := _class_of(str(path), kwargs)) != "SentenceTransformer":
         raise TypeError(
@@ -194,17 +184,6 @@ def load(path: str | Path, **kwargs: Any) -> SentenceTransformer:
         return load_with_classes(str(path), ours, **kwargs)
     except OSError as error:
         raise OSError(f"There is no model at {str(path)!r}, neither a folder nor on the hub: {error}") from error
-    except (AttributeError, KeyError, RuntimeError, SafetensorError, TypeError, UnpicklingError, ValueError) as error:
-        is_argument = any(f"'{name}'" in str(error) for name in kwargs)
-        is_device = isinstance(error, RuntimeError) and re.search("device|cuda|memory", str(error), re.I)
-        is_explained = isinstance(error, ValueError) and str(path) in str(error)
-        if is_argument or is_device or is_explained or not Path(path).is_dir():
-            raise
-        reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        raise ValueError(
-            f"The model in {str(path)!r} cannot be loaded: {reason}. If nobody has edited its files, they are damaged: "
-            "get another copy."
-        ) from error
 
 
 def _class_of(path: str, options: Mapping[str, Any]) -> str:

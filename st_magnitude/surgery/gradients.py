@@ -38,20 +38,15 @@ def grad_scale(x: Tensor, power: float = 1.0) -> Tensor:
 
         forward z,   backward |z|^power · g
 
-    Power 1 cancels the 1/|z| of every cosine-based loss, power 0 changes nothing, and a negative power slows embeddings
-    with large norms even more. GradScale belongs before the normalisation: after it, all norms are 1 and it does
-    nothing. The resulting gradient field is not the gradient of any loss (Prop. D.1).
-
-    The factor is computed in float32 (float64 for float64) and is a constant to higher derivatives. Norms below 1e-6
-    count as 1e-6, and the factor is at most the largest number of the dtype, so it is always finite.
+    GradScale belongs before the normalisation: after it, all norms are 1 and it does nothing. The resulting gradient
+    field is not the gradient of any loss (Prop. D.1). The factor is a constant to higher derivatives, computed in
+    float32 (float64 for float64). Norms below 1e-6 count as 1e-6, and the factor is always finite.
 
     Args:
         x: Embeddings.
-        power: Exponent p of the norm. The learning rate may have to fall by the size of the norms; the paper divides it
-            by 6.
-
-    Raises:
-        ValueError: If the power is not a finite number.
+        power: 1 cancels the 1/|z| of every cosine-based loss, 0 changes nothing, and a negative power slows embeddings
+            with large norms even more. The learning rate may have to fall by the size of the norms; the paper divides
+            it by 6.
 
     Example:
         >>> import torch

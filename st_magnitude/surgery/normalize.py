@@ -1,6 +1,6 @@
-"""What a SentenceTransformer ends in, and how large its embeddings are.
+"""The end of a SentenceTransformer, and the size of its embeddings.
 
-All functions work in place and return the model, so that a call can wrap the constructor:
+All functions work in place and return the model, so a call can wrap the constructor:
 ``model = stm.prepare(SentenceTransformer("..."), "qnorm")``.
 """
 
@@ -56,20 +56,17 @@ PROBE = (
 
 
 def strip_normalize(model: SentenceTransformer) -> SentenceTransformer:
-    """Removes ``Normalize`` and ``ExponentNorm`` from the end of a model, so that norms are kept. In place.
+    """Removes ``Normalize`` and ``ExponentNorm`` from the end of a model, which keeps the norms. In place.
 
     Directions, and with them cosine similarities, do not change. ``similarity_fn_name`` does not change either: see
     :func:`prepare`.
 
-    Args:
-        model: Any SentenceTransformer. If it ends in a Router, Normalize is removed from the end of each route.
+    If the model ends in a Router, Normalize is removed from the end of each route.
 
     Raises:
         ValueError: If another module follows Normalize, or a route consists of Normalize only.
 
     Example:
-        >>> from sentence_transformers import SentenceTransformer
-        >>> from sentence_transformers.base.modules import Normalize
         >>> from sentence_transformers.sentence_transformer.modules import BoW
         >>> model = SentenceTransformer(modules=[BoW(["red", "green"]), Normalize()])
         >>> [type(module).__name__ for module in strip_normalize(model)]
@@ -98,7 +95,7 @@ def strip_normalize(model: SentenceTransformer) -> SentenceTransformer:
 
 
 def add_normalize(model: SentenceTransformer) -> SentenceTransformer:
-    """Appends ``Normalize`` to a model that does not end in one, so that all norms become 1. In place.
+    """Appends ``Normalize`` to a model that does not end in one: all norms become 1. In place.
 
     It replaces an ``ExponentNorm`` at the end.
     """
@@ -133,7 +130,6 @@ def prepare(model: SentenceTransformer, similarity: str | Similarity) -> Sentenc
         ValueError: If the name is unknown, or Normalize cannot be removed.
 
     Example:
-        >>> from sentence_transformers import SentenceTransformer
         >>> from sentence_transformers.sentence_transformer.modules import BoW
         >>> model = prepare(SentenceTransformer(modules=[BoW(["red", "green"])]), "qnorm")
         >>> model.similarity_fn_name

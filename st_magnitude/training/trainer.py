@@ -1,4 +1,4 @@
-"""What commands need of a Trainer: a run that a signal stops without loss, and its output folder."""
+"""A training run that a signal stops without loss, and its output folder."""
 
 from __future__ import annotations
 
@@ -37,6 +37,8 @@ class _StopOnSignal(TrainerCallback):
 
     A second signal has its usual effect. The callback ignores signals if there are several processes, because each
     process would stop at a different step, and outside the main thread, because only that thread may handle them.
+    ``enable_jit_checkpoint`` of transformers does not replace it: that ignores Ctrl-C, waits three seconds for more
+    signals, and ends ``train`` without telling its caller.
     """
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -90,8 +92,9 @@ def train_or_stop(trainer: Trainer, checkpoint: Path | None = None) -> None:
     """
     if (engine := engine_of_trainer(trainer)) in ("FSDP", "DeepSpeed ZeRO-3"):
         raise ValueError(
-            f"{engine} gives each process a part of the weights, and this command saves those of the first one. Use "
-            "DistributedDataParallel or DeepSpeed ZeRO-2, or a script that gathers the weights (docs/devices.md)."
+            f"{engine} gives each process a part of the weights, and this command saves only the part of the first "
+            "one. Use DistributedDataParallel or DeepSpeed ZeRO-2, or a script that gathers the weights "
+            "(docs/devices.md)."
         )
     attach(trainer)
     stop = _StopOnSignal()
@@ -115,7 +118,7 @@ def train_or_stop(trainer: Trainer, checkpoint: Path | None = None) -> None:
     if stop.received is not None:
         step = trainer.state.global_step
         raise Stopped(stop.received, f"after step {step}, which is saved. Continue with resume=True (--resume).")
-    # accelerate leaves its autocast around forward, so that later encoding would still use bfloat16
+    # accelerate leaves its autocast around forward: later encoding would still use bfloat16
     trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
 
 

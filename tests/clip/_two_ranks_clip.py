@@ -1,4 +1,4 @@
-"""What each of two gloo processes does for test_clip_loss.py: `torchrun --nproc_per_node 2 _two_ranks_clip.py OUT`."""
+"""Each of two gloo processes for test_clip_loss.py runs this: `torchrun --nproc_per_node 2 _two_ranks_clip.py OUT`."""
 
 from __future__ import annotations
 

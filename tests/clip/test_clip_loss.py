@@ -272,7 +272,7 @@ def test_a_preset_takes_other_arguments():
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory):
-    """What two gloo processes found, one dict of results a rank."""
+    """The results of two gloo processes, one dict for each."""
     output = tmp_path_factory.mktemp("two_ranks_clip")
     script = Path(__file__).with_name("_two_ranks_clip.py")
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(script), str(output)]

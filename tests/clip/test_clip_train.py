@@ -133,7 +133,7 @@ def test_training_lowers_the_loss_and_evaluation_runs(models, preset, precision,
 
 @pytest.mark.parametrize("preset", ["norm-sym", "imgnorm-i2t"])
 def test_open_clips_synthetic_data(preset, caplog):
-    """All images and captions of it are the same, so that the loss is log(batch size) whatever the model."""
+    """All images and captions of it are the same: the loss is log(batch size) whatever the model."""
     model = clip()
     if preset != "norm-sym":
         stm.clip.rescale_output(stm.clip.unnormalize(model))

@@ -1,4 +1,4 @@
-"""What export writes, and what others and stm.load read."""
+"""The files that export writes, as others and stm.load read them."""
 
 import errno
 import json
@@ -144,7 +144,7 @@ def test_exponent_is_baked(model, tmp_path):
     torch.testing.assert_close(encode(loaded), raw)
     gamma = json.loads((tmp_path / "st_magnitude.json").read_text())["document_exponent"]
     assert gamma == pytest.approx(0.4)
-    # What the writer of the index does, and the reader not: the ranking is the one that was trained
+    # The writer of the index divides, and the reader does not: the ranking is as it was trained
     index = torch.nn.functional.normalize(encode(loaded)) * encode(loaded).norm(dim=1, keepdim=True) ** (1 - gamma)
     found = encode(loaded, QUERIES) @ index.T
     assert torch.equal(found.argsort(dim=1), expected.argsort(dim=1))

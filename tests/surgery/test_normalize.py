@@ -1,4 +1,4 @@
-"""What a model ends in, and how large its embeddings are."""
+"""The end of a model, and the size of its embeddings."""
 
 import copy
 

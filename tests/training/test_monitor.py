@@ -34,7 +34,7 @@ ARGUMENTS = {
 
 
 class Listener(TrainerCallback):
-    """What a tracker would receive, and the raw embeddings of every step in eval mode."""
+    """The logs that a tracker would receive."""
 
     def __init__(self):
         self.logs = []
