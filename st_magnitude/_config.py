@@ -107,7 +107,7 @@ def digest(texts: Iterable[str]) -> str:
 
 
 def list_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """The settings that differ from those of an earlier run, or nothing if all are the same.
+    """The settings that an earlier run had with other values, or nothing if all are the same.
 
     Example:
         >>> list_differences({"loss": "dot", "seed": 0}, {"loss": "cosine", "seed": 0})

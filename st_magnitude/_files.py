@@ -74,11 +74,11 @@ def refuse_used_folder(path: str | Path, overwrite: bool = False) -> None:
 
 @contextmanager
 def whole_folder(path: str | Path, overwrite: bool = False) -> Iterator[Path]:
-    """Yields a new folder beside the path, and gives it this path when the block ends.
+    """Yields a new folder next to the path, and gives it this path when the block ends.
 
     After an error, the new folder is removed and the path is as it was. After a kill, either the old or the new folder
-    is at the path; the next call for the same path removes what is left beside it. If the kill came between the two
-    renames, the old folder is beside the path under the name ``.NAME.old``, and the next call puts it back first.
+    is at the path; the next call for the same path removes what is left next to it. If the kill came between the two
+    renames, the old folder is next to the path under the name ``.NAME.old``, and the next call puts it back first.
     A folder that is not empty is refused, or replaced with all that it contains.
 
     Example:
@@ -97,7 +97,7 @@ def whole_folder(path: str | Path, overwrite: bool = False) -> Iterator[Path]:
         old.rename(path)
     refuse_used_folder(path, overwrite)
     if path.exists() and (path.is_mount() or not os.access(path.parent, os.W_OK)):
-        _clear(path)  # such a folder cannot be renamed, so that it is written in place
+        _clear(path)  # such a folder cannot be renamed, so it is written in place
         yield path
         return
     for leftover in (new, old):

@@ -45,7 +45,7 @@ def damaged(draw: st.DrawFn, whole: bytes, nasty: Sequence[bytes] = ()) -> bytes
 
 
 def read_or_refuse(read: Callable[[Path], Any], path: Path, named: str = "") -> Any:
-    """What it read; None if it refused by an error that a command prints in a line, and that names the file."""
+    """The value that was read; None if it was refused by an error of one line that names the file."""
     try:
         return read(path)
     except (ValueError, OSError) as error:

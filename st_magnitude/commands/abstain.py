@@ -40,14 +40,14 @@ def abstain(
             "have no relevant document."
         ),
     ] = None,
-    output: Annotated[Path | None, typer.Option(help="Folder for abstention.json, usually that of the model.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder for abstention.json, usually the model's folder.")] = None,
     similarity: Scoring = None,
     batch_size: EncodingBatch = 32,
     max_length: MaxLength = None,
     skip_empty: SkipEmpty = False,
     seed: Annotated[int, typer.Option(help="Seed for the queries that are left out and for the two parts.")] = 0,
 ) -> Figures:
-    """Find when to answer, so that wrong answers stay rare.
+    """Find when to answer and when to abstain.
 
     The answer to a query is its first document. The command finds the threshold of a signal, such as the score, above
     which at most --risk of the answers are wrong, with probability 1 - --delta. Nothing is trained.

@@ -1,4 +1,4 @@
-"""What all commands share: registration, errors, options from a YAML file, figures as JSON.
+"""The base of all commands: registration, errors, options from a YAML file, figures as JSON.
 
 A command is a function that prints for people and returns its figures. `command` registers it. Nothing here, and
 nothing at the top of a command's module, imports torch: ``--help`` and a mistyped option answer at once.

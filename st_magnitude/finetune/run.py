@@ -78,7 +78,7 @@ FREE |= {"serve_length", "keep_anyway", "keep_scoring", "keep_checkpoints", "res
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """What `train` returns. Of several processes, only the first has the geometry and the comparison."""
+    """The result of `train`. Of several processes, only the first has the geometry and the comparison."""
 
     trainer: SentenceTransformerTrainer
     geometry: dict[str, dict[str, float]]  # norms and isotropy of a sample of the texts, "before" and "after"

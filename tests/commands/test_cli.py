@@ -82,7 +82,7 @@ def ndcg(model, similarity):
 
 
 def test_train_compares_with_the_pretrained_model_and_saves_what_scores_best(folder, model_path, tmp_path):
-    """With the rate 0 the trained model is the pretrained one, so that every figure can be checked."""
+    """With the rate 0 the trained model is the pretrained one, so every figure can be checked."""
     options = ("--loss", "qnorm", "--learning-rate", 0, "--max-steps", 1)
     result = fit(folder, model_path, tmp_path / "best", *options, "--json")
     dev = report_of(result)["dev"]
@@ -213,12 +213,6 @@ def test_the_printed_sequence_runs_on_one_model(folder, tmp_path, monkeypatch, s
                 words[0] = stack.enter_context(serving(EmbeddingServer(model))) + "/v1"
             done = invoke(name, *words)
         assert done.exit_code == 0, done.output
-
-
-def test_one_step_changes_the_weights(folder, model_path, tmp_path):
-    assert fit(folder, model_path, tmp_path / "out", "--max-steps", 1, "--learning-rate", 0.1).exit_code == 0
-    before, after = (SentenceTransformer(str(path)).state_dict() for path in (model_path, tmp_path / "out"))
-    assert any(not torch.equal(value, after[name]) for name, value in before.items())
 
 
 def test_the_model_card_fits_the_model(folder, model_path, tmp_path):
@@ -370,44 +364,6 @@ def test_a_run_that_has_ended_can_be_taken_further(folder, model_path, tmp_path,
     assert json.loads((tmp_path / "out" / "training.json").read_text())["log"][-1]["step"] == 4
 
 
-@pytest.mark.slow
-def test_an_interrupted_run_goes_on_with_resume(folder, model_path, tmp_path, monkeypatch):
-    options = ("--max-steps", 5, "--save-steps", 2, "--learning-rate", 0.05)
-    assert fit(folder, model_path, tmp_path / "straight", *options).exit_code == 0
-
-    step, calls = SentenceTransformerTrainer.training_step, itertools.count(1)
-
-    def power_cut(*args, **kwargs):
-        if next(calls) == 4:
-            raise KeyboardInterrupt
-        return step(*args, **kwargs)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(SentenceTransformerTrainer, "training_step", power_cut)
-        fit(folder, model_path, tmp_path / "broken", *options)
-    assert not (tmp_path / "broken" / "modules.json").exists()
-
-    refused = fit(folder, model_path, tmp_path / "broken", *options)
-    assert refused.exit_code == 2
-    assert "checkpoint-2" in refused.output
-    assert "--resume" in refused.output
-    assert fit(folder, model_path, tmp_path / "broken", *options, "--resume").exit_code == 0
-    straight, resumed = (SentenceTransformer(str(tmp_path / n)).state_dict() for n in ("straight", "broken"))
-    for name, weights in straight.items():
-        torch.testing.assert_close(weights, resumed[name], rtol=0, atol=0)
-
-
-def test_malformed_data_is_refused_with_file_and_line(folder, tmp_path):
-    lines = (folder / "corpus.jsonl").read_text().splitlines()
-    lines[3] = '{"_id": "d04", "text": ""}'
-    (folder / "corpus.jsonl").write_text("\n".join(lines) + "\n")
-    result = fit(folder, "no/such/model", tmp_path / "out")
-    assert result.exit_code == 2
-    assert "corpus.jsonl" in result.output
-    assert "line 4" in result.output
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize(
     "command", ["abstain", "admit", "calibrate", "compare", "compress", "diagnose", "mine", "train"]
 )
@@ -460,18 +416,6 @@ def test_compress_prints_the_table_of_the_evaluator(folder, tmp_path):
     assert (tmp_path / "new" / "out" / "compression.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_compress_by_default_writes_nothing_and_with_output_replaces(folder, model_path, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    before = set(tmp_path.rglob("*"))
-    result = measure(folder, model_path)
-    assert result.exit_code == 0, result.output
-    assert "dev: 8 queries" in result.stdout
-    assert set(tmp_path.rglob("*")) == before
-    for dims, rows in (("8,4,2", 16), ("8", 8)):
-        assert measure(folder, model_path, "--dims", dims, "--output", "out").exit_code == 0
-        assert len((tmp_path / "out" / "compression.csv").read_text().splitlines()) == 1 + rows
-
-
 def test_compress_without_matplotlib_keeps_table_and_csv(folder, model_path, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     result = measure(folder, model_path, "--split", "dev", "--output", tmp_path / "out")
@@ -502,12 +446,6 @@ def test_compress_refuses_before_encoding(folder, model_path, monkeypatch, argum
     assert len(errors) == 1
     assert message in errors[0]
     assert "Traceback" not in result.output
-
-
-def test_compress_refuses_a_model_that_is_not_there(folder):
-    result = measure(folder, "/no/such/model", "--split", "dev")
-    assert result.exit_code == 2
-    assert "/no/such/model" in result.stderr
 
 
 COMMANDS = typer.main.get_command(app).commands
@@ -563,22 +501,6 @@ def report_of(result):
     """The JSON that a command printed, alone on stdout."""
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
-
-
-def test_calibrate_prints_the_curve_and_saves_the_choice(folder, model_path, tmp_path):
-    output = tmp_path / "calibrated"
-    options = ("--exponents", "0.25,0.5", "--confirm", "train", "--seed", 3, "--output", output)
-    result = invoke("calibrate", model_path, "--data", folder, *options)
-    assert result.exit_code == 0, result.output
-    data = RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS)
-    curve = stm.calibrate_exponent(stm.load(model_path), data, [0.25, 0.5], seed=3)
-    assert str(curve) in result.stdout
-    (output / "x").write_text("")
-    assert "not an empty folder" in invoke("calibrate", model_path, "--data", folder, *options).stderr
-    saved = stm.load(output)
-    raw = [stm.load(model_path).encode(text, convert_to_tensor=True) for text in ("bees", "honey")]
-    got = saved.similarity(saved.encode_query("bees"), saved.encode_document("honey"))
-    torch.testing.assert_close(got, curve.best_similarity(raw[0][None], raw[1][None]))
 
 
 def test_calibrate_confirms_on_the_other_split(tmp_path, model_path):
@@ -644,17 +566,6 @@ def test_calibrate_says_what_to_do_with_a_model_saved_by_cosine(folder, model_pa
     assert all(remedy in result.stderr for remedy in ("--keep-scoring", 'stm.prepare(model, "dot")'))
 
 
-def test_json_is_alone_on_stdout(folder, model_path, tmp_path):
-    figures = report_of(fit(folder, model_path, tmp_path / "out", "--max-steps", 2, "--json"))
-    assert figures["steps"] == 2
-    assert figures["dev"]["pretrained"] > 0
-    assert figures["dev"]["queries"] == 8
-    cells = report_of(measure(folder, model_path, "--split", "dev", "--dims", "8", "--json"))["cells"]
-    assert len(cells) == 8
-    diagnosis = report_of(invoke("diagnose", model_path, "--data", folder, "--split", "dev", "--json"))
-    assert {r["name"] for r in diagnosis["recommendations"]} >= {"exponent", "pruning"}
-
-
 def config(tmp_path, text):
     (tmp_path / "config.yaml").write_text(text, encoding="utf-8")
     return tmp_path / "config.yaml"
@@ -690,12 +601,6 @@ def test_a_bad_config_is_named(folder, model_path, tmp_path, text, message):
     result = measure(folder, model_path, "--config", config(tmp_path, text))
     assert result.exit_code == 2
     assert message in result.stderr
-
-
-def test_no_config_at_that_place(folder, model_path):
-    result = measure(folder, model_path, "--config", "/no/such.yaml")
-    assert result.exit_code == 2
-    assert "/no/such.yaml" in result.stderr
 
 
 def test_version_and_traceback(folder):

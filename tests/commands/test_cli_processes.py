@@ -64,34 +64,6 @@ TRAIN = ("train", "--data", "data", "--model", "model", "--batch-size", 4, "--ma
 REVELA = ("revela", "--corpus", "texts", "--retriever", "model", "--lm", "lm", "--group-size", 3, "--max-words", 9)
 REVELA += ("--max-length", 24, "--lora-rank", 2, "--warmup-steps", 0, "--held-out", 0.3)
 
-GOOD = {
-    "train": (*TRAIN, "--max-steps", 2, "--output", "trained", "--json"),
-    "calibrate": ("calibrate", "model", "--data", "data", "--confirm", "test", "--output", "calibrated", "--json"),
-    "compress": ("compress", "model", "--data", "data", "--output", "compressed", "--json"),
-    "diagnose": ("diagnose", "model", "--data", "data", "--output", "diagnosed", "--json"),
-    "revela": (*REVELA, "--max-steps", 2, "--output", "read", "--json"),
-}
-WRITES = {
-    "train": "trained/modules.json",
-    "calibrate": "calibrated/modules.json",
-    "compress": "compressed/compression.csv",
-    "diagnose": "diagnosed/diagnosis.json",
-    "revela": "read/revela.json",
-}
-
-
-@pytest.mark.parametrize("command", GOOD)
-def test_good_input(inside, command):
-    done = invoke(*GOOD[command])
-    if command == "calibrate":  # the model has unit norms: there is nothing to choose
-        assert done.exit_code == 2
-        assert 'stm.prepare(model, "dot")' in done.stderr
-        stm.prepare(stm.load(inside / "model"), "dot").save_pretrained(str(inside / "raw"))
-        done = invoke("calibrate", "raw", *GOOD[command][2:])
-    assert done.exit_code == 0, done.stderr[-2000:]
-    assert json.loads(done.stdout)
-    assert (inside / WRITES[command]).is_file()
-
 
 def test_a_process_keeps_stdout_for_the_figures(place):
     """Upstream's progress bars and logs, which only a process shows, go to stderr."""
@@ -114,15 +86,6 @@ def test_mteb(place):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("demo", "--output", "data"), "data is not empty"),
-        ((*TRAIN, "--output", "x", "--loss", "euclid"), "There is no loss 'euclid'"),
-        ((*TRAIN, "--output", "x", "--model", "nowhere"), "nowhere"),
-        ((*TRAIN, "--output", "x", "--split", "none"), "its splits are"),
-        (("compress", "model", "--data", "nowhere"), "nowhere"),
-        (("compress", "model", "--data", "data", "--dims", "9999"), "9999"),
-        (("diagnose", "nowhere", "--data", "data"), "nowhere"),
-        (("report", "nowhere.json", "--output", "x"), "nowhere.json"),
-        (("report", "data/corpus.jsonl", "--output", "x"), "data/corpus.jsonl is not a diagnosis"),
         (("mteb", "nowhere", "data"), "nowhere"),
         (("mteb", "model", "NoSuchTask"), "NoSuchTask"),
         ((*REVELA, "--output", "x", "--lm", "nowhere"), "nowhere"),

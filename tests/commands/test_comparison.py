@@ -1,4 +1,4 @@
-"""The trained model beside the pretrained one: which exponent is chosen, and what is said."""
+"""The trained model next to the pretrained one: which exponent is chosen, and what is said."""
 
 import numpy as np
 import pytest
