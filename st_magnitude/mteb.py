@@ -116,7 +116,8 @@ def evaluate(
     except KeyError as error:  # of a name that mteb does not know
         raise ValueError(f"{error.args[0]} Give a folder or a name that mteb knows.") from None
     cache = None if output is None else mteb.ResultCache(output)
-    return mteb.evaluate(runs, chosen, cache=cache, encode_kwargs={"show_progress_bar": False, **(encode or {})})
+    options: Any = {"show_progress_bar": False, **(encode or {})}
+    return mteb.evaluate(runs, chosen, cache=cache, encode_kwargs=options)
 
 
 def _revision(folder: Path) -> str:

@@ -14,6 +14,7 @@ from sentence_transformers import SentenceTransformerTrainer, SentenceTransforme
 from sentence_transformers.base.modules import Normalize
 
 import st_magnitude as stm
+from st_magnitude.evaluation import HybridEvaluator
 from st_magnitude.modules import ExponentNorm
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks processes that have used torch")
@@ -31,6 +32,7 @@ def evaluators(dim):
     return [
         stm.MagnitudeEvaluator(*task, name="search", truncate_dim=dim),
         stm.CompressionEvaluator(*task, name="compression", dims=[dim or 8]),
+        HybridEvaluator(*task, bm25={query: {"d001": 2.0, "d021": 1.0} for query in QUERIES}, name="hybrid"),
         stm.GeometryEvaluator(passages, list(QUERIES.values()), name="geometry"),
         stm.ScoredPairsEvaluator(passages, boilerplate, range(len(ROWS)), similarity="qnorm", name="pairs"),
     ]
@@ -54,7 +56,7 @@ def evaluate(folder, output):
             metrics = SentenceTransformerTrainer(
                 model, args, eval_dataset=data, loss=loss, evaluator=evaluators(dim)
             ).evaluate()
-            names = ("eval_search", "eval_compression", "eval_geometry", "eval_pairs")
+            names = ("eval_search", "eval_compression", "eval_hybrid", "eval_geometry", "eval_pairs")
             found[end, dim] = {key: value for key, value in metrics.items() if key.startswith(names)}
     return found
 
