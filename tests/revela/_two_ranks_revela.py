@@ -12,8 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
 import torch.distributed as dist
-from _tiny import load_transformer
-from revela_tiny import arguments, groups, language_model, loss_for, retriever
+from revela_tiny import arguments, groups, language_model, retriever
 from torch.utils.data import BatchSampler, SequentialSampler
 
 from st_magnitude.revela import RevelaLoss, RevelaTrainer
@@ -36,27 +35,10 @@ def run(folder: Path, seed: int, **options: object) -> dict[str, torch.Tensor]:
     return {name: value.detach().clone() for name, value in weights.items()}
 
 
-def stream(saved: Path, folder: Path) -> list[list[int]]:
-    """The token ids of the groups that this rank gets of a stream, one list a group."""
-    model, seen = load_transformer(str(saved)), []
-
-    class Spy(RevelaTrainer):
-        def compute_loss(self, model, inputs, *args, **kwargs):
-            for number in inputs["lm_group"].unique():
-                seen.append(inputs["lm_input_ids"][inputs["lm_group"] == number].flatten().tolist())
-            return super().compute_loss(model, inputs, *args, **kwargs)
-
-    rows = groups(3).to_iterable_dataset()
-    args = arguments(folder / "out", per_device_train_batch_size=2, max_steps=3, ddp_backend="gloo")
-    Spy(model=model, args=args, loss=loss_for(model), train_dataset=rows, lm_lora=None).train()
-    return seen
-
-
 if __name__ == "__main__":
     output = Path(sys.argv[1])
     rank = int(os.environ["RANK"])
     # other weights of the language model on each rank at first: rank 0's weights count
     torch.save(run(output / f"rank{rank}", seed=rank, ddp_backend="gloo"), output / f"rank{rank}.pt")
-    torch.save(stream(output / f"rank{rank}" / "retriever", output / f"stream{rank}"), output / f"stream{rank}.pt")
     gc.collect()  # of trainers, which hold the group: its threads must end before Python does
     dist.destroy_process_group()

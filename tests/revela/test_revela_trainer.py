@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig
-from revela_tiny import arguments, groups, language_model, loss_for, retriever, texts
+from revela_tiny import arguments, groups, language_model, loss_for, retriever
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
-from st_magnitude.revela import RevelaTrainer, build_groups, load_lm, load_retriever, merge_lora
+from st_magnitude.revela import RevelaTrainer, load_lm, load_retriever, merge_lora
 
 LORA = LoraConfig(r=2, lora_alpha=4, lora_dropout=0.1, target_modules=["q_proj", "v_proj"])
 
@@ -317,17 +317,3 @@ def test_two_processes_keep_one_language_model(tmp_path) -> None:
         assert torch.equal(first[name], second[name]), name
         torch.testing.assert_close(first[name], value, rtol=0, atol=2e-5, msg=name)
     assert max((alone[f"lm.{name}"] - value).abs().max() for name, value in started.items()) > 5e-3
-    streamed = [torch.load(tmp_path / f"stream{rank}.pt") for rank in range(2)]
-    rows = list(build_groups(texts(), group_size=3, max_words=12, min_words=1))
-    tokens = language_model()[1]
-    for own, other in (streamed, streamed[::-1]):
-        assert len(own) == 6
-        assert not [group for group in own if group in other]
-    for ids in (group for own in streamed for group in own):  # whole rows, though padded with others
-        read = " ".join(tokens.decode([t for t in ids if t], skip_special_tokens=True).split())
-        assert any(read == _read(row["chunks"], tokens) for row in rows)
-
-
-def _read(chunks: list[str], tokens: object) -> str:
-    ids = [token for text in chunks for token in tokens(text)["input_ids"]]
-    return " ".join(tokens.decode(ids, skip_special_tokens=True).split())
