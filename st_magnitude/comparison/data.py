@@ -41,7 +41,8 @@ def make_splits(
     Args:
         data: A folder in BEIR's layout, or data to train on.
         config: Names of the splits of a folder, largest numbers of dev queries and of documents, and a seed.
-        dev: Data to rank candidates on; None: a fifth of the training queries, 500 at most, which are not trained on.
+        dev: Data to rank candidates on; None: the split of a folder, or else a fifth of the training queries, 500 at
+            most, which are not trained on.
         test: Data for the final figures; None: as for dev.
 
     Raises:
@@ -52,7 +53,10 @@ def make_splits(
         names = splits_of(data)
         read = partial(RetrievalData.from_beir, data, skip_empty=config.skip_empty)
         train = read(config.split if names else None)  # None: a single qrels.tsv
-        dev, test = (read(name) if name in names else None for name in (config.dev_split, config.test_split))
+        dev, test = (
+            given or (read(name) if name in names else None)
+            for given, name in ((dev, config.dev_split), (test, config.test_split))
+        )
     else:
         train = data
     rng, notes, parts = np.random.default_rng(config.seed), [], {}

@@ -73,8 +73,8 @@ def compare(
             ``compare-curves.png``, ``train.yaml`` for ``st-magnitude train --config``, and Optuna's ``study.log``. An
             unfinished comparison is continued; candidates that were measured are not trained again.
         config: Settings.
-        dev: Data to rank the candidates on, if data is not a folder; None: held-out training queries.
-        test: Data for the final figures; None: held-out training queries.
+        dev: Data to rank the candidates on; None: the split of the folder, else held-out training queries.
+        test: Data for the final figures; None: as for dev.
         say: Function that receives the progress line by line.
 
     Raises:
@@ -113,15 +113,7 @@ def compare(
 
 
 class _Run:
-    """One of the processes that work on a comparison.
-
-    Args:
-        setup: What the candidates share.
-        output: Folder of the comparison.
-        say: Function that receives the progress.
-        began: Start of the process on the clock of time.perf_counter.
-        settings: What all processes of a comparison share, as JSON has it.
-    """
+    """One of the processes that work on a comparison. Its settings are what all of them share, as JSON has it."""
 
     def __init__(
         self, setup: Setup, output: Path, say: Callable[[str], None], began: float, settings: dict[str, Any]

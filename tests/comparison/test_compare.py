@@ -130,6 +130,7 @@ def test_missing_splits_are_held_out_of_the_training_queries(folder):
     assert given == make_splits(folder, stm.CompareConfig())
     assert (given.dev.queries, given.test.queries) == (part(1).queries, part(2).queries)
     assert not given.notes
+    assert make_splits(folder, stm.CompareConfig(), part(1, 6)).dev.queries == part(1, 6).queries
 
 
 @pytest.mark.parametrize(
