@@ -12,7 +12,7 @@ less memory.
 With B queries, M documents and D dimensions:
 
 * The kernel walks the scores in tiles of rows and never holds a B x M matrix.
-* The inner products of a prefix are those of the next shorter prefix plus the block of columns between them. The
+* The inner products of a prefix add a block of columns to the inner products of the next shorter prefix. The
   gradient is taken block by block in the reverse order. So any number of prefixes costs the 6 B M D floating-point
   operations of a single one.
 * All temperatures of a prefix share its scores.
@@ -75,10 +75,10 @@ def infonce(
             ``hardness_mode="all_negatives"``). One number weights the negatives of both directions. A pair gives
             each direction its own alpha: ``(alpha, 0)`` weights documents only, as sentence-transformers does.
         exclude: Documents that are not negatives of a query: integer ids (M,), a function, or a sequence of both. A
-            document whose id equals that of the query's positive is left out of the query's softmax, and a query out
-            of that of a document, where the id of a query is that of its positive. A function
+            document with the id of the query's positive is left out of the query's softmax. A query has the id of its
+            positive, and is left out of the softmax of other documents with that id. A function
             ``exclude(rows, scores)`` is called once for a tile of queries, ``rows`` being their slice, and returns
-            booleans (n, M) that are True for documents to leave out. ``scores`` (n, M) are those of the longest prefix
+            booleans (n, M) that are True for documents to leave out. ``scores`` (n, M) are taken at the longest prefix
             before the temperature; they may be read during the call only. A positive always stays.
         exclude_queries: The same for the softmax of a document: functions whose ``rows`` are a slice of the B positives
             and whose ``scores`` are (n, Q) against all queries.
@@ -89,7 +89,7 @@ def infonce(
             2204.03610, Eq. 2 and 3). For a softmax without them, with the query's own positive as the only one, give
             the ids as ``exclude`` instead. ``hardness`` weights negatives only.
         tile_rows: Largest number of rows of scores in a tile. The default is 1024 on a GPU; on a CPU it is 2^19 / M,
-            but at least 256. Beside inputs and gradients, memory holds both sides divided by their norms and tiles of
+            but at least 256. Besides inputs and gradients, memory holds both sides divided by their norms and tiles of
             tile_rows x M numbers: one more than there are prefixes, one for several temperatures of a prefix, and one
             if a temperature is learned.
 
@@ -130,7 +130,7 @@ def infonce(
         for alpha, side in zip(of_both_sides(hardness), sides, strict=True)
     )
     # From here on every score is a plain inner product: the norms of the longest prefix are divided out first, and
-    # those of shorter prefixes are factors of rows and columns.
+    # the norms of shorter prefixes are factors of rows and columns.
     losses = []
     with torch.autocast(queries.device.type, enabled=False):
         q, q_scale = divide_by_norms(queries, forward.dims, similarity.gamma_query)  # (B, D'), (K - 1, B)
@@ -163,9 +163,9 @@ def _other_positives(
     offset: int,
     positives: _Equal | _Pairs | None,
 ) -> Tensor | float:
-    """The difference between the mean of -log softmax over all positives of a row and that of its own positive.
+    """The mean of -log softmax over all positives of a row, minus -log softmax of its own positive.
 
-    It is linear, s(q, own) - s(q, mean of positives), so that it does not need the B x M scores.
+    It is linear, s(q, own) - s(q, mean of positives), so it does not need the B x M scores.
     """
     if positives is None:
         return 0.0
@@ -226,7 +226,7 @@ def sides_of(
     all_queries: Tensor | None,
     direction: Direction,
 ) -> tuple[Side, Side]:
-    """For the softmax of a query and for that of a document: what is excluded, and what is a positive."""
+    """The excluded columns and the positives, in the softmax of a query and in the softmax of a document."""
     own = slice(offset, offset + len(queries))
     columns = own if all_queries is None else slice(len(all_queries))  # the positives of the queries of a softmax
 

@@ -1,7 +1,7 @@
 """infonce over the documents of all ranks, which pass around the ranks in a ring.
 
 Gathering puts the documents of all W ranks, W·M x D numbers, on every rank. In the ring each rank holds its own
-documents, the block at hand and the block that arrives, so that its memory does not grow with W. A block makes two
+documents, the block at hand and the block that arrives, so its memory does not grow with W. A block makes two
 rounds. Send and receive run while the rank works with the block at hand:
 
 1. For each term and each of its rows, a rank carries the largest logit and the sum of exponentials over the blocks seen
@@ -39,7 +39,7 @@ __all__ = ["agree", "num_ranks", "ring_infonce"]
 _LOG2_E = math.log2(math.e)
 
 # The columns of one rank, with the factors of their prefixes and their ids, or the gradients of the first two. The
-# first axis of each tensor is that of the columns.
+# first axis of each tensor counts columns.
 Block = dict[str, Tensor]
 
 
@@ -88,10 +88,10 @@ def ring_infonce(
         documents: Embeddings (M, D) of this rank, the positives first.
         exclude: Whole numbers (M,) that identify the documents of all ranks. A document with the number of a query's
             positive is not a negative of that query. Each rank gives as many of these tensors.
-        threshold: Function of the scores of the positives (B,), those of the longest prefix before the temperature. A
+        threshold: Function of the scores of the positives (B,), at the longest prefix before the temperature. A
             document that scores above its value (B,) is not a negative of that query.
 
-    The other arguments are those of :func:`~st_magnitude.infonce`, whose value this is with gathered documents and
+    The other arguments are as in :func:`~st_magnitude.infonce`, whose value this is with gathered documents and
     batches of one size. The mean of the gradients of all ranks, which DDP takes, is the gradient of the joined batch
     for batches of different sizes too.
 
@@ -310,7 +310,7 @@ class _Walk:
     # --- the ring ---------------------------------------------------------------------------------------------------
 
     def _around(self) -> Iterator[Block]:
-        """The blocks of all ranks, that of this rank first. The next one arrives while the caller has one at hand."""
+        """The blocks of all ranks, beginning with this rank. The next one arrives while the caller has one at hand."""
         block, ranks = self.own, len(self.plan.counts)
         for hop in range(ranks):
             arrived = self._pass_on(block, hop) if hop < ranks - 1 else None

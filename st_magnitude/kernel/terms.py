@@ -15,7 +15,7 @@ __all__ = ["LearnedTemperature", "Term"]
 class LearnedTemperature(float):
     """A temperature that a ranking loss learns. As a number, it is the temperature where the loss starts.
 
-    It starts at 0.05 by default. Every term with one has a temperature of its own. The loss learns its logarithm
+    It starts at 0.05 by default. Every such term has its own temperature. The loss learns its logarithm
     and keeps it at 0.01 or more, as CLIP keeps its logit scale, 1 / temperature, at 100 or less.
 
     With :func:`~st_magnitude.attach` the log of a Trainer has ``temperature`` and, if the similarity keeps the norm of

@@ -29,7 +29,7 @@ class Plan:
     weights: tuple[float, ...]  # per term
     hardness: float
     judges: tuple[Judge, ...]  # what leaves columns out, tile by tile
-    positives: Judge | None  # the columns that are not negatives but stay; None: the one on the diagonal
+    positives: Judge | None  # the columns that are not negatives but stay; None: the diagonal
     tile_rows: int | None  # None: rows_of_a_tile
 
 
@@ -162,6 +162,8 @@ def _walk(
         n = tile.stop - tile.start
         diagonal = offset + start  # the positives of these rows lie on it
 
+        # A longer prefix only adds the block of coordinates that the shorter one lacks, so all prefixes together cost
+        # one matrix product.
         products = [scores[:n] for scores in scores_]
         for k, block in enumerate(blocks):
             shorter = products[max(k - 1, 0)]
@@ -183,6 +185,8 @@ def _walk(
             scores.sub_(peak[:, None])
             score_positive = _times(scores.diagonal(diagonal), row_factor)  # (n,)
 
+            # Terms of falling temperature: where the ratio of two is 2 or 3, the next exponential is a power of the one
+            # at hand, which is cheaper. The gradient is taken now, because the tile is gone after this pass.
             slope = free[:n]
             scores_[k], free = free, scores_[k]  # the slopes stay, the scores are not needed after this prefix
             softmax = slope if softmax_ is None else softmax_[:n]
@@ -215,12 +219,13 @@ def _walk(
             slopes.append(slope)
             if not with_gradient:
                 continue
+            # The softmax pulls a row towards all columns; its positive pushes back by the weight of all terms.
             pull = sum(plan.weights[t] / temperatures[t] for t, _ in chain) / num_rows
             slope.diagonal(diagonal).sub_(_times(pull, row_factor))
             if row_factor is not None or column_factor is not None:
                 moments = scores.mul_(slope)
                 if row_factor is not None and grad_row_scale is not None:
-                    # A row of slopes sums to 0, so that the peak does not matter.
+                    # A row of slopes sums to 0, so the peak does not matter.
                     grad_row_scale[k, tile] = moments.sum(dim=1) / row_factor
                 if column_factor is not None and grad_column_scale is not None:
                     grad_column_scale[k] += (moments.sum(dim=0) + peak @ slope) / column_factor
@@ -277,8 +282,8 @@ def _spare_positives(
 ) -> None:
     """Removes the weight of hard negatives from the positives, in place; logits (n, M) are in base 2.
 
-    Relative to the best score of the row, the logit of a positive loses the weight of the best, so that another logit
-    can be the largest of its row: all are taken relative to that one. ``bare`` are the logits without weights, for
+    Relative to the best score of the row, the logit of a positive loses the weight of the best, so another logit
+    can be the largest of its row: all are taken relative to it. ``bare`` are the logits without weights, for
     several positives: those in ``kept``.
     """
     positive.sub_(peak)

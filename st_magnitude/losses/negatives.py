@@ -38,7 +38,7 @@ class Texts:
 
 
 class FalseNegatives:
-    """Which documents of a batch do not count as negatives; its arguments are those of MagnitudeRankingLoss."""
+    """The documents of a batch that do not count as negatives; MagnitudeRankingLoss explains the arguments."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class FalseNegatives:
             texts: Texts of this rank; an empty one for embeddings whose texts are unknown.
             direction: Direction of the loss.
             offset: Index of the positive of this rank's first query among the positives of all ranks.
-            gather: Function that joins a tensor with those of the other ranks.
+            gather: Function that joins a tensor with the same tensor of the other ranks.
         """
         exclude: list[Any] = []
         exclude_queries: list[Any] = []
@@ -148,15 +148,15 @@ class Guide:
     It is not a submodule of the loss, which keeps its weights out of optimizers, ``train()`` and ``state_dict``.
 
     Raises:
-        ValueError: If the guide is the model itself or scores by a distance; if it has a tokenizer of its own and a
+        ValueError: If the guide is the model itself or scores by a distance; if it has another tokenizer and a
             batch holds no texts.
     """
 
     def __init__(self, guide: SentenceTransformer, model: SentenceTransformer) -> None:
         if guide is model:
             raise ValueError(
-                "guide is the model that is trained, but a guide is frozen. Pass margin=... without a guide, so that "
-                "the model's own scores decide, or a copy, copy.deepcopy(model)."
+                "guide is the model that is trained, but a guide is frozen. Pass margin=... without a guide to "
+                "let the model's own scores decide, or a copy, copy.deepcopy(model)."
             )
         self.model = guide.eval()
         self.similarity = Similarity.named(guide.similarity_fn_name)
@@ -191,7 +191,9 @@ class Guide:
         """The texts as the tokens of the model spell them."""
         tokens = tokens_of(features)
         if tokens is None:
-            raise ValueError("A guide with a tokenizer of its own reads texts, but a column of the batch holds others.")
+            raise ValueError(
+                "A guide with another tokenizer reads texts, but a column of the batch holds other inputs."
+            )
         ids, counts = tokens
         rows = [row.tolist() for row in ids.split(counts.tolist())]
         decode = getattr(self.tokenizer, "batch_decode", None) or self.tokenizer.decode_batch  # of transformers, or not

@@ -234,7 +234,7 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
     def _infonce(
         self, queries: Tensor, documents: list[Tensor], terms: list[Term], similarity: Similarity, texts: Texts
     ) -> Tensor:
-        """InfoNCE of the queries of this rank, with its own documents as negatives or with those of all ranks."""
+        """InfoNCE of the queries of this rank, against its own documents or the documents of all ranks."""
         arguments = terms, similarity, self.direction
         if self.gather_across_devices == "ring" and num_ranks() > 1:
             ring = self.false_negatives.ring(texts)

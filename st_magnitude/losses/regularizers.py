@@ -21,7 +21,7 @@ Regularizer = Callable[[Tensor], Tensor]
 class Penalties(nn.ModuleDict):
     """Weighted regularizers by the names that they are logged under.
 
-    The name is that of the function or class in snake case, or its attribute ``name``: ``sigreg``, ``sigreg_2``.
+    The name is the name of the function or class in snake case, or its attribute ``name``: ``sigreg``, ``sigreg_2``.
 
     Args:
         regularizers: Functions of the embeddings (n, D) of all columns that return a scalar, or pairs of one and its

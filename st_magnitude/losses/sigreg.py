@@ -9,7 +9,7 @@ multiples give those at all of them: with 2 and 3 multiples, cos(5b ± a) = cos 
 The sums over rows of such products are one small matrix product per direction, and the gradient is another one with the
 same factors.
 
-Under torch.distributed the statistic is that of the joined batch, also when batches differ in size. The gradient is
+Under torch.distributed the statistic is taken of the joined batch, also when batches differ in size. The gradient is
 multiplied by the number of ranks, because DDP takes the mean over ranks.
 
 Source: Epps and Pulley, A Test for Normality Based on the Empirical Characteristic Function, Biometrika 1983; LeJEPA,
@@ -63,7 +63,7 @@ class SIGReg(nn.Module):
         SIGReg(x) = mean_a N · sum_k w_k [ (mean_i cos(t_k a · x_i) - exp(-t_k²/2))² + (mean_i sin(t_k a · x_i))² ]
 
     over random unit directions a, the Epps-Pulley statistic of each. Rows are first normalised and multiplied by
-    sqrt(D), so that the projections of evenly spread rows have variance 1. The best value is not 0: N rows drawn from
+    sqrt(D), which gives the projections of evenly spread rows variance 1. The best value is not 0: N rows drawn from
     the target have the expectation 1.0525 for any N (see `null_expectation`). Training lowers the excess over it.
 
     Args:
@@ -73,7 +73,7 @@ class SIGReg(nn.Module):
         scale: Norm of the normalised rows: ``"sqrt_d"`` (of the prefix, if there are ``dims``) or a number. None takes
             the embeddings as they are, with their norms.
         window: Whether the integral over t has the weights exp(-t²/2).
-        scale_by_n: Whether the statistic is multiplied by the number of rows N, so that its null expectation does not
+        scale_by_n: Whether the statistic is multiplied by the number of rows N; its null expectation then does not
             depend on N.
         dims: Prefixes to regularise. Each is cut, normalised and scaled by itself, and the loss is their mean. None:
             all dimensions.

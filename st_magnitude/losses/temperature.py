@@ -55,7 +55,7 @@ CITATION = """
 def temp_agg(temperatures: Iterable[float] = TEMPERATURES, weights: Iterable[float] | None = None) -> tuple[Term, ...]:
     """The terms of Eq. 6: one term for each temperature, all at the full dimension.
 
-    The arguments are those of :class:`TempAggLoss`.
+    :class:`TempAggLoss` explains the arguments.
 
     Raises:
         ValueError: If there are no temperatures, one of them is not positive, or there are not as many weights.
@@ -79,7 +79,7 @@ def temp_agg_mrl(
 ) -> tuple[Term, ...]:
     """The terms of Eq. 7: every prefix at every temperature. With one temperature it is plain MRL (Eq. 5).
 
-    The arguments are those of :class:`TempAggMRLLoss`; the full dimension should be among the prefixes.
+    :class:`TempAggMRLLoss` explains the arguments; the full dimension should be among the prefixes.
 
     Raises:
         ValueError: If dims are empty or not distinct whole numbers from 1 up, or as `temp_agg` does.
@@ -97,7 +97,7 @@ def temp_spec_mrl(
 ) -> tuple[Term, ...]:
     """The terms of Eq. 8: every prefix at its own temperature, the smallest prefix at the lowest one.
 
-    The arguments are those of :class:`TempSpecMRLLoss`.
+    :class:`TempSpecMRLLoss` explains the arguments.
 
     Raises:
         ValueError: If there are no prefixes, one of them is not a whole number from 1 up, a temperature is not
@@ -127,7 +127,7 @@ class TempAggLoss(MagnitudeRankingLoss):
 
     Args:
         model: The SentenceTransformer to train.
-        temperatures: Temperatures tau_t; the default is that of the paper.
+        temperatures: Temperatures tau_t, by default as in the paper.
         similarity: A Similarity or its name. Under one that keeps magnitude the temperatures are relative: the factor
             that ``scale="auto"`` finds stretches all of them.
         weights: Weights w_t; None: 1 for each.
@@ -164,7 +164,7 @@ class TempAggMRLLoss(MagnitudeRankingLoss):
     Args:
         model: The SentenceTransformer to train.
         dims: Prefixes d_i; None: a quarter, a half and all of the model's dimensions, as in the paper.
-        temperatures: Temperatures tau_t; the default is that of the paper.
+        temperatures: Temperatures tau_t, by default as in the paper.
         similarity: A Similarity or its name, as in TempAggLoss.
         dim_weights: Weights lambda_i, in the order of dims; None: 1 for each.
         temperature_weights: Weights w_t; None: 1 for each.

@@ -31,7 +31,7 @@ def engine_of_trainer(trainer: Trainer) -> str | None:
 
 
 def refuse_engine(engine: str | None, name: str, learned: Iterable[str], caches: bool) -> None:
-    """Refuses what an engine would train wrongly, or in which it would fail with a message of its own.
+    """Refuses a loss that an engine would train wrongly, or that would fail in it with another message.
 
     Args:
         engine: The engine, as `engine_of` names it.

@@ -48,7 +48,7 @@ def attach(trainer: AnyTrainer) -> AnyTrainer:
     also contain the automatic scale and the learned temperatures of a loss, and a resumed run finds them again. On
     several processes learned temperatures take the same steps everywhere. The log shows the automatic scale as
     ``auto_scale``, and a learned temperature as ``temperature`` and ``effective_temperature``
-    (:class:`~st_magnitude.LearnedTemperature`). These figures and those of a NormMonitor reach Weights & Biases,
+    (:class:`~st_magnitude.LearnedTemperature`). These figures and the figures of a NormMonitor reach Weights & Biases,
     TensorBoard and others.
 
     Args:
@@ -143,5 +143,5 @@ class _LossState(TrainerCallback):
 
 
 def _key(key: str, name: str) -> str:
-    """The key of a figure in the log; ``name`` is that of one loss among several."""
+    """The key of a figure in the log; ``name`` names one loss among several."""
     return f"{key}_{name}" if name else key

@@ -411,5 +411,5 @@ def test_ring_has_no_guide(model, guide):
 
 def test_guide_needs_texts(guide):
     bag = SentenceTransformer(modules=[BoW(["tea"])], device="cpu")
-    with pytest.raises(ValueError, match="a column of the batch holds others"):
+    with pytest.raises(ValueError, match="a column of the batch holds other inputs"):
         stm.CosineRankingLoss(bag, guide=guide)(features(bag, [("tea", "tea")]))
