@@ -58,9 +58,9 @@ def encode_corpus(
 ) -> dict[str, Any]:
     """Encodes a corpus into a folder of shards, or only the shards that the folder lacks.
 
-    Embeddings are those of ``model.encode_document``, with their norms. Whether to divide them by a power of the norm
-    is a choice of the index (`Similarity.document`). One shard of texts and embeddings is in memory, and about 10 bytes
-    for every document.
+    Embeddings are the result of ``model.encode_document``, with their norms. Whether to divide them by a power of the
+    norm is a choice of the index (`Similarity.document`). One shard of texts and embeddings is in memory, and about 10
+    bytes for every document.
 
     A job that is stopped or killed leaves complete shards only. The same call then checks that the corpus is the
     same, and encodes the shards that are missing or damaged. Several jobs may make the same call at the same time, on

@@ -1,4 +1,4 @@
-"""Encoder: from a batch of documents to a table of embeddings, in this process or in those of Ray and Spark."""
+"""Encoder: from a batch of documents to a table of embeddings, in this process or in a worker of Ray or Spark."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _METRICS = {"cosine": "cosine", "dot": "inner product", "euclidean": "L2", "manh
 class Encoder:
     """A function of an Arrow batch of documents that returns their ids and embeddings, for Ray Data and Spark.
 
-    It keeps nothing of a batch: workers may call it in any order, repeat a batch or be replaced. Embeddings are those
-    of ``model.encode_document``, with their norms; one that is not finite is refused. A batch is a ``pyarrow.Table`` or
-    ``RecordBatch``, and the result has the same type, with the Parquet schema of `encode_corpus` and its record in the
-    metadata. An iterator of batches gives an iterator of results.
+    It keeps nothing of a batch: workers may call it in any order, repeat a batch or be replaced. Embeddings are the
+    result of ``model.encode_document``, with their norms; one that is not finite is refused. A batch is a
+    ``pyarrow.Table`` or ``RecordBatch``, and the result has the same type, with the Parquet schema of `encode_corpus`
+    and its record in the metadata. An iterator of batches gives an iterator of results.
 
         ::
 
@@ -97,7 +97,7 @@ class Encoder:
 
     @cached_property
     def record(self) -> dict[str, Any]:
-        """What the embeddings depend on, as in encoding.json."""
+        """The settings on which the embeddings depend, as in encoding.json."""
         name = self.model.similarity_fn_name
         return {
             "model": _fingerprint(self.model),
@@ -172,7 +172,7 @@ def schema_of(record: Mapping[str, Any]) -> pa.Schema:
 
 
 def _fingerprint(model: SentenceTransformer) -> str:
-    """SHA-256 of the weights and the configuration in memory, which may differ from those of the model's folder.
+    """SHA-256 of the weights and the configuration in memory, which may differ from the model's folder.
 
     Versions of libraries, and what a tokenizer remembers of its last call, are left out.
     """

@@ -132,9 +132,9 @@ class ServingCheck(Result):
             verdict = "SAME scores, with a note"
         server = f" ({self.server})" if self.server else ""
         local, served = ("{:.3f} to {:.3f}".format(*pair) for pair in (self.local_norms, self.served_norms))
-        came = "" if math.isnan(self.served_norms[0]) else f", those of the target {served}"
+        came = "" if math.isnan(self.served_norms[0]) else f", of the target {served}"
         figures = [
-            f"Norms of the model are {local}{came}.",
+            f"Norms: of the model {local}{came}.",
             f"Rankings: {self.changed_rankings} of {self.num_queries} queries rank the {self.num_documents} documents "
             "differently.",
             self.remark,
@@ -343,7 +343,7 @@ def _num_tokens(model: SentenceTransformer, text: str) -> int:
 
 
 def _long_text(words: int) -> str:
-    """A text that says something new in every sentence, so that every cut changes its embedding."""
+    """A text with something new in every sentence, so every cut changes its embedding."""
     sentences: list[str] = []
     count = 0
     while count < words:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -131,16 +130,6 @@ class LocalModel:
         elif self.normalizes:
             laws["not normalised"] = raw_norms
         return {"": own} | laws
-
-    @contextmanager
-    def reading(self, tokens: int) -> Iterator[None]:
-        """Within the block, the model reads so many tokens."""
-        before = self.model.max_seq_length
-        self.model.max_seq_length = tokens
-        try:
-            yield
-        finally:
-            self.model.max_seq_length = before
 
 
 def max_tokens(model: SentenceTransformer) -> int | None:
@@ -278,7 +267,7 @@ def explain(
         refusal: The server's message for the first text that it refused.
     """
     roles = [_explain_role(local, _of(probes, role), role, served[role], kind) for role in served]
-    # One finding of each name; that of the documents, whose figures decide rankings, replaces that of the queries.
+    # One finding of each name: the documents, which decide rankings, come last and replace the queries.
     found = [finding for role in roles for finding in role.findings]
     findings = list({(f.name, f.text if "prompt" in f.name else ""): f for f in found}.values())
     if refusal:
@@ -410,8 +399,9 @@ def _unequal_finding(
     most = getattr(getattr(local.model[0], "config", None), "max_position_embeddings", None) or max(LIMITS)
     errors = {}
     for tried in (n for n in (*LIMITS, most) if n != limit and n <= most):
-        with local.reading(tried):
-            errors[tried] = float(direction_errors(served[unequal], local.raw(rows, role, change)).max())
+        local.model.max_seq_length = tried
+        errors[tried] = float(direction_errors(served[unequal], local.raw(rows, role, change)).max())
+    local.model.max_seq_length = limit
     nearest = min(errors, key=errors.__getitem__)
     more = "at least " if nearest > limit else ""  # the text may be shorter than what the target reads
     reads = f"the target reads {more}{nearest} tokens" if errors[nearest] < CLOSE else "the target cuts elsewhere"
@@ -424,7 +414,7 @@ def _norm_finding(local: LocalModel, law: str, factor: float, came: Array, own: 
     has, should = (f"{x.min():.3f} to {x.max():.3f}" for x in (came, own))
     unseen = law == "norms lost" and local.model.similarity_fn_name == "cosine"
     text = {
-        "norms lost": f"All norms are {np.median(came):.3f}; those of the model's {who} are {should}.",
+        "norms lost": f"All norms are {np.median(came):.3f}; the model's {who} have {should}.",
         "not normalised": f"Norms are {has}; the model ends in Normalize.",
         "exponent not applied": f"Norms are {has}, as without ExponentNorm; the model's are {should}.",
         "role ignored": f"Queries are divided by the document exponent: norms {has}, the model's {should}.",

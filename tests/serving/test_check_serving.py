@@ -90,9 +90,7 @@ def test_every_server_can_normalise_and_the_fix_is_its_own(model, path, kind, se
     assert found(check) == ["norms lost"]
     assert not check.same
     assert check.server == server
-    assert re.match(
-        r"All norms are 1.000; those of the model's documents are 4.\d+ to 6.\d+\.", check["norms lost"].text
-    )
+    assert re.match(r"All norms are 1.000; the model's documents have 4.\d+ to 6.\d+\.", check["norms lost"].text)
     assert fix in check["norms lost"].fix
     assert check.served_norms == pytest.approx((1, 1))
     assert check.changed_rankings > 0
@@ -127,7 +125,7 @@ def test_two_faults_are_two_findings(model):
     check = check_at("", EmbeddingServer(model, pooling="cls", normalize=True, limit=32), model)
     assert sorted(found(check)) == ["norms lost", "pooling", "truncation"]
     low, high = check.local_norms
-    told = re.search(r"documents are (\S+) to (\d+\.\d+)", check["norms lost"].text)
+    told = re.search(r"documents have (\S+) to (\d+\.\d+)", check["norms lost"].text)
     assert low - 1e-3 <= float(told[1]) < float(told[2]) <= high + 1e-3  # of the model, not of the other pooling
 
 

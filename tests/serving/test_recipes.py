@@ -1,6 +1,6 @@
 """The blocks of docs/recipes.md and the recipes of docs/serving.md that need other packages, where these are installed.
 
-The frameworks are in no extra: install them beside the package, as docs/recipes.md names them.
+The frameworks are in no extra: install them next to the package, as docs/recipes.md names them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def base(tmp_path_factory):
 
 @pytest.fixture
 def names(base, tmp_path, monkeypatch):
-    """What the first block of recipes.md defines; my-retriever is in the working directory."""
+    """The names that the first block of recipes.md defines; my-retriever is in the working directory."""
     monkeypatch.chdir(tmp_path)
     namespace: dict = {}
     [setup] = blocks("recipes.md")[""]
@@ -114,7 +114,7 @@ def test_haystack(names):
 
 @pytest.mark.parametrize("section", ["Milvus", "LanceDB"])
 def test_databases(section, tmp_path, monkeypatch):
-    """The first hit is that of the inner product, and so is its score; by cosine and by L2 it would be another."""
+    """The first hit and its score belong to the inner product; cosine and L2 have another first hit."""
     for package in {"Milvus": ("pymilvus", "milvus_lite"), "LanceDB": ("lancedb",)}[section]:
         pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
