@@ -398,10 +398,12 @@ def _unequal_finding(
         return Finding("tokenizer", text, fix_of("tokenizer", kind))
     most = getattr(getattr(local.model[0], "config", None), "max_position_embeddings", None) or max(LIMITS)
     errors = {}
-    for tried in (n for n in (*LIMITS, most) if n != limit and n <= most):
-        local.model.max_seq_length = tried
-        errors[tried] = float(direction_errors(served[unequal], local.raw(rows, role, change)).max())
-    local.model.max_seq_length = limit
+    try:
+        for tried in (n for n in (*LIMITS, most) if n != limit and n <= most):
+            local.model.max_seq_length = tried
+            errors[tried] = float(direction_errors(served[unequal], local.raw(rows, role, change)).max())
+    finally:
+        local.model.max_seq_length = limit
     nearest = min(errors, key=errors.__getitem__)
     more = "at least " if nearest > limit else ""  # the text may be shorter than what the target reads
     reads = f"the target reads {more}{nearest} tokens" if errors[nearest] < CLOSE else "the target cuts elsewhere"
