@@ -30,6 +30,6 @@ def compare(
 
     result = run(model, data, output, settings, say=say)
     for part in result.tables():
-        say(part) if isinstance(part, str) else typer.echo(f"\n{part.to_text()}\n")
+        say(part) if isinstance(part, str) else typer.echo(f"\n{part.to_text()}")
     say(f"Saved to {output}: model/, train.yaml, compare.md, compare.json.")
     return result.to_dict()
