@@ -317,12 +317,10 @@ def test_dims_and_temperatures_become_terms(folder, model_path, tmp_path, option
     ("options", "message"),
     [
         (("--dims", "64,x"), "Invalid value for '--dims': takes whole numbers separated by commas"),
-        (("--temperatures", "cold"), "Invalid value for '--temperatures': takes numbers separated by commas"),
         (("--temperature", "cold"), "Invalid value for '--temperature': takes a number or 'learned'; got 'cold'"),
         (("--temperature", "0"), "temperature must be a positive number or 'learned'"),
         (("--temperature", "0.1", "--dims", "64,256"), "temperature=0.1 is for a loss of one term"),
         (("--dims", "64,512"), "[512] dimensions, but the embeddings of this model have 256"),
-        (("--temperatures", "0.1,0"), "must be positive, got 0.0"),
         (("--max-length", 9), "leave out max_length (--max-length)"),
     ],
 )
@@ -385,7 +383,6 @@ def test_empty_texts_can_be_left_out(folder, model_path, tmp_path, command):
     [
         (["--split", "nope"], "nope"),
         (["--loss", "euclid"], "euclid"),
-        (["--data", "no/such/folder"], "no/such/folder"),
     ],
 )
 def test_bad_arguments_are_named(folder, tmp_path, arguments, message):
@@ -428,10 +425,7 @@ def test_compress_without_matplotlib_keeps_table_and_csv(folder, model_path, tmp
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--split", "nope"], "its splits are ['dev', 'train']"),
         (["--data", "no/such/folder"], "no/such/folder"),
-        (["--dims", "8,x"], "numbers separated by commas, such as 384,192,96; got '8,x'"),
-        (["--dims", "8,0"], "at least 1, got 0"),
         (["--dims", "257"], "A prefix in dims has 257 dimensions and the model's embeddings 256"),
         (["--similarity", "l2"], "No similarity is called 'l2'"),
         (["--output", __file__], "--output must be a folder"),
@@ -544,11 +538,9 @@ def test_calibrate_saves_and_confirms_a_given_exponent(folder, model_path, tmp_p
     [
         (["--split", "nope"], "its splits are ['dev', 'train']"),
         (["--confirm", "nope"], "its splits are ['dev', 'train']"),
-        (["--exponents", "0,x"], "Invalid value for '--exponents': takes numbers separated by commas"),
         (["--exponents", "0,2"], "lie in [0, 1]"),
         (["--exponent", 2], "Invalid value for '--exponent'"),
         (["--exponent", 0.5], "give --output to save the model or --confirm to measure it"),
-        (["--output", __file__], "--output must be a folder"),
     ],
 )
 def test_calibrate_refuses_before_encoding(folder, model_path, monkeypatch, options, message):
