@@ -7,7 +7,6 @@ import importlib
 import json
 import re
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import ModuleType
@@ -62,11 +61,13 @@ def test_quoted_figures_stand_on_their_page(claim: Any) -> None:
         assert figure in page, f"{figure!r} is not in docs/{claim.page}"
 
 
-@pytest.mark.parametrize("path", sorted((cells.RESULTS / "cells").glob("*.json")), ids=lambda path: path.stem)
-def test_a_stored_cell_has_the_name_of_its_settings(path: Path) -> None:
-    found = json.loads(path.read_text(encoding="utf-8"))
-    assert cells.Cell(**found["settings"]).name == path.stem
-    assert found["scorings"].keys() - {"cosine"} == set(cells.SCORINGS)
+def test_every_stored_cell_has_the_name_of_its_settings() -> None:
+    paths = sorted((cells.RESULTS / "cells").glob("*.json"))
+    assert paths
+    for path in paths:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        assert cells.Cell(**found["settings"]).name == path.stem
+        assert found["scorings"].keys() - {"cosine"} == set(cells.SCORINGS), path
 
 
 CELL = cells.Cell("static", "wordnet", "cosine", 0, 10, 4, 0.1)
@@ -107,14 +108,6 @@ def test_best_of_reads_dev_with_seed_0() -> None:
     assert np.isnan(cells.dev_of(replace(CELL, rate=0.3), "matched"))
 
 
-def test_best_of_all_waits_for_every_cell() -> None:
-    other = replace(CELL, rate=0.2)
-    stored(CELL, [1])
-    assert control.best_of_all([CELL, other], "matched") is None
-    stored(other, [2])
-    assert control.best_of_all([CELL, other], "matched") == other
-
-
 def test_steps_to_a_dev_score_lie_between_two_evaluations() -> None:
     for seed, curve in ((0, (0.1, 0.3, 0.2, 0.5)), (1, (0.1, 0.4, 0.4, 0.4))):
         cell = replace(CELL, seed=seed)
@@ -122,46 +115,6 @@ def test_steps_to_a_dev_score_lie_between_two_evaluations() -> None:
         cells.store(cell.path, {"curve": points})
     assert convergence.steps_to(CELL, 0.2) == pytest.approx((5 + 10 / 3) / 2)
     assert convergence.steps_to(CELL, 0.45) == float("inf")  # the second seed does not reach it
-
-
-def test_run_skips_what_is_stored_and_leaves_nothing_of_a_failure(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    assert not doctest.testmod(cells).failed
-
-    def broken(cell: Any, evaluations: int) -> None:
-        raise RuntimeError(cell.name)
-
-    monkeypatch.setattr(cells, "measure", broken)
-    stored(CELL, [1])
-    cells.run([CELL])
-    with pytest.raises(RuntimeError, match="seed1"):
-        cells.run([CELL, replace(CELL, seed=1)])
-    assert [path.stem for path in tmp_path.rglob("*.*")] == [CELL.name]
-
-
-def test_results_of_several_processes_end_with_the_failures(monkeypatch: pytest.MonkeyPatch) -> None:
-    def work(cell: Any) -> int:
-        return 10 // cell.seed
-
-    monkeypatch.setattr(cells, "PROCESSES", 2)
-    monkeypatch.setattr(cells, "prepare_process", lambda: None)
-    monkeypatch.setattr(cells, "pool", lambda: ThreadPoolExecutor(2))
-    found = []
-
-    def collect() -> None:
-        for cell, value in cells.results(work, [replace(CELL, seed=seed) for seed in (0, 5, 2)]):
-            found.append((cell.seed, value))
-
-    with pytest.raises(RuntimeError, match=r"seed0: (.|\n)*ZeroDivisionError"):
-        collect()
-    assert sorted(found) == [(2, 5), (5, 2)]
-
-
-def test_kept_data_is_read_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert cells.kept("a", lambda: 1) == 1
-    monkeypatch.setenv("EVIDENCE_DATA", str(tmp_path / "texts"))
-    assert [cells.kept("a, b", lambda i=i: i) for i in range(3)] == [0, 0, 0]
 
 
 def test_verdicts() -> None:
@@ -174,7 +127,6 @@ def test_verdicts() -> None:
 
 def test_fragments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fragments, "licence_chunks", lambda: ["Permission is hereby granted"])
-    assert not doctest.testmod(fragments).failed
     corpus = {f"d{i}": f"sparse matrices number {i} are stored by rows" for i in range(6)}
     task = fragments.RetrievalData({"q": "rows?"}, corpus, {"q": {"d0"}})
     assert fragments.with_fragments(task, 0.0).corpus == corpus
@@ -184,7 +136,6 @@ def test_fragments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_pages_are_about_the_queries_and_answer_nothing() -> None:
-    assert not doctest.testmod(pages).failed
     queries = {f"q{i}": f"name {i}" for i in range(8)}
     corpus = {f"{i}-n": f"what number {i} stands for" for i in range(8)}
     relevant = {f"q{i}": {f"{i}-n"} for i in range(8)}
@@ -204,7 +155,6 @@ def test_only_queries_with_an_example_of_their_own_are_kept() -> None:
 
 
 def test_the_sum_over_all_texts_is_compared_with_the_choice_on_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not doctest.testmod(texts).failed
     monkeypatch.setattr(compression.STUDIES["static"].__class__, "chosen", replace(CELL, data="wordnet"))
     rows = compression.other_texts("static")
     assert compression.over_texts(rows, "TempAgg", "full", "full") is None
@@ -235,5 +185,6 @@ def test_what_a_base_passes_on_is_the_difference_of_its_gains(monkeypatch: pytes
     assert inheritance.inherited("L3", "dot", ["wordnet"]) is None
 
 
-def test_crops() -> None:
-    assert not doctest.testmod(inheritance).failed
+@pytest.mark.parametrize("module", [cells, fragments, pages, texts, inheritance], ids=lambda module: module.__name__)
+def test_examples_in_docstrings(module: ModuleType) -> None:
+    assert not doctest.testmod(module).failed

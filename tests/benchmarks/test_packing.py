@@ -6,7 +6,6 @@ import importlib
 import sys
 from pathlib import Path
 
-import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 
@@ -34,8 +33,3 @@ def test_packed_texts_have_the_embeddings_and_gradients_of_padded_ones(minilm_pa
     assert before.keys() == after.keys()
     for name, grad in before.items():
         torch.testing.assert_close(after[name], grad, atol=1e-4, rtol=1e-3, msg=name)
-
-
-def test_a_static_table_has_nothing_to_pad(static_model: SentenceTransformer) -> None:
-    before = static_model.encode(TEXTS)
-    assert packing.without_padding(static_model).encode(TEXTS) == pytest.approx(before)
