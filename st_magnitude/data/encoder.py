@@ -130,7 +130,7 @@ class Encoder:
     def encode(self, texts: Sequence[str]) -> NDArray[Any]:
         """The embeddings of texts as the model returns them, n texts -> (n, D)."""
         encode = self.model.encode_query if self.role == "query" else self.model.encode_document
-        options = {"prompt": self.prompt, "batch_size": self.batch_size, "show_progress_bar": False}
+        options: dict[str, Any] = {"prompt": self.prompt, "batch_size": self.batch_size, "show_progress_bar": False}
         return encode(list(texts), **options, **self._where)
 
     def __call__(self, batch: Any) -> Any:

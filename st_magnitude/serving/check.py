@@ -257,7 +257,7 @@ def _check_embeddings(
         local_norms=(float(lengths[1].min()), float(lengths[1].max())),
         num_queries=int(came["query"].sum()),
         num_documents=int(came["document"].sum()),
-        changed_rankings=int(changed_rankings(*scores).sum()),
+        changed_rankings=int(changed_rankings(scores[0], scores[1]).sum()),
         error=error,
         remark=f"Texts over the limit of {limit} tokens were not sent." if limit and 2 * limit > LONGEST else "",
     )
