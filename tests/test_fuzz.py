@@ -8,14 +8,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import BoW
 from typer.testing import CliRunner
 
-import st_magnitude as stm
 from st_magnitude.commands.app import app
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.revela import chunk, read_documents
@@ -126,26 +122,3 @@ def test_options_in_yaml(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "options.yaml"
     path.write_bytes(content)
     assert exit_code("train", "--config", path, "--data", tmp_path / "none", "--model", tmp_path / "none") == 2
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of stock modules and ours."""
-    folder = tmp_path_factory.mktemp("saved") / "retriever-7"
-    model = SentenceTransformer(modules=[BoW(["a", "b", "c"])], device="cpu")
-    stm.prepare(model, stm.Similarity(1.0, 0.5)).save_pretrained(str(folder))
-    return folder
-
-
-def test_what_is_whole_is_read(tmp_path: Path, saved: Path) -> None:
-    """Else nothing above is damaged."""
-    (tmp_path / "qrels").mkdir()
-    for files in (BEIR, {f"tea{suffix}": text.encode() for suffix, text in DOCUMENTS.items()}):
-        for name, content in files.items():
-            (tmp_path / name).write_bytes(content)
-    (tmp_path / "options.yaml").write_bytes(OPTIONS)
-    assert len(RetrievalData.from_beir(tmp_path).corpus) == 2
-    assert all(list(read_documents(tmp_path / f"tea{suffix}")) for suffix in DOCUMENTS)
-    options = ["--config", str(tmp_path / "options.yaml"), "--data", str(tmp_path / "none"), "--model", "none"]
-    assert "There is no folder" in CliRunner().invoke(app, ["train", *options]).output
-    assert stm.load(saved).similarity_fn_name == "dot"

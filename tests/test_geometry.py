@@ -71,22 +71,6 @@ def test_cohens_d_without_variance():
     assert geometry.cohens_d([0.1] * 3, [0.3] * 7) == -math.inf
 
 
-def test_cohens_d_of_normalised_float32_embeddings_is_zero(rng):
-    x = torch.nn.functional.normalize(torch.from_numpy(anisotropic(rng)).float(), dim=1)
-    lengths = geometry.norms(x)
-    assert np.ptp(lengths) > 0  # rounding
-    assert geometry.cohens_d(lengths[:30], lengths[30:]) == 0.0
-
-
-def test_cohens_d_errors():
-    with pytest.raises(ValueError, match=r"irrelevant .* at least 2 .* \(1,\)"):
-        geometry.cohens_d([1.0, 2.0], [1.0])
-    with pytest.raises(ValueError, match=r"Pass norms\(x\)"):
-        geometry.cohens_d(np.ones((3, 4)), [1.0, 2.0])
-    with pytest.raises(ValueError, match=r"'df'.*'welch'"):
-        geometry.cohens_d([1.0, 2.0], [1.0, 2.0], pooled="welch")
-
-
 def test_adjusted_cohens_d_is_cohens_d_of_regression_residuals(rng):
     lengths, group = rng.normal(4, 1, size=80), rng.random(80) < 0.3
     values = 0.7 * lengths + 0.5 * group + rng.normal(0, 0.2, size=80)
@@ -97,16 +81,6 @@ def test_adjusted_cohens_d_is_cohens_d_of_regression_residuals(rng):
     assert geometry.adjusted_cohens_d(values, 5 - 3 * lengths, group) == pytest.approx(expected, rel=1e-9)
     plain = geometry.cohens_d(values[group], values[~group])
     assert geometry.adjusted_cohens_d(values, np.ones(80), group) == pytest.approx(plain, rel=1e-12)
-
-
-def test_adjusted_cohens_d_removes_a_length_effect(rng):
-    group = np.arange(2000) < 500
-    lengths = rng.normal(0, 1, size=2000) + 1.5 * group
-    values = lengths + rng.normal(0, 0.5, size=2000)
-    assert geometry.cohens_d(values[group], values[~group]) > 1
-    assert abs(geometry.adjusted_cohens_d(values, lengths, group)) < 0.1
-    with pytest.raises(ValueError, match="2000 and 500"):
-        geometry.adjusted_cohens_d(values, lengths, group[:500])
 
 
 def test_coefficient_of_variation(rng):
@@ -128,12 +102,6 @@ def test_mean_cosine_is_the_mean_over_pairs(rng):
     assert geometry.mean_cosine(x * rng.gamma(2, size=(60, 1))) == pytest.approx(expected, rel=1e-12)
 
 
-def test_mean_cosine_counts_zero_rows_as_orthogonal():
-    assert geometry.mean_cosine([[2.0, 0.0], [3.0, 0.0], [0.0, 0.0]]) == pytest.approx(1 / 3)
-    with pytest.raises(ValueError, match="at least 2"):
-        geometry.mean_cosine([[1.0, 0.0]])
-
-
 @pytest.mark.parametrize("alpha", [1.0, 2.0, 3.0])
 def test_alignment(rng, alpha):
     q, d = anisotropic(rng), anisotropic(rng)
@@ -150,12 +118,6 @@ def test_uniformity(rng, n, t):
     x = anisotropic(rng, n=n)
     reference = torch.pdist(torch.from_numpy(unit(x))).pow(2).mul(-t).exp().mean().log().item()
     assert geometry.uniformity(x, t=t) == pytest.approx(reference, rel=1e-10)
-
-
-def test_uniformity_extremes():
-    assert geometry.uniformity(np.ones((5, 3)) * np.arange(1, 6)[:, None]) == pytest.approx(0.0, abs=1e-12)
-    with pytest.raises(ValueError, match="at least 2"):
-        geometry.uniformity([[1.0, 0.0]])
 
 
 # ---- spectrum
@@ -183,14 +145,6 @@ def test_isoscore_with_fewer_rows_than_columns(rng):
     eigenvalues = np.linalg.eigvalsh(np.cov(x.T))
     expected = (eigenvalues.sum() ** 2 / np.square(eigenvalues).sum() - 1) / 29
     assert geometry.isoscore(x) == pytest.approx(expected, rel=1e-10)
-
-
-def test_isoscore_extremes(rng):
-    line = np.outer(rng.normal(size=20), [1.0, 2.0, 3.0])
-    assert geometry.isoscore(line) == pytest.approx(0.0, abs=1e-12)
-    assert geometry.isoscore(np.full((7, 3), 0.1)) == 0.0
-    with pytest.raises(ValueError, match="at least 2, got 1"):
-        geometry.isoscore([[1.0], [2.0]])
 
 
 @pytest.mark.parametrize(("n", "dim"), [(4000, 64), (300, 300), (100, 400)])
@@ -234,20 +188,6 @@ def test_intrinsic_dimension_of_a_sample(rng):
     assert sampled[0] == sampled[1]
 
 
-@pytest.mark.filterwarnings("error")
-def test_intrinsic_dimension_extremes(rng):
-    assert geometry.intrinsic_dimension(np.outer(rng.normal(size=20), [1.0, 2.0, 3.0])) == 1
-    assert geometry.intrinsic_dimension(np.full((12, 3), 0.1)) == 0
-    for share in (0.0, 1.0, 95):
-        with pytest.raises(ValueError, match=f"got {share}"):
-            geometry.intrinsic_dimension(rng.normal(size=(5, 3)), variance=share)
-
-
-def test_a_single_vector_is_refused():
-    with pytest.raises(ValueError, match=r"x\[None\]"):
-        geometry.norms([1.0, 2.0])
-
-
 # ---- bootstrap
 
 
@@ -262,33 +202,9 @@ def test_paired_bootstrap_is_scipys(rng):
     assert geometry.paired_bootstrap(a - b) == (mean, low, high)
 
 
-def test_paired_bootstrap_repeats_and_narrows(rng):
-    a = rng.random(50)
-    assert geometry.paired_bootstrap(a, seed=3) == geometry.paired_bootstrap(a, seed=3)
-    assert geometry.paired_bootstrap(a, seed=3) != geometry.paired_bootstrap(a, seed=4)
-    _, low, high = geometry.paired_bootstrap(a, confidence=0.5)
-    _, wide_low, wide_high = geometry.paired_bootstrap(a, confidence=0.99)
-    assert wide_low < low < high < wide_high
-
-
 def test_paired_bootstrap_covers_the_truth(rng):
     intervals = [geometry.paired_bootstrap(rng.normal(0.3, 1, size=100), num_samples=400) for _ in range(300)]
     assert 0.90 < np.mean([low <= 0.3 <= high for _, low, high in intervals]) < 0.98
-
-
-def test_paired_bootstrap_over_many_queries_works_in_batches(rng):
-    a = rng.normal(size=300_000)  # four resamples a batch, the last one short
-    mean, low, high = geometry.paired_bootstrap(a, num_samples=41)
-    assert mean - 4 / math.sqrt(len(a)) < low < mean < high < mean + 4 / math.sqrt(len(a))
-
-
-def test_paired_bootstrap_errors():
-    with pytest.raises(ValueError, match="got 2 and 1"):
-        geometry.paired_bootstrap([1.0, 2.0], [1.0])
-    with pytest.raises(ValueError, match="got 95"):
-        geometry.paired_bootstrap([1.0, 2.0], confidence=95)
-    with pytest.raises(ValueError, match="at least 1"):
-        geometry.paired_bootstrap([])
 
 
 # ---- Epps-Pulley and effective rank
@@ -312,20 +228,6 @@ def test_epps_pulley_options_are_those_of_sigreg(rng):
         assert values.shape == (4,)
         assert values[1] == pytest.approx(geometry.epps_pulley(x[:, 1], **options), rel=1e-12)
         assert values.mean() == pytest.approx(SIGReg(scale=None, **options)(x, columns).item(), rel=1e-12)
-
-
-def test_epps_pulley_sees_what_is_not_normal(rng):
-    normal = geometry.epps_pulley(rng.normal(size=500))
-    others = [rng.normal(1, 1, 500), rng.normal(0, 2, 500), rng.uniform(-1.73, 1.73, 500), np.ones(500)]
-    assert all(geometry.epps_pulley(other) > 3 * normal for other in others)
-
-
-def test_epps_pulley_errors():
-    for bad in (3.0, [], np.zeros((2, 2, 2))):
-        with pytest.raises(ValueError, match=r"\(n,\) or columns \(n, K\)"):
-            geometry.epps_pulley(bad)
-    with pytest.raises(ValueError, match="num_knots must be at least 2"):
-        geometry.epps_pulley([1.0], num_knots=1)
 
 
 def test_effective_rank(rng):

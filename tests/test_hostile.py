@@ -66,7 +66,7 @@ def test_pickled_weights_are_not_unpickled(saved: Path, mark: Path, module: str,
         path.write_bytes(pickle.dumps(Payload(mark)))
     stm.load(saved, device="cpu")  # the weights in safetensors go before
     (saved / module / "model.safetensors").unlink()
-    with pytest.raises(ValueError, match="cannot be loaded: UnpicklingError"):
+    with pytest.raises(pickle.UnpicklingError):
         stm.load(saved, device="cpu")
     assert not mark.exists()
     with contextlib.suppress(RuntimeError):
@@ -192,16 +192,3 @@ def test_names_of_splits_are_no_paths(tmp_path) -> None:
     with pytest.raises(DataError, match=r"'\.\./evil'"):
         DATA.save(tmp_path / "data", "../evil")
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("options", "error"), [({"devise": "cpu"}, TypeError), ({"device": "gpu"}, RuntimeError), ({}, ValueError)]
-)
-def test_what_is_said_to_be_damaged(saved, options, error) -> None:
-    """Weights that are cut off, and not what the caller asked for."""
-    if not options:
-        weights = saved / "1_Dense" / "model.safetensors"
-        weights.write_bytes(weights.read_bytes()[:-4])
-    with pytest.raises(error) as found:
-        stm.load(saved, **options)
-    assert ("damaged" in str(found.value)) == (not options)

@@ -1,14 +1,12 @@
 """The kernel against a float64 loop, against autograd, and against sentence-transformers."""
 
 import math
-import subprocess
-import sys
 
 import pytest
 import torch
 from torch import nn
 
-from st_magnitude import COSINE, DNORM, DOT, QNORM, LearnedTemperature, Similarity, Term, infonce, infonce_reference
+from st_magnitude import COSINE, DNORM, DOT, QNORM, Similarity, Term, infonce, infonce_reference
 
 LEARNABLE = "learnable"
 CORNERS = [COSINE, DOT, QNORM, DNORM]
@@ -71,7 +69,7 @@ def loop_infonce(
 MANY = (Term(2, 0.3), Term(2, 0.7, 0.5), Term(5, 0.5, 2.0), Term(None, 0.4), Term(8, 1.3, 0.25))
 
 
-@pytest.mark.parametrize("terms", [(Term(temperature=0.5),), (Term(5, 0.5),), MANY], ids=["one", "prefix", "many"])
+@pytest.mark.parametrize("terms", [(Term(temperature=0.5),), MANY], ids=["one", "many"])
 @pytest.mark.parametrize("gammas", [(1, 1), (0, 0), (1, 0), (0, 1), (0.3, 0.8)])
 @pytest.mark.parametrize("direction", ["query_to_document", "document_to_query"])
 @pytest.mark.parametrize("hardness", [0.0, 0.7])
@@ -102,19 +100,7 @@ def test_powers_of_an_exponential(similarity, hardness):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
 
 
-def test_many_tiles_are_one():
-    """Heights that do not divide the number of rows, with gradients."""
-    queries, documents = embeddings(250, 310)
-    results = []
-    for tile_rows in (1, 60, 100, 10**7):
-        loss = infonce(queries, documents, MANY, QNORM, offset=50, tile_rows=tile_rows)
-        results.append([loss.detach(), *torch.autograd.grad(loss, [queries, documents])])
-    for other in results[1:]:
-        for a, b in zip(results[0], other, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
-
-
-@pytest.mark.parametrize("terms", [(Term(temperature=0.5),), (Term(5, 0.5),), MANY], ids=["one", "prefix", "many"])
+@pytest.mark.parametrize("terms", [(Term(temperature=0.5),), MANY], ids=["one", "many"])
 @pytest.mark.parametrize("similarity", [*CORNERS, LEARNABLE], ids=lambda s: getattr(s, "name", s))
 @pytest.mark.parametrize("direction", ["query_to_document", "document_to_query", "both"])
 def test_gradcheck(terms, similarity, direction):
@@ -246,8 +232,8 @@ def test_gradcheck_with_excluded_columns(direction, hardness):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-12)
 
 
-@pytest.mark.parametrize("similarity", [DOT, QNORM, COSINE, Similarity(0.5, 0.5)], ids=str)
-@pytest.mark.parametrize("scale", [1.0, 1e4, -1e4])
+@pytest.mark.parametrize("similarity", [DOT, QNORM, COSINE], ids=str)
+@pytest.mark.parametrize("scale", [1e4, -1e4])
 @pytest.mark.parametrize("hardness", [0.0, 0.5])
 def test_an_excluded_column_is_as_if_it_were_not_there(similarity, scale, hardness):
     """In float32, also where it has by far the best or the worst score of the row."""
@@ -295,19 +281,6 @@ def test_what_a_judge_sees():
     torch.testing.assert_close(torch.cat([scores for _, scores in seen]), QNORM(queries[:, :6], documents[:, :6]))
 
 
-@pytest.mark.parametrize(
-    ("exclude", "message"),
-    [
-        (torch.arange(8), r"integer ids \(9,\) of the documents; got torch.int64 of shape \(8,\)"),
-        (torch.zeros(9), r"got torch.float32 of shape \(9,\)"),
-        ([torch.zeros(9, dtype=torch.bool)], "got torch.bool"),
-    ],
-)
-def test_ids_that_do_not_fit(exclude, message):
-    with pytest.raises(ValueError, match=message):
-        infonce(*embeddings(4, 9), exclude=exclude)
-
-
 LABELS = torch.tensor([40, 7, 11, 7, 11, 40, 11, 9, 7])  # of the positives: 11, 7, 11, 40
 
 
@@ -348,23 +321,6 @@ def test_several_positives_of_gathered_queries(direction):
         expected = -(log_probability * share).sum(dim=1) / share.sum(dim=1)
         loss = infonce(queries, documents, [Term(temperature=0.5)], QNORM, *arguments[4:], positives=LABELS, **options)
         torch.testing.assert_close(loss, expected.mean())
-
-
-@pytest.mark.parametrize("direction", ["query_to_document", "document_to_query", "both"])
-def test_booleans_are_positives(direction):
-    queries, documents = embeddings(4, 9)
-    booleans = LABELS[2:6, None] == LABELS
-    losses = [
-        infonce(queries, documents, MANY, QNORM, direction, 2, positives=p, hardness=0.3) for p in (LABELS, booleans)
-    ]
-    torch.testing.assert_close(*losses)
-    assert_equals_the_reference(queries, documents, MANY, QNORM, direction, 2, positives=booleans, hardness=0.3)
-    alone = infonce(queries, documents, MANY, QNORM, direction, 2)
-    torch.testing.assert_close(infonce(queries, documents, MANY, QNORM, direction, 2, positives=torch.arange(9)), alone)
-    with pytest.raises(ValueError, match="not of all_queries"):
-        infonce(queries, documents, all_queries=documents, offset=2, positives=booleans)
-    with pytest.raises(ValueError, match=r"positives takes integer ids \(9,\)"):
-        infonce(queries, documents, positives=booleans.T)
 
 
 @pytest.mark.parametrize("direction", ["query_to_document", "document_to_query", "both"])
@@ -495,13 +451,6 @@ def test_float32_holds_where_probabilities_underflow():
     assert torch.autograd.grad(loss, queries)[0].isfinite().all()
 
 
-def test_one_pair_without_negatives_is_zero():
-    queries, documents = embeddings(1, 1)
-    loss = infonce(queries, documents, MANY)
-    assert loss.item() == 0.0
-    assert all((g == 0).all() for g in torch.autograd.grad(loss, [queries, documents]))
-
-
 @pytest.mark.parametrize("similarity", [COSINE, QNORM, Similarity(0.5, 0.5)], ids=str)
 def test_short_vectors(similarity):
     """Gradients grow as norms fall, to what float32 still holds; the square of such a norm is 0 there."""
@@ -516,7 +465,7 @@ def test_short_vectors(similarity):
         torch.testing.assert_close(gradient, reference, rtol=1e-4, atol=1e-5 * float(reference.abs().max()))
 
 
-@pytest.mark.parametrize("norm", [1e18, 1e20, 1e30])
+@pytest.mark.parametrize("norm", [1e18, 1e30])
 @pytest.mark.parametrize("similarity", [COSINE, QNORM, DNORM], ids=lambda s: s.name)
 def test_long_vectors(norm, similarity):
     """In float32 the square of such a norm is infinite. Loss and gradients stay finite, as in sentence-transformers."""
@@ -548,20 +497,10 @@ def test_input_is_checked():
         infonce(queries, documents, offset=10)
     with pytest.raises(ValueError, match=r"\[9\] exceed the 8"):
         infonce(queries, documents, [Term(9)])
-    with pytest.raises(ValueError, match="at least one Term"):
-        infonce(queries, documents, [])
-    with pytest.raises(ValueError, match="sideways"):
-        infonce(queries, documents, direction="sideways")
-    with pytest.raises(ValueError, match="temperature"):
-        Term(temperature=0.0)
-    with pytest.raises(ValueError, match="must be a positive number or 'learned'; got 'cold'"):
-        Term(temperature="cold")
-    with pytest.raises(ValueError, match=r"A learned temperature must be at least 0\.01; got 0\.001"):
-        Term(temperature=LearnedTemperature(0.001))
     with pytest.raises(ValueError, match=r"losses learn temperatures.* Term\(temperature=tau\)"):
         infonce(queries, documents, [Term(temperature="learned")])
-    with pytest.raises(ValueError, match="dim"):
-        Term(dim=0)
+    with pytest.raises(ValueError, match=r"integer ids \(13,\) of the documents; got torch.int64 of shape \(8,\)"):
+        infonce(queries, documents, exclude=torch.arange(8))
 
 
 def peak_bytes(step):
@@ -593,51 +532,10 @@ def test_memory_of_wide_embeddings(terms):
     assert 4 <= peak / (4 * size * dim) < 4.5
 
 
-LARGE_BATCH = """
-import torch
-from st_magnitude import infonce
-
-def peak_kib():
-    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
-
-def step(pair):
-    infonce(*pair).backward()
-
-step([torch.randn(64, 64, requires_grad=True) for _ in range(2)])  # threads, libraries
-pair = [torch.randn(16384, 64, requires_grad=True) for _ in range(2)]
-before = peak_kib()
-step(pair)
-print(peak_kib() - before)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_memory_of_a_large_batch():
-    """What a process takes for 16,384 pairs: a B x B matrix is 1 GiB, tiles and embeddings are 50 MiB."""
-    output = subprocess.run([sys.executable, "-c", LARGE_BATCH], check=True, capture_output=True, text=True).stdout
-    assert 2**14 < int(output) < 2**17
-
-
-@pytest.mark.parametrize(("direction", "where"), [("query_to_document", "query 1"), ("both", "query 1")])
-def test_a_row_without_positives_is_refused(direction, where):
+@pytest.mark.parametrize("direction", ["query_to_document", "both"])
+def test_a_row_without_positives_is_refused(direction):
     x, positives = torch.randn(3, 4), torch.eye(3).bool()
     positives[1, 1] = False
     for function in (infonce, infonce_reference):
-        with pytest.raises(ValueError, match=where):
+        with pytest.raises(ValueError, match="query 1"):
             function(x, x, positives=positives, direction=direction)
-
-
-def test_a_document_without_queries_matters_to_its_own_softmax_only():
-    x, positives = torch.randn(3, 4), torch.eye(3).bool()
-    positives[1] = torch.tensor([True, False, False])
-    assert infonce(x, x, positives=positives).isfinite()
-    with pytest.raises(ValueError, match="document 1"):
-        infonce(x, x, positives=positives, direction="both")
-
-
-@pytest.mark.parametrize("size", [1e-18, 1e18])
-def test_the_range_of_norms_in_float32(size):
-    queries, documents = torch.randn(4, 8), torch.randn(6, 8)
-    found = infonce(queries, documents * size, similarity=COSINE)
-    torch.testing.assert_close(found, infonce(queries, documents, similarity=COSINE), rtol=1e-5, atol=0)

@@ -9,7 +9,6 @@ import pytest
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import BoW
 
-from st_magnitude.data.beir import DataError
 from st_magnitude.data.encode import encode_corpus
 from st_magnitude.data.encoder import Encoder
 
@@ -57,22 +56,3 @@ def test_a_path_is_loaded_by_each_process(words, tmp_path):
     np.testing.assert_array_equal(
         pickle.loads(pickle.dumps(encoder))(pa.table(BATCH))["embedding"].to_pylist(), EXPECTED
     )
-
-
-@pytest.mark.parametrize(
-    ("batch", "message"),
-    [
-        ({"text": ["tea"]}, r"the batch has the columns \['text'\]: it needs _id"),
-        ({"id": [1, 2], "text": ["tea", ""]}, r"batch, row 1 .*: '2' has an empty text"),
-    ],
-    ids=["no ids", "an empty text"],
-)
-def test_bad_batches(words, batch, message):
-    with pytest.raises(DataError, match=message):
-        Encoder(words)(pa.table(batch))
-
-
-def test_an_embedding_that_is_not_finite(words, monkeypatch):
-    monkeypatch.setattr(words, "encode_document", lambda texts, **_: np.full((len(texts), 3), np.nan), raising=False)
-    with pytest.raises(DataError, match="embedding of 'a' is not finite in float32"):
-        Encoder(words)(pa.table(BATCH))

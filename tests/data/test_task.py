@@ -64,13 +64,6 @@ def test_top_is_a_stable_sort_whatever_the_tiles(monkeypatch, k, tiles):
         assert torch.equal(task.top(similarity, k), top)
 
 
-def test_top_among_some_documents():
-    task, mask = encoded(), np.arange(41) % 3 == 0
-    expected = by_sorting(task, 0.4, 5, np.flatnonzero(mask).tolist())
-    assert task.top(Similarity(1.0, 0.4), 5, among=mask).tolist() == expected
-    assert task.top(Similarity(1.0, 0.4), 5, among=torch.from_numpy(np.flatnonzero(mask))).tolist() == expected
-
-
 @pytest.mark.parametrize("similarity", SIMILARITIES, ids=str)
 def test_a_prefix_is_cut_before_it_is_divided(similarity):
     task = encoded()
@@ -79,16 +72,6 @@ def test_a_prefix_is_cut_before_it_is_divided(similarity):
     scores = similarity(task.queries[:, :3], task.documents[:, :3])
     top = prefix.top(similarity)
     torch.testing.assert_close(prefix.scores(similarity, top), scores.gather(1, top))
-
-
-@pytest.mark.parametrize("similarity", SIMILARITIES, ids=str)
-def test_scores_are_the_similarities(monkeypatch, similarity):
-    monkeypatch.setattr(task_module, "TILE", 16 * 10 * 4)  # four queries at a time
-    task = encoded()
-    top = task.top(similarity)
-    scores = task.scores(similarity, top)
-    torch.testing.assert_close(scores, similarity(task.queries, task.documents).gather(1, top))
-    assert (scores.diff(dim=1) <= 0).all()
 
 
 def test_ndcg_and_hits_from_columns():

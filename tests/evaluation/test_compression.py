@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import itertools
 import logging
 import math
 
@@ -19,9 +18,9 @@ from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from sentence_transformers.util.quantization import quantize_embeddings, semantic_search_faiss
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from st_magnitude import COSINE, DNORM, DOT, QNORM, Similarity
+from st_magnitude import COSINE, DOT, Similarity
 from st_magnitude.evaluation import CompressionCell, CompressionEvaluator, MagnitudeEvaluator
-from st_magnitude.evaluation.compression import _through_int8, pareto, table
+from st_magnitude.evaluation.compression import pareto, table
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -109,7 +108,7 @@ def round_trip(d):
 
 
 @pytest.mark.parametrize("top_k", [12, 100])
-@pytest.mark.parametrize("similarity", [COSINE, DOT, QNORM, DNORM, HALF, Similarity(0.3, 0.8)], ids=lambda s: s.name)
+@pytest.mark.parametrize("similarity", [COSINE, DOT, HALF, Similarity(0.3, 0.8)], ids=lambda s: s.name)
 def test_every_cell_is_the_reference(similarity, top_k):
     q, d, relevant = crafted()
     gamma = similarity.gamma_document
@@ -135,31 +134,6 @@ def test_every_cell_is_the_reference(similarity, top_k):
     assert metrics["full_ndcg@10"] == metrics["float32_13_ndcg@10"] == full
     assert 0.1 < full < 0.95
     assert len(set(means.values())) > 10  # the cells differ
-
-
-@pytest.mark.parametrize("top_k", [7, 20])
-def test_ties_go_to_the_lower_id_at_every_stage(top_k):
-    """Entries of -1, 0 and 1: nearly all scores are shared by several documents."""
-    rng = np.random.default_rng(1)
-    q, d = rng.integers(-1, 2, size=(30, 9)), rng.integers(-1, 2, size=(60, 9))
-    relevant = [rng.choice(60, size=3, replace=False).tolist() for _ in q]
-    evaluator = CompressionEvaluator(**judged(30, 60, relevant), dims=(9, 4), top_k=top_k, precisions=("binary",))
-    evaluator(lookup(q, d))
-    for (dim, precision, rescoring), values in evaluator.per_query.items():
-        expected = reference(q, d, relevant, dim, precision, rescoring, 0.0, top_k)
-        np.testing.assert_allclose(values, expected, atol=1e-12, err_msg=f"{dim} {rescoring}")
-
-
-@pytest.mark.parametrize("num_queries", [1, 2, 3])
-@pytest.mark.parametrize("dim", [13, 48])
-@pytest.mark.parametrize("similarity", [COSINE, DOT, HALF, Similarity(0.0, 0.6)], ids=lambda s: s.name)
-def test_equal_documents_rank_by_id(similarity, num_queries, dim):
-    """Powers and products in float32 may round differently at the edge of an array."""
-    rng = np.random.default_rng(2)
-    q, d = rng.normal(size=(num_queries, dim)), np.tile(rng.normal(size=dim), (37, 1))
-    evaluator = CompressionEvaluator(**judged(num_queries, 37, [[0]] * num_queries), similarity=similarity)
-    evaluator(lookup(q, d))
-    assert {cell.ndcg for cell in evaluator.cells} == {1.0}
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
@@ -208,53 +182,12 @@ def test_a_prefix_is_cut_before_it_is_normalised():
     assert metrics["float32_2_retention"] == pytest.approx(math.log2(3))
 
 
-def test_the_norm_of_the_prefix_is_stored_not_that_of_the_whole():
-    q, d = [[1.0, 1.0, 0.0]], [[1.0, 1.0, 0.0], [0.1, 0.1, 10.0]]
-    metrics = CompressionEvaluator(**judged(1, 2, [[0]]), dims=(2,), similarity=DOT)(lookup(q, d))
-    assert metrics["binary_2_norm_rescored_ndcg@10"] == 1.0
-
-
-@pytest.mark.parametrize("scale", [1.0, 1e6, 1e-6], ids=["", "above float16", "below float16"])
-def test_the_stored_norm_ranks_what_the_bits_cannot(scale):
-    """All documents point the same way and the relevant one is the longest and last by id."""
-    d = scale * np.arange(1, 31)[:, None] * np.ones((30, 16))
-    evaluator = CompressionEvaluator(**judged(1, 30, [[29]]), dims=(16,), similarity=QNORM)
-    metrics = evaluator(lookup(np.ones((1, 16)), d))
-    assert metrics["full_ndcg@10"] == metrics["binary_16_norm_rescored_ndcg@10"] == 1.0
-    assert metrics["binary_16_ndcg@10"] == metrics["binary_16_rescored_ndcg@10"] == 0.0
-    sizes = {cell.rescoring: cell.bytes_per_document for cell in evaluator.cells if cell.precision == "binary"}
-    assert sizes == {"none": 2, "query": 2, "norm": 4}
-
-
-def test_the_stored_norm_is_that_of_the_exponent():
-    """At gamma = 0.5 the score is the square root of the length times 4 or 8: 1.9 · 4 < 8 < 2.1 · 4."""
-    q = [[3.0, 1.0, 2.0, 2.0]]  # 8 against all bits, 4 against those of d000 and d001
-    for length, best in ((1.9**2, 2), (2.1**2, 0)):
-        d = [[length / 2, length / 2, -length / 2, length / 2], [0.1, 0.1, -0.1, 0.1], [0.5, 0.5, 0.5, 0.5]]
-        metrics = CompressionEvaluator(**judged(1, 3, [[best]]), similarity=HALF)(lookup(q, d))
-        assert metrics["binary_4_norm_rescored_ndcg@10"] == 1.0
-
-
 def test_the_stored_norm_is_a_float16():
     """Below 1 its values are 0.0005 apart: the lower id comes before one that is longer by less, not by more."""
     for excess, best in ((1e-4, 0), (1e-3, 1)):
         d = np.ones((3, 4)) * [[0.7], [0.7 + excess], [1.0]]
         metrics = CompressionEvaluator(**judged(1, 3, [[best]]), top_k=2)(lookup([[1.0, 1.0, 1.0, 1.0]], d))
         assert metrics["binary_4_norm_rescored_ndcg@10"] == 1.0
-
-
-def test_zero_counts_as_negative():
-    d = [[0.0, -1.0], [-1.0, -1.0], [1.0, -1.0]]
-    for q, relevant in (([-1.0, -1.0], 0), ([0.0, -1.0], 0), ([1.0, -1.0], 2)):
-        metrics = CompressionEvaluator(**judged(1, 3, [[relevant]]), precisions=["binary"])(lookup([q], d))
-        assert metrics["binary_2_ndcg@10"] == 1.0
-
-
-def test_documents_outside_the_best_top_k_are_not_found():
-    q, d = [[3.0, 0.1, 0.1]], [[-1.0, 1.0, 1.0], [1.0, -1.0, -1.0]]  # d000 has two equal bits, d001 one
-    for top_k, expected in ((1, 0.0), (2, 1.0)):
-        evaluator = CompressionEvaluator(**judged(1, 2, [[1]]), dims=[3], top_k=top_k, similarity="cosine")
-        assert evaluator(lookup(q, d))["binary_3_rescored_ndcg@10"] == expected
 
 
 @pytest.mark.parametrize(("similarity", "keeps"), [("cosine", False), ("dnorm", False), ("dot", True), (HALF, True)])
@@ -283,17 +216,6 @@ def test_keys_and_bytes(similarity, keeps):
     assert sizes.get((13, "binary", "norm")) == (4 if keeps else None)
 
 
-@pytest.mark.parametrize(
-    ("dims", "measured"),
-    [(None, [13, 6, 3, 1]), ((), [13]), ([5, 13, 5, np.int64(7)], [13, 7, 5]), ((d for d in (1, 2)), [13, 2, 1])],
-)
-def test_dims(dims, measured):
-    q, d, relevant = crafted()
-    evaluator = CompressionEvaluator(**judged(16, 45, relevant), dims=dims, precisions=["float32"])
-    evaluator(lookup(q, d))
-    assert [cell.dim for cell in evaluator.cells] == measured
-
-
 def test_the_reference_is_measured_whatever_the_precisions():
     q, d, relevant = crafted()
     task = judged(16, 45, relevant)
@@ -319,31 +241,7 @@ def test_a_float32_prefix_is_that_of_the_magnitude_evaluator(task, static_model,
     assert metrics["float32_16_ndcg@10"] < metrics["full_ndcg@10"]
 
 
-def test_a_model_that_truncates_or_does_not_tell_its_dimension(task, static_model, monkeypatch):
-    with static_model.truncate_embeddings(40):
-        evaluator = CompressionEvaluator(**task)
-        evaluator(static_model)
-        assert sorted({cell.dim for cell in evaluator.cells}) == [5, 10, 20, 40]
-    monkeypatch.setattr(static_model, "get_embedding_dimension", lambda: None)
-    evaluator(static_model)
-    assert sorted({cell.dim for cell in evaluator.cells}) == [32, 64, 128, 256]
-
-
-def test_autocast_changes_nothing(task, static_model):
-    static_model.similarity_fn_name = "dot"
-    expected = CompressionEvaluator(**task)(static_model)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert CompressionEvaluator(**task)(static_model) == expected
-
-
 # ---- edges
-
-
-def test_one_query_and_one_document(caplog):
-    evaluator = CompressionEvaluator(**judged(1, 1, [[0]]), similarity="dot")
-    metrics = evaluator(lookup([[1.0, -2.0, 3.0]], [[0.5, 0.5, 0.5]]))
-    assert set(metrics.values()) == {1.0}
-    assert "quantization" not in caplog.text  # sentence-transformers warns of ranges from few embeddings
 
 
 def test_constant_columns_and_zero_embeddings_have_codes():
@@ -354,16 +252,6 @@ def test_constant_columns_and_zero_embeddings_have_codes():
         task = judged(2, 40, [[0], [0]])
         metrics = CompressionEvaluator(**task, similarity=similarity)(lookup(q, np.zeros((40, 3))))
         assert set(metrics.values()) == {1.0}  # all tie, the lowest id comes first
-
-
-def test_int8_loses_less_than_a_step():
-    d = torch.from_numpy(crafted()[1])
-    d[:, 4] = 3.0
-    steps = (d.amax(dim=0) - d.amin(dim=0)) / 255
-    lost = d - _through_int8(d)
-    assert (lost.abs() <= steps * 1.001).all()
-    assert (lost >= -1e-6).all()
-    assert (lost > 0.5 * steps).float().mean() > 0.3  # codes round down
 
 
 def test_nothing_to_retain_is_nan(tmp_path):
@@ -380,24 +268,14 @@ def test_nothing_to_retain_is_nan(tmp_path):
     ("change", "message"),
     [
         ({"dims": [8, 0]}, "A prefix in dims must be a whole number of at least 1, got 0"),
-        ({"dims": [8.0]}, r"at least 1, got 8\.0"),
-        ({"dims": [True]}, "at least 1, got True"),
         ({"precisions": ["float32", "int4"]}, r"\('float32', 'int8', 'binary'\), got 'int4'"),
         ({"top_k": 0}, "top_k must be a whole number of at least 1, got 0"),
         ({"similarity": "l2"}, "No similarity is called 'l2'"),
-        ({"corpus": {"d01": "only this"}}, "not in the corpus"),
-        ({"relevant_docs": {}}, "None of the 8 queries has a relevant document"),
     ],
 )
 def test_arguments_are_checked(task, change, message):
     with pytest.raises(ValueError, match=message):
         CompressionEvaluator(**(task | change))
-
-
-def test_a_prefix_too_long_is_refused_before_encoding(task, static_model, monkeypatch):
-    monkeypatch.setattr(static_model, "encode_query", None)
-    with pytest.raises(ValueError, match="dims has 257 dimensions and the model's embeddings 256: drop it"):
-        CompressionEvaluator(**task, dims=[257, 8])(static_model)
 
 
 # ---- cells
@@ -455,8 +333,3 @@ def test_writes_a_row_for_every_cell(task, static_model, tmp_path, caplog):
     assert rows == [{name: str(value) for name, value in row.items()} for row in expected]
     columns = ["dim", "precision", "rescoring", "bytes_per_document", "ndcg@10", "retention"]
     assert list(rows[0]) == ["epoch", "steps", *columns]
-
-
-def test_order_of_the_precisions_does_not_matter(task, static_model):
-    grids = itertools.permutations(["binary", "float32", "int8"])
-    assert len({tuple(CompressionEvaluator(**task, precisions=p)(static_model).items()) for p in grids}) == 1

@@ -122,19 +122,6 @@ def test_warns_of_collapse_once_with_the_numbers(caplog):
     assert "1.0000 by dot but 0.0000 by cosine" in warnings[0]
 
 
-def test_does_not_warn_of_a_healthy_model(task, raw_minilm, caplog):
-    MagnitudeEvaluator(**task)(raw_minilm)
-    assert "collapse" not in caplog.text
-
-
-def test_cohens_d_is_left_out_when_everything_is_relevant(task, static_model, caplog):
-    corpus = {document: task["corpus"][document] for document in list(task["corpus"])[:12]}
-    with caplog.at_level(logging.INFO, logger="st_magnitude"):
-        metrics = MagnitudeEvaluator(**(task | {"corpus": corpus}))(static_model)
-    assert "cohens_d" not in metrics
-    assert "12 of 12 documents are relevant" in caplog.text
-
-
 def test_arguments_are_checked(task):
     with pytest.raises(ValueError, match=r"main_metric .* got 'ndcg@5'"):
         MagnitudeEvaluator(**task, main_metric="ndcg@5")
