@@ -56,6 +56,7 @@ import st_magnitude as stm
 from st_magnitude._plot import pyplot
 from st_magnitude.clip import AsymmetricClipLoss, evaluate_retrieval, rescale_output, unnormalize
 from st_magnitude.data.beir import DataError
+from st_magnitude.surgery.gradients import grad_scale
 
 SIZE, CONTEXT, DIM = 48, 20, 128
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -173,7 +174,7 @@ def train(
         images, texts = batch()
         image_features, text_features, scale = model(images, texts)
         if row.endswith("GradScale"):
-            image_features, text_features = stm.grad_scale(image_features), stm.grad_scale(text_features)
+            image_features, text_features = grad_scale(image_features), grad_scale(text_features)
         loss = loss_function(image_features, text_features, scale)
         optimizer.zero_grad()
         loss.backward()

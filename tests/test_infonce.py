@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from st_magnitude import COSINE, DNORM, DOT, QNORM, Similarity, Term, infonce, infonce_reference
+from st_magnitude import COSINE, DNORM, DOT, QNORM, Similarity, Term, infonce
+from st_magnitude.kernel.reference import infonce_reference
 
 LEARNABLE = "learnable"
 CORNERS = [COSINE, DOT, QNORM, DNORM]

@@ -61,6 +61,7 @@ from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import EncodedTask
 from st_magnitude.evaluation.compression import search_compressed
 from st_magnitude.finetune.run import LOSSES
+from st_magnitude.kernel.terms import LearnedTemperature
 from st_magnitude.losses import MagnitudeRankingLoss
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -273,7 +274,7 @@ def train_cell(cell: Cell, evaluations: int = 10) -> tuple[SentenceTransformer, 
         "bf16": cell.bf16,
     }
     rates = stm.LearnableNormLoss.learning_rate_mapping() if cell.loss == "learnable" else {}
-    rates |= stm.LearnedTemperature.learning_rate_mapping() if cell.temperature == "learned" else {}
+    rates |= LearnedTemperature.learning_rate_mapping() if cell.temperature == "learned" else {}
     if rates:
         how["learning_rate_mapping"] = rates
     loss = objective(model, cell)

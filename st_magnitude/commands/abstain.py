@@ -76,5 +76,7 @@ def abstain(
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)
         rule.save(output)
-        typer.echo(f"Saved to {output / 'abstention.json'}. rule = stm.Abstention.load({str(output)!r}); {rule.call}")
+        typer.echo(
+            f"Saved to {output / 'abstention.json'}. Apply it by {rule.call.replace('(rule', f'({str(output)!r}')}."
+        )
     return figures

@@ -41,11 +41,11 @@ class Encoder:
 
             documents = ray.data.read_parquet("corpus")  # with Ray
             documents.map_batches(
-                stm.Encoder, fn_constructor_args=("my-retriever",), batch_format="pyarrow", batch_size=1024,
+                Encoder, fn_constructor_args=("my-retriever",), batch_format="pyarrow", batch_size=1024,
                 compute=ray.data.ActorPoolStrategy(size=4), num_gpus=1,
             ).write_parquet("embeddings")
 
-            frame.mapInArrow(stm.Encoder("my-retriever"), "_id string, embedding array<float>")  # with Spark
+            frame.mapInArrow(Encoder("my-retriever"), "_id string, embedding array<float>")  # with Spark
 
     `encode_corpus` does more: it refuses ids that repeat, continues after a stop and keeps the order of the corpus.
 

@@ -6,8 +6,8 @@ A loss is a sum of *terms*. A term is a prefix of the embedding, a temperature a
 
 where s_t is a :class:`~st_magnitude.similarity.Similarity` of the first ``dim_t`` coordinates. Plain InfoNCE has one
 term, temperature aggregation has T terms at the full dimension, Matryoshka has K prefixes, both together K x T.
-:func:`~st_magnitude.infonce_reference` is this formula in code; :func:`infonce` computes the same number faster and in
-less memory.
+:func:`~st_magnitude.kernel.reference.infonce_reference` is this formula in code; :func:`infonce` computes the same
+number faster and in less memory.
 
 With B queries, M documents and D dimensions:
 
@@ -100,8 +100,8 @@ def infonce(
         ValueError: If shapes, dims, offset or direction do not fit together, or a row of booleans names no positive.
 
     Gradients reach queries, documents, all_queries, and those exponents and temperatures that are tensors. The forward
-    pass takes them once, so a second derivative does not exist. :func:`~st_magnitude.infonce_reference` is the
-    same loss as a plain formula.
+    pass takes them once, so a second derivative does not exist.
+    :func:`~st_magnitude.kernel.reference.infonce_reference` is the same loss as a plain formula.
 
     Example:
         >>> import torch

@@ -30,7 +30,7 @@ class LearnedTemperature(float):
         ValueError: If the temperature is below 0.01.
 
     Example:
-        >>> from st_magnitude import LearnedTemperature, Term
+        >>> from st_magnitude.kernel.terms import LearnedTemperature, Term
         >>> Term(temperature=LearnedTemperature(0.07))
         Term(dim=None, temperature=LearnedTemperature(0.07), weight=1.0)
         >>> Term(temperature="learned").temperature

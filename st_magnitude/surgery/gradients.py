@@ -125,7 +125,7 @@ class _Hook:
             return output
         raise TypeError(
             f"GradScale found no embeddings in the output of {type(module).__name__} ({type(output).__name__}). Attach "
-            "it to the module that returns them as a tensor, or call stm.grad_scale(embeddings) in the loss."
+            "it to the module that returns them as a tensor, or call grad_scale(embeddings) in the loss."
         )
 
     def _scaled(self, x: Tensor) -> Tensor:

@@ -17,8 +17,8 @@ from conftest import CORPUS, save_splits
 from sentence_transformers import SentenceTransformer
 from typer.testing import CliRunner
 
-import st_magnitude as stm
 from st_magnitude.commands.app import app
+from st_magnitude.surgery.normalize import add_normalize
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]  # one thread: sums in one order
 
@@ -31,7 +31,7 @@ def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("shell")
     save_splits(folder / "data", "train", "dev", "test")
     model = load_transformer(save_transformer(folder / "plain"))
-    stm.add_normalize(model).save_pretrained(str(folder / "model"))  # as most published models
+    add_normalize(model).save_pretrained(str(folder / "model"))  # as most published models
     (folder / "texts").mkdir()
     for number in range(6):
         texts = list(CORPUS.values())[3 * number : 3 * number + 3]

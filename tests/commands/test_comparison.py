@@ -5,9 +5,9 @@ import pytest
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import BoW
 
-from st_magnitude import add_normalize
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.finetune.comparison import compare, own_ndcg
+from st_magnitude.surgery.normalize import add_normalize
 
 NUMBER = 60  # fewer queries get a warning
 

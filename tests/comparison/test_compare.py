@@ -20,6 +20,7 @@ import st_magnitude as stm
 from st_magnitude.commands.app import app
 from st_magnitude.comparison import run as run_module
 from st_magnitude.comparison.candidates import Candidate, Costs, cost, grids, least_steps, plan, rungs_of
+from st_magnitude.comparison.config import CompareConfig
 from st_magnitude.comparison.data import make_splits
 from st_magnitude.comparison.result import CompareResult, Entry, OnTest
 from st_magnitude.comparison.trial import Setup
@@ -32,7 +33,7 @@ THINGS = "bread bicycle cat tomato sofa wine carpet tea leaf autumn river bridge
 PLACES = "kitchen garden cellar harbour market library station castle meadow office"
 CORPUS = {f"{t}-{p}": f"A {t} was left in the {p}." for t in THINGS.split() for p in PLACES.split()}
 QUERIES = {key: "who saw the {} at the {}?".format(*key.split("-")) for key in CORPUS}
-SMALL = stm.CompareConfig(
+SMALL = CompareConfig(
     budget="400 steps",
     epochs=1,
     losses=["qnorm"],
@@ -90,7 +91,7 @@ def test_a_plan_spends_its_budget(candidates, costs):
         assert steps - 3 ** len(rungs) < rungs[-1] <= steps
 
 
-@pytest.mark.parametrize("config", [stm.CompareConfig(), SMALL, stm.CompareConfig(sigreg=[0.1], losses=["dot"])])
+@pytest.mark.parametrize("config", [CompareConfig(), SMALL, CompareConfig(sigreg=[0.1], losses=["dot"])])
 def test_every_loss_has_the_same_settings_and_plain_cosine_comes_first(config):
     for grid in grids(config, is_static=True):
         plain = [(c.temperature, c.learning_rate) for c in grid if c.is_plain_cosine]
@@ -111,14 +112,14 @@ def test_every_loss_has_the_same_settings_and_plain_cosine_comes_first(config):
 )
 def test_settings_are_checked(settings, message):
     with pytest.raises(ValueError, match=message.replace("?", r"\?").replace("(", r"\(")):
-        stm.CompareConfig(**settings)
+        CompareConfig(**settings)
 
 
 # --- the data ---------------------------------------------------------------------------------------------------------
 
 
 def test_missing_splits_are_held_out_of_the_training_queries(folder):
-    config = stm.CompareConfig(documents=100)
+    config = CompareConfig(documents=100)
     splits = make_splits(RetrievalData(QUERIES, CORPUS, {q: {q} for q in QUERIES}), config)
     queries = [set(data.queries) for data in (splits.train, splits.dev, splits.test)]
     assert [len(part) for part in queries] == [116, 36, 28]
@@ -126,11 +127,11 @@ def test_missing_splits_are_held_out_of_the_training_queries(folder):
     assert len(splits.dev.corpus) == len(splits.test.corpus) == 100
     assert "There is no dev split, so 36 of the training queries are held out for it." in splits.notes
     assert "The dev split has 36 queries, on which differences" in splits.notes[2]
-    given = make_splits(folder, stm.CompareConfig())
-    assert given == make_splits(folder, stm.CompareConfig())
+    given = make_splits(folder, CompareConfig())
+    assert given == make_splits(folder, CompareConfig())
     assert (given.dev.queries, given.test.queries) == (part(1).queries, part(2).queries)
     assert not given.notes
-    assert make_splits(folder, stm.CompareConfig(), part(1, 6)).dev.queries == part(1, 6).queries
+    assert make_splits(folder, CompareConfig(), part(1, 6)).dev.queries == part(1, 6).queries
 
 
 @pytest.mark.parametrize(
@@ -144,7 +145,7 @@ def test_missing_splits_are_held_out_of_the_training_queries(folder):
 )
 def test_data_that_cannot_rank_is_refused(dev, message):
     with pytest.raises(DataError, match=message):
-        make_splits(part(0), stm.CompareConfig(), dev, part(2))
+        make_splits(part(0), CompareConfig(), dev, part(2))
 
 
 # --- one training run -------------------------------------------------------------------------------------------------

@@ -10,8 +10,9 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Module, Normalize
 
-from st_magnitude import Diagnosis, diagnose
+from st_magnitude import diagnose
 from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.diagnosis.findings import Diagnosis
 
 DIM = 16
 Task = tuple[SentenceTransformer, dict[str, str], dict[str, str], dict[str, set[str]]]

@@ -18,9 +18,9 @@ from _planted import found_with_a_baseline, model_of, planted, quick, table_of, 
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import BoW
 
-from st_magnitude import Diagnosis
 from st_magnitude._plot import Picture
 from st_magnitude.diagnosis import page as page_module
+from st_magnitude.diagnosis.findings import Diagnosis
 from st_magnitude.diagnosis.page import measurements, write_page
 from st_magnitude.result import cell
 

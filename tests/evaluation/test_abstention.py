@@ -11,7 +11,7 @@ from sentence_transformers.sentence_transformer.modules import BoW
 
 import st_magnitude as stm
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.evaluation.abstention import SIGNALS, Answers, controlled_threshold
+from st_magnitude.evaluation.abstention import SIGNALS, Abstention, Answers, controlled_threshold
 from st_magnitude.surgery.raw import encode_raw
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -109,7 +109,7 @@ def test_documents_left_out_are_not_answers(counts, data):
 def test_save_and_load(rule, tmp_path):
     rule.save(tmp_path)
     scores, norms = np.random.default_rng(0).random((20, 2)), np.ones(20)
-    again = stm.Abstention.load(tmp_path)
+    again = Abstention.load(tmp_path)
     assert (again.threshold, again.weights, again.calibration) == (rule.threshold, rule.weights, rule.calibration)
     np.testing.assert_array_equal(
         stm.answerable(tmp_path, scores, norms, norms), stm.answerable(rule, scores, norms, norms)
@@ -122,7 +122,7 @@ def test_save_and_load(rule, tmp_path):
     assert all(len(line) <= 80 for line in str(rule).splitlines())
     (tmp_path / "abstention.json").write_text("{}")
     with pytest.raises(ValueError, match=r"not a saved Abstention .KeyError..calibration"):
-        stm.Abstention.load(tmp_path)
+        Abstention.load(tmp_path)
 
 
 def test_bad_input(counts, data, rule):

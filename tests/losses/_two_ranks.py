@@ -16,6 +16,8 @@ from sentence_transformers import SentenceTransformerTrainer, SentenceTransforme
 from torch.nn.parallel import DistributedDataParallel
 
 import st_magnitude as stm
+from st_magnitude.kernel.terms import LearnedTemperature
+from st_magnitude.losses import temp_agg_mrl
 
 NUM_ROWS = 6  # a rank
 
@@ -25,7 +27,7 @@ def train(folder: str, output: Path, mini_batch_size: int | None, gather: bool |
     model = load_transformer(folder)
     loss = stm.LearnableNormLoss(
         model,
-        terms=stm.temp_agg_mrl([8, 32], [0.05, 0.1]),
+        terms=temp_agg_mrl([8, 32], [0.05, 0.1]),
         temperature="learned",
         margin=-0.1,
         margin_strategy="relative",
@@ -38,7 +40,7 @@ def train(folder: str, output: Path, mini_batch_size: int | None, gather: bool |
         max_steps=3,
         per_device_train_batch_size=4,
         learning_rate=1e-3,
-        learning_rate_mapping=loss.learning_rate_mapping(0.1) | stm.LearnedTemperature.learning_rate_mapping(0.1),
+        learning_rate_mapping=loss.learning_rate_mapping(0.1) | LearnedTemperature.learning_rate_mapping(0.1),
         use_cpu=True,
         ddp_backend="gloo",
         report_to=[],
@@ -73,7 +75,7 @@ def train_two_data_sets(folder: str, output: Path) -> dict[str, float]:
         str(output / "trainer"),
         max_steps=3,
         per_device_train_batch_size=4,
-        learning_rate_mapping=stm.LearnedTemperature.learning_rate_mapping(0.1),
+        learning_rate_mapping=LearnedTemperature.learning_rate_mapping(0.1),
         multi_dataset_batch_sampler="round_robin",
         use_cpu=True,
         ddp_backend="gloo",

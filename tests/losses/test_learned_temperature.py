@@ -15,7 +15,8 @@ from test_training import entries, train
 from torch.func import functional_call
 
 import st_magnitude as stm
-from st_magnitude import LearnedTemperature, Term
+from st_magnitude import Term
+from st_magnitude.kernel.terms import LearnedTemperature
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

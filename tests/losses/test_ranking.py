@@ -13,6 +13,7 @@ from torch import nn
 import st_magnitude as stm
 from st_magnitude import Similarity, Term
 from st_magnitude.modules import ExponentNorm
+from st_magnitude.surgery.normalize import add_normalize, rescale_output
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -168,7 +169,7 @@ def test_auto_scale(model, loss_class, mini_batch_size):
     torch.testing.assert_close(value, formula([queries, *documents], (gamma_query, gamma_document), loss.scale))
 
     with torch.no_grad():
-        stm.rescale_output(model, 0.5)
+        rescale_output(model, 0.5)
     value = loss(columns)
     assert loss.scale == pytest.approx(scale, rel=1e-6)  # of the first batch, then fixed
     halved = [x / 2 for x in (queries, *documents)]
@@ -317,7 +318,7 @@ def test_regularizers(model, loss_class, mini_batch_size):
 
 @pytest.mark.parametrize("loss_class", LOSSES[1:])
 def test_refuses_normalize(model, loss_class):
-    stm.add_normalize(model)
+    add_normalize(model)
     name = {stm.QNormRankingLoss: "qnorm", stm.DNormRankingLoss: "dnorm"}.get(loss_class, "dot")
     remedy = (
         r"stm\.strip_normalize\(model\)" if loss_class is stm.LearnableNormLoss else rf"stm\.prepare\(model, '{name}'\)"
@@ -329,7 +330,7 @@ def test_refuses_normalize(model, loss_class):
 
 @pytest.mark.parametrize("loss_class", [stm.MagnitudeRankingLoss, stm.SimilarityMSELoss])
 def test_the_remedy_for_exponents_without_a_name_is_a_call_that_runs(model, loss_class):
-    stm.add_normalize(model)
+    add_normalize(model)
     similarity = Similarity(1.0, 0.5)
     with pytest.raises(ValueError, match="learns from the norm") as refused:
         loss_class(model, similarity)
@@ -340,7 +341,7 @@ def test_the_remedy_for_exponents_without_a_name_is_a_call_that_runs(model, loss
 def test_cosine_takes_any_model(model):
     columns = features(model)
     value = stm.CosineRankingLoss(model)(columns)
-    torch.testing.assert_close(stm.CosineRankingLoss(stm.add_normalize(model))(columns), value)
+    torch.testing.assert_close(stm.CosineRankingLoss(add_normalize(model))(columns), value)
 
 
 @pytest.mark.parametrize("loss_class", LOSSES[1:])

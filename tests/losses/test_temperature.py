@@ -10,6 +10,7 @@ from sentence_transformers.util import dot_score
 
 import st_magnitude as stm
 from st_magnitude import Similarity
+from st_magnitude.losses import temp_agg, temp_agg_mrl, temp_spec_mrl
 from st_magnitude.modules import ExponentNorm
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -92,9 +93,9 @@ def test_directions(model, loss_class, direction):
 @pytest.mark.parametrize("mini_batch_size", [None, 3])
 def test_learned_exponents(model, loss_class, mini_batch_size):
     terms = {
-        stm.TempAggLoss: stm.temp_agg(),
-        stm.TempAggMRLLoss: stm.temp_agg_mrl([8, 16, 32]),
-        stm.TempSpecMRLLoss: stm.temp_spec_mrl(SPEC),
+        stm.TempAggLoss: temp_agg(),
+        stm.TempAggMRLLoss: temp_agg_mrl([8, 16, 32]),
+        stm.TempSpecMRLLoss: temp_spec_mrl(SPEC),
     }[loss_class]
     loss = stm.LearnableNormLoss(model, 0.3, 0.6, terms=terms, scale=3.0, mini_batch_size=mini_batch_size).double()
     norm = model[-1]

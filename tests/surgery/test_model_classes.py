@@ -7,6 +7,7 @@ from _tiny import columns, load_transformer
 from sentence_transformers import CrossEncoder, MultiVectorEncoder
 
 import st_magnitude as stm
+from st_magnitude.surgery.normalize import add_normalize, rescale_output
 
 QUERIES, DOCUMENTS = ({str(i): text for i, text in enumerate(texts)} for texts in columns(4).values())
 TASK = QUERIES, DOCUMENTS, {"0": {"0"}}
@@ -23,8 +24,8 @@ def other(request, folder):
         *(getattr(stm, name) for name in stm.__all__ if name.endswith("Loss") or name == "SIGRegInfoNCE"),
         lambda model: stm.prepare(model, "dot"),
         stm.strip_normalize,
-        stm.add_normalize,
-        stm.rescale_output,
+        add_normalize,
+        rescale_output,
         stm.attach_grad_scale,
         lambda model: stm.export(model, "never-written"),
         stm.GeometryEvaluator(list(DOCUMENTS.values())),

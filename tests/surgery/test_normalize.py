@@ -12,7 +12,7 @@ from torch import nn
 
 import st_magnitude as stm
 from st_magnitude.modules import ExponentNorm
-from st_magnitude.surgery.normalize import PROBE
+from st_magnitude.surgery.normalize import PROBE, add_normalize, rescale_output
 from st_magnitude.surgery.raw import normalizes_output
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -22,7 +22,7 @@ def test_strip_and_add(model):
     raw = encode(model)
     assert (raw.norm(dim=1) > 2).all()
     for _ in range(2):
-        assert stm.add_normalize(model) is model
+        assert add_normalize(model) is model
         assert types(model) == ["Transformer", "Pooling", "Normalize"]
         torch.testing.assert_close(encode(model), unit(raw))
     for _ in range(2):
@@ -57,7 +57,7 @@ def test_exponents_of_unit_vectors_are_unit_vectors(model):
     with pytest.raises(ValueError, match=r"stm\.strip_normalize\(model\)"):
         stm.LearnableNormLoss(model)
     with pytest.raises(ValueError, match=r"stm\.strip_normalize\(model\)"):
-        stm.rescale_output(model, 2.0)
+        rescale_output(model, 2.0)
 
 
 @pytest.mark.parametrize("before", ["raw", "normalized", "exponent"])
@@ -102,10 +102,10 @@ def test_routes_are_stripped(model):
 def test_one_route_of_two(model):
     model.append(routes(head(Normalize()), head()))
     assert normalizes_output(model)  # a loss of magnitude would see unit queries
-    stm.add_normalize(model)
+    add_normalize(model)
     for embeddings in (model.encode_query(QUERIES, convert_to_tensor=True), model.encode_document(QUERIES)):
         torch.testing.assert_close(torch.as_tensor(embeddings).norm(dim=1), torch.ones(len(QUERIES)))
-    assert len(stm.add_normalize(model)) == 4
+    assert len(add_normalize(model)) == 4
 
 
 def test_a_route_of_nothing_but_normalize(model):
@@ -122,7 +122,7 @@ def check_rescaled(model, parameters_changed, texts=DOCUMENTS):
     """Norms by the factor, cosines not at all, through the named parameters only."""
     before, state = encode(model, texts).double(), {k: v.clone() for k, v in model.state_dict().items()}
     assert before.norm(dim=1).std() > 1e-3
-    assert stm.rescale_output(model, 0.3) is model
+    assert rescale_output(model, 0.3) is model
     after = encode(model, texts).double()
     torch.testing.assert_close(after.norm(dim=1), 0.3 * before.norm(dim=1), rtol=1e-5, atol=0)
     torch.testing.assert_close(unit(after), unit(before), rtol=0, atol=1e-5)
@@ -181,19 +181,19 @@ def test_rescale_static_embedding(static_model):
 def test_rescale_to_mean_norm_one(model, probe):
     texts = probe or PROBE
     assert encode(model, texts).norm(dim=1).mean() > 2
-    stm.rescale_output(model, probe=probe)
+    rescale_output(model, probe=probe)
     assert encode(model, texts).norm(dim=1).mean().item() == pytest.approx(1, rel=1e-5)
 
 
 @pytest.mark.parametrize("factor", [0, float("nan")])
 def test_rescale_wants_a_positive_factor(model, factor):
     with pytest.raises(ValueError, match="positive"):
-        stm.rescale_output(model, factor)
+        rescale_output(model, factor)
 
 
 def test_rescale_refuses_normalize(model):
     with pytest.raises(ValueError, match=r"stm\.strip_normalize\(model\)"):
-        stm.rescale_output(stm.add_normalize(model), 2.0)
+        rescale_output(add_normalize(model), 2.0)
 
 
 @pytest.mark.parametrize("case", ["shared layers", "residual", "tanh"])
@@ -206,5 +206,5 @@ def test_rescale_refuses_what_it_cannot_do(model, tmp_path, case):
         model.append(Dense(32, 32))
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(ValueError, match=r"Append a Dense|No last affine map"):
-        stm.rescale_output(model, 0.3)
+        rescale_output(model, 0.3)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
