@@ -82,7 +82,7 @@ def static_model() -> SentenceTransformer:
 
     spec = find_spec("wordllama")
     if spec is None or not spec.submodule_search_locations:
-        raise SystemExit("The static model comes with the package wordllama: pip install 'st-magnitude[dev]'.")
+        raise SystemExit("The static model comes with the package wordllama: pip install '.[dev]'.")
     folder = Path(spec.submodule_search_locations[0])
     weights = load_file(folder / "weights" / "l2_supercat_256.safetensors")["embedding.weight"].float()
     tokenizer = Tokenizer.from_file(str(folder / "tokenizers" / "l2_supercat_tokenizer_config.json"))

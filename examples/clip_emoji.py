@@ -1,6 +1,6 @@
 """Train a small CLIP whose text features have a norm that carries information, on emoji and their names.
 
-    pip install "st-magnitude[clip]" resvg-py        (and npm, for the pictures)
+    pip install ".[clip]" resvg-py        (and npm, for the pictures)
     python examples/clip_emoji.py --steps 100
 
 An open_clip model, trained from scratch, learns to find the name of a picture. Its image features are normalised, and

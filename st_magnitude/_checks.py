@@ -8,7 +8,11 @@ from contextlib import contextmanager
 from operator import index
 from typing import Any
 
-__all__ = ["at_least", "needs", "one_of", "positive", "prefix_dims", "whole_number"]
+__all__ = ["INSTALL", "at_least", "needs", "one_of", "positive", "prefix_dims", "whole_number"]
+
+
+# There is no release to install from. What follows is "." or an extra, such as ".[plot]".
+INSTALL = "from a checkout: pip install"
 
 
 @contextmanager
@@ -17,7 +21,7 @@ def needs(purpose: str, extra: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise ImportError(f'{purpose} needs {error.name}: pip install "st-magnitude[{extra}]".') from error
+        raise ImportError(f'{purpose} needs {error.name}. Install it {INSTALL} ".[{extra}]".') from error
 
 
 def one_of(name: str, value: Any, choices: Sequence[Any]) -> None:

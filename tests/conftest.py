@@ -143,7 +143,7 @@ def task() -> dict[str, dict]:
 def _package_folder(package: str) -> Path:
     spec = find_spec(package)
     if spec is None or not spec.submodule_search_locations:
-        pytest.skip(f"{package.replace('_', '-')} is not installed: pip install 'st-magnitude[dev]'")
+        pytest.skip(f"{package.replace('_', '-')} is not installed: pip install '.[dev]'")
     return Path(spec.submodule_search_locations[0])
 
 

@@ -2,10 +2,15 @@
 by a tiny one (the language model)."""
 
 import re
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
 from _tiny import language_model
+from typer.main import get_command
+
+import st_magnitude as stm
+from st_magnitude.commands.app import app
 
 ROOT = Path(__file__).parents[1]
 SLOW = ("compression.md", "norms.md", "revela.md", "serving.md")
@@ -41,3 +46,16 @@ def test_examples_run(page, minilm_path, tmp_path, monkeypatch):
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_commands_and_names_exist(page):
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    commands = get_command(app).commands
+    for name, arguments in re.findall(r"st-magnitude ([a-z][a-z-]*)([^\n`|#]*)", text):
+        options = {option for parameter in commands[name].params for option in parameter.opts}
+        assert set(re.findall(r"(?<=\s)--[a-z-]+", arguments)) <= {*options, "--help"}, (name, arguments)
+    for path in re.findall(r"\bstm\.(\w+(?:\.\w+)?)", text):
+        attrgetter(path)(stm)
+    for path in re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.(?:py|md))\b", text):
+        assert any((root / path).exists() for root in (ROOT, ROOT / "st_magnitude", ROOT / "docs")), path

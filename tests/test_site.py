@@ -16,16 +16,9 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PUBLIC = [
     "",  # st_magnitude itself
-    *("clip", "evaluation", "geometry", "losses", "modules", "mteb", "revela", "similarity"),
-    *("data.beir", "data.retrieval", "kernel.infonce", "data.encode", "diagnosis.page", "evaluation.calibration"),
-    *(
-        "evaluation.confidence",
-        "losses.regularizers",
-        "serving",
-        "surgery.gradients",
-        "surgery.normalize",
-        "training",
-    ),
+    *("clip", "evaluation", "geometry", "losses", "modules", "mteb", "revela", "serving", "similarity", "training"),
+    *("data.encode", "data.retrieval", "diagnosis.page", "evaluation.calibration", "evaluation.confidence"),
+    *("kernel.infonce", "surgery.gradients", "surgery.normalize"),
 ]
 MADE = {"index.md", "changelog.md", "contributing.md", "benchmarks.md"}  # by mkdocs_hooks.py
 MADE |= {f"{notebook.stem}.md" for notebook in DOCS.glob("*.ipynb")}

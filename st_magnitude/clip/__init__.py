@@ -8,6 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from st_magnitude._checks import INSTALL
 from st_magnitude._lazy import lazy_names
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def require_open_clip() -> None:
     except (ImportError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise ImportError(
-            f"st_magnitude.clip needs open_clip, which cannot be imported ({reason}). Run `pip install "
-            '"open_clip_torch[training]<4"`. If torchvision fails, its version does not fit torch: install both in '
-            "one step, `pip install --upgrade torch torchvision`."
+            f"st_magnitude.clip needs open_clip, which cannot be imported ({reason}). Install it "
+            f'{INSTALL} ".[clip]". If torchvision fails, its version does not fit torch: install both in one step, '
+            "`pip install --upgrade torch torchvision`."
         ) from error

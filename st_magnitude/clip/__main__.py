@@ -16,6 +16,7 @@ from importlib.util import find_spec, module_from_spec
 from types import ModuleType
 from typing import Any
 
+from st_magnitude._checks import INSTALL
 from st_magnitude.clip import require_open_clip
 
 try:
@@ -47,7 +48,7 @@ def training_program(preset: str, rescale: bool = True) -> ModuleType:
     except (AttributeError, ImportError, RuntimeError) as error:
         raise ImportError(
             f"open_clip's training program cannot be used ({error}). st_magnitude.clip needs open_clip_torch 3 with "
-            'what it trains with: pip install "open_clip_torch[training]<4".'
+            f'what it trains with: install it {INSTALL} ".[clip]".'
         ) from error
 
     def create_loss(args: Any) -> AsymmetricClipLoss:

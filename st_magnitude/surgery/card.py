@@ -7,6 +7,7 @@ from pathlib import Path
 
 from sentence_transformers import SentenceTransformer
 
+from st_magnitude._checks import INSTALL
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.surgery.raw import normalizes_output
 
@@ -31,8 +32,8 @@ _LOADING = {
 }
 
 NEEDS_PACKAGE = (
-    "This model ends in the module ExponentNorm of the Python package st-magnitude. Install it (in a checkout of "
-    "st_magnitude: pip install .), and load the model with st_magnitude.load instead of SentenceTransformer."
+    "This model ends in the module ExponentNorm of the Python package st-magnitude. Install it "
+    f"({INSTALL} .), and load the model with st_magnitude.load instead of SentenceTransformer."
 )
 
 _FIGURES = {

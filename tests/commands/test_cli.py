@@ -418,7 +418,7 @@ def test_compress_without_matplotlib_keeps_table_and_csv(folder, model_path, tmp
     result = measure(folder, model_path, "--split", "dev", "--output", tmp_path / "out")
     assert result.exit_code == 0, result.output
     assert "nDCG@10" in result.stdout
-    assert 'pip install "st-magnitude[plot]"' in result.stderr
+    assert 'pip install ".[plot]"' in result.stderr
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["compression.csv"]
 
 

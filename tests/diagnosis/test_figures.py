@@ -105,7 +105,7 @@ def test_axis_in_bytes_and_legend_outside(draw):
 
 def test_without_matplotlib_it_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ImportError, match=r'pip install "st-magnitude\[plot\]"'):
+    with pytest.raises(ImportError, match=r'pip install "\.\[plot\]"'):
         plot_compression(CELLS, tmp_path / "picture.png")
     assert list(tmp_path.iterdir()) == []
 
