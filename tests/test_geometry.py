@@ -180,35 +180,6 @@ def test_intrinsic_dimension_of_a_sample(rng):
     assert geometry.intrinsic_dimension(x, num_samples=None, **everything) == 39
     assert inspect.signature(geometry.intrinsic_dimension).parameters["num_samples"].default == 5000
 
-    sorted_by_topic = rng.normal(size=(800, 12))
-    sorted_by_topic[:400, 2:] = 0
-    assert geometry.intrinsic_dimension(sorted_by_topic[:100]) == 2
-    sampled = [geometry.intrinsic_dimension(sorted_by_topic, num_samples=100, seed=seed) for seed in (0, 0, 1, 2, 3)]
-    assert min(sampled) > 2  # rows are drawn, not taken from the head
-    assert sampled[0] == sampled[1]
-
-
-# ---- bootstrap
-
-
-def test_paired_bootstrap_is_scipys(rng):
-    a = rng.random(80)
-    b = np.clip(a - 0.05 + rng.normal(0, 0.1, size=80), 0, 1)
-    mean, low, high = geometry.paired_bootstrap(a, b)
-    reference = stats.bootstrap((a - b,), np.mean, n_resamples=10_000, method="percentile", rng=1).confidence_interval
-    assert mean == pytest.approx(np.mean(a - b), rel=1e-12)
-    assert (low, high) == pytest.approx((reference.low, reference.high), abs=2e-3)
-    assert geometry.paired_bootstrap(b, a) == pytest.approx((-mean, -high, -low), abs=1e-12)
-    assert geometry.paired_bootstrap(a - b) == (mean, low, high)
-
-
-def test_paired_bootstrap_covers_the_truth(rng):
-    intervals = [geometry.paired_bootstrap(rng.normal(0.3, 1, size=100), num_samples=400) for _ in range(300)]
-    assert 0.90 < np.mean([low <= 0.3 <= high for _, low, high in intervals]) < 0.98
-
-
-# ---- Epps-Pulley and effective rank
-
 
 @pytest.mark.parametrize("n", [3, 40])
 def test_epps_pulley_is_the_closed_form_of_the_test(rng, n):

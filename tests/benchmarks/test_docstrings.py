@@ -130,13 +130,6 @@ def test_only_public_objects_and_no_execution(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr() == ("", "")
 
 
-def test_chunks_do_not_repeat_the_query() -> None:
-    leak = "This function computes the spectrum of a signal, and it does so rather quickly."
-    assert list(documented_objects(function("f", "Compute the spectrum of a signal.", leak), "audio")) == []
-    assert list(documented_objects(function("f", "Compute the spectrum of a signal.", parameters=leak), "audio")) == []
-    assert len(list(documented_objects(function("f", "Compute the spectrum of another signal.", leak), "audio"))) == 1
-
-
 SYLLABLES = [a + b for a in "bdfgklmnprst" for b in "aeiou"]
 
 
@@ -211,11 +204,3 @@ def test_twins_and_near_duplicates_go(tmp_path: Path) -> None:
     assert len(task.test.queries) == 5
     assert len(task.train.queries) == 6
     assert not any("copy" in name for name in task.train.queries)
-
-
-def test_a_chunk_that_answers_anything_is_never_boilerplate() -> None:
-    first = docstrings.DocumentedObject("p.f", "first?", ("shared",), ("own",))
-    second = docstrings.DocumentedObject("p.g", "second?", ("answer",), ("shared", "other"))
-    data = docstrings._retrieval_data([first, second])
-    assert data.corpus == {"p.f#0": "shared", "p.f#1": "own", "p.g#0": "answer", "p.g#1": "other"}
-    assert data.negatives == {"p.f": {"p.f#1"}, "p.g": {"p.g#1"}}

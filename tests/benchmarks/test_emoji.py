@@ -141,25 +141,6 @@ def test_rendering(store: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("flat")
-def test_build(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = tmp_path / "cache"
-    data = emoji.build(cache, 16, ALL)
-    assert [e.label for e in data.emoji] == [f"thing {i}" for i in range(COUNT)]  # in order, the letter left out
-    assert data.emoji[3] == emoji.Emoji(code(3), "thing 3", ("thing", "t3"), "food drink")
-    assert data.emoji[3].text == "thing 3, thing, t3"
-    assert data.owners["openmoji"].tolist() == list(range(10, COUNT))
-    assert repr(data) == "EmojiImages(40 emoji; images: 40 noto, 40 fluent-emoji-flat, 30 openmoji)"
-    calls = (store / "calls").read_text().splitlines()
-    assert calls[0] == "pack --silent --ignore-scripts emojibase-data@17.0.0"
-    assert [call.split()[-1] for call in calls[1:]] == [f"@iconify-json/{s}@{emoji._STYLES[s].version}" for s in ALL]
-    assert not list(cache.glob(".*"))
-    (tmp_path / "bin" / "npm").unlink()  # all is there
-    again = emoji.build(str(cache), 16, ALL)
-    for style in ALL:
-        np.testing.assert_array_equal(again.images[style], data.images[style])
-
-
-@pytest.mark.usefixtures("flat")
 def test_splits(store: Path, tmp_path: Path) -> None:
     data = emoji.build(tmp_path, 8, ALL)
     sizes = {"num_unseen": 8, "num_dev": 5, "num_known": 10}

@@ -117,14 +117,6 @@ def test_steps_to_a_dev_score_lie_between_two_evaluations() -> None:
     assert convergence.steps_to(CELL, 0.45) == float("inf")  # the second seed does not reach it
 
 
-def test_verdicts() -> None:
-    estimate = cells.Estimate
-    assert claims.judge(estimate(0.02, 0.01, 0.03), 1) == "reproduced"
-    assert claims.judge(estimate(0.02, 0.01, 0.03), 1, "x") == "reproduced under a condition: x"
-    assert claims.judge(estimate(0.02, 0.01, 0.03), -1) == "not reproduced"
-    assert claims.judge(estimate(0.01, -0.02, 0.03), 1) == "open: an effect of 3.0 would have shown"
-
-
 def test_fragments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fragments, "licence_chunks", lambda: ["Permission is hereby granted"])
     corpus = {f"d{i}": f"sparse matrices number {i} are stored by rows" for i in range(6)}
@@ -144,14 +136,6 @@ def test_pages_are_about_the_queries_and_answer_nothing() -> None:
     counts = [int(np.isin(kinds, x).sum()) for x in ("definition", "title", pages.UNSEEN, pages.SHOWN_FRAGMENTS)]
     assert counts == [8, 8, 16, 6]
     assert [task.corpus[f"title-q{i}"] for i in range(8)] == list(queries.values())
-
-
-def test_only_queries_with_an_example_of_their_own_are_kept() -> None:
-    corpus = {"1-n": "a seal with ears", "2-n": "a large cat", "3-n": "a fish"}
-    task = pages.RetrievalData({"q1": "otary", "q2": "lion"}, corpus, {"q1": {"1-n"}, "q2": {"2-n"}})
-    found = pages.with_examples(task, {"a seal with ears": ["the otary barks"], "a large cat": ["it roars"]}, 2, 3)
-    assert found.queries == {"q1": "otary"}
-    assert found.corpus == corpus | {"example-1-n-0": "the otary barks", "example-2-n-0": "it roars"}
 
 
 def test_the_sum_over_all_texts_is_compared_with_the_choice_on_each(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,15 +158,6 @@ def test_the_sum_over_all_texts_is_compared_with_the_choice_on_each(monkeypatch:
     assert compression.chosen_on_dev(rows, "packages", "quarter").temperature == 0.1
     assert compression.chosen_on_dev(rows, "packages").temperature == 0.1
     assert compression.chosen_on_dev(rows, "sections").temperature == 0.2
-
-
-def test_what_a_base_passes_on_is_the_difference_of_its_gains(monkeypatch: pytest.MonkeyPatch) -> None:
-    for base, kept, cosine in (("L3dot", [5000, 6000], [4000, 5000]), ("L3cosine", [3000, 5000], [4000, 6000])):
-        stored(inheritance.keeping(base, "qnorm"), kept)
-        stored(inheritance.cosine(base), cosine)
-    monkeypatch.setattr(inheritance, "paired", lambda differences: np.mean(differences))
-    assert inheritance.inherited("L3", "qnorm", ["wordnet"]) == (pytest.approx(0.2), 1)
-    assert inheritance.inherited("L3", "dot", ["wordnet"]) is None
 
 
 @pytest.mark.parametrize("module", [cells, fragments, pages, texts, inheritance], ids=lambda module: module.__name__)

@@ -13,8 +13,6 @@ from types import ModuleType
 
 import pytest
 
-from st_magnitude.data.beir import DataError
-
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "lexicons.py"
 
 
@@ -37,11 +35,6 @@ def test_examples_in_docstrings() -> None:
     failed, attempted = doctest.testmod(lexicons)
     assert failed == 0
     assert attempted >= 5
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# WordNet's format
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def synset(number: int, file: int, kind: str, lemmas: Iterable[str], gloss: str) -> str:
@@ -73,11 +66,6 @@ def test_synsets() -> None:
         Entry("00000018-s", ("moony", "dreamy", "far", "odd(x)"), "(of people) lost in thought", "adj.all"),
         Entry("00000019-v", tuple(f"v{i}" for i in range(17)), "go slowly and quietly", "verb.motion"),
     ]
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Names, leaks, relevance
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -114,21 +102,6 @@ def test_every_sense_in_the_corpus_is_relevant() -> None:
             expected = {entry.key for entry in senses if name.lower() in map(str.lower, entry.names)}
             assert small.relevant[key].keys() == expected & small.corpus.keys()
 
-
-def test_a_name_that_leaks_anywhere_is_no_query() -> None:
-    senses = entries(
-        ("bank", "the side of a river"), ("bank,lender", "a bank for money"), ("7,+x", "has no two letters")
-    )
-    assert list(lexicons.retrieval(senses, 1, 3).queries.values()) == ["lender"]
-    for seed in range(10):  # whatever ranks before it, a query's own text is in the corpus
-        assert lexicons.retrieval(senses, 1, 1, seed).relevant == {"q-d1": {"d1": 1}}
-    with pytest.raises(DataError, match="2 queries were asked for, but of 3 entries only 1 have a name of their own"):
-        lexicons.retrieval(senses, 2, 3)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# WordNet's splits
-# ---------------------------------------------------------------------------------------------------------------------
 
 SYLLABLES = [a + b for a in "bdfgklmnprst" for b in "aeiou"]
 SIZES = {"num_test_queries": 30, "corpus_size": 80, "num_dev_queries": 10, "dev_corpus_size": 30, "cluster_size": 20}
@@ -223,11 +196,6 @@ def all_synsets(folder: Path) -> list:
     return lexicons.merge(entry for path in paths for entry in lexicons.synsets(path.read_text().splitlines()))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# FOLDOC
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def base64_digits(number: int) -> str:
     alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
     return (base64_digits(number // 64) if number >= 64 else "") + alphabet[number % 64]
@@ -249,31 +217,6 @@ def write_foldoc(folder: Path, articles: list[tuple[list[str], str]]) -> Path:
 
 def article(headwords: list[str], *paragraphs: str) -> tuple[list[str], str]:
     return headwords, "\n\n".join(["\n".join(headwords), *paragraphs])
-
-
-@pytest.mark.parametrize(
-    ("text", "cleaned"),
-    [
-        ("   <tool, text> A {line\n   editor} of old.", "A line editor of old."),
-        ("   /zee'tah/ A thing.", "A thing."),
-        ("   A path /usr/bin/ed there.", "A path /usr/bin/ed there."),
-        ("   (ZT) A thing.", "A thing."),
-        ("   (EX) A thing.", "(EX) A thing."),
-        ("   1. <tool> A thing.\n\n   2. /zee/ Another.", "1. A thing. 2. Another."),
-        ("   A thing.\n\n   (1999-12-31)", "A thing."),
-        ('   A thing.\n\n   ["On Things", A. N. Author,\n   1970].', "A thing."),
-        ("   A thing.\n\n   {(http://example.org/)}.", "A thing."),
-        ("   A thing by {Their firm (http://example.org/)} again.", "A thing by Their firm again."),
-        ("   A thing.  See also {other}, {thing}.", "A thing."),
-        ("   A thing:\n\n    x = thing(1)\n\n   and so on.", "A thing: and so on."),
-        ("   A __very__ odd __name__.", "A very odd name."),
-        ("   See {other}.", ""),
-    ],
-)
-def test_foldoc_text(text: str, cleaned: str) -> None:
-    entry = lexicons.foldoc_entry("key", ["zeta", "zt"], f"Zeta\nZT\n\n{text}\n\n")
-    assert entry.text == cleaned
-    assert entry.names == ("Zeta", "ZT")
 
 
 WORDS = "a machine with eight or more words in its description"

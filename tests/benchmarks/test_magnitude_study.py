@@ -42,40 +42,6 @@ def test_examples() -> None:
 
 # --- data -------------------------------------------------------------------------------------------------------------
 
-PAGE = r"""'\" t
-.\" a comment
-.TH seals 7
-.SH NAME
-seals, seal_count \- count the seals \(em quickly
-.SH SYNOPSIS
-.nf
-int seal_count(void);
-.fi
-.SH DESCRIPTION
-.SS "An aside"
-The
-.BR seal_count ()
-function \fIreally\fP counts;
-see
-.BR walrus (7),
-.I "all of it"
-.EX
-code = here;
-.EE
-.TP
-.B \-\-big
-\&.only big ones
-.SH BUGS
-many
-"""
-
-
-def test_man_page() -> None:
-    title, text = search_tasks.man_page(PAGE)
-    assert title == "count the seals - quickly"
-    assert text == "The seal_count() function really counts; see walrus(7), all of it --big .only big ones"
-    assert search_tasks.man_page(PAGE, max_words=2)[1] == "The seal_count()"
-
 
 def test_shrink_keeps_what_is_relevant() -> None:
     corpus = {f"d{i}": f"text {i}" for i in range(50)}
@@ -199,11 +165,6 @@ def test_paired_takes_the_wider_interval() -> None:
     assert wide.high - wide.low > 1.5
     assert wide.verdict(1) == "open"
     assert wide.p == pytest.approx(0.7, abs=0.1)
-
-
-def test_paired_weighs_tasks_alike() -> None:
-    found = tables.paired([np.full((2, 10), 0.2), np.full((2, 1000), 0.4)])
-    assert found.mean == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize(

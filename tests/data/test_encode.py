@@ -262,21 +262,6 @@ def test_embeddings_that_are_not_finite(words, tmp_path, monkeypatch, text, dtyp
     assert {path.name for path in (tmp_path / "out").iterdir()} == {".lock", ".shard-00000.lock", "encoding.json"}
 
 
-def test_an_error_of_a_device_says_how_far_it_came_and_the_model_comes_back(words, tmp_path, monkeypatch):
-    moves = []
-
-    def encode_document(texts, device=None, **_):
-        if device is not None and len(texts) < 10:
-            raise RuntimeError("out of memory")
-        return np.ones((len(texts), 3), dtype=np.float32)
-
-    monkeypatch.setattr(words, "encode_document", encode_document, raising=False)
-    monkeypatch.setattr(words, "to", moves.append, raising=False)
-    with pytest.raises(OSError, match=r"out of memory\. There are 3 of 4 shards in .*: run the same again"):
-        encode_corpus(words, CORPUS, tmp_path / "out", shard_size=10, devices=["cpu"])
-    assert moves == [torch.device("cpu")]
-
-
 def test_command_line(model, tmp_path):
     model.save_pretrained(str(tmp_path / "model"))
     output, corpus = tmp_path / "out", beir(tmp_path / "data")

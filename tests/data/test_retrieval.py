@@ -120,15 +120,6 @@ def test_missing_files_are_named(tmp_path: Path, missing: str) -> None:
         RetrievalData.from_beir(tmp_path)
 
 
-def test_missing_folder_and_split(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no folder .*nowhere.*Expected BEIR's layout: corpus\.jsonl"):
-        RetrievalData.from_beir(tmp_path / "nowhere")
-    with pytest.raises(DataError, match="no folder"):
-        splits_of(tmp_path / "nowhere")
-    with pytest.raises(DataError, match=r"no qrels/dev\.tsv; its splits are \['test'\]"):
-        RetrievalData.from_beir(write(tmp_path), "dev")
-
-
 @pytest.mark.parametrize(
     ("judgments", "message"),
     [
@@ -185,15 +176,6 @@ def test_triplets_do_not_depend_on_the_order_of_sets() -> None:
         )
         rows.append(RetrievalData(DATA.queries, CORPUS, relevant, negatives).triplets(3).to_dict())
     assert rows[0] == rows[1]
-
-
-def test_triplets_refuse() -> None:
-    with pytest.raises(ValueError, match="got -1"):
-        DATA.triplets(-1)
-    with pytest.raises(DataError, match=r"'q1' has 6 documents that are not relevant to it, but num_negatives is 7"):
-        DATA.triplets(7)
-    with pytest.raises(DataError, match="nothing to train on"):
-        RetrievalData(DATA.queries, CORPUS, {}).triplets(1)
 
 
 GRADED = RetrievalData(

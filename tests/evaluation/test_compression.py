@@ -182,14 +182,6 @@ def test_a_prefix_is_cut_before_it_is_normalised():
     assert metrics["float32_2_retention"] == pytest.approx(math.log2(3))
 
 
-def test_the_stored_norm_is_a_float16():
-    """Below 1 its values are 0.0005 apart: the lower id comes before one that is longer by less, not by more."""
-    for excess, best in ((1e-4, 0), (1e-3, 1)):
-        d = np.ones((3, 4)) * [[0.7], [0.7 + excess], [1.0]]
-        metrics = CompressionEvaluator(**judged(1, 3, [[best]]), top_k=2)(lookup([[1.0, 1.0, 1.0, 1.0]], d))
-        assert metrics["binary_4_norm_rescored_ndcg@10"] == 1.0
-
-
 @pytest.mark.parametrize(("similarity", "keeps"), [("cosine", False), ("dnorm", False), ("dot", True), (HALF, True)])
 def test_keys_and_bytes(similarity, keeps):
     q, d, relevant = crafted()
@@ -231,37 +223,7 @@ def test_the_reference_is_measured_whatever_the_precisions():
 # ---- on real embeddings
 
 
-@pytest.mark.parametrize("similarity", ["cosine", "dot"])
-def test_a_float32_prefix_is_that_of_the_magnitude_evaluator(task, static_model, similarity):
-    static_model.similarity_fn_name = similarity
-    metrics = CompressionEvaluator(**task, dims=[64, 16])(static_model)
-    for dim in (64, 16):
-        expected = MagnitudeEvaluator(**task, truncate_dim=dim)(static_model)[f"{dim}_matched_ndcg@10"]
-        assert metrics[f"float32_{dim}_ndcg@10"] == pytest.approx(expected, abs=1e-12)
-    assert metrics["float32_16_ndcg@10"] < metrics["full_ndcg@10"]
-
-
 # ---- edges
-
-
-def test_constant_columns_and_zero_embeddings_have_codes():
-    q, d = [[0.0, 1.0, 0.0], [5.0, 1.0, -5.0]], [[7.0, 0.0, 0.0], [7.0, 2.0, 0.0], [7.0, 1.0, 0.0]]
-    metrics = CompressionEvaluator(**judged(2, 3, [[1], [1]]), similarity="dot")(lookup(q, d))
-    assert metrics["int8_3_ndcg@10"] == metrics["full_ndcg@10"] == 1.0
-    for similarity in ("dot", "cosine"):
-        task = judged(2, 40, [[0], [0]])
-        metrics = CompressionEvaluator(**task, similarity=similarity)(lookup(q, np.zeros((40, 3))))
-        assert set(metrics.values()) == {1.0}  # all tie, the lowest id comes first
-
-
-def test_nothing_to_retain_is_nan(tmp_path):
-    d = np.arange(1, 21)[::-1, None] * np.ones((20, 2))
-    model = lookup([[1.0, 1.0]], d)
-    metrics = CompressionEvaluator(**judged(1, 20, [[19]]), name="dev")(model, output_path=str(tmp_path))
-    assert metrics["dev_full_ndcg@10"] == 0.0
-    assert math.isnan(metrics["dev_int8_2_retention"])
-    assert "nan" in (tmp_path / "Compression_evaluation_dev_results.csv").read_text()
-    model.save(str(tmp_path / "model"))  # and the model card holds it
 
 
 @pytest.mark.parametrize(

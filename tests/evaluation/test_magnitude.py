@@ -120,14 +120,3 @@ def test_warns_of_collapse_once_with_the_numbers(caplog):
     warnings = [record.message for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warnings) == 1
     assert "1.0000 by dot but 0.0000 by cosine" in warnings[0]
-
-
-def test_arguments_are_checked(task):
-    with pytest.raises(ValueError, match=r"main_metric .* got 'ndcg@5'"):
-        MagnitudeEvaluator(**task, main_metric="ndcg@5")
-    with pytest.raises(ValueError, match="truncate_dim must be a whole number of at least 1, got 0"):
-        MagnitudeEvaluator(**task, truncate_dim=0)
-    with pytest.raises(ValueError, match="No similarity is called 'l2'"):
-        MagnitudeEvaluator(**task, similarity="l2")
-    with pytest.raises(ValueError, match="not in the corpus"):
-        MagnitudeEvaluator(**(task | {"corpus": {"d01": "only this"}}))
