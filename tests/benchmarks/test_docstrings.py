@@ -9,7 +9,6 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
-from docstrings import objects
 from docstrings import task as docstrings
 from docstrings.task import DocstringTask, build_docstring_task, documented_objects, split_docstring
 
@@ -109,27 +108,6 @@ def test_query(name: str, summary: str, query: str | None) -> None:
     assert found == ([] if query is None else [query])
 
 
-def test_only_public_objects_and_no_execution(capsys: pytest.CaptureFixture[str]) -> None:
-    nested = indent(function("method", "Compute the loudness of a recording."), "    ")
-    source = "\n".join(
-        [
-            'print("executed")',
-            "raise RuntimeError",
-            function("first", "Compute the spectrum of a signal."),
-            function("_private", "Compute the pitch of a voice."),
-            f"class Public:\n{nested}",
-            f"class _Private:\n{nested}",
-            f"def outer():\n{nested}",
-            "async " + function("later", "Compute the tempo of a song."),
-            function("template", "Compute the {name} of a {thing} here."),
-            'x = "\\d"',  # an invalid escape: no warning
-        ]
-    )
-    names = [o.name for o in documented_objects(source, "audio.core")]
-    assert names == ["audio.core.first", "audio.core.Public.method", "audio.core.later"]
-    assert capsys.readouterr() == ("", "")
-
-
 SYLLABLES = [a + b for a in "bdfgklmnprst" for b in "aeiou"]
 
 
@@ -173,15 +151,6 @@ def test_task(environment: Path) -> None:
         assert not relevant & never
     assert len(task.train.triplets(1)) == 6
     assert build(environment, train=["other"], train_queries=4).packages["train"] == {"other": 4}
-
-
-def test_task_is_deterministic(environment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    task = build(environment, seed=1)
-    assert build(environment, seed=1) == task
-    assert list(build(environment, seed=1).train.corpus) == list(task.train.corpus)
-    assert build(environment, seed=2) != task
-    monkeypatch.setattr(objects, "_MIN_JOBS_FOR_POOL", 0)
-    assert build(environment, seed=1, workers=2) == task
 
 
 @pytest.fixture

@@ -28,20 +28,8 @@ def load(name: str) -> ModuleType:
         sys.path.remove(str(FOLDER))
 
 
-cells, claims, compression, convergence, fragments, control, inheritance, pages, tables, texts = (
-    load(name)
-    for name in (
-        "cells",
-        "claims",
-        "compression_control",
-        "convergence",
-        "fragments",
-        "temperature_control",
-        "inheritance",
-        "pages",
-        "tables",
-        "texts",
-    )
+(cells, claims, convergence, fragments, inheritance, pages, tables, texts) = (
+    load(name) for name in ("cells", "claims", "convergence", "fragments", "inheritance", "pages", "tables", "texts")
 )
 
 
@@ -125,39 +113,6 @@ def test_fragments(monkeypatch: pytest.MonkeyPatch) -> None:
     small, large = (list(fragments.with_fragments(task, share).corpus) for share in (0.25, 0.75))
     assert (len(small), len(large)) == (8, 24)
     assert large[:8] == small
-
-
-def test_pages_are_about_the_queries_and_answer_nothing() -> None:
-    queries = {f"q{i}": f"name {i}" for i in range(8)}
-    corpus = {f"{i}-n": f"what number {i} stands for" for i in range(8)}
-    relevant = {f"q{i}": {f"{i}-n"} for i in range(8)}
-    task = pages.with_pages(pages.RetrievalData(queries, corpus, relevant), ["other"], True, 6)
-    kinds = pages.kinds_of(task)
-    counts = [int(np.isin(kinds, x).sum()) for x in ("definition", "title", pages.UNSEEN, pages.SHOWN_FRAGMENTS)]
-    assert counts == [8, 8, 16, 6]
-    assert [task.corpus[f"title-q{i}"] for i in range(8)] == list(queries.values())
-
-
-def test_the_sum_over_all_texts_is_compared_with_the_choice_on_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compression.STUDIES["static"].__class__, "chosen", replace(CELL, data="wordnet"))
-    rows = compression.other_texts("static")
-    assert compression.over_texts(rows, "TempAgg", "full", "full") is None
-    best = dict(zip(compression.TEXTS, compression.TEXT_TAUS, strict=False))  # another temperature for each
-    for cell in rows.values():
-        chosen = cell.loss == "cosine" and cell.temperature == best[cell.data]
-        value = 8000 if chosen else 6000 if cell.loss == "tempagg" else 5000
-        stored(cell, [value, value], task=cell.data)
-    assert compression.over_texts(rows, "TempAgg", "full", "full").mean == pytest.approx(-0.2)
-    assert compression.over_texts(rows, "TempAgg", 0.02, "full").mean == pytest.approx((-0.2 + 3 * 0.1) / 4)
-    assert compression.over_texts(rows, "wide TempAgg", 0.2, "full").mean == pytest.approx(-0.3 / 4)
-    monkeypatch.setattr(compression, "RESULTS", cells.RESULTS)
-    assert compression.chosen_on_dev(rows, "packages", "quarter") is None
-    for cell in rows.values():
-        choice = compression.Choice(cell)
-        cells.store(choice.path, {"quarter": 1 - abs(cell.temperature - 0.1)})
-    assert compression.chosen_on_dev(rows, "packages", "quarter").temperature == 0.1
-    assert compression.chosen_on_dev(rows, "packages").temperature == 0.1
-    assert compression.chosen_on_dev(rows, "sections").temperature == 0.2
 
 
 @pytest.mark.parametrize("module", [cells, fragments, pages, texts, inheritance], ids=lambda module: module.__name__)

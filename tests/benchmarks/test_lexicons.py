@@ -1,7 +1,6 @@
-"""Two dictionaries as text to train and evaluate on: their formats, leaks and splits; no network."""
+"""WordNet as text to train and evaluate on: its format, leaks and splits; no network."""
 
 import doctest
-import gzip
 import importlib.util
 import random
 import sys
@@ -194,65 +193,3 @@ def all_synsets(folder: Path) -> list:
     parts = ("noun", "verb", "adj", "adv")
     paths = [folder / f"usr/share/wordnet/data.{part}" for part in parts]
     return lexicons.merge(entry for path in paths for entry in lexicons.synsets(path.read_text().splitlines()))
-
-
-def base64_digits(number: int) -> str:
-    alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
-    return (base64_digits(number // 64) if number >= 64 else "") + alphabet[number % 64]
-
-
-def write_foldoc(folder: Path, articles: list[tuple[list[str], str]]) -> Path:
-    """A dictd database of (headwords, text), the index sorted by headword as dictfmt sorts it."""
-    (folder / "usr/share/dictd").mkdir(parents=True)
-    texts, index = b"", []
-    for headwords, text in [(["00-database-info"], "00-database-info\nA dictionary.\n"), *articles]:
-        article = f"{text}\n\n".encode()
-        for headword in headwords:
-            index.append(f"{headword.lower()}\t{base64_digits(len(texts))}\t{base64_digits(len(article))}\n")
-        texts += article
-    (folder / "usr/share/dictd/foldoc.index").write_text("".join(sorted(index)), encoding="utf-8")
-    (folder / "usr/share/dictd/foldoc.dict.dz").write_bytes(gzip.compress(texts))
-    return folder
-
-
-def article(headwords: list[str], *paragraphs: str) -> tuple[list[str], str]:
-    return headwords, "\n\n".join(["\n".join(headwords), *paragraphs])
-
-
-WORDS = "a machine with eight or more words in its description"
-
-
-def test_foldoc(tmp_path: Path) -> None:
-    write_foldoc(
-        tmp_path,
-        [
-            article(["Zed", "ZZ Machine"], f"   (Zed) A first {WORDS}."),
-            article(["leaking"], f"   A leaking {WORDS}."),
-            article(["pointer"], "   See {Zed}, which has the words that are wanted here."),
-            article(["short"], "   A machine with 7 or 12 words here."),
-            article(["about"], f"   <introduction> This is about {WORDS}."),
-            article(["Same"], f"   A second {WORDS}."),
-            article(["Alias"], f"   <tool> A {{second}} {WORDS}."),
-            article(["Shared"], f"   A third {WORDS}."),
-            article(["shared", "Fourth Name"], f"   A fifth {WORDS}."),
-        ],
-    )
-    expected = {
-        "Zed": {"first"},
-        "ZZ Machine": {"first"},
-        "Same": {"second"},
-        "Alias": {"second"},
-        "Shared": {"third", "fifth"},
-        "shared": {"third", "fifth"},
-        "Fourth Name": {"fifth"},
-    }
-    asked = set()
-    for seed in range(12):
-        data = lexicons.foldoc(tmp_path, seed, num_queries=3, corpus_size=5)
-        ordinals = {key: text.split()[1] for key, text in data.corpus.items()}
-        assert sorted(ordinals.values()) == ["fifth", "first", "leaking", "second", "third"]
-        assert len(data.queries) == 3
-        for query, name in data.queries.items():
-            assert {ordinals[document] for document in data.relevant[query]} == expected[name]
-            asked.add(name)
-    assert asked == expected.keys()

@@ -62,33 +62,6 @@ def test_shrink_keeps_what_is_relevant() -> None:
     assert len(search_tasks.shrink(task, 20, 12, seed=1, most=2).queries) < 6  # relevant ones fill half at most
 
 
-def test_hubs(tmp_path: Path) -> None:
-    """Synset 1 is above 11 to 14, 2 above 1: not a distractor; 3 and 4 are others; 15 has two hypernyms."""
-
-    def line(number: int, lemma: str, gloss: str, *parents: int) -> str:
-        pointers = "".join(f" @ {parent:08d} n 0000" for parent in parents)
-        return f"{number:08d} 05 n 01 {lemma} 0 {len(parents):03d}{pointers} | {gloss}"
-
-    lines = [
-        "  1 licence",
-        line(1, "seal", "a swimmer with flippers", 2),
-        line(2, "beast", "a thing that lives", 3),
-        line(3, "stone", "a hard thing indeed"),
-        line(4, "bread", "a food of flour"),
-        *(line(i, f"kind_{i}", "some special sort of it", 1) for i in range(11, 15)),
-        line(15, "mixture", "some odd sort of it", 1, 4),
-    ]
-    folder = tmp_path / "usr/share/wordnet"
-    folder.mkdir(parents=True)
-    (folder / "data.noun").write_text("\n".join(lines) + "\n")
-    held_out = {f"{i:08d}-n" for i in (1, 2, 4)}
-    task = search_tasks.hubs(tmp_path, held_out, num_queries=10, corpus_size=5, per_hub=(4, 4))
-    assert sorted(task.queries.values()) == [f"kind {i}" for i in range(11, 15)]
-    assert set(task.corpus) == {"00000001-n", "00000004-n"}
-    assert all(answers == {"00000001-n": 1} for answers in task.relevant.values())
-    assert task.corpus["00000001-n"] == "a swimmer with flippers"
-
-
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 TASK = RetrievalData(

@@ -230,9 +230,8 @@ ROWS_OF_FILE = [{"_id": key, "text": text} for key, text in CORPUS.items()]
         ([*ROWS_OF_FILE[:20], ROW, *ROWS_OF_FILE[21:]], 10, 12),
         (ROWS_OF_FILE[:20], 10, 12),
         ([*ROWS_OF_FILE, ROW], 10, 2),
-        ([*ROWS_OF_FILE, ROW], 16, 0),
     ],
-    ids=["other", "shorter", "longer", "longer by a shard"],
+    ids=["other", "shorter", "longer"],
 )
 def test_a_corpus_that_changes_while_it_is_encoded(words, tmp_path, monkeypatch, later, shard_size, missing):
     file = write_lines(tmp_path / "corpus.jsonl", ROWS_OF_FILE)

@@ -121,14 +121,6 @@ def test_queries_without_judgments_do_not_count(task):
         RetrievalData(task["queries"], task["corpus"], {"q1": set()}).encode(None)
 
 
-def test_an_evaluator_leaves_out_judgments_of_other_queries_and_refuses_empty_sides(task):
-    task["relevant_docs"]["not asked here"] = {"d01"}
-    assert MagnitudeEvaluator(**task).queries_ids == sorted(task["queries"])
-    for side in ("queries", "corpus"):
-        with pytest.raises(ValueError, match=f"{side} is empty"):
-            MagnitudeEvaluator(**task | {side: {}})
-
-
 def test_ndcg_counts_grades(task):
     encoded = EncodedTask(torch.eye(2), torch.rand(4, 2), columns=[{2: 3, 0: 1}, [0]])
     top = torch.tensor([[0, 1, 2], [1, 0, 2]])

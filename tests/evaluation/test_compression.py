@@ -19,7 +19,7 @@ from sentence_transformers.util.quantization import quantize_embeddings, semanti
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from st_magnitude import COSINE, DOT, Similarity
-from st_magnitude.evaluation import CompressionCell, CompressionEvaluator, MagnitudeEvaluator
+from st_magnitude.evaluation import CompressionCell, CompressionEvaluator
 from st_magnitude.evaluation.compression import pareto, table
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -206,18 +206,6 @@ def test_keys_and_bytes(similarity, keeps):
     assert [sizes[13, precision, "none"] for precision in ("float32", "int8", "binary")] == [52, 13, 2]
     assert [sizes[dim, "binary", "query"] for dim in (13, 6, 3, 1)] == [2, 1, 1, 1]
     assert sizes.get((13, "binary", "norm")) == (4 if keeps else None)
-
-
-def test_the_reference_is_measured_whatever_the_precisions():
-    q, d, relevant = crafted()
-    task = judged(16, 45, relevant)
-    evaluator = CompressionEvaluator(**task, dims=[4], precisions=["binary", "int8"], similarity="cosine")
-    metrics = evaluator(lookup(q, d))
-    assert [(cell.dim, cell.precision) for cell in evaluator.cells] == [
-        (13, "float32"), (13, "int8"), (13, "binary"), (13, "binary"), (4, "int8"), (4, "binary"), (4, "binary"),
-    ]  # fmt: skip
-    expected = MagnitudeEvaluator(**task)(lookup(q, d))["cosine_ndcg@10"]
-    assert metrics["full_ndcg@10"] == pytest.approx(expected, abs=1e-12)
 
 
 # ---- on real embeddings
