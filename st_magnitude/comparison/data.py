@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -92,8 +93,8 @@ def make_splits(
 
 def _only(data: RetrievalData, queries: Collection[str]) -> RetrievalData:
     """The same corpus with some of the queries."""
-    texts, relevant, negatives = (
+    parts: Any = (
         {query: value for query, value in part.items() if query in queries}
         for part in (data.queries, data.relevant, data.negatives)
     )
-    return replace(data, queries=texts, relevant=relevant, negatives=negatives)
+    return RetrievalData(next(parts), data.corpus, next(parts), next(parts), data.name)

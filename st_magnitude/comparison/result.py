@@ -75,7 +75,11 @@ class CompareResult(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """The figures, for JSON."""
-        found = {"winner": self.winner.name, "recommendation": self.recommendation, "clear_difference": self.is_clear}
+        found: dict[str, Any] = {
+            "winner": self.winner.name,
+            "recommendation": self.recommendation,
+            "clear_difference": self.is_clear,
+        }
         found |= super().to_dict()
         for plain, entry in zip(found["candidates"], self.candidates, strict=True):
             plain["name"] = entry.name

@@ -119,6 +119,7 @@ class _Run:
         self, setup: Setup, output: Path, say: Callable[[str], None], began: float, settings: dict[str, Any]
     ) -> None:
         import optuna
+        from optuna.storages import journal
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.setup, self.output, self.say, self.began = setup, output, say, began
@@ -134,7 +135,7 @@ class _Run:
             (output / "models").mkdir(exist_ok=True)
             self.study = optuna.create_study(
                 study_name="compare",
-                storage=optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(log))),
+                storage=optuna.storages.JournalStorage(journal.JournalFileBackend(str(log))),
                 direction="maximize",
                 load_if_exists=True,
             )
@@ -184,7 +185,8 @@ class _Run:
         """The candidates that are measured, the best first, and of equals plain cosine, with which the grid begins."""
         found = []
         for trial in self.study.get_trials(deepcopy=False, states=(self.states.COMPLETE, self.states.PRUNED)):
-            curve, seconds = sorted(trial.intermediate_values.items()), trial.duration.total_seconds()
+            curve, duration = sorted(trial.intermediate_values.items()), trial.duration
+            seconds = duration.total_seconds() if duration else 0.0
             found.append(Entry(Candidate(**trial.params), curve, trial.user_attrs["exponent"], seconds))
         return sorted(found, key=lambda entry: (-entry.steps, -entry.score, self.grid.index(entry.candidate)))
 
@@ -315,7 +317,7 @@ class _Run:
         """Writes the files; compare.json, which marks the comparison as finished, comes last."""
         output, candidate = self.output, result.winner.candidate
         shutil.copytree(self.folder(candidate), output / "model", dirs_exist_ok=True)
-        test, *_ = result.tables()
+        test: Any = next(iter(result.tables()))
         add_section(output / "model" / "README.md", f"### Retrieval\n\n{test.to_markdown()}")
         settings = candidate.settings(self.setup.config, self.setup.base, self.rungs[-1])
         changed = {name: value for name, value in vars(settings).items() if value != getattr(TrainConfig(), name)}

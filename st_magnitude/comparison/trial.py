@@ -52,7 +52,7 @@ class Setup:
         with reading(base, config.max_length):
             pass  # a model without such a limit is refused
         width = output_width(base)
-        if None not in (config.dim, width) and config.dim > width:
+        if config.dim is not None and width is not None and config.dim > width:
             raise ValueError(
                 f"dim is {config.dim}, and the embeddings of this model have {width} dimensions; give at most that."
             )

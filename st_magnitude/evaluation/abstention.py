@@ -320,7 +320,7 @@ def first_documents(
 ) -> tuple[Array, NDArray[np.bool_], float]:
     """Features (n, 4) of every query's first document, whether it is wrong (n,), and the share without an answer."""
     column = {document: i for i, document in enumerate(data.document_ids)}
-    relevant = [[column[d] for d in data.relevant.get(query, ())] for query in data.queries]
+    relevant = [{column[d]: 1 for d in data.relevant.get(query, ())} for query in data.queries]
     has_answer = np.array([bool(documents) for documents in relevant])
     if unanswerable is None:
         unanswerable = UNANSWERABLE if has_answer.all() else 0.0

@@ -228,8 +228,8 @@ class HybridEvaluator(SearchEvaluator):
                 f"bm25 has no document for any of the {len(self.queries_ids)} judged queries. Its keys start with "
                 f"{list(run)[:3]}, those of queries with {self.queries_ids[:3]}: pass a run of these queries."
             )
-        lexical = {query: run.get(query, {}) for query in self.queries_ids}
-        lexical = {query: {d: found[d] for d in _ranked(found)[:top_k]} for query, found in lexical.items()}
+        given = {query: run.get(query, {}) for query in self.queries_ids}
+        lexical = {query: {d: found[d] for d in _ranked(found)[:top_k]} for query, found in given.items()}
         self.runs: dict[str, Run] = {"bm25": lexical}
         self.per_query: dict[str, NDArray[np.float64]] = {}
 

@@ -108,7 +108,8 @@ def mine_negatives(
     scorer = _Scorer(
         partial(encode_texts, model, *by_text, **(encode or {})), scoring_of(model, similarity), model.device
     )
-    mine = partial(_mine, scorer, pairs, faiss_batch_size=max(1, TILE // len(documents)), verbose=False, **options)
+    options |= {"faiss_batch_size": max(1, TILE // len(documents)), "verbose": False}
+    mine: Callable[..., Found] = partial(_mine, scorer, pairs, **options)
     state = random.getstate()  # of the generator that mine_hard_negatives draws from
     random.seed(seed)
     try:

@@ -239,8 +239,9 @@ class SIGRegInfoNCE(MagnitudeRankingLoss):
         **options: Unpack[RankingOptions],
     ) -> None:
         at_least("weight", weight, 0, " and is usually 0.05")
-        regularizers = [(sigreg or SIGReg(), weight), *options.pop("regularizers", ())]
-        super().__init__(model, similarity, regularizers=regularizers, **options)
+        given: dict[str, Any] = dict(options)
+        given["regularizers"] = [(sigreg or SIGReg(), weight), *given.get("regularizers", ())]
+        super().__init__(model, similarity, **given)
 
 
 # --- the statistic ----------------------------------------------------------------------------------------------------
