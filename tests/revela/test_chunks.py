@@ -122,8 +122,6 @@ def test_a_blank_text_has_no_chunks():
 
 def test_the_missing_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "sentencex", None)
-    with pytest.raises(
-        ImportError, match=r'Cutting text into sentences needs sentencex: pip install "st-magnitude\[revela\]"'
-    ):
+    with pytest.raises(ImportError, match=r'Cutting text into sentences needs sentencex.*pip install "\.\[revela\]"'):
         chunk("One. Two.")
     assert chunk("x = 1", code=True) == ["x = 1"]
