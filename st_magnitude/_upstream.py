@@ -1,7 +1,7 @@
 """Every private name of sentence-transformers, transformers and torch that this package relies on.
 
 Private names can move in any upstream release. They are collected here, each with the reason why no public name serves,
-and ``tests/test_upstream.py`` touches each of them, so that such a release fails in one test whose message names what
+and ``tests/test_upstream.py`` touches each of them, so such a release fails in one test whose message names what
 has moved. All other modules of the package use the functions below.
 """
 

@@ -36,7 +36,7 @@ PROBE_TEXTS, PROBE_STEPS, PROBE_SECONDS = 64, 30, 3.0
 
 @dataclass(frozen=True)
 class Setup:
-    """What all candidates share: the pretrained model, the rows in their order, and the searches."""
+    """Shared by all candidates: the pretrained model, the rows in their order, and the searches."""
 
     base: SentenceTransformer
     splits: Splits

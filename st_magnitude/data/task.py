@@ -68,7 +68,7 @@ class EncodedTask:
         """Columns of the best k documents of every query, best first: (n, <= k), on the CPU.
 
         Equal scores rank by column, the lower first, which is the lower document id. Products are summed in float64
-        and scores rounded to float32, so that equal documents have equal scores wherever in the matrix they stand.
+        and scores rounded to float32, so equal documents have equal scores wherever in the matrix they stand.
         ``among`` is a mask of the documents that the index holds, (m,) booleans, or their columns in rising order.
         """
         if among is None:
@@ -91,12 +91,12 @@ class EncodedTask:
                 documents = self.documents[start : start + chunk].double()
                 products = queries @ documents.T  # (rows, chunk)
                 for i, similarity in enumerate(similarities):
-                    # The query exponent changes no ranking, so that only the documents are divided.
+                    # The query exponent changes no ranking, so only the documents are divided.
                     scores = (products / similarity.document_divisor(documents).T).float()
                     columns = rank(scores, k)
                     scores = torch.cat([best[i][0], scores.gather(1, columns)], dim=1)
                     columns = torch.cat([best[i][1], columns + start], dim=1)
-                    order = rank(scores, k)  # earlier documents stand first, so that ties still go to the lower column
+                    order = rank(scores, k)  # earlier documents stand first, so ties still go to the lower column
                     best[i] = scores.gather(1, order), columns.gather(1, order)
             for of_similarity, (_, columns) in zip(found, best, strict=True):
                 of_similarity.append(columns.cpu())

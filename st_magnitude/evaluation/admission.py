@@ -41,7 +41,7 @@ DEPTH = 50  # documents of a ranking before any is dropped
 
 @dataclass(frozen=True)
 class Criterion:
-    """What one score keeps at the share of the result.
+    """Answers and ranking under one score at the share of the result.
 
     Attributes:
         answers_kept: Mean share of the relevant documents of a query that is kept, with its 95 % interval over queries

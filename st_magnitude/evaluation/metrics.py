@@ -48,7 +48,7 @@ def raw_scoring_of(model: SentenceTransformer, similarity: Similarity | str | No
 
 
 def model_name(model: SentenceTransformer) -> str:
-    """What a model calls itself: a hub id, the last two names of a path, or the names of its modules."""
+    """The name of a model: a hub id, the last two names of a path, or the names of its modules."""
     known = model.model_card_data.model_id or model.model_card_data.base_model
     for module in model.modules():
         known = known or getattr(module, "name_or_path", None)  # of a model of transformers

@@ -83,7 +83,7 @@ def infonce(
         exclude_queries: The same for the softmax of a document: functions whose ``rows`` are a slice of the B positives
             and whose ``scores`` are (n, Q) against all queries.
         positives: Several positives of a query: integer ids (M,) of the documents, equal for documents of the same
-            content, so that the positives of query i are all documents with the id of row ``offset + i``; or booleans
+            content: the positives of query i are all documents with the id of row ``offset + i``; or booleans
             (B, M). The loss of a query is then the mean of -log softmax over its positives, all of which stay in the
             softmax (Khosla et al. 2020, arXiv 2004.11362, Eq. 2; with ``direction="both"``, Yang et al. 2022, arXiv
             2204.03610, Eq. 2 and 3). For a softmax without them, with the query's own positive as the only one, give
