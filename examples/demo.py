@@ -98,7 +98,7 @@ def train(model: SentenceTransformer, name: str, task: DocstringTask, folder: Pa
         max_steps=steps,
         per_device_train_batch_size=32,
         learning_rate=1e-4,
-        warmup_ratio=0.1,
+        warmup_steps=max(1, steps // 10),
         seed=seed,
         save_strategy="no",
         report_to=[],
@@ -183,8 +183,8 @@ def main() -> None:
     }
     differences = {name: geometry.paired_bootstrap(a, b) for name, (a, b) in compared.items()}
     print(Table(["nDCG@10, paired over queries", "difference"], [list(item) for item in differences.items()]).to_text())
-    print(f"The control, a classifier on length and punctuation, finds answers with an AUC of {auc:.3f}.")
-    print(f"Pretrained cosine + {weight:g} x its log-probability has an nDCG@10 of {control.mean():.3f}.")
+    print(f"The control, a classifier on length and punctuation, has an AUC of {auc:.3f}.")
+    print(f"Pretrained cosine + {weight:g} x its log-probability: nDCG@10 {control.mean():.3f}.")
     plot(measured, encoded["test"].degrees > 0, output / "norms.png")
 
     say("Scoring the saved model with mteb in a fresh process")

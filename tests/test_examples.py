@@ -75,7 +75,7 @@ def test_serve(minilm, data, tmp_path):
 def test_small_index(data, tmp_path):
     said = run("small_index", tmp_path, "--steps", 2, "--data", data)
     assert "temperature 0.03" in said
-    assert said.count("1536") >= 3  # bytes, in the tables of three models
+    assert said.count("1,536") >= 3  # bytes, in the tables of three models
     assert encodes(SentenceTransformer(str(tmp_path / "model"), truncate_dim=96))
 
 
