@@ -151,7 +151,7 @@ def main() -> None:
     sizes = {"train_queries": options.train_queries, "test_queries": 300, "max_train_files": 40}
     task = build_docstring_task(**sizes, seed=options.seed)
     for name, data in (("train", task.train), ("dev", task.dev), ("test", task.test)):
-        print(f"  {name:5} {data}")
+        print(f"{name:5} {data}")
     task.test.save(output / "data", "test")
     task.dev.save(output / "dev-data", "dev")
 

@@ -25,7 +25,8 @@ def test_the_whole_job_shortened(tmp_path, minilm_path):
     )
     assert finished.returncode == 0, finished.stderr[-3000:]
     assert "answers kept" in finished.stdout
-    assert all(len(line) <= 80 for line in finished.stdout.splitlines() if str(output) not in line)
+    own = [line for line in finished.stdout.splitlines() if str(output) not in line and not line.startswith("{'train_")]
+    assert max(map(len, own)) <= 80, max(own, key=len)
     results = json.loads((output / "results.json").read_text())
     assert (output / "norms.png").read_bytes().startswith(b"\x89PNG")
     data = RetrievalData.from_beir(output / "data", "test")
