@@ -67,7 +67,7 @@ def main() -> None:
         task = build_docstring_task(train_queries=1000, dev_queries=100, test_queries=200, cache="runs/docstrings")
         train, dev, test = task.train, task.dev, task.test
 
-    model = stm.prepare(SentenceTransformer(bundled_minilm()), "qnorm")  # removes Normalize, so that norms survive
+    model = stm.prepare(SentenceTransformer(bundled_minilm()), "qnorm")  # removes Normalize, so norms survive
     model.max_seq_length = 64
     test_task = test
     pretrained = test_task.encode(model)

@@ -32,7 +32,7 @@ class ExponentNorm(Module):
         gamma_query: Exponent of the query norm in [0, 1].
         gamma_document: Exponent of the document norm in [0, 1].
         learnable: Whether the exponents are trained. They are stored as ``gamma = sigmoid(bias)`` (arXiv 2602.09229,
-            Eq. 7); the parameters are called biases so that trainers exempt them from weight decay. An exponent of
+            Eq. 7); the parameters are called biases because trainers exempt those from weight decay. An exponent of
             exactly 0 or 1 lies at the end of the sigmoid and cannot learn.
 
     :func:`st_magnitude.load` loads a model with this module, and so does ``trust_remote_code=True``.

@@ -15,7 +15,6 @@ from sklearn.decomposition import PCA
 from sklearn.linear_model import LinearRegression
 
 from st_magnitude import SIGReg, geometry
-from st_magnitude.geometry.magnitude import counted_cohens_d
 
 
 @pytest.fixture
@@ -262,16 +261,3 @@ def test_spectra_do_not_depend_on_the_scale(rng, scale):
         assert geometry.intrinsic_dimension(x * scale) == geometry.intrinsic_dimension(x)
     assert geometry.isoscore(x * scale) == pytest.approx(geometry.isoscore(x), rel=1e-9)
     assert geometry.explained_variance(x * scale) == pytest.approx(geometry.explained_variance(x), rel=1e-9)
-
-
-def test_counted_d_equals_repetition() -> None:
-    rng = np.random.default_rng(0)
-    for _ in range(20):
-        lengths = rng.lognormal(size=12)
-        a, b = rng.integers(0, 5, size=12), rng.integers(0, 9, size=12)
-        expected = geometry.cohens_d(np.repeat(lengths, a), np.repeat(lengths, b))
-        assert counted_cohens_d(lengths, a, b) == pytest.approx(expected, rel=1e-10)
-    two = np.array([0.1, 0.3])
-    assert counted_cohens_d(two, np.array([3, 0]), np.array([0, 7])) == -math.inf
-    assert counted_cohens_d(two, np.array([3, 0]), np.array([7, 0])) == 0.0
-    assert counted_cohens_d(np.full(3, 1.0), np.array([1, 2, 0]), np.array([2, 1, 3])) == 0.0

@@ -33,7 +33,8 @@ class RetrievalData:
         corpus: Document id -> text.
         relevant: Query id -> ids of its relevant documents, or document id -> grade. Grades above 0 are the gains of
             nDCG, as in trec_eval and mteb; a document with a grade of 0 or less joins ``negatives``. The attribute
-            maps query id -> document id -> grade, which is 1 for documents given without one.
+            maps query id -> document id -> grade, which is 1 for documents given without one; queries without a
+            relevant document are not in it.
         negatives: Query id -> ids of documents that were judged not relevant (score 0 in the qrels).
         name: Name of the data, for the model card and for titles; `from_beir` makes it of the folder and the split.
 
@@ -78,10 +79,12 @@ class RetrievalData:
         self.negatives = {query: set(ids) for query, ids in negatives.items()}
         self.relevant = {}
         for query, grades in relevant.items():
-            self.relevant[query] = {document: int(grade) for document, grade in grades.items() if grade > 0}
-            if zeros := grades.keys() - self.relevant[query].keys():
+            positive = {document: int(grade) for document, grade in grades.items() if grade > 0}
+            if positive:
+                self.relevant[query] = positive
+            if zeros := grades.keys() - positive.keys():
                 self.negatives[query] = self.negatives.get(query, set()) | zeros
-            if both := sorted(self.relevant[query].keys() & self.negatives.get(query, set())):
+            if both := sorted(positive.keys() & self.negatives.get(query, set())):
                 raise DataError(
                     f"{both[0]!r} is both relevant and a negative of the query {query!r}; keep one of the two."
                 )
@@ -142,9 +145,7 @@ class RetrievalData:
         queries = {query: text for query, text in queries.items() if text and (split is None or query in relevant)}
         corpus = {document: text for document, text in corpus.items() if text}
         name = folder.resolve().name + ("" if split is None else f", {split} split")
-        data = cls(queries, corpus, relevant, name=name)
-        data.relevant = {query: grades for query, grades in data.relevant.items() if grades}
-        return data
+        return cls(queries, corpus, relevant, name=name)
 
     @classmethod
     def from_dataset(cls, rows: Dataset, name: str = "") -> RetrievalData:

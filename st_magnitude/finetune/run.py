@@ -1,4 +1,4 @@
-"""Training on a folder of retrieval data: what ``st-magnitude train`` and the demo run."""
+"""Training on retrieval data, as ``st-magnitude train`` does it."""
 
 from __future__ import annotations
 
@@ -321,8 +321,12 @@ def describe_training(trainer: SentenceTransformerTrainer) -> None:
 
 def digest_of(data: RetrievalData) -> str:
     """A digest of texts and judgments, by which a run that resumes knows its data."""
-    judged = [(query, *sorted(ids)) for part in (data.relevant, data.negatives) for query, ids in part.items()]
-    return digest(text for row in (*data.queries.items(), *data.corpus.items(), *judged) for text in row)
+    rows = [*data.queries.items(), *data.corpus.items()]
+    rows += [
+        (query, document, str(grade)) for query, ids in data.relevant.items() for document, grade in sorted(ids.items())
+    ]
+    rows += [(query, *sorted(ids)) for query, ids in data.negatives.items()]
+    return digest(text for row in rows for text in row)
 
 
 def _batch_sampler(rows: Dataset, batch_size: int) -> BatchSamplers:

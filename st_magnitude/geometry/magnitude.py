@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from st_magnitude.geometry.arrays import Array, matrix_of, same_length, sample_of
 
@@ -56,29 +55,6 @@ def cohens_d(relevant: Any, irrelevant: Any, pooled: str = "df") -> float:
         return 0.0
     difference = float(a.mean() - b.mean())
     deviation = math.sqrt(np.average([s.var(ddof=1) if np.ptp(s) else 0.0 for s in (a, b)], weights=weights))
-    return difference / deviation if deviation else math.copysign(math.inf, difference)
-
-
-def counted_cohens_d(values: Array, relevant: NDArray[np.int64], irrelevant: NDArray[np.int64]) -> float:
-    """`cohens_d` of values that are repeated the given numbers of times, without repeating them: (m,), (m,), (m,) -> d.
-
-    Example:
-        >>> counted_cohens_d(np.array([1.0, 2.0, 4.0]), np.array([1, 0, 2]), np.array([2, 3, 1])) == cohens_d(
-        ...     [1, 4, 4], [1, 1, 2, 2, 2, 4]
-        ... )
-        True
-    """
-    samples = [(values[counts > 0], counts[counts > 0]) for counts in (relevant, irrelevant)]
-    both = np.concatenate([sample for sample, _ in samples])
-    if np.ptp(both) <= 1e-6 * np.abs(both).max():
-        return 0.0
-    means = [float(np.average(sample, weights=counts)) for sample, counts in samples]
-    squares = sum(
-        float(counts @ (sample - mean) ** 2) if np.ptp(sample) else 0.0
-        for (sample, counts), mean in zip(samples, means, strict=True)
-    )
-    deviation = math.sqrt(squares / (int(relevant.sum()) + int(irrelevant.sum()) - 2))
-    difference = means[0] - means[1]
     return difference / deviation if deviation else math.copysign(math.inf, difference)
 
 

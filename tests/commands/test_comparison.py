@@ -7,6 +7,7 @@ from sentence_transformers.sentence_transformer.modules import BoW
 
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.finetune.comparison import compare, own_ndcg
+from st_magnitude.finetune.run import digest_of
 from st_magnitude.surgery.normalize import add_normalize
 
 NUMBER = 60  # fewer queries get a warning
@@ -62,3 +63,12 @@ def test_a_model_that_normalises_has_one_scoring(planted):
     assert found.saved == found.as_trained
     assert found.saved.exponent == 1.0
     assert found.to_dict()["best"] is None
+
+
+def test_other_grades_are_other_data():
+    """A comparison that continues would mix figures of two gains otherwise."""
+    one, other, same = (
+        RetrievalData({"q": "who?"}, {"d": "he", "e": "she"}, {"q": relevant})
+        for relevant in ({"d": 1, "e": 2}, {"d": 1, "e": 1}, {"e": 1, "d": 1})
+    )
+    assert digest_of(one) != digest_of(other) == digest_of(same)
