@@ -100,6 +100,8 @@ def train(model: SentenceTransformer, name: str, task: DocstringTask, folder: Pa
         learning_rate=1e-4,
         warmup_steps=max(1, steps // 10),
         seed=seed,
+        batch_sampler="no_duplicates",  # a text twice in a batch would be its own negative
+        dataloader_drop_last=True,
         save_strategy="no",
         report_to=[],
         logging_steps=10**6,
