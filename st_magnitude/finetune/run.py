@@ -321,7 +321,7 @@ def describe_training(trainer: SentenceTransformerTrainer) -> None:
 
 def digest_of(data: RetrievalData) -> str:
     """A digest of texts and judgments, by which a run that resumes knows its data."""
-    rows = [*data.queries.items(), *data.corpus.items()]
+    rows: list[tuple[str, ...]] = [*data.queries.items(), *data.corpus.items()]
     rows += [
         (query, document, str(grade)) for query, ids in data.relevant.items() for document, grade in sorted(ids.items())
     ]
