@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -234,6 +236,30 @@ class RetrievalData:
             dict(sorted((position[document], grade) for document, grade in self.relevant[query].items()))
             for query in self.query_ids
         ]
+
+    def log_prior(self, smoothing: float = 1.0) -> dict[str, float]:
+        """The logarithm of the prior of every document of the corpus, from the judgments.
+
+            p(d) = (n(d) + smoothing) / (sum_d' n(d') + smoothing · N)
+
+        n(d) is the number of queries to which d is relevant, whatever the grade, and N the number of documents.
+
+        Args:
+            smoothing: Additive smoothing, above 0, so a document that is relevant to no query has a prior as well.
+
+        Raises:
+            ValueError: If smoothing is not a finite number above 0.
+
+        Example:
+            >>> data = RetrievalData({"q": "?", "r": "?"}, {"a": "x", "b": "y"}, {"q": {"a"}, "r": {"a"}})
+            >>> {document: round(math.exp(log_p), 2) for document, log_p in data.log_prior().items()}
+            {'a': 0.75, 'b': 0.25}
+        """
+        if not (smoothing > 0 and math.isfinite(smoothing)):
+            raise ValueError(f"smoothing must be a finite number above 0, got {smoothing}.")
+        counts = Counter(document for grades in self.relevant.values() for document in grades)
+        log_total = math.log(counts.total() + smoothing * len(self.corpus))
+        return {document: math.log(counts[document] + smoothing) - log_total for document in self.corpus}
 
     def encode(self, model: SentenceTransformer, **encode: Any) -> EncodedTask:
         """Encodes the queries that count and the corpus; `st_magnitude.data.task.encode_texts` has the options."""

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -223,3 +224,21 @@ def test_rows_of_a_dataset() -> None:
     assert {data.corpus[d] for ids in data.negatives.values() for d in ids} == set(rows["negative_1"])
     with pytest.raises(DataError, match=r"columns \['anchor'\]; pass a query, a relevant document"):
         RetrievalData.from_dataset(rows.select_columns("anchor"))
+
+
+@pytest.mark.parametrize("smoothing", [0.01, 1.0, 50.0])
+def test_log_prior(smoothing: float) -> None:
+    data = RetrievalData({"q1": "?", "q2": "?", "q3": "?"}, CORPUS, {"q1": {"d0": 3, "d1": 0}, "q2": {"d0", "d2"}})
+    counts = [2, 0, 1, 0, 0, 0, 0, 0]
+    expected = {key: (n + smoothing) / (3 + 8 * smoothing) for key, n in zip(CORPUS, counts, strict=True)}
+    prior = {key: math.exp(value) for key, value in data.log_prior(smoothing).items()}
+    assert prior == pytest.approx(expected)
+    assert sum(prior.values()) == pytest.approx(1)
+    unjudged = RetrievalData(data.queries, CORPUS, {}).log_prior(smoothing)
+    assert unjudged == pytest.approx(dict.fromkeys(CORPUS, -math.log(8)))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, -1.0, math.inf, math.nan])
+def test_log_prior_needs_smoothing(smoothing: float) -> None:
+    with pytest.raises(ValueError, match="smoothing must be a finite number above 0"):
+        DATA.log_prior(smoothing)
