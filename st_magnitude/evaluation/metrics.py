@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from sentence_transformers import SentenceTransformer
 from st_magnitude.similarity import COSINE, Similarity
 from st_magnitude.surgery.raw import normalizes_output, refuse_other_models
 
-__all__ = ["are_unit", "model_name", "raw_scoring_of", "scoring_of", "share_interval"]
+__all__ = ["are_unit", "model_name", "raw_scoring_of", "scoring_of", "share_interval", "word_counts"]
 
 
 def are_unit(norms: NDArray[np.float64]) -> bool:
@@ -70,3 +71,8 @@ def share_interval(count: float, total: int) -> tuple[float, float, float]:
     low = betaincinv(count, total - count + 1, 0.025) if count > 0 else 0.0
     high = betaincinv(count + 1, total - count, 0.975) if count < total else 1.0
     return count / total, float(low), float(high)
+
+
+def word_counts(texts: Iterable[str]) -> NDArray[np.float64]:
+    """Number of words of every text: n texts -> (n,)."""
+    return np.array([len(text.split()) for text in texts], dtype=float)

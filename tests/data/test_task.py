@@ -26,7 +26,6 @@ from st_magnitude.data import task as task_module
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import EncodedTask, encode_texts
 from st_magnitude.evaluation import HybridEvaluator
-from st_magnitude.evaluation.confidence import norm_confidence
 from st_magnitude.modules import ExponentNorm
 
 SIMILARITIES = [DOT, QNORM, DNORM, COSINE, Similarity(1.0, 0.4), Similarity(0.3, 0.8)]
@@ -144,7 +143,6 @@ def test_embeddings_that_are_not_finite_are_refused_by_name(side, name, value):
 SCORERS = {
     "calibrate_exponent": lambda model, *task: calibrate_exponent(model, RetrievalData(*task)),
     "diagnose": lambda model, *task: diagnose(model, RetrievalData(*task)),
-    "norm_confidence": lambda model, *task: norm_confidence(model, RetrievalData(*task)),
     "MagnitudeEvaluator": lambda model, *task: MagnitudeEvaluator(*task)(model),
     "CompressionEvaluator": lambda model, *task: CompressionEvaluator(*task)(model),
     "HybridEvaluator": lambda model, *task: HybridEvaluator(*task, bm25={"q1": {"d01": 1.0}})(model),
