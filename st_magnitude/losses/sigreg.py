@@ -1,30 +1,11 @@
-"""SIGReg, a regularizer that spreads embeddings over all directions, and InfoNCE with it.
-
-The Epps-Pulley distance of N projected embeddings p_i = a · x_i from N(0, 1), with phi(t) = exp(-t²/2):
-
-    T(a) = sum_k w_k [ (mean_i cos(t_k p_i) - phi(t_k))² + (mean_i sin(t_k p_i))² ]
-
-is averaged over random directions a. The knots t_k are multiples of one step, so the cosines and sines at a few
-multiples give those at all of them: with 2 and 3 multiples, cos(5b ± a) = cos 5b cos a ∓ sin 5b sin a reaches 17 knots.
-The sums over rows of such products are one small matrix product per direction, and the gradient is another one with the
-same factors.
-
-Under torch.distributed the statistic is taken of the joined batch, also when batches differ in size. The gradient is
-multiplied by the number of ranks, because DDP takes the mean over ranks.
-
-Source: Epps and Pulley, A Test for Normality Based on the Empirical Characteristic Function, Biometrika 1983; LeJEPA,
-arXiv 2511.08544, section 4.
-"""
+"""SIGReg, a regularizer that spreads embeddings over all directions, and InfoNCE with it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from sentence_transformers import SentenceTransformer
@@ -32,7 +13,6 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from st_magnitude._checks import at_least, one_of, positive, prefix_dims, whole_number
-from st_magnitude.geometry import knots_and_weights
 from st_magnitude.kernel.ring import num_ranks
 from st_magnitude.losses.ranking import MagnitudeRankingLoss, RankingOptions
 from st_magnitude.similarity import COSINE, Similarity, at_least_float32, safe_norm
@@ -42,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SIGReg", "SIGRegInfoNCE"]
 
-# The number of projections in a chunk; each takes 24 numbers of memory. On a CPU they stay in the cache.
+# The number of projections in a chunk; each takes six numbers of memory. On a CPU they stay in the cache.
 _CHUNK = {"cpu": 2**16, "cuda": 2**21}
 
 CITATION = """
@@ -60,21 +40,19 @@ CITATION = """
 class SIGReg(nn.Module):
     """Sketched isotropic Gaussian regularization: how far projections of the embeddings are from N(0, 1).
 
-        SIGReg(x) = mean_a N · sum_k w_k [ (mean_i cos(t_k a · x_i) - exp(-t_k²/2))² + (mean_i sin(t_k a · x_i))² ]
+        SIGReg(x) = mean_a N · sum_k w_k |mean_i exp(i t_k a · x_i) - exp(-t_k²/2)|²
 
-    over random unit directions a, the Epps-Pulley statistic of each. Rows are first normalised and multiplied by
+    over random unit directions a, the Epps-Pulley statistic of each, where w_k are the weights of the trapezoid rule for
+    the integral over t from -t_max to t_max with the density exp(-t²/2). Rows are first normalised and multiplied by
     sqrt(D), which gives the projections of evenly spread rows variance 1. The best value is not 0: N rows drawn from
     the target have the expectation 1.0525 for any N (see `null_expectation`). Training lowers the excess over it.
 
     Args:
         num_directions: Number of directions that a step draws; fewer than about D leave much of the space unseen.
-        num_knots: Number T of knots t_k, evenly spaced on [0, t_max].
+        num_knots: Number of knots t_k, evenly spaced on [0, t_max].
         t_max: Largest knot.
         scale: Norm of the normalised rows: ``"sqrt_d"`` (of the prefix, if there are ``dims``) or a number. None takes
             the embeddings as they are, with their norms.
-        window: Whether the integral over t has the weights exp(-t²/2).
-        scale_by_n: Whether the statistic is multiplied by the number of rows N; its null expectation then does not
-            depend on N.
         dims: Prefixes to regularise. Each is cut, normalised and scaled by itself, and the loss is their mean. None:
             all dimensions.
         views: Sample that a loss takes from its columns. ``"pooled"``: the rows of all columns (queries, documents,
@@ -99,10 +77,11 @@ class SIGReg(nn.Module):
         >>> sigreg, x = SIGReg(), torch.randn(256, 32)
         >>> sigreg(x) < 2 < sigreg(x + 3)  # spread out, and in a cone
         tensor(True)
-        >>> round(sigreg.null_expectation(256), 4)
+        >>> round(sigreg.null_expectation, 4)
         1.0525
 
-    Source: Balestriero and LeCun, LeJEPA, arXiv 2511.08544, section 4; with ``scale=None`` it is LeJEPA's.
+    Source: Epps and Pulley, A Test for Normality Based on the Empirical Characteristic Function, Biometrika 1983;
+    Balestriero and LeCun, LeJEPA, arXiv 2511.08544, section 4; with ``scale=None`` it is LeJEPA's.
     """
 
     def __init__(
@@ -111,8 +90,6 @@ class SIGReg(nn.Module):
         num_knots: int = 17,
         t_max: float = 3.0,
         scale: float | Literal["sqrt_d"] | None = "sqrt_d",
-        window: bool = True,
-        scale_by_n: bool = True,
         *,
         dims: Iterable[int] | None = None,
         views: Literal["pooled", "per_view"] = "pooled",
@@ -120,13 +97,13 @@ class SIGReg(nn.Module):
     ) -> None:
         super().__init__()
         whole_number("num_directions", num_directions)
+        at_least("num_knots", num_knots, 2)
+        positive("t_max", t_max)
         positive("scale", scale, ["sqrt_d", None])
         one_of("views", views, ("pooled", "per_view"))
-        knots_and_weights(num_knots, t_max, window, "trapezoid")  # checks them
         self.num_directions, self.num_knots, self.t_max = num_directions, num_knots, t_max
-        self.scale, self.window, self.scale_by_n = scale, window, scale_by_n
+        self.scale, self.views, self.gather = scale, views, gather
         self.dims = None if dims is None else prefix_dims(dims)
-        self.views, self.gather = views, gather
         self.last_excess: Tensor | None = None
 
     def forward(self, embeddings: Tensor, directions: Tensor | None = None) -> Tensor:
@@ -143,17 +120,22 @@ class SIGReg(nn.Module):
         """The statistic of a batch, from its columns (B, D). Losses call it."""
         return self._mean([torch.cat(list(columns))] if self.views == "pooled" else list(columns))
 
-    def null_expectation(self, n: int) -> float:
-        """The mean value of n independent rows whose projections have exactly the target distribution.
-
-        sum_k w_k (1 - phi(t_k)²), divided by n unless ``scale_by_n``
-        """
-        w, phi = np.array(self._statistic.weights), np.array(self._statistic.target)
-        return float(w @ (1 - phi**2)) / (1 if self.scale_by_n else n)
-
     @property
-    def _statistic(self) -> Statistic:
-        return _make_statistic(self.num_knots, self.t_max, self.window, self.scale_by_n)
+    def null_expectation(self) -> float:
+        """The mean value of rows whose projections have exactly the target distribution: sum_k w_k (1 - phi(t_k)²)."""
+        step = self.t_max / (self.num_knots - 1)
+        targets = [math.exp(-((step * k) ** 2) / 2) for k in range(1, self.num_knots)]
+        weights = [2 * step * phi for phi in targets[:-1]] + [step * targets[-1]]
+        return sum(w * (1 - phi**2) for w, phi in zip(weights, targets, strict=True))
+
+    def _knots(self, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The knots t_k > 0, their weights and the target phi(t_k) = exp(-t_k²/2), (T,) each; t = 0 adds nothing."""
+        step = self.t_max / (self.num_knots - 1)
+        knots = step * torch.arange(1, self.num_knots, dtype=like.dtype, device=like.device)
+        target = (-knots.square() / 2).exp()
+        weights = 2 * step * target
+        weights[-1] /= 2
+        return knots, weights, target
 
     def _mean(self, columns: list[Tensor], directions: Tensor | None = None) -> Tensor:
         """The mean over columns and prefixes."""
@@ -164,11 +146,8 @@ class SIGReg(nn.Module):
         with torch.autocast(columns[0].device.type, enabled=False):
             columns = [at_least_float32(x) for x in columns]
             directions = self._draw(columns[0]) if directions is None else directions.detach().to(columns[0])
-            parts = [x[:, :dim] for x in columns for dim in dims]
-            value = torch.stack([self._of_prefix(x, directions) for x in parts]).mean()
-            # With scale_by_n the null expectation does not depend on the number of rows.
-            sizes = [len(x) if self.scale_by_n else joined_rows(x, self._num_ranks()) for x in parts]
-        self.last_excess = value.detach() - sum(map(self.null_expectation, sizes)) / len(sizes)
+            value = torch.stack([self._of_prefix(x[:, :dim], directions) for x in columns for dim in dims]).mean()
+        self.last_excess = value.detach() - self.null_expectation
         return value
 
     def _of_prefix(self, x: Tensor, directions: Tensor) -> Tensor:
@@ -177,7 +156,7 @@ class SIGReg(nn.Module):
             x = x / safe_norm(x) * (dim**0.5 if self.scale == "sqrt_d" else self.scale)  # (n, D)
         if dim < len(directions):
             directions = directions[:dim] / safe_norm(directions[:dim].T).T
-        return EppsPulley.apply(x, directions, self._statistic, self._num_ranks())
+        return EppsPulley.apply(x, directions, *self._knots(x), self._num_ranks())
 
     def _num_ranks(self) -> int:
         return num_ranks() if self.gather else 1
@@ -192,7 +171,7 @@ class SIGReg(nn.Module):
         return directions / torch.linalg.vector_norm(directions, dim=0)
 
     def extra_repr(self) -> str:
-        names = ("num_directions", "num_knots", "t_max", "scale", "window", "scale_by_n")
+        names = ("num_directions", "num_knots", "t_max", "scale")
         return ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
 
 
@@ -208,7 +187,7 @@ class SIGRegInfoNCE(MagnitudeRankingLoss):
 
     Args:
         model: The SentenceTransformer to train.
-        weight: Weight of SIGReg, for statistics that grow with the batch (``scale_by_n=True``, the default).
+        weight: Weight of SIGReg, whose distance from its best value grows with the batch.
         similarity: A Similarity or its name. SIGReg depends on directions only (unless its ``scale`` is None), so
             the norm stays free under a similarity that keeps magnitude.
         sigreg: The regularizer; None: ``SIGReg()``. Use ``SIGReg(dims=...)`` for prefixes.
@@ -244,123 +223,71 @@ class SIGRegInfoNCE(MagnitudeRankingLoss):
         super().__init__(model, similarity, **given)
 
 
-# --- the statistic ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Statistic:
-    """Knots t_k > 0 (0 adds nothing), weights w_k, target phi(t_k), and whether the sum is multiplied by N."""
-
-    knots: tuple[float, ...]
-    weights: tuple[float, ...]
-    target: tuple[float, ...]
-    scale_by_n: bool
-
-
-@lru_cache(maxsize=64)
-def _make_statistic(num_knots: int, t_max: float, window: bool, scale_by_n: bool) -> Statistic:
-    """The statistic whose target is N(0, 1)."""
-    knots, weights = (v[1:] for v in knots_and_weights(num_knots, t_max, window, "trapezoid"))  # t = 0 adds nothing
-    target = np.exp(-(knots**2) / 2)
-    return Statistic(tuple(knots.tolist()), tuple(weights.tolist()), tuple(target.tolist()), scale_by_n)
-
-
 class EppsPulley(torch.autograd.Function):
-    """The mean of T(a) over columns of directions: (n, D), (D, K) -> scalar. The forward pass takes the gradient."""
+    """The mean over directions of N sum_k w_k |error_k|², error_k = mean_i exp(i t_k p_i) - phi_k, for p = x @ directions.
+
+    The knots are multiples of the first one, so exp(i t_k p) are powers of z = exp(i t_1 p), and the gradient is a
+    polynomial in z:
+
+        d / d p_i = -2/N Im( sum_k w_k t_k conj(error_k) z_i^k )
+
+    The forward pass takes the gradient, because a chunk of directions is gone after it.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, directions: Tensor, statistic: Statistic, ranks: int) -> Tensor:
-        loss, gradient = _walk(x, directions, statistic, ranks, ctx.needs_input_grad[0])
-        ctx.save_for_backward(gradient)
-        return loss
+    def forward(
+        ctx: Any,
+        x: Tensor,  # (n, D)
+        directions: Tensor,  # (D, K)
+        knots: Tensor,  # (T,)
+        weights: Tensor,  # (T,)
+        target: Tensor,  # (T,)
+        ranks: int,
+    ) -> Tensor:
+        total = x.new_full((), len(x))
+        sums = torch.cat([_sums_of_powers(z, len(knots)) for _, z in _chunks(x, directions, knots[0])])  # (K, T)
+        if ranks > 1:
+            parts = torch.cat([torch.view_as_real(sums).flatten(), total[None]])
+            dist.all_reduce(parts)
+            sums, total = torch.view_as_complex(parts[:-1].view(*sums.shape, 2)), parts[-1]
+        error = sums / total - target
+        weights = weights * (total / directions.shape[1])
+        if ctx.needs_input_grad[0]:
+            # Times the number of ranks, because DDP takes the mean over ranks.
+            coefficients = error.conj() * (weights * knots * (-2 * ranks / total))  # (K, T)
+            gradient = torch.zeros_like(x)
+            for columns, z in _chunks(x, directions, knots[0]):
+                slope = _polynomial(z, coefficients[columns]).imag  # (C, n)
+                gradient.addmm_(slope.T, directions[:, columns].T)
+            ctx.save_for_backward(gradient)
+        return ((error.real.square() + error.imag.square()) * weights).sum()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.saved_tensors[0] * grad_output, None, None, None
+        return ctx.saved_tensors[0] * grad_output, None, None, None, None, None
 
 
-def _walk(
-    x: Tensor, directions: Tensor, statistic: Statistic, ranks: int, with_gradient: bool
-) -> tuple[Tensor, Tensor | None]:
-    """The loss and its gradient, by chunks of directions."""
-    rows, num_directions = len(x), directions.shape[1]
-    total = joined_rows(x, ranks)
-    num_fine, num_coarse = _basis(len(statistic.knots))
-    products = _product_formulas(len(statistic.knots)).to(x)  # (2 T, P Q)
-    first = statistic.knots[0]
-    stride = 2 * num_fine + 1
-    multiples = [*range(1, num_fine + 1), *(stride * b for b in range(1, num_coarse + 1))]
-    steps = x.new_tensor([first * m for m in multiples])[:, None]  # (A + B, 1)
-    knots, weights, target = (x.new_tensor(v) for v in (statistic.knots, statistic.weights, statistic.target))
-    weights = weights * ((total if statistic.scale_by_n else 1) / num_directions)
-
-    # All ranks must cut the directions in the same way, however many rows each of them has.
-    chunk = max(1, min(num_directions, _CHUNK.get(x.device.type, 2**16) * ranks // total))
-    fine_ = x.new_ones(chunk, 2 * num_fine + 1, rows)  # 1, cosines, sines of a θ
-    coarse_ = x.new_ones(chunk, 2 * num_coarse + 1, rows)  # 1, cosines, sines of (2 A + 1) b θ
-    loss, gradient = x.new_zeros(()), torch.zeros_like(x) if with_gradient else None
-    for start in range(0, num_directions, chunk):
-        a = directions[:, start : start + chunk].T  # (C, D)
-        c = len(a)
-        fine, coarse = fine_[:c], coarse_[:c]
-        angles = (a @ x.T)[:, None] * steps  # (C, A + B, n)
-        for planes, angle, size in (
-            (fine, angles[:, :num_fine], num_fine),
-            (coarse, angles[:, num_fine:], num_coarse),
-        ):
-            torch.cos(angle, out=planes[:, 1 : size + 1])
-            torch.sin(angle, out=planes[:, size + 1 :])
-        # The sums over rows of cos kθ and sin kθ at all knots are sums of products of a fine and a coarse factor.
-        sums = torch.bmm(fine, coarse.mT).view(c, -1) @ products.T  # (C, 2 T): of cosines and of sines at all knots
-        error = (_sum_over_ranks(sums, ranks) / total).view(c, 2, -1)
-        error[:, 0] -= target
-        loss += (error.square() * weights).sum()
-        if gradient is not None:
-            # d T / d p = 2/N sum_k w_k t_k (imaginary error · cos(t_k p) - real error · sin(t_k p))
-            slope = torch.stack([error[:, 1], -error[:, 0]], dim=1) * (weights * knots * (2 * ranks / total))
-            mixed = (slope.view(c, -1) @ products).view(c, fine.shape[1], -1)  # (C, P, Q)
-            slopes = torch.bmm(mixed.mT, fine).mul_(coarse).sum(dim=1)  # (C, n)
-            gradient.addmm_(slopes.T, a)
-    return loss, gradient
+def _chunks(x: Tensor, directions: Tensor, knot: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """A few directions at a time, and exp(i knot p) of the rows' projections on them, (C, n)."""
+    size = max(1, _CHUNK.get(x.device.type, 2**16) // len(x))
+    for start in range(0, directions.shape[1], size):
+        columns = slice(start, start + size)
+        angles = knot * (directions[:, columns].T @ x.T)
+        yield columns, torch.polar(torch.ones_like(angles), angles)
 
 
-@lru_cache
-def _basis(num_knots: int) -> tuple[int, int]:
-    """The fewest multiples (A fine ones, B coarse ones) that reach num_knots: A + (2 A + 1) B >= num_knots."""
-    candidates = [(a, -(-(num_knots - a) // (2 * a + 1))) for a in range(1, num_knots + 1)]
-    return min(candidates, key=sum)
+def _sums_of_powers(z: Tensor, number: int) -> Tensor:
+    """The sums over rows of z, z², ..., z^number: (C, n) -> (C, number)."""
+    power, sums = z.clone(), [z.sum(dim=1)]
+    for _ in range(1, number):
+        sums.append(power.mul_(z).sum(dim=1))
+    return torch.stack(sums, dim=1)
 
 
-@lru_cache
-def _product_formulas(num_knots: int) -> Tensor:
-    """cos kθ (rows 0 .. T - 1) and sin kθ (rows T .. 2 T - 1), k = 1 .. T, of products fine x coarse: (2 T, P Q).
-
-    With k = (2 A + 1) b + a and |a| <= A.
-    """
-    num_fine, num_coarse = _basis(num_knots)
-    formulas = torch.zeros(2, num_knots, 2 * num_fine + 1, 2 * num_coarse + 1, dtype=torch.float64)
-    for k in range(1, num_knots + 1):
-        b = (k + num_fine) // (2 * num_fine + 1)
-        a = k - (2 * num_fine + 1) * b
-        cos_a, sin_a, sign = abs(a), num_fine + abs(a), math.copysign(1, a)  # 0 is the constant 1
-        cos_b, sin_b = b, num_coarse + b
-        formulas[0, k - 1, cos_a, cos_b] = 1
-        if a:
-            formulas[1, k - 1, sin_a, cos_b] = sign
-        if b:
-            formulas[1, k - 1, cos_a, sin_b] = 1
-        if a and b:
-            formulas[0, k - 1, sin_a, sin_b] = -sign
-    return formulas.view(2 * num_knots, -1)
-
-
-def joined_rows(x: Tensor, ranks: int) -> int:
-    """The number of rows of the joined batch."""
-    return int(_sum_over_ranks(x.new_tensor(float(len(x))), ranks).item()) if ranks > 1 else len(x)
-
-
-def _sum_over_ranks(x: Tensor, ranks: int) -> Tensor:
-    if ranks > 1:
-        dist.all_reduce(x)
-    return x
+def _polynomial(z: Tensor, coefficients: Tensor) -> Tensor:
+    """sum_k c_k z^k for k = 1 ... T, by Horner's rule: (C, n), (C, T) -> (C, n)."""
+    value = coefficients[:, -1:] * z
+    for k in range(coefficients.shape[1] - 2, -1, -1):
+        value.add_(coefficients[:, k, None]).mul_(z)
+    return value

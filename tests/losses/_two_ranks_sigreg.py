@@ -18,7 +18,7 @@ from st_magnitude.losses import sigreg as module
 
 CASES: dict[str, dict] = {
     "default": {},
-    "no window": {"num_directions": 48, "num_knots": 16, "scale_by_n": False, "window": False},
+    "knots": {"num_directions": 48, "num_knots": 16, "t_max": 4.0},
     "raw": {"scale": None},
     "per view": {"views": "per_view"},
     "dims": {"dims": (8, 32)},
