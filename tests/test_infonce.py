@@ -117,9 +117,10 @@ def test_gradcheck(terms, similarity, direction):
     assert torch.autograd.gradcheck(loss, (queries, documents, *gammas, *temperatures))
 
 
-def assert_equals_the_reference(queries, documents, terms, similarity, direction, offset, **options):
+def assert_equals_the_reference(queries, documents, terms, similarity, direction, offset, leaves=(), **options):
     """Value and gradients, those of all_queries among them."""
-    leaves = [queries, documents, *(x for x in options.values() if isinstance(x, torch.Tensor) and x.requires_grad)]
+    options_with_gradient = (x for x in options.values() if isinstance(x, torch.Tensor) and x.requires_grad)
+    leaves = [queries, documents, *leaves, *options_with_gradient]
     ours = infonce(queries, documents, terms, similarity, direction, offset, **options)
     expected = infonce_reference(queries, documents, terms, similarity, direction, offset, **options)
     torch.testing.assert_close(ours, expected, rtol=1e-10, atol=1e-12)
@@ -225,7 +226,11 @@ def test_excluded_columns_of_gathered_queries(direction):
 
 
 @pytest.mark.parametrize("direction", ["query_to_document", "document_to_query", "both"])
-@pytest.mark.parametrize("options", [{"exclude": IDS}, {"positives": LABELS}], ids=["exclude", "positives"])
+@pytest.mark.parametrize(
+    "options",
+    [{"exclude": IDS}, {"positives": LABELS}, {"log_q": torch.arange(9) / 2.0, "log_q_queries": torch.arange(4) / 2.0}],
+    ids=["exclude", "positives", "log_q"],
+)
 def test_gradcheck_with_excluded_columns_and_several_positives(direction, options):
     queries, documents = embeddings(4, 9)
     inputs = [torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (0.3, 0.8, 0.5, 0.4, 0.7)]
@@ -236,6 +241,66 @@ def test_gradcheck_with_excluded_columns_and_several_positives(direction, option
         return infonce(queries, documents, terms, similarity, direction, 2, **options)
 
     assert torch.autograd.gradcheck(loss, (queries, documents, *inputs))
+
+
+def log_frequencies(size, seed=5):
+    return torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 2 - 7
+
+
+@pytest.mark.parametrize("gammas", [(1, 1), (0.3, 0.8)])
+@pytest.mark.parametrize("direction", ["query_to_document", "document_to_query", "both"])
+@pytest.mark.parametrize("hardness", [0.0, 0.7])
+@pytest.mark.parametrize("options", [{}, {"exclude": IDS}, {"positives": LABELS}], ids=["all", "exclude", "positives"])
+def test_log_q(gammas, direction, hardness, options):
+    """With powers of exponentials, and temperatures and exponents that are learned."""
+    queries, documents = embeddings(4, 9)
+    all_queries = embeddings(6, seed=1)[0]
+    leaves = [torch.tensor(float(x), dtype=torch.float64, requires_grad=True) for x in (*gammas, 0.3, 0.6, 0.1, 0.45)]
+    terms = [Term(dim, tau, 0.5) for dim in (3, None) for tau in leaves[2:]]
+    similarity = Similarity(*leaves[:2]) if 0.3 in gammas else Similarity(*gammas)
+    options = {"log_q": log_frequencies(9), "hardness": hardness, **options}
+    for others in ({}, {"all_queries": all_queries}):
+        options |= {**others, "log_q_queries": log_frequencies(6 if others else 4)}
+        assert_equals_the_reference(queries, documents, terms, similarity, direction, 2, leaves=leaves, **options)
+        shifted = options | {"log_q": options["log_q"] + 70, "log_q_queries": options["log_q_queries"] - 70}
+        losses = [infonce(queries, documents, terms, similarity, direction, 2, **o) for o in (options, shifted)]
+        torch.testing.assert_close(*losses)
+
+
+def test_log_q_is_the_definition():
+    """Yi et al. 2019, Eq. 3 to 5: the softmax of s / tau - log q, the positive's included."""
+    queries, documents = embeddings(4, 9)
+    log_q = log_frequencies(9)
+    logits = QNORM(queries, documents) / 0.5 - log_q
+    loss = infonce(queries, documents, [Term(temperature=0.5)], QNORM, log_q=log_q)
+    torch.testing.assert_close(loss, nn.functional.cross_entropy(logits, torch.arange(4)))
+    with pytest.raises(ValueError, match=r"log_q takes the logarithms of 9 probabilities.*got torch.int64"):
+        infonce(queries, documents, log_q=torch.arange(9))
+
+
+def test_log_q_undoes_duplicates():
+    """A negative that is drawn n times is corrected by log n to one that is drawn once."""
+    queries, documents = embeddings(4, 7)
+    counts = torch.tensor([1, 1, 1, 1, 2, 3, 1])
+    repeated = torch.arange(7).repeat_interleave(counts)
+    written_out = infonce(queries, documents[repeated], MANY, QNORM, log_q=counts[repeated].double().log())
+    torch.testing.assert_close(written_out, infonce(queries, documents, MANY, QNORM))
+    corrected = infonce(queries, documents, MANY, QNORM, log_q=-counts.double().log())
+    torch.testing.assert_close(corrected, infonce(queries, documents[repeated], MANY, QNORM))
+
+
+@pytest.mark.parametrize("temperature", [0.01, 1.0])
+def test_log_q_in_float32(temperature):
+    """Frequencies from 1 to 1e-30, the rarest of the best and of the worst documents."""
+    queries, documents = (x.detach().float() for x in embeddings(16, 64))
+    log_q = torch.linspace(-69, 0, 64)[torch.randperm(64, generator=torch.Generator().manual_seed(0))]
+    found, expected = [], []
+    for gradients, dtype in ((found, torch.float32), (expected, torch.float64)):
+        leaves = [x.to(dtype, copy=True).requires_grad_() for x in (queries, documents)]
+        loss = infonce(*leaves, [Term(temperature=temperature), Term(temperature=temperature / 2)], log_q=log_q)
+        gradients += [loss, *torch.autograd.grad(loss, leaves)]
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-5 * b.abs().max().item())
 
 
 @pytest.mark.parametrize("similarity", [DOT, QNORM, COSINE], ids=str)

@@ -34,6 +34,7 @@ CASES = {
 }
 
 
+LOG_Q = {"cosine", "many", "many dot", "hard"}  # cases with frequencies of documents and of queries
 EXCLUDED = {"cosine": "ids", "many": "ids", "many dot": "margin", "prefix": "margin", "hard": "ids and margin"}
 
 
@@ -51,6 +52,13 @@ def ids_of(pairs: list[list[torch.Tensor]]) -> list[list[torch.Tensor]]:
     return [
         [torch.randint(0, 12, (len(d),), generator=generator), 100 * rank + torch.arange(len(d)) // 2]
         for rank, (_, d) in enumerate(pairs)
+    ]
+
+
+def log_frequencies(pairs: list[list[torch.Tensor]]) -> list[list[torch.Tensor]]:
+    """Of the documents and of the queries of each rank."""
+    return [
+        [(10 * rank + torch.arange(len(x)).double()).cos() * 3 for x in (d, q)] for rank, (q, d) in enumerate(pairs)
     ]
 
 
@@ -79,6 +87,7 @@ def in_the_ring(num_ranks: int) -> dict[str, list[torch.Tensor]]:
         leaves, terms, similarity = learned(case)
         pairs, rule = batches(num_ranks, documents), EXCLUDED.get(case, "")
         pair, ids = pairs[dist.get_rank()], ids_of(pairs)[dist.get_rank()]
+        log_q, log_q_queries = log_frequencies(pairs)[dist.get_rank()] if case in LOG_Q else (None, None)
         loss = ring_infonce(
             *pair,
             terms,
@@ -87,6 +96,8 @@ def in_the_ring(num_ranks: int) -> dict[str, list[torch.Tensor]]:
             hardness=hardness,
             exclude=ids if "ids" in rule else (),
             threshold=threshold if "margin" in rule else None,
+            log_q=log_q,
+            log_q_queries=log_q_queries,
             tile_rows=2,
         )
         gradients = torch.autograd.grad(loss, [*pair, *leaves], allow_unused=True)
@@ -116,6 +127,8 @@ def test_equals_the_joined_batch(num_ranks):
 
         judges = [above_threshold] if "margin" in rule else []
         ids = map(joined, zip(*ids_of(pairs), strict=True)) if "ids" in rule else []
+        priors = map(joined, zip(*log_frequencies(pairs), strict=True)) if case in LOG_Q else (None, None)
+        options = dict(zip(("log_q", "log_q_queries"), priors, strict=True))
         queries, candidates = (joined(side) for side in zip(*pairs, strict=True))
         loss = infonce_reference(
             queries,
@@ -126,9 +139,12 @@ def test_equals_the_joined_batch(num_ranks):
             hardness=hardness,
             exclude=[*ids, *judges],
             exclude_queries=judges,
+            **options,
         )
         if rule:
-            everything = infonce_reference(queries, candidates, terms, similarity, direction, hardness=hardness)
+            everything = infonce_reference(
+                queries, candidates, terms, similarity, direction, hardness=hardness, **options
+            )
             assert loss < 0.99 * everything
         inputs = [x for pair in pairs for x in pair]
         gradients = torch.autograd.grad(loss, [*leaves, *inputs], allow_unused=True, materialize_grads=True)

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from st_magnitude.kernel.terms import LearnedTemperature, Term
 from st_magnitude.kernel.tiles import InfoNCE, Judge, Plan, divide_by_norms, of_both_sides, prefixes_of
-from st_magnitude.similarity import COSINE, Similarity
+from st_magnitude.similarity import COSINE, Similarity, at_least_float32
 
 __all__ = ["Direction", "Exclude", "Term", "infonce"]
 
@@ -53,6 +53,8 @@ def infonce(
     exclude: Exclude | None = None,
     exclude_queries: Judge | Sequence[Judge] | None = None,
     positives: Tensor | None = None,
+    log_q: Tensor | None = None,
+    log_q_queries: Tensor | None = None,
     tile_rows: int | None = None,
 ) -> Tensor:
     """InfoNCE over in-batch (and explicit) negatives: the mean over queries, summed over terms.
@@ -88,6 +90,13 @@ def infonce(
             softmax (Khosla et al. 2020, arXiv 2004.11362, Eq. 2; with ``direction="both"``, Yang et al. 2022, arXiv
             2204.03610, Eq. 2 and 3). For a softmax without them, with the query's own positive as the only one, give
             the ids as ``exclude`` instead. ``hardness`` weights negatives only.
+        log_q: Logarithms of how often each document is drawn as a negative, (M,), which are subtracted from the logits,
+            s / tau - log q, of all terms: those of the positives, too. In-batch negatives are drawn as often as
+            documents occur in the training pairs, so without the correction a popular document is a negative too often
+            and the loss learns not to rank by popularity (Yi et al. 2019, Sampling-bias-corrected neural modeling,
+            RecSys, Eq. 3 to 5). A constant added to all numbers changes nothing. They are constants without a gradient,
+            and differ by at most 80 in float32.
+        log_q_queries: The same for the queries in the softmax of a document: (B,), or (Q,) with all_queries.
         tile_rows: Largest number of rows of scores in a tile. The default is 1024 on a GPU; on a CPU it is 2^19 / M,
             but at least 256. Besides inputs and gradients, memory holds both sides divided by their norms and tiles of
             tile_rows x M numbers: one more than there are prefixes, one for several temperatures of a prefix, and one
@@ -115,6 +124,7 @@ def infonce(
     """
     terms = tuple(terms)
     width = check_shapes(queries, documents, all_queries, own_documents, terms, direction, offset)
+    priors = check_priors(log_q, log_q_queries, documents, queries if all_queries is None else all_queries)
     sides = sides_of(exclude, exclude_queries, positives, queries, documents, offset, all_queries, direction)
     dims, members = prefixes_of(terms, width)
     forward, backward = (
@@ -125,9 +135,10 @@ def infonce(
             hardness=alpha,
             judges=side.judges,
             positives=side.positives,
+            log_q=prior,
             tile_rows=tile_rows,
         )
-        for alpha, side in zip(of_both_sides(hardness), sides, strict=True)
+        for alpha, side, prior in zip(of_both_sides(hardness), sides, priors, strict=True)
     )
     # From here on every score is a plain inner product: the norms of the longest prefix are divided out first, and
     # the norms of shorter prefixes are factors of rows and columns.
@@ -138,7 +149,8 @@ def infonce(
         temperatures = torch.stack([torch.as_tensor(t.temperature, dtype=q.dtype, device=q.device) for t in terms])
         if direction in ("query_to_document", "both"):
             loss = InfoNCE.apply(q, d, q_scale, d_scale, temperatures, offset, forward)
-            losses.append(loss + _other_positives(queries, documents, terms, similarity, offset, sides[0].positives))
+            towards = queries, documents, terms, similarity, offset, sides[0].positives, priors[0]
+            losses.append(loss + _other_positives(*towards))
         if direction in ("document_to_query", "both"):
             own = slice(offset, offset + len(q))
             if own_documents is None:
@@ -150,8 +162,8 @@ def infonce(
             else:
                 q, q_scale = divide_by_norms(all_queries, forward.dims, similarity.gamma_query)  # (Q, D')
             loss = InfoNCE.apply(d, q, d_scale, q_scale, temperatures, offset, backward)
-            swapped = own_documents, all_queries, terms, similarity.swapped, offset, sides[1].positives
-            losses.append(loss + _other_positives(*swapped))
+            towards = own_documents, all_queries, terms, similarity.swapped, offset, sides[1].positives, priors[1]
+            losses.append(loss + _other_positives(*towards))
     return losses[0] if len(losses) == 1 else (losses[0] + losses[1]) / 2
 
 
@@ -162,6 +174,7 @@ def _other_positives(
     similarity: Similarity,
     offset: int,
     positives: _Equal | _Pairs | None,
+    log_q: Tensor | None,  # (M,)
 ) -> Tensor | float:
     """The mean of -log softmax over all positives of a row, minus -log softmax of its own positive.
 
@@ -174,6 +187,9 @@ def _other_positives(
         q, d = similarity.query(rows[:, : term.dim]), similarity.document(columns[:, : term.dim])
         excess = (q * (d[offset : offset + len(q)] - positives.mean(d))).sum(dim=1).mean()
         differences.append(term.weight / term.temperature * excess)
+        if log_q is not None:
+            gap = positives.mean(log_q[:, None])[:, 0] - log_q[offset : offset + len(rows)]
+            differences.append(term.weight * gap.mean())
     return torch.stack(differences).sum()
 
 
@@ -269,6 +285,22 @@ def _sequence(exclude: Exclude | None) -> Sequence[Any]:
     if exclude is None:
         return ()
     return exclude if isinstance(exclude, (list, tuple)) else (exclude,)
+
+
+def check_priors(
+    log_q: Tensor | None, log_q_queries: Tensor | None, documents: Tensor, queries: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
+    """The logarithms of sampling probabilities of documents and queries, after a check of their shapes."""
+    checked = []
+    for name, numbers, columns in (("log_q", log_q, documents), ("log_q_queries", log_q_queries, queries)):
+        if numbers is not None and (numbers.shape != columns.shape[:1] or not numbers.is_floating_point()):
+            raise ValueError(
+                f"{name} takes the logarithms of {len(columns)} probabilities, one of each column; got "
+                f"{numbers.dtype} of shape {tuple(numbers.shape)}."
+            )
+        checked.append(None if numbers is None else numbers.detach().to(at_least_float32(columns[:0]).dtype))
+    first, second = checked
+    return first, second
 
 
 def check_shapes(

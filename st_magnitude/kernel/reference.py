@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from st_magnitude.kernel.infonce import Direction, Exclude, Side, sides_of
+from st_magnitude.kernel.infonce import Direction, Exclude, Side, check_priors, sides_of
 from st_magnitude.kernel.terms import Term
 from st_magnitude.kernel.tiles import Judge, of_both_sides
 from st_magnitude.similarity import COSINE, Similarity
@@ -29,6 +29,8 @@ def infonce_reference(
     exclude: Exclude | None = None,
     exclude_queries: Judge | Sequence[Judge] | None = None,
     positives: Tensor | None = None,
+    log_q: Tensor | None = None,
+    log_q_queries: Tensor | None = None,
 ) -> Tensor:
     """The loss of :func:`~st_magnitude.infonce` as cross entropies of full score matrices, with the same arguments.
 
@@ -43,7 +45,15 @@ def infonce_reference(
         True
     """
 
-    def one_way(rows: Tensor, columns: Tensor, similarity: Similarity, offset: int, alpha: float, side: Side) -> Tensor:
+    def one_way(
+        rows: Tensor,
+        columns: Tensor,
+        similarity: Similarity,
+        offset: int,
+        alpha: float,
+        side: Side,
+        log_q: Tensor | None,
+    ) -> Tensor:
         tile = slice(0, len(rows))
         own = torch.arange(len(rows)), torch.arange(len(rows)) + offset  # row and column of each query's own positive
         loss, excluded = rows.new_zeros(()), torch.zeros(len(rows), len(columns), dtype=torch.bool, device=rows.device)
@@ -60,17 +70,21 @@ def infonce_reference(
         for term in terms:
             scores = similarity(rows[:, : term.dim], columns[:, : term.dim])  # (B, M)
             extra = alpha * scores.detach().masked_fill(is_positive, 0)  # a negative counts exp(alpha · s) times
-            logits = (scores / term.temperature + extra).masked_fill(excluded, -torch.inf)
-            attraction = (share.to(scores.dtype) * scores).sum(dim=1) / term.temperature
-            loss = loss + term.weight * (logits.logsumexp(dim=1) - attraction).mean()
+            logits = scores / term.temperature - (0 if log_q is None else log_q)
+            attraction = (share.to(scores.dtype) * logits).sum(dim=1)
+            log_sum = (logits + extra).masked_fill(excluded, -torch.inf).logsumexp(dim=1)
+            loss = loss + term.weight * (log_sum - attraction).mean()
         return loss
 
     own_documents = documents[offset : offset + len(queries)] if own_documents is None else own_documents  # (B, D)
     others, shift = (queries, 0) if all_queries is None else (all_queries, offset)  # (Q, D)
+    priors = check_priors(log_q, log_q_queries, documents, others)
     sides = sides_of(exclude, exclude_queries, positives, queries, documents, offset, all_queries, direction)
     losses = []
     if direction in ("query_to_document", "both"):
-        losses.append(one_way(queries, documents, similarity, offset, of_both_sides(hardness)[0], sides[0]))
+        alpha = of_both_sides(hardness)[0]
+        losses.append(one_way(queries, documents, similarity, offset, alpha, sides[0], priors[0]))
     if direction in ("document_to_query", "both"):
-        losses.append(one_way(own_documents, others, similarity.swapped, shift, of_both_sides(hardness)[1], sides[1]))
+        alpha = of_both_sides(hardness)[1]
+        losses.append(one_way(own_documents, others, similarity.swapped, shift, alpha, sides[1], priors[1]))
     return torch.stack(losses).mean()

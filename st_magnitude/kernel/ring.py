@@ -29,7 +29,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from st_magnitude.kernel.infonce import Direction, check_shapes
+from st_magnitude.kernel.infonce import Direction, check_priors, check_shapes
 from st_magnitude.kernel.terms import Term
 from st_magnitude.kernel.tiles import divide_by_norms, of_both_sides, prefixes_of, rows_of_a_tile
 from st_magnitude.similarity import COSINE, Similarity
@@ -79,6 +79,8 @@ def ring_infonce(
     hardness: float | tuple[float, float] = 0.0,
     exclude: Sequence[Tensor] = (),
     threshold: Callable[[Tensor], Tensor] | None = None,
+    log_q: Tensor | None = None,
+    log_q_queries: Tensor | None = None,
     tile_rows: int | None = None,
 ) -> Tensor:
     """The part of this rank in the loss of the joined batch: the mean over ranks is the loss of one process.
@@ -90,6 +92,8 @@ def ring_infonce(
             positive is not a negative of that query. Each rank gives as many of these tensors.
         threshold: Function of the scores of the positives (B,), at the longest prefix before the temperature. A
             document that scores above its value (B,) is not a negative of that query.
+        log_q: As in infonce, of the documents (M,) of this rank.
+        log_q_queries: As in infonce, of the queries (B,) of this rank.
 
     The other arguments are as in :func:`~st_magnitude.infonce`, whose value this is with gathered documents and
     batches of one size. The mean of the gradients of all ranks, which DDP takes, is the gradient of the joined batch
@@ -102,6 +106,7 @@ def ring_infonce(
 
     def own_sizes() -> tuple[int, int]:
         check_shapes(queries, documents, None, None, terms, direction, 0)
+        check_priors(log_q, log_q_queries, documents, queries)
         return len(queries), len(documents)
 
     counts = list(zip(*agree(queries.device, own_sizes, 2), strict=True))  # of queries and of documents, per rank
@@ -120,16 +125,18 @@ def ring_infonce(
     )
     ids = torch.stack(list(exclude), dim=1) if exclude else None  # (M, E)
     own_ids = None if ids is None else ids[: len(queries)]
+    log_q, log_q_queries = check_priors(log_q, log_q_queries, documents, queries)
     with torch.autocast(queries.device.type, enabled=False):
         q, q_scale = divide_by_norms(queries, forward.dims, similarity.gamma_query)  # (B, D'), (K - 1, B)
         d, d_scale = divide_by_norms(documents, forward.dims, similarity.gamma_document)  # (M, D'), (K - 1, M)
         temperatures = torch.stack([torch.as_tensor(t.temperature, dtype=q.dtype, device=q.device) for t in terms])
         losses = []
         if direction in ("query_to_document", "both"):
-            losses.append(_Ring.apply(q, d, q_scale, d_scale, temperatures, own_ids, ids, forward))
+            losses.append(_Ring.apply(q, d, q_scale, d_scale, temperatures, own_ids, ids, log_q, forward))
         if direction in ("document_to_query", "both"):
             own, own_scale = d[: len(q)], None if d_scale is None else d_scale[:, : len(q)]
-            losses.append(_Ring.apply(own, q, own_scale, q_scale, temperatures, own_ids, own_ids, backward))
+            swapped = own, q, own_scale, q_scale, temperatures, own_ids, own_ids, log_q_queries, backward
+            losses.append(_Ring.apply(*swapped))
     return losses[0] if len(losses) == 1 else (losses[0] + losses[1]) / 2
 
 
@@ -157,6 +164,7 @@ class _Ring(torch.autograd.Function):
         temperatures: Tensor,  # (T,)
         row_ids: Tensor | None,  # (B, E)
         column_ids: Tensor | None,  # (M, E)
+        log_q: Tensor | None,  # (M,)
         plan: _Plan,
     ) -> Tensor:
         own = {"columns": columns.contiguous()}
@@ -164,6 +172,8 @@ class _Ring(torch.autograd.Function):
             own["scale"] = column_scale.T.contiguous()  # (M, K - 1)
         if column_ids is not None:
             own["ids"] = column_ids
+        if log_q is not None:
+            own["bias"] = log_q * -_LOG2_E
         with torch.autocast(rows.device.type, enabled=False):
             walk = _Walk(rows, row_scale, row_ids, own, temperatures, plan)
             loss = walk.loss()
@@ -174,7 +184,7 @@ class _Ring(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        return (*(g if g is None else g * grad_output for g in ctx.saved_tensors), None, None, None)
+        return (*(g if g is None else g * grad_output for g in ctx.saved_tensors), None, None, None, None)
 
 
 class _Walk:
@@ -213,6 +223,8 @@ class _Walk:
         weights, inverse = rows.new_tensor(plan.weights)[:, None], 1 / temperatures[:, None]  # (T, 1)
         self.inverse, self.weights, self.positive_scores = inverse, weights, positives  # (T, 1), (T, 1), (T, B)
         self.positives = positives * inverse * _LOG2_E  # logits
+        if "bias" in own:
+            self.positives += own["bias"][: len(rows)]
         self.rates = factors * (inverse + plan.hardness) * _LOG2_E  # d logit / d score of a negative
         self.pulls = factors * inverse * weights  # d loss / d score, but for the softmax
 
@@ -224,8 +236,11 @@ class _Walk:
                 for scores, members in zip(self._scores(tile, block, hop), self.plan.members, strict=True):
                     best = scores.amax(dim=1)
                     for t in members:
-                        above = torch.maximum(peaks[t, tile], best * self.rates[t, tile])
-                        total = _powers(scores, self.rates[t, tile], above, self.spare).sum(dim=1)
+                        above = best * self.rates[t, tile]
+                        if "bias" in block:
+                            above += block["bias"].max()
+                        above = torch.maximum(peaks[t, tile], above)
+                        total = self._powers(scores, t, tile, above, block, self.spare).sum(dim=1)
                         totals[t, tile] = totals[t, tile] * (peaks[t, tile] - above).exp2_() + total
                         peaks[t, tile] = above
         self.log_sums = totals.log2_().add_(peaks)
@@ -240,7 +255,7 @@ class _Walk:
         self.grad_row_scale = None if self.row_scale is None else torch.zeros_like(self.row_scale)
         arrived = None
         for hop, block in enumerate(self._around()):
-            gradient = {name: torch.zeros_like(x) for name, x in block.items() if name != "ids"}
+            gradient: Block = {n: torch.zeros_like(x) for n, x in block.items() if n in ("columns", "scale")}
             for tile in self.tiles:
                 self._add_gradients(tile, block, hop, gradient)
             if arrived is not None:
@@ -273,6 +288,15 @@ class _Walk:
                 x.diagonal(tile.start).fill_(self.low)
         return scores
 
+    def _powers(self, scores: Tensor, term: int, tile: slice, above: Tensor, block: Block, buffer: Tensor) -> Tensor:
+        """2 ** (logits - above) of a term in the memory of the buffer: (n, M), (n,) -> (n, M)."""
+        rate, powers = self.rates[term, tile, None], _view(buffer, scores.shape)
+        if "bias" in block:
+            torch.addcmul(block["bias"], scores, rate, out=powers)
+        else:
+            torch.mul(scores, rate, out=powers)
+        return powers.sub_(above[:, None]).exp2_()
+
     def _add_gradients(self, tile: slice, block: Block, hop: int, gradient: Block) -> None:
         """Adds what a tile contributes to the gradients of rows and of the block."""
         slopes: list[Tensor] = []  # d loss / d products of each prefix
@@ -280,7 +304,7 @@ class _Walk:
             members = list(self.plan.members[k])
             for t in members:
                 into, pull = self.spare if t == members[0] else self.buffers[-1], self.pulls[t, tile]
-                softmax = _powers(scores, self.rates[t, tile], self.log_sums[t, tile], into)
+                softmax = self._powers(scores, t, tile, self.log_sums[t, tile], block, into)
                 if self.grad_inverse is not None:
                     self.grad_inverse[t] += torch.linalg.vecdot(softmax, scores) @ pull / self.inverse[t, 0]
                 if t == members[0]:
@@ -351,9 +375,3 @@ def _view(buffer: Tensor, shape: Sequence[int]) -> Tensor:
 def _add(block: Block, other: Block) -> None:
     for name, x in other.items():
         block[name].add_(x)
-
-
-def _powers(scores: Tensor, rate: Tensor, above: Tensor, buffer: Tensor) -> Tensor:
-    """2 ** (scores * rate - above) in the memory of the buffer: (n, M), (n,), (n,) -> (n, M)."""
-    powers = torch.mul(scores, rate[:, None], out=_view(buffer, scores.shape))
-    return powers.sub_(above[:, None]).exp2_()

@@ -30,6 +30,7 @@ class Plan:
     hardness: float
     judges: tuple[Judge, ...]  # what leaves columns out, tile by tile
     positives: Judge | None  # the columns that are not negatives but stay; None: the diagonal
+    log_q: Tensor | None  # (M,)
     tile_rows: int | None  # None: rows_of_a_tile
 
 
@@ -142,6 +143,10 @@ def _walk(
     height = math.ceil(num_rows / math.ceil(num_rows / most))  # tiles of the same size
     with_gradient = any(needs)
     chains = [_powers(members, temperatures, plan.hardness) for members in plan.members]
+    # A bias of the logits is a factor of the exponentials, which leaves powers of them alone. No factor exceeds 1, so
+    # the best score of a row is still a safe shift.
+    log_prior = None if plan.log_q is None else plan.log_q.min() - plan.log_q  # (M,)
+    prior = None if log_prior is None else log_prior.exp()
 
     def buffer() -> Tensor:
         return rows.new_empty(height, num_columns)
@@ -206,9 +211,12 @@ def _walk(
                         own = plan.hardness * _times(peak, row_factor)
                         _spare_positives(softmax, positive, own, diagonal, kept, bare)
                     softmax.exp2_()
-                torch.sum(softmax, dim=1, out=total)
+                if prior is None:
+                    torch.sum(softmax, dim=1, out=total)
+                else:
+                    torch.mv(softmax, prior, out=total)
                 if grad_temperatures is not None:
-                    expected = _times(torch.linalg.vecdot(softmax, scores) / total, row_factor)
+                    expected = _times(torch.linalg.vecdot(_times(softmax, prior), scores) / total, row_factor)
                     grad_temperatures[t] -= (expected - score_positive).sum() * (weight / temperature**2)
                 if with_gradient:
                     share = _times(weight / temperature / total, row_factor)[:, None]
@@ -219,6 +227,8 @@ def _walk(
             slopes.append(slope)
             if not with_gradient:
                 continue
+            if prior is not None:
+                slope.mul_(prior)
             # The softmax pulls a row towards all columns; its positive pushes back by the weight of all terms.
             pull = sum(plan.weights[t] / temperatures[t] for t, _ in chain) / num_rows
             slope.diagonal(diagonal).sub_(_times(pull, row_factor))
@@ -244,6 +254,8 @@ def _walk(
             if grad_columns is not None:
                 grad_columns[:, blocks[k]].addmm_(slope.T, rows[tile, blocks[k]])
 
+    if log_prior is not None:
+        positives += log_prior[offset : offset + num_rows]
     weights = torch.tensor(plan.weights, dtype=rows.dtype, device=rows.device)
     loss = (totals.log_() - positives).mean(dim=1) @ weights  # (T,) @ (T,)
     return loss, gradients
