@@ -6,8 +6,42 @@ Every switch was read in the server's source or run; docs/serving.md names the v
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-__all__ = ["Finding", "fix_of"]
+__all__ = ["POOLING_NAMES", "Finding", "describe"]
+
+NOTES = ("role ignored", "norms scaled")  # findings that change no ranking
+
+# The names of a pooling mode on the servers; no other mode has a name on each of them.
+POOLING_NAMES = {
+    "mean": {"vllm_pooling": "MEAN", "tei_pooling": "mean", "llama_pooling": "mean"},
+    "cls": {"vllm_pooling": "CLS", "tei_pooling": "cls", "llama_pooling": "cls"},
+    "lasttoken": {"vllm_pooling": "LAST", "tei_pooling": "last-token", "llama_pooling": "last"},
+}
+
+# By finding: what is wrong, with its figures.
+TEXTS = {
+    "norms lost": "All norms are {median:.3f}; the model's {who} have {expected}.",
+    "not normalised": "Norms are {norms}; the model ends in Normalize.",
+    "exponent not applied": "Norms are {norms}, as without ExponentNorm; the model's are {expected}.",
+    "role ignored": "Queries are divided by the document exponent: norms {norms}, the model's {expected}.",
+    "pooling": "The target pools by {served}; the model pools by {pooling}.",
+    "prompt missing": "The {who} were encoded without their prompt {prompt!r}.",
+    "prompt twice": "The {who} were encoded with the prompt {prompt!r} twice.",
+    "prompt of the other role": "The {who} were encoded with the prompt of the other role.",
+    "modules skipped": "The target leaves out what follows the pooling: {skipped}.",
+    "truncation": "Texts from {first} tokens on differ: the target {reads}, the model {limit}.",
+    "refused": "The target refuses {texts}, the shortest of {shortest} or more tokens: {said}",
+    "precision": "Vectors have a relative error of {median:.1e} (at most {most:.1e}), as by {number_format}.",
+    "norms scaled": "Vectors are {factor:.4g} times the model's.",
+    "norms differ": "Norms are {norms}; the model's are {expected}, and do not explain them.",
+    "dimensions": "Vectors have {dim} dimensions; the model has {full}, and its first {dim} have the same directions.",
+    "tokenizer": "{count} of {total} texts differ, such as {example!r}; all others agree.",
+    "another model": "The {who} come from another model or checkpoint, or from a prompt that the model does not have: "
+    "{how}",
+    "metric": "It ranks by {nearest}; the model is scored by {own}. Recall@{k} is {recall:.3f}.",
+    "recall": "Recall@{k} of the exact ranking is {recall:.3f}, and no other metric explains the difference.",
+}
 
 _DTYPE = "Start {server} with --dtype float32 if you need more digits."
 _OWN_PROMPT = "Put {prompt!r} before every {role} in your own client (check it with send_prompts=True, --send-prompts)."
@@ -20,7 +54,7 @@ _CLIENT_EXPONENT = (
     "stm.Similarity({gamma_query:g}, {gamma_document:g}).document(vectors)."
 )
 
-# By finding and kind of server; "" is for a server that is not known, and for callables.
+# By finding and kind of server: what to do. "" is for a server that is not known, and for callables.
 FIXES = {
     "norms lost": {
         "vLLM": 'Start vLLM with --pooler-config \'{{"use_activation": false}}\', or send "use_activation": false '
@@ -46,11 +80,11 @@ FIXES = {
         "own, or divide them in your client."
     },
     "pooling": {
-        "vLLM": 'Start vLLM with --pooler-config \'{{"pooling_type": "{pooling}"}}\'. Before its fix #54533 (August '
-        "2026) it does not read the pooling that sentence-transformers 5.4 and later save.",
+        "vLLM": 'Start vLLM with --pooler-config \'{{"pooling_type": "{vllm_pooling}"}}\'. Before its fix #54533 '
+        "(August 2026) it does not read the pooling that sentence-transformers 5.4 and later save.",
         "TEI": "Start TEI with --pooling {tei_pooling}.",
         "llama.cpp": "Start llama-server with --pooling {llama_pooling}.",
-        "": "Set the server's pooling to {own_pooling}, or use a server that has it.",
+        "": "Set the server's pooling to {pooling}, or use a server that has it.",
     },
     "prompt missing": {
         "TEI": 'Send "prompt_name": "{role}" to /embed, or put {prompt!r} before every {role} in your own client.',
@@ -89,6 +123,14 @@ FIXES = {
     "dimensions": {"": "Ask the server for all dimensions, or load the model with truncate_dim={dim}."},
     "tokenizer": {"": "Compare the tokenizer files of the served model with those of the saved one."},
     "another model": {"": "Check which model and revision the server loaded, and its tokenizer."},
+    "metric": {  # by the model's similarity function
+        "dot": "Declare the metric of docs/serving.md: the inner product, and store vectors that are not normalised.",
+        "": "Declare the metric of docs/serving.md: cosine, or the inner product of normalised vectors.",
+    },
+    "recall": {
+        "": "If the index is approximate, raise its search width (ef, nprobe, num_candidates); check that documents= "
+        "has the order of the index, and that the index holds the vectors of this model."
+    },
 }
 
 
@@ -109,7 +151,8 @@ class Finding:
     matters: bool = True
 
 
-def fix_of(finding: str, server: str, **details: object) -> str:
-    """The change that fixes a finding on a kind of server."""
-    fixes = FIXES[finding]
-    return fixes.get(server, fixes[""]).format(server=server, **details)
+def describe(name: str, server: str, **details: Any) -> Finding:
+    """A finding about a kind of server, with its figures and the change that fixes it."""
+    fixes = FIXES[name]
+    fix = fixes.get(server, fixes[""]).format(server=server, **details)
+    return Finding(name, TEXTS[name].format(**details), fix, matters=name not in NOTES)

@@ -19,13 +19,13 @@ from st_magnitude.evaluation.metrics import model_name
 from st_magnitude.geometry import norms
 from st_magnitude.geometry.arrays import unit_rows
 from st_magnitude.result import Result
-from st_magnitude.serving.advice import Finding
+from st_magnitude.serving.advice import Finding, describe
 from st_magnitude.serving.explain import (
     LocalModel,
     Probe,
+    Side,
     changed_rankings,
     explain,
-    finite_rows,
     max_tokens,
     prompt_of,
 )
@@ -230,37 +230,39 @@ def _check_embeddings(
     tolerance: float,
 ) -> ServingCheck:
     """Sends all probes, encodes them here, and explains the differences."""
-    model, probes = local.model, make_probes(local.model)
-    served: dict[str, Array] = {}
-    expected: dict[str, Array] = {}
-    refusal = ""
+    model, probes, refusal = local.model, make_probes(local.model), ""
+    sides = []
     for role in ("query", "document"):
-        texts = [probe.text for probe in probes if probe.role == role]
-        prompt = prompt_of(model, role) if send_prompts else ""
-        served[role], refused = embed_all(embed, [prompt + text for text in texts], role, target)
-        expected[role] = local.expected(texts, role)
+        own = [probe for probe in probes if probe.role == role]
+        texts, prompt = [probe.text for probe in own], prompt_of(model, role) if send_prompts else ""
+        served, refused = embed_all(embed, [prompt + text for text in texts], role, target)
+        sides.append(Side(role, own, served, local.expected(texts, role)))
         refusal = refusal or refused
-    if len(dims := {rows.shape[1] for rows in served.values()}) > 1:
+    if len(dims := {side.served.shape[1] for side in sides}) > 1:
         raise ValueError(f"{target} returned vectors of {dims} dimensions for queries and documents.")
-    findings, error = explain(local, probes, served, kind, tolerance, refusal)
-    came = {role: finite_rows(rows) for role, rows in served.items()}
-    sides = [{role: side[role][came[role]] for role in side} for side in (served, expected)]
-    scores = [model.similarity(side["query"], side["document"]).double().cpu().numpy() for side in sides]
-    lengths = [np.concatenate([norms(rows) for rows in side.values()]) for side in sides]
+    findings, error = explain(local, sides, kind, tolerance, refusal)
+    query, document = (side.answered() for side in sides)
+    served_scores = model.similarity(query.served, document.served).double().cpu().numpy()
+    own_scores = model.similarity(query.expected, document.expected).double().cpu().numpy()
     limit = max_tokens(model)
     return ServingCheck(
         target=target,
         server=" ".join(part for part in (kind, version) if part),
         model=model_name(model),
         findings=tuple(sorted(findings, key=lambda finding: not finding.matters)),
-        served_norms=(float(lengths[0].min()), float(lengths[0].max())),
-        local_norms=(float(lengths[1].min()), float(lengths[1].max())),
-        num_queries=int(came["query"].sum()),
-        num_documents=int(came["document"].sum()),
-        changed_rankings=int(changed_rankings(scores[0], scores[1]).sum()),
+        served_norms=_range(np.concatenate([query.served, document.served])),
+        local_norms=_range(np.concatenate([query.expected, document.expected])),
+        num_queries=len(query.probes),
+        num_documents=len(document.probes),
+        changed_rankings=int(changed_rankings(served_scores, own_scores).sum()),
         error=error,
         remark=f"Texts over the limit of {limit} tokens were not sent." if limit and 2 * limit > LONGEST else "",
     )
+
+
+def _range(vectors: Array) -> tuple[float, float]:
+    """The smallest and the largest norm of vectors."""
+    return float(norms(vectors).min()), float(norms(vectors).max())
 
 
 def _check_search(local: LocalModel, search: Callable[..., Any], documents: Sequence[str], target: str) -> ServingCheck:
@@ -287,26 +289,15 @@ def _check_search(local: LocalModel, search: Callable[..., Any], documents: Sequ
     nearest = max(recall, key=recall.__getitem__)
     findings = []
     if recall[nearest] > own.mean() and recall[nearest] >= 0.9:
-        text = f"It ranks by {nearest}; the model is scored by {name}. Recall@{k} is {own.mean():.3f}."
-        fix = "Declare the metric of docs/serving.md: " + (
-            "the inner product, and store vectors that are not normalised."
-            if name == "dot"
-            else "cosine, or the inner product of normalised vectors."
-        )
-        findings.append(Finding("metric", text, fix))
+        findings = [describe("metric", name or "", nearest=nearest, own=name, k=k, recall=own.mean())]
     elif own.mean() < 1:
-        text = f"Recall@{k} of the exact ranking is {own.mean():.3f}, and no other metric explains the difference."
-        fix = (
-            "If the index is approximate, raise its search width (ef, nprobe, num_candidates); check that documents= "
-            "has the order of the index, and that the index holds the vectors of this model."
-        )
-        findings.append(Finding("recall", text, fix))
+        findings = [describe("recall", "", k=k, recall=own.mean())]
     return ServingCheck(
         target=target,
         server="",
         model=model_name(local.model),
         findings=tuple(findings),
-        local_norms=(float(norms(rows).min()), float(norms(rows).max())),
+        local_norms=_range(rows),
         served_norms=(math.nan, math.nan),
         num_queries=len(queries),
         num_documents=len(rows),

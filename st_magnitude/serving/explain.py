@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,13 +14,12 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from st_magnitude.geometry import norms
 from st_magnitude.geometry.arrays import unit_rows
 from st_magnitude.modules import ExponentNorm
-from st_magnitude.serving.advice import Finding, fix_of
+from st_magnitude.serving.advice import POOLING_NAMES, Finding, describe
 from st_magnitude.surgery.raw import encode_raw, normalizes_output, raw_end
 
-__all__ = ["LocalModel", "Probe", "changed_rankings", "explain", "finite_rows", "max_tokens", "prompt_of"]
+__all__ = ["LocalModel", "Probe", "Side", "changed_rankings", "explain", "max_tokens", "prompt_of"]
 
 Array = NDArray[np.float64]
-Key = TypeVar("Key")
 SHORT = 24  # tokens; shorter texts are truncated nowhere
 LIMITS = (16, 32, 64, 128, 256, 384, 512, 768, 1024, 2048)
 POOLINGS = ("mean", "cls", "lasttoken", "max")
@@ -37,6 +36,26 @@ class Probe:
     text: str
     role: str
     tokens: int
+
+
+@dataclass(frozen=True)
+class Side:
+    """The n probes of one role, and their vectors: those of the target, nan where it refused a text, and our own."""
+
+    role: str
+    probes: Sequence[Probe]
+    served: Array  # (n, dimensions of the target)
+    expected: Array  # (n, D)
+
+    @property
+    def came(self) -> NDArray[np.bool_]:
+        """Whether the target embedded each text: (n,)."""
+        return np.asarray(np.isfinite(self.served).all(axis=1))
+
+    def answered(self) -> Side:
+        """This side without the texts that were refused."""
+        probes = [probe for probe, came in zip(self.probes, self.came, strict=True) if came]
+        return Side(self.role, probes, self.served[self.came], self.expected[self.came])
 
 
 @dataclass(frozen=True)
@@ -64,7 +83,7 @@ class LocalModel:
 
     def __init__(self, model: SentenceTransformer, batch_size: int = 32) -> None:
         self.model = model
-        self._batch_size = batch_size
+        self._options: dict[str, Any] = {"batch_size": batch_size, "show_progress_bar": False}
         self._modules = list(model.children())
         last = self._modules[-1]
         self.exponents = last.similarity.exponents if isinstance(last, ExponentNorm) else None
@@ -80,10 +99,9 @@ class LocalModel:
     def expected(self, texts: Sequence[str], role: str) -> Array:
         """The result of ``encode_query`` or ``encode_document``: n texts -> (n, D)."""
         encode = self.model.encode_query if role == "query" else self.model.encode_document
-        found = encode(list(texts), batch_size=self._batch_size, show_progress_bar=False, convert_to_tensor=True)
-        return found.double().cpu().numpy()
+        return encode(list(texts), convert_to_tensor=True, **self._options).double().cpu().numpy()
 
-    def raw(self, texts: Sequence[str], role: str, change: Change = Change()) -> Array:
+    def raw(self, texts: Sequence[str], role: str, change: Change) -> Array:
         """Raw embeddings of texts under a change: n texts -> (n, D)."""
         model = self.model
         if self._pooling is not None and (change.pooling or change.skipped):
@@ -98,12 +116,7 @@ class LocalModel:
                 truncate_dim=self.model.truncate_dim,
             )
         prompt = self._prompts(role)[change.prompt]
-        return (
-            encode_raw(model, list(texts), role, batch_size=self._batch_size, show_progress_bar=False, prompt=prompt)
-            .double()
-            .cpu()
-            .numpy()
-        )
+        return encode_raw(model, list(texts), role, prompt=prompt, **self._options).double().cpu().numpy()
 
     def changes(self, role: str) -> Iterator[Change]:
         """Changes to try, the likely ones first."""
@@ -111,7 +124,7 @@ class LocalModel:
         skips = [""]
         if self._pooling is not None:
             middle = self._modules[self._modules.index(self._pooling) + 1 : raw_end(self._modules)]
-            skips += [name] if (name := ", ".join(type(module).__name__ for module in middle)) else []
+            skips += [", ".join(type(module).__name__ for module in middle)] if middle else []
         return (Change(prompt, pool, skip) for skip in skips for pool in poolings for prompt in self._prompts(role))
 
     def _prompts(self, role: str) -> dict[str, str]:
@@ -148,11 +161,6 @@ def prompt_of(model: SentenceTransformer, role: str) -> str:
 # ---- comparisons of arrays
 
 
-def finite_rows(x: Array) -> NDArray[np.bool_]:
-    """Rows without nan: (n, D) -> (n,)."""
-    return np.asarray(np.isfinite(x).all(axis=1))
-
-
 def direction_errors(served: Array, local: Array) -> Array:
     """|s / |s| - l / |l||, on the dimensions that are served: (n, D), (n, >= D) -> (n,) in [0, 2].
 
@@ -163,22 +171,22 @@ def direction_errors(served: Array, local: Array) -> Array:
     return norms(unit_rows(served) - unit_rows(local[:, : served.shape[1]]))
 
 
-def nearest_change(served: Array, candidates: Iterable[tuple[Key, Callable[[], Array]]]) -> Key | None:
-    """The candidate whose directions are nearest by the median error; None if all have too few dimensions.
+def nearest_change(served: Array, candidates: Iterable[tuple[Change, Array]]) -> Change | None:
+    """The change whose directions are nearest by the median error; None if all have too few dimensions.
 
     The first candidate is the model as it is. It is taken if it is close, and another candidate must halve its error.
     """
-    best: tuple[Key | None, float] = (None, 4.0)
-    for key, local in candidates:
-        rows = local()
+    best: Change | None = None
+    least = 4.0
+    for change, rows in candidates:
         if rows.shape[1] < served.shape[1]:
             continue
         error = float(np.median(direction_errors(served, rows)))
-        if error < best[1] / 2 or best[0] is None:
-            best = (key, error)
-        if best[1] < CLOSE:
+        if error < least / 2 or best is None:
+            best, least = change, error
+        if least < CLOSE:
             break
-    return best[0]
+    return best
 
 
 def norm_law(served: Array, laws: Mapping[str, Array]) -> tuple[str, float]:
@@ -211,14 +219,14 @@ def precision_of(served: Array, errors: Array, tolerance: float) -> str:
         >>> precision_of(x.astype(np.float16).astype(float), np.full(5, 3e-4), tolerance=1e-4)
         'float16'
     """
-    if not len(errors) or np.median(errors) <= tolerance:
+    level = float(np.median(errors))
+    if level <= tolerance:
         return ""
     single = np.ascontiguousarray(served, dtype=np.float32)
     if not (single.view(np.uint32) & 0xFFFF).any():  # most of these numbers are float16 as well
         return "bfloat16"
     if (np.abs(single) < 6e4).all() and np.array_equal(single.astype(np.float16).astype(np.float32), single):
         return "float16"
-    level = float(np.median(errors))
     near = "int8 weights or by a checkpoint very near this one"
     return "float16" if level < 2e-3 else "bfloat16" if level < 2e-2 else near
 
@@ -241,7 +249,7 @@ def changed_rankings(served: Array, local: Array, k: int = 10) -> NDArray[np.boo
 # ---- findings
 
 
-class _Role(NamedTuple):
+class _Explained(NamedTuple):
     findings: list[Finding]
     relative: Array  # relative errors of the texts that are explained, (n,)
     vectors: Array  # their served vectors, (n, D)
@@ -249,182 +257,139 @@ class _Role(NamedTuple):
 
 
 def explain(
-    local: LocalModel,
-    probes: Sequence[Probe],
-    served: Mapping[str, Array],
-    kind: str,
-    tolerance: float,
-    refusal: str,
+    local: LocalModel, sides: Sequence[Side], server: str, tolerance: float, refusal: str
 ) -> tuple[list[Finding], float]:
     """The findings, and the median relative error that is left when all of them are taken into account.
 
     Args:
         local: The model.
-        probes: All probes.
-        served: Vectors by role, with rows of nan for texts that were refused.
-        kind: Kind of the server; may be empty.
+        sides: Queries and documents with their vectors.
+        server: Kind of the server; may be empty.
         tolerance: Median relative error that counts as rounding.
         refusal: The server's message for the first text that it refused.
     """
-    roles = [_explain_role(local, _of(probes, role), role, served[role], kind) for role in served]
+    explained = [_explain_side(local, side.answered(), server) for side in sides]
     # One finding of each name: the documents, which decide rankings, come last and replace the queries.
-    found = [finding for role in roles for finding in role.findings]
+    found = [finding for side in explained for finding in side.findings]
     findings = list({(f.name, f.text if "prompt" in f.name else ""): f for f in found}.values())
     if refusal:
-        refused = [
-            probe.tokens
-            for role, rows in served.items()
-            for probe, came in zip(_of(probes, role), finite_rows(rows), strict=True)
-            if not came
+        tokens = [
+            probe.tokens for side in sides for probe, came in zip(side.probes, side.came, strict=True) if not came
         ]
-        shortest = f"the shortest of {min(refused)} or more tokens"
-        text = f"The target refuses {len(refused)} of {len(probes)} texts, {shortest}: {refusal}"
-        fix = fix_of("refused", kind, limit=max_tokens(local.model) or min(refused))
-        findings.append(Finding("refused", text, fix))
-    errors = np.concatenate([role.relative for role in roles])
+        texts = f"{len(tokens)} of {sum(len(side.probes) for side in sides)} texts"
+        limit = max_tokens(local.model) or min(tokens)
+        findings.append(describe("refused", server, texts=texts, shortest=min(tokens), said=refusal, limit=limit))
+    errors = np.concatenate([side.relative for side in explained])
     if any(finding.name == "another model" for finding in findings) or not len(errors):
-        return findings, float(np.median(np.concatenate([role.directions for role in roles])))
-    if name := precision_of(np.concatenate([role.vectors for role in roles]), errors, tolerance):
-        text = f"Vectors have a relative error of {np.median(errors):.1e} (at most {errors.max():.1e}), as by {name}."
-        findings.append(Finding("precision", text, fix_of("precision", kind)))
+        return findings, float(np.median(np.concatenate([side.directions for side in explained])))
+    if number_format := precision_of(np.concatenate([side.vectors for side in explained]), errors, tolerance):
+        error = {"median": np.median(errors), "most": errors.max()}
+        findings.append(describe("precision", server, **error, number_format=number_format))
     return findings, float(np.median(errors))
 
 
-def _of(probes: Sequence[Probe], role: str) -> list[Probe]:
-    return [probe for probe in probes if probe.role == role]
-
-
-def _explain_role(local: LocalModel, probes: Sequence[Probe], role: str, served: Array, kind: str) -> _Role:
-    came = finite_rows(served)
-    mine, served = [probe for probe, is_there in zip(probes, came, strict=True) if is_there], served[came]
-    texts, short = [probe.text for probe in mine], np.array([probe.tokens <= SHORT for probe in mine])
-    short_texts = [text for text, is_short in zip(texts, short, strict=True) if is_short]
-    who, expected = "queries" if role == "query" else "documents", local.expected(texts, role)
-    dim, full = served.shape[1], expected.shape[1]
+def _explain_side(local: LocalModel, side: Side, server: str) -> _Explained:
+    served, role = side.served, side.role
+    texts, short = [probe.text for probe in side.probes], np.array([probe.tokens <= SHORT for probe in side.probes])
+    short_texts = [probe.text for probe in side.probes if probe.tokens <= SHORT]
+    who = "queries" if role == "query" else "documents"
+    dim, full = served.shape[1], side.expected.shape[1]
 
     # Long texts can be cut elsewhere, so the short ones say what else the server does to the model.
-    candidates = [
-        (change, lambda change=change: local.raw(short_texts, role, change)) for change in local.changes(role)
-    ]
+    candidates = ((change, local.raw(short_texts, role, change)) for change in local.changes(role))
     change = nearest_change(served[short], candidates)
     if change is None:
-        text = f"The {who} come from another model: they have {dim} dimensions, the model {full}."
-        finding = Finding("another model", text, fix_of("another model", kind))
-        return _Role([finding], np.empty(0), served[:0], np.full(len(served), 2.0))
+        finding = describe("another model", server, who=who, how=f"they have {dim} dimensions, the model {full}.")
+        return _Explained([finding], np.empty(0), served[:0], np.full(len(served), 2.0))
     raw = local.raw(texts, role, change)[:, :dim]
     errors = direction_errors(served, raw)
     # Rows whose error is not explained by the precision of the others: cut elsewhere, or split into other tokens.
     equal = errors <= max(6 * float(np.quantile(errors[short], 0.25)), 2e-3)
     laws = local.norm_laws(norms(raw), role)
     law, factor = norm_law(norms(served)[equal], {name: rows[equal] for name, rows in laws.items()})
-    if another := _another_model(who, errors[equal], norms(served)[equal], laws[""][equal], law, change, kind):
-        return _Role([another], np.empty(0), served[:0], errors)
+    ratio = float(np.median(norms(served)[equal]) / max(np.median(laws[""][equal]), 1e-30))
+    if how := _unlike(float(np.median(errors[equal])), ratio, law, change):
+        finding = describe("another model", server, who=who, how=how)
+        return _Explained([finding], np.empty(0), served[:0], errors)
 
-    findings = _change_findings(local, change, role, who, kind)
+    findings = _change_findings(local, change, role, who, server)
     if dim < full and not change.skipped:
-        text = f"Vectors have {dim} dimensions; the model has {full}, and its first {dim} have the same directions."
-        findings.append(Finding("dimensions", text, fix_of("dimensions", kind, dim=dim)))
+        findings.append(describe("dimensions", server, dim=dim, full=full))
     if not equal.all():
-        findings.append(_unequal_finding(local, mine, served, ~equal, role, change, kind))
+        findings.append(_unequal_finding(local, side, ~equal, change, server))
     if law:
-        findings.append(_norm_finding(local, law, factor, norms(served), norms(expected), role, kind))
+        findings.append(_norm_finding(local, law, factor, side, server))
     target = unit_rows(raw) * (laws[law] if law in laws else laws[""] * factor)[:, None]
     relative = errors if law == "norms differ" else norms(served - target) / np.maximum(norms(target), 1e-30)
-    return _Role(findings, relative[equal], served[equal], errors)
+    return _Explained(findings, relative[equal], served[equal], errors)
 
 
-def _another_model(
-    who: str, errors: Array, came: Array, own: Array, law: str, change: Change, kind: str
-) -> Finding | None:
-    """The finding if directions differ by more than rounding of numbers or weights explains; None otherwise."""
-    error, ratio = float(np.median(errors)), float(np.median(came) / max(np.median(own), 1e-30))
+def _unlike(error: float, ratio: float, law: str, change: Change) -> str:
+    """How vectors differ by more than rounding of numbers or weights explains; empty if they do not.
+
+    Args:
+        error: Error of the directions.
+        ratio: Norms of the target over norms of the model.
+        law: The law that the norms follow.
+        change: The change that explains the vectors best.
+    """
     # Rounding of the weights turns directions a little and leaves the norms. Training changes both.
     moved = law in ("", "norms scaled", "norms differ") and abs(ratio - 1) > MOVED
     if error < CLOSE or (error < UNLIKE and not moved):
-        return None
+        return ""
     best = f", at best with the model {change}" if change != Change() else ""
     more = f", and norms are {ratio:.3f} times the model's." if moved else f"; weights in int8 explain {UNLIKE}."
-    text = (
-        f"The {who} come from another model or checkpoint, or from a prompt that the model does not have: directions "
-        f"differ by {error:.3f} (median){best}{more}"
-    )
-    return Finding("another model", text, fix_of("another model", kind))
+    return f"directions differ by {error:.3f} (median){best}{more}"
 
 
-def _change_findings(local: LocalModel, change: Change, role: str, who: str, kind: str) -> list[Finding]:
+def _change_findings(local: LocalModel, change: Change, role: str, who: str, server: str) -> list[Finding]:
     findings = []
     if change.pooling:
-        text = f"The target pools by {change.pooling}; the model pools by {local.pooling}."
-        names = {"mean": "MEAN", "cls": "CLS", "lasttoken": "LAST"}
-        fix = fix_of(
-            "pooling",
-            kind if local.pooling in names else "",  # no server of its own code pools by max
-            pooling=names.get(local.pooling),
-            tei_pooling={"lasttoken": "last-token"}.get(local.pooling, local.pooling),
-            llama_pooling={"lasttoken": "last"}.get(local.pooling, local.pooling),
-            own_pooling=local.pooling,
-        )
-        findings.append(Finding("pooling", text, fix))
+        names = POOLING_NAMES.get(local.pooling, {})
+        known = server if names else ""
+        findings.append(describe("pooling", known, served=change.pooling, pooling=local.pooling, **names))
     if change.prompt:
-        name, prompt = PROMPTS[change.prompt], prompt_of(local.model, role)
-        how = {
-            "missing": f"without their prompt {prompt!r}",
-            "twice": f"with the prompt {prompt!r} twice",
-            "other": "with the prompt of the other role",
-        }[change.prompt]
-        fix = fix_of(name, kind, prompt=prompt, role=role)
-        findings.append(Finding(name, f"The {who} were encoded {how}.", fix))
+        prompt = prompt_of(local.model, role)
+        findings.append(describe(PROMPTS[change.prompt], server, who=who, role=role, prompt=prompt))
     if change.skipped:
-        text = f"The target leaves out what follows the pooling: {change.skipped}."
-        findings.append(Finding("modules skipped", text, fix_of("modules skipped", kind)))
+        findings.append(describe("modules skipped", server, skipped=change.skipped))
     return findings
 
 
-def _unequal_finding(
-    local: LocalModel,
-    mine: Sequence[Probe],
-    served: Array,
-    unequal: NDArray[np.bool_],
-    role: str,
-    change: Change,
-    kind: str,
-) -> Finding:
+def _unequal_finding(local: LocalModel, side: Side, unequal: NDArray[np.bool_], change: Change, server: str) -> Finding:
     """The finding if some texts differ: long ones because of another limit, others because of another tokenizer."""
-    tokens = np.array([probe.tokens for probe in mine])
-    rows = [probe.text for probe, differs in zip(mine, unequal, strict=True) if differs]
+    tokens = np.array([probe.tokens for probe in side.probes])
+    texts = [probe.text for probe, differs in zip(side.probes, unequal, strict=True) if differs]
     limit, first = max_tokens(local.model), int(tokens[unequal].min())
     if limit is None or tokens[~unequal].max(initial=0) > first or first <= SHORT:
-        text = f"{len(rows)} of {len(mine)} texts differ, such as {rows[0][:40]!r}; all others agree."
-        return Finding("tokenizer", text, fix_of("tokenizer", kind))
+        return describe("tokenizer", server, count=len(texts), total=len(tokens), example=texts[0][:40])
     most = getattr(getattr(local.model[0], "config", None), "max_position_embeddings", None) or max(LIMITS)
     errors = {}
     try:
         for tried in (n for n in (*LIMITS, most) if n != limit and n <= most):
             local.model.max_seq_length = tried
-            errors[tried] = float(direction_errors(served[unequal], local.raw(rows, role, change)).max())
+            rows = local.raw(texts, side.role, change)
+            errors[tried] = float(direction_errors(side.served[unequal], rows).max())
     finally:
         local.model.max_seq_length = limit
     nearest = min(errors, key=errors.__getitem__)
     more = "at least " if nearest > limit else ""  # the text may be shorter than what the target reads
-    reads = f"the target reads {more}{nearest} tokens" if errors[nearest] < CLOSE else "the target cuts elsewhere"
-    text = f"Texts from {first} tokens on differ: {reads}, the model {limit}."
-    return Finding("truncation", text, fix_of("truncation", kind, limit=limit))
+    reads = f"reads {more}{nearest} tokens" if errors[nearest] < CLOSE else "cuts elsewhere"
+    return describe("truncation", server, first=first, reads=reads, limit=limit)
 
 
-def _norm_finding(local: LocalModel, law: str, factor: float, came: Array, own: Array, role: str, kind: str) -> Finding:
-    who = "queries" if role == "query" else "documents"
-    has, should = (f"{x.min():.3f} to {x.max():.3f}" for x in (came, own))
-    unseen = law == "norms lost" and local.model.similarity_fn_name == "cosine"
-    text = {
-        "norms lost": f"All norms are {np.median(came):.3f}; the model's {who} have {should}.",
-        "not normalised": f"Norms are {has}; the model ends in Normalize.",
-        "exponent not applied": f"Norms are {has}, as without ExponentNorm; the model's are {should}.",
-        "role ignored": f"Queries are divided by the document exponent: norms {has}, the model's {should}.",
-        "norms scaled": f"Vectors are {factor:.4g} times the model's.",
-        "norms differ": f"Norms are {has}; the model's are {should}, and do not explain them.",
-    }[law]
-    if unseen:
-        return Finding(law, text + " The model is scored by cosine, which does not see norms.", "", False)
-    gammas = local.exponents or (0.0, 0.0)
-    fix = fix_of(law, kind, gamma_query=gammas[0], gamma_document=gammas[1])
-    return Finding(law, text, fix, law not in ("role ignored", "norms scaled"))
+def _norm_finding(local: LocalModel, law: str, factor: float, side: Side, server: str) -> Finding:
+    came, own = norms(side.served), norms(side.expected)
+    query, document = local.exponents or (0.0, 0.0)
+    details = {
+        "who": "queries" if side.role == "query" else "documents",
+        "median": np.median(came),
+        "norms": f"{came.min():.3f} to {came.max():.3f}",
+        "expected": f"{own.min():.3f} to {own.max():.3f}",
+        "factor": factor,
+    }
+    finding = describe(law, server, **details, gamma_query=query, gamma_document=document)
+    if law == "norms lost" and local.model.similarity_fn_name == "cosine":
+        text = finding.text + " The model is scored by cosine, which does not see norms."
+        return Finding(law, text, fix="", matters=False)
+    return finding
