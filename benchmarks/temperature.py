@@ -48,7 +48,7 @@ from transformers import PrinterCallback, TrainerCallback
 
 import st_magnitude as stm
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.losses import MagnitudeRankingLoss
+from st_magnitude.losses import MagnitudeRankingLoss, temp_spec_mrl
 from st_magnitude.training.trainer import has_fast_bf16
 
 TAUS = (0.03, 0.06, 0.1, 0.3)
@@ -67,7 +67,9 @@ CONDITIONS: dict[str, Loss] = {
     **{f"MRL {tau:g}": partial(stm.TempAggMRLLoss, temperatures=[tau]) for tau in TAUS},
     "TempAgg": stm.TempAggLoss,
     "TempAggMRL": stm.TempAggMRLLoss,
-    "TempSpecMRL": stm.TempSpecMRLLoss,
+    "TempSpecMRL": lambda model: stm.CosineRankingLoss(
+        model, terms=temp_spec_mrl(dict(zip(quarters(model), (0.03, 0.06, 0.1), strict=True)))
+    ),
     "QNorm TempAggMRL": lambda model: stm.TempAggMRLLoss(stm.prepare(model, "qnorm"), similarity="qnorm"),
     **{f"mixed {tau:g}": partial(stm.TempAggLoss, temperatures=[tau]) for tau in (0.03, 0.3)},
 }

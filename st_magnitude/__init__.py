@@ -40,7 +40,6 @@ if TYPE_CHECKING:
         SimilarityMSELoss,
         TempAggLoss,
         TempAggMRLLoss,
-        TempSpecMRLLoss,
     )
     from st_magnitude.losses.sigreg import SIGReg
     from st_magnitude.serving.check import check_serving
@@ -77,7 +76,6 @@ __all__ = [
     "SimilarityMSELoss",
     "TempAggLoss",
     "TempAggMRLLoss",
-    "TempSpecMRLLoss",
     "Term",
     "admit",
     "answerable",

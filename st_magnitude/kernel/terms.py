@@ -18,13 +18,8 @@ class LearnedTemperature(float):
     It starts at 0.05 by default. Every such term has its own temperature. The loss learns its logarithm
     and keeps it at 0.01 or more, as CLIP keeps its logit scale, 1 / temperature, at 100 or less.
 
-    With :func:`~st_magnitude.attach` the log of a Trainer has ``temperature`` and, if the similarity keeps the norm of
-    the query, ``effective_temperature``: the temperature that queries of norm 1 would need for the same logits,
-
-        temperature · (20 / scale) / mean|q|^(1 - gamma_query)
-
-    over the last batch of the first process. Several terms are numbered, ``temperature_1``, and several losses are
-    named, ``temperature_{data set}``.
+    With :func:`~st_magnitude.attach` the log of a Trainer has ``temperature``. Several terms are numbered,
+    ``temperature_1``, and several losses are named, ``temperature_{data set}``.
 
     Raises:
         ValueError: If the temperature is below 0.01.

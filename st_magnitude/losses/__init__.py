@@ -11,7 +11,6 @@ from st_magnitude.losses.sigreg import SIGRegInfoNCE
 from st_magnitude.losses.temperature import (
     TempAggLoss,
     TempAggMRLLoss,
-    TempSpecMRLLoss,
     temp_agg,
     temp_agg_mrl,
     temp_spec_mrl,
@@ -28,7 +27,6 @@ __all__ = [
     "SimilarityMSELoss",
     "TempAggLoss",
     "TempAggMRLLoss",
-    "TempSpecMRLLoss",
     "temp_agg",
     "temp_agg_mrl",
     "temp_spec_mrl",

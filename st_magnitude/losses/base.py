@@ -1,4 +1,4 @@
-"""The base of all losses: checks of the model and of a batch, the automatic scale, and learned temperatures."""
+"""The base of all losses: checks of the model, the automatic scale, and learned temperatures."""
 
 from __future__ import annotations
 
@@ -91,7 +91,6 @@ class EmbeddingLoss(Remembering):
         self._unit = unit
         self.auto_scale: float | None = None
         self.scale: float | Literal["auto"] = unit if scale == "auto" and not keeps_magnitude else scale
-        self._finite = FiniteWatch(self.name)
         self._has_begun = self._is_resumed = False
         # The model of a test or of a loop of your own may be a function.
         is_module = isinstance(model, nn.Module)
@@ -107,15 +106,13 @@ class EmbeddingLoss(Remembering):
         if isinstance(self.model, SentenceTransformer):
             set_similarity_function(self.model, self.similarity)
 
-    # --- the first batch, and every batch ---------------------------------------------------------------------------
+    # --- the first batch --------------------------------------------------------------------------------------------
 
-    def watch(self, columns: Sequence[Tensor]) -> None:
-        """Looks at the embeddings of a batch, (B, D) for each column."""
-        if torch.is_grad_enabled():
-            if not self._has_begun:
-                self._has_begun = True
-                self.begin()
-            self._finite(columns)
+    def begin_once(self) -> None:
+        """Calls `begin` on the first training batch."""
+        if torch.is_grad_enabled() and not self._has_begun:
+            self._has_begun = True
+            self.begin()
 
     def begin(self) -> None:
         """Checks on the first training batch of a run."""
@@ -216,45 +213,6 @@ class EmbeddingLoss(Remembering):
             )
 
 
-class FiniteWatch:
-    """Warns once about columns whose embeddings are not finite.
-
-    It does not wait for a GPU: the answer about a batch is read when it has arrived, at a later batch.
-    """
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self._flags: Tensor | None = None
-        self._arrived: torch.cuda.Event | None = None
-        self._has_warned = False
-
-    def __call__(self, columns: Sequence[Tensor]) -> None:
-        if self._has_warned:
-            return
-        self._read()  # of an earlier batch
-        if self._flags is None:
-            flags = torch.stack([x.detach().isfinite().all() for x in columns])  # (columns,)
-            self._flags = flags.to("cpu", non_blocking=True)
-            if flags.is_cuda:
-                self._arrived = torch.cuda.Event()
-                self._arrived.record()
-            self._read()
-
-    def _read(self) -> None:
-        if self._flags is None or not (self._arrived is None or self._arrived.query()):
-            return
-        flags, self._flags, self._arrived = self._flags.tolist(), None, None
-        if not all(flags):
-            self._has_warned = True
-            logger.warning(
-                "%s is not finite, because the embeddings of text column %s (of %d) contain nan or infinity. Look for "
-                "empty or damaged texts in that column, a learning rate that is too high, or an overflow in float16.",
-                self.name,
-                ", ".join(str(number) for number, is_finite in enumerate(flags, start=1) if not is_finite),
-                len(flags),
-            )
-
-
 # --- learned temperatures ---------------------------------------------------------------------------------------------
 
 
@@ -293,7 +251,6 @@ class Temperatures(Remembering):
         initial = [float(terms[i].temperature) for i in self._members]
         self.bias = nn.Parameter(torch.tensor(initial, device=getattr(model, "device", None)).log())  # (L,)
         self.is_restored = False
-        self._effective: list[Tensor] = []
 
     def forward(self) -> Tensor:
         self.bias.data.clamp_(min=math.log(LearnedTemperature.MINIMUM))  # after a step of the optimizer, as CLIP does
@@ -307,16 +264,6 @@ class Temperatures(Remembering):
         return filled
 
     @torch.no_grad()
-    def observe(self, queries: Tensor, terms: Sequence[Term], similarity: Similarity) -> None:
-        """Keeps the effective temperatures of a batch for the log; ``terms`` as the kernel gets them."""
-        gamma = similarity.gamma_query
-        if isinstance(gamma, Tensor) or gamma < 1:
-            norms = [torch.linalg.vector_norm(queries[:, : terms[i].dim].float(), dim=1).mean() for i in self._members]
-            self._effective = [
-                terms[i].temperature / norm ** (1 - gamma) for i, norm in zip(self._members, norms, strict=True)
-            ]
-
-    @torch.no_grad()
     def before_step(self) -> None:
         """Gives the mean gradient to all ranks, as DistributedDataParallel does for the parameters of the model.
 
@@ -325,20 +272,14 @@ class Temperatures(Remembering):
         if num_ranks() == 1:
             return
         gradient = self.bias.grad
-        counted = [torch.zeros_like(self.bias), self.bias.new_zeros(1)]
-        if gradient is not None:
-            counted = [gradient, self.bias.new_ones(1)]
-        together = torch.cat(counted)
+        found = self.bias.new_full((1,), float(gradient is not None))
+        together = torch.cat([torch.zeros_like(self.bias) if gradient is None else gradient, found])
         dist.all_reduce(together)
         self.bias.grad = together[:-1] / num_ranks() if together[-1] > 0 else None
 
     def get_log(self) -> dict[str, float]:
-        named = {"temperature": self().tolist(), "effective_temperature": [float(x) for x in self._effective]}
-        return {
-            f"{key}_{number}" if len(self._members) > 1 else key: value
-            for key, values in named.items()
-            for number, value in enumerate(values, start=1)
-        }
+        values = self().tolist()
+        return {f"temperature_{i}" if len(values) > 1 else "temperature": x for i, x in enumerate(values, start=1)}
 
     def get_extra_state(self) -> dict[str, Any]:
         return {"temperatures_bias": self.bias.tolist()}

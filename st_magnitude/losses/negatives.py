@@ -60,7 +60,6 @@ class FalseNegatives:
         self.margin = 0.0 if margin is None and guide is not None else margin
         self.margin_strategy = margin_strategy
         self.guide = None if guide is None else Guide(guide, model)
-        self._reported = False
 
     def texts(self, columns: Sequence[Features], mini_batch_size: int | None) -> Texts:
         """Reads the features of a batch, before the model does, because modules change features in place."""
@@ -81,10 +80,7 @@ class FalseNegatives:
         exclude: list[Any] = []
         exclude_queries: list[Any] = []
         for columns in _ids(texts):
-            ids, own = torch.cat([gather(x) for x in columns]), slice(offset, offset + len(columns[0]))  # (M,)
-            if repeated := int(torch.isin(ids, ids[own]).sum()) - len(ids[own].unique()):
-                self._report(repeated, len(ids))
-                exclude.append(ids)
+            exclude.append(torch.cat([gather(x) for x in columns]))  # (M,)
         if self.margin is not None:
             too_close = partial(TooClose, self._threshold, offset)
             if texts.guide:
@@ -107,16 +103,6 @@ class FalseNegatives:
         """The score above which a document is too close, as in GISTEmbedLoss; a relative margin has no sign."""
         assert self.margin is not None
         return positive - self.margin * (positive.abs() if self.margin_strategy == "relative" else 1.0)
-
-    def _report(self, num_repeated: int, num_documents: int) -> None:
-        if not self._reported:
-            self._reported = True
-            logger.info(
-                "same_text='exclude': %d of the %d documents of a batch repeat a positive, or answer a query that "
-                "occurs twice. They do not count as negatives of that query.",
-                num_repeated,
-                num_documents,
-            )
 
     def get_config_dict(self) -> dict[str, Any]:
         return {
@@ -194,31 +180,35 @@ class Guide:
             raise ValueError(
                 "A guide with another tokenizer reads texts, but a column of the batch holds other inputs."
             )
-        ids, counts = tokens
-        rows = [row.tolist() for row in ids.split(counts.tolist())]
+        rows: list[list[int]] = [[] for _ in range(batch_size_of(features))]
+        for token, text, place in zip(*(x.tolist() for x in tokens), strict=True):
+            if place >= 0:
+                rows[text].append(token)
         decode = getattr(self.tokenizer, "batch_decode", None) or self.tokenizer.decode_batch  # of transformers, or not
         return decode(rows, skip_special_tokens=True)
 
 
-def tokens_of(features: Features) -> tuple[Tensor, Tensor] | None:
-    """The token ids of all texts of a column one after another, (N,), and their number in each text, (B,).
+def tokens_of(features: Features) -> tuple[Tensor, Tensor, Tensor] | None:
+    """For each token of a column its id, the number of its text, and its place in it or -1 for padding: (N,) each.
 
     None for inputs that are not plain text, and for models without token ids.
     """
     if "input_ids" not in features or "pixel_values" in features or features.get("modality", "text") != "text":
         return None
     ids = features["input_ids"]
-    if "offsets" in features:  # a StaticEmbedding
-        return ids, features["offsets"].diff(append=features["offsets"].new_tensor([len(ids)]))
-    if "cu_seq_lens_q" in features:  # a batch flattened for FlashAttention
-        return ids.flatten(), features["cu_seq_lens_q"].diff()
+    if "offsets" in features or "cu_seq_lens_q" in features:  # a StaticEmbedding, or a batch for FlashAttention
+        starts = features["offsets"] if "offsets" in features else features["cu_seq_lens_q"][:-1]
+        tokens = torch.arange(ids.numel(), device=ids.device)
+        texts = torch.searchsorted(starts.long(), tokens, right=True) - 1
+        return ids.flatten(), texts, tokens - starts[texts]
     if "attention_mask" not in features:
         return None
-    mask = features["attention_mask"].bool()
-    return ids[mask], mask.sum(dim=1)
+    mask = features["attention_mask"].long()  # (B, L)
+    texts = torch.arange(len(ids), device=ids.device)[:, None].expand_as(ids)
+    return ids.flatten(), texts.flatten(), (mask.cumsum(dim=1) * mask - 1).flatten()
 
 
-def text_keys(features: Features, column: int) -> Tensor:
+def text_keys(features: Features, column: int = 0) -> Tensor:
     """A 64-bit hash of the tokens of each text of a column, (B,): padding does not change it.
 
     Inputs without token ids get keys that no other input of the batch has, on this rank and all others.
@@ -227,13 +217,12 @@ def text_keys(features: Features, column: int) -> Tensor:
     if tokens is None:
         device = next(value.device for value in features.values() if isinstance(value, Tensor))
         return _unlike(torch.arange(batch_size_of(features), device=device), column)
-    ids, counts = tokens
-    texts = torch.repeat_interleave(counts)  # (N,), the text of each token
-    positions = torch.arange(len(ids), device=ids.device) - (counts.cumsum(dim=0) - counts)[texts]
-    # A sum over tokens of a mix of id and position: multiplications by odd numbers modulo 2^64, and shifts.
-    mixed = (ids.long() + 1) * 0x1E3779B97F4A7C15 + positions * 0x3F58476D1CE4E5B9
+    ids, texts, places = tokens
+    # A sum over tokens of a mix of id and place: multiplications by odd numbers modulo 2^64, and shifts.
+    mixed = (ids.long() + 1) * 0x1E3779B97F4A7C15 + places * 0x3F58476D1CE4E5B9
     mixed = (mixed ^ (mixed >> 32)) * 0x14D049BB133111EB
-    return torch.zeros_like(counts, dtype=torch.long).index_add_(0, texts, mixed ^ (mixed >> 29))
+    mixed = (mixed ^ (mixed >> 29)).masked_fill(places < 0, 0)
+    return mixed.new_zeros(batch_size_of(features)).index_add_(0, texts, mixed)
 
 
 def _ids(texts: Texts) -> list[list[Tensor]]:

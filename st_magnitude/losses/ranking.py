@@ -82,9 +82,9 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
             learned temperature is relative to the scale, as any other. None: the terms as they are.
         scale: Factor of the scores in a term of temperature 0.05; other temperatures change it in proportion. 20 takes
             the temperatures as they are. ``"auto"`` divides 20 by the mean norms that the similarity leaves in,
-            20 / (mean|q|^(1 - gamma_query) · mean|d|^(1 - gamma_document)), on the first batch of all ranks. The
-            number then stays in ``loss.scale``, also when the run resumes; see :func:`st_magnitude.attach`. All terms
-            share it; it comes from the norms of the longest prefix.
+            20 / (mean|q|^(1 - gamma_query) · mean|d|^(1 - gamma_document)), at the longest prefix, on the first batch
+            of all ranks. The number stays in ``loss.scale``, also when the run resumes; see
+            :func:`st_magnitude.attach`.
         regularizers: Functions of the embeddings (n, D) of all columns that return a scalar, or pairs of one and its
             weight. With any of them the loss is a dict of named terms, which the Trainer sums and logs. A regularizer
             with a method ``of_columns`` gets the list of columns, (B, D) each, through that method.
@@ -121,7 +121,7 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
 
     Inputs: (anchor, positive), (anchor, positive, negative) or (anchor, positive, negative_1, ..., negative_n). Labels
     that are whole numbers are ignored. Scores are refused: they are for :class:`~st_magnitude.SimilarityMSELoss`. A
-    batch of one row without negatives has the loss 0, and the loss warns once.
+    batch of one row without negatives has the loss 0; ``dataloader_drop_last=True`` leaves out a last one.
 
     Example:
         ::
@@ -182,7 +182,6 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         self.show_progress_bar = show_progress_bar
         self.uses_gradient_cache = mini_batch_size is not None
         self.regularizers = Penalties(regularizers)
-        self._warned_alone = False
         self._check_model()
         self.set_similarity_function()
 
@@ -219,14 +218,12 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         self, embeddings: list[Tensor], learned: list[Tensor], labels: Tensor | Texts | None
     ) -> dict[str, Tensor]:
         """InfoNCE and the penalties by name, at the values of what the loss learns."""
-        self.watch(embeddings)
+        self.begin_once()
         queries, *documents = embeddings  # (B, D) each
         similarity, terms = self._at(learned)
         longest = max(term.dim or queries.shape[1] for term in terms)
         self.find_scale(queries[:, :longest], [d[:, :longest] for d in documents])
         terms = [replace(term, temperature=term.temperature * (SCALE / float(self.scale))) for term in terms]
-        if self.temperatures is not None:
-            self.temperatures.observe(queries, terms, similarity)
         texts = labels if isinstance(labels, Texts) else Texts()
         loss = self._infonce(queries, documents, terms, similarity, texts)
         return {"infonce": loss, **self.regularizers(embeddings)}
@@ -245,17 +242,9 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
             documents = [all_gather_with_grad(d) for d in documents]  # (W·B, D) each
             if self.direction != "query_to_document":
                 all_queries = all_gather_with_grad(queries)  # (W·B, D)
-        candidates = torch.cat(documents)  # (M, D)
-        if len(candidates) == 1 and not self._warned_alone:
-            self._warned_alone = True
-            logger.warning(
-                "A batch of one pair without negatives has no other document to rank, so its loss is 0. "
-                "Set dataloader_drop_last=True to leave out a last batch like this one."
-            )
         masks = self.false_negatives.masks(texts, self.direction, offset, gather)
-        return infonce(
-            queries, candidates, *arguments, offset, all_queries=all_queries, hardness=self.hardness, **masks
-        )
+        options = {"all_queries": all_queries, "hardness": self.hardness, **masks}
+        return infonce(queries, torch.cat(documents), *arguments, offset, **options)
 
     # --- what the loss learns besides the weights of the model ------------------------------------------------------
 

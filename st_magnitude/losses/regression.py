@@ -35,10 +35,9 @@ class SimilarityMSELoss(EmbeddingLoss):
             ranks as the similarity does; no stock function gives the scores of a one-sided similarity.
         similarity: A Similarity or its name.
         scale: The factor lambda. ``"auto"`` is one over the mean norms that the similarity leaves in,
-            1 / (mean|a|^(1 - gamma_query) · mean|b|^(1 - gamma_document)), on the first batch of all ranks, which is
-            1 for cosine. The number then stays in ``loss.scale``, also when the run resumes; see
-            :func:`st_magnitude.attach`. The paper's 0.01 is meant for dot products of 100 to 1,000: with the norms of
-            about 2.5 in docs/research/norms.md the one-sided similarities collapse at 0.01, and dot loses 12 points.
+            1 / (mean|a|^(1 - gamma_query) · mean|b|^(1 - gamma_document)), on the first batch, as in
+            :class:`~st_magnitude.MagnitudeRankingLoss`; 1 for cosine. The paper's 0.01 is meant for dot products of
+            100 to 1,000: with norms of about 2.5 (docs/research/norms.md) dot loses 12 points at 0.01.
 
     Raises:
         ValueError: If the similarity keeps magnitude but the model ends in ``Normalize`` or sentence-transformers'
@@ -46,7 +45,7 @@ class SimilarityMSELoss(EmbeddingLoss):
             if scale is neither positive nor "auto".
 
     Inputs: (text, text) with a label, the score in [0, 1] or [-1, 1]. Divide the scores of STS-B, 0 to 5, by 5. The
-    loss warns once about scores beyond 1.
+    loss warns about scores beyond 1 in the first batch.
 
     Example:
         ::
@@ -65,7 +64,6 @@ class SimilarityMSELoss(EmbeddingLoss):
         scale: float | Literal["auto"] = "auto",
     ) -> None:
         super().__init__(model, similarity, scale, unit=1.0)
-        self._warned_range = False
         warn_if_one_sided(self.similarity, self.name)
         self.set_similarity_function()
 
@@ -87,18 +85,16 @@ class SimilarityMSELoss(EmbeddingLoss):
                 f"SimilarityMSELoss needs one score for each of {len(a)} pairs; got {number}. Name the column of "
                 'scores "score" or "label".'
             )
-        self.watch(embeddings)
-        self.find_scale(a, [b])
-        predicted = float(self.scale) * self.similarity.pairwise(a, b)  # (B,)
-        targets = labels.to(predicted.dtype).view(-1)
-        if not self._warned_range and targets.abs().max() > 1:
-            self._warned_range = True
+        if not self._has_begun and (largest := labels.abs().max().item()) > 1:
             logger.warning(
                 "Scores reach %.3g, but calibrated similarities lie in [-1, 1]. Divide the scores by their range "
                 "(STS-B: by 5).",
-                targets.abs().max().item(),
+                largest,
             )
-        return mse_loss(predicted, targets)
+        self.begin_once()
+        self.find_scale(a, [b])
+        predicted = float(self.scale) * self.similarity.pairwise(a, b)  # (B,)
+        return mse_loss(predicted, labels.to(predicted.dtype).view(-1))
 
     def get_config_dict(self) -> dict[str, Any]:
         gamma_query, gamma_document = self.similarity.exponents

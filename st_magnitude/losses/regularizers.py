@@ -1,8 +1,4 @@
-"""Regularizers: functions of embeddings (n, D) that return a scalar.
-
-Every loss of this package takes them: ``regularizers=[(SIGReg(), 0.05)]``, where SIGReg is in
-:mod:`st_magnitude.losses.sigreg`.
-"""
+"""Regularizers, functions of embeddings (n, D) that return a scalar: ``regularizers=[(SIGReg(), 0.05)]``."""
 
 from __future__ import annotations
 
@@ -34,9 +30,8 @@ class Penalties(nn.ModuleDict):
         for item in regularizers:
             regularizer, weight = item if isinstance(item, tuple) else (item, 1.0)
             name = _snake_case(regularizer)
-            numbered = (f"{name}_{number}" for number in itertools.count(2))
-            name = next(free for free in itertools.chain([name], numbered) if free not in self.weighted)
-            self.weighted[name] = (regularizer, weight)
+            names = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
+            self.weighted[next(name for name in names if name not in self.weighted)] = (regularizer, weight)
         super().__init__({name: r for name, (r, _) in self.weighted.items() if isinstance(r, nn.Module)})
 
     def __bool__(self) -> bool:

@@ -42,10 +42,10 @@ class SIGReg(nn.Module):
 
         SIGReg(x) = mean_a N · sum_k w_k |mean_i exp(i t_k a · x_i) - exp(-t_k²/2)|²
 
-    over random unit directions a, the Epps-Pulley statistic of each, where w_k are the weights of the trapezoid rule for
-    the integral over t from -t_max to t_max with the density exp(-t²/2). Rows are first normalised and multiplied by
-    sqrt(D), which gives the projections of evenly spread rows variance 1. The best value is not 0: N rows drawn from
-    the target have the expectation 1.0525 for any N (see `null_expectation`). Training lowers the excess over it.
+    over random unit directions a: the mean of Epps-Pulley statistics, whose w_k are the weights of the trapezoid rule
+    for the integral over t from -t_max to t_max with the density exp(-t²/2). Rows are first normalised and multiplied
+    by sqrt(D), which gives the projections of evenly spread rows variance 1. The best value is not 0: N rows drawn
+    from the target have the expectation 1.0525 for any N (see `null_expectation`). Training lowers the excess over it.
 
     Args:
         num_directions: Number of directions that a step draws; fewer than about D leave much of the space unseen.
@@ -224,7 +224,7 @@ class SIGRegInfoNCE(MagnitudeRankingLoss):
 
 
 class EppsPulley(torch.autograd.Function):
-    """The mean over directions of N sum_k w_k |error_k|², error_k = mean_i exp(i t_k p_i) - phi_k, for p = x @ directions.
+    """The mean of N sum_k w_k |error_k|² over directions, with error_k = mean_i exp(i t_k p_i) - phi_k and p = x @ a.
 
     The knots are multiples of the first one, so exp(i t_k p) are powers of z = exp(i t_1 p), and the gradient is a
     polynomial in z:

@@ -6,9 +6,9 @@ With InfoNCE(k, tau) for the ranking loss of the first k coordinates at the temp
     TempAggMRL   sum_i lambda_i sum_t w_t InfoNCE(d_i, tau_t)          Eq. 7
     TempSpecMRL  sum_i lambda_i     InfoNCE(d_i, tau_i)                Eq. 8
 
-A low temperature is best for retrieval at full size. A high temperature lowers the intrinsic dimension, so less is lost
-when embeddings are truncated or binarised. The sum combines both. Every loss is a list of terms for the kernel, which
-computes all of them for about the price of one. Any other loss takes the lists as ``terms=``.
+A high temperature lowers the intrinsic dimension, so less is lost when embeddings are truncated or binarised. A loss is
+a list of terms for the kernel, which computes all of them for about the price of one. Any other loss takes the lists as
+``terms=``.
 
 Source: Dinu et al., Effective Post-Training Embedding Compression via Temperature Control in Contrastive Training,
 ICLR 2025, section 5.
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 __all__ = [
     "TempAggLoss",
     "TempAggMRLLoss",
-    "TempSpecMRLLoss",
     "quarters",
     "temp_agg",
     "temp_agg_mrl",
@@ -53,12 +52,7 @@ CITATION = """
 
 
 def temp_agg(temperatures: Iterable[float] = TEMPERATURES, weights: Iterable[float] | None = None) -> tuple[Term, ...]:
-    """The terms of Eq. 6: one term for each temperature, all at the full dimension.
-
-    :class:`TempAggLoss` explains the arguments.
-
-    Raises:
-        ValueError: If there are no temperatures, one of them is not positive, or there are not as many weights.
+    """The terms of Eq. 6: one term for each temperature, all at the full dimension. See :class:`TempAggLoss`.
 
     Example:
         >>> temp_agg([0.03, 0.1])
@@ -67,8 +61,8 @@ def temp_agg(temperatures: Iterable[float] = TEMPERATURES, weights: Iterable[flo
     temperatures = tuple(temperatures)
     if not temperatures:
         raise ValueError("temperatures is empty; give at least one, such as temperatures=(0.03, 0.06, 0.1).")
-    taus_and_weights = zip(temperatures, _weights(weights, len(temperatures), "temperatures"), strict=True)
-    return tuple(Term(None, temperature, weight) for temperature, weight in taus_and_weights)
+    weights = _weights(weights, len(temperatures), "temperatures")
+    return tuple(Term(None, temperature, weight) for temperature, weight in zip(temperatures, weights, strict=True))
 
 
 def temp_agg_mrl(
@@ -77,12 +71,9 @@ def temp_agg_mrl(
     dim_weights: Iterable[float] | None = None,
     temperature_weights: Iterable[float] | None = None,
 ) -> tuple[Term, ...]:
-    """The terms of Eq. 7: every prefix at every temperature. With one temperature it is plain MRL (Eq. 5).
+    """The terms of Eq. 7: every prefix at every temperature. See :class:`TempAggMRLLoss`.
 
-    :class:`TempAggMRLLoss` explains the arguments; the full dimension should be among the prefixes.
-
-    Raises:
-        ValueError: If dims are empty or not distinct whole numbers from 1 up, or as `temp_agg` does.
+    The full dimension should be among the prefixes. With one temperature it is plain MRL (Eq. 5).
 
     Example:
         >>> temp_agg_mrl([256, 128], [0.05])
@@ -95,22 +86,22 @@ def temp_agg_mrl(
 def temp_spec_mrl(
     temperatures: Mapping[int, float], dim_weights: Mapping[int, float] | None = None
 ) -> tuple[Term, ...]:
-    """The terms of Eq. 8: every prefix at its own temperature, the smallest prefix at the lowest one.
+    """The terms of Eq. 8, TempSpecMRL: every prefix at its own temperature.
 
-    :class:`TempSpecMRLLoss` explains the arguments.
+    The low temperature goes to the small prefix, which a small index searches with: the paper has 0.03, 0.06 and 0.1 at
+    a quarter, a half and all of the dimensions. The high one acts on the coordinates of all prefixes.
+
+    Args:
+        temperatures: Mapping of prefixes d_i to temperatures tau_i.
+        dim_weights: Mapping of prefixes d_i to weights lambda_i; None: 1 for each.
 
     Raises:
-        ValueError: If there are no prefixes, one of them is not a whole number from 1 up, a temperature is not
-            positive, or the weights belong to other prefixes.
+        ValueError: As `temp_agg_mrl` does, or if the weights belong to other prefixes.
 
     Example:
         >>> temp_spec_mrl({128: 0.03, 256: 0.1})
         (Term(dim=128, temperature=0.03, weight=1.0), Term(dim=256, temperature=0.1, weight=1.0))
     """
-    if not isinstance(temperatures, Mapping):
-        raise ValueError(
-            f"temperatures must map dims to temperatures, such as {{128: 0.03, 256: 0.1}}; got {temperatures!r}."
-        )
     if dim_weights is not None and dim_weights.keys() != temperatures.keys():
         raise ValueError(
             f"dim_weights has the dims {sorted(dim_weights)}, but temperatures has {sorted(temperatures)}. "
@@ -132,6 +123,9 @@ class TempAggLoss(MagnitudeRankingLoss):
             that ``scale="auto"`` finds stretches all of them.
         weights: Weights w_t; None: 1 for each.
         **options: All other arguments of MagnitudeRankingLoss except ``terms``.
+
+    Raises:
+        ValueError: If there are no temperatures, one of them is not positive, or there are not as many weights.
 
     With learned exponents: ``LearnableNormLoss(model, terms=temp_agg())``.
 
@@ -170,6 +164,9 @@ class TempAggMRLLoss(MagnitudeRankingLoss):
         temperature_weights: Weights w_t; None: 1 for each.
         **options: All other arguments of MagnitudeRankingLoss except ``terms``.
 
+    Raises:
+        ValueError: If dims are not distinct whole numbers from 1 up, or as TempAggLoss does.
+
     With learned exponents: ``LearnableNormLoss(model, terms=temp_agg_mrl([96, 192, 384]))``.
 
     Example:
@@ -197,41 +194,6 @@ class TempAggMRLLoss(MagnitudeRankingLoss):
         dims = quarters(model) if dims is None else dims
         terms = temp_agg_mrl(dims, temperatures, dim_weights, temperature_weights)
         super().__init__(model, similarity, terms, **options)
-
-
-class TempSpecMRLLoss(MagnitudeRankingLoss):
-    """:class:`MagnitudeRankingLoss` summed over several prefixes, each at its own temperature.
-
-        L = sum_i lambda_i InfoNCE(x[:d_i], tau_i)
-
-    The low temperature goes to the small prefix, which a small index searches with. The high temperature, at the full
-    dimension, acts on the coordinates of all prefixes.
-
-    Args:
-        model: The SentenceTransformer to train.
-        temperatures: Mapping of prefixes d_i to temperatures tau_i; None: 0.03 at a quarter of the model's dimensions,
-            0.06 at a half, and 0.1 at all of them.
-        similarity: A Similarity or its name, as in TempAggLoss.
-        dim_weights: Mapping of prefixes d_i to weights lambda_i; None: 1 for each.
-        **options: All other arguments of MagnitudeRankingLoss except ``terms``.
-
-    Source: Dinu et al., ICLR 2025, Eq. 8.
-    """
-
-    citation = CITATION
-
-    def __init__(
-        self,
-        model: SentenceTransformer,
-        temperatures: Mapping[int, float] | None = None,
-        similarity: Similarity | str = COSINE,
-        *,
-        dim_weights: Mapping[int, float] | None = None,
-        **options: Unpack[LossOptions],
-    ) -> None:
-        if temperatures is None:
-            temperatures = dict(zip(quarters(model), TEMPERATURES, strict=True))
-        super().__init__(model, similarity, temp_spec_mrl(temperatures, dim_weights), **options)
 
 
 def quarters(model: SentenceTransformer) -> tuple[int, int, int]:

@@ -36,7 +36,6 @@ LOSSES = [
     stm.LearnableNormLoss,
     stm.TempAggLoss,
     stm.TempAggMRLLoss,
-    stm.TempSpecMRLLoss,
     stm.SIGRegInfoNCE,
 ]
 BATCHING = pytest.mark.parametrize("mini_batch_size", [None, 3], ids=["plain", "cached"])

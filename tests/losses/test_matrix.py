@@ -21,6 +21,7 @@ from sentence_transformers import (
 from torch.utils.data import DataLoader
 
 import st_magnitude as stm
+from st_magnitude.losses import temp_spec_mrl
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -33,7 +34,9 @@ LOSSES = {
     "learnable": stm.LearnableNormLoss,
     "tempagg": lambda model, **options: stm.TempAggLoss(model, similarity="qnorm", **options),
     "mrl": lambda model, **options: stm.TempAggMRLLoss(model, [8, WIDTH], similarity="dot", **options),
-    "specmrl": lambda model, **options: stm.TempSpecMRLLoss(model, {8: 0.05, WIDTH: 0.1}, **options),
+    "specmrl": lambda model, **options: stm.CosineRankingLoss(
+        model, terms=temp_spec_mrl({8: 0.05, WIDTH: 0.1}), **options
+    ),
     "sigreg": lambda model, **options: stm.SIGRegInfoNCE(model, sigreg=stm.SIGReg(num_directions=8), **options),
     "regularized": lambda model, **options: stm.QNormRankingLoss(
         model, regularizers=[lambda x: x.norm(dim=1).var()], **options

@@ -1,7 +1,6 @@
 """same_text, margin and guide: against full score matrices in float64 and against sentence-transformers."""
 
 import itertools
-import logging
 import random
 import sys
 
@@ -235,17 +234,6 @@ def test_embeddings_alone_have_no_texts(model):
     torch.testing.assert_close(
         exclude.compute_loss_from_embeddings(embeddings, labels), keep.compute_loss_from_embeddings(embeddings)
     )
-
-
-def test_says_once_what_it_excludes(model, caplog):
-    loss = stm.CosineRankingLoss(model)
-    with caplog.at_level(logging.INFO):
-        loss(features(model, ROWS[:4]))
-        assert not caplog.records
-        loss(features(model, TWICE))
-        loss(features(model, TWICE))
-    assert len(caplog.records) == 1
-    assert "4 of the 14 documents" in caplog.text
 
 
 # --- margin -----------------------------------------------------------------------------------------------------------

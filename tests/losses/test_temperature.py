@@ -17,11 +17,17 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 SPEC = {8: 0.03, 16: 0.06, 32: 0.1}
 SIMILARITIES = ["cosine", "dot", "qnorm", "dnorm", Similarity(0.7, 0.4)]
+
+
+def temp_spec_mrl_loss(model, **options):
+    return stm.MagnitudeRankingLoss(model, terms=temp_spec_mrl(SPEC), **options)
+
+
 # Loss -> the sum of its paper's equation, written out: (weight, dim, temperature)
 SUMS = {
     stm.TempAggLoss: [(1, 32, 0.03), (1, 32, 0.06), (1, 32, 0.1)],
     stm.TempAggMRLLoss: [(1, dim, tau) for dim in (8, 16, 32) for tau in (0.03, 0.06, 0.1)],
-    stm.TempSpecMRLLoss: [(1, 8, 0.03), (1, 16, 0.06), (1, 32, 0.1)],
+    temp_spec_mrl_loss: [(1, 8, 0.03), (1, 16, 0.06), (1, 32, 0.1)],
 }
 LOSSES = list(SUMS)
 
@@ -95,7 +101,7 @@ def test_learned_exponents(model, loss_class, mini_batch_size):
     terms = {
         stm.TempAggLoss: temp_agg(),
         stm.TempAggMRLLoss: temp_agg_mrl([8, 16, 32]),
-        stm.TempSpecMRLLoss: temp_spec_mrl(SPEC),
+        temp_spec_mrl_loss: temp_spec_mrl(SPEC),
     }[loss_class]
     loss = stm.LearnableNormLoss(model, 0.3, 0.6, terms=terms, scale=3.0, mini_batch_size=mini_batch_size).double()
     norm = model[-1]
@@ -113,7 +119,7 @@ def test_weights(model):
     terms = [(2, 12, 0.1), (8, 12, 0.2), (0.125, 32, 0.1), (0.5, 32, 0.2)]
     assert [(t.weight, t.dim, t.temperature) for t in mrl.terms] == terms
     assert_equal(model, columns, mrl, lambda: (0.0, 0.0), terms, 3.0)
-    spec = stm.TempSpecMRLLoss(model, {32: 0.1, 9: 0.3}, "dot", dim_weights={9: 3.0, 32: 0.5}, scale=3.0)
+    spec = stm.DotRankingLoss(model, terms=temp_spec_mrl({32: 0.1, 9: 0.3}, {9: 3.0, 32: 0.5}), scale=3.0)
     assert_equal(model, columns, spec, lambda: (0.0, 0.0), [(3, 9, 0.3), (0.5, 32, 0.1)], 3.0)
 
 
@@ -208,11 +214,7 @@ def test_scale_is_that_of_the_longest_prefix(model):
         (lambda m: stm.TempAggMRLLoss(m, [16, 16, 32]), r"distinct.* got \[16, 16, 32\]"),
         (lambda m: stm.TempAggMRLLoss(m, [16, 33, 64]), r"\[33, 64\] dimensions.* have 32.*1\.\.32"),
         (lambda m: stm.TempAggMRLLoss(m, [16, 32], dim_weights=[1]), "2 dims but 1 weights"),
-        (lambda m: stm.TempSpecMRLLoss(m, [0.1, 0.2]), "must map dims to temperatures"),
-        (
-            lambda m: stm.TempSpecMRLLoss(m, SPEC, dim_weights={8: 1.0}),
-            r"dims \[8\], but temperatures has \[8, 16, 32\]",
-        ),
+        (lambda m: temp_spec_mrl(SPEC, {8: 1.0}), r"dims \[8\], but temperatures has \[8, 16, 32\]"),
     ],
 )
 def test_arguments_are_checked(model, build, message):
@@ -225,9 +227,9 @@ def test_warns_where_dimensions_are_not_trained(model, caplog):
         stm.TempAggMRLLoss(model, [8, 32])
         stm.TempAggLoss(model)
         assert not caplog.records
-        stm.TempSpecMRLLoss(model, {8: 0.03, 16: 0.1})
+        stm.CosineRankingLoss(model, terms=temp_agg_mrl([8, 16]))
     assert [r.getMessage() for r in caplog.records] == [
-        "No term of TempSpecMRLLoss compares all 32 dimensions, so those beyond 16 are not trained. "
+        "No term of CosineRankingLoss compares all 32 dimensions, so those beyond 16 are not trained. "
         "Add a term with dim=32."
     ]
 
@@ -239,5 +241,5 @@ def test_training_has_all_dimensions_whatever_encode_keeps(model, caplog):
         loss = stm.TempAggMRLLoss(model)
         assert {term.dim for term in loss.terms} == {8, 16, 32}
         assert loss(columns).item() == expected.item()
-        stm.TempSpecMRLLoss(model, {8: 0.1})
+        stm.TempAggMRLLoss(model, [8])
     assert "those beyond 8 are not trained" in caplog.text

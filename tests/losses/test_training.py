@@ -2,7 +2,6 @@
 
 import copy
 import gc
-import logging
 import math
 import os
 import subprocess
@@ -255,15 +254,6 @@ def test_dict_of_losses(folder, tmp_path):
         assert model[-1].query_bias != 0
     assert scales[0] == scales[1]
     assert scales[0]["pairs"] != scales[0]["triplets"]
-
-
-@BATCHING
-def test_last_batch_of_one_row(model, tmp_path, mini_batch_size, caplog):
-    data = Dataset.from_dict(columns(9))
-    with caplog.at_level(logging.WARNING):
-        train(model, stm.QNormRankingLoss(model, mini_batch_size=mini_batch_size), tmp_path, data=data, max_steps=4)
-    assert sum("dataloader_drop_last=True" in record.message for record in caplog.records) == 1
-    assert all(p.isfinite().all() for p in model.parameters())
 
 
 @BATCHING
