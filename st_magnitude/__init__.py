@@ -23,12 +23,12 @@ if TYPE_CHECKING:
         MagnitudeEvaluator,
         ScoredPairsEvaluator,
     )
-    from st_magnitude.evaluation.abstention import answerable, calibrate_abstention
+    from st_magnitude.evaluation.abstention import calibrate_abstention
     from st_magnitude.evaluation.admission import admit
     from st_magnitude.evaluation.calibration import calibrate_exponent
     from st_magnitude.evaluation.mining import mine_negatives
     from st_magnitude.kernel.infonce import infonce
-    from st_magnitude.kernel.terms import LearnedTemperature, Term
+    from st_magnitude.kernel.terms import Term
     from st_magnitude.losses import (
         CosineRankingLoss,
         DNormRankingLoss,
@@ -63,7 +63,6 @@ __all__ = [
     "DotRankingLoss",
     "GeometryEvaluator",
     "LearnableNormLoss",
-    "LearnedTemperature",
     "MagnitudeEvaluator",
     "MagnitudeRankingLoss",
     "NormMonitor",
@@ -78,7 +77,6 @@ __all__ = [
     "TempAggMRLLoss",
     "Term",
     "admit",
-    "answerable",
     "attach",
     "attach_grad_scale",
     "calibrate_abstention",

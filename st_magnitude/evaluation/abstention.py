@@ -102,7 +102,7 @@ class Abstention(Result):
         """The call of `answerable` with all that the rule needs, for messages."""
         needs = [name.replace(" ", "_") for name, weight in zip(FEATURES, self.weights, strict=True) if weight]
         more = "".join(f",\n    {name}s={name}s" for name in needs if name.endswith("norm"))
-        return f"stm.answerable(rule, scores{more})"
+        return f"answerable(rule, scores{more})"
 
     def measure(
         self,

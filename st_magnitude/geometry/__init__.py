@@ -14,7 +14,6 @@ from st_magnitude.geometry.spectrum import (
     intrinsic_dimension,
     isoscore,
     isoscore_ceiling,
-    knots_and_weights,
 )
 from st_magnitude.geometry.statistics import auroc, paired_bootstrap, risk_coverage, spearman, symmetry_gap
 
@@ -30,7 +29,6 @@ __all__ = [
     "intrinsic_dimension",
     "isoscore",
     "isoscore_ceiling",
-    "knots_and_weights",
     "mean_cosine",
     "norms",
     "paired_bootstrap",

@@ -78,8 +78,8 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         similarity: A Similarity or its name.
         terms: Summands of the loss: temperatures, prefix dimensions and weights.
         temperature: Temperature of a loss of one term. ``"learned"``: all temperatures are learned, starting where
-            the terms have them. A :class:`~st_magnitude.LearnedTemperature` in a term does that for this term alone. A
-            learned temperature is relative to the scale, as any other. None: the terms as they are.
+            the terms have them. A :class:`~st_magnitude.kernel.terms.LearnedTemperature` in a term does that for this
+            term alone. A learned temperature is relative to the scale, as any other. None: the terms as they are.
         scale: Factor of the scores in a term of temperature 0.05; other temperatures change it in proportion. 20 takes
             the temperatures as they are. ``"auto"`` divides 20 by the mean norms that the similarity leaves in,
             20 / (mean|q|^(1 - gamma_query) · mean|d|^(1 - gamma_document)), at the longest prefix, on the first batch

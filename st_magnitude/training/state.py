@@ -47,8 +47,9 @@ def attach(trainer: AnyTrainer) -> AnyTrainer:
     sentence-transformers' Trainer saves the model and the optimizer, but not the loss. After this call its checkpoints
     also contain the automatic scale and the learned temperatures of a loss, and a resumed run finds them again. On
     several processes learned temperatures take the same steps everywhere. The log shows the automatic scale as
-    ``auto_scale`` and a learned temperature as ``temperature`` (:class:`~st_magnitude.LearnedTemperature`). These
-    figures and the figures of a NormMonitor reach Weights & Biases, TensorBoard and others.
+    ``auto_scale`` and a learned temperature as ``temperature``
+    (:class:`~st_magnitude.kernel.terms.LearnedTemperature`). These figures and the figures of a NormMonitor reach
+    Weights & Biases, TensorBoard and others.
 
     Args:
         trainer: The Trainer, before ``train``. A second call does nothing.

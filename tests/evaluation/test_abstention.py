@@ -11,7 +11,7 @@ from sentence_transformers.sentence_transformer.modules import BoW
 
 import st_magnitude as stm
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.evaluation.abstention import SIGNALS, Abstention, Answers, controlled_threshold
+from st_magnitude.evaluation.abstention import SIGNALS, Abstention, Answers, answerable, controlled_threshold
 from st_magnitude.surgery.raw import encode_raw
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -90,18 +90,18 @@ def test_rule_against_a_loop(counts, data, rule):
     wrong = np.array(
         [ids[o[0]] not in data.relevant.get(query, ()) for query, o in zip(data.queries, order, strict=True)]
     )
-    answers = stm.answerable(rule, top, np.linalg.norm(q, axis=1), np.linalg.norm(d, axis=1)[order[:, 0]])
+    answers = answerable(rule, top, np.linalg.norm(q, axis=1), np.linalg.norm(d, axis=1)[order[:, 0]])
     assert rule.unanswerable == 0.25
     assert rule.measure(counts, data) == Answers(64, int(answers.sum()), int((answers & wrong).sum()))
 
 
 def test_documents_left_out_are_not_answers(counts, data):
     judged = dict(data.relevant)
-    answerable = RetrievalData({query: data.queries[query] for query in judged}, data.corpus, judged)
-    made = stm.calibrate_abstention(counts, answerable, risk=0.5, delta=0.5)
+    all_answered = RetrievalData({query: data.queries[query] for query in judged}, data.corpus, judged)
+    made = stm.calibrate_abstention(counts, all_answered, risk=0.5, delta=0.5)
     assert made.unanswerable == 0.25  # by default
-    all_wrong = made.measure(counts, answerable, unanswerable=0.999)
-    none = made.measure(counts, answerable, unanswerable=0.0)
+    all_wrong = made.measure(counts, all_answered, unanswerable=0.999)
+    none = made.measure(counts, all_answered, unanswerable=0.0)
     assert 0 < all_wrong.wrong == all_wrong.answered
     assert none.wrong < none.answered
 
@@ -111,14 +111,12 @@ def test_save_and_load(rule, tmp_path):
     scores, norms = np.random.default_rng(0).random((20, 2)), np.ones(20)
     again = Abstention.load(tmp_path)
     assert (again.threshold, again.weights, again.calibration) == (rule.threshold, rule.weights, rule.calibration)
-    np.testing.assert_array_equal(
-        stm.answerable(tmp_path, scores, norms, norms), stm.answerable(rule, scores, norms, norms)
-    )
+    np.testing.assert_array_equal(answerable(tmp_path, scores, norms, norms), answerable(rule, scores, norms, norms))
     assert set(again.areas) == set(SIGNALS)
     # The printed call is complete: it runs with the arguments that it names.
-    names = {"stm": stm, "rule": again, "scores": scores, "query_norms": norms, "document_norms": norms}
+    names = {"answerable": answerable, "rule": again, "scores": scores, "query_norms": norms, "document_norms": norms}
     assert again.call in str(rule)
-    np.testing.assert_array_equal(eval(again.call, names), stm.answerable(rule, scores, norms, norms))
+    np.testing.assert_array_equal(eval(again.call, names), answerable(rule, scores, norms, norms))
     assert all(len(line) <= 80 for line in str(rule).splitlines())
     (tmp_path / "abstention.json").write_text("{}")
     with pytest.raises(ValueError, match=r"not a saved Abstention .KeyError..calibration"):
@@ -135,8 +133,8 @@ def test_bad_input(counts, data, rule):
     with pytest.raises(ValueError, match=r"unanswerable must be a share of the queries in \[0, 1\); got 1"):
         stm.calibrate_abstention(counts, data, risk=0.5, unanswerable=1)
     with pytest.raises(ValueError, match=r"uses the query norm: give query_norms="):
-        stm.answerable(rule, [[0.5, 0.4]])
+        answerable(rule, [[0.5, 0.4]])
     with pytest.raises(ValueError, match=r"uses the gap: give the scores of two documents"):
-        stm.answerable(rule, [[0.5]], [1.0], [1.0])
+        answerable(rule, [[0.5]], [1.0], [1.0])
     with pytest.raises(ValueError, match=r"shape .n, k., the best score first; got .2,."):
-        stm.answerable(rule, [0.5, 0.4])
+        answerable(rule, [0.5, 0.4])
