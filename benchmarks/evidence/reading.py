@@ -95,7 +95,10 @@ def reader() -> Callable[[list[str]], list[str]]:
 
     @torch.no_grad()
     def read(prompts: list[str]) -> list[str]:
-        if new := [prompt for prompt in dict.fromkeys(prompts) if prompt not in known]:
+        for start in range(0, len(prompts), 10):
+            new = [prompt for prompt in dict.fromkeys(prompts[start : start + 10]) if prompt not in known]
+            if not new:
+                continue
             batch = tokenizer(new, return_tensors="pt", padding=True)
             found: Any = lm.generate(
                 **batch, max_new_tokens=TOKENS, do_sample=False, pad_token_id=tokenizer.pad_token_id
@@ -115,7 +118,7 @@ def measure(number: int) -> Figures:
     figures: Figures = {"questions": number, "data": data("wordnet").fingerprint, "readings": {}, "answers": {}}
 
     def note(name: str, run: Run) -> None:
-        found = read_answers(ask, run, asked, test.corpus, answers, k=1, prompt=prompt, batch_size=10)
+        found = read_answers(ask, run, asked, test.corpus, answers, k=1, prompt=prompt)
         figures["readings"][name] = {"em": packed(found.exact), "f1": packed(found.f1)}
         figures["answers"][name] = list(found.predictions.values())[:20]
         print(f"{name}\n{found}", flush=True)

@@ -76,7 +76,5 @@ def abstain(
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)
         rule.save(output)
-        typer.echo(
-            f"Saved to {output / 'abstention.json'}. Apply it by {rule.call.replace('(rule', f'({str(output)!r}')}."
-        )
+        typer.echo(f"Saved to {output / 'abstention.json'}. Apply it by answerable({str(output)!r}, scores).")
     return figures

@@ -1,8 +1,4 @@
-"""Abstention with a guarantee: answer a query only where wrong answers stay rare.
-
-A search engine always returns a first document, also for a query that no document answers. `calibrate_abstention` finds
-the threshold above which the share of wrong first documents is at most ``risk``, and `answerable` applies it.
-"""
+"""Abstention with a guarantee: answer a query only where wrong answers stay rare."""
 
 from __future__ import annotations
 
@@ -42,7 +38,7 @@ CHOOSING = 0.3  # the share of queries that choose signal and first threshold; t
 
 @dataclass(frozen=True)
 class Answers:
-    """How many queries are answered, and how many of these answers are wrong."""
+    """How many queries are answered, and how many answers are wrong."""
 
     queries: int
     answered: int
@@ -50,12 +46,12 @@ class Answers:
 
     @property
     def coverage(self) -> tuple[float, float, float]:
-        """Share of the queries that are answered, with its exact 95 % interval: (share, low, high)."""
+        """Share of the queries that are answered, with its exact 95 % interval."""
         return share_interval(self.answered, self.queries)
 
     @property
     def risk(self) -> tuple[float, float, float]:
-        """Share of wrong answers among those given, with its exact 95 % interval; nan without answers."""
+        """Share of wrong answers among the answers, with its exact 95 % interval."""
         return share_interval(self.wrong, self.answered)
 
     def __str__(self) -> str:
@@ -97,13 +93,6 @@ class Abstention(Result):
         """The similarity of the scores. It divides by the norm of the query, so scores of all queries compare."""
         return Similarity(1.0, self.document_exponent)
 
-    @property
-    def call(self) -> str:
-        """The call of `answerable` with all that the rule needs, for messages."""
-        needs = [name.replace(" ", "_") for name, weight in zip(FEATURES, self.weights, strict=True) if weight]
-        more = "".join(f",\n    {name}s={name}s" for name in needs if name.endswith("norm"))
-        return f"answerable(rule, scores{more})"
-
     def measure(
         self,
         model: SentenceTransformer,
@@ -121,35 +110,22 @@ class Abstention(Result):
 
     @classmethod
     def load(cls, folder: str | Path) -> Abstention:
-        """Reads the file of `save`.
-
-        Raises:
-            ValueError: If the file is missing or is not one of `save`.
-        """
-        path = Path(folder) / FILE
-        try:
-            given = json.loads(path.read_text(encoding="utf-8"))
-            answers, threshold = Answers(**given.pop("calibration")), float(given.pop("threshold"))
-            weights = tuple(map(float, given.pop("weights")))
-            return cls(**given, weights=weights, threshold=threshold, calibration=answers)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(
-                f"{path} is not a saved Abstention ({error!r}); make one with calibrate_abstention."
-            ) from None
+        """Reads the file of `save`."""
+        given = json.loads((Path(folder) / FILE).read_text(encoding="utf-8"))
+        given |= {"weights": tuple(given["weights"]), "threshold": float(given["threshold"])}  # JSON has no infinity
+        return cls(**given | {"calibration": Answers(**given["calibration"])})
 
     def tables(self) -> list[Table | str]:
         """The rule, its guarantee, and the area of every signal."""
-        rule = (
-            f"Answer a query if its {self.signal} is at least {self.threshold:.4g}:\n{self.call}"
-            if math.isfinite(self.threshold)
-            else "Answer no query: no threshold of this signal gives the guarantee. Use more\n"
-            "validation queries, a larger risk, or a better model"
-        )
-        guarantee = (
-            f"risk at most {self.max_risk:g} with probability {1 - self.delta:g}, if {self.unanswerable:.0%} of the "
-            "queries have no answer"
-        )
-        rows = [list(item) for item in self.areas.items()]
+        rule = f"Answer a query if its {self.signal} is at least {self.threshold:.4g}:"
+        if math.isinf(self.threshold):
+            rule = (
+                "Answer no query: no threshold of this signal gives the guarantee. Use more\n"
+                "validation queries, a larger risk, or a better model:"
+            )
+        mix = f"if {self.unanswerable:.0%} of the queries have no answer"
+        guarantee = f"risk at most {self.max_risk:g} with probability {1 - self.delta:g}, {mix}"
+        rows = list(self.areas.items())
         return [f"{rule}\n{guarantee}\n{self.calibration}", Table(["signal", "area of risk by coverage"], rows)]
 
 
@@ -182,8 +158,8 @@ def calibrate_abstention(
             smallest area of risk by coverage.
         similarity: The similarity that ranks; by default the model's own, which is cosine if it normalises. Scores are
             always divided by the norm of the query.
-        unanswerable: Share of the queries whose relevant documents are left out: they have no answer. By default
-            0 if the data has queries without a relevant document, else 0.25. Choose the share that you expect.
+        unanswerable: Share of the queries whose relevant documents are left out; choose the one that you expect. By
+            default 0 if the data has queries without a relevant document, else 0.25.
         seed: Seed for the queries that are left out, and for the two parts.
         encode: Options of encoding, such as ``{"batch_size": 64}``, see `st_magnitude.data.task.encode_texts`.
 
@@ -197,13 +173,12 @@ def calibrate_abstention(
             rule = stm.calibrate_abstention(model, RetrievalData.from_beir("my-data", "dev"), risk=0.1)
             print(rule)
             rule.save("my-model")
-            print(rule.call)  # how to apply it to new queries
+            answerable("my-model", scores, query_norms, document_norms)
 
     The guarantee is for new queries from the same source and with the same share of unanswerable ones.
 
     Source: Angelopoulos et al., Learn then Test: Calibrating Predictive Algorithms to Achieve Risk Control, arXiv
-    2110.01052, fixed-sequence testing. MAPIE's controllers implement it with the Hoeffding-Bentkus bound for any
-    bounded loss; for right and wrong answers the binomial tail is exact and smaller.
+    2110.01052, fixed-sequence testing, with the exact binomial tail in place of a bound for any loss.
     """
     for name, value in (("risk", risk), ("delta", delta)):
         if not 0 < value < 1:
@@ -212,9 +187,8 @@ def calibrate_abstention(
     needed = math.ceil(math.log(delta) / math.log(1 - risk) / (1 - CHOOSING))
     if len(data.queries) < needed:
         raise ValueError(
-            f"A risk of {risk} with delta={delta} needs at least {needed} validation queries even without a single "
-            f"wrong answer, and several times as many for a useful coverage; the data has {len(data.queries)}. Use "
-            "more queries or a larger risk."
+            f"A risk of {risk} with delta={delta} needs at least {needed} validation queries, and several times as "
+            f"many for a useful coverage; the data has {len(data.queries)}. Use more queries or a larger risk."
         )
     similarity = Similarity(1.0, raw_scoring_of(model, similarity).exponents[1])
     features, is_wrong, share = first_documents(model, data, similarity, unanswerable, seed, encode)
@@ -231,17 +205,13 @@ def rule_of(
     signal: str,
     seed: int = 0,
 ) -> Abstention:
-    """The rule from what `first_documents` returns; the arguments are those of `calibrate_abstention`.
-
-    Raises:
-        ValueError: If all answers that choose the signal are right or all are wrong.
-    """
+    """The rule from the result of `first_documents`; the other arguments are those of `calibrate_abstention`."""
     choosing = np.random.default_rng(seed).permutation(len(features)) < CHOOSING * len(features)  # the others test
     if len(set(is_wrong[choosing])) < 2:
         kind = "wrong" if is_wrong[choosing][0] else "right"
         raise ValueError(
-            f"The first documents of all {choosing.sum()} queries that choose the signal are {kind}, so there is "
-            "nothing to tell apart. Use more queries, a larger corpus, or another unanswerable=."
+            f"The first documents of all {choosing.sum()} queries that choose the signal are {kind}: use more queries, "
+            "a larger corpus, or another unanswerable=."
         )
     weights = _weights(features[choosing], is_wrong[choosing])
     areas = {name: risk_coverage(features[choosing] @ w, ~is_wrong[choosing])[2] for name, w in weights.items()}
@@ -250,28 +220,16 @@ def rule_of(
     values = features @ weights[signal]
     _, coverage, tails = _tests(values[choosing], is_wrong[choosing], risk)
     threshold = controlled_threshold(values[~choosing], is_wrong[~choosing], coverage[tails.argmin()], risk, delta)
-    return Abstention(
-        signal,
-        tuple(weights[signal].tolist()),
-        threshold,
-        similarity.exponents[1],
-        risk,
-        delta,
-        unanswerable,
-        answers_of(values[~choosing], is_wrong[~choosing], threshold),
-        areas,
-    )
+    answers, chosen = answers_of(values[~choosing], is_wrong[~choosing], threshold), tuple(weights[signal].tolist())
+    exponent = similarity.exponents[1]
+    return Abstention(signal, chosen, threshold, exponent, risk, delta, unanswerable, answers, areas)
 
 
 def controlled_threshold(values: Array, is_wrong: Any, start: float, risk: float, delta: float) -> float:
     """The smallest threshold that passes fixed-sequence testing; infinity if the first one fails.
 
-    Args:
-        values: Signals of the queries that test the thresholds, (n,).
-        is_wrong: Whether the answers to these are wrong, (n,).
-        start: Coverage at which the tests begin; other queries must have chosen it. They go on to larger coverages.
-        risk: Largest share of wrong answers.
-        delta: Probability of exceeding it.
+    The tests go from the coverage ``start``, which other queries must have chosen, to larger ones, on the signals and
+    the wrong answers of n queries: (n,), (n,).
 
     Example:
         >>> signal = np.linspace(0, 1, 200)
@@ -352,13 +310,12 @@ def answerable(
 
     Args:
         rule: The result of `calibrate_abstention`, or the folder where it was saved.
-        scores: Scores of the first documents under ``rule.similarity``, best first, (n, k) with k >= 1; the gap needs
-            k >= 2. It is the inner product that docs/serving.md describes, of the query divided by its norm.
+        scores: Scores of the first documents under ``rule.similarity``, best first, (n, k); the gap needs k >= 2.
         query_norms: Norms of the raw query embeddings, (n,).
         document_norms: Norms of the raw embeddings of the first documents, (n,).
 
     Raises:
-        ValueError: If a feature that the rule uses is missing or not finite, or shapes do not fit.
+        ValueError: If a feature that the rule uses is missing, or scores has another shape.
 
     Example:
         >>> rule = Abstention("score", (1.0, 0.0, 0.0, 0.0), 0.6, 1.0, 0.1, 0.05, 0.25, Answers(100, 50, 2), {})
@@ -367,24 +324,15 @@ def answerable(
     """
     if not isinstance(rule, Abstention):
         rule = Abstention.load(rule)
-    found = np.asarray(scores, dtype=np.float64)
-    if found.ndim != 2 or not found.shape[1]:
-        raise ValueError(f"scores must have the shape (n, k), the best score first; got {found.shape}.")
-    given = {
-        "score": found[:, 0],
-        "gap": found[:, 0] - found[:, 1] if found.shape[1] > 1 else None,
-        "query norm": query_norms,
-        "document norm": document_norms,
-    }
-    value = np.zeros(len(found))
-    for (name, feature), weight in zip(given.items(), rule.weights, strict=True):
-        if weight == 0:
-            continue
-        if feature is None:
+    scores = np.asarray(scores, dtype=np.float64)
+    if scores.ndim != 2:
+        raise ValueError(f"scores must have the shape (n, k), the best score first; got {scores.shape}.")
+    gap = scores[:, 0] - scores[:, 1] if scores.shape[1] > 1 else None
+    value = np.zeros(len(scores))
+    features = (scores[:, 0], gap, query_norms, document_norms)
+    for name, feature, weight in zip(FEATURES, features, rule.weights, strict=True):
+        if weight and feature is None:
             source = "the scores of two documents" if name == "gap" else f"{name.replace(' ', '_')}s="
             raise ValueError(f"The signal {rule.signal!r} uses the {name}: give {source}.")
-        column = np.asarray(feature, dtype=np.float64)
-        if column.shape != value.shape or not np.isfinite(column).all():
-            raise ValueError(f"The {name} must be {len(value)} finite numbers, one for each row of scores.")
-        value += weight * column
+        value += weight * np.asarray(feature, dtype=np.float64) if weight else 0.0
     return value >= rule.threshold

@@ -1,8 +1,4 @@
-"""Index admission: which documents to index, and what leaving out the others costs.
-
-Many documents of a real corpus are never relevant. `admit` scores every document, keeps a share of them, and measures
-on validation queries how many answers are lost.
-"""
+"""Index admission: which documents to index, and what leaving out the others costs."""
 
 from __future__ import annotations
 
@@ -23,7 +19,7 @@ from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import EncodedTask, ndcg
 from st_magnitude.evaluation.metrics import scoring_of, share_interval
 from st_magnitude.geometry import norms
-from st_magnitude.result import Result, Table
+from st_magnitude.result import Result, Table, to_plain
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import normalizes_output
 
@@ -41,18 +37,11 @@ DEPTH = 50  # documents of a ranking before any is dropped
 
 @dataclass(frozen=True)
 class Criterion:
-    """Answers and ranking under one score at the share of the result.
+    """Answers and ranking under one score at the share of the result."""
 
-    Attributes:
-        answers_kept: Mean share of the relevant documents of a query that is kept, with its 95 % interval over queries
-            (Clopper and Pearson): (share, low, high).
-        ndcg: Mean nDCG@10 in the index that is left; documents that were dropped count as missed.
-        share: Share of the corpus that has to be kept for the asked recall; None if `admit` was given ``keep``.
-    """
-
-    answers_kept: tuple[float, float, float]
-    ndcg: float
-    share: float | None
+    answers_kept: tuple[float, float, float]  # as in Admission
+    ndcg: float  # mean nDCG@10 in the index that is left; documents that were dropped count as missed
+    share: float | None  # of the corpus that has to be kept for the asked recall
 
 
 @dataclass(frozen=True, repr=False)
@@ -66,8 +55,8 @@ class Admission(Result):
         scores: This score for every document, (m,).
         threshold: The smallest score that is kept.
         score: The scorer itself, for documents that come later: ``score(texts, embeddings) >= threshold``.
-        answers_kept: Mean share of the relevant documents of a query that is kept, with its 95 % interval:
-            (share, low, high). Other queries chose scorer and threshold.
+        answers_kept: Mean share of the relevant documents of a query that is kept, with its 95 % interval over queries
+            (Clopper and Pearson): (share, low, high). Other queries chose scorer and threshold.
         ndcg: Mean nDCG@10 before, on the same queries.
         criteria: A `Criterion` for each score, all at the same share.
         queries: Number of judged queries.
@@ -97,10 +86,8 @@ class Admission(Result):
     def to_dict(self) -> dict[str, Any]:
         """All figures, without the documents."""
         names = ("scorer", "threshold", "share", "answers_kept", "ndcg", "queries")
-        figures = {name: getattr(self, name) for name in names} | {
-            "criteria": {n: vars(c) for n, c in self.criteria.items()}
-        }
-        return figures | {"documents": len(self.ids), "kept": int(self.kept.sum())}
+        counts = {"documents": len(self.ids), "kept": int(self.kept.sum())}
+        return {name: getattr(self, name) for name in names} | counts | {"criteria": to_plain(self.criteria)}
 
     def save(self, folder: str | Path) -> Path:
         """Writes ``kept.txt``, an id in each line, and ``admission.json``, the figures, into a folder."""
@@ -110,23 +97,22 @@ class Admission(Result):
 
     def tables(self) -> list[Table | str]:
         """The choice, and a row for each score at the same share."""
-        lines = [
-            f"Index {self.kept.sum():,} of {len(self.ids):,} documents ({self.share:.1%}):",
-            f"those whose {self.scorer} score is at least {self.threshold:.4g}.",
-            "Answers kept {:.1%} [{:.1%}, {:.1%}]".format(*self.answers_kept) + f" of {self.queries:,} queries,",
-            "each measured by a choice of the other queries.",
-        ]
+        choice = (
+            f"Index {self.kept.sum():,} of {len(self.ids):,} documents ({self.share:.1%}):\n"
+            f"those whose {self.scorer} score is at least {self.threshold:.4g}.\n"
+            f"Answers kept {_percent(self.answers_kept)} of {self.queries:,} queries,\n"
+            "each measured by a choice of the other queries."
+        )
         rows = [
-            [
-                name,
-                "{:.1%} [{:.1%}, {:.1%}]".format(*row.answers_kept),
-                row.ndcg,
-                "-" if row.share is None else f"{row.share:.1%}",
-            ]
+            [name, _percent(row.answers_kept), row.ndcg, "-" if row.share is None else f"{row.share:.1%}"]
             for name, row in self.criteria.items()
         ]
         title = f"nDCG@10 before: {self.ndcg:.4f}. Each score at this share:"
-        return ["\n".join(lines), Table(["score", "answers kept", "nDCG@10", "share for the recall"], rows, title)]
+        return [choice, Table(["score", "answers kept", "nDCG@10", "share for the recall"], rows, title)]
+
+
+def _percent(share: tuple[float, float, float]) -> str:
+    return "{:.1%} [{:.1%}, {:.1%}]".format(*share)
 
 
 def admit(
@@ -167,8 +153,7 @@ def admit(
 
     Raises:
         ValueError: Before anything is encoded, if not exactly one of keep and recall is given and between 0 and 1,
-            there are fewer than 20 judged queries, all documents are relevant, or the norm has to decide and the model
-            normalises.
+            there are fewer than 20 judged queries, or the norm has to decide and the model normalises.
 
     Example:
         ::
@@ -177,8 +162,7 @@ def admit(
             print(found)
             index_these = found.kept_ids
 
-    Source: Chang et al., Neural Passage Quality Estimation for Static Pruning, arXiv 2407.12170, drop 25 % of the
-    passages of MS MARCO without a significant loss, by a supervised estimate from the text.
+    Source: Chang et al., Neural Passage Quality Estimation for Static Pruning, arXiv 2407.12170.
     """
     one_of("scorer", scorer, ("best", *SCORERS))
     if (keep is None) == (recall is None) or not 0 < (recall if keep is None else keep) < 1:  # type: ignore[operator]
@@ -196,29 +180,33 @@ def admit(
     if len(data.query_ids) < FEWEST:
         raise ValueError(
             f"{len(data.query_ids)} of {len(data.queries)} queries have a relevant document, but at least {FEWEST} are "
-            "needed to measure a loss; several hundred give a useful interval."
+            "needed to measure a loss, better several hundred."
         )
-    if len(set().union(*data.columns)) == len(data.corpus):
-        raise ValueError("Every document of the corpus is relevant to a query, so there is nothing to drop.")
-
     texts = [data.corpus[document] for document in data.document_ids]
     study = _Study(data.encode(model, **(encode or {})), texts, similarity, names, seed)
-    allowed = names if scorer == "best" else [scorer]
-    chosen, drop = study.choose(allowed, keep, recall, np.ones(len(study.fold), dtype=bool))
-    score = study.fitted(chosen)
-    scores = score(texts, study.embeddings)
-    place = min(int(drop * len(scores) + 1e-9), len(scores) - 1)
-    threshold = float(np.partition(scores, place)[place])
+    allowed, everyone = names if scorer == "best" else [scorer], np.ones(len(data.query_ids), dtype=bool)
+    chosen, drop = study.choose(allowed, keep, recall, everyone)
+    decide = study.fitted(chosen)
+    scores = decide(study.rows[chosen])
+    threshold = float(np.sort(scores)[min(int(drop * len(scores) + 1e-9), len(scores) - 1)])
+    criteria = {
+        name: Criterion(
+            _mean_share(study.kept(name, drop)),
+            study.ndcg(name, drop),
+            None if recall is None else 1 - study.drop(name, recall, everyone),
+        )
+        for name in names
+    }
     return Admission(
         data.document_ids,
         scores >= threshold,
         chosen,
         scores,
         threshold,
-        score,
+        lambda texts, embeddings: decide(_features(chosen, texts, embeddings)),
         _mean_share(study.outcomes(allowed, keep, recall)),
-        study.ndcg(None),
-        {name: study.criterion(name, drop, recall) for name in names},
+        study.ndcg(chosen, drop=0.0),
+        criteria,
         len(data.query_ids),
     )
 
@@ -230,8 +218,7 @@ class _Study:
         self, encoded: EncodedTask, texts: Sequence[str], similarity: Similarity, names: Sequence[str], seed: int
     ) -> None:
         rng, size = np.random.default_rng(seed), len(texts)
-        self.embeddings = encoded.documents.cpu().numpy()
-        self.rows = {name: _features(name, texts, self.embeddings) for name in names if name != "norm"}
+        self.rows = {name: _features(name, texts, encoded.documents.cpu().numpy()) for name in names}
         self.labelled = rng.choice(size, min(size, LABELLED), replace=False)
         self.grades = [list(row.values()) for row in encoded.columns]
         self.number = np.array([len(row) for row in encoded.columns])
@@ -243,27 +230,20 @@ class _Study:
         # The share of the corpus with at most the score of each document, (FOLDS, m). It is kept if this is above drop.
         self.rank: dict[str, Array] = {}
         for name in names:
-            self.rank[name] = np.empty((FOLDS, size))
-            for fold in range(FOLDS):
-                values = self.fitted(name, self.fold[self.query] != fold)(texts, self.embeddings)
-                self.rank[name][fold] = np.searchsorted(np.sort(values), values, side="right") / size
+            scores = [self.fitted(name, self.fold[self.query] != fold)(self.rows[name]) for fold in range(FOLDS)]
+            self.rank[name] = np.stack([np.searchsorted(np.sort(row), row, side="right") / size for row in scores])
 
-    def fitted(self, name: str, pairs: NDArray[np.bool_] | None = None) -> Score:
-        """A score whose regression tells the relevant documents of these pairs from the labelled sample."""
+    def fitted(self, name: str, pairs: Any = slice(None)) -> Callable[[Array], Array]:
+        """A function from features to scores, learned from the relevant documents of these pairs and the sample."""
         if name == "norm":
-            return lambda texts, embeddings: norms(embeddings)
-        positive = np.unique(self.answers if pairs is None else self.answers[pairs])
+            return lambda rows: rows[:, 0]
+        positive = np.unique(self.answers[pairs])
         seen = np.union1d(positive, self.labelled)
         # Hundreds of dimensions need a stronger penalty than the surface features.
         regression = LogisticRegression(C=1.0 if name == "surface" else 0.01, max_iter=1000)
         learned = make_pipeline(StandardScaler(), regression).fit(self.rows[name][seen], np.isin(seen, positive))
-
-        def score(texts: Sequence[str], embeddings: NDArray[Any]) -> Array:
-            rows = self.rows[name] if embeddings is self.embeddings else _features(name, texts, embeddings)
-            found: Array = learned.decision_function(rows)
-            return found
-
-        return score
+        decide: Callable[[Array], Array] = learned.decision_function
+        return decide
 
     def kept(self, name: str, drop: float) -> Array:
         """Share of the relevant documents of each query that is kept, (n,)."""
@@ -302,19 +282,12 @@ class _Study:
             found[self.fold == fold] = self.kept(name, drop)[self.fold == fold]
         return found
 
-    def ndcg(self, name: str | None, drop: float = 0.0, queries: Any = slice(None)) -> float:
-        """Mean nDCG@10 in the index that is left; with None, in all of the corpus."""
-        gains = self.gains
-        if name is not None:
-            stay = self.rank[name][self.fold[:, None], self.best] > drop
-            order = np.argsort(~stay, axis=1, kind="stable")  # documents that are dropped go last
-            gains = np.take_along_axis(gains * stay, order, axis=1)
+    def ndcg(self, name: str, drop: float, queries: Any = slice(None)) -> float:
+        """Mean nDCG@10 in the index that is left."""
+        stay = self.rank[name][self.fold[:, None], self.best] > drop
+        order = np.argsort(~stay, axis=1, kind="stable")  # documents that are dropped go last
+        gains = np.take_along_axis(self.gains * stay, order, axis=1)
         return float(ndcg(gains, self.grades)[queries].mean())
-
-    def criterion(self, name: str, drop: float, recall: float | None) -> Criterion:
-        everyone = np.ones(len(self.number), dtype=bool)
-        needed = None if recall is None else 1 - self.drop(name, recall, everyone)
-        return Criterion(_mean_share(self.kept(name, drop)), self.ndcg(name, drop), needed)
 
 
 def _mean_share(shares: Array) -> tuple[float, float, float]:
@@ -324,6 +297,8 @@ def _mean_share(shares: Array) -> tuple[float, float, float]:
 def _features(name: str, texts: Sequence[str], embeddings: NDArray[Any]) -> Array:
     if name == "surface":
         return surface_features(texts)
+    if name == "norm":
+        return norms(embeddings)[:, None]
     sizes = norms(embeddings)[:, None].clip(min=np.finfo(np.float32).tiny)
     return np.concatenate([embeddings / sizes, np.log(sizes)], axis=1)
 
@@ -339,10 +314,8 @@ def surface_features(texts: Sequence[str]) -> Array:
     for text in texts:
         words, characters = text.split(), max(len(text), 1)
         marks = [text.count(mark) / characters for mark in ".,:;()[]`'\"=_/-"]
-        shares = [
-            sum(c.isdigit() for c in text) / characters,
-            sum(c.isupper() for c in text) / characters,
-            sum(len(w) for w in words) / max(len(words), 1),
-        ]
-        rows.append([np.log1p(len(words)), *shares, *marks, float(text[:1].isupper()), float(text.endswith("."))])
+        shares = [sum(map(kind, text)) / characters for kind in (str.isdigit, str.isupper)]
+        word_length = sum(map(len, words)) / max(len(words), 1)
+        ends = [text[:1].isupper(), text.endswith(".")]
+        rows.append([np.log1p(len(words)), *shares, word_length, *marks, *map(float, ends)])
     return np.array(rows)

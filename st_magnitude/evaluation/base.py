@@ -27,12 +27,13 @@ logger = logging.getLogger(__name__)
 class CsvEvaluator(SentenceEvaluator):
     """An evaluator with a name, whose calls may append rows to ``{kind}_evaluation_{name}_results.csv``.
 
-    A subclass sets ``kind`` and ``primary``, the metric that chooses checkpoints, and implements `measure`.
-    `SearchEvaluator` documents the arguments.
+    A subclass sets ``kind`` and ``primary``, the metric that chooses checkpoints, perhaps ``settings``, the attributes
+    that the model card shows, and implements `measure`. `SearchEvaluator` documents the arguments.
     """
 
     kind: ClassVar[str]
     primary: ClassVar[str]
+    settings: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self, name: str = "", batch_size: int = 32, show_progress_bar: bool = False, write_csv: bool = True
@@ -49,12 +50,17 @@ class CsvEvaluator(SentenceEvaluator):
         self.csv_file = "_".join(filter(None, (self.kind, "evaluation", name, "results.csv")))
 
     def measure(self, model: SentenceTransformer) -> dict[str, float]:
-        """The metrics of a model, without the name."""
+        """The metrics of a model, without the name of the evaluator."""
         raise NotImplementedError
 
     def report(self, metrics: dict[str, float]) -> tuple[str, Iterable[Mapping[str, Any]]]:
         """The text for the log and the rows for the CSV file."""
         return "\n".join(f"{key}: {value:.4f}" for key, value in metrics.items()), [metrics]
+
+    def get_config_dict(self) -> dict[str, Any]:
+        """The settings that the model card shows."""
+        given = {name: getattr(self, name) for name in self.settings}
+        return {name: value for name, value in given.items() if value is not None}
 
     def __call__(  # type: ignore[override]
         self, model: SentenceTransformer, output_path: str | None = None, epoch: int = -1, steps: int = -1
@@ -117,10 +123,8 @@ class SearchEvaluator(CsvEvaluator):
         batch_size: Number of texts that are encoded at a time.
         show_progress_bar: Whether to show a progress bar.
         write_csv: Whether a call with an ``output_path`` appends rows to the CSV file.
-        query_prompt: Prompt of every query, in place of the model's own.
-        query_prompt_name: Name of that prompt in ``model.prompts``.
-        corpus_prompt: Prompt of every document, in place of the model's own.
-        corpus_prompt_name: Name of that prompt in ``model.prompts``.
+        query_prompt: Prompt of every query, in place of the model's own, or ``query_prompt_name`` in ``model.prompts``.
+        corpus_prompt: Prompt of every document, or ``corpus_prompt_name``.
 
     Raises:
         ValueError: Before anything is encoded, if the data are empty or inconsistent (see `RetrievalData`), or an
@@ -149,5 +153,6 @@ class SearchEvaluator(CsvEvaluator):
         return self.task.encode(model, **self.encoding, **self.prompts)
 
     def get_config_dict(self) -> dict[str, Any]:
-        """The settings that the model card shows."""
-        return self.prompts | ({"similarity": repr(self.similarity)} if self.similarity else {})
+        """The settings that the model card shows, with the prompts and a given similarity."""
+        own = super().get_config_dict() | self.prompts
+        return own | ({"similarity": repr(self.similarity)} if self.similarity else {})

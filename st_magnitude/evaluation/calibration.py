@@ -16,7 +16,7 @@ from st_magnitude.evaluation.metrics import are_unit
 from st_magnitude.geometry import norms, paired_bootstrap
 from st_magnitude.result import Result, Table
 from st_magnitude.similarity import Similarity
-from st_magnitude.surgery.raw import encode_raw, normalizes_output
+from st_magnitude.surgery.raw import normalizes_output
 
 __all__ = ["ExponentCurve", "calibrate_exponent"]
 
@@ -71,12 +71,6 @@ class ExponentCurve(Result):
         """The recommended similarity. Its query exponent does not change a ranking; 1 keeps scores on one scale."""
         return Similarity(query=1.0, document=self.best)
 
-    def __repr__(self) -> str:
-        return (
-            f"ExponentCurve(best={self.best:g}, highest={self.highest:g}, {len(self.exponents)} exponents, "
-            f"{len(self.queries)} queries)"
-        )
-
     def tables(self) -> Iterable[Table | str]:
         """nDCG@10 by exponent, and the highest against cosine and dot."""
         marks = {self.highest: "highest"} | {self.best: "best"}
@@ -84,9 +78,8 @@ class ExponentCurve(Result):
         title = f"nDCG@10 by document exponent, {len(self.queries)} queries (0 is dot, 1 is cosine)"
         yield Table(["exponent", "nDCG@10", ""], rows, title)
         gains = {"cosine": self.versus_cosine, "dot": self.versus_dot}
-        verdicts = [
-            [name, gain, "a tie" if gain[1] <= 0 <= gain[2] else "a difference"] for name, gain in gains.items()
-        ]
+        ties = {name: "a tie" if low <= 0 <= high else "a difference" for name, (_, low, high) in gains.items()}
+        verdicts = [[name, gain, ties[name]] for name, gain in gains.items()]
         yield Table([f"{self.highest:g} minus", f"nDCG@10 with {self.confidence:.0%} interval", ""], verdicts)
         if self.best != self.highest:
             yield (
@@ -140,8 +133,6 @@ def calibrate_exponent(
         >>> model = SentenceTransformer(modules=[BoW(["bees", "honey", "wax"])], device="cpu")
         >>> data = RetrievalData({"q": "honey"}, {"d1": "honey", "d2": "honey, honey of bees"}, {"q": {"d2"}})
         >>> curve = calibrate_exponent(model, data, exponents=[0.5])
-        >>> curve
-        ExponentCurve(best=0, highest=0.5, 3 exponents, 1 queries)
         >>> print(curve)
         nDCG@10 by document exponent, 1 queries (0 is dot, 1 is cosine)
         exponent  nDCG@10
@@ -164,11 +155,9 @@ def calibrate_exponent(
             f"{len(data.query_ids)} queries are few to choose an exponent by: differences of several hundredths of "
             f"nDCG@10 are noise. Use at least {FEW_QUERIES}, better some hundreds."
         )
-    probe = [data.corpus[document] for document in data.document_ids[:32]]
-    if are_unit(norms(encode_raw(model, probe, "document", show_progress_bar=False, keep_normalize=True))):
-        raise ValueError(UNIT_NORMS)
-
     encoded = data.encode(model, **(encode or {}))
+    if are_unit(norms(encoded.documents)):  # by a module of another name than Normalize
+        raise ValueError(UNIT_NORMS)
     tops = encoded.tops([Similarity(1.0, float(gamma)) for gamma in gammas])
     per_query = np.stack([encoded.ndcg(top) for top in tops])
     highest = _highest(per_query)

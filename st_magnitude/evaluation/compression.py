@@ -21,7 +21,6 @@ from st_magnitude.evaluation.base import SearchEvaluator, SearchOptions
 from st_magnitude.evaluation.metrics import scoring_of
 from st_magnitude.result import Table
 from st_magnitude.similarity import DOT, Similarity
-from st_magnitude.surgery.raw import encode_raw
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -35,23 +34,14 @@ _SUFFIX = {"none": "", "query": "_rescored", "norm": "_norm_rescored"}
 
 @dataclass(frozen=True)
 class CompressionCell:
-    """One way to store the corpus, and how well a search in it does.
+    """One way to store the corpus, and how well a search in it does."""
 
-    Attributes:
-        dim: Number of dimensions of the prefix.
-        precision: ``"float32"``, ``"int8"`` or ``"binary"``.
-        rescoring: ``"none"``; for binary codes also ``"query"`` and ``"norm"``.
-        bytes_per_document: Size of a document: 4, 1 or 1/8 bytes per dimension, rounded up, and 2 for a stored norm.
-        ndcg: Mean nDCG@10.
-        retention: nDCG@10 over nDCG@10 of all dimensions in float32: 1 means no loss, nan that the latter is 0.
-    """
-
-    dim: int
-    precision: str
-    rescoring: str
-    bytes_per_document: int
-    ndcg: float
-    retention: float
+    dim: int  # of the prefix
+    precision: str  # "float32", "int8" or "binary"
+    rescoring: str  # "none"; for binary codes also "query" and "norm"
+    bytes_per_document: int  # 4, 1 or 1/8 bytes per dimension, rounded up, and 2 for a stored norm
+    ndcg: float  # mean nDCG@10
+    retention: float  # ndcg over that of all dimensions in float32: 1 means no loss, nan that the latter is 0
 
     @property
     def row(self) -> dict[str, Any]:
@@ -100,8 +90,6 @@ class CompressionEvaluator(SearchEvaluator):
     Raises:
         ValueError: As `SearchEvaluator`, and if a prefix has more dimensions than the embedding.
 
-    The embeddings are held in memory, and a cell takes three to five times as much while it is measured.
-
     Example:
         >>> from sentence_transformers import SentenceTransformer
         >>> from sentence_transformers.sentence_transformer.modules import BoW
@@ -120,6 +108,7 @@ class CompressionEvaluator(SearchEvaluator):
 
     kind = "Compression"
     primary = "full_ndcg@10"
+    settings = ("dims", "top_k")
 
     def __init__(
         self,
@@ -144,17 +133,13 @@ class CompressionEvaluator(SearchEvaluator):
     def measure(self, model: SentenceTransformer) -> dict[str, float]:
         """Encodes and fills the grid."""
         similarity = scoring_of(model, self.similarity)
-        full = model.get_embedding_dimension()
-        if full is None:
-            first = self.task.queries[self.queries_ids[0]]
-            full = encode_raw(model, [first], "query", show_progress_bar=False).shape[1]
+        encoded = self.encode(model)
+        full = encoded.queries.shape[1]
         dims = [full // share for share in (1, 2, 4, 8) if full >= share] if self.dims is None else self.dims
         if dims and dims[0] > full:
             raise ValueError(
                 f"A prefix in dims has {dims[0]} dimensions and the model's embeddings {full}: drop it from dims."
             )
-        encoded = self.encode(model)
-
         self.per_query = {}
         for dim in sorted({full, *dims}, reverse=True):
             # Powers in float64: in float32, powers of equal norms can differ by where in the array they stand.
@@ -176,29 +161,23 @@ class CompressionEvaluator(SearchEvaluator):
         """The table of the cells for the log, and a row for each."""
         return str(table(self.cells)), [cell.row for cell in self.cells]
 
-    def get_config_dict(self) -> dict[str, Any]:
-        """The settings that the model card shows."""
-        dims = {} if self.dims is None else {"dims": self.dims}
-        return dims | {"top_k": self.top_k} | super().get_config_dict()
-
 
 def compression_cells(
     per_query: Mapping[tuple[int, str, str], NDArray[np.float64]], full: int
 ) -> list[CompressionCell]:
     """Cells from nDCG@10 of every query under (dim, precision, rescoring); the reference is ``full`` in float32."""
-    reference = float(per_query[full, "float32", "none"].mean())
     means = {key: float(values.mean()) for key, values in per_query.items()}
-    return [
-        CompressionCell(*key, bytes_per_document(*key), mean, mean / reference if reference else math.nan)
-        for key, mean in means.items()
-    ]
+    reference = means[full, "float32", "none"] or math.nan
+    cells = []
+    for (dim, precision, rescoring), mean in means.items():
+        size = {"float32": 4 * dim, "int8": dim, "binary": math.ceil(dim / 8)}[precision]
+        size += NORM_BYTES if rescoring == "norm" else 0
+        cells.append(CompressionCell(dim, precision, rescoring, size, mean, mean / reference))
+    return cells
 
 
 def pareto(cells: Sequence[CompressionCell]) -> list[CompressionCell]:
-    """The cells that no other cell dominates, the smallest first.
-
-    A cell dominates another one if it is better in bytes or in nDCG@10 and not worse in the other.
-    Equal cells all stay.
+    """The cells that no other cell beats in bytes or in nDCG@10 without losing in the other, the smallest first.
 
     Example:
         >>> full = CompressionCell(4, "float32", "none", 16, 0.5, 1.0)
@@ -216,10 +195,7 @@ def pareto(cells: Sequence[CompressionCell]) -> list[CompressionCell]:
 
 
 def table(cells: Sequence[CompressionCell]) -> Table:
-    """A row for each cell, with the storage of 100 million documents.
-
-    A star marks the cells of `pareto`. The ratio is to the largest cell. Storage counts the vectors alone; 1 GB
-    is 10^9 bytes.
+    """A row for each cell, with a star at those of `pareto`, and the vectors of 100 million documents in 10^9 bytes.
 
     Example:
         >>> cells = [CompressionCell(384, "float32", "none", 1536, 0.5, 1.0)]
@@ -243,11 +219,6 @@ def largest(cells: Sequence[CompressionCell]) -> CompressionCell:
     if not cells:
         raise ValueError("There are no cells: call the CompressionEvaluator on a model first.")
     return max(cells, key=lambda cell: cell.bytes_per_document)
-
-
-def bytes_per_document(dim: int, precision: str, rescoring: str) -> int:
-    stored = {"float32": 4 * dim, "int8": dim, "binary": math.ceil(dim / 8)}[precision]
-    return stored + (NORM_BYTES if rescoring == "norm" else 0)
 
 
 def search_compressed(

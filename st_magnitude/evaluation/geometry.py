@@ -24,9 +24,8 @@ NUM_DOCUMENTS = 500  # size of the sample for a model card
 class GeometryEvaluator(CsvEvaluator):
     """The norms of embeddings and how evenly their directions spread, without judgments.
 
-    Embeddings are taken before a closing Normalize or ExponentNorm, so models that normalise have norms too. Two calls
-    with the names "before" and "after" training put a table with both into the model card that ``save_pretrained``
-    writes. ``st-magnitude train`` and ``st-magnitude revela`` make these calls. Returned keys, with the prefix
+    Embeddings are taken before a closing Normalize or ExponentNorm. Two evaluators with the names "before" and "after"
+    put a table with both into the model card; ``st-magnitude train`` and ``revela`` do. Returned keys, with the prefix
     ``"{name}_"`` if there is a name:
 
     - ``{document,query}_norm_mean`` and ``{document,query}_norm_cv`` (standard deviation over mean);
@@ -41,9 +40,6 @@ class GeometryEvaluator(CsvEvaluator):
         **options: ``name``, ``batch_size``, ``show_progress_bar`` and ``write_csv`` of `SearchEvaluator`.
 
     The CSV file is ``Geometry_evaluation_{name}_results.csv``.
-
-    Attributes:
-        metrics: After a call, the returned metrics without the name.
 
     Raises:
         ValueError: If there are fewer than two documents or is_relevant has another number of entries; at the call, if
@@ -72,14 +68,12 @@ class GeometryEvaluator(CsvEvaluator):
     ) -> None:
         super().__init__(**options)
         if len(documents) < 2:
-            raise ValueError(
-                f"GeometryEvaluator needs at least two documents, better some hundreds, got {len(documents)}."
-            )
+            raise ValueError(f"GeometryEvaluator needs at least two documents, better hundreds, got {len(documents)}.")
         if is_relevant is not None and len(is_relevant) != len(documents):
             raise ValueError(f"is_relevant has {len(is_relevant)} entries for {len(documents)} documents.")
         self.texts = {"document": list(documents), "query": list(queries)}
+        self.metrics: dict[str, float] = {}  # after a call, without the name
         self.is_relevant = None if is_relevant is None else np.asarray(is_relevant, dtype=bool)
-        self.metrics: dict[str, float] = {}
 
     def get_config_dict(self) -> dict[str, Any]:
         """The settings that the model card shows."""

@@ -49,9 +49,6 @@ def reciprocal_rank_fusion(
         weights: Weight of every run; all 1 by default. A run of weight 0 does not count.
         top_k: Number of documents of each query that the result keeps; all by default.
 
-    Raises:
-        ValueError: If there are no runs, or another number of weights.
-
     Example:
         >>> dense = {"q": {"d1": 0.9, "d2": 0.8}}
         >>> bm25 = {"q": {"d2": 7.1, "d3": 4.0}}
@@ -62,10 +59,6 @@ def reciprocal_rank_fusion(
     Methods, 2009 (k = 60); Cai et al., Revela, section 4.2 and App. A.5, where the best 200 are kept.
     """
     weights = [1.0] * len(runs) if weights is None else weights
-    if not runs or len(weights) != len(runs):
-        raise ValueError(
-            f"Pass at least one run and one weight for each; got {len(runs)} runs, {len(weights)} weights."
-        )
     fused: Run = {}
     for query in dict.fromkeys(query for run in runs for query in run):
         shares: dict[str, list[float]] = {}
@@ -103,10 +96,8 @@ def bm25_run(
         top_k: Number of documents for each query.
         k1: Weight of repetitions of a word. bm25s and mteb's BM25 use 1.5 with b = 0.75, Anserini 0.9 with b = 0.4.
         b: Penalty for long documents, in [0, 1].
-        stopwords: Words that do not count: a language that bm25s knows, a list, or None. Pass None for code, because
-            ``if``, ``not`` and ``for`` are stop words in English.
-        stemmer: A stemmer of PyStemmer, such as ``Stemmer.Stemmer("english")``, which mteb uses, or a function from
-            words to their stems.
+        stopwords: Words that do not count: a language that bm25s knows, a list, or None, which is best for code.
+        stemmer: A stemmer of PyStemmer, such as ``Stemmer.Stemmer("english")``, or a function from words to stems.
 
     Raises:
         ImportError: If bm25s is not installed.
@@ -127,8 +118,6 @@ def bm25_run(
         return bm25s.tokenize(texts, stopwords=stopwords, stemmer=stemmer, return_ids=False, show_progress=False)
 
     documents = words([data.corpus[document] for document in data.document_ids])
-    if not any(documents):
-        return {query: {} for query in data.queries}
     index = bm25s.BM25(k1=k1, b=b, method="lucene", dtype="float64")
     index.index(documents, create_empty_token=False, show_progress=False)
     run: Run = {}
@@ -142,11 +131,6 @@ def bm25_run(
 
 def dense_run(encoded: EncodedTask, similarity: Similarity, top_k: int = 100) -> Run:
     """The best documents of each query by an exhaustive search over embeddings.
-
-    Args:
-        encoded: The result of ``data.encode(model)``.
-        similarity: The similarity that ranks.
-        top_k: Number of documents for each query.
 
     Example:
         >>> from sentence_transformers.sentence_transformer.modules import BoW
@@ -165,21 +149,16 @@ def dense_run(encoded: EncodedTask, similarity: Similarity, top_k: int = 100) ->
 class HybridEvaluator(SearchEvaluator):
     """Retrieval metrics of a model, of BM25, and of the two fused by rank.
 
-    A model that adds much to BM25 need not be the best one alone; this evaluator chooses the checkpoint for a hybrid
-    search. Returned keys, with the prefix ``"{name}_"`` if there is a name:
-
-    - ``{dense,bm25,hybrid}_{ndcg@10,mrr@10,recall@10,recall@{top_k}}``, as defined by sentence-transformers'
-      InformationRetrievalEvaluator.
-
-    The primary metric is ``hybrid_ndcg@10``, so in the Trainer ``metric_for_best_model="eval_{name}_hybrid_ndcg@10"``.
-    BM25 searches once, when the evaluator is made, because training does not change it.
+    The returned keys are ``{dense,bm25,hybrid}_{ndcg@10,mrr@10,recall@10,recall@{top_k}}``, as defined by
+    sentence-transformers' InformationRetrievalEvaluator, with the prefix ``"{name}_"`` if there is a name. The primary
+    metric is ``hybrid_ndcg@10``, so in the Trainer ``metric_for_best_model="eval_{name}_hybrid_ndcg@10"``. BM25
+    searches once, when the evaluator is made.
 
     Args:
         top_k: Number of documents of each search that are fused, and that the fused run keeps, at least 10.
         rrf_k: The k of `reciprocal_rank_fusion`.
         weights: Weight of the model's ranks and weight of the ranks of BM25.
-        bm25: A run to use in place of ``bm25_run(data, top_k)``: of `bm25_run` with other arguments, or of another
-            search engine.
+        bm25: A run in place of ``bm25_run(data, top_k)``, of other arguments or another search engine.
 
     The other arguments are those of `SearchEvaluator`; BM25 sees no prompts. The CSV file is
     ``Hybrid_evaluation_{name}_results.csv``.
@@ -206,6 +185,7 @@ class HybridEvaluator(SearchEvaluator):
 
     kind = "Hybrid"
     primary = "hybrid_ndcg@10"
+    settings = ("top_k", "rrf_k", "weights")
 
     def __init__(
         self,
@@ -244,10 +224,6 @@ class HybridEvaluator(SearchEvaluator):
             self.per_query[key], measured = self._measure(run)
             metrics |= {f"{key}_{metric}": float(value) for metric, value in measured.items()}
         return metrics
-
-    def get_config_dict(self) -> dict[str, Any]:
-        """The settings that the model card shows."""
-        return {"top_k": self.top_k, "rrf_k": self.rrf_k, "weights": self.weights} | super().get_config_dict()
 
     def _measure(self, run: Run) -> tuple[NDArray[np.float64], dict[str, Any]]:
         """nDCG@10 of every query, (n,), and the means of all metrics."""

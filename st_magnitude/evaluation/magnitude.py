@@ -74,6 +74,7 @@ class MagnitudeEvaluator(SearchEvaluator):
 
     kind = "Magnitude"
     primary = "matched_ndcg@10"
+    settings = ("truncate_dim",)
 
     def __init__(
         self,
@@ -106,10 +107,6 @@ class MagnitudeEvaluator(SearchEvaluator):
         _warn_of_collapse(metrics)
         return metrics | _geometry(encoded)
 
-    def get_config_dict(self) -> dict[str, Any]:
-        """The settings that the model card shows."""
-        return super().get_config_dict() | ({"truncate_dim": self.truncate_dim} if self.truncate_dim else {})
-
 
 def _mrr_recall_map(hits: NDArray[np.bool_], relevant: Any) -> list[float]:
     """MRR@10, recall@100 and MAP@100 of the best 100 documents: (n, <= 100) and n collections -> means."""
@@ -130,11 +127,6 @@ def _geometry(encoded: EncodedTask) -> dict[str, float]:
         logger.info(
             "All document norms are 1: the model normalises, and cosine and dot rank alike. "
             'stm.prepare(model, "dot") strips the normalisation.'
-        )
-    if "cohens_d" not in figures:
-        logger.info(
-            f"cohens_d is left out: {is_relevant.sum()} of {len(is_relevant)} documents are relevant to a query, "
-            "and it needs two that are and two that are not. Add never-relevant documents to the corpus."
         )
     return figures | {f"{role}_mean_cosine": mean_cosine(side) for role, side in sides.items() if len(side) > 1}
 

@@ -1,8 +1,4 @@
-"""Hard negatives, found with the scores that the model gives, its norms included.
-
-sentence-transformers' ``mine_hard_negatives`` normalises all embeddings, with FAISS and without, so a model whose norms
-count is searched as if they did not. Here the same function gets the scores of any `Similarity`.
-"""
+"""Hard negatives by the scores of any similarity, where ``mine_hard_negatives`` normalises all embeddings."""
 
 from __future__ import annotations
 
@@ -22,7 +18,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import dot_score, mine_hard_negatives, pairwise_dot_score
 from torch import Tensor
 
-from st_magnitude._checks import at_least, one_of
+from st_magnitude._checks import one_of
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import TILE, EncodedTask, encode_texts
 from st_magnitude.evaluation.metrics import scoring_of
@@ -67,8 +63,8 @@ def mine_negatives(
         model: The model whose scores count. A model that ends in Normalize is scored with unit embeddings.
         data: Queries, corpus and judgments; `RetrievalData.from_dataset` makes them of pairs.
         similarity: A Similarity or its name; by default the model's own.
-        never_relevant: Share of never-relevant documents among the negatives, from 0 to 1. By default the two kinds are
-            not distinguished, and the best candidates are taken.
+        never_relevant: Share of never-relevant documents among the negatives, from 0 to 1, for the first two formats.
+            By default the two kinds are not distinguished, and the best candidates are taken.
         min_queries: Number of queries that a never-relevant document must be among the ten best of.
         num_negatives: Number of negatives for each query.
         output_format: ``"triplet"`` (one negative in a row), ``"n-tuple"`` (all in one row; rows with fewer are left
@@ -96,9 +92,9 @@ def mine_negatives(
         >>> mine_negatives(model, data, num_negatives=1)[0]
         {'anchor': 'bees', 'positive': 'bees', 'negative': 'see bees bees, see wax wax'}
     """
-    one_of("output_format", output_format, get_args(OutputFormat))
+    formats = get_args(OutputFormat)
+    one_of("output_format", output_format, formats if never_relevant is None else formats[:2])
     one_of("sampling_strategy", options.get("sampling_strategy", "top"), ("top", "random"))
-    at_least("num_negatives", num_negatives, 1)
     if never_relevant is not None and not 0 <= never_relevant <= 1:
         raise ValueError(f"never_relevant is a share from 0 to 1; got {never_relevant}.")
     pairs = _pairs(data)
@@ -109,26 +105,21 @@ def mine_negatives(
         partial(encode_texts, model, *by_text, **(encode or {})), scoring_of(model, similarity), model.device
     )
     options |= {"faiss_batch_size": max(1, TILE // len(documents)), "verbose": False}
-    mine: Callable[..., Found] = partial(_mine, scorer, pairs, **options)
+    mine: Callable[..., Dataset] = partial(mine_hard_negatives, pairs, scorer, **options)  # type: ignore[arg-type]
     state = random.getstate()  # of the generator that mine_hard_negatives draws from
     random.seed(seed)
     try:
         if never_relevant is None:
-            found = mine(list(documents), num_negatives)
-        else:
-            found = _two_kinds(mine, scorer, pairs, num_negatives, never_relevant, min_queries)
+            how = {"output_format": output_format, "output_scores": output_scores}
+            return mine(corpus=list(documents), num_negatives=num_negatives, **how)
+        found = _two_kinds(partial(_mine, mine, pairs), scorer, pairs, num_negatives, never_relevant, min_queries)
     finally:
         random.setstate(state)
-    return _formatted(found, num_negatives, output_format, output_scores)
+    return _rows(found, num_negatives, output_format == "n-tuple", output_scores)
 
 
 def with_negatives(data: RetrievalData, mined: Dataset) -> RetrievalData:
-    """The data with mined triplets as further judged negatives, which `RetrievalData.triplets` draws from.
-
-    Args:
-        data: The data that the triplets were mined from.
-        mined: Triplets, the result of `mine_negatives`.
-    """
+    """The data with the triplets of `mine_negatives` as judged negatives, which `RetrievalData.triplets` draws from."""
     document = {text: key for key, text in data.corpus.items()}
     found: dict[str, set[str]] = {}
     for anchor, negative in zip(mined["anchor"], mined["negative"], strict=True):
@@ -149,10 +140,7 @@ def _pairs(data: RetrievalData) -> Dataset:
 class _Scorer:
     """A model as ``mine_hard_negatives`` sees it: embeddings as they enter the inner product, and their products.
 
-    Args:
-        encode: Encodes all texts at the first use, after ``mine_hard_negatives`` has checked its arguments.
-        similarity: The similarity that scores.
-        device: The device of the candidates.
+    All texts are encoded at the first use, after ``mine_hard_negatives`` has checked its arguments.
     """
 
     similarity_pairwise = staticmethod(pairwise_dot_score)
@@ -168,11 +156,10 @@ class _Scorer:
         return self._encode()
 
     def encode_query(self, texts: list[str], **_: Any) -> NDArray[np.float32]:
-        return _rows(self._similarity.query(self._task.queries), self._task.query_ids, texts).cpu().numpy()
+        return _of(texts, self._task.query_ids, self._similarity.query(self._task.queries)).cpu().numpy()
 
     def encode_document(self, texts: list[str], **_: Any) -> NDArray[np.float32]:
-        documents = self._similarity.document(self._task.documents)
-        self._documents = _rows(documents, self._task.document_ids, texts)
+        self._documents = _of(texts, self._task.document_ids, self._similarity.document(self._task.documents))
         return self._documents.cpu().numpy()
 
     def similarity(self, queries: NDArray[np.float32], _: Tensor) -> Tensor:
@@ -185,34 +172,21 @@ class _Scorer:
     def hubs(self, min_queries: int) -> list[str]:
         """Documents that are among the best of at least so many queries."""
         top = self._task.top(self._similarity, HIGH).flatten()
-        counts = torch.bincount(top, minlength=len(self._task.documents))
-        return [
-            text
-            for text, count in zip(self._task.document_ids or (), counts.tolist(), strict=True)
-            if count >= min_queries
-        ]
+        counts = torch.bincount(top, minlength=len(self._task.documents)).tolist()
+        return [text for text, count in zip(self._task.document_ids or (), counts, strict=True) if count >= min_queries]
 
 
-def _rows(embeddings: Tensor, ids: Sequence[str] | None, texts: list[str]) -> Tensor:
+def _of(texts: list[str], ids: Sequence[str] | None, embeddings: Tensor) -> Tensor:
     row = {text: i for i, text in enumerate(ids or ())}
     return embeddings[[row[text] for text in texts]]
 
 
-def _mine(scorer: _Scorer, pairs: Dataset, corpus: list[str], num_negatives: int, **options: Any) -> Found:
+def _mine(mine: Callable[..., Dataset], pairs: Dataset, corpus: list[str], num_negatives: int) -> Found:
     """Negatives from the positives and the corpus, for every query in the order of the pairs."""
-    anchor, positive = pairs.column_names
-    mined = mine_hard_negatives(
-        pairs,
-        scorer,  # type: ignore[arg-type]
-        corpus=corpus,
-        num_negatives=num_negatives,
-        output_format="labeled-pair",
-        output_scores=True,
-        **options,
-    )
-    relevant = set(zip(pairs[anchor], pairs[positive], strict=True))
-    found: Found = {query: ({}, {}) for query in pairs[anchor]}
-    for query, document, score in zip(mined[anchor], mined[positive], mined["score"], strict=True):
+    mined = mine(corpus=corpus, num_negatives=num_negatives, output_format="labeled-pair", output_scores=True)
+    relevant = set(zip(pairs["anchor"], pairs["positive"], strict=True))
+    found: Found = {query: ({}, {}) for query in pairs["anchor"]}
+    for query, document, score in zip(mined["anchor"], mined["positive"], mined["score"], strict=True):
         found[query][(query, document) not in relevant][document] = score
     return found
 
@@ -222,7 +196,7 @@ def _two_kinds(
 ) -> Found:
     """Negatives of which a share is never relevant, and the others are relevant to another query."""
     mean = num_negatives * share  # never-relevant documents of a query; a query has one more or less where it is broken
-    positives = set(pairs[pairs.column_names[1]])
+    positives = set(pairs["positive"])
     found = mine([], num_negatives - floor(mean)) if share < 1 else {}
     if not share:
         return found
@@ -242,29 +216,15 @@ def _two_kinds(
     return found
 
 
-def _formatted(found: Found, num_negatives: int, output_format: OutputFormat, output_scores: bool) -> Dataset:
-    """The rows of ``mine_hard_negatives`` in the same order; the last column has labels or scores."""
+def _rows(found: Found, num_negatives: int, is_tuple: bool, output_scores: bool) -> Dataset:
+    """The rows of ``mine_hard_negatives`` in the same order: triplets, or all negatives of a query in one row."""
     rows: list[tuple[Any, ...]] = []
-    names = ["anchor", "positive"]
-    last = ["scores"] if output_scores else []
     for query, (positives, negatives) in found.items():
-        if output_format == "labeled-pair":
-            for label, documents in ((1, positives), (0, negatives)):
-                rows += [(query, text, score if output_scores else label) for text, score in documents.items()]
-            continue
         for positive, score in positives.items():
-            scores = [score, *negatives.values()]
-            if output_format == "triplet":
+            if not is_tuple:
                 rows += [(query, positive, text, [score, other]) for text, other in negatives.items()]
-            elif output_format == "n-tuple" and len(negatives) == num_negatives:
-                rows.append((query, positive, *negatives, scores))
-            elif output_format == "labeled-list" and negatives:
-                labels = [1] + [0] * len(negatives)
-                rows.append((query, [positive, *negatives], scores if output_scores else labels))
-    columns = {
-        "triplet": [*names, "negative", *last],
-        "n-tuple": [*names, *(f"negative_{i + 1}" for i in range(num_negatives)), *last],
-        "labeled-pair": [*names, "score" if output_scores else "label"],
-        "labeled-list": [*names, "scores" if output_scores else "labels"],
-    }[output_format]
+            elif len(negatives) == num_negatives:
+                rows.append((query, positive, *negatives, [score, *negatives.values()]))
+    last = [f"negative_{i + 1}" for i in range(num_negatives)] if is_tuple else ["negative"]
+    columns = ["anchor", "positive", *last, *(["scores"] if output_scores else [])]
     return Dataset.from_dict({name: [row[i] for row in rows] for i, name in enumerate(columns)})

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from st_magnitude.result import Result, Table
 
@@ -77,13 +76,9 @@ def rag_prompt(question: str, documents: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Reading(Result):
-    """The answers of a reader, and how good they are.
+    """The answers of a reader by question id, and `exact_match` and `token_f1` of every question, (n,).
 
-    Attributes:
-        predictions: Question id -> the reader's answer.
-        exact: `exact_match` of every question, (n,). `st_magnitude.geometry.paired_bootstrap` compares two retrievers
-            by it.
-        f1: `token_f1` of every question, (n,).
+    `st_magnitude.geometry.paired_bootstrap` compares the figures of two retrievers.
     """
 
     predictions: dict[str, str]
@@ -104,20 +99,18 @@ def read_answers(
     answers: Mapping[str, str | Sequence[str]],
     k: int = 5,
     prompt: Callable[[str, Sequence[str]], str] = rag_prompt,
-    batch_size: int = 32,
 ) -> Reading:
     """Has a reader answer questions from the documents of a run, and compares its answers with the accepted ones.
 
     Args:
-        reader: Function from a list of prompts to an answer for each, around a transformers pipeline, a local model or
-            an API.
+        reader: Function from all prompts to an answer for each, around a transformers pipeline, a local model or an
+            API.
         run: Question id -> document id -> score, best first: of `dense_run`, `bm25_run` or their fusion.
         questions: Question id -> text.
         corpus: Document id -> text.
         answers: Question id -> the accepted answers, or the only one.
         k: Number of documents in a prompt; 5 in the paper.
         prompt: Function from a question and its documents, best first, to a prompt.
-        batch_size: Number of prompts that the reader gets at a time.
 
     Raises:
         ValueError: If a question has no answer, or the reader does not return one string for each prompt.
@@ -139,15 +132,11 @@ def read_answers(
     prompts = [
         prompt(text, [corpus[document] for document in list(run.get(q, {}))[:k]]) for q, text in questions.items()
     ]
-    found: list[str] = []
-    for start in tqdm(range(0, len(prompts), batch_size), desc="Reading", disable=None):
-        some = prompts[start : start + batch_size]
-        read = list(reader(some))
-        if len(read) != len(some) or not all(isinstance(answer, str) for answer in read):
-            raise ValueError(
-                f"The reader got {len(some)} prompts and returned {read!r:.200}; it must return one string for each."
-            )
-        found += read
+    found = list(reader(prompts))
+    if len(found) != len(prompts) or not all(isinstance(answer, str) for answer in found):
+        raise ValueError(
+            f"The reader got {len(prompts)} prompts and returned {found!r:.200}; it must return one string for each."
+        )
     pairs = [(answer, accepted[q]) for q, answer in zip(questions, found, strict=True)]
     exact, f1 = (np.array([metric(*pair) for pair in pairs]) for metric in (exact_match, token_f1))
     return Reading(dict(zip(questions, found, strict=True)), exact, f1)

@@ -1,6 +1,7 @@
 """Abstention: the guarantee over repeated samples, the bookkeeping against a loop, and the saved rule."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -113,20 +114,17 @@ def test_save_and_load(rule, tmp_path):
     assert (again.threshold, again.weights, again.calibration) == (rule.threshold, rule.weights, rule.calibration)
     np.testing.assert_array_equal(answerable(tmp_path, scores, norms, norms), answerable(rule, scores, norms, norms))
     assert set(again.areas) == set(SIGNALS)
-    # The printed call is complete: it runs with the arguments that it names.
-    names = {"answerable": answerable, "rule": again, "scores": scores, "query_norms": norms, "document_norms": norms}
-    assert again.call in str(rule)
-    np.testing.assert_array_equal(eval(again.call, names), answerable(rule, scores, norms, norms))
-    assert all(len(line) <= 80 for line in str(rule).splitlines())
-    (tmp_path / "abstention.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"not a saved Abstention .KeyError..calibration"):
-        Abstention.load(tmp_path)
+    silent = replace(rule, threshold=math.inf)
+    silent.save(tmp_path)
+    assert Abstention.load(tmp_path) == silent
+    assert not answerable(tmp_path, scores, norms, norms).any()
+    assert all(len(line) <= 80 for line in f"{rule}\n{silent}".splitlines())
 
 
 def test_bad_input(counts, data, rule):
     with pytest.raises(ValueError, match=r"risk must be strictly between 0 and 1; got 1"):
         stm.calibrate_abstention(counts, data, risk=1)
-    with pytest.raises(ValueError, match=r"needs at least 426 validation queries .* the data has 64"):
+    with pytest.raises(ValueError, match=r"needs at least 426 validation queries.* the data has 64"):
         stm.calibrate_abstention(counts, data, risk=0.01)
     with pytest.raises(ValueError, match=r"signal must be one of 'auto'"):
         stm.calibrate_abstention(counts, data, signal="norm")

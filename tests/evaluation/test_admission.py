@@ -130,6 +130,8 @@ def test_cosine_model_has_no_norm(data):
     unit = SentenceTransformer(modules=[BoW(WORDS), Normalize()], device="cpu")
     found = stm.admit(unit, data, keep=0.5)
     assert set(found.criteria) == {"surface", "embedding"}
+    with pytest.raises(ValueError, match="The model normalises, so all norms are 1"):
+        stm.admit(unit, data, keep=0.5, scorer="norm")
 
 
 def test_surface_features_see_only_the_surface():
@@ -170,12 +172,6 @@ def test_grades_are_gains(model, data):
     expected = encoded.ndcg(encoded.top(stm.DOT)).mean()
     assert stm.admit(model, task, keep=0.5).ndcg == pytest.approx(expected, abs=1e-12)
     assert stm.admit(model, data, keep=0.5).ndcg != pytest.approx(expected, abs=1e-6)
-
-
-def test_norms_that_are_all_one(data):
-    unit = SentenceTransformer(modules=[BoW(WORDS), Normalize()], device="cpu")
-    with pytest.raises(ValueError, match="The model normalises, so all norms are 1"):
-        stm.admit(unit, data, keep=0.5, scorer="norm")
 
 
 def test_command(model, data, tmp_path):

@@ -100,11 +100,6 @@ def test_a_tie_goes_to_the_model_that_loads_anywhere(means, noise, best):
     assert (said in str(curve)) == (best != curve.highest)
 
 
-def test_repr_is_one_short_line():
-    curve = crafted_curve(0.5, 0.6, 0.5)
-    assert repr(curve) == "ExponentCurve(best=0.5, highest=0.5, 3 exponents, 200 queries)"
-
-
 def test_equal_exponents_give_the_one_nearest_to_cosine():
     task = {"queries": {"q": "a"}, "corpus": {"d1": "a a", "d2": "b"}, "relevant_docs": {"q": {"d1"}}}
     curve = calibrate_exponent(bag_of_words(), data_of(task))
