@@ -19,7 +19,7 @@ import difflib
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
-from typing import Annotated, Any, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 from typer.models import OptionInfo
@@ -40,8 +40,6 @@ __all__ = [
     "whole_numbers",
     "words",
 ]
-
-Number = TypeVar("Number", int, float)
 
 # Options of several configurations
 MaxLength = Annotated[
@@ -120,29 +118,27 @@ def list_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     )
 
 
-def _numbers(kind: type[Number], example: str) -> Callable[[Any], list[Number]]:
-    def numbers(given: Any) -> list[Number]:
+def _separated(kind: Callable[[str], Any], metavar: str, help: str) -> Any:
+    def parse(given: Any) -> list[Any]:
         try:
-            return [kind(number) for number in given.split(",")] if isinstance(given, str) else list(given)
+            return [kind(part) for part in given.split(",")] if isinstance(given, str) else list(given)
         except ValueError:
             what = "whole numbers" if kind is int else "numbers"
-            raise typer.BadParameter(f"takes {what} separated by commas, such as {example}; got {given!r}.") from None
+            raise typer.BadParameter(f"takes {what} separated by commas, got {given!r}.") from None
 
-    return numbers
+    return typer.Option(parser=parse, metavar=metavar, help=help)
 
 
 def whole_numbers(help: str) -> Any:
     """An option that takes whole numbers separated by commas, for a field of type ``Sequence[int] | None``."""
-    return typer.Option(parser=_numbers(int, "384,192,96"), metavar="N,N,...", help=help)
+    return _separated(int, "N,N,...", help)
 
 
 def numbers(help: str) -> Any:
     """An option that takes numbers separated by commas, for a field of type ``Sequence[float] | None``."""
-    return typer.Option(parser=_numbers(float, "0.03,0.06,0.1"), metavar="X,X,...", help=help)
+    return _separated(float, "X,X,...", help)
 
 
 def words(help: str, metavar: str) -> Any:
     """An option that takes words separated by commas, for a field of type ``Sequence[str] | None``."""
-    return typer.Option(
-        parser=lambda given: given.split(",") if isinstance(given, str) else given, metavar=metavar, help=help
-    )
+    return _separated(str, metavar, help)

@@ -96,10 +96,6 @@ def whole_folder(path: str | Path, overwrite: bool = False) -> Iterator[Path]:
     if old.exists() and not path.exists():
         old.rename(path)
     refuse_used_folder(path, overwrite)
-    if path.exists() and (path.is_mount() or not os.access(path.parent, os.W_OK)):
-        _clear(path)  # such a folder cannot be renamed, so it is written in place
-        yield path
-        return
     for leftover in (new, old):
         shutil.rmtree(leftover, ignore_errors=True)
     new.mkdir(parents=True)
@@ -118,11 +114,3 @@ def whole_folder(path: str | Path, overwrite: bool = False) -> Iterator[Path]:
             old.rename(path)
         raise
     shutil.rmtree(old, ignore_errors=True)
-
-
-def _clear(folder: Path) -> None:
-    for entry in folder.iterdir():
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink()

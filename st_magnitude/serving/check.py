@@ -242,8 +242,8 @@ def _check_embeddings(
         raise ValueError(f"{target} returned vectors of {dims} dimensions for queries and documents.")
     findings, error = explain(local, sides, kind, tolerance, refusal)
     query, document = (side.answered() for side in sides)
-    served_scores = model.similarity(query.served, document.served).double().cpu().numpy()
-    own_scores = model.similarity(query.expected, document.expected).double().cpu().numpy()
+    served_scores = model.similarity(query.served, document.served).cpu().double().numpy()
+    own_scores = model.similarity(query.expected, document.expected).cpu().double().numpy()
     limit = max_tokens(model)
     return ServingCheck(
         target=target,
@@ -278,7 +278,7 @@ def _check_search(local: LocalModel, search: Callable[..., Any], documents: Sequ
             "order of the index, all of them."
         )
     name = local.model.similarity_fn_name
-    exact = local.model.similarity(queries, rows).double().cpu().numpy()
+    exact = local.model.similarity(queries, rows).cpu().double().numpy()
     own = _recall(found.astype(int), exact)
     by_others = {
         "the inner product": queries @ rows.T,

@@ -99,7 +99,7 @@ class LocalModel:
     def expected(self, texts: Sequence[str], role: str) -> Array:
         """The result of ``encode_query`` or ``encode_document``: n texts -> (n, D)."""
         encode = self.model.encode_query if role == "query" else self.model.encode_document
-        return encode(list(texts), convert_to_tensor=True, **self._options).double().cpu().numpy()
+        return encode(list(texts), convert_to_tensor=True, **self._options).cpu().double().numpy()
 
     def raw(self, texts: Sequence[str], role: str, change: Change) -> Array:
         """Raw embeddings of texts under a change: n texts -> (n, D)."""
@@ -116,7 +116,7 @@ class LocalModel:
                 truncate_dim=self.model.truncate_dim,
             )
         prompt = self._prompts(role)[change.prompt]
-        return encode_raw(model, list(texts), role, prompt=prompt, **self._options).double().cpu().numpy()
+        return encode_raw(model, list(texts), role, prompt=prompt, **self._options).cpu().double().numpy()
 
     def changes(self, role: str) -> Iterator[Change]:
         """Changes to try, the likely ones first."""

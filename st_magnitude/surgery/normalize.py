@@ -7,7 +7,6 @@ All functions work in place and return the model, so a call can wrap the constru
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -157,19 +156,16 @@ def set_similarity_function(model: SentenceTransformer, similarity: Similarity) 
         model.similarity_fn_name = name
 
 
-def rescale_output(
-    model: SentenceTransformer, factor: float | None = None, probe: Sequence[str] | None = None
-) -> SentenceTransformer:
+def rescale_output(model: SentenceTransformer, factor: float | None = None) -> SentenceTransformer:
     """Multiplies every embedding by a factor, exactly, through the weights of the last affine map. In place.
 
     Norms change by the factor; directions and cosine similarities do not change. The last affine map is the final
     normalisation layer of a Transformer (weight and bias), a ``Dense`` or ``LayerNorm`` head, or the table of a
-    ``StaticEmbedding``. The result is checked on the probe.
+    ``StaticEmbedding``. The result is checked on eight sentences.
 
     Args:
         model: A SentenceTransformer that does not end in ``Normalize``.
-        factor: A positive factor. With None, it is one over the mean norm of the probe, which then becomes 1.
-        probe: Texts for the check and for the default factor. With None, eight sentences on different subjects.
+        factor: A positive factor. With None, it is one over the mean norm of the eight sentences, which becomes 1.
 
     Raises:
         ValueError: If the factor is not positive, the model ends in Normalize, or no last affine map is found because
@@ -183,37 +179,38 @@ def rescale_output(
             "The model ends in Normalize, so the norms of its embeddings are 1 whatever comes before. Call "
             "stm.strip_normalize(model) first."
         )
-    texts = list(probe or PROBE)
+
+    def encode() -> Tensor:
+        return model.encode(list(PROBE), convert_to_tensor=True).cpu().double()
+
     with raw_embeddings(model):
-        before: Tensor = model.encode(texts, convert_to_tensor=True).double()
-        if factor is None:
-            factor = 1 / before.norm(dim=1).mean().item()
-        parameters = _last_affine_parameters(model, texts)
+        before = encode()
+        factor = 1 / before.norm(dim=1).mean().item() if factor is None else factor
+        parameters = _last_affine_parameters(model)
         originals = [p.detach().clone() for p in parameters]
 
-        def apply(shift: float) -> bool:
-            """Scales shift + weight, which is what the layer multiplies by, and says whether embeddings followed."""
+        def multiply(factor: float, shift: float) -> None:
+            """Scales shift + weight, which is what the layer multiplies by."""
             with torch.no_grad():
                 for parameter, original in zip(parameters, originals, strict=True):
                     parameter.copy_((original + shift) * factor - shift)
-            after: Tensor = model.encode(texts, convert_to_tensor=True).double()
-            half = any(p.dtype in (torch.float16, torch.bfloat16) for p in parameters)
-            precision = 3e-2 if half else 1e-4
-            smallest = precision * factor * before.abs().max().item()
-            return torch.allclose(after, before * factor, rtol=precision, atol=smallest)
 
-        if not (apply(shift=0.0) or (len(parameters) == 1 and apply(shift=1.0))):  # Gemma multiplies by 1 + weight
-            with torch.no_grad():
-                for parameter, original in zip(parameters, originals, strict=True):
-                    parameter.copy_(original)
-            raise ValueError(
-                "The embeddings of this model do not follow its last normalisation layer or head, so they cannot be "
-                "rescaled exactly. Append a Dense module with an identity activation, or pass a scale to the loss."
-            )
-    return model
+        half = any(p.dtype in (torch.float16, torch.bfloat16) for p in parameters)
+        precision = 3e-2 if half else 1e-4
+        smallest = precision * factor * before.abs().max().item()
+        # Gemma's last layer multiplies by 1 + weight, and has no bias.
+        for shift in (0.0, 1.0) if len(parameters) == 1 else (0.0,):
+            multiply(factor, shift)
+            if torch.allclose(encode(), before * factor, rtol=precision, atol=smallest):
+                return model
+        multiply(1.0, shift=0.0)
+        raise ValueError(
+            "The embeddings of this model do not follow its last normalisation layer or head, so they cannot be "
+            "rescaled exactly. Append a Dense module with an identity activation, or pass a scale to the loss."
+        )
 
 
-def _last_affine_parameters(model: SentenceTransformer, probe: Sequence[str]) -> list[nn.Parameter]:
+def _last_affine_parameters(model: SentenceTransformer) -> list[nn.Parameter]:
     """Weight and bias of the last affine map. The modules after it pass on a factor unchanged."""
     for module in reversed(list(model.children())):
         if isinstance(module, (Pooling, Dropout)):
@@ -225,7 +222,7 @@ def _last_affine_parameters(model: SentenceTransformer, probe: Sequence[str]) ->
         if isinstance(module, StaticEmbedding):
             return _affine(module.embedding)
         if isinstance(module, Transformer):
-            return _affine(_producer(module, model, probe))
+            return _affine(_producer(module, model))
         break
     raise ValueError(
         f"No last affine map is known in {type(module).__name__}. Rescaling works for a Transformer with pooling, "
@@ -237,7 +234,7 @@ def _affine(module: nn.Module) -> list[nn.Parameter]:
     return [p for name in ("weight", "bias") if isinstance(p := getattr(module, name, None), nn.Parameter)]
 
 
-def _producer(transformer: Transformer, model: SentenceTransformer, probe: Sequence[str]) -> nn.Module:
+def _producer(transformer: Transformer, model: SentenceTransformer) -> nn.Module:
     """The leaf module whose output is the token embeddings."""
     calls: list[tuple[nn.Module, Tensor]] = []
     handles = [
@@ -246,7 +243,7 @@ def _producer(transformer: Transformer, model: SentenceTransformer, probe: Seque
         if not list(leaf.children()) and _affine(leaf)
     ]
     try:
-        features = model.preprocess(list(probe)[:2])
+        features = model.preprocess(list(PROBE[:2]))
         features = {k: v.to(model.device) if isinstance(v, Tensor) else v for k, v in features.items()}
         was_training = transformer.training
         with torch.no_grad():

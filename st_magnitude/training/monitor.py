@@ -1,7 +1,4 @@
-"""NormMonitor: the norms of embeddings during a training run.
-
-It works in the Trainers of sentence-transformers and transformers, and in a loop of your own.
-"""
+"""NormMonitor: the norms of embeddings during a training run, and a picture of them."""
 
 from __future__ import annotations
 
@@ -14,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sentence_transformers.base.training_args import BaseTrainingArguments
 from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
@@ -49,11 +45,11 @@ Row = dict[str, float]
 class NormMonitor(TrainerCallback):
     """Norms, effective learning rate and geometry of the embeddings of a training run, step by step.
 
-    Pass it to a Trainer: ``SentenceTransformerTrainer(..., loss=loss, callbacks=[NormMonitor(loss)])``. It measures the
-    raw embeddings, before any Normalize at the end, and changes neither the loss nor the model. At the first step and
-    every ``every`` steps it makes a row, which goes into the CSV file, into ``trainer.state.log_history`` and, after
-    :func:`st_magnitude.attach`, into the logs that Weights & Biases, TensorBoard and other callbacks receive.
-    :func:`plot_norms` draws the file. Each role has these keys:
+    Pass it to sentence-transformers' Trainer, ``callbacks=[NormMonitor(loss)]``, or call :meth:`update` in a loop of
+    your own. It measures the raw embeddings, before any Normalize at the end, and changes neither the loss nor the
+    model. At the first step and every ``every`` steps it makes a row, which goes into the CSV file, into
+    ``trainer.state.log_history`` and, after :func:`st_magnitude.attach`, into the logs that Weights & Biases,
+    TensorBoard and other callbacks receive. :func:`plot_norms` draws the file. Each role has these keys:
 
     - ``{role}_norm_mean``, ``_norm_cv`` (standard deviation over mean), ``_norm_p05``, ``_norm_p50``, ``_norm_p95``;
     - ``{role}_effective_lr``: lr / (mean norm)², the size of a cosine step (Theorem 3.4; under Adam an indication);
@@ -73,19 +69,16 @@ class NormMonitor(TrainerCallback):
     lower by at least 0.2.
 
     Args:
-        loss: The loss of sentence-transformers' Trainer, or its dict of losses, whose input says how many texts a
-            column has. In transformers' Trainer, the embeddings are split into queries and documents of equal number.
+        loss: The Trainer's loss, or its dict of losses, whose input says how many texts a column has. Not needed in a
+            loop of your own.
         every: Number of steps between rows.
         csv: File that gets one line per row; None: no file.
-        module: Module that computes the embeddings: its output is a tensor, a tuple that begins with one, or a dict
-            with ``"sentence_embedding"``. None: the module before Normalize in a SentenceTransformer, and any other
-            model itself.
 
     Attributes:
         rows: All rows so far, each with its ``step``.
 
     Raises:
-        ValueError: If every is below 1; when training begins, if sentence-transformers' Trainer runs without ``loss``.
+        ValueError: If every is below 1; when a Trainer begins, if there is no loss.
 
     Example:
         >>> import torch
@@ -103,15 +96,14 @@ class NormMonitor(TrainerCallback):
         loss: nn.Module | Mapping[str, nn.Module] | None = None,
         every: int = 10,
         csv: str | Path | None = None,
-        module: nn.Module | None = None,
     ) -> None:
         at_least("every", every, 1)
-        self.loss, self.every, self.module = loss, every, module
+        self.loss, self.every = loss, every
         self.csv = None if csv is None else Path(csv)
         self.rows: list[Row] = []
         self._header: list[str] = []
         self._warned: set[str] = set()
-        self._logged = 0  # the number of rows when the last log was written
+        self._unlogged: Row = {}
         self._calls = 0  # the number of calls of update()
         self._hooks: list[Any] = []
         self._is_armed = False
@@ -121,12 +113,7 @@ class NormMonitor(TrainerCallback):
     # --- a loop of your own -----------------------------------------------------------------------------------------
 
     def update(
-        self,
-        queries: Tensor | None = None,
-        documents: Tensor | None = None,
-        lr: float | None = None,
-        step: int | None = None,
-        **others: Tensor,
+        self, queries: Tensor | None = None, documents: Tensor | None = None, lr: float | None = None, **others: Tensor
     ) -> Row | None:
         """Measures one step of a plain loop, after its backward pass, and returns the row if the step is due.
 
@@ -134,17 +121,15 @@ class NormMonitor(TrainerCallback):
             queries: Raw embeddings (n, D). For the share of zero gradients, call ``queries.retain_grad()`` before.
             documents: Raw embeddings (m, D), in the same way.
             lr: Learning rate of the step.
-            step: Number of the step; None counts the calls.
             **others: Raw embeddings of more roles by name.
         """
+        self._calls += 1
+        if not self._is_due(self._calls):
+            return None
         given = {"query": queries, "document": documents, **others}
         roles = {name: x for name, x in given.items() if x is not None}
-        self._calls += 1
-        step = self._calls if step is None else step
-        if not self._is_due(step):
-            return None
         gradients = {name: x.grad for name, x in roles.items() if (x.is_leaf or x.retains_grad) and x.grad is not None}
-        return self._add(step, roles, gradients, lr, write=True)
+        return self._add(self._calls, roles, gradients, lr)
 
     # --- a Trainer --------------------------------------------------------------------------------------------------
 
@@ -152,26 +137,21 @@ class NormMonitor(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **_: Any
     ) -> None:
         self.on_train_end(args, state, control)  # removes the hooks of a run that was interrupted
-        if self.loss is None and isinstance(args, BaseTrainingArguments):
-            raise ValueError("In this Trainer the monitor needs the loss, to tell columns apart: NormMonitor(loss).")
-        losses = self.loss.values() if isinstance(self.loss, Mapping) else filter(None, [self.loss])
+        if self.loss is None:
+            raise ValueError("In a Trainer the monitor needs the loss, to tell columns apart: NormMonitor(loss).")
+        losses = self.loss.values() if isinstance(self.loss, Mapping) else [self.loss]
         self._hooks = [loss.register_forward_pre_hook(self._begin_batch) for loss in losses]
-        producers = raw_producers(model) if self.module is None else [self.module]
-        self._hooks += [module.register_forward_hook(self._listen) for module in producers]
+        self._hooks += [module.register_forward_hook(self._listen) for module in raw_producers(model)]
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, optimizer: Any = None, **_: Any
     ) -> None:
-        self._is_armed = self._is_due(state.global_step + 1)
-        self._forget()
+        self._is_armed = state.is_world_process_zero and self._is_due(state.global_step + 1)
         self._lr = None if optimizer is None else float(optimizer.param_groups[0]["lr"])
-
-    def on_substep_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._forget()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if self._is_armed and self._parts:
-            self._add(state.global_step, *self._by_role(), self._lr, write=state.is_world_process_zero)
+            self._add(state.global_step, *self._by_role(), self._lr)
         self._is_armed = False
         self._forget()
 
@@ -183,12 +163,11 @@ class NormMonitor(TrainerCallback):
         logs: dict[str, float] | None = None,
         **_: Any,
     ) -> None:
-        if logs is None or "loss" not in logs or self._logged == len(self.rows):
-            return
-        self._logged = len(self.rows)
-        row = {key: value for key, value in self.rows[-1].items() if key != "step"}
-        logs.update(row)  # for the callbacks after this one
-        state.log_history[-1].update(row)
+        if logs is not None and "loss" in logs:
+            figures = {key: value for key, value in self._unlogged.items() if key != "step"}
+            logs.update(figures)  # for the callbacks after this one
+            state.log_history[-1].update(figures)
+            self._unlogged = {}
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         while self._hooks:
@@ -209,82 +188,74 @@ class NormMonitor(TrainerCallback):
         self._forget(inputs[0])
 
     @torch.compiler.disable
-    def _listen(self, _module: nn.Module, _inputs: Any, output: Any) -> None:
-        if not self._is_armed:
-            return
-        x = _embeddings(output)
-        if x.requires_grad:  # neither the first pass of a cached loss nor an evaluation
+    def _listen(self, _module: nn.Module, _inputs: Any, features: Mapping[str, Tensor]) -> None:
+        x = features["sentence_embedding"]
+        if self._is_armed and x.requires_grad:  # neither the first pass of a cached loss nor an evaluation
             place = len(self._parts)
             self._parts.append(x.detach())
             x.register_hook(partial(self._gradients.__setitem__, place))
 
     def _by_role(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The embeddings and gradients of every role, (B, D) each."""
-        x = torch.cat(self._parts)
-        whole = len(self._gradients) == len(self._parts)
-        g = torch.cat([self._gradients[i] for i in range(len(self._parts))]) if whole else None
-        size = _batch_size(self._columns[0]) if self._columns else max(1, len(x) // 2)
+        x, size = torch.cat(self._parts), batch_size_of(self._columns[0])
         count, rest = divmod(len(x), size)
-        if rest or count > max(len(self._columns), 2):
+        names = ["query", "document", *(f"negative_{i}" for i in range(1, count))][:count]
+        if rest or count > len(self._columns):  # fewer are possible: a loss may leave the last columns out
             size, names = len(x), ["all"]
-        else:  # a loss may leave the last columns out
-            names = ["query", "document", *(f"negative_{i}" for i in range(1, count))][:count]
-        return (
-            dict(zip(names, x.split(size), strict=True)),
-            {} if g is None else dict(zip(names, g.split(size), strict=True)),
-        )
+        roles = dict(zip(names, x.split(size), strict=True))
+        if len(self._gradients) < len(self._parts):
+            return roles, {}
+        gradients = torch.cat([self._gradients[i] for i in range(len(self._parts))])
+        return roles, dict(zip(names, gradients.split(size), strict=True))
 
     # --- a row ------------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def _add(
-        self, step: int, roles: Mapping[str, Tensor], gradients: Mapping[str, Tensor], lr: float | None, write: bool
-    ) -> Row:
-        roles = {name: x.detach()[:NUM_ROWS].float() for name, x in roles.items()}
+    def _add(self, step: int, roles: Mapping[str, Tensor], gradients: Mapping[str, Tensor], lr: float | None) -> Row:
+        # Everything is computed on the CPU, in float64 where that matters: some devices have none.
+        roles = {name: x.detach()[:NUM_ROWS].float().cpu() for name, x in roles.items()}
         row: Row = {"step": step}
         for name, x in roles.items():
             row |= {f"{name}_{key}": value for key, value in _measure(x, lr).items()}
             if name in gradients:
-                row[f"{name}_zero_gradients"] = float((gradients[name] == 0).all(dim=1).double().mean())
+                is_zero = (gradients[name][:NUM_ROWS] == 0).all(dim=1).cpu()
+                row[f"{name}_zero_gradients"] = is_zero.double().mean().item()
         matched = list(roles.values())[:2]
         dot = cosine = math.nan
         if len(matched) == 2 and len(matched[0]) == len(matched[1]) > 1:
-            own = torch.arange(len(matched[0]), device=matched[0].device)
+            own = torch.arange(len(matched[0]))
             dot, cosine = ((s(*matched).argmax(dim=1) == own).double().mean().item() for s in (DOT, COSINE))
             row["dot_cosine_gap"] = dot - cosine
         self.rows.append(row)
-        if write:
-            self._sound_alarm(row, roles, dot, cosine)
-            self._write(row)
+        self._unlogged = row
+        self._sound_alarm(row, roles, dot, cosine)
+        self._write(row)
         return row
 
     def _sound_alarm(self, row: Row, roles: Mapping[str, Tensor], dot: float, cosine: float) -> None:
+        """Logs each kind of collapse at the first row that shows it."""
+        found = {}
         for role in roles:
             norm, alike = row[f"{role}_norm_mean"], row.get(f"{role}_mean_cosine", 0.0)
             if not COLLAPSED_NORM < norm < math.inf:
-                self._warn(
-                    "norm",
-                    f"the mean norm of {role} embeddings is {norm:.3g}, below {COLLAPSED_NORM:g} or not finite. "
-                    "Lower the weight decay or the learning rate.",
+                found["norm"] = (
+                    f"the mean norm of {role} embeddings is {norm:.3g}, below {COLLAPSED_NORM:g} or not finite. Lower "
+                    "the weight decay or the learning rate."
                 )
             elif alike > COLLAPSED_DIRECTIONS:
-                self._warn(
-                    "direction",
+                found["direction"] = (
                     f"the mean cosine of {role} embeddings is {alike:.4f}, above {COLLAPSED_DIRECTIONS}: they all have "
-                    "the same direction. Lower the learning rate; use cut_init with where='output' only.",
+                    "the same direction. Lower the learning rate; use cut_init with where='output' only."
                 )
         if min(map(len, roles.values())) >= COLLAPSED_FROM and cosine < min(COLLAPSED_BELOW * dot, dot - COLLAPSED_BY):
-            self._warn(
-                "magnitude",
-                f"in the batch {dot:.0%} of the positives rank first by dot and {cosine:.0%} by cosine (the alarm is "
-                f"below {COLLAPSED_BELOW:.0%} of dot, and {COLLAPSED_BY:.0%} lower): norms decide the ranking. Use "
-                "scale='auto' and a lower learning rate.",
+            found["magnitude"] = (
+                f"in the batch {dot:.0%} of the positives rank first by dot and {cosine:.0%} by cosine: norms decide "
+                "the ranking. Use scale='auto' and a lower learning rate."
             )
-
-    def _warn(self, kind: str, text: str) -> None:
-        if kind not in self._warned:
-            self._warned.add(kind)
-            logger.warning("Collapse at step %d: %s", self.rows[-1]["step"], text)
+        for kind, text in found.items():
+            if kind not in self._warned:
+                logger.warning("Collapse at step %d: %s", row["step"], text)
+        self._warned |= found.keys()
 
     def _write(self, row: Row) -> None:
         if self.csv is None:
@@ -343,22 +314,3 @@ def _measure(x: Tensor, lr: float | None) -> Row:
         if x.shape[1] > 1:
             row["isoscore"] = isoscore(x)
     return row
-
-
-def _embeddings(output: Any) -> Tensor:
-    if isinstance(output, Tensor):
-        return output
-    if isinstance(output, tuple) and output and isinstance(output[0], Tensor):
-        return output[0]
-    if isinstance(output, Mapping) and "sentence_embedding" in output:
-        return output["sentence_embedding"]
-    raise TypeError(
-        f"NormMonitor found no embeddings in the output of the model ({type(output).__name__}). Name the module that "
-        "returns them: NormMonitor(module=model.pooler)."
-    )
-
-
-def _batch_size(features: Mapping[str, Any]) -> int:
-    """The number of texts in one column of features."""
-    offsets = features.get("offsets")  # the features of a StaticEmbedding are the tokens of all texts in one row
-    return len(offsets) if isinstance(offsets, Tensor) else batch_size_of(features)
