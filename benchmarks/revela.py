@@ -43,6 +43,7 @@ from datasets import Dataset
 from docstrings import bundled_minilm
 from kernel import peak_bytes, seconds
 from lexicons import fetch
+from pages import read_pages
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from torch import Tensor
@@ -243,7 +244,7 @@ MAX_LENGTH = 64
 @torch.no_grad()
 def signal(output: Path, reads: int) -> None:
     """The signal of two pretrained models before training; the language model gets every tenth group."""
-    groups = build_groups(fetch("python3.11-doc") / LIBRARY, **CUT)
+    groups = build_groups(read_pages(fetch("python3.11-doc") / LIBRARY), **CUT)
     lm, tokenizer = load_lm(language_model(output))
     loss = RevelaLoss(SentenceTransformer(str(bundled_minilm()), device="cpu"), lm, tokenizer, max_length=MAX_LENGTH)
     loss.eval()
@@ -291,7 +292,7 @@ TEXT: dict[str, dict[str, Any]] = {
 
 def real_text(seeds: range, steps: int, output: Path, variants: list[str]) -> None:
     """nDCG@10 of the retriever, of BM25 and of both, before and after training."""
-    corpus = fetch("python3.11-doc") / LIBRARY
+    corpus = list(read_pages(fetch("python3.11-doc") / LIBRARY))
     lm = language_model(output)
     files = {(n, s): output / f"text-{n}-{steps}-{s}.json".replace(" ", "_") for n in variants for s in seeds}
     for (name, seed), file in files.items():

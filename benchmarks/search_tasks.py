@@ -35,10 +35,10 @@ from pathlib import Path
 from datasets import Dataset
 from docstrings import build_docstring_task
 from lexicons import Entry, default_cache, fetch, foldoc, leaks, merge, retrieval, synsets, wordnet
+from pages import read_pages
 
 from st_magnitude.data.beir import DataError
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.revela.documents import read_documents
 from st_magnitude.revela.titles import title_task
 
 SEED = 0  # of all data: the seeds of the study are those of training, so that every model answers the same queries
@@ -93,7 +93,7 @@ def build_suite(cache: Path | None = None) -> Suite:
     )
     html = fetch("python3.11-doc", cache) / "usr/share/doc/python3.11/html"
     chapters = ("tutorial", "howto", "faq", "reference", "using", "extending")
-    pages = chain.from_iterable(read_documents(html / chapter) for chapter in chapters)
+    pages = chain.from_iterable(read_pages(html / chapter) for chapter in chapters)
     tests = {
         "wordnet": words.test,
         "docstrings": calls.test,

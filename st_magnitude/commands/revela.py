@@ -23,7 +23,7 @@ def _use_preset(context: typer.Context, name: str) -> str:
 @command()
 def revela(
     *,
-    corpus: Annotated[Path, typer.Option(help="Folder or file of text, Markdown, reST, HTML, source or JSON lines.")],
+    corpus: Annotated[Path, typer.Option(help="Folder or file of text, Markdown, source code or JSON lines.")],
     retriever: Annotated[str, typer.Option(help="Folder or hub id: a SentenceTransformer or a bare decoder.")],
     lm: Annotated[str, typer.Option(help="Folder or hub id of a causal language model.")],
     output: Annotated[Path, typer.Option(help="New folder for the trained retriever.")],

@@ -124,17 +124,14 @@ class RetrievalData:
 
         Raises:
             DataError: If a file is missing, a line is malformed, an id is unknown or used twice, a text is empty, or no
-                document is relevant. The message names file and line of at most five problems per file.
+                document is relevant. The message names the file and the line.
         """
         folder = Path(folder)
         names = beir.qrels_of(folder, split)
-        problems = beir.Problems(folder)
-        corpus, queries = (beir.read_texts(name, problems, skip_empty) for name in ("corpus.jsonl", "queries.jsonl"))
-        problems.raise_if_any()  # before the qrels are read, where every broken document would be an unknown id
+        corpus, queries = (beir.read_texts(folder / name, skip_empty) for name in ("corpus.jsonl", "queries.jsonl"))
         judged: dict[tuple[str, str], int] = {}
         for name in names:
-            beir.read_qrels(name, queries, corpus, judged, problems)
-        problems.raise_if_any()
+            beir.read_qrels(folder / name, queries, corpus, judged)
         relevant: dict[str, dict[str, int]] = {}
         for (query, document), grade in judged.items():
             if queries[query] and corpus[document]:

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 from datasets import Dataset
 
-from st_magnitude.data.beir import DataError, Problems, id_and_text, numbered_texts
+from st_magnitude.data.beir import DataError, id_and_text, json_lines
 
 __all__ = ["columns_of", "documents_of", "read_through", "shards_of", "texts_of"]
 
@@ -48,7 +48,7 @@ def _documents_in(path: Path) -> Documents:
         columns = [columns_of(pq.read_schema(file).names, str(file)) for file in files]
         tables = list(zip(files, columns, strict=True))
         return lambda: (text for file, names in tables for text in _texts(file.name, _parquet_rows(file, names)))
-    return lambda: (text for file in files for text in _json_texts(file))
+    return lambda: (id_and_text(row, where, _IDS) for file in files for where, row in json_lines(file))
 
 
 def texts_of(columns: Mapping[str, list[Any]]) -> tuple[list[str], list[str]]:
@@ -74,21 +74,7 @@ def _parquet_rows(file: Path, columns: list[str]) -> Iterator[dict[str, Any]]:
 
 def _texts(where: str, rows: Iterable[Any]) -> Iterator[tuple[str, str]]:
     for number, row in enumerate(rows):
-        try:
-            yield id_and_text(row, _IDS)
-        except DataError as error:
-            raise DataError(f"{where}, row {number} (the first is 0): {error}.") from None
-
-
-class _FirstProblem(Problems):
-    def add(self, name: str, line: int, what: str) -> None:
-        super().add(name, line, what)
-        self.raise_if_any()
-
-
-def _json_texts(file: Path) -> Iterator[tuple[str, str]]:
-    for _, key, text in numbered_texts(file.name.removesuffix(".gz"), _FirstProblem(file.parent), _IDS):
-        yield key, text
+        yield id_and_text(row, f"{where}, row {number} (the first is 0)", _IDS)
 
 
 def read_through(documents: Documents, shard_size: int, update: Callable[[int], Any]) -> tuple[list[str], int]:

@@ -1,21 +1,18 @@
-"""Documents and their sections, from files of text, Markdown, reStructuredText, HTML and source code."""
+"""Documents and their sections, from files of text, Markdown and source code, and JSON lines."""
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import json
 import re
 import warnings
-import zlib
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import groupby
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 from st_magnitude._checks import needs
+from st_magnitude.data.beir import json_lines
 from st_magnitude.revela.chunks import fold, trim_lines
 
 __all__ = [
@@ -28,8 +25,7 @@ __all__ = [
 ]
 
 _MARKDOWN = frozenset({".md", ".markdown"})
-_UNDERLINED = frozenset({".rst", ".txt", ".text"})
-_HTML = frozenset({".html", ".htm", ".xhtml"})
+_PLAIN = frozenset({".txt", ".text", ".rst"})
 _JSONL = frozenset({".jsonl", ".ndjson"})
 _LANGUAGES = """
     .py .pyi .pyx .c .h .cc .cpp .cxx .hh .hpp .cs .java .kt .kts .scala .groovy .go .rs .swift .js .jsx .mjs .cjs .ts
@@ -37,9 +33,7 @@ _LANGUAGES = """
     .dart .f90 .f .asm .s .cu .cuh .proto .zig .nim .v .vhd .tcl
 """
 _CODE = frozenset(_LANGUAGES.split())
-_READ = _MARKDOWN | _UNDERLINED | _HTML | _JSONL | _CODE
-
-Heading = tuple[int, int, str, int]  # index of its first line, of the line after it, title, level
+_READ = _MARKDOWN | _PLAIN | _JSONL | _CODE
 
 
 @dataclass(frozen=True)
@@ -78,23 +72,17 @@ class Document:
 
 Documents = str | Path | Iterable[str | Document | Mapping[str, Any]]
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Files
-# ---------------------------------------------------------------------------------------------------------------------
-
 
 def read_documents(path: str | Path) -> Iterator[Document]:
     """Reads a text file, a JSONL file, or all of those in a folder and its subfolders, sorted by name.
 
-    - ``.txt``, ``.md``, ``.rst``, ``.html`` and source code: one document per file. Headings cut a text into sections:
-      headings of Markdown (markdown-it-py), underlined titles (``.rst`` and ``.txt``), headings of HTML (lxml). The
-      text of a page is what a reader sees, without navigation, header and footer; other files keep their markup.
+    - ``.txt``, ``.rst``, ``.md`` and source code: one document per file. The headings of Markdown cut it into sections.
     - ``.jsonl``: one document per line, with the key ``text`` and optionally ``title``, ``id`` and ``code`` (whether
       the text is source code).
-    - All of these may be compressed with gzip, as ``.txt.gz``.
 
     Hidden files and folders, files with other suffixes and blank texts are left out. A folder's files that are not
-    UTF-8 text are left out with a warning; such a file given by itself is an error.
+    UTF-8 text are left out with a warning; such a file given by itself is an error. For HTML, PDF and other formats,
+    convert to Markdown or JSONL first, with pandoc or trafilatura for example.
 
     Args:
         path: A file or a folder.
@@ -117,12 +105,13 @@ def read_documents(path: str | Path) -> Iterator[Document]:
     path = Path(path)
     if path.is_file():
         return _read_file(path, path.name)
-    files = {file.relative_to(path): file for file in path.rglob("*") if _suffix_of(file) in _READ and file.is_file()}
-    names = sorted(name for name in files if not any(part.startswith(".") for part in name.parts))
+    files = (file for file in path.rglob("*") if file.suffix.lower() in _READ and file.is_file())
+    names = sorted(file.relative_to(path) for file in files)
+    names = [name for name in names if not any(part.startswith(".") for part in name.parts)]
     if not names:
         raise FileNotFoundError(
-            f"{str(path)!r} is neither a file nor a folder with files of text, Markdown, reStructuredText, HTML, JSONL "
-            "or source code. To use a text itself as a document, put it in a list: [text]."
+            f"{str(path)!r} is neither a file nor a folder with files of text, Markdown, JSONL or source code. To use "
+            "a text itself as a document, put it in a list: [text]."
         )
     return _read_folder(path, [name.as_posix() for name in names])
 
@@ -145,46 +134,25 @@ class _NotTextError(ValueError):
 
 
 def _read_file(path: Path, name: str) -> Iterator[Document]:
-    suffix = _suffix_of(path)
+    suffix = path.suffix.lower()
+    if suffix in _JSONL:
+        for where, row in json_lines(path):
+            document = _from_mapping(row, where, f"{name}:{where.rsplit(' ', 1)[1]}")
+            if document.text.strip():
+                yield document
+        return
     try:
-        text = (gzip.decompress if path.suffix.lower() == ".gz" else bytes)(path.read_bytes()).decode("utf-8-sig")
-    except (UnicodeDecodeError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+        text = path.read_text(encoding="utf-8-sig")  # line ends become "\n"
+    except UnicodeDecodeError as error:
         raise _NotTextError(f"{path} is not UTF-8 text ({error}); convert it.") from None
     if "\0" in text:
         raise _NotTextError(f"{path} is not text: it has null bytes.")
-    text = text.replace("\r\n", "\n").replace("\r", "\n")
-    if suffix in _JSONL:
-        yield from _read_rows(text, path, name)
-        return
-    title: str | None = None
     sections: list[Section] = []
-    if suffix in _HTML:
-        title, text, sections = _parse_html(text)
-    elif suffix in _MARKDOWN:
+    if suffix in _MARKDOWN:
         text, sections = _parse_markdown(text)
-    elif suffix in _UNDERLINED:
-        text, sections = _parse_rst(text)
     if text.strip():
         titles = [section.title for section in sections if section.title and section.level == 1]
-        yield Document(text, name, titles[0] if titles else title, suffix in _CODE, tuple(sections))
-
-
-def _suffix_of(path: PurePath) -> str:
-    return PurePath(path.name.lower().removesuffix(".gz")).suffix
-
-
-def _read_rows(text: str, path: Path, name: str) -> Iterator[Document]:
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        where = f"{path}, line {number}"
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise ValueError(f"{where}: is not valid JSON ({error}). Write one object per line.") from None
-        document = _from_mapping(row, where, f"{name}:{number}")
-        if document.text.strip():
-            yield document
+        yield Document(text, name, titles[0] if titles else None, suffix in _CODE, tuple(sections))
 
 
 def _from_mapping(row: Any, where: str, name: str) -> Document:
@@ -251,24 +219,6 @@ def split_documents(
     return train, [document for document, rank in zip(kept, ranks, strict=True) if rank < limit]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Sections
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def _sections(lines: Sequence[str], headings: Sequence[Heading], separator: str = "\n") -> list[Section]:
-    """The sections before the first heading and after each heading; an empty list if there are no headings."""
-    if not headings:
-        return []
-    highest = min(level for *_, level in headings)
-    found = [Section("", trim_lines(separator.join(lines[: headings[0][0]])))]
-    ends = [first for first, *_ in headings[1:]] + [len(lines)]
-    for (_, after, title, level), end in zip(headings, ends, strict=True):
-        text = trim_lines(separator.join(lines[after:end]))
-        found.append(Section(" ".join(title.split()), text, level - highest + 1))
-    return found if found[0].text else found[1:]
-
-
 _FRONT_MATTER = re.compile(r"\A---[ \t]*\n.*?^---[ \t]*$\n?", re.M | re.S)
 _ANCHOR = re.compile(r"\s*\{[#.:][^{}]*\}$")
 
@@ -280,106 +230,21 @@ def _parse_markdown(text: str) -> tuple[str, list[Section]]:
     text = _FRONT_MATTER.sub("", text, count=1)
     inline = MarkdownIt("commonmark")
     tokens = MarkdownIt("commonmark").disable("inline").parse(text)  # only headings need their inline markup parsed
-    headings = []
+    headings = []  # first line, line after the heading, title, level
     for i, token in enumerate(tokens):
         if token.type == "heading_open" and not token.level and token.map:  # not in a quotation or a list
             parts = inline.parseInline(_ANCHOR.sub("", tokens[i + 1].content))[0].children or []
             kept = (part for part in parts if part.type != "html_inline")
             title = "".join(" " if part.type.endswith("break") else part.content for part in kept)
             if title.strip():
-                headings.append((token.map[0], token.map[1], title, int(token.tag[1])))
-    return text, _sections(text.split("\n"), headings)
-
-
-_LABEL = re.compile(r"^\.\. _[^:\n]+:[ \t]*\n", re.M)
-_RULE = re.compile(r"([!-/:-@\[-`{-~])\1{2,}\s*")
-_ROLE = re.compile(r":[\w:+.-]+:(?=`)|`[!~]?|\s*<[^<>`]*>(?=`)|\*")  # markup in a title, such as :mod:`os`
-
-
-def _parse_rst(text: str) -> tuple[str, list[Section]]:
-    """Text without labels, and its sections, whose titles are underlined; its markup stays as it is."""
-    text = _LABEL.sub("", text)
+                headings.append((*token.map, " ".join(title.split()), int(token.tag[1])))
+    if not headings:
+        return text, []
     lines = text.split("\n")
-    styles: list[tuple[str, bool]] = []  # the first to occur is the highest level, as for docutils
-    headings: list[Heading] = []
-    end = 0  # of the last heading
-    for i in range(1, len(lines)):
-        title, rule = lines[i - 1].strip(), lines[i].rstrip()
-        if i <= end or not title or _RULE.fullmatch(title) or not _RULE.fullmatch(rule):
-            continue
-        overlined = i - 2 >= end and lines[i - 2].rstrip() == rule
-        first = i - 1 - overlined
-        follows_text = first > end and lines[first - 1].strip() != ""
-        indented = not overlined and lines[i - 1][0].isspace()
-        if follows_text or indented or len(rule) < min(len(title), 4):  # docutils takes 4 characters for an underline
-            continue
-        if (rule[0], overlined) not in styles:
-            styles.append((rule[0], overlined))
-        end = i + 1
-        headings.append((first, end, _ROLE.sub("", title), styles.index((rule[0], overlined)) + 1))
-    return text, _sections(lines, headings)
-
-
-_HIDDEN_TAGS = "script style nav footer header noscript template svg math button select textarea iframe"
-_DROPPED = frozenset(_HIDDEN_TAGS.split())
-_BLOCK_TAGS = """
-    p div section article main aside ul ol li dl dt dd table tr thead tbody caption blockquote figure figcaption address
-    details summary form fieldset hr pre body html head h1 h2 h3 h4 h5 h6 title
-"""
-_BLOCKS = frozenset(_BLOCK_TAGS.split())
-_SEPARATORS = {"br": "\n", "td": " ", "th": " "}
-
-
-def _parse_html(text: str) -> tuple[str | None, str, list[Section]]:
-    """Title, text and sections of a page, without scripts, styles, navigation, headers, footers and hidden parts."""
-    with needs("Reading HTML", "revela"):
-        from lxml import etree
-    parser = etree.HTMLParser(encoding="utf-8", remove_comments=True, remove_pis=True, huge_tree=True)
-    root = etree.fromstring(f"<html>{text}".encode(), parser)
-    blocks: list[Any] = [root]  # the closest block of every open tag; None inside of what is dropped
-    pieces: list[tuple[Any, str]] = []  # a block, and text in it
-    for event, tag in etree.iterwalk(root, events=("start", "end")):
-        if event == "start":
-            block = blocks[-1]
-            if block is not None and _is_dropped(tag):
-                block = None
-            elif block is not None and tag.tag in _BLOCKS and block.tag != "pre":
-                block = tag
-            blocks.append(block)
-            pieces.append((block, _SEPARATORS.get(tag.tag, "") + _spaced(tag.text, block)))
-        else:
-            blocks.pop()
-            pieces.append((blocks[-1], _spaced(tag.tail, blocks[-1])))
-    title = ""
-    paragraphs: list[str] = []
-    headings: list[Heading] = []
-    for block, group in groupby(pieces, key=lambda piece: piece[0]):
-        if block is None:
-            continue
-        joined = "".join(part for _, part in group)
-        if block.tag == "pre":
-            joined = trim_lines(joined)
-        else:
-            joined = "\n".join(filter(None, (" ".join(line.split()) for line in joined.split("\n"))))
-        if block.tag == "title":
-            title = title or " ".join(joined.split())
-        elif joined:
-            if re.fullmatch("h[1-6]", block.tag):
-                headings.append((len(paragraphs), len(paragraphs) + 1, joined, int(block.tag[1])))
-            paragraphs.append(joined)
-    return title or None, "\n\n".join(paragraphs), _sections(paragraphs, headings, "\n\n")
-
-
-def _is_dropped(tag: Any) -> bool:
-    return (
-        tag.tag in _DROPPED
-        or tag.get("role") in ("navigation", "search")
-        or tag.get("aria-hidden") == "true"
-        or "hidden" in tag.attrib
-        or "headerlink" in tag.get("class", "").split()
-    )
-
-
-def _spaced(text: str | None, block: Any) -> str:
-    """Text with single spaces for all white space, except in ``pre``."""
-    return text or "" if block is not None and block.tag == "pre" else re.sub(r"\s+", " ", text or "")
+    highest = min(level for *_, level in headings)
+    before = trim_lines("\n".join(lines[: headings[0][0]]))
+    sections = [Section("", before)] if before else []
+    ends = [first for first, *_ in headings[1:]] + [len(lines)]
+    for (_, after, title, level), end in zip(headings, ends, strict=True):
+        sections.append(Section(title, trim_lines("\n".join(lines[after:end])), level - highest + 1))
+    return text, sections

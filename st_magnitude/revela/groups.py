@@ -7,7 +7,6 @@ ablation: an nDCG@10 of 3.9 instead of 33.6 (Table 3).
 
 from __future__ import annotations
 
-import random
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice, zip_longest
@@ -36,9 +35,6 @@ def build_groups(
     max_words: int = 120,
     interleave: int = 2,
     min_words: int = 5,
-    shuffle_chunks: bool = False,
-    seed: int = 0,
-    progress: bool = True,
 ) -> Dataset:
     """Builds groups of chunks to train on: one row, one group (Revela, section 4.1).
 
@@ -53,9 +49,6 @@ def build_groups(
         max_words: Largest number of words in a chunk, see :func:`chunk`.
         interleave: Number n of documents whose chunks alternate; the paper's example (Fig. 7) has 2.
         min_words: Smallest number of words in a chunk; shorter chunks are left out.
-        shuffle_chunks: Whether to put all chunks in a random order, which ruins training (section 5.2).
-        seed: Seed for the shuffling.
-        progress: Whether to show a progress bar after two seconds.
 
     Returns:
         A dataset with the columns ``chunks`` (a list of ``group_size`` strings; the last group may have fewer, but is
@@ -75,18 +68,14 @@ def build_groups(
     """
     at_least("group_size", group_size, 2)
     at_least("interleave", interleave, 1)
-    chunked: list[list[Chunk]] = []
-    for document in tqdm(
-        iterate_documents(documents), desc="Chunking", unit=" documents", disable=None if progress else True, delay=2
-    ):
-        chunked.append([(piece, document.code) for piece in chunk(document.text, max_words, code=document.code)])
+    chunked = [
+        [(piece, document.code) for piece in chunk(document.text, max_words, code=document.code)]
+        for document in tqdm(iterate_documents(documents), desc="Chunking", unit=" documents", disable=None, delay=2)
+    ]
     kept = [[piece for piece in pieces if count_words(piece[0]) >= min_words] for pieces in chunked]
-    ordered = list(_interleave(kept, interleave))
-    if shuffle_chunks:
-        random.Random(seed).shuffle(ordered)
-    rows = list(_group(ordered, group_size))
+    rows = list(_group(_interleave(kept, interleave), group_size))
     number = sum(map(len, chunked))
-    short = number - len(ordered)
+    short = number - sum(map(len, kept))
     if not rows:
         raise ValueError(
             f"A group needs at least 2 different chunks of {min_words} words, but the {len(chunked):,} documents have "
@@ -209,16 +198,11 @@ class GroupCollator:
         ]
         batch: dict[str, Any] = {}
         for name, inputs, prefix in (("query", queries, self.prefixes[0]), ("passage", texts, self.prefixes[1])):
-            batch |= {f"{name}_{key}": value for key, value in self._retriever_features(inputs, prefix).items()}
+            features = self.preprocess(inputs, prompt=prefix, max_length=self.max_length)
+            batch |= {f"{name}_{key}": value for key, value in features.items()}
         batch["lm_input_ids"], batch["lm_attention_mask"] = self._lm_features(texts)
         batch["lm_group"] = torch.repeat_interleave(torch.tensor([len(group) for group in chunks]))
         return batch
-
-    def _retriever_features(self, texts: list[str], prefix: str) -> Mapping[str, Any]:
-        try:
-            return self.preprocess(texts, prompt=prefix, max_length=self.max_length)
-        except TypeError:  # a custom module may not accept max_length
-            return self.preprocess(texts, prompt=prefix)
 
     def _lm_features(self, texts: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
         side = getattr(self.lm_tokenizer, "truncation_side", "right")

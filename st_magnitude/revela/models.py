@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import model_info, try_to_load_from_cache
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from sentence_transformers.util import is_sentence_transformer_model
@@ -14,9 +15,16 @@ from tokenizers.processors import Sequence as Processors
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-__all__ = ["check_name", "load_lm", "load_retriever"]
+__all__ = ["load_lm", "load_retriever"]
 
-_FILES = ("config.json", "modules.json")  # a model has one of these, or both
+
+@contextmanager
+def _named(what: str, name: str | Path) -> Iterator[None]:
+    """Puts the model into an error of loading, which does not always name it."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(f"The {what} {str(name)!r} could not be loaded. {error}") from error
 
 
 def load_lm(name: str | Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -28,9 +36,9 @@ def load_lm(name: str | Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]
     Raises:
         OSError: If there is no such model.
     """
-    check_name("language model", name)
-    lm = AutoModelForCausalLM.from_pretrained(str(name), dtype=torch.float32)
-    return lm, AutoTokenizer.from_pretrained(str(name))
+    with _named("language model", name):
+        lm = AutoModelForCausalLM.from_pretrained(str(name), dtype=torch.float32)
+        return lm, AutoTokenizer.from_pretrained(str(name))
 
 
 def load_retriever(name: str | Path, max_length: int = 160) -> SentenceTransformer:
@@ -47,43 +55,14 @@ def load_retriever(name: str | Path, max_length: int = 160) -> SentenceTransform
         ValueError: If the tokenizer of a bare decoder has no end-of-text token.
     """
     path = str(name)
-    check_name("retriever", name)
-    architectures = [] if is_sentence_transformer_model(path) else AutoConfig.from_pretrained(path).architectures or []
-    if not any(architecture.endswith("ForCausalLM") for architecture in architectures):
-        return SentenceTransformer(path)
-    transformer = Transformer(path, max_seq_length=max_length)
+    with _named("retriever", name):
+        is_whole = is_sentence_transformer_model(path)
+        architectures = [] if is_whole else AutoConfig.from_pretrained(path).architectures or []
+        if not any(architecture.endswith("ForCausalLM") for architecture in architectures):
+            return SentenceTransformer(path)
+        transformer = Transformer(path, max_seq_length=max_length)
     _end_texts(transformer.tokenizer)
     return SentenceTransformer(modules=[transformer, Pooling(transformer.get_embedding_dimension(), "lasttoken")])
-
-
-def check_name(what: str, name: str | Path) -> None:
-    """Refuses a model that is neither a folder, nor in the hub's cache, nor on the hub.
-
-    A hub that cannot be reached is asked once: loading would ask it for several files, each five times in 20 seconds.
-
-    Args:
-        what: The model's role, for the message.
-        name: Folder or hub id.
-
-    Raises:
-        OSError: If there is no such model.
-    """
-    if Path(name).exists():
-        return
-    problem: Exception | None = None
-    # sentence-transformers finds models of its organisation by their short names, too
-    for candidate in (str(name), f"sentence-transformers/{name}"):
-        try:
-            if any(isinstance(try_to_load_from_cache(candidate, file), str) for file in _FILES):
-                return
-            model_info(candidate, timeout=10)
-            return
-        except Exception as error:  # no valid id, no such model, no access, offline, no connection
-            problem = problem or error
-    raise OSError(
-        f"The {what} {str(name)!r} could not be loaded: it is no folder here, and the hub does not have it "
-        f"({problem}). Give a folder with config.json and weights, or the name of a model on a hub in reach."
-    ) from problem
 
 
 def _end_texts(tokenizer: Any) -> None:

@@ -20,10 +20,10 @@ from st_magnitude.evaluation import HybridEvaluator
 from st_magnitude.evaluation.geometry import card_evaluators
 from st_magnitude.geometry import paired_bootstrap
 from st_magnitude.revela.config import RevelaConfig
-from st_magnitude.revela.documents import Document, read_documents, split_documents
+from st_magnitude.revela.documents import Document, Documents, iterate_documents, split_documents
 from st_magnitude.revela.groups import build_groups
 from st_magnitude.revela.loss import RevelaLoss
-from st_magnitude.revela.models import check_name, load_lm, load_retriever
+from st_magnitude.revela.models import load_lm, load_retriever
 from st_magnitude.revela.titles import title_task
 from st_magnitude.revela.trainer import RevelaTrainer, lora_config
 from st_magnitude.training.record import check_same_run, record_run, remove_checkpoints
@@ -60,7 +60,7 @@ def _quiet() -> Iterator[None]:
 
 @_quiet()
 def run(
-    corpus: str | Path,
+    corpus: Documents,
     retriever: str | Path,
     lm: str | Path,
     output: str | Path,
@@ -71,7 +71,7 @@ def run(
     """Trains a retriever on raw text with a language model, and measures it on documents that were held out.
 
     Args:
-        corpus: Text, Markdown, reStructuredText, HTML, source or JSON-lines files: a folder or one file.
+        corpus: As for `build_groups`: a file or folder of text, Markdown, source code or JSON lines, or documents.
         retriever: Folder or hub id of a SentenceTransformer, all of which is trained, or of a bare decoder, which gets
             last-token pooling and a LoRA.
         lm: Folder or hub id of a causal decoder; it gets a LoRA.
@@ -98,12 +98,21 @@ def run(
 
 
 def _run(
-    corpus: str | Path, retriever: str, lm: str, output: Path, config: RevelaConfig, say: Callable[[str], Any]
+    corpus: Documents, retriever: str, lm: str, output: Path, config: RevelaConfig, say: Callable[[str], Any]
 ) -> dict[str, Any]:
     checkpoint = check_output(output, config.resume)
-    check_name("retriever", retriever)  # before the documents are read, which may take minutes
-    check_name("language model", lm)
-    documents = list(read_documents(corpus))
+    model = load_retriever(retriever, config.max_length)  # before the documents are read, which may take minutes
+    language_model, tokenizer = load_lm(lm)
+    loss = RevelaLoss(
+        model,
+        language_model,
+        tokenizer,
+        temperature=config.temperature,
+        read_weight=config.read_weight,
+        v_norm=config.v_norm,
+        max_length=config.max_length,
+    )
+    documents = list(iterate_documents(corpus))
     train, test, task = _hold_out(documents, config) if config.evaluate else (documents, [], None)
     groups = _groups(train, config)
     unseen = _groups(test, config) if test else None
@@ -117,8 +126,8 @@ def _run(
             f"Evaluation: {len(task.queries):,} queries over {len(task.corpus):,} chunks of "
             f"{len(documents) - len(train):,} documents that are held out."
         )
-    trainer, is_decoder = _trainer(config, groups, unseen, retriever, lm, output)
-    model = trainer.model
+    is_decoder = any(getattr(module, "is_causal", False) for module in model.modules())
+    trainer = _trainer(config, loss, groups, unseen, output, is_decoder)
     is_first = trainer.is_world_process_zero()
     if is_first and checkpoint is None:
         record_run(output, settings)
@@ -134,9 +143,9 @@ def _run(
     if is_decoder:
         trainer.merge()
     record: dict[str, Any] = {
-        "corpus": str(corpus),
+        "corpus": str(corpus) if isinstance(corpus, str | Path) else None,
         "documents": {"train": len(train), "held_out": len(documents) - len(train), "groups": len(groups)},
-        "loss": trainer.loss.get_config_dict(),  # type: ignore[attr-defined]
+        "loss": loss.get_config_dict(),
         "processes": trainer.args.world_size,
         "log": trainer.state.log_history,
         "gains": gains,
@@ -174,30 +183,12 @@ def _hold_out(documents: list[Document], config: RevelaConfig) -> tuple[list[Doc
 
 
 def _groups(documents: list[Document], config: RevelaConfig) -> Dataset:
-    return build_groups(documents, group_size=config.group_size, max_words=config.max_words, seed=config.seed)
+    return build_groups(documents, group_size=config.group_size, max_words=config.max_words)
 
 
 def _trainer(
-    config: RevelaConfig,
-    groups: Dataset,
-    unseen: Dataset | None,
-    retriever: str,
-    lm: str,
-    output: Path,
-) -> tuple[RevelaTrainer, bool]:
-    """The trainer, and whether the retriever is a decoder, which is trained by LoRA."""
-    model = load_retriever(retriever, config.max_length)
-    language_model, tokenizer = load_lm(lm)
-    loss = RevelaLoss(
-        model,
-        language_model,
-        tokenizer,
-        temperature=config.temperature,
-        read_weight=config.read_weight,
-        v_norm=config.v_norm,
-        max_length=config.max_length,
-    )
-    is_decoder = any(getattr(module, "is_causal", False) for module in model.modules())
+    config: RevelaConfig, loss: RevelaLoss, groups: Dataset, unseen: Dataset | None, output: Path, is_decoder: bool
+) -> RevelaTrainer:
     lora = lora_config(r=config.lora_rank, lora_alpha=max(1, config.lora_rank // 4))
     learning_rate = config.learning_rate
     if learning_rate is None:
@@ -212,7 +203,7 @@ def _trainer(
         learning_rate=learning_rate,
         gradient_checkpointing=config.gradient_checkpointing,
         bf16=has_fast_bf16() if config.bf16 is None else config.bf16,
-        use_cpu=model.device.type == "cpu",
+        use_cpu=loss.model.device.type == "cpu",
         save_steps=config.save_steps,
         save_total_limit=1,
         seed=config.seed,
@@ -222,8 +213,8 @@ def _trainer(
     steps = config.max_steps if config.max_steps > 0 else max(1, int(config.epochs * len(groups) / rows_a_step))
     arguments.warmup_steps = min(config.warmup_steps, steps // 10)
     arguments.logging_steps = max(1, min(10, steps // 5))
-    trainer = RevelaTrainer(
-        model=model,
+    return RevelaTrainer(
+        model=loss.model,
         args=arguments,
         loss=loss,
         train_dataset=groups,
@@ -232,7 +223,6 @@ def _trainer(
         lm_learning_rate=config.lm_learning_rate,
         retriever_lora=lora if is_decoder else None,
     )
-    return trainer, is_decoder
 
 
 def _gains(trainer: RevelaTrainer, say: Callable[[str], Any]) -> dict[str, float]:

@@ -175,9 +175,9 @@ class RevelaTrainer(SentenceTransformerTrainer):
         if lm_lora is not None and not frozen and not hasattr(loss.lm, "peft_config"):
             loss.lm = add_lora(loss.lm, lora_config(task_type="CAUSAL_LM") if lm_lora == "paper" else lm_lora)
         if lm_learning_rate is not None and not frozen:
-            args.learning_rate_mapping = {r"^lm\.": lm_learning_rate} | _mapping(args.learning_rate_mapping)
+            args.learning_rate_mapping = {r"^lm\.": lm_learning_rate} | (args.learning_rate_mapping or {})
         if args.gradient_checkpointing:
-            args.gradient_checkpointing_kwargs = {"use_reentrant": False} | _mapping(args.gradient_checkpointing_kwargs)
+            args.gradient_checkpointing_kwargs = {"use_reentrant": False} | (args.gradient_checkpointing_kwargs or {})
             base_model(loss.lm).gradient_checkpointing_enable({"use_reentrant": False})
         loading: Any = copy.copy(args.accelerator_config)
         if loading.split_batches:
@@ -270,10 +270,6 @@ class RevelaTrainer(SentenceTransformerTrainer):
         with torch.no_grad():
             for name, parameter in parameters.items():
                 parameter.copy_(saved[name])
-
-
-def _mapping(given: Any) -> dict[str, Any]:
-    return dict(given or {})
 
 
 class _LanguageModelCallback(TrainerCallback):

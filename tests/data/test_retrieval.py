@@ -89,7 +89,7 @@ GOOD = '{"_id": "d0", "text": "t"}\n'
             {"corpus": GOOD + '{"_id": "d1", "title": " ", "text": " "}\n'},
             r"corpus\.jsonl, line 2: 'd1' has an empty text",
         ),
-        ({"corpus": GOOD + GOOD}, r"corpus\.jsonl, line 2: repeats the id 'd0' of line 1; make ids unique"),
+        ({"corpus": GOOD + GOOD}, r"corpus\.jsonl, line 2: repeats the id 'd0'; make ids unique"),
         ({"corpus": GOOD.encode() + b'{"_id": "d1", "text": "\xe9"}\n'}, r"corpus\.jsonl, line 2: is not UTF-8"),
         (
             {"qrels": "query-id\tcorpus-id\tscore\nq9\td0\t1\n"},

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
@@ -200,34 +197,22 @@ def test_the_command_line(places) -> None:
     assert "already holds a trained model" in again.output
 
 
-def test_a_hub_without_a_connection_is_asked_once(places) -> None:
-    """Without HF_HUB_OFFLINE; transformers would try for 23 seconds for each of several files."""
-    paths = [part for name, path in (places | {"lm": "nowhere/model"}).items() for part in (f"--{name}", str(path))]
-    environment = os.environ | {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9"}  # a port that refuses
-    code = "from st_magnitude.commands.app import app; app()"
-    command = [sys.executable, "-c", code, "revela", *paths]
-    result = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert result.returncode == 2
-    assert "The language model 'nowhere/model' could not be loaded: it is no folder here, and the hub does not" in (
-        result.stderr
-    )
-    assert "Retrying" not in result.stderr
-
-
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
         ({"corpus": "nowhere"}, "nowhere"),
-        ({"lm": "nowhere/model"}, "The language model 'nowhere/model' could not be loaded: it is no folder here"),
-        ({"lm": "no/such/folder"}, "'no/such/folder' could not be loaded: it is no folder here"),
-        ({"retriever": "nowhere/model"}, "The retriever 'nowhere/model' could not be loaded: it is no folder here"),
+        ({"lm": "nowhere/model"}, "The language model 'nowhere/model' could not be loaded."),
+        ({"lm": "no/such/folder"}, "The language model 'no/such/folder' could not be loaded."),
+        ({"retriever": "nowhere/model"}, "The retriever 'nowhere/model' could not be loaded."),
         ({"temperature": 0}, "temperature must be a positive number; got 0.0"),
         ({"held-out": 2}, "held_out"),
     ],
 )
 def test_errors_come_before_training(places, changes: dict, says: str, monkeypatch) -> None:
     if {"lm", "retriever"} & changes.keys():
-        monkeypatch.setattr("st_magnitude.revela.run.read_documents", lambda path: pytest.fail("it read the documents"))
+        monkeypatch.setattr(
+            "st_magnitude.revela.run.iterate_documents", lambda path: pytest.fail("it read the documents")
+        )
     result = CliRunner().invoke(app, command(places, **changes))
     assert result.exit_code == 2, result.output
     assert says in result.output.replace("\n", " ")
