@@ -230,14 +230,14 @@ def _parse_markdown(text: str) -> tuple[str, list[Section]]:
     text = _FRONT_MATTER.sub("", text, count=1)
     inline = MarkdownIt("commonmark")
     tokens = MarkdownIt("commonmark").disable("inline").parse(text)  # only headings need their inline markup parsed
-    headings = []  # first line, line after the heading, title, level
+    headings: list[tuple[int, int, str, int]] = []  # first line, line after the heading, title, level
     for i, token in enumerate(tokens):
         if token.type == "heading_open" and not token.level and token.map:  # not in a quotation or a list
             parts = inline.parseInline(_ANCHOR.sub("", tokens[i + 1].content))[0].children or []
             kept = (part for part in parts if part.type != "html_inline")
             title = "".join(" " if part.type.endswith("break") else part.content for part in kept)
             if title.strip():
-                headings.append((*token.map, " ".join(title.split()), int(token.tag[1])))
+                headings.append((token.map[0], token.map[1], " ".join(title.split()), int(token.tag[1])))
     if not headings:
         return text, []
     lines = text.split("\n")

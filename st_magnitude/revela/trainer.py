@@ -168,29 +168,30 @@ class RevelaTrainer(SentenceTransformerTrainer):
                     f"{name} has the columns {names}, but RevelaTrainer needs whole groups, one per row, in a column "
                     "'chunks'; make them with st_magnitude.revela.build_groups(texts)."
                 )
-        args = SentenceTransformerTrainingArguments("revela") if args is None else copy.copy(args)
+        settings: Any = SentenceTransformerTrainingArguments("revela") if args is None else copy.copy(args)
         if retriever_lora is not None:
             add_lora(model, lora_config() if retriever_lora == "paper" else retriever_lora)
         frozen = not any(parameter.requires_grad for parameter in loss.lm.parameters())
         if lm_lora is not None and not frozen and not hasattr(loss.lm, "peft_config"):
             loss.lm = add_lora(loss.lm, lora_config(task_type="CAUSAL_LM") if lm_lora == "paper" else lm_lora)
         if lm_learning_rate is not None and not frozen:
-            args.learning_rate_mapping = {r"^lm\.": lm_learning_rate} | (args.learning_rate_mapping or {})
-        if args.gradient_checkpointing:
-            args.gradient_checkpointing_kwargs = {"use_reentrant": False} | (args.gradient_checkpointing_kwargs or {})
+            settings.learning_rate_mapping = {r"^lm\.": lm_learning_rate} | (settings.learning_rate_mapping or {})
+        if settings.gradient_checkpointing:
+            how = settings.gradient_checkpointing_kwargs or {}
+            settings.gradient_checkpointing_kwargs = {"use_reentrant": False} | how
             base_model(loss.lm).gradient_checkpointing_enable({"use_reentrant": False})
-        loading: Any = copy.copy(args.accelerator_config)
+        loading = copy.copy(settings.accelerator_config)
         if loading.split_batches:
             raise ValueError("accelerator_config.split_batches would cut groups apart; leave it False.")
         if isinstance(train_dataset, IterableDataset):
             loading.dispatch_batches = False  # True would cut groups apart
-        args.accelerator_config = loading
+        settings.accelerator_config = loading
         if isinstance(examples := eval_dataset or train_dataset, Dataset) and not model.model_card_data.widget:
             texts = examples[0]["chunks"][:4]  # the Trainer looks for columns of strings, and fails without any
             model.model_card_data.widget = [{"source_sentence": texts[0], "sentences": texts[1:]}]
         kwargs.setdefault("data_collator", loss.collator)
         super().__init__(
-            model=model, args=args, loss=loss, train_dataset=train_dataset, eval_dataset=eval_dataset, **kwargs
+            model=model, args=settings, loss=loss, train_dataset=train_dataset, eval_dataset=eval_dataset, **kwargs
         )
         if engine := engine_of_trainer(self):
             raise ValueError(
