@@ -24,6 +24,7 @@ import ctypes
 import hashlib
 import json
 import logging
+import math
 import os
 import pickle
 import platform
@@ -46,6 +47,7 @@ from datasets import concatenate_datasets
 from numpy.typing import NDArray
 from scipy.stats import skew
 from sentence_transformers import SentenceTransformer
+from torch import Tensor
 from transformers import TrainerCallback
 
 sys.path.append(str(Path(__file__).parents[1]))  # benchmarks/ is not a package
@@ -112,7 +114,8 @@ class Cell:
         batch: Number of queries in a step.
         rate: Peak learning rate; learned exponents have 1e-2, a learned temperature 1e-3.
         temperature: Temperature of the scores after the scale, or "learned", which starts at .05.
-        scale: Factor of the scores over that of unit vectors: 20, or "auto", which divides by the mean norms.
+        scale: Factor of the scores over that of unit vectors: 20; "auto", which divides by the mean norms of the first
+            batch; or "batch", which divides by those of the batch at hand.
         sigreg: Weight of SIGReg.
         bf16: Whether the training and dev use bfloat16 by autocast; the tests are encoded in float32.
     """
@@ -221,8 +224,29 @@ def objective(model: SentenceTransformer, cell: Cell) -> MagnitudeRankingLoss:
     regularizers = [(stm.SIGReg(), cell.sigreg)] if cell.sigreg else []
     if cell.loss in SUMS:
         return SUMS[cell.loss](model, regularizers=regularizers)
-    options: dict[str, Any] = {"temperature": cell.temperature, "scale": cell.scale, "regularizers": regularizers}
-    return LOSSES[cell.loss](model, **options)
+    options: dict[str, Any] = {"temperature": cell.temperature, "scale": 20.0, "regularizers": regularizers}
+    loss = LOSSES[cell.loss](model, **options)
+    return loss if cell.scale == 20 else by_mean_norms(loss, first_batch=cell.scale == "auto")
+
+
+def by_mean_norms(loss: MagnitudeRankingLoss, first_batch: bool) -> MagnitudeRankingLoss:
+    """Divides scores by mean|q|^(1 - gamma_query) · mean|d|^(1 - gamma_document) of the first batch or of each batch.
+
+    Those of the first batch are a number; those of each batch have a gradient.
+    """
+    plain = loss._infonce
+    seen: list[Tensor] = []
+
+    def infonce(queries: Tensor, documents: list[Tensor], terms: list[stm.Term], *others: Any) -> Tensor:
+        means = [torch.linalg.vector_norm(x.float(), dim=1).mean() for x in (queries, torch.cat(documents))]
+        size = math.prod(mean ** (1 - gamma) for mean, gamma in zip(means, loss.similarity.exponents, strict=True))
+        if first_batch:
+            seen[:] = seen or [size.detach()]
+            size = seen[0]
+        return plain(queries, documents, [replace(t, temperature=t.temperature * size) for t in terms], *others)
+
+    loss._infonce = infonce  # type: ignore[method-assign]
+    return loss
 
 
 class Watch(TrainerCallback):

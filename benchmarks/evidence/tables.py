@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parent))
+import batch_scale
 import claims
 import compression_control
 import convergence
@@ -23,6 +24,7 @@ import forgetting
 import fragments
 import inheritance
 import pages
+import prior
 import reading
 import revela_text
 import temperature_control as control
@@ -66,6 +68,11 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "inheritance": inheritance.tuned_table,
     "inherited": inheritance.inherited_table,
     "norm along the fine-tuning": inheritance.norm_table,
+    "scale of the batch": batch_scale.table,
+    "scale of the batch, same temperature": batch_scale.same_table,
+    **{f"prior, {name}": partial(prior.table, name) for name in prior.SETTINGS},
+    "gains by the prior": prior.gain_table,
+    "norms and the prior": prior.norm_table,
 }
 
 

@@ -28,16 +28,21 @@ TEXTS = {  # the name of the data and of its test, to what the page calls it
 SHARED = 12  # words: descriptions that begin with the same ones are of one source package
 
 
-def package_descriptions() -> list[tuple[str, str]]:
-    """The short and the long description of each of Debian's packages, sorted; needs apt."""
+def package_lists(pattern: str) -> list[Path]:
+    """The lists of apt, which stay in the cache; needs apt and, once, a network."""
     lists = default_cache() / "package-descriptions"
     (lists / "partial").mkdir(parents=True, exist_ok=True)
-    if not (files := sorted(lists.glob("*Translation-en*"))):
+    if not (files := sorted(lists.glob(pattern))):
         options = (f"Dir::State::Lists={lists}", "Acquire::Languages=en", "APT::Sandbox::User=root")
         subprocess.run(["apt-get", "-qq", *(x for option in options for x in ("-o", option)), "update"], check=True)
-        files = sorted(lists.glob("*Translation-en*"))
+        files = sorted(lists.glob(pattern))
+    return files
+
+
+def package_descriptions() -> list[tuple[str, str]]:
+    """The short and the long description of each of Debian's packages, sorted; needs apt."""
     found = set()
-    for path in files:
+    for path in package_lists("*Translation-en*"):
         text = subprocess.run(["/usr/lib/apt/apt-helper", "cat-file", path], capture_output=True, check=True, text=True)
         for short, long in re.findall(r"^Description-en: (.*)((?:\n .*)*)", text.stdout, re.M):
             lines = re.sub(r"^ \.$", "", long, flags=re.M)  # a dot alone is an empty line

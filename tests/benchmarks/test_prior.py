@@ -1,0 +1,101 @@
+"""The study of the document prior and of the scale: data, the corrected loss, scoring, and what is stored."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+from torch.nn.functional import cross_entropy
+
+import st_magnitude as stm
+from st_magnitude.data.retrieval import RetrievalData
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "evidence"))
+try:
+    cells, prior, prior_data = (importlib.import_module(name) for name in ("cells", "prior", "prior_data"))
+finally:
+    sys.path.pop(0)
+
+TITLES = {str(i): f"Film {i} (199{i}) Drama" for i in range(8)}
+LIKED = {"ann": list("0123456"), "bob": list("7012345"), "cid": list("01")}
+
+
+@pytest.fixture
+def films(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(prior_data, "liked", lambda: (TITLES, LIKED))
+    return prior_data.films()
+
+
+def test_films_that_are_asked_for_are_not_trained_on(films):
+    assert len(films.anchors) == 6
+    assert set(zip(films.anchors, films.positives, strict=True)) > {("Film 0, Film 1, Film 2", "3")}
+    assert {"Film 0, Film 1, Film 2, Film 3, Film 4", "Film 7, Film 0, Film 1"} < set(films.anchors)
+    asked = films.dev.relevant | films.test.relevant
+    assert {viewer: set(found) for viewer, found in asked.items()} == {"ann": {"6"}, "bob": {"5"}}
+    assert films.seen == {"ann": set("012345"), "bob": set("701234")}
+
+
+def test_log_p_counts_the_pairs(films):
+    counts = torch.tensor([films.counts[i] for i in films.ids])
+    torch.testing.assert_close(films.log_p(films.ids).exp(), (counts + 1) / (counts.sum() + len(TITLES)))
+    for row in films.rows:
+        assert films.corpus[films.ids[row["label"]]] == row["positive"]
+
+
+def model() -> SentenceTransformer:
+    weights = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
+    return SentenceTransformer(
+        modules=[StaticEmbedding(prior.film_tokens("ab"), embedding_weights=weights)], device="cpu"
+    )
+
+
+@pytest.mark.parametrize("name", ["cosine", "qnorm"])
+def test_the_corrected_loss_subtracts_log_q_of_each_document(name):
+    table, log_q = model(), torch.tensor([-1.0, -3.0])
+    columns = [table.preprocess(["qa", "qb"]), table.preprocess(["da", "db"])]
+    loss = prior.corrected(prior.LOSSES[name](table, temperature=0.5, scale=20.0), log_q)
+    q, d = (table(dict(features))["sentence_embedding"] for features in columns)
+    similarity = stm.Similarity.named(name)
+    logits = similarity.query(q) @ similarity.document(d).T / 0.5 - log_q[[1, 0]]
+    torch.testing.assert_close(loss(columns, torch.tensor([1, 0])), cross_entropy(logits, torch.arange(2)))
+
+
+def test_the_scale_of_the_batch_ignores_a_common_factor():
+    q, d = (x.requires_grad_() for x in torch.randn(2, 4, 8, generator=torch.Generator().manual_seed(1)))
+    of = {}
+    for first_batch in (True, False):
+        loss = cells.by_mean_norms(prior.LOSSES["dot"](model(), temperature=0.1, scale=20.0), first_batch)
+        of[first_batch] = [loss.compute_loss_from_embeddings([factor * q, factor * d]) for factor in (1.0, 3.0)]
+    torch.testing.assert_close(of[True][0], of[False][0])
+    torch.testing.assert_close(of[False][1], of[False][0])
+    assert not torch.isclose(of[True][1], of[True][0], rtol=0.1)
+    gradients = torch.autograd.grad(of[False][0], (q, d))
+    along = sum((x * g).sum() for x, g in zip((q, d), gradients, strict=True))
+    assert abs(along) < 1e-5  # no gradient along a common factor
+
+
+def test_ranking_with_the_prior():
+    corpus = {"a": "", "b": "", "c": ""}
+    part = RetrievalData({"q": "?", "r": "!"}, corpus, {"q": {"b"}, "r": {"c"}})
+    task = prior_data.Task([], [], corpus, part, part, {"q": {"c"}})
+    logits = torch.tensor([[2.0, 1.0, 9.0], [0.0, 0.0, 1.0]])
+    plain, weighted = prior.ranked(logits, torch.tensor([0.0, 3.0, 0.0]), (0.0, 1.0), part, ["a", "b", "c"], task)
+    assert plain == pytest.approx([1 / torch.log2(torch.tensor(3.0)).item(), 1])  # c is hidden from the first query
+    assert weighted == pytest.approx([1, 1 / torch.log2(torch.tensor(3.0)).item()])
+
+
+def test_every_stored_cell_has_the_name_of_its_settings():
+    for path in (prior.RESULTS / "prior").glob("*.json"):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        assert path == (prior.path_of(cells.Cell(**found["settings"])) if "settings" in found else path)
+
+
+def test_examples_in_docstrings():
+    assert not doctest.testmod(prior_data).failed
