@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         TempAggLoss,
         TempAggMRLLoss,
     )
+    from st_magnitude.losses.prior import DocumentPrior
     from st_magnitude.losses.sigreg import SIGReg
     from st_magnitude.serving.check import check_serving
     from st_magnitude.similarity import COSINE, DNORM, DOT, QNORM, Similarity
@@ -60,6 +61,7 @@ __all__ = [
     "CompressionEvaluator",
     "CosineRankingLoss",
     "DNormRankingLoss",
+    "DocumentPrior",
     "DotRankingLoss",
     "GeometryEvaluator",
     "LearnableNormLoss",

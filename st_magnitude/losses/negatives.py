@@ -31,10 +31,11 @@ Features = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Texts:
-    """The texts of a batch, column by column, as far as negatives depend on them."""
+    """The texts of a batch, column by column, as far as the loss depends on them."""
 
     keys: Sequence[Tensor] = ()  # (B,) each, equal for equal texts; empty if nothing depends on them
     guide: Sequence[Tensor] = ()  # (B, Dg) each, the guide's embeddings; empty without a guide
+    log_q: Sequence[Tensor] = ()  # (B,) each, of the columns of documents; empty without a prior
 
 
 class FalseNegatives:

@@ -23,6 +23,7 @@ from st_magnitude.kernel.ring import num_ranks, ring_infonce
 from st_magnitude.kernel.terms import LearnedTemperature, Term
 from st_magnitude.losses.base import EmbeddingLoss, Temperatures, exponent_norm, with_temperature
 from st_magnitude.losses.negatives import FalseNegatives, MarginStrategy, SameText, Texts, check_on_all_ranks
+from st_magnitude.losses.prior import DocumentPrior
 from st_magnitude.losses.regularizers import Penalties, Regularizer
 from st_magnitude.similarity import DOT, Similarity
 from st_magnitude.surgery.raw import output_width, raw_features
@@ -51,6 +52,7 @@ class LossOptions(TypedDict, total=False):
     margin: float | None
     margin_strategy: MarginStrategy
     guide: SentenceTransformer | None
+    prior: DocumentPrior | None
     show_progress_bar: bool
 
 
@@ -111,6 +113,8 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
             ``"relative"``: the absolute value of the positive's score, which suits scores that norms make large.
         guide: Frozen SentenceTransformer whose scores decide (GISTEmbed, arXiv 2402.16829), by its own similarity
             function. A guide with another tokenizer reads the text that the model's tokens spell. Not with ``"ring"``.
+        prior: :class:`~st_magnitude.DocumentPrior`, whose log q is subtracted from the logits of all documents, for
+            training data in which some documents occur more often than others.
         show_progress_bar: Whether to show progress over the mini-batches of a cached step.
 
     Raises:
@@ -151,6 +155,7 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         margin: float | None = None,
         margin_strategy: MarginStrategy = "absolute",
         guide: SentenceTransformer | None = None,
+        prior: DocumentPrior | None = None,
         show_progress_bar: bool = False,
     ) -> None:
         super().__init__(model, similarity, scale, SCALE)
@@ -176,6 +181,7 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         self.direction = direction
         self.hardness = hardness
         self.false_negatives = FalseNegatives(model, same_text, margin, margin_strategy, guide)
+        self.prior = prior
         self.gather_across_devices = gather_across_devices
         self.mini_batch_size = mini_batch_size  # type: ignore[assignment]
         self.mini_batch_num_tokens = mini_batch_num_tokens
@@ -197,6 +203,10 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         if self.direction == "document_to_query":
             sentence_features = sentence_features[:2]  # no text is ranked against the negatives
         texts = self.false_negatives.texts(sentence_features, self.mini_batch_size)
+        if self.prior is not None:
+            texts = replace(texts, log_q=self.prior.log_q(sentence_features[1:]))
+            if not self._has_begun:
+                self.prior.warn_if_unknown(texts.log_q[0])
         # The texts go where sentence-transformers hands labels on, which no ranking loss needs.
         if self.uses_gradient_cache:
             return self._named(self.forward_cached(sentence_features, texts))  # type: ignore[arg-type]
@@ -209,6 +219,9 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         """The loss of raw embeddings: one tensor (B, D) for anchors, positives and each column of negatives.
 
         Without texts, ``same_text`` and ``guide`` exclude nothing.
+
+        Raises:
+            ValueError: If columns differ in length, or the loss has a prior, which needs the texts.
         """
         self.refuse_unequal(list(map(len, embeddings)))
         losses = self._losses(embeddings, self._learned(), labels)
@@ -233,9 +246,12 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
     ) -> Tensor:
         """InfoNCE of the queries of this rank, against its own documents or the documents of all ranks."""
         arguments = terms, similarity, self.direction
+        if self.prior is not None and not texts.log_q:
+            raise ValueError("A prior needs the texts of a batch; call the loss with their features.")
         if self.gather_across_devices == "ring" and num_ranks() > 1:
             ring = self.false_negatives.ring(texts)
-            return ring_infonce(queries, torch.cat(documents), *arguments, hardness=self.hardness, **ring)
+            log_q = torch.cat(list(texts.log_q)) if texts.log_q else None  # (M,)
+            return ring_infonce(queries, torch.cat(documents), *arguments, hardness=self.hardness, log_q=log_q, **ring)
         offset, all_queries, gather = 0, None, lambda x: x
         if self.gather_across_devices and num_ranks() > 1:
             offset, gather = get_rank() * len(queries), all_gather
@@ -243,7 +259,8 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
             if self.direction != "query_to_document":
                 all_queries = all_gather_with_grad(queries)  # (W·B, D)
         masks = self.false_negatives.masks(texts, self.direction, offset, gather)
-        options = {"all_queries": all_queries, "hardness": self.hardness, **masks}
+        log_q = torch.cat([gather(x) for x in texts.log_q]) if texts.log_q else None  # (M,)
+        options = {"all_queries": all_queries, "hardness": self.hardness, "log_q": log_q, **masks}
         return infonce(queries, torch.cat(documents), *arguments, offset, **options)
 
     # --- what the loss learns besides the weights of the model ------------------------------------------------------
@@ -401,5 +418,6 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
             "gather_across_devices": self.gather_across_devices,
             "hardness": self.hardness,
             "direction": self.direction,
+            "prior": None if self.prior is None else self.prior.get_config_dict(),
             **self.false_negatives.get_config_dict(),
         }

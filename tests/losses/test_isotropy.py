@@ -2,20 +2,13 @@
 
 import json
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
+from _helpers import assert_same_gradients, features, gradients, logged, on_two_processes, train
 from _tiny import ROWS, columns, formula, load_transformer, raw_embeddings
-from _two_ranks_sigreg import CASES, NUM_ROWS, SPLIT, STRETCH, columns_of
+from _two_ranks_sigreg import CASES, NUM_ROWS, SPLIT, STRETCH
 from datasets import Dataset
-from sentence_transformers import (
-    SentenceTransformerTrainer,
-    SentenceTransformerTrainingArguments,
-)
 from sentence_transformers.sentence_transformer.losses import GlobalOrthogonalRegularizationLoss
 
 import st_magnitude as stm
@@ -41,33 +34,6 @@ LOSSES = [
 BATCHING = pytest.mark.parametrize("mini_batch_size", [None, 3], ids=["plain", "cached"])
 
 
-def features(model, num_rows=8):
-    return [model.preprocess(column) for column in columns_of(ROWS[:num_rows])]
-
-
-def gradients(model):
-    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-
-
-def assert_same(found, expected, rtol=1e-8):
-    assert found.keys() == expected.keys()
-    for name, gradient in expected.items():
-        torch.testing.assert_close(
-            found[name], gradient, rtol=rtol, atol=1e-10, msg=lambda m, name=name: f"{name}: {m}"
-        )
-
-
-def train(model, loss, output, resume=None, data=None, **options):
-    defaults = {"max_steps": 6, "per_device_train_batch_size": 4, "learning_rate": 0.01, "save_strategy": "no"}
-    args = SentenceTransformerTrainingArguments(
-        str(output), use_cpu=True, report_to=[], disable_tqdm=True, logging_steps=1, seed=3, **defaults | options
-    )
-    rows = Dataset.from_dict(columns(num_negatives=1))
-    trainer = SentenceTransformerTrainer(model, args, train_dataset=rows, eval_dataset=data, loss=loss)
-    stm.attach(trainer).train(resume_from_checkpoint=resume)
-    return trainer
-
-
 # --- one step ---------------------------------------------------------------------------------------------------------
 
 
@@ -75,7 +41,7 @@ def train(model, loss, output, resume=None, data=None, **options):
 @BATCHING
 def test_loss_is_infonce_plus_sigreg_of_the_whole_batch(model, options, mini_batch_size):
     model.double()
-    batch, reference = features(model), stm.SIGReg(**options)
+    batch, reference = features(model, num_negatives=1), stm.SIGReg(**options)
     embeddings = raw_embeddings(model, batch)
     parts = embeddings if options.get("views") else [torch.cat(embeddings)]
     torch.manual_seed(7)
@@ -92,7 +58,7 @@ def test_loss_is_infonce_plus_sigreg_of_the_whole_batch(model, options, mini_bat
     assert values["sigreg"].item() == pytest.approx(0.3 * expected.item(), rel=1e-10)
     torch.testing.assert_close(values["infonce"].detach(), formula(embeddings, (1, 1), 20).detach())
     (values["infonce"] + values["sigreg"]).backward()
-    assert_same(gradients(model), expected_gradients)
+    assert_same_gradients(gradients(model), expected_gradients, atol=1e-10)
 
 
 @pytest.mark.parametrize("loss_class", LOSSES)
@@ -103,10 +69,10 @@ def test_every_loss_takes_regularizers(model, loss_class, mini_batch_size):
 
     regularizers = [(stm.SIGReg(32), 0.1), (mean_square, 0.2), mean_square]
     loss = loss_class(model, regularizers=regularizers, mini_batch_size=mini_batch_size)
-    values = loss(features(model))
+    values = loss(features(model, num_negatives=1))
     name = "sigreg_2" if loss_class is stm.SIGRegInfoNCE else "sigreg"
     assert list(values)[-3:] == [name, "mean_square", "mean_square_2"]
-    x = torch.cat(raw_embeddings(model, features(model))).detach()
+    x = torch.cat(raw_embeddings(model, features(model, num_negatives=1))).detach()
     assert values["mean_square"].item() == pytest.approx(0.2 * mean_square(x).item(), rel=1e-4)
     assert values["mean_square_2"].item() == pytest.approx(mean_square(x).item(), rel=1e-4)
     sum(values.values()).backward()
@@ -122,7 +88,7 @@ def test_a_regularizer_of_columns_gets_them(model):
             return columns[0].sum()
 
     seen = Seen()
-    stm.QNormRankingLoss(model, regularizers=[seen], scale=1.0)(features(model))
+    stm.QNormRankingLoss(model, regularizers=[seen], scale=1.0)(features(model, num_negatives=1))
     assert seen.shapes == [(8, 32)] * 3
 
 
@@ -139,7 +105,7 @@ def test_global_orthogonal_regularization(model, mini_batch_size):
         def of_columns(self, columns):
             return sum(self.loss.compute_loss_from_embeddings(columns).values())
 
-    batch = features(model)
+    batch = features(model, num_negatives=1)
     loss = stm.SIGRegInfoNCE(model, regularizers=[(GOR(model), 0.5)], mini_batch_size=mini_batch_size)
     values = loss(batch)
     expected = GlobalOrthogonalRegularizationLoss(model)(batch)
@@ -153,7 +119,7 @@ def test_arguments(model):
     with pytest.raises(ValueError, match="got nan"):
         stm.SIGRegInfoNCE(model, math.nan)
     with pytest.raises(ValueError, match="exceed the 32 dimensions"):
-        stm.SIGRegInfoNCE(model, sigreg=stm.SIGReg(dims=(64,)))(features(model))
+        stm.SIGRegInfoNCE(model, sigreg=stm.SIGReg(dims=(64,)))(features(model, num_negatives=1))
     loss = stm.SIGRegInfoNCE(model, similarity="dot")
     assert json.loads(json.dumps(loss.get_config_dict()))["regularizers"] == {"sigreg": 0.05}
     assert model.similarity_fn_name == "dot"
@@ -170,10 +136,10 @@ def test_training_spreads_embeddings(model, tmp_path, mini_batch_size):
 
     before = mean_cosine()
     loss = stm.SIGRegInfoNCE(model, 1.0, sigreg=stm.SIGReg(64), mini_batch_size=mini_batch_size)
-    trainer = train(model, loss, tmp_path, max_steps=10, learning_rate=1e-3, per_device_train_batch_size=16)
-    logged = [entry["sigreg"] for entry in trainer.state.log_history if "sigreg" in entry]
-    assert len(logged) == 10
-    assert logged[-1] < 0.7 * logged[0]
+    trainer = train(model, loss, tmp_path, 1, max_steps=10, per_device_train_batch_size=16, lr_scheduler_type="linear")
+    values = logged(trainer, "sigreg")
+    assert len(values) == 10
+    assert values[-1] < 0.7 * values[0]
     assert abs(mean_cosine()) < abs(before) - 0.1
     for entry in trainer.state.log_history:
         if "infonce" in entry:
@@ -195,8 +161,10 @@ def test_calls_in_a_trainer(model, tmp_path, mini_batch_size):
         model,
         stm.SIGRegInfoNCE(model, sigreg=Recording(16), mini_batch_size=mini_batch_size),
         tmp_path,
-        data=Dataset.from_dict(columns(num_negatives=1)),
+        num_negatives=1,
+        eval_data=Dataset.from_dict(columns(num_negatives=1)),
         max_steps=3,
+        per_device_train_batch_size=4,
         gradient_accumulation_steps=2,
         eval_strategy="steps",
         eval_steps=1,
@@ -216,7 +184,8 @@ def test_calls_in_a_trainer(model, tmp_path, mini_batch_size):
 )
 def test_resume(folder, tmp_path, mini_batch_size, options):
     """An interrupted and a straight training end in the same weights."""
-    options = {"save_strategy": "steps", "save_steps": 3, "lr_scheduler_type": "linear"} | options
+    options |= {"save_strategy": "steps", "save_steps": 3, "lr_scheduler_type": "linear", "num_negatives": 1}
+    options |= {"max_steps": 6, "per_device_train_batch_size": 4, "learning_rate": 0.01}
     models = [load_transformer(folder) for _ in range(3)]
     losses = [stm.SIGRegInfoNCE(m, 1.0, sigreg=stm.SIGReg(8), mini_batch_size=mini_batch_size) for m in models]
     train(models[0], losses[0], tmp_path / "straight", **options)
@@ -236,13 +205,7 @@ def test_resume(folder, tmp_path, mini_batch_size, options):
 
 @pytest.fixture(scope="module")
 def two_ranks(folder, tmp_path_factory):
-    output = tmp_path_factory.mktemp("two_ranks_sigreg")
-    script = Path(__file__).with_name("_two_ranks_sigreg.py")
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(script), folder, str(output)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, *launch], env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-6000:]
-    return [torch.load(output / f"rank{rank}.pt") for rank in range(2)]
+    return on_two_processes("_two_ranks_sigreg.py", folder, tmp_path_factory.mktemp("two_ranks_sigreg"))
 
 
 @pytest.mark.slow
@@ -256,7 +219,7 @@ def test_two_ranks_are_one_process_on_the_joined_batch(model, two_ranks, name, m
     if mini_batch_size is None:
         stretch[SPLIT:] = STRETCH
     torch.manual_seed(0)  # as rank 0
-    value = sigreg.of_columns([x * stretch for x in raw_embeddings(model, features(model, NUM_ROWS))])
+    value = sigreg.of_columns([x * stretch for x in raw_embeddings(model, features(model, NUM_ROWS, 1))])
     value.backward()
     expected = gradients(model)
     for found in (rank[name, mini_batch_size is not None] for rank in two_ranks):
@@ -269,4 +232,4 @@ def test_two_ranks_are_one_process_on_the_joined_batch(model, two_ranks, name, m
             continue
         assert found["value"] == pytest.approx(value.item(), rel=1e-10)
         assert found["excess"] == pytest.approx(sigreg.last_excess.item(), rel=1e-8, abs=1e-10)
-        assert_same(found["gradients"], expected, rtol=1e-6)
+        assert_same_gradients(found["gradients"], expected, rtol=1e-6, atol=1e-10)

@@ -6,12 +6,12 @@ import math
 
 import pytest
 import torch
+from _helpers import features, logged, train
 from _tiny import columns, formula, load_transformer, raw_embeddings
 from datasets import Dataset, DatasetDict
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss
-from test_training import entries, train
 from torch.func import functional_call
 
 import st_magnitude as stm
@@ -31,10 +31,6 @@ def _in_a_folder_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def features(model, num_rows=8):
-    return [dict(model.preprocess(list(column))) for column in columns(num_rows, 1).values()]
-
-
 def temperatures(loss):
     return [term["temperature"] for term in loss.get_config_dict()["terms"]]
 
@@ -49,7 +45,7 @@ def test_gradients_are_those_of_the_definition(model, loss_class, mini_batch_siz
     loss = loss_class(
         model.double(), terms=TERMS, scale=3.0, direction="both", mini_batch_size=mini_batch_size
     ).double()
-    batch = features(model)
+    batch = features(model, num_negatives=1)
     value = loss(batch)
     (value / 8).backward()
     found = {name: p.grad.clone() for name, p in loss.named_parameters()}
@@ -73,7 +69,7 @@ def test_gradients_are_those_of_the_definition(model, loss_class, mini_batch_siz
 
 def test_gradcheck(model):
     loss = stm.DNormRankingLoss(model.double(), terms=TERMS, scale=3.0).double()
-    batch = features(model, 3)
+    batch = features(model, 3, 1)
     bias = loss.temperatures.bias.detach().clone().requires_grad_()
     assert torch.autograd.gradcheck(lambda bias: functional_call(loss, {"temperatures.bias": bias}, (batch,)), bias)
 
@@ -87,7 +83,7 @@ def test_temperature_stays_at_a_hundredth_or_more(model, mini_batch_size):
         optimizer.step()
         assert temperatures(loss) == [pytest.approx(temperature)]
         fixed = stm.CosineRankingLoss(model, temperature=temperature, mini_batch_size=mini_batch_size)
-        torch.testing.assert_close(loss(features(model)), fixed(features(model)))
+        torch.testing.assert_close(loss(features(model, num_negatives=1)), fixed(features(model, num_negatives=1)))
 
 
 def test_arguments(model):
@@ -113,9 +109,9 @@ def test_matryoshka(model, mini_batch_size):
     loss = MatryoshkaLoss(model, inner, [32, 8])
     if mini_batch_size is not None:
         with pytest.raises(ValueError, match=r"cuts off the temperatures .* terms="):
-            loss(features(model), None)
+            loss(features(model, num_negatives=1), None)
     else:
-        loss(features(model), None).backward()
+        loss(features(model, num_negatives=1), None).backward()
         assert inner.temperatures.bias.grad != 0
 
 
@@ -210,13 +206,13 @@ def test_a_loop_of_your_own_resumes(model):
     again = stm.DotRankingLoss(model, temperature="learned", scale=3.0)
     again.load_state_dict(saved)
     assert again.temperatures.bias.item() == -2.0
-    again(features(model)).backward()  # is not refused
+    again(features(model, num_negatives=1)).backward()  # is not refused
 
 
 def test_log(model, tmp_path):
     loss = stm.DNormRankingLoss(model, temperature="learned", scale=4.0)
     trainer = train(model, loss, tmp_path, max_steps=1, per_device_train_batch_size=16, learning_rate_mapping=MAPPING())
-    assert entries(trainer, "temperature") == temperatures(loss)
+    assert logged(trainer, "temperature") == temperatures(loss)
     assert temperatures(loss)[0] == pytest.approx(0.05, rel=2e-3)
     assert temperatures(loss)[0] != pytest.approx(0.05, rel=1e-4)
 

@@ -5,7 +5,8 @@ import logging
 
 import pytest
 import torch
-from _tiny import ROWS, formula, load_transformer, raw_embeddings, save_transformer
+from _helpers import assert_same_gradients, features, gradients
+from _tiny import formula, load_transformer, raw_embeddings, save_transformer
 from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss, MultipleNegativesRankingLoss
 from sentence_transformers.util import cos_sim, dot_score
 from torch import nn
@@ -40,15 +41,6 @@ def build(loss_class, model, **options):
     return loss_class(model, **options).double()
 
 
-def features(model, num_rows=8, num_negatives=0, start=0):
-    rows = [row[: 2 + num_negatives] for row in ROWS[start : start + num_rows]]
-    return [model.preprocess(list(column)) for column in zip(*rows, strict=True)]
-
-
-def gradients(model):
-    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-
-
 def reference_gradients(model, columns, exponents, scale, extra=lambda embeddings: 0.0, **options):
     """Of the formula, by autograd through the model as a whole; exponents from the model if it learns them."""
     model.zero_grad()
@@ -60,15 +52,6 @@ def reference_gradients(model, columns, exponents, scale, extra=lambda embedding
     found = gradients(model)
     model.zero_grad()
     return value.detach(), found
-
-
-def assert_same_gradients(found, expected, factor=1.0):
-    assert found.keys() == expected.keys()
-    assert all(g.abs().max() > 0 for name, g in expected.items() if "k_lin.bias" not in name)
-    for name, gradient in expected.items():
-        torch.testing.assert_close(
-            found[name] / factor, gradient, rtol=1e-8, atol=1e-12, msg=lambda m, name=name: f"{name}: {m}"
-        )
 
 
 def total(loss):

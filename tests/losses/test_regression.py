@@ -4,9 +4,9 @@ import json
 
 import pytest
 import torch
+from _helpers import logged, train
 from _tiny import ROWS, load_transformer
 from datasets import Dataset
-from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.base.modules import Normalize
 from sentence_transformers.sentence_transformer.losses import CosineSimilarityLoss, MatryoshkaLoss
 
@@ -21,6 +21,7 @@ PAIRS = {
     "sentence2": [row[1] for row in ROWS[:8]] + [row[1] for row in ROWS[:-9:-1]],
     "score": [0.9] * 8 + [0.1] * 8,
 }
+DATA = Dataset.from_dict(PAIRS)
 
 
 def by_hand(a, b, scores, exponents, scale):
@@ -34,16 +35,6 @@ def by_hand(a, b, scores, exponents, scale):
 
 def embeddings(n=7, d=5):
     return [torch.randn(n, d, dtype=torch.float64, requires_grad=True) for _ in range(2)]
-
-
-def train(model, loss, output, data=None, resume=None, **options):
-    defaults = {"max_steps": 6, "per_device_train_batch_size": 8, "learning_rate": 1e-3, "save_strategy": "no"}
-    args = SentenceTransformerTrainingArguments(
-        str(output), use_cpu=True, report_to=[], disable_tqdm=True, logging_steps=1, **defaults | options
-    )
-    trainer = SentenceTransformerTrainer(model, args, train_dataset=data or Dataset.from_dict(PAIRS), loss=loss)
-    stm.attach(trainer).train(resume_from_checkpoint=resume)
-    return trainer
 
 
 # --- the formula ------------------------------------------------------------------------------------------------------
@@ -102,7 +93,9 @@ def test_raw_embeddings_in_front_of_exponents(model):
 @pytest.mark.parametrize("name", NAMES)
 def test_it_learns(model, tmp_path, name):
     loss = stm.SimilarityMSELoss(model, name)
-    history = [e["loss"] for e in train(model, loss, tmp_path, max_steps=30).state.log_history if "loss" in e]
+    history = [
+        e["loss"] for e in train(model, loss, tmp_path, data=DATA, max_steps=30).state.log_history if "loss" in e
+    ]
     assert sum(history[-5:]) < 0.5 * sum(history[:5])
     assert model.similarity_fn_name == ("cosine" if name in ("cosine", "dnorm") else "dot")
 
@@ -111,10 +104,10 @@ def test_scale_is_logged_and_resumed(folder, tmp_path):
     model = load_transformer(folder)
     loss = stm.SimilarityMSELoss(model, "dot")
     options = {"save_strategy": "steps", "save_steps": 3}
-    history = train(model, loss, tmp_path, **options).state.log_history
-    assert [entry["auto_scale"] for entry in history if "auto_scale" in entry] == [loss.scale]
+    history = logged(train(model, loss, tmp_path, data=DATA, max_steps=6, **options))
+    assert history == [loss.scale]
     again = stm.SimilarityMSELoss(load_transformer(folder), "dot")
-    train(again.model, again, tmp_path, max_steps=8, resume=str(tmp_path / "checkpoint-6"))
+    train(again.model, again, tmp_path, data=DATA, max_steps=8, resume=str(tmp_path / "checkpoint-6"))
     assert again.scale == loss.scale
 
 

@@ -4,7 +4,8 @@ import logging
 
 import pytest
 import torch
-from _tiny import ROWS, formula, load_transformer, raw_embeddings
+from _helpers import features, gradients
+from _tiny import formula, load_transformer, raw_embeddings
 from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss, MultipleNegativesRankingLoss
 from sentence_transformers.util import dot_score
 
@@ -38,20 +39,11 @@ def model(folder):
     return load_transformer(folder).double()
 
 
-def features(model, num_negatives=0, num_rows=8):
-    rows = [row[: 2 + num_negatives] for row in ROWS[:num_rows]]
-    return [model.preprocess(list(column)) for column in zip(*rows, strict=True)]
-
-
 def naive(embeddings, exponents, terms, scale=20.0, direction="query_to_document"):
     """sum_t w_t cross_entropy(similarity of the prefix / tau_t); 20 takes temperatures as they are."""
     return sum(
         weight * formula(embeddings, exponents, scale / 20 / tau, direction, dim=dim) for weight, dim, tau in terms
     )
-
-
-def gradients(model):
-    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
 def assert_equal(model, columns, loss, exponents, terms, scale, extra=lambda embeddings: 0.0):
@@ -85,14 +77,14 @@ def test_equals_the_naive_sum(model, loss_class, similarity, num_negatives, mini
     """With the defaults of the paper: temperatures .03 .06 .1, a quarter, half and all of the dimensions, weights 1."""
     loss = loss_class(model, similarity=similarity, scale=3.0, mini_batch_size=mini_batch_size)
     exponents = Similarity.named(similarity).exponents
-    assert_equal(model, features(model, num_negatives), loss, lambda: exponents, SUMS[loss_class], 3.0)
+    assert_equal(model, features(model, num_negatives=num_negatives), loss, lambda: exponents, SUMS[loss_class], 3.0)
 
 
 @pytest.mark.parametrize("loss_class", LOSSES)
 @pytest.mark.parametrize("direction", ["document_to_query", "both"])
 def test_directions(model, loss_class, direction):
     loss = loss_class(model, similarity="qnorm", scale=3.0, direction=direction)
-    assert_equal(model, features(model, 2), loss, lambda: (1.0, 0.0), SUMS[loss_class], 3.0)
+    assert_equal(model, features(model, num_negatives=2), loss, lambda: (1.0, 0.0), SUMS[loss_class], 3.0)
 
 
 @pytest.mark.parametrize("loss_class", LOSSES)
@@ -107,7 +99,7 @@ def test_learned_exponents(model, loss_class, mini_batch_size):
     norm = model[-1]
     assert isinstance(norm, ExponentNorm)
     exponents = lambda: (norm.query_bias.sigmoid(), norm.document_bias.sigmoid())  # noqa: E731
-    assert_equal(model, features(model, 1), loss, exponents, SUMS[loss_class], 3.0)
+    assert_equal(model, features(model, num_negatives=1), loss, exponents, SUMS[loss_class], 3.0)
 
 
 def test_weights(model):
@@ -142,7 +134,7 @@ def test_hardness_and_regularizers(model):
 
 @pytest.mark.parametrize("num_negatives", [0, 2])
 def test_cosine_mrl_is_matryoshka_loss(model, num_negatives):
-    columns = features(model, num_negatives)
+    columns = features(model, num_negatives=num_negatives)
     weights = [1.0, 0.5, 0.25]
     theirs = MatryoshkaLoss(model, MultipleNegativesRankingLoss(model, scale=20.0), [32, 16, 8], weights)
     expected = theirs(columns, None)

@@ -3,14 +3,11 @@
 import copy
 import gc
 import math
-import os
-import subprocess
-import sys
 import weakref
-from pathlib import Path
 
 import pytest
 import torch
+from _helpers import logged, on_two_processes, train
 from _tiny import ROWS, columns, formula, load_transformer, raw_embeddings
 from _two_ranks import NUM_ROWS
 from datasets import Dataset, DatasetDict
@@ -34,31 +31,6 @@ EXPONENTS = {
 LOSSES = list(EXPONENTS)
 MAIN = [stm.QNormRankingLoss, stm.LearnableNormLoss]
 BATCHING = pytest.mark.parametrize("mini_batch_size", [None, 3], ids=["plain", "cached"])
-
-
-def train(model, loss, output, num_negatives=0, data=None, resume=None, attach=True, **options):
-    """Through the Trainer; returns it."""
-    defaults = {
-        "max_steps": 8,
-        "per_device_train_batch_size": 8,
-        "learning_rate": 1e-3,
-        "lr_scheduler_type": "constant",
-        "save_strategy": "no",
-        "seed": 3,
-    }
-    args = SentenceTransformerTrainingArguments(
-        str(output), use_cpu=True, report_to=[], disable_tqdm=True, logging_steps=1, **defaults | options
-    )
-    trainer = SentenceTransformerTrainer(
-        model,
-        args,
-        train_dataset=data or Dataset.from_dict(columns(num_negatives=num_negatives)),
-        loss=loss,
-    )
-    if attach:
-        stm.attach(trainer)
-    trainer.train(resume_from_checkpoint=resume)
-    return trainer
 
 
 def measure(model, num_negatives, exponents, scale, dim=None):
@@ -115,10 +87,6 @@ def test_gradient_accumulation(model, tmp_path, loss_class, mini_batch_size):
 # --- resume and best model --------------------------------------------------------------------------------------------
 
 
-def entries(trainer, key="auto_scale"):
-    return [entry[key] for entry in trainer.state.log_history if key in entry]
-
-
 @BATCHING
 @pytest.mark.parametrize("loss_class", MAIN)
 def test_resume(folder, tmp_path, loss_class, mini_batch_size):
@@ -134,14 +102,14 @@ def test_resume(folder, tmp_path, loss_class, mini_batch_size):
     straight = load_transformer(folder)
     loss = loss_class(straight, mini_batch_size=mini_batch_size)
     trainer = train(straight, loss, tmp_path, **options)
-    assert entries(trainer) == [loss.scale]
+    assert logged(trainer) == [loss.scale]
     assert loss.get_config_dict()["scale"] == loss.scale
 
     resumed = load_transformer(folder)
     again = loss_class(resumed, mini_batch_size=mini_batch_size)
     trainer = train(resumed, again, tmp_path / "again", resume=str(tmp_path / "checkpoint-3"), **options)
     assert again.scale == loss.scale
-    assert entries(trainer) == [loss.scale]
+    assert logged(trainer) == [loss.scale]
     for name, value in straight.state_dict().items():
         torch.testing.assert_close(resumed.state_dict()[name], value, rtol=0, atol=1e-6)
     if loss_class is stm.LearnableNormLoss:
@@ -175,7 +143,7 @@ def test_attach_is_idempotent_and_keeps_a_given_scale(folder, tmp_path):
     callbacks = list(trainer.callback_handler.callbacks)
     assert stm.attach(stm.attach(trainer)) is trainer
     assert trainer.callback_handler.callbacks == callbacks
-    assert entries(trainer) == []
+    assert logged(trainer) == []
     model = load_transformer(folder)
     loss = stm.DotRankingLoss(model, scale=4.0)
     train(model, loss, tmp_path / "again", resume=str(tmp_path / "checkpoint-1"), **options)
@@ -248,9 +216,9 @@ def test_dict_of_losses(folder, tmp_path):
         trainer = train(model, losses, tmp_path / ("again" if resume else "first"), resume=resume, **options)
         scales.append({name: loss.scale for name, loss in losses.items()})
         for name, loss in losses.items():
-            assert entries(trainer, f"auto_scale_{name}") == [loss.scale]
-        assert entries(trainer, "mean_norm")
-        assert entries(trainer, "infonce")
+            assert logged(trainer, f"auto_scale_{name}") == [loss.scale]
+        assert logged(trainer, "mean_norm")
+        assert logged(trainer, "infonce")
         assert model[-1].query_bias != 0
     assert scales[0] == scales[1]
     assert scales[0]["pairs"] != scales[0]["triplets"]
@@ -273,13 +241,7 @@ def test_evaluation_loss(model, tmp_path, mini_batch_size):
 @pytest.fixture(scope="module")
 def two_ranks(folder, tmp_path_factory):
     """What two gloo processes found, one dict of results a rank."""
-    output = tmp_path_factory.mktemp("two_ranks")
-    script = Path(__file__).with_name("_two_ranks.py")
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(script), folder, str(output)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, *launch], env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-6000:]
-    return [torch.load(output / f"rank{rank}.pt") for rank in range(2)]
+    return on_two_processes("_two_ranks.py", folder, tmp_path_factory.mktemp("two_ranks"))
 
 
 @pytest.mark.slow

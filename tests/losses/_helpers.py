@@ -1,0 +1,69 @@
+"""What the tests of losses share: batches, gradients, a Trainer, and two processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from _tiny import ROWS, columns
+from datasets import Dataset
+from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+
+import st_magnitude as stm
+
+
+def features(model, num_rows=8, num_negatives=0, start=0):
+    """The batch of some rows, as the Trainer tokenises it."""
+    rows = [row[: 2 + num_negatives] for row in ROWS[start : start + num_rows]]
+    return [dict(model.preprocess(list(column))) for column in zip(*rows, strict=True)]
+
+
+def gradients(model):
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def assert_same_gradients(found, expected, factor=1.0, rtol=1e-8, atol=1e-12):
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(
+            found[name] / factor, gradient, rtol=rtol, atol=atol, msg=lambda m, name=name: f"{name}: {m}"
+        )
+
+
+def train(model, loss, output, num_negatives=0, data=None, eval_data=None, resume=None, attach=True, **options):
+    """Through the Trainer; returns it."""
+    defaults = {
+        "max_steps": 8,
+        "per_device_train_batch_size": 8,
+        "learning_rate": 1e-3,
+        "lr_scheduler_type": "constant",
+        "save_strategy": "no",
+        "seed": 3,
+    }
+    args = SentenceTransformerTrainingArguments(
+        str(output), use_cpu=True, report_to=[], disable_tqdm=True, logging_steps=1, **defaults | options
+    )
+    data = data or Dataset.from_dict(columns(num_negatives=num_negatives))
+    trainer = SentenceTransformerTrainer(model, args, train_dataset=data, eval_dataset=eval_data, loss=loss)
+    if attach:
+        stm.attach(trainer)
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+def logged(trainer, key="auto_scale"):
+    """The values of a key in the log."""
+    return [entry[key] for entry in trainer.state.log_history if key in entry]
+
+
+def on_two_processes(script, folder, output):
+    """What two gloo processes of a script save, one result for each rank."""
+    script = Path(__file__).with_name(script)
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(script), folder, str(output)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, *launch], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-6000:]
+    return [torch.load(output / f"rank{rank}.pt") for rank in range(2)]
