@@ -6,7 +6,6 @@ names it.
 
 from __future__ import annotations
 
-import ast
 from pathlib import Path
 
 import pytest
@@ -18,8 +17,6 @@ from transformers import Trainer
 
 from st_magnitude import _upstream
 from st_magnitude.modules import ExponentNorm
-
-PACKAGE = Path(_upstream.__file__).parent
 
 
 def test_features_of_a_text_column(model):
@@ -101,29 +98,3 @@ def test_forward_hooks():
 def test_cpu_bf16():
     assert any(hasattr(torch.cpu, name) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
     assert isinstance(_upstream.has_cpu_bf16(), bool)
-
-
-def private(name: str) -> bool:
-    return name.startswith("_") and not name.startswith("__")
-
-
-def test_private_names_stand_in_one_module():
-    """No other module imports a private name of another package, or reads one that this package does not define."""
-    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
-    own, found = set(), []
-    for tree in trees.values():
-        for node in ast.walk(tree):
-            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-                own.add(node.name)
-            elif isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Store):
-                own.add(node.id if isinstance(node, ast.Name) else node.attr)
-    for path, tree in trees.items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom) and not (node.module or "").startswith(("st_magnitude", "_")):
-                found += [(path, node.lineno, alias.name) for alias in node.names if private(alias.name)]
-            elif isinstance(node, ast.Attribute) and private(node.attr) and node.attr not in own:
-                found.append((path, node.lineno, node.attr))
-    elsewhere = [
-        f"{path.name}:{line}: {name}" for path, line, name in found if path.name != "_upstream.py" and name != "_exit"
-    ]
-    assert not elsewhere, "move them to st_magnitude/_upstream.py"

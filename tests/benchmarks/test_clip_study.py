@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
+from _scripts import ROOT, load
 
 pytest.importorskip("open_clip")
-ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture
-def study(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("clip")
+@pytest.fixture(scope="module")
+def study() -> Any:
+    return load("clip")
 
 
 def test_the_tables_of_the_page_are_what_the_runs_give(study: Any) -> None:

@@ -1,25 +1,19 @@
 """The docstrings of an environment as a retrieval task: sections, queries, splits and sampling."""
 
 import random
-import sys
 from pathlib import Path
 from textwrap import indent
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-
-from docstrings import task as docstrings
-from docstrings.task import DocstringTask, build_docstring_task, documented_objects, split_docstring
+from _scripts import load
 
 from st_magnitude.data.retrieval import RetrievalData
+
+docstrings = load("docstrings.task")
 
 NUMPYDOC = """Smooth a noisy recording, sample by sample.
 
 Every sample becomes the mean of its neighbours, so that sharp edges are lost as well. See `sharpen` for details.
-
-.. versionadded:: 1.2
-   Also for two channels.
 
 .. note::
     The recording is padded with zeros, which :func:`~audio.core.fade` hides.
@@ -59,7 +53,7 @@ array([1., 2., 1.66666667])
 
 
 def test_numpydoc() -> None:
-    summary, description, boilerplate = split_docstring(NUMPYDOC)
+    summary, description, boilerplate = docstrings.split_docstring(NUMPYDOC)
     assert summary == "Smooth a noisy recording, sample by sample."
     assert description == [
         "Every sample becomes the mean of its neighbours, so that sharp edges are lost as well. The recording is "
@@ -104,7 +98,7 @@ def function(name: str, summary: str, description: str = "", parameters: str = "
     ],
 )
 def test_query(name: str, summary: str, query: str | None) -> None:
-    found = [o.query for o in documented_objects(function(name, summary), "audio")]
+    found = [o.query for o in docstrings.documented_objects(function(name, summary), "audio")]
     assert found == ([] if query is None else [query])
 
 
@@ -115,32 +109,21 @@ def words(rng: random.Random, number: int) -> str:
     return " ".join("".join(rng.sample(SYLLABLES, 3)) for _ in range(number))
 
 
-def write_package(root: Path, name: str, functions: int, seed: int = 0) -> Path:
-    """Writes a package of ``functions`` functions without a common word. It cannot be imported."""
-    rng = random.Random(f"{name} {seed}")
-    (root / name).mkdir(parents=True)
-    (root / name / "__init__.py").write_text("raise RuntimeError('imported')\n")
-    for i in range(functions):
-        summary, description = f"Compute {words(rng, 6)}.", f"{words(rng, 15).capitalize()}."
-        source = function(f"f{i}", summary, description, f"x: {words(rng, 12)}")
-        (root / name / f"_module{i}.py").write_text(f"raise RuntimeError('imported')\n{source}")
-    return root
+def write_package(root: Path, name: str, functions: int) -> None:
+    """A package of functions without a common word, which cannot be imported."""
+    rng = random.Random(name)
+    texts = [(f"Compute {words(rng, 6)}.", f"{words(rng, 15)}.", f"x: {words(rng, 12)}") for _ in range(functions)]
+    sources = [function(f"f{i}", *text) for i, text in enumerate(texts)]
+    (root / name).mkdir()
+    (root / name / "__init__.py").write_text("\n".join(["raise RuntimeError('imported')", *sources]))
 
 
-def build(root: Path, **arguments: object) -> DocstringTask:
-    settings = {"dev": "dev", "test": ["exam"], "train_queries": 6, "dev_queries": 3, "test_queries": 4}
-    return build_docstring_task(roots=[root], progress=False, **(settings | arguments))  # type: ignore[arg-type]
-
-
-@pytest.fixture
-def environment(tmp_path: Path) -> Path:
+def test_task(tmp_path: Path) -> None:
     for name, functions in (("big", 20), ("small", 2), ("other", 5), ("dev", 5), ("exam", 6)):
         write_package(tmp_path, name, functions)
-    return tmp_path
-
-
-def test_task(environment: Path) -> None:
-    task = build(environment)
+    settings = {"dev": "dev", "test": ["exam"], "dev_queries": 3, "test_queries": 4, "roots": [tmp_path]}
+    settings["progress"] = False
+    task = docstrings.build_docstring_task(train_queries=6, **settings)
     assert task.packages == {"train": {"big": 2, "other": 2, "small": 2}, "dev": {"dev": 3}, "test": {"exam": 4}}
     for split, size in (("train", 6), ("dev", 3), ("test", 4)):
         data: RetrievalData = getattr(task, split)
@@ -150,26 +133,14 @@ def test_task(environment: Path) -> None:
         assert relevant | never == data.corpus.keys()  # every never-relevant chunk is some query's negative
         assert not relevant & never
     assert len(task.train.triplets(1)) == 6
-    assert build(environment, train=["other"], train_queries=4).packages["train"] == {"other": 4}
+    again = docstrings.build_docstring_task(train=["other"], train_queries=4, **settings)
+    assert again.packages["train"] == {"other": 4}
 
 
-@pytest.fixture
-def no_minimum(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(docstrings, "_MINIMUM", {"train": 0, "dev": 0, "test": 0})
-
-
-@pytest.mark.usefixtures("no_minimum")
-def test_twins_and_near_duplicates_go(tmp_path: Path) -> None:
-    write_package(tmp_path, "big", 6)
-    write_package(tmp_path, "dev", 3)
-    write_package(tmp_path, "exam", 5)
-    for name in ("_module0.py", "_module1.py"):  # a test object's twin, and one with a word more, in a training package
-        source = (tmp_path / "exam" / name).read_text()
-        if name == "_module1.py":
-            source = source.replace("Compute", "Compute here").replace(".\n\n    Args", " and.\n\n    Args")
-        (tmp_path / "big" / f"copy{name}").write_text(source)
-    (tmp_path / "exam" / "_module9.py").write_text((tmp_path / "exam" / "_module0.py").read_text())
-    task = build(tmp_path, test_queries=100, train_queries=100)
-    assert len(task.test.queries) == 5
-    assert len(task.train.queries) == 6
-    assert not any("copy" in name for name in task.train.queries)
+def test_twins_and_near_duplicates_go() -> None:
+    rng = random.Random(0)
+    texts = [(f"Compute {words(rng, 6)}.", f"{words(rng, 15).capitalize()}.") for _ in range(4)]
+    nearly = (texts[1][0].replace("Compute", "Compute here"), texts[1][1].replace(".", " and."))
+    sources = "\n".join(function(f"f{i}", *text) for i, text in enumerate([*texts, texts[0], nearly]))
+    kept = docstrings._drop_duplicates(list(docstrings.documented_objects(sources, "audio")))
+    assert [o.name.rpartition(".")[2] for o in kept] == ["f0", "f1", "f2", "f3"]

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import doctest
-import importlib
 import json
 import re
-import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import ModuleType
@@ -14,22 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-ROOT = Path(__file__).parents[2]
-FOLDER = ROOT / "benchmarks" / "evidence"
-
-
-def load(name: str) -> ModuleType:
-    """benchmarks/ is no package: its scripts import one another from their own folder."""
-    sys.path.insert(0, str(FOLDER))
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path.remove(str(FOLDER))
-
+from _scripts import ROOT, load
 
 (cells, claims, convergence, fragments, inheritance, pages, tables, texts) = (
-    load(name) for name in ("cells", "claims", "convergence", "fragments", "inheritance", "pages", "tables", "texts")
+    load(name, "evidence")
+    for name in ("cells", "claims", "convergence", "fragments", "inheritance", "pages", "tables", "texts")
 )
 
 

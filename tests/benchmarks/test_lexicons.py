@@ -1,32 +1,16 @@
 """WordNet as text to train and evaluate on: its format, leaks and splits; no network."""
 
 import doctest
-import importlib.util
 import random
-import sys
 from collections import Counter
 from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from _scripts import load
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "lexicons.py"
-
-
-def load() -> ModuleType:
-    """benchmarks/ is no package: the script by its path."""
-    spec = importlib.util.spec_from_file_location("lexicons", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["lexicons"] = module  # dataclasses look there
-    spec.loader.exec_module(module)
-    return module
-
-
-lexicons = load()
+lexicons = load("lexicons")
 Entry = lexicons.Entry
 
 
@@ -85,12 +69,9 @@ def test_leaks(name: str, text: str, leaking: bool) -> None:
     assert lexicons.leaks(name, text) == leaking
 
 
-def entries(*described: tuple[str, str]) -> list:
-    return [Entry(f"d{i}", tuple(names.split(",")), text, "") for i, (names, text) in enumerate(described)]
-
-
 def test_every_sense_in_the_corpus_is_relevant() -> None:
-    senses = entries(("bank", "the side of a river"), ("Bank,shore", "where money is kept"), ("pond", "still water"))
+    described = {("bank",): "the side of a river", ("Bank", "shore"): "where money is kept", ("pond",): "still water"}
+    senses = [Entry(f"d{i}", names, text, "") for i, (names, text) in enumerate(described.items())]
     data = lexicons.retrieval(senses, 3, 3)
     (query,) = [key for key, name in data.queries.items() if name.lower() == "bank"]
     assert data.relevant[query].keys() == {"d0", "d1"}
@@ -135,16 +116,6 @@ def write_wordnet(folder: Path) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def wordnet_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_wordnet(tmp_path_factory.mktemp("wordnet"))
-
-
-@pytest.fixture
-def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lexicons, "_MIN_CLUSTER", 20)
-
-
 def check(built: tuple) -> None:
     """What must hold of WordNet's splits, whatever the text."""
     train, dev, test, (texts, labels) = built
@@ -174,19 +145,20 @@ def check(built: tuple) -> None:
     assert all(label.startswith(("noun.", "verb.")) for label in labels)
 
 
-@pytest.mark.usefixtures("few")
-def test_splits(wordnet_folder: Path) -> None:
-    built = lexicons.wordnet(wordnet_folder, **SIZES)
+def test_splits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lexicons, "_MIN_CLUSTER", 20)
+    folder = write_wordnet(tmp_path)
+    built = lexicons.wordnet(folder, **SIZES)
     check(built)
     assert [len(built.test.queries), len(built.test.corpus)] == [30, 80]
     assert [len(built.dev.queries), len(built.dev.corpus)] == [10, 30]
     assert min(len(pairs) for pairs in built.train.values()) > 20
     assert Counter(built.clustering[1]) == {"noun.animal": 20, "noun.artifact": 20, "verb.motion": 20}
-    files = {entry.text: entry.label for entry in all_synsets(wordnet_folder)}
+    files = {entry.text: entry.label for entry in all_synsets(folder)}
     assert [files[text] for text in built.clustering[0]] == built.clustering[1]
     assert len(list(groupby(built.clustering[1]))) > 20  # mixed
-    assert lexicons.wordnet(wordnet_folder, **SIZES).test == built.test
-    assert lexicons.wordnet(wordnet_folder, 1, **SIZES).test != built.test
+    assert lexicons.wordnet(folder, **SIZES).test == built.test
+    assert lexicons.wordnet(folder, 1, **SIZES).test != built.test
 
 
 def all_synsets(folder: Path) -> list:

@@ -3,33 +3,18 @@
 from __future__ import annotations
 
 import doctest
-import importlib
-import sys
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from _scripts import load
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import BoW
 
 import st_magnitude as stm
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import EncodedTask
-
-FOLDER = Path(__file__).parents[2] / "benchmarks"
-
-
-def load(name: str) -> ModuleType:
-    """benchmarks/ is no package: its scripts import one another from their own folder."""
-    sys.path.append(str(FOLDER))
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path.remove(str(FOLDER))
-
 
 search_tasks, tables, magnitude = (load(name) for name in ("search_tasks", "magnitude_tables", "magnitude"))
 

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-from pathlib import Path
-
 import torch
+from _scripts import load
 from sentence_transformers import SentenceTransformer
 
-FOLDER = Path(__file__).parents[2] / "benchmarks" / "evidence"
-sys.path.append(str(FOLDER))
-packing = importlib.import_module("packing")
-sys.path.remove(str(FOLDER))
+packing = load("packing", "evidence")
 
 TEXTS = ["Tea", "Low gears let a cyclist climb steep hills with less force on the pedals.", "My cat", "Good night!"]
 

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import doctest
-import importlib
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from _scripts import load
 
-FOLDER = Path(__file__).parents[2] / "benchmarks" / "evidence"
-sys.path.insert(0, str(FOLDER))
-reading = importlib.import_module("reading")
-sys.path.remove(str(FOLDER))
+reading = load("reading", "evidence")
 
 
 def test_prompt() -> None:

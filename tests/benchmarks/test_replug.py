@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 import math
-import sys
-from pathlib import Path
 
 import pytest
 import torch
+from _scripts import load
 from _tiny import decoder, tokenizer
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude.revela.groups import split_batch
 
-FOLDER = Path(__file__).parents[2] / "benchmarks" / "evidence"
-sys.path.insert(0, str(FOLDER))
-replug = importlib.import_module("replug")
-sys.path.remove(str(FOLDER))
+replug = load("replug", "evidence")
 
 GROUPS = [
     ["two minutes for green tea", "the pole is south", "a sorted list of words"],

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from _scripts import load
 
 from st_magnitude.revela.attention import Neighbours, next_token_loss, two_streams
 
-FOLDER = Path(__file__).parents[2] / "benchmarks" / "evidence"
-sys.path.insert(0, str(FOLDER))
-study = importlib.import_module("revela_text")
-sys.path.remove(str(FOLDER))
+study = load("revela_text", "evidence")
 
 
 @pytest.mark.parametrize("path", sorted((study.RESULTS / "revela").glob("*/*-seed*.json")), ids=lambda path: path.stem)

@@ -67,6 +67,10 @@ class Page(HTMLParser):
         return "".join(text for tag, text in self.texts if tag != "style")
 
 
+def read(path) -> Page:
+    return Page(path.read_text(encoding="utf-8"))
+
+
 def draw_once(paint, size):
     """Draws a figure without files: for tests that read the page only."""
     from matplotlib import pyplot as plt
@@ -109,7 +113,7 @@ def written(nasty, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def page(written) -> Page:
-    return Page(written.read_text(encoding="utf-8"))
+    return read(written)
 
 
 def test_text_and_json():
@@ -129,11 +133,6 @@ def test_text_and_json():
     assert back["exponent"]["per_query"] == found.exponent.per_query.tolist()
     assert [r["verdict"] for r in back["recommendations"]] == [r.verdict for r in found.recommendations]
     assert back["recommendations"][0]["gain"] == list(found["exponent"].gain)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Sound HTML
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def test_structure(page):
@@ -188,13 +187,8 @@ def test_the_same_diagnosis_gives_the_same_files(nasty, written, tmp_path):
     assert all(path.read_bytes() == (written.parent / path.name).read_bytes() for path in again.parent.iterdir())
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Contents
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def test_every_figure_is_on_the_page(found, sketch, tmp_path):
-    page = Page(write_page(found, tmp_path).read_text(encoding="utf-8"))
+    page = read(write_page(found, tmp_path))
     assert dict(page.texts)["h1"] == "a title"
     verdicts = [text for tag, text in page.texts if tag == "span"]
     assert verdicts == sorted(verdicts, key=["Do", "No benefit expected", "Not enough data"].index)
@@ -224,7 +218,7 @@ def test_without_magnitude_no_norm_is_drawn(tmp_path, sketch):
     model, queries, corpus, relevant = planted(0, "relevance", num_queries=30)
     flat = model_of({text: unit(x) for text, x in table_of(model).items()})
     answers = {key: text for key, text in corpus.items() if key.endswith("-0")}
-    page = Page(write_page(quick(flat, queries, answers, relevant), tmp_path).read_text(encoding="utf-8"))
+    page = read(write_page(quick(flat, queries, answers, relevant), tmp_path))
     assert "All norms are 1" in page.text
     assert not (tmp_path / "norms.png").exists()
     assert "30 documents are relevant to at least one query, 0 to no query" in page.text
@@ -239,7 +233,7 @@ def test_tiny_and_infinite(tmp_path, sketch):
     assert found.effects["corpus"].d == math.inf
     found.save(tmp_path / "new" / "d.json")
     assert json.loads((tmp_path / "new" / "d.json").read_text())["effects"]["corpus"]["d"] == "inf"
-    assert "inf" in Page(write_page(found, tmp_path).read_text(encoding="utf-8")).text
+    assert "inf" in read(write_page(found, tmp_path)).text
 
 
 def test_nothing_is_written_without_matplotlib(found, tmp_path, monkeypatch):
