@@ -273,8 +273,3 @@ def test_checkpoints_load_in_stock_open_clip(tmp_path, monkeypatch):
         assert module.startswith("open_clip.")
         torch.testing.assert_close(image, out["image_features"])
         torch.testing.assert_close(text, out["text_features"])
-
-
-def test_no_other_names():
-    with pytest.raises(AttributeError, match="no attribute 'normalise'"):
-        stm.clip.normalise  # noqa: B018

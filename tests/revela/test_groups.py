@@ -1,7 +1,6 @@
 """Documents to groups of chunks, and groups to batches."""
 
 import json
-import random
 from collections import Counter
 
 import pytest
@@ -11,10 +10,8 @@ from _tiny import tokenizer as tiny_tokenizer
 from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from revela_tiny import arguments
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
 from sentence_transformers.sentence_transformer.modules import BoW, StaticEmbedding
-from torch import nn
 
 from st_magnitude.revela import Document, GroupCollator, build_groups, chunk
 from st_magnitude.revela.groups import _first_half, split_batch
@@ -241,37 +238,3 @@ def test_the_first_half(text):
     if "日" not in text and text.strip():
         words = text.split()
         assert half.split() == words[: (len(words) + 1) // 2]
-
-
-class Recording(nn.Module):
-    """A loss that keeps the language model's part of every batch that it sees."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-        self.seen = []
-
-    def forward(self, features, labels=None):
-        query, passage, lm = features
-        for number in lm["group"].unique():
-            rows = lm["input_ids"][lm["group"] == number], lm["attention_mask"][lm["group"] == number]
-            self.seen.append([ids[mask.bool()].tolist() for ids, mask in zip(*rows, strict=True)])
-        return (self.model(query)["sentence_embedding"] - self.model(passage)["sentence_embedding"]).square().mean()
-
-
-def test_groups_survive_the_trainer(model, lm_tokenizer, tmp_path):
-    sizes = random.Random(0).choices(range(2, 10), k=20)  # in letters, which are all that this tokenizer knows
-    texts = [" ".join(f"Open {chr(97 + i)}{chr(97 + j)}." for j in range(n)) for i, n in enumerate(sizes)]
-    groups = build_groups(texts, group_size=4, max_words=2, min_words=1)
-    loss = Recording(model)
-    trainer = SentenceTransformerTrainer(
-        model=model,
-        args=arguments(tmp_path, per_device_train_batch_size=3, max_steps=-1, num_train_epochs=1),
-        train_dataset=groups,
-        loss=loss,
-        data_collator=GroupCollator(model.preprocess, lm_tokenizer),
-    )
-    trainer.train()
-    expected = [[lm_tokenizer(text)["input_ids"] for text in row["chunks"]] for row in groups]
-    assert loss.seen != expected  # shuffled,
-    assert sorted(loss.seen) == sorted(expected)  # but row by row
