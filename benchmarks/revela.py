@@ -41,9 +41,9 @@ import numpy as np
 import torch
 from datasets import Dataset
 from docstrings import bundled_minilm
+from html_pages import read_pages
 from kernel import peak_bytes, seconds
 from lexicons import fetch
-from pages import read_pages
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from torch import Tensor

@@ -34,8 +34,8 @@ from pathlib import Path
 
 from datasets import Dataset
 from docstrings import build_docstring_task
+from html_pages import read_pages
 from lexicons import Entry, default_cache, fetch, foldoc, leaks, merge, retrieval, synsets, wordnet
-from pages import read_pages
 
 from st_magnitude.data.beir import DataError
 from st_magnitude.data.retrieval import RetrievalData

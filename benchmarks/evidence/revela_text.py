@@ -59,9 +59,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast,
 
 sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 from cells import DEVICE, RESULTS, encode, pickled, results, store
+from html_pages import read_pages
 from lexicons import fetch
 from magnitude_tables import Estimate, paired
-from pages import read_pages
 from paraphrase import paraphrase
 from replug import ReplugLoss
 from revela import language_model
