@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from st_magnitude.evaluation.admission import admit
     from st_magnitude.evaluation.calibration import calibrate_exponent
     from st_magnitude.evaluation.mining import mine_negatives
+    from st_magnitude.evaluation.prior import calibrate_prior
     from st_magnitude.kernel.infonce import infonce
     from st_magnitude.kernel.terms import Term
     from st_magnitude.losses import (
@@ -83,6 +84,7 @@ __all__ = [
     "attach_grad_scale",
     "calibrate_abstention",
     "calibrate_exponent",
+    "calibrate_prior",
     "check_serving",
     "compare",
     "cut_init",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,7 +64,7 @@ class ExponentCurve(Result):
     @property
     def highest(self) -> float:
         """The exponent with the highest mean nDCG@10; of several, the largest, which is the nearest to cosine."""
-        return float(self.exponents[_highest(self.per_query)])
+        return float(self.exponents[highest_rows(self.per_query)[-1]])
 
     @property
     def best_similarity(self) -> Similarity:
@@ -150,17 +150,13 @@ def calibrate_exponent(
     gammas = np.unique(np.append(np.linspace(0.0, 1.0, 21) if exponents is None else exponents, [0.0, 1.0]))
     if gammas[0] < 0.0 or not gammas[-1] <= 1.0:
         raise ValueError(f"Document exponents lie in [0, 1] (0 keeps the norm, 1 removes it), got {gammas.tolist()}.")
-    if len(data.query_ids) < FEW_QUERIES:
-        logger.warning(
-            f"{len(data.query_ids)} queries are few to choose an exponent by: differences of several hundredths of "
-            f"nDCG@10 are noise. Use at least {FEW_QUERIES}, better some hundreds."
-        )
+    warn_if_few(data.query_ids, "an exponent")
     encoded = data.encode(model, **(encode or {}))
     if are_unit(norms(encoded.documents)):  # by a module of another name than Normalize
         raise ValueError(UNIT_NORMS)
     tops = encoded.tops([Similarity(1.0, float(gamma)) for gamma in gammas])
     per_query = np.stack([encoded.ndcg(top) for top in tops])
-    highest = _highest(per_query)
+    highest = highest_rows(per_query)[-1]
     versus_cosine, versus_dot = (
         paired_bootstrap(per_query[highest], per_query[end], num_samples=num_samples, confidence=confidence, seed=seed)
         for end in (-1, 0)
@@ -172,7 +168,16 @@ def calibrate_exponent(
     return ExponentCurve(gammas, per_query, data.query_ids, best, versus_cosine, versus_dot, confidence)
 
 
-def _highest(per_query: NDArray[np.float64]) -> int:
-    """The row with the highest mean; of rows whose means differ by rounding only, the last."""
+def highest_rows(per_query: NDArray[np.float64]) -> NDArray[np.int64]:
+    """The rows with the highest mean, or another by rounding only."""
     means = per_query.mean(axis=1)
-    return int(np.flatnonzero(np.isclose(means, means.max(), rtol=0.0, atol=1e-12))[-1])
+    return np.flatnonzero(np.isclose(means, means.max(), rtol=0.0, atol=1e-12))
+
+
+def warn_if_few(queries: Sequence[str], choice: str) -> None:
+    """Warns of a choice by too few queries."""
+    if len(queries) < FEW_QUERIES:
+        logger.warning(
+            f"{len(queries)} queries are few to choose {choice} by: differences of several hundredths of nDCG@10 are "
+            f"noise. Use at least {FEW_QUERIES}, better some hundreds."
+        )

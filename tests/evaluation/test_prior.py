@@ -1,0 +1,136 @@
+"""calibrate_prior against a ranking in float64, on data with and without popularity, and over vectors of an index."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+from _lookup import judged, lookup
+from sentence_transformers.base.modules import Normalize
+from sklearn.metrics import ndcg_score
+
+import st_magnitude as stm
+from st_magnitude.geometry import paired_bootstrap
+from st_magnitude.modules import ExponentNorm
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+N, M, D = 120, 60, 12
+IDS = [f"d{j:03}" for j in range(M)]
+
+
+@pytest.fixture(scope="module")
+def world():
+    """Embeddings (N, D), (M, D), log p (M,), answers (N,): j is asked for with probability p(j), by a noisy copy."""
+    rng = np.random.default_rng(0)
+    log_p = -1.5 * np.log1p(rng.permutation(M))
+    log_p -= np.log(np.exp(log_p).sum())
+    documents = rng.normal(size=(M, D)) * np.exp(0.3 * rng.normal(size=(M, 1)))
+    asked = rng.choice(M, size=N, p=np.exp(log_p))
+    queries = documents[asked] + 1.5 * rng.normal(size=(N, D))
+    return queries.astype(np.float32), documents.astype(np.float32), log_p, asked
+
+
+def data_of(asked) -> stm.RetrievalData:
+    return stm.RetrievalData(*judged(N, M, [[j] for j in asked]).values())
+
+
+CLOSING = {
+    "dot": ((), "dot", (0, 0)),
+    "cosine": ((), "cosine", (1, 1)),
+    "normalize": ((Normalize(),), "cosine", (1, 1)),
+    "exponents": ((ExponentNorm(1.0, 0.5),), "dot", (1, 0.5)),
+}
+
+
+@pytest.mark.parametrize(("closing", "name", "exponents"), CLOSING.values(), ids=CLOSING)
+def test_every_weight_is_the_ranking_in_float64(world, closing, name, exponents):
+    queries, documents, log_p, asked = world
+    model = lookup(queries, documents, name)
+    for module in closing:
+        model.append(module)
+    curve = stm.calibrate_prior(model, data_of(asked), dict(zip(IDS, log_p, strict=True)))
+    q, d = (
+        x / np.linalg.norm(x, axis=1, keepdims=True) ** gamma
+        for x, gamma in zip((queries.astype(np.float64), documents.astype(np.float64)), exponents, strict=True)
+    )
+    relevant = np.eye(M)[asked]
+    assert curve.weights[0] == 0
+    for weight, values in zip(curve.weights, curve.per_query, strict=True):
+        expected = [ndcg_score(r[None], s[None], k=10) for r, s in zip(relevant, q @ d.T + weight * log_p, strict=True)]
+        assert values == pytest.approx(expected, abs=1e-12)
+    spread = (q @ d.T).std(axis=1, ddof=1).mean() / log_p.std()
+    assert curve.weights[1:] / spread == pytest.approx(np.geomspace(1 / 64, 16, 21), rel=1e-4)
+    assert curve.similarity.exponents == exponents
+    assert curve.weight == curve.highest > 0
+
+
+def test_the_gain_is_of_queries_that_did_not_choose(world):
+    queries, documents, log_p, asked = world
+    curve = stm.calibrate_prior(lookup(queries, documents), data_of(asked), dict(zip(IDS, log_p, strict=True)), seed=3)
+    fold = np.random.default_rng(3).permutation(N) % 5
+    held_out = np.array(
+        [curve.per_query[curve.per_query[:, fold != fold[i]].mean(axis=1).argmax(), i] for i in range(N)]
+    )
+    assert curve.gain == paired_bootstrap(held_out, curve.per_query[0], seed=3)
+    assert 0.02 < curve.gain[1] < curve.gain[0]
+    table, sentence = curve.tables()
+    assert [row[1] for row in table.rows] == curve.ndcg.tolist()
+    assert [row[2] for row in table.rows].count("best") == 1
+    assert f"{curve.gain[0]:+.4f}" in sentence
+    found = curve.to_dict()
+    assert (found["weight"], found["queries"], found["ndcg@10"]["0"]) == (curve.weight, N, curve.ndcg[0])
+
+
+def test_without_popularity_the_weight_is_0(world):
+    """All documents are asked for alike, and log p is of other judgments."""
+    _, documents, log_p, _ = world
+    rng = np.random.default_rng(1)
+    asked = rng.permutation(np.repeat(np.arange(M), N // M))
+    model = lookup(documents[asked] + 1.5 * rng.normal(size=(N, D)), documents)
+    curve = stm.calibrate_prior(model, data_of(asked), dict(zip(IDS, log_p, strict=True)))
+    assert curve.weight == 0
+    assert curve.gain[1] <= 0
+    flat = stm.calibrate_prior(model, data_of(asked), np.zeros(M))
+    assert (flat.weight, flat.weights.tolist(), flat.gain) == (0, [0.0], (0, 0, 0))
+
+
+def test_an_index_with_one_more_dimension_ranks_alike(world):
+    """Also from counts of training judgments, and from an array in the order of the corpus."""
+    queries, documents, log_p, asked = world
+    model, data = lookup(queries, documents, "cosine"), data_of(asked)
+    train = data_of(np.random.default_rng(2).choice(M, size=N, p=np.exp(log_p)))
+    log_p = train.log_prior()
+    curve = stm.calibrate_prior(model, data, log_p)
+    assert curve.weight > 0
+    encoded, cosine = data.encode(model), stm.COSINE
+    bias = curve.weight * np.array([log_p[key] for key in data.document_ids])
+    q = np.concatenate([cosine.query(encoded.queries), np.ones((N, 1))], axis=1)
+    d = np.concatenate([cosine.document(encoded.documents), bias[:, None]], axis=1)
+    top = np.argsort(-(q @ d.T), axis=1, kind="stable")[:, :10]
+    at_best = curve.per_query[curve.weights.tolist().index(curve.weight)]
+    assert encoded.ndcg(torch.from_numpy(top)) == pytest.approx(at_best)
+    in_order = stm.calibrate_prior(model, data, [log_p[key] for key in data.corpus])
+    np.testing.assert_array_equal(in_order.per_query, curve.per_query)
+
+
+def test_bad_input(world, caplog):
+    queries, documents, log_p, asked = world
+    model, data = lookup(queries, documents), data_of(asked)
+    given = dict(zip(IDS, log_p, strict=True))
+    for bad, message in (
+        ({"d000": -1.0}, "no value for 59 of 60 documents, such as 'd001': use RetrievalData.log_prior"),
+        (given | {"d007": -np.inf}, "log_p of 'd007' is -inf: smooth the counts"),
+        (log_p[:-1], r"shape \(59,\) for 60 documents"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            stm.calibrate_prior(model, data, bad)
+    few = stm.RetrievalData(data.queries, data.corpus, {"q0": {"d001"}})
+    with pytest.raises(ValueError, match="1 queries have a relevant document, but at least 5"):
+        stm.calibrate_prior(model, few, given)
+    some = stm.RetrievalData(data.queries, data.corpus, {f"q{i}": data.relevant[f"q{i}"] for i in range(9)})
+    with caplog.at_level(logging.WARNING, logger="st_magnitude"):
+        stm.calibrate_prior(model, some, given)
+    assert "9 queries are few to choose a weight by" in caplog.text
