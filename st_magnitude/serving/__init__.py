@@ -7,5 +7,6 @@ the score. A server or an index that normalises loses the norms, and reports no 
 
 from st_magnitude.serving.advice import Finding
 from st_magnitude.serving.check import ServingCheck, check_serving
+from st_magnitude.serving.prior import with_prior, with_prior_queries
 
-__all__ = ["Finding", "ServingCheck", "check_serving"]
+__all__ = ["Finding", "ServingCheck", "check_serving", "with_prior", "with_prior_queries"]

@@ -115,34 +115,6 @@ def test_norms_never_shrink_in_a_cosine_step(power):
         torch.testing.assert_close(moved.norm(dim=1), expected)
 
 
-def cosine_step(rho, gamma, num_pairs=500):
-    """Cosines of pairs of length rho before and after a step on both: (n,), (n,)."""
-    x, y = (rho * nn.functional.normalize(torch.randn(num_pairs, 4, dtype=torch.float64)) for _ in range(2))
-    x, y = x.requires_grad_(), y.requires_grad_()
-    before = nn.functional.cosine_similarity(x, y)
-    along_x, along_y = torch.autograd.grad(before.sum(), (x, y))
-    return before.detach(), nn.functional.cosine_similarity(x + gamma * along_x, y + gamma * along_y).detach()
-
-
-@pytest.mark.parametrize("rho", [0.5, 1.0, 4.0, 9.0])
-@pytest.mark.parametrize("gamma", [0.01, 0.5, 3.0])
-def test_change_of_cosine_is_bounded(rho, gamma):
-    """Theorem 3.4: below 2 gamma sin² / rho², for angles up to 90 degrees, and near it where steps are small."""
-    before, after = cosine_step(rho, gamma)
-    bound = 2 * gamma * (1 - before**2) / rho**2
-    acute = before >= 0
-    assert (after - before < bound)[acute].all()
-    if gamma / rho**2 < 1e-3:
-        torch.testing.assert_close(after - before, bound, rtol=0.01, atol=0)
-    # All angles: the exact change, which the paper's proof bounds by leaving a positive term out where cos >= 0
-    exact = (bound - 2 * (gamma / rho**2) ** 2 * before * (1 - before**2)) / (
-        1 + (gamma / rho**2) ** 2 * (1 - before**2)
-    )
-    torch.testing.assert_close(after - before, exact, rtol=1e-7, atol=1e-12)
-    if gamma / rho**2 < 0.1:  # as stated, without a condition on the angle, the theorem is wrong
-        assert (after - before > bound)[before < -0.5].all()
-
-
 # --- on models --------------------------------------------------------------------------------------------------------
 
 
