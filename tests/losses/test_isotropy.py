@@ -79,19 +79,6 @@ def test_every_loss_takes_regularizers(model, loss_class, mini_batch_size):
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
 
 
-def test_a_regularizer_of_columns_gets_them(model):
-    class Seen:
-        name = "seen"
-
-        def of_columns(self, columns):
-            self.shapes = [tuple(x.shape) for x in columns]
-            return columns[0].sum()
-
-    seen = Seen()
-    stm.QNormRankingLoss(model, regularizers=[seen], scale=1.0)(features(model, num_negatives=1))
-    assert seen.shapes == [(8, 32)] * 3
-
-
 @BATCHING
 def test_global_orthogonal_regularization(model, mini_batch_size):
     """sentence-transformers' own, as docs/isotropy.md shows it: on columns, like SIGReg's per_view."""

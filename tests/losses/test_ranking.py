@@ -9,7 +9,6 @@ from _helpers import assert_same_gradients, features, gradients
 from _tiny import formula, load_transformer, raw_embeddings, save_transformer
 from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss, MultipleNegativesRankingLoss
 from sentence_transformers.util import cos_sim, dot_score
-from torch import nn
 
 import st_magnitude as stm
 from st_magnitude import Similarity, Term
@@ -41,22 +40,16 @@ def build(loss_class, model, **options):
     return loss_class(model, **options).double()
 
 
-def reference_gradients(model, columns, exponents, scale, extra=lambda embeddings: 0.0, **options):
+def reference_gradients(model, columns, exponents, scale, **options):
     """Of the formula, by autograd through the model as a whole; exponents from the model if it learns them."""
     model.zero_grad()
     if isinstance(model[-1], ExponentNorm):
         exponents = model[-1].query_bias.sigmoid(), model[-1].document_bias.sigmoid()
-    embeddings = raw_embeddings(model, columns)
-    value = formula(embeddings, exponents, scale, **options) + extra(torch.cat(embeddings))
+    value = formula(raw_embeddings(model, columns), exponents, scale, **options)
     value.backward()
     found = gradients(model)
     model.zero_grad()
     return value.detach(), found
-
-
-def total(loss):
-    """What the Trainer makes of a dict."""
-    return torch.stack(list(loss.values())).sum() if isinstance(loss, dict) else loss
 
 
 # --- value ------------------------------------------------------------------------------------------------------------
@@ -255,47 +248,6 @@ def test_second_pass_draws_the_dropout_of_the_first(tmp_path, loss_class):
     assert not torch.equal(seen[0], seen[len(first) * 2])  # there was something to draw
 
 
-# --- regularizers -----------------------------------------------------------------------------------------------------
-
-
-def spread(embeddings):
-    return embeddings.var(dim=0).log().square().mean()
-
-
-class MeanNorm(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("target", torch.tensor(2.0))
-
-    def forward(self, embeddings):
-        return (embeddings.norm(dim=1) - self.target).square().mean()
-
-
-@pytest.mark.parametrize("loss_class", [stm.QNormRankingLoss, stm.LearnableNormLoss])
-@pytest.mark.parametrize("mini_batch_size", [None, 3])
-def test_regularizers(model, loss_class, mini_batch_size):
-    columns = features(model, num_negatives=1)
-    regularizers = [(spread, 0.3), MeanNorm(), (MeanNorm(), 0.01)]
-    loss = build(loss_class, model, scale=3.0, regularizers=regularizers, mini_batch_size=mini_batch_size)
-    losses = loss(columns)
-    assert list(losses) == ["infonce", "spread", "mean_norm", "mean_norm_2"]
-
-    def penalties(x):
-        distance = ((x.norm(dim=1) - 2) ** 2).mean()
-        return torch.stack([0.3 * (x.var(dim=0).log() ** 2).mean(), distance, 0.01 * distance])
-
-    with torch.no_grad():
-        embeddings = raw_embeddings(model, columns)
-        expected = [formula(embeddings, EXPONENTS[loss_class], 3.0), *penalties(torch.cat(embeddings))]
-    torch.testing.assert_close([x.detach() for x in losses.values()], expected, rtol=1e-7, atol=1e-9)
-    _, expected_gradients = reference_gradients(
-        model, columns, EXPONENTS[loss_class], 3.0, extra=lambda x: penalties(x).sum()
-    )
-    (total(losses) / 4).backward()
-    assert_same_gradients(gradients(model), expected_gradients, 1 / 4)
-    assert "regularizers.mean_norm.target" in dict(loss.named_buffers())  # so that loss.to(device) takes it along
-
-
 # --- refusals, warnings, arguments ------------------------------------------------------------------------------------
 
 
@@ -413,14 +365,16 @@ def test_learnable_goes_on_from_the_models_exponents(model):
 
 @pytest.mark.parametrize("loss_class", LOSSES)
 def test_config_is_json(model, loss_class):
-    loss = build(loss_class, model, mini_batch_size=3, regularizers=[(MeanNorm(), 0.1)], terms=[Term(8, 0.1), Term()])
+    loss = build(
+        loss_class, model, mini_batch_size=3, regularizers=[(stm.SIGReg(8), 0.1)], terms=[Term(8, 0.1), Term()]
+    )
     loss(features(model))
     config = json.loads(json.dumps(loss.get_config_dict()))
     assert config["similarity"] == pytest.approx(dict(zip(("query", "document"), EXPONENTS[loss_class], strict=True)))
     assert config["terms"][0] == {"dim": 8, "temperature": 0.1, "weight": 1.0}
     assert config["scale"] == loss.scale
     assert isinstance(config["scale"], float)  # what "auto" came to
-    assert config["regularizers"] == {"mean_norm": 0.1}
+    assert config["regularizers"] == {"sigreg": 0.1}
     assert (config["mini_batch_size"], config["direction"]) == (3, "query_to_document")
 
 

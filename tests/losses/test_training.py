@@ -1,9 +1,7 @@
 """Losses in the Trainer: what is logged, resumed, and shared between processes; test_matrix.py trains all of them."""
 
 import copy
-import gc
 import math
-import weakref
 
 import pytest
 import torch
@@ -179,19 +177,6 @@ def test_a_loop_of_your_own(folder, mini_batch_size):
     assert resumed.scale == loss.scale
     for name, value in loss.model.state_dict().items():
         torch.testing.assert_close(resumed.model.state_dict()[name], value, rtol=0, atol=1e-6)
-
-
-def test_scale_keeps_no_tensor_of_the_first_batch(model):
-    loss = stm.DotRankingLoss(model)
-    embeddings = [torch.randn(4, 8, requires_grad=True) * 2 for _ in range(2)]
-    alive = [weakref.ref(x) for x in embeddings]
-    gc.disable()  # a reference cycle would keep them as well
-    try:
-        loss.compute_loss_from_embeddings(embeddings)
-        del embeddings
-        assert [reference() for reference in alive] == [None, None]
-    finally:
-        gc.enable()
 
 
 # --- several datasets, evaluation, logs -------------------------------------------------------------------------------
