@@ -31,6 +31,7 @@ __all__ = [
     "MiniBatchSize",
     "Negatives",
     "SkipEmpty",
+    "TrainLength",
     "check_ranges",
     "did_you_mean",
     "digest",
@@ -44,6 +45,10 @@ __all__ = [
 # Options of several configurations
 MaxLength = Annotated[
     int | None, typer.Option(min=1, help="Number of tokens of a text that the model reads; default: the model's own.")
+]
+TrainLength = Annotated[
+    int | None,
+    typer.Option(min=1, help="Number of tokens of a text that training reads; default: the model's own limit."),
 ]
 BatchSize = Annotated[
     int, typer.Option(min=2, help="Pairs in a batch of each process. All documents of a batch are negatives.")

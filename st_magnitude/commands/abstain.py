@@ -7,26 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
-from st_magnitude.commands.core import (
-    Data,
-    EncodingBatch,
-    Figures,
-    MaxLength,
-    Model,
-    Scoring,
-    SkipEmpty,
-    check_folder,
-    command,
-    load_model,
-    show_progress,
-)
+from st_magnitude.commands.core import Figures, Judged, Model, check_folder, command
 
 
 @command()
 def abstain(
     model: Model,
-    data: Data,
-    split: Annotated[str, typer.Option(help="Split of the qrels to calibrate on, usually validation data.")] = "dev",
+    *,
+    judged: Judged,
     confirm: Annotated[str | None, typer.Option(help="Another split, on which the rule is measured.")] = None,
     risk: Annotated[float, typer.Option(help="Largest share of wrong answers among the answers given.")] = 0.1,
     delta: Annotated[float, typer.Option(help="Probability that the guarantee fails.")] = 0.05,
@@ -41,10 +29,6 @@ def abstain(
         ),
     ] = None,
     output: Annotated[Path | None, typer.Option(help="Folder for abstention.json, usually the model's folder.")] = None,
-    similarity: Scoring = None,
-    batch_size: EncodingBatch = 32,
-    max_length: MaxLength = None,
-    skip_empty: SkipEmpty = False,
     seed: Annotated[int, typer.Option(help="Seed for the queries that are left out and for the two parts.")] = 0,
 ) -> Figures:
     """Find when to answer and when to abstain.
@@ -53,26 +37,18 @@ def abstain(
     which at most --risk of the answers are wrong, with probability 1 - --delta. Nothing is trained.
     """
     check_folder(output)
-    from st_magnitude.data.retrieval import RetrievalData
     from st_magnitude.evaluation.abstention import calibrate_abstention
 
-    judged = RetrievalData.from_beir(data, split, skip_empty)
-    confirmed_on = RetrievalData.from_beir(data, confirm, skip_empty) if confirm is not None else None
-    encoder = load_model(model, max_length)
-    typer.echo(f"{split}: {judged}")
-    options = {"batch_size": batch_size, "show_progress_bar": show_progress()}
-    rule = calibrate_abstention(encoder, judged, risk, delta, signal, similarity, unanswerable, seed, options)
+    data, confirmed_on = judged.read(), judged.read(confirm) if confirm is not None else None
+    encoder, options = judged.load(model), judged.encode
+    rule = calibrate_abstention(encoder, data, risk, delta, signal, judged.similarity, unanswerable, seed, options)
     typer.echo(str(rule))
-    figures: dict[str, Any] = {"split": split, "rule": rule}
+    figures: dict[str, Any] = {"split": judged.split, "rule": rule}
     if confirmed_on is not None:
         answers = rule.measure(encoder, confirmed_on, unanswerable, options)
         typer.echo(f"{confirm}:\n{answers}")
-        figures["confirm"] = {
-            "split": confirm,
-            "answers": answers,
-            "coverage": answers.coverage,
-            "risk": answers.risk,
-        }
+        shares = {"coverage": answers.coverage, "risk": answers.risk}
+        figures["confirm"] = {"split": confirm, "answers": answers, **shares}
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)
         rule.save(output)

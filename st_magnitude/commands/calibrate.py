@@ -15,7 +15,6 @@ from st_magnitude.commands.core import (
     Figures,
     MaxLength,
     Model,
-    Seed,
     SkipEmpty,
     check_folder,
     command,
@@ -31,10 +30,7 @@ if TYPE_CHECKING:
 @command()
 def calibrate(
     model: Model,
-    data: Annotated[
-        Path | None,
-        typer.Option(help=BEIR_FOLDER),
-    ] = None,
+    data: Annotated[Path | None, typer.Option(help=BEIR_FOLDER)] = None,
     split: Annotated[str, typer.Option(help="Split of the qrels to choose on, usually validation data.")] = "dev",
     confirm: Annotated[str | None, typer.Option(help="Another split, on which the choice is measured.")] = None,
     exponents: Annotated[
@@ -49,7 +45,7 @@ def calibrate(
     batch_size: EncodingBatch = 32,
     max_length: MaxLength = None,
     skip_empty: SkipEmpty = False,
-    seed: Seed = 0,
+    seed: Annotated[int, typer.Option(help="Seed for the bootstrap.")] = 0,
 ) -> Figures:
     """Choose the document exponent of a trained model.
 

@@ -21,15 +21,16 @@ def compare(
 ) -> Figures:
     """Find out which loss to train with on your data.
 
-    Trains candidates on your data within a budget, stops those that fall behind, and measures the best one, plain
-    cosine and the pretrained model on the test split. Give the same command again to continue a run that was stopped,
-    or on other machines with the same output to share the work. This command needs the extra "compare".
+    Trains candidates on your data until the budget is over, stops those that fall behind, and measures the best one,
+    plain cosine and the pretrained model on the test split. Give the same command again to continue a run that was
+    stopped, or on other machines with the same output to share the work. This command needs the extra "compare".
     """
     check_folder(output)
     from st_magnitude.comparison.run import compare as run
 
     result = run(model, data, output, settings, say=say)
     for part in result.tables():
-        say(part) if isinstance(part, str) else typer.echo(f"\n{part.to_text()}")
+        typer.echo()
+        say(part) if isinstance(part, str) else typer.echo(str(part))
     say(f"Saved to {output}: model/, train.yaml, compare.md, compare.json.")
     return result.to_dict()

@@ -16,7 +16,7 @@ import signal
 import sys
 import textwrap
 from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,20 +28,10 @@ from st_magnitude._config import MaxLength, SkipEmpty, did_you_mean, options_of
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-__all__ = [
-    "BEIR_FOLDER",
-    "Data",
-    "EncodingBatch",
-    "Figures",
-    "MaxLength",
-    "Model",
-    "Scoring",
-    "Seed",
-    "SkipEmpty",
-    "app",
-    "check_folder",
-]
-__all__ += ["command", "load_model", "say", "show_progress", "warn"]
+    from st_magnitude.data.retrieval import RetrievalData
+
+__all__ = ["BEIR_FOLDER", "Data", "EncodingBatch", "Figures", "Judged", "MaxLength", "Model", "Scoring", "SkipEmpty"]
+__all__ += ["app", "check_folder", "command", "load_model", "say", "show_progress", "warn"]
 
 Figures = Mapping[str, Any]
 
@@ -110,7 +100,6 @@ EncodingBatch = Annotated[int, typer.Option(min=1, help="Number of texts that ar
 Scoring = Annotated[
     str | None, typer.Option(help="Similarity to score by: cosine, dot, qnorm or dnorm; default: the model's own.")
 ]
-Seed = Annotated[int, typer.Option(help="Seed for the bootstrap.")]
 _AsJson = Annotated[bool, typer.Option("--json", help="Print the figures as JSON; all messages go to stderr.")]
 _Config = Annotated[
     Path | None,
@@ -121,6 +110,34 @@ _Config = Annotated[
         help="YAML file of options, such as 'batch_size: 64'. The command line overrides it.",
     ),
 ]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Options of the commands that encode judged queries and their corpus with a model."""
+
+    data: Data
+    split: Annotated[str, typer.Option(help="Split of the qrels to measure on; read test last, and once.")] = "dev"
+    similarity: Scoring = None
+    batch_size: EncodingBatch = 32
+    max_length: MaxLength = None
+    skip_empty: SkipEmpty = False
+
+    def read(self, split: str = "") -> RetrievalData:
+        """Reads this split, or another one, and prints its size."""
+        from st_magnitude.data.retrieval import RetrievalData
+
+        found = RetrievalData.from_beir(self.data, split or self.split, self.skip_empty)
+        typer.echo(f"{split or self.split}: {found}")
+        return found
+
+    def load(self, model: str) -> SentenceTransformer:
+        return load_model(model, self.max_length)
+
+    @property
+    def encode(self) -> dict[str, Any]:
+        """Options of `RetrievalData.encode`."""
+        return {"batch_size": self.batch_size, "show_progress_bar": show_progress()}
 
 
 def command(**typer_settings: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -181,7 +198,9 @@ def _flatten(function: Callable[..., Any]) -> tuple[list[inspect.Parameter], dic
         if is_dataclass(kind):
             configs[parameter.name] = kind
             options = options_of(kind)
-            parameters += [_keyword(field.name, options[field.name][0], field.default) for field in fields(kind)]
+            for field in fields(kind):
+                default = inspect.Parameter.empty if field.default is MISSING else field.default
+                parameters.append(_keyword(field.name, options[field.name][0], default))
         else:
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
     return parameters, configs

@@ -7,29 +7,15 @@ from typing import Annotated
 
 import typer
 
-from st_magnitude.commands.core import (
-    Data,
-    EncodingBatch,
-    Figures,
-    MaxLength,
-    Model,
-    Scoring,
-    SkipEmpty,
-    check_folder,
-    command,
-    load_model,
-    show_progress,
-    warn,
-)
+from st_magnitude.commands.core import Figures, Judged, Model, check_folder, command, warn
 
 
 @command()
 def diagnose(
     model: Model,
-    data: Data,
-    split: Annotated[str, typer.Option(help="Split of the qrels to measure on; read test last, and once.")] = "dev",
+    *,
+    judged: Judged,
     baseline: Annotated[str | None, typer.Option(help="Another model to compare with.")] = None,
-    similarity: Scoring = None,
     symmetric: Annotated[
         str | None,
         typer.Option(
@@ -38,9 +24,6 @@ def diagnose(
     ] = None,
     tolerance: Annotated[float, typer.Option(help="Share of nDCG@10 that smaller storage may cost.")] = 0.05,
     min_gain: Annotated[float, typer.Option(help="Smallest gain in nDCG@10 that justifies a change.")] = 0.02,
-    batch_size: EncodingBatch = 32,
-    max_length: MaxLength = None,
-    skip_empty: SkipEmpty = False,
     seed: Annotated[int, typer.Option(help="Seed for the halves of the queries and the bootstrap.")] = 0,
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Print all measurements after the recommendations.")
@@ -63,23 +46,21 @@ def diagnose(
     from st_magnitude.diagnosis.diagnose import diagnose as run
     from st_magnitude.diagnosis.page import measurements, write_page
 
-    check_held_out(data, split, "train")
-    loaded = RetrievalData.from_beir(data, split, skip_empty)
-    everywhere = RetrievalData.from_beir(data, None, skip_empty)  # an answer to a training query is no boilerplate
-    encoders = [load_model(path, max_length) for path in (model, baseline) if path is not None]
-    typer.echo(f"{split}: {loaded}")
+    check_held_out(judged.data, judged.split, "train")
+    data = judged.read()
+    everywhere = RetrievalData.from_beir(judged.data, None, judged.skip_empty)  # their answers are no boilerplate
     found = run(
-        encoders[0],
-        loaded,
-        similarity=similarity,
-        baseline=encoders[1] if baseline is not None else None,
+        judged.load(model),
+        data,
+        similarity=judged.similarity,
+        baseline=judged.load(baseline) if baseline is not None else None,
         also_relevant=set().union(*everywhere.relevant.values()),
         symmetric=None if symmetric is None else symmetric == "yes",
         min_gain=min_gain,
         tolerance=tolerance,
         seed=seed,
-        title=f"{Path(model).name}, {data.name} {split}",
-        encode={"batch_size": batch_size, "show_progress_bar": show_progress()},
+        title=f"{Path(model).name}, {data.name}",
+        encode=judged.encode,
     )
     typer.echo(str(found))
     if verbose:

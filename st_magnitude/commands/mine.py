@@ -5,23 +5,12 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from st_magnitude._config import check_ranges
-from st_magnitude.commands.core import (
-    Data,
-    EncodingBatch,
-    Figures,
-    MaxLength,
-    Model,
-    Scoring,
-    SkipEmpty,
-    command,
-    load_model,
-    show_progress,
-)
+from st_magnitude.commands.core import Figures, Judged, Model, command
 
 
 @dataclass(frozen=True)
@@ -58,28 +47,30 @@ class MiningConfig:
         str, typer.Option(help="Rows of a .parquet or .jsonl file: triplet, n-tuple, labeled-pair or labeled-list.")
     ] = "triplet"
     output_scores: Annotated[bool, typer.Option("--output-scores", help="Write the scores too.")] = False
-    similarity: Scoring = None
-    batch_size: EncodingBatch = 32
     seed: Annotated[int, typer.Option(help="Seed for the sampling strategy random.")] = 0
 
     def __post_init__(self) -> None:
         check_ranges(self)
 
 
+@dataclass(frozen=True)
+class Mined(Judged):
+    """The judged queries that get negatives."""
+
+    split: Annotated[str, typer.Option(help="Split of the qrels whose queries get negatives.")] = "train"
+
+
 @command()
 def mine(
     model: Model,
     *,
-    data: Data,
+    judged: Mined,
     output: Annotated[
         Path, typer.Option(help="New file: .parquet, .jsonl, or .tsv for a split of the data with judged negatives.")
     ],
-    split: Annotated[str, typer.Option(help="Split of the qrels whose queries get negatives.")] = "train",
     cross_encoder: Annotated[
         str | None, typer.Option(help="Folder or hub id of a CrossEncoder that scores for the margins and limits.")
     ] = None,
-    max_length: MaxLength = None,
-    skip_empty: SkipEmpty = False,
     settings: MiningConfig,
 ) -> Figures:
     """Mine hard negatives with the scores of a trained model.
@@ -91,20 +82,18 @@ def mine(
         raise ValueError(f"--output must end in .parquet, .jsonl or .tsv; got {output}.")
     if output.exists():
         raise FileExistsError(f"{output} exists. Choose another --output.")
-    from st_magnitude.data.retrieval import RetrievalData
     from st_magnitude.evaluation.mining import mine_negatives, with_negatives
 
-    loaded = RetrievalData.from_beir(data, split, skip_empty)
-    typer.echo(f"{split}: {loaded}")
-    judge = None
+    loaded = judged.read()
+    options: dict[str, Any] = {**vars(settings), "similarity": judged.similarity, "encode": judged.encode}
     if cross_encoder is not None:
         from sentence_transformers import CrossEncoder
 
-        judge = CrossEncoder(cross_encoder)
+        options["cross_encoder"] = CrossEncoder(cross_encoder)
     is_qrels = output.suffix == ".tsv"
-    options = vars(settings) | ({"output_format": "triplet"} if is_qrels else {})
-    encode = {"batch_size": options.pop("batch_size"), "show_progress_bar": show_progress()}
-    mined = mine_negatives(load_model(model, max_length), loaded, cross_encoder=judge, encode=encode, **options)
+    if is_qrels:
+        options["output_format"] = "triplet"
+    mined = mine_negatives(judged.load(model), loaded, **options)
     output.parent.mkdir(parents=True, exist_ok=True)
     if is_qrels:
         with_negatives(loaded, mined).save_qrels(output)
@@ -117,7 +106,8 @@ def mine(
         answers = {loaded.corpus[document] for grades in loaded.relevant.values() for document in grades}
         share = sum(text not in answers for text in mined["negative"]) / max(len(mined), 1)
         typer.echo(f"{share:.1%} of the negatives are relevant to none of the queries.")
-    if output.parent == data / "qrels" and is_qrels:
-        words = ["train", "--data", str(data), "--split", output.stem, "--negatives", str(settings.num_negatives)]
-        typer.echo(f"Next: {shlex.join(['st-magnitude', *words, '--model', model, '--output', 'FOLDER'])}")
-    return {"split": split, "rows": len(mined), "output": str(output)}
+    if output.parent == judged.data / "qrels" and is_qrels:
+        words = ["train", "--data", str(judged.data), "--split", output.stem]
+        words += ["--negatives", str(settings.num_negatives), "--model", model, "--output", "FOLDER"]
+        typer.echo(f"Next: {shlex.join(['st-magnitude', *words])}")
+    return {"split": judged.split, "rows": len(mined), "output": str(output)}

@@ -9,38 +9,36 @@ from typing import Annotated
 
 import typer
 
-from st_magnitude._checks import positive
+from st_magnitude._checks import at_least, positive
 from st_magnitude._config import (
     BatchSize,
     Bf16,
     MiniBatchSize,
     Negatives,
     SkipEmpty,
+    TrainLength,
     check_ranges,
     did_you_mean,
     numbers,
     words,
 )
 
-__all__ = ["LOSSES", "CompareConfig", "parse_budget"]
+__all__ = ["LOSSES", "CompareConfig", "seconds_of"]
 
 LOSSES = ("cosine", "qnorm", "dot", "learnable", "tempaggmrl")
-SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600}
 
 
-def parse_budget(text: str) -> tuple[float, bool]:
-    """The seconds that a comparison may take, or the training steps of all its candidates, and whether it is steps.
+def seconds_of(budget: str) -> float:
+    """The seconds of a time such as "90s", "30m" or "2h".
 
     Example:
-        >>> parse_budget("2h"), parse_budget("500 steps")
-        ((7200.0, False), (500.0, True))
+        >>> seconds_of("2h")
+        7200.0
     """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|m|min|h|steps?)\s*", str(text))
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|m|min|h)\s*", str(budget))
     if found is None or not float(found[1]):
-        raise ValueError(
-            f"budget must be a time or a number of steps, such as '30m', '2h' or '500 steps'; got {text!r}."
-        )
-    return float(found[1]) * SECONDS.get(found[2], 1), found[2].startswith("step")
+        raise ValueError(f"budget must be a time such as '90s', '30m' or '2h'; got {budget!r}.")
+    return float(found[1]) * {"s": 1, "h": 3600}.get(found[2], 60)
 
 
 @dataclass(frozen=True)
@@ -57,38 +55,29 @@ class CompareConfig:
         ValueError: losses has 'q-norm'. Did you mean 'qnorm'? Choose from cosine, qnorm, dot, learnable, tempaggmrl.
     """
 
-    budget: Annotated[
-        str, typer.Option(help="Time for everything, such as 30m or 2h, or training steps, such as '2000 steps'.")
-    ] = "30m"
+    budget: Annotated[str, typer.Option(help="Time after which no further candidate begins, such as 30m or 2h.")] = (
+        "30m"
+    )
     losses: Annotated[
         Sequence[str] | None,
         words(f"Losses to try besides plain cosine: {', '.join(LOSSES)}; default: all.", "NAME,NAME,..."),
     ] = None
     temperatures: Annotated[
-        Sequence[float] | None,
-        numbers("Temperatures of every loss; default: 0.01,0.02,0.05,0.1, in a small budget 0.02,0.05."),
+        Sequence[float] | None, numbers("Temperatures of every loss; default: 0.02,0.05,0.01,0.1.")
     ] = None
     learning_rates: Annotated[
         Sequence[float] | None,
-        numbers("Learning rates of every loss; default: 5e-5,2e-5 (a static table: 3e-2,1e-2), or the first of them."),
+        numbers("Learning rates of every loss; default: 5e-5,2e-5 (a static table: 3e-2,1e-2)."),
     ] = None
-    sigreg: Annotated[
-        Sequence[float] | None, numbers("Weights of SIGReg, 0 for none; default: 0,0.05, in a small budget 0.")
-    ] = None
+    sigreg: Annotated[Sequence[float] | None, numbers("Weights of SIGReg, 0 for none; default: 0,0.05.")] = None
     epochs: Annotated[
         float, typer.Option(min=0, help="Largest number of passes over the training pairs of one candidate.")
     ] = 3.0
+    max_steps: Annotated[int, typer.Option(min=1, help="Largest number of training steps of one candidate.")] = 300
     batch_size: BatchSize = 32
     mini_batch_size: MiniBatchSize = None
     negatives: Negatives = None
-    max_length: Annotated[
-        int | None,
-        typer.Option(min=1, help="Number of tokens of a text in training; searches read what the model reads."),
-    ] = None
-    dim: Annotated[
-        int | None,
-        typer.Option(min=1, help="Dimensions of an embedding that the index and every search keep; default: all."),
-    ] = None
+    max_length: TrainLength = None
     bf16: Bf16 = None
     split: Annotated[str, typer.Option(help="Split of the qrels to train on.")] = "train"
     dev_split: Annotated[
@@ -109,7 +98,7 @@ class CompareConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        parse_budget(self.budget)
+        seconds_of(self.budget)
         for name in self.losses or ():
             if name not in LOSSES:
                 raise ValueError(f"losses has {name!r}.{did_you_mean(name, LOSSES)} Choose from {', '.join(LOSSES)}.")
@@ -117,5 +106,4 @@ class CompareConfig:
             for value in getattr(self, field) or ():
                 positive(field, value)
         for weight in self.sigreg or ():
-            if not 0 <= weight < float("inf"):
-                raise ValueError(f"sigreg must be weights of at least 0, such as 0,0.05; got {weight}.")
+            at_least("sigreg", weight, 0)

@@ -91,10 +91,10 @@ def make_splits(
     return Splits(train, parts["dev"], parts["test"], tuple(notes))
 
 
-def _only(data: RetrievalData, queries: Collection[str]) -> RetrievalData:
+def _only(data: RetrievalData, chosen: Collection[str]) -> RetrievalData:
     """The same corpus with some of the queries."""
-    parts: Any = (
-        {query: value for query, value in part.items() if query in queries}
-        for part in (data.queries, data.relevant, data.negatives)
-    )
-    return RetrievalData(next(parts), data.corpus, next(parts), next(parts), data.name)
+
+    def of(part: dict[str, Any]) -> dict[str, Any]:
+        return {query: value for query, value in part.items() if query in chosen}
+
+    return replace(data, queries=of(data.queries), relevant=of(data.relevant), negatives=of(data.negatives))

@@ -1,4 +1,4 @@
-"""The result of a comparison: the recommendation, tables, and the curves of the candidates."""
+"""The result of a comparison: the recommendation and tables."""
 
 from __future__ import annotations
 
@@ -71,16 +71,12 @@ class CompareResult(Result):
     dev_queries: int
     left_out: int
     budget: str
-    notes: list[str]
+    notes: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """The figures, for JSON."""
-        found: dict[str, Any] = {
-            "winner": self.winner.name,
-            "recommendation": self.recommendation,
-            "clear_difference": self.is_clear,
-        }
-        found |= super().to_dict()
+        found: dict[str, Any] = {"winner": self.winner.name, "recommendation": self.recommendation}
+        found |= {"clear_difference": self.is_clear, **super().to_dict()}
         for plain, entry in zip(found["candidates"], self.candidates, strict=True):
             plain["name"] = entry.name
         return found
@@ -108,20 +104,19 @@ class CompareResult(Result):
     @property
     def recommendation(self) -> str:
         """The loss to train with, in a few sentences."""
-        name, gain, over_cosine = self.winner.name, self.test.over_pretrained[self.winner.name], self.test.over_cosine
+        name, over_cosine, exponent = self.winner.name, self.test.over_cosine, self.winner.exponent
+        gain = self.test.over_pretrained[name]
         found = [f"Use {name}." if gain[2] >= 0 else f"Keep the pretrained model. The best candidate is {name}."]
         if over_cosine is None:
             found.append("No other candidate has a higher nDCG@10 on dev.")
         else:
-            low, high = over_cosine[1:]
-            verdict = "a clear gain" if low > 0 else "a clear loss" if high < 0 else "no clear difference"
+            verdict = _verdict(over_cosine, "a clear gain", "a clear loss", "no clear difference")
             found.append(
                 f"On the test split, {self.first.name}, the first on dev, changes nDCG@10 by {interval(over_cosine)} "
                 f"against {self.cosine.name}: {verdict}."
             )
-        verdict = "clearly better" if gain[1] > 0 else "clearly worse" if gain[2] < 0 else "not clearly better"
+        verdict = _verdict(gain, "clearly better", "clearly worse", "not clearly better")
         found.append(f"{name} is {verdict} than the pretrained model: {interval(gain)} on the test split.")
-        exponent = self.winner.exponent
         if exponent == 1:
             found.append("It is scored by cosine, so every server and database serves it.")
         else:
@@ -136,12 +131,11 @@ class CompareResult(Result):
         """The test split, the candidates of the last rung with the best of every other loss, and the recommendation."""
         test, shown, seen = self.test, [], set()
         for entry in self.candidates:
-            c = entry.candidate
-            if entry.steps == self.first.steps or c.loss not in seen:
+            candidate = entry.candidate
+            if entry.steps == self.first.steps or candidate.loss not in seen:
                 score = entry.score if math.isfinite(entry.score) else "diverged"
-                numbers = (f"{c.temperature:g}", f"{c.learning_rate:g}", f"{c.sigreg:g}" if c.sigreg else "-")
-                shown.append((c.loss, *numbers, entry.steps, score, f"{entry.exponent:.2f}", round(entry.seconds)))
-            seen.add(c.loss)
+                shown.append((entry.name, entry.steps, score, f"{entry.exponent:.2f}", round(entry.seconds)))
+            seen.add(candidate.loss)
         return [
             Table(
                 ("model", "nDCG@10", "minus pretrained [95 %]"),
@@ -149,7 +143,7 @@ class CompareResult(Result):
                 f"Test split, {test.queries:,} queries, {test.documents:,} documents",
             ),
             Table(
-                ("loss", "tau", "lr", "SIGReg", "steps", "nDCG@10", "exponent", "seconds"),
+                ("candidate", "steps", "nDCG@10", "exponent", "seconds"),
                 shown,
                 f"Dev split, {self.dev_queries:,} queries, pretrained {self.pretrained:.4f}: candidates of the last "
                 "rung, and the best of every other loss",
@@ -157,21 +151,6 @@ class CompareResult(Result):
             self.recommendation,
         ]
 
-    def paint(self, axis: Any) -> None:
-        """nDCG@10 on dev by steps, a line for each candidate, with the pretrained model as a dotted line."""
-        losses = list(dict.fromkeys(entry.candidate.loss for entry in self.candidates))
-        for entry in self.candidates[::-1]:
-            is_winner = entry == self.winner
-            style = {"linewidth": 2.5, "zorder": 3} if is_winner else {"linewidth": 0.9, "alpha": 0.6}
-            x, y = zip(*entry.curve, strict=True)
-            axis.plot(x, y, f"C{losses.index(entry.candidate.loss)}o-", markersize=5 if is_winner else 3, **style)
-        for i, name in enumerate(losses):
-            axis.plot([], [], f"C{i}o-", label=name)
-        axis.axhline(self.pretrained, color="grey", linestyle=":", linewidth=1)
-        rungs = sorted({steps for entry in self.candidates for steps, _ in entry.curve})
-        axis.set_xscale("log")
-        axis.set_xticks(rungs, [f"{steps:,}" for steps in rungs])
-        axis.minorticks_off()
-        axis.set_xlabel("steps")
-        axis.set_ylabel("nDCG@10 on dev")
-        axis.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=5, columnspacing=1.2)
+
+def _verdict(gain: Gain, better: str, worse: str, neither: str) -> str:
+    return better if gain[1] > 0 else worse if gain[2] < 0 else neither

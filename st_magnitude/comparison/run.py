@@ -13,8 +13,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +24,8 @@ from sentence_transformers import SentenceTransformer
 
 from st_magnitude._checks import needs
 from st_magnitude._config import list_differences
-from st_magnitude._plot import draw, pyplot
-from st_magnitude.comparison.candidates import FACTOR, Candidate, Costs, cost, grids, least_steps, plan, rungs_of
-from st_magnitude.comparison.config import LOSSES, CompareConfig, parse_budget
+from st_magnitude.comparison.candidates import FACTOR, Candidate, grid_of, rungs_of
+from st_magnitude.comparison.config import CompareConfig, seconds_of
 from st_magnitude.comparison.data import make_splits
 from st_magnitude.comparison.result import CompareResult, Entry, OnTest
 from st_magnitude.comparison.trial import Setup
@@ -42,7 +40,6 @@ from st_magnitude.surgery.export import load
 
 __all__ = ["CompareConfig", "CompareResult", "compare"]
 
-MODELS_ON_TEST, FILE_SECONDS = 3, 5.0  # the pretrained model, plain cosine and the best candidate; the last files
 FREE = {"budget"}  # settings that may change when a comparison continues
 
 
@@ -56,7 +53,7 @@ def compare(
     test: RetrievalData | None = None,
     say: Callable[[str], None] = print,
 ) -> CompareResult:
-    """Tells which loss to train with on your data, or that plain cosine is best, within a budget of time or steps.
+    """Tells which loss to train with on your data, or that plain cosine is best, within a budget of time.
 
     The candidates are Cosine, QNorm, Dot, Learnable and TempAggMRL at the same temperatures and learning rates, with
     and without SIGReg. All of them see the same batches in the same order, and each is measured at the document
@@ -69,17 +66,17 @@ def compare(
     Args:
         model: A model, the folder or hub id of one, or a function that returns a new one. It is not changed.
         data: A folder in BEIR's layout, whose splits the config names, or the data to train on.
-        output: New folder for the winning model (``model``), ``compare.json``, ``compare.md`` with its picture
-            ``compare-curves.png``, ``train.yaml`` for ``st-magnitude train --config``, and Optuna's ``study.log``. An
-            unfinished comparison is continued; candidates that were measured are not trained again.
+        output: New folder for the winning model (``model``), ``compare.json``, ``compare.md``, ``train.yaml`` for
+            ``st-magnitude train --config``, and Optuna's ``study.log``. An unfinished comparison is continued;
+            candidates that were measured are not trained again.
         config: Settings.
         dev: Data to rank the candidates on; None: the split of the folder, else held-out training queries.
         test: Data for the final figures; None: as for dev.
         say: Function that receives the progress line by line.
 
     Raises:
-        ImportError: If optuna or matplotlib is not installed.
-        ValueError: If the data cannot be used (`make_splits`), or the budget is too small; the message names the least.
+        ImportError: If optuna is not installed.
+        ValueError: If the data cannot be used (`make_splits`).
         FileExistsError: If output holds other files, a finished comparison, or one with other settings.
         KeyboardInterrupt: At Ctrl-C. The same call continues.
 
@@ -92,7 +89,6 @@ def compare(
     began, config, output = time.perf_counter(), config or CompareConfig(), Path(output).absolute()
     with needs("compare", "compare"):
         import optuna  # noqa: F401
-    pyplot()  # raises before anything is trained
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("compare trains in one process; start it without torchrun or accelerate launch.")
     if (output / "compare.json").exists():
@@ -103,13 +99,15 @@ def compare(
     settings = {key: value for key, value in vars(config).items() if key not in FREE}
     settings["model"] = model if isinstance(model, str) else None
     settings["data"] = [digest_of(part) for part in (splits.train, splits.dev, splits.test)]
-    with _no_progress_bars():
-        setup = Setup.of(model, splits, config)
-        try:
-            run = _Run(setup, output, say, began, json.loads(json.dumps(settings)))
-            return run.finish(model if isinstance(model, str) else model_name(setup.base))
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(f"Stopped. Give the same command again to continue with {output}.") from None
+    setup = Setup.of(model, splits, config)
+    transformers.utils.logging.disable_progress_bar()  # of models that are loaded and saved
+    try:
+        run = _Run(setup, output, say, began, json.loads(json.dumps(settings)))
+        return run.finish(model if isinstance(model, str) else model_name(setup.base))
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"Stopped. Give the same command again to continue with {output}.") from None
+    finally:
+        transformers.utils.logging.enable_progress_bar()
 
 
 class _Run:
@@ -123,9 +121,10 @@ class _Run:
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.setup, self.output, self.say, self.began = setup, output, say, began
-        self.budget, self.in_steps = parse_budget(setup.config.budget)
+        self.budget = seconds_of(setup.config.budget)
         self.states = optuna.trial.TrialState
-        self.sets = grids(setup.config, setup.is_static)
+        self.grid = grid_of(setup.config, setup.is_static)
+        self.rungs = rungs_of(len(self.grid), setup.steps)
         output.mkdir(parents=True, exist_ok=True)
         self.lock = FileLock(output / ".lock")  # of the one process that plans, takes a candidate or writes the result
         with self.lock:
@@ -140,55 +139,30 @@ class _Run:
                 load_if_exists=True,
             )
             known = self.study.user_attrs
-            if "plan" not in known:  # else this process continues or joins a comparison
+            if "pretrained" not in known:  # else this process continues or joins a comparison
                 self.study.set_user_attr("settings", settings)
-                self.study.set_user_attr("plan", self._plan())
+                self.study.set_user_attr("pretrained", float(own_ndcg(setup.base, setup.splits.dev).mean()))
             elif differences := list_differences(known["settings"], settings):
                 raise FileExistsError(
                     f"The comparison in {output} was started with other settings: {differences}. Give the same "
                     "settings to continue it, or choose another output folder."
                 )
-        self.plan: dict[str, Any] = self.study.user_attrs["plan"]
-        self.rungs: list[int] = self.plan["rungs"]
-        self.grid = next(grid for grid in self.sets if len(grid) == self.plan["candidates"])
         self.study.pruner = optuna.pruners.SuccessiveHalvingPruner(self.rungs[0], reduction_factor=FACTOR)
+        stops = [f", about a third of them beyond {rung:,}" for rung in self.rungs[:-1]]
+        say(f"{len(self.grid)} candidates of up to {self.rungs[-1]:,} steps{''.join(stops)}")
         if done := len(self.entries()):
             say(f"Continuing after {done} training runs.")
 
-    def _plan(self) -> dict[str, Any]:
-        """The largest set of candidates that the budget can train for long enough to tell them apart."""
-        costs, spent, reserve, most = Costs(), 0.0, 0.0, self.setup.most_steps
-        if not self.in_steps:
-            costs, on_test = self.setup.time(self.sets[0][-1], self.output / "models")
-            reserve = MODELS_ON_TEST * on_test + FILE_SECONDS
-            spent = time.perf_counter() - self.began + costs.search + reserve  # a search with the pretrained model
-        for grid in self.sets:
-            steps = plan(len(grid), self.budget - spent, costs, most)
-            if steps >= (least := least_steps(len(grid), most)):
-                break
-        else:
-            least = math.ceil((cost(len(grid), least, costs) + spent) / (1 if self.in_steps else 60))
-            raise ValueError(
-                f"A budget of {self.setup.config.budget} is too small: {len(grid)} candidates need --budget "
-                f"'{least}{' steps' if self.in_steps else 'm'}' at least. Give that, or fewer --losses, "
-                "--temperatures or --documents."
-            )
-        rungs = rungs_of(len(grid), steps)
-        stops = [f", about a third of them beyond {rung:,}" for rung in rungs[:-1]]
-        self.say(f"{len(grid)} candidates of up to {rungs[-1]:,} steps{''.join(stops)}")
-        if grid is not self.sets[0]:
-            self.say(f"Note: A larger budget tries up to {len(self.sets[0])} candidates.")
-        pretrained = float(own_ndcg(self.setup.base, self.setup.splits.dev).mean())
-        return {"candidates": len(grid), "rungs": rungs, "reserve": reserve, "pretrained": pretrained}
-
     def entries(self) -> list[Entry]:
-        """The candidates that are measured, the best first, and of equals plain cosine, with which the grid begins."""
+        """The candidates that are measured, the best first, and of equals plain cosine."""
         found = []
         for trial in self.study.get_trials(deepcopy=False, states=(self.states.COMPLETE, self.states.PRUNED)):
             curve, duration = sorted(trial.intermediate_values.items()), trial.duration
             seconds = duration.total_seconds() if duration else 0.0
-            found.append(Entry(Candidate(**trial.params), curve, trial.user_attrs["exponent"], seconds))
-        return sorted(found, key=lambda entry: (-entry.steps, -entry.score, self.grid.index(entry.candidate)))
+            candidate = Candidate(**trial.user_attrs["candidate"])
+            found.append(Entry(candidate, curve, trial.user_attrs["exponent"], seconds))
+        order = {candidate: (not candidate.is_plain_cosine, i) for i, candidate in enumerate(self.grid)}
+        return sorted(found, key=lambda entry: (-entry.steps, -entry.score, order[entry.candidate]))
 
     def finish(self, name: str) -> CompareResult:
         """Trains candidates until none is left or the time is up. The last process reads the test split and writes."""
@@ -218,8 +192,7 @@ class _Run:
         if "test" in self.study.user_attrs:
             return None, 0
         entries, others = self.entries(), 0
-        spent = sum(entry.steps for entry in entries) if self.in_steps else time.perf_counter() - self.began
-        is_over = bool(entries) and spent >= self.budget - self.plan["reserve"]
+        is_over = bool(entries) and time.perf_counter() - self.began >= self.budget
         measured = {entry.candidate for entry in entries}
         for candidate in (candidate for candidate in self.grid if candidate not in measured):
             lock = FileLock(f"{self.folder(candidate)}.lock", timeout=0)
@@ -231,15 +204,9 @@ class _Run:
             if is_over:
                 lock.release()
                 continue
-            for trial in self.study.get_trials(deepcopy=False, states=(self.states.RUNNING,)):
-                if trial.params == vars(candidate):  # its process has died, for its lock is free
-                    self.study.tell(trial.number, state=self.states.FAIL)
-            self.study.enqueue_trial(vars(candidate))
-            claimed = self.study.ask()
-            claimed.suggest_categorical("loss", LOSSES)
-            for name in ("temperature", "learning_rate", "sigreg"):
-                claimed.suggest_float(name, 0.0, 1e9)
-            return (candidate, claimed, lock), others
+            trial = self.study.ask()
+            trial.set_user_attr("candidate", vars(candidate))
+            return (candidate, trial, lock), others
         return None, others
 
     def _train(self, candidate: Candidate, trial: Any) -> None:
@@ -272,10 +239,11 @@ class _Run:
 
     def _is_best_cosine(self, candidate: Candidate, steps: int, ndcg: float) -> bool:
         """Whether a candidate is plain cosine at its best temperature so far: the control, which always goes on."""
+        if not candidate.is_plain_cosine:
+            return False
         trials = self.study.get_trials(deepcopy=False)
-        controls = (t for t in trials if t.params.get("loss") == "cosine" and t.params.get("sigreg") == 0)
-        ahead = any(trial.intermediate_values.get(steps, ndcg) > ndcg for trial in controls)
-        return candidate.is_plain_cosine and not ahead
+        here = (trial for trial in trials if trial.intermediate_values.get(steps, ndcg) > ndcg)
+        return not any(Candidate(**trial.user_attrs["candidate"]).is_plain_cosine for trial in here)
 
     def folder(self, candidate: Candidate) -> Path:
         """Where a model waits for the end."""
@@ -296,22 +264,16 @@ class _Run:
         scores: dict[str, list[float]] = self.study.user_attrs["test"]
         entries, test, seed = self.entries(), self.setup.splits.test, self.setup.config.seed
         (_, before), (_, control), *others = scores.items()
-        return CompareResult(
-            model=name,
-            candidates=entries,
-            test=OnTest(
-                len(test.query_ids),
-                len(test.corpus),
-                {name: sum(score) / len(score) for name, score in scores.items()},
-                {n: paired_bootstrap(score, before, seed=seed) for n, score in scores.items() if score is not before},
-                paired_bootstrap(others[0][1], control, seed=seed) if others else None,
-            ),
-            pretrained=self.plan["pretrained"],
-            dev_queries=len(self.setup.splits.dev.query_ids),
-            left_out=len(self.grid) - len(entries),
-            budget=self.setup.config.budget,
-            notes=list(self.setup.splits.notes),
+        on_test = OnTest(
+            queries=len(test.query_ids),
+            documents=len(test.corpus),
+            ndcg={name: sum(score) / len(score) for name, score in scores.items()},
+            over_pretrained={n: paired_bootstrap(s, before, seed=seed) for n, s in scores.items() if s is not before},
+            over_cosine=paired_bootstrap(others[0][1], control, seed=seed) if others else None,
         )
+        pretrained, left_out = self.study.user_attrs["pretrained"], len(self.grid) - len(entries)
+        dev_queries, budget = len(self.setup.splits.dev.query_ids), self.setup.config.budget
+        return CompareResult(name, entries, on_test, pretrained, dev_queries, left_out, budget, self.setup.splits.notes)
 
     def _write(self, result: CompareResult) -> None:
         """Writes the files; compare.json, which marks the comparison as finished, comes last."""
@@ -325,17 +287,7 @@ class _Run:
         if candidate.sigreg:
             note = f"train(..., loss_options={{'regularizers': [(stm.SIGReg(), {candidate.sigreg})]}}) in Python"
         (output / "train.yaml").write_text(f"# {note}\n{yaml.safe_dump(changed)}", encoding="utf-8")
-        (output / "compare-curves.png").write_bytes(draw(result.paint, (6.0, 4.0)).png)
-        parts = [result.to_markdown(), *result.notes, "![nDCG@10 on dev by steps](compare-curves.png)\n"]
-        (output / "compare.md").write_text("\n\n".join(parts), encoding="utf-8")
+        text = "\n\n".join([result.to_markdown(), *result.notes])
+        (output / "compare.md").write_text(f"{text}\n", encoding="utf-8")
         shutil.rmtree(output / "models")
         result.save(output / "compare.json")
-
-
-@contextmanager
-def _no_progress_bars() -> Iterator[None]:
-    transformers.utils.logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers.utils.logging.enable_progress_bar()

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +15,22 @@ from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from transformers import PrinterCallback, TrainerCallback
 
 from st_magnitude._files import whole_folder
-from st_magnitude.comparison.candidates import Candidate, Costs
+from st_magnitude.comparison.candidates import Candidate
 from st_magnitude.comparison.config import CompareConfig
 from st_magnitude.comparison.data import Splits
 from st_magnitude.data.task import NotFiniteError
 from st_magnitude.evaluation.metrics import scoring_of
-from st_magnitude.finetune.run import describe, make_trainer, reading, save_trained, training_arguments, training_rows
+from st_magnitude.finetune.run import make_trainer, reading, save_trained, training_rows
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.export import load
 from st_magnitude.surgery.normalize import prepare
-from st_magnitude.surgery.raw import normalizes_output, output_width
+from st_magnitude.surgery.raw import normalizes_output
 
 __all__ = ["Setup"]
 
 EXPONENTS = [1.0, 0.0, *(i / 20 for i in range(1, 20))]  # of documents; of two that are tied, the first one counts
-PROBE_TEXTS, PROBE_STEPS, PROBE_SECONDS = 64, 30, 3.0
+
+GoesOn = Callable[[int, float, float], bool]
 
 
 @dataclass(frozen=True)
@@ -51,12 +50,6 @@ class Setup:
             base = copy.deepcopy(model) if isinstance(model, SentenceTransformer) else model()
         with reading(base, config.max_length):
             pass  # a model without such a limit is refused
-        width = output_width(base)
-        if config.dim is not None and width is not None and config.dim > width:
-            raise ValueError(
-                f"dim is {config.dim}, and the embeddings of this model have {width} dimensions; give at most that."
-            )
-        base.truncate_dim = config.dim or base.truncate_dim  # of searches; training still sees all dimensions
         return cls(base, splits, config)
 
     @cached_property
@@ -68,19 +61,17 @@ class Setup:
         return any(isinstance(module, StaticEmbedding) for module in self.base)
 
     @property
-    def most_steps(self) -> int:
-        """Steps of the largest number of epochs."""
-        return max(1, round(self.config.epochs * max(1, len(self.rows) // self.config.batch_size)))
+    def steps(self) -> int:
+        """Steps of a whole run: of the largest number of epochs, but not more than the largest number of steps."""
+        return min(self.config.max_steps, max(1, round(self.config.epochs * len(self.rows) / self.config.batch_size)))
 
     def trainer(self, candidate: Candidate, steps: int, output: Path) -> SentenceTransformerTrainer:
         """A Trainer with a copy of the pretrained model."""
         model = copy.deepcopy(self.base)
-        settings = candidate.settings(self.config, model, steps)
-        quiet = {"save_strategy": "no", "disable_tqdm": True}
-        arguments = training_arguments(settings, self.rows, output, model, **quiet)
-        describe(model, self.splits.train)
         model.model_card_data.widget = [{"text": self.rows[0]["anchor"]}]  # else every Trainer computes examples
-        trainer = make_trainer(model, self.rows, arguments, settings, candidate.loss_options())
+        settings, options = candidate.settings(self.config, model, steps), candidate.loss_options()
+        quiet = {"save_strategy": "no", "disable_tqdm": True}
+        trainer = make_trainer(model, self.splits.train, self.rows, settings, output, options, **quiet)
         trainer.remove_callback(PrinterCallback)
         return trainer
 
@@ -101,9 +92,7 @@ class Setup:
         best = max(means)
         return best, exponents[means.index(best)]
 
-    def train(
-        self, candidate: Candidate, rungs: list[int], goes_on: Callable[[int, float, float], bool], folder: Path
-    ) -> None:
+    def train(self, candidate: Candidate, rungs: list[int], goes_on: GoesOn, folder: Path) -> None:
         """Trains a candidate from rung to rung.
 
         Args:
@@ -128,46 +117,13 @@ class Setup:
             with whole_folder(folder, overwrite=True) as new:
                 save_trained(trainer, new, {"dev": {"queries": len(self.splits.dev.query_ids), "ndcg": ndcg}})
 
-    def time(self, candidate: Candidate, output: Path) -> tuple[Costs, float]:
-        """The costs of a candidate by a few texts and steps, and the seconds of a search on the test split."""
-        splits, texts = self.splits, list(islice(self.splits.dev.corpus.values(), PROBE_TEXTS))
-        self.base.encode_document(texts[:2], show_progress_bar=False)  # the first call is slower
-        began = time.perf_counter()
-        self.base.encode_document(texts, show_progress_bar=False)
-        per_text = (time.perf_counter() - began) / len(texts)
-        dev, test = (per_text * (len(task.query_ids) + len(task.corpus)) for task in (splits.dev, splits.test))
-        trainer, pace = self.trainer(candidate, PROBE_STEPS, output), _Pace()
-        trainer.add_callback(pace)
-        with reading(trainer.model, self.config.max_length):
-            trainer.train()
-        return Costs(pace.step_seconds, dev), test
-
 
 class _AtRungs(TrainerCallback):
     """Measures a model at the rungs before the last one, and ends its training there if it is behind."""
 
-    def __init__(self, setup: Setup, rungs: list[int], goes_on: Callable[[int, float, float], bool]) -> None:
+    def __init__(self, setup: Setup, rungs: list[int], goes_on: GoesOn) -> None:
         self.setup, self.rungs, self.goes_on = setup, rungs, goes_on
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         if state.global_step in self.rungs:
             control.should_training_stop = not self.goes_on(state.global_step, *self.setup.measure(model))
-
-
-class _Pace(TrainerCallback):
-    """Times the steps of a run, and stops it after some seconds, but not before it has timed two steps."""
-
-    def __init__(self) -> None:
-        self.times: list[float] = []
-
-    def on_train_begin(self, *_: Any, **__: Any) -> None:
-        self.times.append(time.perf_counter())
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.times.append(time.perf_counter())
-        control.should_training_stop = len(self.times) > 2 and self.times[-1] - self.times[0] > PROBE_SECONDS
-
-    @property
-    def step_seconds(self) -> float:
-        """Seconds of a step, without the first one, which is slower."""
-        return (self.times[-1] - self.times[1]) / max(1, len(self.times) - 2)

@@ -63,29 +63,27 @@ class Comparison(Result):
     def tables(self) -> Iterable[Table]:
         """One table, for the terminal and for the model card."""
         rows: list[list[Any]] = [["pretrained", self.pretrained, ""]]
-        kinds = {"as trained": self.as_trained, "best": self.best}
-        for kind, scored in kinds.items():
-            if scored is not None and (kind == "as trained" or scored != self.as_trained):
-                saved = ", saved" if scored == self.saved else ""
-                rows.append([f"trained, {scored.name} ({kind}{saved})", scored.ndcg, scored.gain])
+        for scored in dict.fromkeys((self.as_trained, self.best or self.as_trained)):
+            kind = "as trained" if scored == self.as_trained else "best"
+            saved = ", saved" if scored == self.saved else ""
+            rows.append([f"trained, {scored.name} ({kind}{saved})", scored.ndcg, scored.gain])
         title = f"nDCG@10 on {self.queries:,} queries, with the difference from pretrained and its 95 % interval"
         note = "The exponent was chosen on these queries, so its figure is optimistic."
         yield Table(["model", "nDCG@10", "difference"], rows, title, note if self.saved != self.as_trained else "")
 
     def verdict(self, split: str) -> str:
         """Whether the trained model is better than the pretrained one, in a sentence or two."""
-        advice = "Train on more pairs or with another learning rate, or keep the pretrained model."
-        if self.is_better:
-            what, advice = "better", ""
-        elif self.saved.gain[2] < 0.0:
-            what = "clearly worse"
-            advice = "" if self.is_worse else "Another exponent is better: run calibrate, or leave out --keep-scoring."
-        else:
-            what = "not clearly better"
+        what, advice = "better", ""
+        if not self.is_better:
+            is_worse = self.saved.gain[2] < 0.0
+            what = "clearly worse" if is_worse else "not clearly better"
+            advice = " Train on more pairs or with another learning rate, or keep the pretrained model."
+            if is_worse and not self.is_worse:
+                advice = " Another exponent is better: run calibrate, or leave out --keep-scoring."
         return (
             f"The trained model is {what} than the pretrained one on the {split} split: nDCG@10 changes by "
-            f"{interval(self.saved.gain)}. {advice}"
-        ).rstrip()
+            f"{interval(self.saved.gain)}.{advice}"
+        )
 
 
 def own_ndcg(model: SentenceTransformer, data: RetrievalData) -> NDArray[np.float64]:
@@ -111,16 +109,14 @@ def compare(
     def scored(exponent: float, per_query: NDArray[np.float64]) -> Scored:
         return Scored(exponent, float(per_query.mean()), paired_bootstrap(per_query, pretrained, seed=seed))
 
-    exponent = float(scoring_of(model).exponents[1])
+    number, before, exponent = len(pretrained), float(pretrained.mean()), float(scoring_of(model).exponents[1])
     if normalizes_output(model):
         trained = scored(exponent, own_ndcg(model, data))
-        return Comparison(len(pretrained), float(pretrained.mean()), trained, None, trained, None)
-    exponents = np.append(np.linspace(0.0, 1.0, 21), exponent)
-    curve = calibrate_exponent(model, data, exponents, seed=seed)
+        return Comparison(number, before, trained, None, trained, None)
+    curve = calibrate_exponent(model, data, np.append(np.linspace(0.0, 1.0, 21), exponent), seed=seed)
     trained, best = (
         scored(gamma, curve.per_query[np.abs(curve.exponents - gamma).argmin()]) for gamma in (exponent, curve.best)
     )
     loads_anywhere = trained.exponent in (0.0, 1.0)
     keep = keep_scoring or (loads_anywhere and trained.ndcg >= best.ndcg)
-    means = {f"{gamma:g}": float(value) for gamma, value in zip(curve.exponents, curve.ndcg, strict=True)}
-    return Comparison(len(pretrained), float(pretrained.mean()), trained, best, trained if keep else best, means)
+    return Comparison(number, before, trained, best, trained if keep else best, curve.to_dict()["ndcg@10"])

@@ -51,12 +51,11 @@ __all__ = [
     "LOSSES",
     "TrainConfig",
     "TrainedModel",
-    "describe",
     "digest_of",
     "make_trainer",
+    "reading",
     "save_trained",
     "train",
-    "training_arguments",
     "training_rows",
 ]
 
@@ -121,76 +120,59 @@ def train(
     """
     config, output = config or TrainConfig(), Path(output)
     with locked_folder(output):
-        return _train(model, data, output, config, dev, loss_options)
-
-
-def _train(
-    model: SentenceTransformer | str,
-    data: RetrievalData,
-    output: Path,
-    config: TrainConfig,
-    dev: RetrievalData | None,
-    loss_options: dict[str, Any] | None,
-) -> TrainedModel:
-    if dev is not None:
-        refuse_shared(dev.query_ids, data.query_ids, "dev", "train")
-    checkpoint = check_output(output, config.resume)
-    settings = {"model": model if isinstance(model, str) else None, "data": digest_of(data)}
-    settings |= {key: value for key, value in vars(config).items() if key not in FREE}
-    if checkpoint is not None:
-        check_same_run(output, settings)
-    rows = training_rows(data, config.negatives, config.seed)
-    before, after = card_evaluators(data, seed=config.seed)
-    if isinstance(model, str):
-        model = load(model)
-    for name in ("max_length", "serve_length"):
-        with reading(model, getattr(config, name), name):
+        if dev is not None:
+            refuse_shared(dev.query_ids, data.query_ids, "dev", "train")
+        checkpoint = check_output(output, config.resume)
+        settings = {"model": model if isinstance(model, str) else None, "data": digest_of(data)}
+        settings |= {key: value for key, value in vars(config).items() if key not in FREE}
+        if checkpoint is not None:
+            check_same_run(output, settings)
+        rows = training_rows(data, config.negatives, config.seed)
+        before, after = card_evaluators(data, seed=config.seed)
+        model = load(model) if isinstance(model, str) else model
+        with reading(model, config.max_length), reading(model, config.serve_length):
             pass  # a model without such a limit is refused before anything is encoded
-    arguments = training_arguments(config, rows, output, model)
-    is_first = arguments.process_index == 0  # which measures and saves
-    pretrained = own_ndcg(model, dev) if dev is not None and is_first else None
-    describe(model, data)
-    trainer = make_trainer(model, rows, arguments, config, loss_options)
-    if is_first:
-        before(model, epoch=0, steps=0)
-        if checkpoint is None:
-            record_run(output, settings)
-    with reading(model, config.max_length):
-        train_or_stop(trainer, checkpoint)
-    if not is_first:
-        return TrainedModel(trainer, {}, None, output)
-    if config.serve_length is not None:
-        limit_length(model, config.serve_length)
-    after(model, epoch=round(trainer.state.epoch or 0), steps=trainer.state.global_step)
-    comparison = None
-    if dev is not None and pretrained is not None:
-        comparison = compare(model, dev, pretrained, config.keep_scoring, config.seed)
-        if comparison.saved != comparison.as_trained:
-            prepare(model, Similarity(query=1.0, document=comparison.saved.exponent))
-    geometry = {"before": before.metrics, "after": after.metrics}
-    if comparison is not None and comparison.is_worse and not config.keep_anyway:
-        logger.warning(
-            f"Nothing was saved to {output}, because the trained model is clearly worse than the pretrained one. Keep "
-            "the pretrained model, or train with a lower learning rate or other data into another folder. The last "
-            "checkpoint remains: resume=True and keep_anyway=True (--resume --keep-anyway) save its model."
-        )
-        return TrainedModel(trainer, geometry, comparison, None)
-    save_trained(trainer, output, {"geometry": geometry, "dev": comparison})
-    if comparison is not None and dev is not None:
-        add_section(output / "README.md", f"### Retrieval ({dev.name})\n\n{comparison.to_markdown()}\n")
-    if not config.keep_checkpoints:
-        remove_checkpoints(output)
-    return TrainedModel(trainer, geometry, comparison, output)
+        is_first = os.environ.get("RANK", "0") == "0"  # which measures and saves
+        pretrained = own_ndcg(model, dev) if dev is not None and is_first else None
+        trainer = make_trainer(model, data, rows, config, output, loss_options)
+        if is_first:
+            before(model, epoch=0, steps=0)
+            if checkpoint is None:
+                record_run(output, settings)
+        with reading(model, config.max_length):
+            train_or_stop(trainer, checkpoint)
+        if not is_first:
+            return TrainedModel(trainer, {}, None, output)
+        if config.serve_length is not None:
+            limit_length(model, config.serve_length)
+        after(model, epoch=round(trainer.state.epoch or 0), steps=trainer.state.global_step)
+        geometry, comparison = {"before": before.metrics, "after": after.metrics}, None
+        if dev is not None and pretrained is not None:
+            comparison = compare(model, dev, pretrained, config.keep_scoring, config.seed)
+            if comparison.saved != comparison.as_trained:
+                prepare(model, Similarity(query=1.0, document=comparison.saved.exponent))
+            if comparison.is_worse and not config.keep_anyway:
+                logger.warning(
+                    f"Nothing was saved to {output}. The last checkpoint remains: resume=True and keep_anyway=True "
+                    "(--resume --keep-anyway) save its model."
+                )
+                return TrainedModel(trainer, geometry, comparison, None)
+        save_trained(trainer, output, {"geometry": geometry, "dev": comparison})
+        if comparison is not None and dev is not None:
+            add_section(output / "README.md", f"### Retrieval ({dev.name})\n\n{comparison.to_markdown()}\n")
+        if not config.keep_checkpoints:
+            remove_checkpoints(output)
+        return TrainedModel(trainer, geometry, comparison, output)
 
 
 @contextmanager
-def reading(model: SentenceTransformer, length: int | None, name: str = "max_length") -> Iterator[None]:
+def reading(model: SentenceTransformer, length: int | None) -> Iterator[None]:
     """Within the block, a model reads this number of tokens of a text; None leaves its own limit."""
     if length is None:
         yield
         return
     own = model.max_seq_length
-    limit_length(model, length, name)
+    limit_length(model, length)
     try:
         yield
     finally:
@@ -207,28 +189,40 @@ def training_rows(data: RetrievalData, negatives: int | None, seed: int) -> Data
 
 def make_trainer(
     model: SentenceTransformer,
+    data: RetrievalData,
     rows: Dataset,
-    arguments: SentenceTransformerTrainingArguments,
     config: TrainConfig,
+    output: Path,
     loss_options: dict[str, Any] | None = None,
+    **arguments: Any,
 ) -> SentenceTransformerTrainer:
-    """The Trainer of a run, whose model is prepared for the loss: Normalize is stripped or added."""
+    """The Trainer of a run, whose model is prepared for the loss: Normalize is stripped or added.
+
+    ``loss_options`` and ``arguments`` override what the settings say about the loss and the Trainer's arguments.
+    """
+    card: Any = model.model_card_data
+    card.ir_model, card.task_name = True, "semantic search and other retrieval tasks"
+    card.train_datasets = [{"name": data.name}] if data.name else card.train_datasets
+    args = _arguments(config, rows, output, model, arguments)
     prepare(model, "dot" if config.loss == "learnable" else config.loss)
-    loss = _loss(config, model, arguments.world_size, loss_options or {})
-    return SentenceTransformerTrainer(model=model, args=arguments, train_dataset=rows, loss=loss)
+    terms: dict[str, Any] = {"temperature": config.temperature}
+    if config.dims is not None:
+        terms["terms"] = temp_agg_mrl(config.dims, (0.05,) if config.temperatures is None else config.temperatures)
+    elif config.temperatures is not None:
+        terms["terms"] = temp_agg(config.temperatures)
+    options: dict[str, Any] = {"gather_across_devices": args.world_size > 1, "mini_batch_size": config.mini_batch_size}
+    options |= {"margin": config.margin, "guide": None if config.guide is None else load(config.guide)}
+    loss = LOSSES[config.loss](model, **(options | (loss_options or {}) | terms))
+    return SentenceTransformerTrainer(model=model, args=args, train_dataset=rows, loss=loss)
 
 
 def save_trained(trainer: SentenceTransformerTrainer, output: Path, figures: dict[str, Any]) -> None:
     """Writes the model with its card, and ``training.json`` with the loss, the log and the given figures."""
-    describe_training(trainer)
-    loss: Any = trainer.loss
-    record = {
-        "loss": type(loss).__name__,
-        **loss.get_config_dict(),
-        "processes": trainer.args.world_size,
-        **figures,
-        "log": trainer.state.log_history,
-    }
+    card: Any = trainer.model.model_card_data
+    loss: Any = trainer.loss  # which the card describes again, because its scale is a number after training
+    card.train_datasets = card.extract_dataset_metadata(trainer.train_dataset, card.train_datasets, loss, "train")
+    record = {"loss": type(loss).__name__, **loss.get_config_dict(), "processes": trainer.args.world_size}
+    record |= {**figures, "log": trainer.state.log_history}
     try:
         with one_line_about_the_disk(output):
             write_model(trainer.model, output)
@@ -248,13 +242,16 @@ class _Arguments(SentenceTransformerTrainingArguments):
         return min(super().get_warmup_steps(num_training_steps), num_training_steps - 1)
 
 
-def training_arguments(
-    config: TrainConfig, rows: Dataset, output: Path, model: SentenceTransformer, **more: Any
+def _arguments(
+    config: TrainConfig, rows: Dataset, output: Path, model: SentenceTransformer, more: dict[str, Any]
 ) -> SentenceTransformerTrainingArguments:
     """Arguments of the Trainer for these settings; ``more`` overrides any of them."""
     own_rates = LearnableNormLoss.learning_rate_mapping() if config.loss == "learnable" else {}
     if config.temperature == "learned":
         own_rates |= LearnedTemperature.learning_rate_mapping()
+    # A text would be its own negative in a batch that holds it twice, but one text may be too common to avoid that.
+    commonest = max(Counter(text for column in rows.column_names for text in rows[column]).values())
+    is_rare = commonest * config.batch_size <= len(rows)
     settings: dict[str, Any] = {
         "output_dir": str(output / "checkpoints"),
         "num_train_epochs": config.epochs,
@@ -265,7 +262,7 @@ def training_arguments(
         "warmup_steps": config.warmup_ratio,
         "bf16": has_fast_bf16() if config.bf16 is None else config.bf16,
         "use_cpu": model.device.type == "cpu",
-        "batch_sampler": _batch_sampler(rows, config.batch_size),
+        "batch_sampler": BatchSamplers.NO_DUPLICATES if is_rare else BatchSamplers.BATCH_SAMPLER,
         "dataloader_drop_last": True,
         "logging_steps": 10,
         "save_steps": config.save_steps,
@@ -276,63 +273,23 @@ def training_arguments(
     arguments = _Arguments(**(settings | more))
     if arguments.n_gpu > 1:
         logger.warning(f"One process for {arguments.n_gpu} GPUs is slow; start one for each (docs/devices.md).")
-    if len(rows) < 2 * (processes := arguments.world_size):
-        raise ValueError(f"{len(rows)} training pairs are too few for {processes} processes; start fewer.")
-    if config.batch_size > len(rows) // processes and arguments.process_index == 0:
+    most = len(rows) // arguments.world_size
+    if most < 2:
+        raise ValueError(f"{len(rows)} training pairs are too few for {arguments.world_size} processes; start fewer.")
+    if config.batch_size > most and arguments.process_index == 0:
         logger.warning(
-            f"batch_size={config.batch_size:,} is more than the {len(rows):,} training pairs"
-            + (f" of {processes} processes" if processes > 1 else "")
-            + f" fill: every step takes {len(rows) // processes:,} pairs, and an epoch is one step."
+            f"batch_size={config.batch_size:,} is more than the {len(rows):,} training pairs fill: every step takes "
+            f"{most:,} pairs on each process, and an epoch is one step."
         )
-    arguments.per_device_train_batch_size = min(config.batch_size, len(rows) // processes)
+    arguments.per_device_train_batch_size = min(config.batch_size, most)
     return arguments
-
-
-def _loss(
-    config: TrainConfig, model: SentenceTransformer, processes: int, options: dict[str, Any]
-) -> MagnitudeRankingLoss:
-    terms: dict[str, Any] = {"temperature": config.temperature}
-    if config.dims is not None:
-        temperatures = (0.05,) if config.temperatures is None else config.temperatures
-        terms["terms"] = temp_agg_mrl(config.dims, temperatures)
-    elif config.temperatures is not None:
-        terms["terms"] = temp_agg(config.temperatures)
-    defaults: dict[str, Any] = {"gather_across_devices": processes > 1, "mini_batch_size": config.mini_batch_size}
-    defaults |= {"margin": config.margin, "guide": None if config.guide is None else load(config.guide)}
-    return LOSSES[config.loss](model, **(defaults | options | terms))
-
-
-def describe(model: SentenceTransformer, data: RetrievalData) -> None:
-    """Names the training data, and has the card show retrieval with ``encode_query`` and ``encode_document``."""
-    card: Any = model.model_card_data
-    card.ir_model = True
-    card.task_name = "semantic search and other retrieval tasks"
-    if data.name:
-        card.train_datasets = [{"name": data.name}]
-
-
-def describe_training(trainer: SentenceTransformerTrainer) -> None:
-    """Describes the loss again after training: the scale is then a number instead of "auto"."""
-    card: Any = trainer.model.model_card_data
-    card.train_datasets = card.extract_dataset_metadata(
-        trainer.train_dataset, card.train_datasets, trainer.loss, "train"
-    )
 
 
 def digest_of(data: RetrievalData) -> str:
     """A digest of texts and judgments, by which a run that resumes knows its data."""
     rows: list[tuple[str, ...]] = [*data.queries.items(), *data.corpus.items()]
     rows += [
-        (query, document, str(grade)) for query, ids in data.relevant.items() for document, grade in sorted(ids.items())
+        (q, document, str(grade)) for q, found in data.relevant.items() for document, grade in sorted(found.items())
     ]
-    rows += [(query, *sorted(ids)) for query, ids in data.negatives.items()]
+    rows += [(q, *sorted(ids)) for q, ids in data.negatives.items()]
     return digest(text for row in rows for text in row)
-
-
-def _batch_sampler(rows: Dataset, batch_size: int) -> BatchSamplers:
-    """Batches without duplicates, where a text would be its own negative, unless one text is too common for that."""
-    commonest = max(Counter(text for column in rows.column_names for text in rows[column]).values())
-    if commonest * batch_size <= len(rows):
-        return BatchSamplers.NO_DUPLICATES
-    logger.info("One text occurs in %d of %d rows, so a batch may hold a text twice.", commonest, len(rows))
-    return BatchSamplers.BATCH_SAMPLER

@@ -14,6 +14,7 @@ from st_magnitude._config import (
     Bf16,
     MiniBatchSize,
     Negatives,
+    TrainLength,
     check_ranges,
     did_you_mean,
     numbers,
@@ -88,10 +89,7 @@ class TrainConfig:
     guide: Annotated[
         str | None, typer.Option(help="Folder or hub id of a frozen model whose scores decide about the margin.")
     ] = None
-    max_length: Annotated[
-        int | None,
-        typer.Option(min=1, help="Number of tokens of a text that training reads; default: the model's own limit."),
-    ] = None
+    max_length: TrainLength = None
     serve_length: Annotated[
         int | None,
         typer.Option(min=1, help="Number of tokens that the saved model reads; default: as the pretrained model."),

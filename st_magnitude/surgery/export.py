@@ -206,10 +206,11 @@ def _class_of(path: str, options: Mapping[str, Any]) -> str:
     return "CrossEncoder" if is_cross_encoder else "SentenceTransformer"
 
 
-def limit_length(model: SentenceTransformer, length: int, name: str = "max_length") -> None:
+def limit_length(model: SentenceTransformer, length: int) -> None:
     """Limits the number of tokens of a text that a model reads. Static models have no such limit: ValueError."""
     try:
         model.max_seq_length = length
     except AttributeError:
-        option = name.replace("_", "-")
-        raise ValueError(f"This model reads texts of any number of tokens; leave out {name} (--{option}).") from None
+        raise ValueError(
+            "This model reads texts of any number of tokens; leave out max_length (--max-length) and serve_length."
+        ) from None
