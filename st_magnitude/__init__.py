@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         SimilarityMSELoss,
         TempAggLoss,
         TempAggMRLLoss,
+        TempSpecMRLLoss,
     )
     from st_magnitude.losses.prior import DocumentPrior
     from st_magnitude.losses.sigreg import SIGReg
@@ -78,6 +79,7 @@ __all__ = [
     "SimilarityMSELoss",
     "TempAggLoss",
     "TempAggMRLLoss",
+    "TempSpecMRLLoss",
     "Term",
     "admit",
     "attach",

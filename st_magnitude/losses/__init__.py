@@ -11,6 +11,7 @@ from st_magnitude.losses.sigreg import SIGRegInfoNCE
 from st_magnitude.losses.temperature import (
     TempAggLoss,
     TempAggMRLLoss,
+    TempSpecMRLLoss,
     temp_agg,
     temp_agg_mrl,
     temp_spec_mrl,
@@ -27,6 +28,7 @@ __all__ = [
     "SimilarityMSELoss",
     "TempAggLoss",
     "TempAggMRLLoss",
+    "TempSpecMRLLoss",
     "temp_agg",
     "temp_agg_mrl",
     "temp_spec_mrl",

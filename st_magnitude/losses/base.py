@@ -92,6 +92,7 @@ class EmbeddingLoss(Remembering):
         self.auto_scale: float | None = None
         self.scale: float | Literal["auto"] = unit if scale == "auto" and not keeps_magnitude else scale
         self._has_begun = self._is_resumed = False
+        self._watch = FiniteWatch(self.name)
         # The model of a test or of a loop of your own may be a function.
         is_module = isinstance(model, nn.Module)
         self._hook = model.register_load_state_dict_post_hook(self._note_loading) if is_module else None
@@ -106,13 +107,16 @@ class EmbeddingLoss(Remembering):
         if isinstance(self.model, SentenceTransformer):
             set_similarity_function(self.model, self.similarity)
 
-    # --- the first batch --------------------------------------------------------------------------------------------
+    # --- the first batch, and every batch ---------------------------------------------------------------------------
 
-    def begin_once(self) -> None:
-        """Calls `begin` on the first training batch."""
-        if torch.is_grad_enabled() and not self._has_begun:
+    def watch(self, columns: Sequence[Tensor]) -> None:
+        """Calls `begin` on the first training batch, and looks for columns (B, D) that are not finite."""
+        if not torch.is_grad_enabled():
+            return
+        if not self._has_begun:
             self._has_begun = True
             self.begin()
+        self._watch(columns)
 
     def begin(self) -> None:
         """Checks on the first training batch of a run."""
@@ -210,6 +214,40 @@ class EmbeddingLoss(Remembering):
                 f"{what}, but weights were loaded into the model after the loss was built. If the run resumes, call "
                 "stm.attach(trainer) before train() in the first run and in the resumed one, which keeps "
                 f"{kept}. If this is a new run, load the weights before you build the loss."
+            )
+
+
+class FiniteWatch:
+    """Warns once about columns whose embeddings are not finite, without waiting for a GPU.
+
+    A GPU writes its answer about a batch into page-locked memory when it gets there, which is read at the next batch.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._finite = torch.ones(0, dtype=torch.bool)
+        self._has_warned = False
+
+    def __call__(self, columns: Sequence[Tensor]) -> None:
+        if self._has_warned:
+            return
+        self._warn()
+        finite = torch.stack([x.detach().isfinite().all() for x in columns])  # (columns,)
+        if len(self._finite) != len(finite):
+            self._finite = torch.ones(len(finite), dtype=torch.bool, pin_memory=finite.is_cuda)
+        self._finite.copy_(finite, non_blocking=True)
+        if not finite.is_cuda:
+            self._warn()
+
+    def _warn(self) -> None:
+        if bad := [str(number) for number, is_finite in enumerate(self._finite.tolist(), start=1) if not is_finite]:
+            self._has_warned = True
+            logger.warning(
+                "%s is not finite, because the embeddings of text column %s (of %d) contain nan or infinity. Look for "
+                "empty or damaged texts in that column, a learning rate that is too high, or an overflow in float16.",
+                self.name,
+                ", ".join(bad),
+                len(self._finite),
             )
 
 

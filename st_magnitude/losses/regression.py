@@ -91,7 +91,7 @@ class SimilarityMSELoss(EmbeddingLoss):
                 "(STS-B: by 5).",
                 largest,
             )
-        self.begin_once()
+        self.watch(embeddings)
         self.find_scale(a, [b])
         predicted = float(self.scale) * self.similarity.pairwise(a, b)  # (B,)
         return mse_loss(predicted, labels.to(predicted.dtype).view(-1))

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "TempAggLoss",
     "TempAggMRLLoss",
+    "TempSpecMRLLoss",
     "quarters",
     "temp_agg",
     "temp_agg_mrl",
@@ -194,6 +195,37 @@ class TempAggMRLLoss(MagnitudeRankingLoss):
         dims = quarters(model) if dims is None else dims
         terms = temp_agg_mrl(dims, temperatures, dim_weights, temperature_weights)
         super().__init__(model, similarity, terms, **options)
+
+
+class TempSpecMRLLoss(MagnitudeRankingLoss):
+    """:class:`MagnitudeRankingLoss` summed over several prefixes, each at its own temperature: `temp_spec_mrl`.
+
+        L = sum_i lambda_i InfoNCE(x[:d_i], tau_i)
+
+    Args:
+        model: The SentenceTransformer to train.
+        temperatures: Mapping of prefixes d_i to temperatures tau_i; None: 0.03 at a quarter of the model's dimensions,
+            0.06 at a half, and 0.1 at all of them.
+        similarity: A Similarity or its name, as in TempAggLoss.
+        dim_weights: Mapping of prefixes d_i to weights lambda_i; None: 1 for each.
+        **options: All other arguments of MagnitudeRankingLoss except ``terms``.
+
+    Source: Dinu et al., ICLR 2025, Eq. 8.
+    """
+
+    citation = CITATION
+
+    def __init__(
+        self,
+        model: SentenceTransformer,
+        temperatures: Mapping[int, float] | None = None,
+        similarity: Similarity | str = COSINE,
+        *,
+        dim_weights: Mapping[int, float] | None = None,
+        **options: Unpack[LossOptions],
+    ) -> None:
+        temperatures = temperatures or dict(zip(quarters(model), TEMPERATURES, strict=True))
+        super().__init__(model, similarity, temp_spec_mrl(temperatures, dim_weights), **options)
 
 
 def quarters(model: SentenceTransformer) -> tuple[int, int, int]:

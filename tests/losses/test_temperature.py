@@ -20,15 +20,11 @@ SPEC = {8: 0.03, 16: 0.06, 32: 0.1}
 SIMILARITIES = ["cosine", "dot", "qnorm", "dnorm", Similarity(0.7, 0.4)]
 
 
-def temp_spec_mrl_loss(model, **options):
-    return stm.MagnitudeRankingLoss(model, terms=temp_spec_mrl(SPEC), **options)
-
-
 # Loss -> the sum of its paper's equation, written out: (weight, dim, temperature)
 SUMS = {
     stm.TempAggLoss: [(1, 32, 0.03), (1, 32, 0.06), (1, 32, 0.1)],
     stm.TempAggMRLLoss: [(1, dim, tau) for dim in (8, 16, 32) for tau in (0.03, 0.06, 0.1)],
-    temp_spec_mrl_loss: [(1, 8, 0.03), (1, 16, 0.06), (1, 32, 0.1)],
+    stm.TempSpecMRLLoss: [(1, 8, 0.03), (1, 16, 0.06), (1, 32, 0.1)],
 }
 LOSSES = list(SUMS)
 
@@ -82,7 +78,7 @@ def test_learned_exponents(model, loss_class, mini_batch_size):
     terms = {
         stm.TempAggLoss: temp_agg(),
         stm.TempAggMRLLoss: temp_agg_mrl([8, 16, 32]),
-        temp_spec_mrl_loss: temp_spec_mrl(SPEC),
+        stm.TempSpecMRLLoss: temp_spec_mrl(SPEC),
     }[loss_class]
     loss = stm.LearnableNormLoss(model, 0.3, 0.6, terms=terms, scale=3.0, mini_batch_size=mini_batch_size).double()
     norm = model[-1]
@@ -100,7 +96,7 @@ def test_weights(model):
     terms = [(2, 12, 0.1), (8, 12, 0.2), (0.125, 32, 0.1), (0.5, 32, 0.2)]
     assert [(t.weight, t.dim, t.temperature) for t in mrl.terms] == terms
     assert_equal(model, columns, mrl, lambda: (0.0, 0.0), terms, 3.0)
-    spec = stm.DotRankingLoss(model, terms=temp_spec_mrl({32: 0.1, 9: 0.3}, {9: 3.0, 32: 0.5}), scale=3.0)
+    spec = stm.TempSpecMRLLoss(model, {32: 0.1, 9: 0.3}, "dot", dim_weights={9: 3.0, 32: 0.5}, scale=3.0)
     assert_equal(model, columns, spec, lambda: (0.0, 0.0), [(3, 9, 0.3), (0.5, 32, 0.1)], 3.0)
 
 
