@@ -50,7 +50,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from st_magnitude import Term, infonce
-from st_magnitude.kernel.tiles import divide_by_norms, rows_of_a_tile
+from st_magnitude.kernel.norms import divide_by_norms
+from st_magnitude.kernel.tiles import rows_of_a_tile
 
 TEMPERATURE = 0.05
 TEMPERATURES = (0.03, 0.06, 0.1)

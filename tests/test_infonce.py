@@ -303,6 +303,10 @@ def test_log_q_in_float32(temperature):
         torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-5 * b.abs().max().item())
 
 
+def last_column(rows, scores):
+    return (torch.arange(scores.shape[1]) == scores.shape[1] - 1).expand_as(scores)
+
+
 @pytest.mark.parametrize("similarity", [DOT, QNORM, COSINE], ids=str)
 @pytest.mark.parametrize("scale", [1e4, -1e4])
 @pytest.mark.parametrize("hardness", [0.0, 0.5])
@@ -313,7 +317,7 @@ def test_an_excluded_column_is_as_if_it_were_not_there(similarity, scale, hardne
     documents = torch.cat([torch.randn(6, 8), scale * queries.detach().sum(dim=0, keepdim=True)]).requires_grad_()
     terms = [Term(4, 0.5), Term(None, 0.3), Term(None, 0.1)]
     losses = [
-        infonce(queries, documents, terms, similarity, hardness=hardness, exclude=lambda rows, s: torch.arange(7) == 6),
+        infonce(queries, documents, terms, similarity, hardness=hardness, exclude=last_column),
         infonce(queries, documents[:6], terms, similarity, hardness=hardness),
     ]
     torch.testing.assert_close(*losses)
@@ -532,11 +536,21 @@ def test_input_is_checked():
         infonce(queries, documents, [Term(temperature="learned")])
     with pytest.raises(ValueError, match=r"integer ids \(13,\) of the documents; got torch.int64 of shape \(8,\)"):
         infonce(queries, documents, exclude=torch.arange(8))
-    x, positives = torch.randn(3, 4), torch.eye(3).bool()
-    positives[1, 1] = False
-    for function in (infonce, infonce_reference):
-        with pytest.raises(ValueError, match="query 1"):
-            function(x, x, positives=positives)
+    with pytest.raises(ValueError, match=r"not of all_queries; give integer ids"):
+        infonce(queries, documents, all_queries=documents, positives=torch.ones(6, 13).bool())
+
+
+def test_booleans_as_positives():
+    """The own positive is one of them in any case."""
+    queries, documents = embeddings(4, 9)
+    matrix = torch.rand(4, 9, generator=torch.Generator().manual_seed(2)) > 0.6
+    with_own = matrix | (torch.arange(9) == torch.arange(4)[:, None] + 2)
+    terms, directions = [Term(3, 0.5), Term(None, 0.3)], ("query_to_document", "document_to_query", "both")
+    for direction in directions:
+        options = {"hardness": 0.4, "log_q": log_frequencies(9), "log_q_queries": log_frequencies(4)}
+        assert_equals_the_reference(queries, documents, terms, QNORM, direction, 2, positives=matrix, **options)
+        losses = [infonce(queries, documents, terms, QNORM, direction, 2, positives=p) for p in (matrix, with_own)]
+        assert losses[0] == losses[1]
 
 
 def peak_bytes(step):

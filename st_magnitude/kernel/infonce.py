@@ -22,20 +22,20 @@ With B queries, M documents and D dimensions:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from st_magnitude.kernel.batch import Batch, Exclude
+from st_magnitude.kernel.norms import divide_by_norms
 from st_magnitude.kernel.terms import LearnedTemperature, Term
-from st_magnitude.kernel.tiles import InfoNCE, Judge, Plan, divide_by_norms, of_both_sides, prefixes_of
-from st_magnitude.similarity import COSINE, Similarity, at_least_float32
+from st_magnitude.kernel.tiles import InfoNCE, Judge, Panel, Plan, Side
+from st_magnitude.similarity import COSINE, Similarity
 
 __all__ = ["Direction", "Exclude", "Term", "infonce"]
 
-# What excludes columns: integer ids, or a function of rows and their scores that returns booleans; or several of them.
-Exclude = Tensor | Judge | Sequence[Tensor | Judge]
 Direction = Literal["query_to_document", "document_to_query", "both"]
 
 
@@ -86,10 +86,11 @@ def infonce(
             and whose ``scores`` are (n, Q) against all queries.
         positives: Several positives of a query: integer ids (M,) of the documents, equal for documents of the same
             content: the positives of query i are all documents with the id of row ``offset + i``; or booleans
-            (B, M). The loss of a query is then the mean of -log softmax over its positives, all of which stay in the
-            softmax (Khosla et al. 2020, arXiv 2004.11362, Eq. 2; with ``direction="both"``, Yang et al. 2022, arXiv
-            2204.03610, Eq. 2 and 3). For a softmax without them, with the query's own positive as the only one, give
-            the ids as ``exclude`` instead. ``hardness`` weights negatives only.
+            (B, M), to which the query's own positive is added. The loss of a query is then the mean of -log softmax
+            over its positives, all of which stay in the softmax (Khosla et al. 2020, arXiv 2004.11362, Eq. 2; with
+            ``direction="both"``, Yang et al. 2022, arXiv 2204.03610, Eq. 2 and 3). For a softmax without them, with the
+            query's own positive as the only one, give the ids as ``exclude`` instead. ``hardness`` weights negatives
+            only.
         log_q: Logarithms of how often each document is drawn as a negative, (M,), which are subtracted from the logits,
             s / tau - log q, of all terms: those of the positives, too. In-batch negatives are drawn as often as
             documents occur in the training pairs, so without the correction a popular document is a negative too often
@@ -106,7 +107,7 @@ def infonce(
         A scalar, in float64 for float64 inputs and in float32 otherwise.
 
     Raises:
-        ValueError: If shapes, dims, offset or direction do not fit together, or a row of booleans names no positive.
+        ValueError: If shapes, dims, offset or direction do not fit together.
 
     Gradients reach queries, documents, all_queries, and those exponents and temperatures that are tensors. The forward
     pass takes them once, so a second derivative does not exist.
@@ -124,183 +125,80 @@ def infonce(
     """
     terms = tuple(terms)
     width = check_shapes(queries, documents, all_queries, own_documents, terms, direction, offset)
-    priors = check_priors(log_q, log_q_queries, documents, queries if all_queries is None else all_queries)
-    sides = sides_of(exclude, exclude_queries, positives, queries, documents, offset, all_queries, direction)
-    dims, members = prefixes_of(terms, width)
-    forward, backward = (
-        Plan(
-            dims=dims,
-            members=members,
-            weights=tuple(t.weight for t in terms),
-            hardness=alpha,
-            judges=side.judges,
-            positives=side.positives,
-            log_q=prior,
-            tile_rows=tile_rows,
-        )
-        for alpha, side, prior in zip(of_both_sides(hardness), sides, priors, strict=True)
+    batch = Batch(
+        queries=queries,
+        documents=documents,
+        offset=offset,
+        all_queries=all_queries,
+        hardness=hardness if isinstance(hardness, tuple) else (hardness, hardness),
+        exclude=exclude,
+        exclude_queries=exclude_queries,
+        positives=positives,
+        log_q=log_q,
+        log_q_queries=log_q_queries,
     )
-    # From here on every score is a plain inner product: the norms of the longest prefix are divided out first, and
-    # the norms of shorter prefixes are factors of rows and columns.
+    batch.check()
+    plan = Plan.of(terms, width, len(queries), tile_rows)
     losses = []
     with torch.autocast(queries.device.type, enabled=False):
-        q, q_scale = divide_by_norms(queries, forward.dims, similarity.gamma_query)  # (B, D'), (K - 1, B)
-        d, d_scale = divide_by_norms(documents, forward.dims, similarity.gamma_document)  # (M, D'), (K - 1, M)
-        temperatures = torch.stack([torch.as_tensor(t.temperature, dtype=q.dtype, device=q.device) for t in terms])
-        if direction in ("query_to_document", "both"):
-            loss = InfoNCE.apply(q, d, q_scale, d_scale, temperatures, offset, forward)
-            towards = queries, documents, terms, similarity, offset, sides[0].positives, priors[0]
-            losses.append(loss + _other_positives(*towards))
-        if direction in ("document_to_query", "both"):
-            own = slice(offset, offset + len(q))
-            if own_documents is None:
-                own_documents, d, d_scale = documents[own], d[own], None if d_scale is None else d_scale[:, own]
-            else:
-                d, d_scale = divide_by_norms(own_documents, forward.dims, similarity.gamma_document)  # (B, D')
-            if all_queries is None:
-                all_queries, offset = queries, 0
-            else:
-                q, q_scale = divide_by_norms(all_queries, forward.dims, similarity.gamma_query)  # (Q, D')
-            loss = InfoNCE.apply(d, q, d_scale, q_scale, temperatures, offset, backward)
-            towards = own_documents, all_queries, terms, similarity.swapped, offset, sides[1].positives, priors[1]
-            losses.append(loss + _other_positives(*towards))
-    return losses[0] if len(losses) == 1 else (losses[0] + losses[1]) / 2
+        # From here on every score is a plain inner product: the norms of the longest prefix are divided out first, and
+        # the norms of shorter prefixes are factors of rows and columns.
+        divide = partial(divide_by_norms, dims=plan.dims)
+        vectors = {
+            "queries": divide(queries, gamma=similarity.gamma_query),  # (B, D'), (K - 1, B)
+            "documents": divide(documents, gamma=similarity.gamma_document),  # (M, D'), (K - 1, M)
+        }
+        if all_queries is not None:
+            vectors["all_queries"] = divide(all_queries, gamma=similarity.gamma_query)  # (Q, D'), (K - 1, Q)
+        if own_documents is not None:
+            vectors["own_documents"] = divide(own_documents, gamma=similarity.gamma_document)  # (B, D'), (K - 1, B)
+        temperatures = stack_temperatures(terms, vectors["queries"][0])
+        for directions in SOFTMAXES[direction]:
+            losses.append(_softmax(batch, directions, vectors, plan, temperatures))
+    return torch.stack(losses).mean()
 
 
-def _other_positives(
-    rows: Tensor,  # (B, D)
-    columns: Tensor,  # (M, D)
-    terms: tuple[Term, ...],
-    similarity: Similarity,
-    offset: int,
-    positives: _Equal | _Pairs | None,
-    log_q: Tensor | None,  # (M,)
-) -> Tensor | float:
-    """The mean of -log softmax over all positives of a row, minus -log softmax of its own positive.
+SOFTMAXES = {
+    "query_to_document": [("query_to_doc",)],
+    "document_to_query": [("doc_to_query",)],
+    "both": [("query_to_doc",), ("doc_to_query",)],
+}
 
-    It is linear, s(q, own) - s(q, mean of positives), so it does not need the B x M scores.
-    """
-    if positives is None:
-        return 0.0
-    differences = []
+
+def _softmax(
+    batch: Batch,
+    directions: tuple[str, ...],
+    vectors: dict[str, tuple[Tensor, Tensor | None]],
+    plan: Plan,
+    temperatures: Tensor,
+) -> Tensor:
+    """The loss of one softmax over the columns of all directions; the first one has the positives."""
+    all_queries = "all_queries" if "all_queries" in vectors else "queries"
+    own_documents = "own_documents" if "own_documents" in vectors else "documents"
+    rows, columns = {"query": "queries", "doc": own_documents}, {"query": all_queries, "doc": "documents"}
+    pairs = {d: (rows[d.split("_to_")[0]], columns[d.split("_to_")[1]]) for d in directions}
+    used = list(dict.fromkeys(name for pair in pairs.values() for name in pair))
+
+    def arrange(sides: list[Side]) -> list[Panel]:
+        side = dict(zip(used, sides, strict=True))
+        panels: list[Panel] = []
+        for direction, (rows, columns) in pairs.items():
+            of_rows = side[rows].part(batch.own) if rows == "documents" else side[rows]
+            panels.append(batch.panel(direction, of_rows, side[columns], attracts=not panels))
+        return panels
+
+    return InfoNCE.apply(plan, arrange, temperatures, *(x for name in used for x in vectors[name]))
+
+
+def stack_temperatures(terms: Sequence[Term], like: Tensor) -> Tensor:
+    """The temperatures of all terms on the device of a tensor, (T,)."""
+    temperatures = []
     for term in terms:
-        q, d = similarity.query(rows[:, : term.dim]), similarity.document(columns[:, : term.dim])
-        excess = (q * (d[offset : offset + len(q)] - positives.mean(d))).sum(dim=1).mean()
-        differences.append(term.weight / term.temperature * excess)
-        if log_q is not None:
-            gap = positives.mean(log_q[:, None])[:, 0] - log_q[offset : offset + len(rows)]
-            differences.append(term.weight * gap.mean())
-    return torch.stack(differences).sum()
-
-
-@dataclass(frozen=True)
-class _Equal:
-    """A judge: the columns with the id of the row."""
-
-    rows: Tensor  # (B,) in 0 ... G - 1
-    columns: Tensor  # (M,)
-
-    def __call__(self, tile: slice, scores: Tensor) -> Tensor:
-        return self.columns == self.rows[tile, None]
-
-    def mean(self, columns: Tensor) -> Tensor:
-        """(M, D) -> (B, D): for each row the mean of the columns with its id."""
-        count = torch.bincount(self.columns, minlength=int(self.rows.max()) + 1)  # (G,)
-        sums = columns.new_zeros(len(count), columns.shape[1]).index_add(0, self.columns, columns)  # (G, D)
-        return (sums / count.clamp(min=1)[:, None])[self.rows.long()]
-
-
-@dataclass(frozen=True)
-class _Pairs:
-    """A judge: the columns that a matrix names."""
-
-    matrix: Tensor  # (B, M)
-
-    def __call__(self, tile: slice, scores: Tensor) -> Tensor:
-        return self.matrix[tile]
-
-    def mean(self, columns: Tensor) -> Tensor:
-        """(M, D) -> (B, D): for each row the mean of its columns."""
-        return self.matrix.to(columns.dtype) @ columns / self.matrix.sum(dim=1, keepdim=True)
-
-
-@dataclass(frozen=True)
-class Side:
-    """The columns that are not negatives of a row, in one direction."""
-
-    judges: tuple[Judge, ...]
-    positives: _Equal | _Pairs | None
-
-
-def sides_of(
-    exclude: Exclude | None,
-    exclude_queries: Judge | Sequence[Judge] | None,
-    positives: Tensor | None,
-    queries: Tensor,
-    documents: Tensor,
-    offset: int,
-    all_queries: Tensor | None,
-    direction: Direction,
-) -> tuple[Side, Side]:
-    """The excluded columns and the positives, in the softmax of a query and in the softmax of a document."""
-    own = slice(offset, offset + len(queries))
-    columns = own if all_queries is None else slice(len(all_queries))  # the positives of the queries of a softmax
-
-    def equal(name: str, ids: Tensor) -> tuple[_Equal, _Equal] | None:
-        if ids.dtype == torch.bool or ids.is_floating_point() or ids.shape != documents.shape[:1]:
-            raise ValueError(
-                f"{name} takes integer ids ({len(documents)},) of the documents; got {ids.dtype} of shape "
-                f"{tuple(ids.shape)}."
-            )
-        names, groups = torch.unique(ids, return_inverse=True)
-        groups = groups.int()  # two of them compare in half the time of two int64
-        same = _Equal(groups[own], groups), _Equal(groups[own], groups[columns])
-        return same if len(names) < len(groups) else None
-
-    for_queries, for_documents = [], list(_sequence(exclude_queries))
-    for judge in _sequence(exclude):
-        if not isinstance(judge, Tensor):
-            for_queries.append(judge)
-        elif same := equal("exclude", judge):
-            for_queries.append(same[0])
-            for_documents.append(same[1])
-    partners: tuple[_Equal, _Equal] | tuple[_Pairs, _Pairs] | None = None
-    if positives is not None and positives.shape == (len(queries), len(documents)) and positives.dtype == torch.bool:
-        if all_queries is not None and len(all_queries) != len(queries):
-            raise ValueError("positives are booleans of these queries, not of all_queries; give integer ids (M,).")
-        partners = _Pairs(positives), _Pairs(positives[:, columns].T)
-        used = {"query_to_document": partners[:1], "document_to_query": partners[1:], "both": partners}[direction]
-        for pairs in used:
-            if not pairs.matrix.any(dim=1).all():
-                row = int(pairs.matrix.any(dim=1).int().argmin())
-                what = f"query {row}" if pairs is partners[0] else f"document {own.start + row}"
-                raise ValueError(f"positives has no True for {what}, but every softmax needs a positive.")
-    elif positives is not None:
-        partners = equal("positives", positives)
-    first, second = partners or (None, None)
-    return Side(tuple(for_queries), first), Side(tuple(for_documents), second)
-
-
-def _sequence(exclude: Exclude | None) -> Sequence[Any]:
-    if exclude is None:
-        return ()
-    return exclude if isinstance(exclude, (list, tuple)) else (exclude,)
-
-
-def check_priors(
-    log_q: Tensor | None, log_q_queries: Tensor | None, documents: Tensor, queries: Tensor
-) -> tuple[Tensor | None, Tensor | None]:
-    """The logarithms of sampling probabilities of documents and queries, after a check of their shapes."""
-    checked = []
-    for name, numbers, columns in (("log_q", log_q, documents), ("log_q_queries", log_q_queries, queries)):
-        if numbers is not None and (numbers.shape != columns.shape[:1] or not numbers.is_floating_point()):
-            raise ValueError(
-                f"{name} takes the logarithms of {len(columns)} probabilities, one of each column; got "
-                f"{numbers.dtype} of shape {tuple(numbers.shape)}."
-            )
-        checked.append(None if numbers is None else numbers.detach().to(at_least_float32(columns[:0]).dtype))
-    first, second = checked
-    return first, second
+        if isinstance(term.temperature, Tensor):
+            temperatures.append(term.temperature.to(like))
+        else:
+            temperatures.append(like.new_full((), term.temperature))  # a copy from the host would wait for the device
+    return torch.stack(temperatures)
 
 
 def check_shapes(

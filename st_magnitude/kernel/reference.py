@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from st_magnitude.kernel.infonce import Direction, Exclude, Side, check_priors, sides_of
+from st_magnitude.kernel.batch import Batch, Exclude
+from st_magnitude.kernel.infonce import Direction
 from st_magnitude.kernel.terms import Term
-from st_magnitude.kernel.tiles import Judge, of_both_sides
+from st_magnitude.kernel.tiles import Judge, Side
 from st_magnitude.similarity import COSINE, Similarity
 
 __all__ = ["infonce_reference"]
@@ -45,46 +46,49 @@ def infonce_reference(
         True
     """
 
-    def one_way(
-        rows: Tensor,
-        columns: Tensor,
-        similarity: Similarity,
-        offset: int,
-        alpha: float,
-        side: Side,
-        log_q: Tensor | None,
-    ) -> Tensor:
-        tile = slice(0, len(rows))
-        own = torch.arange(len(rows)), torch.arange(len(rows)) + offset  # row and column of each query's own positive
+    hardnesses = hardness if isinstance(hardness, tuple) else (hardness, hardness)
+    batch = Batch(
+        queries,
+        documents,
+        offset,
+        all_queries,
+        hardnesses,
+        exclude,
+        exclude_queries,
+        positives,
+        log_q,
+        log_q_queries,
+    )
+    batch.check()
+
+    def one_way(name: str, rows: Tensor, columns: Tensor, similarity: Similarity) -> Tensor:
+        panel = batch.panel(name, Side(rows, None), Side(columns, None), attracts=True)
+        tile, own = slice(0, len(rows)), (torch.arange(len(rows)), torch.arange(len(rows)) + (panel.own or 0))
         loss, excluded = rows.new_zeros(()), torch.zeros(len(rows), len(columns), dtype=torch.bool, device=rows.device)
-        for judge in side.judges:
-            longest = max(term.dim or rows.shape[1] for term in terms)
-            excluded |= judge(tile, similarity(rows[:, :longest], columns[:, :longest]).detach())
-        is_positive = torch.zeros_like(excluded)
+        longest = max(term.dim or rows.shape[1] for term in terms)
+        scores = similarity(rows[:, :longest], columns[:, :longest]).detach()
+        for judge in panel.judges:
+            excluded |= judge(tile, scores).bool()
+        is_positive = torch.zeros_like(excluded) if panel.kept is None else panel.kept(tile, scores).bool()
         is_positive[own] = True
         excluded &= ~is_positive
-        if side.positives is not None:
-            is_positive = side.positives(tile, excluded)
-            excluded &= ~is_positive
         share = is_positive.double() / is_positive.sum(dim=1, keepdim=True)  # (B, M)
         for term in terms:
             scores = similarity(rows[:, : term.dim], columns[:, : term.dim])  # (B, M)
-            extra = alpha * scores.detach().masked_fill(is_positive, 0)  # a negative counts exp(alpha · s) times
-            logits = scores / term.temperature - (0 if log_q is None else log_q)
+            logits = scores / term.temperature + (0 if panel.bias is None else panel.bias)
+            extra = panel.hardness * scores.detach().masked_fill(
+                is_positive, 0
+            )  # a negative counts exp(alpha · s) times
             attraction = (share.to(scores.dtype) * logits).sum(dim=1)
             log_sum = (logits + extra).masked_fill(excluded, -torch.inf).logsumexp(dim=1)
             loss = loss + term.weight * (log_sum - attraction).mean()
         return loss
 
-    own_documents = documents[offset : offset + len(queries)] if own_documents is None else own_documents  # (B, D)
-    others, shift = (queries, 0) if all_queries is None else (all_queries, offset)  # (Q, D)
-    priors = check_priors(log_q, log_q_queries, documents, others)
-    sides = sides_of(exclude, exclude_queries, positives, queries, documents, offset, all_queries, direction)
+    own_documents = documents[batch.own] if own_documents is None else own_documents  # (B, D)
+    others = queries if all_queries is None else all_queries  # (Q, D)
     losses = []
     if direction in ("query_to_document", "both"):
-        alpha = of_both_sides(hardness)[0]
-        losses.append(one_way(queries, documents, similarity, offset, alpha, sides[0], priors[0]))
+        losses.append(one_way("query_to_doc", queries, documents, similarity))
     if direction in ("document_to_query", "both"):
-        alpha = of_both_sides(hardness)[1]
-        losses.append(one_way(own_documents, others, similarity.swapped, shift, alpha, sides[1], priors[1]))
+        losses.append(one_way("doc_to_query", own_documents, others, similarity.swapped))
     return torch.stack(losses).mean()

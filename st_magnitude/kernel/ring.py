@@ -4,8 +4,7 @@ Gathering puts the documents of all W ranks, W·M x D numbers, on every rank. In
 documents, the block at hand and the block that arrives, so its memory does not grow with W. A block makes two
 rounds. Send and receive run while the rank works with the block at hand:
 
-1. For each term and each of its rows, a rank carries the largest logit and the sum of exponentials over the blocks seen
-   so far. After W blocks they are the log-sum-exp over all documents.
+1. For each term and each of its rows, a rank carries the log-sum-exp over the blocks seen so far.
 2. With it, the softmax of a tile is known at once. The gradient of the rows stays, and the gradient of a block travels
    one hop behind the block. Each rank adds its part, and after W hops the gradient is home.
 
@@ -18,10 +17,8 @@ arXiv 2410.17243, section 3.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -29,17 +26,16 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from st_magnitude.kernel.infonce import Direction, check_priors, check_shapes
+from st_magnitude.kernel.batch import Batch, SameId
+from st_magnitude.kernel.infonce import Direction, check_shapes, stack_temperatures
+from st_magnitude.kernel.norms import divide_by_norms
 from st_magnitude.kernel.terms import Term
-from st_magnitude.kernel.tiles import divide_by_norms, of_both_sides, prefixes_of, rows_of_a_tile
+from st_magnitude.kernel.tiles import Judge, Panel, Plan, Side, Softmax
 from st_magnitude.similarity import COSINE, Similarity
 
 __all__ = ["agree", "num_ranks", "ring_infonce"]
 
-_LOG2_E = math.log2(math.e)
-
-# The columns of one rank, with the factors of their prefixes and their ids, or the gradients of the first two. The
-# first axis of each tensor counts columns.
+# The columns of one rank with all that belongs to them, or gradients. The first axis of each tensor counts columns.
 Block = dict[str, Tensor]
 
 
@@ -79,6 +75,8 @@ def ring_infonce(
     hardness: float | tuple[float, float] = 0.0,
     exclude: Sequence[Tensor] = (),
     threshold: Callable[[Tensor], Tensor] | None = None,
+    guide: tuple[Tensor, Tensor] | None = None,
+    positives: Tensor | None = None,
     log_q: Tensor | None = None,
     log_q_queries: Tensor | None = None,
     tile_rows: int | None = None,
@@ -92,6 +90,9 @@ def ring_infonce(
             positive is not a negative of that query. Each rank gives as many of these tensors.
         threshold: Function of the scores of the positives (B,), at the longest prefix before the temperature. A
             document that scores above its value (B,) is not a negative of that query.
+        guide: Vectors of the queries (B, Dg) and of the documents (M, Dg), whose inner products are the scores that the
+            threshold looks at. None: the scores of the embeddings.
+        positives: Whole numbers (M,), equal for documents that are positives of the same queries, on all ranks.
         log_q: As in infonce, of the documents (M,) of this rank.
         log_q_queries: As in infonce, of the queries (B,) of this rank.
 
@@ -102,256 +103,159 @@ def ring_infonce(
     Raises:
         ValueError: As infonce does. All ranks raise together.
     """
-    terms = tuple(terms)
+    terms, size = tuple(terms), len(queries)
+    hardnesses = hardness if isinstance(hardness, tuple) else (hardness, hardness)
+    batch = Batch(queries, documents, 0, None, hardnesses, exclude, None, positives, log_q, log_q_queries)
 
     def own_sizes() -> tuple[int, int]:
         check_shapes(queries, documents, None, None, terms, direction, 0)
-        check_priors(log_q, log_q_queries, documents, queries)
+        batch.check()
         return len(queries), len(documents)
 
     counts = list(zip(*agree(queries.device, own_sizes, 2), strict=True))  # of queries and of documents, per rank
-    dims, members = prefixes_of(terms, queries.shape[1])
-    forward, backward = (
-        _Plan(
-            dims=dims,
-            members=members,
-            weights=tuple(t.weight * len(counts[0]) / sum(counts[0]) for t in terms),
-            hardness=alpha,
-            tile_rows=tile_rows or rows_of_a_tile(queries.device, len(documents)),
-            counts=count,
-            threshold=threshold,
-        )
-        for alpha, count in zip(of_both_sides(hardness), reversed(counts), strict=True)
-    )
-    ids = torch.stack(list(exclude), dim=1) if exclude else None  # (M, E)
-    own_ids = None if ids is None else ids[: len(queries)]
-    log_q, log_q_queries = check_priors(log_q, log_q_queries, documents, queries)
+    plan = Plan.of(terms, queries.shape[1], sum(counts[0]) / len(counts[0]), tile_rows)
+    travels: Block = {}  # what belongs to documents besides their vectors
+    if exclude:
+        travels["ids"] = torch.stack(list(exclude), dim=1)  # (M, E)
+    if positives is not None:
+        travels["labels"] = positives
+    of_documents, of_queries = dict(travels), {name: x[:size] for name, x in travels.items()}
+    for block, numbers, vectors in ((of_documents, log_q, 1), (of_queries, log_q_queries, 0)):
+        if numbers is not None:
+            block["bias"] = -numbers.detach().to(batch.dtype)
+        if guide is not None:
+            block["guide"] = guide[vectors]
     with torch.autocast(queries.device.type, enabled=False):
-        q, q_scale = divide_by_norms(queries, forward.dims, similarity.gamma_query)  # (B, D'), (K - 1, B)
-        d, d_scale = divide_by_norms(documents, forward.dims, similarity.gamma_document)  # (M, D'), (K - 1, M)
-        temperatures = torch.stack([torch.as_tensor(t.temperature, dtype=q.dtype, device=q.device) for t in terms])
+        q, q_scale = divide_by_norms(queries, plan.dims, similarity.gamma_query)  # (B, D'), (K - 1, B)
+        d, d_scale = divide_by_norms(documents, plan.dims, similarity.gamma_document)  # (M, D'), (K - 1, M)
+        temperatures = stack_temperatures(terms, q)
         losses = []
         if direction in ("query_to_document", "both"):
-            losses.append(_Ring.apply(q, d, q_scale, d_scale, temperatures, own_ids, ids, log_q, forward))
+            ring = _Ring(plan, counts[1], hardnesses[0], threshold, of_queries, of_documents)
+            losses.append(_RingInfoNCE.apply(ring, temperatures, q, q_scale, d, d_scale))
         if direction in ("document_to_query", "both"):
-            own, own_scale = d[: len(q)], None if d_scale is None else d_scale[:, : len(q)]
-            swapped = own, q, own_scale, q_scale, temperatures, own_ids, own_ids, log_q_queries, backward
-            losses.append(_Ring.apply(*swapped))
-    return losses[0] if len(losses) == 1 else (losses[0] + losses[1]) / 2
+            own_scale, own = (
+                None if d_scale is None else d_scale[:, :size],
+                {n: x[:size] for n, x in of_documents.items()},
+            )
+            ring = _Ring(plan, counts[0], hardnesses[1], threshold, own, of_queries)
+            losses.append(_RingInfoNCE.apply(ring, temperatures, d[:size], own_scale, q, q_scale))
+    return torch.stack(losses).mean()
 
 
-@dataclass(frozen=True)
-class _Plan:
-    dims: tuple[int, ...]  # ascending prefixes
-    members: tuple[tuple[int, ...], ...]  # per prefix, the terms that use it
-    weights: tuple[float, ...]  # per term, of one row
-    hardness: float
-    tile_rows: int
-    counts: tuple[int, ...]  # per rank, its columns
-    threshold: Callable[[Tensor], Tensor] | None
-
-
-class _Ring(torch.autograd.Function):
-    """The sum of all terms for plain inner products, as in the kernel; the forward pass takes the gradients."""
+class _RingInfoNCE(torch.autograd.Function):
+    """The loss of one softmax of each row; the forward pass takes the gradients."""
 
     @staticmethod
     def forward(
         ctx: Any,
-        rows: Tensor,  # (B, D), D the longest prefix
-        columns: Tensor,  # (M, D), the positives of the rows first
-        row_scale: Tensor | None,  # (K - 1, B)
-        column_scale: Tensor | None,  # (K - 1, M)
+        ring: _Ring,
         temperatures: Tensor,  # (T,)
-        row_ids: Tensor | None,  # (B, E)
-        column_ids: Tensor | None,  # (M, E)
-        log_q: Tensor | None,  # (M,)
-        plan: _Plan,
+        rows: Tensor,  # (B, D), D the longest prefix
+        row_scale: Tensor | None,  # (K - 1, B)
+        columns: Tensor,  # (M, D), the positives of the rows first
+        column_scale: Tensor | None,  # (K - 1, M)
     ) -> Tensor:
-        own = {"columns": columns.contiguous()}
+        needs = ctx.needs_input_grad[1:]
+        side = Side.with_gradients(rows, row_scale, any(needs), any(needs))
+        own = {"columns": columns.contiguous(), **ring.of_columns}
         if column_scale is not None:
             own["scale"] = column_scale.T.contiguous()  # (M, K - 1)
-        if column_ids is not None:
-            own["ids"] = column_ids
-        if log_q is not None:
-            own["bias"] = log_q * -_LOG2_E
-        with torch.autocast(rows.device.type, enabled=False):
-            walk = _Walk(rows, row_scale, row_ids, own, temperatures, plan)
-            loss = walk.loss()
-            gradients = walk.gradients(ctx.needs_input_grad[4]) if any(ctx.needs_input_grad) else ()
-        ctx.save_for_backward(*gradients)
-        return loss
+        softmax = Softmax(ring.plan, temperatures, ring.panel(side, own, 0, None), needs[0])
+        ring.find_sums(side, own, softmax)
+        if any(needs):
+            home = ring.gradients(side, own, softmax)
+            grad_scale = home["scale"].T if "scale" in home else None
+            gradients = (softmax.grad_temperatures(), side.grad, side.grad_scale, home["columns"], grad_scale)
+            ctx.save_for_backward(*gradients)
+        return softmax.loss()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        return (*(g if g is None else g * grad_output for g in ctx.saved_tensors), None, None, None, None)
+        return (None, *(g if g is None else g * grad_output for g in ctx.saved_tensors))
 
 
-class _Walk:
-    """The two rounds of a ring. Logits are in base 2. The positive of a row counts apart from its scores."""
+@dataclass(frozen=True)
+class _Ring:
+    """The ranks, and what passes around them."""
 
-    def __init__(
-        self,
-        rows: Tensor,
-        row_scale: Tensor | None,
-        row_ids: Tensor | None,
-        own: Block,
-        temperatures: Tensor,
-        plan: _Plan,
-    ) -> None:
-        self.rows, self.row_scale, self.row_ids, self.own, self.plan = rows, row_scale, row_ids, own, plan
-        self.last = len(plan.dims) - 1
-        self.spans = [slice(a, b) for a, b in pairwise((0, *plan.dims))]
-        self.tiles = [slice(a, min(a + plan.tile_rows, len(rows))) for a in range(0, len(rows), plan.tile_rows)]
-        self.low = torch.finfo(rows.dtype).min * 2.0**-40  # the score of what is not a negative; 0 times it is 0
+    plan: Plan
+    counts: tuple[int, ...]  # per rank, its columns
+    hardness: float
+    threshold: Callable[[Tensor], Tensor] | None
+    of_rows: Block  # what belongs to the rows besides their vectors
+    of_columns: Block
 
-        # Memory for scores of each prefix, and for powers of them
-        num_buffers = len(plan.dims) + (2 if max(map(len, plan.members)) > 1 else 1)
-        *self.buffers, self.spare = (rows.new_empty(self.tiles[0].stop * max(plan.counts)) for _ in range(num_buffers))
+    def panel(
+        self, rows: Side, block: Block, hop: int, softmax: Softmax | None, gradient: Block | None = None
+    ) -> Panel:
+        """The panel of the rows of this rank and a block; without ``softmax``, only what the positives need."""
+        scale, grads = block.get("scale"), gradient or {}
+        grad_scale = grads["scale"].T if "scale" in grads else None
+        columns = Side(
+            block["columns"], None if scale is None else scale.T.contiguous(), grads.get("columns"), grad_scale
+        )
+        same = {}
+        for name in ("ids", "labels"):
+            if name in block:
+                of_rows, of_columns = (x[name].reshape(len(x[name]), -1).T for x in (self.of_rows, block))
+                pairs = zip(of_rows, of_columns, strict=True)
+                same[name] = tuple(SameId.of(*pair, rows.x.dtype) for pair in pairs)
+        judges: tuple[Judge, ...] = same.get("ids", ())
+        if self.threshold is not None and softmax is not None:
+            judges = (*judges, self._too_close(block, softmax))
+        return Panel(
+            rows,
+            columns,
+            own=0 if hop == 0 else None,
+            attracts=True,
+            judges=judges,
+            kept=same["labels"][0] if "labels" in same else None,
+            hardness=self.hardness,
+            bias=block.get("bias"),
+        )
 
-        row_factors = rows.new_ones(len(plan.dims), len(rows))  # (K, B)
-        if row_scale is not None:
-            row_factors[:-1] = row_scale
-        parts = [torch.linalg.vecdot(rows[:, span], own["columns"][: len(rows), span]) for span in self.spans]
-        self.diagonal = torch.stack(parts).cumsum(dim=0)  # scores of the positives, without row_factors, (K, B)
-        if "scale" in own:
-            self.diagonal[:-1] *= own["scale"][: len(rows)].T
-        positives = self.diagonal * row_factors  # (K, B)
-        self.threshold = None if plan.threshold is None else plan.threshold(positives[-1])  # (B,)
-        prefix_of = {t: k for k, members in enumerate(plan.members) for t in members}
-        factors, positives = (x[[prefix_of[t] for t in range(len(temperatures))]] for x in (row_factors, positives))
-        weights, inverse = rows.new_tensor(plan.weights)[:, None], 1 / temperatures[:, None]  # (T, 1)
-        self.inverse, self.weights, self.positive_scores = inverse, weights, positives  # (T, 1), (T, 1), (T, B)
-        self.positives = positives * inverse * _LOG2_E  # logits
-        if "bias" in own:
-            self.positives += own["bias"][: len(rows)]
-        self.rates = factors * (inverse + plan.hardness) * _LOG2_E  # d logit / d score of a negative
-        self.pulls = factors * inverse * weights  # d loss / d score, but for the softmax
+    def _too_close(self, block: Block, softmax: Softmax) -> Judge:
+        """A judge: the columns that score above the threshold."""
+        assert self.threshold is not None
+        if "guide" not in block:
+            limits = self.threshold(softmax.scores[-1])  # (B,)
+            return lambda rows, scores: scores > limits[rows, None]
+        queries, own = self.of_rows["guide"], self.of_columns["guide"]
+        limits = self.threshold((queries * own[: len(queries)]).sum(dim=1))
+        return lambda rows, scores: queries[rows] @ block["guide"].T > limits[rows, None]
 
-    def loss(self) -> Tensor:
-        """The first round. It leaves the log-sum-exp of each term and row, (T, B)."""
-        peaks, totals = self.positives.clone(), torch.ones_like(self.positives)
-        for hop, block in enumerate(self._around()):
-            for tile in self.tiles:
-                for scores, members in zip(self._scores(tile, block, hop), self.plan.members, strict=True):
-                    best = scores.amax(dim=1)
-                    for t in members:
-                        above = best * self.rates[t, tile]
-                        if "bias" in block:
-                            above += block["bias"].max()
-                        above = torch.maximum(peaks[t, tile], above)
-                        total = self._powers(scores, t, tile, above, block, self.spare).sum(dim=1)
-                        totals[t, tile] = totals[t, tile] * (peaks[t, tile] - above).exp2_() + total
-                        peaks[t, tile] = above
-        self.log_sums = totals.log2_().add_(peaks)
-        return ((self.log_sums - self.positives) * (self.weights / _LOG2_E)).sum()
+    def around(self, own: Block) -> Iterator[tuple[int, Block]]:
+        """The blocks of all ranks, beginning with this rank. The next one arrives while the caller has one at hand."""
+        block, ranks = own, len(self.counts)
+        for hop in range(ranks):
+            arrived = self._pass_on(block, hop) if hop < ranks - 1 else None
+            yield hop, block
+            if arrived is not None:
+                block, arrived = arrived(), None
 
-    def gradients(self, of_temperatures: bool) -> tuple[Tensor | None, ...]:
-        """The second round: the gradients of rows, columns, row_scale, column_scale and temperatures."""
-        surplus = (self.positives - self.log_sums).exp2_().sub_(1)  # softmax of the positives, less 1, (T, B)
-        self.positive_slopes = surplus * self.pulls
-        self.grad_inverse = (surplus * self.positive_scores * self.weights).sum(dim=1) if of_temperatures else None
-        self.grad_rows = torch.zeros_like(self.rows)
-        self.grad_row_scale = None if self.row_scale is None else torch.zeros_like(self.row_scale)
+    def find_sums(self, rows: Side, own: Block, softmax: Softmax) -> None:
+        """The first round, after which the log-sum-exp of each row is known."""
+        for hop, block in self.around(own):
+            softmax.visit([self.panel(rows, block, hop, softmax)], finds_sums=True, adds_gradients=False)
+
+    def gradients(self, rows: Side, own: Block, softmax: Softmax) -> Block:
+        """The second round, after which the gradients of this rank's block are home."""
         arrived = None
-        for hop, block in enumerate(self._around()):
-            gradient: Block = {n: torch.zeros_like(x) for n, x in block.items() if n in ("columns", "scale")}
-            for tile in self.tiles:
-                self._add_gradients(tile, block, hop, gradient)
+        for hop, block in self.around(own):
+            gradient: Block = {name: torch.zeros_like(x) for name, x in block.items() if name in ("columns", "scale")}
+            softmax.visit([self.panel(rows, block, hop, softmax, gradient)], finds_sums=False, adds_gradients=True)
             if arrived is not None:
                 _add(gradient, arrived())
                 arrived = None  # frees what has arrived and what was sent
             arrived = self._pass_on(gradient, hop)
-        home = arrived()  # type: ignore[misc]  # after W hops
-        grad_scale = home["scale"].T if "scale" in home else None
-        grad_temperatures = None if self.grad_inverse is None else -self.grad_inverse * self.inverse[:, 0] ** 2
-        return self.grad_rows, home["columns"], self.grad_row_scale, grad_scale, grad_temperatures
-
-    # --- one tile ---------------------------------------------------------------------------------------------------
-
-    def _scores(self, tile: slice, block: Block, hop: int) -> list[Tensor]:
-        """The scores (n, M) of each prefix, without row_factors; only negatives have any."""
-        shape = tile.stop - tile.start, len(block["columns"])
-        scores = [_view(buffer, shape) for buffer in self.buffers[: len(self.spans)]]
-        for k, span in enumerate(self.spans):
-            rows, columns = self.rows[tile, span], block["columns"][:, span]
-            torch.addmm(scores[max(k - 1, 0)], rows, columns.T, beta=float(k > 0), out=scores[k])
-        masks = [] if self.threshold is None else [scores[-1] > self.threshold[tile, None]]
-        if "ids" in block and self.row_ids is not None:
-            masks += [x[tile, None] == ids for x, ids in zip(self.row_ids.T, block["ids"].T, strict=True)]
-        for k, x in enumerate(scores):
-            if k < self.last and "scale" in block:
-                x.mul_(block["scale"][:, k].contiguous())
-            for mask in masks:
-                x.masked_fill_(mask, self.low)
-            if hop == 0:
-                x.diagonal(tile.start).fill_(self.low)
-        return scores
-
-    def _powers(self, scores: Tensor, term: int, tile: slice, above: Tensor, block: Block, buffer: Tensor) -> Tensor:
-        """2 ** (logits - above) of a term in the memory of the buffer: (n, M), (n,) -> (n, M)."""
-        rate, powers = self.rates[term, tile, None], _view(buffer, scores.shape)
-        if "bias" in block:
-            torch.addcmul(block["bias"], scores, rate, out=powers)
-        else:
-            torch.mul(scores, rate, out=powers)
-        return powers.sub_(above[:, None]).exp2_()
-
-    def _add_gradients(self, tile: slice, block: Block, hop: int, gradient: Block) -> None:
-        """Adds what a tile contributes to the gradients of rows and of the block."""
-        slopes: list[Tensor] = []  # d loss / d products of each prefix
-        for k, scores in enumerate(self._scores(tile, block, hop)):
-            members = list(self.plan.members[k])
-            for t in members:
-                into, pull = self.spare if t == members[0] else self.buffers[-1], self.pulls[t, tile]
-                softmax = self._powers(scores, t, tile, self.log_sums[t, tile], block, into)
-                if self.grad_inverse is not None:
-                    self.grad_inverse[t] += torch.linalg.vecdot(softmax, scores) @ pull / self.inverse[t, 0]
-                if t == members[0]:
-                    slope = softmax.mul_(pull[:, None])
-                else:
-                    slope.addcmul_(softmax, pull[:, None])
-            if hop == 0:
-                scores.diagonal(tile.start).copy_(self.diagonal[k, tile])
-                slope.diagonal(tile.start).copy_(self.positive_slopes[members, tile].sum(dim=0))
-            if k < self.last and self.row_scale is not None and self.grad_row_scale is not None:
-                self.grad_row_scale[k, tile] += torch.linalg.vecdot(slope, scores) / self.row_scale[k, tile]
-            if k < self.last and "scale" in block:
-                factor = block["scale"][:, k].contiguous()
-                gradient["scale"][:, k] += scores.mul_(slope).sum(dim=0) / factor
-                slope.mul_(factor)
-            slopes.append(slope)
-            self.buffers[k], self.spare = self.spare, self.buffers[k]  # nothing needs these scores any more
-
-        # A block of coordinates belongs to every prefix that reaches it: add up the slopes, the longest prefix first.
-        slope = slopes[-1]
-        for k in range(self.last, -1, -1):
-            if k < self.last:
-                slope.add_(slopes[k])
-            self.grad_rows[tile, self.spans[k]].addmm_(slope, block["columns"][:, self.spans[k]])
-            gradient["columns"][:, self.spans[k]].addmm_(slope.T, self.rows[tile, self.spans[k]])
-
-    # --- the ring ---------------------------------------------------------------------------------------------------
-
-    def _around(self) -> Iterator[Block]:
-        """The blocks of all ranks, beginning with this rank. The next one arrives while the caller has one at hand."""
-        block, ranks = self.own, len(self.plan.counts)
-        for hop in range(ranks):
-            arrived = self._pass_on(block, hop) if hop < ranks - 1 else None
-            yield block if self._repeats(block, hop) else {name: x for name, x in block.items() if name != "ids"}
-            if arrived is not None:
-                block, arrived = arrived(), None
-
-    def _repeats(self, block: Block, hop: int) -> bool:
-        """Whether a column other than the positive of a row has the id of that row."""
-        if self.row_ids is None:
-            return False
-        pairs = zip(self.row_ids.T, block["ids"].T, strict=True)
-        return any(int(torch.isin(ids, own).sum()) > (len(own.unique()) if hop == 0 else 0) for own, ids in pairs)
+        assert arrived is not None
+        return arrived()  # after W hops
 
     def _pass_on(self, block: Block, hop: int) -> Callable[[], Block]:
         """Sends what belongs to the block at hand to the next rank; returns a function that waits for its successor."""
-        rank, counts = dist.get_rank(), self.plan.counts
+        rank, counts = dist.get_rank(), self.counts
         before, after = (rank - 1) % len(counts), (rank + 1) % len(counts)
         size = counts[(rank - hop - 1) % len(counts)]
         successor = {name: x.new_empty(size, *x.shape[1:]) for name, x in block.items()}
@@ -365,11 +269,6 @@ class _Walk:
             return successor
 
         return arrived
-
-
-def _view(buffer: Tensor, shape: Sequence[int]) -> Tensor:
-    """The beginning of a buffer as a contiguous matrix."""
-    return buffer[: math.prod(shape)].view(*shape)
 
 
 def _add(block: Block, other: Block) -> None:

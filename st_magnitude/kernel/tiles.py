@@ -1,11 +1,15 @@
-"""The tiles behind :func:`~st_magnitude.infonce`: how the loss and its gradients are computed. See docs/kernel.md."""
+"""The engine of :func:`~st_magnitude.infonce` and the ring: softmaxes over panels, tile by tile. See docs/kernel.md.
+
+A softmax runs over one or several *panels*, rows that are compared with a block of columns. A *tile* is a panel for
+some of the rows. Logits are in base 2, because exp2 is several times as fast as exp in PyTorch on a CPU.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -13,25 +17,52 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from st_magnitude.kernel.terms import Term
-from st_magnitude.similarity import at_least_float32, safe_norm
 
-_LOG2_E = math.log2(math.e)  # exp2 is several times as fast as exp in PyTorch on a CPU
+LOG2_E = math.log2(math.e)
 
-
-# (rows, their scores (n, M)) -> booleans (n, M), True for the columns that do not count as negatives of a row
+# (rows, their scores (n, M)) -> (n, M), booleans or 0 and 1: True for columns that do not count as negatives of a row
 Judge = Callable[[slice, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Plan:
+    """What the panels of a softmax share. Nothing of it depends on the value of a tensor."""
+
     dims: tuple[int, ...]  # ascending prefixes
-    members: tuple[tuple[int, ...], ...]  # per prefix, the terms that use it
-    weights: tuple[float, ...]  # per term
-    hardness: float
-    judges: tuple[Judge, ...]  # what leaves columns out, tile by tile
-    positives: Judge | None  # the columns that are not negatives but stay; None: the diagonal
-    log_q: Tensor | None  # (M,)
+    members: tuple[tuple[int, ...], ...]  # per prefix, the terms that use it, by falling temperature
+    powers: tuple[int, ...]  # per term, the power of the exponential before it that is its own exponential, or 0
+    weights: tuple[float, ...]  # per term, of one row
     tile_rows: int | None  # None: rows_of_a_tile
+
+    @classmethod
+    def of(cls, terms: Sequence[Term], width: int, num_rows: float, tile_rows: int | None) -> Plan:
+        """The plan of terms for embeddings with ``width`` dimensions.
+
+        Where the ratio of two temperatures is 2 or 3, an exponential is a power of another, which is cheaper. The
+        values of temperatures that are tensors stay on the device, so these terms have an exponential each.
+        """
+        dims = tuple(sorted({term.dim or width for term in terms}))
+        members, powers = [], [0] * len(terms)
+        for dim in dims:
+            of_prefix = [i for i, term in enumerate(terms) if (term.dim or width) == dim]
+            numbers = {i: float(tau) for i in of_prefix if not isinstance(tau := terms[i].temperature, Tensor)}
+            chain = sorted(numbers, key=lambda i: -numbers[i])
+            for before, after in pairwise(chain):
+                ratio = numbers[before] / numbers[after]
+                if round(ratio) in (2, 3) and abs(ratio - round(ratio)) < 2e-7:
+                    powers[after] = round(ratio)
+            members.append((*chain, *(i for i in of_prefix if i not in numbers)))
+        return cls(dims, tuple(members), tuple(powers), tuple(t.weight / num_rows for t in terms), tile_rows)
+
+    @property
+    def spans(self) -> list[slice]:
+        """The coordinates that each prefix adds to the one before."""
+        return [slice(a, b) for a, b in pairwise((0, *self.dims))]
+
+    def per_term(self, prefixes: Sequence[Tensor]) -> Tensor:
+        """Numbers of each prefix, (K) x (n,), as numbers of each term, (T, n)."""
+        prefix_of = {t: k for k, members in enumerate(self.members) for t in members}
+        return torch.stack([prefixes[prefix_of[t]] for t in range(len(self.weights))])
 
 
 def rows_of_a_tile(device: torch.device, num_columns: int) -> int:
@@ -43,266 +74,329 @@ def rows_of_a_tile(device: torch.device, num_columns: int) -> int:
     return 1024 if device.type == "cuda" else max(256, 2**19 // num_columns)
 
 
-def prefixes_of(terms: Sequence[Term], width: int) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
-    """The prefixes of the terms in ascending order, and the numbers of the terms that compare each of them."""
-    dims = tuple(sorted({term.dim or width for term in terms}))
-    return dims, tuple(tuple(i for i, term in enumerate(terms) if (term.dim or width) == dim) for dim in dims)
+@dataclass(frozen=True)
+class Side:
+    """Vectors divided by their norms, the factors that turn them into shorter prefixes, and the gradients of both."""
+
+    x: Tensor  # (n, D), D the longest prefix
+    scale: Tensor | None  # (K - 1, n); None: 1
+    grad: Tensor | None = None
+    grad_scale: Tensor | None = None
+
+    @classmethod
+    def with_gradients(cls, x: Tensor, scale: Tensor | None, needs_x: bool, needs_scale: bool) -> Side:
+        grad_scale = torch.zeros_like(scale) if scale is not None and needs_scale else None
+        return cls(x, scale, torch.zeros_like(x) if needs_x else None, grad_scale)
+
+    def part(self, rows: slice) -> Side:
+        """A view of some of the vectors, whose gradients go into those of the whole."""
+        scale, grad_scale = (None if s is None else s[:, rows] for s in (self.scale, self.grad_scale))
+        return Side(self.x[rows], scale, None if self.grad is None else self.grad[rows], grad_scale)
+
+    def factors(self, num_prefixes: int) -> list[Tensor]:
+        """The factors of all prefixes, (K) x (n,)."""
+        ones = self.x.new_ones(len(self.x))
+        return [ones] * num_prefixes if self.scale is None else [*self.scale, ones]
 
 
-def of_both_sides(hardness: float | tuple[float, float]) -> tuple[float, float]:
-    """The weights of similar documents and of similar queries."""
-    return hardness if isinstance(hardness, tuple) else (hardness, hardness)
+@dataclass(frozen=True)
+class Panel:
+    """Rows, a block of columns, and what is special about some of their pairs."""
+
+    rows: Side  # (B, D)
+    columns: Side  # (M, D)
+    own: int | None = None  # the column that belongs to the first row; that of row i is i further on. None: no column
+    attracts: bool = False  # whether positives are among the columns
+    judges: tuple[Judge, ...] = ()  # the columns to leave out
+    kept: Judge | None = None  # other columns that stay, and are further positives if the panel attracts
+    hardness: float = 0.0  # a negative counts exp(hardness · s) times
+    bare: Judge | None = None  # columns without that weight
+    bias: Tensor | None = None  # (M,), added to the logits
 
 
-def divide_by_norms(x: Tensor, dims: tuple[int, ...], gamma: float | Tensor) -> tuple[Tensor, Tensor | None]:
-    """x / |x|^gamma of the longest prefix, (n, D'), and the factors that turn it into shorter ones, (K - 1, n)."""
-    x = at_least_float32(x[:, : dims[-1]])
-    if not isinstance(gamma, Tensor) and gamma == 0.0:
-        return x, None
-    divided, scales = _DivideByNorms.apply(x, torch.as_tensor(gamma, dtype=x.dtype), dims)
-    return divided, scales if len(dims) > 1 else None
+class Softmax:
+    """The log-sum-exp of each term and row over all panels, the loss, and the gradients.
 
+    The positive of a row counts apart from the scores of the panels, so no tile has to treat it specially.
 
-class _DivideByNorms(torch.autograd.Function):
-    """(x / |x|^gamma, (|x| / |x[:dim]|)^gamma for all prefixes but the last): (n, D) -> (n, D), (K - 1, n).
-
-    Autograd of the same formulas holds several temporaries of the size of x, which set the peak memory of a large
-    batch. This backward pass holds only the gradient.
+    Args:
+        plan: Prefixes, terms and weights.
+        temperatures: (T,).
+        panel: The panel, or the part of it, that has the positives on its diagonal.
     """
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, gamma: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        norms = torch.cat([safe_norm(x[:, :dim]) for dim in dims], dim=1).T
-        norms = norms.contiguous()  # (K, n); factors with a stride multiply at a seventh of the speed
-        scale, scales = norms[-1] ** -gamma, (norms[-1] / norms[:-1]) ** gamma  # (n,), (K - 1, n)
-        ctx.save_for_backward(x, gamma, norms, scale, scales)
-        ctx.dims = dims
-        return x * scale[:, None], scales
+    def __init__(self, plan: Plan, temperatures: Tensor, panel: Panel, learns_temperatures: bool) -> None:
+        rows, start = panel.rows, panel.own or 0
+        own, num_prefixes = panel.columns.part(slice(start, start + len(rows.x))), len(plan.dims)
+        self.plan, self.inverse = plan, 1 / temperatures[:, None]  # (T, 1)
+        self.weights = torch.stack([temperatures.new_full((1,), w) for w in plan.weights])  # (T, 1)
+        self.grad_inverse = torch.zeros_like(temperatures) if learns_temperatures else None
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_divided: Tensor, grad_scales: Tensor) -> tuple[Tensor | None, ...]:
-        x, gamma, norms, scale, scales = ctx.saved_tensors
-        with torch.autocast(x.device.type, enabled=False):
-            grad = grad_divided * scale[:, None]
-            whole = torch.linalg.vecdot(x, grad)  # d loss / d -log |x|^gamma, (n,)
-            parts = grad_scales * scales  # d loss / d log of the scales, (K - 1, n)
-            grad_gamma = (parts * (norms[-1] / norms[:-1]).log()).sum() - (whole * norms[-1].log()).sum()
-            # The derivative of log |x| is x / |x|^2, in the coordinates of the prefix. One of the two norms is divided
-            # out at the end, because the square of a small norm is 0.
-            pulls = gamma * torch.cat([parts, (whole - parts.sum(dim=0))[None]]) * (norms[-1] / norms) / norms  # (K, n)
-            grad *= norms[-1:].T
-            for k, (start, stop) in enumerate(pairwise((0, *ctx.dims))):
-                block = slice(start, stop)
-                grad[:, block].addcmul_(x[:, block], pulls[k:].sum(dim=0)[:, None], value=-1)
-            grad /= norms[-1:].T
-        return grad, grad_gamma, None
+        # The positives: products of prefixes without and with the factors of the rows, (K) x (B,), and logits (T, B)
+        products = accumulate(torch.bmm(rows.x[:, None, span], own.x[:, span, None]).flatten() for span in plan.spans)
+        self.products = [p * factor for p, factor in zip(products, own.factors(num_prefixes), strict=True)]
+        self.scores = [p * factor for p, factor in zip(self.products, rows.factors(num_prefixes), strict=True)]
+        self.bias = torch.zeros_like(self.scores[0])  # (B,)
+        if panel.bias is not None:
+            self.bias += panel.bias[start : start + len(rows.x)]
+        self.positives = (plan.per_term(self.scores) * self.inverse + self.bias) * LOG2_E
+        self.log_sums = self.positives.clone()  # over what the panels have shown so far
+
+        # With several positives: their number, and the sums of their scores and biases, so far
+        self.counts = torch.ones_like(self.bias)
+        self.several = panel.attracts and panel.kept is not None
+        self.sums, self.bias_sums = (
+            [scores.clone() for scores in self.scores] if self.several else [],
+            self.bias.clone(),
+        )
+
+    def loss(self) -> Tensor:
+        """The sum over terms and rows of -log softmax at the positive, or its mean over several positives."""
+        attraction = self.positives
+        if self.several:
+            means = self.plan.per_term(self.sums) / self.counts
+            attraction = (means * self.inverse + self.bias_sums / self.counts) * LOG2_E
+        return ((self.log_sums - attraction) * (self.weights / LOG2_E)).sum()
+
+    def grad_temperatures(self) -> Tensor | None:
+        """The gradient of the temperatures, (T,)."""
+        if self.grad_inverse is None:
+            return None
+        gradient = self.grad_inverse
+        if self.several:
+            surplus = self.plan.per_term(self.scores) - self.plan.per_term(self.sums) / self.counts
+            gradient = gradient + (surplus * self.weights).sum(dim=1)
+        return -gradient * self.inverse[:, 0] ** 2
+
+    def visit(self, panels: Sequence[Panel], *, finds_sums: bool, adds_gradients: bool) -> None:
+        """Takes panels into the log-sum-exp, and adds what they contribute to the gradients.
+
+        One visit does both if it has all panels of a row. Otherwise a first round of visits finds the sums, and a
+        second one adds the gradients.
+        """
+        num_rows, edges = len(panels[0].rows.x), [0, *accumulate(len(panel.columns.x) for panel in panels)]
+        most = self.plan.tile_rows or rows_of_a_tile(self.inverse.device, edges[-1])
+        height = math.ceil(num_rows / math.ceil(num_rows / most))  # tiles of the same size
+        # Memory for the scores of each prefix, for slopes, and for exponentials if their slopes add up
+        num_buffers = len(self.plan.dims) + (2 if max(map(len, self.plan.members)) > 1 else 1)
+        memory = [panels[0].rows.x.new_empty(height, edges[-1]) for _ in range(num_buffers)]
+        for start in range(0, num_rows, height):
+            rows = slice(start, min(start + height, num_rows))
+            views = ([x[: rows.stop - start, a:b] for x in memory] for a, b in pairwise(edges))
+            tiles = [Tile(self, panel, rows, buffers) for panel, buffers in zip(panels, views, strict=True)]
+            for tile in tiles:
+                tile.compare(finds_sums)
+            for k, members in enumerate(self.plan.members):
+                for tile in tiles:
+                    tile.begin(k)
+                for t in members:
+                    for tile in tiles:
+                        total = tile.exponentials(t)
+                        if finds_sums:
+                            self.log_sums[t, rows] = torch.logaddexp2(self.log_sums[t, rows], total)
+                    if adds_gradients:
+                        for tile in tiles:
+                            tile.add_slope(t)
+                if adds_gradients:
+                    for tile in tiles:
+                        tile.end()
+            if adds_gradients:
+                for tile in tiles:
+                    tile.add_gradients()
+
+
+class Tile:
+    """Some rows of a panel: their scores (n, M), and the slopes d loss / d score.
+
+    Scores and slopes lack the factor of the row for a shorter prefix, which goes into rates and pulls instead.
+    """
+
+    def __init__(self, softmax: Softmax, panel: Panel, rows: slice, buffers: list[Tensor]) -> None:
+        self.softmax, self.plan, self.panel, self.rows = softmax, softmax.plan, panel, rows
+        self.side = panel.rows.part(rows)
+        num_prefixes = len(self.plan.dims)
+        self.scores, self.free, self.spare = buffers[:num_prefixes], buffers[num_prefixes], buffers[-1]
+        self.factors = self.side.factors(num_prefixes)  # (K) x (n,)
+        factors = self.plan.per_term(self.factors) * softmax.inverse  # (T, n)
+        self.pulls = factors * softmax.weights  # d loss / d score, but for the softmax
+        self.own = None if panel.own is None else panel.own + rows.start
+        self.diagonal = self.own if panel.attracts else None  # of the positives
+        self.hardness = panel.hardness if panel.kept is None and panel.bare is None else 0.0  # of all columns
+        self.rates = factors * LOG2_E  # d logit / d score
+        if self.hardness:
+            self.rates += self.plan.per_term(self.factors) * (self.hardness * LOG2_E)
+        # A bias of the logits is a factor of the exponentials, which leaves powers of them alone. No factor exceeds 1,
+        # so the best score of a row is still a safe shift.
+        self.top = None if panel.bias is None else panel.bias.max() * LOG2_E
+        self.prior = None if panel.bias is None else (panel.bias - panel.bias.max()).exp()  # (M,)
+
+    def compare(self, finds_sums: bool) -> None:
+        """Computes the scores of all prefixes; those of positives and of excluded columns become very low."""
+        panel, columns, softmax = self.panel, self.panel.columns, self.softmax
+        # A longer prefix only adds the coordinates that the shorter one lacks, so all prefixes together cost one
+        # matrix product.
+        for k, span in enumerate(self.plan.spans):
+            shorter = self.scores[max(k - 1, 0)]
+            torch.addmm(shorter, self.side.x[:, span], columns.x[:, span].T, beta=float(k > 0), out=self.scores[k])
+
+        self.kept = self._mask(panel.kept)
+        excluded = self._mask(*panel.judges)
+        if excluded is not None and self.kept is not None:
+            excluded.mul_(1 - self.kept)
+        bare = self._mask(panel.kept, panel.bare) if panel.hardness else None
+        self.hard = None if bare is None else 1 - bare.clamp_(max=1)  # where a weight counts, if not everywhere
+
+        if finds_sums and self.kept is not None and softmax.several and panel.attracts:
+            softmax.counts[self.rows] += self.kept.sum(dim=1)
+            if panel.bias is not None:
+                softmax.bias_sums[self.rows] += self.kept @ panel.bias
+        low = torch.finfo(self.scores[0].dtype).min * 2.0**-40  # with infinity, 0 times it would not be 0
+        for k, scores in enumerate(self.scores):
+            if columns.scale is not None and k < len(columns.scale):
+                scores.mul_(columns.scale[k])
+            if finds_sums and self.kept is not None and softmax.several and panel.attracts:
+                softmax.sums[k][self.rows] += torch.linalg.vecdot(self.kept, scores) * self.factors[k]
+            if excluded is not None:
+                scores.add_(excluded, alpha=low)
+            if self.diagonal is not None:
+                scores.diagonal(self.diagonal).fill_(low)
+
+    def _mask(self, *judges: Judge | None) -> Tensor | None:
+        """What the judges say of these scores, as numbers (n, M) that are 0 for False, and for a row's own column."""
+        scores, mask = self.scores[-1], None
+        for judge in judges:
+            if judge is not None:
+                said = judge(self.rows, scores).to(scores.dtype)
+                mask = said if mask is None else mask.add_(said)
+        if mask is not None and self.own is not None:
+            mask.diagonal(self.own).zero_()
+        return mask
+
+    def begin(self, prefix: int) -> None:
+        """Takes the scores of a prefix relative to the best one of their row."""
+        self.prefix, scores = prefix, self.scores[prefix]
+        self.penalty = None
+        if self.hard is not None:
+            weight = self.factors[prefix] * (self.panel.hardness * LOG2_E)
+            self.penalty = (scores * self.hard).mul_(weight[:, None])
+        self.best = scores.amax(dim=1)  # (n,)
+        scores.sub_(self.best[:, None])
+        self.slope: Tensor | None = None
+        self.powers = self.spare if len(self.plan.members[prefix]) > 1 else self.free
+        self.positive_slope = torch.zeros_like(self.best)
+
+    def exponentials(self, term: int) -> Tensor:
+        """Computes 2 ** (logit - anchor) for all columns; returns the log-sum-exp of the row, (n,)."""
+        scores, powers, rate = self.scores[self.prefix], self.powers, self.rates[term]
+        self.anchor = self.best * rate
+        if self.plan.powers[term] and not self.panel.hardness:
+            powers.pow_(self.plan.powers[term])
+        else:
+            torch.mul(scores, rate[:, None], out=powers)
+            if self.penalty is not None:
+                powers.add_(self.penalty)
+                largest = powers.amax(dim=1)
+                powers.sub_(largest[:, None])
+                self.anchor += largest
+            powers.exp2_()
+        if self.prior is None or self.top is None:
+            self.total = powers.sum(dim=1)
+        else:
+            self.total = powers @ self.prior
+            self.anchor += self.top
+        return self.total.log2() + self.anchor
+
+    def add_slope(self, term: int) -> None:
+        """Adds softmax times pull to the slopes, because the exponentials are gone after this term."""
+        softmax, rows, powers, pull = self.softmax, self.rows, self.powers, self.pulls[term]
+        log_sum = softmax.log_sums[term, rows]
+        probability = (self.anchor - log_sum).exp2_()  # of a column with the anchor's logit
+        if softmax.grad_inverse is not None:
+            weighted = powers if self.prior is None else powers * self.prior
+            expected = torch.linalg.vecdot(weighted, self.scores[self.prefix]) + self.best * self.total
+            surplus = expected * self.factors[self.prefix] - softmax.scores[self.prefix][rows] * self.total
+            softmax.grad_inverse[term] += (surplus * probability).sum() * softmax.weights[term, 0]
+        if self.diagonal is not None:
+            own = (softmax.positives[term, rows] - log_sum).exp2_()
+            self.positive_slope += (own - 1 / softmax.counts[rows]) * pull
+        share = (probability * pull)[:, None]
+        if self.slope is None:
+            self.slope = torch.mul(powers, share, out=self.free)
+        else:
+            self.slope.addcmul_(powers, share)
+
+    def end(self) -> None:
+        """Completes the slopes of a prefix, and the gradients of its factors."""
+        k, softmax, rows, columns = self.prefix, self.softmax, self.side, self.panel.columns
+        scores, slope = self.scores[k], self.free
+        if self.prior is not None:
+            slope.mul_(self.prior)
+        if self.kept is not None and self.panel.attracts:
+            pull = torch.stack([self.pulls[t] for t in self.plan.members[k]]).sum(dim=0)
+            slope.addcmul_(self.kept, -(pull / softmax.counts[self.rows])[:, None])
+        if k < len(self.plan.dims) - 1 and (rows.grad_scale is not None or columns.grad_scale is not None):
+            moments = scores.mul_(slope)
+            if rows.grad_scale is not None:
+                rows.grad_scale[k] += (moments.sum(dim=1) + self.best * slope.sum(dim=1)) / self.factors[k]
+            if columns.grad_scale is not None and columns.scale is not None:
+                columns.grad_scale[k] += (moments.sum(dim=0) + self.best @ slope) / columns.scale[k]
+        if self.diagonal is not None:
+            self._add_positives(slope, self.diagonal)
+        if columns.scale is not None and k < len(columns.scale):
+            slope.mul_(columns.scale[k])
+        self.scores[k], self.free = slope, scores  # nothing needs these scores any more
+
+    def _add_positives(self, slope: Tensor, diagonal: int) -> None:
+        """Puts the slopes of the positives into the diagonal, and adds them to the gradients of the factors."""
+        k, rows, columns = self.prefix, self.side, self.panel.columns
+        moments = self.positive_slope * self.softmax.products[k][self.rows]
+        if k < len(self.plan.dims) - 1 and rows.grad_scale is not None:
+            rows.grad_scale[k] += moments / self.factors[k]
+        if k < len(self.plan.dims) - 1 and columns.grad_scale is not None and columns.scale is not None:
+            own = slice(diagonal, diagonal + len(moments))
+            columns.grad_scale[k, own] += moments / columns.scale[k, own]
+        slope.diagonal(diagonal).copy_(self.positive_slope)
+
+    def add_gradients(self) -> None:
+        """Adds to the gradients of rows and columns, after `end` of all prefixes.
+
+        A span of coordinates belongs to every prefix that reaches it, so the slopes add up from the longest prefix on.
+        """
+        rows, columns, slope = self.side, self.panel.columns, self.scores[-1]
+        for k, span in reversed(list(enumerate(self.plan.spans))):
+            if slope is not self.scores[k]:
+                slope.add_(self.scores[k])
+            if rows.grad is not None:
+                rows.grad[:, span].addmm_(slope, columns.x[:, span])
+            if columns.grad is not None:
+                columns.grad[:, span].addmm_(slope.T, rows.x[:, span])
 
 
 class InfoNCE(torch.autograd.Function):
-    """The sum of all terms for plain inner products; the forward pass takes the gradients."""
+    """The loss of one softmax of each row; the forward pass takes the gradients.
+
+    ``tensors`` are vectors and factors of each side in turn, which ``arrange`` makes into panels, the positives' first.
+    """
 
     @staticmethod
     def forward(
         ctx: Any,
-        rows: Tensor,  # (B, D), D the longest prefix
-        columns: Tensor,  # (M, D)
-        row_scale: Tensor | None,  # (K - 1, B)
-        column_scale: Tensor | None,  # (K - 1, M)
-        temperatures: Tensor,  # (T,)
-        offset: int,
         plan: Plan,
+        arrange: Callable[[list[Side]], list[Panel]],
+        temperatures: Tensor,  # (T,)
+        *tensors: Any,
     ) -> Tensor:
-        with torch.autocast(rows.device.type, enabled=False):
-            loss, gradients = _walk(
-                rows, columns, row_scale, column_scale, temperatures.tolist(), offset, plan, ctx.needs_input_grad
-            )
-        ctx.save_for_backward(*gradients)
-        return loss
+        needs = ctx.needs_input_grad[2:]
+        parts = zip(tensors[::2], tensors[1::2], needs[1::2], needs[2::2], strict=True)
+        sides = [Side.with_gradients(*part) for part in parts]
+        panels = arrange(sides)
+        softmax = Softmax(plan, temperatures, panels[0], needs[0])
+        softmax.visit(panels, finds_sums=True, adds_gradients=any(needs))
+        gradients = (gradient for side in sides for gradient in (side.grad, side.grad_scale))
+        ctx.save_for_backward(softmax.grad_temperatures(), *gradients)
+        return softmax.loss()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        return (*(g if g is None else g * grad_output for g in ctx.saved_tensors), None, None)
-
-
-def _walk(
-    rows: Tensor,
-    columns: Tensor,
-    row_scale: Tensor | None,
-    column_scale: Tensor | None,
-    temperatures: list[float],
-    offset: int,
-    plan: Plan,
-    needs: tuple[bool, ...],
-) -> tuple[Tensor, list[Tensor | None]]:
-    """The loss, and the gradients of the first five arguments where ``needs`` asks for them."""
-    num_rows, num_columns, last = len(rows), len(columns), len(plan.dims) - 1
-    blocks = [slice(a, b) for a, b in pairwise((0, *plan.dims))]
-    most = plan.tile_rows or rows_of_a_tile(rows.device, num_columns)
-    height = math.ceil(num_rows / math.ceil(num_rows / most))  # tiles of the same size
-    with_gradient = any(needs)
-    chains = [_powers(members, temperatures, plan.hardness) for members in plan.members]
-    # A bias of the logits is a factor of the exponentials, which leaves powers of them alone. No factor exceeds 1, so
-    # the best score of a row is still a safe shift.
-    log_prior = None if plan.log_q is None else plan.log_q.min() - plan.log_q  # (M,)
-    prior = None if log_prior is None else log_prior.exp()
-
-    def buffer() -> Tensor:
-        return rows.new_empty(height, num_columns)
-
-    scores_ = [buffer() for _ in plan.dims]  # of each prefix, later d loss / d products
-    free = buffer()
-    softmax_ = buffer() if max(map(len, plan.members)) > 1 else None
-    totals = rows.new_empty(len(temperatures), num_rows)  # softmax denominators
-    positives = torch.empty_like(totals)  # logits of the positives
-    inputs = (rows, columns, row_scale, column_scale, rows.new_empty(len(temperatures)))
-    gradients: list[Any] = [
-        torch.zeros_like(x) if x is not None and need else None for x, need in zip(inputs, needs, strict=False)
-    ]
-    grad_rows, grad_columns, grad_row_scale, grad_column_scale, grad_temperatures = gradients
-
-    for start in range(0, num_rows, height):
-        tile = slice(start, min(start + height, num_rows))
-        n = tile.stop - tile.start
-        diagonal = offset + start  # the positives of these rows lie on it
-
-        # A longer prefix only adds the block of coordinates that the shorter one lacks, so all prefixes together cost
-        # one matrix product.
-        products = [scores[:n] for scores in scores_]
-        for k, block in enumerate(blocks):
-            shorter = products[max(k - 1, 0)]
-            torch.addmm(shorter, rows[tile, block], columns[:, block].T, beta=float(k > 0), out=products[k])
-        kept = plan.positives(tile, products[last]) if plan.positives and (plan.judges or plan.hardness) else None
-        excluded = _excluded(plan.judges, tile, products[last], diagonal, kept)
-        slopes: list[Tensor] = []
-
-        for k, chain in enumerate(chains):
-            row_factor = row_scale[k, tile] if row_scale is not None and k < last else None  # (n,)
-            column_factor = column_scale[k] if column_scale is not None and k < last else None  # (M,)
-
-            # Scores are relative to the best one of their row and still lack row_factor, which goes into the
-            # temperature.
-            scores = products[k] if column_factor is None else products[k].mul_(column_factor)
-            if excluded is not None:
-                scores.masked_fill_(excluded, torch.finfo(scores.dtype).min / 4)  # infinity would make 0 · infinity
-            peak = scores.amax(dim=1)  # (n,)
-            scores.sub_(peak[:, None])
-            score_positive = _times(scores.diagonal(diagonal), row_factor)  # (n,)
-
-            # Terms of falling temperature: where the ratio of two is 2 or 3, the next exponential is a power of the one
-            # at hand, which is cheaper. The gradient is taken now, because the tile is gone after this pass.
-            slope = free[:n]
-            scores_[k], free = free, scores_[k]  # the slopes stay, the scores are not needed after this prefix
-            softmax = slope if softmax_ is None else softmax_[:n]
-            for position, (t, power) in enumerate(chain):
-                temperature, weight = temperatures[t], plan.weights[t] / num_rows
-                total, positive = totals[t, tile], positives[t, tile]
-                torch.div(score_positive, temperature, out=positive)
-                if power > 1:
-                    softmax.pow_(power)
-                else:
-                    rate = _times((1 / temperature + plan.hardness) * _LOG2_E, row_factor)
-                    torch.mul(scores, rate if row_factor is None else rate[:, None], out=softmax)
-                    if plan.hardness:
-                        bare = None  # logits without hardness
-                        if kept is not None:
-                            bare = scores / (temperature if row_factor is None else temperature / row_factor[:, None])
-                        own = plan.hardness * _times(peak, row_factor)
-                        _spare_positives(softmax, positive, own, diagonal, kept, bare)
-                    softmax.exp2_()
-                if prior is None:
-                    torch.sum(softmax, dim=1, out=total)
-                else:
-                    torch.mv(softmax, prior, out=total)
-                if grad_temperatures is not None:
-                    expected = _times(torch.linalg.vecdot(_times(softmax, prior), scores) / total, row_factor)
-                    grad_temperatures[t] -= (expected - score_positive).sum() * (weight / temperature**2)
-                if with_gradient:
-                    share = _times(weight / temperature / total, row_factor)[:, None]
-                    if position:
-                        slope.addcmul_(softmax, share)
-                    else:
-                        torch.mul(softmax, share, out=slope)
-            slopes.append(slope)
-            if not with_gradient:
-                continue
-            if prior is not None:
-                slope.mul_(prior)
-            # The softmax pulls a row towards all columns; its positive pushes back by the weight of all terms.
-            pull = sum(plan.weights[t] / temperatures[t] for t, _ in chain) / num_rows
-            slope.diagonal(diagonal).sub_(_times(pull, row_factor))
-            if row_factor is not None or column_factor is not None:
-                moments = scores.mul_(slope)
-                if row_factor is not None and grad_row_scale is not None:
-                    # A row of slopes sums to 0, so the peak does not matter.
-                    grad_row_scale[k, tile] = moments.sum(dim=1) / row_factor
-                if column_factor is not None and grad_column_scale is not None:
-                    grad_column_scale[k] += (moments.sum(dim=0) + peak @ slope) / column_factor
-            if column_factor is not None:
-                slope.mul_(column_factor)
-
-        if not with_gradient:
-            continue
-        # A block of coordinates belongs to every prefix that reaches it: add up the slopes, the longest prefix first.
-        slope = slopes[last]
-        for k in range(last, -1, -1):
-            if k < last:
-                slope.add_(slopes[k])
-            if grad_rows is not None:
-                torch.mm(slope, columns[:, blocks[k]], out=grad_rows[tile, blocks[k]])
-            if grad_columns is not None:
-                grad_columns[:, blocks[k]].addmm_(slope.T, rows[tile, blocks[k]])
-
-    if log_prior is not None:
-        positives += log_prior[offset : offset + num_rows]
-    weights = torch.tensor(plan.weights, dtype=rows.dtype, device=rows.device)
-    loss = (totals.log_() - positives).mean(dim=1) @ weights  # (T,) @ (T,)
-    return loss, gradients
-
-
-def _powers(members: tuple[int, ...], temperatures: list[float], hardness: float) -> list[tuple[int, int]]:
-    """Terms by falling temperature, each with the power of the exponential before it that is its own, or with 0."""
-    chain: list[tuple[int, int]] = []
-    for t in sorted(members, key=lambda t: -temperatures[t]):
-        ratio = temperatures[chain[-1][0]] / temperatures[t] if chain and not hardness else 0.0
-        chain.append((t, round(ratio) if round(ratio) in (2, 3) and abs(ratio - round(ratio)) < 2e-7 else 0))
-    return chain
-
-
-def _excluded(
-    judges: tuple[Judge, ...], tile: slice, scores: Tensor, diagonal: int, kept: Tensor | None
-) -> Tensor | None:
-    """The columns that do not count as negatives, (n, M); positives always stay."""
-    if not judges:
-        return None
-    excluded = torch.zeros_like(scores, dtype=torch.bool)
-    for judge in judges:
-        excluded |= judge(tile, scores)
-    if kept is not None:
-        excluded &= ~kept
-    excluded.diagonal(diagonal).fill_(False)
-    return excluded
-
-
-def _times(x: Any, factor: Tensor | None) -> Any:
-    return x if factor is None else x * factor
-
-
-def _spare_positives(
-    logits: Tensor, positive: Tensor, peak: Tensor, diagonal: int, kept: Tensor | None, bare: Tensor | None
-) -> None:
-    """Removes the weight of hard negatives from the positives, in place; logits (n, M) are in base 2.
-
-    Relative to the best score of the row, the logit of a positive loses the weight of the best, so another logit
-    can be the largest of its row: all are taken relative to it. ``bare`` are the logits without weights, for
-    several positives: those in ``kept``.
-    """
-    positive.sub_(peak)
-    if kept is None or bare is None:
-        logits.diagonal(diagonal).copy_(positive * _LOG2_E)
-    else:
-        torch.where(kept, bare.sub_(peak[:, None]).mul_(_LOG2_E), logits, out=logits)
-    best = logits.amax(dim=1)
-    logits.sub_(best[:, None])
-    positive.sub_(best / _LOG2_E)
+        return (None, None, *(g if g is None else g * grad_output for g in ctx.saved_tensors))
