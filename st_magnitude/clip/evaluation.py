@@ -62,7 +62,7 @@ def evaluate_retrieval(
             hits = task.hits(top)
             metrics |= {f"{name}_{direction}_recall@{k}": float(hits[:, :k].any(axis=1).mean()) for k in ks}
     for side, features in sides.items():
-        norms = torch.linalg.vector_norm(features.double(), dim=1)
+        norms = torch.linalg.vector_norm(features.cpu().double(), dim=1)
         metrics |= {f"{side}_norm_mean": norms.mean().item()}
         metrics |= {f"{side}_norm_cv": (norms.std(correction=0) / norms.mean()).item()}
     return metrics

@@ -213,7 +213,7 @@ def _mean_norm(encode: Callable[..., Tensor], inputs: Tensor) -> float:
     """The mean norm of the embeddings, with the same dropout at every call and the global generator untouched."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return torch.linalg.vector_norm(encode(inputs, normalize=False).double(), dim=-1).mean().item()
+        return torch.linalg.vector_norm(encode(inputs, normalize=False).cpu().double(), dim=-1).mean().item()
 
 
 def _random_pair(model: Any) -> tuple[Tensor, Tensor]:

@@ -50,6 +50,9 @@ class EncodedTask:
     document_ids: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
+        for name in ("queries", "documents"):  # the search sums in float64, which Apple's GPUs do not have
+            if getattr(self, name).device.type == "mps":
+                object.__setattr__(self, name, getattr(self, name).cpu())
         check_finite(self.queries, "query", self.query_ids)
         check_finite(self.documents, "document", self.document_ids)
         graded = [dict(row) if isinstance(row, Mapping) else dict.fromkeys(map(int, row), 1) for row in self.columns]
@@ -215,8 +218,7 @@ def encode_texts(
             ("document", [corpus[document] for document in document_ids], corpus_prompt, corpus_prompt_name),
         )
     ]
-    # The search sums in float64, which Apple's GPUs do not have.
-    q, d = (side.cpu() if side.device.type == "mps" else side for side in sides)
+    q, d = sides
     return EncodedTask(q, d, query_ids=ids, document_ids=document_ids)
 
 

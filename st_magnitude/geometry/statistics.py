@@ -92,7 +92,7 @@ def risk_coverage(confidence: Any, is_correct: Any) -> tuple[Array, Array, float
     Source: El-Yaniv and Wiener, On the Foundations of Noise-free Selective Classification, JMLR 2010; the area is
     AURC of Geifman et al., ICLR 2019.
     """
-    values, correct = same_length(confidence, np.asarray(is_correct, dtype=np.float64))
+    values, correct = same_length(confidence, is_correct)
     _, group = np.unique(-values, return_inverse=True)
     wrong = np.bincount(group, weights=1 - correct) / np.bincount(group)  # error rate of every group of equal values
     answered = np.arange(1, len(values) + 1)

@@ -66,19 +66,20 @@ class Neighbours:
 
         ``"exact"`` computes all pairs of a group. ``"sparse"`` computes those with a similarity above 1e-7: outputs
         change by less than the precision of float32, and the other pairs get no gradient. ``"auto"`` is sparse when
-        that leaves out at least half of the pairs.
+        that leaves out at least half of the pairs. The choice is made on the CPU, so a GPU is waited for once in a
+        pass and not in every layer.
         """
-        count = len(similarity)
-        allowed = ~torch.eye(count, dtype=torch.bool, device=similarity.device)
+        count, device = len(similarity), similarity.device
+        allowed = ~torch.eye(count, dtype=torch.bool)
         if groups is not None:
-            groups = groups.to(similarity.device)
+            groups = groups.cpu()
             allowed &= groups[:, None] == groups[None]
         if backend != "exact":
-            active = allowed & (similarity.detach() > SPARSE_BELOW)
+            active = allowed & (similarity.detach() > SPARSE_BELOW).cpu()
             if backend == "sparse" or 2 * int(active.sum()) <= int(allowed.sum()):
                 allowed = active
         chunks, first = [], 0
-        queries, sources = allowed.nonzero(as_tuple=True)
+        queries, sources = (index.to(device) for index in allowed.nonzero(as_tuple=True))
         pairs = [0, *allowed.sum(1).cumsum(0).tolist()]  # pairs[i] is where the pairs of document i begin
         for last in range(1, count + 1):
             if last == count or pairs[last + 1] - pairs[first] > PAIRS_PER_CHUNK:
@@ -87,11 +88,11 @@ class Neighbours:
                 first = last
         key_mask = None
         if attention_mask is not None:
-            tokens = attention_mask.to(similarity.device, torch.bool)
+            tokens = attention_mask.cpu().bool()
             if not bool(tokens.any(1).all()):
                 empty = (~tokens.any(1)).nonzero().flatten().tolist()
                 raise ValueError(f"Documents {empty} of the batch have no tokens; remove empty chunks.")
-            key_mask = None if bool(tokens.all()) else tokens
+            key_mask = None if bool(tokens.all()) else tokens.to(device)
         return cls(similarity, chunks, key_mask, **options)
 
 
@@ -158,7 +159,10 @@ def in_batch_attention(
     for first, last, i, j in neighbours.chunks:
         inputs = (query[first:last], key, value, neighbours.similarity[first:last], i, j)
         # The backward pass computes the pairs again, so their outputs take no memory until then.
-        parts.append(checkpoint(attend, *inputs, use_reentrant=False) if torch.is_grad_enabled() else attend(*inputs))
+        if torch.is_grad_enabled():
+            parts.append(checkpoint(attend, *inputs, use_reentrant=False, preserve_rng_state=False))  # no dropout
+        else:
+            parts.append(attend(*inputs))
     return torch.cat(parts)[..., :value_dim].reshape(n_documents, n_heads, length, value_dim).to(query.dtype)
 
 
