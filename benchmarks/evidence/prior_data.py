@@ -7,7 +7,7 @@
 - "film ids": the same with a token for each film, and another one where it is a document: a recommender of two towers.
 - "lemmas": the control, WordNet: a lemma asks for its definitions, which are about equally frequent.
 
-Every row of a training set has the number of its document as its label. Nothing of the texts is part of the repository.
+Nothing of the texts is part of the repository.
 """
 
 from __future__ import annotations
@@ -67,14 +67,8 @@ class Task:
         return Counter(self.positives)
 
     @cached_property
-    def ids(self) -> list[str]:
-        return sorted(self.corpus)
-
-    @cached_property
     def rows(self) -> Dataset:
-        number = {document: i for i, document in enumerate(self.ids)}
-        texts, labels = [self.corpus[d] for d in self.positives], [number[d] for d in self.positives]
-        return Dataset.from_dict({"anchor": self.anchors, "positive": texts, "label": labels})
+        return Dataset.from_dict({"anchor": self.anchors, "positive": [self.corpus[d] for d in self.positives]})
 
     def log_p(self, ids: Iterable[str]) -> Tensor:
         """log((count + 1) / (pairs + documents)) of documents, which may be unknown to the training."""
@@ -127,7 +121,7 @@ def stanzas() -> dict[str, dict[str, str]]:
     return found
 
 
-def dependencies(num_test: int = 1500, num_dev: int = 500) -> Task:
+def dependencies(num_test: int = 600, num_dev: int = 300) -> Task:
     """A description asks for what the package depends on."""
     packages = stanzas()
     long = dict(package_descriptions())
