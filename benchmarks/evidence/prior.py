@@ -7,8 +7,8 @@ cancels. Two ways to have it back: subtract log q of each column from its logit 
 2019; `prior=` of a ranking loss), or add weight · log p(d) to the logits when scoring, with the weight that is best on
 dev. log p is counted in the training pairs. The tasks are described in prior_data.py; the static table of wordllama
 trains on them, and a table with a token for each film; MiniLM on the first with smaller tasks. Each loss has the
-temperature that is best on dev with seed 0, for each training and scoring, of .02, .05 and .1 for the films and of .05
-and .1 for the others; losses that keep a norm divide scores by the mean norms of the batch at hand.
+temperature of .02, .05 and .1 that is best on dev with seed 0, of those that were run, for each training and scoring;
+losses that keep a norm divide scores by the mean norms of the batch at hand.
 
 Measured is nDCG@10 over all documents, and without the 50 most frequent ones, which then leave the index and the
 judgments. The weight of the prior is chosen on dev for each of the two. Baselines: ranking by popularity alone, BM25,
