@@ -13,7 +13,7 @@ from st_magnitude.diagnosis.measure import Bootstrap
 from st_magnitude.evaluation.compression import CompressionCell, compression_cells, search_compressed
 from st_magnitude.similarity import COSINE, DOT, Similarity, safe_norm
 
-__all__ = ["MIN_QUERIES", "Bench", "Check", "pruned", "storage", "whitened"]
+__all__ = ["MIN_QUERIES", "Bench", "Check", "pruned", "spread", "storage"]
 
 MIN_QUERIES = 25  # behind a verdict: percentile intervals of fewer queries are too short
 Stored = dict[tuple[int, str, str], Array]  # (dim, precision, rescoring) -> nDCG@10 of every query
@@ -104,18 +104,19 @@ def storage(bench: Bench) -> tuple[list[CompressionCell], Stored]:
     return cells, stored | {(dim, "binary", "candidate"): with_norm["norm"]}
 
 
-def whitened(bench: Bench) -> Array:
-    """nDCG@10 with directions that are centred and whitened by the documents' covariance, and norms as they are.
+def spread(bench: Bench, whiten: bool = False) -> Array:
+    """nDCG@10 without the mean direction of the documents, or with whitened directions too, and norms as they are.
 
-    The covariance is shrunk: its mean eigenvalue is added to each. It needs no judgments, so all queries measure.
+    The covariance of whitening is shrunk: its mean eigenvalue is added to each. Neither needs judgments.
     """
     queries, documents = (COSINE.document(x.double()) for x in (bench.task.queries, bench.task.documents))
     mean = documents.mean(dim=0)
-    centred = documents - mean
-    values, vectors = torch.linalg.eigh(centred.T @ centred / len(centred))
-    values = values.clamp(min=0)
-    scale = (values + values.mean().clamp(min=1e-12)) ** -0.5
-    q, d = (COSINE.document((x - mean) @ vectors * scale) for x in (queries, documents))
-    d = d * safe_norm(bench.task.documents) ** (1 - bench.scoring.exponents[1])
-    white = replace(bench.task, queries=q.float(), documents=d.float())
-    return white.ndcg(white.top(DOT))
+    q, d = queries - mean, documents - mean
+    if whiten:
+        values, vectors = torch.linalg.eigh(d.T @ d / len(d))
+        values = values.clamp(min=0)
+        axes = vectors * (values + values.mean().clamp(min=1e-12)) ** -0.5
+        q, d = q @ axes, d @ axes
+    d = COSINE.document(d) * safe_norm(bench.task.documents) ** (1 - bench.scoring.exponents[1])
+    changed = replace(bench.task, queries=COSINE.query(q).float(), documents=d.float())
+    return changed.ndcg(changed.top(DOT))

@@ -128,6 +128,7 @@ def diagnose(
         exponent=choice,
         geometry=shape,
         cells=cells,
+        ties=measure.ties(task, scoring),
         symmetry=symmetry,
         baseline=compared,
         recommendations=[
@@ -136,7 +137,7 @@ def diagnose(
             advice.pruning(bench, answers),
             *advice.storage(bench, stored),
             advice.bits_and_norm(bench, stored),
-            advice.isotropy(bench, shape),
+            *advice.isotropy(bench, shape),
             *([] if compared is None else [advice.baseline(bench, compared)]),
         ],
         settings=_settings(title=title, seed=seed, num_samples=num_samples, min_gain=min_gain, tolerance=tolerance),

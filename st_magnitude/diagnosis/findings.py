@@ -122,7 +122,7 @@ class Recommendation:
 
     Attributes:
         name: Short fixed name: ``"exponent"``, ``"training"``, ``"pruning"``, ``"half"``, ``"quarter"``, ``"1 bit"``,
-            ``"bits and norm"``, ``"isotropy"`` or ``"baseline"``.
+            ``"bits and norm"``, ``"centring"``, ``"isotropy"`` or ``"baseline"``.
         action: The change in question.
         verdict: ``"do"``: the interval of the gain lies above 0 and reaches a gain worth having. ``"no benefit
             expected"``: the interval excludes a gain worth having. ``"not enough data"``: the interval does neither.
@@ -188,6 +188,7 @@ class Diagnosis(Result):
         exponent: nDCG@10 by document exponent, and the exponent that one half of the queries chose.
         geometry: Directions of the documents.
         cells: Storage, as CompressionEvaluator measures it.
+        ties: Share of the queries with two equal scores among their 11 best documents, by precision of the scores.
         symmetry: Symmetry of the task.
         baseline: Comparison with the baseline; None without one.
         recommendations: All recommendations; ``diagnosis["exponent"]`` finds one by name.
@@ -209,6 +210,7 @@ class Diagnosis(Result):
     exponent: ExponentChoice
     geometry: Geometry
     cells: list[CompressionCell]
+    ties: dict[str, float]
     symmetry: TaskSymmetry
     baseline: BaselineComparison | None
     recommendations: list[Recommendation]

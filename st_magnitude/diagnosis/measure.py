@@ -40,6 +40,7 @@ __all__ = [
     "halves",
     "norm_statistics",
     "task_symmetry",
+    "ties",
 ]
 
 Bootstrap = Callable[[Any, Any], Interval]
@@ -174,6 +175,13 @@ def directions(task: EncodedTask, seed: int) -> Geometry:
         uniformity=geometry.uniformity(unit[sample]),
         alignment=geometry.alignment(task.queries[[i for i, _ in pairs]], unit[[c for _, c in pairs]]),
     )
+
+
+def ties(task: EncodedTask, similarity: Similarity) -> dict[str, float]:
+    """Share of the queries with two equal scores among their 11 best documents, if scores have that precision."""
+    scores = task.scores(similarity, task.top(similarity, k=11))
+    rounded = {"float32": scores, "float16": scores.half(), "bfloat16": scores.bfloat16()}
+    return {name: float((x[:, 1:] == x[:, :-1]).any(dim=1).double().mean()) for name, x in rounded.items()}
 
 
 def task_symmetry(data: RetrievalData, symmetric: bool | None = None) -> TaskSymmetry:

@@ -193,7 +193,9 @@ def _storage(d: Diagnosis) -> Section:
         lambda axis: figures.compression(axis, d.cells, has_key=True),
         (5.0, 4.4),
     )
-    return Section("Storage", figures=[figure], tables=[replace(table(d.cells), title=title)])
+    shares = ", ".join(f"{share:.0%} in {name}" for name, share in d.ties.items())
+    note = f"Queries with equal scores among their 11 best documents: {shares}. An index ranks equal scores at will."
+    return Section("Storage", [note], [figure], tables=[replace(table(d.cells), title=title)])
 
 
 def _directions(d: Diagnosis) -> Section:

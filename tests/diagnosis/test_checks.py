@@ -1,10 +1,10 @@
-"""Gains of changes: verdicts, whitening, storage, and the scoring with which all changes are measured."""
+"""Gains of changes: verdicts, centring, whitening, storage, and the scoring with which all changes are measured."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from _planted import found_in, model_of, planted, quick, unit
+from _planted import found_in, model_of, planted, quick, table_of, unit
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 
@@ -30,22 +30,38 @@ def test_verdicts(gain, number, verdict):
     assert Check(gain, number, 0.01).verdict == verdict
 
 
-def test_isotropy_is_whitening_measured():
-    """One direction that all texts share and that varies most hides what tells them apart."""
+def test_centring_helps_where_documents_share_a_direction_to_different_degrees():
     rng = np.random.default_rng(0)
-    model, queries, corpus, relevant = planted(0, "noise")
-    table = {text: unit(x.numpy()) for text, x in model[0].table.items()}
-    for text in table:
-        table[text] = np.append(table[text], 6 + 4 * rng.normal())
-    advice = quick(model_of(table), queries, corpus, relevant)["isotropy"]
+    model, *task = planted(0, "noise")
+    spread = {text: 1.0 if "query" in text else rng.lognormal(0, 0.8) for text in table_of(model)}
+    table = {text: np.append(spread[text] * unit(x), 6) for text, x in table_of(model).items()}
+    found = quick(model_of(table), *task)
+    assert found["centring"].verdict == "do"
+    assert found["isotropy"].verdict != "do"  # whitening gains nothing more
+    assert found["isotropy"].gain_of == "nDCG@10 whitened minus nDCG@10 centred"
+    assert found["isotropy"].num_queries == (~found.exponent.chose).sum()
+    mean = np.mean([unit(table[text]) for text in task[1].values()], axis=0)
+    centred = quick(model_of({text: unit(x) - mean for text, x in table.items()}), *task)
+    gain = centred.exponent.ndcg(1.0).mean() - found.exponent.ndcg(1.0).mean()
+    assert found["centring"].gain[0] == pytest.approx(gain, abs=1e-6)
+
+
+def test_whitening_is_recommended_where_it_beats_centring():
+    """One direction in which all texts differ at random hides what tells them apart."""
+    rng = np.random.default_rng(0)
+    model, *task = planted(0, "noise")
+    table = {text: np.append(unit(x), 6 + 4 * rng.normal()) for text, x in table_of(model).items()}
+    advice = quick(model_of(table), *task)["isotropy"]
     assert advice.verdict == "do"
     assert advice.gain[0] > 0.05
-    assert found_in(0, "noise")["isotropy"].verdict != "do"
+    even = found_in(0, "noise")
+    assert {even["centring"].verdict, even["isotropy"].verdict} <= {"no benefit expected", "not enough data"}
 
 
-def test_whitening_leaves_norms_to_a_model_that_uses_them():
+def test_norms_stay_with_a_model_that_uses_them():
     found = found_in(0, "relevance", similarity="dot")
-    assert abs(found["isotropy"].gain[0]) < 0.04  # directions are even already
+    assert abs(found["centring"].gain[0]) < 0.04  # directions are even already
+    assert abs(found["isotropy"].gain[0]) < 0.04
     assert found.exponent.ndcg(0.0).mean() - found.exponent.ndcg(1.0).mean() > 0.08  # what losing them would cost
 
 

@@ -13,7 +13,7 @@ from _planted import planted, quick, unit
 from st_magnitude import MagnitudeEvaluator, Similarity, calibrate_exponent, geometry
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import EncodedTask
-from st_magnitude.diagnosis.measure import halves, task_symmetry
+from st_magnitude.diagnosis.measure import halves, task_symmetry, ties
 from st_magnitude.evaluation import CompressionEvaluator
 
 
@@ -129,6 +129,17 @@ def test_halves_where_all_share_one_document(caplog):
     with caplog.at_level(logging.INFO, logger="st_magnitude.diagnosis.measure"):
         assert halves(task_of([[0], [0], [0], [0], [0]], 3), 0).sum() == 2
     assert "share relevant documents" in caplog.text
+
+
+def test_ties_of_scores():
+    """Four directions by hand: 0.5001 and 0.5 are one number in half precision, 0.75 and 0.7515 in bfloat16 only."""
+    documents = torch.tensor([[0.5, 0.1], [0.5001, 0.2], [0.75, 0.9], [0.7515, 0.3]])
+    task = EncodedTask(torch.eye(2), documents, [[0], [0]])
+    assert ties(task, Similarity(1.0, 0.0)) == {"float32": 0.0, "float16": 0.5, "bfloat16": 0.5}
+    again = EncodedTask(torch.eye(2)[1:], documents[[0, 1, 3, 3]], [[0]])
+    assert ties(again, Similarity(1.0, 0.0)) == {"float32": 1.0, "float16": 1.0, "bfloat16": 1.0}
+    close = EncodedTask(torch.eye(2)[:1], documents[2:], [[0]])
+    assert ties(close, Similarity(1.0, 0.0)) == {"float32": 0.0, "float16": 0.0, "bfloat16": 1.0}
 
 
 LONG = "a text of quite a few words, number"
