@@ -41,6 +41,7 @@ def diagnose(
     check_folder(output)
     if symmetric not in (None, "yes", "no"):
         raise ValueError(f"--symmetric must be 'yes' or 'no', got {symmetric!r}.")
+    from st_magnitude.data.beir import splits_of
     from st_magnitude.data.retrieval import RetrievalData
     from st_magnitude.data.splits import check_held_out
     from st_magnitude.diagnosis.diagnose import diagnose as run
@@ -49,12 +50,15 @@ def diagnose(
     check_held_out(judged.data, judged.split, "train")
     data = judged.read()
     everywhere = RetrievalData.from_beir(judged.data, None, judged.skip_empty)  # their answers are no boilerplate
+    has_train = judged.split != "train" and "train" in splits_of(judged.data)
+    train = RetrievalData.from_beir(judged.data, "train", judged.skip_empty) if has_train else None
     found = run(
         judged.load(model),
         data,
         similarity=judged.similarity,
         baseline=judged.load(baseline) if baseline is not None else None,
         also_relevant=set().union(*everywhere.relevant.values()),
+        log_prior=None if train is None else train.log_prior(),
         symmetric=None if symmetric is None else symmetric == "yes",
         min_gain=min_gain,
         tolerance=tolerance,

@@ -16,9 +16,20 @@ from st_magnitude.diagnosis.findings import (
     Recommendation,
     TaskSymmetry,
 )
+from st_magnitude.evaluation.prior import PriorCurve
 from st_magnitude.similarity import Similarity
 
-__all__ = ["NO_MAGNITUDE", "baseline", "bits_and_norm", "exponent", "isotropy", "pruning", "storage", "training"]
+__all__ = [
+    "NO_MAGNITUDE",
+    "baseline",
+    "bits_and_norm",
+    "exponent",
+    "isotropy",
+    "prior",
+    "pruning",
+    "storage",
+    "training",
+]
 
 NO_MAGNITUDE = (
     "All norms are 1, and the embeddings before the normalization cannot be reached, so there are no norms to measure."
@@ -222,6 +233,21 @@ def isotropy(bench: Bench, shape: Geometry) -> list[Recommendation]:
     use = "center and whiten, or try regularizers=[stm.SIGReg()]" if check.verdict == DO else "no whitening"
     gain_of = f"nDCG@10 whitened minus nDCG@10 {name}"
     return [first, _recommend(bench, "isotropy", action, check, use, reason + reasons[check.verdict], gain_of)]
+
+
+def prior(bench: Bench, curve: PriorCurve) -> Recommendation:
+    """Whether to add log p(d) to the scores."""
+    check = Check(curve.gain, len(curve.queries), bench.min_gain)
+    reasons = {
+        DO: "Some documents answer far more queries than others, which the scores leave out.",
+        NO_BENEFIT: "Which documents answered the other queries says nothing more about these queries.",
+        NOT_ENOUGH: _undecided(check),
+    }
+    use = f"st_magnitude.serving.with_prior(documents, log_p, weight={curve.weight:.3g})"
+    action = "Add log p(d), the prior of a document, to its scores"
+    gain_of = "nDCG@10 with the prior minus nDCG@10 without"
+    use = use if check.verdict == DO else "no prior"
+    return _recommend(bench, "prior", action, check, use, reasons[check.verdict], gain_of, {"weight": curve.highest})
 
 
 def baseline(bench: Bench, comparison: BaselineComparison) -> Recommendation:

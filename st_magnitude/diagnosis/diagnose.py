@@ -19,6 +19,7 @@ from st_magnitude.diagnosis import advice, measure
 from st_magnitude.diagnosis.checks import MIN_QUERIES, Bench, Check, storage
 from st_magnitude.diagnosis.findings import DO, Diagnosis
 from st_magnitude.evaluation.metrics import are_unit, model_name, raw_scoring_of, word_counts
+from st_magnitude.evaluation.prior import aligned_prior, prior_curve
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import normalizes_output
 
@@ -32,6 +33,7 @@ def diagnose(
     similarity: Similarity | str | None = None,
     baseline: SentenceTransformer | None = None,
     also_relevant: Collection[str] = (),
+    log_prior: Mapping[str, float] | None = None,
     symmetric: bool | None = None,
     min_gain: float = 0.02,
     tolerance: float = 0.05,
@@ -61,6 +63,9 @@ def diagnose(
             and a paired difference.
         also_relevant: Ids of documents that are relevant to queries outside of these data, such as training queries.
             They do not count as never relevant. Ids that are not in the corpus are ignored.
+        log_prior: Document id -> log p(d) from other queries, such as `RetrievalData.log_prior` of the training split.
+            It adds the recommendation ``"prior"``: as in `calibrate_prior`, each fifth of the queries is measured at
+            the weight that is best on the others.
         symmetric: Whether queries and documents are interchangeable, if you know it; None decides by `task_symmetry`.
         min_gain: Smallest gain in nDCG@10 that is worth a change. Some hundreds of queries cannot tell smaller gains
             from 0.
@@ -90,6 +95,7 @@ def diagnose(
     today = raw_scoring_of(model, similarity)
     scorings = [today] if baseline is None else [today, raw_scoring_of(baseline)]  # before anything is encoded
     options = dict(encode or {}) | {"before_normalize": True}
+    log_p = None if log_prior is None else aligned_prior(data, log_prior)
     interval = partial(geometry.paired_bootstrap, num_samples=num_samples, seed=seed)
 
     task = data.encode(model, **options)
@@ -98,8 +104,7 @@ def diagnose(
     answers = measure.norm_statistics(task.documents, word_counts(data.corpus[i] for i in data.document_ids))
     has_magnitude, normalizes = not are_unit(answers.values), normalizes_output(model)
     symmetry = measure.task_symmetry(data, symmetric)
-    elsewhere = frozenset(also_relevant)
-    is_relevant = (task.degrees > 0) | np.array([document in elsewhere for document in data.document_ids])
+    is_relevant = (task.degrees > 0) | np.isin(data.document_ids, list(also_relevant))
 
     # On a symmetric task both sides get the exponent, so s(a, b) = s(b, a).
     new = Similarity(choice.candidate if symmetry.verdict == "symmetric" else 1.0, choice.candidate)
@@ -107,12 +112,17 @@ def diagnose(
     first = advice.exponent(choice, gain, symmetry, today, new, normalizes)
     scoring = new if first.verdict == DO else today
     bench = Bench(task, is_relevant, choice, scoring, has_magnitude, interval, min_gain, tolerance)
+    shape = measure.directions(task, seed)
+    cells, stored = storage(bench)
+    others = [advice.pruning(bench, answers), *advice.storage(bench, stored), advice.bits_and_norm(bench, stored)]
+    others += advice.isotropy(bench, shape)
+    if log_p is not None:
+        others.append(advice.prior(bench, prior_curve(task, data.query_ids, log_p, scoring, num_samples, seed=seed)))
     compared = None
     if baseline is not None:
         other, cvs = data.encode(baseline, **options), (asked.cv, answers.cv)
         compared = measure.compare(model_name(baseline), other, scorings[1], bench.full, cvs, interval)
-    shape = measure.directions(task, seed)
-    cells, stored = storage(bench)
+        others.append(advice.baseline(bench, compared))
     return Diagnosis(
         model=model_name(model),
         similarity=today.name,
@@ -131,15 +141,7 @@ def diagnose(
         ties=measure.ties(task, scoring),
         symmetry=symmetry,
         baseline=compared,
-        recommendations=[
-            first,
-            advice.training(bench, symmetry, compared),
-            advice.pruning(bench, answers),
-            *advice.storage(bench, stored),
-            advice.bits_and_norm(bench, stored),
-            *advice.isotropy(bench, shape),
-            *([] if compared is None else [advice.baseline(bench, compared)]),
-        ],
+        recommendations=[first, advice.training(bench, symmetry, compared), *others],
         settings=_settings(title=title, seed=seed, num_samples=num_samples, min_gain=min_gain, tolerance=tolerance),
     )
 

@@ -122,7 +122,7 @@ class Recommendation:
 
     Attributes:
         name: Short fixed name: ``"exponent"``, ``"training"``, ``"pruning"``, ``"half"``, ``"quarter"``, ``"1 bit"``,
-            ``"bits and norm"``, ``"centring"``, ``"isotropy"`` or ``"baseline"``.
+            ``"bits and norm"``, ``"centring"``, ``"isotropy"``, ``"prior"`` or ``"baseline"``.
         action: The change in question.
         verdict: ``"do"``: the interval of the gain lies above 0 and reaches a gain worth having. ``"no benefit
             expected"``: the interval excludes a gain worth having. ``"not enough data"``: the interval does neither.

@@ -19,7 +19,7 @@ from st_magnitude.geometry import paired_bootstrap
 from st_magnitude.result import Result, Table, interval
 from st_magnitude.similarity import DOT, Similarity
 
-__all__ = ["PriorCurve", "calibrate_prior"]
+__all__ = ["PriorCurve", "aligned_prior", "calibrate_prior", "prior_curve"]
 
 FOLDS = 5
 FACTORS = np.geomspace(1 / 64, 16, 21)  # weights, in units of the spread of the scores over the spread of log p
@@ -122,11 +122,25 @@ def calibrate_prior(
     Source: Yi et al., Sampling-Bias-Corrected Neural Modeling for Large Corpus Item Recommendations, RecSys 2019.
     """
     similarity = scoring_of(model, similarity)
-    prior = _aligned(data, log_p)
+    prior = aligned_prior(data, log_p)
     if len(data.query_ids) < FOLDS:
         raise ValueError(f"{len(data.query_ids)} queries have a relevant document, but at least {FOLDS} are needed.")
     warn_if_few(data.query_ids, "a weight")
-    encoded = data.encode(model, **(encode or {}))
+    return prior_curve(
+        data.encode(model, **(encode or {})), data.query_ids, prior, similarity, num_samples, confidence, seed
+    )
+
+
+def prior_curve(
+    encoded: EncodedTask,
+    query_ids: list[str],
+    prior: NDArray[np.float64],
+    similarity: Similarity,
+    num_samples: int = 10_000,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> PriorCurve:
+    """`calibrate_prior` with embeddings that exist; ``prior`` is log p(d) in the order of the documents, (m,)."""
     q, d = similarity.query(encoded.queries), similarity.document(encoded.documents)
     variances = ((q.double() @ torch.cov(d.double().T)) * q.double()).sum(dim=1)  # of the scores of each query, (n,)
     unit = float(variances.clamp(min=0).sqrt().mean()) / (float(prior.std()) or np.inf)
@@ -140,10 +154,10 @@ def calibrate_prior(
         held_out[fold == part] = per_query[row, fold == part]
     gain = paired_bootstrap(held_out, per_query[0], num_samples=num_samples, confidence=confidence, seed=seed)
     best = float(weights[highest_rows(per_query)[0]]) if gain[1] > 0 else 0.0
-    return PriorCurve(weights, per_query, data.query_ids, best, gain, confidence, similarity)
+    return PriorCurve(weights, per_query, query_ids, best, gain, confidence, similarity)
 
 
-def _aligned(data: RetrievalData, log_p: Any) -> NDArray[np.float64]:
+def aligned_prior(data: RetrievalData, log_p: Any) -> NDArray[np.float64]:
     """log p(d) in the order of ``data.document_ids``, (m,)."""
     if not isinstance(log_p, Mapping):
         values = np.asarray(log_p, dtype=np.float64)

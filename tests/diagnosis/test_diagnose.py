@@ -13,7 +13,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import BoW
 from typer.testing import CliRunner
 
-from st_magnitude import Similarity, calibrate_exponent, diagnose, geometry
+from st_magnitude import Similarity, calibrate_exponent, calibrate_prior, diagnose, geometry
 from st_magnitude._plot import Picture
 from st_magnitude.commands.app import app
 from st_magnitude.data.retrieval import RetrievalData
@@ -152,9 +152,25 @@ def test_baseline_gives_delta_cv_and_a_paired_difference():
         plain["baseline"]
 
 
+def test_the_prior_of_other_queries():
+    """Answers were ten times as frequent as distractors, or a random half of all documents was."""
+    model, *task = planted(0, "noise")
+    rng = np.random.default_rng(0)
+    frequent = {document: math.log(10 if document.endswith("-0") else 1) for document in task[1]}
+    found = quick(model, *task, log_prior=frequent)
+    curve = calibrate_prior(model, RetrievalData(*task), frequent, num_samples=1000)
+    assert found["prior"].verdict == "do"
+    assert found["prior"].gain == curve.gain
+    assert found["prior"].choice.endswith(f"weight={curve.weight:.3g})")
+    noise = quick(model, *task, log_prior={document: math.log(rng.choice([1, 10])) for document in frequent})
+    assert noise["prior"].verdict != "do"
+    assert noise["prior"].choice == "no prior"
+    assert "prior" not in [r.name for r in found_in(0, "noise").recommendations]
+
+
 def test_each_model_encodes_every_text_once():
     model, *task = planted(0, "noise", num_queries=30)
-    quick(model, *task)
+    quick(model, *task, log_prior=dict.fromkeys(task[1], 0.0))
     assert model[0].encoded == 30 + 150
     assert len(model) == 1
 
@@ -246,6 +262,7 @@ def test_command(bow_folders, monkeypatch):
         result.stdout.split()
     )  # ten of them to a training query
     assert "Directions" not in result.stdout
+    assert "Add log p(d), the prior of a document" in result.stdout  # of the train split
     shown = CliRunner().invoke(app, ["diagnose", *map(str, (bow_folders / "model", *options[:2])), "--verbose"]).stdout
     assert shown.index("\n[") < shown.index("\nDirections\n===")
     assert (target / "report.html").is_file()
