@@ -8,18 +8,20 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
 
+import numpy as np
+from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import SentenceEvaluator
 
 from st_magnitude.data.beir import is_file_name
 from st_magnitude.data.retrieval import Judgments, RetrievalData
-from st_magnitude.data.task import EncodedTask, check_texts
+from st_magnitude.data.task import EncodedTask
 from st_magnitude.similarity import Similarity
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["CsvEvaluator", "SearchEvaluator", "SearchOptions", "judged"]
+__all__ = ["CsvEvaluator", "SearchEvaluator", "SearchOptions"]
 
 logger = logging.getLogger(__name__)
 
@@ -88,14 +90,6 @@ def _append(path: Path, row: Mapping[str, Any]) -> None:
         writer.writerow(row)
 
 
-def judged(queries: Mapping[str, str], corpus: Mapping[str, str], relevant_docs: Judgments) -> RetrievalData:
-    """The data of an evaluator. Judgments of other queries do not count, as in sentence-transformers."""
-    check_texts(queries, corpus)
-    if isinstance(relevant_docs, Mapping):
-        relevant_docs = {query: ids for query, ids in relevant_docs.items() if query in queries}
-    return RetrievalData(queries, corpus, relevant_docs)
-
-
 class SearchOptions(TypedDict, total=False):
     """The keyword arguments of every `SearchEvaluator`, which documents them."""
 
@@ -113,6 +107,10 @@ class SearchOptions(TypedDict, total=False):
 class SearchEvaluator(CsvEvaluator):
     """The base class of evaluators of a judged search, with the arguments that they share.
 
+    Queries and corpus are encoded once, with ``encode_query`` and ``encode_document``, before a closing ExponentNorm.
+    The keys of the metrics have the prefix ``"{name}_"`` if there is a name, so in the Trainer
+    ``metric_for_best_model="eval_{name}_{metric}"``. The CSV file is ``{Kind}_evaluation_{name}_results.csv``.
+
     Args:
         queries: Query id -> text. Queries without a relevant document do not count.
         corpus: Document id -> text.
@@ -125,6 +123,10 @@ class SearchEvaluator(CsvEvaluator):
         write_csv: Whether a call with an ``output_path`` appends rows to the CSV file.
         query_prompt: Prompt of every query, in place of the model's own, or ``query_prompt_name`` in ``model.prompts``.
         corpus_prompt: Prompt of every document, or ``corpus_prompt_name``.
+
+    Attributes:
+        queries_ids: Ids of the queries that count.
+        per_query: After a call, nDCG@10 of each of them by kind of search.
 
     Raises:
         ValueError: Before anything is encoded, if the data are empty or inconsistent (see `RetrievalData`), or an
@@ -143,8 +145,11 @@ class SearchEvaluator(CsvEvaluator):
         similarity = given.pop("similarity", None)
         prompts = {key: given.pop(key) for key in list(given) if "_prompt" in key}
         super().__init__(**given)
-        self.task = judged(queries, corpus, relevant_docs)
+        if isinstance(relevant_docs, Mapping):  # judgments of other queries do not count, as in sentence-transformers
+            relevant_docs = {query: ids for query, ids in relevant_docs.items() if query in queries}
+        self.task = RetrievalData(queries, corpus, relevant_docs)
         self.queries_ids = self.task.query_ids
+        self.per_query: dict[Any, NDArray[np.float64]] = {}
         self.similarity = None if similarity is None else Similarity.named(similarity)
         self.prompts = {key: prompt for key, prompt in prompts.items() if prompt is not None}
 

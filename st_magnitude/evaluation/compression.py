@@ -52,7 +52,6 @@ class CompressionCell:
 class CompressionEvaluator(SearchEvaluator):
     """nDCG@10 of the same embeddings over a grid of prefix x precision x rescoring, and the size of each.
 
-    Queries and corpus are encoded once, with ``encode_query`` and ``encode_document``, before a closing ExponentNorm.
     A prefix of k dimensions is cut first and then divided by a power of its own norm: a document is stored as
     d = x[:k] / |x[:k]|^gamma_document, and q is the prefix of a query. The search compares all documents, by
 
@@ -64,11 +63,9 @@ class CompressionEvaluator(SearchEvaluator):
       magnitude (gamma_document < 1), ``"norm"`` multiplies this by |x[:k]|^(1 - gamma_document), stored next to
       the bits as a float16, relative to the largest of the corpus. Documents outside the best ``top_k`` are not found.
 
-    Equal scores rank by document id, the lower first, at every stage and at the cut to ``top_k``. Returned keys, with
-    the prefix ``"{name}_"`` if there is a name:
+    Equal scores rank by document id, the lower first, at every stage and at the cut to ``top_k``. The keys are
 
-    - ``full_ndcg@10``: all dimensions in float32, the primary metric. In the Trainer
-      ``metric_for_best_model="eval_{name}_full_ndcg@10"``;
+    - ``full_ndcg@10``: all dimensions in float32, the primary metric;
     - ``{precision}_{dim}_{ndcg@10,retention}``, and for binary codes also ``binary_{dim}_rescored_...`` and
       ``binary_{dim}_norm_rescored_...``.
 
@@ -78,17 +75,15 @@ class CompressionEvaluator(SearchEvaluator):
         precisions: Some of ``"float32"``, ``"int8"``, ``"binary"``.
         top_k: Number of documents that the bits pass on to rescoring; the size of the corpus or more passes on all.
 
-    `SearchEvaluator` documents the other arguments. The CSV file ``Compression_evaluation_{name}_results.csv`` gets a
-    row for every cell.
+    `SearchEvaluator` documents the other arguments, attributes and errors. The CSV file gets a row for every cell.
 
     Attributes:
         cells: After a call, a `CompressionCell` for each key, D in float32 first, for `table`, `pareto` and
             `st_magnitude.diagnosis.figures.plot_compression`.
-        per_query: After a call, nDCG@10 of every query under ``(dim, precision, rescoring)``, in the order of
-            ``queries_ids``.
+        per_query: After a call, nDCG@10 of every query under ``(dim, precision, rescoring)``.
 
     Raises:
-        ValueError: As `SearchEvaluator`, and if a prefix has more dimensions than the embedding.
+        ValueError: If a prefix has more dimensions than the embedding.
 
     Example:
         >>> from sentence_transformers import SentenceTransformer
@@ -128,18 +123,18 @@ class CompressionEvaluator(SearchEvaluator):
         self.dims = None if dims is None else sorted({whole_number("A prefix in dims", dim) for dim in dims})[::-1]
         self.top_k = whole_number("top_k", top_k)
         self.cells: list[CompressionCell] = []
-        self.per_query: dict[tuple[int, str, str], NDArray[np.float64]] = {}
 
     def measure(self, model: SentenceTransformer) -> dict[str, float]:
         """Encodes and fills the grid."""
         similarity = scoring_of(model, self.similarity)
+        known = model.get_embedding_dimension()
+        if self.dims and known and self.dims[0] > known:
+            raise ValueError(
+                f"A prefix in dims has {self.dims[0]} dimensions and the model's embeddings {known}: drop it from dims."
+            )
         encoded = self.encode(model)
         full = encoded.queries.shape[1]
         dims = [full // share for share in (1, 2, 4, 8) if full >= share] if self.dims is None else self.dims
-        if dims and dims[0] > full:
-            raise ValueError(
-                f"A prefix in dims has {dims[0]} dimensions and the model's embeddings {full}: drop it from dims."
-            )
         self.per_query = {}
         for dim in sorted({full, *dims}, reverse=True):
             # Powers in float64: in float32, powers of equal norms can differ by where in the array they stand.

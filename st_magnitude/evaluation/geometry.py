@@ -39,8 +39,6 @@ class GeometryEvaluator(CsvEvaluator):
         is_relevant: Whether each document is relevant to any query.
         **options: ``name``, ``batch_size``, ``show_progress_bar`` and ``write_csv`` of `SearchEvaluator`.
 
-    The CSV file is ``Geometry_evaluation_{name}_results.csv``.
-
     Raises:
         ValueError: If there are fewer than two documents or is_relevant has another number of entries; at the call, if
             an embedding is not finite.

@@ -149,10 +149,9 @@ def dense_run(encoded: EncodedTask, similarity: Similarity, top_k: int = 100) ->
 class HybridEvaluator(SearchEvaluator):
     """Retrieval metrics of a model, of BM25, and of the two fused by rank.
 
-    The returned keys are ``{dense,bm25,hybrid}_{ndcg@10,mrr@10,recall@10,recall@{top_k}}``, as defined by
-    sentence-transformers' InformationRetrievalEvaluator, with the prefix ``"{name}_"`` if there is a name. The primary
-    metric is ``hybrid_ndcg@10``, so in the Trainer ``metric_for_best_model="eval_{name}_hybrid_ndcg@10"``. BM25
-    searches once, when the evaluator is made.
+    The keys are ``{dense,bm25,hybrid}_{ndcg@10,mrr@10,recall@10,recall@{top_k}}``, as defined by sentence-transformers'
+    InformationRetrievalEvaluator. The primary metric is ``hybrid_ndcg@10``. BM25 searches once, when the evaluator is
+    made, and sees no prompts.
 
     Args:
         top_k: Number of documents of each search that are fused, and that the fused run keeps, at least 10.
@@ -160,16 +159,14 @@ class HybridEvaluator(SearchEvaluator):
         weights: Weight of the model's ranks and weight of the ranks of BM25.
         bm25: A run in place of ``bm25_run(data, top_k)``, of other arguments or another search engine.
 
-    The other arguments are those of `SearchEvaluator`; BM25 sees no prompts. The CSV file is
-    ``Hybrid_evaluation_{name}_results.csv``.
+    `SearchEvaluator` documents the other arguments, attributes and errors.
 
     Attributes:
         runs: The run ``"bm25"``, and after a call also ``"dense"`` and ``"hybrid"``.
-        per_query: After a call, nDCG@10 of every query under the same names, in the order of ``queries_ids``.
 
     Raises:
         ImportError: If bm25s is not installed and no run is given.
-        ValueError: As `SearchEvaluator`, if ``top_k`` is below 10, and if ``bm25`` is a run of other queries.
+        ValueError: If ``top_k`` is below 10, or ``bm25`` is a run of other queries.
 
     Example:
         >>> from sentence_transformers.sentence_transformer.modules import BoW
@@ -211,7 +208,6 @@ class HybridEvaluator(SearchEvaluator):
         given = {query: run.get(query, {}) for query in self.queries_ids}
         lexical = {query: {d: found[d] for d in _ranked(found)[:top_k]} for query, found in given.items()}
         self.runs: dict[str, Run] = {"bm25": lexical}
-        self.per_query: dict[str, NDArray[np.float64]] = {}
 
     def measure(self, model: SentenceTransformer) -> dict[str, float]:
         """The metrics of the three runs."""

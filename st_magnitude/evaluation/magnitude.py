@@ -33,33 +33,23 @@ COLLAPSED_BELOW = 0.75  # cosine nDCG over dot nDCG: 0.97 to 1 in arXiv 2602.092
 class MagnitudeEvaluator(SearchEvaluator):
     """Retrieval metrics of the same embeddings under the matched similarity, cosine and dot, and their geometry.
 
-    Queries and corpus are encoded once, with ``encode_query`` and ``encode_document``, before a closing ExponentNorm.
-    Metrics are defined as in sentence-transformers' InformationRetrievalEvaluator; nDCG also counts grades. Returned
-    keys, with the prefix ``"{name}_"`` if there is a name:
+    Metrics are defined as in sentence-transformers' InformationRetrievalEvaluator; nDCG also counts grades. Their keys:
 
     - ``{matched,cosine,dot}_{ndcg@10,mrr@10,recall@100,map@100}``;
     - ``cohens_d`` between the norms of documents that are relevant to some query and the norms of never-relevant
       documents (pooled by degrees of freedom); left out where either group has fewer than two documents;
     - ``{query,document}_{norm_mean,norm_cv,mean_cosine}``, the last left out for a single text.
 
-    The primary metric is ``matched_ndcg@10``, so in the Trainer
-    ``metric_for_best_model="eval_{name}_matched_ndcg@10"``. A warning reports magnitude collapse: cosine nDCG@10 below
-    three quarters of dot nDCG@10, in a model whose directions no longer rank (arXiv 2602.09229, App. N).
+    The primary metric is ``matched_ndcg@10``. A warning reports magnitude collapse: cosine nDCG@10 below three quarters
+    of dot nDCG@10, in a model whose directions no longer rank (arXiv 2602.09229, App. N).
 
     Args:
         main_metric: The metric under the matched similarity that chooses the best checkpoint.
         truncate_dim: Number of dimensions of the prefix to evaluate, which is appended to the name. A prefix is cut
             before it is divided by a power of its norm.
 
-    `SearchEvaluator` documents the other arguments; ``similarity`` is the similarity of the ``matched`` metrics. The
-    CSV file is ``Magnitude_evaluation_{name}_results.csv``.
-
-    Attributes:
-        per_query: After a call, nDCG@10 of every query under ``"matched"``, ``"cosine"`` and ``"dot"``, in the order of
-            ``queries_ids``.
-
-    Raises:
-        ValueError: As `SearchEvaluator`.
+    `SearchEvaluator` documents the other arguments, attributes and errors. ``similarity`` is that of the ``matched``
+    metrics.
 
     Example:
         >>> from sentence_transformers import SentenceTransformer
@@ -91,7 +81,6 @@ class MagnitudeEvaluator(SearchEvaluator):
         options["name"] = "_".join(str(part) for part in (options.get("name"), truncate_dim) if part)
         super().__init__(queries, corpus, relevant_docs, **options)
         self.primary_metric = f"{self.name}_matched_{main_metric}" if self.name else f"matched_{main_metric}"
-        self.per_query: dict[str, NDArray[np.float64]] = {}
 
     def measure(self, model: SentenceTransformer) -> dict[str, float]:
         """Encodes, ranks by each similarity, and measures."""

@@ -39,8 +39,6 @@ class ScoredPairsEvaluator(CsvEvaluator):
         similarity: The similarity of the ``matched`` metrics; by default the model's own (see `SearchEvaluator`).
         **options: ``name``, ``batch_size``, ``show_progress_bar`` and ``write_csv`` of `SearchEvaluator`.
 
-    The CSV file is ``ScoredPairs_evaluation_{name}_results.csv``.
-
     Raises:
         ValueError: If the three have different numbers of entries or there are fewer than two pairs; at the call, if
             the model's similarity is a distance or an embedding is not finite.
