@@ -6,13 +6,18 @@ backward pass needs a real device.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Normalize
+from test_layers import MODULES
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -20,8 +25,11 @@ from torch.utils._pytree import tree_leaves
 import st_magnitude as stm
 from st_magnitude import geometry
 from st_magnitude.data import task
-
-# ----------------------------------------------- Revela, SIGReg, CLIP, geometry ---------------------------------------
+from st_magnitude.modules import ExponentNorm
+from st_magnitude.serving import with_prior, with_prior_queries
+from st_magnitude.surgery.gradients import grad_scale
+from st_magnitude.surgery.raw import raw_features
+from st_magnitude.training import monitor as monitor_module
 
 
 class NoFloat64(TorchDispatchMode):
@@ -43,6 +51,14 @@ def fakes() -> Iterator[None]:
 
 def leaf(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(*shape, device="cuda", dtype=dtype, requires_grad=True)
+
+
+def test_autocast_takes_the_type_of_the_device_from_a_tensor() -> None:
+    for path in MODULES:
+        assert not re.search(r"autocast\(\s*[\"']", path.read_text(encoding="utf-8")), path
+
+
+# ----------------------------------------------- Revela, SIGReg, CLIP, geometry ---------------------------------------
 
 
 @pytest.mark.usefixtures("fakes")
@@ -113,3 +129,89 @@ def test_encoded_tasks_leave_apples_gpus(device: str, monkeypatch: pytest.Monkey
     monkeypatch.setattr(task, "check_finite", lambda *_: None)  # it waits for the device
     found = task.EncodedTask(torch.randn(3, 8, device=device), torch.randn(5, 8, device=device))
     assert found.queries.device.type == found.documents.device.type == {"cuda": "cuda", "mps": "cpu"}[device]
+
+
+# --------------------------------------------- surgery, ExponentNorm, the monitor, serving ----------------------------
+
+
+class Head(nn.Module):
+    """(n, 6) -> (n, 8), without a parameter: Module.to cannot move a fake one."""
+
+    def forward(self, features: dict[str, Tensor]) -> dict[str, Tensor]:
+        return features | {"sentence_embedding": features["sentence_embedding"] @ leaf(6, 8)}
+
+
+def encoder(*ends: nn.Module) -> SentenceTransformer:
+    model = SentenceTransformer(modules=[Head()], device="cpu")
+    model.extend(ends)
+    return model
+
+
+def features() -> dict[str, Tensor]:
+    return {"sentence_embedding": leaf(5, 6)}
+
+
+@pytest.mark.usefixtures("fakes")
+@pytest.mark.parametrize("power", [1.0, -0.5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_grad_scale(power: float, dtype: torch.dtype) -> None:
+    x = leaf(4, 3, dtype=dtype)
+    found = grad_scale(x, power)
+    assert (found.shape, found.dtype, found.device.type) == (x.shape, dtype, "cuda")
+
+
+@pytest.mark.usefixtures("fakes")
+def test_a_model_with_grad_scale() -> None:
+    model = encoder(Normalize())
+    handle = stm.attach_grad_scale(model)
+    hooks = [hook for module in model for hook in module._forward_hooks.values()]
+    assert len(hooks) == 1
+    hooks[0].checked = True  # the look at the norms of the first batch waits for the device, once
+    assert model(features())["sentence_embedding"].device.type == "cuda"
+    handle.close()
+
+
+@pytest.mark.usefixtures("fakes")
+@pytest.mark.parametrize("role", ["query", "document"])
+@pytest.mark.parametrize("is_training", [True, False])
+def test_exponent_norm(role: str, is_training: bool) -> None:
+    with torch.device("cuda"):
+        model = encoder(ExponentNorm(0.5, 0.5, learnable=True)).train(is_training)
+    for dtype in (torch.float32, torch.bfloat16):
+        found = model[-1]({"sentence_embedding": leaf(5, 8, dtype=dtype)}, task=role)
+        assert found["sentence_embedding"].dtype == dtype
+        assert {found[name].device.type for name in ("sentence_embedding", "raw_embedding", "exponents")} == {"cuda"}
+    raw = raw_features(model, features())["sentence_embedding"]
+    assert (raw.shape, raw.device.type) == ((5, 8), "cuda")
+
+
+@pytest.mark.usefixtures("fakes")
+def test_a_step_that_the_monitor_does_not_measure() -> None:
+    """Its hooks leave the embeddings alone; in a step that is measured, they keep them on the device."""
+    model = encoder(Normalize())
+    monitor = stm.NormMonitor(nn.Identity(), every=3)
+    monitor.on_train_begin(None, None, None, model=model)
+    for step, kept in ((1, 0), (2, 1)):
+        monitor.on_step_begin(None, SimpleNamespace(global_step=step, is_world_process_zero=True), None)
+        monitor.loss([features(), features()])
+        model(features())
+        assert [part.device.type for part in monitor._parts] == ["cuda"] * kept
+    assert not monitor.rows
+
+
+@pytest.mark.usefixtures("fakes")
+def test_the_monitor_measures_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def figures(x: Tensor, _lr: float | None) -> dict[str, float]:
+        assert (x.shape, x.dtype, x.device.type) == ((256, 8), torch.float32, "cpu")
+        return {"norm_mean": 1.0}
+
+    monkeypatch.setattr(monitor_module, "_measure", figures)
+    assert stm.NormMonitor().update(queries=leaf(300, 8, dtype=torch.bfloat16)) is not None
+
+
+@pytest.mark.usefixtures("fakes")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_vectors_with_a_prior(dtype: torch.dtype) -> None:
+    vectors = leaf(3, 4, dtype=dtype)
+    for found in (with_prior(vectors, [-1.0, -2.0, -3.0], 0.5), with_prior_queries(vectors)):
+        assert (found.shape, found.dtype, found.device.type) == ((3, 5), dtype, "cuda")
