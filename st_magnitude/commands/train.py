@@ -42,9 +42,11 @@ def train(
     figures: dict[str, Any] = {"loss": settings.loss, "steps": trained.trainer.state.global_step}
     if not trained.trainer.is_world_process_zero():
         return figures
-    figures["geometry"] = trained.geometry
+    figures |= {"geometry": trained.geometry, "prior": trained.prior}
     for key, after in trained.geometry["after"].items():
         typer.echo(f"  {key:40} {trained.geometry['before'][key]:.4f} -> {after:.4f}")
+    if trained.prior is not None:
+        say(trained.prior)
     comparison = trained.comparison
     if comparison is None:
         say(

@@ -28,7 +28,7 @@ class Candidate:
     """One way to train.
 
     ``tempaggmrl`` is cosine over a quarter, a half and all of the dimensions at 0.6, 1.2 and 2 times the temperature,
-    which at 0.05 are the temperatures of its paper.
+    which at 0.05 are the temperatures of its paper. ``cosine-prior`` is cosine with `st_magnitude.DocumentPrior`.
 
     Example:
         >>> Candidate("qnorm", 0.02, 5e-5, 0.05).name
@@ -58,27 +58,29 @@ class Candidate:
             options |= {"loss": "cosine", "dims": list(quarters(model))}
             options["temperatures"] = [round(factor * self.temperature, 6) for factor in SPREAD]
         else:
-            options |= {"loss": self.loss, "temperature": self.temperature}
+            loss, _, prior = self.loss.partition("-")
+            options |= {"loss": loss, "prior": bool(prior), "temperature": self.temperature}
         return TrainConfig(**options)
 
     def loss_options(self) -> dict[str, Any]:
         return {"regularizers": [(SIGReg(), self.sigreg)]} if self.sigreg else {}
 
 
-def grid_of(config: CompareConfig, is_static: bool) -> list[Candidate]:
+def grid_of(config: CompareConfig, is_static: bool, has_prior: bool = False) -> list[Candidate]:
     """All candidates: every loss at the same temperatures, learning rates and weights of SIGReg.
 
     All losses are tried at one setting after the other, plain cosine first, so a comparison that runs out of time has
     treated no loss better than cosine. The settings that matter least come last: other learning rates, then SIGReg.
+    Without a prior, there is no ``cosine-prior``.
 
     Example:
-        >>> len(grid_of(CompareConfig(), is_static=False))
-        80
+        >>> len(grid_of(CompareConfig(), is_static=False)), len(grid_of(CompareConfig(), False, has_prior=True))
+        (80, 96)
         >>> grid = grid_of(CompareConfig(losses=["dot"], temperatures=[0.05], sigreg=[0.1]), is_static=True)
         >>> [candidate.name for candidate in grid[:2]]
         ['cosine tau=0.05 lr=0.03', 'dot tau=0.05 lr=0.03 sigreg=0.1']
     """
-    names = [name for name in LOSSES if name in (config.losses or LOSSES)]
+    names = [name for name in LOSSES if name in (config.losses or LOSSES) and (has_prior or name != "cosine-prior")]
     rates = config.learning_rates or (STATIC_RATES if is_static else RATES)
     found: list[Candidate] = []
     for rate, weight, tau in product(rates, config.sigreg or SIGREG, config.temperatures or TEMPERATURES):

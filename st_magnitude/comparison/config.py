@@ -25,7 +25,7 @@ from st_magnitude._config import (
 
 __all__ = ["LOSSES", "CompareConfig", "seconds_of"]
 
-LOSSES = ("cosine", "qnorm", "dot", "learnable", "tempaggmrl")
+LOSSES = ("cosine", "qnorm", "dot", "learnable", "tempaggmrl", "cosine-prior")
 
 
 def seconds_of(budget: str) -> float:
@@ -49,10 +49,10 @@ class CompareConfig:
         ValueError: If a loss is unknown, the budget cannot be read, or a number is outside of its range.
 
     Example:
-        >>> CompareConfig(losses=["q-norm"])
+        >>> CompareConfig(losses=["q-norm"])  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
-        ValueError: losses has 'q-norm'. Did you mean 'qnorm'? Choose from cosine, qnorm, dot, learnable, tempaggmrl.
+        ValueError: losses has 'q-norm'. Did you mean 'qnorm'? Choose from cosine, qnorm, dot, ...
     """
 
     budget: Annotated[str, typer.Option(help="Time after which no further candidate begins, such as 30m or 2h.")] = (

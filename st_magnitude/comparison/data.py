@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from st_magnitude.comparison.config import CompareConfig
+from st_magnitude.comparison.config import LOSSES, CompareConfig
 from st_magnitude.data.beir import splits_of
 from st_magnitude.data.retrieval import DataError, RetrievalData
 from st_magnitude.data.splits import refuse_shared
+from st_magnitude.finetune.run import is_uneven
 
 __all__ = ["Splits", "make_splits"]
 
@@ -60,7 +61,8 @@ def make_splits(
         )
     else:
         train = data
-    rng, notes, parts = np.random.default_rng(config.seed), [], {}
+    rng, parts = np.random.default_rng(config.seed), {}
+    notes: list[str] = []
     for name, part in (("dev", dev), ("test", test)):
         if part is None:
             queries = sorted(train.query_ids)
@@ -88,6 +90,9 @@ def make_splits(
                 f"nDCG@10 are noise. Use at least {FEW_QUERIES}, better some hundreds."
             )
         parts[name] = replace(part, corpus={d: text for d, text in part.corpus.items() if d in needed})
+    positives = (train.corpus[document] for grades in train.relevant.values() for document in grades)
+    if "cosine-prior" in (config.losses or LOSSES) and not is_uneven(positives):
+        notes.append("All documents are equally often positives, where a prior changes nothing: no cosine-prior.")
     return Splits(train, parts["dev"], parts["test"], tuple(notes))
 
 

@@ -56,10 +56,11 @@ def compare(
     """Tells which loss to train with on your data, or that plain cosine is best, within a budget of time.
 
     The candidates are Cosine, QNorm, Dot, Learnable and TempAggMRL at the same temperatures and learning rates, with
-    and without SIGReg. All of them see the same batches in the same order, and each is measured at the document
-    exponent that is best on dev. Optuna's successive halving stops those that are behind. The best one on dev is
-    compared with plain cosine at its own best temperature, and both with the pretrained model, on the test split, which
-    is read once. Without a clear difference plain cosine is recommended.
+    and without SIGReg, and Cosine with a document prior if some documents are positives more often than others. All see
+    the same batches in the same order, and each is measured at the document exponent that is best on dev. Optuna's
+    successive halving stops those that are behind. The best one on dev is compared with plain cosine at its own best
+    temperature, and both with the pretrained model, on the test split, which is read once. Without a clear difference
+    plain cosine is recommended.
 
     Processes that make the same call with the same output, on one or on several machines, share the work.
 
@@ -123,7 +124,7 @@ class _Run:
         self.setup, self.output, self.say, self.began = setup, output, say, began
         self.budget = seconds_of(setup.config.budget)
         self.states = optuna.trial.TrialState
-        self.grid = grid_of(setup.config, setup.is_static)
+        self.grid = grid_of(setup.config, setup.is_static, setup.has_prior)
         self.rungs = rungs_of(len(self.grid), setup.steps)
         output.mkdir(parents=True, exist_ok=True)
         self.lock = FileLock(output / ".lock")  # of the one process that plans, takes a candidate or writes the result

@@ -20,7 +20,8 @@ from st_magnitude.comparison.config import CompareConfig
 from st_magnitude.comparison.data import Splits
 from st_magnitude.data.task import NotFiniteError
 from st_magnitude.evaluation.metrics import scoring_of
-from st_magnitude.finetune.run import make_trainer, reading, save_trained, training_rows
+from st_magnitude.finetune.run import is_uneven, make_trainer, reading, save_trained, training_rows
+from st_magnitude.losses.negatives import tokens_of
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.export import load
 from st_magnitude.surgery.normalize import prepare
@@ -59,6 +60,11 @@ class Setup:
     @property
     def is_static(self) -> bool:
         return any(isinstance(module, StaticEmbedding) for module in self.base)
+
+    @property
+    def has_prior(self) -> bool:
+        """Whether documents differ in how often they are positives, and the model has tokens to know them by."""
+        return is_uneven(self.rows["positive"]) and tokens_of(self.base.preprocess(["a"])) is not None
 
     @property
     def steps(self) -> int:

@@ -7,7 +7,7 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +39,7 @@ from st_magnitude.losses import (
     temp_agg,
     temp_agg_mrl,
 )
+from st_magnitude.losses.prior import DocumentPrior
 from st_magnitude.result import to_plain
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.card import add_section
@@ -52,6 +53,7 @@ __all__ = [
     "TrainConfig",
     "TrainedModel",
     "digest_of",
+    "is_uneven",
     "make_trainer",
     "reading",
     "save_trained",
@@ -83,6 +85,7 @@ class TrainedModel:
     geometry: dict[str, dict[str, float]]  # norms and isotropy of a sample of the texts, "before" and "after"
     comparison: Comparison | None  # with the pretrained model; None without dev data
     output: Path | None  # None: the model is clearly worse than the pretrained one and was not saved
+    prior: str | None = None  # with ``config.prior``: what it was counted from, or why it was left out
 
 
 def train(
@@ -99,7 +102,9 @@ def train(
     With dev data, the model is compared with the pretrained one as it was given, and saved with the document exponent
     that scores best (see `compare`). A model that is clearly worse is saved only with ``config.keep_anyway``.
     Checkpoints are in ``output/checkpoints`` and are removed when the model is saved. ``config.max_length`` limits what
-    the model reads in training; the saved model reads as many tokens as before, or ``config.serve_length``.
+    the model reads in training; the saved model reads as many tokens as before, or ``config.serve_length``. With
+    ``config.prior``, in-batch negatives are corrected by how often a document is a positive
+    (:class:`~st_magnitude.DocumentPrior`), unless all are equally often, where that changes nothing.
 
     Args:
         model: A model, which is trained in place and prepared for the loss (Normalize is stripped or added), or the
@@ -147,6 +152,7 @@ def train(
             limit_length(model, config.serve_length)
         after(model, epoch=round(trainer.state.epoch or 0), steps=trainer.state.global_step)
         geometry, comparison = {"before": before.metrics, "after": after.metrics}, None
+        prior = _about_prior(rows) if config.prior else None
         if dev is not None and pretrained is not None:
             comparison = compare(model, dev, pretrained, config.keep_scoring, config.seed)
             if comparison.saved != comparison.as_trained:
@@ -156,13 +162,15 @@ def train(
                     f"Nothing was saved to {output}. The last checkpoint remains: resume=True and keep_anyway=True "
                     "(--resume --keep-anyway) save its model."
                 )
-                return TrainedModel(trainer, geometry, comparison, None)
+                return TrainedModel(trainer, geometry, comparison, None, prior)
         save_trained(trainer, output, {"geometry": geometry, "dev": comparison})
         if comparison is not None and dev is not None:
             add_section(output / "README.md", f"### Retrieval ({dev.name})\n\n{comparison.to_markdown()}\n")
+        if prior is not None:
+            add_section(output / "README.md", f"### Document prior\n\n{prior}\n")
         if not config.keep_checkpoints:
             remove_checkpoints(output)
-        return TrainedModel(trainer, geometry, comparison, output)
+        return TrainedModel(trainer, geometry, comparison, output, prior)
 
 
 @contextmanager
@@ -185,6 +193,22 @@ def training_rows(data: RetrievalData, negatives: int | None, seed: int) -> Data
     if len(rows) < 2:
         raise ValueError(f"The data has {len(rows)} training pair; ranking needs at least two in a batch.")
     return rows
+
+
+def is_uneven(positives: Iterable[str]) -> bool:
+    """Whether some documents are positives more often than others, without which a prior changes nothing."""
+    return len(set(Counter(positives).values())) > 1
+
+
+def _about_prior(rows: Dataset) -> str:
+    counts = Counter(rows["positive"])
+    if not is_uneven(rows["positive"]):
+        return f"All {len(counts):,} documents are equally often positives. A prior changes nothing and was left out."
+    return (
+        f"Trained with the prior of {len(counts):,} documents in {len(rows):,} pairs, of which the most frequent one "
+        f"has {max(counts.values()):,} (logQ correction). The model holds the prior in its embeddings, so nothing has "
+        "to be added when it is served."
+    )
 
 
 def make_trainer(
@@ -212,6 +236,10 @@ def make_trainer(
         terms["terms"] = temp_agg(config.temperatures)
     options: dict[str, Any] = {"gather_across_devices": args.world_size > 1, "mini_batch_size": config.mini_batch_size}
     options |= {"margin": config.margin, "guide": None if config.guide is None else load(config.guide)}
+    if config.prior and is_uneven(rows["positive"]):
+        negatives = [text for column in rows.column_names[2:] for text in rows[column]]
+        with reading(model, config.max_length):  # a prior knows a text by the tokens that training reads
+            options["prior"] = DocumentPrior.from_texts(model, rows["positive"], negatives or None)
     loss = LOSSES[config.loss](model, **(options | (loss_options or {}) | terms))
     return SentenceTransformerTrainer(model=model, args=args, train_dataset=rows, loss=loss)
 

@@ -89,6 +89,10 @@ class TrainConfig:
     guide: Annotated[
         str | None, typer.Option(help="Folder or hub id of a frozen model whose scores decide about the margin.")
     ] = None
+    prior: Annotated[
+        bool,
+        typer.Option("--prior", help="Correct in-batch negatives by how often each document is a positive (logQ)."),
+    ] = False
     max_length: TrainLength = None
     serve_length: Annotated[
         int | None,

@@ -113,10 +113,11 @@ def test_missing_splits_are_held_out_of_the_training_queries(folder):
     assert len(splits.dev.corpus) == len(splits.test.corpus) == 100
     assert "There is no dev split, so 36 of the training queries are held out for it." in splits.notes
     assert "The dev split has 36 queries, on which differences" in splits.notes[2]
+    assert splits.notes[-1].startswith("All documents are equally often positives, where a prior changes nothing")
     given = make_splits(folder, CompareConfig())
     assert given == make_splits(folder, CompareConfig())
     assert (given.dev.queries, given.test.queries) == (part(1).queries, part(2).queries)
-    assert not given.notes
+    assert given.notes == splits.notes[-1:]
     assert make_splits(folder, CompareConfig(), part(1, 6)).dev.queries == part(1, 6).queries
 
 
