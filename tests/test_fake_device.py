@@ -96,6 +96,20 @@ def test_sigreg(options: dict[str, Any]) -> None:
     assert value.device.type == regularizer.last_excess.device.type == "cuda"
 
 
+@pytest.mark.usefixtures("fakes")
+@pytest.mark.parametrize("preset", ["norm-sym", "nonorm-i2t", "imgnorm-i2t", "txtnorm-t2i"])
+@pytest.mark.parametrize("positives", [False, True])
+def test_the_loss_of_clip(preset: str, positives: bool) -> None:
+    clip_loss = pytest.importorskip("st_magnitude.clip.loss")
+    loss = clip_loss.AsymmetricClipLoss.from_preset(preset, terms=[stm.Term(), stm.Term(dim=4, weight=0.5)])
+    loss._checked = True  # the look at the norms of the first batch waits for the device, once
+    images, texts = leaf(6, 8), leaf(6, 8, dtype=torch.bfloat16)
+    labels = torch.tensor([0, 1, 2, 0, 1, 2], device="cuda") if positives else None
+    for scale in (leaf(1), 14.0):
+        value = loss(images, texts.to(images.dtype), scale, positives=labels)
+        assert (value.dtype, value.device.type) == (torch.float32, "cuda")
+
+
 @pytest.fixture(params=["cuda", "mps"])
 def device(request: pytest.FixtureRequest, fakes: None) -> Iterator[str]:
     with torch.no_grad():  # autograd asks for a device that PyTorch was built for

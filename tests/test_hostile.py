@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from _tiny import load_transformer, save_transformer
+from _tiny import language_model, load_transformer, save_transformer
 from conftest import CORPUS, QUERIES, RELEVANT_DOCS
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import BoW, Dense
@@ -93,6 +93,31 @@ def test_no_code_for_a_tokenizer_or_a_model_is_imported(tmp_path, mark) -> None:
     edit(tmp_path / "model" / "config.json", lambda config: config | {"auto_map": auto, "model_type": "evil"})
     with pytest.raises(ValueError, match="trust_remote_code"):
         stm.load(tmp_path / "model", device="cpu")
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("name", ["load_lm", "load_retriever"])
+def test_no_code_of_a_decoder_is_imported(tmp_path, mark, monkeypatch, name) -> None:
+    """Without a question at the terminal, too, which transformers asks unless it is told not to trust."""
+    models = pytest.importorskip("st_magnitude.revela.models")
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("it asks whether to run the code"))
+    folder = tmp_path / "decoder"
+    folder.mkdir()
+    (folder / "evil.py").write_text(f"from pathlib import Path\nPath({str(mark)!r}).touch()\n")
+    auto = {"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M", "AutoTokenizer": ["evil.T", "evil.T"]}
+    (folder / "config.json").write_text(json.dumps({"auto_map": auto, "model_type": "evil"}))
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        getattr(models, name)(folder)
+    assert not mark.exists()
+
+
+def test_the_weights_of_a_decoder_are_not_unpickled(tmp_path, mark) -> None:
+    models = pytest.importorskip("st_magnitude.revela.models")
+    language_model()[0].save_pretrained(tmp_path / "decoder")
+    (tmp_path / "decoder" / "model.safetensors").unlink()
+    torch.save({"lm_head.weight": Payload(mark)}, tmp_path / "decoder" / "pytorch_model.bin")
+    with pytest.raises(pickle.UnpicklingError):
+        models.load_lm(tmp_path / "decoder")
     assert not mark.exists()
 
 

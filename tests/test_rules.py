@@ -53,3 +53,18 @@ def test_no_code_is_put_into_other_packages():
             for target in node.targets if isinstance(node, ast.Assign) else []:
                 if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
                     assert target.value.id not in imported, f"{path.name} sets {ast.unparse(target)}"
+
+
+def test_nothing_of_the_package_runs_code_from_a_file():
+    """No pickle, eval or full YAML loader, and no trust in code of a model; docs/security.md says so."""
+    for kind in (ast.Import, ast.ImportFrom):
+        for file, node in nodes(kind):
+            names = {alias.name for alias in node.names} | {getattr(node, "module", None)}
+            assert not names & {"pickle", "marshal", "shelve", "dill", "joblib", "cloudpickle"}, file
+    for file, node in nodes(ast.Call):
+        called = ast.unparse(node.func)
+        assert called not in ("eval", "exec", "yaml.load", "yaml.unsafe_load", "torch.load", "np.load"), (
+            f"{file}: {called}"
+        )
+        trusted = [k for k in node.keywords if k.arg in ("trust_remote_code", "allow_pickle", "shell")]
+        assert all(getattr(k.value, "value", None) is False for k in trusted), f"{file}: {ast.unparse(node)}"

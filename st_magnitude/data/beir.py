@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -43,16 +44,20 @@ class DataError(ValueError):
 
 
 def _lines(path: Path) -> Iterator[tuple[str, str]]:
-    """The non-blank lines of a UTF-8 file, which may end in .gz instead, each with its place for messages."""
-    with path.open("rb") if path.is_file() else gzip.open(path.with_name(f"{path.name}.gz")) as file:
-        for number, raw in enumerate(file, start=1):
-            where = f"{path}, line {number}"
-            try:
-                line = raw.decode("utf-8").removeprefix("\ufeff").rstrip("\r\n")
-            except UnicodeDecodeError:
-                raise DataError(f"{where}: is not UTF-8; save the file in this encoding.") from None
-            if line.strip():
-                yield where, line
+    """The non-blank lines of a UTF-8 file, each with its place for messages; the file may also end in .gz."""
+    path = path if path.is_file() else path.with_name(f"{path.name}.gz")
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            for number, raw in enumerate(file, start=1):
+                where = f"{path}, line {number}"
+                try:
+                    line = raw.decode("utf-8").removeprefix("\ufeff").rstrip("\r\n")
+                except UnicodeDecodeError:
+                    raise DataError(f"{where}: is not UTF-8; save the file in this encoding.") from None
+                if line.strip():
+                    yield where, line
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{path} is damaged ({error}); fetch it again.") from None
 
 
 def json_lines(path: Path) -> Iterator[tuple[str, Any]]:

@@ -17,6 +17,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 __all__ = ["load_lm", "load_retriever"]
 
+_NO_CODE: dict[str, Any] = {"trust_remote_code": False}  # without it, transformers asks at the terminal
+
 
 @contextmanager
 def _named(what: str, name: str | Path) -> Iterator[None]:
@@ -35,10 +37,11 @@ def load_lm(name: str | Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]
 
     Raises:
         OSError: If there is no such model.
+        ValueError: If the model needs code of its own (``trust_remote_code``); load such a model yourself.
     """
     with _named("language model", name):
-        lm = AutoModelForCausalLM.from_pretrained(str(name), dtype=torch.float32)
-        return lm, AutoTokenizer.from_pretrained(str(name))
+        lm = AutoModelForCausalLM.from_pretrained(str(name), dtype=torch.float32, **_NO_CODE)
+        return lm, AutoTokenizer.from_pretrained(str(name), **_NO_CODE)
 
 
 def load_retriever(name: str | Path, max_length: int = 160) -> SentenceTransformer:
@@ -57,7 +60,7 @@ def load_retriever(name: str | Path, max_length: int = 160) -> SentenceTransform
     path = str(name)
     with _named("retriever", name):
         is_whole = is_sentence_transformer_model(path)
-        architectures = [] if is_whole else AutoConfig.from_pretrained(path).architectures or []
+        architectures = [] if is_whole else AutoConfig.from_pretrained(path, **_NO_CODE).architectures or []
         if not any(architecture.endswith("ForCausalLM") for architecture in architectures):
             return SentenceTransformer(path)
         transformer = Transformer(path, max_seq_length=max_length)

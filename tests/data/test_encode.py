@@ -1,5 +1,6 @@
 """Embeddings of a corpus in shards: what is in them, what is made again, what is refused."""
 
+import gzip
 import json
 
 import datasets
@@ -64,11 +65,19 @@ def parquet_folder(folder):
     return folder
 
 
+def compressed(folder):
+    content = (beir(folder) / "corpus.jsonl").read_bytes()
+    (folder / "corpus.jsonl").unlink()
+    (folder / "corpus.jsonl.gz").write_bytes(gzip.compress(content))
+    return folder / "corpus.jsonl.gz"
+
+
 SOURCES = {
     "mapping": lambda folder: CORPUS,
     "Dataset": lambda folder: Dataset.from_dict({"_id": list(CORPUS), "text": list(CORPUS.values()), "n": [0] * 32}),
     "BEIR folder": beir,
     "jsonl": lambda folder: str(beir(folder) / "corpus.jsonl"),
+    "compressed jsonl": compressed,
     "parquet folder": parquet_folder,
 }
 

@@ -203,6 +203,9 @@ def test_compressed_texts(tmp_path: Path) -> None:
         path.with_name(f"{name}.gz").write_bytes(gzip.compress(path.read_bytes()))
         path.unlink()
     assert RetrievalData.from_beir(tmp_path / "packed") == plain
+    path.with_name(f"{name}.gz").write_bytes(path.with_name(f"{name}.gz").read_bytes()[:-9])
+    with pytest.raises(DataError, match=r"queries\.jsonl\.gz is damaged .*; fetch it again"):
+        RetrievalData.from_beir(tmp_path / "packed")
 
 
 def test_empty_texts_are_left_out_with_their_judgments(tmp_path: Path) -> None:
