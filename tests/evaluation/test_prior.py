@@ -14,6 +14,7 @@ from sklearn.metrics import ndcg_score
 import st_magnitude as stm
 from st_magnitude.geometry import paired_bootstrap
 from st_magnitude.modules import ExponentNorm
+from st_magnitude.serving import with_prior, with_prior_queries
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -105,11 +106,11 @@ def test_an_index_with_one_more_dimension_ranks_alike(world):
     log_p = train.log_prior()
     curve = stm.calibrate_prior(model, data, log_p)
     assert curve.weight > 0
-    encoded, cosine = data.encode(model), stm.COSINE
-    bias = curve.weight * np.array([log_p[key] for key in data.document_ids])
-    q = np.concatenate([cosine.query(encoded.queries), np.ones((N, 1))], axis=1)
-    d = np.concatenate([cosine.document(encoded.documents), bias[:, None]], axis=1)
-    top = np.argsort(-(q @ d.T), axis=1, kind="stable")[:, :10]
+    encoded = data.encode(model)
+    unit = curve.similarity.document(encoded.documents).double().numpy()
+    stored = with_prior(unit, [log_p[key] for key in data.document_ids], curve.weight)
+    sent = with_prior_queries(curve.similarity.query(encoded.queries).double().numpy())
+    top = np.argsort(-(sent @ stored.T), axis=1, kind="stable")[:, :10]
     at_best = curve.per_query[curve.weights.tolist().index(curve.weight)]
     assert encoded.ndcg(torch.from_numpy(top)) == pytest.approx(at_best)
     in_order = stm.calibrate_prior(model, data, [log_p[key] for key in data.corpus])
