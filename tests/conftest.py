@@ -23,6 +23,10 @@ from tokenizers import Tokenizer
 
 from st_magnitude.data.retrieval import RetrievalData
 
+# Autograd starts a thread for each device at its first backward pass. Tests on fake CUDA tensors would give it one, and
+# then no fork of this process could train.
+torch.ones((), requires_grad=True).backward()
+
 QUERIES = {
     "q1": "How do I keep bread from going stale?",
     "q2": "What makes a bicycle easier to pedal uphill?",

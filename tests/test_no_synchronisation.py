@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
+from _tiny import ROWS, load_transformer
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import st_magnitude as stm
 from st_magnitude import Similarity, Term, infonce
+from st_magnitude.modules import ExponentNorm
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def fake():
     """Tensors without values: item(), tolist(), nonzero(), unique(), bool() and mixed devices raise."""
     with FakeTensorMode():
@@ -20,7 +24,7 @@ def on_device(*shape, dtype=torch.float32):
     return torch.empty(shape, device="cuda", dtype=dtype, requires_grad=dtype.is_floating_point)
 
 
-def test_values_cannot_be_read():
+def test_values_cannot_be_read(fake):
     with pytest.raises(Exception, match="local_scalar_dense"):
         on_device(3).sum().item()
 
@@ -38,7 +42,7 @@ OPTIONS = {
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("is_learned", [False, True])
-def test_infonce(options, is_learned):
+def test_infonce(fake, options, is_learned):
     options = {name: value() if callable(value) else value for name, value in options.items()}
     if "positives" not in options or options["positives"].dtype != torch.bool:
         options["all_queries"] = on_device(6, 8)
@@ -51,3 +55,76 @@ def test_infonce(options, is_learned):
     loss = infonce(on_device(4, 8), on_device(10, 8), terms, similarity, "both", 2, tile_rows=3, **options)
     assert loss.shape == ()
     assert loss.device.type == "cuda"
+
+
+# --- losses -----------------------------------------------------------------------------------------------------------
+
+TEXTS = [row[:3] for row in ROWS[:6]]
+LOSSES = {
+    "cosine": (stm.CosineRankingLoss, {}),
+    "keep": (stm.CosineRankingLoss, {"same_text": "keep"}),
+    "margin": (stm.QNormRankingLoss, {"margin": -0.1, "margin_strategy": "relative"}),
+    "guide": (stm.QNormRankingLoss, {"guide": True}),
+    "prior": (stm.DNormRankingLoss, {"prior": True}),
+    "hardness": (stm.DotRankingLoss, {"hardness": 0.1}),
+    "learned": (stm.DotRankingLoss, {"temperature": "learned", "prior": True}),
+    "learnable": (stm.LearnableNormLoss, {"prior": True}),
+    "temp_agg": (stm.TempAggLoss, {"similarity": "qnorm"}),
+    "temp_agg_mrl": (stm.TempAggMRLLoss, {"similarity": "qnorm", "temperature": "learned"}),
+    "sigreg": (stm.SIGRegInfoNCE, {"prior": True, "margin": -0.1}),
+    "sigreg of prefixes": (stm.SIGRegInfoNCE, {"sigreg": stm.SIGReg(dims=(8, 32), views="per_view")}),
+    "regression": (stm.SimilarityMSELoss, {}),
+}
+
+
+class Encoder(nn.Module):
+    """A model on the device, with learned exponents."""
+
+    def __init__(self):
+        super().__init__()
+        with torch.device("cuda"):
+            self.table = nn.Embedding(300, 32)
+            self.norm = ExponentNorm(0.5, 0.5, learnable=True)
+
+    def to(self, device):
+        return self
+
+    def forward(self, features):
+        return features | {"sentence_embedding": self.table(features["input_ids"]).mean(dim=1)}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("mini_batch_size", [None, 4], ids=["plain", "cached"])
+def test_a_step_of_a_loss(folder, name, mini_batch_size):
+    """After the first batch, whose values a loss may read, and up to the backward pass.
+
+    The mini-batches of a cached step are cut by sentence-transformers, which reads the longest text of each.
+    """
+    (loss_class, options), model = LOSSES[name], load_transformer(folder)
+    if options.get("guide"):
+        options = options | {"guide": load_transformer(folder, "cls")}
+    if options.get("prior"):
+        options = options | {"prior": stm.DocumentPrior.from_texts(model, [row[1] for row in TEXTS])}
+    loss = loss_class(model, scale=3.0, **options)
+    loss._has_begun = True
+    is_ranking = isinstance(loss, stm.MagnitudeRankingLoss)
+    texts = list(zip(*TEXTS, strict=True))[: 3 if is_ranking else 2]
+    batch = [model.preprocess(list(column)) for column in texts]
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        loss.model = Encoder()
+        columns = [
+            {k: on_device(*v.shape, dtype=v.dtype) if isinstance(v, torch.Tensor) else v for k, v in features.items()}
+            for features in batch
+        ]
+        if getattr(loss, "temperatures", None) is not None:
+            loss.temperatures.bias = nn.Parameter(torch.empty(len(loss.temperatures.bias), device="cuda"))
+        if options.get("guide"):
+            loss.false_negatives.guide.model = loss.model
+        if mini_batch_size is None or not is_ranking:
+            value = loss(columns, None if is_ranking else torch.empty(6, device="cuda"))
+        else:
+            width = 32 + len(loss._learned())
+            parts = [[on_device(4, width), on_device(2, width)] for _ in columns]
+            value = loss.calculate_loss(parts, loss._texts(columns))
+        value = sum(value.values()) if isinstance(value, dict) else value
+        assert value.device.type == "cuda"

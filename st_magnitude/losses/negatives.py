@@ -63,7 +63,7 @@ class FalseNegatives:
         self.guide = None if guide is None else Guide(guide, model)
 
     def texts(self, columns: Sequence[Features], mini_batch_size: int | None) -> Texts:
-        """Reads the features of a batch, before the model does, because modules change features in place."""
+        """The keys of the texts of a batch, and the guide's embeddings."""
         keys = [text_keys(f, column) for column, f in enumerate(columns)] if self.same_text == "exclude" else ()
         return Texts(keys, () if self.guide is None else [self.guide.embed(f, mini_batch_size) for f in columns])
 
@@ -96,9 +96,13 @@ class FalseNegatives:
         return {"exclude": exclude, "exclude_queries": exclude_queries}
 
     def ring(self, texts: Texts) -> dict[str, Any]:
-        """The arguments ``exclude`` and ``threshold`` of `ring_infonce`, which finds out what other ranks hold."""
-        threshold = None if self.margin is None else self._threshold
-        return {"exclude": [torch.cat(columns) for columns in _ids(texts)], "threshold": threshold}
+        """The arguments ``exclude``, ``threshold`` and ``guide`` of `ring_infonce`, for the documents of this rank."""
+        found: dict[str, Any] = {"exclude": [torch.cat(columns) for columns in _ids(texts)]}
+        if texts.guide:
+            found["guide"] = texts.guide[0], torch.cat(list(texts.guide[1:]))
+        if self.margin is not None and (self.guide is None or texts.guide):
+            found["threshold"] = self._threshold
+        return found
 
     def _threshold(self, positive: Tensor) -> Tensor:
         """The score above which a document is too close, as in GISTEmbedLoss; a relative margin has no sign."""

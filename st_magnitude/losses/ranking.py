@@ -112,7 +112,7 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         margin_strategy: Unit of the margin, as in sentence-transformers' ``GISTEmbedLoss``. ``"absolute"``: scores.
             ``"relative"``: the absolute value of the positive's score, which suits scores that norms make large.
         guide: Frozen SentenceTransformer whose scores decide (GISTEmbed, arXiv 2402.16829), by its own similarity
-            function. A guide with another tokenizer reads the text that the model's tokens spell. Not with ``"ring"``.
+            function. A guide with another tokenizer reads the text that the model's tokens spell.
         prior: :class:`~st_magnitude.DocumentPrior`, whose log q is subtracted from the logits of all documents, for
             training data in which some documents occur more often than others.
         show_progress_bar: Whether to show progress over the mini-batches of a cached step.
@@ -168,11 +168,6 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
             )
         one_of("direction", direction, get_args(Direction))
         one_of("gather_across_devices", gather_across_devices, (False, True, "ring"))
-        if guide is not None and gather_across_devices == "ring":
-            raise ValueError(
-                "gather_across_devices='ring' does not pass the embeddings of a guide around the ranks. Use "
-                "gather_across_devices=True, or margin=... without a guide."
-            )
         for alpha in hardness if isinstance(hardness, tuple) else (hardness,):
             at_least("hardness", alpha, 0)
         self.terms = with_temperature(terms, temperature)
@@ -202,16 +197,22 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         )
         if self.direction == "document_to_query":
             sentence_features = sentence_features[:2]  # no text is ranked against the negatives
-        texts = self.false_negatives.texts(sentence_features, self.mini_batch_size)
-        if self.prior is not None:
-            texts = replace(texts, log_q=self.prior.log_q(sentence_features[1:]))
-            if not self._has_begun:
-                self.prior.warn_if_unknown(texts.log_q[0])
+        texts = self._texts(sentence_features)
         # The texts go where sentence-transformers hands labels on, which no ranking loss needs.
         if self.uses_gradient_cache:
             return self._named(self.forward_cached(sentence_features, texts))  # type: ignore[arg-type]
         embeddings = embed_columns(partial(raw_features, self.model), sentence_features)  # type: ignore[arg-type]
         return self.compute_loss_from_embeddings(embeddings, texts)
+
+    def _texts(self, sentence_features: list[dict[str, Tensor]]) -> Texts:
+        """Reads the features of a batch before the model does, because modules change features in place."""
+        texts = self.false_negatives.texts(sentence_features, self.mini_batch_size)
+        if self.prior is None:
+            return texts
+        log_q = self.prior.log_q(sentence_features[1:])
+        if not self._has_begun:
+            self.prior.warn_if_unknown(log_q[0])
+        return replace(texts, log_q=log_q)
 
     def compute_loss_from_embeddings(
         self, embeddings: list[Tensor], labels: Tensor | Texts | None = None

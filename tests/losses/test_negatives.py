@@ -341,6 +341,7 @@ RANKED = [
         (True, {"margin": 0.02, "guide": "cls"}),
         ("ring", {}),
         ("ring", {"margin": 0.1, "margin_strategy": "relative"}),
+        ("ring", {"margin": 0.02, "guide": "cls"}),
     )
     for mini_batch_size, direction in ((None, "both"), (3, "query_to_document"))
 ]
@@ -387,11 +388,6 @@ def test_the_model_is_not_its_own_guide(model):
 def test_a_margin_that_spares_nothing_to_learn_warns(model, guide, caplog, margin, guided, warns):
     stm.CosineRankingLoss(model, margin=margin, guide=guide if guided else None)
     assert ("Use a negative margin, such as -0.1" in caplog.text) is warns
-
-
-def test_ring_has_no_guide(model, guide):
-    with pytest.raises(ValueError, match="does not pass the embeddings of a guide around"):
-        stm.CosineRankingLoss(model, guide=guide, gather_across_devices="ring")
 
 
 # --- arguments --------------------------------------------------------------------------------------------------------
