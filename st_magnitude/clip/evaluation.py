@@ -48,7 +48,8 @@ def evaluate_retrieval(
     Source: Radford et al., CLIP, 2021.
     """
     sides = {"image": image_features.detach(), "text": text_features.detach()}
-    matches = np.eye(len(sides["image"]), dtype=bool) if relevant is None else np.asarray(relevant, dtype=bool)
+    pairs = torch.eye(len(sides["image"])) if relevant is None else relevant
+    matches = torch.as_tensor(pairs, dtype=torch.bool, device="cpu").numpy()
     if matches.shape != (expected := (len(sides["image"]), len(sides["text"]))):
         raise ValueError(
             f"relevant must have a row for each image and a column for each text, {expected}; got {matches.shape}."

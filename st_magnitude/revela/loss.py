@@ -143,32 +143,40 @@ class RevelaLoss(nn.Module):
         model.prompts.update(query=prefixes[0], document=prefixes[1])
         set_similarity_function(model, COSINE)
         self.logs: dict[str, Tensor] = {}  # figures of the last batch, whose means RevelaTrainer logs
-        self._warned: set[str] = set()
+        self._has_looked = False  # at a batch of the training, which waits for the device once
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
-        query, passage, text = self._features(sentence_features)
+        features = list(sentence_features)
+        if len(features) != 3 or "group" not in features[2]:  # fit() has no collator of ours
+            features = self._decode(features)
+        query, passage, text = features
         self.lm.train(self.model.training)  # from_pretrained leaves it in eval mode: no dropout, no checkpointing
         queries = self.model(query)["sentence_embedding"]  # (B, D)
         passages = self.model(passage)["sentence_embedding"]  # (B, D)
         similarity = group_similarity(queries, passages, text["group"], self.temperature)  # (B, B)
-        if self.training and torch.is_grad_enabled() and not similarity.requires_grad:
-            self._warn("frozen", "No parameter of the retriever requires gradients, so only the language model learns.")
-
-        ids, mask = text["input_ids"], text["attention_mask"]
         e, loss = self._read(similarity, text)
         logs = {"next_token": loss.detach(), **_shape(similarity.detach(), text["group"])}
         if not self.model.training:
             _, uniform = self._read(group_similarity(queries, passages, text["group"], math.inf), text)
-            alone = next_token_loss(self.lm, e, ids, mask)
+            alone = next_token_loss(self.lm, e, text["input_ids"], text["attention_mask"])
             logs |= {"reading_gain": (alone - loss).detach(), "choice_gain": (uniform - loss).detach()}
-        if logs["one_hot"] > 0.9:
-            self._warn(
-                "one-hot",
-                f"{float(logs['one_hot']):.0%} of the rows of Sim are one-hot at temperature={self.temperature:g}, so "
-                "they pass no gradient to the retriever. Raise the temperature (0.05 suits encoders).",
-            )
+        if self.training and torch.is_grad_enabled() and not self._has_looked:
+            self._has_looked = True
+            self._look(similarity, float(logs["one_hot"]))
         self.logs = logs
         return loss
+
+    def _look(self, similarity: Tensor, one_hot: float) -> None:
+        """Warns at the first batch of a training from which the retriever cannot learn."""
+        if not similarity.requires_grad:
+            logger.warning("No parameter of the retriever requires gradients, so only the language model learns.")
+        if one_hot > 0.9:
+            logger.warning(
+                "%.0f %% of the rows of Sim are one-hot at temperature=%g, so they pass no gradient to the retriever. "
+                "Raise the temperature (0.05 suits encoders).",
+                100 * one_hot,
+                self.temperature,
+            )
 
     def _read(self, similarity: Tensor, text: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """The e stream (B, L, D_lm), and the next-token loss of the h stream, which reads as similarity says."""
@@ -176,11 +184,6 @@ class RevelaLoss(nn.Module):
         neighbours = Neighbours.of(self.read_weight * similarity, mask, text["group"], v_norm=self.v_norm)
         e, h = two_streams(self.lm, ids, mask, neighbours)
         return e, next_token_loss(self.lm, h, ids, mask)
-
-    def _features(self, sentence_features: Iterable[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
-        """Features of query, passage and language model, from the collator or decoded from fit()'s columns."""
-        features = list(sentence_features)
-        return features if len(features) == 3 and "group" in features[2] else self._decode(features)
 
     def _decode(self, features: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
         """Features from fit()'s columns of tokens, one for each place in the group, (n, L) each."""
@@ -192,20 +195,13 @@ class RevelaLoss(nn.Module):
             )
         model: Any = unwrapped(self.model)
         columns = [model.tokenizer.batch_decode(column["input_ids"], skip_special_tokens=True) for column in features]
-        if model.tokenizer.decode(model.tokenizer("A b")["input_ids"], skip_special_tokens=True) != "A b":
-            self._warn(
-                "decoded",
+        if not self._has_looked:
+            logger.warning(
                 "The language model gets texts as the retriever's tokenizer decodes them, perhaps without capitals. "
-                "Use RevelaTrainer or data_collator=loss.collator to give it the texts themselves.",
+                "Use RevelaTrainer or data_collator=loss.collator to give it the texts themselves."
             )
         groups = [list(row) for row in zip(*columns, strict=True)]
         return split_batch(self.collator.texts_to_batch(groups), features[0]["input_ids"].device)
-
-    def _warn(self, name: str, message: str) -> None:
-        """Logs a warning, once for each name."""
-        if name not in self._warned:
-            self._warned.add(name)
-            logger.warning(message)
 
     def get_config_dict(self) -> dict[str, Any]:
         """Settings of this loss for the model card."""
