@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from _ranks import on_ranks
 from _surgery import encode
 from _tiny import ROWS, load_transformer, save_transformer
 from sentence_transformers.base.modules import Dense, Normalize, Router
@@ -118,8 +119,8 @@ def test_norms_never_shrink_in_a_cosine_step(power):
 # --- on models --------------------------------------------------------------------------------------------------------
 
 
-def features(model, num_rows=6, num_columns=2):
-    columns = zip(*(row[:num_columns] for row in ROWS[:num_rows]), strict=True)
+def features(model, rows=ROWS[:6]):
+    columns = zip(*(row[:2] for row in rows), strict=True)
     return [dict(model.preprocess(list(column))) for column in columns]
 
 
@@ -266,13 +267,19 @@ def test_autocast(model):
     assert got[last].norm() > 2 * plain[last].norm()  # norms are above 2
 
 
+def scaled(folder):
+    """A model in float64 that ends in Normalize, with GradScale before it."""
+    model = load_transformer(folder).double()
+    model.append(Normalize())
+    stm.attach_grad_scale(model)
+    return model
+
+
 @pytest.mark.slow
 def test_compile(folder):
     torch._dynamo.reset()
-    model = load_transformer(folder).double()
-    model.append(Normalize())
+    model = scaled(folder)
     inputs = features(model)[0]
-    stm.attach_grad_scale(model)
 
     def gradient(forward):
         model.zero_grad()
@@ -283,35 +290,22 @@ def test_compile(folder):
     assert_same(gradient(torch.compile(model, backend="eager")), eager, rtol=1e-9, atol=1e-12)
 
 
-def one_rank(rank, folder, output):
-    """Half of the batch, in a model as the Trainer wraps it."""
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{output}/init", rank=rank, world_size=2)
-    model = load_transformer(folder).double()
-    model.append(Normalize())
-    stm.attach_grad_scale(model)
+def half_of_the_batch(folder):
+    """Gradients on the half that a rank has, of a model as the Trainer wraps it."""
+    model, start = scaled(folder), 4 * torch.distributed.get_rank()
     loss = stm.CosineRankingLoss(model, mini_batch_size=2)
     loss.model = nn.parallel.DistributedDataParallel(model)
-    columns = zip(*(row[:2] for row in ROWS[4 * rank : 4 * rank + 4]), strict=True)
-    loss([dict(model.preprocess(list(column))) for column in columns]).backward()
-    torch.save({name: p.grad for name, p in model.named_parameters() if p.grad is not None}, f"{output}/{rank}.pt")
-    torch.distributed.destroy_process_group()
+    return gradients(model, loss, features(model, ROWS[start : start + 4]))
 
 
 @pytest.mark.slow
-def test_two_processes(folder, tmp_path):
-    torch.multiprocessing.spawn(one_rank, (str(folder), str(tmp_path)), nprocs=2)
-    ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+def test_two_processes(folder):
+    ranks, model = on_ranks(2, half_of_the_batch, folder), scaled(folder)
     assert_same(ranks[0], ranks[1], rtol=0, atol=0)
-    model = load_transformer(folder).double()
-    model.append(Normalize())
-    stm.attach_grad_scale(model)
-    parts = []
-    for rank in range(2):
-        columns = zip(*(row[:2] for row in ROWS[4 * rank : 4 * rank + 4]), strict=True)
-        inputs = [dict(model.preprocess(list(column))) for column in columns]
-        parts.append(gradients(model, stm.CosineRankingLoss(model), inputs))
-    assert_same(ranks[0], {name: (parts[0][name] + parts[1][name]) / 2 for name in parts[0]}, rtol=1e-5, atol=1e-8)
+    first, second = (
+        gradients(model, stm.CosineRankingLoss(model), features(model, rows)) for rows in (ROWS[:4], ROWS[4:8])
+    )
+    assert_same(ranks[0], {name: (first[name] + second[name]) / 2 for name in first}, rtol=1e-5, atol=1e-8)
 
 
 # --- cut_init ---------------------------------------------------------------------------------------------------------
