@@ -64,6 +64,7 @@ def test_train_saves_a_model_that_ranks_as_trained(folder, model_path, tmp_path,
     if loss in ("cosine", "dnorm"):  # the pairs were trained on
         assert "The trained model is better than the pretrained one on the dev split" in " ".join(result.output.split())
 
+    assert len(list((output / "checkpoints").glob("checkpoint-*"))) == 1
     record = json.loads((output / "training.json").read_text())
     losses = [entry["loss"] for entry in record["log"] if "loss" in entry] or [record["log"][-1]["train_loss"]]
     assert record["loss"] == LOSSES[loss].__name__
@@ -231,15 +232,6 @@ def test_the_model_card_fits_the_model(folder, model_path, tmp_path):
     assert f'"scale": {scale}' in card
 
 
-@pytest.mark.slow
-def test_checkpoints_are_removed_after_a_finished_run(folder, model_path, tmp_path):
-    for name, options in (("removed", ()), ("kept", ("--keep-checkpoints",))):
-        done = fit(folder, model_path, tmp_path / name, "--max-steps", 2, "--save-steps", 1, *options)
-        assert done.exit_code == 0, done.output
-    assert not (tmp_path / "removed" / "checkpoints").exists()
-    assert (tmp_path / "kept" / "checkpoints" / "checkpoint-2").is_dir()
-
-
 @pytest.fixture(scope="module")
 def unfinished(tmp_path_factory):
     """A folder with data, a model, and a run with a checkpoint whose model was never saved."""
@@ -339,6 +331,7 @@ def test_options_are_checked_before_training(folder, model_path, tmp_path, optio
 def test_nothing_is_overwritten(folder, model_path, tmp_path):
     output = tmp_path / "out"
     assert fit(folder, model_path, output, "--max-steps", 2, "--save-steps", 1).exit_code == 0
+    assert not (output / "checkpoints").exists()  # of a run that has finished
     weights = sorted(p.name for p in output.rglob("*.safetensors"))
     with locked_folder(output):
         assert "Another process is writing to" in fit(folder, model_path, output).stderr
