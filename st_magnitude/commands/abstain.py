@@ -39,8 +39,8 @@ def abstain(
     check_folder(output)
     from st_magnitude.evaluation.abstention import calibrate_abstention
 
-    data, confirmed_on = judged.read(), judged.read(confirm) if confirm is not None else None
-    encoder, options = judged.load(model), judged.encode
+    confirmed_on, options = judged.read(confirm) if confirm is not None else None, judged.encode
+    encoder, data = judged.load(model)
     rule = calibrate_abstention(encoder, data, risk, delta, signal, judged.similarity, unanswerable, seed, options)
     typer.echo(str(rule))
     figures: dict[str, Any] = {"split": judged.split, "rule": rule}

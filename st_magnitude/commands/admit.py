@@ -33,8 +33,8 @@ def admit(
     from st_magnitude.evaluation.admission import admit as choose
 
     options: dict[str, Any] = {"scorer": scorer, "similarity": judged.similarity, "seed": seed, "encode": judged.encode}
-    data = judged.read()
-    found = choose(judged.load(model), data, keep=keep, recall=recall, **options)
+    encoder, data = judged.load(model)
+    found = choose(encoder, data, keep=keep, recall=recall, **options)
     typer.echo(str(found))
     if output is not None:
         found.save(output)

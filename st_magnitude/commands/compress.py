@@ -41,10 +41,10 @@ def compress(
     from st_magnitude.evaluation import CompressionEvaluator
     from st_magnitude.evaluation.compression import table
 
-    data = judged.read()
+    encoder, data = judged.load(model)
     options = {"dims": dims, "top_k": top_k, "similarity": judged.similarity, **judged.encode}
     evaluator = CompressionEvaluator(data.queries, data.corpus, data.relevant, **options)
-    evaluator(judged.load(model))
+    evaluator(encoder)
     typer.echo(str(table(evaluator.cells)))
     if output is not None:
         _save(evaluator.cells, output, title=f"{Path(model).name}, {data.name}")

@@ -124,15 +124,17 @@ class Judged:
     skip_empty: SkipEmpty = False
 
     def read(self, split: str = "") -> RetrievalData:
-        """Reads this split, or another one, and prints its size."""
+        """Reads this split, or another one."""
         from st_magnitude.data.retrieval import RetrievalData
 
-        found = RetrievalData.from_beir(self.data, split or self.split, self.skip_empty)
-        typer.echo(f"{split or self.split}: {found}")
-        return found
+        return RetrievalData.from_beir(self.data, split or self.split, self.skip_empty)
 
-    def load(self, model: str) -> SentenceTransformer:
-        return load_model(model, self.max_length)
+    def load(self, model: str) -> tuple[SentenceTransformer, RetrievalData]:
+        """Reads the split, loads the model, and prints the size of the split when both are there."""
+        data = self.read()
+        encoder = load_model(model, self.max_length)
+        typer.echo(f"{self.split}: {data}")
+        return encoder, data
 
     @property
     def encode(self) -> dict[str, Any]:

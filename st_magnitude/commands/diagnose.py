@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from st_magnitude.commands.core import Figures, Judged, Model, check_folder, command, warn
+from st_magnitude.commands.core import Figures, Judged, Model, check_folder, command, load_model, warn
 
 
 @command()
@@ -48,15 +48,15 @@ def diagnose(
     from st_magnitude.diagnosis.page import measurements, write_page
 
     check_held_out(judged.data, judged.split, "train")
-    data = judged.read()
+    encoder, data = judged.load(model)
     everywhere = RetrievalData.from_beir(judged.data, None, judged.skip_empty)  # their answers are no boilerplate
     has_train = judged.split != "train" and "train" in splits_of(judged.data)
     train = RetrievalData.from_beir(judged.data, "train", judged.skip_empty) if has_train else None
     found = run(
-        judged.load(model),
+        encoder,
         data,
         similarity=judged.similarity,
-        baseline=judged.load(baseline) if baseline is not None else None,
+        baseline=load_model(baseline, judged.max_length) if baseline is not None else None,
         also_relevant=set().union(*everywhere.relevant.values()),
         log_prior=None if train is None else train.log_prior(),
         symmetric=None if symmetric is None else symmetric == "yes",

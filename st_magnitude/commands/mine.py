@@ -84,7 +84,7 @@ def mine(
         raise FileExistsError(f"{output} exists. Choose another --output.")
     from st_magnitude.evaluation.mining import mine_negatives, with_negatives
 
-    loaded = judged.read()
+    encoder, loaded = judged.load(model)
     options: dict[str, Any] = {**vars(settings), "similarity": judged.similarity, "encode": judged.encode}
     if cross_encoder is not None:
         from sentence_transformers import CrossEncoder
@@ -93,7 +93,7 @@ def mine(
     is_qrels = output.suffix == ".tsv"
     if is_qrels:
         options["output_format"] = "triplet"
-    mined = mine_negatives(judged.load(model), loaded, **options)
+    mined = mine_negatives(encoder, loaded, **options)
     output.parent.mkdir(parents=True, exist_ok=True)
     if is_qrels:
         with_negatives(loaded, mined).save_qrels(output)
