@@ -93,7 +93,7 @@ def compare(size: int, dim: int, repeats: int, device: str) -> dict[str, float]:
         "exclude": lambda: infonce(queries, documents, exclude=ids),
         "nine, exclude": lambda: infonce(queries, documents, many, exclude=ids),
         "positives": lambda: infonce(queries, documents, positives=ids),
-        "hardness": lambda: infonce(queries, documents, hardness=5.0),
+        "hardness": lambda: infonce(queries, documents, hardness_mode="all_negatives", hardness_strength=5.0),
     }
     for ours, theirs in (("one term", "mnrl"), ("nine terms", "composition")):
         torch.testing.assert_close(losses[ours](), losses[theirs](), rtol=1e-5, atol=1e-5)

@@ -112,7 +112,7 @@ def formula(
     embeddings: list[torch.Tensor],
     exponents: tuple,
     scale: float,
-    direction: str = "query_to_document",
+    direction: tuple[str, ...] = ("query_to_doc",),
     dim: int | None = None,
 ) -> torch.Tensor:
     """cross_entropy(scale * similarity): the definition of every ranking loss."""
@@ -125,7 +125,7 @@ def formula(
     own = torch.arange(len(queries))
     forward = cross_entropy(scale * queries @ documents.T, own)
     backward = cross_entropy(scale * positives @ queries.T, own)
-    return {"query_to_document": forward, "document_to_query": backward, "both": (forward + backward) / 2}[direction]
+    return {("query_to_doc",): forward, ("doc_to_query",): backward}.get(direction, (forward + backward) / 2)
 
 
 _SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}

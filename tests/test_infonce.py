@@ -1,14 +1,19 @@
 """The kernel against a float64 loop, against autograd, and against sentence-transformers."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
-from st_magnitude import COSINE, DNORM, DOT, QNORM, Similarity, Term, infonce
-from st_magnitude.kernel.reference import infonce_reference
+import st_magnitude as stm
+from st_magnitude import COSINE, DNORM, DOT, QNORM, Similarity, Term
+from st_magnitude.kernel import reference as plain
 
+FORWARD, BACKWARD, BOTH = DIRECTIONS = [("query_to_doc",), ("doc_to_query",), ("query_to_doc", "doc_to_query")]
+OPTIONS = {"partition_mode": "per_direction", "hardness_mode": "all_negatives"}  # unless a test names its own
+infonce, infonce_reference = partial(stm.infonce, **OPTIONS), partial(plain.infonce_reference, **OPTIONS)
 LEARNABLE = "learnable"
 CORNERS = [COSINE, DOT, QNORM, DNORM]
 
@@ -26,7 +31,7 @@ def loop_infonce(
     documents,
     terms,
     gammas,
-    direction="query_to_document",
+    directions=FORWARD,
     offset=0,
     hardness=0.0,
     *,
@@ -38,7 +43,8 @@ def loop_infonce(
 
     Documents whose id is that of the positive, or that score higher than the positive less a margin, are left out.
     """
-    backward = direction == "document_to_query"
+    backward = directions == BACKWARD
+    hardness = 0.0 if backward else hardness
     own = slice(offset, offset + len(queries))
 
     def labels(ids):
@@ -72,16 +78,25 @@ MANY = (Term(2, 0.3), Term(2, 0.7, 0.5), Term(5, 0.5, 2.0), Term(None, 0.4), Ter
 
 @pytest.mark.parametrize("terms", [(Term(temperature=0.5),), MANY], ids=["one", "many"])
 @pytest.mark.parametrize("gammas", [(1, 1), (0, 0), (1, 0), (0, 1), (0.3, 0.8)])
-@pytest.mark.parametrize("direction", ["query_to_document", "document_to_query"])
+@pytest.mark.parametrize("directions", DIRECTIONS[:2])
 @pytest.mark.parametrize("hardness", [0.0, 0.7])
-def test_value_equals_the_definition(terms, gammas, direction, hardness):
+def test_value_equals_the_definition(terms, gammas, directions, hardness):
     queries, documents = embeddings()
-    expected = loop_infonce(queries, documents, terms, gammas, direction, 3, hardness).item()
-    reference = infonce_reference(queries, documents, terms, Similarity(*gammas), direction, 3, hardness=hardness)
+    expected = loop_infonce(queries, documents, terms, gammas, directions, 3, hardness).item()
+    reference = infonce_reference(
+        queries, documents, terms, Similarity(*gammas), directions, 3, hardness_strength=hardness
+    )
     assert reference.item() == pytest.approx(expected, rel=1e-12)
     for tile_rows in (1, 4, 1000):
         loss = infonce(
-            queries, documents, terms, Similarity(*gammas), direction, 3, hardness=hardness, tile_rows=tile_rows
+            queries,
+            documents,
+            terms,
+            Similarity(*gammas),
+            directions,
+            3,
+            hardness_strength=hardness,
+            tile_rows=tile_rows,
         )
         assert loss.item() == pytest.approx(expected, rel=1e-12)
 
@@ -94,7 +109,9 @@ def test_powers_of_an_exponential(similarity, hardness):
     taus = [torch.tensor(t, dtype=torch.float64, requires_grad=True) for t in (0.12, 0.36, 0.5, 0.06)]
     terms = [Term(dim, tau, 0.5) for dim in (3, None) for tau in taus]
     leaves = [queries, documents, *taus]
-    ours, expected = (f(queries, documents, terms, similarity, hardness=hardness) for f in (infonce, infonce_reference))
+    ours, expected = (
+        f(queries, documents, terms, similarity, hardness_strength=hardness) for f in (infonce, infonce_reference)
+    )
     torch.testing.assert_close(ours, expected, rtol=1e-12, atol=0)
     found, wanted = (torch.autograd.grad(loss, leaves) for loss in (ours, expected))
     for a, b in zip(found, wanted, strict=True):
@@ -103,8 +120,8 @@ def test_powers_of_an_exponential(similarity, hardness):
 
 @pytest.mark.parametrize("terms", [(Term(temperature=0.5),), MANY], ids=["one", "many"])
 @pytest.mark.parametrize("similarity", [*CORNERS, LEARNABLE], ids=lambda s: getattr(s, "name", s))
-@pytest.mark.parametrize("direction", ["query_to_document", "document_to_query", "both"])
-def test_gradcheck(terms, similarity, direction):
+@pytest.mark.parametrize("directions", DIRECTIONS)
+def test_gradcheck(terms, similarity, directions):
     queries, documents = embeddings(4, 7)
     gammas = [torch.tensor(g, dtype=torch.float64, requires_grad=True) for g in (0.3, 0.8)]
     temperatures = [torch.tensor(float(t.temperature), dtype=torch.float64, requires_grad=True) for t in terms]
@@ -112,17 +129,17 @@ def test_gradcheck(terms, similarity, direction):
     def loss(queries, documents, gamma_query, gamma_document, *temperatures):
         learned = [Term(t.dim, tau, t.weight) for t, tau in zip(terms, temperatures, strict=True)]
         kind = Similarity(gamma_query, gamma_document) if similarity is LEARNABLE else similarity
-        return infonce(queries, documents, learned, kind, direction, offset=2)
+        return infonce(queries, documents, learned, kind, directions, offset=2)
 
     assert torch.autograd.gradcheck(loss, (queries, documents, *gammas, *temperatures))
 
 
-def assert_equals_the_reference(queries, documents, terms, similarity, direction, offset, leaves=(), **options):
+def assert_equals_the_reference(queries, documents, terms, similarity, directions, offset, leaves=(), **options):
     """Value and gradients, those of all_queries among them."""
     options_with_gradient = (x for x in options.values() if isinstance(x, torch.Tensor) and x.requires_grad)
     leaves = [queries, documents, *leaves, *options_with_gradient]
-    ours = infonce(queries, documents, terms, similarity, direction, offset, **options)
-    expected = infonce_reference(queries, documents, terms, similarity, direction, offset, **options)
+    ours = infonce(queries, documents, terms, similarity, directions, offset, **options)
+    expected = infonce_reference(queries, documents, terms, similarity, directions, offset, **options)
     torch.testing.assert_close(ours, expected, rtol=1e-10, atol=1e-12)
     found, wanted = (torch.autograd.grad(loss, leaves, allow_unused=True) for loss in (ours, expected))
     for a, b in zip(found, wanted, strict=True):
@@ -132,9 +149,9 @@ def assert_equals_the_reference(queries, documents, terms, similarity, direction
 
 
 @pytest.mark.parametrize("gammas", [(0.3, 0.8), (1.0, 0.0)])
-@pytest.mark.parametrize("direction", ["query_to_document", "document_to_query", "both"])
-@pytest.mark.parametrize("hardness", [0.9, (0.9, 0.0), (0.0, 0.5)], ids=str)
-def test_hardness_is_a_constant_weight(gammas, direction, hardness):
+@pytest.mark.parametrize("directions", DIRECTIONS)
+@pytest.mark.parametrize("mode", ["in_batch_negatives", "hard_negatives", "all_negatives"])
+def test_hardness_is_a_constant_weight(gammas, directions, mode):
     """Against autograd through the definition, whose weights are detached."""
     queries, documents = embeddings(4, 7)
     terms = (Term(3, 0.5), Term(None, 0.4, 2.0))
@@ -142,17 +159,18 @@ def test_hardness_is_a_constant_weight(gammas, direction, hardness):
         with torch.no_grad():
             documents.mul_(scale)
         similarity = Similarity(*gammas)
-        assert_equals_the_reference(queries, documents, terms, similarity, direction, 1, hardness=hardness)
+        options = {"hardness_mode": mode, "hardness_strength": 0.9, "num_queries": 5}
+        assert_equals_the_reference(queries, documents, terms, similarity, directions, 1, **options)
 
 
-@pytest.mark.parametrize("direction", ["query_to_document", "document_to_query", "both"])
+@pytest.mark.parametrize("directions", DIRECTIONS)
 @pytest.mark.parametrize("gammas", [(1, 1), (1, 0), (0.3, 0.8)])
-def test_queries_of_other_devices(direction, gammas):
+def test_queries_of_other_devices(directions, gammas):
     """all_queries holds the queries from row offset on; the softmax of a document runs over all of them."""
     queries, documents = embeddings(4, 9)
     others = embeddings(3, 2, seed=1)
     all_queries = torch.cat([others[0], queries, others[1]])
-    arguments = documents, MANY, Similarity(*gammas), direction, 3
+    arguments = documents, MANY, Similarity(*gammas), directions, 3
     assert_equals_the_reference(queries, *arguments, all_queries=all_queries)
     own = documents[3:7].detach().requires_grad_()
     for others in (all_queries, None):  # documents without a gradient of their own positives, as CLIP gathers them
@@ -160,7 +178,7 @@ def test_queries_of_other_devices(direction, gammas):
     with pytest.raises(ValueError, match=r"positives of the queries, \(4, 8\); got \(3, 8\)"):
         infonce(queries, *arguments, own_documents=own[:3])
     both = [infonce(queries, *arguments, all_queries=x) for x in (all_queries, None)]
-    assert (both[0] == both[1]).item() == (direction == "query_to_document")
+    assert (both[0] == both[1]).item() == (directions == FORWARD)
     with pytest.raises(ValueError, match=r"\(Q, 8\) with Q >= 7; got \(6, 8\)"):
         infonce(queries, *arguments, all_queries=all_queries[:6])
 
@@ -183,62 +201,62 @@ EXCLUDED = {
 
 
 @pytest.mark.parametrize("gammas", [(1, 1), (1, 0), (0.3, 0.8)])
-@pytest.mark.parametrize("direction", ["query_to_document", "document_to_query"])
+@pytest.mark.parametrize("directions", DIRECTIONS[:2])
 @pytest.mark.parametrize(("ids", "margin", "positives"), EXCLUDED.values(), ids=EXCLUDED)
 @pytest.mark.parametrize("hardness", [0.0, 0.7])
-def test_excluded_columns_and_several_positives(gammas, direction, ids, margin, positives, hardness):
+def test_excluded_columns_and_several_positives(gammas, directions, ids, margin, positives, hardness):
     """Positives stay in the softmax whatever is excluded, and hardness leaves them alone."""
     queries, documents = embeddings(4, 9)
     taus = [torch.tensor(t.temperature, dtype=torch.float64, requires_grad=True) for t in MANY]
     terms = [Term(t.dim, tau, t.weight) for t, tau in zip(MANY, taus, strict=True)]
     leaves = [queries, documents, *taus]
     options = {"ids": ids, "margin": margin, "positives": positives}
-    expected = loop_infonce(queries, documents, terms, gammas, direction, 2, hardness, **options)
+    expected = loop_infonce(queries, documents, terms, gammas, directions, 2, hardness, **options)
     wanted = torch.autograd.grad(expected, leaves)
-    options = {"hardness": hardness, "positives": positives, "exclude": [] if ids is None else [ids]}
+    options = {"hardness_strength": hardness, "positives": positives, "exclude": [] if ids is None else [ids]}
     if margin > -math.inf:
         options["exclude"].append(above_the_positive(margin, 2))
         options["exclude_queries"] = above_the_positive(margin, 0)
-    assert abs(expected - loop_infonce(queries, documents, terms, gammas, direction, 2, hardness)) > 1e-3
+    assert abs(expected - loop_infonce(queries, documents, terms, gammas, directions, 2, hardness)) > 1e-3
     for function in (infonce_reference, infonce, lambda *a, **o: infonce(*a, **o, tile_rows=1)):
-        loss = function(queries, documents, terms, Similarity(*gammas), direction, 2, **options)
+        loss = function(queries, documents, terms, Similarity(*gammas), directions, 2, **options)
         torch.testing.assert_close(loss, expected, rtol=1e-10, atol=1e-12)
         for a, b in zip(torch.autograd.grad(loss, leaves), wanted, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-11)
 
 
-@pytest.mark.parametrize("direction", ["query_to_document", "document_to_query", "both"])
-def test_excluded_columns_of_gathered_queries(direction):
+@pytest.mark.parametrize("directions", DIRECTIONS)
+def test_excluded_columns_of_gathered_queries(directions):
     queries, documents = embeddings(3, 9)
     own, all_queries = documents[2:5].detach().requires_grad_(), embeddings(6, seed=1)[0].detach()
     all_queries[2:5] = queries.detach()
     all_queries.requires_grad_()
     options = {"exclude": [IDS, above_the_positive(0.3, 2)], "exclude_queries": (above_the_positive(0.3, 2),)}
-    arguments = queries, documents, MANY, QNORM, direction, 2
+    arguments = queries, documents, MANY, QNORM, directions, 2
     assert_equals_the_reference(*arguments, all_queries=all_queries, own_documents=own, **options)
-    if direction == "document_to_query":  # a query has the id of its positive
+    if directions == BACKWARD:  # a query has the id of its positive
         scores = QNORM(all_queries, own).T / 0.5  # (3, 6)
         kept = (IDS[None, :6] != IDS[2:5, None]) | (torch.arange(6) == torch.arange(2, 5)[:, None])
         losses = [row[k].logsumexp(0) - row[i + 2] for i, (row, k) in enumerate(zip(scores, kept, strict=True))]
         options = {"all_queries": all_queries, "own_documents": own, "exclude": IDS}
-        loss = infonce(queries, documents, [Term(temperature=0.5)], QNORM, direction, 2, **options)
+        loss = infonce(queries, documents, [Term(temperature=0.5)], QNORM, directions, 2, **options)
         torch.testing.assert_close(loss, torch.stack(losses).mean())
 
 
-@pytest.mark.parametrize("direction", ["query_to_document", "document_to_query", "both"])
+@pytest.mark.parametrize("directions", DIRECTIONS)
 @pytest.mark.parametrize(
     "options",
     [{"exclude": IDS}, {"positives": LABELS}, {"log_q": torch.arange(9) / 2.0, "log_q_queries": torch.arange(4) / 2.0}],
     ids=["exclude", "positives", "log_q"],
 )
-def test_gradcheck_with_excluded_columns_and_several_positives(direction, options):
+def test_gradcheck_with_excluded_columns_and_several_positives(directions, options):
     queries, documents = embeddings(4, 9)
     inputs = [torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (0.3, 0.8, 0.5, 0.4, 0.7)]
 
     def loss(queries, documents, gamma_query, gamma_document, *taus):
         terms = [Term(dim, tau) for dim, tau in zip((3, None, None), taus, strict=True)]
         similarity = Similarity(gamma_query, gamma_document)
-        return infonce(queries, documents, terms, similarity, direction, 2, **options)
+        return infonce(queries, documents, terms, similarity, directions, 2, **options)
 
     assert torch.autograd.gradcheck(loss, (queries, documents, *inputs))
 
@@ -248,22 +266,22 @@ def log_frequencies(size, seed=5):
 
 
 @pytest.mark.parametrize("gammas", [(1, 1), (0.3, 0.8)])
-@pytest.mark.parametrize("direction", ["query_to_document", "document_to_query", "both"])
+@pytest.mark.parametrize("directions", DIRECTIONS)
 @pytest.mark.parametrize("hardness", [0.0, 0.7])
 @pytest.mark.parametrize("options", [{}, {"exclude": IDS}, {"positives": LABELS}], ids=["all", "exclude", "positives"])
-def test_log_q(gammas, direction, hardness, options):
+def test_log_q(gammas, directions, hardness, options):
     """With powers of exponentials, and temperatures and exponents that are learned."""
     queries, documents = embeddings(4, 9)
     all_queries = embeddings(6, seed=1)[0]
     leaves = [torch.tensor(float(x), dtype=torch.float64, requires_grad=True) for x in (*gammas, 0.3, 0.6, 0.1, 0.45)]
     terms = [Term(dim, tau, 0.5) for dim in (3, None) for tau in leaves[2:]]
     similarity = Similarity(*leaves[:2]) if 0.3 in gammas else Similarity(*gammas)
-    options = {"log_q": log_frequencies(9), "hardness": hardness, **options}
+    options = {"log_q": log_frequencies(9), "hardness_strength": hardness, **options}
     for others in ({}, {"all_queries": all_queries}):
         options |= {**others, "log_q_queries": log_frequencies(6 if others else 4)}
-        assert_equals_the_reference(queries, documents, terms, similarity, direction, 2, leaves=leaves, **options)
+        assert_equals_the_reference(queries, documents, terms, similarity, directions, 2, leaves=leaves, **options)
         shifted = options | {"log_q": options["log_q"] + 70, "log_q_queries": options["log_q_queries"] - 70}
-        losses = [infonce(queries, documents, terms, similarity, direction, 2, **o) for o in (options, shifted)]
+        losses = [infonce(queries, documents, terms, similarity, directions, 2, **o) for o in (options, shifted)]
         torch.testing.assert_close(*losses)
 
 
@@ -317,8 +335,8 @@ def test_an_excluded_column_is_as_if_it_were_not_there(similarity, scale, hardne
     documents = torch.cat([torch.randn(6, 8), scale * queries.detach().sum(dim=0, keepdim=True)]).requires_grad_()
     terms = [Term(4, 0.5), Term(None, 0.3), Term(None, 0.1)]
     losses = [
-        infonce(queries, documents, terms, similarity, hardness=hardness, exclude=last_column),
-        infonce(queries, documents[:6], terms, similarity, hardness=hardness),
+        infonce(queries, documents, terms, similarity, hardness_strength=hardness, exclude=last_column),
+        infonce(queries, documents[:6], terms, similarity, hardness_strength=hardness),
     ]
     torch.testing.assert_close(*losses)
     found, expected = (torch.autograd.grad(loss, [queries, documents]) for loss in losses)
@@ -328,13 +346,13 @@ def test_an_excluded_column_is_as_if_it_were_not_there(similarity, scale, hardne
 
 
 @pytest.mark.parametrize("exclude", [torch.zeros(9, dtype=torch.int32), lambda rows, scores: scores < torch.inf])
-@pytest.mark.parametrize("direction", ["query_to_document", "document_to_query", "both"])
+@pytest.mark.parametrize("directions", DIRECTIONS)
 @pytest.mark.parametrize("hardness", [0.0, 1000.0])
-def test_all_negatives_excluded(exclude, direction, hardness):
+def test_all_negatives_excluded(exclude, directions, hardness):
     queries, documents = embeddings(4, 9)
     queries_too = None if isinstance(exclude, torch.Tensor) else exclude
-    options = {"exclude": exclude, "exclude_queries": queries_too, "hardness": hardness}
-    loss = infonce(queries, documents, MANY, QNORM, direction, 2, **options)
+    options = {"exclude": exclude, "exclude_queries": queries_too, "hardness_strength": hardness}
+    loss = infonce(queries, documents, MANY, QNORM, directions, 2, **options)
     assert loss.item() == pytest.approx(0, abs=1e-10)
     for gradient in torch.autograd.grad(loss, [queries, documents]):
         torch.testing.assert_close(gradient, torch.zeros_like(gradient), rtol=0, atol=1e-12)
@@ -356,14 +374,14 @@ def test_what_a_judge_sees():
     torch.testing.assert_close(torch.cat([scores for _, scores in seen]), QNORM(queries[:, :6], documents[:, :6]))
 
 
-@pytest.mark.parametrize("direction", ["query_to_document", "document_to_query", "both"])
-def test_several_positives_of_gathered_queries(direction):
+@pytest.mark.parametrize("directions", DIRECTIONS)
+def test_several_positives_of_gathered_queries(directions):
     queries, documents = embeddings(3, 9)
     own, all_queries = documents[2:5].detach().requires_grad_(), embeddings(6, seed=1)[0]
-    arguments = queries, documents, MANY, Similarity(0.3, 0.8), direction, 2
+    arguments = queries, documents, MANY, Similarity(0.3, 0.8), directions, 2
     for options in ({}, {"all_queries": all_queries}, {"all_queries": all_queries, "own_documents": own}):
-        assert_equals_the_reference(*arguments, positives=LABELS, hardness=0.4, exclude=IDS, **options)
-    if direction == "document_to_query":  # a query has the label of its positive
+        assert_equals_the_reference(*arguments, positives=LABELS, hardness_strength=0.4, exclude=IDS, **options)
+    if directions == BACKWARD:  # a query has the label of its positive
         log_probability = (QNORM(all_queries, own).T / 0.5).log_softmax(dim=1)  # (3, 6)
         share = (LABELS[None, :6] == LABELS[2:5, None]).double()
         expected = -(log_probability * share).sum(dim=1) / share.sum(dim=1)
@@ -371,51 +389,76 @@ def test_several_positives_of_gathered_queries(direction):
         torch.testing.assert_close(loss, expected.mean())
 
 
+SOFTMAXES = {
+    "forward": {},
+    "symmetric": {"directions": BOTH, "partition_mode": "per_direction"},
+    "both": {"directions": BOTH},
+    "queries": {"directions": ("query_to_doc", "query_to_query")},
+    "documents": {"directions": ("doc_to_doc", "query_to_doc")},
+    "gte": {"directions": ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")},
+}
+
+
 @pytest.mark.parametrize("num_negatives", [0, 2])
 @pytest.mark.parametrize("name", ["cosine", "dot"])
-@pytest.mark.parametrize("direction", ["query_to_document", "document_to_query", "both"])
-def test_equals_sentence_transformers(num_negatives, name, direction):
+@pytest.mark.parametrize("softmax", SOFTMAXES.values(), ids=SOFTMAXES)
+@pytest.mark.parametrize("mode", [None, "in_batch_negatives", "hard_negatives", "all_negatives"])
+def test_equals_sentence_transformers(num_negatives, name, softmax, mode):
     from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
     from sentence_transformers.util import cos_sim, dot_score
 
     torch.manual_seed(0)
-    columns = [torch.randn(9, 16, requires_grad=True) for _ in range(2 + num_negatives)]
+    columns = [torch.randn(9, 16, dtype=torch.float64, requires_grad=True) for _ in range(2 + num_negatives)]
     scale = 20.0 if name == "cosine" else 1.5
-    options = {"scale": scale, "similarity_fct": {"cosine": cos_sim, "dot": dot_score}[name]}
-    forward = MultipleNegativesRankingLoss(nn.Identity(), **options).compute_loss_from_embeddings(columns, None)
-    symmetric = MultipleNegativesRankingLoss(
-        nn.Identity(), **options, directions=("query_to_doc", "doc_to_query"), partition_mode="per_direction"
-    ).compute_loss_from_embeddings(columns, None)
-    expected = {"query_to_document": forward, "both": symmetric, "document_to_query": 2 * symmetric - forward}[
-        direction
-    ]
-
-    similarity = Similarity.named(name)
-    ours = infonce(columns[0], torch.cat(columns[1:]), [Term(temperature=1 / scale)], similarity, direction)
-    torch.testing.assert_close(ours, expected, rtol=1e-6, atol=1e-6)
-    used = columns if direction != "document_to_query" else columns[:2]
-    for a, b in zip(torch.autograd.grad(ours, used), torch.autograd.grad(expected, used), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("direction", ["query_to_document", "both"])
-def test_hardness_equals_sentence_transformers(direction):
-    """sentence-transformers weights the documents of a query, and never the queries of a document."""
-    from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
-
-    columns = [torch.randn(9, 16, requires_grad=True) for _ in range(4)]
-    options = {"directions": ("query_to_doc", "doc_to_query"), "partition_mode": "per_direction"}
-    theirs = MultipleNegativesRankingLoss(
-        nn.Identity(),
-        hardness_mode="all_negatives",
-        hardness_strength=9.0,
-        **(options if direction == "both" else {}),
-    )
+    options = {**softmax, "hardness_mode": mode, "hardness_strength": 0.0 if mode is None else 3.0}
+    similarity_fct = {"cosine": cos_sim, "dot": dot_score}[name]
+    theirs = MultipleNegativesRankingLoss(nn.Identity(), scale, similarity_fct, **options)
     expected = theirs.compute_loss_from_embeddings(columns, None)
-    ours = infonce(columns[0], torch.cat(columns[1:]), direction=direction, hardness=(9.0, 0.0))
-    torch.testing.assert_close(ours, expected, rtol=1e-6, atol=1e-6)
-    for a, b in zip(torch.autograd.grad(ours, columns), torch.autograd.grad(expected, columns), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    wanted = torch.autograd.grad(expected, columns)
+    arguments = columns[0], torch.cat(columns[1:]), [Term(temperature=1 / scale)], Similarity.named(name)
+    for function in (stm.infonce, plain.infonce_reference, partial(stm.infonce, tile_rows=4)):
+        ours = function(*arguments, **options)
+        torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-9)
+        for a, b in zip(torch.autograd.grad(ours, columns, retain_graph=True), wanted, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9)
+
+
+JOINT = [softmax["directions"] for name, softmax in SOFTMAXES.items() if name not in ("forward", "symmetric")]
+
+
+@pytest.mark.parametrize("gammas", [(1, 1), (0.3, 0.8), (1, 0)])
+@pytest.mark.parametrize("directions", JOINT, ids="-".join)
+@pytest.mark.parametrize("rule", [{}, {"exclude": IDS}, {"positives": LABELS}], ids=["all", "exclude", "positives"])
+def test_joint_softmax(gammas, directions, rule):
+    """With prefixes, learned temperatures and exponents, log q, hardness, and the queries of other devices."""
+    queries, documents = embeddings(4, 9)
+    own, all_queries = documents[2:6].detach().requires_grad_(), embeddings(7, seed=1)[0]
+    leaves = [torch.tensor(float(x), dtype=torch.float64, requires_grad=True) for x in (*gammas, 0.3, 0.6, 0.45)]
+    terms = [*(Term(3, tau, 0.5) for tau in leaves[2:]), Term(None, 0.8), Term(None, 0.4)]
+    similarity = Similarity(*leaves[:2]) if 0.3 in gammas else Similarity(*gammas)
+    options = {"partition_mode": "joint", "hardness_mode": "in_batch_negatives", "hardness_strength": 0.6, **rule}
+    options |= {"num_queries": 7, "log_q": log_frequencies(9)}
+    everywhere = {"all_queries": all_queries, "own_documents": own, "log_q_queries": log_frequencies(7)}
+    for others in ({"log_q_queries": log_frequencies(4)}, everywhere):
+        arguments = queries, documents, terms, similarity, directions, 2
+        assert_equals_the_reference(*arguments, leaves=leaves, **options, **others)
+
+
+def test_directions_are_checked():
+    queries, documents = embeddings(4, 9)
+    pairs = torch.ones(4, 9).bool()
+    for options, message in (
+        ({"directions": ("query_to_query",)}, "must include 'query_to_doc'"),
+        ({"directions": ("sideways",)}, "directions must be one of .*; got 'sideways'"),
+        ({"directions": JOINT[-1], "partition_mode": "per_direction"}, "Use partition_mode='joint'"),
+        ({"directions": JOINT[-1], "offset": 2}, "num_queries, the number of positives"),
+        ({"directions": JOINT[-1], "positives": pairs}, r"must be integer ids \(M,\)"),
+        ({"hardness_mode": "hard"}, "hardness_mode must be one of"),
+        ({"hardness_strength": -1}, "hardness_strength must be at least 0"),
+    ):
+        for function in (stm.infonce, plain.infonce_reference):
+            with pytest.raises(ValueError, match=message):
+                function(queries, documents, **options)
 
 
 def test_proposition_4_2_gradient_asymmetry():
@@ -545,11 +588,11 @@ def test_booleans_as_positives():
     queries, documents = embeddings(4, 9)
     matrix = torch.rand(4, 9, generator=torch.Generator().manual_seed(2)) > 0.6
     with_own = matrix | (torch.arange(9) == torch.arange(4)[:, None] + 2)
-    terms, directions = [Term(3, 0.5), Term(None, 0.3)], ("query_to_document", "document_to_query", "both")
-    for direction in directions:
-        options = {"hardness": 0.4, "log_q": log_frequencies(9), "log_q_queries": log_frequencies(4)}
-        assert_equals_the_reference(queries, documents, terms, QNORM, direction, 2, positives=matrix, **options)
-        losses = [infonce(queries, documents, terms, QNORM, direction, 2, positives=p) for p in (matrix, with_own)]
+    terms = [Term(3, 0.5), Term(None, 0.3)]
+    for directions in DIRECTIONS:
+        options = {"hardness_strength": 0.4, "log_q": log_frequencies(9), "log_q_queries": log_frequencies(4)}
+        assert_equals_the_reference(queries, documents, terms, QNORM, directions, 2, positives=matrix, **options)
+        losses = [infonce(queries, documents, terms, QNORM, directions, 2, positives=p) for p in (matrix, with_own)]
         assert losses[0] == losses[1]
 
 

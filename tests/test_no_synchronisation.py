@@ -29,12 +29,16 @@ def test_values_cannot_be_read(fake):
         on_device(3).sum().item()
 
 
+BOTH = ("query_to_doc", "doc_to_query")
+ALL = (*BOTH, "query_to_query", "doc_to_doc")
+WEIGHTED = {"hardness_mode": "all_negatives", "hardness_strength": 0.5}
 OPTIONS = {
     "plain": {},
-    "hardness": {"hardness": 0.5},
+    "hardness": WEIGHTED,
+    "directions": {"directions": ALL, "hardness_mode": "hard_negatives", "hardness_strength": 0.5},
     "ids": {"exclude": lambda: on_device(10, dtype=torch.int64)},
     "function": {"exclude": lambda: lambda rows, scores: scores > scores.diagonal(2 + rows.start)[:, None] + 0.1},
-    "labels": {"positives": lambda: on_device(10, dtype=torch.int64), "hardness": 0.5},
+    "labels": {"positives": lambda: on_device(10, dtype=torch.int64), **WEIGHTED},
     "pairs": {"positives": lambda: on_device(4, 10, dtype=torch.bool)},
     "log_q": {"log_q": lambda: on_device(10), "log_q_queries": lambda: on_device(6)},
 }
@@ -52,7 +56,9 @@ def test_infonce(fake, options, is_learned):
     if is_learned:
         terms = [Term(term.dim, on_device() + 0.1) for term in terms]
         similarity = Similarity(on_device(), on_device())
-    loss = infonce(on_device(4, 8), on_device(10, 8), terms, similarity, "both", 2, tile_rows=3, **options)
+    softmaxes = {} if "directions" in options else {"directions": BOTH, "partition_mode": "per_direction"}
+    options |= {"offset": 2, "tile_rows": 3, **softmaxes}
+    loss = infonce(on_device(4, 8), on_device(10, 8), terms, similarity, **options)
     assert loss.shape == ()
     assert loss.device.type == "cuda"
 

@@ -21,24 +21,29 @@ ROWS = (5, 1, 4, 6)  # of each rank; the second has a positive and, in some case
 DIM = 8
 MANY = (Term(2, 0.3), Term(2, 0.7, 0.5), Term(5, 0.5, 2.0), Term(None, 0.4), Term(8, 1.3, 0.25))
 ONE = (Term(None, 0.5),)
-BOTH = "both"
-# (terms, exponents, direction, hardness, documents of a query)
+FORWARD, BACKWARD, BOTH = ("query_to_doc",), ("doc_to_query",), ("query_to_doc", "doc_to_query")
+# (terms, exponents, directions, mode of hardness, documents of a query)
 CASES = {
-    "cosine": (ONE, (1, 1), "query_to_document", 0.0, 1),
-    "dot": (ONE, (0, 0), "query_to_document", 0.0, 2),
-    "prefix": ((Term(4, 0.5),), (1, 0), "document_to_query", 0.0, 1),
-    "many": (MANY, (0.3, 0.8), BOTH, 0.0, 2),
-    "many dot": (MANY, (0, 0), BOTH, 0.7, 2),
-    "many qnorm": (MANY, (1, 0), BOTH, (0.7, 0.0), 1),
-    "many dnorm": (MANY, (0, 1), "document_to_query", 0.7, 1),
-    "hard": (ONE, (0.3, 0.8), BOTH, (0.9, 0.5), 2),
+    "cosine": (ONE, (1, 1), FORWARD, None, 1),
+    "dot": (ONE, (0, 0), FORWARD, None, 2),
+    "prefix": ((Term(4, 0.5),), (1, 0), BACKWARD, None, 1),
+    "many": (MANY, (0.3, 0.8), BOTH, None, 2),
+    "many dot": (MANY, (0, 0), BOTH, "all_negatives", 2),
+    "many qnorm": (MANY, (1, 0), BOTH, "all_negatives", 1),
+    "many dnorm": (MANY, (0, 1), BACKWARD, None, 1),
+    "hard": (ONE, (0.3, 0.8), BOTH, "all_negatives", 2),
 }
 
 
+CASES |= {mode: (MANY, (0.3, 0.8), FORWARD, mode, 3) for mode in ("in_batch_negatives", "hard_negatives")}
 LOG_Q = {"cosine", "many", "many dot", "hard"}  # cases with frequencies of documents and of queries
 POSITIVES = {"dot", "many", "hard"}  # cases with several positives
 GUIDED = {"prefix", "many dot"}  # cases whose margin looks at the scores of a guide
 EXCLUDED = {"cosine": "ids", "many": "ids", "many dot": "margin", "prefix": "margin", "hard": "ids and margin"}
+
+
+def weighted(mode: str | None) -> dict[str, object]:
+    return {"hardness_mode": mode, "hardness_strength": 0.7}
 
 
 def threshold(positives: torch.Tensor) -> torch.Tensor:
@@ -101,7 +106,7 @@ def learned(case: str) -> tuple[list[torch.Tensor], tuple[Term, ...], Similarity
 def in_the_ring(num_ranks: int) -> dict[str, list[torch.Tensor]]:
     """For each case the loss and the gradients as DDP leaves them."""
     results = {}
-    for case, (_, _, direction, hardness, documents) in CASES.items():
+    for case, (_, _, directions, hardness, documents) in CASES.items():
         leaves, terms, similarity = learned(case)
         pairs, rule = batches(num_ranks, documents), EXCLUDED.get(case, "")
         pair, ids = pairs[dist.get_rank()], ids_of(pairs)[dist.get_rank()]
@@ -110,8 +115,9 @@ def in_the_ring(num_ranks: int) -> dict[str, list[torch.Tensor]]:
             *pair,
             terms,
             similarity,
-            direction,
-            hardness=hardness,
+            directions,
+            partition_mode="per_direction",
+            **weighted(hardness),
             exclude=ids if "ids" in rule else (),
             threshold=threshold if "margin" in rule else None,
             guide=guides_of(pairs)[dist.get_rank()] if case in GUIDED else None,
@@ -132,18 +138,14 @@ def in_the_ring(num_ranks: int) -> dict[str, list[torch.Tensor]]:
 def test_equals_the_joined_batch(num_ranks):
     """Loss and gradients, learned temperatures and exponents among them, of batches that differ in size."""
     found = on_ranks(num_ranks, in_the_ring, num_ranks)
-    for case, (_, _, direction, hardness, documents) in CASES.items():
+    for case, (_, _, directions, hardness, documents) in CASES.items():
         leaves, terms, similarity = learned(case)
         pairs, rule = batches(num_ranks, documents), EXCLUDED.get(case, "")
         sizes = [len(q) for q, _ in pairs]
 
-        def joined(parts, sizes=sizes):  # the positives of all ranks first
-            return torch.cat(
-                [
-                    *(x[:n] for x, n in zip(parts, sizes, strict=True)),
-                    *(x[n:] for x, n in zip(parts, sizes, strict=True)),
-                ]
-            )
+        def joined(parts, sizes=sizes):  # column by column
+            columns = range(len(parts[0]) // sizes[0])
+            return torch.cat([x[c * n : (c + 1) * n] for c in columns for x, n in zip(parts, sizes, strict=True)])
 
         judges, query_judges = ([above_threshold], [above_threshold]) if "margin" in rule else ([], [])
         if case in GUIDED:
@@ -154,22 +156,20 @@ def test_equals_the_joined_batch(num_ranks):
         options = dict(zip(("log_q", "log_q_queries"), priors, strict=True))
         if case in POSITIVES:
             options["positives"] = joined(labels_of(pairs))
+        options |= {"partition_mode": "per_direction", **weighted(hardness)}
         queries, candidates = (joined(side) for side in zip(*pairs, strict=True))
         loss = infonce_reference(
             queries,
             candidates,
             terms,
             similarity,
-            direction,
-            hardness=hardness,
+            directions,
             exclude=[*ids, *judges],
             exclude_queries=query_judges,
             **options,
         )
         if rule:
-            everything = infonce_reference(
-                queries, candidates, terms, similarity, direction, hardness=hardness, **options
-            )
+            everything = infonce_reference(queries, candidates, terms, similarity, directions, **options)
             assert loss < 0.995 * everything
         inputs = [x for pair in pairs for x in pair]
         gradients = torch.autograd.grad(loss, [*leaves, *inputs], allow_unused=True, materialize_grads=True)

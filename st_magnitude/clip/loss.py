@@ -9,7 +9,7 @@ import torch
 from sentence_transformers.util import all_gather, all_gather_with_grad, get_rank
 from torch import Tensor, nn
 
-from st_magnitude.kernel.infonce import Direction as InfoNCEDirection
+from st_magnitude.kernel import batch
 from st_magnitude.kernel.infonce import infonce
 from st_magnitude.kernel.terms import LearnedTemperature, Term
 from st_magnitude.losses.regularizers import Penalties, Regularizer
@@ -29,10 +29,10 @@ PRESETS: dict[str, tuple[bool, bool, Direction]] = {
     "nonorm-t2i": (False, False, "t2i"),
 }
 
-DIRECTIONS: dict[str, InfoNCEDirection] = {
-    "i2t": "query_to_document",
-    "t2i": "document_to_query",
-    "sym": "both",
+DIRECTIONS: dict[str, tuple[batch.Direction, ...]] = {
+    "i2t": ("query_to_doc",),
+    "t2i": ("doc_to_query",),
+    "sym": ("query_to_doc", "doc_to_query"),
 }
 
 TEMPERATURE = 0.05  # of a Term whose logits are logit_scale · s: the default of Term
@@ -185,6 +185,7 @@ class AsymmetricClipLoss(nn.Module):
             self.similarity,
             DIRECTIONS[self.direction],
             offset,
+            partition_mode="per_direction",
             all_queries=all_images,
             own_documents=texts,
             positives=positives,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
+from st_magnitude._checks import at_least, one_of
 from st_magnitude.kernel.tiles import Judge, Panel, Side
 from st_magnitude.similarity import at_least_float32
 
@@ -16,15 +17,21 @@ from st_magnitude.similarity import at_least_float32
 Exclude = Tensor | Judge | Sequence[Tensor | Judge]
 
 
+Direction = Literal["query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc"]
+PartitionMode = Literal["joint", "per_direction"]
+HardnessMode = Literal["in_batch_negatives", "hard_negatives", "all_negatives"]
+
+
 @dataclass(frozen=True)
 class SameId:
-    """A judge: the columns with the id of the row.
+    """A judge: the columns with the id of the row, or all others.
 
     It compares floats into floats, which takes a quarter of the time of comparing integers into booleans.
     """
 
     rows: Tensor  # (B,), whole numbers
     columns: Tensor  # (M,)
+    others: bool = False
 
     @classmethod
     def of(cls, rows: Tensor, columns: Tensor, dtype: torch.dtype) -> SameId:
@@ -35,7 +42,8 @@ class SameId:
         return cls(numbers[: len(rows)], numbers[len(rows) :])
 
     def __call__(self, rows: slice, scores: Tensor) -> Tensor:
-        return torch.eq(self.columns, self.rows[rows, None], out=torch.empty_like(scores))
+        compare = torch.ne if self.others else torch.eq
+        return compare(self.columns, self.rows[rows, None], out=torch.empty_like(scores))
 
 
 @dataclass(frozen=True)
@@ -54,14 +62,16 @@ class Batch:
 
     queries: Tensor  # (B, D)
     documents: Tensor  # (M, D)
-    offset: int
-    all_queries: Tensor | None  # (Q, D)
-    hardness: tuple[float, float]
-    exclude: Exclude | None
-    exclude_queries: Judge | Sequence[Judge] | None
-    positives: Tensor | None
-    log_q: Tensor | None  # (M,)
-    log_q_queries: Tensor | None  # (Q,) or (B,)
+    offset: int = 0
+    all_queries: Tensor | None = None  # (Q, D)
+    num_queries: int | None = None
+    hardness_mode: HardnessMode | None = None
+    hardness_strength: float = 0.0
+    exclude: Exclude | None = None
+    exclude_queries: Judge | Sequence[Judge] | None = None
+    positives: Tensor | None = None
+    log_q: Tensor | None = None  # (M,)
+    log_q_queries: Tensor | None = None  # (Q,) or (B,)
 
     @property
     def own(self) -> slice:
@@ -72,8 +82,11 @@ class Batch:
     def dtype(self) -> torch.dtype:
         return at_least_float32(self.queries[:0]).dtype
 
-    def check(self) -> None:
-        """Checks the shapes and types of ids and of log q."""
+    def check(self, directions: Sequence[Direction]) -> None:
+        """Checks the shapes and types of ids and of log q, and the values of hardness."""
+        one_of("hardness_mode", self.hardness_mode, (None, *get_args(HardnessMode)))
+        at_least("hardness_strength", self.hardness_strength, 0)
+        same_kind = {"query_to_query", "doc_to_doc"} & set(directions)
         size, columns = len(self.documents), self.queries if self.all_queries is None else self.all_queries
         for name, values in (("exclude", self.exclude), ("positives", self.positives)):
             for ids in _sequence(values):
@@ -88,6 +101,14 @@ class Batch:
         positives = self.positives
         if positives is not None and positives.dtype == torch.bool and len(columns) != len(self.queries):
             raise ValueError("positives are booleans of these queries, not of all_queries; give integer ids (M,).")
+        if positives is not None and positives.dtype == torch.bool and same_kind:
+            raise ValueError(f"positives for {sorted(same_kind)} must be integer ids (M,) of the documents.")
+        size_needed = "doc_to_doc" in directions or self.hardness_mode in ("in_batch_negatives", "hard_negatives")
+        if size_needed and self.own.stop > (self.num_queries or len(columns)):
+            raise ValueError(
+                "num_queries, the number of positives among the documents of all devices, is needed for doc_to_doc and "
+                f"for hardness_mode={self.hardness_mode!r} with offset {self.offset}; got {self.num_queries}."
+            )
         for name, numbers, length in (("log_q", self.log_q, size), ("log_q_queries", self.log_q_queries, len(columns))):
             if numbers is not None and (numbers.shape != (length,) or not numbers.is_floating_point()):
                 raise ValueError(
@@ -95,7 +116,7 @@ class Batch:
                     f"of shape {tuple(numbers.shape)}."
                 )
 
-    def panel(self, direction: str, rows: Side, columns: Side, attracts: bool) -> Panel:
+    def panel(self, direction: Direction, rows: Side, columns: Side, attracts: bool) -> Panel:
         """The panel of a direction, whose rows (B, D) are queries or their positives.
 
         Args:
@@ -109,29 +130,54 @@ class Batch:
         return Panel(
             rows,
             columns,
-            own=self.offset if to_documents or self.all_queries is not None else 0,
+            own=self._first(to_documents) if direction in ("query_to_doc", "doc_to_query") else None,
             attracts=attracts,
             judges=self._judges(direction),
-            kept=self._kept(to_documents),
-            hardness=self.hardness[not to_documents],
+            kept=self._kept(to_documents) if direction in ("query_to_doc", "doc_to_query") else None,
+            hardness=self.hardness_strength if direction == "query_to_doc" and self.hardness_mode else 0.0,
+            bare=self.bare() if direction == "query_to_doc" else None,
             bias=None if log_q is None else -log_q.detach().to(self.dtype),
         )
 
-    def _judges(self, direction: str) -> tuple[Judge, ...]:
+    def _first(self, to_documents: bool) -> int:
+        """The column of the first row's own document, or of the first query."""
+        return self.offset if to_documents or self.all_queries is not None else 0
+
+    def _judges(self, direction: Direction) -> tuple[Judge, ...]:
         to_documents = direction.endswith("_doc")
-        judges = [self._same("exclude", ids, to_documents) for ids in _sequence(self.exclude) if _is_ids(ids)]
-        functions = {"query_to_doc": self.exclude, "doc_to_query": self.exclude_queries}[direction]
-        judges += [judge for judge in _sequence(functions) if not _is_ids(judge)]
+        judges: list[Judge | None] = [self._same(x, to_documents) for x in _sequence(self.exclude) if _is_ids(x)]
+        if direction == "query_to_doc":
+            judges += [judge for judge in _sequence(self.exclude) if not _is_ids(judge)]
+        elif direction == "doc_to_query":
+            judges += _sequence(self.exclude_queries)
+        else:  # no text is a negative of itself, and no document of another of its query
+            judges.append(self._same_query(to_documents))
+            if self.positives is not None:
+                judges.append(self._same(self.positives, to_documents))
         return tuple(judge for judge in judges if judge is not None)
+
+    def _same_query(self, to_documents: bool, others: bool = False) -> SameId:
+        """The query itself, or the documents of the row's query."""
+        first, columns = self._first(to_documents), self.queries if self.all_queries is None else self.all_queries
+        numbers = torch.arange(len(self.documents if to_documents else columns), device=self.queries.device)
+        owners = numbers % (self.num_queries or len(columns))
+        rows = torch.arange(first, first + len(self.queries), device=self.queries.device)
+        return SameId(rows.to(self.dtype), owners.to(self.dtype), others)
+
+    def bare(self) -> SameId | None:
+        """The documents without a weight of hard negatives, next to the positives."""
+        if self.hardness_mode in (None, "all_negatives"):
+            return None
+        return self._same_query(True, others=self.hardness_mode == "hard_negatives")
 
     def _kept(self, to_documents: bool) -> Judge | None:
         if self.positives is None:
             return None
         if self.positives.dtype != torch.bool:
-            return self._same("positives", self.positives, to_documents)
+            return self._same(self.positives, to_documents)
         return Pairs(self.positives if to_documents else self.positives[:, self.own].T)
 
-    def _same(self, name: str, ids: Tensor, to_documents: bool) -> SameId | None:
+    def _same(self, ids: Tensor, to_documents: bool) -> SameId | None:
         """The columns with the id of a row's positive; a query has the id of its positive. None: no other column."""
         if ids.device.type == "cpu" and len(ids.unique()) == len(ids):
             return None  # on other devices the answer would keep the host waiting

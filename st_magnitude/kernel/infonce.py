@@ -23,12 +23,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Literal
+from typing import get_args
 
 import torch
 from torch import Tensor
 
-from st_magnitude.kernel.batch import Batch, Exclude
+from st_magnitude._checks import one_of
+from st_magnitude.kernel.batch import Batch, Direction, Exclude, HardnessMode, PartitionMode
 from st_magnitude.kernel.norms import divide_by_norms
 from st_magnitude.kernel.terms import LearnedTemperature, Term
 from st_magnitude.kernel.tiles import InfoNCE, Judge, Panel, Plan, Side
@@ -36,20 +37,21 @@ from st_magnitude.similarity import COSINE, Similarity
 
 __all__ = ["Direction", "Exclude", "Term", "infonce"]
 
-Direction = Literal["query_to_document", "document_to_query", "both"]
-
 
 def infonce(
     queries: Tensor,
     documents: Tensor,
     terms: Sequence[Term] = (Term(),),
     similarity: Similarity = COSINE,
-    direction: Direction = "query_to_document",
+    directions: Sequence[Direction] = ("query_to_doc",),
     offset: int = 0,
     *,
+    partition_mode: PartitionMode = "joint",
     all_queries: Tensor | None = None,
     own_documents: Tensor | None = None,
-    hardness: float | tuple[float, float] = 0.0,
+    num_queries: int | None = None,
+    hardness_mode: HardnessMode | None = None,
+    hardness_strength: float = 0.0,
     exclude: Exclude | None = None,
     exclude_queries: Judge | Sequence[Judge] | None = None,
     positives: Tensor | None = None,
@@ -65,17 +67,26 @@ def infonce(
             negatives.
         terms: Prefix dimensions, temperatures and weights.
         similarity: Exponents of the norms. Learnable exponents (0-d tensors) receive gradients.
-        direction: ``"query_to_document"``: the softmax of a query runs over all documents. ``"document_to_query"``:
-            the softmax of a positive document runs over all queries. ``"both"``: the mean of the two losses.
+        directions: What the softmax runs over, as in sentence-transformers' ``MultipleNegativesRankingLoss``:
+            ``"query_to_doc"``, a query and all documents; ``"query_to_query"``, a query and all other queries;
+            ``"doc_to_query"``, a positive and all queries; ``"doc_to_doc"``, a positive and all documents of other
+            queries. ``"query_to_doc"`` is one of them, or ``"doc_to_query"`` is the only one.
+        partition_mode: ``"joint"``: one softmax of query i and its positive over the scores of all directions, whose
+            positive is s(q_i, d_i) (Li et al. 2023, arXiv 2308.03281). ``"per_direction"``: one softmax for
+            ``"query_to_doc"`` and one for ``"doc_to_query"``, of whose losses the mean is taken.
         offset: Index of the first query's positive, for documents that were gathered from several devices.
         all_queries: Embeddings (Q, D) that the softmax of a document runs over, for queries that were gathered from
             several devices. Row ``offset + i`` is query i. None: the queries themselves.
+        num_queries: Number N of queries that the documents belong to: document j belongs to query j modulo N, positives
+            first. It counts for ``"doc_to_doc"`` and for two modes of hardness. None: that of the queries, or of
+            all_queries.
         own_documents: The positives (B, D), for documents that were gathered without their gradient. The softmax of a
             document takes them from here. None: rows ``offset`` to ``offset + B`` of the documents.
-        hardness: Weight alpha >= 0 of similar negatives. A negative counts exp(alpha · s) times in the softmax, where
-            s is treated as a constant (Lan et al. 2025, arXiv 2503.04812, Eq. 5; sentence-transformers'
-            ``hardness_mode="all_negatives"``). One number weights the negatives of both directions. A pair gives
-            each direction its own alpha: ``(alpha, 0)`` weights documents only, as sentence-transformers does.
+        hardness_mode: Which documents of ``"query_to_doc"`` weigh more the more similar they are, as in
+            sentence-transformers: ``"in_batch_negatives"``, those of other queries; ``"hard_negatives"``, the other
+            documents of the query; ``"all_negatives"``, both. None: no document.
+        hardness_strength: Such a document counts exp(strength · s) times, where s is treated as a constant (Lan et al.
+            2025, arXiv 2503.04812, Eq. 5).
         exclude: Documents that are not negatives of a query: integer ids (M,), a function, or a sequence of both. A
             document with the id of the query's positive is left out of the query's softmax. A query has the id of its
             positive, and is left out of the softmax of other documents with that id. A function
@@ -88,7 +99,7 @@ def infonce(
             content: the positives of query i are all documents with the id of row ``offset + i``; or booleans
             (B, M), to which the query's own positive is added. The loss of a query is then the mean of -log softmax
             over its positives, all of which stay in the softmax (Khosla et al. 2020, arXiv 2004.11362, Eq. 2; with
-            ``direction="both"``, Yang et al. 2022, arXiv 2204.03610, Eq. 2 and 3). For a softmax without them, with the
+            both directions, Yang et al. 2022, arXiv 2204.03610, Eq. 2 and 3). For a softmax without them, with the
             query's own positive as the only one, give the ids as ``exclude`` instead. ``hardness`` weights negatives
             only.
         log_q: Logarithms of how often each document is drawn as a negative, (M,), which are subtracted from the logits,
@@ -107,7 +118,7 @@ def infonce(
         A scalar, in float64 for float64 inputs and in float32 otherwise.
 
     Raises:
-        ValueError: If shapes, dims, offset or direction do not fit together.
+        ValueError: If shapes, dims, offset or directions do not fit together.
 
     Gradients reach queries, documents, all_queries, and those exponents and temperatures that are tensors. The forward
     pass takes them once, so a second derivative does not exist.
@@ -124,20 +135,23 @@ def infonce(
     Source: van den Oord et al. 2018, arXiv 1807.03748, Eq. 4; Beyond the Unit Hypersphere, arXiv 2602.09229, Eq. 2.
     """
     terms = tuple(terms)
-    width = check_shapes(queries, documents, all_queries, own_documents, terms, direction, offset)
+    width = check_shapes(queries, documents, all_queries, own_documents, terms, offset)
+    softmaxes = softmaxes_of(directions, partition_mode)
     batch = Batch(
         queries=queries,
         documents=documents,
         offset=offset,
         all_queries=all_queries,
-        hardness=hardness if isinstance(hardness, tuple) else (hardness, hardness),
+        num_queries=num_queries,
+        hardness_mode=hardness_mode,
+        hardness_strength=hardness_strength,
         exclude=exclude,
         exclude_queries=exclude_queries,
         positives=positives,
         log_q=log_q,
         log_q_queries=log_q_queries,
     )
-    batch.check()
+    batch.check(directions)
     plan = Plan.of(terms, width, len(queries), tile_rows)
     losses = []
     with torch.autocast(queries.device.type, enabled=False):
@@ -153,26 +167,40 @@ def infonce(
         if own_documents is not None:
             vectors["own_documents"] = divide(own_documents, gamma=similarity.gamma_document)  # (B, D'), (K - 1, B)
         temperatures = stack_temperatures(terms, vectors["queries"][0])
-        for directions in SOFTMAXES[direction]:
-            losses.append(_softmax(batch, directions, vectors, plan, temperatures))
+        for softmax in softmaxes:
+            losses.append(_softmax(batch, softmax, vectors, plan, temperatures))
     return torch.stack(losses).mean()
 
 
-SOFTMAXES = {
-    "query_to_document": [("query_to_doc",)],
-    "document_to_query": [("doc_to_query",)],
-    "both": [("query_to_doc",), ("doc_to_query",)],
-}
+def softmaxes_of(directions: Sequence[Direction], partition_mode: PartitionMode) -> list[tuple[Direction, ...]]:
+    """The directions of each softmax, the direction of the positives first, after a check that they fit together."""
+    one_of("partition_mode", partition_mode, get_args(PartitionMode))
+    for direction in directions:
+        one_of("directions", direction, get_args(Direction))
+    if "query_to_doc" not in directions and tuple(directions) != ("doc_to_query",):
+        raise ValueError(
+            "directions must include 'query_to_doc', which has the positives, or be ('doc_to_query',); "
+            f"got {tuple(directions)}."
+        )
+    ordered = sorted(set(directions), key=lambda direction: direction != "query_to_doc")
+    if partition_mode == "joint":
+        return [tuple(ordered)]
+    if {"query_to_query", "doc_to_doc"} & set(directions):
+        raise ValueError(
+            "partition_mode='per_direction' takes 'query_to_doc' and 'doc_to_query', because 'query_to_query' and "
+            "'doc_to_doc' have no positives. Use partition_mode='joint'."
+        )
+    return [(direction,) for direction in ordered]
 
 
 def _softmax(
     batch: Batch,
-    directions: tuple[str, ...],
+    directions: tuple[Direction, ...],
     vectors: dict[str, tuple[Tensor, Tensor | None]],
     plan: Plan,
     temperatures: Tensor,
 ) -> Tensor:
-    """The loss of one softmax over the columns of all directions; the first one has the positives."""
+    """The loss of one softmax over the columns of all directions; the first direction has the positives."""
     all_queries = "all_queries" if "all_queries" in vectors else "queries"
     own_documents = "own_documents" if "own_documents" in vectors else "documents"
     rows, columns = {"query": "queries", "doc": own_documents}, {"query": all_queries, "doc": "documents"}
@@ -207,7 +235,6 @@ def check_shapes(
     all_queries: Tensor | None,
     own_documents: Tensor | None,
     terms: tuple[Term, ...],
-    direction: str,
     offset: int,
 ) -> int:
     """The number of dimensions, after a check that the arguments fit together."""
@@ -223,8 +250,6 @@ def check_shapes(
             "Ranking losses learn temperatures, infonce does not: give it a 0-d tensor that requires a gradient, "
             "Term(temperature=tau)."
         )
-    if direction not in ("query_to_document", "document_to_query", "both"):
-        raise ValueError(f"direction must be 'query_to_document', 'document_to_query' or 'both'; got {direction!r}.")
     if len(queries) == 0 or offset < 0 or offset + len(queries) > len(documents):
         raise ValueError(
             f"{len(queries)} queries with offset {offset} need their positives in documents[{offset}:"

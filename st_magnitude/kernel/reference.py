@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from st_magnitude.kernel.batch import Batch, Exclude
-from st_magnitude.kernel.infonce import Direction
+from st_magnitude.kernel.batch import Batch, Direction, Exclude, HardnessMode, PartitionMode
+from st_magnitude.kernel.infonce import softmaxes_of
 from st_magnitude.kernel.terms import Term
 from st_magnitude.kernel.tiles import Judge, Side
 from st_magnitude.similarity import COSINE, Similarity
@@ -21,12 +21,15 @@ def infonce_reference(
     documents: Tensor,
     terms: Sequence[Term] = (Term(),),
     similarity: Similarity = COSINE,
-    direction: Direction = "query_to_document",
+    directions: Sequence[Direction] = ("query_to_doc",),
     offset: int = 0,
     *,
+    partition_mode: PartitionMode = "joint",
     all_queries: Tensor | None = None,
     own_documents: Tensor | None = None,
-    hardness: float | tuple[float, float] = 0.0,
+    num_queries: int | None = None,
+    hardness_mode: HardnessMode | None = None,
+    hardness_strength: float = 0.0,
     exclude: Exclude | None = None,
     exclude_queries: Judge | Sequence[Judge] | None = None,
     positives: Tensor | None = None,
@@ -41,54 +44,56 @@ def infonce_reference(
         >>> import torch
         >>> from st_magnitude import QNORM, Term, infonce
         >>> queries, documents = torch.randn(4, 8), torch.randn(10, 8)
-        >>> arguments = queries, documents, [Term(temperature=0.5), Term(dim=2, weight=0.1)], QNORM, "both", 3
+        >>> terms, directions = [Term(temperature=0.5), Term(dim=2, weight=0.1)], ("query_to_doc", "doc_to_query")
+        >>> arguments = queries, documents, terms, QNORM, directions, 3
         >>> torch.allclose(infonce(*arguments), infonce_reference(*arguments))
         True
     """
 
-    hardnesses = hardness if isinstance(hardness, tuple) else (hardness, hardness)
     batch = Batch(
-        queries,
-        documents,
-        offset,
-        all_queries,
-        hardnesses,
-        exclude,
-        exclude_queries,
-        positives,
-        log_q,
-        log_q_queries,
+        queries=queries,
+        documents=documents,
+        offset=offset,
+        all_queries=all_queries,
+        num_queries=num_queries,
+        hardness_mode=hardness_mode,
+        hardness_strength=hardness_strength,
+        exclude=exclude,
+        exclude_queries=exclude_queries,
+        positives=positives,
+        log_q=log_q,
+        log_q_queries=log_q_queries,
     )
-    batch.check()
-
-    def one_way(name: str, rows: Tensor, columns: Tensor, similarity: Similarity) -> Tensor:
-        panel = batch.panel(name, Side(rows, None), Side(columns, None), attracts=True)
-        tile, own = slice(0, len(rows)), (torch.arange(len(rows)), torch.arange(len(rows)) + (panel.own or 0))
-        loss, excluded = rows.new_zeros(()), torch.zeros(len(rows), len(columns), dtype=torch.bool, device=rows.device)
-        longest = max(term.dim or rows.shape[1] for term in terms)
-        scores = similarity(rows[:, :longest], columns[:, :longest]).detach()
-        for judge in panel.judges:
-            excluded |= judge(tile, scores).bool()
-        is_positive = torch.zeros_like(excluded) if panel.kept is None else panel.kept(tile, scores).bool()
-        is_positive[own] = True
-        excluded &= ~is_positive
-        share = is_positive.double() / is_positive.sum(dim=1, keepdim=True)  # (B, M)
-        for term in terms:
-            scores = similarity(rows[:, : term.dim], columns[:, : term.dim])  # (B, M)
-            logits = scores / term.temperature + (0 if panel.bias is None else panel.bias)
-            extra = panel.hardness * scores.detach().masked_fill(
-                is_positive, 0
-            )  # a negative counts exp(alpha · s) times
-            attraction = (share.to(scores.dtype) * logits).sum(dim=1)
-            log_sum = (logits + extra).masked_fill(excluded, -torch.inf).logsumexp(dim=1)
-            loss = loss + term.weight * (log_sum - attraction).mean()
-        return loss
-
+    batch.check(directions)
     own_documents = documents[batch.own] if own_documents is None else own_documents  # (B, D)
+    rows = {"query": (queries, similarity.query), "doc": (own_documents, similarity.document)}
     others = queries if all_queries is None else all_queries  # (Q, D)
+    columns = {"query": (others, similarity.query), "doc": (documents, similarity.document)}
+
+    def logits(direction: Direction, term: Term, attracts: bool) -> tuple[Tensor, Tensor]:
+        """The logits (B, M) of a direction, and the mean of those of the positives (B,)."""
+        (x, as_row), (y, as_column) = (
+            side[kind] for side, kind in zip((rows, columns), direction.split("_to_"), strict=True)
+        )
+        panel = batch.panel(direction, Side(x, None), Side(y, None), attracts)
+        longest = max(term.dim or x.shape[1] for term in terms)
+        scores = (as_row(x[:, :longest]) @ as_column(y[:, :longest]).T).detach()
+        tile, nothing = slice(0, len(x)), torch.zeros_like(scores, dtype=torch.bool)
+        excluded = sum((judge(tile, scores).bool() for judge in panel.judges), nothing).bool()
+        is_positive = nothing.clone() if panel.kept is None else panel.kept(tile, scores).bool()
+        if panel.own is not None:
+            is_positive.diagonal(panel.own).fill_(True)
+        bare = is_positive if panel.bare is None else is_positive | panel.bare(tile, scores).bool()
+
+        scores = as_row(x[:, : term.dim]) @ as_column(y[:, : term.dim]).T
+        plain = scores / term.temperature + (0 if panel.bias is None else panel.bias)
+        share = is_positive.to(scores.dtype) / is_positive.sum(dim=1, keepdim=True).clamp(min=1)
+        extra = panel.hardness * scores.detach().masked_fill(bare, 0)  # such a document counts exp(strength · s) times
+        return (plain + extra).masked_fill(excluded & ~is_positive, -torch.inf), (share * plain).sum(dim=1)
+
     losses = []
-    if direction in ("query_to_document", "both"):
-        losses.append(one_way("query_to_doc", queries, documents, similarity))
-    if direction in ("document_to_query", "both"):
-        losses.append(one_way("doc_to_query", own_documents, others, similarity.swapped))
-    return torch.stack(losses).mean()
+    for softmax in softmaxes_of(directions, partition_mode):
+        for term in terms:
+            parts, (attraction, *_) = zip(*(logits(d, term, d == softmax[0]) for d in softmax), strict=True)
+            losses.append(term.weight * (torch.cat(parts, dim=1).logsumexp(dim=1) - attraction).mean())
+    return torch.stack(losses).sum() / len(softmaxes_of(directions, partition_mode))

@@ -26,8 +26,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from st_magnitude.kernel.batch import Batch, SameId
-from st_magnitude.kernel.infonce import Direction, check_shapes, stack_temperatures
+from st_magnitude.kernel.batch import Batch, Direction, HardnessMode, PartitionMode, SameId
+from st_magnitude.kernel.infonce import check_shapes, softmaxes_of, stack_temperatures
 from st_magnitude.kernel.norms import divide_by_norms
 from st_magnitude.kernel.terms import Term
 from st_magnitude.kernel.tiles import Judge, Panel, Plan, Side, Softmax
@@ -70,9 +70,11 @@ def ring_infonce(
     documents: Tensor,
     terms: Sequence[Term] = (Term(),),
     similarity: Similarity = COSINE,
-    direction: Direction = "query_to_document",
+    directions: Sequence[Direction] = ("query_to_doc",),
     *,
-    hardness: float | tuple[float, float] = 0.0,
+    partition_mode: PartitionMode = "joint",
+    hardness_mode: HardnessMode | None = None,
+    hardness_strength: float = 0.0,
     exclude: Sequence[Tensor] = (),
     threshold: Callable[[Tensor], Tensor] | None = None,
     guide: tuple[Tensor, Tensor] | None = None,
@@ -86,6 +88,7 @@ def ring_infonce(
     Args:
         queries: Embeddings (B, D) of this rank. B may differ from rank to rank.
         documents: Embeddings (M, D) of this rank, the positives first.
+        directions: ``"query_to_doc"``, ``"doc_to_query"``, or both with ``partition_mode="per_direction"``.
         exclude: Whole numbers (M,) that identify the documents of all ranks. A document with the number of a query's
             positive is not a negative of that query. Each rank gives as many of these tensors.
         threshold: Function of the scores of the positives (B,), at the longest prefix before the temperature. A
@@ -101,15 +104,28 @@ def ring_infonce(
     for batches of different sizes too.
 
     Raises:
-        ValueError: As infonce does. All ranks raise together.
+        ValueError: As infonce does, and if a softmax runs over several directions. All ranks raise together.
     """
     terms, size = tuple(terms), len(queries)
-    hardnesses = hardness if isinstance(hardness, tuple) else (hardness, hardness)
-    batch = Batch(queries, documents, 0, None, hardnesses, exclude, None, positives, log_q, log_q_queries)
+    batch = Batch(
+        queries=queries,
+        documents=documents,
+        hardness_mode=hardness_mode,
+        hardness_strength=hardness_strength,
+        exclude=exclude,
+        positives=positives,
+        log_q=log_q,
+        log_q_queries=log_q_queries,
+    )
 
     def own_sizes() -> tuple[int, int]:
-        check_shapes(queries, documents, None, None, terms, direction, 0)
-        batch.check()
+        check_shapes(queries, documents, None, None, terms, 0)
+        if any(len(softmax) > 1 for softmax in softmaxes_of(directions, partition_mode)):
+            raise ValueError(
+                f"The ring has one direction in a softmax; got directions={tuple(directions)} and "
+                "partition_mode='joint'. Gather the documents, or use partition_mode='per_direction'."
+            )
+        batch.check(directions)
         return len(queries), len(documents)
 
     counts = list(zip(*agree(queries.device, own_sizes, 2), strict=True))  # of queries and of documents, per rank
@@ -130,15 +146,15 @@ def ring_infonce(
         d, d_scale = divide_by_norms(documents, plan.dims, similarity.gamma_document)  # (M, D'), (K - 1, M)
         temperatures = stack_temperatures(terms, q)
         losses = []
-        if direction in ("query_to_document", "both"):
-            ring = _Ring(plan, counts[1], hardnesses[0], threshold, of_queries, of_documents)
+        if "query_to_doc" in directions:
+            ring = _Ring(plan, counts[1], batch, threshold, of_queries, of_documents)
             losses.append(_RingInfoNCE.apply(ring, temperatures, q, q_scale, d, d_scale))
-        if direction in ("document_to_query", "both"):
+        if "doc_to_query" in directions:
             own_scale, own = (
                 None if d_scale is None else d_scale[:, :size],
                 {n: x[:size] for n, x in of_documents.items()},
             )
-            ring = _Ring(plan, counts[0], hardnesses[1], threshold, own, of_queries)
+            ring = _Ring(plan, counts[0], None, threshold, own, of_queries)
             losses.append(_RingInfoNCE.apply(ring, temperatures, d[:size], own_scale, q, q_scale))
     return torch.stack(losses).mean()
 
@@ -182,7 +198,7 @@ class _Ring:
 
     plan: Plan
     counts: tuple[int, ...]  # per rank, its columns
-    hardness: float
+    hard: Batch | None  # whose documents weigh more the more similar they are
     threshold: Callable[[Tensor], Tensor] | None
     of_rows: Block  # what belongs to the rows besides their vectors
     of_columns: Block
@@ -203,6 +219,8 @@ class _Ring:
                 pairs = zip(of_rows, of_columns, strict=True)
                 same[name] = tuple(SameId.of(*pair, rows.x.dtype) for pair in pairs)
         judges: tuple[Judge, ...] = same.get("ids", ())
+        mode = None if self.hard is None else self.hard.hardness_mode
+        strength = 0.0 if self.hard is None or mode is None else self.hard.hardness_strength
         if self.threshold is not None and softmax is not None:
             judges = (*judges, self._too_close(block, softmax))
         return Panel(
@@ -212,7 +230,8 @@ class _Ring:
             attracts=True,
             judges=judges,
             kept=same["labels"][0] if "labels" in same else None,
-            hardness=self.hardness,
+            hardness=0.0 if hop > 0 and mode == "hard_negatives" else strength,
+            bare=self.hard.bare() if hop == 0 and self.hard is not None else None,
             bias=block.get("bias"),
         )
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from st_magnitude._checks import one_of
 from st_magnitude._upstream import batch_size_of, minibatch_of
-from st_magnitude.kernel.infonce import Direction
+from st_magnitude.kernel.batch import Direction
 from st_magnitude.kernel.ring import agree
 from st_magnitude.similarity import Similarity
 
@@ -68,13 +68,13 @@ class FalseNegatives:
         return Texts(keys, () if self.guide is None else [self.guide.embed(f, mini_batch_size) for f in columns])
 
     def masks(
-        self, texts: Texts, direction: Direction, offset: int, gather: Callable[[Tensor], Tensor]
+        self, texts: Texts, directions: Sequence[Direction], offset: int, gather: Callable[[Tensor], Tensor]
     ) -> dict[str, Any]:
         """The arguments ``exclude`` and ``exclude_queries`` of :func:`~st_magnitude.infonce`.
 
         Args:
             texts: Texts of this rank; an empty one for embeddings whose texts are unknown.
-            direction: Direction of the loss.
+            directions: Directions of the loss.
             offset: Index of the positive of this rank's first query among the positives of all ranks.
             gather: Function that joins a tensor with the same tensor of the other ranks.
         """
@@ -88,7 +88,7 @@ class FalseNegatives:
                 queries, *documents = texts.guide
                 candidates = [gather(x) for x in documents]
                 exclude.append(too_close(queries, torch.cat(candidates) if len(candidates) > 1 else candidates[0]))
-                if direction != "query_to_document":
+                if "doc_to_query" in directions:
                     exclude_queries.append(too_close(documents[0], gather(queries)))
             elif self.guide is None:
                 exclude.append(too_close())

@@ -36,7 +36,7 @@ class DocumentPrior:
 
     Columns of positives are corrected by how often a text occurs as a positive, and columns of explicit negatives by
     how often it occurs as a negative. Without ``negatives`` the counts of the positives serve for both. The correction
-    is for the softmax over documents. In the softmax over queries (``direction="document_to_query"``) every query
+    is for the softmax over documents. In the softmax over queries (``"doc_to_query"``) every query
     counts as equally frequent.
 
     Two texts are the same if the model gets the same tokens, as for ``same_text``: make the prior with the

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from st_magnitude._checks import at_least, one_of
 from st_magnitude._upstream import batch_size_of, minibatch_of
-from st_magnitude.kernel.infonce import Direction, infonce
+from st_magnitude.kernel.batch import Direction, HardnessMode, PartitionMode
+from st_magnitude.kernel.infonce import infonce, softmaxes_of
 from st_magnitude.kernel.ring import num_ranks, ring_infonce
 from st_magnitude.kernel.terms import LearnedTemperature, Term
 from st_magnitude.losses.base import EmbeddingLoss, Temperatures, exponent_norm, with_temperature
@@ -46,8 +47,10 @@ class LossOptions(TypedDict, total=False):
     mini_batch_size: int | None
     mini_batch_num_tokens: int | None
     gather_across_devices: bool | Literal["ring"]
-    hardness: float | tuple[float, float]
-    direction: Direction
+    directions: Sequence[Direction]
+    partition_mode: PartitionMode
+    hardness_mode: HardnessMode | None
+    hardness_strength: float
     same_text: SameText
     margin: float | None
     margin_strategy: MarginStrategy
@@ -97,11 +100,14 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         gather_across_devices: Whether the documents of all ranks are negatives. True gathers them on each rank.
             ``"ring"`` passes them around the ranks instead: memory does not grow with the number of ranks, the loss
             takes 1.2 to 1.3 times as long, and batches may differ in size. The gradients are the same.
-        hardness: Weight alpha of similar negatives, which count exp(alpha · s) times, with s as large as the
-            similarity leaves it. One number weights the negatives of both directions. sentence-transformers weights
-            the documents only: ``(alpha, 0)``. See :func:`~st_magnitude.infonce`.
-        direction: ``"query_to_document"``, ``"document_to_query"`` (columns of negatives are then left out) or
-            ``"both"``.
+        directions: What the softmax runs over, as in sentence-transformers: ``"query_to_doc"`` and any of
+            ``"query_to_query"``, ``"doc_to_query"`` and ``"doc_to_doc"``. ``("doc_to_query",)`` alone ranks queries for
+            a document, and leaves out columns of negatives.
+        partition_mode: ``"joint"``: one softmax over all directions. ``"per_direction"``: the mean of the losses of
+            ``"query_to_doc"`` and ``"doc_to_query"``.
+        hardness_mode: ``"in_batch_negatives"``, ``"hard_negatives"`` or ``"all_negatives"``: documents that count
+            exp(strength · s) times, with s as large as the similarity leaves it. See :func:`~st_magnitude.infonce`.
+        hardness_strength: The strength of their weight.
         same_text: ``"exclude"``: a document with the tokens of the positive, and the positive of another query with
             the tokens of this one, do not count as negatives. ``"keep"``: they do, as in sentence-transformers. Inputs
             without token ids always count.
@@ -149,8 +155,10 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         mini_batch_size: int | None = None,
         mini_batch_num_tokens: int | None = None,
         gather_across_devices: bool | Literal["ring"] = False,
-        hardness: float | tuple[float, float] = 0.0,
-        direction: Direction = "query_to_document",
+        directions: Sequence[Direction] = ("query_to_doc",),
+        partition_mode: PartitionMode = "joint",
+        hardness_mode: HardnessMode | None = None,
+        hardness_strength: float = 0.0,
         same_text: SameText = "exclude",
         margin: float | None = None,
         margin_strategy: MarginStrategy = "absolute",
@@ -166,15 +174,22 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
                 "mini_batch_num_tokens must be at least 1 and needs mini_batch_size, which turns caching on; got "
                 f"mini_batch_num_tokens={mini_batch_num_tokens} and mini_batch_size={mini_batch_size}."
             )
-        one_of("direction", direction, get_args(Direction))
+        softmaxes = softmaxes_of(directions, partition_mode)
         one_of("gather_across_devices", gather_across_devices, (False, True, "ring"))
-        for alpha in hardness if isinstance(hardness, tuple) else (hardness,):
-            at_least("hardness", alpha, 0)
+        if gather_across_devices == "ring" and any(len(softmax) > 1 for softmax in softmaxes):
+            raise ValueError(
+                "gather_across_devices='ring' has one direction in a softmax. Use gather_across_devices=True, or "
+                "partition_mode='per_direction' for 'query_to_doc' and 'doc_to_query'."
+            )
+        one_of("hardness_mode", hardness_mode, (None, *get_args(HardnessMode)))
+        at_least("hardness_strength", hardness_strength, 0)
         self.terms = with_temperature(terms, temperature)
         is_learned = any(isinstance(term.temperature, LearnedTemperature) for term in self.terms)
         self.temperatures = Temperatures(self.terms, model) if is_learned else None
-        self.direction = direction
-        self.hardness = hardness
+        self.directions: tuple[Direction, ...] = tuple(directions)
+        self.partition_mode: PartitionMode = partition_mode
+        self.hardness_mode: HardnessMode | None = hardness_mode
+        self.hardness_strength = hardness_strength
         self.false_negatives = FalseNegatives(model, same_text, margin, margin_strategy, guide)
         self.prior = prior
         self.gather_across_devices = gather_across_devices
@@ -195,7 +210,7 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
             next(self.model.parameters()).device if self.gather_across_devices and num_ranks() > 1 else None,
             needs_one_size=self.gather_across_devices != "ring",
         )
-        if self.direction == "document_to_query":
+        if self.directions == ("doc_to_query",):
             sentence_features = sentence_features[:2]  # no text is ranked against the negatives
         texts = self._texts(sentence_features)
         # The texts go where sentence-transformers hands labels on, which no ranking loss needs.
@@ -246,22 +261,27 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         self, queries: Tensor, documents: list[Tensor], terms: list[Term], similarity: Similarity, texts: Texts
     ) -> Tensor:
         """InfoNCE of the queries of this rank, against its own documents or the documents of all ranks."""
-        arguments = terms, similarity, self.direction
+        arguments = terms, similarity, self.directions
+        options: dict[str, Any] = {
+            "partition_mode": self.partition_mode,
+            "hardness_mode": self.hardness_mode,
+            "hardness_strength": self.hardness_strength,
+        }
         if self.prior is not None and not texts.log_q:
             raise ValueError("A prior needs the texts of a batch; call the loss with their features.")
         if self.gather_across_devices == "ring" and num_ranks() > 1:
-            ring = self.false_negatives.ring(texts)
+            options |= self.false_negatives.ring(texts)
             log_q = torch.cat(list(texts.log_q)) if texts.log_q else None  # (M,)
-            return ring_infonce(queries, torch.cat(documents), *arguments, hardness=self.hardness, log_q=log_q, **ring)
+            return ring_infonce(queries, torch.cat(documents), *arguments, log_q=log_q, **options)
         offset, all_queries, gather = 0, None, lambda x: x
         if self.gather_across_devices and num_ranks() > 1:
             offset, gather = get_rank() * len(queries), all_gather
             documents = [all_gather_with_grad(d) for d in documents]  # (W·B, D) each
-            if self.direction != "query_to_document":
+            if self.directions != ("query_to_doc",):
                 all_queries = all_gather_with_grad(queries)  # (W·B, D)
-        masks = self.false_negatives.masks(texts, self.direction, offset, gather)
+        masks = self.false_negatives.masks(texts, self.directions, offset, gather)
         log_q = torch.cat([gather(x) for x in texts.log_q]) if texts.log_q else None  # (M,)
-        options = {"all_queries": all_queries, "hardness": self.hardness, "log_q": log_q, **masks}
+        options |= {"all_queries": all_queries, "num_queries": len(documents[0]), "log_q": log_q, **masks}
         return infonce(queries, torch.cat(documents), *arguments, offset, **options)
 
     # --- what the loss learns besides the weights of the model ------------------------------------------------------
@@ -417,8 +437,10 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
             "mini_batch_size": self.mini_batch_size,
             "mini_batch_num_tokens": self.mini_batch_num_tokens,
             "gather_across_devices": self.gather_across_devices,
-            "hardness": self.hardness,
-            "direction": self.direction,
+            "directions": self.directions,
+            "partition_mode": self.partition_mode,
+            "hardness_mode": self.hardness_mode,
+            "hardness_strength": self.hardness_strength,
             "prior": None if self.prior is None else self.prior.get_config_dict(),
             **self.false_negatives.get_config_dict(),
         }

@@ -260,14 +260,20 @@ def test_resumes_and_leaves_no_trace(folder, tmp_path):
 
 # --- two processes ----------------------------------------------------------------------------------------------------
 
-CASES = list(itertools.product((True, "ring"), (None, 3), ("query_to_document", "both")))
+CASES = list(itertools.product((True, "ring"), (None, 3), (("query_to_doc",), ("query_to_doc", "doc_to_query"))))
 
 
 def value_and_gradients(folder, case, rows):
     gather, mini_batch_size, direction = case
     model = load_transformer(folder).double()
     prior = DocumentPrior.from_counts(model, POSITIVES, NEGATIVES)
-    options = {"mini_batch_size": mini_batch_size, "direction": direction, "scale": 3.0, "prior": prior}
+    options = {
+        "mini_batch_size": mini_batch_size,
+        "directions": direction,
+        "partition_mode": "per_direction",
+        "scale": 3.0,
+        "prior": prior,
+    }
     loss = stm.QNormRankingLoss(model, **options, gather_across_devices=dist.is_initialized() and gather)
     if dist.is_initialized():
         loss.model = DistributedDataParallel(model)

@@ -43,7 +43,12 @@ def temperatures(loss):
 def test_gradients_are_those_of_the_definition(model, loss_class, mini_batch_size):
     """In float64, through an outer factor such as that of gradient accumulation."""
     loss = loss_class(
-        model.double(), terms=TERMS, scale=3.0, direction="both", mini_batch_size=mini_batch_size
+        model.double(),
+        terms=TERMS,
+        scale=3.0,
+        directions=("query_to_doc", "doc_to_query"),
+        partition_mode="per_direction",
+        mini_batch_size=mini_batch_size,
     ).double()
     batch = features(model, num_negatives=1)
     value = loss(batch)
@@ -57,7 +62,10 @@ def test_gradients_are_those_of_the_definition(model, loss_class, mini_batch_siz
         exponents = model[-1].query_bias.sigmoid(), model[-1].document_bias.sigmoid()
     embeddings = raw_embeddings(model, batch)
     weights_dims_taus = zip([1.0, 2.0, 0.5], [8, 16, None], [bias[0].exp(), 0.1, bias[1].exp()], strict=True)
-    parts = [w * formula(embeddings, exponents, 3.0 * 0.05 / tau, "both", dim) for w, dim, tau in weights_dims_taus]
+    parts = [
+        w * formula(embeddings, exponents, 3.0 * 0.05 / tau, ("query_to_doc", "doc_to_query"), dim)
+        for w, dim, tau in weights_dims_taus
+    ]
     expected = sum(parts)
     (expected / 8).backward()
     torch.testing.assert_close(value.detach(), expected.detach(), rtol=1e-10, atol=0)

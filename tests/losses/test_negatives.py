@@ -25,7 +25,7 @@ from st_magnitude.losses.negatives import text_keys
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-DIRECTIONS = ["query_to_document", "document_to_query", "both"]
+DIRECTIONS = [("query_to_doc",), ("doc_to_query",), ("query_to_doc", "doc_to_query")]
 BATCHING = pytest.mark.parametrize("mini_batch_size", [None, 3], ids=["plain", "cached"])
 
 # A positive that two queries share (0, 3), a query with two positives (1, 4), a negative that is a positive (0, 2, 5)
@@ -87,13 +87,13 @@ def reference(embeddings, similarity, scale, direction, excluded, excluded_queri
         mask = excluded[:, : len(queries)].T.clone() if mask is None else mask.clone()
         mask[own, own] = False
         losses.append(cross_entropy((scale * scores).masked_fill(mask, -torch.inf), own))
-    return {"query_to_document": losses[0], "document_to_query": losses[1], "both": sum(losses) / 2}[direction]
+    return {("query_to_doc",): losses[0], ("doc_to_query",): losses[1]}.get(direction, sum(losses) / 2)
 
 
 def masks_of(loss, columns):
     """What the kernel has to exclude."""
     negatives = loss.false_negatives
-    masks = negatives.masks(negatives.texts(columns, None), loss.direction, 0, lambda x: x)
+    masks = negatives.masks(negatives.texts(columns, None), loss.directions, 0, lambda x: x)
     return [mask for masks in masks.values() for mask in masks]
 
 
@@ -171,7 +171,9 @@ def test_what_is_not_text_equals_nothing(monkeypatch):
 @pytest.mark.parametrize("loss_class", [stm.CosineRankingLoss, stm.QNormRankingLoss, stm.LearnableNormLoss])
 @BATCHING
 def test_equal_texts_are_not_negatives(model, loss_class, direction, mini_batch_size):
-    loss = loss_class(model, scale=3.0, direction=direction, mini_batch_size=mini_batch_size).double()
+    loss = loss_class(
+        model, scale=3.0, directions=direction, partition_mode="per_direction", mini_batch_size=mini_batch_size
+    ).double()
     columns = features(model, TWICE)
     found = loss([dict(column) for column in columns])
     expected = reference(raw_embeddings(model, columns), loss.similarity, 3.0, direction, equal_texts(TWICE))
@@ -190,7 +192,7 @@ def test_several_temperatures_and_prefixes(model, mini_batch_size):
             [x[:, : t.dim] for x in embeddings],
             stm.QNORM,
             3.0 * 0.05 / t.temperature,
-            "query_to_document",
+            ("query_to_doc",),
             equal_texts(TWICE),
         )
         for t in terms
@@ -209,8 +211,10 @@ def test_keep_is_sentence_transformers(model, mini_batch_size):
 def test_static_model(static_model):
     columns = features(static_model, TWICE)
     embeddings = [static_model(dict(column))["sentence_embedding"] for column in columns]
-    expected = reference(embeddings, stm.QNORM, 3.0, "both", equal_texts(TWICE))
-    found = stm.QNormRankingLoss(static_model, scale=3.0, direction="both")(columns)
+    expected = reference(embeddings, stm.QNORM, 3.0, ("query_to_doc", "doc_to_query"), equal_texts(TWICE))
+    found = stm.QNormRankingLoss(
+        static_model, scale=3.0, directions=("query_to_doc", "doc_to_query"), partition_mode="per_direction"
+    )(columns)
     torch.testing.assert_close(found, expected)
 
 
@@ -247,7 +251,9 @@ def test_margin_by_the_models_own_scores(model, margin, strategy, direction, min
     rows = [row[:3] for row in ROWS]
     terms = [Term(8, 0.1), Term(24, 0.05)]
     options = {"margin": margin, "margin_strategy": strategy, "mini_batch_size": mini_batch_size}
-    loss = stm.MagnitudeRankingLoss(model, "qnorm", terms, scale=3.0, direction=direction, **options)
+    loss = stm.MagnitudeRankingLoss(
+        model, "qnorm", terms, scale=3.0, directions=direction, partition_mode="per_direction", **options
+    )
     columns = features(model, rows)
     embeddings = raw_embeddings(model, columns)
     queries, *documents = (x[:, :24].detach() for x in embeddings)
@@ -268,7 +274,7 @@ def test_margin_of_learned_exponents(model):
     embeddings = raw_embeddings(model, columns)
     scores = loss.similarity(*embeddings).detach()
     excluded = too_close(scores, scores.diagonal(), 0.1, "absolute")
-    assert_same(model, loss(columns), reference(embeddings, loss.similarity, 3.0, "query_to_document", excluded))
+    assert_same(model, loss(columns), reference(embeddings, loss.similarity, 3.0, ("query_to_doc",), excluded))
 
 
 # --- guide ------------------------------------------------------------------------------------------------------------
@@ -297,7 +303,9 @@ def test_equals_gist_embed_loss(model, guide, monkeypatch, margin, strategy, num
 def test_guide_of_another_kind(model, static_guide, direction, name):
     """By its own similarity function, beside same_text, for a loss that keeps the norm."""
     static_guide.similarity_fn_name = name
-    loss = stm.QNormRankingLoss(model, scale=3.0, direction=direction, guide=static_guide)
+    loss = stm.QNormRankingLoss(
+        model, scale=3.0, directions=direction, partition_mode="per_direction", guide=static_guide
+    )
     columns = features(model, TWICE)
     queries, positives, negatives = (
         static_guide.encode(list(column), convert_to_tensor=True) for column in zip(*TWICE, strict=True)
@@ -317,7 +325,7 @@ def test_guide_of_a_static_model(static_model, guide):
     scores = stm.COSINE(*(guide.encode(column, convert_to_tensor=True) for column in texts))
     excluded = too_close(scores, scores.diagonal(), 0.02, "absolute")
     found = stm.QNormRankingLoss(static_model, scale=3.0, margin=0.02, guide=guide)(columns)
-    torch.testing.assert_close(found, reference(embeddings, stm.QNORM, 3.0, "query_to_document", excluded))
+    torch.testing.assert_close(found, reference(embeddings, stm.QNORM, 3.0, ("query_to_doc",), excluded))
 
 
 def test_guide_is_frozen(model, guide):
@@ -343,7 +351,7 @@ RANKED = [
         ("ring", {"margin": 0.1, "margin_strategy": "relative"}),
         ("ring", {"margin": 0.02, "guide": "cls"}),
     )
-    for mini_batch_size, direction in ((None, "both"), (3, "query_to_document"))
+    for mini_batch_size, direction in ((None, ("query_to_doc", "doc_to_query")), (3, ("query_to_doc",)))
 ]
 
 
@@ -353,7 +361,12 @@ def ranked(folder, case, rows):
     model = load_transformer(folder).double()
     if pooling := options.get("guide"):
         options = options | {"guide": load_transformer(folder, pooling).double()}
-    options = options | {"direction": direction, "mini_batch_size": mini_batch_size, "scale": 3.0}
+    options = options | {
+        "directions": direction,
+        "partition_mode": "per_direction",
+        "mini_batch_size": mini_batch_size,
+        "scale": 3.0,
+    }
     loss = stm.QNormRankingLoss(model, **options, gather_across_devices=dist.is_initialized() and gather)
     if dist.is_initialized():
         loss.model = DistributedDataParallel(model)

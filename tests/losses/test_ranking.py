@@ -7,7 +7,11 @@ import pytest
 import torch
 from _helpers import assert_same_gradients, features, gradients
 from _tiny import formula, load_transformer, raw_embeddings, save_transformer
-from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss, MultipleNegativesRankingLoss
+from sentence_transformers.sentence_transformer.losses import (
+    CachedMultipleNegativesRankingLoss,
+    MatryoshkaLoss,
+    MultipleNegativesRankingLoss,
+)
 from sentence_transformers.util import cos_sim, dot_score
 
 import st_magnitude as stm
@@ -25,7 +29,7 @@ EXPONENTS = {
     stm.LearnableNormLoss: (0.3, 0.6),
 }
 LOSSES = list(EXPONENTS)
-DIRECTIONS = ["query_to_document", "document_to_query", "both"]
+DIRECTIONS = [("query_to_doc",), ("doc_to_query",), ("query_to_doc", "doc_to_query")]
 
 
 @pytest.fixture
@@ -66,16 +70,16 @@ def test_equals_sentence_transformers(model, num_negatives, name, scale, directi
         model, **options, directions=("query_to_doc", "doc_to_query"), partition_mode="per_direction"
     )
     expected = {
-        "query_to_document": lambda: forward(columns, None),
-        "both": lambda: symmetric(columns, None),
-        "document_to_query": lambda: 2 * symmetric(columns, None) - forward(columns, None),
+        ("query_to_doc",): lambda: forward(columns, None),
+        ("query_to_doc", "doc_to_query"): lambda: symmetric(columns, None),
+        ("doc_to_query",): lambda: 2 * symmetric(columns, None) - forward(columns, None),
     }[direction]()
     expected.backward()
     expected_gradients = gradients(model)
     model.zero_grad()
 
     loss_class = {"cosine": stm.CosineRankingLoss, "dot": stm.DotRankingLoss}[name]
-    ours = loss_class(model, scale=scale, direction=direction)(columns)
+    ours = loss_class(model, scale=scale, directions=direction, partition_mode="per_direction")(columns)
     torch.testing.assert_close(ours, expected, rtol=1e-10, atol=0)
     ours.backward()
     assert_same_gradients(gradients(model), expected_gradients)
@@ -86,7 +90,7 @@ def test_equals_sentence_transformers(model, num_negatives, name, scale, directi
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_equals_the_formula(model, loss_class, num_negatives, direction):
     columns = features(model, num_negatives=num_negatives)
-    loss = build(loss_class, model, scale=3.0, direction=direction)
+    loss = build(loss_class, model, scale=3.0, directions=direction, partition_mode="per_direction")
     value = loss(columns)
     expected, expected_gradients = reference_gradients(model, columns, EXPONENTS[loss_class], 3.0, direction=direction)
     torch.testing.assert_close(value.detach(), expected, rtol=1e-10, atol=0)
@@ -105,10 +109,28 @@ def test_terms_are_a_sum(model):
     torch.testing.assert_close(value, expected + 2 * formula(embeddings, (1, 0), 0.75))
 
 
-def test_hardness_reaches_the_kernel(model):
+GTE = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
+
+
+@pytest.mark.parametrize("directions", [GTE[:1], GTE[::2], GTE])
+@pytest.mark.parametrize("mode", ["in_batch_negatives", "hard_negatives", "all_negatives"])
+def test_directions_and_hardness_equal_sentence_transformers(model, directions, mode):
+    """Plain and cached; the texts of the batch differ, so no document is excluded."""
+    options = {"directions": directions, "hardness_mode": mode, "hardness_strength": 9.0}
     columns = features(model, num_negatives=2)
-    theirs = MultipleNegativesRankingLoss(model, hardness_mode="all_negatives", hardness_strength=9.0)
-    torch.testing.assert_close(stm.CosineRankingLoss(model, hardness=9.0)(columns), theirs(columns, None))
+    for theirs, caching in (
+        (MultipleNegativesRankingLoss(model, **options), {}),
+        (CachedMultipleNegativesRankingLoss(model, mini_batch_size=3, **options), {"mini_batch_size": 3}),
+    ):
+        values, found = [], []
+        for loss in (stm.CosineRankingLoss(model, **options, **caching), theirs):
+            model.zero_grad()
+            value = loss([dict(column) for column in columns], None)
+            value.backward()
+            values.append(value.detach())
+            found.append(gradients(model))
+        torch.testing.assert_close(*values)
+        assert_same_gradients(*found)
 
 
 def test_looks_at_raw_embeddings(model):
@@ -178,7 +200,7 @@ def test_auto_scale_needs_lengths(model, bad):
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_cached_equals_the_formula(model, loss_class, num_negatives, batching, direction):
     columns = features(model, num_negatives=num_negatives)
-    loss = build(loss_class, model, scale=3.0, direction=direction, **batching)
+    loss = build(loss_class, model, scale=3.0, directions=direction, partition_mode="per_direction", **batching)
     expected, expected_gradients = reference_gradients(model, columns, EXPONENTS[loss_class], 3.0, direction=direction)
     value = loss(columns)
     torch.testing.assert_close(value.detach(), expected, rtol=1e-10, atol=0)
@@ -330,8 +352,8 @@ def test_one_column(model):
         ({"mini_batch_size": 0}, "mini_batch_size must be"),
         ({"mini_batch_size": 3, "mini_batch_num_tokens": 0}, "mini_batch_num_tokens must be"),
         ({"mini_batch_num_tokens": 100}, "mini_batch_num_tokens .*mini_batch_size"),
-        ({"hardness": (0.1, -0.1)}, "hardness must be at least 0"),
-        ({"direction": "sideways"}, "sideways"),
+        ({"hardness_strength": -0.1}, "hardness_strength must be at least 0"),
+        ({"directions": ("query_to_doc", "sideways")}, "sideways"),
         ({"terms": ()}, "terms is empty"),
         ({"terms": [Term(33)]}, r"\[33\] dimensions, but the embeddings of this model have 32"),
         ({"similarity": "euclidean"}, "euclidean"),
@@ -375,7 +397,7 @@ def test_config_is_json(model, loss_class):
     assert config["scale"] == loss.scale
     assert isinstance(config["scale"], float)  # what "auto" came to
     assert config["regularizers"] == {"sigreg": 0.1}
-    assert (config["mini_batch_size"], config["direction"]) == (3, "query_to_document")
+    assert (config["mini_batch_size"], config["directions"]) == (3, ["query_to_doc"])
 
 
 @pytest.mark.parametrize("before", [None, "cosine", "dot"])

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from _ranks import on_ranks
 from _tiny import ROWS, formula, load_transformer, raw_embeddings
+from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from torch.nn.parallel import DistributedDataParallel
 
 import st_magnitude as stm
@@ -29,12 +30,12 @@ SCALE = 3.0
 STARTS = {"ring": (0, 6, 10, 15, 16), True: (0, 4, 8, 12, 16)}  # the ring takes batches that differ in size
 # (loss, mini_batch_size, direction)
 CASES = [
-    ("qnorm", None, "query_to_document"),
-    ("qnorm", 3, "both"),
-    ("learnable", 3, "query_to_document"),
-    ("learnable", None, "both"),
-    ("temp_agg_mrl", None, "both"),
-    ("temp_agg_mrl", 3, "document_to_query"),
+    ("qnorm", None, ("query_to_doc",)),
+    ("qnorm", 3, ("query_to_doc", "doc_to_query")),
+    ("learnable", 3, ("query_to_doc",)),
+    ("learnable", None, ("query_to_doc", "doc_to_query")),
+    ("temp_agg_mrl", None, ("query_to_doc", "doc_to_query")),
+    ("temp_agg_mrl", 3, ("doc_to_query",)),
 ]
 
 
@@ -47,7 +48,12 @@ def wrapped(folder, case, gather, dtype, **options):
     name, mini_batch_size, direction = case
     model = load_transformer(folder)
     loss = LOSSES[name](
-        model, mini_batch_size=mini_batch_size, direction=direction, gather_across_devices=gather, **options
+        model,
+        mini_batch_size=mini_batch_size,
+        directions=direction,
+        partition_mode="per_direction",
+        gather_across_devices=gather,
+        **options,
     )
     loss.to(dtype)
     loss.model = DistributedDataParallel(model, find_unused_parameters=mini_batch_size is None)
@@ -87,7 +93,7 @@ def test_ranks_are_one_process_on_the_joined_batch(model, ranks, case, gather):
     embeddings = raw_embeddings(model, features(model, ROWS[: STARTS[gather][len(ranks)]]))
     exponents = (model[-1].query_bias.sigmoid(), model[-1].document_bias.sigmoid()) if name == "learnable" else (1, 0)
     if gather is True:  # the scale is that of the joined batch, too
-        queries, *documents = embeddings[: 2 if direction == "document_to_query" else None]
+        queries, *documents = embeddings[: 2 if direction == ("doc_to_query",) else None]
         sizes = (
             x.norm(dim=1).mean().item() ** (1 - torch.as_tensor(e).item())
             for x, e in zip((queries, torch.cat(documents)), exponents, strict=True)
@@ -111,7 +117,9 @@ def ring_and_gathering(folder):
     """The gradients of both, that of a temperature among them, in float32 and under bfloat16 autocast."""
     rank, found = dist.get_rank(), []
     for bf16, gather in itertools.product((False, True), ("ring", True)):
-        _, loss = wrapped(folder, ("learnable", None, "both"), gather, torch.float32, temperature="learned")
+        _, loss = wrapped(
+            folder, ("learnable", None, ("query_to_doc", "doc_to_query")), gather, torch.float32, temperature="learned"
+        )
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
             loss(features(loss.model.module, ROWS[4 * rank : 4 * rank + 4])).backward()
         found.append(torch.cat([p.grad.flatten() for p in loss.parameters()]))
@@ -122,7 +130,7 @@ def refusals(folder):
     """The errors of batches that do not fit, with both ways to the negatives of other ranks."""
     rank, messages = dist.get_rank(), []
     for gather, columns, num_rows in (("ring", 3 - rank, 4), (True, 3, 4 - rank), ("ring", 2 - rank, 4)):
-        model, loss = wrapped(folder, ("qnorm", None, "both"), gather, torch.float32)
+        model, loss = wrapped(folder, ("qnorm", None, ("query_to_doc", "doc_to_query")), gather, torch.float32)
         with pytest.raises((ValueError, RuntimeError)) as caught:
             loss(features(model, ROWS[:num_rows])[:columns])
         messages.append(str(caught.value))
@@ -139,6 +147,33 @@ def test_float32_and_refusals(folder):
     assert "the batch of rank 0 has 4 rows and the batch of rank 1 has 3. Set dataloader_drop_last=True" in errors[1]
     assert "rank 1 was refused" in errors[2]
     assert "needs at least two text columns" in other_errors[2]
+
+
+GTE = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
+GATHERED = [
+    {"directions": directions, "hardness_mode": mode, "hardness_strength": 3.0}
+    for directions in (GTE[:1], GTE[::2], GTE)
+    for mode in ("in_batch_negatives", "hard_negatives", "all_negatives")
+]
+
+
+def gathered(folder):
+    """For each way, values and gradients of one rank by this package and by sentence-transformers."""
+    model, found = load_transformer(folder), []
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    columns = [torch.randn(5, 32, generator=generator, dtype=torch.float64).requires_grad_() for _ in range(4)]
+    for options in GATHERED:
+        for loss_class in (stm.CosineRankingLoss, MultipleNegativesRankingLoss):
+            loss = loss_class(model, gather_across_devices=True, **options)
+            value = loss.compute_loss_from_embeddings(columns, None)
+            found.append([value.detach(), *torch.autograd.grad(value, columns)])
+    return found
+
+
+def test_gathered_directions_equal_sentence_transformers(folder):
+    for found in on_ranks(2, gathered, folder):
+        for ours, theirs in zip(found[::2], found[1::2], strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-11)
 
 
 def test_one_process_needs_no_ring(model):

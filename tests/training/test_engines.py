@@ -28,7 +28,12 @@ two_processes = pytest.mark.skipif(sys.platform != "linux", reason="forks proces
 
 LOSSES = {
     "qnorm": partial(stm.QNormRankingLoss, gather_across_devices=True),
-    "ring": partial(stm.DotRankingLoss, gather_across_devices="ring", direction="both"),
+    "ring": partial(
+        stm.DotRankingLoss,
+        gather_across_devices="ring",
+        directions=("query_to_doc", "doc_to_query"),
+        partition_mode="per_direction",
+    ),
     "cached": partial(
         stm.TempAggMRLLoss,
         dims=[8, 32],

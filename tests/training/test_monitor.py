@@ -212,7 +212,7 @@ def test_the_loss_is_needed(model, tmp_path):
 
 def test_a_loss_that_leaves_columns_out(model, tmp_path):
     monitor = stm.NormMonitor(every=1)
-    loss = stm.QNormRankingLoss(model, direction="document_to_query")
+    loss = stm.QNormRankingLoss(model, directions=("doc_to_query",))
     train(model, loss, tmp_path, monitor, num_negatives=1, per_device_train_batch_size=6)
     assert "document_norm_mean" in monitor.rows[0]
     assert "negative_1_norm_mean" not in monitor.rows[0]
