@@ -34,6 +34,7 @@ from st_magnitude._config import list_differences
 from st_magnitude._files import whole_file
 from st_magnitude.data.encoder import Encoder, schema_of, table_of
 from st_magnitude.data.texts import documents_of, read_through, shards_of
+from st_magnitude.training.trainer import Stopped
 
 __all__ = ["encode_corpus", "load_embeddings"]
 
@@ -90,7 +91,7 @@ def encode_corpus(
             is read, or an embedding is not finite in the dtype.
         FileExistsError: If the output holds something else, or another model, corpus or setting, which the message
             names.
-        KeyboardInterrupt: At Ctrl-C, and in the main thread at SIGTERM; the message says what has been encoded.
+        KeyboardInterrupt: At Ctrl-C and, in the main thread, at SIGTERM; the message says what has been encoded.
         OSError: If the output cannot be written, or a device fails.
 
     Example:
@@ -162,32 +163,26 @@ def _encode_shard(
 
 @contextmanager
 def _reporting_progress(output: Path, record: dict[str, Any]) -> Iterator[None]:
-    """Adds the number of finished shards to an interruption, to SIGTERM, and to the error of a disk or a device."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        error = KeyboardInterrupt()
-        error.signal = signal.Signals(number)  # type: ignore[attr-defined]
-        raise error
+    """Adds the number of finished shards to Ctrl-C, to SIGTERM, and to the error of a disk or a device."""
 
     def there() -> str:
         total = -(-record["documents"] // record["shard_size"])
         whole = sum(_is_whole(output, shard, record) for shard in range(total))
         return f"{whole} of {total} shards in {output}: run the same again to go on."
 
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise Stopped(number, f"with {there()}")
+
     in_main_thread = threading.current_thread() is threading.main_thread()  # it alone may handle signals
-    before = signal.signal(signal.SIGTERM, interrupt) if in_main_thread else None
+    numbers = (signal.SIGINT, signal.SIGTERM) if in_main_thread else ()
+    before = {number: signal.signal(number, interrupt) for number in numbers}
     try:
         yield
-    except KeyboardInterrupt as interruption:
-        number = getattr(interruption, "signal", signal.SIGINT)
-        stopped = KeyboardInterrupt(f"Stopped by {number.name} with {there()}")
-        stopped.signal = number  # type: ignore[attr-defined]
-        raise stopped from None
     except (OSError, RuntimeError) as error:
         raise OSError(f"{str(error).rstrip('.')}. There are {there()}") from error
     finally:
-        if in_main_thread:
-            signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def load_embeddings(output: str | Path) -> Dataset:
