@@ -234,7 +234,8 @@ def baselines(name: str) -> Figures:
         tokens = bm25s.tokenize([texts.corpus[d] for d in ids], stopwords="en", show_progress=False, return_ids=False)
         index.index(tokens, show_progress=False)
         asked = bm25s.tokenize(list(texts.queries.values()), stopwords="en", show_progress=False, return_ids=False)
-        scores = torch.tensor(np.stack([index.get_scores(query) for query in asked]))
+        nothing = np.zeros(len(ids), dtype=np.float32)  # for a query of stop words alone
+        scores = torch.tensor(np.stack([index.get_scores(query) if query else nothing for query in asked]))
         return scores, texts, ids, log_p
 
     found: Figures = {"data": data.fingerprint, "scorings": {}}
