@@ -471,10 +471,10 @@ def regression(
                     optimizer.step()
                 sides = ([side[i] for i in test] for side in (a, b))
                 metrics = stm.ScoredPairsEvaluator(*sides, scores[test].tolist(), name, write_csv=False)(model)
-                runs.append({"scale": float(loss.scale), **metrics, **also(model)})
+                runs.append({**metrics, **also(model)})
             found[f"{name} {scale}"] = runs
             mean = {key: np.mean([run[key] for run in runs]) for key in runs[0]}
-            shown = f"auto, {mean['scale']:.3g}" if scale == "auto" else f"{scale:g}"
+            shown = "auto" if scale == "auto" else f"{scale:g}"
             spread = margin([run["matched_spearman"] for run in runs])
             print(
                 f"| {name} | {shown} | {100 * mean['matched_spearman']:.1f} ± {100 * spread:.1f} | "

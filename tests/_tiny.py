@@ -128,6 +128,12 @@ def formula(
     return {("query_to_doc",): forward, ("doc_to_query",): backward}.get(direction, (forward + backward) / 2)
 
 
+def auto_scale(embeddings: list[torch.Tensor], exponents: tuple, dim: int | None = None, unit: float = 20):
+    """``unit`` over the mean norms that the exponents leave in."""
+    queries, *documents = (x[:, :dim].norm(dim=1) for x in embeddings)
+    return unit / (queries.mean() ** (1 - exponents[0]) * torch.cat(documents).mean() ** (1 - exponents[1]))
+
+
 _SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
 _NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 _DECODER = _SMALL | {"num_key_value_heads": 1, "head_dim": 16, "bos_token_id": None, "eos_token_id": None}

@@ -72,7 +72,7 @@ LOSSES = {
     "margin": (stm.QNormRankingLoss, {"margin": -0.1, "margin_strategy": "relative"}),
     "guide": (stm.QNormRankingLoss, {"guide": True}),
     "prior": (stm.DNormRankingLoss, {"prior": True}),
-    "hardness": (stm.DotRankingLoss, {"hardness": 0.1}),
+    "hardness": (stm.DotRankingLoss, WEIGHTED),
     "learned": (stm.DotRankingLoss, {"temperature": "learned", "prior": True}),
     "learnable": (stm.LearnableNormLoss, {"prior": True}),
     "temp_agg": (stm.TempAggLoss, {"similarity": "qnorm"}),

@@ -247,7 +247,7 @@ def make_trainer(
 def save_trained(trainer: SentenceTransformerTrainer, output: Path, figures: dict[str, Any]) -> None:
     """Writes the model with its card, and ``training.json`` with the loss, the log and the given figures."""
     card: Any = trainer.model.model_card_data
-    loss: Any = trainer.loss  # which the card describes again, because its scale is a number after training
+    loss: Any = trainer.loss  # which the card describes again, with the temperatures and exponents that it learned
     card.train_datasets = card.extract_dataset_metadata(trainer.train_dataset, card.train_datasets, loss, "train")
     record = {"loss": type(loss).__name__, **loss.get_config_dict(), "processes": trainer.args.world_size}
     record |= {**figures, "log": trainer.state.log_history}

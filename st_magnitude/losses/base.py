@@ -1,4 +1,4 @@
-"""The base of all losses: checks of the model, the automatic scale, and learned temperatures."""
+"""The base of all losses: checks of the model and of a batch, the scale, and learned temperatures."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ import torch
 import torch.distributed as dist
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses.matryoshka import CachedLossDecorator, ForwardDecorator
+from sentence_transformers.util import all_gather_with_grad
 from torch import Tensor, nn
 
 from st_magnitude._checks import positive
 from st_magnitude.kernel.ring import num_ranks
 from st_magnitude.kernel.terms import LearnedTemperature, Term
 from st_magnitude.modules import ExponentNorm
-from st_magnitude.similarity import DNORM, DOT, QNORM, Similarity
+from st_magnitude.similarity import DNORM, DOT, QNORM, Similarity, at_least_float32
 from st_magnitude.surgery.normalize import set_similarity_function
 from st_magnitude.surgery.raw import normalizes_output, refuse_other_models, unwrapped
 from st_magnitude.training.state import Remembering
@@ -44,21 +45,21 @@ def exponent_norm(model: nn.Module) -> ExponentNorm | None:
     return next((module for module in model.modules() if isinstance(module, ExponentNorm)), None)
 
 
-class EmbeddingLoss(Remembering):
-    """A loss of raw embeddings under a similarity, with a scale that may be measured on the first batch of the run.
+class EmbeddingLoss(nn.Module):
+    """A loss of raw embeddings under a similarity: logits = s / (temperature · size).
 
-    With a scale of ``"auto"`` it is
+    With ``scale="auto"`` the size is
 
-        unit / (mean|q|^(1 - gamma_query) · mean|d|^(1 - gamma_document))
+        mean|q|^(1 - gamma_query) · mean|d|^(1 - gamma_document)
 
-    with the means over the first batch of all ranks. The number then stays in ``scale``, is part of the loss's
-    ``state_dict``, and survives the resume of a Trainer after ``stm.attach(trainer)``.
+    with the means over the batch at hand, which are not constants: their gradient reaches the embeddings. So a loss
+    keeps no state, and norms that grow are no falling temperature. The size is 1 for cosine.
 
     Args:
         model: The model to train.
         similarity: A Similarity or its name.
         scale: Factor of the scores, or ``"auto"``.
-        unit: The automatic scale for vectors of norm 1.
+        unit: The scale for vectors of norm 1.
 
     Raises:
         TypeError: If the model is a CrossEncoder or a MultiVectorEncoder.
@@ -88,14 +89,9 @@ class EmbeddingLoss(Remembering):
                 f"Normalize, so every embedding has norm 1. Call stm.prepare(model, {argument}) before you build the "
                 "loss."
             )
-        self._unit = unit
-        self.auto_scale: float | None = None
         self.scale: float | Literal["auto"] = unit if scale == "auto" and not keeps_magnitude else scale
-        self._has_begun = self._is_resumed = False
+        self._has_begun = False
         self._watch = FiniteWatch(self.name)
-        # The model of a test or of a loop of your own may be a function.
-        is_module = isinstance(model, nn.Module)
-        self._hook = model.register_load_state_dict_post_hook(self._note_loading) if is_module else None
 
     @property
     def similarity(self) -> Similarity:
@@ -121,8 +117,6 @@ class EmbeddingLoss(Remembering):
     def begin(self) -> None:
         """Checks on the first training batch of a run."""
         self._warn_if_contradicted()
-        if self._hook is not None:
-            self._hook.remove()
 
     def _warn_if_contradicted(self) -> None:
         """Warns if the saved model will score in another way than the loss trains it to.
@@ -164,57 +158,35 @@ class EmbeddingLoss(Remembering):
         if len(set(sizes)) > 1:
             raise ValueError(f"The columns of a batch must have equally many texts, but have {tuple(sizes)}.")
 
-    # --- scale="auto" -----------------------------------------------------------------------------------------------
+    def by_mean_norms(
+        self,
+        queries: Tensor,
+        documents: list[Tensor],
+        similarity: Similarity,
+        dim: int | None = None,
+        across_devices: bool = False,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Queries (B, D) and columns of documents (B, D), which the similarity divides by the size of the batch.
 
-    def find_scale(self, queries: Tensor, documents: list[Tensor]) -> None:
-        """Replaces ``"auto"`` by a number: (B, D), columns (B, D) each.
-
-        Raises:
-            ValueError: If weights were loaded after the loss was built, so this is not the first batch of the run; if
-                the mean norms are zero or not finite.
+        Dividing x by mean|x| divides s by mean|x|^(1 - gamma), for learned exponents too. The norms are those of the
+        first ``dim`` coordinates.
         """
         if self.scale != "auto":
-            return
-        self.refuse_resumed(
-            f"{self.name} with scale='auto' measures the scale on the first batch of a run",
-            "the scale in the checkpoints, or pass the number that the first run logged, scale=...",
-        )
-        norms = [torch.linalg.vector_norm(x.detach().float(), dim=-1) for x in (queries, torch.cat(documents))]
-        sums = torch.stack([x for n in norms for x in (n.sum(), n.new_tensor(float(len(n))))])  # (4,)
-        if num_ranks() > 1:
-            dist.all_reduce(sums)
-        query, num_queries, document, num_documents = sums.tolist()
-        gamma_query, gamma_document = self.similarity.exponents
-        size = (query / num_queries) ** (1 - gamma_query) * (document / num_documents) ** (1 - gamma_document)
-        if not 0 < size < math.inf:
-            raise ValueError(
-                f"scale='auto' needs positive, finite norms, but the mean norm of the queries is {query / num_queries} "
-                f"and the mean norm of the documents is {document / num_documents}. Check the model, or pass a number."
-            )
-        self.scale = self.auto_scale = self._unit / size
-        logger.info("scale='auto' is %r for %s.", self.scale, self.similarity)
+            return queries, documents
+        (queries,) = _by_mean_norm([queries], similarity.gamma_query, dim, across_devices)
+        return queries, _by_mean_norm(documents, similarity.gamma_document, dim, across_devices)
 
-    def get_extra_state(self) -> dict[str, Any]:
-        return {"auto_scale": self.auto_scale}
 
-    def set_extra_state(self, state: dict[str, Any]) -> None:
-        if self.scale == "auto" and state["auto_scale"] is not None:
-            self.scale = self.auto_scale = state["auto_scale"]
-
-    # --- a run that resumes -----------------------------------------------------------------------------------------
-
-    def _note_loading(self, _model: nn.Module, _incompatible_keys: Any) -> None:
-        """Notes that weights were loaded after the loss was built: the sign of a run that resumes."""
-        self._is_resumed = True
-
-    def refuse_resumed(self, what: str, kept: str) -> None:
-        """Refuses the first batch of a run that resumes without what the loss has found before."""
-        if self._is_resumed:
-            raise ValueError(
-                f"{what}, but weights were loaded into the model after the loss was built. If the run resumes, call "
-                "stm.attach(trainer) before train() in the first run and in the resumed one, which keeps "
-                f"{kept}. If this is a new run, load the weights before you build the loss."
-            )
+def _by_mean_norm(columns: list[Tensor], gamma: float | Tensor, dim: int | None, across_devices: bool) -> list[Tensor]:
+    if not isinstance(gamma, Tensor) and gamma == 1:
+        return columns  # the similarity removes the norm
+    columns = [at_least_float32(x) for x in columns]
+    norms = torch.cat([torch.linalg.vector_norm(x[:, :dim], dim=1) for x in columns])
+    total = torch.stack([norms.sum(), torch.full_like(norms[0], len(norms))])  # (2,)
+    if across_devices and num_ranks() > 1:
+        total = all_gather_with_grad(total[None]).sum(dim=0)
+    mean = (total[0] / total[1]).clamp(min=torch.finfo(total.dtype).tiny)
+    return [x / mean for x in columns]
 
 
 class FiniteWatch:
@@ -288,7 +260,34 @@ class Temperatures(Remembering):
         self._members = [i for i, term in enumerate(terms) if isinstance(term.temperature, LearnedTemperature)]
         initial = [float(terms[i].temperature) for i in self._members]
         self.bias = nn.Parameter(torch.tensor(initial, device=getattr(model, "device", None)).log())  # (L,)
-        self.is_restored = False
+        self.is_restored = self._is_resumed = False
+        # The model of a test or of a loop of your own may be a function.
+        is_module = isinstance(model, nn.Module)
+        self._hook = model.register_load_state_dict_post_hook(self._note_loading) if is_module else None
+
+    def _note_loading(self, _model: nn.Module, _incompatible_keys: Any) -> None:
+        """Notes that weights were loaded after the loss was built: the sign of a run that resumes."""
+        self._is_resumed = True
+
+    def begin(self, who: str) -> None:
+        """Refuses a run that resumes without its temperatures, and warns about processes that learn one each."""
+        if self._hook is not None:
+            self._hook.remove()
+        if self._is_resumed and not self.is_restored:
+            raise ValueError(
+                "A learned temperature starts anew on the first batch of a run, but weights were loaded into the model "
+                "after the loss was built. If the run resumes, call stm.attach(trainer) before train() in the first "
+                "run and in the resumed one, which keeps the temperature in the checkpoints. If this is a new run, "
+                "load the weights before you build the loss."
+            )
+        if num_ranks() > 1 and not self.is_attached:
+            logger.warning(
+                "The temperature of %s is learned on %d processes, which would each learn their own. Call "
+                "stm.attach(trainer) before train(); in a loop of your own call loss.temperatures.before_step() "
+                "before each step of the optimizer.",
+                who,
+                num_ranks(),
+            )
 
     def forward(self) -> Tensor:
         self.bias.data.clamp_(min=math.log(LearnedTemperature.MINIMUM))  # after a step of the optimizer, as CLIP does

@@ -85,11 +85,11 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         temperature: Temperature of a loss of one term. ``"learned"``: all temperatures are learned, starting where
             the terms have them. A :class:`~st_magnitude.kernel.terms.LearnedTemperature` in a term does that for this
             term alone. A learned temperature is relative to the scale, as any other. None: the terms as they are.
-        scale: Factor of the scores in a term of temperature 0.05; other temperatures change it in proportion. 20 takes
-            the temperatures as they are. ``"auto"`` divides 20 by the mean norms that the similarity leaves in,
-            20 / (mean|q|^(1 - gamma_query) · mean|d|^(1 - gamma_document)), at the longest prefix, on the first batch
-            of all ranks. The number stays in ``loss.scale``, also when the run resumes; see
-            :func:`st_magnitude.attach`.
+        scale: ``"auto"`` divides the scores by the mean norms that the similarity leaves in,
+            mean|q|^(1 - gamma_query) · mean|d|^(1 - gamma_document), over the batch at hand (of all devices, if they
+            are gathered) and at the longest prefix, so that temperatures mean what they mean for cosine. A number is
+            the paper's fixed factor of the scores in a term of temperature 0.05; other temperatures change it in
+            proportion, and 20 takes them as they are.
         regularizers: Functions of the embeddings (n, D) of all columns that return a scalar, or pairs of one and its
             weight. With any of them the loss is a dict of named terms, which the Trainer sums and logs. A regularizer
             with a method ``of_columns`` gets the list of columns, (B, D) each, through that method.
@@ -251,14 +251,16 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         queries, *documents = embeddings  # (B, D) each
         similarity, terms = self._at(learned)
         longest = max(term.dim or queries.shape[1] for term in terms)
-        self.find_scale(queries[:, :longest], [d[:, :longest] for d in documents])
-        terms = [replace(term, temperature=term.temperature * (SCALE / float(self.scale))) for term in terms]
+        gather = bool(self.gather_across_devices)
+        queries, documents = self.by_mean_norms(queries, documents, similarity, longest, gather)
+        if self.scale != "auto":
+            terms = [replace(term, temperature=term.temperature * (SCALE / self.scale)) for term in terms]
         texts = labels if isinstance(labels, Texts) else Texts()
         loss = self._infonce(queries, documents, terms, similarity, texts)
         return {"infonce": loss, **self.regularizers(embeddings)}
 
     def _infonce(
-        self, queries: Tensor, documents: list[Tensor], terms: list[Term], similarity: Similarity, texts: Texts
+        self, queries: Tensor, documents: list[Tensor], terms: Sequence[Term], similarity: Similarity, texts: Texts
     ) -> Tensor:
         """InfoNCE of the queries of this rank, against its own documents or the documents of all ranks."""
         arguments = terms, similarity, self.directions
@@ -341,20 +343,8 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
     def begin(self) -> None:
         super().begin()
         self.check_engine(engine_of(self.model))
-        if self.temperatures is not None and not self.temperatures.is_restored:
-            self.refuse_resumed(
-                "A learned temperature starts anew on the first batch of a run",
-                "the temperature in the checkpoints. A run without it continues as a new run from the checkpoint's "
-                "model",
-            )
-        if self.temperatures is not None and num_ranks() > 1 and not self.temperatures.is_attached:
-            logger.warning(
-                "The temperature of %s is learned on %d processes, which would each learn their own. Call "
-                "stm.attach(trainer) before train(); in a loop of your own call loss.temperatures.before_step() "
-                "before each step of the optimizer.",
-                self.name,
-                num_ranks(),
-            )
+        if self.temperatures is not None:
+            self.temperatures.begin(self.name)
 
     def _check_inputs(self, sentence_features: list[dict[str, Tensor]], labels: Tensor | None) -> tuple[int, int]:
         """The number of columns and rows of a batch that the loss takes."""

@@ -35,9 +35,9 @@ class SimilarityMSELoss(EmbeddingLoss):
             ranks as the similarity does; no stock function gives the scores of a one-sided similarity.
         similarity: A Similarity or its name.
         scale: The factor lambda. ``"auto"`` is one over the mean norms that the similarity leaves in,
-            1 / (mean|a|^(1 - gamma_query) · mean|b|^(1 - gamma_document)), on the first batch, as in
-            :class:`~st_magnitude.MagnitudeRankingLoss`; 1 for cosine. The paper's 0.01 is meant for dot products of
-            100 to 1,000: with norms of about 2.5 (docs/research/norms.md) dot loses 12 points at 0.01.
+            1 / (mean|a|^(1 - gamma_query) · mean|b|^(1 - gamma_document)), of the batch at hand; 1 for cosine. The
+            paper's 0.01 is meant for dot products of 100 to 1,000: with norms of about 2.5 (docs/research/norms.md) dot
+            loses 12 points at 0.01.
 
     Raises:
         ValueError: If the similarity keeps magnitude but the model ends in ``Normalize`` or sentence-transformers'
@@ -92,8 +92,10 @@ class SimilarityMSELoss(EmbeddingLoss):
                 largest,
             )
         self.watch(embeddings)
-        self.find_scale(a, [b])
-        predicted = float(self.scale) * self.similarity.pairwise(a, b)  # (B,)
+        a, (b,) = self.by_mean_norms(a, [b], self.similarity)
+        predicted = self.similarity.pairwise(a, b)  # (B,)
+        if self.scale != "auto":
+            predicted = self.scale * predicted
         return mse_loss(predicted, labels.to(predicted.dtype).view(-1))
 
     def get_config_dict(self) -> dict[str, Any]:

@@ -22,8 +22,7 @@ class Remembering(nn.Module):
 
     A subclass returns them from ``get_extra_state`` and takes them back in ``set_extra_state``, as a dict of numbers.
     They are therefore part of the module's ``state_dict``, and :func:`attach` puts them into the checkpoints of a
-    Trainer, which saves the model but not the loss. A number called ``auto_...`` goes to the Trainer's log once, and
-    the numbers of ``get_log`` go to every line of it.
+    Trainer, which saves the model but not the loss. The numbers of ``get_log`` go to every line of the Trainer's log.
     """
 
     is_attached = False  # whether a Trainer calls `before_step`
@@ -42,12 +41,11 @@ class Remembering(nn.Module):
 
 
 def attach(trainer: AnyTrainer) -> AnyTrainer:
-    """Lets a Trainer log, checkpoint and resume what the losses of this package find out during a run.
+    """Lets a Trainer log, checkpoint and resume the learned temperatures of losses.
 
     sentence-transformers' Trainer saves the model and the optimizer, but not the loss. After this call its checkpoints
-    also contain the automatic scale and the learned temperatures of a loss, and a resumed run finds them again. On
-    several processes learned temperatures take the same steps everywhere. The log shows the automatic scale as
-    ``auto_scale`` and a learned temperature as ``temperature``
+    also contain the learned temperatures of a loss, and a resumed run finds them again. On several processes they take
+    the same steps everywhere. The log shows a learned temperature as ``temperature``
     (:class:`~st_magnitude.kernel.terms.LearnedTemperature`). These figures and the figures of a NormMonitor reach
     Weights & Biases, TensorBoard and others.
 
@@ -66,9 +64,8 @@ def attach(trainer: AnyTrainer) -> AnyTrainer:
             trainer = SentenceTransformerTrainer(model, args, train_dataset=data, loss=stm.QNormRankingLoss(model))
             stm.attach(trainer).train(resume_from_checkpoint=True)
 
-    ``st-magnitude train`` calls it. A loss also trains without it, in a Trainer, in ``fit`` and in a loop of your own:
-    but when such a run resumes, a loss with ``scale="auto"`` or a learned temperature refuses the first batch, because
-    it is not the first batch of the run.
+    ``st-magnitude train`` calls it. Without it a loss trains too, in a Trainer, in ``fit`` and in a loop of your own;
+    but a run that resumes with a learned temperature is refused on its first batch.
     """
     if not any(isinstance(callback, _LossState) for callback in trainer.callback_handler.callbacks):
         state = _LossState(trainer)
@@ -120,12 +117,7 @@ class _LossState(TrainerCallback):
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         saved: Any = state.stateful_callbacks
-        before = saved.get(KEY, {})
         saved[KEY] = {path: module.get_extra_state() for path, (_name, module) in self._modules().items()}
-        for path, (name, _module) in self._modules().items():
-            for key, value in saved[KEY][path].items():
-                if key.startswith("auto_") and value is not None and before.get(path, {}).get(key) is None:
-                    self.trainer.log({_key(key, name): value})
 
     def on_log(
         self,

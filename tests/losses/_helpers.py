@@ -54,7 +54,7 @@ def train(model, loss, output, num_negatives=0, data=None, eval_data=None, resum
     return trainer
 
 
-def logged(trainer, key="auto_scale"):
+def logged(trainer, key="temperature"):
     """The values of a key in the log."""
     return [entry[key] for entry in trainer.state.log_history if key in entry]
 

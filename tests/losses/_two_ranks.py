@@ -51,7 +51,7 @@ def train(folder: str, output: Path, mini_batch_size: int | None, gather: bool |
     stm.attach(SentenceTransformerTrainer(model, args, data, loss=loss)).train()
     assert isinstance(loss.model, DistributedDataParallel)
     parameters = {name: p.detach() for name, p in model.named_parameters()}
-    return {"scale": loss.scale, "parameters": parameters, "biases": loss.temperatures.bias.detach()}
+    return {"parameters": parameters, "biases": loss.temperatures.bias.detach()}
 
 
 def learn_temperature(folder: str, mini_batch_size: int | None) -> torch.Tensor:

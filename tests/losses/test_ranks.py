@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import sys
 from contextlib import nullcontext
 from functools import partial
@@ -12,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from _ranks import on_ranks
-from _tiny import ROWS, formula, load_transformer, raw_embeddings
+from _tiny import ROWS, auto_scale, formula, load_transformer, raw_embeddings
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from torch.nn.parallel import DistributedDataParallel
 
@@ -26,7 +25,6 @@ LOSSES = {
     "learnable": stm.LearnableNormLoss,
     "temp_agg_mrl": partial(stm.TempAggMRLLoss, similarity="qnorm"),
 }
-SCALE = 3.0
 STARTS = {"ring": (0, 6, 10, 15, 16), True: (0, 4, 8, 12, 16)}  # the ring takes batches that differ in size
 # (loss, mini_batch_size, direction)
 CASES = [
@@ -62,7 +60,7 @@ def wrapped(folder, case, gather, dtype, **options):
 
 def one_batch(folder, case, gather):
     """Loss and gradient of one batch, and the gradient after a second backward pass: accumulation."""
-    model, loss = wrapped(folder, case, gather, torch.float64, scale=SCALE if gather == "ring" else "auto")
+    model, loss = wrapped(folder, case, gather, torch.float64)
     rows = ROWS[STARTS[gather][dist.get_rank()] : STARTS[gather][dist.get_rank() + 1]]
     gradients = []
     for micro_batches in (1, 2):
@@ -72,7 +70,7 @@ def one_batch(folder, case, gather):
                 value = loss(features(model, rows))
                 value.backward()
         gradients.append({name: p.grad.clone() for name, p in model.named_parameters()})
-    return loss.scale, value.item(), *gradients
+    return value.item(), *gradients
 
 
 @pytest.fixture(scope="module", params=[3, pytest.param(4, marks=pytest.mark.slow)])
@@ -89,19 +87,13 @@ def test_ranks_are_one_process_on_the_joined_batch(model, ranks, case, gather):
     if name == "learnable":
         model.append(ExponentNorm(0.5, 0.5, learnable=True))
     model.double()
-    scales, values, gradients, accumulated = zip(*(rank[case, gather] for rank in ranks), strict=True)
+    values, gradients, accumulated = zip(*(rank[case, gather] for rank in ranks), strict=True)
     embeddings = raw_embeddings(model, features(model, ROWS[: STARTS[gather][len(ranks)]]))
     exponents = (model[-1].query_bias.sigmoid(), model[-1].document_bias.sigmoid()) if name == "learnable" else (1, 0)
-    if gather is True:  # the scale is that of the joined batch, too
-        queries, *documents = embeddings[: 2 if direction == ("doc_to_query",) else None]
-        sizes = (
-            x.norm(dim=1).mean().item() ** (1 - torch.as_tensor(e).item())
-            for x, e in zip((queries, torch.cat(documents)), exponents, strict=True)
-        )
-        assert scales[0] == pytest.approx(20 / math.prod(sizes), rel=1e-6)
-    assert len(set(scales)) == 1
+    columns = embeddings[: 2 if direction == ("doc_to_query",) else None]
+    scale = auto_scale(columns, exponents)  # of the joined batch
     parts = itertools.product((8, 16, 32), (0.03, 0.06, 0.1)) if name == "temp_agg_mrl" else [(32, 0.05)]
-    expected = sum(formula(embeddings, exponents, scales[0] * 0.05 / tau, direction, dim) for dim, tau in parts)
+    expected = sum(formula(embeddings, exponents, scale * 0.05 / tau, direction, dim) for dim, tau in parts)
     expected.backward()
     assert len(set(values)) == len(values)
     assert sum(values) / len(values) == pytest.approx(expected.item(), rel=1e-10)

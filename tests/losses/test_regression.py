@@ -4,8 +4,8 @@ import json
 
 import pytest
 import torch
-from _helpers import logged, train
-from _tiny import ROWS, load_transformer
+from _helpers import train
+from _tiny import ROWS, auto_scale
 from datasets import Dataset
 from sentence_transformers.base.modules import Normalize
 from sentence_transformers.sentence_transformer.losses import CosineSimilarityLoss, MatryoshkaLoss
@@ -65,17 +65,22 @@ def test_cosine_is_the_stock_loss(model):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_calibrated_scale(model, name):
-    """One over the mean norms that remain, of the first batch; then fixed."""
-    a, b = embeddings()
-    loss = stm.SimilarityMSELoss(model, name)
-    query, document = NAMES[name]
-    means = [x.detach().norm(dim=1).mean().item() for x in (a, b)]
-    expected = 1 / (means[0] ** (1 - query) * means[1] ** (1 - document))
-    loss.compute_loss_from_embeddings([a, b], torch.zeros(7))
-    assert loss.scale == pytest.approx(expected, rel=1e-6)
-    loss.compute_loss_from_embeddings([10 * a, b], torch.zeros(7))
-    assert loss.scale == pytest.approx(expected, rel=1e-6)
-    assert loss.get_config_dict() == {"similarity": {"query": query, "document": document}, "scale": loss.scale}
+    """lambda is one over the mean norms that remain, of each batch, with their gradient."""
+    loss, exponents = stm.SimilarityMSELoss(model, name), NAMES[name]
+    for factor in (1, 10):
+        a, b = embeddings()
+        columns = [factor * a, b]
+        value = loss.compute_loss_from_embeddings(columns, torch.zeros(7))
+        similarity = stm.Similarity.named(name).pairwise(*columns)
+        expected = (auto_scale(columns, exponents, unit=1) * similarity).square().mean()
+        torch.testing.assert_close(value, expected)
+        torch.testing.assert_close(
+            torch.autograd.grad(value, [a, b], retain_graph=True), torch.autograd.grad(expected, [a, b])
+        )
+    query, document = exponents
+    scale = loss.get_config_dict()["scale"]
+    assert loss.get_config_dict()["similarity"] == {"query": query, "document": document}
+    assert scale == (1.0 if name == "cosine" else "auto")
     json.dumps(loss.get_config_dict())
 
 
@@ -98,17 +103,6 @@ def test_it_learns(model, tmp_path, name):
     ]
     assert sum(history[-5:]) < 0.5 * sum(history[:5])
     assert model.similarity_fn_name == ("cosine" if name in ("cosine", "dnorm") else "dot")
-
-
-def test_scale_is_logged_and_resumed(folder, tmp_path):
-    model = load_transformer(folder)
-    loss = stm.SimilarityMSELoss(model, "dot")
-    options = {"save_strategy": "steps", "save_steps": 3}
-    history = logged(train(model, loss, tmp_path, data=DATA, max_steps=6, **options))
-    assert history == [loss.scale]
-    again = stm.SimilarityMSELoss(load_transformer(folder), "dot")
-    train(again.model, again, tmp_path, data=DATA, max_steps=8, resume=str(tmp_path / "checkpoint-6"))
-    assert again.scale == loss.scale
 
 
 # --- what it says -----------------------------------------------------------------------------------------------------
@@ -140,8 +134,6 @@ def test_refusals(model):
         loss.compute_loss_from_embeddings(embeddings(), None)
     with pytest.raises(ValueError, match="7 pairs; got 3"):
         loss.compute_loss_from_embeddings(embeddings(), torch.zeros(3))
-    with pytest.raises(ValueError, match="mean norm of the queries"):
-        loss.compute_loss_from_embeddings([torch.zeros(2, 3)] * 2, torch.zeros(2))
     matryoshka = MatryoshkaLoss(model, stm.SimilarityMSELoss(model, scale=1.0), [32, 16])
     with pytest.raises(ValueError, match="MatryoshkaLoss normalises"):
         matryoshka([dict(model.preprocess(PAIRS["sentence1"])) for _ in range(2)], torch.tensor(PAIRS["score"]))

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 from _helpers import logged, on_two_processes, train
-from _tiny import ROWS, columns, formula, load_transformer, raw_embeddings
+from _tiny import ROWS, auto_scale, columns, formula, load_transformer, raw_embeddings
 from _two_ranks import NUM_ROWS
 from datasets import Dataset, DatasetDict
 from sentence_transformers import (
@@ -31,12 +31,12 @@ MAIN = [stm.QNormRankingLoss, stm.LearnableNormLoss]
 BATCHING = pytest.mark.parametrize("mini_batch_size", [None, 3], ids=["plain", "cached"])
 
 
-def measure(model, num_negatives, exponents, scale, dim=None):
+def measure(model, num_negatives, exponents):
     """The loss by its definition, over all rows at once."""
     texts = [list(column) for column in zip(*(row[: 2 + num_negatives] for row in ROWS), strict=True)]
     with torch.no_grad():
         embeddings = raw_embeddings(model.eval(), [model.preprocess(column) for column in texts])
-        return formula(embeddings, exponents, scale, dim=dim).item()
+        return formula(embeddings, exponents, auto_scale(embeddings, exponents)).item()
 
 
 # --- one step ---------------------------------------------------------------------------------------------------------
@@ -99,63 +99,33 @@ def test_resume(folder, tmp_path, loss_class, mini_batch_size):
     }
     straight = load_transformer(folder)
     loss = loss_class(straight, mini_batch_size=mini_batch_size)
-    trainer = train(straight, loss, tmp_path, **options)
-    assert logged(trainer) == [loss.scale]
-    assert loss.get_config_dict()["scale"] == loss.scale
+    train(straight, loss, tmp_path, **options)
 
     resumed = load_transformer(folder)
     again = loss_class(resumed, mini_batch_size=mini_batch_size)
-    trainer = train(resumed, again, tmp_path / "again", resume=str(tmp_path / "checkpoint-3"), **options)
-    assert again.scale == loss.scale
-    assert logged(trainer) == [loss.scale]
+    train(resumed, again, tmp_path / "again", resume=str(tmp_path / "checkpoint-3"), **options)
     for name, value in straight.state_dict().items():
         torch.testing.assert_close(resumed.state_dict()[name], value, rtol=0, atol=1e-6)
     if loss_class is stm.LearnableNormLoss:
         assert abs(straight[-1].gamma_query - 0.5) > 1e-3
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("first_attached", [True, False])
-def test_a_resume_that_would_measure_again_is_refused(folder, tmp_path, first_attached):
-    """A number that differs from the first run's is worse than an error, which names both ways out."""
-    options = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "learning_rate": 0.01}
+def test_attach_is_idempotent(folder, tmp_path):
     model = load_transformer(folder)
-    loss = stm.QNormRankingLoss(model)
-    train(model, loss, tmp_path, attach=first_attached, **options)
-    options["resume"] = str(tmp_path / "checkpoint-2")
-    for attach in (False,) if first_attached else (False, True):
-        model = load_transformer(folder)
-        with pytest.raises(ValueError, match=r"stm\.attach\(trainer\).* or pass the number .* scale="):
-            train(model, stm.QNormRankingLoss(model), tmp_path / "again", attach=attach, **options)
-    model = load_transformer(folder)
-    again = stm.QNormRankingLoss(model, scale=loss.scale)
-    train(model, again, tmp_path / "again", attach=False, **options)
-    assert again.scale == loss.scale
-    assert not model._load_state_dict_post_hooks
-
-
-def test_attach_is_idempotent_and_keeps_a_given_scale(folder, tmp_path):
-    options = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
-    model = load_transformer(folder)
-    trainer = train(model, stm.DotRankingLoss(model, scale=3.0), tmp_path, **options)
+    trainer = train(model, stm.DotRankingLoss(model), tmp_path, max_steps=2)
     callbacks = list(trainer.callback_handler.callbacks)
     assert stm.attach(stm.attach(trainer)) is trainer
     assert trainer.callback_handler.callbacks == callbacks
-    assert logged(trainer) == []
-    model = load_transformer(folder)
-    loss = stm.DotRankingLoss(model, scale=4.0)
-    train(model, loss, tmp_path / "again", resume=str(tmp_path / "checkpoint-1"), **options)
-    assert loss.scale == 4.0
 
 
 @BATCHING
 def test_a_loop_of_your_own(folder, mini_batch_size):
-    """The loss's own state_dict holds the scale, so that a plain loop resumes too."""
+    """The loss's own state_dict holds what it learns, so a plain loop resumes too."""
 
-    def built(scale="auto"):
+    def built():
         model = load_transformer(folder)
         loss = stm.SIGRegInfoNCE(
-            model, similarity="qnorm", scale=scale, sigreg=stm.SIGReg(8), mini_batch_size=mini_batch_size
+            model, similarity="qnorm", temperature="learned", sigreg=stm.SIGReg(8), mini_batch_size=mini_batch_size
         )
         return loss, torch.optim.SGD(loss.parameters(), lr=0.05)
 
@@ -174,7 +144,7 @@ def test_a_loop_of_your_own(folder, mini_batch_size):
     resumed.load_state_dict(saved)
     torch.set_rng_state(generator)
     steps(resumed, optimizer, 2)
-    assert resumed.scale == loss.scale
+    assert torch.equal(resumed.temperatures.bias, loss.temperatures.bias)
     for name, value in loss.model.state_dict().items():
         torch.testing.assert_close(resumed.model.state_dict()[name], value, rtol=0, atol=1e-6)
 
@@ -191,7 +161,6 @@ def test_dict_of_losses(folder, tmp_path):
     data = DatasetDict(pairs=Dataset.from_dict(columns(16)), triplets=Dataset.from_dict(columns(16, num_negatives=1)))
     options = {"data": data, "max_steps": 4, "save_strategy": "steps", "save_steps": 2, "learning_rate": 0.01}
     options["multi_dataset_batch_sampler"] = "round_robin"
-    scales = []
     for resume in (None, str(tmp_path / "first" / "checkpoint-2")):
         model = load_transformer(folder)
         losses = {
@@ -199,14 +168,9 @@ def test_dict_of_losses(folder, tmp_path):
             "triplets": stm.DotRankingLoss(model, regularizers=[(MeanNorm(), 0.01)], mini_batch_size=3),
         }
         trainer = train(model, losses, tmp_path / ("again" if resume else "first"), resume=resume, **options)
-        scales.append({name: loss.scale for name, loss in losses.items()})
-        for name, loss in losses.items():
-            assert logged(trainer, f"auto_scale_{name}") == [loss.scale]
         assert logged(trainer, "mean_norm")
         assert logged(trainer, "infonce")
         assert model[-1].query_bias != 0
-    assert scales[0] == scales[1]
-    assert scales[0]["pairs"] != scales[0]["triplets"]
 
 
 @BATCHING
@@ -217,7 +181,7 @@ def test_evaluation_loss(model, tmp_path, mini_batch_size):
     )
     data = Dataset.from_dict(columns())
     trainer = SentenceTransformerTrainer(model, args, train_dataset=data, eval_dataset=data, loss=loss)
-    assert trainer.evaluate()["eval_loss"] == pytest.approx(measure(model, 0, (0.5, 0.5), loss.scale), rel=1e-4)
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(measure(model, 0, (0.5, 0.5)), rel=1e-4)
 
 
 # --- two processes ----------------------------------------------------------------------------------------------------
@@ -233,7 +197,6 @@ def two_ranks(folder, tmp_path_factory):
 @pytest.mark.parametrize("way", [None, 3, "ring"], ids=["plain", "cached", "ring"])
 def test_two_ranks_in_the_trainer(model, two_ranks, way):
     first, second = (results["trainer", way] for results in two_ranks)
-    assert first["scale"] == second["scale"]
     assert torch.equal(first["biases"], second["biases"])
     assert (first["biases"] - torch.tensor(2 * [0.05, 0.1]).log()).abs().min() > 0.05
     start = dict(model.named_parameters())
