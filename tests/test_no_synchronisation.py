@@ -73,6 +73,7 @@ LOSSES = {
     "guide": (stm.QNormRankingLoss, {"guide": True}),
     "prior": (stm.DNormRankingLoss, {"prior": True}),
     "hardness": (stm.DotRankingLoss, WEIGHTED),
+    "joint": (stm.CosineRankingLoss, {"directions": ("query_to_doc", "query_to_query"), "prior": True}),
     "learned": (stm.DotRankingLoss, {"temperature": "learned", "prior": True}),
     "learnable": (stm.LearnableNormLoss, {"prior": True}),
     "temp_agg": (stm.TempAggLoss, {"similarity": "qnorm"}),

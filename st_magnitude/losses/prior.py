@@ -35,9 +35,8 @@ class DocumentPrior:
     changes nothing, so a data set in which every document occurs once needs no prior.
 
     Columns of positives are corrected by how often a text occurs as a positive, and columns of explicit negatives by
-    how often it occurs as a negative. Without ``negatives`` the counts of the positives serve for both. The correction
-    is for the softmax over documents. In the softmax over queries (``"doc_to_query"``) every query
-    counts as equally frequent.
+    how often it occurs as a negative. Without ``negatives`` the counts of the positives serve for both. Queries that
+    are columns of a softmax (``directions``) count as drawn once in N pairs.
 
     Two texts are the same if the model gets the same tokens, as for ``same_text``: make the prior with the
     ``max_seq_length`` of the training, and with the prompt of the documents if the Trainer has one. Nothing of it is
@@ -132,6 +131,13 @@ class DocumentPrior:
         first, *others = (text_keys(features) for features in documents)
         negatives = self._negatives or self._positives
         return [self._positives(first), *map(negatives, others)]
+
+    def arguments(self, log_q: Sequence[Tensor], num_queries: int) -> dict[str, Tensor]:
+        """``log_q`` (M,) and ``log_q_queries`` (Q,) of :func:`~st_magnitude.infonce`, from `log_q` by columns."""
+        if not log_q:
+            raise ValueError("A prior needs the texts of a batch; call the loss with their features.")
+        of_a_query = -math.log(max(1.0, self._positives.occurrences))
+        return {"log_q": torch.cat(list(log_q)), "log_q_queries": log_q[0].new_full((num_queries,), of_a_query)}
 
     def warn_if_unknown(self, log_q: Tensor) -> None:
         """Warns if the prior contains no positive of a batch; ``log_q`` is that of its positives, (B,)."""

@@ -269,12 +269,10 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
             "hardness_mode": self.hardness_mode,
             "hardness_strength": self.hardness_strength,
         }
-        if self.prior is not None and not texts.log_q:
-            raise ValueError("A prior needs the texts of a batch; call the loss with their features.")
         if self.gather_across_devices == "ring" and num_ranks() > 1:
             options |= self.false_negatives.ring(texts)
-            log_q = torch.cat(list(texts.log_q)) if texts.log_q else None  # (M,)
-            return ring_infonce(queries, torch.cat(documents), *arguments, log_q=log_q, **options)
+            options |= {} if self.prior is None else self.prior.arguments(texts.log_q, len(queries))
+            return ring_infonce(queries, torch.cat(documents), *arguments, **options)
         offset, all_queries, gather = 0, None, lambda x: x
         if self.gather_across_devices and num_ranks() > 1:
             offset, gather = get_rank() * len(queries), all_gather
@@ -282,8 +280,10 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
             if self.directions != ("query_to_doc",):
                 all_queries = all_gather_with_grad(queries)  # (W·B, D)
         masks = self.false_negatives.masks(texts, self.directions, offset, gather)
-        log_q = torch.cat([gather(x) for x in texts.log_q]) if texts.log_q else None  # (M,)
-        options |= {"all_queries": all_queries, "num_queries": len(documents[0]), "log_q": log_q, **masks}
+        options |= {"all_queries": all_queries, "num_queries": len(documents[0]), **masks}
+        if self.prior is not None:
+            num_queries = len(queries if all_queries is None else all_queries)
+            options |= self.prior.arguments([gather(x) for x in texts.log_q], num_queries)
         return infonce(queries, torch.cat(documents), *arguments, offset, **options)
 
     # --- what the loss learns besides the weights of the model ------------------------------------------------------

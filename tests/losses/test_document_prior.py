@@ -170,6 +170,20 @@ def test_equals_the_formula(model, name, negatives, mini_batch_size):
     assert abs(uncorrected.item() - value.item()) > 1e-2
 
 
+@BATCHING
+def test_queries_as_columns_were_drawn_once(model, mini_batch_size):
+    prior = DocumentPrior.from_counts(model, POSITIVES, NEGATIVES)
+    options = {"prior": prior, "mini_batch_size": mini_batch_size, "same_text": "keep"}
+    loss = stm.CosineRankingLoss(model, directions=("query_to_doc", "query_to_query"), **options)
+    batch = features(model, BATCH)
+    queries, *documents = raw_embeddings(model, batch)
+    of_documents = 20 * stm.COSINE(queries, torch.cat(documents)) - log_q(BATCH, NEGATIVES)
+    of_queries = 20 * stm.COSINE(queries, queries) + math.log(sum(POSITIVES.values()))
+    of_queries = of_queries.masked_fill(torch.eye(len(BATCH), dtype=torch.bool), -torch.inf)
+    expected = cross_entropy(torch.cat([of_documents, of_queries], dim=1), torch.arange(len(BATCH)))
+    torch.testing.assert_close(loss(batch).detach(), expected.detach(), rtol=1e-6, atol=0)
+
+
 def test_equal_counts_change_nothing(model):
     """But for explicit negatives, whose counts are others."""
     rows = [row[:2] for row in BATCH]
