@@ -584,16 +584,20 @@ def test_input_is_checked():
 
 
 def test_booleans_as_positives():
-    """The own positive is one of them in any case."""
+    """Also where the own document is not one of them, and where a row names none: its own document is the positive."""
     queries, documents = embeddings(4, 9)
     matrix = torch.rand(4, 9, generator=torch.Generator().manual_seed(2)) > 0.6
-    with_own = matrix | (torch.arange(9) == torch.arange(4)[:, None] + 2)
+    matrix[0], matrix[1] = False, torch.arange(9) == 7
     terms = [Term(3, 0.5), Term(None, 0.3)]
     for directions in DIRECTIONS:
         options = {"hardness_strength": 0.4, "log_q": log_frequencies(9), "log_q_queries": log_frequencies(4)}
         assert_equals_the_reference(queries, documents, terms, QNORM, directions, 2, positives=matrix, **options)
-        losses = [infonce(queries, documents, terms, QNORM, directions, 2, positives=p) for p in (matrix, with_own)]
-        assert losses[0] == losses[1]
+    shares = matrix.double()
+    shares[0, 2] = 1
+    log_probability = (QNORM(queries, documents) / 0.5).log_softmax(dim=1)
+    expected = -((log_probability * shares).sum(dim=1) / shares.sum(dim=1)).mean()
+    loss = infonce(queries, documents, [Term(temperature=0.5)], QNORM, offset=2, positives=matrix)
+    torch.testing.assert_close(loss, expected)
 
 
 def peak_bytes(step):

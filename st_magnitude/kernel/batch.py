@@ -55,6 +55,10 @@ class Pairs:
     def __call__(self, rows: slice, scores: Tensor) -> Tensor:
         return self.matrix[rows]
 
+    def own(self, first: int) -> Tensor:
+        """Whether a row's own column is named, (B,); it is the positive of a row that names none."""
+        return self.matrix.diagonal(first) | ~self.matrix.any(dim=1)
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -127,13 +131,16 @@ class Batch:
         """
         to_documents = direction.endswith("_doc")
         log_q = self.log_q if to_documents else self.log_q_queries
+        crosses = direction in ("query_to_doc", "doc_to_query")
+        kept, own = (self._kept(to_documents), self._first(to_documents)) if crosses else (None, None)
         return Panel(
             rows,
             columns,
-            own=self._first(to_documents) if direction in ("query_to_doc", "doc_to_query") else None,
+            own=own,
             attracts=attracts,
             judges=self._judges(direction),
-            kept=self._kept(to_documents) if direction in ("query_to_doc", "doc_to_query") else None,
+            kept=kept,
+            own_attracts=kept.own(own or 0).to(self.dtype) if isinstance(kept, Pairs) else None,
             hardness=self.hardness_strength if direction == "query_to_doc" and self.hardness_mode else 0.0,
             bare=self.bare() if direction == "query_to_doc" else None,
             bias=None if log_q is None else -log_q.detach().to(self.dtype),

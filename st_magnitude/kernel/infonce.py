@@ -97,11 +97,10 @@ def infonce(
             and whose ``scores`` are (n, Q) against all queries.
         positives: Several positives of a query: integer ids (M,) of the documents, equal for documents of the same
             content: the positives of query i are all documents with the id of row ``offset + i``; or booleans
-            (B, M), to which the query's own positive is added. The loss of a query is then the mean of -log softmax
-            over its positives, all of which stay in the softmax (Khosla et al. 2020, arXiv 2004.11362, Eq. 2; with
-            both directions, Yang et al. 2022, arXiv 2204.03610, Eq. 2 and 3). For a softmax without them, with the
-            query's own positive as the only one, give the ids as ``exclude`` instead. ``hardness`` weights negatives
-            only.
+            (B, M); the positive of a query without any True is row ``offset + i``. The loss of a query is then the mean
+            of -log softmax over its positives, all of which stay in the softmax (Khosla et al. 2020, arXiv 2004.11362,
+            Eq. 2; with both directions, Yang et al. 2022, arXiv 2204.03610, Eq. 2 and 3). For a softmax without them,
+            with the query's own positive as the only one, give the ids as ``exclude`` instead.
         log_q: Logarithms of how often each document is drawn as a negative, (M,), which are subtracted from the logits,
             s / tau - log q, of all terms: those of the positives, too. In-batch negatives are drawn as often as
             documents occur in the training pairs, so without the correction a popular document is a negative too often

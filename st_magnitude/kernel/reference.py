@@ -65,35 +65,36 @@ def infonce_reference(
         log_q_queries=log_q_queries,
     )
     batch.check(directions)
-    own_documents = documents[batch.own] if own_documents is None else own_documents  # (B, D)
-    rows = {"query": (queries, similarity.query), "doc": (own_documents, similarity.document)}
+    own = documents[batch.own] if own_documents is None else own_documents  # (B, D)
+    rows = {"query": (queries, similarity.query), "doc": (own, similarity.document)}
     others = queries if all_queries is None else all_queries  # (Q, D)
     columns = {"query": (others, similarity.query), "doc": (documents, similarity.document)}
 
     def logits(direction: Direction, term: Term, attracts: bool) -> tuple[Tensor, Tensor]:
         """The logits (B, M) of a direction, and the mean of those of the positives (B,)."""
-        (x, as_row), (y, as_column) = (
-            side[kind] for side, kind in zip((rows, columns), direction.split("_to_"), strict=True)
-        )
+        of_row, of_column = direction.split("_to_")
+        (x, as_row), (y, as_column) = rows[of_row], columns[of_column]
         panel = batch.panel(direction, Side(x, None), Side(y, None), attracts)
         longest = max(term.dim or x.shape[1] for term in terms)
         scores = (as_row(x[:, :longest]) @ as_column(y[:, :longest]).T).detach()
         tile, nothing = slice(0, len(x)), torch.zeros_like(scores, dtype=torch.bool)
         excluded = sum((judge(tile, scores).bool() for judge in panel.judges), nothing).bool()
         is_positive = nothing.clone() if panel.kept is None else panel.kept(tile, scores).bool()
+        stays = is_positive.clone()
         if panel.own is not None:
-            is_positive.diagonal(panel.own).fill_(True)
-        bare = is_positive if panel.bare is None else is_positive | panel.bare(tile, scores).bool()
+            stays.diagonal(panel.own).fill_(True)
+            is_positive.diagonal(panel.own)[:] = True if panel.own_attracts is None else panel.own_attracts.bool()
+        bare = stays if panel.bare is None else stays | panel.bare(tile, scores).bool()
 
         scores = as_row(x[:, : term.dim]) @ as_column(y[:, : term.dim]).T
         plain = scores / term.temperature + (0 if panel.bias is None else panel.bias)
         share = is_positive.to(scores.dtype) / is_positive.sum(dim=1, keepdim=True).clamp(min=1)
         extra = panel.hardness * scores.detach().masked_fill(bare, 0)  # such a document counts exp(strength · s) times
-        return (plain + extra).masked_fill(excluded & ~is_positive, -torch.inf), (share * plain).sum(dim=1)
+        return (plain + extra).masked_fill(excluded & ~stays, -torch.inf), (share * plain).sum(dim=1)
 
-    losses = []
-    for softmax in softmaxes_of(directions, partition_mode):
+    losses, softmaxes = [], softmaxes_of(directions, partition_mode)
+    for softmax in softmaxes:
         for term in terms:
             parts, (attraction, *_) = zip(*(logits(d, term, d == softmax[0]) for d in softmax), strict=True)
             losses.append(term.weight * (torch.cat(parts, dim=1).logsumexp(dim=1) - attraction).mean())
-    return torch.stack(losses).sum() / len(softmaxes_of(directions, partition_mode))
+    return torch.stack(losses).sum() / len(softmaxes)

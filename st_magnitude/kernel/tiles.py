@@ -109,6 +109,7 @@ class Panel:
     attracts: bool = False  # whether positives are among the columns
     judges: tuple[Judge, ...] = ()  # the columns to leave out
     kept: Judge | None = None  # other columns that stay, and are further positives if the panel attracts
+    own_attracts: Tensor | None = None  # (B,), 0 for rows whose own column is not among several positives; None: 1
     hardness: float = 0.0  # a negative counts exp(hardness · s) times
     bare: Judge | None = None  # columns without that weight
     bias: Tensor | None = None  # (M,), added to the logits
@@ -143,12 +144,11 @@ class Softmax:
         self.log_sums = self.positives.clone()  # over what the panels have shown so far
 
         # With several positives: their number, and the sums of their scores and biases, so far
-        self.counts = torch.ones_like(self.bias)
+        self.own = torch.ones_like(self.bias) if panel.own_attracts is None else panel.own_attracts
+        self.counts = self.own.clone()
         self.several = panel.attracts and panel.kept is not None
-        self.sums, self.bias_sums = (
-            [scores.clone() for scores in self.scores] if self.several else [],
-            self.bias.clone(),
-        )
+        self.sums = [scores * self.own for scores in self.scores] if self.several else []
+        self.bias_sums = self.bias * self.own
 
     def loss(self) -> Tensor:
         """The sum over terms and rows of -log softmax at the positive, or its mean over several positives."""
@@ -318,7 +318,7 @@ class Tile:
             softmax.grad_inverse[term] += (surplus * probability).sum() * softmax.weights[term, 0]
         if self.diagonal is not None:
             own = (softmax.positives[term, rows] - log_sum).exp2_()
-            self.positive_slope += (own - 1 / softmax.counts[rows]) * pull
+            self.positive_slope += (own - softmax.own[rows] / softmax.counts[rows]) * pull
         share = (probability * pull)[:, None]
         if self.slope is None:
             self.slope = torch.mul(powers, share, out=self.free)

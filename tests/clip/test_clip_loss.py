@@ -167,7 +167,6 @@ def test_booleans_of_several_positives(preset):
         (torch.ones(7), r"integer labels \(7,\) or booleans \(7, 7\), got torch.float32 of shape \(7,\)"),
         (torch.arange(6), r"got torch.int64 of shape \(6,\)"),
         (torch.ones(7, dtype=torch.bool), "got torch.bool"),
-        (torch.eye(7, dtype=torch.bool) & (torch.arange(7) > 0), "positive"),
     ],
 )
 def test_positives_that_do_not_fit(positives, message):
