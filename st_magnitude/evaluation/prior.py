@@ -19,7 +19,7 @@ from st_magnitude.geometry import paired_bootstrap
 from st_magnitude.result import Result, Table, interval
 from st_magnitude.similarity import DOT, Similarity
 
-__all__ = ["PriorCurve", "aligned_prior", "calibrate_prior", "prior_curve"]
+__all__ = ["PriorCurve", "calibrate_prior"]
 
 FOLDS = 5
 FACTORS = np.geomspace(1 / 64, 16, 21)  # weights, in units of the spread of the scores over the spread of log p

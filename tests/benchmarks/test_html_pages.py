@@ -10,7 +10,7 @@ from st_magnitude.revela import Section
 
 FOLDER = str(Path(__file__).parents[2] / "benchmarks")
 sys.path.insert(0, FOLDER)
-pages = importlib.import_module("pages")
+pages = importlib.import_module("html_pages")
 sys.path.remove(FOLDER)
 
 
