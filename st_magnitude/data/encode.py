@@ -178,8 +178,8 @@ def _reporting_progress(output: Path, record: dict[str, Any]) -> Iterator[None]:
     before = {number: signal.signal(number, interrupt) for number in numbers}
     try:
         yield
-    except (OSError, RuntimeError) as error:
-        raise OSError(f"{str(error).rstrip('.')}. There are {there()}") from error
+    except (OSError, RuntimeError, EOFError) as error:  # EOFError: a process died while it handed over its result
+        raise OSError(f"{str(error).rstrip('.') or 'A process ended'}. There are {there()}") from error
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

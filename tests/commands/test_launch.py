@@ -114,7 +114,7 @@ def test_revela(place):
         part.save_pretrained(place / "lm")
     (place / "texts").mkdir()
     for i, text in enumerate(CORPUS.values()):
-        (place / "texts" / f"{i}.txt").write_text(f"Title {i}\n=======\n\n{text} {text}\n")
+        (place / "texts" / f"{i}.md").write_text(f"# Title {i}\n\n{text} {text}\n")
     (place / "command.py").write_text(COMMAND)
     command = "command.py revela --corpus texts --retriever model --lm lm --output out --json --group-size 2"
     options = "--max-words 8 --max-steps 2 --batch-size 1 --lora-rank 2 --held-out 0.7 --max-length 16"
