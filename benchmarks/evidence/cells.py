@@ -224,26 +224,26 @@ def objective(model: SentenceTransformer, cell: Cell) -> MagnitudeRankingLoss:
     regularizers = [(stm.SIGReg(), cell.sigreg)] if cell.sigreg else []
     if cell.loss in SUMS:
         return SUMS[cell.loss](model, regularizers=regularizers)
-    options: dict[str, Any] = {"temperature": cell.temperature, "scale": 20.0, "regularizers": regularizers}
+    scale = 20.0 if cell.scale in (20, "auto") else "auto"
+    options: dict[str, Any] = {"temperature": cell.temperature, "scale": scale, "regularizers": regularizers}
     loss = LOSSES[cell.loss](model, **options)
-    return loss if cell.scale == 20 else by_mean_norms(loss, first_batch=cell.scale == "auto")
+    return by_first_batch(loss) if cell.scale == "auto" else loss
 
 
-def by_mean_norms(loss: MagnitudeRankingLoss, first_batch: bool) -> MagnitudeRankingLoss:
-    """Divides scores by mean|q|^(1 - gamma_query) · mean|d|^(1 - gamma_document) of the first batch or of each batch.
+def by_first_batch(loss: MagnitudeRankingLoss) -> MagnitudeRankingLoss:
+    """Divides scores by mean|q|^(1 - gamma_query) · mean|d|^(1 - gamma_document) of the first batch.
 
-    Those of the first batch are a number; those of each batch have a gradient.
+    Cells with the scale "auto" have it; the losses of the library take the means of the batch at hand.
     """
     plain = loss._infonce
     seen: list[Tensor] = []
 
     def infonce(queries: Tensor, documents: list[Tensor], terms: list[stm.Term], *others: Any) -> Tensor:
-        means = [torch.linalg.vector_norm(x.float(), dim=1).mean() for x in (queries, torch.cat(documents))]
-        size = math.prod(mean ** (1 - gamma) for mean, gamma in zip(means, loss.similarity.exponents, strict=True))
-        if first_batch:
-            seen[:] = seen or [size.detach()]
-            size = seen[0]
-        return plain(queries, documents, [replace(t, temperature=t.temperature * size) for t in terms], *others)
+        if not seen:
+            means = [torch.linalg.vector_norm(x.float(), dim=1).mean() for x in (queries, torch.cat(documents))]
+            sizes = (mean ** (1 - gamma) for mean, gamma in zip(means, loss.similarity.exponents, strict=True))
+            seen.append(math.prod(sizes).detach())
+        return plain(queries, documents, [replace(t, temperature=t.temperature * seen[0]) for t in terms], *others)
 
     loss._infonce = infonce  # type: ignore[method-assign]
     return loss

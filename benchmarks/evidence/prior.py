@@ -52,7 +52,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from torch import Tensor
 
 sys.path.append(str(Path(__file__).parent))
-from cells import BASES, RESULTS, Cell, by_mean_norms, packed, prepare_process, store, unpacked
+from cells import BASES, RESULTS, Cell, packed, prepare_process, store, unpacked
 from magnitude_tables import Estimate, paired
 from packing import without_padding
 from prior_data import Task, task
@@ -112,7 +112,7 @@ def objective(model: SentenceTransformer, cell: Cell, data: Task) -> Any:
     if name == "mnrl":
         return MultipleNegativesRankingLoss(model, scale=1 / float(cell.temperature))
     prior = stm.DocumentPrior.from_texts(model, data.rows["positive"], show_progress_bar=False) if correction else None
-    return by_mean_norms(LOSSES[name](model, temperature=cell.temperature, scale=20.0, prior=prior), first_batch=False)
+    return LOSSES[name](model, temperature=cell.temperature, prior=prior)
 
 
 def measure(cell: Cell) -> Figures:

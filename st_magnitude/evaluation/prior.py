@@ -176,7 +176,7 @@ def aligned_prior(data: RetrievalData, log_p: Any) -> NDArray[np.float64]:
     if not np.isfinite(values).all():
         first = int(np.flatnonzero(~np.isfinite(values))[0])
         raise ValueError(
-            f"log_p of {data.document_ids[first]!r} is {values[first]}: smooth the counts, so that none of them is 0."
+            f"log_p of {data.document_ids[first]!r} is {values[first]}: smooth the counts, because log 0 is not finite."
         )
     return values
 

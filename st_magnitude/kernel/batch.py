@@ -16,7 +16,6 @@ from st_magnitude.similarity import at_least_float32
 # What excludes columns: integer ids, or a function of rows and their scores that returns booleans; or several of them.
 Exclude = Tensor | Judge | Sequence[Tensor | Judge]
 
-
 Direction = Literal["query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc"]
 PartitionMode = Literal["joint", "per_direction"]
 HardnessMode = Literal["in_batch_negatives", "hard_negatives", "all_negatives"]

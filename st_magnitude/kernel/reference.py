@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from st_magnitude.kernel.batch import Batch, Direction, Exclude, HardnessMode, PartitionMode
+from st_magnitude.kernel.batch import Batch, Direction, PartitionMode
 from st_magnitude.kernel.infonce import softmaxes_of
 from st_magnitude.kernel.terms import Term
-from st_magnitude.kernel.tiles import Judge, Side
+from st_magnitude.kernel.tiles import Side
 from st_magnitude.similarity import COSINE, Similarity
 
 __all__ = ["infonce_reference"]
@@ -25,16 +26,8 @@ def infonce_reference(
     offset: int = 0,
     *,
     partition_mode: PartitionMode = "joint",
-    all_queries: Tensor | None = None,
     own_documents: Tensor | None = None,
-    num_queries: int | None = None,
-    hardness_mode: HardnessMode | None = None,
-    hardness_strength: float = 0.0,
-    exclude: Exclude | None = None,
-    exclude_queries: Judge | Sequence[Judge] | None = None,
-    positives: Tensor | None = None,
-    log_q: Tensor | None = None,
-    log_q_queries: Tensor | None = None,
+    **others: Any,
 ) -> Tensor:
     """The loss of :func:`~st_magnitude.infonce` as cross entropies of full score matrices, with the same arguments.
 
@@ -49,26 +42,12 @@ def infonce_reference(
         >>> torch.allclose(infonce(*arguments), infonce_reference(*arguments))
         True
     """
-
-    batch = Batch(
-        queries=queries,
-        documents=documents,
-        offset=offset,
-        all_queries=all_queries,
-        num_queries=num_queries,
-        hardness_mode=hardness_mode,
-        hardness_strength=hardness_strength,
-        exclude=exclude,
-        exclude_queries=exclude_queries,
-        positives=positives,
-        log_q=log_q,
-        log_q_queries=log_q_queries,
-    )
+    batch = Batch(queries, documents, offset, **others)
     batch.check(directions)
     own = documents[batch.own] if own_documents is None else own_documents  # (B, D)
     rows = {"query": (queries, similarity.query), "doc": (own, similarity.document)}
-    others = queries if all_queries is None else all_queries  # (Q, D)
-    columns = {"query": (others, similarity.query), "doc": (documents, similarity.document)}
+    all_queries = queries if batch.all_queries is None else batch.all_queries  # (Q, D)
+    columns = {"query": (all_queries, similarity.query), "doc": (documents, similarity.document)}
 
     def logits(direction: Direction, term: Term, attracts: bool) -> tuple[Tensor, Tensor]:
         """The logits (B, M) of a direction, and the mean of those of the positives (B,)."""

@@ -246,16 +246,17 @@ class Tile:
         bare = self._mask(panel.kept, panel.bare) if panel.hardness else None
         self.hard = None if bare is None else 1 - bare.clamp_(max=1)  # where a weight counts, if not everywhere
 
-        if finds_sums and self.kept is not None and softmax.several and panel.attracts:
-            softmax.counts[self.rows] += self.kept.sum(dim=1)
+        further = self.kept if finds_sums and panel.attracts else None  # positives besides the diagonal
+        if further is not None:
+            softmax.counts[self.rows] += further.sum(dim=1)
             if panel.bias is not None:
-                softmax.bias_sums[self.rows] += self.kept @ panel.bias
+                softmax.bias_sums[self.rows] += further @ panel.bias
         low = torch.finfo(self.scores[0].dtype).min * 2.0**-40  # with infinity, 0 times it would not be 0
         for k, scores in enumerate(self.scores):
             if columns.scale is not None and k < len(columns.scale):
                 scores.mul_(columns.scale[k])
-            if finds_sums and self.kept is not None and softmax.several and panel.attracts:
-                softmax.sums[k][self.rows] += torch.linalg.vecdot(self.kept, scores) * self.factors[k]
+            if further is not None:
+                softmax.sums[k][self.rows] += torch.linalg.vecdot(further, scores) * self.factors[k]
             if excluded is not None:
                 scores.add_(excluded, alpha=low)
             if self.diagonal is not None:

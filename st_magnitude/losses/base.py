@@ -53,7 +53,7 @@ class EmbeddingLoss(nn.Module):
         mean|q|^(1 - gamma_query) · mean|d|^(1 - gamma_document)
 
     with the means over the batch at hand, which are not constants: their gradient reaches the embeddings. So a loss
-    keeps no state, and norms that grow are no falling temperature. The size is 1 for cosine.
+    keeps no state, and growing norms do not act as a falling temperature. The size is 1 for cosine.
 
     Args:
         model: The model to train.

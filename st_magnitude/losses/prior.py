@@ -190,6 +190,6 @@ def _keys_of(
     for start in trange(0, len(texts), _BATCH, desc="Counting documents", disable=not shown):
         features = model.preprocess(texts[start : start + _BATCH], **preprocess)
         if tokens_of(features) is None:
-            raise ValueError("A DocumentPrior knows texts by their token ids, and this model has none.")
+            raise ValueError("A DocumentPrior tells texts apart by their token ids, and this model has none.")
         keys.append(text_keys(features).cpu())
     return torch.cat(keys)

@@ -87,7 +87,7 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
             term alone. A learned temperature is relative to the scale, as any other. None: the terms as they are.
         scale: ``"auto"`` divides the scores by the mean norms that the similarity leaves in,
             mean|q|^(1 - gamma_query) · mean|d|^(1 - gamma_document), over the batch at hand (of all devices, if they
-            are gathered) and at the longest prefix, so that temperatures mean what they mean for cosine. A number is
+            are gathered) and at the longest prefix. A temperature then means what it means for cosine. A number is
             the paper's fixed factor of the scores in a term of temperature 0.05; other temperatures change it in
             proportion, and 20 takes them as they are.
         regularizers: Functions of the embeddings (n, D) of all columns that return a scalar, or pairs of one and its
@@ -106,15 +106,17 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         partition_mode: ``"joint"``: one softmax over all directions. ``"per_direction"``: the mean of the losses of
             ``"query_to_doc"`` and ``"doc_to_query"``.
         hardness_mode: ``"in_batch_negatives"``, ``"hard_negatives"`` or ``"all_negatives"``: documents that count
-            exp(strength · s) times, with s as large as the similarity leaves it. See :func:`~st_magnitude.infonce`.
+            exp(strength · s) times, where s includes ``scale="auto"`` but no temperature. See
+            :func:`~st_magnitude.infonce`.
         hardness_strength: The strength of their weight.
         same_text: ``"exclude"``: a document with the tokens of the positive, and the positive of another query with
             the tokens of this one, do not count as negatives. ``"keep"``: they do, as in sentence-transformers. Inputs
             without token ids always count.
         margin: Distance that a negative keeps from the positive: a document that scores above the positive's score
             minus the margin does not count as a negative. Without a guide the model's own scores decide, at the
-            longest prefix before scale and temperature; -0.1 then leaves out what the model ranks far above the
-            positive (Qwen3 Embedding, arXiv 2506.05176, Eq. 1). None: 0 with a guide, and no such rule without it.
+            longest prefix, with ``scale="auto"`` but before the temperature; -0.1 then leaves out what the model ranks
+            far above the positive (Qwen3 Embedding, arXiv 2506.05176, Eq. 1). None: 0 with a guide, and no such rule
+            without it.
         margin_strategy: Unit of the margin, as in sentence-transformers' ``GISTEmbedLoss``. ``"absolute"``: scores.
             ``"relative"``: the absolute value of the positive's score, which suits scores that norms make large.
         guide: Frozen SentenceTransformer whose scores decide (GISTEmbed, arXiv 2402.16829), by its own similarity

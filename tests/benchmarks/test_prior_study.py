@@ -56,13 +56,15 @@ def model() -> SentenceTransformer:
 def test_the_scale_of_the_batch_ignores_a_common_factor():
     q, d = (x.requires_grad_() for x in torch.randn(2, 4, 8, generator=torch.Generator().manual_seed(1)))
     of = {}
-    for first_batch in (True, False):
-        loss = cells.by_mean_norms(prior.LOSSES["dot"](model(), temperature=0.1, scale=20.0), first_batch)
-        of[first_batch] = [loss.compute_loss_from_embeddings([factor * q, factor * d]) for factor in (1.0, 3.0)]
-    torch.testing.assert_close(of[True][0], of[False][0])
-    torch.testing.assert_close(of[False][1], of[False][0])
-    assert not torch.isclose(of[True][1], of[True][0], rtol=0.1)
-    gradients = torch.autograd.grad(of[False][0], (q, d))
+    for scale in ("auto", "batch"):
+        loss = cells.objective(
+            model(), cells.Cell("static", "wordnet", "dot", 0, 1, 4, 0.1, temperature=0.1, scale=scale)
+        )
+        of[scale] = [loss.compute_loss_from_embeddings([factor * q, factor * d]) for factor in (1.0, 3.0)]
+    torch.testing.assert_close(of["auto"][0], of["batch"][0])
+    torch.testing.assert_close(of["batch"][1], of["batch"][0])
+    assert not torch.isclose(of["auto"][1], of["auto"][0], rtol=0.1)
+    gradients = torch.autograd.grad(of["batch"][0], (q, d))
     along = sum((x * g).sum() for x, g in zip((q, d), gradients, strict=True))
     assert abs(along) < 1e-5  # no gradient along a common factor
 
