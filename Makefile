@@ -3,11 +3,12 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 SITE := .venv-site
+RELEASE := .venv-release
 export HF_HUB_OFFLINE ?= 1
 export HF_HUB_DISABLE_TELEMETRY ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test test-slow test-ray test-all lint docs site serve-site bench clean
+.PHONY: demo test test-slow test-ray test-all lint docs site serve-site dist release-check gpu bench clean
 
 demo: $(BIN)/.installed  ## teach a retriever your own environment's API docs (about 4 minutes on 2 cores)
 	$(BIN)/python examples/demo.py --output runs/demo-$$(date +%Y%m%d-%H%M%S)
@@ -51,6 +52,24 @@ $(SITE)/.installed: docs/requirements.txt  # apart: the demo learns what is inst
 	$(SITE)/bin/python -m pip install --quiet --requirement $<
 	touch $@
 
+dist: $(RELEASE)/.installed  ## the sdist, and the wheel built from it
+	rm -rf dist
+	$(RELEASE)/bin/python -m build
+	$(RELEASE)/bin/twine check --strict dist/*
+
+release-check: dist  ## both in empty environments of every Python that is here (6 GB for each; minutes)
+	PATH="$$PWD/$(RELEASE)/bin:$$PATH" .ci/release
+
+$(RELEASE)/.installed:
+	$(PYTHON) -m venv $(RELEASE)
+	$(RELEASE)/bin/python -m pip install --quiet build twine uv
+	touch $@
+
+gpu: $(BIN)/.installed  ## the tests that need a GPU, and its table in docs/research/kernel.md
+	@found=$$($(BIN)/python -c "import torch; print(torch.cuda.is_available())") && if [ "$$found" = True ]; then \
+		$(BIN)/python -m pytest -m gpu tests && $(BIN)/python benchmarks/gpu.py --write; \
+	else echo "PyTorch sees no GPU here: nothing to do."; fi
+
 bench: $(BIN)/.installed  ## the figures of the README and the docs (more than an hour on 2 cores)
 	$(BIN)/python benchmarks/kernel.py
 	$(BIN)/python benchmarks/scale.py
@@ -74,4 +93,4 @@ $(BIN)/.installed: pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(SITE) .venv-minimum runs checkpoints site
+	rm -rf $(VENV) $(SITE) $(RELEASE) .venv-minimum dist runs checkpoints site

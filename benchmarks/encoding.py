@@ -34,7 +34,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from temperature import minilm, static_model
 
-from st_magnitude import encode_corpus
+from st_magnitude.data.encode import encode_corpus
 
 WORDS = ("a", "bee", "saw", "the", "old", "tree", "near", "our", "house", "and", "then", "it", "went", "for", "honey")
 

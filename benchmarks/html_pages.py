@@ -1,4 +1,4 @@
-"""HTML pages as documents with sections, for the studies that read Python's documentation from a Debian package."""
+"""HTML pages with their sections, for the studies that read Python's documentation from a Debian package."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from lxml import etree
+from titles import Page, Section
 
-from st_magnitude.revela import Document, Section
 from st_magnitude.revela.chunks import trim_lines
 
 _HIDDEN_TAGS = "script style nav footer header noscript template svg math button select textarea iframe"
@@ -76,7 +76,7 @@ def _spaced(text: str | None, block: Any) -> str:
     return text or "" if block is not None and block.tag == "pre" else re.sub(r"\s+", " ", text or "")
 
 
-def read_pages(folder: str | Path) -> Iterator[Document]:
+def read_pages(folder: str | Path) -> Iterator[Page]:
     """The pages of a folder and its subfolders, sorted by name."""
     folder = Path(folder)
     names = sorted(file.relative_to(folder) for file in folder.rglob("*.html"))
@@ -86,7 +86,7 @@ def read_pages(folder: str | Path) -> Iterator[Document]:
         title, text, sections = parse((folder / name).read_text(encoding="utf-8-sig"))
         if text.strip():
             highest = [section.title for section in sections if section.title and section.level == 1]
-            yield Document(text, name.as_posix(), highest[0] if highest else title, sections=tuple(sections))
+            yield Page(text, name.as_posix(), highest[0] if highest else title, sections=tuple(sections))
 
 
 def _sections(paragraphs: list[str], headings: list[tuple[int, str, int]]) -> list[Section]:

@@ -40,6 +40,7 @@ from pydoc_data.topics import topics
 from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
 import torch
 from datasets import Dataset
 from docstrings import bundled_minilm
@@ -58,8 +59,8 @@ from torch.nn.functional import cross_entropy, normalize
 from transformers import PrinterCallback
 
 import st_magnitude as stm
+from st_magnitude.evaluation import ScoredPairsEvaluator
 from st_magnitude.surgery.normalize import PROBE
-from st_magnitude.training.monitor import plot_norms
 
 
 def margin(values: Any) -> float:
@@ -325,7 +326,9 @@ def interventions(quick: bool, output: Path) -> dict[str, Any]:
                     if monitor is not None:
                         start, *_, end = (row["query_norm_mean"] for row in monitor.rows)
                         paths.append(f"{variant} {start:.1f} -> {end:.1f}")
-                        plot_norms(file, output / f"simclr_{name}.png", f"SimCLR on digits, SGD, {variant}")
+                        table = pd.DataFrame(monitor.rows).filter(regex="^step$|^query_")
+                        axes = table.plot(x="step", subplots=True, figsize=(6, 12), title=f"SimCLR, SGD, {variant}")
+                        axes[0].figure.savefig(output / f"simclr_{name}.png", dpi=150)
                     runs.append(measured(model, x, y, test, labels))
                 found[f"{optimizer}, {data}, {variant}"] = runs
                 accuracy, norm = np.array(runs).T
@@ -470,7 +473,7 @@ def regression(
                     loss(columns, torch.tensor(scores[rows])).backward()
                     optimizer.step()
                 sides = ([side[i] for i in test] for side in (a, b))
-                metrics = stm.ScoredPairsEvaluator(*sides, scores[test].tolist(), name, write_csv=False)(model)
+                metrics = ScoredPairsEvaluator(*sides, scores[test].tolist(), name, write_csv=False)(model)
                 runs.append({**metrics, **also(model)})
             found[f"{name} {scale}"] = runs
             mean = {key: np.mean([run[key] for run in runs]) for key in runs[0]}

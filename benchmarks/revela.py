@@ -46,6 +46,7 @@ from kernel import peak_bytes, seconds
 from lexicons import fetch
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+from titles import split_pages, title_task
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -244,7 +245,7 @@ MAX_LENGTH = 64
 @torch.no_grad()
 def signal(output: Path, reads: int) -> None:
     """The signal of two pretrained models before training; the language model gets every tenth group."""
-    groups = build_groups(read_pages(fetch("python3.11-doc") / LIBRARY), **CUT)
+    groups = build_groups((page.text for page in read_pages(fetch("python3.11-doc") / LIBRARY)), **CUT)
     lm, tokenizer = load_lm(language_model(output))
     loss = RevelaLoss(SentenceTransformer(str(bundled_minilm()), device="cpu"), lm, tokenizer, max_length=MAX_LENGTH)
     loss.eval()
@@ -292,19 +293,22 @@ TEXT: dict[str, dict[str, Any]] = {
 
 def real_text(seeds: range, steps: int, output: Path, variants: list[str]) -> None:
     """nDCG@10 of the retriever, of BM25 and of both, before and after training."""
-    corpus = list(read_pages(fetch("python3.11-doc") / LIBRARY))
+    pages = list(read_pages(fetch("python3.11-doc") / LIBRARY))
     lm = language_model(output)
     files = {(n, s): output / f"text-{n}-{steps}-{s}.json".replace(" ", "_") for n in variants for s in seeds}
     for (name, seed), file in files.items():
         if file.exists():
             continue
+        train, held_out = split_pages(pages, held_out=0.15, seed=seed)
+        titles = title_task(held_out, max_words=40, max_queries=300, seed=seed)
         with tempfile.TemporaryDirectory() as folder:
             record = run(
-                corpus,
+                [page.text for page in train],
                 bundled_minilm(),
                 lm,
                 Path(folder) / "model",
                 RevelaConfig(**TEXT[name], max_steps=steps, seed=seed),
+                data=titles,
                 say=lambda line: None,
             )
         file.write_text(json.dumps(record, indent=1), encoding="utf-8")

@@ -36,10 +36,10 @@ from datasets import Dataset
 from docstrings import build_docstring_task
 from html_pages import read_pages
 from lexicons import Entry, default_cache, fetch, foldoc, leaks, merge, retrieval, synsets, wordnet
+from titles import title_task
 
 from st_magnitude.data.beir import DataError
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.revela.titles import title_task
 
 SEED = 0  # of all data: the seeds of the study are those of training, so that every model answers the same queries
 TRAIN_SETS = ("wordnet", "docstrings")

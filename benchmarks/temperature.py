@@ -48,6 +48,7 @@ from transformers import PrinterCallback, TrainerCallback
 
 import st_magnitude as stm
 from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.evaluation import CompressionEvaluator
 from st_magnitude.losses import MagnitudeRankingLoss, temp_spec_mrl
 from st_magnitude.training.trainer import has_fast_bf16
 
@@ -154,7 +155,7 @@ def train(
 def grid(model: SentenceTransformer, task: RetrievalData, similarity: stm.Similarity | None = None) -> Figures:
     """nDCG@10 by name of the cell, and its share of the full one. A norm that is divided out wins nothing."""
     dims = quarters(model)
-    evaluator = stm.CompressionEvaluator(task.queries, task.corpus, task.relevant, dims, similarity=similarity)
+    evaluator = CompressionEvaluator(task.queries, task.corpus, task.relevant, dims, similarity=similarity)
     evaluator(model)
     cells = {(c.dim // dims[0], c.precision, c.rescoring): c.ndcg for c in evaluator.cells}
     full = cells[4, "float32", "none"]

@@ -23,6 +23,7 @@ from sentence_transformers import (
 import st_magnitude as stm
 from st_magnitude import geometry
 from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.evaluation import MagnitudeEvaluator
 
 
 def fresh() -> SentenceTransformer:
@@ -81,7 +82,7 @@ def main() -> None:
         )
         SentenceTransformerTrainer(models[name], args, train.triplets(num_negatives=0), loss=loss).train()
 
-    evaluator = stm.MagnitudeEvaluator(test.queries, test.corpus, test.relevant)
+    evaluator = MagnitudeEvaluator(test.queries, test.corpus, test.relevant)
     embeddings = {}
     for name, model in models.items():
         x = embeddings[name] = model.encode_document(list(test.corpus.values()))  # (m, D)

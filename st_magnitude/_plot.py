@@ -1,97 +1,53 @@
-"""matplotlib, if it is installed: a light and a dark theme, and figures drawn in both."""
+"""matplotlib, if it is installed: one style, and figures as files."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from st_magnitude._checks import needs
 
-__all__ = ["DARK", "LIGHT", "Picture", "Theme", "draw", "ink", "key_above", "pyplot"]
+__all__ = ["INK", "draw", "key_above", "pyplot"]
+
+INK, _MUTED = "#1d2127", "#6a7280"  # text and lines that belong to no series; axes and grid
+_STYLE = {
+    "font.size": 9,
+    "axes.labelsize": 10,
+    "legend.frameon": False,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": _MUTED,
+    "xtick.color": _MUTED,
+    "ytick.color": _MUTED,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "grid.color": _MUTED,
+    "grid.alpha": 0.25,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "svg.hashsalt": "st-magnitude",  # the same figure gives the same file
+}
+_LINES = ("#1f6fb4", "#c8500f", "#22804c", "#8745b0", "#6f757d")  # C0 to C4
 
 
-@dataclass(frozen=True)
-class Theme:
-    """Colors of a figure: text, axes and grid, and the lines C0, C1, ..., of which the last is grey."""
-
-    ink: str
-    muted: str
-    lines: tuple[str, ...]
-
-    def settings(self) -> dict[str, Any]:
-        """Settings for ``pyplot.rc_context``."""
-        from cycler import cycler  # which comes with matplotlib
-
-        return {
-            "font.family": ["sans-serif"],
-            "font.size": 10,
-            "axes.titlesize": 10,
-            "axes.labelsize": 10,
-            "xtick.labelsize": 9,
-            "ytick.labelsize": 9,
-            "legend.fontsize": 9,
-            "legend.frameon": False,
-            "text.color": self.ink,
-            "axes.labelcolor": self.ink,
-            "axes.titlecolor": self.ink,
-            "axes.edgecolor": self.muted,
-            "xtick.color": self.muted,
-            "ytick.color": self.muted,
-            "xtick.labelcolor": self.ink,
-            "ytick.labelcolor": self.ink,
-            "grid.color": self.muted,
-            "grid.alpha": 0.25,
-            "axes.prop_cycle": cycler(color=self.lines),
-            "axes.spines.top": False,
-            "axes.spines.right": False,
-            "svg.hashsalt": "st-magnitude",  # the same figure gives the same file
-        }
-
-
-LIGHT = Theme("#1d2127", "#6a7280", ("#1f6fb4", "#c8500f", "#22804c", "#8745b0", "#6f757d"))
-DARK = Theme("#e7e9ec", "#9aa2ad", ("#6db3f2", "#ff9e5e", "#6fd39b", "#cf9bf0", "#a4abb5"))
-
-
-@dataclass(frozen=True)
-class Picture:
-    """One figure as files: SVG for light and for dark pages, both transparent, and PNG on white."""
-
-    light: bytes
-    dark: bytes
-    png: bytes
-
-
-def draw(paint: Callable[[Any], None], size: tuple[float, float] = (4.8, 3.3)) -> Picture:
-    """Lets a function paint into axes of the given size in inches, once for each theme.
+def draw(paint: Callable[[Any], None], size: tuple[float, float] = (4.8, 3.3), kind: str = "svg") -> bytes:
+    """Lets a function paint into axes of the given size in inches, and returns the file: "svg" or "png".
 
     Example:
-        >>> picture = draw(lambda axis: axis.plot([1, 2], [3, 4]))
-        >>> picture.png[1:4], b"</svg>" in picture.light, picture.light == picture.dark
-        (b'PNG', True, False)
+        >>> draw(lambda axis: axis.plot([1, 2], [3, 4]), kind="png")[1:4]
+        b'PNG'
     """
     plt = pyplot()
-    files = []
-    for theme, kind in ((LIGHT, "svg"), (DARK, "svg"), (LIGHT, "png")):
-        with plt.rc_context(theme.settings()):
-            figure, axis = plt.subplots(figsize=size, layout="constrained")
-            paint(axis)
-            file = io.BytesIO()
-            options: dict[str, Any] = (
-                {"transparent": True, "metadata": {"Date": None}} if kind == "svg" else {"dpi": 150}
-            )
-            figure.savefig(file, format=kind, **options)
-            plt.close(figure)
-            files.append(file.getvalue())
-    return Picture(*files)
+    from cycler import cycler  # which comes with matplotlib
 
-
-def ink() -> str:
-    """The color of text in the theme that is set."""
-    from matplotlib import rcParams
-
-    return rcParams["text.color"]
+    with plt.rc_context(_STYLE | {"axes.prop_cycle": cycler(color=_LINES)}):
+        figure, axis = plt.subplots(figsize=size, layout="constrained")
+        paint(axis)
+        file = io.BytesIO()
+        figure.savefig(file, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None)
+        plt.close(figure)
+    return file.getvalue()
 
 
 def key_above(axis: Any, columns: int = 2) -> None:

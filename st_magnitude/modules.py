@@ -1,4 +1,4 @@
-"""ExponentNorm, the only module of st_magnitude in a saved model: it holds a fractional document exponent."""
+"""ExponentNorm, which holds the fractional document exponent of a saved model."""
 
 from __future__ import annotations
 

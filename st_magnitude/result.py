@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import html
 import json
 import math
 import shutil
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Result", "Table", "cell", "interval", "to_plain"]
+__all__ = ["Result", "Table", "cell", "interval", "to_plain", "wrap"]
 
 
 def to_plain(value: Any) -> Any:
@@ -59,9 +59,25 @@ def cell(value: Any) -> str:
     return f"{value:,}" if isinstance(value, (int, np.integer)) else str(value)
 
 
+def wrap(text: str, width: int | None = None) -> str:
+    """Breaks lines between words at the width of the terminal, and indents what follows a bullet or a [name].
+
+    Example:
+        >>> print(wrap("- Do: store the norm of each document next to its bits.", width=40))
+        - Do: store the norm of each document
+          next to its bits.
+    """
+    width, lines = width or shutil.get_terminal_size().columns, []
+    for line in text.splitlines():
+        indent = {"-": 2, "[": 5}.get(line[:1], len(line) - len(line.lstrip()))
+        options: Any = {"subsequent_indent": " " * indent, "break_long_words": False, "break_on_hyphens": False}
+        lines.append(textwrap.fill(line, width, **options))
+    return "\n".join(lines)
+
+
 @dataclass(frozen=True)
 class Table:
-    """Rows under named columns, as text for a terminal, as Markdown and as HTML.
+    """Rows under named columns, as text for a terminal and as Markdown; the page of a diagnosis shows them as HTML.
 
     Args:
         columns: Names of the columns. The first is aligned to the left, as are all columns of words.
@@ -84,7 +100,7 @@ class Table:
     note: str = ""
 
     @property
-    def _is_number(self) -> list[bool]:
+    def is_number(self) -> list[bool]:
         """Whether each column holds numbers, which are aligned to the right."""
         columns = list(zip(*self.rows, strict=True)) or [()] * len(self.columns)
         return [any(column) and not any(isinstance(value, str) for value in column) for column in columns]
@@ -99,7 +115,7 @@ class Table:
         from rich.text import Text
 
         grid = Grid(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-        for name, is_number in zip(self.columns, self._is_number, strict=True):
+        for name, is_number in zip(self.columns, self.is_number, strict=True):
             grid.add_column(Text(name), justify="right" if is_number else "left", no_wrap=is_number)
         for row in self.rows:
             grid.add_row(*(Text(cell(value)) for value in row))
@@ -112,23 +128,10 @@ class Table:
 
     def to_markdown(self) -> str:
         """The table in Markdown."""
-        lines = [[*self.columns], ["---:" if is_number else "---" for is_number in self._is_number]]
+        lines = [[*self.columns], ["---:" if is_number else "---" for is_number in self.is_number]]
         lines += [[cell(value).replace("|", r"\|") for value in row] for row in self.rows]
         grid = "\n".join(f"| {' | '.join(line)} |" for line in lines)
         return "\n\n".join(part for part in (self.title, grid, self.note) if part)
-
-    def to_html(self) -> str:
-        """The table in HTML; every text is escaped."""
-        kinds = [' class="number"' if is_number else "" for is_number in self._is_number]
-
-        def line(tag: str, values: Sequence[Any]) -> str:
-            cells = (f"<{tag}{k}>{html.escape(cell(v))}</{tag}>" for k, v in zip(kinds, values, strict=True))
-            return f"<tr>{''.join(cells)}</tr>"
-
-        head, body = line("th", self.columns), "\n".join(line("td", row) for row in self.rows)
-        caption = f"<caption>{html.escape(self.title)}</caption>" if self.title else ""
-        note = f"\n<p>{html.escape(self.note)}</p>" if self.note else ""
-        return f"<table>{caption}<thead>{head}</thead><tbody>\n{body}\n</tbody></table>{note}"
 
 
 class Result:
@@ -155,4 +158,5 @@ class Result:
         return "\n\n".join(part if isinstance(part, str) else part.to_markdown() for part in self.tables())
 
     def __str__(self) -> str:
-        return "\n\n".join(part if isinstance(part, str) else part.to_text() for part in self.tables()) or repr(self)
+        shown = (wrap(part) if isinstance(part, str) else part.to_text() for part in self.tables())
+        return "\n\n".join(shown) or repr(self)

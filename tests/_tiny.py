@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import MultiVectorEncoder, SentenceTransformer
+from sentence_transformers.base.modules import Dense, Normalize
+from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from torch import nn
@@ -59,13 +61,15 @@ def tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def save_transformer(folder: Path | str, model_type: str = "distilbert", **options: object) -> str:
+def save_transformer(
+    folder: Path | str, model_type: str = "distilbert", auto: type = AutoModel, **options: object
+) -> str:
     """A folder with a random Transformer of the given type: no dropout, and norms of embeddings that vary."""
     tokens = tokenizer()
     config = AutoConfig.for_model(model_type, vocab_size=len(tokens), pad_token_id=0, **(_SIZES[model_type] | options))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = AutoModel.from_config(config)
+        model = auto.from_config(config)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if parameter.ndim == 2:  # far from the near-identity of the usual initialisation
@@ -82,6 +86,17 @@ def load_transformer(folder: str, pooling: str = "mean") -> SentenceTransformer:
     return SentenceTransformer(
         modules=[transformer, Pooling(transformer.get_embedding_dimension(), pooling)], device="cpu"
     )
+
+
+def load_tokens(folder: str, normalize: bool = True) -> MultiVectorEncoder:
+    """A MultiVectorEncoder of that Transformer with 16 dimensions a token."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        projection = Dense(32, 16, False, nn.Identity(), module_input_name="token_embeddings")
+    modules = [Transformer(folder), projection, MultiVectorMask(skiplist_words=["the"])]
+    if normalize:
+        modules.append(Normalize(module_input_name="token_embeddings"))
+    return MultiVectorEncoder(modules=modules, device="cpu")
 
 
 def decoder(family: str = "llama", seed: int = 0, std: float | None = None, **options: object) -> PreTrainedModel:

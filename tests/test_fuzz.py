@@ -85,8 +85,8 @@ def test_documents(tmp_path: Path, data: st.DataObject, suffix: str) -> None:
     path = tmp_path / f"tea{suffix}"
     path.write_bytes(data.draw(damaged(DOCUMENTS[suffix].encode())))
     for document in read_or_refuse(lambda p: list(read_documents(p)), path) or []:
-        document.text.encode()
-        for piece in chunk(document.text):
+        document["text"].encode()
+        for piece in chunk(document["text"], code=document["code"]):
             assert piece.strip()
 
 

@@ -452,7 +452,7 @@ def test_directions_are_checked():
         ({"directions": ("sideways",)}, "directions must be one of .*; got 'sideways'"),
         ({"directions": JOINT[-1], "partition_mode": "per_direction"}, "Use partition_mode='joint'"),
         ({"directions": JOINT[-1], "offset": 2}, "num_queries, the number of positives"),
-        ({"directions": JOINT[-1], "positives": pairs}, r"must be integer ids \(M,\)"),
+        ({"directions": JOINT[-1], "positives": pairs}, r"give integer ids \(M,\)"),
         ({"hardness_mode": "hard"}, "hardness_mode must be one of"),
         ({"hardness_strength": -1}, "hardness_strength must be at least 0"),
     ):
@@ -579,7 +579,7 @@ def test_input_is_checked():
         infonce(queries, documents, [Term(temperature="learned")])
     with pytest.raises(ValueError, match=r"integer ids \(13,\) of the documents; got torch.int64 of shape \(8,\)"):
         infonce(queries, documents, exclude=torch.arange(8))
-    with pytest.raises(ValueError, match=r"not of all_queries; give integer ids"):
+    with pytest.raises(ValueError, match=r"take neither all_queries .*; give integer ids"):
         infonce(queries, documents, all_queries=documents, positives=torch.ones(6, 13).bool())
 
 

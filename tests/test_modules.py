@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 
 import st_magnitude as stm
 from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.evaluation import CompressionEvaluator, MagnitudeEvaluator
 from st_magnitude.modules import ExponentNorm
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -117,7 +118,7 @@ def test_truncate_dim_gives_what_every_evaluator_reports(task, static_model, gam
     model = SentenceTransformer(
         modules=[static_model[0], ExponentNorm(1.0, gamma)], similarity_fn_name="dot", device="cpu"
     )
-    reported = stm.CompressionEvaluator(**task, dims=DIMS, precisions=["float32"])(model)
+    reported = CompressionEvaluator(**task, dims=DIMS, precisions=["float32"])(model)
     diagnosed = stm.diagnose(model, RetrievalData(*task.values()), num_samples=10)
     cells = {cell.dim: cell.ndcg for cell in diagnosed.cells if cell.precision == "float32"}
     for dim in DIMS:
@@ -127,7 +128,7 @@ def test_truncate_dim_gives_what_every_evaluator_reports(task, static_model, gam
             torch.testing.assert_close(model.encode(corpus, convert_to_tensor=True), expected)
             served = InformationRetrievalEvaluator(**task)(model)["dot_ndcg@10"]
         assert served == pytest.approx(reported[f"float32_{dim}_ndcg@10"], abs=1e-12)
-        magnitude = stm.MagnitudeEvaluator(**task, truncate_dim=dim)(model)
+        magnitude = MagnitudeEvaluator(**task, truncate_dim=dim)(model)
         assert served == pytest.approx(magnitude[f"{dim}_matched_ndcg@10"], abs=1e-12)
         assert served == pytest.approx(cells.get(dim, served), abs=1e-12)
     assert cells.keys() == {256, 128, 64}

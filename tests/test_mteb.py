@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 import st_magnitude as stm
 from st_magnitude.commands.app import app
 from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.evaluation import CompressionEvaluator, MagnitudeEvaluator
 from st_magnitude.mteb import evaluate, local_model, retrieval_task
 
 pytest.importorskip("mteb")
@@ -51,7 +52,7 @@ def test_equals_the_evaluator(static_model, task, similarity):
 def test_grades_count_as_in_mteb_and_ir_measures(static_model, graded, similarity):
     ir_measures = pytest.importorskip("ir_measures")
     data = RetrievalData(*graded.values())
-    evaluator = stm.MagnitudeEvaluator(**graded)
+    evaluator = MagnitudeEvaluator(**graded)
     ours = evaluator(stm.prepare(static_model, similarity))["matched_ndcg@10"]
     assert ndcg(evaluate(static_model, [data])) == pytest.approx(ours, abs=6e-6)
     encoded = data.encode(static_model)
@@ -60,12 +61,12 @@ def test_grades_count_as_in_mteb_and_ir_measures(static_model, graded, similarit
     found = ir_measures.calc_aggregate([ir_measures.nDCG @ 10], graded["relevant_docs"], scores)
     assert found[ir_measures.nDCG @ 10] == pytest.approx(ours, abs=1e-9)
     flat = graded | {"relevant_docs": {q: set(grades) for q, grades in data.relevant.items()}}
-    assert abs(stm.MagnitudeEvaluator(**flat)(static_model)["matched_ndcg@10"] - ours) > 1e-3
+    assert abs(MagnitudeEvaluator(**flat)(static_model)["matched_ndcg@10"] - ours) > 1e-3
 
 
 def test_cosine_and_dot_differ_here(static_model, task):
     """Else the tests above could not tell which similarity mteb had used."""
-    results = stm.MagnitudeEvaluator(**task)(stm.prepare(static_model, "dot"))
+    results = MagnitudeEvaluator(**task)(stm.prepare(static_model, "dot"))
     assert abs(results["cosine_ndcg@10"] - results["dot_ndcg@10"]) > 1e-3
 
 
@@ -75,7 +76,7 @@ def test_in_a_fresh_process(static_model, task, tmp_path):
     RetrievalData(*task.values()).save(tmp_path / "data")
     command = [sys.executable, "-m", "st_magnitude", "mteb", str(tmp_path / "model"), str(tmp_path / "data"), "--json"]
     printed = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    evaluator = stm.MagnitudeEvaluator(**task)
+    evaluator = MagnitudeEvaluator(**task)
     assert [*printed["scores"].values()] == [pytest.approx(evaluator(static_model)["matched_ndcg@10"], abs=6e-6)]
 
 
@@ -89,7 +90,7 @@ def test_a_model_trained_for_prefixes(static_model, task, tmp_path, similarity, 
         str(tmp_path / "run"), max_steps=3, learning_rate=0.02, use_cpu=True, report_to=[], save_strategy="no"
     )
     SentenceTransformerTrainer(static_model, arguments, rows, loss=loss).train()
-    evaluator = stm.CompressionEvaluator(**task, dims=[64, 256], precisions=["float32"])
+    evaluator = CompressionEvaluator(**task, dims=[64, 256], precisions=["float32"])
     metrics = evaluator(static_model)
 
     static_model.save_pretrained(str(tmp_path / "model"))
@@ -113,7 +114,7 @@ def test_the_command_and_its_cache(static_model, task, tmp_path):
         return json.loads(done.stdout)["scores"]
 
     def expected():
-        return pytest.approx(stm.MagnitudeEvaluator(**task)(static_model)["matched_ndcg@10"], abs=6e-6)
+        return pytest.approx(MagnitudeEvaluator(**task)(static_model)["matched_ndcg@10"], abs=6e-6)
 
     RetrievalData(*task.values()).save(tmp_path / "data")
     for similarity in ("cosine", "dot"):
@@ -176,7 +177,7 @@ def test_mtebs_faiss_backend_and_compression(static_model, task, tmp_path, simil
     def wrapped(wrap):
         return ndcg(mteb.evaluate(wrap(local_model(tmp_path / "model")), local, cache=None, show_progress_bar=False))
 
-    expected = stm.MagnitudeEvaluator(**task)(static_model)["matched_ndcg@10"]
+    expected = MagnitudeEvaluator(**task)(static_model)["matched_ndcg@10"]
     faiss = wrapped(lambda model: SearchEncoderWrapper(model, index_backend=FaissSearchIndex(model)))
     assert faiss == pytest.approx(expected, abs=6e-6)
     for dtype, least in ((OutputDType.FLOAT16, 0.99), (OutputDType.BINARY, 0.5)):

@@ -1,9 +1,8 @@
-"""Results as JSON, and one table as text, Markdown and HTML."""
+"""Results as JSON, and one table as text and Markdown."""
 
 import json
 import math
 from dataclasses import dataclass, field
-from html.parser import HTMLParser
 
 import numpy as np
 
@@ -28,14 +27,8 @@ def test_text_fits_the_width_and_aligns_numbers():
     assert max(map(len, Table(["a"], [["word " * 40]]).to_text(40).splitlines())) <= 40
 
 
-def test_markdown_and_html_hold_the_same_cells():
-    found: list[str] = []
-    parser = HTMLParser()
-    parser.handle_data = found.append
-    parser.feed(TABLE.to_html())
+def test_markdown_holds_the_cells():
     cells = ["<script>", "0.5000", "+0.1000 [-0.0500, +0.2500]", "1,200", "two words", "-"]
-    assert [cell for cell in cells if cell in found] == cells
-    assert "<script>" not in TABLE.to_html()
     assert all(cell in TABLE.to_markdown() for cell in cells)
     assert "| --- | ---: | ---: | ---: |" in TABLE.to_markdown()
 

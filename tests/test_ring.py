@@ -12,6 +12,7 @@ from _ranks import on_ranks
 from test_infonce import peak_bytes
 
 from st_magnitude import Similarity, Term, infonce
+from st_magnitude.kernel.batch import Above
 from st_magnitude.kernel.reference import infonce_reference
 from st_magnitude.kernel.ring import agree, ring_infonce
 
@@ -110,6 +111,7 @@ def in_the_ring(num_ranks: int) -> dict[str, list[torch.Tensor]]:
         leaves, terms, similarity = learned(case)
         pairs, rule = batches(num_ranks, documents), EXCLUDED.get(case, "")
         pair, ids = pairs[dist.get_rank()], ids_of(pairs)[dist.get_rank()]
+        guide = guides_of(pairs)[dist.get_rank()] if case in GUIDED else None
         log_q, log_q_queries = log_frequencies(pairs)[dist.get_rank()] if case in LOG_Q else (None, None)
         loss = ring_infonce(
             *pair,
@@ -118,9 +120,7 @@ def in_the_ring(num_ranks: int) -> dict[str, list[torch.Tensor]]:
             directions,
             partition_mode="per_direction",
             **weighted(hardness),
-            exclude=ids if "ids" in rule else (),
-            threshold=threshold if "margin" in rule else None,
-            guide=guides_of(pairs)[dist.get_rank()] if case in GUIDED else None,
+            exclude=[*(ids if "ids" in rule else []), *([Above(threshold, guide)] if "margin" in rule else [])],
             positives=labels_of(pairs)[dist.get_rank()] if case in POSITIVES else None,
             log_q=log_q,
             log_q_queries=log_q_queries,

@@ -372,7 +372,7 @@ def paint(axis: Any, found: list[Figures]) -> None:
 
 def picture(found: list[Figures]) -> None:
     PICTURE.parent.mkdir(parents=True, exist_ok=True)
-    PICTURE.write_bytes(draw(lambda axis: paint(axis, found), (5.2, 3.6)).png)
+    PICTURE.write_bytes(draw(lambda axis: paint(axis, found), (5.2, 3.6), "png"))
 
 
 def main() -> None:

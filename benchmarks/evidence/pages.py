@@ -554,7 +554,7 @@ def paint(axis: Any, base: str) -> None:
 def picture(base: str) -> None:
     if "QNorm calibrated" in rows(base):
         PICTURES.mkdir(parents=True, exist_ok=True)
-        (PICTURES / f"pages-{base}.png").write_bytes(draw(lambda axis: paint(axis, base), (7.2, 3.8)).png)
+        (PICTURES / f"pages-{base}.png").write_bytes(draw(lambda axis: paint(axis, base), (7.2, 3.8), "png"))
 
 
 def run_all(base: str, seeds: int) -> None:

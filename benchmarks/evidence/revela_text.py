@@ -66,11 +66,12 @@ from paraphrase import paraphrase
 from replug import ReplugLoss
 from revela import language_model
 from temperature import static_model, train
+from titles import split_pages, title_task
 
 import st_magnitude as stm
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation import HybridEvaluator
-from st_magnitude.revela import RevelaLoss, RevelaTrainer, chunk, split_documents, title_task
+from st_magnitude.revela import RevelaLoss, RevelaTrainer, chunk
 from st_magnitude.revela.attention import Neighbours, attach, next_token_loss, two_streams
 from st_magnitude.revela.groups import split_batch
 from st_magnitude.revela.models import load_lm, load_retriever
@@ -165,8 +166,8 @@ def data() -> Data:
 
 def _read() -> Data:
     root = fetch("python3.11-doc") / HTML
-    train, others = split_documents(read_pages(root / FOLDERS[0]), held_out=0.3)
-    dev, test = split_documents(others, held_out=0.5, seed=1)
+    train, others = split_pages(read_pages(root / FOLDERS[0]), held_out=0.3)
+    dev, test = split_pages(others, held_out=0.5, seed=1)
     for folder in FOLDERS[1:]:
         train += read_pages(root / folder)
     tasks = [title_task(pages, max_words=40, max_queries=500) for pages in (dev, test)]

@@ -23,6 +23,7 @@ import convergence
 import forgetting
 import fragments
 import inheritance
+import merging
 import pages
 import prior
 import reading
@@ -56,6 +57,7 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "convergence": convergence.table,
     "convergence at the same rate": convergence.same_rate_table,
     "forgetting": forgetting.table,
+    **merging.TABLES,
     "reading": reading.table,
     "fragments": partial(of_fragments, fragments.share_table),
     "pruning": partial(of_fragments, fragments.pruning_table),

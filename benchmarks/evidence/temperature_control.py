@@ -287,8 +287,8 @@ def pictures(study: Study, name: str) -> None:
     PICTURES.mkdir(parents=True, exist_ok=True)
     suffix = name.replace(", ", "-")
     for what in study.pictured:
-        picture = draw(lambda axis, paint=PAINTERS[what]: paint(axis, study), (5.2, 3.6))
-        (PICTURES / f"{what}-{suffix}.png").write_bytes(picture.png)
+        picture = draw(lambda axis, paint=PAINTERS[what]: paint(axis, study), (5.2, 3.6), "png")
+        (PICTURES / f"{what}-{suffix}.png").write_bytes(picture)
 
 
 def main() -> None:

@@ -61,7 +61,7 @@ class AsymmetricClipLoss(nn.Module):
             Term, has the logits logit_scale · s, and others are in proportion. The loss is their weighted sum. None is
             one such term.
         regularizers: Functions of embeddings that return a scalar, or pairs of a function and a weight. A regularizer
-            with a method ``of_columns`` (SIGReg) gets [images, texts], (B, D) each; others get both in one (2B, D).
+            with a method ``of_columns`` gets [images, texts], (B, D) each; others get both in one (2B, D).
         gather_across_devices: Whether the features of all processes are candidates. Under DistributedDataParallel,
             the gradient is then the gradient of one process on the joined batch, as with open_clip's
             ``local_loss=True, gather_with_grad=True``.

@@ -18,9 +18,7 @@ def abstain(
     confirm: Annotated[str | None, typer.Option(help="Another split, on which the rule is measured.")] = None,
     risk: Annotated[float, typer.Option(help="Largest share of wrong answers among the answers given.")] = 0.1,
     delta: Annotated[float, typer.Option(help="Probability that the guarantee fails.")] = 0.05,
-    signal: Annotated[
-        str, typer.Option(help="score, gap, 'query norm', 'document norm', combined, or auto for the best of these.")
-    ] = "auto",
+    signal: Annotated[str, typer.Option(help="score, gap (the first score minus the second), or auto.")] = "auto",
     unanswerable: Annotated[
         float | None,
         typer.Option(

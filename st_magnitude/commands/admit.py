@@ -19,15 +19,15 @@ def admit(
     recall: Annotated[
         float | None, typer.Option(help="Share of the answers to keep, such as 0.99, instead of --keep.")
     ] = None,
-    scorer: Annotated[str, typer.Option(help="norm, surface, embedding, or best for the best of these.")] = "best",
+    scorer: Annotated[str, typer.Option(help="surface, or norm.")] = "surface",
     output: Annotated[Path | None, typer.Option(help="Folder for kept.txt (ids) and admission.json.")] = None,
     seed: Annotated[int, typer.Option(help="Seed for the parts of the queries and the sample of documents.")] = 0,
 ) -> Figures:
     """Choose which documents to index.
 
-    Documents with a low score are left out: the norm under a magnitude model, or the score of a logistic regression on
-    the text or the embedding. The answers that this loses are measured on validation queries that had no part in the
-    choice. Nothing is trained but the regressions.
+    Documents with a low score are left out: the score of a logistic regression on the surface of the text, or the norm
+    under a magnitude model. The answers that this loses are measured on validation queries that had no part in the
+    choice. Nothing is trained but the regression.
     """
     check_folder(output)
     from st_magnitude.evaluation.admission import admit as choose

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from st_magnitude.commands.core import EncodingBatch, Figures, command
+from st_magnitude.commands.core import Figures, command
 
 
 @command()
@@ -30,7 +30,6 @@ def check_serving(
     ] = False,
     tolerance: Annotated[float, typer.Option(help="Relative error of a vector that counts as rounding.")] = 1e-4,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for an answer.")] = 60.0,
-    batch_size: EncodingBatch = 32,
 ) -> Figures:
     """Check whether a server returns what the model computes.
 
@@ -63,7 +62,6 @@ def check_serving(
         send_prompts=send_prompts,
         tolerance=tolerance,
         timeout=timeout,
-        batch_size=batch_size,
     )
     typer.echo(str(found))
     return found.to_dict() | {"exit_code": 0 if found.same else 1}

@@ -47,11 +47,11 @@ def compress(
     evaluator(encoder)
     typer.echo(str(table(evaluator.cells)))
     if output is not None:
-        _save(evaluator.cells, output, title=f"{Path(model).name}, {data.name}")
+        _save(evaluator.cells, output)
     return {"split": judged.split, "cells": [cell.row for cell in evaluator.cells]}
 
 
-def _save(cells: list[CompressionCell], output: Path, title: str) -> None:
+def _save(cells: list[CompressionCell], output: Path) -> None:
     from st_magnitude.diagnosis.figures import plot_compression
 
     output.mkdir(parents=True, exist_ok=True)
@@ -61,7 +61,7 @@ def _save(cells: list[CompressionCell], output: Path, title: str) -> None:
         writer.writerows(cell.row for cell in cells)
     typer.echo(f"Saved {output / 'compression.csv'}.")
     try:
-        plot_compression(cells, output / "compression.png", title)
+        plot_compression(cells, output / "compression.png")
         typer.echo(f"Saved {output / 'compression.png'}.")
     except ImportError as error:
         warn(f"compression.png was not written: {error}")

@@ -86,7 +86,9 @@ def _read_config(context: typer.Context, file: Path | None) -> None:
             f"{file} sets {name!r}, which is not an option of {context.info_name}.{did_you_mean(name, names)} Its "
             f"options are {', '.join(sorted(names))}."
         )
-    options = {key: ",".join(map(str, v)) if isinstance(v, list) else v for key, v in options.items()}
+    repeated = {parameter.name for parameter in context.command.params if getattr(parameter, "multiple", False)}
+    joined = {key for key, value in options.items() if isinstance(value, list)} - repeated
+    options |= {key: ",".join(map(str, options[key])) for key in joined}
     if "json" in options:
         options["as_json"] = options.pop("json")
     context.default_map = {**(context.default_map or {}), **{k: v for k, v in options.items() if v is not None}}

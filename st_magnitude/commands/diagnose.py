@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from st_magnitude.commands.core import Figures, Judged, Model, check_folder, command, load_model, warn
+from st_magnitude.commands.core import Figures, Judged, Model, check_folder, command, warn
 
 
 @command()
@@ -15,13 +15,9 @@ def diagnose(
     model: Model,
     *,
     judged: Judged,
-    baseline: Annotated[str | None, typer.Option(help="Another model to compare with.")] = None,
     symmetric: Annotated[
-        str | None,
-        typer.Option(
-            help="Whether queries and documents are interchangeable: yes or no; default: decided by the data."
-        ),
-    ] = None,
+        bool, typer.Option("--symmetric", help="Queries and documents are interchangeable, as duplicates are.")
+    ] = False,
     tolerance: Annotated[float, typer.Option(help="Share of nDCG@10 that smaller storage may cost.")] = 0.05,
     min_gain: Annotated[float, typer.Option(help="Smallest gain in nDCG@10 that justifies a change.")] = 0.02,
     seed: Annotated[int, typer.Option(help="Seed for the halves of the queries and the bootstrap.")] = 0,
@@ -29,18 +25,16 @@ def diagnose(
         bool, typer.Option("--verbose", help="Print all measurements after the recommendations.")
     ] = False,
     output: Annotated[
-        Path | None, typer.Option(help="Folder for diagnosis.json, report.html and its pictures, which are replaced.")
+        Path | None, typer.Option(help="Folder for diagnosis.json and report.html, which are replaced.")
     ] = None,
 ) -> Figures:
     """Measure what would help a model on your queries.
 
-    The command measures norm, compression and isotropy, and says what to do. Nothing is trained. Queries and corpus
+    The command measures norm, compression and centring, and says what to do. Nothing is trained. Queries and corpus
     are encoded once. A recommended change has a gain whose 95 % interval excludes zero on queries that were not
     used to choose it; use some hundreds of queries. The page needs the extra "plot".
     """
     check_folder(output)
-    if symmetric not in (None, "yes", "no"):
-        raise ValueError(f"--symmetric must be 'yes' or 'no', got {symmetric!r}.")
     from st_magnitude.data.beir import splits_of
     from st_magnitude.data.retrieval import RetrievalData
     from st_magnitude.data.splits import check_held_out
@@ -56,10 +50,9 @@ def diagnose(
         encoder,
         data,
         similarity=judged.similarity,
-        baseline=load_model(baseline, judged.max_length) if baseline is not None else None,
         also_relevant=set().union(*everywhere.relevant.values()),
         log_prior=None if train is None else train.log_prior(),
-        symmetric=None if symmetric is None else symmetric == "yes",
+        symmetric=symmetric,
         min_gain=min_gain,
         tolerance=tolerance,
         seed=seed,

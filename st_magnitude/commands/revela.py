@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from st_magnitude._config import did_you_mean
-from st_magnitude.commands.core import Figures, check_folder, command
+from st_magnitude.commands.core import BEIR_FOLDER, Figures, check_folder, command
 from st_magnitude.revela.config import PRESETS, RevelaConfig
 
 
@@ -27,6 +27,8 @@ def revela(
     retriever: Annotated[str, typer.Option(help="Folder or hub id: a SentenceTransformer or a bare decoder.")],
     lm: Annotated[str, typer.Option(help="Folder or hub id of a causal language model.")],
     output: Annotated[Path, typer.Option(help="New folder for the trained retriever.")],
+    data: Annotated[Path | None, typer.Option(help=f"To measure before and after. {BEIR_FOLDER}")] = None,
+    split: Annotated[str, typer.Option(help="Split of the qrels to measure on; read test last, and once.")] = "dev",
     preset: Annotated[
         str, typer.Option(callback=_use_preset, is_eager=True, help="Defaults: short, or paper for the paper's values.")
     ] = "short",
@@ -34,12 +36,14 @@ def revela(
 ) -> Figures:
     """Learn a retriever from raw text (Revela).
 
-    The retriever learns by language modelling with in-batch attention. Some documents are held out: their section
-    titles ask for their chunks, before and after, for the retriever, BM25 and both fused. Needs the extra "revela".
+    The retriever learns by language modelling with in-batch attention. With --data, the retriever, BM25 and both fused
+    are measured before and after. Needs the extra "revela".
     """
     check_folder(output)
+    from st_magnitude.data.retrieval import RetrievalData
     from st_magnitude.revela.run import run
 
-    figures = run(corpus, retriever, lm, output, settings, say=typer.echo)
+    judged = None if data is None else RetrievalData.from_beir(data, split)
+    figures = run(corpus, retriever, lm, output, settings, data=judged, say=typer.echo)
     typer.echo(f"Saved to {output}.")
     return figures

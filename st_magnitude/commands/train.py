@@ -20,6 +20,10 @@ def train(
     output: Annotated[Path, typer.Option(help="New folder for the trained model.")],
     split: Annotated[str, typer.Option(help="Split of the qrels to train on.")] = "train",
     dev_split: Annotated[str, typer.Option(help="Split of the qrels to compare on, if the data has it.")] = "dev",
+    keep_data: Annotated[
+        list[Path] | None,
+        typer.Option(help="Folder of another domain that --merge must not lose, by its dev split; may be repeated."),
+    ] = None,
     skip_empty: SkipEmpty = False,
     settings: TrainConfig,
 ) -> Figures:
@@ -38,7 +42,8 @@ def train(
     loaded = RetrievalData.from_beir(data, split, skip_empty)
     dev = RetrievalData.from_beir(data, dev_split, skip_empty) if dev_split in splits and dev_split != split else None
     typer.echo(f"{split}: {loaded}")
-    trained = run(model, loaded, output, settings, dev=dev)
+    keep = [RetrievalData.from_beir(folder, dev_split, skip_empty) for folder in keep_data or ()]
+    trained = run(model, loaded, output, settings, dev=dev, keep=keep)
     figures: dict[str, Any] = {"loss": settings.loss, "steps": trained.trainer.state.global_step}
     if not trained.trainer.is_world_process_zero():
         return figures
@@ -47,6 +52,9 @@ def train(
         typer.echo(f"  {key:40} {trained.geometry['before'][key]:.4f} -> {after:.4f}")
     if trained.prior is not None:
         say(trained.prior)
+    if trained.merge is not None:
+        figures["merge"] = trained.merge.to_dict()
+        typer.echo(str(trained.merge))
     comparison = trained.comparison
     if comparison is None:
         say(

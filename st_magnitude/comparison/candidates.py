@@ -11,7 +11,7 @@ from sentence_transformers import SentenceTransformer
 
 from st_magnitude.comparison.config import LOSSES, CompareConfig
 from st_magnitude.finetune.settings import TrainConfig
-from st_magnitude.losses.sigreg import SIGReg
+from st_magnitude.losses.regularizers import SIGReg
 from st_magnitude.losses.temperature import quarters
 
 __all__ = ["FACTOR", "Candidate", "grid_of", "rungs_of"]

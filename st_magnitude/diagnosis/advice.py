@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import math
 
-from st_magnitude.diagnosis.checks import MIN_QUERIES, Bench, Check, Stored, pruned, spread
+from st_magnitude.diagnosis.checks import MIN_QUERIES, Bench, Check, Stored, centred, pruned
 from st_magnitude.diagnosis.findings import (
     DO,
     NO_BENEFIT,
     NOT_ENOUGH,
-    BaselineComparison,
     ExponentChoice,
     Geometry,
     NormStatistics,
     Recommendation,
-    TaskSymmetry,
 )
 from st_magnitude.evaluation.prior import PriorCurve
 from st_magnitude.similarity import Similarity
 
 __all__ = [
     "NO_MAGNITUDE",
-    "baseline",
     "bits_and_norm",
+    "centring",
     "exponent",
-    "isotropy",
     "prior",
     "pruning",
     "storage",
@@ -38,16 +35,16 @@ DROPPED_SHARES = (0.25, 0.5, 0.75)
 
 
 def exponent(
-    choice: ExponentChoice, check: Check, symmetry: TaskSymmetry, today: Similarity, new: Similarity, normalizes: bool
+    choice: ExponentChoice, check: Check, own_text_unjudged: float, today: Similarity, new: Similarity, normalizes: bool
 ) -> Recommendation:
     """Whether to score by the similarity ``new``, which has the exponent that one half of the queries chose."""
     verdict, use = check.verdict, f"keep {today.name}"
     if check.gain is None:
         reason = NO_MAGNITUDE
-    elif symmetry.own_text_unjudged > 0.1 and check.gain[1] > 0:
+    elif own_text_unjudged > 0.1 and check.gain[1] > 0:
         verdict = NOT_ENOUGH
         reason = (
-            f"{symmetry.own_text_unjudged:.0%} of the queries are also documents, and these are not judged relevant to "
+            f"{own_text_unjudged:.0%} of the queries are also documents, and these are not judged relevant to "
             "them. Cosine ranks such documents first, so the comparison is not fair: judge these documents or remove "
             "them."
         )
@@ -76,10 +73,10 @@ def exponent(
     )
 
 
-def training(bench: Bench, symmetry: TaskSymmetry, comparison: BaselineComparison | None) -> Recommendation:
+def training(bench: Bench, symmetric: bool) -> Recommendation:
     """Whether to train with norms, by the task symmetry principle and by the present worth of the norms."""
     choice = bench.choice
-    if symmetry.verdict == "symmetric":
+    if symmetric:
         check = bench.gain(choice.ndcg(0.0), choice.ndcg(1.0))
         action = "Train with qnorm or dnorm, which keep the norms of one side"
         use = "train with dot" if bench.has_magnitude and check.verdict == DO else "train with cosine"
@@ -95,12 +92,6 @@ def training(bench: Bench, symmetry: TaskSymmetry, comparison: BaselineCompariso
     verdict, use = check.verdict, "train with cosine until a trial says otherwise"
     if check.gain is None:
         reason = NO_MAGNITUDE
-    elif symmetry.verdict == "unclear":
-        verdict = NOT_ENOUGH
-        reason = (
-            "It is not clear whether queries and documents have different roles: pass symmetric=True or "
-            "symmetric=False."
-        )
     elif verdict == DO:
         use, reason = "train with qnorm", "The task is asymmetric, and the norms already rank better than cosine alone."
     elif verdict == NO_BENEFIT and uses_norms:
@@ -115,11 +106,6 @@ def training(bench: Bench, symmetry: TaskSymmetry, comparison: BaselineCompariso
             "than cosine, so only training can tell whether it helps. It takes explicit negatives that are relevant to "
             f"no query ({(~bench.is_relevant).mean():.0%} of these documents are). Train with qnorm and with cosine, "
             "and compare both on these queries."
-        )
-    if comparison is not None and comparison.query_cv_ratio >= 4:
-        reason += (
-            f" The CV of query norms is {comparison.query_cv_ratio:.1f} times the CV of the baseline. In the paper, "
-            "models whose CV grew at least 4 times from dot to dnorm were better with dnorm (Fig. 5): try dnorm too."
         )
     gain_of = f"nDCG@10 at exponent {choice.magnitude_candidate:.2g} minus nDCG@10 by cosine"
     action = "Train with qnorm, which keeps the norms of documents"
@@ -204,10 +190,9 @@ def bits_and_norm(bench: Bench, stored: Stored) -> Recommendation:
     return _recommend(bench, "bits and norm", action, check, use, reasons[check.verdict], gain_of)
 
 
-def isotropy(bench: Bench, shape: Geometry) -> list[Recommendation]:
-    """Whether to remove the mean direction, and whether whitening is better than that."""
-    centred, who = spread(bench), bench.measuring
-    check = bench.gain(centred, bench.full)
+def centring(bench: Bench, shape: Geometry) -> Recommendation:
+    """Whether to remove the mean direction."""
+    check = bench.gain(centred(bench), bench.full)
     reasons = {
         DO: "All directions share a part that tells no documents apart.",
         NO_BENEFIT: "Without the mean direction the ranking is no better.",
@@ -216,23 +201,7 @@ def isotropy(bench: Bench, shape: Geometry) -> list[Recommendation]:
     reason = f"The mean cosine of two documents is {shape.mean_cosine:.3f}. {reasons[check.verdict]}"
     action = "Subtract the mean direction of the documents from queries and documents"
     use = "subtract the mean of the unit vectors of the documents" if check.verdict == DO else "keep the mean direction"
-    gain_of = "nDCG@10 centred minus nDCG@10 as it is"
-    first = _recommend(bench, "centring", action, check, use, reason, gain_of)
-
-    # Whitening contains centring, so it has to beat the better of the two others by the half that chooses.
-    helps = centred[~who].mean() > bench.full[~who].mean()
-    reference, name = (centred, "centred") if helps else (bench.full, "as it is")
-    check = bench.gain(spread(bench, whiten=True)[who], reference[who])
-    reasons = {
-        DO: "Whitening, which needs no training, ranks better. A regularizer in training has the same aim.",
-        NO_BENEFIT: "Whitening, which evens out the directions without any training, gains nothing.",
-        NOT_ENOUGH: _undecided(check),
-    }
-    reason = f"IsoScore is {shape.isoscore:.3f}; a sample of this size reaches at most {shape.isoscore_ceiling:.3f}. "
-    action = "Whiten the embeddings, or train with stm.SIGReg"
-    use = "center and whiten, or try regularizers=[stm.SIGReg()]" if check.verdict == DO else "no whitening"
-    gain_of = f"nDCG@10 whitened minus nDCG@10 {name}"
-    return [first, _recommend(bench, "isotropy", action, check, use, reason + reasons[check.verdict], gain_of)]
+    return _recommend(bench, "centring", action, check, use, reason, "nDCG@10 centred minus nDCG@10 as it is")
 
 
 def prior(bench: Bench, curve: PriorCurve) -> Recommendation:
@@ -248,21 +217,6 @@ def prior(bench: Bench, curve: PriorCurve) -> Recommendation:
     gain_of = "nDCG@10 with the prior minus nDCG@10 without"
     use = use if check.verdict == DO else "no prior"
     return _recommend(bench, "prior", action, check, use, reasons[check.verdict], gain_of, {"weight": curve.highest})
-
-
-def baseline(bench: Bench, comparison: BaselineComparison) -> Recommendation:
-    """Whether to use this model rather than the baseline."""
-    check = Check(comparison.gain, len(comparison.ndcg), bench.min_gain)
-    reasons = {
-        DO: "The model is better on the same queries.",
-        NO_BENEFIT: "The model is not better.",
-        NOT_ENOUGH: _undecided(check),
-    }
-    reason = f"nDCG@10 is {bench.full.mean():.3f} against {comparison.ndcg.mean():.3f}. {reasons[check.verdict]}"
-    use = "use this model" if check.verdict == DO else "no reason to change the model"
-    action = "Use this model rather than the baseline"
-    gain_of = f"nDCG@10 of the model minus nDCG@10 of the baseline by {comparison.similarity}"
-    return _recommend(bench, "baseline", action, check, use, reason, gain_of)
 
 
 def _recommend(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 
 from st_magnitude.data.task import EncodedTask
 from st_magnitude.diagnosis.findings import DO, NO_BENEFIT, NOT_ENOUGH, Array, ExponentChoice, Interval, Mask
@@ -13,7 +12,7 @@ from st_magnitude.diagnosis.measure import Bootstrap
 from st_magnitude.evaluation.compression import CompressionCell, compression_cells, search_compressed
 from st_magnitude.similarity import COSINE, DOT, Similarity, safe_norm
 
-__all__ = ["MIN_QUERIES", "Bench", "Check", "pruned", "spread", "storage"]
+__all__ = ["MIN_QUERIES", "Bench", "Check", "centred", "pruned", "storage"]
 
 MIN_QUERIES = 25  # behind a verdict: percentile intervals of fewer queries are too short
 Stored = dict[tuple[int, str, str], Array]  # (dim, precision, rescoring) -> nDCG@10 of every query
@@ -104,19 +103,10 @@ def storage(bench: Bench) -> tuple[list[CompressionCell], Stored]:
     return cells, stored | {(dim, "binary", "candidate"): with_norm["norm"]}
 
 
-def spread(bench: Bench, whiten: bool = False) -> Array:
-    """nDCG@10 without the mean direction of the documents, or with whitened directions too, and norms as they are.
-
-    The covariance of whitening is shrunk: its mean eigenvalue is added to each. Neither needs judgments.
-    """
+def centred(bench: Bench) -> Array:
+    """nDCG@10 without the mean direction of the documents, and with norms as they are. It needs no judgments."""
     queries, documents = (COSINE.document(x.double()) for x in (bench.task.queries, bench.task.documents))
     mean = documents.mean(dim=0)
-    q, d = queries - mean, documents - mean
-    if whiten:
-        values, vectors = torch.linalg.eigh(d.T @ d / len(d))
-        values = values.clamp(min=0)
-        axes = vectors * (values + values.mean().clamp(min=1e-12)) ** -0.5
-        q, d = q @ axes, d @ axes
-    d = COSINE.document(d) * safe_norm(bench.task.documents) ** (1 - bench.scoring.exponents[1])
-    changed = replace(bench.task, queries=COSINE.query(q).float(), documents=d.float())
+    d = COSINE.document(documents - mean) * safe_norm(bench.task.documents) ** (1 - bench.scoring.exponents[1])
+    changed = replace(bench.task, queries=COSINE.query(queries - mean).float(), documents=d.float())
     return changed.ndcg(changed.top(DOT))

@@ -1,4 +1,4 @@
-"""diagnose: whether norms, compression or isotropy help a model on given queries. Figures first, then advice.
+"""diagnose: whether norms, compression or centring help a model on given queries. Figures first, then advice.
 
 A recommendation rests on the gain of a change in nDCG@10 on queries that had no part in choosing it.
 """
@@ -31,10 +31,9 @@ def diagnose(
     data: RetrievalData,
     *,
     similarity: Similarity | str | None = None,
-    baseline: SentenceTransformer | None = None,
     also_relevant: Collection[str] = (),
     log_prior: Mapping[str, float] | None = None,
-    symmetric: bool | None = None,
+    symmetric: bool = False,
     min_gain: float = 0.02,
     tolerance: float = 0.05,
     num_samples: int = 10_000,
@@ -42,7 +41,7 @@ def diagnose(
     title: str = "",
     encode: Mapping[str, Any] | None = None,
 ) -> Diagnosis:
-    """Encodes once, measures norms, storage and isotropy on these queries, and recommends what the figures support.
+    """Encodes once, measures norms, storage and directions on these queries, and recommends what the figures support.
 
     A change is recommended ("do") only if the 95% bootstrap interval of its gain in nDCG@10 lies above 0 and reaches
     ``min_gain``, on at least 25 queries that had no part in choosing the change. Exponents and the share of documents
@@ -59,14 +58,12 @@ def diagnose(
         data: Queries, documents and judgments. Queries without a relevant document do not count.
         similarity: Similarity, or its name, with which the model is scored today. By default the similarity that the
             model states, and cosine if the model normalizes.
-        baseline: Another model to measure on the same texts, scored as it states. It gives the ratio of CVs (delta-CV)
-            and a paired difference.
         also_relevant: Ids of documents that are relevant to queries outside of these data, such as training queries.
             They do not count as never relevant. Ids that are not in the corpus are ignored.
         log_prior: Document id -> log p(d) from other queries, such as `RetrievalData.log_prior` of the training split.
             It adds the recommendation ``"prior"``: as in `calibrate_prior`, each fifth of the queries is measured at
             the weight that is best on the others.
-        symmetric: Whether queries and documents are interchangeable, if you know it; None decides by `task_symmetry`.
+        symmetric: Whether queries and documents are interchangeable, as in duplicate detection.
         min_gain: Smallest gain in nDCG@10 that is worth a change. Some hundreds of queries cannot tell smaller gains
             from 0.
         tolerance: Share of nDCG@10 that smaller storage may cost.
@@ -76,9 +73,9 @@ def diagnose(
         encode: Options for `RetrievalData.encode`, such as ``{"batch_size": 256}``.
 
     Raises:
-        TypeError: If a model is a CrossEncoder or a MultiVectorEncoder.
+        TypeError: If the model is a CrossEncoder or a MultiVectorEncoder.
         ValueError: If the data have fewer than two judged queries or documents, an argument is out of range, the
-            similarity of a model is a distance, or an embedding is not finite.
+            similarity of the model is a distance, or an embedding is not finite.
 
     Example:
         >>> from sentence_transformers.sentence_transformer.modules import BoW
@@ -93,36 +90,30 @@ def diagnose(
     """
     _check_arguments(data, min_gain, tolerance)
     today = raw_scoring_of(model, similarity)
-    scorings = [today] if baseline is None else [today, raw_scoring_of(baseline)]  # before anything is encoded
-    options = dict(encode or {}) | {"before_normalize": True}
     log_p = None if log_prior is None else aligned_prior(data, log_prior)
     interval = partial(geometry.paired_bootstrap, num_samples=num_samples, seed=seed)
 
-    task = data.encode(model, **options)
+    task = data.encode(model, **dict(encode or {}) | {"before_normalize": True})
     choice = measure.exponent_choice(task, today.exponents[1], seed, interval)
     asked = measure.norm_statistics(task.queries, word_counts(data.queries[i] for i in data.query_ids))
     answers = measure.norm_statistics(task.documents, word_counts(data.corpus[i] for i in data.document_ids))
     has_magnitude, normalizes = not are_unit(answers.values), normalizes_output(model)
-    symmetry = measure.task_symmetry(data, symmetric)
+    unjudged = measure.own_text_unjudged(data)
     is_relevant = (task.degrees > 0) | np.isin(data.document_ids, list(also_relevant))
 
     # On a symmetric task both sides get the exponent, so s(a, b) = s(b, a).
-    new = Similarity(choice.candidate if symmetry.verdict == "symmetric" else 1.0, choice.candidate)
+    new = Similarity(choice.candidate if symmetric else 1.0, choice.candidate)
     gain = Check(choice.gain, int((~choice.chose).sum()), min_gain) if has_magnitude else Check()
-    first = advice.exponent(choice, gain, symmetry, today, new, normalizes)
+    first = advice.exponent(choice, gain, unjudged, today, new, normalizes)
     scoring = new if first.verdict == DO else today
     bench = Bench(task, is_relevant, choice, scoring, has_magnitude, interval, min_gain, tolerance)
     shape = measure.directions(task, seed)
     cells, stored = storage(bench)
     others = [advice.pruning(bench, answers), *advice.storage(bench, stored), advice.bits_and_norm(bench, stored)]
-    others += advice.isotropy(bench, shape)
+    others.append(advice.centring(bench, shape))
     if log_p is not None:
         others.append(advice.prior(bench, prior_curve(task, data.query_ids, log_p, scoring, num_samples, seed=seed)))
-    compared = None
-    if baseline is not None:
-        other, cvs = data.encode(baseline, **options), (asked.cv, answers.cv)
-        compared = measure.compare(model_name(baseline), other, scorings[1], bench.full, cvs, interval)
-        others.append(advice.baseline(bench, compared))
+    arguments = {"title": title, "symmetric": symmetric, "seed": seed, "num_samples": num_samples}
     return Diagnosis(
         model=model_name(model),
         similarity=today.name,
@@ -138,11 +129,9 @@ def diagnose(
         exponent=choice,
         geometry=shape,
         cells=cells,
-        ties=measure.ties(task, scoring),
-        symmetry=symmetry,
-        baseline=compared,
-        recommendations=[first, advice.training(bench, symmetry, compared), *others],
-        settings=_settings(title=title, seed=seed, num_samples=num_samples, min_gain=min_gain, tolerance=tolerance),
+        own_text_unjudged=unjudged,
+        recommendations=[first, advice.training(bench, symmetric), *others],
+        settings=_settings(**arguments, min_gain=min_gain, tolerance=tolerance),
     )
 
 

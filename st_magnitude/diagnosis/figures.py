@@ -1,6 +1,6 @@
 """The pictures of a report: functions that draw a part of a diagnosis into matplotlib's axes.
 
-Colors come from the theme that is set (`_plot.Theme`): C0 to C4 for series, and ``text.color`` for everything else.
+Series have the colors C0 to C4, and everything else `_plot.INK`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from st_magnitude._plot import LIGHT, ink, key_above, pyplot
+from st_magnitude._plot import INK, draw, key_above
 from st_magnitude.diagnosis.findings import (
     DO,
     NO_BENEFIT,
@@ -36,15 +36,13 @@ SERIES = {
     ("binary", "query"): ("binary, rescored", "^", "C1"),
     ("binary", "norm"): ("binary, rescored with the norm", "D", "C3"),
 }
-# Offsets from a point, in points, at which its label is tried, and the alignment there.
-PLACES = [((0, 7), "center"), ((0, -14), "center"), ((7, -3), "left"), ((-7, -3), "right"), ((0, 16), "center")]
 
 
 def gains(axis: Any, recommendations: Sequence[Recommendation], min_gain: float) -> None:
     """The interval of every recommendation, the first on top. The dotted line is a gain worth having."""
     shown = recommendations[::-1]
-    axis.axvline(0, color=ink(), linewidth=1)
-    axis.axvline(min_gain, color=ink(), linewidth=1, linestyle=":", label=f"worth having: {min_gain:g}")
+    axis.axvline(0, color=INK, linewidth=1)
+    axis.axvline(min_gain, color=INK, linewidth=1, linestyle=":", label=f"worth having: {min_gain:g}")
     for verdict, (color, marker) in LOOKS.items():
         rows = [(i, r.gain) for i, r in enumerate(shown) if r.verdict == verdict and r.gain is not None]
         if rows:
@@ -90,9 +88,9 @@ def exponents(axis: Any, choice: ExponentChoice, intervals: Sequence[Interval]) 
     gain, low, high = np.array(intervals).T + today
     gammas, chosen = choice.exponents, choice.candidate
     axis.fill_between(gammas, low, high, color="C0", alpha=0.2, linewidth=0, label="95% interval against today")
-    axis.axhline(today, color=ink(), linewidth=1, linestyle=":")
+    axis.axhline(today, color=INK, linewidth=1, linestyle=":")
     axis.plot(gammas, gain, color="C0", linewidth=1.8)
-    axis.plot(choice.present, today, "o", color=ink(), markersize=7, label="today")
+    axis.plot(choice.present, today, "o", color=INK, markersize=7, label="today")
     axis.plot(chosen, choice.ndcg(chosen).mean(), "D", color="C1", label="chosen by one half")
     axis.set_xlabel("document exponent (0: dot, 1: cosine)")
     axis.set_ylabel("nDCG@10")
@@ -100,62 +98,39 @@ def exponents(axis: Any, choice: ExponentChoice, intervals: Sequence[Interval]) 
     key_above(axis)
 
 
-def compression(axis: Any, cells: Sequence[CompressionCell], has_key: bool = False) -> None:
-    """nDCG@10 against bytes per document: one point per cell with its dimensions, and a line over `pareto`."""
+def compression(axis: Any, cells: Sequence[CompressionCell]) -> None:
+    """nDCG@10 by bytes per document: a point per cell, a line over `pareto`, and the dimensions of its cells."""
     from matplotlib.ticker import LogLocator
 
     full, front = largest(cells), pareto(cells)
-    axis.axhline(full.ndcg, color=ink(), linestyle="--", linewidth=1, label=f"{full.dim} x {full.precision}")
+    axis.axhline(full.ndcg, color=INK, linestyle="--", linewidth=1, label=f"{full.dim} x {full.precision}")
     x = [cell.bytes_per_document for cell in [*front, full]]
     y = [cell.ndcg for cell in [*front, front[-1]]]
-    axis.plot(x, y, drawstyle="steps-post", color=ink(), linewidth=1, alpha=0.6, label="best at that size")
+    axis.plot(x, y, drawstyle="steps-post", color=INK, linewidth=1, alpha=0.6, label="best at that size")
     for kind, (label, marker, color) in SERIES.items():
         chosen = [cell for cell in cells if (cell.precision, cell.rescoring) == kind]
         if chosen:
             sizes, values = [cell.bytes_per_document for cell in chosen], [cell.ndcg for cell in chosen]
             axis.plot(sizes, values, marker, color=color, markersize=6, label=label, zorder=3)
+    for cell in {(cell.dim, cell.precision): cell for cell in front}.values():  # bits with a norm next to bits: one
+        axis.annotate(
+            str(cell.dim), (cell.bytes_per_document, cell.ndcg), (0, 6), textcoords="offset points", ha="center"
+        )
     axis.set_xscale("log", base=2)
     axis.xaxis.set_major_locator(LogLocator(base=2, numticks=32))
     axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axis.margins(x=0.1, y=0.12)
     axis.set_xlabel("bytes per document")
     axis.set_ylabel("nDCG@10")
-    if has_key:
-        key_above(axis)
-    _label_dims(axis, cells)
+    key_above(axis)
 
 
-def _label_dims(axis: Any, cells: Sequence[CompressionCell]) -> None:
-    """Dimensions next to the points, once per dimension and precision, where they overlap no point and no label."""
-    from matplotlib.transforms import Bbox
-
-    axis.figure.canvas.draw()  # which settles the layout
-    pixel = axis.figure.dpi / 72
-    points = axis.transData.transform([(cell.bytes_per_document, cell.ndcg) for cell in cells])
-    taken = [Bbox.from_extents(*(point - 3 * pixel), *(point + 3 * pixel)) for point in points]
-    best = {(cell.dim, cell.precision): cell for cell in sorted(cells, key=lambda cell: cell.ndcg)}
-    for (dim, precision), cell in sorted(best.items(), key=lambda item: -item[1].ndcg):
-        color = SERIES[precision, "none" if precision != "binary" else cell.rescoring][2]
-        label = axis.annotate(
-            str(dim), (cell.bytes_per_document, cell.ndcg), (0, 0), textcoords="offset points", fontsize=8, color=color
-        )
-        for offset, alignment in PLACES:
-            label.set(position=offset, horizontalalignment=alignment)
-            box = label.get_window_extent()
-            if not any(box.overlaps(other) for other in taken):
-                taken.append(box)
-                break
-        else:
-            label.remove()
-
-
-def plot_compression(cells: Sequence[CompressionCell], path: str | Path, title: str = "") -> None:
-    """Plots nDCG@10 against bytes per document: one point per cell, and a line over the cells of `pareto`.
+def plot_compression(cells: Sequence[CompressionCell], path: str | Path) -> None:
+    """Writes the picture of `compression` to a PNG file.
 
     Args:
         cells: Cells of a CompressionEvaluator.
         path: PNG file to write, in a folder that exists.
-        title: Title above the axes.
 
     Raises:
         ImportError: If matplotlib is not installed.
@@ -166,12 +141,4 @@ def plot_compression(cells: Sequence[CompressionCell], path: str | Path, title: 
         >>> cells = [CompressionCell(4, "float32", "none", 16, 0.5, 1.0)]
         >>> plot_compression(cells, "compression.png")  # doctest: +SKIP
     """
-    largest(cells)  # raises if there are no cells
-    plt = pyplot()
-    with plt.rc_context(LIGHT.settings()):
-        figure, axis = plt.subplots(figsize=(8, 4.2), layout="constrained")
-        axis.set_title(title)
-        compression(axis, cells)
-        figure.legend(loc="outside right upper")
-        figure.savefig(path, dpi=150)
-        plt.close(figure)
+    Path(path).write_bytes(draw(lambda axis: compression(axis, cells), (6.4, 4.4), "png"))

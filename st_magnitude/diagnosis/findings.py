@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,14 +16,12 @@ __all__ = [
     "DO",
     "NOT_ENOUGH",
     "NO_BENEFIT",
-    "BaselineComparison",
     "Diagnosis",
     "EffectSize",
     "ExponentChoice",
     "Geometry",
     "NormStatistics",
     "Recommendation",
-    "TaskSymmetry",
 ]
 
 Array = NDArray[np.float64]
@@ -32,7 +29,6 @@ Mask = NDArray[np.bool_]
 Interval = tuple[float, float, float]  # gain, low, high
 
 DO, NO_BENEFIT, NOT_ENOUGH = "do", "no benefit expected", "not enough data"
-WIDTH = 80  # of printed text
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
@@ -55,19 +51,6 @@ class EffectSize:
     d: float = math.nan
     without_length: float = math.nan  # after the logarithm of the number of words has been regressed out of the norms
     undefined: str = ""  # why both are nan; empty where they are defined
-
-
-@dataclass(frozen=True)
-class TaskSymmetry:
-    """Whether queries and documents swap roles. `st_magnitude.diagnosis.measure.task_symmetry` has the definition."""
-
-    verdict: str  # "symmetric", "asymmetric" or "unclear"
-    reason: str  # the rule that decided
-    queries_in_corpus: float  # share of the queries whose text is also a document
-    answers_that_ask: float  # share of the relevant documents whose text is also a query
-    mutual: float  # share of the judgments between such texts that hold in the other direction too; nan without any
-    length_auc: float  # probability that a relevant document has more words than a query
-    own_text_unjudged: float  # share of the queries whose own text is a document that is not judged relevant
 
 
 @dataclass(frozen=True)
@@ -103,26 +86,12 @@ class Geometry:
 
 
 @dataclass(frozen=True)
-class BaselineComparison:
-    """Another model on the same texts."""
-
-    name: str  # hub id or the end of the path
-    similarity: str  # name of the similarity with which the baseline is scored
-    query_cv: float  # coefficient of variation of its raw query norms
-    document_cv: float
-    query_cv_ratio: float  # delta-CV, the CV of the model over the CV of the baseline; nan where that is 0
-    document_cv_ratio: float
-    ndcg: Array  # nDCG@10 of every query, (n,)
-    gain: Interval  # nDCG@10 of the model minus nDCG@10 of the baseline, on all queries
-
-
-@dataclass(frozen=True)
 class Recommendation:
     """One possible change, and whether the measurements support it.
 
     Attributes:
         name: Short fixed name: ``"exponent"``, ``"training"``, ``"pruning"``, ``"half"``, ``"quarter"``, ``"1 bit"``,
-            ``"bits and norm"``, ``"centring"``, ``"isotropy"``, ``"prior"`` or ``"baseline"``.
+            ``"bits and norm"``, ``"centring"`` or ``"prior"``.
         action: The change in question.
         verdict: ``"do"``: the interval of the gain lies above 0 and reaches a gain worth having. ``"no benefit
             expected"``: the interval excludes a gain worth having. ``"not enough data"``: the interval does neither.
@@ -156,19 +125,15 @@ class Recommendation:
         return f"{self.gain_of}: {gain} on {self.num_queries:,} queries. Scoring: {self.scoring}."
 
     def __str__(self) -> str:
-        lines = [self.measured, self.reason, f"-> {self.choice}"]
-        parts = [part for line in lines for part in textwrap.wrap(line, WIDTH - 5, break_long_words=False)]
-        title = textwrap.wrap(
-            f"[{self.verdict}] {self.action}", WIDTH, subsequent_indent=" " * 5, break_long_words=False
-        )
-        return "\n     ".join(["\n".join(title), *parts])
+        lines = (self.measured, self.reason, f"-> {self.choice}")
+        return "\n     ".join([f"[{self.verdict}] {self.action}", *(line for line in lines if line)])
 
 
 @dataclass(frozen=True)
 class Diagnosis(Result):
     """The result of `diagnose`.
 
-    ``print(diagnosis)`` shows the recommendations in 80 columns. `st_magnitude.diagnosis.page` has
+    ``print(diagnosis)`` shows the recommendations. `st_magnitude.diagnosis.page` has
     ``measurements(diagnosis)``, all figures as text, and ``write_page(diagnosis, folder)``, an HTML page with
     pictures.
 
@@ -188,12 +153,10 @@ class Diagnosis(Result):
         exponent: nDCG@10 by document exponent, and the exponent that one half of the queries chose.
         geometry: Directions of the documents.
         cells: Storage, as CompressionEvaluator measures it.
-        ties: Share of the queries with two equal scores among their 11 best documents, by precision of the scores.
-        symmetry: Symmetry of the task.
-        baseline: Comparison with the baseline; None without one.
+        own_text_unjudged: Share of the queries whose own text is a document that is not judged relevant.
         recommendations: All recommendations; ``diagnosis["exponent"]`` finds one by name.
-        settings: The arguments ``title``, ``seed``, ``num_samples``, ``min_gain`` and ``tolerance``, and the versions
-            of this package and of those that it computes with.
+        settings: The arguments ``title``, ``symmetric``, ``seed``, ``num_samples``, ``min_gain`` and ``tolerance``, and
+            the versions of this package and of those that it computes with.
     """
 
     model: str
@@ -210,9 +173,7 @@ class Diagnosis(Result):
     exponent: ExponentChoice
     geometry: Geometry
     cells: list[CompressionCell]
-    ties: dict[str, float]
-    symmetry: TaskSymmetry
-    baseline: BaselineComparison | None
+    own_text_unjudged: float
     recommendations: list[Recommendation]
     settings: dict[str, Any]
 
@@ -261,6 +222,5 @@ class Diagnosis(Result):
 
     def tables(self) -> list[str]:
         """The facts, the summary, all recommendations and the legend; the page has the tables."""
-        bullets = (textwrap.fill(line, WIDTH, initial_indent="- ", subsequent_indent="  ") for line in self.summary)
         ordered = (str(r) for some in self.by_verdict.values() for r in some)
-        return [textwrap.fill(self.facts, WIDTH), "\n".join(bullets), *ordered, textwrap.fill(self.legend, WIDTH)]
+        return [self.facts, "\n".join(f"- {line}" for line in self.summary), *ordered, self.legend]

@@ -20,27 +20,23 @@ from st_magnitude.data.task import EncodedTask
 from st_magnitude.diagnosis.findings import (
     QUANTILES,
     Array,
-    BaselineComparison,
     EffectSize,
     ExponentChoice,
     Geometry,
     Interval,
     Mask,
     NormStatistics,
-    TaskSymmetry,
 )
 from st_magnitude.evaluation.metrics import are_unit
 from st_magnitude.similarity import COSINE, Similarity
 
 __all__ = [
-    "compare",
     "directions",
     "effect_sizes",
     "exponent_choice",
     "halves",
     "norm_statistics",
-    "task_symmetry",
-    "ties",
+    "own_text_unjudged",
 ]
 
 Bootstrap = Callable[[Any, Any], Interval]
@@ -146,16 +142,6 @@ def exponent_choice(task: EncodedTask, present: float, seed: int, interval: Boot
     )
 
 
-def compare(
-    name: str, baseline: EncodedTask, similarity: Similarity, own: Array, cvs: tuple[float, float], interval: Bootstrap
-) -> BaselineComparison:
-    """Norms and nDCG@10 of the baseline; ``own`` (n,) and ``cvs`` (queries, documents) are the model's."""
-    q, d = (geometry.coefficient_of_variation(geometry.norms(x)) for x in (baseline.queries, baseline.documents))
-    q_ratio, d_ratio = (mine / theirs if theirs else math.nan for mine, theirs in zip(cvs, (q, d), strict=True))
-    ndcg = baseline.ndcg(baseline.top(similarity))
-    return BaselineComparison(name, similarity.name, q, d, q_ratio, d_ratio, ndcg, interval(own, ndcg))
-
-
 def directions(task: EncodedTask, seed: int) -> Geometry:
     """Geometry of the directions of the documents, and alignment of the relevant pairs."""
     unit = COSINE.document(task.documents)
@@ -177,74 +163,13 @@ def directions(task: EncodedTask, seed: int) -> Geometry:
     )
 
 
-def ties(task: EncodedTask, similarity: Similarity) -> dict[str, float]:
-    """Share of the queries with two equal scores among their 11 best documents, if scores have that precision."""
-    scores = task.scores(similarity, task.top(similarity, k=11))
-    rounded = {"float32": scores, "float16": scores.half(), "bfloat16": scores.bfloat16()}
-    return {name: float((x[:, 1:] == x[:, :-1]).any(dim=1).double().mean()) for name, x in rounded.items()}
+def own_text_unjudged(data: RetrievalData) -> float:
+    """Share of the queries whose lower-cased words are also a document that is not judged relevant to them."""
 
+    def words(text: str) -> tuple[str, ...]:
+        return tuple(text.lower().split())
 
-def task_symmetry(data: RetrievalData, symmetric: bool | None = None) -> TaskSymmetry:
-    """Decides from the texts and the judgments whether queries and documents swap roles.
-
-    Texts are compared by their lower-cased words:
-
-    - shared = the larger of two shares: the queries that are also documents, and the relevant documents that are also
-      queries;
-    - mutual = the share of the judgments (a, b), in which b is also a query and a is also a document, for which (b, a)
-      is judged too;
-    - alike = whether the probability that a relevant document has more words than a query lies within 0.35 and 0.65.
-
-    ======================  =====================================  ============
-    shared                  and                                    verdict
-    ======================  =====================================  ============
-    at least half           mutual is at least half                symmetric
-    at least half           mutual is at most a tenth              asymmetric
-    at least half           mutual is undefined, lengths alike     symmetric
-    less than a tenth       lengths not alike                      asymmetric
-    ======================  =====================================  ============
-
-    In all other cases the verdict is "unclear": paraphrases of texts that are never queries look like short answers.
-    Pass the verdict as ``symmetric`` then.
-
-    Example:
-        >>> texts = {"a": "bees make honey", "b": "honey is made by bees"}
-        >>> task_symmetry(RetrievalData(texts, texts, {"a": {"b"}, "b": {"a"}})).verdict
-        'symmetric'
-        >>> answers = {"d": "They collect nectar and thicken it in the hive."}
-        >>> task_symmetry(RetrievalData({"q": "who makes honey?"}, answers, {"q": {"d"}})).verdict
-        'asymmetric'
-
-    Source: arXiv 2602.09229, section 6.3, has the principle; the definition is ours.
-    """
-    judged = {query: data.relevant[query] for query in data.query_ids}
-    asking = {query: _words(data.queries[query]) for query in judged}
-    answering = {document: _words(data.corpus[document]) for document in sorted(set().union(*judged.values()))}
-    ask, answer = set(asking.values()), {_words(text) for text in data.corpus.values()}
-
-    in_corpus = float(np.mean([text in answer for text in asking.values()]))
-    that_ask = float(np.mean([text in ask for text in answering.values()]))
-    pairs = {(asking[q], answering[d]) for q, documents in judged.items() for d in documents}
-    both_ways = [(b, a) in pairs for a, b in pairs if a != b and b in ask and a in answer]
-    mutual = float(np.mean(both_ways)) if both_ways else math.nan
-    longer = geometry.auroc([len(t) for t in answering.values()], [len(t) for t in asking.values()])
-    own = float(np.mean([t in answer and (t, t) not in pairs for t in asking.values()]))
-
-    shared, alike = max(in_corpus, that_ask), 0.35 <= longer <= 0.65
-    if symmetric is not None:
-        verdict, reason = "symmetric" if symmetric else "asymmetric", "as given by the argument symmetric"
-    elif shared >= 0.5 and mutual >= 0.5:
-        verdict, reason = "symmetric", "the same texts are queries and documents, and judgments hold both ways"
-    elif shared >= 0.5 and mutual <= 0.1:
-        verdict, reason = "asymmetric", "the same texts are queries and documents, but judgments hold one way only"
-    elif shared >= 0.5 and math.isnan(mutual) and alike:
-        verdict, reason = "symmetric", "the same texts are queries and documents, and both have similar lengths"
-    elif shared < 0.1 and not alike:
-        verdict, reason = "asymmetric", "queries and documents share no texts and differ in length"
-    else:
-        verdict, reason = "unclear", "texts and judgments do not decide it; pass symmetric=True or symmetric=False"
-    return TaskSymmetry(verdict, reason, in_corpus, that_ask, mutual, longer, own)
-
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(text.lower().split())
+    answers = {words(text) for text in data.corpus.values()}
+    asked = [(words(data.queries[query]), data.relevant[query]) for query in data.query_ids]
+    found = [text in answers and text not in {words(data.corpus[d]) for d in judged} for text, judged in asked]
+    return float(np.mean(found))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import re
-import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,9 +13,9 @@ from st_magnitude._checks import needs
 from st_magnitude._plot import draw
 from st_magnitude.diagnosis import figures
 from st_magnitude.diagnosis.advice import NO_MAGNITUDE
-from st_magnitude.diagnosis.findings import QUANTILES, WIDTH, Diagnosis, Recommendation
+from st_magnitude.diagnosis.findings import QUANTILES, Diagnosis, Recommendation
 from st_magnitude.evaluation.compression import table
-from st_magnitude.result import Table, cell, interval
+from st_magnitude.result import Table, cell, wrap
 
 __all__ = ["measurements", "write_page"]
 
@@ -28,9 +27,8 @@ EFFECTS = {
 
 @dataclass(frozen=True)
 class Figure:
-    """A picture: its file name, the text below it, and the function that draws it into matplotlib's axes."""
+    """A picture: the text below it, and the function that draws it into matplotlib's axes."""
 
-    name: str
     caption: str
     paint: Callable[[Any], None]
     size: tuple[float, float] = (5.0, 3.5)
@@ -48,14 +46,14 @@ class Section:
 
 
 def write_page(diagnosis: Diagnosis, output: str | Path) -> Path:
-    """Writes ``report.html``, and its pictures as PNG files next to it.
+    """Writes ``report.html``, with its pictures inside.
 
     Recommendations come first, then all measurements. The page follows the reader's choice of light or dark, and
-    prints. The same diagnosis gives the same files.
+    prints. The same diagnosis gives the same file.
 
     Args:
         diagnosis: Result of `st_magnitude.diagnose`.
-        output: Folder for the files, created if it does not exist. Files of the same names are replaced, others stay.
+        output: Folder for the file, created if it does not exist. Other files in it stay.
 
     Returns:
         The path of the HTML file.
@@ -83,21 +81,17 @@ def write_page(diagnosis: Diagnosis, output: str | Path) -> Path:
     )
     environment.filters |= {
         "citing": citing,
-        "data": lambda svg: "data:image/svg+xml;base64," + base64.b64encode(svg).decode(),
+        "cell": cell,
+        "base64": lambda figure: base64.b64encode(draw(figure.paint, figure.size)).decode(),
         "id": lambda title: re.sub(r"\W+", "-", title.lower()),
     }
-    sections = [_recommendations(diagnosis), *_measurements(diagnosis)]
-    pictures = {figure.name: draw(figure.paint, figure.size) for section in sections for figure in section.figures}
     page = environment.get_template("report.html").render(
         title=diagnosis.settings["title"] or f"Diagnosis of {diagnosis.model}",
         facts=diagnosis.facts,
-        sections=sections,
-        pictures=pictures,
+        sections=[_recommendations(diagnosis), *_measurements(diagnosis)],
     )
     output = Path(output)
     output.mkdir(parents=True, exist_ok=True)
-    for name, picture in pictures.items():
-        (output / f"{name}.png").write_bytes(picture.png)
     (output / "report.html").write_text(page + "\n", encoding="utf-8")
     return output / "report.html"
 
@@ -107,19 +101,18 @@ def measurements(diagnosis: Diagnosis) -> str:
     parts = []
     for section in _measurements(diagnosis):
         parts.append(f"{section.title}\n{'=' * len(section.title)}")
-        parts += [textwrap.fill(note, WIDTH) for note in section.notes]
+        parts += [wrap(note) for note in section.notes]
         parts += [shown.to_text() for shown in section.tables]
     return "\n\n".join(parts)
 
 
 def _measurements(d: Diagnosis) -> list[Section]:
-    return [_norms(d), _exponent(d), _storage(d), _directions(d), _task(d), _settings(d)]
+    return [_norms(d), _exponent(d), _storage(d), _directions(d), _settings(d)]
 
 
 def _recommendations(d: Diagnosis) -> Section:
     shown = [r for r in d.recommendations if r.gain is not None]
     gains = Figure(
-        "gains",
         "Gain in nDCG@10 of every change that could be measured, with its 95% interval. For half, quarter, 1 bit and "
         "pruning it is the margin above the tolerance.",
         lambda axis: figures.gains(axis, shown, d.settings["min_gain"]),
@@ -137,8 +130,6 @@ def _norms(d: Diagnosis) -> Section:
     rows = [["mean", q.mean, m.mean], ["coefficient of variation (CV)", q.cv, m.cv]]
     rows += [[f"{p:.0%} quantile", *x] for p, *x in zip(QUANTILES, q.quantiles, m.quantiles, strict=True)]
     rows.append(["rank correlation with the number of words", q.length_spearman, m.length_spearman])
-    if (b := d.baseline) is not None:
-        rows.append(["CV over the CV of the baseline (delta-CV)", b.query_cv_ratio, b.document_cv_ratio])
     norms = Table(
         ["measure", "queries", "documents"],
         rows,
@@ -159,7 +150,6 @@ def _norms(d: Diagnosis) -> Section:
     groups = {name: d.documents.values[mask] for name, mask in masks.items()}
     means = "; ".join(f"{len(values):,} {name}: mean {values.mean():.3g}" for name, values in groups.items())
     drawn = Figure(
-        "norms",
         f"Norms of documents ({means}). Dashed lines are means. The first and the last bar include the outermost 0.1%.",
         lambda axis: figures.histogram(axis, groups, "norm of a document"),
     )
@@ -175,7 +165,6 @@ def _exponent(d: Diagnosis) -> Section:
         "nDCG@10 of all queries by document exponent (0 is dot, 1 is cosine), with the 95% interval of the difference.",
     )
     curve = Figure(
-        "exponents",
         f"nDCG@10 of all {len(d.query_ids):,} queries if documents are divided by this power of their norm. The band "
         "is the 95% paired bootstrap interval of the difference from today, drawn around the curve. Where it leaves "
         "the dotted line, the difference is more than noise.",
@@ -188,14 +177,11 @@ def _exponent(d: Diagnosis) -> Section:
 def _storage(d: Diagnosis) -> Section:
     title = f"nDCG@10 by dimensions and precision, measured with {d.recommended}. Stars mark the best at their size."
     figure = Figure(
-        "compression",
-        "nDCG@10 by bytes per document. The numbers next to the points are dimensions.",
-        lambda axis: figures.compression(axis, d.cells, has_key=True),
+        "nDCG@10 by bytes per document. The numbers above points are dimensions.",
+        lambda axis: figures.compression(axis, d.cells),
         (5.0, 4.4),
     )
-    shares = ", ".join(f"{share:.0%} in {name}" for name, share in d.ties.items())
-    note = f"Queries with equal scores among their 11 best documents: {shares}. An index ranks equal scores at will."
-    return Section("Storage", [note], [figure], tables=[replace(table(d.cells), title=title)])
+    return Section("Storage", figures=[figure], tables=[replace(table(d.cells), title=title)])
 
 
 def _directions(d: Diagnosis) -> Section:
@@ -213,33 +199,12 @@ def _directions(d: Diagnosis) -> Section:
     return Section("Directions", tables=[Table(["measure", "value", "meaning"], rows, title)])
 
 
-def _task(d: Diagnosis) -> Section:
-    task = d.symmetry
-    rows = [
-        ["queries that are also documents", task.queries_in_corpus],
-        ["relevant documents that are also queries", task.answers_that_ask],
-        ["judgments between such texts that hold both ways", task.mutual],
-        ["probability that a relevant document has more words than a query", task.length_auc],
-        ["queries whose own text is a document that is not judged relevant", task.own_text_unjudged],
-    ]
-    tables = [Table(["measure", "share"], rows, "Whether queries and documents swap roles.")]
-    if (b := d.baseline) is not None:
-        both = [
-            ["model", d.recommended, b.ndcg.mean() + b.gain[0], d.queries.cv, d.documents.cv],
-            [f"baseline {b.name}", b.similarity, b.ndcg.mean(), b.query_cv, b.document_cv],
-        ]
-        title = f"The model and the baseline. Difference in nDCG@10: {interval(b.gain)}."
-        tables.append(
-            Table(["compared", "scored by", "nDCG@10", "CV of query norms", "CV of document norms"], both, title)
-        )
-    return Section("Task", [f"{task.verdict.capitalize()}: {task.reason}."], tables=tables)
-
-
 def _settings(d: Diagnosis) -> Section:
     rows = [
         ["model", d.model],
         ["scored today by", f"{d.similarity} (document exponent {d.exponent.present:.2g})"],
         ["ends in Normalize", "yes" if d.normalizes else "no"],
+        ["queries whose own text is a document that is not judged relevant", f"{d.own_text_unjudged:.0%}"],
         *([name, str(value)] for name, value in d.settings.items() if name != "title"),
     ]
     return Section("Settings", tables=[Table(["setting", "value"], rows, "Model, arguments and versions.")])

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from st_magnitude.evaluation.compression import CompressionCell, CompressionEvaluator
     from st_magnitude.evaluation.geometry import GeometryEvaluator
     from st_magnitude.evaluation.hybrid import HybridEvaluator, bm25_run, dense_run, reciprocal_rank_fusion
+    from st_magnitude.evaluation.late_interaction import LateInteractionEvaluator, TokenCell, TokenTable
     from st_magnitude.evaluation.magnitude import MagnitudeEvaluator
     from st_magnitude.evaluation.pairs import ScoredPairsEvaluator
     from st_magnitude.evaluation.rag import exact_match, normalize_answer, rag_prompt, read_answers, token_f1
@@ -19,8 +20,11 @@ __all__ = [
     "CompressionEvaluator",
     "GeometryEvaluator",
     "HybridEvaluator",
+    "LateInteractionEvaluator",
     "MagnitudeEvaluator",
     "ScoredPairsEvaluator",
+    "TokenCell",
+    "TokenTable",
     "bm25_run",
     "dense_run",
     "exact_match",

@@ -14,14 +14,12 @@ import torch
 from numpy.typing import NDArray
 from scipy.special import bdtr
 from sentence_transformers import SentenceTransformer
-from sklearn.linear_model import LogisticRegression
-from sklearn.preprocessing import StandardScaler
 
 from st_magnitude._checks import one_of
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import encode_texts
 from st_magnitude.evaluation.metrics import raw_scoring_of, share_interval
-from st_magnitude.geometry import norms, risk_coverage
+from st_magnitude.geometry import risk_coverage
 from st_magnitude.result import Result, Table
 from st_magnitude.similarity import Similarity
 
@@ -30,8 +28,7 @@ __all__ = ["Abstention", "Answers", "answerable", "calibrate_abstention", "contr
 Array = NDArray[np.float64]
 
 FILE = "abstention.json"
-FEATURES = ("score", "gap", "query norm", "document norm")
-SIGNALS = (*FEATURES, "combined")
+SIGNALS = ("score", "gap")
 UNANSWERABLE = 0.25  # the share of queries whose documents are left out where the data has no query without an answer
 CHOOSING = 0.3  # the share of queries that choose signal and first threshold; the others test
 
@@ -63,12 +60,8 @@ class Answers:
 class Abstention(Result):
     """A rule that says which queries to answer, and what it guarantees.
 
-    A query is answered if its signal, ``weights`` times (score, gap to the second score, query norm, norm of the first
-    document), is at least ``threshold``.
-
     Attributes:
-        signal: Name of the signal.
-        weights: Factors of the four features, (4,).
+        signal: ``"score"`` of the first document, or ``"gap"`` between the first two scores.
         threshold: Smallest signal that is answered; infinity if no threshold gives the guarantee.
         document_exponent: Document exponent of the scores.
         max_risk: Largest share of wrong answers that the rule allows.
@@ -79,7 +72,6 @@ class Abstention(Result):
     """
 
     signal: str
-    weights: tuple[float, ...]
     threshold: float
     document_exponent: float
     max_risk: float
@@ -101,8 +93,8 @@ class Abstention(Result):
         encode: Mapping[str, Any] | None = None,
     ) -> Answers:
         """Applies the rule to other queries; the arguments are those of `calibrate_abstention`."""
-        features, is_wrong, _ = first_documents(model, data, self.similarity, unanswerable, 0, encode)
-        return answers_of(features @ self.weights, is_wrong, self.threshold)
+        scores, is_wrong, _ = first_documents(model, data, self.similarity, unanswerable, 0, encode)
+        return answers_of(_values(self.signal, scores), is_wrong, self.threshold)
 
     def save(self, folder: str | Path) -> Path:
         """Writes ``abstention.json`` into a folder, which is usually that of the model."""
@@ -112,7 +104,7 @@ class Abstention(Result):
     def load(cls, folder: str | Path) -> Abstention:
         """Reads the file of `save`."""
         given = json.loads((Path(folder) / FILE).read_text(encoding="utf-8"))
-        given |= {"weights": tuple(given["weights"]), "threshold": float(given["threshold"])}  # JSON has no infinity
+        given["threshold"] = float(given["threshold"])  # JSON has no infinity
         return cls(**given | {"calibration": Answers(**given["calibration"])})
 
     def tables(self) -> list[Table | str]:
@@ -149,13 +141,12 @@ def calibrate_abstention(
         P( Binomial(answers, risk) <= wrong answers ) <= delta
 
     Args:
-        model: Any SentenceTransformer. Norms are taken before a closing Normalize or ExponentNorm.
+        model: Any SentenceTransformer.
         data: Validation queries, the corpus and judgments, as `RetrievalData.from_beir` reads them.
         risk: Largest share of wrong answers among the answers given.
         delta: Probability, over the draw of the validation queries, that the guarantee fails.
-        signal: ``"score"``, ``"gap"`` (first score minus second), ``"query norm"``, ``"document norm"`` (of the first
-            document), ``"combined"`` (a logistic regression on these four), or ``"auto"`` for the signal with the
-            smallest area of risk by coverage.
+        signal: ``"score"``, ``"gap"`` (first score minus second), or ``"auto"`` for the one with the smaller area of
+            risk by coverage.
         similarity: The similarity that ranks; by default the model's own, which is cosine if it normalises. Scores are
             always divided by the norm of the query.
         unanswerable: Share of the queries whose relevant documents are left out; choose the one that you expect. By
@@ -173,7 +164,7 @@ def calibrate_abstention(
             rule = stm.calibrate_abstention(model, RetrievalData.from_beir("my-data", "dev"), risk=0.1)
             print(rule)
             rule.save("my-model")
-            answerable("my-model", scores, query_norms, document_norms)
+            answerable("my-model", scores)
 
     The guarantee is for new queries from the same source and with the same share of unanswerable ones.
 
@@ -191,12 +182,12 @@ def calibrate_abstention(
             f"many for a useful coverage; the data has {len(data.queries)}. Use more queries or a larger risk."
         )
     similarity = Similarity(1.0, raw_scoring_of(model, similarity).exponents[1])
-    features, is_wrong, share = first_documents(model, data, similarity, unanswerable, seed, encode)
-    return rule_of(features, is_wrong, share, similarity, risk, delta, signal, seed)
+    scores, is_wrong, share = first_documents(model, data, similarity, unanswerable, seed, encode)
+    return rule_of(scores, is_wrong, share, similarity, risk, delta, signal, seed)
 
 
 def rule_of(
-    features: Array,
+    scores: Array,
     is_wrong: NDArray[np.bool_],
     unanswerable: float,
     similarity: Similarity,
@@ -206,23 +197,26 @@ def rule_of(
     seed: int = 0,
 ) -> Abstention:
     """The rule from the result of `first_documents`; the other arguments are those of `calibrate_abstention`."""
-    choosing = np.random.default_rng(seed).permutation(len(features)) < CHOOSING * len(features)  # the others test
+    choosing = np.random.default_rng(seed).permutation(len(scores)) < CHOOSING * len(scores)  # the others test
     if len(set(is_wrong[choosing])) < 2:
         kind = "wrong" if is_wrong[choosing][0] else "right"
         raise ValueError(
             f"The first documents of all {choosing.sum()} queries that choose the signal are {kind}: use more queries, "
             "a larger corpus, or another unanswerable=."
         )
-    weights = _weights(features[choosing], is_wrong[choosing])
-    areas = {name: risk_coverage(features[choosing] @ w, ~is_wrong[choosing])[2] for name, w in weights.items()}
+    areas = {name: risk_coverage(_values(name, scores[choosing]), ~is_wrong[choosing])[2] for name in SIGNALS}
     if signal == "auto":
         signal = min(areas, key=lambda name: areas[name])
-    values = features @ weights[signal]
+    values = _values(signal, scores)
     _, coverage, tails = _tests(values[choosing], is_wrong[choosing], risk)
     threshold = controlled_threshold(values[~choosing], is_wrong[~choosing], coverage[tails.argmin()], risk, delta)
-    answers, chosen = answers_of(values[~choosing], is_wrong[~choosing], threshold), tuple(weights[signal].tolist())
-    exponent = similarity.exponents[1]
-    return Abstention(signal, chosen, threshold, exponent, risk, delta, unanswerable, answers, areas)
+    answers = answers_of(values[~choosing], is_wrong[~choosing], threshold)
+    return Abstention(signal, threshold, similarity.exponents[1], risk, delta, unanswerable, answers, areas)
+
+
+def _values(signal: str, scores: Array) -> Array:
+    """The signal of every query from its best scores: (n, >= 2) -> (n,)."""
+    return scores[:, 0] - scores[:, 1] if signal == "gap" else scores[:, 0]
 
 
 def controlled_threshold(values: Array, is_wrong: Any, start: float, risk: float, delta: float) -> float:
@@ -261,13 +255,6 @@ def answers_of(values: Array, is_wrong: Any, threshold: float) -> Answers:
     return Answers(len(values), int(answered.sum()), int((answered & is_wrong).sum()))
 
 
-def _weights(features: Array, is_wrong: NDArray[np.bool_]) -> dict[str, Array]:
-    """The weights of every signal: one feature each, and those of a logistic regression, for features as they are."""
-    scaler = StandardScaler().fit(features)
-    regression = LogisticRegression().fit(scaler.transform(features), ~is_wrong)
-    return dict(zip(FEATURES, np.eye(len(FEATURES)), strict=True)) | {"combined": regression.coef_[0] / scaler.scale_}
-
-
 def first_documents(
     model: SentenceTransformer,
     data: RetrievalData,
@@ -276,7 +263,7 @@ def first_documents(
     seed: int,
     encode: Mapping[str, Any] | None = None,
 ) -> tuple[Array, NDArray[np.bool_], float]:
-    """Features (n, 4) of every query's first document, whether it is wrong (n,), and the share without an answer."""
+    """The two best scores of every query, (n, 2), whether the first is wrong, (n,), and the share without an answer."""
     column = {document: i for i, document in enumerate(data.document_ids)}
     relevant = [{column[d]: 1 for d in data.relevant.get(query, ())} for query in data.queries]
     has_answer = np.array([bool(documents) for documents in relevant])
@@ -297,42 +284,28 @@ def first_documents(
     order = np.argsort(is_relevant & left_out[:, None], axis=1, kind="stable")[:, :2]  # documents left out go last
     first_two = top.gather(1, torch.from_numpy(order))  # (n, 2)
     scores = encoded.scores(similarity, first_two).double().numpy()
-    document_norms = norms(encoded.documents)[first_two[:, 0].numpy()]
-    features = np.stack([scores[:, 0], scores[:, 0] - scores[:, 1], norms(encoded.queries), document_norms], axis=1)
     is_wrong = ~np.take_along_axis(is_relevant, order, axis=1)[:, 0]
-    return features, is_wrong, float((~has_answer | left_out).mean())
+    return scores, is_wrong, float((~has_answer | left_out).mean())
 
 
-def answerable(
-    rule: Abstention | str | Path, scores: Any, query_norms: Any = None, document_norms: Any = None
-) -> NDArray[np.bool_]:
+def answerable(rule: Abstention | str | Path, scores: Any) -> NDArray[np.bool_]:
     """Whether to answer each query with its first document: -> booleans (n,).
 
     Args:
         rule: The result of `calibrate_abstention`, or the folder where it was saved.
-        scores: Scores of the first documents under ``rule.similarity``, best first, (n, k); the gap needs k >= 2.
-        query_norms: Norms of the raw query embeddings, (n,).
-        document_norms: Norms of the raw embeddings of the first documents, (n,).
+        scores: Scores of the two or more best documents under ``rule.similarity``, best first, (n, k).
 
     Raises:
-        ValueError: If a feature that the rule uses is missing, or scores has another shape.
+        ValueError: If scores has another shape.
 
     Example:
-        >>> rule = Abstention("score", (1.0, 0.0, 0.0, 0.0), 0.6, 1.0, 0.1, 0.05, 0.25, Answers(100, 50, 2), {})
+        >>> rule = Abstention("score", 0.6, 1.0, 0.1, 0.05, 0.25, Answers(100, 50, 2), {})
         >>> answerable(rule, [[0.9, 0.5], [0.55, 0.5]])
         array([ True, False])
     """
     if not isinstance(rule, Abstention):
         rule = Abstention.load(rule)
     scores = np.asarray(scores, dtype=np.float64)
-    if scores.ndim != 2:
-        raise ValueError(f"scores must have the shape (n, k), the best score first; got {scores.shape}.")
-    gap = scores[:, 0] - scores[:, 1] if scores.shape[1] > 1 else None
-    value = np.zeros(len(scores))
-    features = (scores[:, 0], gap, query_norms, document_norms)
-    for name, feature, weight in zip(FEATURES, features, rule.weights, strict=True):
-        if weight and feature is None:
-            source = "the scores of two documents" if name == "gap" else f"{name.replace(' ', '_')}s="
-            raise ValueError(f"The signal {rule.signal!r} uses the {name}: give {source}.")
-        value += weight * np.asarray(feature, dtype=np.float64) if weight else 0.0
-    return value >= rule.threshold
+    if scores.ndim != 2 or scores.shape[1] < 2:
+        raise ValueError(f"scores must have the shape (n, k) with k >= 2, the best score first; got {scores.shape}.")
+    return _values(rule.signal, scores) >= rule.threshold

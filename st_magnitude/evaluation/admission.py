@@ -16,32 +16,23 @@ from sklearn.preprocessing import StandardScaler
 
 from st_magnitude._checks import one_of
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.data.task import EncodedTask, ndcg
+from st_magnitude.data.task import ndcg
 from st_magnitude.evaluation.metrics import scoring_of, share_interval
 from st_magnitude.geometry import norms
-from st_magnitude.result import Result, Table, to_plain
+from st_magnitude.result import Result, Table
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import normalizes_output
 
-__all__ = ["SCORERS", "Admission", "Criterion", "admit", "surface_features"]
+__all__ = ["SCORERS", "Admission", "admit", "surface_features"]
 
 Array = NDArray[np.float64]
 Score = Callable[[Sequence[str], NDArray[Any]], Array]
 
-SCORERS = ("norm", "surface", "embedding")
+SCORERS = ("surface", "norm")
 FOLDS = 5
 FEWEST = 20  # judged queries
 LABELLED = 10_000  # documents that a regression sees next to the relevant ones
 DEPTH = 50  # documents of a ranking before any is dropped
-
-
-@dataclass(frozen=True)
-class Criterion:
-    """Answers and ranking under one score at the share of the result."""
-
-    answers_kept: tuple[float, float, float]  # as in Admission
-    ndcg: float  # mean nDCG@10 in the index that is left; documents that were dropped count as missed
-    share: float | None  # of the corpus that has to be kept for the asked recall
 
 
 @dataclass(frozen=True, repr=False)
@@ -51,14 +42,13 @@ class Admission(Result):
     Attributes:
         ids: Ids of all documents, sorted.
         kept: Whether to index each of them, (m,).
-        scorer: The score that decides: ``"norm"``, ``"surface"`` or ``"embedding"``.
+        scorer: The score that decides: ``"surface"`` or ``"norm"``.
         scores: This score for every document, (m,).
         threshold: The smallest score that is kept.
         score: The scorer itself, for documents that come later: ``score(texts, embeddings) >= threshold``.
         answers_kept: Mean share of the relevant documents of a query that is kept, with its 95 % interval over queries
-            (Clopper and Pearson): (share, low, high). Other queries chose scorer and threshold.
-        ndcg: Mean nDCG@10 before, on the same queries.
-        criteria: A `Criterion` for each score, all at the same share.
+            (Clopper and Pearson): (share, low, high).
+        ndcg: Mean nDCG@10 of the same queries, before and in the index that is left.
         queries: Number of judged queries.
     """
 
@@ -69,8 +59,7 @@ class Admission(Result):
     threshold: float
     score: Score
     answers_kept: tuple[float, float, float]
-    ndcg: float
-    criteria: dict[str, Criterion]
+    ndcg: tuple[float, float]
     queries: int
 
     @property
@@ -87,7 +76,7 @@ class Admission(Result):
         """All figures, without the documents."""
         names = ("scorer", "threshold", "share", "answers_kept", "ndcg", "queries")
         counts = {"documents": len(self.ids), "kept": int(self.kept.sum())}
-        return {name: getattr(self, name) for name in names} | counts | {"criteria": to_plain(self.criteria)}
+        return {name: getattr(self, name) for name in names} | counts
 
     def save(self, folder: str | Path) -> Path:
         """Writes ``kept.txt``, an id in each line, and ``admission.json``, the figures, into a folder."""
@@ -96,23 +85,15 @@ class Admission(Result):
         return path
 
     def tables(self) -> list[Table | str]:
-        """The choice, and a row for each score at the same share."""
-        choice = (
+        """The choice and its cost."""
+        kept = "{:.1%} [{:.1%}, {:.1%}]".format(*self.answers_kept)
+        return [
             f"Index {self.kept.sum():,} of {len(self.ids):,} documents ({self.share:.1%}):\n"
             f"those whose {self.scorer} score is at least {self.threshold:.4g}.\n"
-            f"Answers kept {_percent(self.answers_kept)} of {self.queries:,} queries,\n"
-            "each measured by a choice of the other queries."
-        )
-        rows = [
-            [name, _percent(row.answers_kept), row.ndcg, "-" if row.share is None else f"{row.share:.1%}"]
-            for name, row in self.criteria.items()
+            f"Answers kept {kept} of {self.queries:,} queries,\n"
+            "each measured by a choice of the other queries.\n"
+            "nDCG@10 {:.4f} before, {:.4f} in this index.".format(*self.ndcg)
         ]
-        title = f"nDCG@10 before: {self.ndcg:.4f}. Each score at this share:"
-        return [choice, Table(["score", "answers kept", "nDCG@10", "share for the recall"], rows, title)]
-
-
-def _percent(share: tuple[float, float, float]) -> str:
-    return "{:.1%} [{:.1%}, {:.1%}]".format(*share)
 
 
 def admit(
@@ -121,32 +102,25 @@ def admit(
     *,
     keep: float | None = None,
     recall: float | None = None,
-    scorer: str = "best",
+    scorer: str = "surface",
     similarity: Similarity | str | None = None,
     seed: int = 0,
     encode: Mapping[str, Any] | None = None,
 ) -> Admission:
     """Chooses which documents to index, and measures on validation queries what the others cost.
 
-    A document's score is one of
-
-    - ``"norm"``: the norm of its embedding;
-    - ``"surface"``: a logistic regression on length, punctuation, digits and capitals of its text;
-    - ``"embedding"``: a logistic regression on the direction and the norm of its embedding.
-
-    The regressions learn to tell documents that are relevant to a validation query from a sample of the others. All
-    figures are cross-fitted over five parts of the queries: a part is measured with regressions, a scorer and a
-    threshold that the other four parts have chosen. Its own relevant documents count like any others there, as the
-    relevant documents of new queries will.
+    A document's score is ``"surface"``, a logistic regression on length, punctuation, digits and capitals of its text,
+    or ``"norm"``, the norm of its embedding. The regression learns to tell documents that are relevant to a validation
+    query from a sample of the others. All figures are cross-fitted over five parts of the queries: a part is measured
+    with a regression and a threshold that the other four parts have chosen. Its own relevant documents count like any
+    others there, as the relevant documents of new queries will.
 
     Args:
         model: Any SentenceTransformer. The norm means something for models that were trained with it.
         data: Validation queries, the corpus and judgments. Queries without a relevant document do not count.
         keep: Share of the documents to keep, between 0 and 1.
         recall: Share of the answers to keep, between 0 and 1, instead of ``keep``: drops as many documents as it can.
-        scorer: ``"norm"``, ``"surface"``, ``"embedding"``, or ``"best"``: for ``recall`` the score that keeps fewest
-            documents; for ``keep`` the score with the best nDCG@10 among those whose 95 % interval of answers lost,
-            against the score that keeps most, reaches 0.
+        scorer: ``"surface"`` or ``"norm"``.
         similarity: The similarity that ranks; by default the model's own.
         seed: Seed for the parts of the queries and for the sample of documents.
         encode: Options of encoding, such as ``{"batch_size": 64}``, see `st_magnitude.data.task.encode_texts`.
@@ -164,14 +138,13 @@ def admit(
 
     Source: Chang et al., Neural Passage Quality Estimation for Static Pruning, arXiv 2407.12170.
     """
-    one_of("scorer", scorer, ("best", *SCORERS))
+    one_of("scorer", scorer, SCORERS)
     if (keep is None) == (recall is None) or not 0 < (recall if keep is None else keep) < 1:  # type: ignore[operator]
         raise ValueError(
             "Give either keep=, the share of the documents, or recall=, the share of the answers, strictly between 0 "
             f"and 1; got keep={keep}, recall={recall}."
         )
-    names = [name for name in SCORERS if name != "norm" or not normalizes_output(model)]
-    if scorer == "norm" and "norm" not in names:
+    if scorer == "norm" and normalizes_output(model):
         raise ValueError(
             "The model normalises, so all norms are 1: use stm.strip_normalize(model) first if it was trained with the "
             "norm, or another scorer=."
@@ -182,125 +155,66 @@ def admit(
             f"{len(data.query_ids)} of {len(data.queries)} queries have a relevant document, but at least {FEWEST} are "
             "needed to measure a loss, better several hundred."
         )
-    texts = [data.corpus[document] for document in data.document_ids]
-    study = _Study(data.encode(model, **(encode or {})), texts, similarity, names, seed)
-    allowed, everyone = names if scorer == "best" else [scorer], np.ones(len(data.query_ids), dtype=bool)
-    chosen, drop = study.choose(allowed, keep, recall, everyone)
-    decide = study.fitted(chosen)
-    scores = decide(study.rows[chosen])
-    threshold = float(np.sort(scores)[min(int(drop * len(scores) + 1e-9), len(scores) - 1)])
-    criteria = {
-        name: Criterion(
-            _mean_share(study.kept(name, drop)),
-            study.ndcg(name, drop),
-            None if recall is None else 1 - study.drop(name, recall, everyone),
-        )
-        for name in names
-    }
+    encoded, size = data.encode(model, **(encode or {})), len(data.document_ids)
+    rows = _features(scorer, [data.corpus[document] for document in data.document_ids], encoded.documents.cpu().numpy())
+    rng = np.random.default_rng(seed)
+    labelled = rng.choice(size, min(size, LABELLED), replace=False)
+    number = np.array([len(row) for row in encoded.columns])
+    query = np.repeat(np.arange(len(number)), number)  # of every pair of a query and an answer
+    answers = np.concatenate([list(row) for row in encoded.columns])
+    fold = rng.permutation(len(number)) % FOLDS
+    # The share of the corpus with at most the score of each document, (FOLDS, m). It is kept if this is above drop.
+    scores = [_fitted(scorer, rows, answers[fold[query] != i], labelled)(rows) for i in range(FOLDS)]
+    ranks = np.stack([np.searchsorted(np.sort(row), row, side="right") / size for row in scores])
+    at, weights = ranks[fold[query], answers], 1 / number[query]  # of every pair
+
+    def drop(pairs: Any) -> float:
+        return 1 - float(keep or 0) if recall is None else _largest_drop(at[pairs], weights[pairs], recall, size)
+
+    drops = np.array([drop(fold[query] != i) for i in range(FOLDS)])  # each is chosen by the other folds
+    shares = np.bincount(query, at > drops[fold[query]]) / number  # of the answers of each query, (n,)
+    top = encoded.top(similarity, DEPTH)
+    stay = ranks[fold[:, None], top.numpy()] > drops[fold][:, None]
+    order = np.argsort(~stay, axis=1, kind="stable")  # documents that are dropped go last
+    left = np.take_along_axis(encoded.gains(top) * stay, order, axis=1)
+
+    decide = _fitted(scorer, rows, answers, labelled)
+    final = decide(rows)
+    threshold = float(np.sort(final)[min(int(drop(slice(None)) * size + 1e-9), size - 1)])
     return Admission(
         data.document_ids,
-        scores >= threshold,
-        chosen,
-        scores,
+        final >= threshold,
+        scorer,
+        final,
         threshold,
-        lambda texts, embeddings: decide(_features(chosen, texts, embeddings)),
-        _mean_share(study.outcomes(allowed, keep, recall)),
-        study.ndcg(chosen, drop=0.0),
-        criteria,
+        lambda texts, embeddings: decide(_features(scorer, texts, embeddings)),
+        share_interval(float(shares.sum()), len(shares)),
+        (float(encoded.ndcg(top).mean()), float(ndcg(left, [row.values() for row in encoded.columns]).mean())),
         len(data.query_ids),
     )
 
 
-class _Study:
-    """Where the answers stand among all documents by each score, under regressions that did not see their queries."""
-
-    def __init__(
-        self, encoded: EncodedTask, texts: Sequence[str], similarity: Similarity, names: Sequence[str], seed: int
-    ) -> None:
-        rng, size = np.random.default_rng(seed), len(texts)
-        self.rows = {name: _features(name, texts, encoded.documents.cpu().numpy()) for name in names}
-        self.labelled = rng.choice(size, min(size, LABELLED), replace=False)
-        self.grades = [list(row.values()) for row in encoded.columns]
-        self.number = np.array([len(row) for row in encoded.columns])
-        self.query = np.repeat(np.arange(len(self.number)), self.number)  # of every pair of a query and an answer
-        self.answers = np.concatenate([list(row) for row in encoded.columns])
-        top = encoded.top(similarity, DEPTH)
-        self.best, self.gains = top.numpy(), encoded.gains(top)  # (n, depth)
-        self.fold = rng.permutation(len(self.number)) % FOLDS
-        # The share of the corpus with at most the score of each document, (FOLDS, m). It is kept if this is above drop.
-        self.rank: dict[str, Array] = {}
-        for name in names:
-            scores = [self.fitted(name, self.fold[self.query] != fold)(self.rows[name]) for fold in range(FOLDS)]
-            self.rank[name] = np.stack([np.searchsorted(np.sort(row), row, side="right") / size for row in scores])
-
-    def fitted(self, name: str, pairs: Any = slice(None)) -> Callable[[Array], Array]:
-        """A function from features to scores, learned from the relevant documents of these pairs and the sample."""
-        if name == "norm":
-            return lambda rows: rows[:, 0]
-        positive = np.unique(self.answers[pairs])
-        seen = np.union1d(positive, self.labelled)
-        # Hundreds of dimensions need a stronger penalty than the surface features.
-        regression = LogisticRegression(C=1.0 if name == "surface" else 0.01, max_iter=1000)
-        learned = make_pipeline(StandardScaler(), regression).fit(self.rows[name][seen], np.isin(seen, positive))
-        decide: Callable[[Array], Array] = learned.decision_function
-        return decide
-
-    def kept(self, name: str, drop: float) -> Array:
-        """Share of the relevant documents of each query that is kept, (n,)."""
-        stay = self.rank[name][self.fold[self.query], self.answers] > drop
-        return np.bincount(self.query, stay) / self.number
-
-    def drop(self, name: str, recall: float, queries: NDArray[np.bool_]) -> float:
-        """The largest share of the corpus whose loss keeps the recall on these queries."""
-        pairs = queries[self.query]
-        at = self.rank[name][self.fold[self.query], self.answers][pairs]
-        order = np.argsort(at)
-        lost = np.cumsum((1 / self.number[self.query[pairs]])[order]) / queries.sum()
-        first = int(np.searchsorted(lost, 1 - recall + 1e-9, side="right"))  # the first answer that has to stay
-        return max(0.0, float(at[order][first]) - 0.5 / self.rank[name].shape[1])
-
-    def choose(
-        self, names: Sequence[str], keep: float | None, recall: float | None, on: NDArray[np.bool_]
-    ) -> tuple[str, float]:
-        """The scorer and the share to drop that are best on some queries."""
-        if recall is not None:
-            drops = {name: self.drop(name, recall, on) for name in names}
-            best = max(drops, key=lambda name: drops[name])
-            return best, drops[best]
-        drop = 1 - float(keep or 0)
-        kept = {name: self.kept(name, drop)[on] for name in names}
-        most = max(kept.values(), key=np.mean)
-        lost = {name: most - shares for name, shares in kept.items()}
-        level = [name for name in names if lost[name].mean() <= 1.96 * lost[name].std() / np.sqrt(on.sum())]
-        return max(level, key=lambda name: self.ndcg(name, drop, on)), drop
-
-    def outcomes(self, names: Sequence[str], keep: float | None, recall: float | None) -> Array:
-        """Share of the relevant documents of each query that is kept by a choice of the other folds, (n,)."""
-        found = np.empty(len(self.number))
-        for fold in range(FOLDS):
-            name, drop = self.choose(names, keep, recall, self.fold != fold)
-            found[self.fold == fold] = self.kept(name, drop)[self.fold == fold]
-        return found
-
-    def ndcg(self, name: str, drop: float, queries: Any = slice(None)) -> float:
-        """Mean nDCG@10 in the index that is left."""
-        stay = self.rank[name][self.fold[:, None], self.best] > drop
-        order = np.argsort(~stay, axis=1, kind="stable")  # documents that are dropped go last
-        gains = np.take_along_axis(self.gains * stay, order, axis=1)
-        return float(ndcg(gains, self.grades)[queries].mean())
+def _largest_drop(at: Array, weights: Array, recall: float, size: int) -> float:
+    """The largest share of the corpus whose loss keeps the recall, from the ranks and the weights of the answers."""
+    order = np.argsort(at)
+    lost = np.cumsum(weights[order]) / weights.sum()
+    first = int(np.searchsorted(lost, 1 - recall + 1e-9, side="right"))  # the first answer that has to stay
+    return max(0.0, float(at[order][first]) - 0.5 / size)
 
 
-def _mean_share(shares: Array) -> tuple[float, float, float]:
-    return share_interval(float(shares.sum()), len(shares))
+def _fitted(scorer: str, rows: Array, answers: Any, labelled: Any) -> Callable[[Array], Array]:
+    """A function from features to scores, learned from these relevant documents and the sample."""
+    if scorer == "norm":
+        return lambda rows: rows[:, 0]
+    positive = np.unique(answers)
+    seen = np.union1d(positive, labelled)
+    learned = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
+    decide: Callable[[Array], Array] = learned.fit(rows[seen], np.isin(seen, positive)).decision_function
+    return decide
 
 
-def _features(name: str, texts: Sequence[str], embeddings: NDArray[Any]) -> Array:
-    if name == "surface":
-        return surface_features(texts)
-    if name == "norm":
-        return norms(embeddings)[:, None]
-    sizes = norms(embeddings)[:, None].clip(min=np.finfo(np.float32).tiny)
-    return np.concatenate([embeddings / sizes, np.log(sizes)], axis=1)
+def _features(scorer: str, texts: Sequence[str], embeddings: NDArray[Any]) -> Array:
+    return surface_features(texts) if scorer == "surface" else norms(embeddings)[:, None]
 
 
 def surface_features(texts: Sequence[str]) -> Array:

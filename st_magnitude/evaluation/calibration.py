@@ -144,7 +144,8 @@ def calibrate_exponent(
         cosine     +0.3691 [+0.3691, +0.3691]  a difference
         dot        +0.0000 [+0.0000, +0.0000]  a tie
         <BLANKLINE>
-        Exponent 0.5 is tied with dot, so the best exponent is 0: that model loads anywhere, without st_magnitude.
+        Exponent 0.5 is tied with dot, so the best exponent is 0: that model loads
+        anywhere, without st_magnitude.
     """
     check_keeps_norm(model)
     gammas = np.unique(np.append(np.linspace(0.0, 1.0, 21) if exponents is None else exponents, [0.0, 1.0]))

@@ -6,8 +6,6 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from itertools import islice
-from math import ceil, floor
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -29,15 +27,13 @@ __all__ = ["OutputFormat", "mine_negatives", "with_negatives"]
 OutputFormat = Literal["triplet", "n-tuple", "labeled-pair", "labeled-list"]
 HIGH = 10  # ranks at which a never-relevant document counts as high
 
-Found = dict[str, tuple[dict[str, float], dict[str, float]]]  # query -> scores of its positives, of its negatives
-
 
 def mine_negatives(
     model: SentenceTransformer,
     data: RetrievalData,
     *,
     similarity: Similarity | str | None = None,
-    never_relevant: float | None = None,
+    never_relevant: bool = False,
     min_queries: int = 3,
     num_negatives: int = 3,
     output_format: OutputFormat = "triplet",
@@ -52,19 +48,15 @@ def mine_negatives(
     by cosine the results are equal. A document with the text of one of the query's positives is never a negative. The
     search is exhaustive, on the device of the model.
 
-    There are two kinds of negatives, and ``never_relevant`` is the share of the second one:
-
-    - documents that are relevant to another query;
-    - documents that are relevant to none of the queries and that are among the ten best of at least ``min_queries`` of
-      them. They teach a norm: in-batch negatives, each of which answers some query, do not. A document that ranks high
-      for a single query may be an answer that nobody has judged.
+    Documents that are relevant to none of the queries teach a norm: in-batch negatives, each of which answers some
+    query, do not. A document that ranks high for a single query may be an answer that nobody has judged, so with
+    ``never_relevant`` the negatives are those that are among the ten best of at least ``min_queries`` queries.
 
     Args:
         model: The model whose scores count. A model that ends in Normalize is scored with unit embeddings.
         data: Queries, corpus and judgments; `RetrievalData.from_dataset` makes them of pairs.
         similarity: A Similarity or its name; by default the model's own.
-        never_relevant: Share of never-relevant documents among the negatives, from 0 to 1, for the first two formats.
-            By default the two kinds are not distinguished, and the best candidates are taken.
+        never_relevant: Whether only never-relevant documents can be negatives; by default all documents can.
         min_queries: Number of queries that a never-relevant document must be among the ten best of.
         num_negatives: Number of negatives for each query.
         output_format: ``"triplet"`` (one negative in a row), ``"n-tuple"`` (all in one row; rows with fewer are left
@@ -92,11 +84,8 @@ def mine_negatives(
         >>> mine_negatives(model, data, num_negatives=1)[0]
         {'anchor': 'bees', 'positive': 'bees', 'negative': 'see bees bees, see wax wax'}
     """
-    formats = get_args(OutputFormat)
-    one_of("output_format", output_format, formats if never_relevant is None else formats[:2])
+    one_of("output_format", output_format, get_args(OutputFormat))
     one_of("sampling_strategy", options.get("sampling_strategy", "top"), ("top", "random"))
-    if never_relevant is not None and not 0 <= never_relevant <= 1:
-        raise ValueError(f"never_relevant is a share from 0 to 1; got {never_relevant}.")
     pairs = _pairs(data)
     queries, positives = (dict.fromkeys(pairs[name]) for name in pairs.column_names)
     documents = dict.fromkeys([*data.corpus.values(), *positives])
@@ -104,18 +93,23 @@ def mine_negatives(
     scorer = _Scorer(
         partial(encode_texts, model, *by_text, **(encode or {})), scoring_of(model, similarity), model.device
     )
+    candidates = list(documents)
+    if never_relevant:
+        candidates = [text for text in scorer.hubs(min_queries) if text not in positives]
+        if not candidates:
+            raise ValueError(
+                f"Each document that is relevant to none of the queries is among the {HIGH} best of fewer than "
+                f"{min_queries} of them. Lower min_queries, or add such documents to the corpus."
+            )
+        scorer.searched = len(candidates)  # mine_hard_negatives puts the positives behind the corpus
     options |= {"faiss_batch_size": max(1, TILE // len(documents)), "verbose": False}
-    mine: Callable[..., Dataset] = partial(mine_hard_negatives, pairs, scorer, **options)  # type: ignore[arg-type]
+    options |= {"num_negatives": num_negatives, "output_format": output_format, "output_scores": output_scores}
     state = random.getstate()  # of the generator that mine_hard_negatives draws from
     random.seed(seed)
     try:
-        if never_relevant is None:
-            how = {"output_format": output_format, "output_scores": output_scores}
-            return mine(corpus=list(documents), num_negatives=num_negatives, **how)
-        found = _two_kinds(partial(_mine, mine, pairs), scorer, pairs, num_negatives, never_relevant, min_queries)
+        return mine_hard_negatives(pairs, scorer, corpus=candidates, **options)  # type: ignore[arg-type]
     finally:
         random.setstate(state)
-    return _rows(found, num_negatives, output_format == "n-tuple", output_scores)
 
 
 def with_negatives(data: RetrievalData, mined: Dataset) -> RetrievalData:
@@ -179,52 +173,3 @@ class _Scorer:
 def _of(texts: list[str], ids: Sequence[str] | None, embeddings: Tensor) -> Tensor:
     row = {text: i for i, text in enumerate(ids or ())}
     return embeddings[[row[text] for text in texts]]
-
-
-def _mine(mine: Callable[..., Dataset], pairs: Dataset, corpus: list[str], num_negatives: int) -> Found:
-    """Negatives from the positives and the corpus, for every query in the order of the pairs."""
-    mined = mine(corpus=corpus, num_negatives=num_negatives, output_format="labeled-pair", output_scores=True)
-    relevant = set(zip(pairs["anchor"], pairs["positive"], strict=True))
-    found: Found = {query: ({}, {}) for query in pairs["anchor"]}
-    for query, document, score in zip(mined["anchor"], mined["positive"], mined["score"], strict=True):
-        found[query][(query, document) not in relevant][document] = score
-    return found
-
-
-def _two_kinds(
-    mine: Callable[..., Found], scorer: _Scorer, pairs: Dataset, num_negatives: int, share: float, min_queries: int
-) -> Found:
-    """Negatives of which a share is never relevant, and the others are relevant to another query."""
-    mean = num_negatives * share  # never-relevant documents of a query; a query has one more or less where it is broken
-    positives = set(pairs["positive"])
-    found = mine([], num_negatives - floor(mean)) if share < 1 else {}
-    if not share:
-        return found
-    hubs = [text for text in scorer.hubs(min_queries) if text not in positives]
-    if not hubs:
-        raise ValueError(
-            f"Each document that is relevant to none of the queries is among the {HIGH} best of fewer than "
-            f"{min_queries} of them. Lower min_queries, add such documents to the corpus, or leave out never_relevant."
-        )
-    scorer.searched = len(hubs)  # mine_hard_negatives puts the positives behind the corpus
-    never = mine(hubs, ceil(mean))
-    for i, (query, (scores, negatives)) in enumerate(never.items()):
-        number = floor((i + 1) * mean) - floor(i * mean)
-        _, others = found.get(query, ({}, {}))
-        kept = [*islice(others.items(), num_negatives - number), *islice(negatives.items(), number)]
-        found[query] = scores, dict(kept)
-    return found
-
-
-def _rows(found: Found, num_negatives: int, is_tuple: bool, output_scores: bool) -> Dataset:
-    """The rows of ``mine_hard_negatives`` in the same order: triplets, or all negatives of a query in one row."""
-    rows: list[tuple[Any, ...]] = []
-    for query, (positives, negatives) in found.items():
-        for positive, score in positives.items():
-            if not is_tuple:
-                rows += [(query, positive, text, [score, other]) for text, other in negatives.items()]
-            elif len(negatives) == num_negatives:
-                rows.append((query, positive, *negatives, [score, *negatives.values()]))
-    last = [f"negative_{i + 1}" for i in range(num_negatives)] if is_tuple else ["negative"]
-    columns = ["anchor", "positive", *last, *(["scores"] if output_scores else [])]
-    return Dataset.from_dict({name: [row[i] for row in rows] for i, name in enumerate(columns)})

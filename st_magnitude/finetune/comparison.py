@@ -15,10 +15,10 @@ from st_magnitude.evaluation.calibration import calibrate_exponent
 from st_magnitude.evaluation.metrics import scoring_of
 from st_magnitude.geometry import paired_bootstrap
 from st_magnitude.result import Result, Table, interval
-from st_magnitude.similarity import COSINE
+from st_magnitude.similarity import COSINE, Similarity
 from st_magnitude.surgery.raw import normalizes_output
 
-__all__ = ["Comparison", "Scored", "compare", "own_ndcg"]
+__all__ = ["Comparison", "Scored", "compare", "own_ndcg", "own_similarity"]
 
 
 @dataclass(frozen=True)
@@ -86,11 +86,17 @@ class Comparison(Result):
         )
 
 
-def own_ndcg(model: SentenceTransformer, data: RetrievalData) -> NDArray[np.float64]:
-    """nDCG@10 of every query under the model's own similarity; under cosine if that is a distance."""
-    states_product = model.similarity_fn_name in ("cosine", "dot")
-    scoring, encoded = scoring_of(model, None if states_product else COSINE), data.encode(model)
-    return encoded.ndcg(encoded.top(scoring))
+def own_similarity(model: SentenceTransformer) -> Similarity:
+    """The model's own similarity; cosine if that is a distance."""
+    return scoring_of(model, None if model.similarity_fn_name in ("cosine", "dot") else COSINE)
+
+
+def own_ndcg(
+    model: SentenceTransformer, data: RetrievalData, similarity: Similarity | None = None
+) -> NDArray[np.float64]:
+    """nDCG@10 of every query under the model's own similarity, or under another one."""
+    encoded = data.encode(model)
+    return encoded.ndcg(encoded.top(similarity or own_similarity(model)))
 
 
 def compare(

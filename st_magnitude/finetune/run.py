@@ -7,8 +7,9 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.splits import refuse_shared
 from st_magnitude.evaluation.geometry import card_evaluators
 from st_magnitude.finetune.comparison import Comparison, compare, own_ndcg
+from st_magnitude.finetune.merge import Merge, merge_with_base, parameters_of
 from st_magnitude.finetune.settings import TrainConfig
 from st_magnitude.kernel.terms import LearnedTemperature
 from st_magnitude.losses import (
@@ -45,6 +47,7 @@ from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.card import add_section
 from st_magnitude.surgery.export import limit_length, load, one_line_about_the_disk, write_model
 from st_magnitude.surgery.normalize import prepare
+from st_magnitude.surgery.raw import normalizes_output
 from st_magnitude.training.record import check_same_run, record_run, remove_checkpoints
 from st_magnitude.training.trainer import check_output, has_fast_bf16, train_or_stop
 
@@ -74,7 +77,7 @@ LOSSES: dict[str, type[MagnitudeRankingLoss]] = {
 
 # Settings that may change when a run is resumed
 FREE = {"epochs", "max_steps", "mini_batch_size", "bf16", "save_steps"}
-FREE |= {"serve_length", "keep_anyway", "keep_scoring", "keep_checkpoints", "resume"}
+FREE |= {"serve_length", "merge", "max_loss", "keep_anyway", "keep_scoring", "keep_checkpoints", "resume"}
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,7 @@ class TrainedModel:
     comparison: Comparison | None  # with the pretrained model; None without dev data
     output: Path | None  # None: the model is clearly worse than the pretrained one and was not saved
     prior: str | None = None  # with ``config.prior``: what it was counted from, or why it was left out
+    merge: Merge | None = None  # with ``config.merge``: nDCG@10 by the weight of the trained model
 
 
 def train(
@@ -95,6 +99,7 @@ def train(
     config: TrainConfig | None = None,
     *,
     dev: RetrievalData | None = None,
+    keep: Sequence[RetrievalData] = (),
     loss_options: dict[str, Any] | None = None,
 ) -> TrainedModel:
     """Fine-tunes a model with in-batch and explicit negatives, and saves it with a model card and ``training.json``.
@@ -104,7 +109,9 @@ def train(
     Checkpoints are in ``output/checkpoints`` and are removed when the model is saved. ``config.max_length`` limits what
     the model reads in training; the saved model reads as many tokens as before, or ``config.serve_length``. With
     ``config.prior``, in-batch negatives are corrected by how often a document is a positive
-    (:class:`~st_magnitude.DocumentPrior`), unless all are equally often, where that changes nothing.
+    (:class:`~st_magnitude.DocumentPrior`), unless all are equally often, where that changes nothing. With
+    ``config.merge``, the weights of the trained model are merged with those of the pretrained one before they are
+    compared (:func:`~st_magnitude.merge_with_base`).
 
     Args:
         model: A model, which is trained in place and prepared for the loss (Normalize is stripped or added), or the
@@ -113,11 +120,12 @@ def train(
         output: Folder for the model.
         config: Settings of the run.
         dev: Held-out data to compare on.
+        keep: Data of other domains, on which the merged model may lose ``config.max_loss`` at most.
         loss_options: Further arguments of the loss.
 
     Raises:
         ValueError: If the data have too few pairs, dev shares queries with the data, or dims, temperatures or a length
-            do not suit the model.
+            do not suit the model, or a model is to be merged without dev data.
         FileExistsError: If output holds a finished model, an unfinished run and ``config.resume`` is False, or a run
             that was started with other settings or data.
         OSError: If the model cannot be found, nothing can be written, or another process writes to the output.
@@ -127,6 +135,7 @@ def train(
     with locked_folder(output):
         if dev is not None:
             refuse_shared(dev.query_ids, data.query_ids, "dev", "train")
+        _check_merge(config, dev, keep)
         checkpoint = check_output(output, config.resume)
         settings = {"model": model if isinstance(model, str) else None, "data": digest_of(data)}
         settings |= {key: value for key, value in vars(config).items() if key not in FREE}
@@ -139,6 +148,7 @@ def train(
             pass  # a model without such a limit is refused before anything is encoded
         is_first = os.environ.get("RANK", "0") == "0"  # which measures and saves
         pretrained = own_ndcg(model, dev) if dev is not None and is_first else None
+        base = deepcopy(model).cpu() if config.merge and is_first else None  # the trainer needs the device's memory
         trainer = make_trainer(model, data, rows, config, output, loss_options)
         if is_first:
             before(model, epoch=0, steps=0)
@@ -150,6 +160,7 @@ def train(
             return TrainedModel(trainer, {}, None, output)
         if config.serve_length is not None:
             limit_length(model, config.serve_length)
+        merge = _merge(model, base, dev, keep, config) if base is not None and dev is not None else None
         after(model, epoch=round(trainer.state.epoch or 0), steps=trainer.state.global_step)
         geometry, comparison = {"before": before.metrics, "after": after.metrics}, None
         prior = _about_prior(rows) if config.prior else None
@@ -162,15 +173,40 @@ def train(
                     f"Nothing was saved to {output}. The last checkpoint remains: resume=True and keep_anyway=True "
                     "(--resume --keep-anyway) save its model."
                 )
-                return TrainedModel(trainer, geometry, comparison, None, prior)
-        save_trained(trainer, output, {"geometry": geometry, "dev": comparison})
-        if comparison is not None and dev is not None:
-            add_section(output / "README.md", f"### Retrieval ({dev.name})\n\n{comparison.to_markdown()}\n")
-        if prior is not None:
-            add_section(output / "README.md", f"### Document prior\n\n{prior}\n")
+                return TrainedModel(trainer, geometry, comparison, None, prior, merge)
+        save_trained(trainer, output, {"geometry": geometry, "merge": merge and merge.to_dict(), "dev": comparison})
+        sections = {
+            f"Retrieval ({dev.name})" if dev is not None else "": comparison and comparison.to_markdown(),
+            "Merged with the base": merge and merge.to_markdown(),
+            "Document prior": prior,
+        }
+        for title, text in sections.items():
+            if text:
+                add_section(output / "README.md", f"### {title}\n\n{text}\n")
         if not config.keep_checkpoints:
             remove_checkpoints(output)
-        return TrainedModel(trainer, geometry, comparison, output, prior)
+        return TrainedModel(trainer, geometry, comparison, output, prior, merge)
+
+
+def _check_merge(config: TrainConfig, dev: RetrievalData | None, keep: Sequence[RetrievalData]) -> None:
+    if config.merge and dev is None:
+        raise ValueError("merge (--merge) chooses the weight on dev data: pass dev, or add a dev split.")
+    if keep and not config.merge:
+        raise ValueError("Data to keep (--keep-data) are for merge=True (--merge); pass both or neither.")
+
+
+def _merge(
+    model: SentenceTransformer,
+    base: SentenceTransformer,
+    dev: RetrievalData,
+    keep: Sequence[RetrievalData],
+    config: TrainConfig,
+) -> Merge:
+    """Gives the model the merged parameters; its scoring is chosen afterwards, by `compare`."""
+    calibrate = not (config.keep_scoring or normalizes_output(model))
+    found = merge_with_base(model, base.to(model.device), dev, keep, max_loss=config.max_loss, calibrate=calibrate)
+    model.load_state_dict(parameters_of(found.model), strict=False)
+    return found
 
 
 @contextmanager

@@ -93,6 +93,13 @@ class TrainConfig:
         bool,
         typer.Option("--prior", help="Correct in-batch negatives by how often each document is a positive (logQ)."),
     ] = False
+    merge: Annotated[
+        bool,
+        typer.Option("--merge", help="Merge the trained model with the pretrained one, by a weight chosen on dev."),
+    ] = False
+    max_loss: Annotated[
+        float, typer.Option(min=0, help="Largest loss of nDCG@10 of the merged model on each --keep-data.")
+    ] = 0.01
     max_length: TrainLength = None
     serve_length: Annotated[
         int | None,

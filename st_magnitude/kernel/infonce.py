@@ -21,7 +21,7 @@ With B queries, M documents and D dimensions:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import get_args
 
@@ -31,8 +31,8 @@ from torch import Tensor
 from st_magnitude._checks import one_of
 from st_magnitude.kernel.batch import Batch, Direction, Exclude, HardnessMode, PartitionMode
 from st_magnitude.kernel.norms import divide_by_norms
-from st_magnitude.kernel.terms import LearnedTemperature, Term
-from st_magnitude.kernel.tiles import InfoNCE, Judge, Panel, Plan, Side
+from st_magnitude.kernel.terms import LearnedTemperature, Plan, Term
+from st_magnitude.kernel.tiles import Blocks, InfoNCE, Judge, Panel, Side
 from st_magnitude.similarity import COSINE, Similarity
 
 __all__ = ["Direction", "Exclude", "Term", "infonce"]
@@ -108,7 +108,7 @@ def infonce(
             RecSys, Eq. 3 to 5). A constant added to all numbers changes nothing. They are constants without a gradient,
             and differ by at most 80 in float32.
         log_q_queries: The same for the queries in the softmax of a document: (B,), or (Q,) with all_queries.
-        tile_rows: Largest number of rows of scores in a tile. The default is 1024 on a GPU; on a CPU it is 2^19 / M,
+        tile_rows: Largest number of rows of scores in a tile. The default is 1024 on a GPU; on a CPU it is 2^20 / M,
             but at least 256. Besides inputs and gradients, memory holds both sides divided by their norms and tiles of
             tile_rows x M numbers: one more than there are prefixes, one for several temperatures of a prefix, and one
             if a temperature is learned.
@@ -137,38 +137,60 @@ def infonce(
     width = check_shapes(queries, documents, all_queries, own_documents, terms, offset)
     softmaxes = softmaxes_of(directions, partition_mode)
     batch = Batch(
-        queries=queries,
-        documents=documents,
-        offset=offset,
-        all_queries=all_queries,
-        num_queries=num_queries,
-        hardness_mode=hardness_mode,
-        hardness_strength=hardness_strength,
-        exclude=exclude,
-        exclude_queries=exclude_queries,
-        positives=positives,
-        log_q=log_q,
-        log_q_queries=log_q_queries,
+        *(queries, documents, offset, all_queries, num_queries, hardness_mode, hardness_strength),
+        *(exclude, exclude_queries, positives, log_q, log_q_queries),
     )
     batch.check(directions)
-    plan = Plan.of(terms, width, len(queries), tile_rows)
+    plan = Plan.of(terms, width, len(queries), tile_rows, similarity)
+    return mean_of_softmaxes(batch, terms, similarity, softmaxes, plan, own_documents)
+
+
+def mean_of_softmaxes(
+    batch: Batch,
+    terms: Sequence[Term],
+    similarity: Similarity,
+    softmaxes: Sequence[tuple[Direction, ...]],
+    plan: Plan,
+    own_documents: Tensor | None = None,
+    blocks: Callable[[Direction], Blocks] | None = None,
+) -> Tensor:
+    """The mean loss of softmaxes, with ``blocks`` over the columns of all ranks."""
+    given = {
+        "queries": (batch.queries, similarity.gamma_query),
+        "documents": (batch.documents, similarity.gamma_document),
+        "all_queries": (batch.all_queries, similarity.gamma_query),
+        "own_documents": (own_documents, similarity.gamma_document),
+    }
     losses = []
-    with torch.autocast(queries.device.type, enabled=False):
+    with torch.autocast(batch.queries.device.type, enabled=False):
         # From here on every score is a plain inner product: the norms of the longest prefix are divided out first, and
-        # the norms of shorter prefixes are factors of rows and columns.
-        divide = partial(divide_by_norms, dims=plan.dims)
-        vectors = {
-            "queries": divide(queries, gamma=similarity.gamma_query),  # (B, D'), (K - 1, B)
-            "documents": divide(documents, gamma=similarity.gamma_document),  # (M, D'), (K - 1, M)
-        }
-        if all_queries is not None:
-            vectors["all_queries"] = divide(all_queries, gamma=similarity.gamma_query)  # (Q, D'), (K - 1, Q)
-        if own_documents is not None:
-            vectors["own_documents"] = divide(own_documents, gamma=similarity.gamma_document)  # (B, D'), (K - 1, B)
+        # the norms of shorter prefixes are factors of rows and columns: (n, D') and (K - 1, n).
+        vectors = {name: divide_by_norms(x, plan.dims, gamma) for name, (x, gamma) in given.items() if x is not None}
         temperatures = stack_temperatures(terms, vectors["queries"][0])
-        for softmax in softmaxes:
-            losses.append(_softmax(batch, softmax, vectors, plan, temperatures))
+        rows = {"query": "queries", "doc": "documents" if own_documents is None else "own_documents"}
+        columns = {"query": "queries" if batch.all_queries is None else "all_queries", "doc": "documents"}
+        for directions in softmaxes:
+            pairs = {d: (rows[d.split("_to_")[0]], columns[d.split("_to_")[1]]) for d in directions}
+            used = list(dict.fromkeys(name for pair in pairs.values() for name in pair))
+            arrange = partial(_panels, batch, pairs, used)
+            around = None if blocks is None else blocks(directions[0])
+            numbers = (x for name in used for x in vectors[name])
+            losses.append(InfoNCE.apply(plan, arrange, around, temperatures, *numbers))
     return torch.stack(losses).mean()
+
+
+def _panels(
+    batch: Batch, pairs: dict[Direction, tuple[str, str]], used: Sequence[str], sides: Sequence[Side]
+) -> list[Panel]:
+    """The panels of a softmax, from the sides that it uses; the first direction has the positives."""
+    side = dict(zip(used, sides, strict=True))
+    for name, x in side.items():
+        x.about = batch.about(name)
+    panels: list[Panel] = []
+    for direction, (rows, columns) in pairs.items():
+        of_rows = side[rows].part(batch.own) if rows == "documents" else side[rows]
+        panels.append(batch.panel(direction, of_rows, side[columns], attracts=not panels))
+    return panels
 
 
 def softmaxes_of(directions: Sequence[Direction], partition_mode: PartitionMode) -> list[tuple[Direction, ...]]:
@@ -190,31 +212,6 @@ def softmaxes_of(directions: Sequence[Direction], partition_mode: PartitionMode)
             "'doc_to_doc' have no positives. Use partition_mode='joint'."
         )
     return [(direction,) for direction in ordered]
-
-
-def _softmax(
-    batch: Batch,
-    directions: tuple[Direction, ...],
-    vectors: dict[str, tuple[Tensor, Tensor | None]],
-    plan: Plan,
-    temperatures: Tensor,
-) -> Tensor:
-    """The loss of one softmax over the columns of all directions; the first direction has the positives."""
-    all_queries = "all_queries" if "all_queries" in vectors else "queries"
-    own_documents = "own_documents" if "own_documents" in vectors else "documents"
-    rows, columns = {"query": "queries", "doc": own_documents}, {"query": all_queries, "doc": "documents"}
-    pairs = {d: (rows[d.split("_to_")[0]], columns[d.split("_to_")[1]]) for d in directions}
-    used = list(dict.fromkeys(name for pair in pairs.values() for name in pair))
-
-    def arrange(sides: list[Side]) -> list[Panel]:
-        side = dict(zip(used, sides, strict=True))
-        panels: list[Panel] = []
-        for direction, (rows, columns) in pairs.items():
-            of_rows = side[rows].part(batch.own) if rows == "documents" else side[rows]
-            panels.append(batch.panel(direction, of_rows, side[columns], attracts=not panels))
-        return panels
-
-    return InfoNCE.apply(plan, arrange, temperatures, *(x for name in used for x in vectors[name]))
 
 
 def stack_temperatures(terms: Sequence[Term], like: Tensor) -> Tensor:

@@ -53,7 +53,10 @@ def infonce_reference(
         """The logits (B, M) of a direction, and the mean of those of the positives (B,)."""
         of_row, of_column = direction.split("_to_")
         (x, as_row), (y, as_column) = rows[of_row], columns[of_column]
-        panel = batch.panel(direction, Side(x, None), Side(y, None), attracts)
+        names = "queries" if batch.all_queries is None else "all_queries", "documents"
+        row, column = ("queries", "own_documents")[of_row == "doc"], names[of_column == "doc"]
+        sides = Side(x, about=batch.about(row)), Side(y, about=batch.about(column))
+        panel = batch.panel(direction, *sides, attracts)
         longest = max(term.dim or x.shape[1] for term in terms)
         scores = (as_row(x[:, :longest]) @ as_column(y[:, :longest]).T).detach()
         tile, nothing = slice(0, len(x)), torch.zeros_like(scores, dtype=torch.bool)

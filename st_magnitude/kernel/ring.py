@@ -24,19 +24,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from st_magnitude.kernel.batch import Batch, Direction, HardnessMode, PartitionMode, SameId
-from st_magnitude.kernel.infonce import check_shapes, softmaxes_of, stack_temperatures
-from st_magnitude.kernel.norms import divide_by_norms
-from st_magnitude.kernel.terms import Term
-from st_magnitude.kernel.tiles import Judge, Panel, Plan, Side, Softmax
+from st_magnitude.kernel.batch import Batch, Direction, PartitionMode
+from st_magnitude.kernel.infonce import check_shapes, mean_of_softmaxes, softmaxes_of
+from st_magnitude.kernel.terms import Plan, Term
+from st_magnitude.kernel.tiles import Panel, Side, Softmax
 from st_magnitude.similarity import COSINE, Similarity
 
 __all__ = ["agree", "num_ranks", "ring_infonce"]
 
 # The columns of one rank with all that belongs to them, or gradients. The first axis of each tensor counts columns.
 Block = dict[str, Tensor]
+FLOWS = ("x", "scale")  # what has a gradient
 
 
 def num_ranks() -> int:
@@ -73,204 +72,78 @@ def ring_infonce(
     directions: Sequence[Direction] = ("query_to_doc",),
     *,
     partition_mode: PartitionMode = "joint",
-    hardness_mode: HardnessMode | None = None,
-    hardness_strength: float = 0.0,
-    exclude: Sequence[Tensor] = (),
-    threshold: Callable[[Tensor], Tensor] | None = None,
-    guide: tuple[Tensor, Tensor] | None = None,
-    positives: Tensor | None = None,
-    log_q: Tensor | None = None,
-    log_q_queries: Tensor | None = None,
     tile_rows: int | None = None,
+    **others: Any,
 ) -> Tensor:
     """The part of this rank in the loss of the joined batch: the mean over ranks is the loss of one process.
 
     Args:
         queries: Embeddings (B, D) of this rank. B may differ from rank to rank.
         documents: Embeddings (M, D) of this rank, the positives first.
-        directions: ``"query_to_doc"``, ``"doc_to_query"``, or both with ``partition_mode="per_direction"``.
-        exclude: Whole numbers (M,) that identify the documents of all ranks. A document with the number of a query's
-            positive is not a negative of that query. Each rank gives as many of these tensors.
-        threshold: Function of the scores of the positives (B,), at the longest prefix before the temperature. A
-            document that scores above its value (B,) is not a negative of that query.
-        guide: Vectors of the queries (B, Dg) and of the documents (M, Dg), whose inner products are the scores that the
-            threshold looks at. None: the scores of the embeddings.
-        positives: Whole numbers (M,), equal for documents that are positives of the same queries, on all ranks.
-        log_q: As in infonce, of the documents (M,) of this rank.
-        log_q_queries: As in infonce, of the queries (B,) of this rank.
+        directions: ``"query_to_doc"``, ``"doc_to_query"``, or both with ``partition_mode="per_direction"``, because a
+            softmax has one direction.
+        **others: Of :func:`~st_magnitude.infonce`, for the queries and documents of this rank: ``hardness_mode``,
+            ``hardness_strength``, ``log_q``, ``log_q_queries``, integer ``positives``, and for ``exclude`` integer ids,
+            as many on all ranks, and an `Above`. Ids are those of the documents of all ranks.
 
-    The other arguments are as in :func:`~st_magnitude.infonce`, whose value this is with gathered documents and
-    batches of one size. The mean of the gradients of all ranks, which DDP takes, is the gradient of the joined batch
-    for batches of different sizes too.
+    The value is that of infonce with gathered documents and batches of one size. The mean of the gradients of all
+    ranks, which DDP takes, is the gradient of the joined batch for batches of different sizes too.
 
     Raises:
-        ValueError: As infonce does, and if a softmax runs over several directions. All ranks raise together.
+        ValueError: As infonce does, but on all ranks together.
     """
-    terms, size = tuple(terms), len(queries)
-    batch = Batch(
-        queries=queries,
-        documents=documents,
-        hardness_mode=hardness_mode,
-        hardness_strength=hardness_strength,
-        exclude=exclude,
-        positives=positives,
-        log_q=log_q,
-        log_q_queries=log_q_queries,
-    )
+    terms, batch = tuple(terms), Batch(queries, documents, is_block=True, **others)
 
     def own_sizes() -> tuple[int, int]:
         check_shapes(queries, documents, None, None, terms, 0)
-        if any(len(softmax) > 1 for softmax in softmaxes_of(directions, partition_mode)):
-            raise ValueError(
-                f"The ring has one direction in a softmax; got directions={tuple(directions)} and "
-                "partition_mode='joint'. Gather the documents, or use partition_mode='per_direction'."
-            )
         batch.check(directions)
         return len(queries), len(documents)
 
-    counts = list(zip(*agree(queries.device, own_sizes, 2), strict=True))  # of queries and of documents, per rank
-    plan = Plan.of(terms, queries.shape[1], sum(counts[0]) / len(counts[0]), tile_rows)
-    travels: Block = {}  # what belongs to documents besides their vectors
-    if exclude:
-        travels["ids"] = torch.stack(list(exclude), dim=1)  # (M, E)
-    if positives is not None:
-        travels["labels"] = positives
-    of_documents, of_queries = dict(travels), {name: x[:size] for name, x in travels.items()}
-    for block, numbers, vectors in ((of_documents, log_q, 1), (of_queries, log_q_queries, 0)):
-        if numbers is not None:
-            block["bias"] = -numbers.detach().to(batch.dtype)
-        if guide is not None:
-            block["guide"] = guide[vectors]
-    with torch.autocast(queries.device.type, enabled=False):
-        q, q_scale = divide_by_norms(queries, plan.dims, similarity.gamma_query)  # (B, D'), (K - 1, B)
-        d, d_scale = divide_by_norms(documents, plan.dims, similarity.gamma_document)  # (M, D'), (K - 1, M)
-        temperatures = stack_temperatures(terms, q)
-        losses = []
-        if "query_to_doc" in directions:
-            ring = _Ring(plan, counts[1], batch, threshold, of_queries, of_documents)
-            losses.append(_RingInfoNCE.apply(ring, temperatures, q, q_scale, d, d_scale))
-        if "doc_to_query" in directions:
-            own_scale, own = (
-                None if d_scale is None else d_scale[:, :size],
-                {n: x[:size] for n, x in of_documents.items()},
-            )
-            ring = _Ring(plan, counts[0], None, threshold, own, of_queries)
-            losses.append(_RingInfoNCE.apply(ring, temperatures, d[:size], own_scale, q, q_scale))
-    return torch.stack(losses).mean()
-
-
-class _RingInfoNCE(torch.autograd.Function):
-    """The loss of one softmax of each row; the forward pass takes the gradients."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        ring: _Ring,
-        temperatures: Tensor,  # (T,)
-        rows: Tensor,  # (B, D), D the longest prefix
-        row_scale: Tensor | None,  # (K - 1, B)
-        columns: Tensor,  # (M, D), the positives of the rows first
-        column_scale: Tensor | None,  # (K - 1, M)
-    ) -> Tensor:
-        needs = ctx.needs_input_grad[1:]
-        side = Side.with_gradients(rows, row_scale, any(needs), any(needs))
-        own = {"columns": columns.contiguous(), **ring.of_columns}
-        if column_scale is not None:
-            own["scale"] = column_scale.T.contiguous()  # (M, K - 1)
-        softmax = Softmax(ring.plan, temperatures, ring.panel(side, own, 0, None), needs[0])
-        ring.find_sums(side, own, softmax)
-        if any(needs):
-            home = ring.gradients(side, own, softmax)
-            grad_scale = home["scale"].T if "scale" in home else None
-            gradients = (softmax.grad_temperatures(), side.grad, side.grad_scale, home["columns"], grad_scale)
-            ctx.save_for_backward(*gradients)
-        return softmax.loss()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        return (None, *(g if g is None else g * grad_output for g in ctx.saved_tensors))
+    softmaxes = softmaxes_of(directions, partition_mode)
+    sizes = list(zip(*agree(queries.device, own_sizes, 2), strict=True))  # of queries and of documents, per rank
+    plan = Plan.of(terms, queries.shape[1], sum(sizes[0]) / len(sizes[0]), tile_rows, similarity)
+    rings = {
+        "query_to_doc": Ring(batch, "query_to_doc", sizes[1]),
+        "doc_to_query": Ring(batch, "doc_to_query", sizes[0]),
+    }
+    return mean_of_softmaxes(batch, terms, similarity, softmaxes, plan, blocks=rings.__getitem__)
 
 
 @dataclass(frozen=True)
-class _Ring:
-    """The ranks, and what passes around them."""
+class Ring:
+    """The blocks of columns that pass around the ranks."""
 
-    plan: Plan
+    batch: Batch
+    direction: Direction
     counts: tuple[int, ...]  # per rank, its columns
-    hard: Batch | None  # whose documents weigh more the more similar they are
-    threshold: Callable[[Tensor], Tensor] | None
-    of_rows: Block  # what belongs to the rows besides their vectors
-    of_columns: Block
 
-    def panel(
-        self, rows: Side, block: Block, hop: int, softmax: Softmax | None, gradient: Block | None = None
-    ) -> Panel:
-        """The panel of the rows of this rank and a block; without ``softmax``, only what the positives need."""
-        scale, grads = block.get("scale"), gradient or {}
-        grad_scale = grads["scale"].T if "scale" in grads else None
-        columns = Side(
-            block["columns"], None if scale is None else scale.T.contiguous(), grads.get("columns"), grad_scale
-        )
-        same = {}
-        for name in ("ids", "labels"):
-            if name in block:
-                of_rows, of_columns = (x[name].reshape(len(x[name]), -1).T for x in (self.of_rows, block))
-                pairs = zip(of_rows, of_columns, strict=True)
-                same[name] = tuple(SameId.of(*pair, rows.x.dtype) for pair in pairs)
-        judges: tuple[Judge, ...] = same.get("ids", ())
-        mode = None if self.hard is None else self.hard.hardness_mode
-        strength = 0.0 if self.hard is None or mode is None else self.hard.hardness_strength
-        if self.threshold is not None and softmax is not None:
-            judges = (*judges, self._too_close(block, softmax))
-        return Panel(
-            rows,
-            columns,
-            own=0 if hop == 0 else None,
-            attracts=True,
-            judges=judges,
-            kept=same["labels"][0] if "labels" in same else None,
-            hardness=0.0 if hop > 0 and mode == "hard_negatives" else strength,
-            bare=self.hard.bare() if hop == 0 and self.hard is not None else None,
-            bias=block.get("bias"),
-        )
-
-    def _too_close(self, block: Block, softmax: Softmax) -> Judge:
-        """A judge: the columns that score above the threshold."""
-        assert self.threshold is not None
-        if "guide" not in block:
-            limits = self.threshold(softmax.scores[-1])  # (B,)
-            return lambda rows, scores: scores > limits[rows, None]
-        queries, own = self.of_rows["guide"], self.of_columns["guide"]
-        limits = self.threshold((queries * own[: len(queries)]).sum(dim=1))
-        return lambda rows, scores: queries[rows] @ block["guide"].T > limits[rows, None]
-
-    def around(self, own: Block) -> Iterator[tuple[int, Block]]:
-        """The blocks of all ranks, beginning with this rank. The next one arrives while the caller has one at hand."""
-        block, ranks = own, len(self.counts)
+    def __call__(self, own: Panel, softmax: Softmax, with_gradients: bool) -> Iterator[Panel]:
+        """One round. With gradients, those of the columns of all ranks are home at its end."""
+        ranks, side, guide = len(self.counts), own.columns, own.rows.about.get("guide")
+        positives = softmax.scores[-1]  # (B,), the scores that a threshold looks at
+        if guide is not None:
+            positives = (guide * side.about["guide"][: len(guide)]).sum(dim=1)
+        block: Block = {"x": side.x.contiguous(), **side.about}
+        if side.scale is not None:
+            block["scale"] = side.scale.T.contiguous()  # (M, K - 1)
+        if with_gradients:
+            side.grad = side.grad_scale = None  # to be replaced by what arrives
+        returned = None
         for hop in range(ranks):
-            arrived = self._pass_on(block, hop) if hop < ranks - 1 else None
-            yield hop, block
-            if arrived is not None:
-                block, arrived = arrived(), None
-
-    def find_sums(self, rows: Side, own: Block, softmax: Softmax) -> None:
-        """The first round, after which the log-sum-exp of each row is known."""
-        for hop, block in self.around(own):
-            softmax.visit([self.panel(rows, block, hop, softmax)], finds_sums=True, adds_gradients=False)
-
-    def gradients(self, rows: Side, own: Block, softmax: Softmax) -> Block:
-        """The second round, after which the gradients of this rank's block are home."""
-        arrived = None
-        for hop, block in self.around(own):
-            gradient: Block = {name: torch.zeros_like(x) for name, x in block.items() if name in ("columns", "scale")}
-            softmax.visit([self.panel(rows, block, hop, softmax, gradient)], finds_sums=False, adds_gradients=True)
-            if arrived is not None:
-                _add(gradient, arrived())
-                arrived = None  # frees what has arrived and what was sent
-            arrived = self._pass_on(gradient, hop)
-        assert arrived is not None
-        return arrived()  # after W hops
+            # The next block arrives while the rank works with the one at hand.
+            successor = self._pass_on(block, hop) if hop < ranks - 1 else None
+            gradient = {name: torch.zeros_like(x) for name, x in block.items() if with_gradients and name in FLOWS}
+            yield self.batch.panel(self.direction, own.rows, _side(block, gradient), True, hop == 0, positives)
+            if with_gradients:
+                if returned is not None:
+                    _add(gradient, returned())
+                    returned = None  # frees what has arrived and what was sent
+                returned = self._pass_on(gradient, hop)
+            if successor is not None:
+                block, successor = successor(), None
+        if returned is not None:  # after W hops
+            home = _side(returned(), {})
+            side.grad, side.grad_scale = home.x, home.scale
 
     def _pass_on(self, block: Block, hop: int) -> Callable[[], Block]:
         """Sends what belongs to the block at hand to the next rank; returns a function that waits for its successor."""
@@ -288,6 +161,13 @@ class _Ring:
             return successor
 
         return arrived
+
+
+def _side(block: Block, gradient: Block) -> Side:
+    """The vectors of a block with their factors, which are (K - 1, M) in a panel."""
+    scale, grad_scale = (x["scale"].T if "scale" in x else None for x in (block, gradient))
+    about = {name: x for name, x in block.items() if name not in FLOWS}
+    return Side(block["x"], None if scale is None else scale.contiguous(), gradient.get("x"), grad_scale, about)
 
 
 def _add(block: Block, other: Block) -> None:

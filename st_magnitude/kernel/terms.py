@@ -1,15 +1,23 @@
-"""Term: a prefix of the embedding, a temperature and a weight. A contrastive loss is a sum of terms."""
+"""Term: a prefix of the embedding, a temperature and a weight; and the plan of a loss, which is a sum of terms."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
+import torch
 from torch import Tensor
 
 from st_magnitude._checks import at_least, positive
+from st_magnitude.similarity import COSINE, Similarity
 
 __all__ = ["LearnedTemperature", "Term"]
+
+LOG2_E = math.log2(math.e)
+MAX_EXPONENT = 100.0  # of 2; a sum of 2^27 such numbers is still finite in float32
 
 
 class LearnedTemperature(float):
@@ -88,3 +96,51 @@ class Term:
             raise ValueError(f"Term.dim must be at least 1, or None for all dimensions; got {self.dim}.")
         if not isinstance(self.temperature, Tensor) and not self.temperature > 0:
             raise ValueError(f"Term.temperature must be positive, got {self.temperature}.")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the panels of a softmax share. Nothing of it depends on the value of a tensor."""
+
+    dims: tuple[int, ...]  # ascending prefixes
+    members: tuple[tuple[int, ...], ...]  # per prefix, the terms that use it, by falling temperature
+    powers: tuple[int, ...]  # per term, the power of the exponential before it that is its own exponential, or 0
+    weights: tuple[float, ...]  # per term, of one row
+    tile_rows: int | None  # None: rows_of_a_tile
+    bounded: bool  # whether no logit is too large or too small for the exponential of a float32
+
+    @classmethod
+    def of(
+        cls, terms: Sequence[Term], width: int, num_rows: float, tile_rows: int | None, similarity: Similarity
+    ) -> Plan:
+        """The plan of terms for embeddings with ``width`` dimensions.
+
+        Where the ratio of two temperatures is 2 or 3, an exponential is a power of another, which is cheaper. The
+        values of temperatures that are tensors stay on the device, so these terms have an exponential each.
+        """
+        dims = tuple(sorted({term.dim or width for term in terms}))
+        members, powers = [], [0] * len(terms)
+        bounded = similarity == COSINE and all(
+            not isinstance(term.temperature, Tensor) and LOG2_E / term.temperature < MAX_EXPONENT for term in terms
+        )
+        for dim in dims:
+            of_prefix = [i for i, term in enumerate(terms) if (term.dim or width) == dim]
+            numbers = {i: float(tau) for i in of_prefix if not isinstance(tau := terms[i].temperature, Tensor)}
+            chain = sorted(numbers, key=lambda i: -numbers[i])
+            for before, after in pairwise(chain):
+                ratio = numbers[before] / numbers[after]
+                if round(ratio) in (2, 3) and abs(ratio - round(ratio)) < 2e-7:
+                    powers[after] = round(ratio)
+            members.append((*chain, *(i for i in of_prefix if i not in numbers)))
+        weights = tuple(term.weight / num_rows for term in terms)
+        return cls(dims, tuple(members), tuple(powers), weights, tile_rows, bounded)
+
+    @property
+    def spans(self) -> list[slice]:
+        """The coordinates that each prefix adds to the one before."""
+        return [slice(a, b) for a, b in pairwise((0, *self.dims))]
+
+    def per_term(self, prefixes: Sequence[Tensor]) -> Tensor:
+        """Numbers of each prefix, (K) x (n,), as numbers of each term, (T, n)."""
+        prefix_of = {t: k for k, members in enumerate(self.members) for t in members}
+        return torch.stack([prefixes[prefix_of[t]] for t in range(len(self.weights))])

@@ -7,81 +7,39 @@ some of the rows. Logits are in base 2, because exp2 is several times as fast as
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from st_magnitude.kernel.terms import Term
-
-LOG2_E = math.log2(math.e)
+from st_magnitude.kernel.terms import LOG2_E, Plan
 
 # (rows, their scores (n, M)) -> (n, M), booleans or 0 and 1: True for columns that do not count as negatives of a row
 Judge = Callable[[slice, Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What the panels of a softmax share. Nothing of it depends on the value of a tensor."""
-
-    dims: tuple[int, ...]  # ascending prefixes
-    members: tuple[tuple[int, ...], ...]  # per prefix, the terms that use it, by falling temperature
-    powers: tuple[int, ...]  # per term, the power of the exponential before it that is its own exponential, or 0
-    weights: tuple[float, ...]  # per term, of one row
-    tile_rows: int | None  # None: rows_of_a_tile
-
-    @classmethod
-    def of(cls, terms: Sequence[Term], width: int, num_rows: float, tile_rows: int | None) -> Plan:
-        """The plan of terms for embeddings with ``width`` dimensions.
-
-        Where the ratio of two temperatures is 2 or 3, an exponential is a power of another, which is cheaper. The
-        values of temperatures that are tensors stay on the device, so these terms have an exponential each.
-        """
-        dims = tuple(sorted({term.dim or width for term in terms}))
-        members, powers = [], [0] * len(terms)
-        for dim in dims:
-            of_prefix = [i for i, term in enumerate(terms) if (term.dim or width) == dim]
-            numbers = {i: float(tau) for i in of_prefix if not isinstance(tau := terms[i].temperature, Tensor)}
-            chain = sorted(numbers, key=lambda i: -numbers[i])
-            for before, after in pairwise(chain):
-                ratio = numbers[before] / numbers[after]
-                if round(ratio) in (2, 3) and abs(ratio - round(ratio)) < 2e-7:
-                    powers[after] = round(ratio)
-            members.append((*chain, *(i for i in of_prefix if i not in numbers)))
-        return cls(dims, tuple(members), tuple(powers), tuple(t.weight / num_rows for t in terms), tile_rows)
-
-    @property
-    def spans(self) -> list[slice]:
-        """The coordinates that each prefix adds to the one before."""
-        return [slice(a, b) for a, b in pairwise((0, *self.dims))]
-
-    def per_term(self, prefixes: Sequence[Tensor]) -> Tensor:
-        """Numbers of each prefix, (K) x (n,), as numbers of each term, (T, n)."""
-        prefix_of = {t: k for k, members in enumerate(self.members) for t in members}
-        return torch.stack([prefixes[prefix_of[t]] for t in range(len(self.weights))])
 
 
 def rows_of_a_tile(device: torch.device, num_columns: int) -> int:
     """The default height of a tile: enough rows for matrix products at full speed.
 
     On a CPU a tile should also stay in the cache, and many small tiles cost more in calls than they compute: a tile
-    has half a million scores, but at least 256 rows.
+    has a million scores, but at least 256 rows.
     """
-    return 1024 if device.type == "cuda" else max(256, 2**19 // num_columns)
+    return 1024 if device.type == "cuda" else max(256, 2**20 // num_columns)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Side:
     """Vectors divided by their norms, the factors that turn them into shorter prefixes, and the gradients of both."""
 
     x: Tensor  # (n, D), D the longest prefix
-    scale: Tensor | None  # (K - 1, n); None: 1
+    scale: Tensor | None = None  # (K - 1, n); None: 1
     grad: Tensor | None = None
     grad_scale: Tensor | None = None
+    about: dict[str, Tensor] = field(default_factory=dict)  # what else belongs to the vectors, (n, ...)
 
     @classmethod
     def with_gradients(cls, x: Tensor, scale: Tensor | None, needs_x: bool, needs_scale: bool) -> Side:
@@ -91,7 +49,8 @@ class Side:
     def part(self, rows: slice) -> Side:
         """A view of some of the vectors, whose gradients go into those of the whole."""
         scale, grad_scale = (None if s is None else s[:, rows] for s in (self.scale, self.grad_scale))
-        return Side(self.x[rows], scale, None if self.grad is None else self.grad[rows], grad_scale)
+        about = {name: x[rows] for name, x in self.about.items()}
+        return Side(self.x[rows], scale, None if self.grad is None else self.grad[rows], grad_scale, about)
 
     def factors(self, num_prefixes: int) -> list[Tensor]:
         """The factors of all prefixes, (K) x (n,)."""
@@ -191,9 +150,9 @@ class Softmax:
                     tile.begin(k)
                 for t in members:
                     for tile in tiles:
-                        total = tile.exponentials(t)
+                        log_sum = tile.exponentials(t)
                         if finds_sums:
-                            self.log_sums[t, rows] = torch.logaddexp2(self.log_sums[t, rows], total)
+                            torch.logaddexp2(tile.log_sums[t], log_sum, out=tile.log_sums[t])
                     if adds_gradients:
                         for tile in tiles:
                             tile.add_slope(t)
@@ -218,13 +177,16 @@ class Tile:
         self.scores, self.free, self.spare = buffers[:num_prefixes], buffers[num_prefixes], buffers[-1]
         self.factors = self.side.factors(num_prefixes)  # (K) x (n,)
         factors = self.plan.per_term(self.factors) * softmax.inverse  # (T, n)
-        self.pulls = factors * softmax.weights  # d loss / d score, but for the softmax
+        self.log_sums = softmax.log_sums[:, rows].unbind()  # (T) x (n,), views
+        self.pulls = (factors * softmax.weights).unbind()  # (T) x (n,), d loss / d score, but for the softmax
         self.own = None if panel.own is None else panel.own + rows.start
         self.diagonal = self.own if panel.attracts else None  # of the positives
         self.hardness = panel.hardness if panel.kept is None and panel.bare is None else 0.0  # of all columns
-        self.rates = factors * LOG2_E  # d logit / d score
+        rates = factors * LOG2_E  # d logit / d score
         if self.hardness:
-            self.rates += self.plan.per_term(self.factors) * (self.hardness * LOG2_E)
+            rates += self.plan.per_term(self.factors) * (self.hardness * LOG2_E)
+        self.rates = rates.unbind()  # (T) x (n,)
+        self.bounded = self.plan.bounded and panel.bias is None and not panel.hardness
         # A bias of the logits is a factor of the exponentials, which leaves powers of them alone. No factor exceeds 1,
         # so the best score of a row is still a safe shift.
         self.top = None if panel.bias is None else panel.bias.max() * LOG2_E
@@ -274,17 +236,17 @@ class Tile:
         return mask
 
     def begin(self, prefix: int) -> None:
-        """Takes the scores of a prefix relative to the best one of their row."""
+        """Takes the scores of a prefix relative to the best one of their row, unless no exponential can overflow."""
         self.prefix, scores = prefix, self.scores[prefix]
         self.penalty = None
         if self.hard is not None:
             weight = self.factors[prefix] * (self.panel.hardness * LOG2_E)
             self.penalty = (scores * self.hard).mul_(weight[:, None])
-        self.best = scores.amax(dim=1)  # (n,)
-        scores.sub_(self.best[:, None])
+        self.best = scores.new_zeros(len(scores)) if self.bounded else scores.amax(dim=1)  # (n,)
+        if not self.bounded:
+            scores.sub_(self.best[:, None])
         self.slope: Tensor | None = None
         self.powers = self.spare if len(self.plan.members[prefix]) > 1 else self.free
-        self.positive_slope = torch.zeros_like(self.best)
 
     def exponentials(self, term: int) -> Tensor:
         """Computes 2 ** (logit - anchor) for all columns; returns the log-sum-exp of the row, (n,)."""
@@ -309,18 +271,14 @@ class Tile:
 
     def add_slope(self, term: int) -> None:
         """Adds softmax times pull to the slopes, because the exponentials are gone after this term."""
-        softmax, rows, powers, pull = self.softmax, self.rows, self.powers, self.pulls[term]
-        log_sum = softmax.log_sums[term, rows]
-        probability = (self.anchor - log_sum).exp2_()  # of a column with the anchor's logit
+        softmax, rows, powers = self.softmax, self.rows, self.powers
+        probability = (self.anchor - self.log_sums[term]).exp2_()  # of a column with the anchor's logit
         if softmax.grad_inverse is not None:
             weighted = powers if self.prior is None else powers * self.prior
             expected = torch.linalg.vecdot(weighted, self.scores[self.prefix]) + self.best * self.total
             surplus = expected * self.factors[self.prefix] - softmax.scores[self.prefix][rows] * self.total
             softmax.grad_inverse[term] += (surplus * probability).sum() * softmax.weights[term, 0]
-        if self.diagonal is not None:
-            own = (softmax.positives[term, rows] - log_sum).exp2_()
-            self.positive_slope += (own - softmax.own[rows] / softmax.counts[rows]) * pull
-        share = (probability * pull)[:, None]
+        share = (probability * self.pulls[term])[:, None]
         if self.slope is None:
             self.slope = torch.mul(powers, share, out=self.free)
         else:
@@ -333,36 +291,44 @@ class Tile:
         if self.prior is not None:
             slope.mul_(self.prior)
         if self.kept is not None and self.panel.attracts:
-            pull = torch.stack([self.pulls[t] for t in self.plan.members[k]]).sum(dim=0)
-            slope.addcmul_(self.kept, -(pull / softmax.counts[self.rows])[:, None])
+            pull = torch.stack([self.pulls[t] for t in self.plan.members[k]]).sum(dim=0) / softmax.counts[self.rows]
+            slope.addcmul_(self.kept, pull[:, None], value=-1)
         if k < len(self.plan.dims) - 1 and (rows.grad_scale is not None or columns.grad_scale is not None):
-            moments = scores.mul_(slope)
+            moments = scores.mul_(slope) if self.bounded else scores.add_(self.best[:, None]).mul_(slope)
             if rows.grad_scale is not None:
-                rows.grad_scale[k] += (moments.sum(dim=1) + self.best * slope.sum(dim=1)) / self.factors[k]
+                rows.grad_scale[k] += moments.sum(dim=1) / self.factors[k]
             if columns.grad_scale is not None and columns.scale is not None:
-                columns.grad_scale[k] += (moments.sum(dim=0) + self.best @ slope) / columns.scale[k]
-        if self.diagonal is not None:
-            self._add_positives(slope, self.diagonal)
+                columns.grad_scale[k] += moments.sum(dim=0) / columns.scale[k]
         if columns.scale is not None and k < len(columns.scale):
             slope.mul_(columns.scale[k])
         self.scores[k], self.free = slope, scores  # nothing needs these scores any more
 
-    def _add_positives(self, slope: Tensor, diagonal: int) -> None:
-        """Puts the slopes of the positives into the diagonal, and adds them to the gradients of the factors."""
-        k, rows, columns = self.prefix, self.side, self.panel.columns
-        moments = self.positive_slope * self.softmax.products[k][self.rows]
-        if k < len(self.plan.dims) - 1 and rows.grad_scale is not None:
-            rows.grad_scale[k] += moments / self.factors[k]
-        if k < len(self.plan.dims) - 1 and columns.grad_scale is not None and columns.scale is not None:
-            own = slice(diagonal, diagonal + len(moments))
-            columns.grad_scale[k, own] += moments / columns.scale[k, own]
-        slope.diagonal(diagonal).copy_(self.positive_slope)
+    def _add_positives(self, diagonal: int) -> None:
+        """Puts the slopes of the positives into the diagonals, and adds them to the gradients of the factors."""
+        softmax, rows, columns = self.softmax, self.side, self.panel.columns
+        own = columns.part(slice(diagonal, diagonal + len(rows.x)))
+        probabilities = (softmax.positives[:, self.rows] - softmax.log_sums[:, self.rows]).exp2_()  # (T, n)
+        surpluses = (probabilities - softmax.own[self.rows] / softmax.counts[self.rows]).unbind()
+        for k, members in enumerate(self.plan.members):
+            slope = torch.stack([surpluses[t] * self.pulls[t] for t in members]).sum(dim=0)
+            if own.scale is None or k == len(own.scale):
+                self.scores[k].diagonal(diagonal).copy_(slope)
+            else:
+                self.scores[k].diagonal(diagonal).copy_(slope * own.scale[k])
+            if k < len(self.plan.dims) - 1:
+                moments = slope * softmax.products[k][self.rows]
+                if rows.grad_scale is not None:
+                    rows.grad_scale[k] += moments / self.factors[k]
+                if own.grad_scale is not None and own.scale is not None:
+                    own.grad_scale[k] += moments / own.scale[k]
 
     def add_gradients(self) -> None:
         """Adds to the gradients of rows and columns, after `end` of all prefixes.
 
         A span of coordinates belongs to every prefix that reaches it, so the slopes add up from the longest prefix on.
         """
+        if self.diagonal is not None:
+            self._add_positives(self.diagonal)
         rows, columns, slope = self.side, self.panel.columns, self.scores[-1]
         for k, span in reversed(list(enumerate(self.plan.spans))):
             if slope is not self.scores[k]:
@@ -373,10 +339,17 @@ class Tile:
                 columns.grad[:, span].addmm_(slope.T, rows.x[:, span])
 
 
+class Blocks(Protocol):
+    """An iterator of blocks of columns that the rows of a panel meet one after another."""
+
+    def __call__(self, own: Panel, softmax: Softmax, with_gradients: bool) -> Iterator[Panel]: ...
+
+
 class InfoNCE(torch.autograd.Function):
     """The loss of one softmax of each row; the forward pass takes the gradients.
 
     ``tensors`` are vectors and factors of each side in turn, which ``arrange`` makes into panels, the positives' first.
+    Without ``blocks`` these panels are all of the softmax. With it they are the first block, and all blocks pass twice.
     """
 
     @staticmethod
@@ -384,15 +357,25 @@ class InfoNCE(torch.autograd.Function):
         ctx: Any,
         plan: Plan,
         arrange: Callable[[list[Side]], list[Panel]],
+        blocks: Blocks | None,
         temperatures: Tensor,  # (T,)
         *tensors: Any,
     ) -> Tensor:
-        needs = ctx.needs_input_grad[2:]
+        needs = ctx.needs_input_grad[3:]
         parts = zip(tensors[::2], tensors[1::2], needs[1::2], needs[2::2], strict=True)
         sides = [Side.with_gradients(*part) for part in parts]
         panels = arrange(sides)
         softmax = Softmax(plan, temperatures, panels[0], needs[0])
-        softmax.visit(panels, finds_sums=True, adds_gradients=any(needs))
+        if blocks is None:
+            softmax.visit(panels, finds_sums=True, adds_gradients=any(needs))
+        else:
+            for panel in blocks(panels[0], softmax, with_gradients=False):
+                softmax.visit([panel], finds_sums=True, adds_gradients=False)
+                del panel  # frees the block before the next one is asked for
+            if any(needs):
+                for panel in blocks(panels[0], softmax, with_gradients=True):
+                    softmax.visit([panel], finds_sums=False, adds_gradients=True)
+                    del panel
         gradients = (gradient for side in sides for gradient in (side.grad, side.grad_scale))
         ctx.save_for_backward(softmax.grad_temperatures(), *gradients)
         return softmax.loss()
@@ -400,4 +383,4 @@ class InfoNCE(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        return (None, None, *(g if g is None else g * grad_output for g in ctx.saved_tensors))
+        return (None, None, None, *(g if g is None else g * grad_output for g in ctx.saved_tensors))

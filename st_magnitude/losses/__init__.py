@@ -1,13 +1,15 @@
+from st_magnitude.losses.late_interaction import LateInteractionLoss
 from st_magnitude.losses.named import (
     CosineRankingLoss,
     DNormRankingLoss,
     DotRankingLoss,
     LearnableNormLoss,
     QNormRankingLoss,
+    SIGRegInfoNCE,
 )
 from st_magnitude.losses.ranking import MagnitudeRankingLoss
 from st_magnitude.losses.regression import SimilarityMSELoss
-from st_magnitude.losses.sigreg import SIGRegInfoNCE
+from st_magnitude.losses.sparse import with_texts
 from st_magnitude.losses.temperature import (
     TempAggLoss,
     TempAggMRLLoss,
@@ -21,6 +23,7 @@ __all__ = [
     "CosineRankingLoss",
     "DNormRankingLoss",
     "DotRankingLoss",
+    "LateInteractionLoss",
     "LearnableNormLoss",
     "MagnitudeRankingLoss",
     "QNormRankingLoss",
@@ -32,4 +35,5 @@ __all__ = [
     "temp_agg",
     "temp_agg_mrl",
     "temp_spec_mrl",
+    "with_texts",
 ]

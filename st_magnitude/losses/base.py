@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import SentenceTransformer, SparseEncoder
 from sentence_transformers.sentence_transformer.losses.matryoshka import CachedLossDecorator, ForwardDecorator
 from sentence_transformers.util import all_gather_with_grad
 from torch import Tensor, nn
@@ -24,13 +24,13 @@ from st_magnitude.surgery.normalize import set_similarity_function
 from st_magnitude.surgery.raw import normalizes_output, refuse_other_models, unwrapped
 from st_magnitude.training.state import Remembering
 
-__all__ = ["CITATION", "EmbeddingLoss", "Temperatures", "exponent_norm", "with_temperature"]
+__all__ = ["CITATION", "EmbeddingLoss", "Temperatures", "exponent_norm", "mean_norm", "with_temperature"]
 
 logger = logging.getLogger(__name__)
 
 CITATION = """
 @misc{feng2026beyond,
-    title={Beyond the Unit Hypersphere: Embedding Magnitude in Contrastive Learning},
+    title={When Does Embedding Magnitude Matter? A Cross-Task Functional-Symmetry Framework},
     author={Xincan Feng and Taro Watanabe},
     year={2026},
     eprint={2602.09229},
@@ -62,13 +62,14 @@ class EmbeddingLoss(nn.Module):
         unit: The scale for vectors of norm 1.
 
     Raises:
-        TypeError: If the model is a CrossEncoder or a MultiVectorEncoder.
+        TypeError: If the model is a CrossEncoder, a MultiVectorEncoder or a SparseEncoder that the loss does not take.
         ValueError: If the similarity keeps magnitude and the model ends in ``Normalize``, or scale is out of range.
 
     Source: Beyond the Unit Hypersphere, arXiv 2602.09229, section 3.1, whose scale of 20 is meant for norms of 1.
     """
 
     citation = CITATION
+    takes_sparse = False  # whether the loss trains a SparseEncoder too
     model: SentenceTransformer
 
     def __init__(
@@ -76,7 +77,7 @@ class EmbeddingLoss(nn.Module):
     ) -> None:
         super().__init__()
         self.name = type(self).__name__
-        refuse_other_models(model, self.name)
+        refuse_other_models(model, self.name, self.takes_sparse)
         positive("scale", scale, ["auto"])
         self.model = model
         self._similarity = Similarity.named(similarity)
@@ -100,7 +101,7 @@ class EmbeddingLoss(nn.Module):
 
     def set_similarity_function(self) -> None:
         """Sets the similarity function that the model is saved with; a subclass calls it after its own checks."""
-        if isinstance(self.model, SentenceTransformer):
+        if isinstance(self.model, (SentenceTransformer, SparseEncoder)):
             set_similarity_function(self.model, self.similarity)
 
     # --- the first batch, and every batch ---------------------------------------------------------------------------
@@ -124,7 +125,7 @@ class EmbeddingLoss(nn.Module):
         Several losses of one Trainer may disagree, and the loss that was built last sets the similarity function.
         """
         model = unwrapped(self.model)
-        if not isinstance(model, SentenceTransformer):
+        if not isinstance(model, (SentenceTransformer, SparseEncoder)):
             return
         norm, trained = exponent_norm(model), self.similarity.exponents[1]
         saved = norm.gamma_document if norm else float(model.similarity_fn_name == "cosine")
@@ -182,11 +183,16 @@ def _by_mean_norm(columns: list[Tensor], gamma: float | Tensor, dim: int | None,
         return columns  # the similarity removes the norm
     columns = [at_least_float32(x) for x in columns]
     norms = torch.cat([torch.linalg.vector_norm(x[:, :dim], dim=1) for x in columns])
-    total = torch.stack([norms.sum(), torch.full_like(norms[0], len(norms))])  # (2,)
+    mean = mean_norm(norms, torch.ones_like(norms), across_devices)
+    return [x / mean for x in columns]
+
+
+def mean_norm(norms: Tensor, counts: Tensor, across_devices: bool) -> Tensor:
+    """The mean of norms (n,) that count as often as counts (n,) say, here or on all devices; above 0."""
+    total = torch.stack([(norms * counts).sum(), counts.sum()])  # (2,)
     if across_devices and num_ranks() > 1:
         total = all_gather_with_grad(total[None]).sum(dim=0)
-    mean = (total[0] / total[1]).clamp(min=torch.finfo(total.dtype).tiny)
-    return [x / mean for x in columns]
+    return (total[0] / total[1]).clamp(min=torch.finfo(total.dtype).tiny)
 
 
 class FiniteWatch:

@@ -1,16 +1,19 @@
-"""Ranking losses with a name: the four corners of the similarities, and exponents that are learned."""
+"""Ranking losses with a name: the four corners of the similarities, exponents that are learned, and SIGReg."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
+from st_magnitude._checks import at_least
 from st_magnitude.kernel.terms import Term
 from st_magnitude.losses.base import exponent_norm
 from st_magnitude.losses.ranking import MagnitudeRankingLoss, RankingOptions
+from st_magnitude.losses.regularizers import CITATION as SIGREG_CITATION
+from st_magnitude.losses.regularizers import SIGReg
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import COSINE, DNORM, DOT, QNORM, Similarity
 from st_magnitude.surgery.raw import normalizes_output, refuse_other_models
@@ -19,7 +22,14 @@ from st_magnitude.training.engines import refuse_engine
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["CosineRankingLoss", "DNormRankingLoss", "DotRankingLoss", "LearnableNormLoss", "QNormRankingLoss"]
+__all__ = [
+    "CosineRankingLoss",
+    "DNormRankingLoss",
+    "DotRankingLoss",
+    "LearnableNormLoss",
+    "QNormRankingLoss",
+    "SIGRegInfoNCE",
+]
 
 
 class CosineRankingLoss(MagnitudeRankingLoss):
@@ -147,3 +157,52 @@ class LearnableNormLoss(MagnitudeRankingLoss):
     def _at(self, learned: list[Tensor]) -> tuple[Similarity, Sequence[Term]]:
         _, terms = super()._at(learned[2:])
         return Similarity(*learned[:2]), terms
+
+
+class SIGRegInfoNCE(MagnitudeRankingLoss):
+    """:class:`MagnitudeRankingLoss` plus :class:`~st_magnitude.SIGReg` on the embeddings of all columns.
+
+        L = InfoNCE + weight · SIGReg
+
+    It is for embeddings that crowd in a cone or in few dimensions: after training with small batches, before truncation
+    or quantisation, or for a backbone that was never trained to embed. It spreads the variance evenly over the
+    dimensions; it is not designed to raise retrieval scores. The Trainer logs both terms by name. The class is a
+    shorthand: every loss of this package takes ``regularizers=[(SIGReg(), 0.05)]``.
+
+    Args:
+        model: The SentenceTransformer to train.
+        weight: Weight of SIGReg, whose distance from its best value grows with the batch.
+        similarity: A Similarity or its name. SIGReg depends on directions only (unless its ``scale`` is None), so
+            the norm stays free under a similarity that keeps magnitude.
+        sigreg: The regularizer; None: ``SIGReg()``. Use ``SIGReg(dims=...)`` for prefixes.
+        **options: All other arguments of MagnitudeRankingLoss, such as ``terms``, ``scale``, more ``regularizers`` or
+            ``mini_batch_size``, with which SIGReg still sees the whole batch.
+
+    Raises:
+        ValueError: As MagnitudeRankingLoss does, or if weight is negative.
+
+    Example:
+        ::
+
+            loss = stm.SIGRegInfoNCE(model, weight=0.05, sigreg=stm.SIGReg(dims=(96, 192, 384)))
+            SentenceTransformerTrainer(model=model, train_dataset=dataset, loss=loss).train()
+
+    Source: LeJEPA, arXiv 2511.08544.
+    """
+
+    citation = SIGREG_CITATION
+    takes_sparse = False  # the entries of its embeddings are not negative, so they cannot be isotropic
+
+    def __init__(
+        self,
+        model: SentenceTransformer,
+        weight: float = 0.05,
+        similarity: Similarity | str = COSINE,
+        *,
+        sigreg: SIGReg | None = None,
+        **options: Unpack[RankingOptions],
+    ) -> None:
+        at_least("weight", weight, 0, " and is usually 0.05")
+        given: dict[str, Any] = dict(options)
+        given["regularizers"] = [(sigreg or SIGReg(), weight), *given.get("regularizers", ())]
+        super().__init__(model, similarity, **given)

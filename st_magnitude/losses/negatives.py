@@ -6,7 +6,6 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from st_magnitude._checks import one_of
 from st_magnitude._upstream import batch_size_of, minibatch_of
-from st_magnitude.kernel.batch import Direction
+from st_magnitude.kernel.batch import Above
 from st_magnitude.kernel.ring import agree
 from st_magnitude.similarity import Similarity
 
@@ -67,42 +66,24 @@ class FalseNegatives:
         keys = [text_keys(f, column) for column, f in enumerate(columns)] if self.same_text == "exclude" else ()
         return Texts(keys, () if self.guide is None else [self.guide.embed(f, mini_batch_size) for f in columns])
 
-    def masks(
-        self, texts: Texts, directions: Sequence[Direction], offset: int, gather: Callable[[Tensor], Tensor]
-    ) -> dict[str, Any]:
-        """The arguments ``exclude`` and ``exclude_queries`` of :func:`~st_magnitude.infonce`.
+    def exclude(
+        self, texts: Texts, gather: Callable[[Tensor], Tensor], gather_queries: Callable[[Tensor], Tensor]
+    ) -> list[Any]:
+        """The argument ``exclude`` of :func:`~st_magnitude.infonce` and of the ring.
 
         Args:
             texts: Texts of this rank; an empty one for embeddings whose texts are unknown.
-            directions: Directions of the loss.
-            offset: Index of the positive of this rank's first query among the positives of all ranks.
-            gather: Function that joins a tensor with the same tensor of the other ranks.
+            gather: Function that joins a tensor of documents with the same tensor of the other ranks.
+            gather_queries: The same for queries.
         """
-        exclude: list[Any] = []
-        exclude_queries: list[Any] = []
-        for columns in _ids(texts):
-            exclude.append(torch.cat([gather(x) for x in columns]))  # (M,)
-        if self.margin is not None:
-            too_close = partial(TooClose, self._threshold, offset)
-            if texts.guide:
-                queries, *documents = texts.guide
-                candidates = [gather(x) for x in documents]
-                exclude.append(too_close(queries, torch.cat(candidates) if len(candidates) > 1 else candidates[0]))
-                if "doc_to_query" in directions:
-                    exclude_queries.append(too_close(documents[0], gather(queries)))
-            elif self.guide is None:
-                exclude.append(too_close())
-                exclude_queries.append(too_close())
-        return {"exclude": exclude, "exclude_queries": exclude_queries}
-
-    def ring(self, texts: Texts) -> dict[str, Any]:
-        """The arguments ``exclude``, ``threshold`` and ``guide`` of `ring_infonce`, for the documents of this rank."""
-        found: dict[str, Any] = {"exclude": [torch.cat(columns) for columns in _ids(texts)]}
-        if texts.guide:
-            found["guide"] = texts.guide[0], torch.cat(list(texts.guide[1:]))
-        if self.margin is not None and (self.guide is None or texts.guide):
-            found["threshold"] = self._threshold
-        return found
+        exclude: list[Any] = [torch.cat([gather(x) for x in columns]) for columns in _ids(texts)]  # (M,) each
+        if self.margin is not None and texts.guide:
+            queries, *documents = texts.guide
+            guide = gather_queries(queries), torch.cat([gather(x) for x in documents])
+            exclude.append(Above(self._threshold, guide))
+        elif self.margin is not None and self.guide is None:
+            exclude.append(Above(self._threshold))
+        return exclude
 
     def _threshold(self, positive: Tensor) -> Tensor:
         """The score above which a document is too close, as in GISTEmbedLoss; a relative margin has no sign."""
@@ -116,21 +97,6 @@ class FalseNegatives:
             "margin_strategy": self.margin_strategy,
             "guide": None if self.guide is None else self.guide.name,
         }
-
-
-@dataclass(frozen=True)
-class TooClose:
-    """A tile of the mask of documents that score above a threshold, which depends on the score of the positive."""
-
-    threshold: Callable[[Tensor], Tensor]
-    offset: int  # index of the first row's positive
-    rows: Tensor | None = None  # (B, Dg), the guide's; None: the scores of the model itself
-    columns: Tensor | None = None  # (M, Dg)
-
-    def __call__(self, tile: slice, scores: Tensor) -> Tensor:
-        if self.rows is not None and self.columns is not None:
-            scores = self.rows[tile] @ self.columns.T
-        return scores > self.threshold(scores.diagonal(self.offset + tile.start))[:, None]
 
 
 class Guide:

@@ -134,8 +134,6 @@ class DocumentPrior:
 
     def arguments(self, log_q: Sequence[Tensor], num_queries: int) -> dict[str, Tensor]:
         """``log_q`` (M,) and ``log_q_queries`` (Q,) of :func:`~st_magnitude.infonce`, from `log_q` by columns."""
-        if not log_q:
-            raise ValueError("A prior needs the texts of a batch; call the loss with their features.")
         of_a_query = -math.log(max(1.0, self._positives.occurrences))
         return {"log_q": torch.cat(list(log_q)), "log_q_queries": log_q[0].new_full((num_queries,), of_a_query)}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -26,6 +26,7 @@ from st_magnitude.losses.base import EmbeddingLoss, Temperatures, exponent_norm,
 from st_magnitude.losses.negatives import FalseNegatives, MarginStrategy, SameText, Texts, check_on_all_ranks
 from st_magnitude.losses.prior import DocumentPrior
 from st_magnitude.losses.regularizers import Penalties, Regularizer
+from st_magnitude.losses.sparse import check_without_texts, refuse_for_sparse
 from st_magnitude.similarity import DOT, Similarity
 from st_magnitude.surgery.raw import output_width, raw_features
 from st_magnitude.training.engines import engine_of, refuse_engine
@@ -36,6 +37,9 @@ logger = logging.getLogger(__name__)
 
 # Logits are SCALE · cosine in the paper and in sentence-transformers: a temperature of 0.05 for unit vectors.
 SCALE = 20.0
+
+KERNEL_OPTIONS = ("directions", "partition_mode", "hardness_mode", "hardness_strength")  # attributes of a loss
+OPTIONS = ("scale", "mini_batch_size", "mini_batch_num_tokens", "gather_across_devices", *KERNEL_OPTIONS)
 
 
 class LossOptions(TypedDict, total=False):
@@ -126,7 +130,8 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         show_progress_bar: Whether to show progress over the mini-batches of a cached step.
 
     Raises:
-        TypeError: If the model is a CrossEncoder or a MultiVectorEncoder.
+        TypeError: If the model is a CrossEncoder or a MultiVectorEncoder; if it is a SparseEncoder, which has neither
+            prefixes nor fractional document exponents, and the terms or the similarity need them.
         ValueError: If the similarity keeps magnitude but the model ends in ``Normalize``, or sentence-transformers'
             ``MatryoshkaLoss``, which normalises every prefix, is wrapped around the loss; if caching is on and the
             model embeds by table lookup; if an argument is out of range.
@@ -144,6 +149,8 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
 
     Source: Beyond the Unit Hypersphere, arXiv 2602.09229, Eq. 2 and 7, section 3.1 (scale).
     """
+
+    takes_sparse = True
 
     def __init__(
         self,
@@ -207,22 +214,22 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None
     ) -> Tensor | dict[str, Tensor]:
         sentence_features = list(sentence_features)
-        check_on_all_ranks(
-            partial(self._check_inputs, sentence_features, labels),
-            next(self.model.parameters()).device if self.gather_across_devices and num_ranks() > 1 else None,
-            needs_one_size=self.gather_across_devices != "ring",
-        )
         if self.directions == ("doc_to_query",):
             sentence_features = sentence_features[:2]  # no text is ranked against the negatives
-        texts = self._texts(sentence_features)
+        texts = self.read(sentence_features, labels)
         # The texts go where sentence-transformers hands labels on, which no ranking loss needs.
         if self.uses_gradient_cache:
             return self._named(self.forward_cached(sentence_features, texts))  # type: ignore[arg-type]
         embeddings = embed_columns(partial(raw_features, self.model), sentence_features)  # type: ignore[arg-type]
         return self.compute_loss_from_embeddings(embeddings, texts)
 
-    def _texts(self, sentence_features: list[dict[str, Tensor]]) -> Texts:
-        """Reads the features of a batch before the model does, because modules change features in place."""
+    def read(self, sentence_features: list[dict[str, Tensor]], labels: Tensor | None = None) -> Texts:
+        """Checks and reads the features of a batch before the model does, because modules change features in place."""
+        check_on_all_ranks(
+            partial(self._check_inputs, sentence_features, labels),
+            next(self.model.parameters()).device if self.gather_across_devices and num_ranks() > 1 else None,
+            needs_one_size=self.gather_across_devices != "ring",
+        )
         texts = self.false_negatives.texts(sentence_features, self.mini_batch_size)
         if self.prior is None:
             return texts
@@ -236,12 +243,15 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
     ) -> Tensor | dict[str, Tensor]:
         """The loss of raw embeddings: one tensor (B, D) for anchors, positives and each column of negatives.
 
-        Without texts, ``same_text`` and ``guide`` exclude nothing.
+        Without texts, ``same_text`` excludes nothing.
 
         Raises:
-            ValueError: If columns differ in length, or the loss has a prior, which needs the texts.
+            ValueError: If columns differ in length, or the loss has a guide or a prior, which need the texts.
         """
         self.refuse_unequal(list(map(len, embeddings)))
+        if not isinstance(labels, Texts):
+            false = self.false_negatives
+            check_without_texts(self, self.prior or false.guide, not self._has_begun and false.same_text == "exclude")
         losses = self._losses(embeddings, self._learned(), labels)
         return losses if self.regularizers else losses["infonce"]
 
@@ -265,28 +275,27 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         self, queries: Tensor, documents: list[Tensor], terms: Sequence[Term], similarity: Similarity, texts: Texts
     ) -> Tensor:
         """InfoNCE of the queries of this rank, against its own documents or the documents of all ranks."""
-        arguments = terms, similarity, self.directions
-        options: dict[str, Any] = {
-            "partition_mode": self.partition_mode,
-            "hardness_mode": self.hardness_mode,
-            "hardness_strength": self.hardness_strength,
-        }
-        if self.gather_across_devices == "ring" and num_ranks() > 1:
-            options |= self.false_negatives.ring(texts)
-            options |= {} if self.prior is None else self.prior.arguments(texts.log_q, len(queries))
-            return ring_infonce(queries, torch.cat(documents), *arguments, **options)
-        offset, all_queries, gather = 0, None, lambda x: x
-        if self.gather_across_devices and num_ranks() > 1:
-            offset, gather = get_rank() * len(queries), all_gather
+        options: dict[str, Any] = {name: getattr(self, name) for name in KERNEL_OPTIONS}
+        all_queries = queries
+        gather: Callable[[Tensor], Tensor] = _itself
+        gather_queries: Callable[[Tensor], Tensor] = _itself
+        is_ring, is_gathered = (
+            self.gather_across_devices == "ring",
+            bool(self.gather_across_devices) and num_ranks() > 1,
+        )
+        if is_gathered and not is_ring:
+            gather = all_gather
             documents = [all_gather_with_grad(d) for d in documents]  # (W·B, D) each
+            options |= {"offset": get_rank() * len(queries), "num_queries": len(documents[0])}
             if self.directions != ("query_to_doc",):
-                all_queries = all_gather_with_grad(queries)  # (W·B, D)
-        masks = self.false_negatives.masks(texts, self.directions, offset, gather)
-        options |= {"all_queries": all_queries, "num_queries": len(documents[0]), **masks}
+                gather_queries = all_gather
+                options["all_queries"] = all_queries = all_gather_with_grad(queries)  # (W·B, D)
+        options["exclude"] = self.false_negatives.exclude(texts, gather, gather_queries)
         if self.prior is not None:
-            num_queries = len(queries if all_queries is None else all_queries)
-            options |= self.prior.arguments([gather(x) for x in texts.log_q], num_queries)
-        return infonce(queries, torch.cat(documents), *arguments, offset, **options)
+            options |= self.prior.arguments([gather(x) for x in texts.log_q], len(all_queries))
+        return (ring_infonce if is_gathered and is_ring else infonce)(
+            queries, torch.cat(documents), terms, similarity, **options
+        )
 
     # --- what the loss learns besides the weights of the model ------------------------------------------------------
 
@@ -308,6 +317,8 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
                 "embeddings up in a StaticEmbedding table neither supports nor needs. Leave mini_batch_size out."
             )
         dims = {term.dim for term in self.terms if term.dim is not None}
+        query, document = self.similarity.exponents
+        refuse_for_sparse(self, dims, document)
         width = output_width(self.model)
         if width is not None and (too_long := sorted(dim for dim in dims if dim > width)):
             raise ValueError(
@@ -322,7 +333,6 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
                 max(dims),
                 width,
             )
-        query, document = self.similarity.exponents
         if 0 < document < 1 and isinstance(self.model, SentenceTransformer) and exponent_norm(self.model) is None:
             logger.warning(
                 "%s trains with a document exponent of %.3g, but the saved model will score with dot products. Call "
@@ -424,15 +434,12 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
             "terms": [
                 {"dim": term.dim, "temperature": float(term.temperature), "weight": term.weight} for term in terms
             ],
-            "scale": self.scale,
+            **{name: getattr(self, name) for name in OPTIONS},
             "regularizers": self.regularizers.get_config_dict(),
-            "mini_batch_size": self.mini_batch_size,
-            "mini_batch_num_tokens": self.mini_batch_num_tokens,
-            "gather_across_devices": self.gather_across_devices,
-            "directions": self.directions,
-            "partition_mode": self.partition_mode,
-            "hardness_mode": self.hardness_mode,
-            "hardness_strength": self.hardness_strength,
             "prior": None if self.prior is None else self.prior.get_config_dict(),
             **self.false_negatives.get_config_dict(),
         }
+
+
+def _itself(x: Tensor) -> Tensor:
+    return x

@@ -13,20 +13,17 @@ from st_magnitude._lazy import lazy_names
 if TYPE_CHECKING:
     from st_magnitude.revela.chunks import chunk
     from st_magnitude.revela.config import RevelaConfig
-    from st_magnitude.revela.documents import Document, Section, read_documents, split_documents
+    from st_magnitude.revela.documents import read_documents
     from st_magnitude.revela.groups import GroupCollator, build_groups
     from st_magnitude.revela.loss import RevelaLoss, group_similarity
     from st_magnitude.revela.models import load_lm, load_retriever
-    from st_magnitude.revela.titles import title_task
     from st_magnitude.revela.trainer import RevelaTrainer, add_lora, lora_config, merge_lora
 
 __all__ = [
-    "Document",
     "GroupCollator",
     "RevelaConfig",
     "RevelaLoss",
     "RevelaTrainer",
-    "Section",
     "add_lora",
     "build_groups",
     "chunk",
@@ -36,8 +33,6 @@ __all__ = [
     "lora_config",
     "merge_lora",
     "read_documents",
-    "split_documents",
-    "title_task",
 ]
 
 __getattr__, __dir__ = lazy_names(__name__)

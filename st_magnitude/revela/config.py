@@ -67,11 +67,6 @@ class RevelaConfig:
     warmup_steps: Annotated[
         int, typer.Option(min=0, help="Steps with a rising learning rate, at most a tenth of all steps.")
     ] = 100
-    evaluate: Annotated[
-        bool, typer.Option(help="Hold out documents, whose section titles ask for their chunks before and after.")
-    ] = True
-    held_out: Annotated[float, typer.Option(help="Share of the documents to hold out.")] = 0.15
-    max_queries: Annotated[int, typer.Option(min=1, help="Largest number of section titles to ask.")] = 300
     gradient_checkpointing: Annotated[
         bool, typer.Option("--gradient-checkpointing", help="Use less memory and more time.")
     ] = False
@@ -82,7 +77,7 @@ class RevelaConfig:
     keep_checkpoints: Annotated[
         bool, typer.Option("--keep-checkpoints", help="Keep the checkpoints of a finished run.")
     ] = False
-    seed: Annotated[int, typer.Option(help="Seed for the split, the order and dropout.")] = 0
+    seed: Annotated[int, typer.Option(help="Seed for the order and dropout.")] = 0
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint in the output.")] = False
 
     def __post_init__(self) -> None:

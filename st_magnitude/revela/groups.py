@@ -43,8 +43,8 @@ def build_groups(
     chunks with the same words (in any case) are never in one group: the second one waits for the next group.
 
     Args:
-        documents: A path (see :func:`read_documents`), or an iterable of strings, :class:`Document` objects or mappings
-            with a ``text``, such as a ``datasets.Dataset``.
+        documents: A path (see :func:`read_documents`), or an iterable of strings or of mappings with ``text`` and
+            optionally ``code``, such as a ``datasets.Dataset``.
         group_size: Number of chunks in a group, B in the paper.
         max_words: Largest number of words in a chunk, see :func:`chunk`.
         interleave: Number n of documents whose chunks alternate; the paper's example (Fig. 7) has 2.
@@ -69,7 +69,7 @@ def build_groups(
     at_least("group_size", group_size, 2)
     at_least("interleave", interleave, 1)
     chunked = [
-        [(piece, document.code) for piece in chunk(document.text, max_words, code=document.code)]
+        [(piece, document["code"]) for piece in chunk(document["text"], max_words, code=document["code"])]
         for document in tqdm(iterate_documents(documents), desc="Chunking", unit=" documents", disable=None, delay=2)
     ]
     kept = [[piece for piece in pieces if count_words(piece[0]) >= min_words] for pieces in chunked]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,34 +19,20 @@ from st_magnitude.evaluation import HybridEvaluator
 from st_magnitude.evaluation.geometry import card_evaluators
 from st_magnitude.geometry import paired_bootstrap
 from st_magnitude.revela.config import RevelaConfig
-from st_magnitude.revela.documents import Document, Documents, iterate_documents, split_documents
+from st_magnitude.revela.documents import Documents, iterate_documents
 from st_magnitude.revela.groups import build_groups
 from st_magnitude.revela.loss import RevelaLoss
 from st_magnitude.revela.models import load_lm, load_retriever
-from st_magnitude.revela.titles import title_task
 from st_magnitude.revela.trainer import RevelaTrainer, lora_config
 from st_magnitude.training.record import check_same_run, record_run, remove_checkpoints
 from st_magnitude.training.trainer import check_output, has_fast_bf16, train_or_stop
 
 __all__ = ["RevelaConfig", "run"]
 
-logger = logging.getLogger(__name__)
-
 RUNS = ("dense", "bm25", "hybrid")
-FEWEST = 5  # queries or chunks: an evaluation with fewer is refused
-FEW = 25  # an evaluation with fewer gets a warning
-UNSEEN = 16  # held-out groups for the gains
+UNSEEN = 16  # groups held out for the gains, at most a tenth of all
 # Settings that may change when a run is resumed
-FREE = {
-    "epochs",
-    "max_steps",
-    "max_queries",
-    "gradient_checkpointing",
-    "bf16",
-    "save_steps",
-    "keep_checkpoints",
-    "resume",
-}
+FREE = {"epochs", "max_steps", "gradient_checkpointing", "bf16", "save_steps", "keep_checkpoints", "resume"}
 
 
 @contextmanager
@@ -66,9 +51,12 @@ def run(
     output: str | Path,
     config: RevelaConfig | None = None,
     *,
+    data: RetrievalData | None = None,
     say: Callable[[str], Any] = print,
 ) -> dict[str, Any]:
-    """Trains a retriever on raw text with a language model, and measures it on documents that were held out.
+    """Trains a retriever on raw text with a language model, and measures it before and after.
+
+    The last groups, up to sixteen, are held out for ``reading_gain`` and ``choice_gain`` (see `RevelaLoss`).
 
     Args:
         corpus: As for `build_groups`: a file or folder of text, Markdown, source code or JSON lines, or documents.
@@ -77,15 +65,15 @@ def run(
         lm: Folder or hub id of a causal decoder; it gets a LoRA.
         output: Folder for the retriever (a plain SentenceTransformer with its LoRA merged) and ``revela.json``.
         config: Settings of the run; by default ``RevelaConfig()``.
+        data: Judged queries for the retriever, for BM25 and for both fused, before and after training.
         say: Function that gets the lines of the report.
 
     Returns:
-        The content of ``revela.json``: settings and log; with ``config.evaluate`` also the figures of the retriever, of
-        BM25 and of both fused, before and after training, with differences, and the ``reading_gain`` and
-        ``choice_gain`` of RevelaLoss on some held-out groups. Of several processes, the first has all of it.
+        The content of ``revela.json``: settings, log and gains; with ``data`` also the figures on it, with differences.
+        Of several processes, the first has all of it.
 
     Raises:
-        ValueError: If the corpus has nothing to train on or too little for the evaluation, or a model is not supported.
+        ValueError: If the corpus has nothing to train on, or a model is not supported.
         FileExistsError: If output holds a finished model, an unfinished run and ``config.resume`` is False, or a run
             that was started with other models, settings or groups.
         OSError, ImportError: If a model or the corpus cannot be found, another process writes to the output, or a
@@ -94,11 +82,17 @@ def run(
     """
     config, output = config or RevelaConfig(), Path(output)
     with locked_folder(output):
-        return _run(corpus, str(retriever), str(lm), output, config, say)
+        return _run(corpus, str(retriever), str(lm), output, config, data, say)
 
 
 def _run(
-    corpus: Documents, retriever: str, lm: str, output: Path, config: RevelaConfig, say: Callable[[str], Any]
+    corpus: Documents,
+    retriever: str,
+    lm: str,
+    output: Path,
+    config: RevelaConfig,
+    data: RetrievalData | None,
+    say: Callable[[str], Any],
 ) -> dict[str, Any]:
     checkpoint = check_output(output, config.resume)
     model = load_retriever(retriever, config.max_length)  # before the documents are read, which may take minutes
@@ -112,39 +106,33 @@ def _run(
         v_norm=config.v_norm,
         max_length=config.max_length,
     )
-    documents = list(iterate_documents(corpus))
-    train, test, task = _hold_out(documents, config) if config.evaluate else (documents, [], None)
-    groups = _groups(train, config)
-    unseen = _groups(test, config) if test else None
+    groups = build_groups(iterate_documents(corpus), group_size=config.group_size, max_words=config.max_words)
+    number = max(1, len(groups) - min(UNSEEN, -(-len(groups) // 10)))
+    train, unseen = groups.select(range(number)), groups.select(range(number, len(groups)))
     settings = {key: value for key, value in vars(config).items() if key not in FREE}
     settings |= {"retriever": retriever, "lm": lm, "groups": digest(map("\0".join, groups["chunks"]))}
     if checkpoint is not None:
         check_same_run(output, settings)
-    say(f"Training: {len(train):,} documents in {len(groups):,} groups of {config.group_size} chunks.")
-    if task is not None:
-        say(
-            f"Evaluation: {len(task.queries):,} queries over {len(task.corpus):,} chunks of "
-            f"{len(documents) - len(train):,} documents that are held out."
-        )
+    say(f"Training: {len(train):,} groups of {config.group_size} chunks, and {len(unseen)} held out.")
     is_decoder = any(getattr(module, "is_causal", False) for module in model.modules())
-    trainer = _trainer(config, loss, groups, unseen, output, is_decoder)
+    trainer = _trainer(config, loss, train, unseen, output, is_decoder)
     is_first = trainer.is_world_process_zero()
     if is_first and checkpoint is None:
         record_run(output, settings)
-    measured = _Measured(task, config.seed, say) if task is not None and is_first else None
-    gains = {"before": _gains(trainer, say)} if unseen is not None else {}
+    measured = _Measured(data, config.seed, say) if data is not None and is_first else None
+    gains = {"before": _gains(trainer, say)} if len(unseen) else {}
     if measured is not None:
         measured.measure("before", model, trainer)
     if checkpoint is not None:
         trainer.load_lm_checkpoint(checkpoint)  # a run that has made all its steps does not train
     train_or_stop(trainer, checkpoint)
-    if unseen is not None:
+    if len(unseen):
         gains["after"] = _gains(trainer, say)
     if is_decoder:
         trainer.merge()
     record: dict[str, Any] = {
         "corpus": str(corpus) if isinstance(corpus, str | Path) else None,
-        "documents": {"train": len(train), "held_out": len(documents) - len(train), "groups": len(groups)},
+        "groups": {"train": len(train), "held_out": len(unseen)},
         "loss": loss.get_config_dict(),
         "processes": trainer.args.world_size,
         "log": trainer.state.log_history,
@@ -161,33 +149,8 @@ def _run(
     return record
 
 
-def _hold_out(documents: list[Document], config: RevelaConfig) -> tuple[list[Document], list[Document], RetrievalData]:
-    """The documents to train on, the others, and a retrieval task from those."""
-    try:
-        train, test = split_documents(documents, held_out=config.held_out, seed=config.seed)
-        task = title_task(test, max_words=config.max_words, max_queries=config.max_queries, seed=config.seed)
-        size = f"{len(task.queries)} queries over {len(task.corpus)} chunks"
-        smallest = min(len(task.queries), len(task.corpus))
-        if smallest < FEWEST:
-            raise ValueError(f"The {len(test)} documents that are held out give {size}, too few to compare models.")
-    except ValueError as error:
-        raise ValueError(
-            f"{error} Pass more documents, hold out a larger share (held_out is {config.held_out:g}), or train on all "
-            "documents without an evaluation: evaluate=False (--no-evaluate)."
-        ) from None
-    if smallest < FEW:
-        logger.warning(
-            "The evaluation has only %s, so its figures say little. Pass more documents or a larger held_out.", size
-        )
-    return train, test, task
-
-
-def _groups(documents: list[Document], config: RevelaConfig) -> Dataset:
-    return build_groups(documents, group_size=config.group_size, max_words=config.max_words)
-
-
 def _trainer(
-    config: RevelaConfig, loss: RevelaLoss, groups: Dataset, unseen: Dataset | None, output: Path, is_decoder: bool
+    config: RevelaConfig, loss: RevelaLoss, groups: Dataset, unseen: Dataset, output: Path, is_decoder: bool
 ) -> RevelaTrainer:
     lora = lora_config(r=config.lora_rank, lora_alpha=max(1, config.lora_rank // 4))
     learning_rate = config.learning_rate
@@ -218,7 +181,7 @@ def _trainer(
         args=arguments,
         loss=loss,
         train_dataset=groups,
-        eval_dataset=None if unseen is None else unseen.select(range(min(len(unseen), UNSEEN))),
+        eval_dataset=unseen if len(unseen) else None,
         lm_lora=lora,
         lm_learning_rate=config.lm_learning_rate,
         retriever_lora=lora if is_decoder else None,
@@ -236,10 +199,10 @@ def _gains(trainer: RevelaTrainer, say: Callable[[str], Any]) -> dict[str, float
 class _Measured:
     """Figures of a retriever, alone and fused with BM25, before and after training."""
 
-    def __init__(self, task: RetrievalData, seed: int, say: Callable[[str], Any]) -> None:
-        judged = (task.queries, task.corpus, task.relevant)
-        self.ranking = HybridEvaluator(*judged, write_csv=False, show_progress_bar=len(task.corpus) > 1000)
-        self.shapes = dict(zip(("before", "after"), card_evaluators(task, seed=seed), strict=True))
+    def __init__(self, data: RetrievalData, seed: int, say: Callable[[str], Any]) -> None:
+        judged = (data.queries, data.corpus, data.relevant)
+        self.ranking = HybridEvaluator(*judged, write_csv=False, show_progress_bar=len(data.corpus) > 1000)
+        self.shapes = dict(zip(("before", "after"), card_evaluators(data, seed=seed), strict=True))
         self.say = say
         self.metrics: dict[str, dict[str, float]] = {}
         self.per_query: dict[str, dict[str, list[float]]] = {}

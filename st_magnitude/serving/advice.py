@@ -30,9 +30,10 @@ TEXTS = {
     "prompt twice": "The {who} were encoded with the prompt {prompt!r} twice.",
     "prompt of the other role": "The {who} were encoded with the prompt of the other role.",
     "modules skipped": "The target leaves out what follows the pooling: {skipped}.",
-    "truncation": "Texts from {first} tokens on differ: the target {reads}, the model {limit}.",
+    "truncation": "Texts from {first} tokens on differ: the target has another limit than the model's {limit} tokens.",
     "refused": "The target refuses {texts}, the shortest of {shortest} or more tokens: {said}",
-    "precision": "Vectors have a relative error of {median:.1e} (at most {most:.1e}), as by {number_format}.",
+    "precision": "Vectors have a relative error of {median:.1e} (at most {most:.1e}), as by numbers or weights of "
+    "fewer digits, or by a checkpoint very near this one.",
     "norms scaled": "Vectors are {factor:.4g} times the model's.",
     "norms differ": "Norms are {norms}; the model's are {expected}, and do not explain them.",
     "dimensions": "Vectors have {dim} dimensions; the model has {full}, and its first {dim} have the same directions.",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -24,7 +23,6 @@ from st_magnitude.serving.explain import (
     LocalModel,
     Probe,
     Side,
-    changed_rankings,
     explain,
     max_tokens,
     prompt_of,
@@ -36,7 +34,6 @@ __all__ = ["ServingCheck", "check_serving"]
 
 Array = NDArray[np.float64]
 K = 10  # ranks of a search that are compared
-WIDTH = 80  # columns of the terminal
 QUERIES = (
     "How do I keep bread from going stale?",
     "what makes a bicycle easier to pedal uphill",
@@ -84,7 +81,7 @@ VERBS = ("changes", "outlives", "explains", "divides", "feeds", "hides", "measur
 
 @dataclass(frozen=True)
 class ServingCheck(Result):
-    """The result of `check_serving`. ``print(check)`` shows it in a terminal of 80 columns.
+    """The result of `check_serving`.
 
     Attributes:
         target: URL, or name of the callable.
@@ -141,16 +138,9 @@ class ServingCheck(Result):
         ]
         paragraphs = [[f"{self.target}{server} against {self.model or 'the model'}", verdict]]
         for finding in self.findings:
-            fix = f"-> {finding.fix}" if finding.fix else ""
+            fix = f"     -> {finding.fix}" if finding.fix else ""
             paragraphs.append([f"[{'' if finding.matters else 'note: '}{finding.name}] {finding.text}", fix])
-        return ["\n".join(_wrapped(line) for line in lines if line) for lines in [*paragraphs, figures]]
-
-
-def _wrapped(line: str) -> str:
-    """A line in the width of a terminal; findings and their fixes are indented."""
-    first, later = {"[": ("", " " * 5), "-": (" " * 5, " " * 8)}.get(line[0], ("", ""))
-    options: Any = {"break_long_words": False, "break_on_hyphens": False}
-    return textwrap.fill(line, WIDTH, initial_indent=first, subsequent_indent=later, **options)
+        return ["\n".join(line for line in lines if line) for lines in [*paragraphs, figures]]
 
 
 def check_serving(
@@ -164,7 +154,6 @@ def check_serving(
     documents: Sequence[str] | None = None,
     tolerance: float = 1e-4,
     timeout: float = 60.0,
-    batch_size: int = 32,
 ) -> ServingCheck:
     """Compares what a server, a client or an index returns with what the model computes, and says how to fix it.
 
@@ -188,7 +177,6 @@ def check_serving(
         documents: Texts in the order of an index, which is then the target.
         tolerance: Median relative error of a vector that counts as rounding.
         timeout: Seconds to wait for an answer.
-        batch_size: Number of texts that are encoded here at a time.
 
     Raises:
         ValueError: If the URL, the key, the name or an answer cannot be used; the message says what to do.
@@ -207,7 +195,7 @@ def check_serving(
     positive("timeout", timeout)
     if not isinstance(model, SentenceTransformer):
         model = load(os.fspath(model))
-    local = LocalModel(model, batch_size)
+    local = LocalModel(model)
     if isinstance(target, str):
         if documents is not None:
             raise ValueError("With documents=, the target is a callable search(vectors, k), not a URL.")
@@ -244,6 +232,7 @@ def _check_embeddings(
     query, document = (side.answered() for side in sides)
     served_scores = model.similarity(query.served, document.served).cpu().double().numpy()
     own_scores = model.similarity(query.expected, document.expected).cpu().double().numpy()
+    best = np.argsort(-served_scores, axis=1, kind="stable")[:, :K]
     limit = max_tokens(model)
     return ServingCheck(
         target=target,
@@ -254,7 +243,7 @@ def _check_embeddings(
         local_norms=_range(np.concatenate([query.expected, document.expected])),
         num_queries=len(query.probes),
         num_documents=len(document.probes),
-        changed_rankings=int(changed_rankings(served_scores, own_scores).sum()),
+        changed_rankings=int((_recall(best, own_scores) < 1).sum()),
         error=error,
         remark=f"Texts over the limit of {limit} tokens were not sent." if limit and 2 * limit > LONGEST else "",
     )

@@ -17,11 +17,10 @@ from st_magnitude.modules import ExponentNorm
 from st_magnitude.serving.advice import POOLING_NAMES, Finding, describe
 from st_magnitude.surgery.raw import encode_raw, normalizes_output, raw_end
 
-__all__ = ["LocalModel", "Probe", "Side", "changed_rankings", "explain", "max_tokens", "prompt_of"]
+__all__ = ["LocalModel", "Probe", "Side", "explain", "max_tokens", "prompt_of"]
 
 Array = NDArray[np.float64]
 SHORT = 24  # tokens; shorter texts are truncated nowhere
-LIMITS = (16, 32, 64, 128, 256, 384, 512, 768, 1024, 2048)
 POOLINGS = ("mean", "cls", "lasttoken", "max")
 CLOSE = 0.02  # error of directions that numbers of few digits explain
 UNLIKE = 0.05  # error of directions beyond weights in int8 (MiniLM: 0.017 to 0.032; three steps of training: 0.036)
@@ -81,9 +80,8 @@ class Change:
 class LocalModel:
     """Embeddings of a model as it was saved, and raw embeddings under a `Change`."""
 
-    def __init__(self, model: SentenceTransformer, batch_size: int = 32) -> None:
+    def __init__(self, model: SentenceTransformer) -> None:
         self.model = model
-        self._options: dict[str, Any] = {"batch_size": batch_size, "show_progress_bar": False}
         self._modules = list(model.children())
         last = self._modules[-1]
         self.exponents = last.similarity.exponents if isinstance(last, ExponentNorm) else None
@@ -99,7 +97,7 @@ class LocalModel:
     def expected(self, texts: Sequence[str], role: str) -> Array:
         """The result of ``encode_query`` or ``encode_document``: n texts -> (n, D)."""
         encode = self.model.encode_query if role == "query" else self.model.encode_document
-        return encode(list(texts), convert_to_tensor=True, **self._options).cpu().double().numpy()
+        return encode(list(texts), convert_to_tensor=True, show_progress_bar=False).cpu().double().numpy()
 
     def raw(self, texts: Sequence[str], role: str, change: Change) -> Array:
         """Raw embeddings of texts under a change: n texts -> (n, D)."""
@@ -116,7 +114,7 @@ class LocalModel:
                 truncate_dim=self.model.truncate_dim,
             )
         prompt = self._prompts(role)[change.prompt]
-        return encode_raw(model, list(texts), role, prompt=prompt, **self._options).cpu().double().numpy()
+        return encode_raw(model, list(texts), role, prompt=prompt, show_progress_bar=False).cpu().double().numpy()
 
     def changes(self, role: str) -> Iterator[Change]:
         """Changes to try, the likely ones first."""
@@ -211,48 +209,12 @@ def norm_law(served: Array, laws: Mapping[str, Array]) -> tuple[str, float]:
     return "norms differ", 1.0
 
 
-def precision_of(served: Array, errors: Array, tolerance: float) -> str:
-    """The number format that explains relative errors; empty if they are rounding of float32.
-
-    Example:
-        >>> x = np.random.default_rng(0).standard_normal((5, 8))
-        >>> precision_of(x.astype(np.float16).astype(float), np.full(5, 3e-4), tolerance=1e-4)
-        'float16'
-    """
-    level = float(np.median(errors))
-    if level <= tolerance:
-        return ""
-    single = np.ascontiguousarray(served, dtype=np.float32)
-    if not (single.view(np.uint32) & 0xFFFF).any():  # most of these numbers are float16 as well
-        return "bfloat16"
-    if (np.abs(single) < 6e4).all() and np.array_equal(single.astype(np.float16).astype(np.float32), single):
-        return "float16"
-    near = "int8 weights or by a checkpoint very near this one"
-    return "float16" if level < 2e-3 else "bfloat16" if level < 2e-2 else near
-
-
-def changed_rankings(served: Array, local: Array, k: int = 10) -> NDArray[np.bool_]:
-    """Whether the first k ranks of a query differ by more than ties: two score matrices (n, m) -> (n,).
-
-    Example:
-        >>> local = np.array([[3.0, 2.0, 1.0], [1.0, 1.0, 0.0]])
-        >>> changed_rankings(np.array([[1.0, 2.0, 3.0], [0.1, 0.2, 0.0]]), local)
-        array([ True, False])
-    """
-    order = np.argsort(-served, axis=1, kind="stable")[:, :k]
-    ranked = np.take_along_axis(local, order, axis=1)
-    best = -np.sort(-local, axis=1)[:, :k]
-    tolerance = 1e-5 * np.abs(local).max(axis=1, keepdims=True)
-    return (best - ranked > tolerance).any(axis=1)
-
-
 # ---- findings
 
 
 class _Explained(NamedTuple):
     findings: list[Finding]
     relative: Array  # relative errors of the texts that are explained, (n,)
-    vectors: Array  # their served vectors, (n, D)
     directions: Array  # errors of the directions of all texts
 
 
@@ -282,10 +244,10 @@ def explain(
     errors = np.concatenate([side.relative for side in explained])
     if any(finding.name == "another model" for finding in findings) or not len(errors):
         return findings, float(np.median(np.concatenate([side.directions for side in explained])))
-    if number_format := precision_of(np.concatenate([side.vectors for side in explained]), errors, tolerance):
-        error = {"median": np.median(errors), "most": errors.max()}
-        findings.append(describe("precision", server, **error, number_format=number_format))
-    return findings, float(np.median(errors))
+    error = float(np.median(errors))
+    if error > tolerance:
+        findings.append(describe("precision", server, median=error, most=errors.max()))
+    return findings, error
 
 
 def _explain_side(local: LocalModel, side: Side, server: str) -> _Explained:
@@ -300,7 +262,7 @@ def _explain_side(local: LocalModel, side: Side, server: str) -> _Explained:
     change = nearest_change(served[short], candidates)
     if change is None:
         finding = describe("another model", server, who=who, how=f"they have {dim} dimensions, the model {full}.")
-        return _Explained([finding], np.empty(0), served[:0], np.full(len(served), 2.0))
+        return _Explained([finding], np.empty(0), np.full(len(served), 2.0))
     raw = local.raw(texts, role, change)[:, :dim]
     errors = direction_errors(served, raw)
     # Rows whose error is not explained by the precision of the others: cut elsewhere, or split into other tokens.
@@ -310,18 +272,18 @@ def _explain_side(local: LocalModel, side: Side, server: str) -> _Explained:
     ratio = float(np.median(norms(served)[equal]) / max(np.median(laws[""][equal]), 1e-30))
     if how := _unlike(float(np.median(errors[equal])), ratio, law, change):
         finding = describe("another model", server, who=who, how=how)
-        return _Explained([finding], np.empty(0), served[:0], errors)
+        return _Explained([finding], np.empty(0), errors)
 
     findings = _change_findings(local, change, role, who, server)
     if dim < full and not change.skipped:
         findings.append(describe("dimensions", server, dim=dim, full=full))
     if not equal.all():
-        findings.append(_unequal_finding(local, side, ~equal, change, server))
+        findings.append(_unequal_finding(local, side, ~equal, server))
     if law:
         findings.append(_norm_finding(local, law, factor, side, server))
     target = unit_rows(raw) * (laws[law] if law in laws else laws[""] * factor)[:, None]
     relative = errors if law == "norms differ" else norms(served - target) / np.maximum(norms(target), 1e-30)
-    return _Explained(findings, relative[equal], served[equal], errors)
+    return _Explained(findings, relative[equal], errors)
 
 
 def _unlike(error: float, ratio: float, law: str, change: Change) -> str:
@@ -356,26 +318,14 @@ def _change_findings(local: LocalModel, change: Change, role: str, who: str, ser
     return findings
 
 
-def _unequal_finding(local: LocalModel, side: Side, unequal: NDArray[np.bool_], change: Change, server: str) -> Finding:
+def _unequal_finding(local: LocalModel, side: Side, unequal: NDArray[np.bool_], server: str) -> Finding:
     """The finding if some texts differ: long ones because of another limit, others because of another tokenizer."""
     tokens = np.array([probe.tokens for probe in side.probes])
-    texts = [probe.text for probe, differs in zip(side.probes, unequal, strict=True) if differs]
     limit, first = max_tokens(local.model), int(tokens[unequal].min())
     if limit is None or tokens[~unequal].max(initial=0) > first or first <= SHORT:
-        return describe("tokenizer", server, count=len(texts), total=len(tokens), example=texts[0][:40])
-    most = getattr(getattr(local.model[0], "config", None), "max_position_embeddings", None) or max(LIMITS)
-    errors = {}
-    try:
-        for tried in (n for n in (*LIMITS, most) if n != limit and n <= most):
-            local.model.max_seq_length = tried
-            rows = local.raw(texts, side.role, change)
-            errors[tried] = float(direction_errors(side.served[unequal], rows).max())
-    finally:
-        local.model.max_seq_length = limit
-    nearest = min(errors, key=errors.__getitem__)
-    more = "at least " if nearest > limit else ""  # the text may be shorter than what the target reads
-    reads = f"reads {more}{nearest} tokens" if errors[nearest] < CLOSE else "cuts elsewhere"
-    return describe("truncation", server, first=first, reads=reads, limit=limit)
+        example = side.probes[int(unequal.argmax())].text[:40]
+        return describe("tokenizer", server, count=int(unequal.sum()), total=len(tokens), example=example)
+    return describe("truncation", server, first=first, limit=limit)
 
 
 def _norm_finding(local: LocalModel, law: str, factor: float, side: Side, server: str) -> Finding:

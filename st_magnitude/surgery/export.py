@@ -11,13 +11,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 from sentence_transformers.base.modules import Normalize, Router
 from sentence_transformers.util import load_file_path
 
 from st_magnitude._files import refuse_used_folder, whole_folder
 from st_magnitude._upstream import load_with_classes
 from st_magnitude.modules import ExponentNorm
+from st_magnitude.pruning import NormPruning
 from st_magnitude.surgery.card import NEEDS_PACKAGE, complete_card
 from st_magnitude.surgery.raw import normalizes_output, refuse_other_models
 
@@ -29,7 +30,7 @@ _REFERENCE = "install_st_magnitude.ExponentNorm"  # a file in the folder of the 
 
 
 def export(
-    model: SentenceTransformer,
+    model: SentenceTransformer | MultiVectorEncoder,
     path: str | Path,
     calibrated_scores: bool = False,
     bake_exponent: bool = False,
@@ -46,7 +47,7 @@ def export(
     leaves the old model or the new one, and never half of a model.
 
     Args:
-        model: The trained model.
+        model: The trained SentenceTransformer or MultiVectorEncoder.
         path: A new or empty folder.
         calibrated_scores: Whether queries are normalised as well, which makes scores of different queries comparable.
             It adds a stock ``Router`` with one route for queries and one for documents. For models whose document norm
@@ -60,10 +61,12 @@ def export(
         FileExistsError: If the folder is not empty and overwrite is False.
         OSError: If the model cannot be written, for example because the disk is full. The folder is then as it was.
         ValueError: If calibrated_scores is asked of a model whose documents are normalised, or bake_exponent of one
-            without ExponentNorm.
+            without ExponentNorm; if a MultiVectorEncoder contains NormPruning.
     """
-    refuse_other_models(model, "export")
     path = Path(path)
+    if isinstance(model, MultiVectorEncoder):
+        return _export_tokens(model, path, calibrated_scores or bake_exponent, overwrite)
+    refuse_other_models(model, "export")
     _check_ending(model, calibrated_scores, bake_exponent)
     refuse_used_folder(path, overwrite)
     with one_line_about_the_disk(path), whole_folder(path, overwrite) as folder:
@@ -77,6 +80,21 @@ def export(
         )
     elif exponent is not None:
         logger.info("This model ends in ExponentNorm: load it with stm.load(%r).", str(path))
+    return path
+
+
+def _export_tokens(model: MultiVectorEncoder, path: Path, has_option: bool, overwrite: bool) -> Path:
+    if has_option:
+        raise ValueError("calibrated_scores and bake_exponent are for models with one embedding per text.")
+    if any(isinstance(module, NormPruning) for module in model.modules()):
+        raise ValueError(
+            "export writes stock modules, and this model contains NormPruning. Remove it and give it to "
+            "encode_document(token_pooling=...), or save the model with save_pretrained and load it by "
+            "MultiVectorEncoder(path, trust_remote_code=True) where this package is installed."
+        )
+    refuse_used_folder(path, overwrite)
+    with one_line_about_the_disk(path), whole_folder(path, overwrite) as folder:
+        model.save_pretrained(str(folder))
     return path
 
 

@@ -7,10 +7,10 @@ All functions work in place and return the model, so a call can wrap the constru
 from __future__ import annotations
 
 import logging
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize, Router
 from sentence_transformers.sentence_transformer.modules import (
     Dropout,
@@ -31,6 +31,7 @@ from st_magnitude.surgery.raw import (
     refuse_other_models,
     routes_of,
 )
+from st_magnitude.surgery.tokens import prepare_tokens
 
 __all__ = [
     "add_normalize",
@@ -106,7 +107,10 @@ def add_normalize(model: SentenceTransformer) -> SentenceTransformer:
     return model
 
 
-def prepare(model: SentenceTransformer, similarity: str | Similarity) -> SentenceTransformer:
+Model = TypeVar("Model", SentenceTransformer, MultiVectorEncoder)
+
+
+def prepare(model: Model, similarity: str | Similarity) -> Model:
     """Prepares a model for training with a similarity and for scoring by it. In place.
 
     ========================  =========================================  ======================
@@ -121,12 +125,18 @@ def prepare(model: SentenceTransformer, similarity: str | Similarity) -> Sentenc
     The exponent of the query never changes a ranking (arXiv 2602.09229, Prop. 4.1 and T.2). Stock modules and a stock
     similarity function therefore rank like each of the four named similarities.
 
+    In a MultiVectorEncoder the norm of a query token does change the ranking. There, the tokens of a role are
+    normalised where the similarity has the exponent 1: ``"qnorm"`` normalises those of queries, ``"dnorm"`` those of
+    documents, ``"cosine"`` both and ``"dot"`` none, all in stock modules.
+
     Args:
-        model: Any SentenceTransformer.
+        model: Any SentenceTransformer or MultiVectorEncoder.
         similarity: A Similarity, or a name for :meth:`Similarity.named`.
 
     Raises:
-        ValueError: If the name is unknown, or Normalize cannot be removed.
+        TypeError: If the model is a CrossEncoder.
+        ValueError: If the name is unknown, Normalize cannot be removed, or the exponents of a MultiVectorEncoder are
+            other than 0 and 1.
 
     Example:
         >>> from sentence_transformers.sentence_transformer.modules import BoW
@@ -134,8 +144,10 @@ def prepare(model: SentenceTransformer, similarity: str | Similarity) -> Sentenc
         >>> model.similarity_fn_name
         'dot'
     """
-    refuse_other_models(model, "prepare")
     similarity = Similarity.named(similarity)
+    if isinstance(model, MultiVectorEncoder):
+        return prepare_tokens(model, similarity)
+    refuse_other_models(model, "prepare")
     strip_normalize(model)
     if similarity == COSINE:
         add_normalize(model)

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer
+from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder
 from sentence_transformers.base.modules import Normalize, Router
 from sentence_transformers.sentence_transformer.modules import Dropout
 from torch import Tensor, nn
@@ -32,20 +32,23 @@ __all__ = [
 ]
 
 
-def refuse_other_models(model: object, who: str) -> None:
-    """Refuses the models of sentence-transformers that have no embedding per text.
+def refuse_other_models(model: object, who: str, takes_sparse: bool = False) -> None:
+    """Refuses the models of sentence-transformers that have no dense embedding per text.
 
     Args:
         model: The model; a wrapper of DDP or torch.compile counts as the model inside.
         who: The function or class that was called, for the message.
+        takes_sparse: Whether a SparseEncoder is taken too.
 
     Raises:
-        TypeError: If the model is a CrossEncoder or a MultiVectorEncoder.
+        TypeError: If the model is a CrossEncoder, a MultiVectorEncoder or a SparseEncoder that is not taken.
     """
-    if isinstance(model := unwrapped(model), (CrossEncoder, MultiVectorEncoder)):
+    model = unwrapped(model)
+    if isinstance(model, (CrossEncoder, MultiVectorEncoder)) or (isinstance(model, SparseEncoder) and not takes_sparse):
+        advice = " For late interaction there is LateInteractionLoss." if isinstance(model, MultiVectorEncoder) else ""
         raise TypeError(
-            f"{who} needs a model with one embedding per text, such as a SentenceTransformer; got a "
-            f"{type(model).__name__}."
+            f"{who} needs a model with one dense embedding per text, such as a SentenceTransformer; got a "
+            f"{type(model).__name__}.{advice}"
         )
 
 

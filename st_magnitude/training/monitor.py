@@ -1,4 +1,4 @@
-"""NormMonitor: the norms of embeddings during a training run, and a picture of them."""
+"""NormMonitor: the norms of embeddings during a training run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import csv
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,12 @@ from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from st_magnitude._checks import at_least
-from st_magnitude._plot import pyplot
 from st_magnitude._upstream import batch_size_of
 from st_magnitude.geometry import isoscore, mean_cosine
 from st_magnitude.similarity import COSINE, DOT
 from st_magnitude.surgery.raw import raw_producers
 
-__all__ = ["NormMonitor", "plot_norms"]
+__all__ = ["NormMonitor"]
 
 logger = logging.getLogger(__name__)
 
@@ -31,14 +29,6 @@ COLLAPSED_DIRECTIONS = 0.99  # mean cosine of the texts of one role
 COLLAPSED_NORM = 1e-4  # mean norm
 COLLAPSED_BELOW = 0.75  # accuracy by cosine over accuracy by dot, as in MagnitudeEvaluator
 COLLAPSED_BY, COLLAPSED_FROM = 0.2, 16  # the least difference of the two accuracies, and the least batch size
-PANELS = {  # figures of every role that plot_norms draws
-    "norm_mean": "norm: mean, 5 % to 95 %",
-    "effective_lr": "learning rate / norm²",
-    "norm_cv": "norm: standard deviation / mean",
-    "isoscore": "IsoScore of the batch",
-    "mean_cosine": "mean cosine of the batch",
-    "zero_gradients": "share without any gradient",
-}
 Row = dict[str, float]
 
 
@@ -49,12 +39,11 @@ class NormMonitor(TrainerCallback):
     your own. It measures the raw embeddings, before any Normalize at the end, and changes neither the loss nor the
     model. At the first step and every ``every`` steps it makes a row, which goes into the CSV file, into
     ``trainer.state.log_history`` and, after :func:`st_magnitude.attach`, into the logs that Weights & Biases,
-    TensorBoard and other callbacks receive. :func:`plot_norms` draws the file. Each role has these keys:
+    TensorBoard and other callbacks receive. Each role has these keys:
 
     - ``{role}_norm_mean``, ``_norm_cv`` (standard deviation over mean), ``_norm_p05``, ``_norm_p50``, ``_norm_p95``;
     - ``{role}_effective_lr``: lr / (mean norm)², the size of a cosine step (Theorem 3.4; under Adam an indication);
-    - ``{role}_isoscore`` and ``{role}_mean_cosine`` of the batch; the first is at most 1 / (1 + D / B);
-    - ``{role}_zero_gradients``: the share of the embeddings whose gradient is 0 in every entry.
+    - ``{role}_isoscore`` and ``{role}_mean_cosine`` of the batch; the first is at most 1 / (1 + D / B).
 
     ``dot_cosine_gap`` is an accuracy by dot minus the same accuracy by cosine: the share of the first column whose own
     text of the second column scores highest in the batch. Above 0 the norm helps; far above 0 it decides everything.
@@ -115,11 +104,11 @@ class NormMonitor(TrainerCallback):
     def update(
         self, queries: Tensor | None = None, documents: Tensor | None = None, lr: float | None = None, **others: Tensor
     ) -> Row | None:
-        """Measures one step of a plain loop, after its backward pass, and returns the row if the step is due.
+        """Measures one step of a plain loop, and returns the row if the step is due.
 
         Args:
-            queries: Raw embeddings (n, D). For the share of zero gradients, call ``queries.retain_grad()`` before.
-            documents: Raw embeddings (m, D), in the same way.
+            queries: Raw embeddings (n, D).
+            documents: Raw embeddings (m, D).
             lr: Learning rate of the step.
             **others: Raw embeddings of more roles by name.
         """
@@ -127,9 +116,7 @@ class NormMonitor(TrainerCallback):
         if not self._is_due(self._calls):
             return None
         given = {"query": queries, "document": documents, **others}
-        roles = {name: x for name, x in given.items() if x is not None}
-        gradients = {name: x.grad for name, x in roles.items() if (x.is_leaf or x.retains_grad) and x.grad is not None}
-        return self._add(self._calls, roles, gradients, lr)
+        return self._add(self._calls, {name: x for name, x in given.items() if x is not None}, lr)
 
     # --- a Trainer --------------------------------------------------------------------------------------------------
 
@@ -151,7 +138,7 @@ class NormMonitor(TrainerCallback):
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if self._is_armed and self._parts:
-            self._add(state.global_step, *self._by_role(), self._lr)
+            self._add(state.global_step, self._by_role(), self._lr)
         self._is_armed = False
         self._forget()
 
@@ -181,7 +168,6 @@ class NormMonitor(TrainerCallback):
     def _forget(self, columns: Sequence[Mapping[str, Any]] = ()) -> None:
         self._columns = columns
         self._parts: list[Tensor] = []  # embeddings in the order of the forward passes, (n, D) each
-        self._gradients: dict[int, Tensor] = {}  # of part i
 
     @torch.compiler.disable
     def _begin_batch(self, _loss: nn.Module, inputs: tuple[Any, ...]) -> None:
@@ -191,35 +177,26 @@ class NormMonitor(TrainerCallback):
     def _listen(self, _module: nn.Module, _inputs: Any, features: Mapping[str, Tensor]) -> None:
         x = features["sentence_embedding"]
         if self._is_armed and x.requires_grad:  # neither the first pass of a cached loss nor an evaluation
-            place = len(self._parts)
             self._parts.append(x.detach())
-            x.register_hook(partial(self._gradients.__setitem__, place))
 
-    def _by_role(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The embeddings and gradients of every role, (B, D) each."""
+    def _by_role(self) -> dict[str, Tensor]:
+        """The embeddings of every role, (B, D) each."""
         x, size = torch.cat(self._parts), batch_size_of(self._columns[0])
         count, rest = divmod(len(x), size)
         names = ["query", "document", *(f"negative_{i}" for i in range(1, count))][:count]
         if rest or count > len(self._columns):  # fewer are possible: a loss may leave the last columns out
             size, names = len(x), ["all"]
-        roles = dict(zip(names, x.split(size), strict=True))
-        if len(self._gradients) < len(self._parts):
-            return roles, {}
-        gradients = torch.cat([self._gradients[i] for i in range(len(self._parts))])
-        return roles, dict(zip(names, gradients.split(size), strict=True))
+        return dict(zip(names, x.split(size), strict=True))
 
     # --- a row ------------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def _add(self, step: int, roles: Mapping[str, Tensor], gradients: Mapping[str, Tensor], lr: float | None) -> Row:
+    def _add(self, step: int, roles: Mapping[str, Tensor], lr: float | None) -> Row:
         # Everything is computed on the CPU, in float64 where that matters: some devices have none.
         roles = {name: x.detach()[:NUM_ROWS].float().cpu() for name, x in roles.items()}
         row: Row = {"step": step}
         for name, x in roles.items():
             row |= {f"{name}_{key}": value for key, value in _measure(x, lr).items()}
-            if name in gradients:
-                is_zero = (gradients[name][:NUM_ROWS] == 0).all(dim=1).cpu()
-                row[f"{name}_zero_gradients"] = is_zero.double().mean().item()
         matched = list(roles.values())[:2]
         dot = cosine = math.nan
         if len(matched) == 2 and len(matched[0]) == len(matched[1]) > 1:
@@ -269,35 +246,6 @@ class NormMonitor(TrainerCallback):
             if grown:
                 writer.writeheader()
             writer.writerows(self.rows if grown else [row])
-
-
-def plot_norms(csv_file: str | Path, path: str | Path, title: str = "") -> None:
-    """Draws the CSV file of a NormMonitor to a PNG file: six panels over the steps, with one line per role.
-
-    The band around the norm spans the 5th to the 95th percentile. It needs matplotlib.
-    """
-    plt = pyplot()
-    with Path(csv_file).open(newline="", encoding="utf-8") as file:
-        rows = [{key: float(value) for key, value in row.items() if value} for row in csv.DictReader(file)]
-    keys = dict.fromkeys(key for row in rows for key in row)
-    roles = [key.removesuffix("_norm_mean") for key in keys if key.endswith("_norm_mean")]
-    figure, axes = plt.subplots(2, 3, figsize=(11, 5.6), sharex=True, layout="constrained")
-    for axis, (panel, label) in zip(axes.flat, PANELS.items(), strict=True):
-        for role in roles:
-            own = [row for row in rows if f"{role}_{panel}" in row]
-            steps = [row["step"] for row in own]
-            (line,) = axis.plot(steps, [row[f"{role}_{panel}"] for row in own], label=role, linewidth=1.5)
-            if panel == "norm_mean":
-                low, high = ([row[f"{role}_norm_{p}"] for row in own] for p in ("p05", "p95"))
-                axis.fill_between(steps, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
-        axis.set_title(label, fontsize=9)
-        axis.spines[["top", "right"]].set_visible(False)
-    for axis in axes[1]:
-        axis.set_xlabel("step")
-    axes[0, 0].legend(frameon=False, fontsize=8)
-    figure.suptitle(title, fontsize=10)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
 
 
 def _measure(x: Tensor, lr: float | None) -> Row:

@@ -6,11 +6,10 @@ from pathlib import Path
 
 from _texts import write
 
-from st_magnitude.revela import Section
-
 FOLDER = str(Path(__file__).parents[2] / "benchmarks")
 sys.path.insert(0, FOLDER)
 pages = importlib.import_module("html_pages")
+Section = pages.Section
 sys.path.remove(FOLDER)
 
 

@@ -15,6 +15,7 @@ from sentence_transformers.sentence_transformer.modules import BoW
 import st_magnitude as stm
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import EncodedTask
+from st_magnitude.evaluation import MagnitudeEvaluator
 
 search_tasks, tables, magnitude = (load(name) for name in ("search_tasks", "magnitude_tables", "magnitude"))
 
@@ -63,7 +64,7 @@ def bow() -> SentenceTransformer:
 
 def test_read_ranks_at_every_exponent(bow: SentenceTransformer) -> None:
     found = magnitude.read(bow, {"task": TASK}, (0.0, 1.0))["task"]
-    evaluator = stm.MagnitudeEvaluator(TASK.queries, TASK.corpus, TASK.relevant, write_csv=False)
+    evaluator = MagnitudeEvaluator(TASK.queries, TASK.corpus, TASK.relevant, write_csv=False)
     metrics = evaluator(bow)
     for i, name in enumerate(("dot", "cosine")):
         for metric in ("ndcg@10", "mrr@10", "recall@100"):

@@ -62,7 +62,7 @@ def shell(place, *arguments):
 
 TRAIN = ("train", "--data", "data", "--model", "model", "--batch-size", 4, "--max-length", 16)
 REVELA = ("revela", "--corpus", "texts", "--retriever", "model", "--lm", "lm", "--group-size", 3, "--max-words", 9)
-REVELA += ("--max-length", 24, "--lora-rank", 2, "--warmup-steps", 0, "--held-out", 0.3)
+REVELA += ("--max-length", 24, "--lora-rank", 2, "--warmup-steps", 0)
 
 
 def test_a_process_keeps_stdout_for_the_figures(place):

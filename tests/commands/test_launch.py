@@ -116,8 +116,8 @@ def test_revela(place):
     for i, text in enumerate(CORPUS.values()):
         (place / "texts" / f"{i}.md").write_text(f"# Title {i}\n\n{text} {text}\n")
     (place / "command.py").write_text(COMMAND)
-    command = "command.py revela --corpus texts --retriever model --lm lm --output out --json --group-size 2"
-    options = "--max-words 8 --max-steps 2 --batch-size 1 --lora-rank 2 --held-out 0.7 --max-length 16"
+    command = "command.py revela --corpus texts --data data --retriever model --lm lm --output out --json"
+    options = "--group-size 2 --max-words 8 --max-steps 2 --batch-size 1 --lora-rank 2 --max-length 16"
     done = launch("torchrun", place, *command.split(), *options.split())
     assert done.returncode == 0, done.stderr[-3000:]
     assert_gloo_has_ended(done)

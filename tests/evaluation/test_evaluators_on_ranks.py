@@ -14,7 +14,13 @@ from sentence_transformers import SentenceTransformerTrainer, SentenceTransforme
 from sentence_transformers.base.modules import Normalize
 
 import st_magnitude as stm
-from st_magnitude.evaluation import HybridEvaluator
+from st_magnitude.evaluation import (
+    CompressionEvaluator,
+    GeometryEvaluator,
+    HybridEvaluator,
+    MagnitudeEvaluator,
+    ScoredPairsEvaluator,
+)
 from st_magnitude.modules import ExponentNorm
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks processes that have used torch")
@@ -30,11 +36,11 @@ def evaluators(dim):
     task = (QUERIES, CORPUS, RELEVANT)
     passages, boilerplate = ([row[column] for row in ROWS] for column in (1, 2))
     return [
-        stm.MagnitudeEvaluator(*task, name="search", truncate_dim=dim),
-        stm.CompressionEvaluator(*task, name="compression", dims=[dim or 8]),
+        MagnitudeEvaluator(*task, name="search", truncate_dim=dim),
+        CompressionEvaluator(*task, name="compression", dims=[dim or 8]),
         HybridEvaluator(*task, bm25={query: {"d001": 2.0, "d021": 1.0} for query in QUERIES}, name="hybrid"),
-        stm.GeometryEvaluator(passages, list(QUERIES.values()), name="geometry"),
-        stm.ScoredPairsEvaluator(passages, boilerplate, range(len(ROWS)), similarity="qnorm", name="pairs"),
+        GeometryEvaluator(passages, list(QUERIES.values()), name="geometry"),
+        ScoredPairsEvaluator(passages, boilerplate, range(len(ROWS)), similarity="qnorm", name="pairs"),
     ]
 
 

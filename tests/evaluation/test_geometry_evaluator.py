@@ -9,6 +9,7 @@ from sentence_transformers import SentenceTransformer, SentenceTransformerTraine
 
 import st_magnitude as stm
 from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.evaluation import GeometryEvaluator
 from st_magnitude.evaluation.geometry import NUM_DOCUMENTS, card_evaluators
 
 ANSWERS = set().union(*RELEVANT_DOCS.values())
@@ -19,7 +20,7 @@ TEXTS, IS_RELEVANT = list(CORPUS.values()), [key in ANSWERS for key in CORPUS]
 def test_figures_are_those_of_raw_embeddings(model, similarity):
     documents, queries = (np.float64(model.encode(list(texts))) for texts in (TEXTS, QUERIES.values()))
     stm.prepare(model, similarity)  # Normalize and ExponentNorm hide norms from scores, not from this evaluator
-    found = stm.GeometryEvaluator(TEXTS, list(QUERIES.values()), IS_RELEVANT)(model)
+    found = GeometryEvaluator(TEXTS, list(QUERIES.values()), IS_RELEVANT)(model)
     lengths, chosen = np.linalg.norm(documents, axis=1), np.array(IS_RELEVANT)
     unit = documents / lengths[:, None]
     cosines = (unit @ unit.T)[~np.eye(len(unit), dtype=bool)]
@@ -41,7 +42,7 @@ def test_figures_are_those_of_raw_embeddings(model, similarity):
 
 
 def test_without_judgments_or_queries(model, tmp_path):
-    evaluator = stm.GeometryEvaluator(TEXTS, name="mine")
+    evaluator = GeometryEvaluator(TEXTS, name="mine")
     found = evaluator(model, output_path=str(tmp_path))
     assert found.keys() == {f"mine_{key}" for key in evaluator.metrics}
     assert not any("query" in key or "cohens" in key for key in found)
@@ -52,7 +53,7 @@ def test_without_judgments_or_queries(model, tmp_path):
 @pytest.mark.parametrize(("arguments", "message"), [((["one"],), "got 1"), ((TEXTS, (), [True]), "1 entries for 20")])
 def test_bad_input(arguments, message):
     with pytest.raises(ValueError, match=message):
-        stm.GeometryEvaluator(*arguments)
+        GeometryEvaluator(*arguments)
 
 
 def test_sample_for_a_card():
@@ -72,7 +73,7 @@ def test_sample_for_a_card():
 def test_a_model_card_has_the_loss_its_citation_and_both_geometries(model, tmp_path):
     """In a Trainer of one's own."""
     stm.prepare(model, "qnorm")
-    before, after = (stm.GeometryEvaluator(TEXTS, name=name) for name in ("before", "after"))
+    before, after = (GeometryEvaluator(TEXTS, name=name) for name in ("before", "after"))
     before(model)
     SentenceTransformerTrainer(
         model=model,

@@ -111,21 +111,18 @@ def judged(task) -> RetrievalData:
     return RetrievalData(*task.values())
 
 
-@pytest.mark.parametrize(("share", "numbers"), [(0.0, {0}), (0.25, {0, 1}), (0.5, {1, 2}), (2 / 3, {2}), (1.0, {3})])
-def test_share_of_never_relevant_documents(static_model, judged, share, numbers):
-    options = {"never_relevant": share, "output_format": "n-tuple", "output_scores": True, "min_queries": 2}
+@pytest.mark.parametrize("output_format", ["triplet", "n-tuple"])
+def test_never_relevant_documents(static_model, judged, output_format):
+    options = {"never_relevant": True, "output_format": output_format, "output_scores": True, "min_queries": 2}
     mined = stm.mine_negatives(static_model, judged, similarity="qnorm", **options)
     relevant = {judged.corpus[document] for documents in judged.relevant.values() for document in documents}
-    never = {}
+    assert {row["anchor"] for row in mined} == set(judged.queries.values())
     for row in mined:
-        negatives = [row[f"negative_{i}"] for i in (1, 2, 3)]
-        assert len(set(negatives)) == 3
-        texts = [row["anchor"], row["positive"], *negatives]
-        query, *documents = static_model.encode(texts, convert_to_tensor=True)
+        negatives = [row[name] for name in mined.column_names if name.startswith("negative")]
+        assert len(set(negatives)) == (3 if output_format == "n-tuple" else 1)
+        assert not relevant & set(negatives)
+        query, *documents = static_model.encode([row["anchor"], row["positive"], *negatives], convert_to_tensor=True)
         assert row["scores"] == pytest.approx(stm.QNORM(query, torch.stack(documents))[0].tolist(), abs=1e-5)
-        never[row["anchor"]] = sum(text not in relevant for text in negatives)
-    assert set(never.values()) == numbers
-    assert sum(never.values()) == int(len(judged.queries) * 3 * share + 1e-9)
 
 
 def test_never_relevant_documents_rank_high_for_many_queries():
@@ -134,7 +131,7 @@ def test_never_relevant_documents_rank_high_for_many_queries():
     corpus = {"d1": "a", "d2": "b", "n1": "a " * 40 + "b " * 40, "n2": "a " * 50, **fillers}
     relevant = {"q1": {"d1"}, "q2": {"d2"}, **{f"r{i}": {f"f{i}"} for i in range(10)}}
     queries = {"q1": "a", "q2": "b", **{f"r{i}": "b " * (i + 2) for i in range(10)}}
-    options = {"num_negatives": 2, "never_relevant": 1.0}
+    options = {"num_negatives": 2, "never_relevant": True}
     data = RetrievalData(queries, corpus, relevant)
     strict = stm.mine_negatives(words(), data, min_queries=2, **options)
     assert set(strict["negative"]) == {corpus["n1"]}
@@ -144,8 +141,8 @@ def test_never_relevant_documents_rank_high_for_many_queries():
         stm.mine_negatives(words(), data, min_queries=13, **options)
 
 
-@pytest.mark.parametrize("share", [None, 0.5])
-def test_every_text_is_encoded_once(static_model, judged, share, monkeypatch):
+@pytest.mark.parametrize("never_relevant", [False, True])
+def test_every_text_is_encoded_once(static_model, judged, never_relevant, monkeypatch):
     encoded = []
     encode = SentenceTransformer.encode
 
@@ -154,7 +151,7 @@ def test_every_text_is_encoded_once(static_model, judged, share, monkeypatch):
         return encode(self, inputs, **options)
 
     monkeypatch.setattr(SentenceTransformer, "encode", counted)
-    stm.mine_negatives(static_model, judged, never_relevant=share, min_queries=1)
+    stm.mine_negatives(static_model, judged, never_relevant=never_relevant, min_queries=1)
     assert sorted(encoded) == sorted([*judged.queries.values(), *judged.corpus.values()])
 
 
@@ -172,8 +169,6 @@ def test_the_seed_decides_and_the_random_state_stays(static_model, judged):
         ({"output_format": "n_tuple"}, "output_format must be one of 'triplet'"),
         ({"sampling_strategy": "best"}, "sampling_strategy must be one of 'top' and 'random'"),
         ({"num_negatives": 0}, "num_negatives must be at least 1"),
-        ({"never_relevant": 25}, "never_relevant is a share from 0 to 1; got 25"),
-        ({"never_relevant": 0.5, "output_format": "labeled-pair"}, "output_format must be one of 'triplet' and 'n-tup"),
         ({"range_min": 5, "range_max": 5}, "range_min must be smaller than range_max"),
         ({"similarity": "qnrom"}, "No similarity is called 'qnrom'"),
         ({"relevant": {}}, "None of the 8 queries has a relevant document"),
@@ -189,8 +184,9 @@ def test_wrong_arguments_are_refused_before_anything_is_encoded(static_model, ju
 
 def test_the_trainer_takes_mined_negatives(static_model, judged, tmp_path):
     """After a few epochs with QNorm, mined negatives score lower than before, and never-relevant ones get shorter."""
-    options = {"never_relevant": 0.5, "num_negatives": 2, "min_queries": 2, "output_format": "n-tuple"}
-    mined = stm.mine_negatives(static_model, judged, similarity="qnorm", **options)
+    options = {"similarity": "qnorm", "num_negatives": 1, "min_queries": 2, "output_format": "n-tuple"}
+    mined, never = (stm.mine_negatives(static_model, judged, never_relevant=kind, **options) for kind in (False, True))
+    mined = mined.add_column("negative_2", never["negative_1"])
     stm.prepare(static_model, "qnorm")
 
     def measured() -> tuple[float, float]:

@@ -9,6 +9,7 @@ from scipy.stats import pearsonr, spearmanr
 from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 
 import st_magnitude as stm
+from st_magnitude.evaluation import ScoredPairsEvaluator
 from st_magnitude.modules import ExponentNorm
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -28,7 +29,7 @@ def by_hand(model, exponents):
 @pytest.mark.parametrize("exponents", [(1, 1), (0, 0), (1, 0), (0, 1), (0.5, 0.2)])
 def test_against_scipy(model, exponents):
     forward, backward = by_hand(model, exponents)
-    metrics = stm.ScoredPairsEvaluator(A, B, SCORES, stm.Similarity(*exponents))(model)
+    metrics = ScoredPairsEvaluator(A, B, SCORES, stm.Similarity(*exponents))(model)
     assert metrics["matched_spearman"] == pytest.approx(spearmanr(forward, SCORES)[0])
     assert metrics["matched_pearson"] == pytest.approx(pearsonr(forward, SCORES)[0], abs=1e-5)
     assert metrics["swapped_spearman"] == pytest.approx(spearmanr(backward, SCORES)[0])
@@ -39,7 +40,7 @@ def test_against_scipy(model, exponents):
 
 def test_agrees_with_the_stock_evaluator(model):
     stock = EmbeddingSimilarityEvaluator(A, B, SCORES, similarity_fn_names=["cosine", "dot"])(model)
-    ours = stm.ScoredPairsEvaluator(A, B, SCORES)(model)
+    ours = ScoredPairsEvaluator(A, B, SCORES)(model)
     for name in ("cosine", "dot"):
         for metric in ("spearman", "pearson"):
             assert ours[f"{name}_{metric}"] == pytest.approx(stock[f"{metric}_{name}"], abs=1e-5)
@@ -47,7 +48,7 @@ def test_agrees_with_the_stock_evaluator(model):
 
 def test_defaults_names_and_csv(model, tmp_path):
     stm.prepare(model, "dot")
-    evaluator = stm.ScoredPairsEvaluator(A, B, SCORES, name="sts")
+    evaluator = ScoredPairsEvaluator(A, B, SCORES, name="sts")
     metrics = evaluator(model, str(tmp_path), epoch=1, steps=2)
     assert metrics["sts_matched_spearman"] == metrics["sts_dot_spearman"]
     assert metrics[evaluator.primary_metric] == metrics["sts_matched_spearman"]
@@ -57,21 +58,21 @@ def test_defaults_names_and_csv(model, tmp_path):
 
 
 def test_exponents_are_looked_behind(model):
-    expected = stm.ScoredPairsEvaluator(A, B, SCORES, "qnorm")(model)
+    expected = ScoredPairsEvaluator(A, B, SCORES, "qnorm")(model)
     model.append(ExponentNorm(0.5, 0.5))
-    got = stm.ScoredPairsEvaluator(A, B, SCORES, "qnorm")(model)
+    got = ScoredPairsEvaluator(A, B, SCORES, "qnorm")(model)
     assert got == pytest.approx(expected, abs=1e-6)
 
 
 def test_one_sided_norms_are_told_once(model, caplog):
-    evaluator = stm.ScoredPairsEvaluator(A, B, SCORES, "qnorm")
+    evaluator = ScoredPairsEvaluator(A, B, SCORES, "qnorm")
     evaluator(model)
     evaluator(model)
     assert sum("symmetric task" in r.message for r in caplog.records) == 1
-    stm.ScoredPairsEvaluator(A, B, SCORES, "dot")(model)
+    ScoredPairsEvaluator(A, B, SCORES, "dot")(model)
     assert sum("symmetric task" in r.message for r in caplog.records) == 1
 
 
 def test_lengths_must_agree():
     with pytest.raises(ValueError, match="16, 16 and 3"):
-        stm.ScoredPairsEvaluator(A, B, SCORES[:3])
+        ScoredPairsEvaluator(A, B, SCORES[:3])

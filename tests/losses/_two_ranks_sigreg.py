@@ -14,13 +14,12 @@ from sentence_transformers.base.losses.merged_forward import embed_columns
 from torch.nn.parallel import DistributedDataParallel
 
 import st_magnitude as stm
-from st_magnitude.losses import sigreg as module
+from st_magnitude.losses import regularizers as module
 
 CASES: dict[str, dict] = {
     "default": {},
     "knots": {"num_directions": 48, "num_knots": 16, "t_max": 4.0},
     "raw": {"scale": None},
-    "per view": {"views": "per_view"},
     "dims": {"dims": (8, 32)},
     "alone": {"gather": False},
 }
@@ -49,7 +48,7 @@ def one_step(folder: str, options: dict, cached: bool) -> dict:
         parts = {name: part.item() for name, part in value.items()}
         torch.stack(list(value.values())).sum().backward()
     else:
-        value = sigreg.of_columns([x * (STRETCH if rank else 1) for x in embed_columns(wrapped, features)])
+        value = sigreg(torch.cat([x * (STRETCH if rank else 1) for x in embed_columns(wrapped, features)]))
         parts = {"sigreg": value.item()}
         value.backward()
     gradients = {name: p.grad.clone() for name, p in model.named_parameters()}

@@ -17,7 +17,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 SIGREGS = {
     "default": {"num_directions": 64},
-    "per_view": {"num_directions": 64, "views": "per_view"},
     "dims": {"num_directions": 64, "dims": (8, 16, 32)},
     "raw": {"num_directions": 64, "scale": None},
 }
@@ -43,10 +42,9 @@ def test_loss_is_infonce_plus_sigreg_of_the_whole_batch(model, options, mini_bat
     model.double()
     batch, reference = features(model, num_negatives=1), stm.SIGReg(**options)
     embeddings = raw_embeddings(model, batch)
-    parts = embeddings if options.get("views") else [torch.cat(embeddings)]
     torch.manual_seed(7)
     directions = reference._draw(embeddings[0])
-    expected = sum(reference(x, directions) for x in parts) / len(parts)
+    expected = reference(torch.cat(embeddings), directions)
     (formula(embeddings, (1, 1), 20) + 0.3 * expected).backward()
     expected_gradients = gradients(model)
     model.zero_grad()
@@ -81,7 +79,7 @@ def test_every_loss_takes_regularizers(model, loss_class, mini_batch_size):
 
 @BATCHING
 def test_global_orthogonal_regularization(model, mini_batch_size):
-    """sentence-transformers' own, as docs/isotropy.md shows it: on columns, like SIGReg's per_view."""
+    """sentence-transformers' own, as docs/isotropy.md shows it: on columns."""
 
     class GOR:
         name = "gor"
@@ -206,7 +204,7 @@ def test_two_ranks_are_one_process_on_the_joined_batch(model, two_ranks, name, m
     if mini_batch_size is None:
         stretch[SPLIT:] = STRETCH
     torch.manual_seed(0)  # as rank 0
-    value = sigreg.of_columns([x * stretch for x in raw_embeddings(model, features(model, NUM_ROWS, 1))])
+    value = sigreg(torch.cat([x * stretch for x in raw_embeddings(model, features(model, NUM_ROWS, 1))]))
     value.backward()
     expected = gradients(model)
     for found in (rank[name, mini_batch_size is not None] for rank in two_ranks):

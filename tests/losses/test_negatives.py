@@ -93,8 +93,7 @@ def reference(embeddings, similarity, scale, direction, excluded, excluded_queri
 def masks_of(loss, columns):
     """What the kernel has to exclude."""
     negatives = loss.false_negatives
-    masks = negatives.masks(negatives.texts(columns, None), loss.directions, 0, lambda x: x)
-    return [mask for masks in masks.values() for mask in masks]
+    return negatives.exclude(negatives.texts(columns, None), lambda x: x, lambda x: x)
 
 
 def value_and_gradients(model, value):

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from st_magnitude import SIGReg, geometry
-from st_magnitude.losses import sigreg as module
+from st_magnitude.losses import regularizers as module
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -198,7 +198,7 @@ def test_directions_are_uniform_unit_columns():
     assert directions.mean(dim=1).abs().max() < 0.02
 
 
-# --- prefixes and views -----------------------------------------------------------------------------------------------
+# --- prefixes -----------------------------------------------------------------------------------------------
 
 
 def test_dims_are_cut_normalised_and_scaled_each():
@@ -206,14 +206,6 @@ def test_dims_are_cut_normalised_and_scaled_each():
     cut = F.normalize(directions[:3], dim=0)
     expected = (naive(x[:, :3], cut) + naive(x, directions)) / 2
     torch.testing.assert_close(SIGReg(dims=[3, 8])(x, directions), expected, rtol=1e-12, atol=0)
-
-
-@torch.no_grad()  # with directions that are always the same
-def test_views():
-    columns = [data(n=n, seed=n)[0] for n in (4, 4, 7)]
-    pooled, per_view = (SIGReg(16, views=views) for views in ("pooled", "per_view"))
-    torch.testing.assert_close(pooled.of_columns(columns), SIGReg(16)(torch.cat(columns)))
-    torch.testing.assert_close(per_view.of_columns(columns), sum(SIGReg(16)(x) for x in columns) / 3)
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
@@ -267,7 +259,6 @@ def test_length_matters_only_without_a_scale():
         ({"t_max": 0.0}, "t_max must be a positive number; got 0"),
         ({"scale": 0}, "scale must be a positive number or 'sqrt_d' or None; got 0"),
         ({"scale": "d"}, "scale must be .* got 'd'"),
-        ({"views": "both"}, "'pooled' and 'per_view'; got 'both'"),
         ({"dims": (4, 4)}, r"dims must be .* got \[4, 4\]"),
     ],
 )

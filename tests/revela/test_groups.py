@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
 from sentence_transformers.sentence_transformer.modules import BoW, StaticEmbedding
 
-from st_magnitude.revela import Document, GroupCollator, build_groups, chunk
+from st_magnitude.revela import GroupCollator, build_groups, chunk
 from st_magnitude.revela.groups import _first_half, split_batch
 
 OPTIONS = {"max_words": 6, "min_words": 1}
@@ -91,7 +91,6 @@ def test_every_source_gives_the_same_groups(tmp_path):
     write(tmp_path, rows__jsonl="\n".join(json.dumps({"text": text}) for text in texts))
     sources = {
         "generator": (text for text in texts),
-        "documents": [Document(text) for text in texts],
         "mappings": [{"text": text, "other": 1} for text in texts],
         "dataset": Dataset.from_dict({"id": [1, 2, 3], "text": texts, "image": [b"x"] * 3}),
         "folder": tmp_path / "folder",

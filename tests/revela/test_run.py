@@ -14,6 +14,9 @@ from typer.testing import CliRunner
 
 from st_magnitude._files import locked_folder
 from st_magnitude.commands.app import app
+from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.revela import build_groups
+from st_magnitude.revela import run as module
 from st_magnitude.revela.config import RevelaConfig
 from st_magnitude.revela.run import run
 
@@ -34,7 +37,10 @@ TOPICS = [
 PAGES = {
     f"page{i}.md": "\n\n".join(f"# {title}\n\n{text}" for title, text in TOPICS[3 * i : 3 * i + 3]) for i in range(4)
 }
-QUICK = {"group_size": 3, "max_words": 8, "max_steps": 2, "lora_rank": 2, "held_out": 0.7}
+JUDGED = RetrievalData(
+    *({f"t{i}": topic[side] for i, topic in enumerate(TOPICS)} for side in (0, 1)), {"t0": {"t0"}, "t5": {"t5"}}
+)
+QUICK = {"group_size": 3, "max_words": 8, "max_steps": 2, "lora_rank": 2}
 
 
 @pytest.fixture
@@ -64,7 +70,9 @@ def test_from_text_to_a_plain_model(places, kind: str) -> None:
     config = RevelaConfig(**QUICK, gradient_checkpointing=True)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        record = run(places["corpus"], places[kind], places["lm"], places["output"], config, say=said.append)
+        record = run(
+            places["corpus"], places[kind], places["lm"], places["output"], config, data=JUDGED, say=said.append
+        )
     assert not [warning for warning in warned if issubclass(warning.category, FutureWarning)]
     model = SentenceTransformer(str(places["output"]), device="cpu")
     assert model.prompts["query"] == "Query: "
@@ -73,8 +81,7 @@ def test_from_text_to_a_plain_model(places, kind: str) -> None:
     assert {"dense_ndcg@10", "bm25_ndcg@10", "hybrid_ndcg@10"} <= record["before"].keys()
     assert record["before"]["bm25_ndcg@10"] == record["after"]["bm25_ndcg@10"]
     assert any("next_token" in entry for entry in record["log"])
-    assert said[0] == "Training: 2 documents in 4 groups of 3 chunks."
-    assert said[1] == "Evaluation: 6 queries over 12 chunks of 2 documents that are held out."
+    assert said[0] == "Training: 7 groups of 3 chunks, and 1 held out."
     assert any(line.startswith("after") for line in said)
     assert {when: set(gains) for when, gains in record["gains"].items()} == {
         when: {"reading_gain", "choice_gain"} for when in ("before", "after")
@@ -85,38 +92,15 @@ def test_from_text_to_a_plain_model(places, kind: str) -> None:
 
 
 def test_nothing_held_out_is_trained_on(places, monkeypatch) -> None:
-    from st_magnitude.revela import run as module
-
     seen = {}
-    build, task = module.build_groups, module.title_task
-    monkeypatch.setattr(module, "build_groups", lambda docs, **kw: build(seen.setdefault("train", docs), **kw))
-    monkeypatch.setattr(module, "title_task", lambda docs, **kw: task(seen.setdefault("test", docs), **kw))
-    run(**places, config=RevelaConfig(**QUICK), say=lambda line: None)
-    assert seen["test"]
-    assert not {d.name for d in seen["train"]} & {d.name for d in seen["test"]}
-    assert {d.name for d in seen["train"]} | {d.name for d in seen["test"]} == set(PAGES)
-
-
-def test_a_small_corpus_is_not_measured_in_silence(places, caplog) -> None:
-    """12 titles: half of them are few, a twelfth of them are too few."""
-    said: list[str] = []
-    few = RevelaConfig(**QUICK | {"max_steps": 1, "max_queries": 5})
-    with caplog.at_level("WARNING", logger="st_magnitude"):
-        run(**places, config=few, say=said.append)
-    assert "The evaluation has only 5 queries over 12 chunks, so its figures say little" in caplog.text
-    places["output"] = places["output"].with_name("other")
-    too_few = RevelaConfig(**QUICK | {"max_queries": 4})
-    with pytest.raises(ValueError, match=r"4 queries over 12 chunks, too few.*held_out is 0\.7.*evaluate=False"):
-        run(**places, config=too_few)
-    (places["corpus"] / "page1.md").rename(places["corpus"].with_name("page1.md"))
-    alone = places | {"corpus": places["corpus"].with_name("page1.md")}
-    with pytest.raises(ValueError, match=r"1 different documents cannot be split.*evaluate=False \(--no-evaluate\)"):
-        run(**alone, config=too_few)
-    assert not places["output"].exists()
-    record = run(**alone, config=RevelaConfig(**QUICK | {"evaluate": False}), say=said.append)
-    assert record["documents"] == {"train": 1, "held_out": 0, "groups": 2}
-    assert "before" not in record
-    assert SentenceTransformer(str(places["output"]), device="cpu").encode("tea").any()
+    make = module._trainer
+    monkeypatch.setattr(module, "_trainer", lambda *given: make(*seen.setdefault("given", given)))
+    record = run(**places, config=RevelaConfig(**QUICK), say=lambda line: None)
+    _, _, train, held_out, *_ = seen["given"]
+    every = build_groups(places["corpus"], group_size=3, max_words=8)["chunks"]
+    assert [*train["chunks"], *held_out["chunks"]] == every
+    assert record["groups"] == {"train": len(every) - 1, "held_out": 1}
+    assert "before" not in record  # nothing was judged
 
 
 def test_a_second_run_into_the_same_folder_is_refused(places) -> None:
@@ -126,7 +110,7 @@ def test_a_second_run_into_the_same_folder_is_refused(places) -> None:
 
 def test_a_resumed_run_must_be_the_same_run(places) -> None:
     """Another setting, another model and a changed text are named; more steps are not another run."""
-    quick = QUICK | {"evaluate": False, "save_steps": 1}
+    quick = QUICK | {"save_steps": 1}
     run(**places, config=RevelaConfig(**quick, keep_checkpoints=True), say=lambda line: None)
     (places["output"] / "modules.json").unlink()  # as if the run had been stopped
     for changes, others, says in (
@@ -183,12 +167,13 @@ def test_the_preset_of_the_command(places, monkeypatch, tmp_path) -> None:
 
 
 def command(places, **changes: object) -> list[str]:
-    options = {**places, "group-size": 3, "max-words": 8, "max-steps": 1, "lora-rank": 2, "held-out": 0.7} | changes
+    options = {**places, "group-size": 3, "max-words": 8, "max-steps": 1, "lora-rank": 2} | changes
     return ["revela", *(str(part) for name, value in options.items() for part in (f"--{name}", value))]
 
 
 def test_the_command_line(places) -> None:
-    result = CliRunner().invoke(app, command(places))
+    JUDGED.save(places["corpus"].with_name("data"), "dev")
+    result = CliRunner().invoke(app, command(places, data=places["corpus"].with_name("data")))
     assert result.exit_code == 0, result.output
     assert "before  nDCG@10:  dense" in result.output
     assert "Saved to" in result.output
@@ -205,7 +190,7 @@ def test_the_command_line(places) -> None:
         ({"lm": "no/such/folder"}, "The language model 'no/such/folder' could not be loaded."),
         ({"retriever": "nowhere/model"}, "The retriever 'nowhere/model' could not be loaded."),
         ({"temperature": 0}, "temperature must be a positive number; got 0.0"),
-        ({"held-out": 2}, "held_out"),
+        ({"data": "nowhere"}, "There is no folder 'nowhere'"),
     ],
 )
 def test_errors_come_before_training(places, changes: dict, says: str, monkeypatch) -> None:

@@ -19,6 +19,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import BoW
 
 import st_magnitude as stm
+from st_magnitude.evaluation import GeometryEvaluator
 from st_magnitude.modules import ExponentNorm
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -310,7 +311,7 @@ def test_a_card_that_is_exported_again_has_the_section_once(words, tmp_path):
 
 
 def test_figures_of_geometry_are_explained(words, tmp_path):
-    stm.GeometryEvaluator(["tea", "list", "tea list", "tea tea"], is_relevant=[True, False, True, False])(words)
+    GeometryEvaluator(["tea", "list", "tea list", "tea tea"], is_relevant=[True, False, True, False])(words)
     card = (stm.export(words, tmp_path / "model") / "README.md").read_text()
     assert "| cohens_d" in card
     assert "`cohens_d` is the difference between the mean norms of relevant documents" in card

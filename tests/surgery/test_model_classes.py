@@ -1,16 +1,29 @@
-"""Models without one embedding per text are refused by name, wherever a model comes in."""
+"""Models without one dense embedding per text are refused by name, wherever a model comes in."""
 
 import json
 
 import pytest
-from _tiny import columns, load_transformer
-from sentence_transformers import CrossEncoder, MultiVectorEncoder
+from _tiny import columns, load_transformer, save_transformer
+from sentence_transformers import CrossEncoder, MultiVectorEncoder, SparseEncoder
+from transformers import AutoModelForMaskedLM
 
 import st_magnitude as stm
+from st_magnitude.evaluation import CompressionEvaluator, GeometryEvaluator, MagnitudeEvaluator, ScoredPairsEvaluator
 from st_magnitude.surgery.normalize import add_normalize, rescale_output
 
 QUERIES, DOCUMENTS = ({str(i): text for i, text in enumerate(texts)} for texts in columns(4).values())
 TASK = QUERIES, DOCUMENTS, {"0": {"0"}}
+EVERYWHERE = [
+    stm.strip_normalize,
+    add_normalize,
+    rescale_output,
+    stm.attach_grad_scale,
+    GeometryEvaluator(list(DOCUMENTS.values())),
+    MagnitudeEvaluator(*TASK),
+    CompressionEvaluator(*TASK),
+    ScoredPairsEvaluator(["a", "b", "c"], ["a", "b", "d"], [1.0, 0.5, 0.0]),
+]
+DENSE_OR_TOKENS = [lambda model: stm.prepare(model, "dot"), lambda model: stm.export(model, "never-written")]
 
 
 @pytest.fixture(scope="module", params=[CrossEncoder, MultiVectorEncoder])
@@ -21,22 +34,53 @@ def other(request, folder):
 @pytest.mark.parametrize(
     "use",
     [
-        *(getattr(stm, name) for name in stm.__all__ if name.endswith("Loss") or name == "SIGRegInfoNCE"),
-        lambda model: stm.prepare(model, "dot"),
-        stm.strip_normalize,
-        add_normalize,
-        rescale_output,
-        stm.attach_grad_scale,
-        lambda model: stm.export(model, "never-written"),
-        stm.GeometryEvaluator(list(DOCUMENTS.values())),
-        stm.MagnitudeEvaluator(*TASK),
-        stm.CompressionEvaluator(*TASK),
-        stm.ScoredPairsEvaluator(["a", "b", "c"], ["a", "b", "d"], [1.0, 0.5, 0.0]),
+        *(
+            getattr(stm, name)
+            for name in stm.__all__
+            if (name.endswith("Loss") or name == "SIGRegInfoNCE") and name != "LateInteractionLoss"
+        ),
+        *EVERYWHERE,
     ],
 )
 def test_the_class_is_named(other, use):
-    with pytest.raises(TypeError, match=f"one embedding per text.* got a {type(other).__name__}"):
+    with pytest.raises(TypeError, match=f"one dense embedding per text.* got a {type(other).__name__}") as error:
         use(other)
+    assert ("LateInteractionLoss" in str(error.value)) == isinstance(other, MultiVectorEncoder)
+
+
+@pytest.mark.parametrize("use", DENSE_OR_TOKENS)
+def test_a_cross_encoder_is_neither_prepared_nor_exported(folder, use):
+    with pytest.raises(TypeError, match="got a CrossEncoder"):
+        use(CrossEncoder(folder, device="cpu", num_labels=1))
+
+
+def test_late_interaction_needs_tokens(folder):
+    with pytest.raises(TypeError, match="needs a MultiVectorEncoder; got a SentenceTransformer"):
+        stm.LateInteractionLoss(load_transformer(folder))
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        stm.LearnableNormLoss,
+        stm.SIGRegInfoNCE,
+        stm.SimilarityMSELoss,
+        stm.TempAggMRLLoss,
+        stm.TempSpecMRLLoss,
+        lambda model: stm.TempAggMRLLoss(model, dims=[64, 198]),
+        lambda model: stm.CosineRankingLoss(model, terms=[stm.Term(dim=64), stm.Term()]),
+        lambda model: stm.MagnitudeRankingLoss(model, stm.Similarity(1, 0.5)),
+        *EVERYWHERE,
+        *DENSE_OR_TOKENS,
+        lambda model: stm.diagnose(model, stm.RetrievalData(QUERIES, DOCUMENTS, {i: {i} for i in QUERIES})),
+        lambda model: stm.calibrate_exponent(model, stm.RetrievalData(*TASK)),
+        lambda model: stm.calibrate_prior(model, stm.RetrievalData(*TASK), dict.fromkeys(DOCUMENTS, 0.0)),
+    ],
+)
+def test_a_sparse_encoder_is_for_ranking_losses(tmp_path, use):
+    model = SparseEncoder(save_transformer(tmp_path, auto=AutoModelForMaskedLM), device="cpu")
+    with pytest.raises(TypeError, match=r"one dense embedding per text.* got a SparseEncoder"):
+        use(model)
 
 
 @pytest.mark.parametrize("name", ["SparseEncoder", "CrossEncoder", "MultiVectorEncoder"])

@@ -1,0 +1,597 @@
+"""Late interaction: is the norm of a token its importance? Pruning by a learned norm against clustering.
+
+    python benchmarks/evidence/late_interaction.py [SETTING ...] [--taus .02 .05] [--seeds 3] [--device cpu] [--tables]
+
+A late-interaction model stores a vector for each token, and a score is the mean over the query's tokens of the largest
+similarity to a token of the document. Dot and QNorm keep the norms of document tokens in training, so that an index can
+drop the tokens with small norms: one threshold for the whole index, at least one token a document. The control is a
+model trained under cosine with sentence-transformers' own loss, whose tokens are clustered by its
+HierarchicalTokenPooling (Ward), with the pool factor that leaves as many vectors.
+
+The base is paraphrase-MiniLM-L3-v2 (run paraphrase.py once). To afford all temperatures and seeds on a CPU, it is
+frozen: the vectors of its last layer are computed once, and training learns a layer on top of them (residual, 384
+dimensions) and a projection to 96, 400 steps of 32 pairs, learning rate 1e-3. Settings:
+
+- "docstrings": what an object is for -> the chunks of its description, in packages that training has not seen; 3,752
+  pairs, 600 test queries over 951 documents of 57 tokens.
+- "descriptions": the short description of a Debian package -> its long one, of 80 words and more; 2,500 pairs, 400 test
+  queries over 800 documents of about 160 tokens.
+- "docstrings, whole encoder": the first with all weights of the base, 150 steps, learning rate 2e-4. Run it by name.
+
+Each model also answers the queries of the other corpus and those of FOLDOC (headword -> entry), domains that training
+has not seen. For each share of the vectors dev chooses, with seed 0: the temperature, the loss (Dot or QNorm, with
+norm_penalty or without) and the document exponent of "calibrated". The test is read once.
+
+A cell has nDCG@10 with 100, 50, 25, 15, 10 and 5 % of the vectors, chosen by the norm (scored by cosine, or at the
+calibrated exponent), by Ward clustering, by the norm down to twice the share and clustering after it, and from 25 % by
+chance, by IDF and as the first tokens of a document; and the CPU seconds of one thread that pruning and clustering to
+25 % need for 1,000 documents.
+
+Expected before the run: in full, Cosine is best at .02, one or two points ahead of Dot and QNorm. At 50, 25 and 15 %
+pruning by norm is level with Cosine and clustering (within a point, no interval excludes 0), at 10 % one or two points
+behind, at 5 % four or more; the norm followed by clustering is level down to 5 %. On the long descriptions pruning is a
+point or two better by comparison: level at 10 %, two behind at 5 %. In unseen domains the norm transfers in part: one
+or two points behind at 25 %. Chance, first tokens and IDF are 5 points or more behind the learned norm at 15 %, and so
+is the norm of the model trained under cosine. Pruning is more than 50 times as fast as clustering. The norm penalty
+changes less than a point.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from numpy.typing import NDArray
+from sentence_transformers import (
+    MultiVectorEncoder,
+    MultiVectorEncoderTrainer,
+    MultiVectorEncoderTrainingArguments,
+)
+from sentence_transformers.base.modules import Dense, InputModule, Normalize, Transformer
+from sentence_transformers.base.sampler import BatchSamplers
+from sentence_transformers.multi_vector_encoder import maxsim
+from sentence_transformers.multi_vector_encoder.losses import MultiVectorMultipleNegativesRankingLoss
+from sentence_transformers.multi_vector_encoder.modules import HierarchicalTokenPooling, MultiVectorMask
+from sentence_transformers.multi_vector_encoder.scoring import mean_colbert_scores
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+from torch.nn.utils.rnn import pad_sequence
+from transformers import PrinterCallback, TrainerCallback
+
+sys.path.append(str(Path(__file__).parent))
+import cells
+from cells import BASES, DATA, RESULTS, SEED, Cell, Data, data, packed, pickled, prepare_process, store, unpacked
+from docstrings import build_docstring_task
+from lexicons import default_cache, fetch, foldoc
+from magnitude_tables import Estimate, paired
+from packing import without_padding
+from search_tasks import answers_only, shrink
+from texts import different, package_descriptions
+
+import st_magnitude as stm
+from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.data.task import ndcg
+
+WIDTH = 96
+LENGTH = 192  # tokens of a text
+SHARES = (1.0, 0.5, 0.25, 0.15, 0.1, 0.05)
+EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0)  # of documents; 1 removes the norm
+CORPORA = ("docstrings", "descriptions")
+TAUS = (0.02, 0.05)
+LOSSES = {"cosine": "Cosine", "dot": "Dot", "qnorm": "QNorm", "qnorm-penalty0.3": "QNorm, penalty"}
+WAYS = {  # how vectors are chosen, to the rules of which dev takes the better
+    "clustered": ("pooling",),
+    "pruned": ("norm, cosine", "norm, calibrated"),
+    "both": ("norm, pooling",),
+}
+Figures = dict[str, Any]
+
+
+# --- data -------------------------------------------------------------------------------------------------------------
+
+
+def pairs(task: RetrievalData) -> Dataset:
+    found = [(query, document) for query, documents in task.relevant.items() for document in sorted(documents)]
+    anchors, positives = [task.queries[query] for query, _ in found], [task.corpus[document] for _, document in found]
+    return Dataset.from_dict({"anchor": anchors, "positive": positives})
+
+
+@lru_cache(maxsize=1)
+def chunks() -> Data:
+    """Docstrings, without the chunks that are never relevant."""
+    sizes: dict[str, Any] = {"test_queries": 600, "dev_queries": 300, "seed": SEED, "workers": 1, "progress": False}
+    task = build_docstring_task(cache=default_cache() / "docstrings-late", **sizes)
+    return Data(pairs(task.train), answers_only(task.dev), {"docstrings": answers_only(task.test)})
+
+
+@lru_cache(maxsize=1)
+def long_descriptions(least: int = 80, most: int = 120) -> Data:
+    """Debian's long descriptions of so many words, cut at the greater number."""
+    entries = [(short, long.split()) for short, long in different(package_descriptions())]
+    texts = [(short, " ".join(words[:most])) for short, words in entries if len(words) >= least]
+    corpus = {f"d{i}": long for i, (_, long) in enumerate(texts)}
+    queries = {f"q{i}": short for i, (short, _) in enumerate(texts)}
+
+    def part(begin: int, end: int, asked: int) -> RetrievalData:
+        shuffled = np.random.default_rng(SEED).permutation(len(texts))[begin:end]
+        asks = {f"q{i}": {f"d{i}"} for i in shuffled[:asked]}
+        return RetrievalData({q: queries[q] for q in asks}, {f"d{i}": corpus[f"d{i}"] for i in shuffled}, asks)
+
+    train = part(1200, 1200 + 2500, 2500)
+    return Data(pairs(train), part(800, 1200, 300), {"descriptions": part(0, 800, 400)})
+
+
+def setting(own: str) -> Data:
+    """The data of one setting; the tests of the other, smaller, and of FOLDOC are domains that it has not seen."""
+    both = {"docstrings": chunks(), "descriptions": long_descriptions()}
+    tests = {name: found.tests[name] for name, found in both.items()}
+    other = next(name for name in both if name != own)
+    tests[other] = shrink(tests[other], 300, 600, SEED)
+    tests["foldoc"] = foldoc(fetch("dict-foldoc"), SEED, num_queries=300, corpus_size=600)
+    return replace(both[own], tests=tests)
+
+
+DATA |= {f"late {name}": lambda name=name: setting(name) for name in CORPORA}  # type: ignore[misc]
+
+FROZEN = ", frozen"
+SETTINGS = {  # Cosine at .05 with seed 0
+    "docstrings": Cell(f"L3{FROZEN}", "late docstrings", "cosine", 0, 400, 32, 1e-3),
+    "descriptions": Cell(f"L3{FROZEN}", "late descriptions", "cosine", 0, 400, 32, 1e-3),
+    "docstrings, whole encoder": Cell("L3", "late docstrings", "cosine", 0, 150, 32, 2e-4),
+}
+
+
+# --- one training -----------------------------------------------------------------------------------------------------
+
+
+class States(InputModule):
+    """The token vectors of a frozen encoder, looked up by text."""
+
+    def __init__(self, encoder: Transformer, found: dict[str, tuple[NDArray[Any], list[int]]]) -> None:
+        super().__init__()
+        self.tokenizer, self.found = encoder.tokenizer, found
+        self.max_seq_length, self.width = LENGTH, encoder.get_embedding_dimension()
+
+    def get_embedding_dimension(self) -> int:
+        return self.width
+
+    def preprocess(self, inputs: Sequence[str], prompt: str | None = None, **kwargs: Any) -> dict[str, Tensor]:  # type: ignore[override]
+        states, ids = zip(*(self.found[text] for text in inputs), strict=True)
+        tokens = [torch.tensor(x) for x in ids]
+        return {
+            "input_ids": pad_sequence(tokens, batch_first=True),
+            "attention_mask": pad_sequence([torch.ones_like(x) for x in tokens], batch_first=True),
+            "token_embeddings": pad_sequence([torch.from_numpy(x).float() for x in states], batch_first=True),
+        }
+
+    def forward(self, features: dict[str, Tensor], **kwargs: Any) -> dict[str, Tensor]:
+        return features
+
+    def save(self, output_path: str, *args: Any, **kwargs: Any) -> None:
+        raise NotImplementedError("Token vectors of a study are not saved.")
+
+
+def encoder_of(base: str) -> Transformer:
+    encoder = BASES[base]()[0]
+    encoder.max_seq_length = LENGTH
+    return encoder  # type: ignore[return-value]
+
+
+def states(base: str, name: str) -> dict[str, tuple[NDArray[Any], list[int]]]:
+    """Text to the vectors of its tokens in float16 and their ids, for all texts of some data; kept in the cache."""
+
+    def make() -> dict[str, tuple[NDArray[Any], list[int]]]:
+        found = data(name)
+        tasks = [found.dev, *found.tests.values()]
+        texts = [*found.rows["anchor"], *found.rows["positive"]]
+        texts += [text for task in tasks for part in (task.queries, task.corpus) for text in part.values()]
+        texts = list(dict.fromkeys(texts))
+        model = MultiVectorEncoder(modules=[encoder_of(base), MultiVectorMask()], device=cells.DEVICE)
+        model = without_padding(model) if cells.DEVICE == "cpu" else model  # type: ignore[type-var]
+        vectors = model.encode_document(texts, show_progress_bar=False)
+        ids = model.tokenizer(texts, truncation=True, max_length=LENGTH)["input_ids"]
+        return {text: (x.cpu().half().numpy(), i) for text, x, i in zip(texts, vectors, ids, strict=True)}
+
+    return pickled(default_cache() / "late-states" / f"{base}-{data(name).fingerprint}.pickle", make)
+
+
+def late(cell: Cell) -> MultiVectorEncoder:
+    """Unit vectors of 96 dimensions for the tokens of the base."""
+    torch.manual_seed(cell.seed)
+    frozen = cell.base.endswith(FROZEN)
+    encoder = encoder_of(cell.base.removesuffix(FROZEN))
+    width, tokens = encoder.get_embedding_dimension(), {"module_input_name": "token_embeddings"}
+    first = States(encoder, states(cell.base.removesuffix(FROZEN), cell.data)) if frozen else encoder
+    mix = Dense(width, width, activation_function=nn.GELU(), use_residual=True, **tokens)
+    project = Dense(width, WIDTH, bias=False, activation_function=nn.Identity(), **tokens)
+    modules = [first, mix, project, MultiVectorMask(), Normalize(**tokens)]
+    model = MultiVectorEncoder(modules=modules, device=cells.DEVICE)
+    return model if frozen or cells.DEVICE != "cpu" else without_padding(model)  # type: ignore[type-var, return-value]
+
+
+def objective(model: MultiVectorEncoder, cell: Cell) -> nn.Module:
+    tau = float(cell.temperature)
+    name, _, penalty = cell.loss.partition("-penalty")
+    if name == "cosine":
+        return MultiVectorMultipleNegativesRankingLoss(model, scale=1 / tau, similarity_fct=mean_colbert_scores)
+    return stm.LateInteractionLoss(model, similarity=name, temperature=tau, norm_penalty=float(penalty or 0))
+
+
+class Halfway(TrainerCallback):
+    """nDCG@10 by cosine on dev, in full, after half of the steps: does it still rise?"""
+
+    def __init__(self, model: MultiVectorEncoder, task: RetrievalData, steps: int) -> None:
+        self.model, self.task, self.step, self.ndcg = model, task, steps // 2, math.nan
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == self.step:
+            tokens = Tokens.of(self.model, self.task)
+            self.ndcg = round(float(tokens.ndcg(tokens.units, list(map(unit, tokens.documents))).mean()), 5)
+            self.model.train()
+
+
+def train(cell: Cell) -> tuple[MultiVectorEncoder, Halfway]:
+    """The model after training."""
+    model = late(cell)
+    if cell.loss != "cosine":
+        model = stm.prepare(model, cell.loss.partition("-")[0])
+    found = data(cell.data)
+    halfway = Halfway(model, found.dev, cell.steps)
+    arguments = MultiVectorEncoderTrainingArguments(
+        output_dir=tempfile.mkdtemp(),
+        max_steps=cell.steps,
+        per_device_train_batch_size=cell.batch,
+        learning_rate=cell.rate,
+        warmup_steps=0.1,
+        bf16=cell.bf16,
+        use_cpu=cells.DEVICE == "cpu",
+        batch_sampler=BatchSamplers.NO_DUPLICATES,
+        dataloader_drop_last=True,
+        save_strategy="no",
+        logging_strategy="no",
+        disable_tqdm=True,
+        seed=cell.seed,
+        report_to=[],
+    )
+    trainer = MultiVectorEncoderTrainer(
+        model=model, args=arguments, train_dataset=found.rows, loss=objective(model, cell), callbacks=[halfway]
+    )
+    trainer.remove_callback(PrinterCallback)
+    trainer.train()
+    return model.eval(), halfway
+
+
+# --- what remains of an index -----------------------------------------------------------------------------------------
+
+
+def unit(tokens: Tensor) -> Tensor:
+    return normalize(tokens, dim=-1)
+
+
+@dataclass
+class Tokens:
+    """A task as vectors of tokens, before any normalisation; documents from short to long, which saves padding.
+
+    Attributes:
+        queries: (L, D) for each query.
+        documents: (L, D) for each document.
+        ids: Token ids of each document, (L,).
+        relevant: Relevant documents of each query, by their place.
+    """
+
+    queries: list[Tensor]
+    documents: list[Tensor]
+    ids: list[list[int]]
+    relevant: list[set[int]]
+
+    @classmethod
+    def of(cls, model: MultiVectorEncoder, task: RetrievalData) -> Tokens:
+        raw = MultiVectorEncoder(modules=list(model)[:4], device=str(model.device))  # what follows divides by norms
+        corpus = dict(sorted(task.corpus.items(), key=lambda item: len(item[1])))
+        texts = list(corpus.values())
+        queries = raw.encode_query(list(task.queries.values()), show_progress_bar=False)
+        documents = raw.encode_document(texts, show_progress_bar=False)
+        ids = model.tokenizer(texts, truncation=True, max_length=LENGTH)["input_ids"]
+        place = {document: i for i, document in enumerate(corpus)}
+        relevant = [{place[document] for document in task.relevant[query]} for query in task.queries]
+        return cls([x.float().cpu() for x in queries], [x.float().cpu() for x in documents], ids, relevant)
+
+    @cached_property
+    def units(self) -> list[Tensor]:
+        return [unit(query) for query in self.queries]
+
+    @cached_property
+    def values(self) -> dict[str, list[Tensor]]:
+        """By rule, a number for each token of a document: those with the largest ones stay."""
+        times = Counter(token for found in self.ids for token in set(found))
+        generator = torch.Generator().manual_seed(SEED)
+        sizes = [len(x) for x in self.documents]
+        return {
+            "norm": [torch.linalg.vector_norm(x, dim=1) for x in self.documents],
+            "random": [torch.rand(size, generator=generator) for size in sizes],
+            "first": [-torch.arange(size) / size for size in sizes],
+            "IDF": [torch.tensor([-math.log(times[token] / len(sizes)) for token in found]) for found in self.ids],
+        }
+
+    def ndcg(self, queries: list[Tensor], documents: list[Tensor]) -> NDArray[np.float64]:
+        tops = maxsim(queries, documents).topk(10).indices.tolist()
+        gains = [[document in wanted for document in top] for top, wanted in zip(tops, self.relevant, strict=True)]
+        return ndcg(gains, [[1] * len(wanted) for wanted in self.relevant])
+
+
+def largest(values: Sequence[Tensor], number: int) -> list[Tensor]:
+    """Which tokens have the largest values over the whole index, with at least one of each document.
+
+    Example:
+        >>> [x.tolist() for x in largest([torch.tensor([3.0, 9.0, 8.0]), torch.tensor([1.0, 2.0])], number=3)]
+        [[False, True, True], [False, True]]
+    """
+    flat, sizes = torch.cat(list(values)), [len(x) for x in values]
+    starts = [0, *np.cumsum(sizes)[:-1].tolist()]
+    flat[[start + int(x.argmax()) for start, x in zip(starts, values, strict=True)]] = torch.inf
+    mask = torch.zeros(len(flat), dtype=torch.bool)
+    mask[flat.topk(max(number, len(sizes))).indices] = True
+    return list(mask.split(sizes))
+
+
+def pooled(documents: list[Tensor], number: int) -> list[Tensor]:
+    """Unit vectors clustered by sentence-transformers' pooling, with the factor that keeps about so many vectors."""
+
+    def remaining(factor: float) -> int:
+        return sum(1 + max(int((len(x) - 1) // factor), 1) for x in documents if len(x) > 1)
+
+    low, high = 1.0, float(max(map(len, documents)))
+    while high - low > 1e-3:
+        middle = (low + high) / 2
+        low, high = (middle, high) if remaining(middle) > number else (low, middle)
+    return HierarchicalTokenPooling(high).pool(list(map(unit, documents)))
+
+
+def measured(tokens: Tokens, query_exponent: float, exponents: Mapping[str, float] | None = None) -> Figures:
+    """nDCG@10 of each query by rule and share, with the share that remains.
+
+    Args:
+        query_exponent: Exponent of queries in the training, for the calibrated scores.
+        exponents: Document exponent by share; default: the best one here.
+    """
+    total = sum(map(len, tokens.documents))
+    found: Figures = {}
+
+    def add(rule: str, documents: list[Tensor], similarity: stm.Similarity = stm.COSINE) -> Figures:
+        figures = {
+            "vectors": round(sum(map(len, documents)) / total, 4),
+            "exponent": similarity.exponents[1],
+            "ndcg": tokens.ndcg(list(map(similarity.query, tokens.queries)), list(map(similarity.document, documents))),
+        }
+        old = found.setdefault(rule, {}).get(share)
+        if old is None or figures["ndcg"].mean() > old["ndcg"].mean():
+            found[rule][share] = figures
+        return figures
+
+    def left(rule: str, number: int) -> list[Tensor]:
+        return [x[mask] for x, mask in zip(tokens.documents, largest(tokens.values[rule], number), strict=True)]
+
+    for share in map("{:g}".format, SHARES):
+        number = round(float(share) * total)
+        by_norm = left("norm", number)
+        add("norm, cosine", by_norm)
+        for exponent in EXPONENTS if exponents is None else (exponents[share],):
+            add("norm, calibrated", by_norm, stm.Similarity(query_exponent, exponent))
+        if float(share) < 1:
+            add("norm, pooling", pooled(left("norm", min(2 * number, total)), number))
+            add("pooling", pooled(tokens.documents, number))
+            for rule in ("random", "first", "IDF") if float(share) < 0.5 else ():
+                add(rule, left(rule, number))
+    return found
+
+
+def seconds(tokens: Tokens, share: float = 0.25) -> dict[str, float]:
+    """CPU seconds of this process for 1,000 documents, of vectors that are there already."""
+    number = round(share * sum(map(len, tokens.documents)))
+    threshold = float(torch.cat(tokens.values["norm"]).quantile(1 - share))
+    units = list(map(unit, tokens.documents))
+    pruning = stm.NormPruning(threshold)
+    pooling = HierarchicalTokenPooling(len(torch.cat(units)) / number)
+    found = {}
+    for name, work in {
+        "pruning": lambda: pruning.pool(tokens.documents),
+        "pooling": lambda: pooling.pool(units),
+    }.items():
+        began = time.process_time()
+        work()
+        found[name] = round(1000 * (time.process_time() - began) / len(units), 4)
+    return found
+
+
+def measure(cell: Cell) -> Figures:
+    """Trains and measures."""
+    began = time.perf_counter()
+    model, halfway = train(cell)
+    middle = time.perf_counter()
+    query_exponent = 0.0 if cell.loss.startswith("dot") else 1.0
+    found = data(cell.data)
+    dev = measured(Tokens.of(model, found.dev), query_exponent)
+    exponents = {share: figures["exponent"] for share, figures in dev["norm, calibrated"].items()}
+    for figures in (by_share for by_rule in dev.values() for by_share in by_rule.values()):
+        figures["ndcg"] = round(float(figures["ndcg"].mean()), 5)
+    tests: Figures = {}
+    sizes: Figures = {}
+    for name, task in found.tests.items():
+        tokens = Tokens.of(model, task)
+        tests[name] = measured(tokens, query_exponent, exponents)
+        lengths = [len(x) for x in tokens.documents]
+        sizes[name] = {"documents": len(lengths), "tokens": round(float(np.mean(lengths)), 1), **seconds(tokens)}
+        for figures in (by_share for by_rule in tests[name].values() for by_share in by_rule.values()):
+            figures["ndcg"] = packed(figures["ndcg"])
+    return {
+        "settings": asdict(cell),
+        "data": found.fingerprint,
+        "halfway": halfway.ndcg,
+        "dev": dev,
+        "tests": tests,
+        "sizes": sizes,
+        "seconds": {"training": round(middle - began), "tests": round(time.perf_counter() - middle)},
+    }
+
+
+def path_of(cell: Cell) -> Path:
+    return RESULTS / "late_interaction" / f"{cell.name}.json"
+
+
+def run(wanted: Iterable[Cell]) -> None:
+    """Runs the cells that are missing."""
+    prepare_process()
+    for cell in dict.fromkeys(wanted):
+        if not path_of(cell).is_file():
+            found = measure(cell)
+            store(path_of(cell), found)
+            dev = {rule: [x["ndcg"] for x in by_share.values()] for rule, by_share in found["dev"].items()}
+            print(cell.name, found["halfway"], dev, found["sizes"], found["seconds"], flush=True)
+
+
+# --- choices on dev ---------------------------------------------------------------------------------------------------
+
+
+def load(cell: Cell) -> Figures | None:
+    path = path_of(cell)
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+Choice = tuple[Cell, str]  # a cell with seed 0, and the rule by which its vectors are chosen and scored
+
+
+def grid(name: str, losses: Sequence[str] = tuple(LOSSES), taus: Sequence[float] = TAUS) -> list[Cell]:
+    """The cells with seed 0, Cosine first."""
+    return [replace(SETTINGS[name], loss=loss, temperature=tau) for loss in losses for tau in taus]
+
+
+def best(name: str, way: str, share: str) -> Choice | None:
+    """The stored cell and the rule that are best on dev for a share of the vectors, with seed 0."""
+    rules = ("norm, cosine",) if share == "1" and way == "clustered" else WAYS[way]  # all vectors: there is no rule
+    tried = [
+        (found["dev"][rule][share]["ndcg"], cell, rule)
+        for cell in grid(name)
+        if (cell.loss == "cosine") == (way == "clustered") and (found := load(cell))
+        for rule in rules
+        if share in found["dev"].get(rule, {})
+    ]
+    return max(tried, key=lambda x: x[0])[1:] if tried else None
+
+
+def of_seeds(choice: Choice | None, test: str, share: str) -> dict[int, NDArray[np.float64]]:
+    """nDCG@10 of each query by seed."""
+    if choice is None:
+        return {}
+    cell, rule = choice
+    found = {seed: load(replace(cell, seed=seed)) for seed in range(3)}
+    return {seed: unpacked(x["tests"][test][rule][share]["ndcg"]) for seed, x in found.items() if x}
+
+
+def gain(after: Choice | None, before: Choice | None, test: str, share: str) -> tuple[Estimate, int] | None:
+    """nDCG@10 of one less that of the other over the seeds that both have, and their number."""
+    a, b = of_seeds(after, test, share), of_seeds(before, test, share)
+    both = sorted(a.keys() & b.keys())
+    return (paired([np.array([a[seed] - b[seed] for seed in both])]), len(both)) if both else None
+
+
+def run_setting(name: str, losses: Sequence[str], taus: Sequence[float], seeds: int) -> None:
+    """All losses and temperatures with seed 0, then the other seeds of what dev chooses."""
+    run(grid(name, losses, taus))
+    chosen = [x[0] for way in WAYS for share in map("{:g}".format, SHARES) if (x := best(name, way, share))]
+    run(replace(cell, seed=seed) for seed in range(1, seeds) for cell in chosen)
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def shown(choice: Choice | None, test: str, share: str) -> str:
+    """The mean over seeds, and what dev has chosen."""
+    if choice is None or not (found := of_seeds(choice, test, share)):
+        return ""
+    cell, rule = choice
+    mean = 100 * np.mean([values.mean() for values in found.values()])
+    stored = load(cell)
+    exponent = stored["dev"][rule][share]["exponent"] if stored else 1
+    return f"{mean:.1f} ({LOSSES[cell.loss]} {cell.temperature:g}{f', exponent {exponent:g}' if exponent != 1 else ''})"
+
+
+def table(name: str, test: str) -> list[str]:
+    """For each share what dev chooses, its nDCG@10 on a test, and what pruning gains over clustering."""
+    lines = [
+        "| vectors | Cosine, clustered | by norm | norm, clustered | norm - clustered | both - clustered | seeds |"
+    ]
+    lines.append("| ---: | --- | --- | --- | ---: | ---: | ---: |")
+    for share in map("{:g}".format, SHARES):
+        choices = {way: best(name, way, share) for way in WAYS}
+        gains = [gain(choices[way], choices["clustered"], test, share) for way in ("pruned", "both")]
+        if gains[0] is None:
+            continue
+        row = [f"{100 * float(share):g} %", *(shown(choice, test, share) for choice in choices.values())]
+        row += [found[0].show() if found else "" for found in gains]
+        lines.append("| " + " | ".join([*row, str(gains[0][1])]) + " |")
+    return lines if len(lines) > 2 else ["(No cells are stored yet.)"]
+
+
+def rule_table(name: str, test: str) -> list[str]:
+    """Other choices of tokens in the control, as nDCG@10, next to the learned norm."""
+    shares = [f"{share:g}" for share in SHARES if share < 0.5]
+    lines = ["| tokens kept by | " + " | ".join(f"{100 * float(share):g} %" for share in shares) + " |"]
+    lines.append("| --- |" + " ---: |" * len(shares))
+    labels = {"norm, cosine": "norm of Cosine", "random": "chance", "first": "first tokens", "IDF": "IDF"}
+    chosen = {share: (best(name, "clustered", share), best(name, "pruned", share)) for share in shares}
+    if all(control and learned for control, learned in chosen.values()):
+        for rule, label in labels.items():
+            row = [shown((control[0], rule), test, share) for share, (control, _) in chosen.items() if control]
+            lines.append(f"| {label} | " + " | ".join(row) + " |")
+        row = [shown(learned, test, share) for share, (_, learned) in chosen.items()]
+        lines.append("| learned norm | " + " | ".join(row) + " |")
+    return lines if len(lines) > 2 else ["(No cells are stored yet.)"]
+
+
+def time_table() -> list[str]:
+    """CPU seconds of one thread for 1,000 documents, means over the stored cells."""
+    lines = ["| documents | tokens | pruning | clustering | ratio |", "| --- | ---: | ---: | ---: | ---: |"]
+    for name, test in ((name, test) for name in SETTINGS for test in (*CORPORA, "foldoc")):
+        if found := [x["sizes"][test] for cell in grid(name) if (x := load(cell))]:
+            pruning, clustering = (float(np.mean([x[key] for x in found])) for key in ("pruning", "pooling"))
+            row = [f"{found[0]['tokens']:g}", f"{pruning:.3f}", f"{clustering:.2f}", f"{clustering / pruning:.0f}"]
+            lines.append(f"| {test}, {name} | " + " | ".join(row) + " |")
+    return lines if len(lines) > 2 else ["(No cells are stored yet.)"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("settings", nargs="*", help=f"some of {', '.join(SETTINGS)}; default: {', '.join(CORPORA)}")
+    parser.add_argument("--losses", nargs="+", default=list(LOSSES), choices=LOSSES)
+    parser.add_argument("--taus", nargs="+", type=float, default=TAUS, choices=TAUS)
+    parser.add_argument("--seeds", type=int, default=3, choices=(1, 2, 3))
+    parser.add_argument("--device", default=cells.DEVICE, help="default: %(default)s")
+    parser.add_argument("--tables", action="store_true", help="train nothing")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.settings) - SETTINGS.keys():
+        parser.error(f"there is no setting {min(unknown)!r}; the settings are {', '.join(SETTINGS)}")
+    cells.DEVICE = arguments.device
+    for name in arguments.settings or CORPORA:
+        if not arguments.tables:
+            run_setting(name, arguments.losses, arguments.taus, arguments.seeds)
+        for test in (*CORPORA, "foldoc"):
+            print("\n".join(["", f"{name}, searched: {test}", "", *table(name, test)]))
+        print("\n".join(["", *rule_table(name, name.partition(",")[0])]))
+    print("\n".join(["", *time_table()]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""Ranking losses on a SparseEncoder, inside the losses of sentence-transformers that make it sparse."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable
+from typing import Any, TypeVar
+
+from sentence_transformers import SparseEncoder
+from torch import Tensor, nn
+
+from st_magnitude.losses.base import EmbeddingLoss
+from st_magnitude.losses.negatives import Texts
+from st_magnitude.surgery.raw import unwrapped
+
+__all__ = ["check_without_texts", "refuse_for_sparse", "with_texts"]
+
+logger = logging.getLogger(__name__)
+
+AnyLoss = TypeVar("AnyLoss", bound=nn.Module)
+
+
+def with_texts(loss: AnyLoss) -> AnyLoss:
+    """Lets a ``SpladeLoss`` or ``CachedSpladeLoss`` hand the texts of a batch to the ranking loss inside.
+
+    These losses of sentence-transformers embed the batch themselves and hand on embeddings only. ``same_text``,
+    ``guide`` and ``prior`` of a ranking loss need the texts.
+
+    Args:
+        loss: The loss, whose attribute ``loss`` is a ranking loss of this package.
+
+    Returns:
+        The same loss.
+
+    Raises:
+        TypeError: If the loss inside is another one.
+
+    Example:
+        ::
+
+            from sentence_transformers.sparse_encoder.losses import SpladeLoss
+
+            inner = stm.DotRankingLoss(model, scale=1.0, prior=prior)
+            loss = with_texts(SpladeLoss(model, inner, document_regularizer_weight=3e-5, query_regularizer_weight=5e-5))
+            SparseEncoderTrainer(model=model, train_dataset=dataset, loss=loss).train()
+    """
+    inner: Any = getattr(loss, "loss", None)
+    if not (isinstance(inner, EmbeddingLoss) and inner.takes_sparse):
+        raise TypeError(
+            "with_texts takes sentence-transformers' SpladeLoss or CachedSpladeLoss around a ranking loss of "
+            f"st_magnitude; got a {type(loss).__name__} around {type(inner).__name__}."
+        )
+
+    read_texts: Any = inner.read
+
+    def read(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[list[dict[str, Tensor]], Texts]:
+        features: Iterable[dict[str, Tensor]] = inputs[0]
+        columns = list(features)
+        texts: Texts = read_texts(columns, *inputs[1:])
+        return columns, texts
+
+    loss.register_forward_pre_hook(read)
+    return loss
+
+
+def refuse_for_sparse(loss: EmbeddingLoss, dims: Collection[int], document: float) -> None:
+    """Refuses prefixes and fractional document exponents on a SparseEncoder, which scores whole embeddings."""
+    if isinstance(unwrapped(loss.model), SparseEncoder) and (dims or 0 < document < 1):
+        what = "prefixes (Term(dim=...))" if dims else f"a document exponent of {document:.3g}"
+        raise TypeError(
+            f"{loss.name} with {what} needs a model with one dense embedding per text; got a SparseEncoder, "
+            "which is scored by the cosine or the inner product of whole embeddings."
+        )
+
+
+def check_without_texts(loss: EmbeddingLoss, needs_texts: object, warns: bool) -> None:
+    """Refuses a prior or a guide in a loss that gets embeddings alone, and warns once that equal texts are negatives.
+
+    Raises:
+        ValueError: If there is a prior or a guide.
+    """
+    if needs_texts is not None:
+        raise ValueError(
+            f"{loss.name} has a {type(needs_texts).__name__}, which needs the texts of a batch. Call the loss with "
+            "their features, or let the loss around it hand them on: "
+            "st_magnitude.losses.with_texts(SpladeLoss(...))."
+        )
+    if warns and isinstance(unwrapped(loss.model), SparseEncoder):
+        logger.warning(
+            "%s does not see the texts of a batch, so repeated texts count as negatives. Let the loss around it hand "
+            "them on, st_magnitude.losses.with_texts(SpladeLoss(...)), or pass same_text='keep'.",
+            loss.name,
+        )

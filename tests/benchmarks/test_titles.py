@@ -1,0 +1,77 @@
+"""benchmarks/titles.py: section titles ask for chunks, and pages are held out."""
+
+from __future__ import annotations
+
+import doctest
+
+from _scripts import load
+from _texts import fold
+
+titles = load("titles")
+Page, Section = titles.Page, titles.Section
+
+PAGES = [
+    Page("Just a text. It has no title.", "plain.txt"),
+    Page(
+        "",
+        "tea",
+        sections=(
+            Section("Tea", "It is a drink."),
+            Section("1.2 Green tea", "Use 80 degrees. Wait two minutes."),
+            Section("Storing", "Keep it dry."),
+            Section("See also", "Coffee."),
+            Section("Empty", ""),
+            Section("Notice", "All rights reserved."),
+        ),
+    ),
+    Page(
+        "",
+        "bread",
+        sections=(
+            Section("Storing", "In a box."),
+            Section("Sourdough", "Feed the starter. Fold the dough."),
+            Section("Terms", "All rights reserved."),
+        ),
+    ),
+]
+
+
+def test_titles_ask_for_their_sections():
+    """A generic title, one that occurs twice, a section without text and a chunk of two pages ask for nothing."""
+    task = titles.title_task(PAGES, max_words=4)
+    found = {task.queries[q]: {task.corpus[d] for d in docs} for q, docs in task.relevant.items()}
+    assert found == {
+        "Tea": {"It is a drink."},
+        "Green tea": {"Use 80 degrees.", "Wait two minutes."},
+        "Sourdough": {"Feed the starter.", "Fold the dough."},
+    }
+    others = {"Keep it dry.", "Coffee.", "All rights reserved.", "In a box.", "Just a text.", "It has no title."}
+    assert set(task.corpus.values()) == others.union(*found.values())
+    assert len(task.corpus) == 11
+    whole = titles.title_task([Page("Bread\nRye.", "rye", title="Bread")], max_words=4)
+    assert (whole.queries, list(whole.corpus.values())) == ({"q0": "Bread"}, ["Rye."])
+    assert not doctest.testmod(titles).failed
+
+
+def test_a_sample_of_the_queries():
+    pages = [Page(f"Text {i}.", f"d{i}", title=f"Title {'ab' * i}") for i in range(1, 20)]
+    choices = ((None, 0), (5, 0), (5, 0), (5, 1))
+    full, some, again, other = (titles.title_task(pages, max_words=9, max_queries=n, seed=s) for n, s in choices)
+    assert (len(full.queries), len(some.queries)) == (19, 5)
+    assert some == again
+    assert some.queries != other.queries
+    assert some.corpus == full.corpus
+
+
+def test_the_split_is_by_text():
+    pages = [Page(f"Text number {i} of many.") for i in range(300)]
+    train, held_out = titles.split_pages(pages, 0.2)
+    assert train + held_out == sorted(pages, key=lambda page: (page in held_out, pages.index(page)))
+    assert titles.split_pages(pages[::-1], 0.2)[1] == held_out[::-1]
+    more = titles.split_pages(pages + [Page(f"Another one: {i}") for i in range(300)], 0.2)[1]
+    assert {*held_out} <= {*more}  # new pages move no others
+    twice = [Page(f"{letter}  Text" if i % 2 else f" {letter} text\n") for i, letter in enumerate("abcabcddbe")]
+    left, right = ({fold(page.text) for page in part} for part in titles.split_pages(twice, 0.4))
+    assert left
+    assert right
+    assert not left & right

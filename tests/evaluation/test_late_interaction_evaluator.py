@@ -1,0 +1,275 @@
+"""LateInteractionEvaluator against plain loops, sentence-transformers' evaluator and its pooling, and in training."""
+
+from __future__ import annotations
+
+import csv
+import math
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from sentence_transformers import (
+    MultiVectorEncoder,
+    MultiVectorEncoderTrainer,
+    MultiVectorEncoderTrainingArguments,
+    SentenceTransformer,
+)
+from sentence_transformers.base.modules import Normalize
+from sentence_transformers.multi_vector_encoder.evaluation import MultiVectorInformationRetrievalEvaluator
+from sentence_transformers.multi_vector_encoder.losses import MultiVectorMultipleNegativesRankingLoss
+from sentence_transformers.multi_vector_encoder.modules import HierarchicalTokenPooling, MultiVectorMask
+from sentence_transformers.sentence_transformer.modules import WordEmbeddings
+from sentence_transformers.sentence_transformer.modules.tokenizer import WhitespaceTokenizer
+
+from st_magnitude import Similarity
+from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.evaluation import LateInteractionEvaluator
+from st_magnitude.evaluation.late_interaction import METHODS, keep, pool
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+RNG = np.random.default_rng(0)
+WORDS = [f"w{i}" for i in range(200)]
+VECTORS = (RNG.normal(size=(200, 8)) * np.exp(RNG.normal(size=(200, 1)))).astype(np.float32)
+CORPUS = {f"d{j:02}": " ".join(RNG.choice(WORDS, 3 + 3 * (j % 7))) for j in range(40)}
+QUERIES = {f"q{i:02}": " ".join(RNG.choice(CORPUS[f"d{i:02}"].split(), 4)) for i in range(30)}
+RELEVANT = {query: {f"d{query[1:]}", f"d{39 - i % 10:02}"} for i, query in enumerate(QUERIES)}
+TASK = (QUERIES, CORPUS, RELEVANT)
+
+
+def words_model(*modules) -> MultiVectorEncoder:
+    """Every word has its row of VECTORS, in queries and documents."""
+    tokenizer = WhitespaceTokenizer(WORDS, stop_words=())
+    return MultiVectorEncoder(modules=[WordEmbeddings(tokenizer, VECTORS, True), *modules], device="cpu")
+
+
+def unit_model():
+    return words_model(Normalize(module_input_name="token_embeddings"))
+
+
+def rows(text):
+    return [VECTORS[WORDS.index(word)].astype(float) for word in text.split()]
+
+
+def reference(documents, gamma, sign=1):
+    """nDCG@10 of every query from the token vectors of all documents, by loops; -1 ranks the last of equals first."""
+    values = []
+    for query, text in QUERIES.items():
+        asked = [q / np.linalg.norm(q) for q in rows(text)]
+        stored = [[d / np.linalg.norm(d) ** gamma for d in document] for document in documents]
+        scores = [sum(max(float(q @ d) for d in document) for q in asked) for document in stored]
+        ranking = sorted(range(len(scores)), key=lambda j: (-round(scores[j], 5), sign * j))[:10]
+        names = list(CORPUS)
+        gain = sum(1 / math.log2(rank + 2) for rank, j in enumerate(ranking) if names[j] in RELEVANT[query])
+        values.append(gain / sum(1 / math.log2(rank + 2) for rank in range(len(RELEVANT[query]))))
+    return np.array(values)
+
+
+def kept_by(value, share):
+    """Token vectors by document: the best of each, then the best of all others, the earlier first."""
+    tokens = [(j, i) for j, text in enumerate(CORPUS.values()) for i in range(len(text.split()))]
+    ranked = sorted(tokens, key=lambda place: -value(*place))
+    best = {}
+    for j, i in ranked:
+        best.setdefault(j, (j, i))
+    others = [place for place in ranked if place not in best.values()]
+    kept = {*best.values(), *others[: max(0, round(share * len(tokens)) - len(best))]}
+    texts = list(CORPUS.values())
+    return [[rows(texts[j])[i] for i in range(len(texts[j].split())) if (j, i) in kept] for j in range(len(texts))]
+
+
+def norm_of(j, i):
+    return np.linalg.norm(rows(list(CORPUS.values())[j])[i])
+
+
+def place_of(j, i):
+    return -i / len(list(CORPUS.values())[j].split())
+
+
+def idf_of(j, i):
+    word = list(CORPUS.values())[j].split()[i]
+    return math.log(len(CORPUS) / sum(word in text.split() for text in CORPUS.values()))
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize(("method", "value"), [("norm", norm_of), ("first", place_of), ("idf", idf_of)])
+def test_a_cell_is_the_loop(method, value, gamma):
+    evaluator = LateInteractionEvaluator(
+        *TASK, shares=[0.3], methods=["pooling", method], similarity=Similarity(1.0, gamma)
+    )
+    metrics = evaluator(words_model())
+    for key, documents in ((("full", 1.0), [*map(rows, CORPUS.values())]), ((method, 0.3), kept_by(value, 0.3))):
+        expected = reference(documents, gamma)
+        clear = expected == reference(documents, gamma, sign=-1)  # documents with the same words have equal scores
+        assert clear.sum() >= 15
+        np.testing.assert_allclose(evaluator.per_query[key][clear], expected[clear], atol=1e-12)
+        assert 0.1 < expected.mean() < 0.95
+    cell = {cell.method: cell for cell in evaluator.table.cells}[method]
+    ours = metrics[f"{method}_30_ndcg@10"]
+    assert (cell.exponent, cell.ndcg) == (gamma, pytest.approx(evaluator.per_query[method, 0.3].mean()))
+    assert (cell.ndcg, cell.versus_pooling[0]) == pytest.approx((ours, ours - metrics["pooling_30_ndcg@10"]))
+    assert cell.retention == pytest.approx(ours / metrics["full_ndcg@10"])
+
+
+@pytest.mark.parametrize("score", ["maxsim", "meanmaxsim"])
+@pytest.mark.parametrize("make", [words_model, unit_model])
+def test_all_vectors_are_sentence_transformers_own_evaluation(make, score):
+    model = make()
+    model.similarity_fn_name = score
+    metrics = LateInteractionEvaluator(*TASK, shares=[], similarity="dot")(model)
+    theirs = MultiVectorInformationRetrievalEvaluator(*TASK)(model)
+    assert metrics == {"full_ndcg@10": pytest.approx(theirs[f"{score}_ndcg@10"], abs=1e-12)}
+    assert 0.1 < metrics["full_ndcg@10"] < 0.95
+
+
+def test_pooling_is_sentence_transformers_own():
+    """At a third, where all documents have a multiple of three tokens, the factor is three."""
+    model = unit_model()
+    metrics = LateInteractionEvaluator(*TASK, shares=[1 / 3], methods=["pooling"])(model)
+    model.append(HierarchicalTokenPooling(3, num_protected_tokens=0))
+    theirs = MultiVectorInformationRetrievalEvaluator(*TASK)(model)
+    assert metrics[f"pooling_{100 / 3:g}_ndcg@10"] == pytest.approx(theirs["maxsim_ndcg@10"], abs=1e-12)
+
+
+def test_bytes_and_at_least_one_vector_of_each_document():
+    evaluator = LateInteractionEvaluator(*TASK, name="dev")
+    metrics = evaluator(words_model())
+    shares = (0.5, 0.25, 0.15, 0.1, 0.05)
+    cells = [f"dev_{method}_{100 * share:g}" for share in shares for method in METHODS]
+    assert metrics.keys() == {f"{c}_{m}" for c in cells for m in ("ndcg@10", "retention")} | {"dev_full_ndcg@10"}
+    assert evaluator.primary_metric == "dev_full_ndcg@10"
+    total = sum(len(text.split()) for text in CORPUS.values())
+    for cell in evaluator.table.cells:
+        number = cell.vectors_per_document * len(CORPUS)
+        assert cell.bytes_per_document == pytest.approx(number * 8 * 4 / len(CORPUS))
+        if "pooling" in cell.method:
+            assert max(len(CORPUS), 0.85 * cell.share * total) <= number <= max(len(CORPUS), cell.share * total)
+            assert cell.exponent == 1.0
+        else:
+            assert number == pytest.approx(max(len(CORPUS), round(cell.share * total)))
+    sizes = [len(text.split()) for text in CORPUS.values()]
+    tokens = torch.tensor(np.concatenate([rows(text) for text in CORPUS.values()]))
+    for share in (0.5, 0.05):
+        for vectors, counts in (
+            keep(tokens, sizes, tokens.norm(dim=1).numpy(), share),
+            pool(tokens, sizes, round(share * len(tokens))),
+        ):
+            assert min(counts) >= 1
+            assert len(vectors) == sum(counts)
+
+
+def test_other_queries_choose_the_exponent():
+    """One query wants the longest vector, the other its direction."""
+    vectors = torch.tensor([[1.0, 0.0], [0.9, 0.1], [4.0, 4.0]])
+    tokenizer = WhitespaceTokenizer(["a", "b", "c"], stop_words=())
+    model = MultiVectorEncoder(modules=[WordEmbeddings(tokenizer, vectors)], device="cpu")
+    corpus = {"near": "b", "long": "c"}
+
+    def chosen(relevant, dev=None, **options):
+        evaluator = LateInteractionEvaluator({"q": "a"}, corpus, {"q": {relevant}}, shares=[], dev=dev, **options)
+        return evaluator(model)["full_ndcg@10"], evaluator.table.cells[0].exponent
+
+    assert chosen("near") == (1.0, 1.0)
+    assert chosen("long") == (1.0, 0.75)  # of 0, .5 and .75, the nearest to unit vectors
+    dev = RetrievalData({"other": "a"}, corpus, {"other": {"long"}})
+    assert chosen("near", dev) == (pytest.approx(1 / math.log2(3)), 0.75)
+    assert chosen("near", dev, exponents=[0.0]) == (pytest.approx(1 / math.log2(3)), 0.0)
+    assert chosen("near", similarity="dot")[1] == 0.0
+
+
+def test_what_a_model_does_not_allow_is_left_out_by_name():
+    evaluator = LateInteractionEvaluator(*TASK, shares=[0.2], name="unit")
+    metrics = evaluator(unit_model())
+    assert {c.method for c in evaluator.table.cells} == {"full", "pooling", "random", "first", "idf"}
+    assert {c.exponent for c in evaluator.table.cells} == {1.0}
+    assert "unit_norm_20_ndcg@10" not in metrics
+    assert "norm is left out: all tokens have norm 1." in str(evaluator.table)
+    pooled = LateInteractionEvaluator(*TASK, shares=[0.2], methods=["idf", "first"])
+    pooled(words_model(HierarchicalTokenPooling(2)))
+    assert [c.method for c in pooled.table.cells] == ["full", "first"]
+    assert "idf is left out" in str(pooled.table)
+    with pytest.raises(TypeError, match="needs a MultiVectorEncoder, got a SentenceTransformer"):
+        pooled(SentenceTransformer(modules=[words_model()[0]], device="cpu"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shares": [0.5, 0]}, r"shares must lie in \(0, 1\], got 0"),
+        ({"methods": ["size"]}, "got 'size'"),
+        ({"exponents": [2]}, "document exponent must lie in"),
+        ({"dev": RetrievalData({"q": "w1"}, {"x": "w1"}, {"q": {"x"}})}, "not in the corpus"),
+    ],
+)
+def test_arguments_are_checked(options, message):
+    with pytest.raises(ValueError, match=message):
+        LateInteractionEvaluator(*TASK, **options)
+
+
+def test_a_token_that_is_not_finite_is_named():
+    model = words_model()
+    with torch.no_grad():
+        model[0].emb_layer.weight[WORDS.index(CORPUS["d05"].split()[0])] = torch.nan
+    with pytest.raises(ValueError, match="embeddings are not finite"):
+        LateInteractionEvaluator({"q": "w999"}, CORPUS, {"q": {"d01"}})(model)
+
+
+def test_chunks_of_documents_and_queries_change_nothing(monkeypatch):
+    whole, chunked = (LateInteractionEvaluator(*TASK, shares=[0.3], methods=["norm", "idf"]) for _ in range(2))
+    whole(words_model())
+    monkeypatch.setattr("st_magnitude.evaluation.late_interaction.TILE", 40 * 7)
+    monkeypatch.setattr("st_magnitude.evaluation.late_interaction.AT_A_TIME", 9)
+    chunked(words_model())
+    for key, values in whole.per_query.items():
+        np.testing.assert_array_equal(chunked.per_query[key], values)
+
+
+def test_prompts_and_masks_reach_the_vectors():
+    """A prompt adds its words to every text, and skipped words are not stored."""
+    plain = LateInteractionEvaluator(*TASK, shares=[])
+    plain(words_model())
+    prompted = LateInteractionEvaluator(*TASK, shares=[], corpus_prompt="w1 w2 ", query_prompt="w3 ")
+    prompted(words_model())
+    added = prompted.table.cells[0].vectors_per_document - plain.table.cells[0].vectors_per_document
+    assert added == pytest.approx(2)
+    model = words_model(MultiVectorMask())
+    model[-1]._skiplist_ids = torch.arange(100)
+    plain(model)
+    stored = sum(WORDS.index(word) >= 100 for text in CORPUS.values() for word in text.split())
+    assert plain.table.cells[0].vectors_per_document == stored / len(CORPUS)
+
+
+def test_in_a_trainer(tmp_path):
+    model = words_model()
+    evaluator = LateInteractionEvaluator(*TASK, shares=[0.25], methods=["norm", "pooling"], name="dev")
+    data = Dataset.from_dict({"anchor": list(QUERIES.values()), "positive": list(CORPUS.values())[:30]})
+    arguments = MultiVectorEncoderTrainingArguments(
+        str(tmp_path),
+        max_steps=2,
+        per_device_train_batch_size=10,
+        learning_rate=0.1,
+        eval_strategy="steps",
+        eval_steps=1,
+        save_steps=1,
+        load_best_model_at_end=True,
+        metric_for_best_model="eval_dev_norm_25_ndcg@10",
+        use_cpu=True,
+        report_to=[],
+    )
+    loss = MultiVectorMultipleNegativesRankingLoss(model)
+    trainer = MultiVectorEncoderTrainer(model, arguments, data, data, loss=loss, evaluator=evaluator)
+    trainer.train()
+    values = [log["eval_dev_norm_25_ndcg@10"] for log in trainer.state.log_history if "eval_dev_full_ndcg@10" in log]
+    assert len(values) == 2
+    assert trainer.state.best_metric == max(values)
+    assert "norm_25_ndcg@10" in str(model.model_card_data.eval_results_dict)
+    evaluator(model, str(tmp_path), epoch=1, steps=2)
+    with (tmp_path / "Late-Interaction_evaluation_dev_results.csv").open() as file:
+        rows_ = list(csv.DictReader(file))
+    assert [(row["epoch"], row["method"], row["share"]) for row in rows_] == [
+        ("1", "full", "1.0"),
+        ("1", "norm", "0.25"),
+        ("1", "pooling", "0.25"),
+    ]
+    assert float(rows_[1]["low"]) <= float(rows_[1]["versus_pooling"]) <= float(rows_[1]["high"])

@@ -1,0 +1,52 @@
+"""The kernel on a GPU: `make gpu` runs what is marked gpu, and everywhere else the same tests run small on the CPU."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+import torch
+
+from st_magnitude import Similarity, Term, infonce
+from st_magnitude.kernel.reference import infonce_reference
+
+ROOT = Path(__file__).parents[1]
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no GPU here")
+OPTIONS = {
+    "plain": {},
+    "nine terms": {"terms": [Term(dim, tau) for dim in (8, 16, None) for tau in (0.05, 0.1, 0.2)]},
+    "exponents": {"similarity": Similarity(0.5, 0.25)},
+}
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpu])])
+def device(request):
+    return request.param
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_the_kernel_against_float64_on_the_cpu(device, options):
+    size, dim = (48, 32) if device == "cpu" else (2048, 256)
+    exact = [torch.randn(size, dim, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    found = [x.detach().float().to(device).requires_grad_() for x in exact]
+    expected, loss = infonce_reference(*exact, **options), infonce(*found, **options)
+    expected.backward()
+    loss.backward()
+    torch.testing.assert_close(loss.double().cpu(), expected, rtol=1e-4, atol=1e-4)
+    for x, y in zip(found, exact, strict=True):
+        torch.testing.assert_close(x.grad.double().cpu(), y.grad, rtol=1e-3, atol=1e-3 * y.grad.abs().max().item())
+
+
+def test_the_benchmark_runs_and_writes_its_table(device, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    gpu = importlib.import_module("gpu")
+    lines = gpu.table((16,), (8,), device, peak=1e9)
+    assert len(lines) == 3
+    assert len({line.count("|") for line in lines}) == 1
+    page = tmp_path / "kernel.md"
+    page.write_text("# Page\n\n## On a GPU\n\nText.\n\n## After\n\nMore.\n", encoding="utf-8")
+    for name in ("one", "two", "one"):
+        gpu.write(page, name, lines)
+    text = page.read_text(encoding="utf-8")
+    assert [text.count(part) for part in ("### one\n", "### two\n", "## After", "Text.")] == [1, 1, 1, 1]

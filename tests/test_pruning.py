@@ -1,0 +1,103 @@
+"""NormPruning: which tokens it keeps, the three ways to use it, and the threshold of a corpus."""
+
+import pytest
+import torch
+from _tiny import ROWS, load_tokens
+from sentence_transformers import MultiVectorEncoder
+from sentence_transformers.multi_vector_encoder.modules import HierarchicalTokenPooling
+
+import st_magnitude as stm
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+DOCUMENTS = [row[1] for row in ROWS]
+
+
+@pytest.fixture
+def tokens(folder):
+    return stm.prepare(load_tokens(folder), "qnorm")
+
+
+@pytest.mark.parametrize("exponent", [0.0, 0.75, 1.0])
+def test_tokens_above_the_threshold_are_kept(exponent):
+    documents = [torch.randn(n, 4, dtype=torch.float64) * 2 for n in (7, 1, 30)] + [torch.full((3, 4), 1e-3).double()]
+    found = stm.NormPruning(2.5, exponent=exponent).pool(documents)
+    for kept, document in zip(found, documents, strict=True):
+        norms = [sum(x * x for x in row) ** 0.5 for row in document.tolist()]
+        rows = [i for i, norm in enumerate(norms) if norm > 2.5] or [norms.index(max(norms))]
+        expected = torch.stack([document[i] / norms[i] ** exponent for i in rows])
+        torch.testing.assert_close(kept, expected, rtol=1e-12, atol=0)
+    assert len(found[3]) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_stays(dtype):
+    [kept] = stm.NormPruning(1.0, exponent=1.0).pool([torch.randn(5, 8).to(dtype) * 100])
+    assert kept.dtype == dtype
+    torch.testing.assert_close(kept.float().norm(dim=1), torch.ones(5), rtol=1e-2, atol=0)
+
+
+def test_nothing_stays_nothing():
+    assert stm.NormPruning(1.0).pool([torch.empty(0, 4)])[0].shape == (0, 4)
+
+
+@pytest.mark.parametrize("share", [0.15, 0.5, 1.0])
+def test_the_threshold_keeps_a_share(tokens, share):
+    pruning = stm.NormPruning.fit(tokens, DOCUMENTS, share, show_progress_bar=False)
+    embeddings = tokens.encode_document(DOCUMENTS)
+    norms = torch.cat(embeddings).norm(dim=1)
+    assert (norms > pruning.threshold).sum() == round(share * len(norms))
+    assert len(torch.cat(pruning.pool(embeddings))) >= round(share * len(norms))
+
+
+def test_the_three_ways_are_one(tokens, tmp_path):
+    pruning = stm.NormPruning.fit(tokens, DOCUMENTS, 0.3, show_progress_bar=False)
+    expected = pruning.pool(tokens.encode_document(DOCUMENTS))
+    by_call = tokens.encode_document(DOCUMENTS, token_pooling=pruning)
+    tokens.append(pruning)
+    tokens.save_pretrained(str(tmp_path))
+    loaded = MultiVectorEncoder(str(tmp_path), trust_remote_code=True, device="cpu")
+    assert loaded[-1].get_config_dict() == pruning.get_config_dict()
+    for found in (by_call, tokens.encode_document(DOCUMENTS), loaded.encode_document(DOCUMENTS)):
+        for x, y in zip(found, expected, strict=True):
+            torch.testing.assert_close(x, y)
+    queries = [row[0] for row in ROWS]
+    for x, y in zip(loaded.encode_query(queries), tokens.encode_query(queries), strict=True):
+        assert torch.equal(x, y)
+
+
+def test_pooling_may_follow(tokens):
+    pruning = stm.NormPruning.fit(tokens, DOCUMENTS, 0.6, exponent=1.0, show_progress_bar=False)
+    kept = tokens.encode_document(DOCUMENTS, token_pooling=pruning)
+    pooled = HierarchicalTokenPooling(2.0).pool(kept)
+    assert len(torch.cat(pooled)) < len(torch.cat(kept))
+
+
+def test_the_sample_is_fixed(tokens):
+    first, second = (stm.NormPruning.fit(tokens, DOCUMENTS, sample=5, show_progress_bar=False) for _ in range(2))
+    assert first.threshold == second.threshold
+    assert first.threshold != stm.NormPruning.fit(tokens, DOCUMENTS, show_progress_bar=False).threshold
+
+
+def test_errors(folder, tokens):
+    with pytest.raises(ValueError, match="have the same norm"):
+        stm.NormPruning.fit(load_tokens(folder), DOCUMENTS, show_progress_bar=False)
+    with pytest.raises(ValueError, match="share must lie in"):
+        stm.NormPruning.fit(tokens, DOCUMENTS, 15)
+    with pytest.raises(ValueError, match="The corpus is empty"):
+        stm.NormPruning.fit(tokens, [])
+    with pytest.raises(ValueError, match="threshold must be at least 0"):
+        stm.NormPruning(-1)
+    with pytest.raises(ValueError, match="exponent must lie in"):
+        stm.NormPruning(1, exponent=2)
+
+
+def test_chart(tokens):
+    text = DOCUMENTS[3]  # "the" is on the skiplist
+    embedding = tokens.encode_document(text)
+    norms = embedding.norm(dim=1)
+    pruning = stm.NormPruning(norms.median().item())
+    lines = pruning.chart(tokens, text, width=20).splitlines()
+    assert [line[2:].split()[0] for line in lines] == ["a", "sorted", "copy", "of", "list", "comes", "back"]
+    assert sum(line.startswith("*") for line in lines) == len(pruning.pool([embedding])[0])
+    assert max(line.count("#") for line in lines) == 20

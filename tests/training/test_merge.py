@@ -1,0 +1,256 @@
+"""Weights between the base and the trained model: the path, what may differ, and how the weight is chosen."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from copy import deepcopy
+
+import numpy as np
+import pytest
+import torch
+from _tiny import load_transformer, save_transformer
+from conftest import CORPUS, QUERIES, RELEVANT_DOCS, save_splits
+from peft import LoraConfig
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Dense, Normalize, Router
+from sentence_transformers.sentence_transformer.modules import BoW
+from typer.testing import CliRunner
+
+import st_magnitude as stm
+from st_magnitude.commands.app import app
+from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.evaluation.metrics import scoring_of
+from st_magnitude.finetune.run import TrainConfig, train
+from st_magnitude.modules import ExponentNorm
+
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore:.*queries are few")]
+
+DATA = RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS, name="task")
+TEXTS = list(QUERIES.values())
+
+
+def trained(model, seed=1):
+    """A copy whose parameters all differ, as after a training."""
+    torch.manual_seed(seed)
+    other = deepcopy(model)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return other
+
+
+def at(model, base, weight, **options):
+    return stm.merge_with_base(model, base, DATA, weights=[weight], **options).model
+
+
+def same(one, other):
+    return one.state_dict().keys() == other.state_dict().keys() and all(
+        torch.equal(a, b) for a, b in zip(one.state_dict().values(), other.state_dict().values(), strict=True)
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_the_ends_are_the_base_and_the_model_bit_for_bit(model, dtype):
+    model = model.to(dtype)
+    other = trained(model)
+    before, after = deepcopy(model), deepcopy(other)
+    assert same(at(other, model, 0.0), model)
+    assert same(at(other, model, 1.0), other)
+    assert same(model, before)
+    assert same(other, after)
+    np.testing.assert_array_equal(at(other, model, 0.0).encode(TEXTS), model.encode(TEXTS))
+    np.testing.assert_array_equal(at(other, model, 1.0).encode(TEXTS), other.encode(TEXTS))
+
+
+@pytest.mark.parametrize("weight", [0.25, 0.5, 0.7])
+def test_the_way_between_them_is_a_line(model, weight):
+    other = trained(model)
+    merged = at(other, model, weight)
+    for name, parameter in merged.named_parameters():
+        start, end = model.get_parameter(name).double(), other.get_parameter(name).double()
+        torch.testing.assert_close(parameter.double(), (1 - weight) * start + weight * end, rtol=1e-5, atol=1e-7)
+
+
+def test_lora_is_scaled_and_stays_an_adapter(model, tmp_path):
+    other = deepcopy(model)
+    other.add_adapter(LoraConfig(r=2, lora_alpha=6, target_modules=["q_lin", "v_lin"]))
+    with torch.no_grad():
+        for name, parameter in other.named_parameters():
+            if "lora_" in name:
+                parameter.normal_(std=0.3)
+    merged = at(other, model, 0.3)
+    by_hand = deepcopy(model)
+    with torch.no_grad():
+        for layer, changed in zip(by_hand[0].model.transformer.layer, other[0].model.transformer.layer, strict=True):
+            for name in ("q_lin", "v_lin"):
+                adapted = getattr(changed.attention, name)
+                delta = adapted.lora_B["default"].weight @ adapted.lora_A["default"].weight * 6 / 2
+                getattr(layer.attention, name).weight += 0.3 * delta
+    np.testing.assert_allclose(merged.encode(TEXTS), by_hand.encode(TEXTS), rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(at(other, model, 0.0).encode(TEXTS), model.encode(TEXTS))
+    np.testing.assert_array_equal(at(other, model, 1.0).encode(TEXTS), other.encode(TEXTS))
+    assert np.abs(merged.encode(TEXTS) - other.encode(TEXTS)).max() > 0.01
+
+
+def test_what_divides_by_a_norm_is_that_of_the_trained_model(model):
+    base = stm.prepare(model, "cosine")
+    other = stm.prepare(trained(base), stm.Similarity(1.0, 0.4))
+    merged = at(other, base, 0.5)
+    assert isinstance(merged[-1], ExponentNorm)
+    assert merged[-1].gamma_document == pytest.approx(0.4)
+    raw = stm.strip_normalize(deepcopy(base))
+    np.testing.assert_array_equal(stm.strip_normalize(at(other, base, 0.0)).encode(TEXTS), raw.encode(TEXTS))
+    back = at(base, other, 0.0)  # the other way round
+    assert isinstance(back[-1], Normalize)
+    assert same(stm.strip_normalize(back), stm.strip_normalize(deepcopy(other)))
+
+
+def test_routes_are_merged_with_routes():
+    def routed(*end):
+        torch.manual_seed(0)
+        routes = {name: [Dense(3, 3, activation_function=None), *end] for name in ("query", "document")}
+        return SentenceTransformer(modules=[BoW(["tea", "cat", "bread"]), Router(routes, "document")], device="cpu")
+
+    base, other = routed(Normalize()), trained(routed())
+    merged = at(other, base, 0.5)
+    for name, parameter in merged.named_parameters():
+        torch.testing.assert_close(parameter, (base.get_parameter(name) + other.get_parameter(name)) / 2)
+
+
+def test_what_does_not_match_is_named(model, folder, tmp_path):
+    for base, named in (
+        (load_transformer(folder, "cls"), r"^1 modules or parameters .* differ, such as 1\. Pass the base"),
+        (load_transformer(save_transformer(tmp_path, dim=16)), r"embeddings\.word_embeddings\.weight"),
+        (SentenceTransformer(modules=[*model, Dense(32, 8)], device="cpu"), r"such as 2, 2\.linear\.weight"),
+    ):
+        with pytest.raises(ValueError, match=named):
+            stm.merge_with_base(model, base, DATA)
+    dora = deepcopy(model)
+    dora.add_adapter(LoraConfig(r=2, target_modules=["q_lin"], use_dora=True))
+    with pytest.raises(ValueError, match="lora_magnitude_vector"):
+        stm.merge_with_base(dora, model, DATA)
+    with pytest.raises(ValueError, match="differ"):
+        stm.merge_with_base(model, dora, DATA)
+    for weights in ([], [-0.1], [0.5, 1.5], [float("nan")]):
+        with pytest.raises(ValueError, match=r"lie in \[0, 1\]"):
+            stm.merge_with_base(model, model, DATA, weights=weights)
+
+
+# --- the choice -------------------------------------------------------------------------------------------------------
+
+
+WORDS = ("a", "b", "far", "right", "wrong")
+
+
+def ranker(**margins):
+    """By dot, a query scores the right document higher than the wrong one by its margin."""
+    head = Dense(5, 5, bias=False, activation_function=None)
+    with torch.no_grad():
+        head.linear.weight.copy_(torch.eye(5))
+        for word, margin in margins.items():
+            head.linear.weight[3, WORDS.index(word)] = margin
+    return SentenceTransformer(modules=[BoW(list(WORDS)), head], similarity_fn_name="dot", device="cpu")
+
+
+def asks(*queries):
+    relevant = {query: {"right"} for query in queries}
+    return RetrievalData(dict(zip(queries, queries, strict=True)), {"right": "right", "other": "wrong"}, relevant)
+
+
+def test_the_weight_is_the_best_on_the_data_that_keeps_the_others(caplog):
+    base, model = ranker(a=-1, far=-9, b=3), ranker(a=3, far=1, b=-2)
+    data, keep = asks("a", "far"), asks("b")
+    assert stm.merge_with_base(model, base, data).weight == 1.0
+    assert stm.merge_with_base(model, base, asks("a")).weight == 0.5  # of equal ones, the nearest to the base
+    found = stm.merge_with_base(model, base, data, [keep])
+    assert found.weight == 0.5
+    second = 1 / np.log2(3)
+    np.testing.assert_allclose(found.ndcg[0].mean(axis=1), [second] * 2 + [(1 + second) / 2] * 2 + [1.0])
+    np.testing.assert_allclose(found.ndcg[1][:, 0], [1.0, 1.0, 1.0, second, second])
+    np.testing.assert_allclose([x.mean() for x in found.base], [second, 1.0])
+    torch.testing.assert_close(found.model[1].linear.weight[3, :2], torch.tensor([1.0, 0.5]))
+    assert stm.merge_with_base(model, base, data, [keep], max_loss=0.5).weight == 1.0
+    assert "loses least" not in caplog.text
+    assert stm.merge_with_base(model, base, data, [keep], weights=[0.75, 1]).weight == 1.0
+    assert "Every weight loses more than 0.01 nDCG@10" in caplog.text
+
+
+def test_the_result_shows_both_curves():
+    found = stm.merge_with_base(ranker(a=3, b=-2), ranker(a=-1, b=3), asks("a"), [asks("b")])
+    first, second = found.tables()
+    assert first.columns == ["weight", "document exponent", "data", "keep 1", ""]
+    assert first.rows[0] == ["base as given", "", 1 / np.log2(3), 1.0, ""]
+    assert [row[0] for row in first.rows if row[-1] == "chosen"] == ["0.5"]
+    assert [row[1][0] for row in second.rows] == pytest.approx([1 - 1 / np.log2(3), 0.0])  # over the base
+    assert [row[2][0] for row in second.rows] == pytest.approx([0.0, 1 - 1 / np.log2(3)])  # over the trained model
+    plain = json.loads(json.dumps(found.to_dict()))
+    assert plain["weight"] == 0.5
+    assert [one["name"] for one in plain["data"]] == ["data", "keep 1"]
+    assert plain["data"][1]["ndcg@10"][:3] == [1.0, 1.0, 1.0]
+
+
+def test_with_calibrate_every_weight_has_its_own_exponent(model):
+    base, other = stm.prepare(model, "cosine"), stm.prepare(trained(model), "dot")
+    found = stm.merge_with_base(other, base, DATA, weights=[0.5, 1.0], calibrate=True)
+    for row, weight in enumerate((0.5, 1.0)):
+        curve = stm.calibrate_exponent(at(other, base, weight), DATA)
+        assert found.exponents[row] == curve.best
+        np.testing.assert_array_equal(found.ndcg[0][row], curve.per_query[curve.exponents == curve.best][0])
+    encoded = DATA.encode(found.model)
+    chosen = list(found.weights).index(found.weight)
+    similarity = stm.Similarity(1.0, found.exponents[chosen])
+    np.testing.assert_array_equal(encoded.ndcg(encoded.top(similarity)), found.ndcg[0][chosen])
+    assert scoring_of(found.model).exponents[1] == pytest.approx(similarity.exponents[1])
+    with pytest.raises(ValueError, match="normalises its embeddings"):
+        stm.merge_with_base(base, base, DATA, calibrate=True)
+
+
+# --- in training ------------------------------------------------------------------------------------------------------
+
+
+def test_train_saves_the_merged_model(static_model, tmp_path):
+    data, keep = save_splits(tmp_path / "data", "train", "dev"), save_splits(tmp_path / "other", "dev")
+    static_model.save_pretrained(str(tmp_path / "base"))
+    command = ["train", "--data", data, "--model", tmp_path / "base", "--loss", "qnorm", "--learning-rate", "0.1"]
+    command += ["--max-steps", 4, "--batch-size", 4, "--keep-scoring"]
+    plain = invoke(*command, "--output", tmp_path / "plain", "--keep-anyway")
+    assert "merge" not in plain
+    figures = invoke(*command, "--output", tmp_path / "out", "--merge", "--keep-data", keep, "--keep-data", data)
+    merge = figures["merge"]
+    assert [one["name"] for one in merge["data"]] == ["data, dev split", "other, dev split", "data, dev split"]
+    assert merge["weights"] == [0.0, 0.25, 0.5, 0.75, 1.0]
+    row = merge["weights"].index(merge["weight"])
+    assert figures["dev"]["saved"]["ndcg"] == pytest.approx(merge["data"][0]["ndcg@10"][row])
+    assert json.loads((tmp_path / "out" / "training.json").read_text())["merge"] == merge
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "### Merged with the base\n\nnDCG@10 by the weight of the trained model" in card
+
+    tables = [stm.load(tmp_path / name)[0].embedding.weight for name in ("base", "plain", "out")]
+    torch.testing.assert_close(tables[2], torch.lerp(tables[0], tables[1], merge["weight"]))
+    shutil.rmtree(tmp_path / "plain")
+    (tmp_path / "train.yaml").write_text(f"merge: true\nkeep_data: [{keep}]\n")
+    again = invoke(*command, "--output", tmp_path / "plain", "--config", tmp_path / "train.yaml")
+    assert len(again["merge"]["data"]) == 2
+
+
+def invoke(*arguments):
+    done = CliRunner().invoke(app, [*map(str, arguments), "--json"])
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def test_merging_needs_data_to_choose_by(model, tmp_path):
+    with pytest.raises(ValueError, match="chooses the weight on dev data"):
+        train(model, DATA, tmp_path / "out", TrainConfig(merge=True))
+    with pytest.raises(ValueError, match=r"\(--keep-data\) are for merge=True"):
+        train(model, DATA, tmp_path / "out", keep=[DATA])
+
+
+def test_a_trained_model_is_copied_and_saved(model, tmp_path):
+    base = deepcopy(model)
+    train(model, DATA, tmp_path / "out", TrainConfig(max_steps=1, batch_size=4))
+    merged = stm.merge_with_base(model, base, DATA, weights=[0.5]).model
+    assert merged.model_card_data is not model.model_card_data
+    stm.export(merged, tmp_path / "merged")
+    np.testing.assert_allclose(stm.load(tmp_path / "merged").encode(TEXTS), merged.encode(TEXTS), atol=1e-6)
