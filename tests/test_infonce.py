@@ -520,6 +520,35 @@ def test_autocast_changes_nothing():
     torch.testing.assert_close(torch.autograd.grad(loss, queries)[0], expected, rtol=0, atol=0)
 
 
+PRECISION = {
+    "one term": {},
+    "nine terms": {"terms": [Term(dim, tau) for dim in (8, 16, None) for tau in (0.05, 0.1, 0.2)]},
+    "joint": {"directions": ("query_to_doc", "query_to_query", "doc_to_doc"), "partition_mode": "joint"},
+    "prior": {"log_q": torch.arange(72.0).log1p(), "similarity": QNORM, "terms": [Term(temperature=0.5)]},
+    "positives": {"positives": torch.arange(72) % 40, "directions": BOTH},
+}
+
+
+@pytest.mark.parametrize("options", PRECISION.values(), ids=PRECISION)
+def test_precision_follows_autocast_to_bfloat16(options):
+    """Gradients err by less than a hundredth, and not at all without autocast or under autocast to float16."""
+    exact = embeddings(48, 72, 64)
+    expected = torch.autograd.grad(infonce(*exact, tile_rows=20, **options), exact)
+    inputs = [x.detach().float().requires_grad_() for x in exact]
+
+    def gradients(dtype, precision):
+        with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
+            loss = infonce(*inputs, tile_rows=20, precision=precision, **options)
+        assert loss.dtype == torch.float32
+        return torch.autograd.grad(loss, inputs)
+
+    in_float32 = gradients(torch.float32, "float32")
+    for dtype in (torch.float32, torch.float16):
+        assert all(map(torch.equal, gradients(dtype, "autocast"), in_float32))
+    for x, y in zip(gradients(torch.bfloat16, "autocast"), expected, strict=True):
+        assert 1e-4 < (x - y).norm() / y.norm() < 1e-2
+
+
 def test_float32_holds_where_probabilities_underflow():
     queries, documents = (x.detach().float().requires_grad_() for x in embeddings(scale=40.0))
     loss = infonce(queries, documents, similarity=DOT)

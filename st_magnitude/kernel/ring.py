@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from st_magnitude.kernel.batch import Batch, Direction, PartitionMode
-from st_magnitude.kernel.infonce import check_shapes, mean_of_softmaxes, softmaxes_of
+from st_magnitude.kernel.infonce import Precision, check_shapes, mean_of_softmaxes, product_dtype, softmaxes_of
 from st_magnitude.kernel.terms import Plan, Term
 from st_magnitude.kernel.tiles import Panel, Side, Softmax
 from st_magnitude.similarity import COSINE, Similarity
@@ -73,6 +73,7 @@ def ring_infonce(
     *,
     partition_mode: PartitionMode = "joint",
     tile_rows: int | None = None,
+    precision: Precision = "float32",
     **others: Any,
 ) -> Tensor:
     """The part of this rank in the loss of the joined batch: the mean over ranks is the loss of one process.
@@ -101,7 +102,8 @@ def ring_infonce(
 
     softmaxes = softmaxes_of(directions, partition_mode)
     sizes = list(zip(*agree(queries.device, own_sizes, 2), strict=True))  # of queries and of documents, per rank
-    plan = Plan.of(terms, queries.shape[1], sum(sizes[0]) / len(sizes[0]), tile_rows, similarity)
+    num_rows, dtype = sum(sizes[0]) / len(sizes[0]), product_dtype(precision, queries.device)
+    plan = Plan.of(terms, queries.shape[1], num_rows, tile_rows, similarity, dtype)
     rings = {
         "query_to_doc": Ring(batch, "query_to_doc", sizes[1]),
         "doc_to_query": Ring(batch, "doc_to_query", sizes[0]),

@@ -108,10 +108,17 @@ class Plan:
     weights: tuple[float, ...]  # per term, of one row
     tile_rows: int | None  # None: rows_of_a_tile
     bounded: bool  # whether no logit is too large or too small for the exponential of a float32
+    product_dtype: torch.dtype | None = None  # of the factors of matrix products; None: that of the vectors
 
     @classmethod
     def of(
-        cls, terms: Sequence[Term], width: int, num_rows: float, tile_rows: int | None, similarity: Similarity
+        cls,
+        terms: Sequence[Term],
+        width: int,
+        num_rows: float,
+        tile_rows: int | None,
+        similarity: Similarity,
+        product_dtype: torch.dtype | None = None,
     ) -> Plan:
         """The plan of terms for embeddings with ``width`` dimensions.
 
@@ -133,7 +140,7 @@ class Plan:
                     powers[after] = round(ratio)
             members.append((*chain, *(i for i in of_prefix if i not in numbers)))
         weights = tuple(term.weight / num_rows for term in terms)
-        return cls(dims, tuple(members), tuple(powers), weights, tile_rows, bounded)
+        return cls(dims, tuple(members), tuple(powers), weights, tile_rows, bounded, product_dtype)
 
     @property
     def spans(self) -> list[slice]:

@@ -40,6 +40,10 @@ class Side:
     grad: Tensor | None = None
     grad_scale: Tensor | None = None
     about: dict[str, Tensor] = field(default_factory=dict)  # what else belongs to the vectors, (n, ...)
+    operand: Tensor = field(init=False)  # (n, D), x as matrix products take it
+
+    def __post_init__(self) -> None:
+        self.operand = self.x
 
     @classmethod
     def with_gradients(cls, x: Tensor, scale: Tensor | None, needs_x: bool, needs_scale: bool) -> Side:
@@ -50,7 +54,9 @@ class Side:
         """A view of some of the vectors, whose gradients go into those of the whole."""
         scale, grad_scale = (None if s is None else s[:, rows] for s in (self.scale, self.grad_scale))
         about = {name: x[rows] for name, x in self.about.items()}
-        return Side(self.x[rows], scale, None if self.grad is None else self.grad[rows], grad_scale, about)
+        side = Side(self.x[rows], scale, None if self.grad is None else self.grad[rows], grad_scale, about)
+        side.operand = self.operand[rows]
+        return side
 
     def factors(self, num_prefixes: int) -> list[Tensor]:
         """The factors of all prefixes, (K) x (n,)."""
@@ -133,6 +139,8 @@ class Softmax:
         One visit does both if it has all panels of a row. Otherwise a first round of visits finds the sums, and a
         second one adds the gradients.
         """
+        for side in (side for panel in panels for side in (panel.rows, panel.columns)):
+            side.operand = side.operand.to(self.plan.product_dtype or side.x.dtype)  # once for all tiles
         num_rows, edges = len(panels[0].rows.x), [0, *accumulate(len(panel.columns.x) for panel in panels)]
         most = self.plan.tile_rows or rows_of_a_tile(self.inverse.device, edges[-1])
         height = math.ceil(num_rows / math.ceil(num_rows / most))  # tiles of the same size
@@ -198,8 +206,8 @@ class Tile:
         # A longer prefix only adds the coordinates that the shorter one lacks, so all prefixes together cost one
         # matrix product.
         for k, span in enumerate(self.plan.spans):
-            shorter = self.scores[max(k - 1, 0)]
-            torch.addmm(shorter, self.side.x[:, span], columns.x[:, span].T, beta=float(k > 0), out=self.scores[k])
+            shorter = self.scores[k - 1] if k else None
+            _product(self.side.operand[:, span], columns.operand[:, span].T, shorter, self.scores[k])
 
         self.kept = self._mask(panel.kept)
         excluded = self._mask(*panel.judges)
@@ -333,10 +341,20 @@ class Tile:
         for k, span in reversed(list(enumerate(self.plan.spans))):
             if slope is not self.scores[k]:
                 slope.add_(self.scores[k])
-            if rows.grad is not None:
-                rows.grad[:, span].addmm_(slope, columns.x[:, span])
-            if columns.grad is not None:
-                columns.grad[:, span].addmm_(slope.T, rows.x[:, span])
+            pulls = slope.to(rows.operand.dtype)
+            for grad, left, right in ((rows.grad, pulls, columns.operand), (columns.grad, pulls.T, rows.operand)):
+                if grad is not None:
+                    _product(left, right[:, span], grad[:, span], grad[:, span])
+
+
+def _product(left: Tensor, right: Tensor, base: Tensor | None, out: Tensor) -> None:
+    """out = base + left @ right. Operands of fewer digits than out are multiplied in their own type."""
+    if left.dtype == out.dtype:
+        torch.addmm(out if base is None else base, left, right, beta=float(base is not None), out=out)
+    elif base is None:
+        out.copy_(left @ right)
+    else:
+        torch.add(base, left @ right, out=out)
 
 
 class Blocks(Protocol):

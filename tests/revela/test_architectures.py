@@ -46,7 +46,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "lfm2": {"layer_types": ["full_attention"] * 2},
     "persimmon": ROTARY,
     "phi": ROTARY,
-    **dict.fromkeys(("codegen", "gptj"), {"rotary_dim": 4}),
+    "codegen": {"rotary_dim": 4},
+    "gptj": {"rotary_dim": 4},
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu"), LATENT),
 }
 REFUSED = {
