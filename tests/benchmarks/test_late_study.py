@@ -30,8 +30,9 @@ def tokens():
 
 
 def test_pruning_keeps_what_is_asked_for(tokens):
-    found = late.measured(tokens, query_exponent=1.0)
-    assert set(found) == {"norm, cosine", "norm, calibrated", "norm, pooling", "pooling", "random", "first", "IDF"}
+    found = late.measured(tokens, "cosine")
+    assert set(found) == {"norm, cosine", "norm, pooling", "pooling", "random", "first", "IDF"}
+    assert set(late.measured(tokens, "qnorm")) == {"norm, cosine", "norm, calibrated", "norm, pooling"}
     for share, figures in found["norm, cosine"].items():
         assert figures["vectors"] == pytest.approx(max(float(share), 20 / sum(map(len, tokens.documents))), abs=0.01)
         assert figures["ndcg"].mean() == pytest.approx(1)  # their token is the last to go
@@ -40,7 +41,7 @@ def test_pruning_keeps_what_is_asked_for(tokens):
 
 def test_the_exponent_is_given_for_a_test(tokens):
     exponents = {f"{share:g}": 0.5 for share in late.SHARES}
-    assert {x["exponent"] for x in late.measured(tokens, 1.0, exponents)["norm, calibrated"].values()} == {0.5}
+    assert {x["exponent"] for x in late.measured(tokens, "dot", exponents)["norm, calibrated"].values()} == {0.5}
 
 
 def test_clustering_leaves_as_many_vectors(tokens):
