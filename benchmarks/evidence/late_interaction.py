@@ -24,8 +24,8 @@ norm_penalty or without) and the document exponent of "calibrated". The test is 
 
 A cell has nDCG@10 with 100, 50, 25, 15, 10 and 5 % of the vectors, chosen by the norm (scored by cosine, or at the
 calibrated exponent) and by the norm down to twice the share with clustering after it; under Cosine also by Ward
-clustering alone, and from 25 % by chance, by IDF and as the first tokens of a document; and the CPU seconds of one thread that pruning and clustering to
-25 % need for 1,000 documents.
+clustering alone, and from 25 % by chance, by IDF and as the first tokens of a document; and the CPU seconds of one
+thread that pruning and clustering to 25 % need for 1,000 documents.
 
 Expected before the run: in full, Cosine is best at .02, one or two points ahead of Dot and QNorm. At 50, 25 and 15 %
 pruning by norm is level with Cosine and clustering (within a point, no interval excludes 0), at 10 % one or two points
@@ -364,7 +364,7 @@ def measured(tokens: Tokens, loss: str, exponents: Mapping[str, float] | None = 
     """nDCG@10 of each query by rule and share, with the share that remains.
 
     Args:
-        loss: Under cosine tokens are clustered, and chosen by the simple rules; the other losses have norms to calibrate.
+        loss: Under cosine tokens are clustered, and chosen by simple rules; other losses have norms to calibrate.
         exponents: Document exponent by share; default: the best one here.
     """
     is_control, query_exponent = loss == "cosine", float(not loss.startswith("dot"))
