@@ -1,0 +1,60 @@
+"""torch.compile of the encoder: losses cause no more graphs and no more recompilations than sentence-transformers'."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from _tiny import ROWS, load_transformer, save_transformer
+from sentence_transformers.sentence_transformer.losses import (
+    CachedMultipleNegativesRankingLoss,
+    MultipleNegativesRankingLoss,
+)
+from torch._dynamo.testing import CompileCounter
+
+import st_magnitude as stm
+
+LOSSES = {
+    "cosine": stm.CosineRankingLoss,
+    "qnorm": stm.QNormRankingLoss,
+    "learnable": stm.LearnableNormLoss,
+    "margin": lambda model: stm.DotRankingLoss(model, margin=-0.1, temperature="learned"),
+    "joint": lambda model: stm.CosineRankingLoss(model, directions=("query_to_doc", "query_to_query")),
+    "temp_agg_mrl": stm.TempAggMRLLoss,
+    "sigreg": stm.SIGRegInfoNCE,
+    "cached": lambda model: stm.CosineRankingLoss(model, mini_batch_size=2),
+}
+
+
+def run(folder: str, loss_class, is_compiled: bool):
+    """The losses of batches whose texts differ in length, and the number of graphs; with it the model as it trains."""
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    torch.manual_seed(0)
+    model = load_transformer(folder)
+    loss = loss_class(model)
+    if is_compiled:
+        loss.model = torch.compile(model, backend=counter)  # as accelerate does for torch_compile=True
+    values = []
+    for start in range(0, 16, 4):
+        columns = zip(*(row[:2] for row in ROWS[start : start + 4]), strict=True)
+        value = loss([model.preprocess(list(texts)) for texts in columns], None)
+        value = sum(value.values()) if isinstance(value, dict) else value
+        value.backward()
+        values.append(value.item())
+    return values, counter.frame_count
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_transformer(tmp_path_factory.mktemp("transformer"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LOSSES)
+def test_graphs(folder, name):
+    theirs = {"cached": lambda model: CachedMultipleNegativesRankingLoss(model, mini_batch_size=2)}
+    _, most = run(folder, theirs.get(name, MultipleNegativesRankingLoss), is_compiled=True)
+    values, graphs = run(folder, LOSSES[name], is_compiled=True)
+    assert 0 < graphs <= most
+    eager, _ = run(folder, LOSSES[name], is_compiled=False)
+    assert values == pytest.approx(eager, rel=1e-5)
