@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from st_magnitude.evaluation.late_interaction import LateInteractionEvaluator, TokenCell, TokenTable
     from st_magnitude.evaluation.magnitude import MagnitudeEvaluator
     from st_magnitude.evaluation.pairs import ScoredPairsEvaluator
-    from st_magnitude.evaluation.rag import exact_match, normalize_answer, rag_prompt, read_answers, token_f1
 
 __all__ = [
     "CompressionCell",
@@ -27,12 +26,7 @@ __all__ = [
     "TokenTable",
     "bm25_run",
     "dense_run",
-    "exact_match",
-    "normalize_answer",
-    "rag_prompt",
-    "read_answers",
     "reciprocal_rank_fusion",
-    "token_f1",
 ]
 
 __getattr__, __dir__ = lazy_names(__name__)
