@@ -11,8 +11,8 @@ its test. SmolLM2-135M-Instruct reads the first definition and answers in at mos
 examples. (A first trial with three definitions showed that wrong ones mislead a reader of this size.) Two more
 readings say what such a reader can show: without any definition, and with the right one.
 
-Figures are the share of exact answers and token F1, as SQuAD computes them (Rajpurkar et al., 2016), with 95 % intervals over questions; seed 0 of the
-retrievers.
+Figures are the share of exact answers and token F1, as SQuAD computes them (Rajpurkar et al., 2016), with 95 %
+intervals over questions; seed 0 of the retrievers.
 
 Expected before the run (24 questions of the trial: 33 % exact answers with the right definition, 21 % without any): a
 point of exact answers for four points of right first definitions. Cosine is 1 to 4 points ahead of the untrained table;

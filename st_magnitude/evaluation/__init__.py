@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from st_magnitude.evaluation.compression import CompressionCell, CompressionEvaluator
     from st_magnitude.evaluation.geometry import GeometryEvaluator
     from st_magnitude.evaluation.hybrid import HybridEvaluator, bm25_run, dense_run, reciprocal_rank_fusion
-    from st_magnitude.evaluation.late_interaction import LateInteractionEvaluator, TokenCell, TokenTable
+    from st_magnitude.evaluation.late_interaction import LateInteractionEvaluator, TokenCell
     from st_magnitude.evaluation.magnitude import MagnitudeEvaluator
     from st_magnitude.evaluation.pairs import ScoredPairsEvaluator
 
@@ -23,7 +23,6 @@ __all__ = [
     "MagnitudeEvaluator",
     "ScoredPairsEvaluator",
     "TokenCell",
-    "TokenTable",
     "bm25_run",
     "dense_run",
     "reciprocal_rank_fusion",
