@@ -31,22 +31,17 @@ Run = dict[str, dict[str, float]]
 
 
 def reciprocal_rank_fusion(
-    runs: Sequence[Mapping[str, Mapping[str, float]]],
-    k: float = 60,
-    weights: Sequence[float] | None = None,
-    top_k: int | None = None,
+    runs: Sequence[Mapping[str, Mapping[str, float]]], k: float = 60, top_k: int | None = None
 ) -> Run:
     """Fuses several runs by rank alone, so their scores need no common scale.
 
-        score(d) = sum_r  w_r / (k + rank_r(d)),   rank_r(d) = 1, 2, ... in run r
+        score(d) = sum_r  1 / (k + rank_r(d)),   rank_r(d) = 1, 2, ... in run r
 
-    A document or query that a run does not contain gets nothing from it. Equal scores rank by document id, the lower
-    first, as in sentence-transformers; trec_eval ranks the higher id first.
+    Equal scores rank by document id, the lower first, as in sentence-transformers; trec_eval ranks the higher first.
 
     Args:
-        runs: Runs, where a higher score is better.
+        runs: Runs, where a higher score is better. What a run does not contain gets nothing from it.
         k: Constant that damps the weight of the first ranks.
-        weights: Weight of every run; all 1 by default. A run of weight 0 does not count.
         top_k: Number of documents of each query that the result keeps; all by default.
 
     Example:
@@ -58,13 +53,12 @@ def reciprocal_rank_fusion(
     Source: Cormack, Clarke and Buettcher, Reciprocal Rank Fusion Outperforms Condorcet and Individual Rank Learning
     Methods, 2009 (k = 60); Cai et al., Revela, section 4.2 and App. A.5, where the best 200 are kept.
     """
-    weights = [1.0] * len(runs) if weights is None else weights
     fused: Run = {}
     for query in dict.fromkeys(query for run in runs for query in run):
         shares: dict[str, list[float]] = {}
-        for run, weight in zip(runs, weights, strict=True):
-            for position, document in enumerate(_ranked(run.get(query, {})) if weight else [], start=1):
-                shares.setdefault(document, []).append(weight / (k + position))
+        for run in runs:
+            for position, document in enumerate(_ranked(run.get(query, {})), start=1):
+                shares.setdefault(document, []).append(1 / (k + position))
         scores = {document: math.fsum(parts) for document, parts in shares.items()}  # exact in any order of the runs
         fused[query] = {document: scores[document] for document in _ranked(scores)[:top_k]}
     return fused
@@ -155,8 +149,6 @@ class HybridEvaluator(SearchEvaluator):
 
     Args:
         top_k: Number of documents of each search that are fused, and that the fused run keeps, at least 10.
-        rrf_k: The k of `reciprocal_rank_fusion`.
-        weights: Weight of the model's ranks and weight of the ranks of BM25.
         bm25: A run in place of ``bm25_run(data, top_k)``, of other arguments or another search engine.
 
     `SearchEvaluator` documents the other arguments, attributes and errors.
@@ -182,7 +174,7 @@ class HybridEvaluator(SearchEvaluator):
 
     kind = "Hybrid"
     primary = "hybrid_ndcg@10"
-    settings = ("top_k", "rrf_k", "weights")
+    settings = ("top_k",)
 
     def __init__(
         self,
@@ -190,30 +182,25 @@ class HybridEvaluator(SearchEvaluator):
         corpus: Mapping[str, str],
         relevant_docs: Judgments,
         top_k: int = 100,
-        rrf_k: float = 60,
-        weights: Sequence[float] = (1.0, 1.0),
         bm25: Mapping[str, Mapping[str, float]] | None = None,
         **options: Unpack[SearchOptions],
     ) -> None:
         super().__init__(queries, corpus, relevant_docs, **options)
         if top_k < 10:
             raise ValueError(f"top_k must be at least 10, for nDCG@10; got {top_k}.")
-        self.top_k, self.rrf_k, self.weights = top_k, rrf_k, list(weights)
+        self.top_k = top_k
         run = bm25_run(self.task, top_k) if bm25 is None else bm25
-        if not any(run.get(query) for query in self.queries_ids) and bm25 is not None:
-            raise ValueError(
-                f"bm25 has no document for any of the {len(self.queries_ids)} judged queries. Its keys start with "
-                f"{list(run)[:3]}, those of queries with {self.queries_ids[:3]}: pass a run of these queries."
-            )
-        given = {query: run.get(query, {}) for query in self.queries_ids}
-        lexical = {query: {d: found[d] for d in _ranked(found)[:top_k]} for query, found in given.items()}
+        if bm25 is not None and not any(run.get(query) for query in self.queries_ids):
+            raise ValueError(f"bm25 has no document for any judged query; its keys start with {list(run)[:3]}.")
+        found = {query: run.get(query, {}) for query in self.queries_ids}
+        lexical = {query: {d: scores[d] for d in _ranked(scores)[:top_k]} for query, scores in found.items()}
         self.runs: dict[str, Run] = {"bm25": lexical}
 
     def measure(self, model: SentenceTransformer) -> dict[str, float]:
         """The metrics of the three runs."""
         lexical = self.runs["bm25"]
         dense = dense_run(self.encode(model), scoring_of(model, self.similarity), self.top_k)
-        hybrid = reciprocal_rank_fusion([dense, lexical], self.rrf_k, self.weights, self.top_k)
+        hybrid = reciprocal_rank_fusion([dense, lexical], top_k=self.top_k)
         self.runs = {"dense": dense, "bm25": lexical, "hybrid": hybrid}
         metrics: dict[str, float] = {}
         for key, run in self.runs.items():

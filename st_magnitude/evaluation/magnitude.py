@@ -44,7 +44,6 @@ class MagnitudeEvaluator(SearchEvaluator):
     of dot nDCG@10, in a model whose directions no longer rank (arXiv 2602.09229, App. N).
 
     Args:
-        main_metric: The metric under the matched similarity that chooses the best checkpoint.
         truncate_dim: Number of dimensions of the prefix to evaluate, which is appended to the name. A prefix is cut
             before it is divided by a power of its norm.
 
@@ -71,16 +70,12 @@ class MagnitudeEvaluator(SearchEvaluator):
         queries: Mapping[str, str],
         corpus: Mapping[str, str],
         relevant_docs: Judgments,
-        main_metric: str = "ndcg@10",
         truncate_dim: int | None = None,
         **options: Unpack[SearchOptions],
     ) -> None:
-        if main_metric not in METRICS:
-            raise ValueError(f"main_metric must be one of {METRICS}, got {main_metric!r}.")
         self.truncate_dim = None if truncate_dim is None else whole_number("truncate_dim", truncate_dim)
         options["name"] = "_".join(str(part) for part in (options.get("name"), truncate_dim) if part)
         super().__init__(queries, corpus, relevant_docs, **options)
-        self.primary_metric = f"{self.name}_matched_{main_metric}" if self.name else f"matched_{main_metric}"
 
     def measure(self, model: SentenceTransformer) -> dict[str, float]:
         """Encodes, ranks by each similarity, and measures."""

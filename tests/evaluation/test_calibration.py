@@ -115,9 +115,9 @@ def test_equal_scores_rank_by_id_like_the_evaluator():
 
 
 def test_intervals_are_paired_bootstraps(task, static_model):
-    curve = calibrate_exponent(static_model, data_of(task), confidence=0.9, seed=5, num_samples=500)
+    curve = calibrate_exponent(static_model, data_of(task), seed=5, num_samples=500)
     best = curve.per_query[curve.exponents.tolist().index(curve.highest)]
-    options = {"confidence": 0.9, "seed": 5, "num_samples": 500}
+    options = {"seed": 5, "num_samples": 500}
     assert curve.versus_cosine == geometry.paired_bootstrap(best, curve.per_query[-1], **options)
     assert curve.versus_dot == geometry.paired_bootstrap(best, curve.per_query[0], **options)
     assert curve.versus_cosine[0] == pytest.approx(curve.ndcg.max() - curve.ndcg[-1])

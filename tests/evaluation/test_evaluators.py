@@ -111,7 +111,7 @@ def test_csv_files(task, static_model, tmp_path):
 def test_they_choose_the_best_checkpoint_in_the_trainer(task, model, tmp_path):
     model.similarity_fn_name = "dot"
     first = KINDS["Compression"](**task, name="dev")
-    evaluators = [first, MagnitudeEvaluator(**task, name="dev", main_metric="map@100")]
+    evaluators = [first, MagnitudeEvaluator(**task, name="dev")]
     trainer, logs = _checkpoints.train(model, evaluators, "eval_dev_full_ndcg@10", PAIRS, tmp_path, learning_rate=0.05)
     assert isinstance(trainer.evaluator, SequentialEvaluator)
     assert {"eval_dev_binary_16_norm_rescored_retention", "eval_dev_matched_map@100"} <= logs[0].keys()

@@ -124,7 +124,7 @@ def test_bad_input(world, caplog):
     for bad, message in (
         ({"d000": -1.0}, "no value for 59 of 60 documents, such as 'd001': use RetrievalData.log_prior"),
         (given | {"d007": -np.inf}, "log_p of 'd007' is -inf: smooth the counts"),
-        (log_p[:-1], r"shape \(59,\) for 60 documents"),
+        (log_p[:-1], "shorter"),
     ):
         with pytest.raises(ValueError, match=message):
             stm.calibrate_prior(model, data, bad)
