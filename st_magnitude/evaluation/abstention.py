@@ -28,7 +28,6 @@ __all__ = ["Abstention", "Answers", "answerable", "calibrate_abstention", "contr
 Array = NDArray[np.float64]
 First = tuple[Array, NDArray[np.bool_], float]  # of `first_documents`
 
-FILE = "abstention.json"
 SIGNALS = ("score", "gap")
 UNANSWERABLE = 0.25  # the share of queries whose documents are left out where the data has no query without an answer
 CHOOSING = 0.3  # the share of queries that choose signal and first threshold; the others test
@@ -100,12 +99,12 @@ class Abstention(Result):
 
     def save(self, folder: str | Path) -> Path:
         """Writes ``abstention.json`` into a folder, which is usually that of the model."""
-        return super().save(Path(folder) / FILE)
+        return super().save(Path(folder) / "abstention.json")
 
     @classmethod
     def load(cls, folder: str | Path) -> Abstention:
         """Reads the file of `save`."""
-        given = json.loads((Path(folder) / FILE).read_text(encoding="utf-8"))
+        given = json.loads((Path(folder) / "abstention.json").read_text(encoding="utf-8"))
         given["threshold"] = float(given["threshold"])  # JSON has no infinity
         return cls(**given | {"calibration": Answers(**given["calibration"])})
 
@@ -149,8 +148,7 @@ def calibrate_abstention(
         delta: Probability, over the draw of the validation queries, that the guarantee fails.
         signal: ``"score"``, ``"gap"`` (first score minus second), or ``"auto"`` for the one with the smaller area of
             risk by coverage.
-        similarity: The similarity that ranks; by default the model's own, which is cosine if it normalises. Scores are
-            always divided by the norm of the query.
+        similarity: The similarity that ranks; by default the model's own, which is cosine if it normalises.
         unanswerable: Share of the queries whose relevant documents are left out; choose the one that you expect. By
             default 0 if the data has queries without a relevant document, else 0.25.
         seed: Seed for the queries that are left out, and for the two parts.

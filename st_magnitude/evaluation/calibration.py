@@ -45,9 +45,8 @@ class ExponentCurve(Result):
         queries: Ids of the n queries.
         best: The recommended exponent. It is `highest`, unless that is statistically tied with cosine or dot: then it
             is 1 or 0, because such a model consists of stock modules and loads without this package. Cosine goes first.
-        versus_cosine: nDCG@10 at the highest exponent minus nDCG@10 at exponent 1: (difference, low, high), with a
-            paired bootstrap interval. These very queries chose the highest exponent, so the difference is optimistic:
-            confirm a choice on other queries.
+        versus_cosine: nDCG@10 at the highest exponent minus nDCG@10 at exponent 1, with a paired 95 % interval:
+            (difference, low, high). These queries chose the exponent: confirm the optimistic difference on others.
         versus_dot: The same against exponent 0.
     """
 
@@ -257,8 +256,7 @@ def calibrate_prior(
         encode: Options of `RetrievalData.encode`, such as ``{"batch_size": 128}``.
 
     Raises:
-        ValueError: If there are fewer than five queries with a relevant document, a document has no log p or one that
-            is not finite, or an embedding is not finite.
+        ValueError: If a document has no log p or one that is not finite, or an embedding is not finite.
 
     Example:
         >>> from sentence_transformers import SentenceTransformer
@@ -277,8 +275,6 @@ def calibrate_prior(
     """
     similarity = scoring_of(model, similarity)
     prior = aligned_prior(data, log_p)
-    if len(data.query_ids) < FOLDS:
-        raise ValueError(f"{len(data.query_ids)} queries have a relevant document, but at least {FOLDS} are needed.")
     warn_if_few(data.query_ids, "a weight")
     return prior_curve(data.encode(model, **(encode or {})), data.query_ids, prior, similarity, num_samples, seed)
 

@@ -43,8 +43,7 @@ class GeometryEvaluator(CsvEvaluator):
         **options: ``name``, ``batch_size``, ``show_progress_bar`` and ``write_csv`` of `SearchEvaluator`.
 
     Raises:
-        ValueError: If there are fewer than two documents or is_relevant has another number of entries; at the call, if
-            an embedding is not finite.
+        ValueError: If there are fewer than two documents; at the call, if an embedding is not finite.
 
     Example:
         >>> from sentence_transformers.sentence_transformer.modules import BoW
@@ -70,8 +69,6 @@ class GeometryEvaluator(CsvEvaluator):
         super().__init__(**options)
         if len(documents) < 2:
             raise ValueError(f"GeometryEvaluator needs at least two documents, better hundreds, got {len(documents)}.")
-        if is_relevant is not None and len(is_relevant) != len(documents):
-            raise ValueError(f"is_relevant has {len(is_relevant)} entries for {len(documents)} documents.")
         self.texts = {"document": list(documents), "query": list(queries)}
         self.metrics: dict[str, float] = {}  # after a call, without the name
         self.is_relevant = None if is_relevant is None else np.asarray(is_relevant, dtype=bool)
@@ -87,11 +84,10 @@ class GeometryEvaluator(CsvEvaluator):
         }
         for role, side in embeddings.items():
             check_finite(side, role)
-        metrics = norm_figures(embeddings, self.is_relevant)
-        metrics["document_mean_cosine"] = geometry.mean_cosine(embeddings["document"])
-        metrics["document_isoscore"] = geometry.isoscore(embeddings["document"])
-        self.metrics = metrics
-        return metrics
+        self.metrics = norm_figures(embeddings, self.is_relevant)
+        self.metrics["document_mean_cosine"] = geometry.mean_cosine(embeddings["document"])
+        self.metrics["document_isoscore"] = geometry.isoscore(embeddings["document"])
+        return self.metrics
 
 
 def norm_figures(sides: Mapping[str, Tensor], is_relevant: NDArray[np.bool_] | None) -> dict[str, float]:
@@ -107,16 +103,14 @@ def norm_figures(sides: Mapping[str, Tensor], is_relevant: NDArray[np.bool_] | N
     return figures
 
 
-def card_evaluators(
-    data: RetrievalData, number: int = NUM_DOCUMENTS, seed: int = 0
-) -> tuple[GeometryEvaluator, GeometryEvaluator]:
+def card_evaluators(data: RetrievalData, seed: int = 0) -> tuple[GeometryEvaluator, GeometryEvaluator]:
     """Two evaluators of one sample of documents, and a fifth as many queries, named "before" and "after"."""
     rng = np.random.default_rng(seed)
 
     def drawn(ids: Sequence[str], at_most: int) -> list[str]:
         return [ids[i] for i in rng.permutation(len(ids))[:at_most]]
 
-    asked, documents = drawn(list(data.queries), number // 5), drawn(list(data.corpus), number)
+    asked, documents = drawn(list(data.queries), NUM_DOCUMENTS // 5), drawn(list(data.corpus), NUM_DOCUMENTS)
     answers = set().union(*data.relevant.values())
     sample = [data.corpus[i] for i in documents], [data.queries[i] for i in asked], [i in answers for i in documents]
     before, after = (GeometryEvaluator(*sample, name=name, write_csv=False) for name in ("before", "after"))
@@ -126,9 +120,8 @@ def card_evaluators(
 class ScoredPairsEvaluator(CsvEvaluator):
     """Rank and linear correlation of three similarities with scores of pairs, and s(a, b) against s(b, a).
 
-    sentence-transformers' EmbeddingSimilarityEvaluator knows cosine and dot; this evaluator also scores by QNorm, DNorm
-    and fractional exponents. Texts are encoded once, by plain ``encode``, before a closing ExponentNorm. Returned keys,
-    with the prefix ``"{name}_"`` if there is a name:
+    It is sentence-transformers' EmbeddingSimilarityEvaluator for any Similarity. Texts are encoded once, by plain
+    ``encode``, before a closing ExponentNorm. Returned keys, with the prefix ``"{name}_"`` if there is a name:
 
     - ``{matched,cosine,dot}_{spearman,pearson}``;
     - ``swapped_spearman``, the correlation of s(b, a) with the scores, and ``symmetry_gap``, the mean of
@@ -144,8 +137,8 @@ class ScoredPairsEvaluator(CsvEvaluator):
         **options: ``name``, ``batch_size``, ``show_progress_bar`` and ``write_csv`` of `SearchEvaluator`.
 
     Raises:
-        ValueError: If the three have different numbers of entries or there are fewer than two pairs; at the call, if
-            the model's similarity is a distance or an embedding is not finite.
+        ValueError: If the three differ in length or there are fewer than two pairs; at the call, if the model's
+            similarity is a distance or an embedding is not finite.
 
     Example:
         >>> from sentence_transformers.sentence_transformer.modules import BoW

@@ -7,12 +7,11 @@ read and write files of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude._checks import needs
@@ -57,16 +56,16 @@ def reciprocal_rank_fusion(
     for query in dict.fromkeys(query for run in runs for query in run):
         shares: dict[str, list[float]] = {}
         for run in runs:
-            for position, document in enumerate(_ranked(run.get(query, {})), start=1):
+            for position, (document, _) in enumerate(_ranked(run.get(query, {})), start=1):
                 shares.setdefault(document, []).append(1 / (k + position))
         scores = {document: math.fsum(parts) for document, parts in shares.items()}  # exact in any order of the runs
-        fused[query] = {document: scores[document] for document in _ranked(scores)[:top_k]}
+        fused[query] = dict(_ranked(scores)[:top_k])
     return fused
 
 
-def _ranked(scores: Mapping[str, float]) -> list[str]:
-    """Ids of the documents, best first, with ties in the order of the ids."""
-    return sorted(scores, key=lambda document: (-scores[document], document))
+def _ranked(scores: Mapping[str, float]) -> list[tuple[str, float]]:
+    """Ids of the documents and scores, best first, with ties in the order of the ids."""
+    return sorted(scores.items(), key=lambda pair: (-pair[1], pair[0]))
 
 
 def bm25_run(
@@ -75,15 +74,13 @@ def bm25_run(
     k1: float = 1.5,
     b: float = 0.75,
     stopwords: str | Sequence[str] | None = "en",
-    stemmer: Callable[[list[str]], list[str]] | None = None,
 ) -> Run:
     """The best documents of each query by BM25 in Lucene's form, computed by the library bm25s.
 
         score(q, d) = sum_{t in q}  log(1 + (N - n_t + 1/2) / (n_t + 1/2)) * f / (f + k1 (1 - b + b |d| / mean |d|))
 
     Here f is the number of times that t occurs in d, |d| the number of words of d, n_t the number of documents with t,
-    and N the number of all documents. Documents that share no word with a query are not in its run. Equal scores rank
-    by document id, the lower first.
+    and N the number of all documents. A run has no documents without a word of the query, and ranks ties by id.
 
     Args:
         data: Queries and corpus.
@@ -91,7 +88,6 @@ def bm25_run(
         k1: Weight of repetitions of a word. bm25s and mteb's BM25 use 1.5 with b = 0.75, Anserini 0.9 with b = 0.4.
         b: Penalty for long documents, in [0, 1].
         stopwords: Words that do not count: a language that bm25s knows, a list, or None, which is best for code.
-        stemmer: A stemmer of PyStemmer, such as ``Stemmer.Stemmer("english")``, or a function from words to stems.
 
     Raises:
         ImportError: If bm25s is not installed.
@@ -109,7 +105,7 @@ def bm25_run(
     bm25s: Any = _bm25s
 
     def words(texts: list[str]) -> list[list[str]]:
-        return bm25s.tokenize(texts, stopwords=stopwords, stemmer=stemmer, return_ids=False, show_progress=False)
+        return bm25s.tokenize(texts, stopwords=stopwords, return_ids=False, show_progress=False)
 
     documents = words([data.corpus[document] for document in data.document_ids])
     index = bm25s.BM25(k1=k1, b=b, method="lucene", dtype="float64")
@@ -192,9 +188,7 @@ class HybridEvaluator(SearchEvaluator):
         run = bm25_run(self.task, top_k) if bm25 is None else bm25
         if bm25 is not None and not any(run.get(query) for query in self.queries_ids):
             raise ValueError(f"bm25 has no document for any judged query; its keys start with {list(run)[:3]}.")
-        found = {query: run.get(query, {}) for query in self.queries_ids}
-        lexical = {query: {d: scores[d] for d in _ranked(scores)[:top_k]} for query, scores in found.items()}
-        self.runs: dict[str, Run] = {"bm25": lexical}
+        self.runs = {"bm25": {query: dict(_ranked(run.get(query, {}))[:top_k]) for query in self.queries_ids}}
 
     def measure(self, model: SentenceTransformer) -> dict[str, float]:
         """The metrics of the three runs."""
@@ -202,20 +196,17 @@ class HybridEvaluator(SearchEvaluator):
         dense = dense_run(self.encode(model), scoring_of(model, self.similarity), self.top_k)
         hybrid = reciprocal_rank_fusion([dense, lexical], top_k=self.top_k)
         self.runs = {"dense": dense, "bm25": lexical, "hybrid": hybrid}
-        metrics: dict[str, float] = {}
-        for key, run in self.runs.items():
-            self.per_query[key], measured = self._measure(run)
-            metrics |= {f"{key}_{metric}": float(value) for metric, value in measured.items()}
-        return metrics
+        measured = {key: self._measure(key, run) for key, run in self.runs.items()}
+        return {f"{key}_{metric}": value for key, means in measured.items() for metric, value in means.items()}
 
-    def _measure(self, run: Run) -> tuple[NDArray[np.float64], dict[str, Any]]:
-        """nDCG@10 of every query, (n,), and the means of all metrics."""
+    def _measure(self, key: str, run: Run) -> dict[str, float]:
+        """The metrics of a run."""
         relevant = [self.task.relevant[query] for query in self.queries_ids]
         gains = np.zeros((len(relevant), self.top_k))
         for row, query, grades in zip(gains, self.queries_ids, relevant, strict=True):
             row[: len(run[query])] = [grades.get(document, 0) for document in run[query]]
         hits, number = gains > 0, np.array([len(grades) for grades in relevant])
-        per_query = ndcg(gains, [grades.values() for grades in relevant], k=10)
-        means = {"ndcg@10": per_query.mean(), "mrr@10": (hits[:, :10] / np.arange(1, 11)).max(axis=1).mean()}
-        means |= {f"recall@{k}": (hits[:, :k].sum(axis=1) / number).mean() for k in sorted({10, self.top_k})}
-        return per_query, means
+        self.per_query[key] = ndcg(gains, [grades.values() for grades in relevant], k=10)
+        values = {"ndcg@10": self.per_query[key], "mrr@10": (hits[:, :10] / np.arange(1, 11)).max(axis=1)}
+        values |= {f"recall@{k}": hits[:, :k].sum(axis=1) / number for k in sorted({10, self.top_k})}
+        return {metric: float(of_query.mean()) for metric, of_query in values.items()}

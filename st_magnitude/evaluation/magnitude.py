@@ -88,7 +88,13 @@ class MagnitudeEvaluator(SearchEvaluator):
             self.per_query[name] = encoded.ndcg(top)
             values = [self.per_query[name].mean(), *_mrr_recall_map(encoded.hits(top), encoded.columns)]
             metrics |= {f"{name}_{key}": float(value) for key, value in zip(METRICS, values, strict=True)}
-        _warn_of_collapse(metrics)
+        cosine, dot = metrics["cosine_ndcg@10"], metrics["dot_ndcg@10"]
+        if cosine < COLLAPSED_BELOW * dot:
+            logger.warning(
+                f"Magnitude collapse: the same embeddings reach nDCG@10 {dot:.4f} by dot but {cosine:.4f} by cosine: "
+                "the norm does the ranking and the directions no longer do (arXiv 2602.09229, App. N). Use the loss's "
+                'scale="auto" and a lower learning rate, or train this model with CosineRankingLoss.'
+            )
         return metrics | _geometry(encoded)
 
 
@@ -113,13 +119,3 @@ def _geometry(encoded: EncodedTask) -> dict[str, float]:
             'stm.prepare(model, "dot") strips the normalisation.'
         )
     return figures | {f"{role}_mean_cosine": mean_cosine(side) for role, side in sides.items() if len(side) > 1}
-
-
-def _warn_of_collapse(metrics: dict[str, float]) -> None:
-    cosine, dot = metrics["cosine_ndcg@10"], metrics["dot_ndcg@10"]
-    if cosine < COLLAPSED_BELOW * dot:
-        logger.warning(
-            f"Magnitude collapse: the same embeddings reach nDCG@10 {dot:.4f} by dot but {cosine:.4f} by cosine: "
-            "the norm does the ranking and the directions no longer do (arXiv 2602.09229, App. N). Use the loss's "
-            'scale="auto" and a lower learning rate, or train this model with CosineRankingLoss.'
-        )

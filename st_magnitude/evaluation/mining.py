@@ -45,8 +45,7 @@ def mine_negatives(
     """Mines hard negatives for training: documents that the model scores high and that do not answer the query.
 
     This is sentence-transformers' ``mine_hard_negatives`` with the scores of any similarity; for a model that is scored
-    by cosine the results are equal. A document with the text of one of the query's positives is never a negative. The
-    search is exhaustive, on the device of the model.
+    by cosine the results are equal. A document with the text of one of the query's positives is never a negative.
 
     Documents that are relevant to none of the queries teach a norm: in-batch negatives, each of which answers some
     query, do not. A document that ranks high for a single query may be an answer that nobody has judged, so with

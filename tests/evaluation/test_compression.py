@@ -179,7 +179,7 @@ def test_keys_and_bytes(similarity, keeps):
     ("change", "message"),
     [
         ({"dims": [8, 0]}, "A prefix in dims must be a whole number of at least 1, got 0"),
-        ({"precisions": ["float32", "int4"]}, r"\('float32', 'int8', 'binary'\), got 'int4'"),
+        ({"precisions": ["float32", "int4"]}, "'float32', 'int8' and 'binary'; got 'int4'"),
         ({"top_k": 0}, "top_k must be a whole number of at least 1, got 0"),
     ],
 )

@@ -50,12 +50,6 @@ def test_without_judgments_or_queries(model, tmp_path):
     assert evaluator.primary_metric in found
 
 
-@pytest.mark.parametrize(("arguments", "message"), [((["one"],), "got 1"), ((TEXTS, (), [True]), "1 entries for 20")])
-def test_bad_input(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        GeometryEvaluator(*arguments)
-
-
 def test_sample_for_a_card():
     corpus = {f"d{i}": f"text {i}" for i in range(2 * NUM_DOCUMENTS)}
     relevant = {"q": {f"d{i}" for i in range(0, 2 * NUM_DOCUMENTS, 3)}}

@@ -150,13 +150,10 @@ def test_bm25_equals_the_formula(task, k1, b):
     assert 0 < len(run["twice"]) < len(corpus)  # the documents without a word of the query are not there
 
 
-def test_bm25_stop_words_and_stems(task):
+def test_bm25_stop_words(task):
     corpus = {"d1": "the bees of the hive", "d2": "the honey, the wax and the", "d3": "is it?"}
     assert search({"q": "the bees"}, corpus)["q"].keys() == {"d1"}
     assert search({"q": "the bees"}, corpus, stopwords=None)["q"].keys() == {"d1", "d2"}
-    assert search({"q": "hives"}, corpus, stemmer=lambda words: [word.rstrip("s") for word in words])["q"].keys() == {
-        "d1"
-    }
     run = search(task["queries"], task["corpus"], stopwords=None)
     assert run["q6"] == pytest.approx(bm25_loop(task["queries"], task["corpus"])["q6"], rel=1e-12)
 
