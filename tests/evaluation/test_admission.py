@@ -147,15 +147,6 @@ def test_errors_come_before_encoding(model, data, options, message, monkeypatch)
         stm.admit(model, few, keep=0.5)
 
 
-def test_grades_are_gains(model, data):
-    graded = {query: {d: 3 - i for i, d in enumerate(sorted(grades))} for query, grades in data.relevant.items()}
-    task = RetrievalData(data.queries, data.corpus, graded)
-    encoded = task.encode(model)
-    expected = encoded.ndcg(encoded.top(stm.DOT)).mean()
-    assert stm.admit(model, task, keep=0.5).ndcg[0] == pytest.approx(expected, abs=1e-12)
-    assert stm.admit(model, data, keep=0.5).ndcg[0] != pytest.approx(expected, abs=1e-6)
-
-
 def test_command(model, data, tmp_path):
     model.save_pretrained(str(tmp_path / "model"))
     data.save(tmp_path / "data", "dev")

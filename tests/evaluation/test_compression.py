@@ -135,16 +135,6 @@ def test_rescored_binary_is_semantic_search_faiss(similarity):
         assert (ours > 0).sum() > 5
 
 
-def test_tiles_change_nothing(monkeypatch):
-    q, d, relevant = crafted()
-    whole, tiled = (CompressionEvaluator(**judged(16, 45, relevant), similarity=HALF, top_k=12) for _ in range(2))
-    whole(lookup(q, d))
-    monkeypatch.setattr("st_magnitude.data.task.TILE", 45 * 3)  # three queries at a time
-    tiled(lookup(q, d))
-    for key, values in whole.per_query.items():
-        np.testing.assert_array_equal(tiled.per_query[key], values)
-
-
 # ---- what it means
 
 

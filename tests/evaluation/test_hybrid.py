@@ -8,7 +8,6 @@ import re
 import sys
 from itertools import permutations
 
-import _checkpoints
 import pytest
 import torch
 from hypothesis import given, settings
@@ -19,7 +18,7 @@ from sentence_transformers.sparse_encoder.evaluation import ReciprocalRankFusion
 
 from st_magnitude import COSINE, DNORM, Similarity
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.evaluation import HybridEvaluator, bm25_run, dense_run, hybrid, reciprocal_rank_fusion
+from st_magnitude.evaluation import HybridEvaluator, bm25_run, dense_run, reciprocal_rank_fusion
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -114,8 +113,12 @@ def test_fusion_has_the_order_of_sentence_transformers(tmp_path_factory, first, 
 # ---- BM25
 
 
-def bm25_loop(queries, corpus, k1=1.5, b=0.75, tokens=lambda text: re.findall(r"\b\w\w+\b", text.lower())):
+def bm25_loop(queries, corpus, k1=1.5, b=0.75):
     """Kamphuis et al., Table 1, "Lucene (accurate)", one word and one document at a time."""
+
+    def tokens(text):
+        return re.findall(r"\b\w\w+\b", text.lower())
+
     documents = {document: tokens(text) for document, text in corpus.items()}
     mean_length = sum(map(len, documents.values())) / len(documents)
     run = {}
@@ -150,23 +153,16 @@ def test_bm25_equals_the_formula(task, k1, b):
     assert 0 < len(run["twice"]) < len(corpus)  # the documents without a word of the query are not there
 
 
-def test_bm25_stop_words(task):
+def test_bm25_stop_words_top_k_and_ties(task):
     corpus = {"d1": "the bees of the hive", "d2": "the honey, the wax and the", "d3": "is it?"}
     assert search({"q": "the bees"}, corpus)["q"].keys() == {"d1"}
     assert search({"q": "the bees"}, corpus, stopwords=None)["q"].keys() == {"d1", "d2"}
     run = search(task["queries"], task["corpus"], stopwords=None)
     assert run["q6"] == pytest.approx(bm25_loop(task["queries"], task["corpus"])["q6"], rel=1e-12)
-
-
-def test_bm25_top_k_and_its_ties():
-    corpus = {f"d{i}": "bees" for i in (3, 1, 2, 0)} | {"best": "bees bees"}
-    assert list(search({"q": "bees"}, corpus, top_k=3)["q"]) == ["best", "d0", "d1"]
-    assert list(search({"q": "bees"}, corpus, top_k=99)["q"]) == ["best", "d0", "d1", "d2", "d3"]
-
-
-def test_bm25_without_a_known_word():
-    corpus = {"d1": "bees make honey", "d2": ""}
     assert search({"strange": "zebra", "empty": "", "stop": "the"}, corpus) == {"strange": {}, "empty": {}, "stop": {}}
+    equal = {f"d{i}": "bees" for i in (3, 1, 2, 0)} | {"best": "bees bees"}
+    for top_k in (3, 99):
+        assert list(search({"q": "bees"}, equal, top_k=top_k)["q"]) == ["best", "d0", "d1", "d2", "d3"][:top_k]
 
 
 def test_without_bm25s(task, monkeypatch):
@@ -224,19 +220,6 @@ def test_evaluator_fuses_what_it_shows(task, weak):
     assert evaluator.runs["hybrid"] == {query: dict(list(found.items())[:10]) for query, found in fused.items()}
 
 
-def test_bm25_searches_once(task, static_model, monkeypatch):
-    calls = []
-    monkeypatch.setattr(hybrid, "bm25_run", lambda *args, **kwargs: calls.append(args) or bm25_run(*args, **kwargs))
-    evaluator = HybridEvaluator(**task)
-    first = evaluator(static_model)
-    with torch.no_grad():
-        static_model[0].embedding.weight.copy_(torch.randn_like(static_model[0].embedding.weight))
-    second = evaluator(static_model)
-    assert len(calls) == 1
-    assert first["dense_ndcg@10"] != second["dense_ndcg@10"]
-    assert first["bm25_ndcg@10"] == second["bm25_ndcg@10"]
-
-
 def test_a_given_run_takes_the_place_of_bm25(task, static_model):
     run = search(task["queries"], task["corpus"], top_k=20, stopwords=None, k1=0.9)
     run["unjudged"] = {"elsewhere": 1.0}
@@ -248,16 +231,6 @@ def test_a_given_run_takes_the_place_of_bm25(task, static_model):
     assert evaluator.per_query["bm25"][7] == 0
     assert evaluator.per_query["hybrid"][7] == evaluator.per_query["dense"][7] > 0
     assert metrics["bm25_recall@10"] > 0.5
-
-
-def test_the_tenth_document_counts(task, static_model):
-    order = [*(f"d{i:02d}" for i in range(12, 21)), "d07", "d01"]  # d07 answers q4
-    run = {"q4": {document: -float(i) for i, document in enumerate(order)}}
-    evaluator = HybridEvaluator(**task, bm25=run)
-    metrics = evaluator(static_model)
-    assert evaluator.per_query["bm25"][3] == pytest.approx(1 / math.log2(11))
-    assert metrics["bm25_ndcg@10"] == pytest.approx(1 / math.log2(11) / 8)
-    assert metrics["bm25_mrr@10"] == pytest.approx(1 / 10 / 8)
 
 
 def test_runs_are_what_pytrec_eval_takes(task, weak):
@@ -290,31 +263,8 @@ def test_bm25_sees_no_prompt(task, minilm):
     assert evaluator.get_config_dict() == prompts | {"top_k": 100}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"top_k": 9}, "top_k must be at least 10, for nDCG@10; got 9"),
-        ({"bm25": {"other": {"d01": 1.0}}}, r"its keys start with \['other'\]"),
-    ],
-)
-def test_evaluator_refuses(task, arguments, message):
-    with pytest.raises(ValueError, match=message):
-        HybridEvaluator(**(task | arguments))
-
-
-@pytest.mark.slow
-def test_chooses_the_best_checkpoint_in_the_trainer(task, weak, tmp_path):
-    evaluator = HybridEvaluator(**task, name="dev")
-    pairs = {
-        "anchor": ["What do bees make?", "Where do fish live?", "Who bakes bread?", "What flies at night?"],
-        "positive": ["Bees make honey.", "Fish live in water.", "A baker bakes bread.", "Owls fly at night."],
-    }
-    metric = "eval_dev_hybrid_ndcg@10"
-    trainer, logs = _checkpoints.train(weak, evaluator, metric, pairs, tmp_path, learning_rate=0.3)  # ruinous
-    assert len({log["eval_dev_bm25_ndcg@10"] for log in logs}) == 1
-    assert evaluator(trainer.model)["dev_hybrid_ndcg@10"] == pytest.approx(trainer.state.best_metric)
-    assert (tmp_path / "eval" / "Hybrid_evaluation_dev_results.csv").is_file()
-    trainer.model.save(str(tmp_path / "model"))
-    card = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
-    assert "HybridEvaluator" in card
-    assert "hybrid_ndcg@10" in card
+def test_evaluator_refuses(task):
+    with pytest.raises(ValueError, match="top_k must be at least 10, for nDCG@10; got 9"):
+        HybridEvaluator(**task, top_k=9)
+    with pytest.raises(ValueError, match=r"its keys start with \['other'\]"):
+        HybridEvaluator(**task, bm25={"other": {"d01": 1.0}})

@@ -25,7 +25,7 @@ from sentence_transformers.sentence_transformer.modules.tokenizer import Whitesp
 from st_magnitude import Similarity
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation import LateInteractionEvaluator
-from st_magnitude.evaluation.late_interaction import METHODS, TokenCell, keep, pool
+from st_magnitude.evaluation.late_interaction import METHODS, TokenCell
 from st_magnitude.geometry import paired_bootstrap
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -150,15 +150,6 @@ def test_bytes_and_at_least_one_vector_of_each_document():
             assert cell.exponent == 1.0
         else:
             assert number == pytest.approx(max(len(CORPUS), round(cell.share * total)))
-    sizes = [len(text.split()) for text in CORPUS.values()]
-    tokens = torch.tensor(np.concatenate([rows(text) for text in CORPUS.values()]))
-    for share in (0.5, 0.05):
-        for vectors, counts in (
-            keep(tokens, sizes, tokens.norm(dim=1).numpy(), share),
-            pool(tokens, sizes, round(share * len(tokens))),
-        ):
-            assert min(counts) >= 1
-            assert len(vectors) == sum(counts)
 
 
 def test_other_queries_choose_the_exponent():
@@ -252,27 +243,17 @@ def test_in_a_trainer(tmp_path):
     model = words_model()
     evaluator = LateInteractionEvaluator(*TASK, shares=[0.25], methods=["norm", "pooling"], name="dev")
     data = Dataset.from_dict({"anchor": list(QUERIES.values()), "positive": list(CORPUS.values())[:30]})
-    arguments = MultiVectorEncoderTrainingArguments(
-        str(tmp_path),
-        max_steps=2,
-        per_device_train_batch_size=10,
-        learning_rate=0.1,
-        eval_strategy="steps",
-        eval_steps=1,
-        save_steps=1,
-        load_best_model_at_end=True,
-        metric_for_best_model="eval_dev_norm_25_ndcg@10",
-        use_cpu=True,
-        report_to=[],
-    )
+    how = {"max_steps": 2, "per_device_train_batch_size": 10, "learning_rate": 0.1, "use_cpu": True, "report_to": []}
+    how |= {"eval_strategy": "steps", "eval_steps": 1, "save_steps": 1, "load_best_model_at_end": True}
+    metric = "eval_dev_norm_25_ndcg@10"
+    arguments = MultiVectorEncoderTrainingArguments(str(tmp_path), metric_for_best_model=metric, **how)
     loss = MultiVectorMultipleNegativesRankingLoss(model)
     trainer = MultiVectorEncoderTrainer(model, arguments, data, data, loss=loss, evaluator=evaluator)
     trainer.train()
-    values = [log["eval_dev_norm_25_ndcg@10"] for log in trainer.state.log_history if "eval_dev_full_ndcg@10" in log]
+    values = [log[metric] for log in trainer.state.log_history if metric in log]
     assert len(values) == 2
     assert trainer.state.best_metric == max(values)
     assert "norm_25_ndcg@10" in str(model.model_card_data.eval_results_dict)
-    evaluator(model, str(tmp_path), epoch=1, steps=2)
-    with (tmp_path / "Late-Interaction_evaluation_dev_results.csv").open() as file:
-        (row,) = csv.DictReader(file)
-    assert list(row) == ["epoch", "steps", "full_ndcg@10", "pooling_25_ndcg@10", "norm_25_ndcg@10"]
+    with (tmp_path / "eval" / "Late-Interaction_evaluation_dev_results.csv").open() as file:
+        columns = next(csv.reader(file))
+    assert columns == ["epoch", "steps", "full_ndcg@10", "pooling_25_ndcg@10", "norm_25_ndcg@10"]
