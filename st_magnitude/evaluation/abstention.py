@@ -59,7 +59,7 @@ class Answers:
 
 @dataclass(frozen=True)
 class Abstention(Result):
-    """A rule that says which queries to answer, and what it guarantees.
+    """A rule that says which queries to answer, and its guarantee.
 
     Attributes:
         signal: ``"score"`` of the first document, or ``"gap"`` between the first two scores.
@@ -219,8 +219,7 @@ def _tests(values: Array, is_wrong: Any, risk: float) -> tuple[Array, Array, Arr
     """
     order = np.argsort(-values, kind="stable")
     last = np.flatnonzero(np.append(np.diff(values[order]) != 0, True))  # of each group of equal values
-    wrong = np.cumsum(np.asarray(is_wrong)[order])[last]
-    distinct = values[order][last]
+    wrong, distinct = np.cumsum(np.asarray(is_wrong)[order])[last], values[order][last]
     thresholds = np.append((distinct[:-1] + distinct[1:]) / 2, distinct[-1])
     return thresholds, (last + 1) / len(values), bdtr(wrong, last + 1, risk)
 

@@ -195,9 +195,8 @@ def _fitted(scorer: str, rows: Array, answers: Any, labelled: Any) -> Callable[[
         return lambda rows: rows[:, 0]
     positive = np.unique(answers)
     seen = np.union1d(positive, labelled)
-    learned = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
-    decide: Callable[[Array], Array] = learned.fit(rows[seen], np.isin(seen, positive)).decision_function
-    return decide
+    learned: Any = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
+    return learned.fit(rows[seen], np.isin(seen, positive)).decision_function  # type: ignore[no-any-return]
 
 
 def _features(scorer: str, texts: Sequence[str], embeddings: NDArray[Any]) -> Array:

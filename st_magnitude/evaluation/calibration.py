@@ -127,7 +127,6 @@ def calibrate_exponent(
             embeddings, or an embedding is not finite.
 
     Example:
-        >>> from sentence_transformers import SentenceTransformer
         >>> from sentence_transformers.sentence_transformer.modules import BoW
         >>> model = SentenceTransformer(modules=[BoW(["bees", "honey", "wax"])], device="cpu")
         >>> data = RetrievalData({"q": "honey"}, {"d1": "honey", "d2": "honey, honey of bees"}, {"q": {"d2"}})
@@ -259,7 +258,6 @@ def calibrate_prior(
         ValueError: If a document has no log p or one that is not finite, or an embedding is not finite.
 
     Example:
-        >>> from sentence_transformers import SentenceTransformer
         >>> from sentence_transformers.sentence_transformer.modules import BoW
         >>> model = SentenceTransformer(modules=[BoW(["bees", "honey"])], similarity_fn_name="cosine", device="cpu")
         >>> corpus = {"rare": "bees", "popular": "bees honey honey"}

@@ -78,15 +78,13 @@ class CompressionEvaluator(SearchEvaluator):
     `SearchEvaluator` documents the other arguments, attributes and errors. The CSV file gets a row for every cell.
 
     Attributes:
-        cells: After a call, a `CompressionCell` for each key, D in float32 first, for `table`, `pareto` and
-            `st_magnitude.diagnosis.figures.plot_compression`.
+        cells: After a call, a `CompressionCell` for each key, D in float32 first, for `table` and `pareto`.
         per_query: After a call, nDCG@10 of every query under ``(dim, precision, rescoring)``.
 
     Raises:
         ValueError: If a prefix has more dimensions than the embedding.
 
     Example:
-        >>> from sentence_transformers import SentenceTransformer
         >>> from sentence_transformers.sentence_transformer.modules import BoW
         >>> vocabulary = ["bees", "honey", "wax", "hive"]
         >>> model = SentenceTransformer(modules=[BoW(vocabulary)], similarity_fn_name="dot", device="cpu")

@@ -82,7 +82,6 @@ class LateInteractionEvaluator(SearchEvaluator):
         TypeError: If the model is not a MultiVectorEncoder.
 
     Example:
-        >>> import torch
         >>> from sentence_transformers.sentence_transformer.modules import WordEmbeddings
         >>> from sentence_transformers.sentence_transformer.modules.tokenizer import WhitespaceTokenizer
         >>> words = WhitespaceTokenizer(["bees", "honey", "wax", "so"], stop_words=())
@@ -206,12 +205,11 @@ def _search(
 def _importances(tokens: Tensor, sizes: list[int], ids: NDArray[np.int64] | None) -> dict[str, NDArray[Any]]:
     """The values by which methods keep the largest, (T,) each, of the methods that the model allows."""
     norms = torch.linalg.vector_norm(tokens, dim=1).cpu().numpy()
-    document = np.repeat(np.arange(len(sizes)), sizes)
-    position = np.arange(len(norms)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     found: dict[str, NDArray[Any]] = {} if are_unit(norms) else {"norm": norms, "norm+pooling": norms}
     found["random"] = np.random.default_rng(0).random(len(norms))
-    found["first"] = -position / np.repeat(sizes, sizes)
+    found["first"] = np.concatenate([-np.arange(size) / max(size, 1) for size in sizes])
     if ids is not None:
+        document = np.repeat(np.arange(len(sizes)), sizes)
         pairs = np.unique(ids * len(sizes) + document)  # a token counts once in each document
         found["idf"] = -np.log(np.bincount(pairs // len(sizes))[ids])  # log m is the same for all
     return found

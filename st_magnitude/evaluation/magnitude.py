@@ -51,7 +51,6 @@ class MagnitudeEvaluator(SearchEvaluator):
     metrics.
 
     Example:
-        >>> from sentence_transformers import SentenceTransformer
         >>> from sentence_transformers.sentence_transformer.modules import BoW
         >>> model = SentenceTransformer(modules=[BoW(["bees", "honey", "wax"])], similarity_fn_name="dot", device="cpu")
         >>> queries, corpus = {"q": "honey"}, {"d1": "honey", "d2": "honey, honey of bees"}
