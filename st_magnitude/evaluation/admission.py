@@ -196,7 +196,7 @@ def _fitted(scorer: str, rows: Array, answers: Any, labelled: Any) -> Callable[[
     positive = np.unique(answers)
     seen = np.union1d(positive, labelled)
     learned: Any = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
-    return learned.fit(rows[seen], np.isin(seen, positive)).decision_function  # type: ignore[no-any-return]
+    return learned.fit(rows[seen], np.isin(seen, positive)).decision_function
 
 
 def _features(scorer: str, texts: Sequence[str], embeddings: NDArray[Any]) -> Array:
