@@ -62,7 +62,7 @@ def main() -> None:
                 for signal in SIGNALS:
                     cells = []
                     for limit in LIMITS:
-                        rule = rule_of(*seen, scoring, limit, 0.05, signal)
+                        rule = rule_of(seen, scoring, limit, 0.05, signal)
                         values = new[0][:, 0] - new[0][:, 1] if signal == "gap" else new[0][:, 0]
                         answers = answers_of(values, new[1], rule.threshold)
                         cells.append(f"coverage {answers.coverage[0]:.3f}, risk {answers.risk[0]:.3f}")

@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from st_magnitude.diagnosis.diagnose import diagnose
     from st_magnitude.evaluation.abstention import calibrate_abstention
     from st_magnitude.evaluation.admission import admit
-    from st_magnitude.evaluation.calibration import calibrate_exponent
+    from st_magnitude.evaluation.calibration import calibrate_exponent, calibrate_prior
     from st_magnitude.evaluation.mining import mine_negatives
-    from st_magnitude.evaluation.prior import calibrate_prior
     from st_magnitude.finetune.merge import merge_with_base
     from st_magnitude.kernel.infonce import infonce
     from st_magnitude.kernel.terms import Term

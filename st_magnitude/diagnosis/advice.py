@@ -14,7 +14,7 @@ from st_magnitude.diagnosis.findings import (
     NormStatistics,
     Recommendation,
 )
-from st_magnitude.evaluation.prior import PriorCurve
+from st_magnitude.evaluation.calibration import PriorCurve
 from st_magnitude.similarity import Similarity
 
 __all__ = [

@@ -18,8 +18,8 @@ from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.diagnosis import advice, measure
 from st_magnitude.diagnosis.checks import MIN_QUERIES, Bench, Check, storage
 from st_magnitude.diagnosis.findings import DO, Diagnosis
+from st_magnitude.evaluation.calibration import aligned_prior, prior_curve
 from st_magnitude.evaluation.metrics import are_unit, model_name, raw_scoring_of, word_counts
-from st_magnitude.evaluation.prior import aligned_prior, prior_curve
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import normalizes_output
 

@@ -8,12 +8,10 @@ from st_magnitude._lazy import lazy_names
 
 if TYPE_CHECKING:
     from st_magnitude.evaluation.compression import CompressionCell, CompressionEvaluator
-    from st_magnitude.evaluation.geometry import GeometryEvaluator
+    from st_magnitude.evaluation.geometry import GeometryEvaluator, ScoredPairsEvaluator
     from st_magnitude.evaluation.hybrid import HybridEvaluator, bm25_run, dense_run, reciprocal_rank_fusion
-    from st_magnitude.evaluation.late_interaction import LateInteractionEvaluator, TokenCell, TokenTable
+    from st_magnitude.evaluation.late_interaction import LateInteractionEvaluator, TokenCell
     from st_magnitude.evaluation.magnitude import MagnitudeEvaluator
-    from st_magnitude.evaluation.pairs import ScoredPairsEvaluator
-    from st_magnitude.evaluation.rag import exact_match, normalize_answer, rag_prompt, read_answers, token_f1
 
 __all__ = [
     "CompressionCell",
@@ -24,15 +22,9 @@ __all__ = [
     "MagnitudeEvaluator",
     "ScoredPairsEvaluator",
     "TokenCell",
-    "TokenTable",
     "bm25_run",
     "dense_run",
-    "exact_match",
-    "normalize_answer",
-    "rag_prompt",
-    "read_answers",
     "reciprocal_rank_fusion",
-    "token_f1",
 ]
 
 __getattr__, __dir__ = lazy_names(__name__)

@@ -26,8 +26,8 @@ from st_magnitude.similarity import Similarity
 __all__ = ["Abstention", "Answers", "answerable", "calibrate_abstention", "controlled_threshold"]
 
 Array = NDArray[np.float64]
+First = tuple[Array, NDArray[np.bool_], float]  # of `first_documents`
 
-FILE = "abstention.json"
 SIGNALS = ("score", "gap")
 UNANSWERABLE = 0.25  # the share of queries whose documents are left out where the data has no query without an answer
 CHOOSING = 0.3  # the share of queries that choose signal and first threshold; the others test
@@ -35,7 +35,10 @@ CHOOSING = 0.3  # the share of queries that choose signal and first threshold; t
 
 @dataclass(frozen=True)
 class Answers:
-    """How many queries are answered, and how many answers are wrong."""
+    """How many queries are answered, and how many answers are wrong, as shares with exact 95 % intervals.
+
+    ``coverage`` is the share of the queries that are answered, and ``risk`` the share of the answers that are wrong.
+    """
 
     queries: int
     answered: int
@@ -43,12 +46,10 @@ class Answers:
 
     @property
     def coverage(self) -> tuple[float, float, float]:
-        """Share of the queries that are answered, with its exact 95 % interval."""
         return share_interval(self.answered, self.queries)
 
     @property
     def risk(self) -> tuple[float, float, float]:
-        """Share of wrong answers among the answers, with its exact 95 % interval."""
         return share_interval(self.wrong, self.answered)
 
     def __str__(self) -> str:
@@ -58,7 +59,7 @@ class Answers:
 
 @dataclass(frozen=True)
 class Abstention(Result):
-    """A rule that says which queries to answer, and what it guarantees.
+    """A rule that says which queries to answer, and its guarantee.
 
     Attributes:
         signal: ``"score"`` of the first document, or ``"gap"`` between the first two scores.
@@ -98,12 +99,12 @@ class Abstention(Result):
 
     def save(self, folder: str | Path) -> Path:
         """Writes ``abstention.json`` into a folder, which is usually that of the model."""
-        return super().save(Path(folder) / FILE)
+        return super().save(Path(folder) / "abstention.json")
 
     @classmethod
     def load(cls, folder: str | Path) -> Abstention:
         """Reads the file of `save`."""
-        given = json.loads((Path(folder) / FILE).read_text(encoding="utf-8"))
+        given = json.loads((Path(folder) / "abstention.json").read_text(encoding="utf-8"))
         given["threshold"] = float(given["threshold"])  # JSON has no infinity
         return cls(**given | {"calibration": Answers(**given["calibration"])})
 
@@ -111,14 +112,12 @@ class Abstention(Result):
         """The rule, its guarantee, and the area of every signal."""
         rule = f"Answer a query if its {self.signal} is at least {self.threshold:.4g}:"
         if math.isinf(self.threshold):
-            rule = (
-                "Answer no query: no threshold of this signal gives the guarantee. Use more\n"
-                "validation queries, a larger risk, or a better model:"
-            )
-        mix = f"if {self.unanswerable:.0%} of the queries have no answer"
-        guarantee = f"risk at most {self.max_risk:g} with probability {1 - self.delta:g}, {mix}"
-        rows = list(self.areas.items())
-        return [f"{rule}\n{guarantee}\n{self.calibration}", Table(["signal", "area of risk by coverage"], rows)]
+            rule = "Answer no query: no threshold of this signal gives the guarantee. Use more\n"
+            rule += "validation queries, a larger risk, or a better model:"
+        guarantee = f"risk at most {self.max_risk:g} with probability {1 - self.delta:g}, "
+        guarantee += f"if {self.unanswerable:.0%} of the queries have no answer"
+        table = Table(["signal", "area of risk by coverage"], list(self.areas.items()))
+        return [f"{rule}\n{guarantee}\n{self.calibration}", table]
 
 
 def calibrate_abstention(
@@ -132,13 +131,15 @@ def calibrate_abstention(
     seed: int = 0,
     encode: Mapping[str, Any] | None = None,
 ) -> Abstention:
-    """Finds when to answer, so that at most a share ``risk`` of the answers is wrong with probability 1 - ``delta``.
+    """Finds when to answer: at most a share ``risk`` of the answers is wrong, with probability 1 - ``delta``.
 
     The answer to a query is its first document. It is wrong if that document is not relevant, and so every answer to a
     query that no document answers is wrong. A random 30 % of the queries choose the signal and a first threshold. The
     others test this threshold and then lower ones, up to the first that fails the exact binomial test:
 
         P( Binomial(answers, risk) <= wrong answers ) <= delta
+
+    The guarantee is for new queries from the same source, with the same share of unanswerable ones.
 
     Args:
         model: Any SentenceTransformer.
@@ -147,26 +148,21 @@ def calibrate_abstention(
         delta: Probability, over the draw of the validation queries, that the guarantee fails.
         signal: ``"score"``, ``"gap"`` (first score minus second), or ``"auto"`` for the one with the smaller area of
             risk by coverage.
-        similarity: The similarity that ranks; by default the model's own, which is cosine if it normalises. Scores are
-            always divided by the norm of the query.
+        similarity: The similarity that ranks; by default the model's own, which is cosine if it normalises.
         unanswerable: Share of the queries whose relevant documents are left out; choose the one that you expect. By
             default 0 if the data has queries without a relevant document, else 0.25.
         seed: Seed for the queries that are left out, and for the two parts.
         encode: Options of encoding, such as ``{"batch_size": 64}``, see `st_magnitude.data.task.encode_texts`.
 
     Raises:
-        ValueError: If risk or delta are not strictly between 0 and 1, there are too few queries for them, an argument
-            is out of range, or all answers are right or all are wrong.
+        ValueError: If risk or delta are not strictly between 0 and 1, or another argument is out of its range.
 
     Example:
         ::
 
             rule = stm.calibrate_abstention(model, RetrievalData.from_beir("my-data", "dev"), risk=0.1)
-            print(rule)
             rule.save("my-model")
             answerable("my-model", scores)
-
-    The guarantee is for new queries from the same source and with the same share of unanswerable ones.
 
     Source: Angelopoulos et al., Learn then Test: Calibrating Predictive Algorithms to Achieve Risk Control, arXiv
     2110.01052, fixed-sequence testing, with the exact binomial tail in place of a bound for any loss.
@@ -175,35 +171,15 @@ def calibrate_abstention(
         if not 0 < value < 1:
             raise ValueError(f"{name} must be strictly between 0 and 1; got {value}.")
     one_of("signal", signal, ("auto", *SIGNALS))
-    needed = math.ceil(math.log(delta) / math.log(1 - risk) / (1 - CHOOSING))
-    if len(data.queries) < needed:
-        raise ValueError(
-            f"A risk of {risk} with delta={delta} needs at least {needed} validation queries, and several times as "
-            f"many for a useful coverage; the data has {len(data.queries)}. Use more queries or a larger risk."
-        )
     similarity = Similarity(1.0, raw_scoring_of(model, similarity).exponents[1])
-    scores, is_wrong, share = first_documents(model, data, similarity, unanswerable, seed, encode)
-    return rule_of(scores, is_wrong, share, similarity, risk, delta, signal, seed)
+    found = first_documents(model, data, similarity, unanswerable, seed, encode)
+    return rule_of(found, similarity, risk, delta, signal, seed)
 
 
-def rule_of(
-    scores: Array,
-    is_wrong: NDArray[np.bool_],
-    unanswerable: float,
-    similarity: Similarity,
-    risk: float,
-    delta: float,
-    signal: str,
-    seed: int = 0,
-) -> Abstention:
+def rule_of(found: First, similarity: Similarity, risk: float, delta: float, signal: str, seed: int = 0) -> Abstention:
     """The rule from the result of `first_documents`; the other arguments are those of `calibrate_abstention`."""
+    scores, is_wrong, unanswerable = found
     choosing = np.random.default_rng(seed).permutation(len(scores)) < CHOOSING * len(scores)  # the others test
-    if len(set(is_wrong[choosing])) < 2:
-        kind = "wrong" if is_wrong[choosing][0] else "right"
-        raise ValueError(
-            f"The first documents of all {choosing.sum()} queries that choose the signal are {kind}: use more queries, "
-            "a larger corpus, or another unanswerable=."
-        )
     areas = {name: risk_coverage(_values(name, scores[choosing]), ~is_wrong[choosing])[2] for name in SIGNALS}
     if signal == "auto":
         signal = min(areas, key=lambda name: areas[name])
@@ -227,8 +203,7 @@ def controlled_threshold(values: Array, is_wrong: Any, start: float, risk: float
 
     Example:
         >>> signal = np.linspace(0, 1, 200)
-        >>> threshold = controlled_threshold(signal, signal < 0.5, start=0.25, risk=0.1, delta=0.05)
-        >>> round(threshold, 2)
+        >>> round(controlled_threshold(signal, signal < 0.5, start=0.25, risk=0.1, delta=0.05), 2)
         0.47
     """
     thresholds, coverage, tails = _tests(values, is_wrong, risk)
@@ -244,8 +219,7 @@ def _tests(values: Array, is_wrong: Any, risk: float) -> tuple[Array, Array, Arr
     """
     order = np.argsort(-values, kind="stable")
     last = np.flatnonzero(np.append(np.diff(values[order]) != 0, True))  # of each group of equal values
-    wrong = np.cumsum(np.asarray(is_wrong)[order])[last]
-    distinct = values[order][last]
+    wrong, distinct = np.cumsum(np.asarray(is_wrong)[order])[last], values[order][last]
     thresholds = np.append((distinct[:-1] + distinct[1:]) / 2, distinct[-1])
     return thresholds, (last + 1) / len(values), bdtr(wrong, last + 1, risk)
 
@@ -262,7 +236,7 @@ def first_documents(
     unanswerable: float | None,
     seed: int,
     encode: Mapping[str, Any] | None = None,
-) -> tuple[Array, NDArray[np.bool_], float]:
+) -> First:
     """The two best scores of every query, (n, 2), whether the first is wrong, (n,), and the share without an answer."""
     column = {document: i for i, document in enumerate(data.document_ids)}
     relevant = [{column[d]: 1 for d in data.relevant.get(query, ())} for query in data.queries]
@@ -295,9 +269,6 @@ def answerable(rule: Abstention | str | Path, scores: Any) -> NDArray[np.bool_]:
         rule: The result of `calibrate_abstention`, or the folder where it was saved.
         scores: Scores of the two or more best documents under ``rule.similarity``, best first, (n, k).
 
-    Raises:
-        ValueError: If scores has another shape.
-
     Example:
         >>> rule = Abstention("score", 0.6, 1.0, 0.1, 0.05, 0.25, Answers(100, 50, 2), {})
         >>> answerable(rule, [[0.9, 0.5], [0.55, 0.5]])
@@ -305,7 +276,4 @@ def answerable(rule: Abstention | str | Path, scores: Any) -> NDArray[np.bool_]:
     """
     if not isinstance(rule, Abstention):
         rule = Abstention.load(rule)
-    scores = np.asarray(scores, dtype=np.float64)
-    if scores.ndim != 2 or scores.shape[1] < 2:
-        raise ValueError(f"scores must have the shape (n, k) with k >= 2, the best score first; got {scores.shape}.")
-    return _values(rule.signal, scores) >= rule.threshold
+    return _values(rule.signal, np.asarray(scores, dtype=np.float64)) >= rule.threshold

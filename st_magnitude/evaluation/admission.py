@@ -41,7 +41,6 @@ class Admission(Result):
 
     Attributes:
         ids: Ids of all documents, sorted.
-        kept: Whether to index each of them, (m,).
         scorer: The score that decides: ``"surface"`` or ``"norm"``.
         scores: This score for every document, (m,).
         threshold: The smallest score that is kept.
@@ -53,7 +52,6 @@ class Admission(Result):
     """
 
     ids: list[str]
-    kept: NDArray[np.bool_]
     scorer: str
     scores: Array
     threshold: float
@@ -63,19 +61,19 @@ class Admission(Result):
     queries: int
 
     @property
-    def share(self) -> float:
-        """Share of the documents that is kept."""
-        return float(self.kept.mean())
-
-    @property
     def kept_ids(self) -> list[str]:
         """Sorted ids of the documents to index."""
-        return [self.ids[i] for i in np.flatnonzero(self.kept)]
+        return [self.ids[i] for i in np.flatnonzero(self.scores >= self.threshold)]
+
+    @property
+    def share(self) -> float:
+        """Share of the documents that is kept."""
+        return len(self.kept_ids) / len(self.ids)
 
     def to_dict(self) -> dict[str, Any]:
         """All figures, without the documents."""
         names = ("scorer", "threshold", "share", "answers_kept", "ndcg", "queries")
-        counts = {"documents": len(self.ids), "kept": int(self.kept.sum())}
+        counts = {"documents": len(self.ids), "kept": len(self.kept_ids)}
         return {name: getattr(self, name) for name in names} | counts
 
     def save(self, folder: str | Path) -> Path:
@@ -88,7 +86,7 @@ class Admission(Result):
         """The choice and its cost."""
         kept = "{:.1%} [{:.1%}, {:.1%}]".format(*self.answers_kept)
         return [
-            f"Index {self.kept.sum():,} of {len(self.ids):,} documents ({self.share:.1%}):\n"
+            f"Index {len(self.kept_ids):,} of {len(self.ids):,} documents ({self.share:.1%}):\n"
             f"those whose {self.scorer} score is at least {self.threshold:.4g}.\n"
             f"Answers kept {kept} of {self.queries:,} queries,\n"
             "each measured by a choice of the other queries.\n"
@@ -111,9 +109,8 @@ def admit(
 
     A document's score is ``"surface"``, a logistic regression on length, punctuation, digits and capitals of its text,
     or ``"norm"``, the norm of its embedding. The regression learns to tell documents that are relevant to a validation
-    query from a sample of the others. All figures are cross-fitted over five parts of the queries: a part is measured
-    with a regression and a threshold that the other four parts have chosen. Its own relevant documents count like any
-    others there, as the relevant documents of new queries will.
+    query from a sample of the others. All figures are cross-fitted: each fifth of the queries is measured with a
+    regression and a threshold of the others, where its relevant documents count like those of new queries.
 
     Args:
         model: Any SentenceTransformer. The norm means something for models that were trained with it.
@@ -126,35 +123,28 @@ def admit(
         encode: Options of encoding, such as ``{"batch_size": 64}``, see `st_magnitude.data.task.encode_texts`.
 
     Raises:
-        ValueError: Before anything is encoded, if not exactly one of keep and recall is given and between 0 and 1,
-            there are fewer than 20 judged queries, or the norm has to decide and the model normalises.
+        ValueError: If not exactly one of keep and recall is given and between 0 and 1, there are fewer than 20 judged
+            queries, or the norm has to decide and the model normalises.
 
     Example:
         ::
 
             found = stm.admit(model, RetrievalData.from_beir("my-data", "dev"), keep=0.5)
-            print(found)
             index_these = found.kept_ids
 
     Source: Chang et al., Neural Passage Quality Estimation for Static Pruning, arXiv 2407.12170.
     """
     one_of("scorer", scorer, SCORERS)
     if (keep is None) == (recall is None) or not 0 < (recall if keep is None else keep) < 1:  # type: ignore[operator]
-        raise ValueError(
-            "Give either keep=, the share of the documents, or recall=, the share of the answers, strictly between 0 "
-            f"and 1; got keep={keep}, recall={recall}."
-        )
+        raise ValueError(f"Give either keep= or recall=, strictly between 0 and 1; got keep={keep}, recall={recall}.")
     if scorer == "norm" and normalizes_output(model):
         raise ValueError(
             "The model normalises, so all norms are 1: use stm.strip_normalize(model) first if it was trained with the "
             "norm, or another scorer=."
         )
     similarity = scoring_of(model, similarity)
-    if len(data.query_ids) < FEWEST:
-        raise ValueError(
-            f"{len(data.query_ids)} of {len(data.queries)} queries have a relevant document, but at least {FEWEST} are "
-            "needed to measure a loss, better several hundred."
-        )
+    if (judged := len(data.query_ids)) < FEWEST:
+        raise ValueError(f"{judged} queries have a relevant document, but at least {FEWEST} are needed.")
     encoded, size = data.encode(model, **(encode or {})), len(data.document_ids)
     rows = _features(scorer, [data.corpus[document] for document in data.document_ids], encoded.documents.cpu().numpy())
     rng = np.random.default_rng(seed)
@@ -181,17 +171,14 @@ def admit(
     decide = _fitted(scorer, rows, answers, labelled)
     final = decide(rows)
     threshold = float(np.sort(final)[min(int(drop(slice(None)) * size + 1e-9), size - 1)])
-    return Admission(
-        data.document_ids,
-        final >= threshold,
-        scorer,
-        final,
-        threshold,
-        lambda texts, embeddings: decide(_features(scorer, texts, embeddings)),
-        share_interval(float(shares.sum()), len(shares)),
-        (float(encoded.ndcg(top).mean()), float(ndcg(left, [row.values() for row in encoded.columns]).mean())),
-        len(data.query_ids),
-    )
+
+    def score(texts: Sequence[str], embeddings: NDArray[Any]) -> Array:
+        return decide(_features(scorer, texts, embeddings))
+
+    answers_kept = share_interval(float(shares.sum()), judged)
+    after = ndcg(left, [row.values() for row in encoded.columns])
+    both = float(encoded.ndcg(top).mean()), float(after.mean())
+    return Admission(data.document_ids, scorer, final, threshold, score, answers_kept, both, judged)
 
 
 def _largest_drop(at: Array, weights: Array, recall: float, size: int) -> float:
@@ -208,9 +195,8 @@ def _fitted(scorer: str, rows: Array, answers: Any, labelled: Any) -> Callable[[
         return lambda rows: rows[:, 0]
     positive = np.unique(answers)
     seen = np.union1d(positive, labelled)
-    learned = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
-    decide: Callable[[Array], Array] = learned.fit(rows[seen], np.isin(seen, positive)).decision_function
-    return decide
+    learned: Any = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
+    return learned.fit(rows[seen], np.isin(seen, positive)).decision_function
 
 
 def _features(scorer: str, texts: Sequence[str], embeddings: NDArray[Any]) -> Array:

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import SentenceEvaluator
 
-from st_magnitude.data.beir import is_file_name
 from st_magnitude.data.retrieval import Judgments, RetrievalData
 from st_magnitude.data.task import EncodedTask
 from st_magnitude.similarity import Similarity
@@ -41,10 +40,6 @@ class CsvEvaluator(SentenceEvaluator):
         self, name: str = "", batch_size: int = 32, show_progress_bar: bool = False, write_csv: bool = True
     ) -> None:
         super().__init__()
-        if write_csv and name and not is_file_name(name):
-            raise ValueError(
-                f"The name {name!r} becomes part of the name of a CSV file: leave out slashes, or pass write_csv=False."
-            )
         self.name = name
         self.write_csv = write_csv
         self.encoding: dict[str, Any] = {"batch_size": batch_size, "show_progress_bar": show_progress_bar}
@@ -129,9 +124,8 @@ class SearchEvaluator(CsvEvaluator):
         per_query: After a call, nDCG@10 of each of them by kind of search.
 
     Raises:
-        ValueError: Before anything is encoded, if the data are empty or inconsistent (see `RetrievalData`), or an
-            argument is out of its range; at the call, if the model's similarity is a distance or an embedding is not
-            finite.
+        ValueError: If the data are empty or inconsistent (see `RetrievalData`), or an argument is out of its range; at
+            the call, if the model's similarity is a distance or an embedding is not finite.
     """
 
     def __init__(
@@ -143,7 +137,7 @@ class SearchEvaluator(CsvEvaluator):
     ) -> None:
         given: dict[str, Any] = dict(options)
         similarity = given.pop("similarity", None)
-        prompts = {key: given.pop(key) for key in list(given) if "_prompt" in key}
+        prompts = {key: given.pop(key) for key in options if "_prompt" in key}
         super().__init__(**given)
         if isinstance(relevant_docs, Mapping):  # judgments of other queries do not count, as in sentence-transformers
             relevant_docs = {query: ids for query, ids in relevant_docs.items() if query in queries}

@@ -14,7 +14,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.util.quantization import quantize_embeddings
 from torch import Tensor
 
-from st_magnitude._checks import whole_number
+from st_magnitude._checks import one_of, whole_number
 from st_magnitude.data.retrieval import Judgments
 from st_magnitude.data.task import EncodedTask, rank
 from st_magnitude.evaluation.base import SearchEvaluator, SearchOptions
@@ -57,7 +57,7 @@ class CompressionEvaluator(SearchEvaluator):
 
     - float32: q · d.
     - int8: q · d', where d' is d from its codes, floor(255 (d - low) / (high - low)), with the lowest and highest value
-      of each dimension in this very corpus; the codes have another origin and unit in each dimension.
+      of each dimension in this corpus.
     - binary: the number of equal bits of q and d, where the bit is 1 for x > 0 and else 0. Rescored: the best
       ``top_k`` by that number are ranked again by q · (2b - 1), b the bits of d. Where the similarity keeps document
       magnitude (gamma_document < 1), ``"norm"`` multiplies this by |x[:k]|^(1 - gamma_document), stored next to
@@ -78,15 +78,13 @@ class CompressionEvaluator(SearchEvaluator):
     `SearchEvaluator` documents the other arguments, attributes and errors. The CSV file gets a row for every cell.
 
     Attributes:
-        cells: After a call, a `CompressionCell` for each key, D in float32 first, for `table`, `pareto` and
-            `st_magnitude.diagnosis.figures.plot_compression`.
+        cells: After a call, a `CompressionCell` for each key, D in float32 first, for `table` and `pareto`.
         per_query: After a call, nDCG@10 of every query under ``(dim, precision, rescoring)``.
 
     Raises:
         ValueError: If a prefix has more dimensions than the embedding.
 
     Example:
-        >>> from sentence_transformers import SentenceTransformer
         >>> from sentence_transformers.sentence_transformer.modules import BoW
         >>> vocabulary = ["bees", "honey", "wax", "hive"]
         >>> model = SentenceTransformer(modules=[BoW(vocabulary)], similarity_fn_name="dot", device="cpu")
@@ -117,9 +115,9 @@ class CompressionEvaluator(SearchEvaluator):
     ) -> None:
         super().__init__(queries, corpus, relevant_docs, **options)
         chosen = tuple(precisions)
-        if unknown := [precision for precision in chosen if precision not in PRECISIONS]:
-            raise ValueError(f"precisions must be some of {PRECISIONS}, got {unknown[0]!r}.")
-        self.precisions = [precision for precision in PRECISIONS if precision in chosen]
+        for precision in chosen:
+            one_of("precisions", precision, PRECISIONS)
+        self.precisions = chosen
         self.dims = None if dims is None else sorted({whole_number("A prefix in dims", dim) for dim in dims})[::-1]
         self.top_k = whole_number("top_k", top_k)
         self.cells: list[CompressionCell] = []
@@ -172,14 +170,7 @@ def compression_cells(
 
 
 def pareto(cells: Sequence[CompressionCell]) -> list[CompressionCell]:
-    """The cells that no other cell beats in bytes or in nDCG@10 without losing in the other, the smallest first.
-
-    Example:
-        >>> full = CompressionCell(4, "float32", "none", 16, 0.5, 1.0)
-        >>> codes = CompressionCell(4, "int8", "none", 4, 0.5, 1.0)
-        >>> [cell.precision for cell in pareto([full, codes])]
-        ['int8']
-    """
+    """The cells that no other cell beats in bytes or in nDCG@10 without losing in the other, the smallest first."""
     points = {(cell.bytes_per_document, cell.ndcg) for cell in cells}
 
     def is_dominated(cell: CompressionCell) -> bool:
@@ -211,8 +202,6 @@ def table(cells: Sequence[CompressionCell]) -> Table:
 
 def largest(cells: Sequence[CompressionCell]) -> CompressionCell:
     """The cell with the most bytes, which after an evaluation holds all dimensions in float32."""
-    if not cells:
-        raise ValueError("There are no cells: call the CompressionEvaluator on a model first.")
     return max(cells, key=lambda cell: cell.bytes_per_document)
 
 

@@ -7,12 +7,11 @@ read and write files of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude._checks import needs
@@ -31,22 +30,17 @@ Run = dict[str, dict[str, float]]
 
 
 def reciprocal_rank_fusion(
-    runs: Sequence[Mapping[str, Mapping[str, float]]],
-    k: float = 60,
-    weights: Sequence[float] | None = None,
-    top_k: int | None = None,
+    runs: Sequence[Mapping[str, Mapping[str, float]]], k: float = 60, top_k: int | None = None
 ) -> Run:
     """Fuses several runs by rank alone, so their scores need no common scale.
 
-        score(d) = sum_r  w_r / (k + rank_r(d)),   rank_r(d) = 1, 2, ... in run r
+        score(d) = sum_r  1 / (k + rank_r(d)),   rank_r(d) = 1, 2, ... in run r
 
-    A document or query that a run does not contain gets nothing from it. Equal scores rank by document id, the lower
-    first, as in sentence-transformers; trec_eval ranks the higher id first.
+    Equal scores rank by document id, the lower first, as in sentence-transformers; trec_eval ranks the higher first.
 
     Args:
-        runs: Runs, where a higher score is better.
+        runs: Runs, where a higher score is better. What a run does not contain gets nothing from it.
         k: Constant that damps the weight of the first ranks.
-        weights: Weight of every run; all 1 by default. A run of weight 0 does not count.
         top_k: Number of documents of each query that the result keeps; all by default.
 
     Example:
@@ -58,21 +52,20 @@ def reciprocal_rank_fusion(
     Source: Cormack, Clarke and Buettcher, Reciprocal Rank Fusion Outperforms Condorcet and Individual Rank Learning
     Methods, 2009 (k = 60); Cai et al., Revela, section 4.2 and App. A.5, where the best 200 are kept.
     """
-    weights = [1.0] * len(runs) if weights is None else weights
     fused: Run = {}
     for query in dict.fromkeys(query for run in runs for query in run):
         shares: dict[str, list[float]] = {}
-        for run, weight in zip(runs, weights, strict=True):
-            for position, document in enumerate(_ranked(run.get(query, {})) if weight else [], start=1):
-                shares.setdefault(document, []).append(weight / (k + position))
+        for run in runs:
+            for position, (document, _) in enumerate(_ranked(run.get(query, {})), start=1):
+                shares.setdefault(document, []).append(1 / (k + position))
         scores = {document: math.fsum(parts) for document, parts in shares.items()}  # exact in any order of the runs
-        fused[query] = {document: scores[document] for document in _ranked(scores)[:top_k]}
+        fused[query] = dict(_ranked(scores)[:top_k])
     return fused
 
 
-def _ranked(scores: Mapping[str, float]) -> list[str]:
-    """Ids of the documents, best first, with ties in the order of the ids."""
-    return sorted(scores, key=lambda document: (-scores[document], document))
+def _ranked(scores: Mapping[str, float]) -> list[tuple[str, float]]:
+    """Ids of the documents and scores, best first, with ties in the order of the ids."""
+    return sorted(scores.items(), key=lambda pair: (-pair[1], pair[0]))
 
 
 def bm25_run(
@@ -81,15 +74,13 @@ def bm25_run(
     k1: float = 1.5,
     b: float = 0.75,
     stopwords: str | Sequence[str] | None = "en",
-    stemmer: Callable[[list[str]], list[str]] | None = None,
 ) -> Run:
     """The best documents of each query by BM25 in Lucene's form, computed by the library bm25s.
 
         score(q, d) = sum_{t in q}  log(1 + (N - n_t + 1/2) / (n_t + 1/2)) * f / (f + k1 (1 - b + b |d| / mean |d|))
 
     Here f is the number of times that t occurs in d, |d| the number of words of d, n_t the number of documents with t,
-    and N the number of all documents. Documents that share no word with a query are not in its run. Equal scores rank
-    by document id, the lower first.
+    and N the number of all documents. A run has no documents without a word of the query, and ranks ties by id.
 
     Args:
         data: Queries and corpus.
@@ -97,7 +88,6 @@ def bm25_run(
         k1: Weight of repetitions of a word. bm25s and mteb's BM25 use 1.5 with b = 0.75, Anserini 0.9 with b = 0.4.
         b: Penalty for long documents, in [0, 1].
         stopwords: Words that do not count: a language that bm25s knows, a list, or None, which is best for code.
-        stemmer: A stemmer of PyStemmer, such as ``Stemmer.Stemmer("english")``, or a function from words to stems.
 
     Raises:
         ImportError: If bm25s is not installed.
@@ -115,7 +105,7 @@ def bm25_run(
     bm25s: Any = _bm25s
 
     def words(texts: list[str]) -> list[list[str]]:
-        return bm25s.tokenize(texts, stopwords=stopwords, stemmer=stemmer, return_ids=False, show_progress=False)
+        return bm25s.tokenize(texts, stopwords=stopwords, return_ids=False, show_progress=False)
 
     documents = words([data.corpus[document] for document in data.document_ids])
     index = bm25s.BM25(k1=k1, b=b, method="lucene", dtype="float64")
@@ -155,8 +145,6 @@ class HybridEvaluator(SearchEvaluator):
 
     Args:
         top_k: Number of documents of each search that are fused, and that the fused run keeps, at least 10.
-        rrf_k: The k of `reciprocal_rank_fusion`.
-        weights: Weight of the model's ranks and weight of the ranks of BM25.
         bm25: A run in place of ``bm25_run(data, top_k)``, of other arguments or another search engine.
 
     `SearchEvaluator` documents the other arguments, attributes and errors.
@@ -182,7 +170,7 @@ class HybridEvaluator(SearchEvaluator):
 
     kind = "Hybrid"
     primary = "hybrid_ndcg@10"
-    settings = ("top_k", "rrf_k", "weights")
+    settings = ("top_k",)
 
     def __init__(
         self,
@@ -190,45 +178,35 @@ class HybridEvaluator(SearchEvaluator):
         corpus: Mapping[str, str],
         relevant_docs: Judgments,
         top_k: int = 100,
-        rrf_k: float = 60,
-        weights: Sequence[float] = (1.0, 1.0),
         bm25: Mapping[str, Mapping[str, float]] | None = None,
         **options: Unpack[SearchOptions],
     ) -> None:
         super().__init__(queries, corpus, relevant_docs, **options)
         if top_k < 10:
             raise ValueError(f"top_k must be at least 10, for nDCG@10; got {top_k}.")
-        self.top_k, self.rrf_k, self.weights = top_k, rrf_k, list(weights)
+        self.top_k = top_k
         run = bm25_run(self.task, top_k) if bm25 is None else bm25
-        if not any(run.get(query) for query in self.queries_ids) and bm25 is not None:
-            raise ValueError(
-                f"bm25 has no document for any of the {len(self.queries_ids)} judged queries. Its keys start with "
-                f"{list(run)[:3]}, those of queries with {self.queries_ids[:3]}: pass a run of these queries."
-            )
-        given = {query: run.get(query, {}) for query in self.queries_ids}
-        lexical = {query: {d: found[d] for d in _ranked(found)[:top_k]} for query, found in given.items()}
-        self.runs: dict[str, Run] = {"bm25": lexical}
+        if bm25 is not None and not any(run.get(query) for query in self.queries_ids):
+            raise ValueError(f"bm25 has no document for any judged query; its keys start with {list(run)[:3]}.")
+        self.runs = {"bm25": {query: dict(_ranked(run.get(query, {}))[:top_k]) for query in self.queries_ids}}
 
     def measure(self, model: SentenceTransformer) -> dict[str, float]:
         """The metrics of the three runs."""
         lexical = self.runs["bm25"]
         dense = dense_run(self.encode(model), scoring_of(model, self.similarity), self.top_k)
-        hybrid = reciprocal_rank_fusion([dense, lexical], self.rrf_k, self.weights, self.top_k)
+        hybrid = reciprocal_rank_fusion([dense, lexical], top_k=self.top_k)
         self.runs = {"dense": dense, "bm25": lexical, "hybrid": hybrid}
-        metrics: dict[str, float] = {}
-        for key, run in self.runs.items():
-            self.per_query[key], measured = self._measure(run)
-            metrics |= {f"{key}_{metric}": float(value) for metric, value in measured.items()}
-        return metrics
+        measured = {key: self._measure(key, run) for key, run in self.runs.items()}
+        return {f"{key}_{metric}": value for key, means in measured.items() for metric, value in means.items()}
 
-    def _measure(self, run: Run) -> tuple[NDArray[np.float64], dict[str, Any]]:
-        """nDCG@10 of every query, (n,), and the means of all metrics."""
+    def _measure(self, key: str, run: Run) -> dict[str, float]:
+        """The metrics of a run."""
         relevant = [self.task.relevant[query] for query in self.queries_ids]
         gains = np.zeros((len(relevant), self.top_k))
         for row, query, grades in zip(gains, self.queries_ids, relevant, strict=True):
             row[: len(run[query])] = [grades.get(document, 0) for document in run[query]]
         hits, number = gains > 0, np.array([len(grades) for grades in relevant])
-        per_query = ndcg(gains, [grades.values() for grades in relevant], k=10)
-        means = {"ndcg@10": per_query.mean(), "mrr@10": (hits[:, :10] / np.arange(1, 11)).max(axis=1).mean()}
-        means |= {f"recall@{k}": (hits[:, :k].sum(axis=1) / number).mean() for k in sorted({10, self.top_k})}
-        return per_query, means
+        self.per_query[key] = ndcg(gains, [grades.values() for grades in relevant], k=10)
+        values = {"ndcg@10": self.per_query[key], "mrr@10": (hits[:, :10] / np.arange(1, 11)).max(axis=1)}
+        values |= {f"recall@{k}": hits[:, :k].sum(axis=1) / number for k in sorted({10, self.top_k})}
+        return {metric: float(of_query.mean()) for metric, of_query in values.items()}

@@ -44,7 +44,6 @@ class MagnitudeEvaluator(SearchEvaluator):
     of dot nDCG@10, in a model whose directions no longer rank (arXiv 2602.09229, App. N).
 
     Args:
-        main_metric: The metric under the matched similarity that chooses the best checkpoint.
         truncate_dim: Number of dimensions of the prefix to evaluate, which is appended to the name. A prefix is cut
             before it is divided by a power of its norm.
 
@@ -52,7 +51,6 @@ class MagnitudeEvaluator(SearchEvaluator):
     metrics.
 
     Example:
-        >>> from sentence_transformers import SentenceTransformer
         >>> from sentence_transformers.sentence_transformer.modules import BoW
         >>> model = SentenceTransformer(modules=[BoW(["bees", "honey", "wax"])], similarity_fn_name="dot", device="cpu")
         >>> queries, corpus = {"q": "honey"}, {"d1": "honey", "d2": "honey, honey of bees"}
@@ -71,16 +69,12 @@ class MagnitudeEvaluator(SearchEvaluator):
         queries: Mapping[str, str],
         corpus: Mapping[str, str],
         relevant_docs: Judgments,
-        main_metric: str = "ndcg@10",
         truncate_dim: int | None = None,
         **options: Unpack[SearchOptions],
     ) -> None:
-        if main_metric not in METRICS:
-            raise ValueError(f"main_metric must be one of {METRICS}, got {main_metric!r}.")
         self.truncate_dim = None if truncate_dim is None else whole_number("truncate_dim", truncate_dim)
         options["name"] = "_".join(str(part) for part in (options.get("name"), truncate_dim) if part)
         super().__init__(queries, corpus, relevant_docs, **options)
-        self.primary_metric = f"{self.name}_matched_{main_metric}" if self.name else f"matched_{main_metric}"
 
     def measure(self, model: SentenceTransformer) -> dict[str, float]:
         """Encodes, ranks by each similarity, and measures."""
@@ -93,7 +87,13 @@ class MagnitudeEvaluator(SearchEvaluator):
             self.per_query[name] = encoded.ndcg(top)
             values = [self.per_query[name].mean(), *_mrr_recall_map(encoded.hits(top), encoded.columns)]
             metrics |= {f"{name}_{key}": float(value) for key, value in zip(METRICS, values, strict=True)}
-        _warn_of_collapse(metrics)
+        cosine, dot = metrics["cosine_ndcg@10"], metrics["dot_ndcg@10"]
+        if cosine < COLLAPSED_BELOW * dot:
+            logger.warning(
+                f"Magnitude collapse: the same embeddings reach nDCG@10 {dot:.4f} by dot but {cosine:.4f} by cosine: "
+                "the norm does the ranking and the directions no longer do (arXiv 2602.09229, App. N). Use the loss's "
+                'scale="auto" and a lower learning rate, or train this model with CosineRankingLoss.'
+            )
         return metrics | _geometry(encoded)
 
 
@@ -118,13 +118,3 @@ def _geometry(encoded: EncodedTask) -> dict[str, float]:
             'stm.prepare(model, "dot") strips the normalisation.'
         )
     return figures | {f"{role}_mean_cosine": mean_cosine(side) for role, side in sides.items() if len(side) > 1}
-
-
-def _warn_of_collapse(metrics: dict[str, float]) -> None:
-    cosine, dot = metrics["cosine_ndcg@10"], metrics["dot_ndcg@10"]
-    if cosine < COLLAPSED_BELOW * dot:
-        logger.warning(
-            f"Magnitude collapse: the same embeddings reach nDCG@10 {dot:.4f} by dot but {cosine:.4f} by cosine: "
-            "the norm does the ranking and the directions no longer do (arXiv 2602.09229, App. N). Use the loss's "
-            'scale="auto" and a lower learning rate, or train this model with CosineRankingLoss.'
-        )

@@ -45,8 +45,7 @@ def mine_negatives(
     """Mines hard negatives for training: documents that the model scores high and that do not answer the query.
 
     This is sentence-transformers' ``mine_hard_negatives`` with the scores of any similarity; for a model that is scored
-    by cosine the results are equal. A document with the text of one of the query's positives is never a negative. The
-    search is exhaustive, on the device of the model.
+    by cosine the results are equal. A document with the text of one of the query's positives is never a negative.
 
     Documents that are relevant to none of the queries teach a norm: in-batch negatives, each of which answers some
     query, do not. A document that ranks high for a single query may be an answer that nobody has judged, so with
@@ -59,17 +58,13 @@ def mine_negatives(
         never_relevant: Whether only never-relevant documents can be negatives; by default all documents can.
         min_queries: Number of queries that a never-relevant document must be among the ten best of.
         num_negatives: Number of negatives for each query.
-        output_format: ``"triplet"`` (one negative in a row), ``"n-tuple"`` (all in one row; rows with fewer are left
-            out), ``"labeled-pair"`` or ``"labeled-list"``.
+        output_format: ``"triplet"`` (a row for each negative), ``"n-tuple"`` (all in one row; queries with fewer are
+            left out), ``"labeled-pair"`` or ``"labeled-list"``.
         output_scores: Whether the rows contain scores.
         seed: Seed for ``sampling_strategy="random"``.
         encode: Options of encoding, such as ``{"batch_size": 64}``, see `st_magnitude.data.task.encode_texts`.
         **options: Arguments of ``mine_hard_negatives``: ``range_min``, ``range_max``, ``max_score``, ``min_score``,
             ``absolute_margin``, ``relative_margin``, ``sampling_strategy`` and ``cross_encoder``.
-
-    Returns:
-        Rows for the Trainer: columns ``anchor``, ``positive``, ``negative`` or ``negative_1``, ..., ``negative_n``, and
-        labels or scores.
 
     Raises:
         ValueError: If no query has a relevant document, an option is out of its range, an embedding is not finite, or

@@ -1,4 +1,4 @@
-"""benchmarks/evidence/reading.py: its prompt, and what its table says of stored readings."""
+"""benchmarks/evidence/reading.py: its prompt, SQuAD's metrics, and the table of stored readings."""
 
 from __future__ import annotations
 
@@ -12,8 +12,24 @@ from _scripts import load
 reading = load("reading", "evidence")
 
 
-def test_prompt() -> None:
+def test_examples() -> None:
     assert not doctest.testmod(reading).failed
+
+
+@pytest.mark.parametrize(
+    ("prediction", "answers", "em", "f1"),
+    [
+        ("the Eiffel Tower", ["Eiffel tower"], 1.0, 1.0),
+        ("An answer: theatre!", ["answer  theatre"], 1.0, 1.0),
+        ("Eiffel", ["Eiffel tower", "Tour Eiffel of Paris"], 0.0, 2 / 3),
+        ("to be or not to be", ["to be to"], 0.0, 2 * 3 / (6 + 3)),
+        ("the", ["a"], 1.0, 1.0),
+        ("", ["yes"], 0.0, 0.0),
+    ],
+)
+def test_metrics(prediction: str, answers: list[str], em: float, f1: float) -> None:
+    assert reading.exact_match(prediction, answers) == em
+    assert reading.token_f1(prediction, answers) == pytest.approx(f1)
 
 
 def test_table_compares_with_cosine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,15 +122,19 @@ def test_save_and_load(rule, tmp_path):
     assert all(len(line) <= 80 for line in f"{rule}\n{silent}".splitlines())
 
 
-def test_bad_input(counts, data, rule):
-    with pytest.raises(ValueError, match=r"risk must be strictly between 0 and 1; got 1"):
-        stm.calibrate_abstention(counts, data, risk=1)
-    with pytest.raises(ValueError, match=r"needs at least 426 validation queries.* the data has 64"):
-        stm.calibrate_abstention(counts, data, risk=0.01)
-    with pytest.raises(ValueError, match=r"signal must be one of 'auto'"):
-        stm.calibrate_abstention(counts, data, signal="norm")
-    with pytest.raises(ValueError, match=r"unanswerable must be a share of the queries in \[0, 1\); got 1"):
-        stm.calibrate_abstention(counts, data, risk=0.5, unanswerable=1)
-    for scores in ([0.5, 0.4], [[0.5]]):
-        with pytest.raises(ValueError, match=r"shape .n, k. with k >= 2, the best score first; got"):
-            answerable(rule, scores)
+def test_few_queries_answer_nothing(counts, data):
+    """Too few for a risk of 0.01, where 299 right answers in a row are needed, or without a right answer."""
+    for judged, risk in ((data.relevant, 0.01), ({}, 0.5)):
+        rule = stm.calibrate_abstention(counts, RetrievalData(data.queries, data.corpus, judged), risk=risk)
+        assert rule.threshold == math.inf
+        assert "Answer no query" in str(rule)
+
+
+def test_bad_input(counts, data):
+    for options, message in (
+        ({"risk": 1}, "risk must be strictly between 0 and 1; got 1"),
+        ({"signal": "norm"}, "signal must be one of 'auto'"),
+        ({"unanswerable": 1}, r"unanswerable must be a share of the queries in \[0, 1\); got 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            stm.calibrate_abstention(counts, data, **options)

@@ -19,11 +19,6 @@ from st_magnitude.evaluation.calibration import ExponentCurve, calibrate_exponen
 from st_magnitude.modules import ExponentNorm
 
 
-@pytest.fixture
-def raw_minilm(minilm) -> SentenceTransformer:
-    return SentenceTransformer(modules=[minilm[0], minilm[1]], similarity_fn_name="dot", device="cpu")
-
-
 def data_of(task) -> RetrievalData:
     return RetrievalData(*task.values())
 
@@ -46,14 +41,6 @@ def test_every_point_of_the_curve_is_the_evaluators(task, static_model):
         assert mean == pytest.approx(evaluator(static_model)["matched_ndcg@10"], abs=1e-12)
         assert values == pytest.approx(evaluator.per_query["matched"], abs=1e-12)
     assert np.ptp(curve.ndcg) > 0
-
-
-def test_real_model(task, raw_minilm):
-    curve = calibrate_exponent(raw_minilm, data_of(task))
-    metrics = MagnitudeEvaluator(**task)(raw_minilm)
-    assert curve.exponents == pytest.approx(np.linspace(0, 1, 21))
-    assert (curve.ndcg[0], curve.ndcg[-1]) == pytest.approx((metrics["dot_ndcg@10"], metrics["cosine_ndcg@10"]))
-    assert curve.ndcg[curve.exponents.tolist().index(curve.highest)] == curve.ndcg.max() >= metrics["cosine_ndcg@10"]
 
 
 def test_finds_the_exponent_between_dot_and_cosine():
@@ -108,16 +95,10 @@ def test_equal_exponents_give_the_one_nearest_to_cosine():
     assert curve.versus_cosine == curve.versus_dot == (0.0, 0.0, 0.0)
 
 
-def test_equal_scores_rank_by_id_like_the_evaluator():
-    task = {"queries": {"q": "a"}, "corpus": {"d2": "a a", "d1": "a a", "d3": "a a"}, "relevant_docs": {"q": {"d1"}}}
-    model = bag_of_words()
-    assert calibrate_exponent(model, data_of(task)).ndcg[-1] == MagnitudeEvaluator(**task)(model)["dot_ndcg@10"] == 1.0
-
-
 def test_intervals_are_paired_bootstraps(task, static_model):
-    curve = calibrate_exponent(static_model, data_of(task), confidence=0.9, seed=5, num_samples=500)
+    curve = calibrate_exponent(static_model, data_of(task), seed=5, num_samples=500)
     best = curve.per_query[curve.exponents.tolist().index(curve.highest)]
-    options = {"confidence": 0.9, "seed": 5, "num_samples": 500}
+    options = {"seed": 5, "num_samples": 500}
     assert curve.versus_cosine == geometry.paired_bootstrap(best, curve.per_query[-1], **options)
     assert curve.versus_dot == geometry.paired_bootstrap(best, curve.per_query[0], **options)
     assert curve.versus_cosine[0] == pytest.approx(curve.ndcg.max() - curve.ndcg[-1])
@@ -170,11 +151,3 @@ def test_few_queries_warn(task, static_model, caplog):
     relevant = {query: task["relevant_docs"][query.split("-")[0]] for query in many}
     calibrate_exponent(static_model, RetrievalData(many, task["corpus"], relevant))
     assert "few" not in caplog.text
-
-
-def test_queries_without_relevant_documents_are_left_out(task, static_model):
-    whole = calibrate_exponent(static_model, data_of(task))
-    task["queries"] = {"unjudged": "Who knows?"} | task["queries"]
-    curve = calibrate_exponent(static_model, data_of(task))
-    assert curve.queries == whole.queries
-    np.testing.assert_array_equal(curve.per_query, whole.per_query)

@@ -135,16 +135,6 @@ def test_rescored_binary_is_semantic_search_faiss(similarity):
         assert (ours > 0).sum() > 5
 
 
-def test_tiles_change_nothing(monkeypatch):
-    q, d, relevant = crafted()
-    whole, tiled = (CompressionEvaluator(**judged(16, 45, relevant), similarity=HALF, top_k=12) for _ in range(2))
-    whole(lookup(q, d))
-    monkeypatch.setattr("st_magnitude.data.task.TILE", 45 * 3)  # three queries at a time
-    tiled(lookup(q, d))
-    for key, values in whole.per_query.items():
-        np.testing.assert_array_equal(tiled.per_query[key], values)
-
-
 # ---- what it means
 
 
@@ -179,7 +169,7 @@ def test_keys_and_bytes(similarity, keeps):
     ("change", "message"),
     [
         ({"dims": [8, 0]}, "A prefix in dims must be a whole number of at least 1, got 0"),
-        ({"precisions": ["float32", "int4"]}, r"\('float32', 'int8', 'binary'\), got 'int4'"),
+        ({"precisions": ["float32", "int4"]}, "'float32', 'int8' and 'binary'; got 'int4'"),
         ({"top_k": 0}, "top_k must be a whole number of at least 1, got 0"),
     ],
 )
@@ -225,8 +215,6 @@ def test_table():
     wide = CompressionCell(4096, "float32", "none", 16384, 0.5, 1.0)
     smallest = CompressionCell(64, "binary", "query", 8, 0.25, 0.5)
     assert max(map(len, str(table([wide, smallest])).splitlines())) <= 80
-    with pytest.raises(ValueError, match="call the CompressionEvaluator on a model first"):
-        table([])
 
 
 # ---- on disk and in training

@@ -9,7 +9,7 @@ import pytest
 import torch
 from _tiny import ROWS
 from datasets import Dataset
-from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize
 from sentence_transformers.sentence_transformer.modules import BoW
 from sentence_transformers.util import mine_hard_negatives
@@ -180,35 +180,3 @@ def test_wrong_arguments_are_refused_before_anything_is_encoded(static_model, ju
     judged.relevant = options.pop("relevant", judged.relevant)
     with pytest.raises(ValueError, match=says):
         stm.mine_negatives(static_model, judged, **options)
-
-
-def test_the_trainer_takes_mined_negatives(static_model, judged, tmp_path):
-    """After a few epochs with QNorm, mined negatives score lower than before, and never-relevant ones get shorter."""
-    options = {"similarity": "qnorm", "num_negatives": 1, "min_queries": 2, "output_format": "n-tuple"}
-    mined, never = (stm.mine_negatives(static_model, judged, never_relevant=kind, **options) for kind in (False, True))
-    mined = mined.add_column("negative_2", never["negative_1"])
-    stm.prepare(static_model, "qnorm")
-
-    def measured() -> tuple[float, float]:
-        anchors, positives, others, never = (
-            torch.as_tensor(static_model.encode(mined[name])) for name in mined.column_names
-        )
-        margins = stm.QNORM.pairwise(anchors, positives) - stm.QNORM.pairwise(anchors, others)
-        return float(margins.mean()), float((never.norm(dim=1) / positives.norm(dim=1)).mean())
-
-    margin, norm = measured()
-    arguments = SentenceTransformerTrainingArguments(
-        str(tmp_path),
-        num_train_epochs=4,
-        per_device_train_batch_size=4,
-        learning_rate=0.02,
-        report_to=[],
-        save_strategy="no",
-        disable_tqdm=True,
-        use_cpu=True,
-    )
-    loss = stm.QNormRankingLoss(static_model)
-    SentenceTransformerTrainer(static_model, arguments, train_dataset=mined, loss=loss).train()
-    after = measured()
-    assert after[0] > margin + 0.1
-    assert after[1] < norm - 0.05

@@ -124,13 +124,10 @@ def test_bad_input(world, caplog):
     for bad, message in (
         ({"d000": -1.0}, "no value for 59 of 60 documents, such as 'd001': use RetrievalData.log_prior"),
         (given | {"d007": -np.inf}, "log_p of 'd007' is -inf: smooth the counts"),
-        (log_p[:-1], r"shape \(59,\) for 60 documents"),
+        (log_p[:-1], "shorter"),
     ):
         with pytest.raises(ValueError, match=message):
             stm.calibrate_prior(model, data, bad)
-    few = stm.RetrievalData(data.queries, data.corpus, {"q0": {"d001"}})
-    with pytest.raises(ValueError, match="1 queries have a relevant document, but at least 5"):
-        stm.calibrate_prior(model, few, given)
     some = stm.RetrievalData(data.queries, data.corpus, {f"q{i}": data.relevant[f"q{i}"] for i in range(9)})
     with caplog.at_level(logging.WARNING, logger="st_magnitude"):
         stm.calibrate_prior(model, some, given)
