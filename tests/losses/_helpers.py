@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from _tiny import ROWS, columns
 from datasets import Dataset
@@ -14,15 +15,29 @@ from sentence_transformers import SentenceTransformerTrainer, SentenceTransforme
 
 import st_magnitude as stm
 
+BATCHING = pytest.mark.parametrize("mini_batch_size", [None, 3], ids=["plain", "cached"])
+DIRECTIONS = [("query_to_doc",), ("doc_to_query",), ("query_to_doc", "doc_to_query")]
+
 
 def features(model, num_rows=8, num_negatives=0, start=0):
     """The batch of some rows, as the Trainer tokenises it."""
-    rows = [row[: 2 + num_negatives] for row in ROWS[start : start + num_rows]]
+    return batch_of(model, [row[: 2 + num_negatives] for row in ROWS[start : start + num_rows]])
+
+
+def batch_of(model, rows):
     return [dict(model.preprocess(list(column))) for column in zip(*rows, strict=True)]
 
 
 def gradients(model):
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def value_and_gradients(model, value):
+    model.zero_grad()
+    value.backward()
+    found = gradients(model)
+    model.zero_grad()
+    return value.detach(), found
 
 
 def assert_same_gradients(found, expected, factor=1.0, rtol=1e-8, atol=1e-12):
@@ -33,7 +48,12 @@ def assert_same_gradients(found, expected, factor=1.0, rtol=1e-8, atol=1e-12):
         )
 
 
-def train(model, loss, output, num_negatives=0, data=None, eval_data=None, resume=None, attach=True, **options):
+DENSE = (SentenceTransformerTrainer, SentenceTransformerTrainingArguments)
+
+
+def train(
+    model, loss, output, num_negatives=0, data=None, eval_data=None, resume=None, attach=True, trainer=DENSE, **options
+):
     """Through the Trainer; returns it."""
     defaults = {
         "max_steps": 8,
@@ -43,11 +63,12 @@ def train(model, loss, output, num_negatives=0, data=None, eval_data=None, resum
         "save_strategy": "no",
         "seed": 3,
     }
-    args = SentenceTransformerTrainingArguments(
+    trainer_class, arguments_class = trainer
+    args = arguments_class(
         str(output), use_cpu=True, report_to=[], disable_tqdm=True, logging_steps=1, **defaults | options
     )
     data = data or Dataset.from_dict(columns(num_negatives=num_negatives))
-    trainer = SentenceTransformerTrainer(model, args, train_dataset=data, eval_dataset=eval_data, loss=loss)
+    trainer = trainer_class(model, args, train_dataset=data, eval_dataset=eval_data, loss=loss)
     if attach:
         stm.attach(trainer)
     trainer.train(resume_from_checkpoint=resume)
