@@ -149,11 +149,8 @@ class LateInteractionLoss(CachedMultiVectorMultipleNegativesRankingLoss):
     def get_config_dict(self) -> dict[str, Any]:
         query, document = self.similarity.exponents
         names = ("temperature", "norm_penalty", "mini_batch_size", "gather_across_devices")
-        return {
-            "similarity": {"query": query, "document": document},
-            "prior": None if self.prior is None else self.prior.get_config_dict(),
-            **{name: getattr(self, name) for name in names},
-        }
+        config = {"similarity": {"query": query, "document": document}} | {name: getattr(self, name) for name in names}
+        return config | {"prior": None if self.prior is None else self.prior.get_config_dict()}
 
 
 def check_tokens(model: Any, similarity: Similarity) -> None:

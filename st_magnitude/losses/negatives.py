@@ -69,10 +69,7 @@ class FalseNegatives:
     def exclude(
         self, texts: Texts, gather: Callable[[Tensor], Tensor], gather_queries: Callable[[Tensor], Tensor]
     ) -> list[Any]:
-        """The argument ``exclude`` of :func:`~st_magnitude.infonce` and of the ring, for the texts of this rank.
-
-        The two functions join a tensor of documents, or of queries, with that of the other ranks.
-        """
+        """``exclude`` of :func:`~st_magnitude.infonce`; the functions join documents and queries of all ranks."""
         exclude: list[Any] = [torch.cat([gather(x) for x in columns]) for columns in _ids(texts)]  # (M,) each
         if self.margin is not None and texts.guide:
             queries, *documents = texts.guide

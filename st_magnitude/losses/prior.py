@@ -20,8 +20,6 @@ __all__ = ["DocumentPrior"]
 
 logger = logging.getLogger(__name__)
 
-_BATCH = 1024  # texts to tokenise at a time
-
 
 class DocumentPrior:
     """The sampling probabilities q of documents, which a ranking loss subtracts from its logits: ``prior=``.
@@ -85,8 +83,7 @@ class DocumentPrior:
                 Trainer has ``prompts`` or a ``router_mapping``.
 
         Raises:
-            ValueError: If there are no texts, if a count is negative or not finite, if smoothing is not a positive
-                number, or if the model has no tokens.
+            ValueError: If there are no texts, a number is out of range, or the model has no tokens.
         """
         positive("smoothing", smoothing)
         tables = []
@@ -155,8 +152,8 @@ class _Table:
 def _keys_of(model: SentenceTransformer, texts: list[str], preprocess: Mapping[str, Any]) -> Tensor:
     """The keys of the token ids of texts, (K,)."""
     keys = []
-    for start in trange(0, len(texts), _BATCH, desc="Counting documents", disable=len(texts) < 20_000):
-        features = model.preprocess(texts[start : start + _BATCH], **preprocess)
+    for start in trange(0, len(texts), 1024, desc="Counting documents", disable=len(texts) < 20_000):
+        features = model.preprocess(texts[start : start + 1024], **preprocess)
         if tokens_of(features) is None:
             raise ValueError("A DocumentPrior tells texts apart by their token ids, and this model has none.")
         keys.append(text_keys(features).cpu())

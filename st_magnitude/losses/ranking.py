@@ -214,10 +214,7 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
     def compute_loss_from_embeddings(
         self, embeddings: list[Tensor], labels: Tensor | Texts | None = None
     ) -> Tensor | dict[str, Tensor]:
-        """The loss of raw embeddings: one tensor (B, D) for anchors, positives and each column of negatives.
-
-        Without texts, ``same_text`` excludes nothing, and a guide or a prior is refused.
-        """
+        """The loss of raw embeddings, (B, D) for each column. Without texts ``same_text`` excludes nothing."""
         self.refuse_unequal(list(map(len, embeddings)))
         if not isinstance(labels, Texts):
             false = self.false_negatives
@@ -389,9 +386,7 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         gamma_query, gamma_document = similarity.exponents
         return {
             "similarity": {"query": gamma_query, "document": gamma_document},
-            "terms": [
-                {"dim": term.dim, "temperature": float(term.temperature), "weight": term.weight} for term in terms
-            ],
+            "terms": [vars(term) | {"temperature": float(term.temperature)} for term in terms],
             **{name: getattr(self, name) for name in OPTIONS},
             "regularizers": self.regularizers.get_config_dict(),
             "prior": None if self.prior is None else self.prior.get_config_dict(),

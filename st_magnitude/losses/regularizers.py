@@ -80,7 +80,8 @@ class SIGReg(nn.Module):
     over random unit directions a: the mean of Epps-Pulley statistics, whose w_k are the weights of the trapezoid rule
     for the integral over t from -t_max to t_max with the density exp(-t²/2). Rows are first normalised and multiplied
     by sqrt(D), which gives the projections of evenly spread rows variance 1. The best value is not 0: N rows drawn
-    from the target have the expectation 1.0525 for any N (see `null_expectation`). Training lowers the excess over it.
+    from the target have the expectation 1.0525 for any N (see `null_expectation`). Training lowers the excess over it,
+    whose last value is the attribute ``last_excess``.
 
     Args:
         num_directions: Number of directions that a step draws; fewer than about D leave much of the space unseen.
@@ -91,9 +92,6 @@ class SIGReg(nn.Module):
         dims: Prefixes, each cut, normalised and scaled by itself; the loss is their mean. None: all dimensions.
         gather: Whether to take the statistic of the joined batch of all ranks, which may have batches of different
             sizes. The gradient is right under DDP, which averages over ranks.
-
-    Attributes:
-        last_excess: The last value minus its null expectation, detached; None before the first call.
 
     Raises:
         ValueError: If an argument is out of range.

@@ -102,9 +102,6 @@ class TempAggLoss(MagnitudeRankingLoss):
         similarity: A Similarity or its name. ``scale="auto"`` stretches all temperatures by the same factor.
         **options: All other arguments of MagnitudeRankingLoss except ``terms``.
 
-    Raises:
-        ValueError: If there are no temperatures, or one of them is not positive.
-
     Source: Dinu et al., ICLR 2025, Eq. 6.
     """
 

@@ -1,11 +1,6 @@
-"""What the tests of losses share: batches, gradients, a Trainer, and two processes."""
+"""What the tests of losses share: batches, gradients, and a Trainer."""
 
 from __future__ import annotations
-
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -78,13 +73,3 @@ def train(
 def logged(trainer, key="temperature"):
     """The values of a key in the log."""
     return [entry[key] for entry in trainer.state.log_history if key in entry]
-
-
-def on_two_processes(script, folder, output):
-    """What two gloo processes of a script save, one result for each rank."""
-    script = Path(__file__).with_name(script)
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(script), folder, str(output)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, *launch], env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-6000:]
-    return [torch.load(output / f"rank{rank}.pt") for rank in range(2)]

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 import torch
 from _helpers import BATCHING, assert_same_gradients, batch_of, train, value_and_gradients
-from _tiny import ROWS, load_transformer, raw_embeddings, tokenizer
+from _tiny import ROWS, raw_embeddings, tokenizer
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import BoW, StaticEmbedding
@@ -19,17 +19,11 @@ import st_magnitude as stm
 from st_magnitude import DocumentPrior
 from st_magnitude.losses import temp_agg_mrl
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "in_float64")
 
 BATCH = [(*ROWS[i][:2], ROWS[i][2]) for i in (0, 1, 2, 3, 5, 7)]  # query, positive, negative; all positives differ
 POSITIVES = {BATCH[0][1]: 9, BATCH[1][1]: 4, BATCH[2][1]: 1, "lima": 30, "see below": 2}
 NEGATIVES = {"see below": 50, "returns a number": 3}
-
-
-@pytest.fixture
-def model(folder):
-    """In float64, so that two ways to the same number can be told from two numbers."""
-    return load_transformer(folder).double()
 
 
 def log_q(rows, negatives, smoothing=1.0):

@@ -20,7 +20,7 @@ import st_magnitude as stm
 from st_magnitude import Similarity, Term
 from st_magnitude.losses.negatives import text_keys
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "in_float64")
 
 # A positive that two queries share (0, 3), a query with two positives (1, 4), a negative that is a positive (0, 2, 5)
 # and boilerplate that occurs three times, which all queries keep as a negative.
@@ -33,12 +33,6 @@ TWICE = [
     (ROWS[5][0], ROWS[5][1], ROWS[2][1]),
     (ROWS[6][0], ROWS[6][1], "see below"),
 ]
-
-
-@pytest.fixture
-def model(folder):
-    """In float64, so that two ways to the same number can be told from two numbers."""
-    return load_transformer(folder).double()
 
 
 @pytest.fixture(scope="module")
@@ -187,16 +181,6 @@ def test_keep_is_sentence_transformers(model, mini_batch_size):
     assert_same(model, loss(columns), MultipleNegativesRankingLoss(model)(columns, None))
     assert stm.CosineRankingLoss(model)(columns) < loss(columns)
     assert not masks_of(loss, columns)
-
-
-def test_static_model(static_model):
-    columns = batch_of(static_model, TWICE)
-    embeddings = [static_model(dict(column))["sentence_embedding"] for column in columns]
-    expected = reference(embeddings, stm.QNORM, 3.0, ("query_to_doc", "doc_to_query"), equal_texts(TWICE))
-    found = stm.QNormRankingLoss(
-        static_model, scale=3.0, directions=("query_to_doc", "doc_to_query"), partition_mode="per_direction"
-    )(columns)
-    torch.testing.assert_close(found, expected)
 
 
 def test_embeddings_alone_have_no_texts(model):

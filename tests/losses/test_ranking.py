@@ -19,7 +19,7 @@ from st_magnitude import Similarity, Term
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.surgery.normalize import add_normalize, rescale_output
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "in_float64")
 
 EXPONENTS = {
     stm.CosineRankingLoss: (1.0, 1.0),
@@ -29,12 +29,6 @@ EXPONENTS = {
     stm.LearnableNormLoss: (0.3, 0.6),
 }
 LOSSES = list(EXPONENTS)
-
-
-@pytest.fixture
-def model(folder):
-    """In float64, so that two ways to the same number can be told from two numbers."""
-    return load_transformer(folder).double()
 
 
 def build(loss_class, model, **options):

@@ -5,7 +5,7 @@ import logging
 import pytest
 import torch
 from _helpers import BATCHING, assert_same_gradients, features, value_and_gradients
-from _tiny import auto_scale, formula, load_transformer, raw_embeddings
+from _tiny import auto_scale, formula, raw_embeddings
 from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss, MultipleNegativesRankingLoss
 
 import st_magnitude as stm
@@ -13,7 +13,7 @@ from st_magnitude import Similarity
 from st_magnitude.losses import temp_agg, temp_agg_mrl, temp_spec_mrl
 from st_magnitude.modules import ExponentNorm
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "in_float64")
 
 SPEC = {8: 0.03, 16: 0.06, 32: 0.1}
 SIMILARITIES = ["cosine", "dot", "qnorm", "dnorm", Similarity(0.7, 0.4)]
@@ -26,12 +26,6 @@ SUMS = {
     stm.TempSpecMRLLoss: [(1, 8, 0.03), (1, 16, 0.06), (1, 32, 0.1)],
 }
 LOSSES = list(SUMS)
-
-
-@pytest.fixture
-def model(folder):
-    """In float64, 32 dimensions."""
-    return load_transformer(folder).double()
 
 
 def naive(embeddings, exponents, terms, scale=20.0):

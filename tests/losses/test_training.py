@@ -2,10 +2,14 @@
 
 import copy
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
-from _helpers import BATCHING, on_two_processes, train
+from _helpers import BATCHING, train
 from _tiny import ROWS, auto_scale, columns, formula, load_transformer, raw_embeddings
 from _two_ranks import NUM_ROWS
 from datasets import Dataset
@@ -74,7 +78,7 @@ def test_gradient_accumulation(model, tmp_path, loss_class, mini_batch_size):
             assert found[name].abs() > 1e-4
 
 
-# --- state --------------------------------------------------------------------------------------------------------------
+# --- state ------------------------------------------------------------------------------------------------------------
 
 
 def test_attach_is_idempotent(folder, tmp_path):
@@ -135,7 +139,12 @@ def test_evaluation_loss(model, tmp_path, mini_batch_size):
 @pytest.fixture(scope="module")
 def two_ranks(folder, tmp_path_factory):
     """What two gloo processes found, one dict of results a rank."""
-    return on_two_processes("_two_ranks.py", folder, tmp_path_factory.mktemp("two_ranks"))
+    script, output = Path(__file__).with_name("_two_ranks.py"), tmp_path_factory.mktemp("two_ranks")
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", script, folder, output]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, *launch], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-6000:]
+    return [torch.load(output / f"rank{rank}.pt") for rank in range(2)]
 
 
 @pytest.mark.slow
