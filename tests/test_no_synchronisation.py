@@ -117,6 +117,7 @@ def test_a_step_of_a_loss(folder, name, mini_batch_size):
         options = options | {"guide": load_transformer(folder, "cls")}
     if options.get("prior"):
         options = options | {"prior": stm.DocumentPrior.from_texts(model, [row[1] for row in TEXTS])}
+        options["prior"]._has_begun = True
     loss = loss_class(model, scale=3.0, **options)
     loss._has_begun = True
     is_ranking = isinstance(loss, stm.MagnitudeRankingLoss)
@@ -162,7 +163,7 @@ def test_a_step_of_late_interaction(folder, similarity, mini_batch_size):
     prior = stm.DocumentPrior.from_texts(model, [row[1] for row in TEXTS])
     penalty = 0.0 if similarity == "cosine" else 0.1
     loss = stm.LateInteractionLoss(model, similarity, norm_penalty=penalty, prior=prior)
-    loss._has_begun = True
+    prior._has_begun = True
     batch = [model.preprocess(list(column)) for column in zip(*TEXTS, strict=True)]
     with FakeTensorMode(allow_non_fake_inputs=True):
         loss.model = TokenEncoder()

@@ -119,7 +119,7 @@ def objective(model: SentenceTransformer, cell: Cell, data: Task) -> Any:
         return MultipleNegativesRankingLoss(model, scale=1 / float(cell.temperature))
     options: dict[str, Any] = {"directions": DIRECTIONS} if way == "joint" else {}
     if way == "logq":
-        options["prior"] = stm.DocumentPrior.from_texts(model, data.rows["positive"], show_progress_bar=False)
+        options["prior"] = stm.DocumentPrior.from_texts(model, data.rows["positive"])
     return LOSSES[name](model, temperature=cell.temperature, **options)
 
 

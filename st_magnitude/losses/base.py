@@ -48,22 +48,9 @@ def exponent_norm(model: nn.Module) -> ExponentNorm | None:
 class EmbeddingLoss(nn.Module):
     """A loss of raw embeddings under a similarity: logits = s / (temperature · size).
 
-    With ``scale="auto"`` the size is
-
-        mean|q|^(1 - gamma_query) · mean|d|^(1 - gamma_document)
-
-    with the means over the batch at hand, which are not constants: their gradient reaches the embeddings. So a loss
-    keeps no state, and growing norms do not act as a falling temperature. The size is 1 for cosine.
-
-    Args:
-        model: The model to train.
-        similarity: A Similarity or its name.
-        scale: Factor of the scores, or ``"auto"``.
-        unit: The scale for vectors of norm 1.
-
-    Raises:
-        TypeError: If the model is a CrossEncoder, a MultiVectorEncoder or a SparseEncoder that the loss does not take.
-        ValueError: If the similarity keeps magnitude and the model ends in ``Normalize``, or scale is out of range.
+    With ``scale="auto"`` the size is mean|q|^(1 - gamma_query) · mean|d|^(1 - gamma_document), with the means over the
+    batch at hand, which are not constants: their gradient reaches the embeddings. So a loss keeps no state, and growing
+    norms do not act as a falling temperature. The size is 1 for cosine, whose scale is ``unit``.
 
     Source: Beyond the Unit Hypersphere, arXiv 2602.09229, section 3.1, whose scale of 20 is meant for norms of 1.
     """
@@ -92,11 +79,9 @@ class EmbeddingLoss(nn.Module):
             )
         self.scale: float | Literal["auto"] = unit if scale == "auto" and not keeps_magnitude else scale
         self._has_begun = False
-        self._watch = FiniteWatch(self.name)
 
     @property
     def similarity(self) -> Similarity:
-        """The similarity of raw embeddings that the loss trains."""
         return self._similarity
 
     def set_similarity_function(self) -> None:
@@ -104,22 +89,13 @@ class EmbeddingLoss(nn.Module):
         if isinstance(self.model, (SentenceTransformer, SparseEncoder)):
             set_similarity_function(self.model, self.similarity)
 
-    # --- the first batch, and every batch ---------------------------------------------------------------------------
-
-    def watch(self, columns: Sequence[Tensor]) -> None:
-        """Calls `begin` on the first training batch, and looks for columns (B, D) that are not finite."""
-        if not torch.is_grad_enabled():
-            return
-        if not self._has_begun:
+    def begin_once(self) -> None:
+        """Calls `begin` on the first training batch of a run."""
+        if torch.is_grad_enabled() and not self._has_begun:
             self._has_begun = True
             self.begin()
-        self._watch(columns)
 
     def begin(self) -> None:
-        """Checks on the first training batch of a run."""
-        self._warn_if_contradicted()
-
-    def _warn_if_contradicted(self) -> None:
         """Warns if the saved model will score in another way than the loss trains it to.
 
         Several losses of one Trainer may disagree, and the loss that was built last sets the similarity function.
@@ -145,17 +121,12 @@ class EmbeddingLoss(nn.Module):
     def refuse_matryoshka(
         self, advice: str, what: str = "normalises every prefix, which removes the norm that {} learns from"
     ) -> None:
-        """Refuses sentence-transformers' ``MatryoshkaLoss`` around the loss, which cuts embeddings and rescales them.
-
-        Raises:
-            ValueError: If there is one.
-        """
+        """Refuses sentence-transformers' ``MatryoshkaLoss`` around the loss, which cuts embeddings."""
         is_wrapped = isinstance(getattr(self.model, "forward", None), ForwardDecorator)
         if is_wrapped or isinstance(vars(self).get("calculate_loss"), CachedLossDecorator):
             raise ValueError(f"sentence-transformers' MatryoshkaLoss {what.format(self.name)}. {advice}")
 
     def refuse_unequal(self, sizes: Sequence[int]) -> None:
-        """Refuses columns of a batch that differ in their number of texts."""
         if len(set(sizes)) > 1:
             raise ValueError(f"The columns of a batch must have equally many texts, but have {tuple(sizes)}.")
 
@@ -167,10 +138,9 @@ class EmbeddingLoss(nn.Module):
         dim: int | None = None,
         across_devices: bool = False,
     ) -> tuple[Tensor, list[Tensor]]:
-        """Queries (B, D) and columns of documents (B, D), which the similarity divides by the size of the batch.
+        """Queries (B, D) and columns of documents (B, D) over the mean norms of their first ``dim`` coordinates.
 
-        Dividing x by mean|x| divides s by mean|x|^(1 - gamma), for learned exponents too. The norms are those of the
-        first ``dim`` coordinates.
+        Dividing x by mean|x| divides s by mean|x|^(1 - gamma), for learned exponents too.
         """
         if self.scale != "auto":
             return queries, documents
@@ -195,49 +165,11 @@ def mean_norm(norms: Tensor, counts: Tensor, across_devices: bool) -> Tensor:
     return (total[0] / total[1]).clamp(min=torch.finfo(total.dtype).tiny)
 
 
-class FiniteWatch:
-    """Warns once about columns whose embeddings are not finite, without waiting for a GPU.
-
-    A GPU writes its answer about a batch into page-locked memory when it gets there, which is read at the next batch.
-    """
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self._finite = torch.ones(0, dtype=torch.bool)
-        self._has_warned = False
-
-    def __call__(self, columns: Sequence[Tensor]) -> None:
-        if self._has_warned:
-            return
-        self._warn()
-        finite = torch.stack([x.detach().isfinite().all() for x in columns])  # (columns,)
-        if len(self._finite) != len(finite):
-            self._finite = torch.ones(len(finite), dtype=torch.bool, pin_memory=finite.is_cuda)
-        self._finite.copy_(finite, non_blocking=True)
-        if not finite.is_cuda:
-            self._warn()
-
-    def _warn(self) -> None:
-        if bad := [str(number) for number, is_finite in enumerate(self._finite.tolist(), start=1) if not is_finite]:
-            self._has_warned = True
-            logger.warning(
-                "%s is not finite, because the embeddings of text column %s (of %d) contain nan or infinity. Look for "
-                "empty or damaged texts in that column, a learning rate that is too high, or an overflow in float16.",
-                self.name,
-                ", ".join(bad),
-                len(self._finite),
-            )
-
-
 # --- learned temperatures ---------------------------------------------------------------------------------------------
 
 
 def with_temperature(terms: Iterable[Term], temperature: float | Literal["learned"] | None) -> tuple[Term, ...]:
-    """The terms of a loss with its argument ``temperature``.
-
-    Raises:
-        ValueError: If there is no term, one temperature for several terms, or a temperature out of range.
-    """
+    """The terms of a loss with its argument ``temperature``."""
     terms = tuple(terms)
     if not terms:
         raise ValueError("terms is empty; give at least one Term, such as terms=[Term(temperature=0.05)].")
@@ -256,9 +188,9 @@ def with_temperature(terms: Iterable[Term], temperature: float | Literal["learne
 class Temperatures(Remembering):
     """The learned temperatures of a loss: exp(bias), one for each term with a LearnedTemperature.
 
-    The parameter is called a bias, so trainers exempt it from weight decay. It is part of the loss and not of the
-    model, so nothing of it is saved with the model. :func:`~st_magnitude.attach` does for it what a Trainer does for
-    the parameters of its model: the value is in the checkpoints, and all ranks take the same steps.
+    The parameter is called a bias, so trainers exempt it from weight decay. It is not saved with the model.
+    :func:`~st_magnitude.attach` does for it what a Trainer does for the parameters of its model: the value is in the
+    checkpoints, and all ranks take the same steps.
     """
 
     def __init__(self, terms: Sequence[Term], model: nn.Module) -> None:
@@ -267,9 +199,7 @@ class Temperatures(Remembering):
         initial = [float(terms[i].temperature) for i in self._members]
         self.bias = nn.Parameter(torch.tensor(initial, device=getattr(model, "device", None)).log())  # (L,)
         self.is_restored = self._is_resumed = False
-        # The model of a test or of a loop of your own may be a function.
-        is_module = isinstance(model, nn.Module)
-        self._hook = model.register_load_state_dict_post_hook(self._note_loading) if is_module else None
+        self._hook = model.register_load_state_dict_post_hook(self._note_loading)
 
     def _note_loading(self, _model: nn.Module, _incompatible_keys: Any) -> None:
         """Notes that weights were loaded after the loss was built: the sign of a run that resumes."""
@@ -277,8 +207,7 @@ class Temperatures(Remembering):
 
     def begin(self, who: str) -> None:
         """Refuses a run that resumes without its temperatures, and warns about processes that learn one each."""
-        if self._hook is not None:
-            self._hook.remove()
+        self._hook.remove()
         if self._is_resumed and not self.is_restored:
             raise ValueError(
                 "A learned temperature starts anew on the first batch of a run, but weights were loaded into the model "
@@ -308,10 +237,7 @@ class Temperatures(Remembering):
 
     @torch.no_grad()
     def before_step(self) -> None:
-        """Gives the mean gradient to all ranks, as DistributedDataParallel does for the parameters of the model.
-
-        A rank that trained on another data set in this step has no gradient.
-        """
+        """Gives the mean gradient to all ranks; one that trained on another data set in this step has none."""
         if num_ranks() == 1:
             return
         gradient = self.bias.grad

@@ -86,8 +86,8 @@ class LearnableNormLoss(MagnitudeRankingLoss):
         s(q, d) = q / |q|^gamma_query · d / |d|^gamma_document,   gamma = sigmoid(bias)
 
     The exponents are parameters of the model, in its last module :class:`~st_magnitude.modules.ExponentNorm`, which
-    the loss appends. They are saved, resumed, synchronised over ranks and clipped as all other parameters are, and
-    weight decay leaves them alone. At the learning rate of a text encoder they hardly move; give them their own:
+    the loss appends, and exempt from weight decay. At the learning rate of a text encoder they hardly move; give them
+    their own:
 
         ::
 
@@ -98,14 +98,13 @@ class LearnableNormLoss(MagnitudeRankingLoss):
     Args:
         model: The model to train. If it already ends in an ExponentNorm, training goes on from its exponents.
         gamma_query: First value of the query exponent, strictly between 0 and 1.
-        gamma_document: First value of the document exponent, strictly between 0 and 1.
+        gamma_document: The same of the document exponent.
         **options: All other arguments of MagnitudeRankingLoss, except similarity.
 
     Raises:
         ValueError: As MagnitudeRankingLoss does, or if an exponent starts at 0 or 1.
 
-    Build an optimizer of your own after the loss, because an earlier one does not hold the exponents. Load the saved
-    model with :func:`st_magnitude.load`.
+    Build an optimizer of your own after the loss. Load the saved model with :func:`st_magnitude.load`.
     """
 
     def __init__(
@@ -116,8 +115,9 @@ class LearnableNormLoss(MagnitudeRankingLoss):
         **options: Unpack[RankingOptions],
     ) -> None:
         refuse_other_models(model, "LearnableNormLoss")
-        if isinstance(model[-1], ExponentNorm):
-            gamma_query, gamma_document = model[-1].similarity.exponents
+        norm = model[-1]
+        if isinstance(norm, ExponentNorm):
+            gamma_query, gamma_document = norm.similarity.exponents
         if not (0 < gamma_query < 1 and 0 < gamma_document < 1):
             raise ValueError(
                 f"Learned exponents must start strictly between 0 and 1; got gamma_query={gamma_query} and "
@@ -128,7 +128,6 @@ class LearnableNormLoss(MagnitudeRankingLoss):
                 "LearnableNormLoss learns from the norm of embeddings, but this model ends in Normalize, so every "
                 "embedding has norm 1. Call stm.strip_normalize(model) before you build the loss."
             )
-        norm = model[-1]
         if not isinstance(norm, ExponentNorm):
             norm = ExponentNorm(gamma_query, gamma_document).to(model.device)
             model.append(norm)
@@ -164,19 +163,16 @@ class SIGRegInfoNCE(MagnitudeRankingLoss):
 
         L = InfoNCE + weight · SIGReg
 
-    It is for embeddings that crowd in a cone or in few dimensions: after training with small batches, before truncation
-    or quantisation, or for a backbone that was never trained to embed. It spreads the variance evenly over the
-    dimensions; it is not designed to raise retrieval scores. The Trainer logs both terms by name. The class is a
-    shorthand: every loss of this package takes ``regularizers=[(SIGReg(), 0.05)]``.
+    It is for embeddings that crowd in a cone or in few dimensions. It spreads the variance evenly over the dimensions;
+    it is not designed to raise retrieval scores. The Trainer logs both terms by name. The class is a shorthand: every
+    ranking loss takes ``regularizers=[(SIGReg(), 0.05)]``.
 
     Args:
         model: The SentenceTransformer to train.
         weight: Weight of SIGReg, whose distance from its best value grows with the batch.
-        similarity: A Similarity or its name. SIGReg depends on directions only (unless its ``scale`` is None), so
-            the norm stays free under a similarity that keeps magnitude.
+        similarity: A Similarity or its name. SIGReg leaves the norm free, unless its ``scale`` is None.
         sigreg: The regularizer; None: ``SIGReg()``. Use ``SIGReg(dims=...)`` for prefixes.
-        **options: All other arguments of MagnitudeRankingLoss, such as ``terms``, ``scale``, more ``regularizers`` or
-            ``mini_batch_size``, with which SIGReg still sees the whole batch.
+        **options: All other arguments of MagnitudeRankingLoss.
 
     Raises:
         ValueError: As MagnitudeRankingLoss does, or if weight is negative.

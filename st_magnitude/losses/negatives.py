@@ -69,13 +69,7 @@ class FalseNegatives:
     def exclude(
         self, texts: Texts, gather: Callable[[Tensor], Tensor], gather_queries: Callable[[Tensor], Tensor]
     ) -> list[Any]:
-        """The argument ``exclude`` of :func:`~st_magnitude.infonce` and of the ring.
-
-        Args:
-            texts: Texts of this rank; an empty one for embeddings whose texts are unknown.
-            gather: Function that joins a tensor of documents with the same tensor of the other ranks.
-            gather_queries: The same for queries.
-        """
+        """``exclude`` of :func:`~st_magnitude.infonce`; the functions join documents and queries of all ranks."""
         exclude: list[Any] = [torch.cat([gather(x) for x in columns]) for columns in _ids(texts)]  # (M,) each
         if self.margin is not None and texts.guide:
             queries, *documents = texts.guide
@@ -103,10 +97,6 @@ class Guide:
     """A frozen model that scores documents in place of the model that is trained.
 
     It is not a submodule of the loss, which keeps its weights out of optimizers, ``train()`` and ``state_dict``.
-
-    Raises:
-        ValueError: If the guide is the model itself or scores by a distance; if it has another tokenizer and a
-            batch holds no texts.
     """
 
     def __init__(self, guide: SentenceTransformer, model: SentenceTransformer) -> None:
@@ -130,18 +120,20 @@ class Guide:
     @torch.no_grad()
     def embed(self, features: Features, mini_batch_size: int | None) -> Tensor:
         """Embeddings of a column whose inner products are the guide's scores, (B, Dg)."""
-        device = next(value.device for value in features.values() if isinstance(value, Tensor))
+        device = _device_of(features)
         self.model.to(device)
+        number = batch_size_of(features)
+        size = mini_batch_size or number
         parts: Iterable[dict[str, Any]]
         if self.retokenizes:
             texts = self._spelled(features)
-            steps = range(0, len(texts), mini_batch_size or len(texts))
-            parts = (batch_to_device(self.model.preprocess(texts[i : i + steps.step]), device) for i in steps)
-        elif mini_batch_size is None:
+            parts = (
+                batch_to_device(self.model.preprocess(texts[i : i + size]), device) for i in range(0, number, size)
+            )
+        elif size == number:
             parts = [dict(features)]
         else:
-            steps = range(0, batch_size_of(features), mini_batch_size)
-            parts = (minibatch_of(dict(features), i, i + mini_batch_size) for i in steps)
+            parts = (minibatch_of(dict(features), i, i + size) for i in range(0, number, size))
         return self.similarity.document(torch.cat([self.model(part)["sentence_embedding"] for part in parts]))
 
     def _spelled(self, features: Features) -> list[str]:
@@ -157,6 +149,10 @@ class Guide:
                 rows[text].append(token)
         decode = getattr(self.tokenizer, "batch_decode", None) or self.tokenizer.decode_batch  # of transformers, or not
         return decode(rows, skip_special_tokens=True)
+
+
+def _device_of(features: Features) -> torch.device:
+    return next(value.device for value in features.values() if isinstance(value, Tensor))
 
 
 def tokens_of(features: Features) -> tuple[Tensor, Tensor, Tensor] | None:
@@ -186,8 +182,7 @@ def text_keys(features: Features, column: int = 0) -> Tensor:
     """
     tokens = tokens_of(features)
     if tokens is None:
-        device = next(value.device for value in features.values() if isinstance(value, Tensor))
-        return _unlike(torch.arange(batch_size_of(features), device=device), column)
+        return _unlike(torch.arange(batch_size_of(features), device=_device_of(features)), column)
     ids, texts, places = tokens
     # A sum over tokens of a mix of id and place: multiplications by odd numbers modulo 2^64, and shifts.
     mixed = (ids.long() + 1) * 0x1E3779B97F4A7C15 + places * 0x3F58476D1CE4E5B9
@@ -199,8 +194,8 @@ def text_keys(features: Features, column: int = 0) -> Tensor:
 def _ids(texts: Texts) -> list[list[Tensor]]:
     """Two sets of numbers of the documents, column by column, (B,) each: equal if they are not negatives of each other.
 
-    The first set are the keys of the documents' texts. The second are the keys of their queries: the positives of equal
-    queries are equal, and an explicit negative is like no other document.
+    The first are the keys of the documents' texts. The second are the keys of their queries; an explicit negative is
+    like no other document.
     """
     if not texts.keys:
         return []
@@ -218,14 +213,8 @@ def _unlike(rows: Tensor, column: int) -> Tensor:
 def check_on_all_ranks(check: Callable[[], tuple[int, int]], device: torch.device | None, needs_one_size: bool) -> None:
     """Checks the batch of this rank and, where negatives come from all ranks, that their batches fit together.
 
-    Args:
-        check: Function that checks the batch of this rank and returns its number of columns and rows.
-        device: Device that the ranks exchange numbers on; None if the ranks do not share negatives.
-        needs_one_size: Whether the batches must have equally many rows.
-
-    Raises:
-        ValueError: If the inputs are refused, or if the batches differ in columns or, when they are gathered, in size.
-            All ranks raise, because a rank that raised alone would leave the others waiting for it.
+    ``check`` returns the number of columns and rows of this rank. The ranks exchange them on the device; None if they
+    do not share negatives. All ranks raise, because a rank that raised alone would leave the others waiting.
     """
     if device is None:
         check()

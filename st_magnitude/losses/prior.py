@@ -20,8 +20,6 @@ __all__ = ["DocumentPrior"]
 
 logger = logging.getLogger(__name__)
 
-_BATCH = 1024  # texts to tokenise at a time
-
 
 class DocumentPrior:
     """The sampling probabilities q of documents, which a ranking loss subtracts from its logits: ``prior=``.
@@ -34,14 +32,12 @@ class DocumentPrior:
     it learns p(d|q). n(d) is how often the text d occurs among N, of which K are different. A constant factor of q
     changes nothing, so a data set in which every document occurs once needs no prior.
 
-    Columns of positives are corrected by how often a text occurs as a positive, and columns of explicit negatives by
-    how often it occurs as a negative. Without ``negatives`` the counts of the positives serve for both. Queries that
-    are columns of a softmax (``directions``) count as drawn once in N pairs.
+    Columns of explicit negatives are corrected by how often a text occurs as a negative, if there are such counts.
+    Queries that are columns of a softmax (``directions``) count as drawn once in N pairs.
 
     Two texts are the same if the model gets the same tokens, as for ``same_text``: make the prior with the
-    ``max_seq_length`` of the training, and with the prompt of the documents if the Trainer has one. Nothing of it is
-    part of the model or its checkpoints; build it again for a run that resumes. Several data sets have a loss and a
-    prior each.
+    ``max_seq_length`` of the training. Checkpoints do not contain it; build it again for a run that resumes. Several
+    data sets have a loss and a prior each.
 
     Example:
         >>> from sentence_transformers.sentence_transformer.modules import StaticEmbedding
@@ -52,8 +48,6 @@ class DocumentPrior:
         >>> model = SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_dim=8)], device="cpu")
         >>> positives = ["tea", "tea", "tea", "maps"]  # of four training pairs
         >>> prior = stm.DocumentPrior.from_texts(model, positives, smoothing=0.5)
-        >>> prior
-        DocumentPrior(2 texts, 4 occurrences)
         >>> [log_q] = prior.log_q([model.preprocess(["maps", "tea", "maps tea"])])
         >>> log_q.exp()  # 1.5, 3.5 and, for an unknown text, 0.5 of 5
         tensor([0.3000, 0.7000, 0.1000])
@@ -65,80 +59,62 @@ class DocumentPrior:
 
     def __init__(self, positives: _Table, negatives: _Table | None, smoothing: float) -> None:
         self._positives, self._negatives, self._smoothing = positives, negatives, smoothing
+        self._has_begun = False
 
     @classmethod
     def from_texts(
         cls,
         model: SentenceTransformer,
-        positives: Iterable[str],
-        negatives: Iterable[str] | None = None,
+        positives: Iterable[str] | Mapping[str, float],
+        negatives: Iterable[str] | Mapping[str, float] | None = None,
         *,
         smoothing: float = 1.0,
-        show_progress_bar: bool | None = None,
         **preprocess: Any,
     ) -> DocumentPrior:
         """Counts the texts of the training data.
 
         Args:
             model: The model to train, whose tokenizer decides which texts are the same.
-            positives: The positives of all training pairs, such as ``dataset["positive"]``.
-            negatives: The texts of all columns of explicit negatives; None: as frequent as they are as positives.
+            positives: The positives of all training pairs, such as ``dataset["positive"]``; or their counts, or any
+                numbers in proportion to them, for example of clicks: text -> count.
+            negatives: The same for all columns of explicit negatives; None: as frequent as they are as positives.
             smoothing: Number above 0 that is added to every count, and the count of a text that does not occur.
-            show_progress_bar: Whether to show the progress of the tokenizer; None shows it for 20,000 texts and more.
             **preprocess: Options of ``model.preprocess``: the ``prompt`` and the ``task`` of the documents, if the
                 Trainer has ``prompts`` or a ``router_mapping``.
 
         Raises:
-            ValueError: If there are no texts, if smoothing is not a positive number, or if the model has no tokens.
-        """
-        counts = [None if texts is None else Counter(texts) for texts in (positives, negatives)]
-        options = {"smoothing": smoothing, "show_progress_bar": show_progress_bar, **preprocess}
-        return cls.from_counts(model, *counts, **options)  # type: ignore[arg-type]
-
-    @classmethod
-    def from_counts(
-        cls,
-        model: SentenceTransformer,
-        positives: Mapping[str, float],
-        negatives: Mapping[str, float] | None = None,
-        *,
-        smoothing: float = 1.0,
-        show_progress_bar: bool | None = None,
-        **preprocess: Any,
-    ) -> DocumentPrior:
-        """Takes counts, or any numbers in proportion to them, for example of clicks: text -> count.
-
-        The other arguments are those of `from_texts`.
-
-        Raises:
-            ValueError: As `from_texts` does, or if a count is negative or not finite.
+            ValueError: If there are no texts, a number is out of range, or the model has no tokens.
         """
         positive("smoothing", smoothing)
         tables = []
-        for name, counts in (("positives", positives), ("negatives", negatives)):
-            if counts is None:
+        for name, texts in (("positives", positives), ("negatives", negatives)):
+            if texts is None:
                 continue
+            counts: Mapping[str, float] = texts if isinstance(texts, Mapping) else Counter(texts)
             if not counts:
                 raise ValueError(f"There are no {name}; a DocumentPrior counts the texts of the training data.")
             if wrong := [text for text, count in counts.items() if not 0 <= count < math.inf]:
                 raise ValueError(f"Counts must be 0 or more; got {counts[wrong[0]]} for {wrong[0]!r} of the {name}.")
-            keys = _keys_of(model, list(counts), show_progress_bar, preprocess)
+            keys = _keys_of(model, list(counts), preprocess)
             tables.append(_Table(keys, torch.tensor(list(counts.values()), dtype=torch.float64), smoothing))
         return cls(tables[0], tables[1] if len(tables) > 1 else None, smoothing)
 
     def log_q(self, documents: Sequence[Features]) -> list[Tensor]:
         """log q of the texts of each column of documents, the positives first, from their token ids: (B,) each."""
         first, *others = (text_keys(features) for features in documents)
-        negatives = self._negatives or self._positives
-        return [self._positives(first), *map(negatives, others)]
+        log_q = [self._positives(first), *map(self._negatives or self._positives, others)]
+        if not self._has_begun:
+            self._has_begun = True
+            self._warn_if_unknown(log_q[0])
+        return log_q
 
     def arguments(self, log_q: Sequence[Tensor], num_queries: int) -> dict[str, Tensor]:
         """``log_q`` (M,) and ``log_q_queries`` (Q,) of :func:`~st_magnitude.infonce`, from `log_q` by columns."""
         of_a_query = -math.log(max(1.0, self._positives.occurrences))
         return {"log_q": torch.cat(list(log_q)), "log_q_queries": log_q[0].new_full((num_queries,), of_a_query)}
 
-    def warn_if_unknown(self, log_q: Tensor) -> None:
-        """Warns if the prior contains no positive of a batch; ``log_q`` is that of its positives, (B,)."""
+    def _warn_if_unknown(self, log_q: Tensor) -> None:
+        """Warns if the prior contains no positive of the first batch; ``log_q`` is that of its positives, (B,)."""
         if (log_q == log_q.new_full((), self._positives.floor)).all():
             logger.warning(
                 "The prior contains none of the %d positives of the first batch, so it corrects nothing. Make it from "
@@ -148,14 +124,8 @@ class DocumentPrior:
             )
 
     def get_config_dict(self) -> dict[str, Any]:
-        """The numbers of texts and the smoothing, for the model card."""
         negatives = None if self._negatives is None else len(self._negatives.keys)
         return {"texts": len(self._positives.keys), "negatives": negatives, "smoothing": self._smoothing}
-
-    def __repr__(self) -> str:
-        tables = [self._positives, *([self._negatives] if self._negatives else [])]
-        parts = [f"{len(table.keys):,} texts, {table.occurrences:,.6g} occurrences" for table in tables]
-        return f"DocumentPrior({'; negatives: '.join(parts)})"
 
 
 class _Table:
@@ -179,14 +149,11 @@ class _Table:
         return torch.where(known[place] == keys, values[place], self.floor)
 
 
-def _keys_of(
-    model: SentenceTransformer, texts: list[str], show_progress_bar: bool | None, preprocess: Mapping[str, Any]
-) -> Tensor:
+def _keys_of(model: SentenceTransformer, texts: list[str], preprocess: Mapping[str, Any]) -> Tensor:
     """The keys of the token ids of texts, (K,)."""
-    shown = len(texts) >= 20_000 if show_progress_bar is None else show_progress_bar
     keys = []
-    for start in trange(0, len(texts), _BATCH, desc="Counting documents", disable=not shown):
-        features = model.preprocess(texts[start : start + _BATCH], **preprocess)
+    for start in trange(0, len(texts), 1024, desc="Counting documents", disable=len(texts) < 20_000):
+        features = model.preprocess(texts[start : start + 1024], **preprocess)
         if tokens_of(features) is None:
             raise ValueError("A DocumentPrior tells texts apart by their token ids, and this model has none.")
         keys.append(text_keys(features).cpu())

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, TypedDict, get_args
+from typing import Any, Literal, TypedDict
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 SCALE = 20.0
 
 KERNEL_OPTIONS = ("directions", "partition_mode", "hardness_mode", "hardness_strength")  # attributes of a loss
-OPTIONS = ("scale", "mini_batch_size", "mini_batch_num_tokens", "gather_across_devices", *KERNEL_OPTIONS)
+OPTIONS = ("scale", "mini_batch_size", "gather_across_devices", *KERNEL_OPTIONS)
 
 
 class LossOptions(TypedDict, total=False):
@@ -49,7 +49,6 @@ class LossOptions(TypedDict, total=False):
     temperature: float | Literal["learned"] | None
     regularizers: Iterable[Regularizer | tuple[Regularizer, float]]
     mini_batch_size: int | None
-    mini_batch_num_tokens: int | None
     gather_across_devices: bool | Literal["ring"]
     directions: Sequence[Direction]
     partition_mode: PartitionMode
@@ -60,7 +59,6 @@ class LossOptions(TypedDict, total=False):
     margin_strategy: MarginStrategy
     guide: SentenceTransformer | None
     prior: DocumentPrior | None
-    show_progress_bar: bool
 
 
 class RankingOptions(LossOptions, total=False):
@@ -77,9 +75,8 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         L = sum_t w_t · mean_i [ -log softmax_j( s(q_i, d_j) / tau_t ) at j = i ],
         s(q, d) = q / |q|^gamma_query · d / |d|^gamma_document
 
-    It replaces sentence-transformers' ``MultipleNegativesRankingLoss`` in ``fit`` and in
-    ``SentenceTransformerTrainer``, and with ``mini_batch_size`` also the cached variant of that loss. For cosine and
-    for dot, at the same scale, the values are equal.
+    It replaces sentence-transformers' ``MultipleNegativesRankingLoss`` in ``fit`` and in the Trainer, and with
+    ``mini_batch_size`` its cached variant. For cosine and for dot, at the same scale, the values are equal.
 
     Args:
         model: The SentenceTransformer to train. The loss sets its ``similarity_fn_name`` to the stock function that
@@ -87,26 +84,22 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         similarity: A Similarity or its name.
         terms: Summands of the loss: temperatures, prefix dimensions and weights.
         temperature: Temperature of a loss of one term. ``"learned"``: all temperatures are learned, starting where
-            the terms have them. A :class:`~st_magnitude.kernel.terms.LearnedTemperature` in a term does that for this
-            term alone. A learned temperature is relative to the scale, as any other. None: the terms as they are.
+            the terms have them; a :class:`~st_magnitude.kernel.terms.LearnedTemperature` in a term does that for this
+            term alone. None: the terms as they are.
         scale: ``"auto"`` divides the scores by the mean norms that the similarity leaves in,
             mean|q|^(1 - gamma_query) · mean|d|^(1 - gamma_document), over the batch at hand (of all devices, if they
             are gathered) and at the longest prefix. A temperature then means what it means for cosine. A number is
-            the paper's fixed factor of the scores in a term of temperature 0.05; other temperatures change it in
-            proportion, and 20 takes them as they are.
+            the paper's fixed factor of the scores at temperature 0.05; 20 takes other temperatures as they are.
         regularizers: Functions of the embeddings (n, D) of all columns that return a scalar, or pairs of one and its
             weight. With any of them the loss is a dict of named terms, which the Trainer sums and logs. A regularizer
             with a method ``of_columns`` gets the list of columns, (B, D) each, through that method.
-        mini_batch_size: Number of texts for which the model holds activations at a time. It turns on gradient caching
+        mini_batch_size: Number of texts for which the model holds activations at a time, by gradient caching
             (GradCache, arXiv 2101.06983); the softmax still spans the whole batch.
-        mini_batch_num_tokens: Number of tokens in a mini-batch, which then packs texts by tokens. It needs
-            ``mini_batch_size``.
         gather_across_devices: Whether the documents of all ranks are negatives. True gathers them on each rank.
-            ``"ring"`` passes them around the ranks instead: memory does not grow with the number of ranks, the loss
-            takes 1.2 to 1.3 times as long, and batches may differ in size. The gradients are the same.
+            ``"ring"`` passes them around instead: memory does not grow with the number of ranks, the loss takes 1.2
+            to 1.3 times as long, and batches may differ in size. The gradients are the same.
         directions: What the softmax runs over, as in sentence-transformers: ``"query_to_doc"`` and any of
-            ``"query_to_query"``, ``"doc_to_query"`` and ``"doc_to_doc"``. ``("doc_to_query",)`` alone ranks queries for
-            a document, and leaves out columns of negatives.
+            ``"query_to_query"``, ``"doc_to_query"`` and ``"doc_to_doc"``; or ``"doc_to_query"`` alone.
         partition_mode: ``"joint"``: one softmax over all directions. ``"per_direction"``: the mean of the losses of
             ``"query_to_doc"`` and ``"doc_to_query"``.
         hardness_mode: ``"in_batch_negatives"``, ``"hard_negatives"`` or ``"all_negatives"``: documents that count
@@ -116,29 +109,25 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         same_text: ``"exclude"``: a document with the tokens of the positive, and the positive of another query with
             the tokens of this one, do not count as negatives. ``"keep"``: they do, as in sentence-transformers. Inputs
             without token ids always count.
-        margin: Distance that a negative keeps from the positive: a document that scores above the positive's score
-            minus the margin does not count as a negative. Without a guide the model's own scores decide, at the
-            longest prefix, with ``scale="auto"`` but before the temperature; -0.1 then leaves out what the model ranks
-            far above the positive (Qwen3 Embedding, arXiv 2506.05176, Eq. 1). None: 0 with a guide, and no such rule
-            without it.
+        margin: A document that scores above the positive's score minus the margin does not count as a negative.
+            Without a guide the model's own scores decide, at the longest prefix, with ``scale="auto"`` but before the
+            temperature; -0.1 then leaves out what the model ranks far above the positive (Qwen3 Embedding, arXiv
+            2506.05176, Eq. 1). None: 0 with a guide, and no such rule without it.
         margin_strategy: Unit of the margin, as in sentence-transformers' ``GISTEmbedLoss``. ``"absolute"``: scores.
             ``"relative"``: the absolute value of the positive's score, which suits scores that norms make large.
         guide: Frozen SentenceTransformer whose scores decide (GISTEmbed, arXiv 2402.16829), by its own similarity
             function. A guide with another tokenizer reads the text that the model's tokens spell.
-        prior: :class:`~st_magnitude.DocumentPrior`, whose log q is subtracted from the logits of all documents, for
-            training data in which some documents occur more often than others.
-        show_progress_bar: Whether to show progress over the mini-batches of a cached step.
+        prior: :class:`~st_magnitude.DocumentPrior`, whose log q is subtracted from the logits of all documents.
 
     Raises:
-        TypeError: If the model is a CrossEncoder or a MultiVectorEncoder; if it is a SparseEncoder, which has neither
-            prefixes nor fractional document exponents, and the terms or the similarity need them.
+        TypeError: If the model is a CrossEncoder or a MultiVectorEncoder, or a SparseEncoder and the loss has prefixes
+            or a fractional document exponent.
         ValueError: If the similarity keeps magnitude but the model ends in ``Normalize``, or sentence-transformers'
             ``MatryoshkaLoss``, which normalises every prefix, is wrapped around the loss; if caching is on and the
             model embeds by table lookup; if an argument is out of range.
 
-    Inputs: (anchor, positive), (anchor, positive, negative) or (anchor, positive, negative_1, ..., negative_n). Labels
-    that are whole numbers are ignored. Scores are refused: they are for :class:`~st_magnitude.SimilarityMSELoss`. A
-    batch of one row without negatives has the loss 0; ``dataloader_drop_last=True`` leaves out a last one.
+    Inputs: (anchor, positive) or (anchor, positive, negative_1, ..., negative_n). Labels that are whole numbers are
+    ignored. Scores are refused: they are for :class:`~st_magnitude.SimilarityMSELoss`.
 
     Example:
         ::
@@ -162,7 +151,6 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         temperature: float | Literal["learned"] | None = None,
         regularizers: Iterable[Regularizer | tuple[Regularizer, float]] = (),
         mini_batch_size: int | None = None,
-        mini_batch_num_tokens: int | None = None,
         gather_across_devices: bool | Literal["ring"] = False,
         directions: Sequence[Direction] = ("query_to_doc",),
         partition_mode: PartitionMode = "joint",
@@ -173,16 +161,10 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         margin_strategy: MarginStrategy = "absolute",
         guide: SentenceTransformer | None = None,
         prior: DocumentPrior | None = None,
-        show_progress_bar: bool = False,
     ) -> None:
         super().__init__(model, similarity, scale, SCALE)
         if mini_batch_size is not None:
             at_least("mini_batch_size", mini_batch_size, 1, ", or None for no caching")
-        if mini_batch_num_tokens is not None and (mini_batch_size is None or mini_batch_num_tokens < 1):
-            raise ValueError(
-                "mini_batch_num_tokens must be at least 1 and needs mini_batch_size, which turns caching on; got "
-                f"mini_batch_num_tokens={mini_batch_num_tokens} and mini_batch_size={mini_batch_size}."
-            )
         softmaxes = softmaxes_of(directions, partition_mode)
         one_of("gather_across_devices", gather_across_devices, (False, True, "ring"))
         if gather_across_devices == "ring" and any(len(softmax) > 1 for softmax in softmaxes):
@@ -190,8 +172,6 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
                 "gather_across_devices='ring' has one direction in a softmax. Use gather_across_devices=True, or "
                 "partition_mode='per_direction' for 'query_to_doc' and 'doc_to_query'."
             )
-        one_of("hardness_mode", hardness_mode, (None, *get_args(HardnessMode)))
-        at_least("hardness_strength", hardness_strength, 0)
         self.terms = with_temperature(terms, temperature)
         is_learned = any(isinstance(term.temperature, LearnedTemperature) for term in self.terms)
         self.temperatures = Temperatures(self.terms, model) if is_learned else None
@@ -203,8 +183,6 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         self.prior = prior
         self.gather_across_devices = gather_across_devices
         self.mini_batch_size = mini_batch_size  # type: ignore[assignment]
-        self.mini_batch_num_tokens = mini_batch_num_tokens
-        self.show_progress_bar = show_progress_bar
         self.uses_gradient_cache = mini_batch_size is not None
         self.regularizers = Penalties(regularizers)
         self._check_model()
@@ -231,23 +209,12 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
             needs_one_size=self.gather_across_devices != "ring",
         )
         texts = self.false_negatives.texts(sentence_features, self.mini_batch_size)
-        if self.prior is None:
-            return texts
-        log_q = self.prior.log_q(sentence_features[1:])
-        if not self._has_begun:
-            self.prior.warn_if_unknown(log_q[0])
-        return replace(texts, log_q=log_q)
+        return texts if self.prior is None else replace(texts, log_q=self.prior.log_q(sentence_features[1:]))
 
     def compute_loss_from_embeddings(
         self, embeddings: list[Tensor], labels: Tensor | Texts | None = None
     ) -> Tensor | dict[str, Tensor]:
-        """The loss of raw embeddings: one tensor (B, D) for anchors, positives and each column of negatives.
-
-        Without texts, ``same_text`` excludes nothing.
-
-        Raises:
-            ValueError: If columns differ in length, or the loss has a guide or a prior, which need the texts.
-        """
+        """The loss of raw embeddings, (B, D) for each column. Without texts ``same_text`` excludes nothing."""
         self.refuse_unequal(list(map(len, embeddings)))
         if not isinstance(labels, Texts):
             false = self.false_negatives
@@ -255,16 +222,14 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         losses = self._losses(embeddings, self._learned(), labels)
         return losses if self.regularizers else losses["infonce"]
 
-    def _losses(
-        self, embeddings: list[Tensor], learned: list[Tensor], labels: Tensor | Texts | None
-    ) -> dict[str, Tensor]:
+    def _losses(self, embeddings: list[Tensor], learned: list[Tensor], labels: object) -> dict[str, Tensor]:
         """InfoNCE and the penalties by name, at the values of what the loss learns."""
-        self.watch(embeddings)
+        self.begin_once()
         queries, *documents = embeddings  # (B, D) each
         similarity, terms = self._at(learned)
         longest = max(term.dim or queries.shape[1] for term in terms)
-        gather = bool(self.gather_across_devices)
-        queries, documents = self.by_mean_norms(queries, documents, similarity, longest, gather)
+        across = bool(self.gather_across_devices)
+        queries, documents = self.by_mean_norms(queries, documents, similarity, longest, across)
         if self.scale != "auto":
             terms = [replace(term, temperature=term.temperature * (SCALE / self.scale)) for term in terms]
         texts = labels if isinstance(labels, Texts) else Texts()
@@ -276,14 +241,10 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
     ) -> Tensor:
         """InfoNCE of the queries of this rank, against its own documents or the documents of all ranks."""
         options: dict[str, Any] = {name: getattr(self, name) for name in KERNEL_OPTIONS}
-        all_queries = queries
         gather: Callable[[Tensor], Tensor] = _itself
-        gather_queries: Callable[[Tensor], Tensor] = _itself
-        is_ring, is_gathered = (
-            self.gather_across_devices == "ring",
-            bool(self.gather_across_devices) and num_ranks() > 1,
-        )
-        if is_gathered and not is_ring:
+        gather_queries, all_queries = gather, queries
+        across = num_ranks() > 1 and self.gather_across_devices
+        if across is True:
             gather = all_gather
             documents = [all_gather_with_grad(d) for d in documents]  # (W·B, D) each
             options |= {"offset": get_rank() * len(queries), "num_queries": len(documents[0])}
@@ -293,9 +254,8 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         options["exclude"] = self.false_negatives.exclude(texts, gather, gather_queries)
         if self.prior is not None:
             options |= self.prior.arguments([gather(x) for x in texts.log_q], len(all_queries))
-        return (ring_infonce if is_gathered and is_ring else infonce)(
-            queries, torch.cat(documents), terms, similarity, **options
-        )
+        of_batch = ring_infonce if across == "ring" else infonce
+        return of_batch(queries, torch.cat(documents), terms, similarity, **options)
 
     # --- what the loss learns besides the weights of the model ------------------------------------------------------
 
@@ -344,11 +304,7 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
             )
 
     def check_engine(self, engine: str | None) -> None:
-        """Refuses an engine (:func:`~st_magnitude.training.engines.engine_of`) that cannot train what the loss learns.
-
-        Raises:
-            ValueError: If the loss needs DistributedDataParallel.
-        """
+        """Refuses an engine, as ``training.engines.engine_of`` names it, that cannot train what the loss learns."""
         learned = [] if self.temperatures is None else ["temperatures"]
         refuse_engine(engine, self.name, learned, self.uses_gradient_cache)
 
@@ -392,8 +348,7 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
     ) -> tuple[Tensor, RandContext | None]:
         """The raw embeddings of one mini-batch, and what the loss learns as more columns: (n, D + L).
 
-        The learned numbers are therefore cached and replayed, and their gradient is scaled, accumulated and, if they
-        are parameters of the model, synchronised with the gradient of the encoder.
+        The gradient of these numbers is therefore cached, scaled, accumulated and synchronised with the encoder's.
         """
         features = minibatch_of(sentence_feature, begin, end)
         with random_state or nullcontext(), nullcontext() if with_grad else torch.no_grad():
@@ -431,9 +386,7 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         gamma_query, gamma_document = similarity.exponents
         return {
             "similarity": {"query": gamma_query, "document": gamma_document},
-            "terms": [
-                {"dim": term.dim, "temperature": float(term.temperature), "weight": term.weight} for term in terms
-            ],
+            "terms": [vars(term) | {"temperature": float(term.temperature)} for term in terms],
             **{name: getattr(self, name) for name in OPTIONS},
             "regularizers": self.regularizers.get_config_dict(),
             "prior": None if self.prior is None else self.prior.get_config_dict(),

@@ -1,4 +1,4 @@
-"""Losses for symmetric tasks, whose training data are pairs of texts with a score."""
+"""SimilarityMSELoss, for symmetric tasks, whose training data are pairs of texts with a score."""
 
 from __future__ import annotations
 
@@ -27,22 +27,19 @@ class SimilarityMSELoss(EmbeddingLoss):
         L = mean_i ( lambda · s(a_i, b_i) - score_i )²
 
     With cosine it is sentence-transformers' ``CosineSimilarityLoss``. ``"qnorm"`` and ``"dnorm"`` are the paper's
-    Sent1Norm and Sent2Norm: they keep the norm of only one of two texts that have the same role, so
-    s(a, b) != s(b, a) (Cor. 6.1). They exist for comparison, and the loss warns once.
+    Sent1Norm and Sent2Norm. They exist for comparison: s(a, b) != s(b, a) (Cor. 6.1), and the loss warns.
 
     Args:
         model: The SentenceTransformer to train. The loss sets its ``similarity_fn_name`` to the stock function that
-            ranks as the similarity does; no stock function gives the scores of a one-sided similarity.
+            ranks as the similarity does.
         similarity: A Similarity or its name.
         scale: The factor lambda. ``"auto"`` is one over the mean norms that the similarity leaves in,
             1 / (mean|a|^(1 - gamma_query) · mean|b|^(1 - gamma_document)), of the batch at hand; 1 for cosine. The
-            paper's 0.01 is meant for dot products of 100 to 1,000: with norms of about 2.5 (docs/research/norms.md) dot
-            loses 12 points at 0.01.
+            paper's 0.01 is meant for dot products of 100 to 1,000 (docs/research/norms.md).
 
     Raises:
         ValueError: If the similarity keeps magnitude but the model ends in ``Normalize`` or sentence-transformers'
-            ``MatryoshkaLoss`` is wrapped around the loss; if there are not two text columns and a score for each pair;
-            if scale is neither positive nor "auto".
+            ``MatryoshkaLoss`` is wrapped around the loss; if there are not two text columns and a score for each pair.
 
     Inputs: (text, text) with a label, the score in [0, 1] or [-1, 1]. Divide the scores of STS-B, 0 to 5, by 5. The
     loss warns about scores beyond 1 in the first batch.
@@ -91,7 +88,7 @@ class SimilarityMSELoss(EmbeddingLoss):
                 "(STS-B: by 5).",
                 largest,
             )
-        self.watch(embeddings)
+        self.begin_once()
         a, (b,) = self.by_mean_norms(a, [b], self.similarity)
         predicted = self.similarity.pairwise(a, b)  # (B,)
         if self.scale != "auto":

@@ -19,7 +19,7 @@ from st_magnitude.similarity import at_least_float32, safe_norm
 
 __all__ = ["Penalties", "Regularizer", "SIGReg"]
 
-# The number of projections in a chunk; each takes six numbers of memory. On a CPU they stay in the cache.
+# The number of projections in a chunk, each of which takes six numbers of memory. On a CPU they stay in the cache.
 _CHUNK = {"cpu": 2**16, "cuda": 2**21}
 
 CITATION = """
@@ -41,18 +41,16 @@ class Penalties(nn.ModuleDict):
     """Weighted regularizers by the names that they are logged under.
 
     The name is the name of the function or class in snake case, or its attribute ``name``: ``sigreg``, ``sigreg_2``.
-
-    Args:
-        regularizers: Functions of the embeddings (n, D) of all columns that return a scalar, or pairs of one and its
-            weight, which is 1 otherwise. A regularizer with a method ``of_columns`` gets the list of columns, (B, D)
-            each, through that method instead.
+    A regularizer is a function of the embeddings (n, D) of all columns that returns a scalar, or a pair of one and its
+    weight. One with a method ``of_columns`` gets the list of columns, (B, D) each, through that method.
     """
 
     def __init__(self, regularizers: Iterable[Regularizer | tuple[Regularizer, float]]) -> None:
         self.weighted: dict[str, tuple[Regularizer, float]] = {}
         for item in regularizers:
             regularizer, weight = item if isinstance(item, tuple) else (item, 1.0)
-            name = _snake_case(regularizer)
+            given = getattr(regularizer, "name", None) or getattr(regularizer, "__name__", type(regularizer).__name__)
+            name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", str(given)).lower()
             names = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
             self.weighted[next(name for name in names if name not in self.weighted)] = (regularizer, weight)
         super().__init__({name: r for name, (r, _) in self.weighted.items() if isinstance(r, nn.Module)})
@@ -74,11 +72,6 @@ class Penalties(nn.ModuleDict):
         return {name: weight for name, (_, weight) in self.weighted.items()}
 
 
-def _snake_case(regularizer: Regularizer) -> str:
-    name = str(getattr(regularizer, "name", None) or getattr(regularizer, "__name__", type(regularizer).__name__))
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
-
-
 class SIGReg(nn.Module):
     """Sketched isotropic Gaussian regularization: how far projections of the embeddings are from N(0, 1).
 
@@ -87,7 +80,8 @@ class SIGReg(nn.Module):
     over random unit directions a: the mean of Epps-Pulley statistics, whose w_k are the weights of the trapezoid rule
     for the integral over t from -t_max to t_max with the density exp(-t²/2). Rows are first normalised and multiplied
     by sqrt(D), which gives the projections of evenly spread rows variance 1. The best value is not 0: N rows drawn
-    from the target have the expectation 1.0525 for any N (see `null_expectation`). Training lowers the excess over it.
+    from the target have the expectation 1.0525 for any N (see `null_expectation`). Training lowers the excess over it,
+    whose last value is the attribute ``last_excess``.
 
     Args:
         num_directions: Number of directions that a step draws; fewer than about D leave much of the space unseen.
@@ -95,13 +89,9 @@ class SIGReg(nn.Module):
         t_max: Largest knot.
         scale: Norm of the normalised rows: ``"sqrt_d"`` (of the prefix, if there are ``dims``) or a number. None takes
             the embeddings as they are, with their norms.
-        dims: Prefixes to regularise. Each is cut, normalised and scaled by itself, and the loss is their mean. None:
-            all dimensions.
-        gather: Whether to take the statistic of the joined batch of all ranks, under torch.distributed. Ranks may
-            have batches of different sizes. The gradient is right under DDP, which averages over ranks.
-
-    Attributes:
-        last_excess: The last value minus its null expectation, detached; None before the first call.
+        dims: Prefixes, each cut, normalised and scaled by itself; the loss is their mean. None: all dimensions.
+        gather: Whether to take the statistic of the joined batch of all ranks, which may have batches of different
+            sizes. The gradient is right under DDP, which averages over ranks.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -109,7 +99,7 @@ class SIGReg(nn.Module):
     Directions come from torch's generator of the device, whose state the checkpoints of a Trainer contain, so a run
     that resumes draws the same directions. With ``gather`` all ranks take the directions of rank 0. Without gradient,
     as in evaluation, directions are always the same and leave the generator alone. SIGReg computes in float32 with
-    autocast off; float64 stays float64. The forward pass takes the gradient, so a second derivative does not exist.
+    autocast off; float64 stays float64. A second derivative does not exist.
 
     Example:
         >>> import torch
@@ -145,12 +135,9 @@ class SIGReg(nn.Module):
         self.last_excess: Tensor | None = None
 
     def forward(self, embeddings: Tensor, directions: Tensor | None = None) -> Tensor:
-        """The statistic of one sample.
+        """The statistic of embeddings (n, D), which are not normalised.
 
-        Args:
-            embeddings: Embeddings (n, D), not normalised.
-            directions: Unit columns (D, K), constants. None: drawn anew at each call with gradient. A prefix takes
-                the first rows, normalised again.
+        ``directions`` are unit columns (D, K); None draws them. A prefix takes the first rows, normalised again.
         """
         width = embeddings.shape[1]
         dims = (width,) if self.dims is None else self.dims
@@ -185,34 +172,24 @@ class SIGReg(nn.Module):
             x = x / safe_norm(x) * (dim**0.5 if self.scale == "sqrt_d" else self.scale)  # (n, D)
         if dim < len(directions):
             directions = directions[:dim] / safe_norm(directions[:dim].T).T
-        return EppsPulley.apply(x, directions, *self._knots(x), self._num_ranks())
-
-    def _num_ranks(self) -> int:
-        return num_ranks() if self.gather else 1
+        return EppsPulley.apply(x, directions, *self._knots(x), num_ranks() if self.gather else 1)
 
     def _draw(self, x: Tensor) -> Tensor:
         """The directions of this call, (D, K)."""
         generator = None if torch.is_grad_enabled() else torch.Generator(x.device).manual_seed(0)
         shape = x.shape[1], self.num_directions
         directions = torch.randn(shape, generator=generator, dtype=x.dtype, device=x.device)
-        if self._num_ranks() > 1:
+        if self.gather and num_ranks() > 1:
             dist.broadcast(directions, src=0)
         return directions / torch.linalg.vector_norm(directions, dim=0)
-
-    def extra_repr(self) -> str:
-        names = ("num_directions", "num_knots", "t_max", "scale")
-        return ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
 
 
 class EppsPulley(torch.autograd.Function):
     """The mean of N sum_k w_k |error_k|² over directions, with error_k = mean_i exp(i t_k p_i) - phi_k and p = x @ a.
 
     The knots are multiples of the first one, so exp(i t_k p) are powers of z = exp(i t_1 p), and the gradient is a
-    polynomial in z:
-
-        d / d p_i = -2/N Im( sum_k w_k t_k conj(error_k) z_i^k )
-
-    The forward pass takes the gradient, because a chunk of directions is gone after it.
+    polynomial in z: d / d p_i = -2/N Im( sum_k w_k t_k conj(error_k) z_i^k ). The forward pass takes it, because a
+    chunk of directions is gone after it.
     """
 
     @staticmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 from sentence_transformers import SparseEncoder
@@ -23,14 +23,10 @@ AnyLoss = TypeVar("AnyLoss", bound=nn.Module)
 def with_texts(loss: AnyLoss) -> AnyLoss:
     """Lets a ``SpladeLoss`` or ``CachedSpladeLoss`` hand the texts of a batch to the ranking loss inside.
 
-    These losses of sentence-transformers embed the batch themselves and hand on embeddings only. ``same_text``,
-    ``guide`` and ``prior`` of a ranking loss need the texts.
+    These losses of sentence-transformers hand on embeddings only. ``same_text``, ``guide`` and ``prior`` need texts.
 
     Args:
-        loss: The loss, whose attribute ``loss`` is a ranking loss of this package.
-
-    Returns:
-        The same loss.
+        loss: The loss, which is also returned. Its attribute ``loss`` is a ranking loss of this package.
 
     Raises:
         TypeError: If the loss inside is another one.
@@ -51,13 +47,11 @@ def with_texts(loss: AnyLoss) -> AnyLoss:
             f"st_magnitude; got a {type(loss).__name__} around {type(inner).__name__}."
         )
 
-    read_texts: Any = inner.read
+    read_texts: Callable[..., Texts] = inner.read  # type: ignore[assignment]
 
     def read(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[list[dict[str, Tensor]], Texts]:
-        features: Iterable[dict[str, Tensor]] = inputs[0]
-        columns = list(features)
-        texts: Texts = read_texts(columns, *inputs[1:])
-        return columns, texts
+        columns = list(inputs[0])
+        return columns, read_texts(columns, *inputs[1:])
 
     loss.register_forward_pre_hook(read)
     return loss
@@ -74,11 +68,7 @@ def refuse_for_sparse(loss: EmbeddingLoss, dims: Collection[int], document: floa
 
 
 def check_without_texts(loss: EmbeddingLoss, needs_texts: object, warns: bool) -> None:
-    """Refuses a prior or a guide in a loss that gets embeddings alone, and warns once that equal texts are negatives.
-
-    Raises:
-        ValueError: If there is a prior or a guide.
-    """
+    """Refuses a prior or a guide in a loss that gets embeddings alone, and warns that equal texts are negatives."""
     if needs_texts is not None:
         raise ValueError(
             f"{loss.name} has a {type(needs_texts).__name__}, which needs the texts of a batch. Call the loss with "

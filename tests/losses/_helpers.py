@@ -1,12 +1,8 @@
-"""What the tests of losses share: batches, gradients, a Trainer, and two processes."""
+"""What the tests of losses share: batches, gradients, and a Trainer."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
+import pytest
 import torch
 from _tiny import ROWS, columns
 from datasets import Dataset
@@ -14,15 +10,29 @@ from sentence_transformers import SentenceTransformerTrainer, SentenceTransforme
 
 import st_magnitude as stm
 
+BATCHING = pytest.mark.parametrize("mini_batch_size", [None, 3], ids=["plain", "cached"])
+DIRECTIONS = [("query_to_doc",), ("doc_to_query",), ("query_to_doc", "doc_to_query")]
+
 
 def features(model, num_rows=8, num_negatives=0, start=0):
     """The batch of some rows, as the Trainer tokenises it."""
-    rows = [row[: 2 + num_negatives] for row in ROWS[start : start + num_rows]]
+    return batch_of(model, [row[: 2 + num_negatives] for row in ROWS[start : start + num_rows]])
+
+
+def batch_of(model, rows):
     return [dict(model.preprocess(list(column))) for column in zip(*rows, strict=True)]
 
 
 def gradients(model):
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def value_and_gradients(model, value):
+    model.zero_grad()
+    value.backward()
+    found = gradients(model)
+    model.zero_grad()
+    return value.detach(), found
 
 
 def assert_same_gradients(found, expected, factor=1.0, rtol=1e-8, atol=1e-12):
@@ -33,7 +43,12 @@ def assert_same_gradients(found, expected, factor=1.0, rtol=1e-8, atol=1e-12):
         )
 
 
-def train(model, loss, output, num_negatives=0, data=None, eval_data=None, resume=None, attach=True, **options):
+DENSE = (SentenceTransformerTrainer, SentenceTransformerTrainingArguments)
+
+
+def train(
+    model, loss, output, num_negatives=0, data=None, eval_data=None, resume=None, attach=True, trainer=DENSE, **options
+):
     """Through the Trainer; returns it."""
     defaults = {
         "max_steps": 8,
@@ -43,11 +58,12 @@ def train(model, loss, output, num_negatives=0, data=None, eval_data=None, resum
         "save_strategy": "no",
         "seed": 3,
     }
-    args = SentenceTransformerTrainingArguments(
+    trainer_class, arguments_class = trainer
+    args = arguments_class(
         str(output), use_cpu=True, report_to=[], disable_tqdm=True, logging_steps=1, **defaults | options
     )
     data = data or Dataset.from_dict(columns(num_negatives=num_negatives))
-    trainer = SentenceTransformerTrainer(model, args, train_dataset=data, eval_dataset=eval_data, loss=loss)
+    trainer = trainer_class(model, args, train_dataset=data, eval_dataset=eval_data, loss=loss)
     if attach:
         stm.attach(trainer)
     trainer.train(resume_from_checkpoint=resume)
@@ -57,13 +73,3 @@ def train(model, loss, output, num_negatives=0, data=None, eval_data=None, resum
 def logged(trainer, key="temperature"):
     """The values of a key in the log."""
     return [entry[key] for entry in trainer.state.log_history if key in entry]
-
-
-def on_two_processes(script, folder, output):
-    """What two gloo processes of a script save, one result for each rank."""
-    script = Path(__file__).with_name(script)
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(script), folder, str(output)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, *launch], env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-6000:]
-    return [torch.load(output / f"rank{rank}.pt") for rank in range(2)]

@@ -1,45 +1,29 @@
-"""DocumentPrior: counts by tokens, the loss against the formula in float64, a skewed task, resume and two processes."""
+"""DocumentPrior: counts by tokens, the loss against the formula in float64, and a skewed task."""
 
 import itertools
 import json
 import math
 import random
-import subprocess
-import sys
 from collections import Counter
 
 import pytest
 import torch
-import torch.distributed as dist
-from _helpers import assert_same_gradients, gradients, train
-from _ranks import on_ranks
-from _tiny import ROWS, load_transformer, raw_embeddings, tokenizer
+from _helpers import BATCHING, assert_same_gradients, batch_of, train, value_and_gradients
+from _tiny import ROWS, raw_embeddings, tokenizer
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import BoW, StaticEmbedding
 from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel
 
 import st_magnitude as stm
 from st_magnitude import DocumentPrior
 from st_magnitude.losses import temp_agg_mrl
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "in_float64")
 
-BATCHING = pytest.mark.parametrize("mini_batch_size", [None, 3], ids=["plain", "cached"])
 BATCH = [(*ROWS[i][:2], ROWS[i][2]) for i in (0, 1, 2, 3, 5, 7)]  # query, positive, negative; all positives differ
 POSITIVES = {BATCH[0][1]: 9, BATCH[1][1]: 4, BATCH[2][1]: 1, "lima": 30, "see below": 2}
 NEGATIVES = {"see below": 50, "returns a number": 3}
-
-
-@pytest.fixture
-def model(folder):
-    """In float64, so that two ways to the same number can be told from two numbers."""
-    return load_transformer(folder).double()
-
-
-def features(model, rows):
-    return [dict(model.preprocess(list(column))) for column in zip(*rows, strict=True)]
 
 
 def log_q(rows, negatives, smoothing=1.0):
@@ -76,29 +60,21 @@ def test_counts_are_those_of_tokens(model):
     texts = ["see below", "See Below", "see also tea", "a b c d e f g", "a b c d e f z"]
     prior = DocumentPrior.from_texts(model, texts, smoothing=0.5)
     [found] = prior.log_q(
-        features(model, [[t] for t in ["see below", "see also tea", "a b c d e f", "none", *texts[4:]]])
+        batch_of(model, [[t] for t in ["see below", "see also tea", "a b c d e f", "none", *texts[4:]]])
     )
     expected = [2.5, 1.5, 2.5, 0.5, 2.5]
     torch.testing.assert_close(found, torch.tensor(expected).div(5 + 0.5 * 3).log())
     prompted = DocumentPrior.from_texts(model, texts, prompt="notes: ")
     assert not torch.equal(*[prompted.log_q([model.preprocess(["see below"], prompt=p)])[0] for p in ("notes: ", None)])
-    assert repr(prompted) == "DocumentPrior(3 texts, 5 occurrences)"
+    assert prompted.get_config_dict() == {"texts": 3, "negatives": None, "smoothing": 1.0}
 
 
 def test_texts_are_counts(model):
     texts = list(itertools.chain.from_iterable([text] * number for text, number in POSITIVES.items()))
     counted = DocumentPrior.from_texts(model, texts, ["see below"] * 4)
-    given = DocumentPrior.from_counts(model, Counter(texts), {"see below": 4.0})
-    for found in zip(*(prior.log_q(features(model, BATCH)[1:]) for prior in (counted, given)), strict=True):
+    given = DocumentPrior.from_texts(model, Counter(texts), {"see below": 4.0})
+    for found in zip(*(prior.log_q(batch_of(model, BATCH)[1:]) for prior in (counted, given)), strict=True):
         assert torch.equal(*found)
-    assert repr(counted) == "DocumentPrior(5 texts, 46 occurrences; negatives: 1 texts, 4 occurrences)"
-
-
-def test_negatives_without_counts_have_those_of_the_positives(model):
-    prior = DocumentPrior.from_counts(model, POSITIVES)
-    found = torch.cat(prior.log_q(features(model, BATCH)[1:]))
-    torch.testing.assert_close(found.double(), log_q(BATCH, None), rtol=1e-6, atol=0)
-    assert len(set(found.tolist())) > 3
 
 
 @pytest.mark.parametrize(
@@ -112,9 +88,8 @@ def test_negatives_without_counts_have_those_of_the_positives(model):
     ],
 )
 def test_errors(model, positives, options, message):
-    make = DocumentPrior.from_counts if isinstance(positives, dict) else DocumentPrior.from_texts
     with pytest.raises(ValueError, match=message):
-        make(model, positives, **options)
+        DocumentPrior.from_texts(model, positives, **options)
 
 
 def test_needs_tokens(model):
@@ -131,7 +106,7 @@ def test_a_prior_of_other_texts_warns(model, caplog):
         caplog.clear()
         loss = stm.CosineRankingLoss(model, prior=DocumentPrior.from_texts(model, texts))
         for _ in range(2):
-            loss(features(model, BATCH))
+            loss(batch_of(model, BATCH))
         assert caplog.text.count("contains none of the 6 positives") == warns
 
 
@@ -151,20 +126,16 @@ LOSSES = {
 @BATCHING
 def test_equals_the_formula(model, name, negatives, mini_batch_size):
     loss_class, options = LOSSES[name]
-    prior = DocumentPrior.from_counts(model, POSITIVES, negatives)
+    prior = DocumentPrior.from_texts(model, POSITIVES, negatives)
     options = options | {"scale": 3.0, "mini_batch_size": mini_batch_size, "same_text": "keep"}
     loss = loss_class(model, prior=prior, **options).double()
-    batch = features(model, BATCH)
+    batch = batch_of(model, BATCH)
     value = loss([dict(column) for column in batch])
-    value = value["infonce"] if isinstance(value, dict) else value
-    value.backward()
-    found = gradients(model)
-    model.zero_grad()
-    embeddings = raw_embeddings(model, batch)
-    expected = reference(embeddings, loss.similarity, loss.terms, 3.0, log_q(BATCH, negatives))
-    expected.backward()
-    torch.testing.assert_close(value.detach(), expected.detach(), rtol=1e-6, atol=0)
-    assert_same_gradients(found, gradients(model), rtol=1e-5, atol=1e-7)
+    value, found = value_and_gradients(model, value["infonce"] if isinstance(value, dict) else value)
+    by_hand = reference(raw_embeddings(model, batch), loss.similarity, loss.terms, 3.0, log_q(BATCH, negatives))
+    expected, expected_gradients = value_and_gradients(model, by_hand)
+    torch.testing.assert_close(value, expected, rtol=1e-6, atol=0)
+    assert_same_gradients(found, expected_gradients, rtol=1e-5, atol=1e-7)
     uncorrected = loss_class(model, **options).double()([dict(column) for column in batch])
     uncorrected = uncorrected["infonce"] if isinstance(uncorrected, dict) else uncorrected
     assert abs(uncorrected.item() - value.item()) > 1e-2
@@ -172,10 +143,10 @@ def test_equals_the_formula(model, name, negatives, mini_batch_size):
 
 @BATCHING
 def test_queries_as_columns_were_drawn_once(model, mini_batch_size):
-    prior = DocumentPrior.from_counts(model, POSITIVES, NEGATIVES)
+    prior = DocumentPrior.from_texts(model, POSITIVES, NEGATIVES)
     options = {"prior": prior, "mini_batch_size": mini_batch_size, "same_text": "keep"}
     loss = stm.CosineRankingLoss(model, directions=("query_to_doc", "query_to_query"), **options)
-    batch = features(model, BATCH)
+    batch = batch_of(model, BATCH)
     queries, *documents = raw_embeddings(model, batch)
     of_documents = 20 * stm.COSINE(queries, torch.cat(documents)) - log_q(BATCH, NEGATIVES)
     of_queries = 20 * stm.COSINE(queries, queries) + math.log(sum(POSITIVES.values()))
@@ -188,13 +159,14 @@ def test_equal_counts_change_nothing(model):
     """But for explicit negatives, whose counts are others."""
     rows = [row[:2] for row in BATCH]
     prior = DocumentPrior.from_texts(model, [row[1] for row in rows])
-    values = [stm.QNormRankingLoss(model, prior=p, scale=3.0)(features(model, rows)) for p in (prior, None)]
+    values = [stm.QNormRankingLoss(model, prior=p, scale=3.0)(batch_of(model, rows)) for p in (prior, None)]
     torch.testing.assert_close(*values, rtol=1e-12, atol=0)
 
 
 def test_config_is_json(model):
-    loss = stm.CosineRankingLoss(model, prior=DocumentPrior.from_counts(model, POSITIVES, NEGATIVES))
+    loss = stm.CosineRankingLoss(model, prior=DocumentPrior.from_texts(model, POSITIVES, NEGATIVES))
     assert json.loads(json.dumps(loss.get_config_dict()))["prior"] == {"texts": 5, "negatives": 2, "smoothing": 1.0}
+    assert loss.state_dict().keys() == stm.CosineRankingLoss(model).state_dict().keys()  # nothing of it is saved
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
@@ -238,77 +210,3 @@ def test_popular_documents_are_found(tmp_path, loss_class):
         task = data.encode(model, show_progress_bar=False)
         ndcg[corrected] = task.ndcg(task.top(stm.Similarity.named(model.similarity_fn_name))).mean()
     assert ndcg[True] > max(0.97, ndcg[False] + 0.05), ndcg
-
-
-def test_resumes_and_leaves_no_trace(folder, tmp_path):
-    """The resumed run is the uninterrupted one, and a fresh process loads a model like any other."""
-    data = Dataset.from_dict(
-        dict(zip(("anchor", "positive", "negative"), map(list, zip(*BATCH * 3, strict=True)), strict=True))
-    )
-    options = {"data": data, "max_steps": 4, "save_strategy": "steps", "save_steps": 2, "attach": False}
-    models = [load_transformer(folder) for _ in range(3)]
-    priors = [DocumentPrior.from_counts(models[0], POSITIVES, NEGATIVES)] * 2 + [None]
-    losses = [stm.CosineRankingLoss(m, prior=p) for m, p in zip(models, priors, strict=True)]
-    assert all(loss.state_dict().keys() == losses[2].state_dict().keys() for loss in losses)
-    train(models[0], losses[0], tmp_path / "run", **options)
-    train(models[1], losses[1], tmp_path / "again", resume=str(tmp_path / "run" / "checkpoint-2"), **options)
-    train(models[2], losses[2], tmp_path / "without", **options)
-    for name, value in models[0].state_dict().items():
-        torch.testing.assert_close(models[1].state_dict()[name], value, rtol=0, atol=1e-6)
-    saved = []
-    for model, name in ((models[0], "with"), (models[2], "plain")):
-        model.save_pretrained(str(tmp_path / name))
-        saved.append({str(p.relative_to(tmp_path / name)) for p in (tmp_path / name).rglob("*")})
-    assert saved[0] == saved[1]
-    code = (
-        "import sys; from sentence_transformers import SentenceTransformer as S; "
-        "print(S(sys.argv[1], device='cpu').encode('tea')[0], 'st_magnitude' in sys.modules)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "with")], capture_output=True, text=True, check=True
-    )
-    number, imported = done.stdout.split()[-2:]
-    assert float(number) == pytest.approx(models[0].encode("tea")[0], rel=1e-4)
-    assert imported == "False"
-
-
-# --- two processes ----------------------------------------------------------------------------------------------------
-
-CASES = list(itertools.product((True, "ring"), (None, 3), (("query_to_doc",), ("query_to_doc", "doc_to_query"))))
-
-
-def value_and_gradients(folder, case, rows):
-    gather, mini_batch_size, direction = case
-    model = load_transformer(folder).double()
-    prior = DocumentPrior.from_counts(model, POSITIVES, NEGATIVES)
-    options = {
-        "mini_batch_size": mini_batch_size,
-        "directions": direction,
-        "partition_mode": "per_direction",
-        "scale": 3.0,
-        "prior": prior,
-    }
-    loss = stm.QNormRankingLoss(model, **options, gather_across_devices=dist.is_initialized() and gather)
-    if dist.is_initialized():
-        loss.model = DistributedDataParallel(model)
-    value = loss(features(model, rows))
-    value.backward()
-    return value.item(), gradients(model)
-
-
-def one_rank(folder):
-    rank = dist.get_rank()
-    cuts = [2 if case[0] == "ring" else 3 for case in CASES]  # the ring takes batches that differ in size
-    return [
-        value_and_gradients(folder, c, BATCH[cut:] if rank else BATCH[:cut]) for c, cut in zip(CASES, cuts, strict=True)
-    ]
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="forks processes that have used torch")
-def test_two_ranks_are_one_process_on_the_joined_batch(folder):
-    first, second = on_ranks(2, one_rank, folder)
-    for i, case in enumerate(CASES):
-        value, expected = value_and_gradients(folder, case, BATCH)
-        assert (first[i][0] + second[i][0]) / 2 == pytest.approx(value, rel=1e-7)
-        for rank in (first, second):
-            assert_same_gradients(rank[i][1], expected, rtol=1e-6, atol=1e-9)

@@ -1,17 +1,20 @@
-"""SIGReg in losses: values, gradients, caching, logs, resume, two processes; and other regularizers beside it."""
+"""SIGReg in losses: values, gradients, caching, logs, two processes; and other regularizers next to it."""
 
 import json
-import math
 
 import pytest
 import torch
-from _helpers import assert_same_gradients, features, gradients, logged, on_two_processes, train
+import torch.distributed as dist
+from _helpers import BATCHING, assert_same_gradients, batch_of, features, gradients, logged, train, value_and_gradients
+from _ranks import on_ranks
 from _tiny import ROWS, columns, formula, load_transformer, raw_embeddings
-from _two_ranks_sigreg import CASES, NUM_ROWS, SPLIT, STRETCH
 from datasets import Dataset
+from sentence_transformers.base.losses.merged_forward import embed_columns
 from sentence_transformers.sentence_transformer.losses import GlobalOrthogonalRegularizationLoss
+from torch.nn.parallel import DistributedDataParallel
 
 import st_magnitude as stm
+from st_magnitude.losses import regularizers as module
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -30,7 +33,6 @@ LOSSES = [
     stm.TempAggMRLLoss,
     stm.SIGRegInfoNCE,
 ]
-BATCHING = pytest.mark.parametrize("mini_batch_size", [None, 3], ids=["plain", "cached"])
 
 
 # --- one step ---------------------------------------------------------------------------------------------------------
@@ -45,10 +47,7 @@ def test_loss_is_infonce_plus_sigreg_of_the_whole_batch(model, options, mini_bat
     torch.manual_seed(7)
     directions = reference._draw(embeddings[0])
     expected = reference(torch.cat(embeddings), directions)
-    (formula(embeddings, (1, 1), 20) + 0.3 * expected).backward()
-    expected_gradients = gradients(model)
-    model.zero_grad()
-
+    _, expected_gradients = value_and_gradients(model, formula(embeddings, (1, 1), 20) + 0.3 * expected)
     loss = stm.SIGRegInfoNCE(model, 0.3, sigreg=stm.SIGReg(**options), mini_batch_size=mini_batch_size)
     torch.manual_seed(7)
     values = loss(batch)
@@ -101,8 +100,6 @@ def test_global_orthogonal_regularization(model, mini_batch_size):
 def test_arguments(model):
     with pytest.raises(ValueError, match=r"weight must be at least 0 .* got -1\."):
         stm.SIGRegInfoNCE(model, -1)
-    with pytest.raises(ValueError, match="got nan"):
-        stm.SIGRegInfoNCE(model, math.nan)
     with pytest.raises(ValueError, match="exceed the 32 dimensions"):
         stm.SIGRegInfoNCE(model, sigreg=stm.SIGReg(dims=(64,)))(features(model, num_negatives=1))
     loss = stm.SIGRegInfoNCE(model, similarity="dot")
@@ -161,39 +158,48 @@ def test_calls_in_a_trainer(model, tmp_path, mini_batch_size):
     assert len({directions.sum().item() for directions in evaluated}) == 1
 
 
-@BATCHING
-@pytest.mark.parametrize(
-    "options",
-    [pytest.param({}, marks=pytest.mark.slow), {"gradient_accumulation_steps": 2}],
-    ids=["", "accumulated"],
-)
-def test_resume(folder, tmp_path, mini_batch_size, options):
-    """An interrupted and a straight training end in the same weights."""
-    options |= {"save_strategy": "steps", "save_steps": 3, "lr_scheduler_type": "linear", "num_negatives": 1}
-    options |= {"max_steps": 6, "per_device_train_batch_size": 4, "learning_rate": 0.01}
-    models = [load_transformer(folder) for _ in range(3)]
-    losses = [stm.SIGRegInfoNCE(m, 1.0, sigreg=stm.SIGReg(8), mini_batch_size=mini_batch_size) for m in models]
-    train(models[0], losses[0], tmp_path / "straight", **options)
-    checkpoint = str(tmp_path / "straight" / "checkpoint-3")
-    torch.manual_seed(99)
-    train(models[1], losses[1], tmp_path / "resumed", resume=checkpoint, **options)
-    (tmp_path / "straight" / "checkpoint-3" / "rng_state.pth").unlink()  # other directions
-    train(models[2], losses[2], tmp_path / "other", resume=checkpoint, **options)
-    straight, resumed, other = (m.state_dict() for m in models)
-    for name, value in straight.items():
-        torch.testing.assert_close(resumed[name], value, rtol=0, atol=1e-6)
-    assert max((other[name] - value).abs().max() for name, value in straight.items() if value.numel()) > 1e-3
-
-
 # --- two processes ----------------------------------------------------------------------------------------------------
+
+CASES: dict[str, dict] = {
+    "default": {},
+    "knots": {"num_directions": 48, "num_knots": 16, "t_max": 4.0},
+    "raw": {"scale": None},
+    "dims": {"dims": (8, 32)},
+    "alone": {"gather": False},
+}
+SPLIT, NUM_ROWS = 5, 14  # rank 0 has 5 rows, rank 1 the other 9
+STRETCH = 4.0  # of the rows of rank 1, where length counts: what a rank reads off its own rows is wrong for the others
+
+
+def one_step(folder, options, cached):
+    """Value, excess and gradients of this rank's rows, in a model as the Trainer wraps it."""
+    model, rank = load_transformer(folder).double(), dist.get_rank()
+    batch = batch_of(model, [row[:3] for row in (ROWS[SPLIT:NUM_ROWS] if rank else ROWS[:SPLIT])])
+    sigreg, wrapped = stm.SIGReg(**options), DistributedDataParallel(model)
+    torch.manual_seed(rank)  # the directions are nevertheless those of rank 0
+    if cached:
+        loss = stm.SIGRegInfoNCE(model, 1.0, sigreg=sigreg, scale=1e-9, mini_batch_size=2)  # of InfoNCE no gradient
+        loss.model = wrapped
+        values = loss(batch)
+        value = values["sigreg"].item()
+        sum(values.values()).backward()
+    else:
+        loss = sigreg(torch.cat([x * (STRETCH if rank else 1) for x in embed_columns(wrapped, batch)]))
+        value = loss.item()
+        loss.backward()
+    return value, sigreg.last_excess.item(), gradients(model)
+
+
+def one_rank(folder):
+    module._CHUNK["cpu"] = 2**12  # several chunks of directions, each with a reduction of its own
+    return {(name, cached): one_step(folder, o, cached) for name, o in CASES.items() for cached in (False, True)}
 
 
 @pytest.fixture(scope="module")
-def two_ranks(folder, tmp_path_factory):
-    return on_two_processes("_two_ranks_sigreg.py", folder, tmp_path_factory.mktemp("two_ranks_sigreg"))
+def two_ranks(folder):
+    return on_ranks(2, one_rank, folder)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 @BATCHING
 def test_two_ranks_are_one_process_on_the_joined_batch(model, two_ranks, name, mini_batch_size):
@@ -205,16 +211,12 @@ def test_two_ranks_are_one_process_on_the_joined_batch(model, two_ranks, name, m
         stretch[SPLIT:] = STRETCH
     torch.manual_seed(0)  # as rank 0
     value = sigreg(torch.cat([x * stretch for x in raw_embeddings(model, features(model, NUM_ROWS, 1))]))
-    value.backward()
-    expected = gradients(model)
-    for found in (rank[name, mini_batch_size is not None] for rank in two_ranks):
+    value, expected = value_and_gradients(model, value)
+    for found, excess, gradient in (rank[name, mini_batch_size is not None] for rank in two_ranks):
         if name == "alone":
-            assert abs(found["value"] / value.item() - 1) > 0.02
-            differences = [
-                (found["gradients"][n] - g).norm() / g.norm() for n, g in expected.items() if g.norm() > 1e-6
-            ]
-            assert max(differences) > 0.1
+            assert abs(found / value.item() - 1) > 0.02
+            assert max((gradient[n] - g).norm() / g.norm() for n, g in expected.items() if g.norm() > 1e-6) > 0.1
             continue
-        assert found["value"] == pytest.approx(value.item(), rel=1e-10)
-        assert found["excess"] == pytest.approx(sigreg.last_excess.item(), rel=1e-8, abs=1e-10)
-        assert_same_gradients(found["gradients"], expected, rtol=1e-6, atol=1e-10)
+        assert found == pytest.approx(value.item(), rel=1e-10)
+        assert excess == pytest.approx(sigreg.last_excess.item(), rel=1e-8, abs=1e-10)
+        assert_same_gradients(gradient, expected, rtol=1e-6, atol=1e-10)

@@ -105,7 +105,7 @@ def prepared(folder: str, cell: Cell) -> tuple[SentenceTransformer, torch.nn.Mod
     options = {key: cell[key] for key in ("mini_batch_size", "temperature", "margin")}
     guide = load_transformer(folder, "cls") if cell["guided"] else None
     counts = {row[1]: 1 + i for i, row in enumerate(ROWS)}
-    prior = stm.DocumentPrior.from_counts(model, counts) if cell["prior"] else None
+    prior = stm.DocumentPrior.from_texts(model, counts) if cell["prior"] else None
     return model, LOSSES[cell["loss"]](model, guide=guide, prior=prior, margin_strategy="relative", **options)
 
 

@@ -2,12 +2,10 @@
 
 import itertools
 import random
-import sys
 
 import pytest
 import torch
-import torch.distributed as dist
-from _ranks import on_ranks
+from _helpers import BATCHING, DIRECTIONS, assert_same_gradients, batch_of, value_and_gradients
 from _tiny import ROWS, load_transformer, raw_embeddings, save_transformer, tokenizer
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import (
@@ -17,16 +15,12 @@ from sentence_transformers.sentence_transformer.losses import (
 )
 from sentence_transformers.sentence_transformer.modules import BoW, StaticEmbedding
 from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel
 
 import st_magnitude as stm
 from st_magnitude import Similarity, Term
 from st_magnitude.losses.negatives import text_keys
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-DIRECTIONS = [("query_to_doc",), ("doc_to_query",), ("query_to_doc", "doc_to_query")]
-BATCHING = pytest.mark.parametrize("mini_batch_size", [None, 3], ids=["plain", "cached"])
+pytestmark = pytest.mark.usefixtures("one_thread", "in_float64")
 
 # A positive that two queries share (0, 3), a query with two positives (1, 4), a negative that is a positive (0, 2, 5)
 # and boilerplate that occurs three times, which all queries keep as a negative.
@@ -41,12 +35,6 @@ TWICE = [
 ]
 
 
-@pytest.fixture
-def model(folder):
-    """In float64, so that two ways to the same number can be told from two numbers."""
-    return load_transformer(folder).double()
-
-
 @pytest.fixture(scope="module")
 def guide(tmp_path_factory):
     """Another model with the same tokenizer."""
@@ -57,10 +45,6 @@ def guide(tmp_path_factory):
 def static_guide():
     """A model of another kind, whose features mean nothing to a Transformer."""
     return SentenceTransformer(modules=[StaticEmbedding(tokenizer(), embedding_dim=16)], device="cpu").double()
-
-
-def features(model, rows):
-    return [model.preprocess(list(column)) for column in zip(*rows, strict=True)]
 
 
 def equal_texts(rows):
@@ -96,21 +80,12 @@ def masks_of(loss, columns):
     return negatives.exclude(negatives.texts(columns, None), lambda x: x, lambda x: x)
 
 
-def value_and_gradients(model, value):
-    model.zero_grad()
-    value.backward()
-    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    model.zero_grad()
-    return value.detach(), found
-
-
 def assert_same(model, found, expected):
     """Two losses by value and by gradients; exponents that the embeddings do not reach have none in the reference."""
-    (found, gradients), (expected, expected_gradients) = (value_and_gradients(model, x) for x in (found, expected))
+    (found, gradients), (expected, others) = (value_and_gradients(model, x) for x in (found, expected))
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
     assert expected > 0
-    for name, gradient in expected_gradients.items():
-        torch.testing.assert_close(gradients[name], gradient, rtol=1e-7, atol=1e-10)
+    assert_same_gradients({name: gradients[name] for name in others}, others, rtol=1e-7, atol=1e-10)
 
 
 # --- which texts are equal --------------------------------------------------------------------------------------------
@@ -173,7 +148,7 @@ def test_equal_texts_are_not_negatives(model, loss_class, direction, mini_batch_
     loss = loss_class(
         model, scale=3.0, directions=direction, partition_mode="per_direction", mini_batch_size=mini_batch_size
     ).double()
-    columns = features(model, TWICE)
+    columns = batch_of(model, TWICE)
     found = loss([dict(column) for column in columns])
     expected = reference(raw_embeddings(model, columns), loss.similarity, 3.0, direction, equal_texts(TWICE))
     assert_same(model, found, expected)
@@ -183,7 +158,7 @@ def test_equal_texts_are_not_negatives(model, loss_class, direction, mini_batch_
 def test_several_temperatures_and_prefixes(model, mini_batch_size):
     terms = [Term(8, 0.1), Term(16, 0.05, 0.5), Term(None, 0.2)]
     loss = stm.MagnitudeRankingLoss(model, "qnorm", terms, scale=3.0, mini_batch_size=mini_batch_size)
-    columns = features(model, TWICE)
+    columns = batch_of(model, TWICE)
     embeddings = raw_embeddings(model, columns)
     expected = sum(
         t.weight
@@ -201,37 +176,15 @@ def test_several_temperatures_and_prefixes(model, mini_batch_size):
 
 @BATCHING
 def test_keep_is_sentence_transformers(model, mini_batch_size):
-    columns = features(model, TWICE)
+    columns = batch_of(model, TWICE)
     loss = stm.CosineRankingLoss(model, same_text="keep", mini_batch_size=mini_batch_size)
     assert_same(model, loss(columns), MultipleNegativesRankingLoss(model)(columns, None))
     assert stm.CosineRankingLoss(model)(columns) < loss(columns)
-
-
-def test_static_model(static_model):
-    columns = features(static_model, TWICE)
-    embeddings = [static_model(dict(column))["sentence_embedding"] for column in columns]
-    expected = reference(embeddings, stm.QNORM, 3.0, ("query_to_doc", "doc_to_query"), equal_texts(TWICE))
-    found = stm.QNormRankingLoss(
-        static_model, scale=3.0, directions=("query_to_doc", "doc_to_query"), partition_mode="per_direction"
-    )(columns)
-    torch.testing.assert_close(found, expected)
-
-
-@BATCHING
-def test_nothing_changes_without_equal_texts(model, mini_batch_size):
-    columns = features(model, [(*row[:2], f"{row[2]} {i}") for i, row in enumerate(ROWS)])
-    values = []
-    for same_text in ("exclude", "keep"):
-        loss = stm.QNormRankingLoss(model, scale=3.0, mini_batch_size=mini_batch_size, same_text=same_text)
-        values.append(value_and_gradients(model, loss([dict(column) for column in columns])))
-    (a, gradients), (b, others) = values
-    assert torch.equal(a, b)
-    assert all(torch.equal(gradient, others[name]) for name, gradient in gradients.items())
     assert not masks_of(loss, columns)
 
 
 def test_embeddings_alone_have_no_texts(model):
-    embeddings = raw_embeddings(model, features(model, TWICE))
+    embeddings = raw_embeddings(model, batch_of(model, TWICE))
     exclude, keep = (stm.CosineRankingLoss(model, same_text=x) for x in ("exclude", "keep"))
     labels = torch.zeros(len(TWICE))
     torch.testing.assert_close(
@@ -253,7 +206,7 @@ def test_margin_by_the_models_own_scores(model, margin, strategy, direction, min
     loss = stm.MagnitudeRankingLoss(
         model, "qnorm", terms, scale=3.0, directions=direction, partition_mode="per_direction", **options
     )
-    columns = features(model, rows)
+    columns = batch_of(model, rows)
     embeddings = raw_embeddings(model, columns)
     queries, *documents = (x[:, :24].detach() for x in embeddings)
     scores = stm.QNORM(queries, torch.cat(documents))
@@ -269,7 +222,7 @@ def test_margin_by_the_models_own_scores(model, margin, strategy, direction, min
 
 def test_margin_of_learned_exponents(model):
     loss = stm.LearnableNormLoss(model, 0.3, 0.6, margin=0.1, scale=3.0).double()
-    columns = features(model, [row[:2] for row in ROWS])
+    columns = batch_of(model, [row[:2] for row in ROWS])
     embeddings = raw_embeddings(model, columns)
     scores = loss.similarity(*embeddings).detach()
     excluded = too_close(scores, scores.diagonal(), 0.1, "absolute")
@@ -285,7 +238,7 @@ def test_margin_of_learned_exponents(model):
 @BATCHING
 def test_equals_gist_embed_loss(model, guide, monkeypatch, margin, strategy, num_columns, max_tokens, mini_batch_size):
     monkeypatch.setattr(guide, "max_seq_length", max_tokens)  # below the model's, the guide tokenises by itself
-    columns = features(model, [row[:num_columns] for row in ROWS])
+    columns = batch_of(model, [row[:num_columns] for row in ROWS])
     options = {"guide": guide, "margin": margin, "margin_strategy": strategy}
     gist = options | {"temperature": 0.05, "contrast_anchors": False, "contrast_positives": False}
     if mini_batch_size is None:
@@ -305,7 +258,7 @@ def test_guide_of_another_kind(model, static_guide, direction, name):
     loss = stm.QNormRankingLoss(
         model, scale=3.0, directions=direction, partition_mode="per_direction", guide=static_guide
     )
-    columns = features(model, TWICE)
+    columns = batch_of(model, TWICE)
     queries, positives, negatives = (
         static_guide.encode(list(column), convert_to_tensor=True) for column in zip(*TWICE, strict=True)
     )
@@ -318,7 +271,7 @@ def test_guide_of_another_kind(model, static_guide, direction, name):
 
 
 def test_guide_of_a_static_model(static_model, guide):
-    columns = features(static_model, [row[:2] for row in ROWS])
+    columns = batch_of(static_model, [row[:2] for row in ROWS])
     embeddings = [static_model(dict(column))["sentence_embedding"] for column in columns]
     texts = [[row[i] for row in ROWS] for i in range(2)]  # which this tokenizer spells as they are
     scores = stm.COSINE(*(guide.encode(column, convert_to_tensor=True) for column in texts))
@@ -334,61 +287,8 @@ def test_guide_is_frozen(model, guide):
     assert not guide.training
     assert {id(p) for p in loss.parameters()} == {id(p) for p in model.parameters()}
     assert not any("guide" in name for name in loss.state_dict())
-    loss(features(model, ROWS[:4])).backward()
+    loss(batch_of(model, ROWS[:4])).backward()
     assert all(p.grad is None for p in guide.parameters())
-
-
-# --- several processes ------------------------------------------------------------------------------------------------
-
-ACROSS = [*TWICE, (ROWS[7][0], ROWS[0][1], "see below")]  # whose parts have texts in common
-RANKED = [
-    (gather, options, mini_batch_size, direction)
-    for gather, options in (
-        (True, {}),
-        (True, {"margin": 0.02, "guide": "cls"}),
-        ("ring", {}),
-        ("ring", {"margin": 0.1, "margin_strategy": "relative"}),
-        ("ring", {"margin": 0.02, "guide": "cls"}),
-    )
-    for mini_batch_size, direction in ((None, ("query_to_doc", "doc_to_query")), (3, ("query_to_doc",)))
-]
-
-
-def ranked(folder, case, rows):
-    """Value and gradients for some of the rows, by a model in DDP where there are several processes."""
-    gather, options, mini_batch_size, direction = case
-    model = load_transformer(folder).double()
-    if pooling := options.get("guide"):
-        options = options | {"guide": load_transformer(folder, pooling).double()}
-    options = options | {
-        "directions": direction,
-        "partition_mode": "per_direction",
-        "mini_batch_size": mini_batch_size,
-        "scale": 3.0,
-    }
-    loss = stm.QNormRankingLoss(model, **options, gather_across_devices=dist.is_initialized() and gather)
-    if dist.is_initialized():
-        loss.model = DistributedDataParallel(model)
-    return value_and_gradients(model, loss(features(model, rows)))
-
-
-def one_rank(folder):
-    rank, found = dist.get_rank(), {}
-    for i, case in enumerate(RANKED):
-        cut = 5 if case[0] == "ring" else 4  # the ring takes batches that differ in size
-        found[i] = ranked(folder, case, ACROSS[cut:] if rank else ACROSS[:cut])
-    return found
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="forks processes that have used torch")
-def test_two_ranks_are_one_process_on_the_joined_batch(folder):
-    first, second = on_ranks(2, one_rank, folder)
-    for i, case in enumerate(RANKED):
-        value, gradients = ranked(folder, case, ACROSS)
-        torch.testing.assert_close((first[i][0] + second[i][0]) / 2, value, rtol=1e-9, atol=0)
-        for name, gradient in gradients.items():
-            for rank in (first, second):
-                torch.testing.assert_close(rank[i][1][name], gradient, rtol=1e-7, atol=1e-10)
 
 
 def test_the_model_is_not_its_own_guide(model):
@@ -402,10 +302,7 @@ def test_a_margin_that_spares_nothing_to_learn_warns(model, guide, caplog, margi
     assert ("Use a negative margin, such as -0.1" in caplog.text) is warns
 
 
-# --- arguments --------------------------------------------------------------------------------------------------------
-
-
 def test_guide_needs_texts(guide):
     bag = SentenceTransformer(modules=[BoW(["tea"])], device="cpu")
     with pytest.raises(ValueError, match="a column of the batch holds other inputs"):
-        stm.CosineRankingLoss(bag, guide=guide)(features(bag, [("tea", "tea")]))
+        stm.CosineRankingLoss(bag, guide=guide)(batch_of(bag, [("tea", "tea")]))

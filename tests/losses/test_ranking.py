@@ -5,7 +5,7 @@ import logging
 
 import pytest
 import torch
-from _helpers import assert_same_gradients, features, gradients
+from _helpers import BATCHING, DIRECTIONS, assert_same_gradients, features, gradients, value_and_gradients
 from _tiny import auto_scale, formula, load_transformer, raw_embeddings, save_transformer
 from sentence_transformers.sentence_transformer.losses import (
     CachedMultipleNegativesRankingLoss,
@@ -19,7 +19,7 @@ from st_magnitude import Similarity, Term
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.surgery.normalize import add_normalize, rescale_output
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "in_float64")
 
 EXPONENTS = {
     stm.CosineRankingLoss: (1.0, 1.0),
@@ -29,13 +29,6 @@ EXPONENTS = {
     stm.LearnableNormLoss: (0.3, 0.6),
 }
 LOSSES = list(EXPONENTS)
-DIRECTIONS = [("query_to_doc",), ("doc_to_query",), ("query_to_doc", "doc_to_query")]
-
-
-@pytest.fixture
-def model(folder):
-    """In float64, so that two ways to the same number can be told from two numbers."""
-    return load_transformer(folder).double()
 
 
 def build(loss_class, model, **options):
@@ -46,14 +39,9 @@ def build(loss_class, model, **options):
 
 def reference_gradients(model, columns, exponents, scale, **options):
     """Of the formula, by autograd through the model as a whole; exponents from the model if it learns them."""
-    model.zero_grad()
     if isinstance(model[-1], ExponentNorm):
         exponents = model[-1].query_bias.sigmoid(), model[-1].document_bias.sigmoid()
-    value = formula(raw_embeddings(model, columns), exponents, scale, **options)
-    value.backward()
-    found = gradients(model)
-    model.zero_grad()
-    return value.detach(), found
+    return value_and_gradients(model, formula(raw_embeddings(model, columns), exponents, scale, **options))
 
 
 # --- value ------------------------------------------------------------------------------------------------------------
@@ -74,28 +62,29 @@ def test_equals_sentence_transformers(model, num_negatives, name, scale, directi
         ("query_to_doc", "doc_to_query"): lambda: symmetric(columns, None),
         ("doc_to_query",): lambda: 2 * symmetric(columns, None) - forward(columns, None),
     }[direction]()
-    expected.backward()
-    expected_gradients = gradients(model)
-    model.zero_grad()
-
+    expected, expected_gradients = value_and_gradients(model, expected)
     loss_class = {"cosine": stm.CosineRankingLoss, "dot": stm.DotRankingLoss}[name]
-    ours = loss_class(model, scale=scale, directions=direction, partition_mode="per_direction")(columns)
-    torch.testing.assert_close(ours, expected, rtol=1e-10, atol=0)
-    ours.backward()
-    assert_same_gradients(gradients(model), expected_gradients)
+    loss = loss_class(model, scale=scale, directions=direction, partition_mode="per_direction")
+    value, found = value_and_gradients(model, loss(columns))
+    torch.testing.assert_close(value, expected, rtol=1e-10, atol=0)
+    assert_same_gradients(found, expected_gradients)
 
 
 @pytest.mark.parametrize("loss_class", LOSSES)
 @pytest.mark.parametrize("num_negatives", [0, 2])
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_equals_the_formula(model, loss_class, num_negatives, direction):
+@BATCHING
+def test_equals_the_formula(model, loss_class, num_negatives, mini_batch_size, direction):
     columns = features(model, num_negatives=num_negatives)
-    loss = build(loss_class, model, scale=3.0, directions=direction, partition_mode="per_direction")
-    value = loss(columns)
+    options = {"scale": 3.0, "directions": direction, "partition_mode": "per_direction"}
+    loss = build(loss_class, model, **options, mini_batch_size=mini_batch_size)
     expected, expected_gradients = reference_gradients(model, columns, EXPONENTS[loss_class], 3.0, direction=direction)
-    torch.testing.assert_close(value.detach(), expected, rtol=1e-10, atol=0)
-    value.backward()
-    assert_same_gradients(gradients(model), expected_gradients)
+    value, found = value_and_gradients(model, loss(columns))
+    torch.testing.assert_close(value, expected, rtol=1e-10, atol=0)
+    assert_same_gradients(found, expected_gradients)
+    with torch.no_grad():  # as in evaluation
+        assert not loss(columns).requires_grad
+        torch.testing.assert_close(loss(columns), expected, rtol=1e-10, atol=0)
     torch.testing.assert_close(loss.compute_loss_from_embeddings(raw_embeddings(model, columns)).detach(), expected)
 
 
@@ -122,15 +111,12 @@ def test_directions_and_hardness_equal_sentence_transformers(model, directions, 
         (MultipleNegativesRankingLoss(model, **options), {}),
         (CachedMultipleNegativesRankingLoss(model, mini_batch_size=3, **options), {"mini_batch_size": 3}),
     ):
-        values, found = [], []
-        for loss in (stm.CosineRankingLoss(model, **options, **caching), theirs):
-            model.zero_grad()
-            value = loss([dict(column) for column in columns], None)
-            value.backward()
-            values.append(value.detach())
-            found.append(gradients(model))
-        torch.testing.assert_close(*values)
-        assert_same_gradients(*found)
+        (value, found), (expected, expected_gradients) = (
+            value_and_gradients(model, loss([dict(column) for column in columns], None))
+            for loss in (stm.CosineRankingLoss(model, **options, **caching), theirs)
+        )
+        torch.testing.assert_close(value, expected)
+        assert_same_gradients(found, expected_gradients)
 
 
 def test_looks_at_raw_embeddings(model):
@@ -154,23 +140,17 @@ def test_static_model(static_model):
 
 
 @pytest.mark.parametrize("loss_class", LOSSES)
-@pytest.mark.parametrize("mini_batch_size", [None, 3])
+@BATCHING
 def test_auto_scale(model, loss_class, mini_batch_size):
     """The size of the scores is that of the batch at hand, with its gradient; twice the norm changes nothing."""
     loss = build(loss_class, model, scale="auto", mini_batch_size=mini_batch_size)
-    columns = features(model, num_negatives=1)
-    values = []
+    columns, exponents, values = features(model, num_negatives=1), EXPONENTS[loss_class], []
     for _ in range(2):
-        model.zero_grad()
         embeddings = raw_embeddings(model, columns)
-        exponents = EXPONENTS[loss_class]
-        formula(embeddings, exponents, auto_scale(embeddings, exponents)).backward()
-        expected = gradients(model)
-        model.zero_grad()
-        value = loss([dict(column) for column in columns])
-        value.backward()
-        found = {name: x for name, x in gradients(model).items() if name in expected}
-        assert_same_gradients(found, expected, rtol=1e-4, atol=1e-6)
+        by_hand = formula(embeddings, exponents, auto_scale(embeddings, exponents))
+        _, expected = value_and_gradients(model, by_hand)
+        value, found = value_and_gradients(model, loss([dict(column) for column in columns]))
+        assert_same_gradients({name: found[name] for name in expected}, expected, rtol=1e-4, atol=1e-6)
         values.append(value.item())
         with torch.no_grad():
             rescale_output(model, 0.5)
@@ -190,21 +170,7 @@ def test_auto_scale_stretches_all_temperatures(model):
 # --- gradient caching -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("loss_class", LOSSES)
-@pytest.mark.parametrize("num_negatives", [0, 2])
-@pytest.mark.parametrize("batching", [{"mini_batch_size": 3}, {"mini_batch_size": 8, "mini_batch_num_tokens": 20}])
-@pytest.mark.parametrize("direction", DIRECTIONS)
-def test_cached_equals_the_formula(model, loss_class, num_negatives, batching, direction):
-    columns = features(model, num_negatives=num_negatives)
-    loss = build(loss_class, model, scale=3.0, directions=direction, partition_mode="per_direction", **batching)
-    expected, expected_gradients = reference_gradients(model, columns, EXPONENTS[loss_class], 3.0, direction=direction)
-    value = loss(columns)
-    torch.testing.assert_close(value.detach(), expected, rtol=1e-10, atol=0)
-    value.backward()
-    assert_same_gradients(gradients(model), expected_gradients)
-
-
-@pytest.mark.parametrize("mini_batch_size", [None, 3])
+@BATCHING
 @pytest.mark.parametrize("factor", [1 / 4, 2.0**16])
 def test_outer_factor(model, mini_batch_size, factor):
     """Gradient accumulation divides the loss, a GradScaler multiplies it: encoder *and* exponents must see that."""
@@ -226,31 +192,6 @@ def test_two_cached_batches_before_one_backward(model, loss_class):
     losses = [loss(first), loss(second)]
     (losses[0] + losses[1]).backward()
     assert_same_gradients(gradients(model), {name: g + expected[1][name] for name, g in expected[0].items()})
-
-
-@pytest.mark.parametrize("loss_class", LOSSES)
-@pytest.mark.parametrize("mini_batch_size", [None, 3])
-def test_evaluation(model, loss_class, mini_batch_size):
-    columns = features(model)
-    loss = build(loss_class, model, scale=3.0, mini_batch_size=mini_batch_size).eval()
-    with torch.no_grad():
-        value = loss(columns)
-    assert not value.requires_grad
-    torch.testing.assert_close(value, formula(raw_embeddings(model, columns), EXPONENTS[loss_class], 3.0).detach())
-
-
-def test_mini_batches_bound_texts_and_tokens(model):
-    sizes = []
-    model[0].register_forward_pre_hook(lambda _, args: sizes.append(args[0]["attention_mask"].clone()))
-    columns = features(model, 16)
-    with torch.no_grad():
-        stm.QNormRankingLoss(model, scale=3.0, mini_batch_size=3)(columns)
-        assert [len(mask) for mask in sizes] == 2 * [3, 3, 3, 3, 3, 1]
-        sizes.clear()
-        stm.QNormRankingLoss(model, scale=3.0, mini_batch_size=3, mini_batch_num_tokens=20)(columns)
-    assert sum(len(mask) for mask in sizes) == 32
-    assert all(mask.sum() <= 20 for mask in sizes)
-    assert len({len(mask) for mask in sizes}) > 1
 
 
 @pytest.mark.parametrize("loss_class", [stm.QNormRankingLoss, stm.LearnableNormLoss])
@@ -298,26 +239,23 @@ def test_cosine_takes_any_model(model):
 
 
 @pytest.mark.parametrize("loss_class", LOSSES[1:])
-@pytest.mark.parametrize("mini_batch_size", [None, 3])
+@BATCHING
 def test_refuses_matryoshka_loss(model, loss_class, mini_batch_size):
     loss = MatryoshkaLoss(model, build(loss_class, model, scale=3.0, mini_batch_size=mini_batch_size), [32, 16])
     with pytest.raises(ValueError, match=r"terms=\[Term\(dim=128\)"):
         loss(features(model), None)
 
 
-@pytest.mark.parametrize("mini_batch_size", [None, 3])
+@BATCHING
 def test_cosine_in_matryoshka_loss(model, mini_batch_size):
     columns = features(model)
     loss = MatryoshkaLoss(model, stm.CosineRankingLoss(model, mini_batch_size=mini_batch_size), [32, 16], [1, 0.5])
-    value = loss(columns, None)
+    value, found = value_and_gradients(model, loss(columns, None))
     embeddings = raw_embeddings(model, columns)
-    expected = formula(embeddings, (1, 1), 20) + 0.5 * formula(embeddings, (1, 1), 20, dim=16)
-    torch.testing.assert_close(value.detach(), expected.detach())
-    value.backward()
-    found = gradients(model)
-    model.zero_grad()
-    expected.backward()
-    assert_same_gradients(found, gradients(model))
+    by_hand = formula(embeddings, (1, 1), 20) + 0.5 * formula(embeddings, (1, 1), 20, dim=16)
+    expected, expected_gradients = value_and_gradients(model, by_hand)
+    torch.testing.assert_close(value, expected)
+    assert_same_gradients(found, expected_gradients)
 
 
 def test_static_model_cannot_be_cached(static_model):
@@ -326,7 +264,7 @@ def test_static_model_cannot_be_cached(static_model):
 
 
 @pytest.mark.parametrize("loss_class", LOSSES)
-@pytest.mark.parametrize("mini_batch_size", [None, 3])
+@BATCHING
 def test_one_row(model, loss_class, mini_batch_size):
     loss = build(loss_class, model, scale=3.0, mini_batch_size=mini_batch_size)
     value = loss(features(model, 1))
@@ -335,20 +273,12 @@ def test_one_row(model, loss_class, mini_batch_size):
     assert all((g == 0).all() for g in gradients(model).values())
 
 
-def test_one_column(model):
-    with pytest.raises(ValueError, match="at least two text columns"):
-        stm.QNormRankingLoss(model)(features(model)[:1])
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"scale": 0}, "scale must be"),
         ({"scale": "car"}, "scale must be"),
         ({"mini_batch_size": 0}, "mini_batch_size must be"),
-        ({"mini_batch_size": 3, "mini_batch_num_tokens": 0}, "mini_batch_num_tokens must be"),
-        ({"mini_batch_num_tokens": 100}, "mini_batch_num_tokens .*mini_batch_size"),
-        ({"hardness_strength": -0.1}, "hardness_strength must be at least 0"),
         ({"directions": ("query_to_doc", "sideways")}, "sideways"),
         ({"terms": ()}, "terms is empty"),
         ({"terms": [Term(33)]}, r"\[33\] dimensions, but the embeddings of this model have 32"),
@@ -360,14 +290,7 @@ def test_arguments_are_checked(model, options, message):
         stm.MagnitudeRankingLoss(model, **options)
 
 
-@pytest.mark.parametrize("gammas", [(0.0, 0.5), (0.5, 1.0), (-1, 0.5)])
-def test_learnable_exponents_begin_inside(model, gammas):
-    with pytest.raises(ValueError, match="strictly between"):
-        stm.LearnableNormLoss(model, *gammas)
-    assert len(model) == 2
-
-
-def test_learnable_goes_on_from_the_models_exponents(model):
+def test_learnable_goes_on_from_the_models_exponents(model, folder):
     stm.prepare(model, Similarity(0.2, 0.7))
     loss = stm.LearnableNormLoss(model)
     assert [type(m).__name__ for m in model] == ["Transformer", "Pooling", "ExponentNorm"]
@@ -376,6 +299,8 @@ def test_learnable_goes_on_from_the_models_exponents(model):
     assert model[-1].query_bias.requires_grad
     with pytest.raises(ValueError, match="strictly between"):
         stm.LearnableNormLoss(stm.prepare(model, Similarity(1.0, 0.5)))  # a sigmoid never leaves its end
+    with pytest.raises(ValueError, match="strictly between"):
+        stm.LearnableNormLoss(load_transformer(folder), 0.5, 1.0)
 
 
 # --- what sentence-transformers asks of a loss ------------------------------------------------------------------------
@@ -434,6 +359,8 @@ def test_scores_are_refused(model, labels):
 @pytest.mark.parametrize("loss_class", [stm.DotRankingLoss, stm.SimilarityMSELoss])
 def test_columns_of_unequal_length_are_refused(model, loss_class, way):
     loss, batch, labels = loss_class(model), features(model, 3), torch.tensor([1, 0, 1])
+    with pytest.raises(ValueError, match="two text columns"):
+        loss(batch[:1], labels)
     batch[1] = features(model, 1)[1]
     call, given = (
         (loss, batch) if way == "features" else (loss.compute_loss_from_embeddings, raw_embeddings(model, batch))
@@ -458,13 +385,3 @@ def test_contradicting_losses_warn(model, caplog, first, second, contradicts):
     for loss in losses:
         loss(features(model, 3), labels=torch.tensor([1, 0, 1]))
     assert contradicts == ("Give all losses of a Trainer the same similarity" in caplog.text)
-
-
-def test_nan_names_its_column(model, caplog):
-    loss, embeddings = stm.DotRankingLoss(model, scale=1.0), [torch.randn(3, 4) for _ in range(3)]
-    loss.compute_loss_from_embeddings(embeddings)
-    assert not caplog.text
-    embeddings[1][2, 0] = torch.nan
-    for _ in range(2):
-        loss.compute_loss_from_embeddings(embeddings)
-    assert caplog.text.count("the embeddings of text column 2 (of 3) contain nan") == 1

@@ -10,6 +10,7 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
+from _helpers import assert_same_gradients, batch_of, gradients
 from _ranks import on_ranks
 from _tiny import ROWS, auto_scale, formula, load_transformer, raw_embeddings
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
@@ -38,7 +39,7 @@ CASES = [
 
 
 def features(model, rows):
-    return [dict(model.preprocess(list(column))) for column in zip(*(row[:3] for row in rows), strict=True)]
+    return batch_of(model, [row[:3] for row in rows])
 
 
 def wrapped(folder, case, gather, dtype, **options):
@@ -62,15 +63,15 @@ def one_batch(folder, case, gather):
     """Loss and gradient of one batch, and the gradient after a second backward pass: accumulation."""
     model, loss = wrapped(folder, case, gather, torch.float64)
     rows = ROWS[STARTS[gather][dist.get_rank()] : STARTS[gather][dist.get_rank() + 1]]
-    gradients = []
+    found = []
     for micro_batches in (1, 2):
         model.zero_grad()
         for synchronised in [False, True][-micro_batches:]:
             with nullcontext() if synchronised else loss.model.no_sync():
                 value = loss(features(model, rows))
                 value.backward()
-        gradients.append({name: p.grad.clone() for name, p in model.named_parameters()})
-    return value.item(), *gradients
+        found.append(gradients(model))
+    return value.item(), *found
 
 
 @pytest.fixture(scope="module", params=[3, pytest.param(4, marks=pytest.mark.slow)])
@@ -87,7 +88,7 @@ def test_ranks_are_one_process_on_the_joined_batch(model, ranks, case, gather):
     if name == "learnable":
         model.append(ExponentNorm(0.5, 0.5, learnable=True))
     model.double()
-    values, gradients, accumulated = zip(*(rank[case, gather] for rank in ranks), strict=True)
+    values, of_once, accumulated = zip(*(rank[case, gather] for rank in ranks), strict=True)
     embeddings = raw_embeddings(model, features(model, ROWS[: STARTS[gather][len(ranks)]]))
     exponents = (model[-1].query_bias.sigmoid(), model[-1].document_bias.sigmoid()) if name == "learnable" else (1, 0)
     columns = embeddings[: 2 if direction == ("doc_to_query",) else None]
@@ -97,12 +98,10 @@ def test_ranks_are_one_process_on_the_joined_batch(model, ranks, case, gather):
     expected.backward()
     assert len(set(values)) == len(values)
     assert sum(values) / len(values) == pytest.approx(expected.item(), rel=1e-10)
-    for once, twice in zip(gradients, accumulated, strict=True):
+    for once, twice in zip(of_once, accumulated, strict=True):
         assert once.keys() == dict(model.named_parameters()).keys()
-        for parameter, gradient in once.items():
-            reference = model.get_parameter(parameter).grad
-            torch.testing.assert_close(gradient, reference, rtol=1e-7, atol=1e-11)
-            torch.testing.assert_close(twice[parameter], 2 * reference, rtol=1e-7, atol=1e-11)
+        assert_same_gradients(once, gradients(model), rtol=1e-7, atol=1e-11)
+        assert_same_gradients(twice, gradients(model), 2, rtol=1e-7, atol=1e-11)
 
 
 def ring_and_gathering(folder):
@@ -139,6 +138,63 @@ def test_float32_and_refusals(folder):
     assert "the batch of rank 0 has 4 rows and the batch of rank 1 has 3. Set dataloader_drop_last=True" in errors[1]
     assert "rank 1 was refused" in errors[2]
     assert "needs at least two text columns" in other_errors[2]
+
+
+# Rows of the two parts have texts in common: positives, queries, and negatives that are positives.
+SHARED = [
+    (ROWS[0][0], ROWS[0][1], ROWS[0][1]),
+    (ROWS[1][0], ROWS[1][1], "see below"),
+    (ROWS[2][0], ROWS[2][1], ROWS[0][1]),
+    (ROWS[3][0], ROWS[0][1], "see below"),
+    (ROWS[1][0], ROWS[4][1], "returns a list"),
+    (ROWS[5][0], ROWS[5][1], ROWS[2][1]),
+    (ROWS[6][0], ROWS[6][1], "see below"),
+    (ROWS[7][0], ROWS[0][1], "see below"),
+]
+COUNTS = (
+    {ROWS[0][1]: 9, ROWS[1][1]: 4, ROWS[2][1]: 1, "lima": 30, "see below": 2},
+    {"see below": 50, "returns a list": 3},
+)
+OF_TEXTS = [
+    (gather, options, *way)
+    for gather, options in itertools.product(
+        ("ring", True),
+        ({}, {"margin": 0.1, "margin_strategy": "relative"}, {"margin": 0.02, "guide": "cls"}, {"prior": COUNTS}),
+    )
+    for way in ((None, ("query_to_doc", "doc_to_query")), (3, ("query_to_doc",)))
+]
+
+
+def of_texts(folder, case, rows):
+    """Value and gradients for some of the rows, by a model in DDP where there are several processes."""
+    gather, options, mini_batch_size, direction = case
+    model, options = load_transformer(folder).double(), dict(options)
+    if "guide" in options:
+        options["guide"] = load_transformer(folder, options["guide"]).double()
+    if "prior" in options:
+        options["prior"] = stm.DocumentPrior.from_texts(model, *options["prior"])
+    options |= {"directions": direction, "partition_mode": "per_direction", "mini_batch_size": mini_batch_size}
+    loss = stm.QNormRankingLoss(model, scale=3.0, **options, gather_across_devices=dist.is_initialized() and gather)
+    if dist.is_initialized():
+        loss.model = DistributedDataParallel(model)
+    value = loss(features(model, rows))
+    value.backward()
+    return value.item(), gradients(model)
+
+
+def parts_of_texts(folder):
+    cuts = [5 if case[0] == "ring" else 4 for case in OF_TEXTS]
+    parts = [SHARED[cut:] if dist.get_rank() else SHARED[:cut] for cut in cuts]
+    return [of_texts(folder, case, part) for case, part in zip(OF_TEXTS, parts, strict=True)]
+
+
+def test_same_text_margin_guide_and_prior_see_the_texts_of_all_ranks(folder):
+    ranks = on_ranks(2, parts_of_texts, folder)
+    for case, *found in zip(OF_TEXTS, *ranks, strict=True):
+        value, expected = of_texts(folder, case, SHARED)
+        assert sum(value for value, _ in found) / 2 == pytest.approx(value, rel=1e-7)
+        for _, gradient in found:
+            assert_same_gradients(gradient, expected, rtol=1e-6, atol=1e-9)
 
 
 GTE = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")

@@ -92,9 +92,6 @@ def test_raw_embeddings_in_front_of_exponents(model):
     torch.testing.assert_close(stm.SimilarityMSELoss(model, "dot", scale=0.02)(columns, scores), plain)
 
 
-# --- in the Trainer ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_it_learns(model, tmp_path, name):
     loss = stm.SimilarityMSELoss(model, name)
@@ -103,9 +100,6 @@ def test_it_learns(model, tmp_path, name):
     ]
     assert sum(history[-5:]) < 0.5 * sum(history[:5])
     assert model.similarity_fn_name == ("cosine" if name in ("cosine", "dnorm") else "dot")
-
-
-# --- what it says -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("similarity", "times"), [("dnorm", 1), (stm.Similarity(0.5, 0.2), 1), ("dot", 0)])
@@ -125,8 +119,6 @@ def test_scores_beyond_1_are_told_once(model, caplog):
 
 
 def test_refusals(model):
-    with pytest.raises(ValueError, match="scale must be"):
-        stm.SimilarityMSELoss(model, scale=0)
     loss = stm.SimilarityMSELoss(model)
     with pytest.raises(ValueError, match="two text columns; the dataset has 3"):
         loss.compute_loss_from_embeddings([*embeddings(), embeddings()[0]], torch.zeros(7))
