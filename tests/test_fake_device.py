@@ -126,7 +126,7 @@ def test_geometry_goes_to_the_cpu_before_float64(device: str, monkeypatch: pytes
         return rng.standard_normal(tuple(tensor.shape))
 
     monkeypatch.setattr(Tensor, "numpy", numbers)
-    monkeypatch.setattr(geometry.direction, "unit_rows", lambda matrix: matrix)  # a Similarity, on the CPU
+    monkeypatch.setattr(geometry.embeddings, "unit_rows", lambda matrix: matrix)  # a Similarity, on the CPU
     rows, sample, other = (torch.randn(*shape, device=device) for shape in ((40, 8), (40,), (40,)))
     for name in ("norms", "mean_cosine", "uniformity", "isoscore", "effective_rank", "explained_variance"):
         getattr(geometry, name)(rows)

@@ -47,19 +47,13 @@ def test_tensors_give_the_float64_numbers_of_their_values(rng, dtype):
         assert function(x) == function(values)
 
 
-def test_cohens_d_pools_by_degrees_of_freedom_or_by_the_plain_mean(rng):
+def test_cohens_d(rng):
     a, b = rng.normal(1, 1, size=10), rng.normal(0, 3, size=200)
     # Student's t is d / sqrt(1/n + 1/m) with the same pooled deviation.
     t = stats.ttest_ind(a, b).statistic
     assert geometry.cohens_d(a, b) == pytest.approx(t * math.sqrt(1 / 10 + 1 / 200), rel=1e-12)
     assert geometry.cohens_d(b, a) == pytest.approx(-geometry.cohens_d(a, b), rel=1e-12)
     assert geometry.cohens_d(7 * a + 2, 7 * b + 2) == pytest.approx(geometry.cohens_d(a, b), rel=1e-12)
-    expected = (a.mean() - b.mean()) / math.sqrt((a.var(ddof=1) + b.var(ddof=1)) / 2)
-    assert geometry.cohens_d(a, b, pooled="mean") == pytest.approx(expected, rel=1e-12)
-    assert abs(expected - geometry.cohens_d(a, b)) > 0.05  # the choice matters with unequal groups
-
-
-def test_cohens_d_without_variance():
     assert geometry.cohens_d([0.1] * 3, [0.1] * 7) == 0.0
     assert geometry.cohens_d([0.3] * 3, [0.1] * 7) == math.inf
     assert geometry.cohens_d([0.1] * 3, [0.3] * 7) == -math.inf
@@ -80,10 +74,9 @@ def test_adjusted_cohens_d_is_cohens_d_of_regression_residuals(rng):
 def test_coefficient_of_variation(rng):
     x = rng.gamma(3, size=50)
     assert geometry.coefficient_of_variation(x) == pytest.approx(stats.variation(x), rel=1e-13)
-    assert geometry.coefficient_of_variation(x, ddof=1) == pytest.approx(stats.variation(x, ddof=1), rel=1e-13)
     assert math.isnan(geometry.coefficient_of_variation([0.0, 0.0]))
-    with pytest.raises(ValueError, match="at least 2"):
-        geometry.coefficient_of_variation([1.0], ddof=1)
+    with pytest.raises(ValueError, match="at least 1"):
+        geometry.coefficient_of_variation([])
 
 
 # ---- directions
