@@ -206,7 +206,11 @@ def test_a_step_that_the_monitor_does_not_measure() -> None:
     monitor = stm.NormMonitor(nn.Identity(), every=3)
     monitor.on_train_begin(None, None, None, model=model)
     for step, kept in ((1, 0), (2, 1)):
-        monitor.on_step_begin(None, SimpleNamespace(global_step=step, is_world_process_zero=True), None)
+        state, optimizer = (
+            SimpleNamespace(global_step=step, is_world_process_zero=True),
+            torch.optim.SGD([leaf(1)], 0.1),
+        )
+        monitor.on_step_begin(None, state, None, optimizer=optimizer)
         monitor.loss([features(), features()])
         model(features())
         assert [part.device.type for part in monitor._parts] == ["cuda"] * kept

@@ -29,7 +29,7 @@ from st_magnitude.losses.regularizers import Penalties, Regularizer
 from st_magnitude.losses.sparse import check_without_texts, refuse_for_sparse
 from st_magnitude.similarity import DOT, Similarity
 from st_magnitude.surgery.raw import output_width, raw_features
-from st_magnitude.training.engines import engine_of, refuse_engine
+from st_magnitude.training.state import engine_of, refuse_engine
 
 __all__ = ["LossOptions", "MagnitudeRankingLoss", "RankingOptions"]
 
@@ -344,7 +344,7 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
             )
 
     def check_engine(self, engine: str | None) -> None:
-        """Refuses an engine (:func:`~st_magnitude.training.engines.engine_of`) that cannot train what the loss learns.
+        """Refuses an engine (:func:`~st_magnitude.training.state.engine_of`) that cannot train what the loss learns.
 
         Raises:
             ValueError: If the loss needs DistributedDataParallel.
