@@ -19,7 +19,6 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import BoW
 
 import st_magnitude as stm
-from st_magnitude.evaluation import GeometryEvaluator
 from st_magnitude.modules import ExponentNorm
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -299,7 +298,6 @@ def test_the_card_says_how_to_index(words, tmp_path, similarity, options, expect
     assert card.index("## Usage") < card.index("### Indexing and scoring") < card.index("## Training Details")
     assert all(text in section for text in expected)
     assert not any(text in section for text in absent)
-    assert "cohens_d" not in card
 
 
 def test_a_card_that_is_exported_again_has_the_section_once(words, tmp_path):
@@ -308,11 +306,3 @@ def test_a_card_that_is_exported_again_has_the_section_once(words, tmp_path):
     card = (again / "README.md").read_text()
     assert card.count("### Indexing and scoring") == 1
     assert "Index by cosine similarity." in card
-
-
-def test_figures_of_geometry_are_explained(words, tmp_path):
-    GeometryEvaluator(["tea", "list", "tea list", "tea tea"], is_relevant=[True, False, True, False])(words)
-    card = (stm.export(words, tmp_path / "model") / "README.md").read_text()
-    assert "| cohens_d" in card
-    assert "`cohens_d` is the difference between the mean norms of relevant documents" in card
-    assert "`isoscore` says how evenly" in card
