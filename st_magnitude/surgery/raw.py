@@ -69,7 +69,7 @@ def routes_of(router: Router) -> dict[str, nn.Sequential]:
 
 
 def raw_end(modules: Sequence[nn.Module], keep_normalize: bool = False) -> int:
-    """The number of modules before Normalize (unless it is kept) and ExponentNorm at the end, which Dropout may follow."""
+    """The number of modules before Normalize (unless kept) and ExponentNorm at the end, which Dropout may follow."""
     end = len(modules)
     for i in reversed(range(len(modules))):
         if isinstance(modules[i], ExponentNorm) or (is_sentence_norm(modules[i]) and not keep_normalize):
