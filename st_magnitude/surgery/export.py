@@ -158,11 +158,7 @@ def one_line_about_the_disk(path: Path) -> Iterator[None]:
 
 
 def load(path: str | Path, **kwargs: Any) -> SentenceTransformer:
-    """``SentenceTransformer(path, **kwargs)`` of a model that may end in ``ExponentNorm``, and runs no code from it.
-
-    Args:
-        path: A folder or hub id.
-        **kwargs: Further arguments of the constructor of SentenceTransformer.
+    """``SentenceTransformer(path, **kwargs)`` for models that may end in ``ExponentNorm``; runs no code of the model.
 
     Raises:
         OSError: If there is no model of that name.

@@ -70,16 +70,13 @@ def grad_scale(x: Tensor, power: float = 1.0) -> Tensor:
 def attach_grad_scale(model: nn.Module, power: float = 1.0) -> ExitStack:
     """Applies :func:`grad_scale` to the raw embeddings of a model during training. In place; it is never saved.
 
-    In a SentenceTransformer it comes after the module before the last Normalize or ExponentNorm, in every route of a
-    last Router. In any other module it scales the output, a tensor or a dict with ``"sentence_embedding"``. A model
-    with two encoders (CLIP) needs ``grad_scale(features)`` in the loss instead.
+    ``close()`` of the returned handle removes it. In a SentenceTransformer it comes before the last Normalize or
+    ExponentNorm, in every route of a last Router. In any other module it scales the output, a tensor or a dict with
+    ``"sentence_embedding"``. A model with two encoders (CLIP) needs ``grad_scale(features)`` in the loss instead.
 
     Args:
         model: The model to train, or the module in it whose output is scaled.
         power: Exponent of the norm.
-
-    Returns:
-        A handle, whose ``close()`` removes GradScale from the model.
 
     Raises:
         ValueError: If the model has GradScale already; at the first training batch, if all norms that reach it are 1.
