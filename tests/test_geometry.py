@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 
@@ -32,34 +31,24 @@ def unit(x: np.ndarray) -> np.ndarray:
 # ---- norms and samples of them
 
 
-def test_norms(rng):
-    x = anisotropic(rng)
-    assert geometry.norms(x) == pytest.approx([math.hypot(*row) for row in x], rel=1e-14)
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_tensors_give_the_float64_numbers_of_their_values(rng, dtype):
     x = torch.from_numpy(anisotropic(rng)).to(dtype).requires_grad_()
     values = x.detach().double().numpy()
     assert geometry.norms(x).dtype == np.float64
+    assert geometry.norms(x) == pytest.approx([math.hypot(*row) for row in values], rel=1e-14)
     np.testing.assert_array_equal(geometry.norms(x), geometry.norms(values))
     for function in (geometry.mean_cosine, geometry.uniformity, geometry.isoscore, geometry.intrinsic_dimension):
         assert function(x) == function(values)
 
 
-def test_cohens_d_pools_by_degrees_of_freedom_or_by_the_plain_mean(rng):
+def test_cohens_d(rng):
     a, b = rng.normal(1, 1, size=10), rng.normal(0, 3, size=200)
     # Student's t is d / sqrt(1/n + 1/m) with the same pooled deviation.
     t = stats.ttest_ind(a, b).statistic
     assert geometry.cohens_d(a, b) == pytest.approx(t * math.sqrt(1 / 10 + 1 / 200), rel=1e-12)
     assert geometry.cohens_d(b, a) == pytest.approx(-geometry.cohens_d(a, b), rel=1e-12)
     assert geometry.cohens_d(7 * a + 2, 7 * b + 2) == pytest.approx(geometry.cohens_d(a, b), rel=1e-12)
-    expected = (a.mean() - b.mean()) / math.sqrt((a.var(ddof=1) + b.var(ddof=1)) / 2)
-    assert geometry.cohens_d(a, b, pooled="mean") == pytest.approx(expected, rel=1e-12)
-    assert abs(expected - geometry.cohens_d(a, b)) > 0.05  # the choice matters with unequal groups
-
-
-def test_cohens_d_without_variance():
     assert geometry.cohens_d([0.1] * 3, [0.1] * 7) == 0.0
     assert geometry.cohens_d([0.3] * 3, [0.1] * 7) == math.inf
     assert geometry.cohens_d([0.1] * 3, [0.3] * 7) == -math.inf
@@ -80,10 +69,9 @@ def test_adjusted_cohens_d_is_cohens_d_of_regression_residuals(rng):
 def test_coefficient_of_variation(rng):
     x = rng.gamma(3, size=50)
     assert geometry.coefficient_of_variation(x) == pytest.approx(stats.variation(x), rel=1e-13)
-    assert geometry.coefficient_of_variation(x, ddof=1) == pytest.approx(stats.variation(x, ddof=1), rel=1e-13)
     assert math.isnan(geometry.coefficient_of_variation([0.0, 0.0]))
-    with pytest.raises(ValueError, match="at least 2"):
-        geometry.coefficient_of_variation([1.0], ddof=1)
+    with pytest.raises(ValueError, match="at least 1"):
+        geometry.coefficient_of_variation([])
 
 
 # ---- directions
@@ -162,13 +150,10 @@ def test_intrinsic_dimension_depends_on_the_sample_size_as_published():
 
 
 @pytest.mark.filterwarnings("ignore:.*intrinsic dimension")
-def test_intrinsic_dimension_of_a_sample(rng):
+@pytest.mark.parametrize(("num_samples", "expected"), [(10, 9), (40, 39), (None, 39)])
+def test_intrinsic_dimension_of_a_sample(num_samples, expected):
     """n different rows of an identity matrix span n - 1 dimensions around their mean: the answer counts them."""
-    x = np.eye(40)
-    everything = {"variance": 1 - 1e-9}
-    assert geometry.intrinsic_dimension(x, num_samples=10, **everything) == 9
-    assert geometry.intrinsic_dimension(x, num_samples=40, **everything) == 39
-    assert geometry.intrinsic_dimension(x, num_samples=None, **everything) == 39
+    assert geometry.intrinsic_dimension(np.eye(40), variance=1 - 1e-9, num_samples=num_samples) == expected
 
 
 @pytest.mark.parametrize("n", [3, 40])
@@ -202,8 +187,7 @@ def test_effective_rank(rng):
 # --- ranks, risk, symmetry --------------------------------------------------------------------------------------------
 
 
-def test_spearman_against_scipy():
-    rng = np.random.default_rng(0)
+def test_spearman_against_scipy(rng):
     for _ in range(5):
         a, b = rng.integers(6, size=(2, 40))  # many ties
         assert geometry.spearman(a, b) == pytest.approx(stats.spearmanr(a, b)[0])
@@ -212,15 +196,13 @@ def test_spearman_against_scipy():
         geometry.spearman([1.0, 2.0], [1.0, 2.0, 3.0])
 
 
-def test_auroc_against_pairs():
-    rng = np.random.default_rng(0)
+def test_auroc_against_pairs(rng):
     a, b = rng.integers(8, size=30), rng.integers(6, size=20)
     wins = [(x > y) + 0.5 * (x == y) for x in a for y in b]
     assert geometry.auroc(a, b) == pytest.approx(np.mean(wins))
 
 
-def test_risk_coverage_is_the_mean_over_orders_of_equal_values():
-    rng = np.random.default_rng(0)
+def test_risk_coverage_is_the_mean_over_orders_of_equal_values(rng):
     confidence, correct = rng.integers(4, size=12).astype(float), rng.random(12) < 0.6
     risks = []
     for _ in range(20_000):  # ties in any order
@@ -244,7 +226,6 @@ def test_symmetry_gap():
 @pytest.mark.parametrize("scale", [1e-160, 1e-100, 1e100, 1e150])
 def test_spectra_do_not_depend_on_the_scale(rng, scale):
     x = anisotropic(rng)
-    with pytest.warns(UserWarning, match="few") if len(x) < 4 * x.shape[1] else contextlib.nullcontext():
-        assert geometry.intrinsic_dimension(x * scale) == geometry.intrinsic_dimension(x)
+    assert geometry.intrinsic_dimension(x * scale) == geometry.intrinsic_dimension(x)
     assert geometry.isoscore(x * scale) == pytest.approx(geometry.isoscore(x), rel=1e-9)
     assert geometry.explained_variance(x * scale) == pytest.approx(geometry.explained_variance(x), rel=1e-9)

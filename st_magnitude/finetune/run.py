@@ -6,6 +6,7 @@ import errno
 import json
 import logging
 import os
+import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -48,8 +49,7 @@ from st_magnitude.surgery.card import add_section
 from st_magnitude.surgery.export import limit_length, load, one_line_about_the_disk, write_model
 from st_magnitude.surgery.normalize import prepare
 from st_magnitude.surgery.raw import normalizes_output
-from st_magnitude.training.record import check_same_run, record_run, remove_checkpoints
-from st_magnitude.training.trainer import check_output, has_fast_bf16, train_or_stop
+from st_magnitude.training.trainer import check_output, check_same_run, has_fast_bf16, record_run, train_or_stop
 
 __all__ = [
     "LOSSES",
@@ -184,7 +184,7 @@ def train(
             if text:
                 add_section(output / "README.md", f"### {title}\n\n{text}\n")
         if not config.keep_checkpoints:
-            remove_checkpoints(output)
+            shutil.rmtree(output / "checkpoints", ignore_errors=True)
         return TrainedModel(trainer, geometry, comparison, output, prior, merge)
 
 

@@ -26,8 +26,8 @@ def matrix_of(x: Any, at_least: int = 1) -> Array:
     matrix = float64(x)
     if matrix.ndim != 2 or len(matrix) < at_least:
         raise ValueError(
-            f"Embeddings must be a matrix (n, D){f' of at least {at_least} row(s)' if at_least else ''}, got shape "
-            f"{matrix.shape}." + (" Pass x[None] for a single vector." if matrix.ndim == 1 else "")
+            f"Embeddings must be a matrix (n, D) of at least {at_least} row(s), got shape {matrix.shape}."
+            + (" Pass x[None] for a single vector." if matrix.ndim == 1 else "")
         )
     return matrix
 
@@ -44,12 +44,10 @@ def sample_of(x: Any, name: str, at_least: int) -> Array:
 
 
 def same_length(a: Any, b: Any, at_least: int = 2) -> tuple[Array, Array]:
-    """Two checked samples of the same things, (n,) each."""
+    """Two checked samples of the same things in the same order, (n,) each."""
     x, y = sample_of(a, "The first", at_least), sample_of(b, "The second", at_least)
     if len(x) != len(y):
-        raise ValueError(
-            f"The two samples must describe the same things in the same order, got {len(x)} and {len(y)} values."
-        )
+        raise ValueError(f"The two samples must describe the same things, got {len(x)} and {len(y)} values.")
     return x, y
 
 

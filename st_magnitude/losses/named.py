@@ -17,7 +17,7 @@ from st_magnitude.losses.regularizers import SIGReg
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import COSINE, DNORM, DOT, QNORM, Similarity
 from st_magnitude.surgery.raw import normalizes_output, refuse_other_models
-from st_magnitude.training.engines import refuse_engine
+from st_magnitude.training.state import refuse_engine
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

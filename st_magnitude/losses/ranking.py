@@ -29,7 +29,7 @@ from st_magnitude.losses.regularizers import Penalties, Regularizer
 from st_magnitude.losses.sparse import check_without_texts, refuse_for_sparse
 from st_magnitude.similarity import DOT, Similarity
 from st_magnitude.surgery.raw import output_width, raw_features
-from st_magnitude.training.engines import engine_of, refuse_engine
+from st_magnitude.training.state import engine_of, refuse_engine
 
 __all__ = ["LossOptions", "MagnitudeRankingLoss", "RankingOptions"]
 
@@ -304,7 +304,7 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
             )
 
     def check_engine(self, engine: str | None) -> None:
-        """Refuses an engine, as ``training.engines.engine_of`` names it, that cannot train what the loss learns."""
+        """Refuses an engine, as ``training.state.engine_of`` names it, that cannot train what the loss learns."""
         learned = [] if self.temperatures is None else ["temperatures"]
         refuse_engine(engine, self.name, learned, self.uses_gradient_cache)
 

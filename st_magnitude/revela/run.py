@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,8 +25,7 @@ from st_magnitude.revela.groups import build_groups
 from st_magnitude.revela.loss import RevelaLoss
 from st_magnitude.revela.models import load_lm, load_retriever
 from st_magnitude.revela.trainer import RevelaTrainer, lora_config
-from st_magnitude.training.record import check_same_run, record_run, remove_checkpoints
-from st_magnitude.training.trainer import check_output, has_fast_bf16, train_or_stop
+from st_magnitude.training.trainer import check_output, check_same_run, has_fast_bf16, record_run, train_or_stop
 
 __all__ = ["RevelaConfig", "run"]
 
@@ -145,7 +145,7 @@ def _run(
         model.save_pretrained(str(output))
         (output / "revela.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
         if not config.keep_checkpoints:
-            remove_checkpoints(output)
+            shutil.rmtree(output / "checkpoints", ignore_errors=True)
     return record
 
 

@@ -1,4 +1,4 @@
-"""The section of a model card on scoring: the metric that an index needs, and the meaning of geometry's figures."""
+"""The section of a model card on scoring: the metric that an index needs."""
 
 from __future__ import annotations
 
@@ -36,22 +36,11 @@ NEEDS_PACKAGE = (
     f"({INSTALL} .), and load the model with st_magnitude.load instead of SentenceTransformer."
 )
 
-_FIGURES = {
-    "cohens_d": (
-        "`cohens_d` is the difference between the mean norms of relevant documents and of all others, in units "
-        "of their standard deviation: 0 means that the norm does not tell them apart, and 0.8 counts as a large effect."
-    ),
-    "isoscore": (
-        "`isoscore` says how evenly the embeddings use their dimensions: 1 means that all directions have the same "
-        "variance, 0 that all embeddings lie on one line."
-    ),
-}
-
 
 def scoring_text(model: SentenceTransformer, baked: bool = False) -> str:
     """The section of a model card that says how to index and score the embeddings of a model, in Markdown.
 
-    The end of the model and its ``similarity_fn_name`` decide. ``baked`` says that its ExponentNorm is not saved.
+    ``baked`` says that its ExponentNorm is not saved.
 
     Example:
         >>> from sentence_transformers.sentence_transformer.modules import BoW
@@ -61,36 +50,29 @@ def scoring_text(model: SentenceTransformer, baked: bool = False) -> str:
     """
     exponent = model[-1].gamma_document if isinstance(model[-1], ExponentNorm) else None
     uses_norms = model.similarity_fn_name == "dot" and not normalizes_output(model)
+    index = "Index by inner product, and do not normalise embeddings."
     if not uses_norms:
         scoring = "The norms of embeddings are not part of the score. Index by cosine similarity."
     elif baked:
         scoring = (
             "The embeddings of this model are raw. Divide each document embedding by its norm to the power "
             f"{exponent:.4f} before it is indexed, `st_magnitude.Similarity(document={exponent:.4f})"
-            ".document(embeddings)`; queries stay as they are. Index by inner product, and do not normalise."
+            f".document(embeddings)`; queries stay as they are. {index}"
         )
     else:
-        scoring = (
-            "The norms of document embeddings are part of the score. Index by inner product, and do not normalise "
-            "embeddings."
-        )
+        scoring = f"The norms of document embeddings are part of the score. {index}"
         if exponent is not None:
             scoring += f" The model has already divided documents by their norm to the power {exponent:.4f}."
-    lines = ["### Indexing and scoring", "", scoring, ""]
-    metric = 0 if uses_norms else 1
-    lines += ["| index | metric |", "| --- | --- |"]
-    lines += [f"| {name} | {metrics[metric]} |" for name, metrics in _METRICS.items()]
+    lines = ["### Indexing and scoring", "", scoring, "", "| index | metric |", "| --- | --- |"]
+    lines += [f"| {name} | {metrics[0 if uses_norms else 1]} |" for name, metrics in _METRICS.items()]
     if uses_norms:
-        lines += [
-            "",
-            "With cosine similarity, or behind a server that normalises embeddings, the model ranks differently from "
-            "how it was evaluated.",
-        ]
+        warning = "With cosine similarity, or behind a server that normalises embeddings, the model ranks differently"
+        lines += ["", f"{warning} from how it was evaluated."]
     return "\n".join(lines)
 
 
 def complete_card(card: Path, model: SentenceTransformer, baked: bool = False) -> None:
-    """Adds the section on scoring, or replaces it, and explains the figures of geometry that a model card has.
+    """Adds the section on scoring, or replaces it.
 
     The card of a model that ends in ExponentNorm begins with the package that the model needs, and loads it with that.
     """
@@ -98,8 +80,7 @@ def complete_card(card: Path, model: SentenceTransformer, baked: bool = False) -
         return
     text = card.read_text(encoding="utf-8")
     text = re.sub(rf"\n?{_BEGIN}.*?{_END}\n", "", text, flags=re.S)
-    explained = [sentence for name, sentence in _FIGURES.items() if name in text]
-    section = "\n".join([_BEGIN, scoring_text(model, baked), "", *(f"{sentence}\n" for sentence in explained), _END])
+    section = f"{_BEGIN}\n{scoring_text(model, baked)}\n\n{_END}"
     needs_package = isinstance(model[-1], ExponentNorm) and not baked
     usage = re.search(r"^## Usage\n.*?^```python\n.*?^```\n", text, flags=re.S | re.M)
     end = usage.end() if usage else len(text)

@@ -15,7 +15,7 @@ from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 from sentence_transformers.base.modules import Normalize, Router
 from sentence_transformers.util import load_file_path
 
-from st_magnitude._files import refuse_used_folder, whole_folder
+from st_magnitude._files import whole_folder
 from st_magnitude._upstream import load_with_classes
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.pruning import NormPruning
@@ -41,16 +41,13 @@ def export(
     For the discrete similarities, the folder has stock modules only and the matching ``similarity_fn_name``:
     SentenceTransformer, mteb and every vector database load it without ``trust_remote_code`` and without this package.
     A fractional document exponent keeps its ``ExponentNorm`` (load with :func:`st_magnitude.load`) unless it is baked.
-    The model card says how to index the embeddings.
-
-    The model is written next to the folder, which gets its name when all of it is on the disk: a full disk or a kill
-    leaves the old model or the new one, and never half of a model.
+    The model card says how to index the embeddings. A full disk or a kill leaves the old model or the new one.
 
     Args:
         model: The trained SentenceTransformer or MultiVectorEncoder.
         path: A new or empty folder.
-        calibrated_scores: Whether queries are normalised as well, which makes scores of different queries comparable.
-            It adds a stock ``Router`` with one route for queries and one for documents. For models whose document norm
+        calibrated_scores: Whether queries are normalised as well, which makes scores of different queries comparable,
+            by a stock ``Router`` with one route for queries and one for documents. For models whose document norm
             counts (dot, QNorm); queries must then be encoded with ``encode_query``.
         bake_exponent: Whether ExponentNorm is left out, and the saved model gives raw embeddings. Whoever writes
             the index then divides document vectors by |d|^gamma, ``Similarity(document=gamma).document(vectors)``, with
@@ -60,30 +57,30 @@ def export(
     Raises:
         FileExistsError: If the folder is not empty and overwrite is False.
         OSError: If the model cannot be written, for example because the disk is full. The folder is then as it was.
-        ValueError: If calibrated_scores is asked of a model whose documents are normalised, or bake_exponent of one
-            without ExponentNorm; if a MultiVectorEncoder contains NormPruning.
+        ValueError: If the model cannot have an option, or a MultiVectorEncoder contains NormPruning.
     """
     path = Path(path)
     if isinstance(model, MultiVectorEncoder):
-        return _export_tokens(model, path, calibrated_scores or bake_exponent, overwrite)
+        _check_tokens(model, calibrated_scores or bake_exponent)
+        with one_line_about_the_disk(path), whole_folder(path, overwrite) as folder:
+            model.save_pretrained(str(folder))
+        return path
     refuse_other_models(model, "export")
     _check_ending(model, calibrated_scores, bake_exponent)
-    refuse_used_folder(path, overwrite)
     with one_line_about_the_disk(path), whole_folder(path, overwrite) as folder:
         write_model(model, folder, calibrated_scores, bake_exponent)
-    exponent = model[-1].gamma_document if isinstance(model[-1], ExponentNorm) else None
     if bake_exponent:
         logger.warning(
             "Exported raw embeddings: divide document vectors by their norm to the power gamma when indexing, "
             "stm.Similarity(document=%.4f).document(vectors).",
-            exponent,
+            model[-1].gamma_document,
         )
-    elif exponent is not None:
+    elif isinstance(model[-1], ExponentNorm):
         logger.info("This model ends in ExponentNorm: load it with stm.load(%r).", str(path))
     return path
 
 
-def _export_tokens(model: MultiVectorEncoder, path: Path, has_option: bool, overwrite: bool) -> Path:
+def _check_tokens(model: MultiVectorEncoder, has_option: bool) -> None:
     if has_option:
         raise ValueError("calibrated_scores and bake_exponent are for models with one embedding per text.")
     if any(isinstance(module, NormPruning) for module in model.modules()):
@@ -92,18 +89,24 @@ def _export_tokens(model: MultiVectorEncoder, path: Path, has_option: bool, over
             "encode_document(token_pooling=...), or save the model with save_pretrained and load it by "
             "MultiVectorEncoder(path, trust_remote_code=True) where this package is installed."
         )
-    refuse_used_folder(path, overwrite)
-    with one_line_about_the_disk(path), whole_folder(path, overwrite) as folder:
-        model.save_pretrained(str(folder))
-    return path
 
 
 def write_model(
     model: SentenceTransformer, folder: Path, calibrated_scores: bool = False, bake_exponent: bool = False
 ) -> None:
     """Writes the files of :func:`export` into a folder, whatever else is in it."""
-    with _ending(model, calibrated_scores, bake_exponent):
+    modules = list(model)
+    if calibrated_scores:
+        # A Normalize that writes elsewhere does not change the embedding: it is the stock identity.
+        identity = Normalize(module_output_name="_unit")
+        model.append(Router({"query": [Normalize()], "document": [identity]}, default_route="document"))
+    elif bake_exponent:
+        del model[-1]
+    try:
         model.save_pretrained(str(folder))
+    finally:
+        del model[len(modules) :]
+        model.extend(modules[len(model) :])
     if bake_exponent:
         note = json.dumps({"document_exponent": model[-1].gamma_document}, indent=2)
         (folder / "st_magnitude.json").write_text(note + "\n", encoding="utf-8")
@@ -113,10 +116,7 @@ def write_model(
 
 
 def _refer_to_package(folder: Path) -> None:
-    """Lets sentence-transformers' errors say what to install when somebody loads the model without this package.
-
-    Its first error names the class of the module, and ``trust_remote_code=True`` then runs the file of that class.
-    """
+    """Lets sentence-transformers' errors say what to install: they name the class, or run its file."""
     modules = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
     modules[-1]["type"] = _REFERENCE
     (folder / "modules.json").write_text(json.dumps(modules, indent=2), encoding="utf-8")
@@ -134,30 +134,10 @@ def _check_ending(model: SentenceTransformer, calibrated_scores: bool, bake_expo
         raise ValueError(
             "calibrated_scores=True normalises the queries of a model whose document norms count; this one ends in "
             f"{type(model[-1]).__name__} and has similarity_fn_name={model.similarity_fn_name!r}. For ExponentNorm, "
-            "set gamma_query to 1 instead; else scores are comparable as they are, or call "
-            "stm.prepare(model, 'qnorm')."
+            "set gamma_query to 1 instead; else scores are comparable as they are, or call stm.prepare(model, 'qnorm')."
         )
     if bake_exponent and not ends_in_exponent:
         raise ValueError("bake_exponent=True needs a model that ends in ExponentNorm; this one has no exponent.")
-
-
-@contextmanager
-def _ending(model: SentenceTransformer, calibrated_scores: bool, bake_exponent: bool) -> Iterator[None]:
-    """Within the block, the model ends as it is saved."""
-    last = model[-1]
-    if calibrated_scores:
-        # A Normalize that writes elsewhere does not change the embedding: it is the stock identity.
-        identity = Normalize(module_output_name="_unit")
-        model.append(Router({"query": [Normalize()], "document": [identity]}, default_route="document"))
-    elif bake_exponent:
-        del model[-1]
-    try:
-        yield
-    finally:
-        if calibrated_scores:
-            del model[-1]
-        elif bake_exponent:
-            model.append(last)
 
 
 @contextmanager
@@ -178,18 +158,11 @@ def one_line_about_the_disk(path: Path) -> Iterator[None]:
 
 
 def load(path: str | Path, **kwargs: Any) -> SentenceTransformer:
-    """Loads a model that may end in ``ExponentNorm``, without ``trust_remote_code`` and without running code from it.
-
-    Any other model loads as ``SentenceTransformer(path, **kwargs)`` loads it.
-
-    Args:
-        path: A folder or hub id.
-        **kwargs: Further arguments of the constructor of SentenceTransformer.
+    """``SentenceTransformer(path, **kwargs)`` for models that may end in ``ExponentNorm``; runs no code of the model.
 
     Raises:
         OSError: If there is no model of that name.
-        TypeError: If the model is a SparseEncoder, CrossEncoder or MultiVectorEncoder, which a SentenceTransformer
-            would turn into another model.
+        TypeError: If the model is a SparseEncoder, CrossEncoder or MultiVectorEncoder.
         ValueError: If the model has other modules that are not sentence-transformers' own.
     """
     if (name := _class_of(str(path), kwargs)) != "SentenceTransformer":

@@ -1,45 +1,28 @@
 """The end of a SentenceTransformer, and the size of its embeddings.
 
-All functions work in place and return the model, so a call can wrap the constructor:
-``model = stm.prepare(SentenceTransformer("..."), "qnorm")``.
+Functions work in place and return the model: ``model = stm.prepare(SentenceTransformer("..."), "qnorm")``.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import Literal, TypeVar
+from contextlib import ExitStack
+from typing import Any, Literal, TypeVar
 
 import torch
 from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize, Router
-from sentence_transformers.sentence_transformer.modules import (
-    Dropout,
-    LayerNorm,
-    Pooling,
-    StaticEmbedding,
-    Transformer,
-)
+from sentence_transformers.sentence_transformer.modules import Dropout, LayerNorm, Pooling, StaticEmbedding, Transformer
 from torch import Tensor, nn
 
+from st_magnitude._checks import positive
 from st_magnitude._upstream import stored_similarity_name
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import COSINE, Similarity
-from st_magnitude.surgery.raw import (
-    is_sentence_norm,
-    normalizes_output,
-    raw_embeddings,
-    refuse_other_models,
-    routes_of,
-)
+from st_magnitude.surgery.raw import is_sentence_norm, normalizes_output, raw_embeddings, refuse_other_models, routes_of
 from st_magnitude.surgery.tokens import prepare_tokens
 
-__all__ = [
-    "add_normalize",
-    "prepare",
-    "rescale_output",
-    "set_similarity_function",
-    "strip_normalize",
-]
+__all__ = ["add_normalize", "prepare", "rescale_output", "set_similarity_function", "strip_normalize"]
 
 logger = logging.getLogger(__name__)
 
@@ -58,10 +41,8 @@ PROBE = (
 def strip_normalize(model: SentenceTransformer) -> SentenceTransformer:
     """Removes ``Normalize`` and ``ExponentNorm`` from the end of a model, which keeps the norms. In place.
 
-    Directions, and with them cosine similarities, do not change. ``similarity_fn_name`` does not change either: see
-    :func:`prepare`.
-
-    If the model ends in a Router, Normalize is removed from the end of each route.
+    Cosine similarities and ``similarity_fn_name`` do not change: see :func:`prepare`. If the model ends in a Router,
+    Normalize is removed from the end of each route.
 
     Raises:
         ValueError: If another module follows Normalize, or a route consists of Normalize only.
@@ -95,10 +76,7 @@ def strip_normalize(model: SentenceTransformer) -> SentenceTransformer:
 
 
 def add_normalize(model: SentenceTransformer) -> SentenceTransformer:
-    """Appends ``Normalize`` to a model that does not end in one: all norms become 1. In place.
-
-    It replaces an ``ExponentNorm`` at the end.
-    """
+    """Ends a model in ``Normalize``, in place of an ``ExponentNorm``: all norms become 1."""
     refuse_other_models(model, "add_normalize")
     if isinstance(model[-1], ExponentNorm):
         strip_normalize(model)
@@ -122,21 +100,19 @@ def prepare(model: Model, similarity: str | Similarity) -> Model:
     0 < gamma_document < 1    ``ExponentNorm``                           dot
     ========================  =========================================  ======================
 
-    The exponent of the query never changes a ranking (arXiv 2602.09229, Prop. 4.1 and T.2). Stock modules and a stock
-    similarity function therefore rank like each of the four named similarities.
+    The exponent of the query never changes a ranking (arXiv 2602.09229, Prop. 4.1 and T.2), so stock modules and a
+    stock similarity function rank like each of the four named similarities.
 
     In a MultiVectorEncoder the norm of a query token does change the ranking. There, the tokens of a role are
-    normalised where the similarity has the exponent 1: ``"qnorm"`` normalises those of queries, ``"dnorm"`` those of
-    documents, ``"cosine"`` both and ``"dot"`` none, all in stock modules.
+    normalised where the similarity has the exponent 1, by stock modules too.
 
     Args:
         model: Any SentenceTransformer or MultiVectorEncoder.
         similarity: A Similarity, or a name for :meth:`Similarity.named`.
 
     Raises:
-        TypeError: If the model is a CrossEncoder.
-        ValueError: If the name is unknown, Normalize cannot be removed, or the exponents of a MultiVectorEncoder are
-            other than 0 and 1.
+        TypeError: If the model is a CrossEncoder or a SparseEncoder.
+        ValueError: If Normalize cannot be removed, or the exponents of a MultiVectorEncoder are other than 0 and 1.
 
     Example:
         >>> from sentence_transformers.sentence_transformer.modules import BoW
@@ -160,10 +136,9 @@ def prepare(model: Model, similarity: str | Similarity) -> Model:
 
 def set_similarity_function(model: SentenceTransformer, similarity: Similarity) -> None:
     """Sets ``similarity_fn_name`` to the stock function that ranks like the similarity: cosine or dot."""
-    name: Literal["cosine", "dot"]
-    name = "cosine" if similarity.exponents[1] == 1 and not isinstance(model[-1], ExponentNorm) else "dot"
-    before = stored_similarity_name(model)
-    if before != name:
+    is_cosine = similarity.exponents[1] == 1 and not isinstance(model[-1], ExponentNorm)
+    name: Literal["cosine", "dot"] = "cosine" if is_cosine else "dot"
+    if (before := stored_similarity_name(model)) != name:
         logger.info("similarity_fn_name: %s -> %s, which ranks like %s.", before, name, similarity.name)
         model.similarity_fn_name = name
 
@@ -171,21 +146,19 @@ def set_similarity_function(model: SentenceTransformer, similarity: Similarity) 
 def rescale_output(model: SentenceTransformer, factor: float | None = None) -> SentenceTransformer:
     """Multiplies every embedding by a factor, exactly, through the weights of the last affine map. In place.
 
-    Norms change by the factor; directions and cosine similarities do not change. The last affine map is the final
-    normalisation layer of a Transformer (weight and bias), a ``Dense`` or ``LayerNorm`` head, or the table of a
-    ``StaticEmbedding``. The result is checked on eight sentences.
+    That is the final normalisation layer of a Transformer (weight and bias), a ``Dense`` or ``LayerNorm`` head, or the
+    table of a ``StaticEmbedding``. The result is checked on eight sentences.
 
     Args:
         model: A SentenceTransformer that does not end in ``Normalize``.
-        factor: A positive factor. With None, it is one over the mean norm of the eight sentences, which becomes 1.
+        factor: A positive factor; None takes one over the mean norm of the eight sentences, which becomes 1.
 
     Raises:
-        ValueError: If the factor is not positive, the model ends in Normalize, or no last affine map is found because
-            layers are shared or the head is not linear. The model is then unchanged.
+        ValueError: If the model ends in Normalize, or no last affine map is found because layers are shared or the head
+            is not linear. The model is then unchanged.
     """
     refuse_other_models(model, "rescale_output")
-    if factor is not None and not factor > 0:
-        raise ValueError(f"factor must be positive, got {factor}.")
+    positive("factor", factor, [None])
     if normalizes_output(model):
         raise ValueError(
             "The model ends in Normalize, so the norms of its embeddings are 1 whatever comes before. Call "
@@ -224,18 +197,15 @@ def rescale_output(model: SentenceTransformer, factor: float | None = None) -> S
 
 def _last_affine_parameters(model: SentenceTransformer) -> list[nn.Parameter]:
     """Weight and bias of the last affine map. The modules after it pass on a factor unchanged."""
-    for module in reversed(list(model.children())):
-        if isinstance(module, (Pooling, Dropout)):
-            continue
-        if isinstance(module, Dense) and isinstance(module.activation_function, (nn.Identity, nn.ReLU)):
-            return _affine(module.linear)
-        if isinstance(module, LayerNorm):
-            return _affine(module.norm)
-        if isinstance(module, StaticEmbedding):
-            return _affine(module.embedding)
-        if isinstance(module, Transformer):
-            return _affine(_producer(module, model))
-        break
+    module = [module for module in model.children() if not isinstance(module, (Pooling, Dropout))][-1]
+    if isinstance(module, Dense) and isinstance(module.activation_function, (nn.Identity, nn.ReLU)):
+        return _affine(module.linear)
+    if isinstance(module, LayerNorm):
+        return _affine(module.norm)
+    if isinstance(module, StaticEmbedding):
+        return _affine(module.embedding)
+    if isinstance(module, Transformer):
+        return _affine(_producer(module, model))
     raise ValueError(
         f"No last affine map is known in {type(module).__name__}. Rescaling works for a Transformer with pooling, "
         "Dense with identity or ReLU, LayerNorm and StaticEmbedding."
@@ -248,24 +218,16 @@ def _affine(module: nn.Module) -> list[nn.Parameter]:
 
 def _producer(transformer: Transformer, model: SentenceTransformer) -> nn.Module:
     """The leaf module whose output is the token embeddings."""
-    calls: list[tuple[nn.Module, Tensor]] = []
-    handles = [
-        leaf.register_forward_hook(lambda m, _, out: calls.append((m, out)) if isinstance(out, Tensor) else None)
-        for leaf in transformer.modules()
-        if not list(leaf.children()) and _affine(leaf)
-    ]
-    try:
-        features = model.preprocess(list(PROBE[:2]))
-        features = {k: v.to(model.device) if isinstance(v, Tensor) else v for k, v in features.items()}
-        was_training = transformer.training
-        with torch.no_grad():
-            tokens = transformer.eval()(features)["token_embeddings"]
-        transformer.train(was_training)
-    finally:
-        for handle in handles:
-            handle.remove()
-    makers = [m for m, out in calls if out.shape == tokens.shape and torch.equal(out, tokens)]
-    if not makers or sum(m is makers[-1] for m, _ in calls) > 1:
+    calls: list[tuple[nn.Module, Any]] = []
+    leaves = [module for module in transformer.modules() if not list(module.children()) and _affine(module)]
+    with ExitStack() as hooks:
+        for module in (*leaves, transformer):
+            handle = module.register_forward_hook(lambda module, _, output: calls.append((module, output)))
+            hooks.callback(handle.remove)
+        model.encode(list(PROBE[:2]))
+    tokens = calls.pop()[1]["token_embeddings"]
+    makers = [module for module, output in calls if isinstance(output, Tensor) and torch.equal(output, tokens)]
+    if not makers or sum(module is makers[-1] for module, _ in calls) > 1:
         raise ValueError(
             "The token embeddings of this Transformer are not the output of one last normalisation layer: the layer is "
             "shared, or something nonlinear follows it. Append a Dense module instead."

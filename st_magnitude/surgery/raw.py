@@ -1,7 +1,7 @@
 """Raw embeddings: the output of a model before any Normalize or ExponentNorm at its end.
 
-This module alone knows where a model's raw embeddings are: :func:`encode_raw` and :func:`raw_embeddings` encode them,
-:func:`raw_features` gives them to a loss, and :func:`raw_producers` names the modules that compute them.
+This module alone knows where they are: :func:`encode_raw` and :func:`raw_embeddings` encode them, :func:`raw_features`
+gives them to a loss, and :func:`raw_producers` names the modules that compute them.
 """
 
 from __future__ import annotations
@@ -33,16 +33,7 @@ __all__ = [
 
 
 def refuse_other_models(model: object, who: str, takes_sparse: bool = False) -> None:
-    """Refuses the models of sentence-transformers that have no dense embedding per text.
-
-    Args:
-        model: The model; a wrapper of DDP or torch.compile counts as the model inside.
-        who: The function or class that was called, for the message.
-        takes_sparse: Whether a SparseEncoder is taken too.
-
-    Raises:
-        TypeError: If the model is a CrossEncoder, a MultiVectorEncoder or a SparseEncoder that is not taken.
-    """
+    """Refuses (TypeError) CrossEncoder, MultiVectorEncoder and SparseEncoder, by the name of who was called."""
     model = unwrapped(model)
     if isinstance(model, (CrossEncoder, MultiVectorEncoder)) or (isinstance(model, SparseEncoder) and not takes_sparse):
         advice = " For late interaction there is LateInteractionLoss." if isinstance(model, MultiVectorEncoder) else ""
@@ -58,9 +49,7 @@ def is_sentence_norm(module: nn.Module) -> bool:
 
 
 def normalizes_output(model: nn.Module, routes: Callable[[Iterable[bool]], bool] = any) -> bool:
-    """Whether a model ends in ``Normalize``, and its embeddings carry no norm.
-
-    Dropout and ExponentNorm after the Normalize do not hide it.
+    """Whether a model ends in ``Normalize``, which Dropout and ExponentNorm may follow: its embeddings carry no norm.
 
     Args:
         model: A SentenceTransformer, or one route of a Router.
@@ -80,12 +69,7 @@ def routes_of(router: Router) -> dict[str, nn.Sequential]:
 
 
 def raw_end(modules: Sequence[nn.Module], keep_normalize: bool = False) -> int:
-    """The number of modules before the Normalize and ExponentNorm at the end, which Dropout may follow.
-
-    Args:
-        modules: The modules of a model, or of one route.
-        keep_normalize: Whether a Normalize counts as one of them; then only ExponentNorm is left out.
-    """
+    """The number of modules before Normalize (unless kept) and ExponentNorm at the end, which Dropout may follow."""
     end = len(modules)
     for i in reversed(range(len(modules))):
         if isinstance(modules[i], ExponentNorm) or (is_sentence_norm(modules[i]) and not keep_normalize):
@@ -148,7 +132,7 @@ def encode_raw(
 
     Args:
         model: Any SentenceTransformer.
-        texts: Texts to encode.
+        texts: The n texts.
         role: ``"query"`` or ``"document"``, for ``encode_query`` or ``encode_document``.
         keep_normalize: Whether a model that ends in Normalize keeps it, see :func:`raw_embeddings`.
         **encode: Options of sentence-transformers' ``encode``, such as ``batch_size`` and ``prompt``.
@@ -168,8 +152,7 @@ def encode_raw(
 def raw_features(model: Callable[[Any], dict[str, Any]], features: dict[str, Tensor]) -> dict[str, Tensor]:
     """Runs the model in training and returns its embedding before ExponentNorm, (n, D), as ``sentence_embedding``.
 
-    ExponentNorm leaves that embedding in the features. A model that ends in Normalize gives unit embeddings here too:
-    losses that learn from the norm refuse it, and to all others the norm does not matter.
+    A model that ends in Normalize gives unit embeddings here too: losses that learn from the norm refuse it.
     """
     features = model(features)
     return {"sentence_embedding": features.get("raw_embedding", features["sentence_embedding"])}
@@ -198,9 +181,7 @@ def unwrapped(model: Any) -> Any:
 
 
 def raw_producers(model: nn.Module) -> list[nn.Module]:
-    """The modules whose outputs are the raw embeddings: one, or one for each route of a last Router.
-
-    For a module that is not a SentenceTransformer, the list holds the module itself.
+    """The modules that compute the raw embeddings: one or, in a last Router, one a route. Any other module: itself.
 
     Example:
         >>> from sentence_transformers.sentence_transformer.modules import BoW
@@ -210,9 +191,7 @@ def raw_producers(model: nn.Module) -> list[nn.Module]:
     """
     refuse_other_models(model, "Finding raw embeddings")
     model = unwrapped(model)
-    if not isinstance(model, SentenceTransformer):
-        return [model]
-    return _last_producers(list(model.children()), "model")
+    return _last_producers(list(model), "model") if isinstance(model, SentenceTransformer) else [model]
 
 
 def _last_producers(modules: Sequence[nn.Module], what: str) -> list[nn.Module]:
@@ -225,5 +204,5 @@ def _last_producers(modules: Sequence[nn.Module], what: str) -> list[nn.Module]:
     last = modules[end - 1]
     if not isinstance(last, Router):
         return [last]
-    routes = {name: list(route) for name, route in routes_of(last).items()}
-    return [module for name, route in routes.items() for module in _last_producers(route, f"route {name!r}")]
+    routes = routes_of(last).items()
+    return [module for name, route in routes for module in _last_producers(list(route), f"route {name!r}")]

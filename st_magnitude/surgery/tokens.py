@@ -17,15 +17,15 @@ ROLES = ("query", "document")
 def token_norm(*roles: str) -> nn.Module:
     """A stock module that normalises the tokens of texts in these roles, ``"query"`` and ``"document"``.
 
-    For one role it is sentence-transformers' HierarchicalTokenPooling with ``pool_factor=1``, which pools nothing and
-    normalises. A Router would do the same, but the Trainer asks for a ``router_mapping`` where there is one.
+    For one role it is HierarchicalTokenPooling with ``pool_factor=1``, which pools nothing and normalises: the Trainer
+    would ask for the ``router_mapping`` of a Router.
     """
-    if len(roles) == len(ROLES):
+    if len(roles) == 2:
         return Normalize(module_input_name="token_embeddings")
     return HierarchicalTokenPooling(pool_factor=1.0, normalize_embeddings=True, tasks=list(roles))
 
 
-def is_token_norm(module: nn.Module) -> bool:
+def _is_token_norm(module: nn.Module) -> bool:
     """Whether a module does nothing but normalise tokens."""
     if isinstance(module, HierarchicalTokenPooling):
         return module.pool_factor == 1 and module.normalize_embeddings
@@ -33,7 +33,7 @@ def is_token_norm(module: nn.Module) -> bool:
 
 
 def normalized_roles(model: MultiVectorEncoder) -> set[str]:
-    """For which of ``"query"`` and ``"document"`` a model normalises its tokens.
+    """The roles whose tokens a model normalises, of ``"query"`` and ``"document"``.
 
     Example:
         >>> from sentence_transformers.sentence_transformer.modules import BoW
@@ -45,17 +45,13 @@ def normalized_roles(model: MultiVectorEncoder) -> set[str]:
     for module in model.children():
         if isinstance(module, HierarchicalTokenPooling) and module.normalize_embeddings:
             roles |= {role for role in ROLES if module.applies_to(role)}
-        elif is_token_norm(module) or _normalizes_inside(module):
+        elif _is_token_norm(module) or _normalizes_inside(module):
             roles |= set(ROLES)
     return roles
 
 
 def prepare_tokens(model: MultiVectorEncoder, similarity: Similarity) -> MultiVectorEncoder:
-    """:func:`~st_magnitude.prepare` of a MultiVectorEncoder, in place.
-
-    Raises:
-        ValueError: If an exponent is neither 0 nor 1, or the model normalises where no module can be taken out.
-    """
+    """:func:`~st_magnitude.prepare` of a MultiVectorEncoder, in place."""
     if not set(similarity.exponents) <= {0.0, 1.0}:
         raise ValueError(
             f"{similarity} divides tokens by a fractional power of their norm, which no stock module does. Prepare the "
@@ -67,24 +63,22 @@ def prepare_tokens(model: MultiVectorEncoder, similarity: Similarity) -> MultiVe
             f"The {type(inside[0]).__name__} of this model normalises tokens itself, so its norms cannot be kept. Use "
             "a model with a Normalize module for tokens, or one without normalisation."
         )
-    pools = [m for m in model.children() if isinstance(m, BaseTokenPooling) and not is_token_norm(m)]
-    if pools:
+    if pools := [m for m in model.children() if isinstance(m, BaseTokenPooling) and not _is_token_norm(m)]:
         raise ValueError(
             f"This model pools tokens by {type(pools[0]).__name__}. Remove it from the model before you prepare and "
             "train, and append it again afterwards."
         )
-    norms = [i for i, module in enumerate(model.children()) if is_token_norm(module)]
-    place = norms[0] if norms else len(model)
+    norms = [i for i, module in enumerate(model.children()) if _is_token_norm(module)]
     for i in reversed(norms):
         del model[i]
     roles = [role for role, exponent in zip(ROLES, similarity.exponents, strict=True) if exponent == 1]
     if roles and not inside:
-        model.insert(place, token_norm(*roles))
+        model.insert(norms[0] if norms else len(model), token_norm(*roles))
     return model
 
 
 def _normalizes_inside(module: nn.Module) -> bool:
     """Whether a module of several layers normalises tokens: a retriever of transformers, or a route of a Router."""
     if isinstance(module, Router):
-        return any(is_token_norm(part) for part in module.modules())
+        return any(_is_token_norm(part) for part in module.modules())
     return isinstance(module, Transformer) and module.transformer_task == "retrieval"

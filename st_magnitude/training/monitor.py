@@ -25,10 +25,7 @@ logger = logging.getLogger(__name__)
 
 QUANTILES = {"p05": 0.05, "p50": 0.5, "p95": 0.95}
 NUM_ROWS = 256  # texts of a role that are measured
-COLLAPSED_DIRECTIONS = 0.99  # mean cosine of the texts of one role
-COLLAPSED_NORM = 1e-4  # mean norm
-COLLAPSED_BELOW = 0.75  # accuracy by cosine over accuracy by dot, as in MagnitudeEvaluator
-COLLAPSED_BY, COLLAPSED_FROM = 0.2, 16  # the least difference of the two accuracies, and the least batch size
+COLLAPSED_NORM, COLLAPSED_COSINE = 1e-4, 0.99  # means over the texts of one role
 Row = dict[str, float]
 
 
@@ -38,8 +35,8 @@ class NormMonitor(TrainerCallback):
     Pass it to sentence-transformers' Trainer, ``callbacks=[NormMonitor(loss)]``, or call :meth:`update` in a loop of
     your own. It measures the raw embeddings, before any Normalize at the end, and changes neither the loss nor the
     model. At the first step and every ``every`` steps it makes a row, which goes into the CSV file, into
-    ``trainer.state.log_history`` and, after :func:`st_magnitude.attach`, into the logs that Weights & Biases,
-    TensorBoard and other callbacks receive. Each role has these keys:
+    ``trainer.state.log_history`` and, after :func:`st_magnitude.attach`, to Weights & Biases, TensorBoard and other
+    callbacks. Each role has these keys:
 
     - ``{role}_norm_mean``, ``_norm_cv`` (standard deviation over mean), ``_norm_p05``, ``_norm_p50``, ``_norm_p95``;
     - ``{role}_effective_lr``: lr / (mean norm)², the size of a cosine step (Theorem 3.4; under Adam an indication);
@@ -48,14 +45,11 @@ class NormMonitor(TrainerCallback):
     ``dot_cosine_gap`` is an accuracy by dot minus the same accuracy by cosine: the share of the first column whose own
     text of the second column scores highest in the batch. Above 0 the norm helps; far above 0 it decides everything.
 
-    Roles follow the columns of the data: query, document, negative_1, and so on; the first 256 texts of each are
-    measured. If the embeddings of a step cannot be split by the batch size of the loss's input, all have the role
-    ``all``. Under gradient accumulation the last micro-batch of a step is measured, and with several processes the
-    texts of the first one.
+    Roles are the columns of the data (query, document, negative_1, ...), with the first 256 texts of each. If the
+    embeddings of a step cannot be split by the batch size of the loss's input, all have the role ``all``. Under
+    gradient accumulation the last micro-batch is measured, and with several processes the texts of the first one.
 
-    The monitor warns once about each kind of collapse: the mean norm is below 1e-4 or not finite; the mean cosine of a
-    role is above 0.99; in a batch of at least 16, accuracy by cosine is below three quarters of accuracy by dot, and
-    lower by at least 0.2.
+    It warns once if the mean norm of a role is below 1e-4 or not finite, and once if its mean cosine is above 0.99.
 
     Args:
         loss: The Trainer's loss, or its dict of losses, whose input says how many texts a column has. Not needed in a
@@ -66,9 +60,6 @@ class NormMonitor(TrainerCallback):
     Attributes:
         rows: All rows so far, each with its ``step``.
 
-    Raises:
-        ValueError: If every is below 1; when a Trainer begins, if there is no loss.
-
     Example:
         >>> import torch
         >>> monitor = NormMonitor(every=1)
@@ -76,15 +67,11 @@ class NormMonitor(TrainerCallback):
         >>> row["query_norm_mean"], row["document_effective_lr"], row["dot_cosine_gap"]
         (1.0, 0.025, 0.0)
 
-    Source: Draganov et al., On the Importance of Embedding Norms in Self-Supervised Learning, sections 3 and 6, Fig. 5
-    and S3; Beyond the Unit Hypersphere, arXiv 2602.09229, App. N (collapse).
+    Source: Draganov et al., On the Importance of Embedding Norms in Self-Supervised Learning, sections 3 and 6.
     """
 
     def __init__(
-        self,
-        loss: nn.Module | Mapping[str, nn.Module] | None = None,
-        every: int = 10,
-        csv: str | Path | None = None,
+        self, loss: nn.Module | Mapping[str, nn.Module] | None = None, every: int = 10, csv: str | Path | None = None
     ) -> None:
         at_least("every", every, 1)
         self.loss, self.every = loss, every
@@ -95,11 +82,9 @@ class NormMonitor(TrainerCallback):
         self._unlogged: Row = {}
         self._calls = 0  # the number of calls of update()
         self._hooks: list[Any] = []
-        self._is_armed = False
+        self._is_armed = False  # whether the present step is measured
         self._lr: float | None = None
-        self._forget()
-
-    # --- a loop of your own -----------------------------------------------------------------------------------------
+        self._begin_batch()
 
     def update(
         self, queries: Tensor | None = None, documents: Tensor | None = None, lr: float | None = None, **others: Tensor
@@ -110,15 +95,13 @@ class NormMonitor(TrainerCallback):
             queries: Raw embeddings (n, D).
             documents: Raw embeddings (m, D).
             lr: Learning rate of the step.
-            **others: Raw embeddings of more roles by name.
+            **others: Raw embeddings of further roles by name.
         """
         self._calls += 1
         if not self._is_due(self._calls):
             return None
         given = {"query": queries, "document": documents, **others}
         return self._add(self._calls, {name: x for name, x in given.items() if x is not None}, lr)
-
-    # --- a Trainer --------------------------------------------------------------------------------------------------
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **_: Any
@@ -131,28 +114,21 @@ class NormMonitor(TrainerCallback):
         self._hooks += [module.register_forward_hook(self._listen) for module in raw_producers(model)]
 
     def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, optimizer: Any = None, **_: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any
     ) -> None:
         self._is_armed = state.is_world_process_zero and self._is_due(state.global_step + 1)
-        self._lr = None if optimizer is None else float(optimizer.param_groups[0]["lr"])
+        self._lr = float(event["optimizer"].param_groups[0]["lr"])
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if self._is_armed and self._parts:
             self._add(state.global_step, self._by_role(), self._lr)
         self._is_armed = False
-        self._forget()
+        self._begin_batch()
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, float] | None = None,
-        **_: Any,
-    ) -> None:
-        if logs is not None and "loss" in logs:
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any) -> None:
+        if "loss" in event["logs"]:
             figures = {key: value for key, value in self._unlogged.items() if key != "step"}
-            logs.update(figures)  # for the callbacks after this one
+            event["logs"].update(figures)  # for the callbacks after this one
             state.log_history[-1].update(figures)
             self._unlogged = {}
 
@@ -163,15 +139,11 @@ class NormMonitor(TrainerCallback):
     def _is_due(self, step: int) -> bool:
         return step == 1 or step % self.every == 0
 
-    # --- what the hooks receive -------------------------------------------------------------------------------------
-
-    def _forget(self, columns: Sequence[Mapping[str, Any]] = ()) -> None:
-        self._columns = columns
-        self._parts: list[Tensor] = []  # embeddings in the order of the forward passes, (n, D) each
-
     @torch.compiler.disable
-    def _begin_batch(self, _loss: nn.Module, inputs: tuple[Any, ...]) -> None:
-        self._forget(inputs[0])
+    def _begin_batch(self, _loss: nn.Module | None = None, inputs: tuple[Any, ...] = ((),)) -> None:
+        """The hook before the loss, whose input has the columns of the batch."""
+        self._columns: Sequence[Mapping[str, Any]] = inputs[0]
+        self._parts: list[Tensor] = []  # embeddings in the order of the forward passes, (n, D) each
 
     @torch.compiler.disable
     def _listen(self, _module: nn.Module, _inputs: Any, features: Mapping[str, Tensor]) -> None:
@@ -188,8 +160,6 @@ class NormMonitor(TrainerCallback):
             size, names = len(x), ["all"]
         return dict(zip(names, x.split(size), strict=True))
 
-    # --- a row ------------------------------------------------------------------------------------------------------
-
     @torch.no_grad()
     def _add(self, step: int, roles: Mapping[str, Tensor], lr: float | None) -> Row:
         # Everything is computed on the CPU, in float64 where that matters: some devices have none.
@@ -198,54 +168,42 @@ class NormMonitor(TrainerCallback):
         for name, x in roles.items():
             row |= {f"{name}_{key}": value for key, value in _measure(x, lr).items()}
         matched = list(roles.values())[:2]
-        dot = cosine = math.nan
         if len(matched) == 2 and len(matched[0]) == len(matched[1]) > 1:
             own = torch.arange(len(matched[0]))
             dot, cosine = ((s(*matched).argmax(dim=1) == own).double().mean().item() for s in (DOT, COSINE))
             row["dot_cosine_gap"] = dot - cosine
         self.rows.append(row)
         self._unlogged = row
-        self._sound_alarm(row, roles, dot, cosine)
-        self._write(row)
+        for role in roles:
+            self._warn_of_collapse(row, role)
+        if self.csv is not None:
+            self._write(self.csv, row)
         return row
 
-    def _sound_alarm(self, row: Row, roles: Mapping[str, Tensor], dot: float, cosine: float) -> None:
-        """Logs each kind of collapse at the first row that shows it."""
-        found = {}
-        for role in roles:
-            norm, alike = row[f"{role}_norm_mean"], row.get(f"{role}_mean_cosine", 0.0)
-            if not COLLAPSED_NORM < norm < math.inf:
-                found["norm"] = (
-                    f"the mean norm of {role} embeddings is {norm:.3g}, below {COLLAPSED_NORM:g} or not finite. Lower "
-                    "the weight decay or the learning rate."
-                )
-            elif alike > COLLAPSED_DIRECTIONS:
-                found["direction"] = (
-                    f"the mean cosine of {role} embeddings is {alike:.4f}, above {COLLAPSED_DIRECTIONS}: they all have "
-                    "the same direction. Lower the learning rate; use cut_init with where='output' only."
-                )
-        if min(map(len, roles.values())) >= COLLAPSED_FROM and cosine < min(COLLAPSED_BELOW * dot, dot - COLLAPSED_BY):
-            found["magnitude"] = (
-                f"in the batch {dot:.0%} of the positives rank first by dot and {cosine:.0%} by cosine: norms decide "
-                "the ranking. Use scale='auto' and a lower learning rate."
-            )
-        for kind, text in found.items():
-            if kind not in self._warned:
-                logger.warning("Collapse at step %d: %s", row["step"], text)
-        self._warned |= found.keys()
-
-    def _write(self, row: Row) -> None:
-        if self.csv is None:
-            return
-        grown = not set(row) <= set(self._header)
-        if grown:
-            self._header += [key for key in row if key not in self._header]
-            self.csv.parent.mkdir(parents=True, exist_ok=True)
-        with self.csv.open("w" if grown else "a", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, fieldnames=self._header, restval="", lineterminator="\n")
-            if grown:
+    def _write(self, path: Path, row: Row) -> None:
+        """Appends the row to the CSV file, or writes the file again if the row has new keys."""
+        if new := [key for key in row if key not in self._header]:
+            self._header += new
+            path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w" if new else "a", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, fieldnames=self._header, lineterminator="\n")
+            if new:
                 writer.writeheader()
-            writer.writerows(self.rows if grown else [row])
+            writer.writerows(self.rows if new else [row])
+
+    def _warn_of_collapse(self, row: Row, role: str) -> None:
+        norm, cosine = row[f"{role}_norm_mean"], row.get(f"{role}_mean_cosine", 0.0)
+        if not COLLAPSED_NORM < norm < math.inf:
+            figure = "mean norm"
+            text = f"{norm:.3g}, below {COLLAPSED_NORM:g} or not finite. Lower the weight decay or the learning rate."
+        elif cosine > COLLAPSED_COSINE:
+            figure = "mean cosine"
+            text = f"{cosine:.4f}, above {COLLAPSED_COSINE}. Lower the learning rate; use cut_init with 'output' only."
+        else:
+            return
+        if figure not in self._warned:
+            self._warned.add(figure)
+            logger.warning("Collapse at step %d: the %s of %s embeddings is %s", row["step"], figure, role, text)
 
 
 def _measure(x: Tensor, lr: float | None) -> Row:

@@ -1,4 +1,4 @@
-"""A training run that a signal stops without loss, and its output folder."""
+"""A training run that a signal stops without loss, and its output folder: checkpoints, and the run's settings."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import re
 import signal
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -15,13 +16,16 @@ import torch
 from safetensors import SafetensorError
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from st_magnitude._config import list_differences
 from st_magnitude._upstream import has_cpu_bf16, load_checkpoint_into
-from st_magnitude.training.engines import engine_of_trainer
-from st_magnitude.training.state import attach
+from st_magnitude.result import to_plain
+from st_magnitude.training.state import attach, engine_of_trainer
 
-__all__ = ["Stopped", "check_output", "has_fast_bf16", "train_or_stop"]
+__all__ = ["Stopped", "check_output", "check_same_run", "has_fast_bf16", "record_run", "train_or_stop"]
 
 logger = logging.getLogger(__name__)
+
+RECORD = "checkpoints/run.json"  # the settings of a run, in its folder
 
 
 class Stopped(KeyboardInterrupt):
@@ -41,8 +45,6 @@ class _StopOnSignal(TrainerCallback):
     signals, and ends ``train`` without telling its caller.
     """
 
-    SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
     def __init__(self) -> None:
         self.received: int | None = None
         self._before: dict[signal.Signals, Any] = {}
@@ -54,7 +56,8 @@ class _StopOnSignal(TrainerCallback):
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if args.world_size == 1 and threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._receive) for number in self.SIGNALS}
+            numbers = (signal.SIGINT, signal.SIGTERM)
+            self._before = {number: signal.signal(number, self._receive) for number in numbers}
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if control.should_training_stop:
@@ -70,19 +73,17 @@ class _StopOnSignal(TrainerCallback):
 def _finished_state(checkpoint: Path, arguments: TrainingArguments) -> TrainerState | None:
     """The state of a checkpoint, or None if its run has not yet made all the steps of these arguments."""
     state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+    made, asked = (state.epoch or 0.0) + 1e-6, arguments.num_train_epochs  # a quotient is not exact
     if arguments.max_steps > 0:
-        return state if state.global_step >= arguments.max_steps else None
-    return state if (state.epoch or 0.0) > arguments.num_train_epochs - 1e-6 else None  # a quotient is not exact
+        made, asked = state.global_step, arguments.max_steps
+    return state if made >= asked else None
 
 
 def train_or_stop(trainer: Trainer, checkpoint: Path | None = None) -> None:
-    """Runs ``trainer.train()``, which a signal ends with a checkpoint.
-
-    The function attaches what losses need to resume (:func:`~st_magnitude.attach`). Afterwards the model encodes in its
-    own precision.
+    """Attaches (:func:`~st_magnitude.attach`) and trains. Afterwards the model encodes in its own precision.
 
     Args:
-        trainer: Trainer that is ready to train.
+        trainer: The Trainer.
         checkpoint: Folder of the checkpoint to continue from.
 
     Raises:
@@ -124,9 +125,7 @@ def train_or_stop(trainer: Trainer, checkpoint: Path | None = None) -> None:
 
 def has_fast_bf16() -> bool:
     """Whether this machine has instructions for bfloat16: a GPU since Ampere, or a CPU with AVX-512 BF16 or AMX."""
-    if torch.cuda.is_available():
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    return has_cpu_bf16()
+    return torch.cuda.is_bf16_supported(including_emulation=False) if torch.cuda.is_available() else has_cpu_bf16()
 
 
 def check_output(output: Path, resume: bool) -> Path | None:
@@ -137,13 +136,11 @@ def check_output(output: Path, resume: bool) -> Path | None:
     """
     if (output / "modules.json").exists():
         raise FileExistsError(f"{output} already holds a trained model. Choose another output folder.")
-    found = sorted(
-        (p for p in output.glob("checkpoints/checkpoint-*") if re.fullmatch(r"checkpoint-\d+", p.name)),
-        key=lambda p: int(p.name.split("-")[1]),
-    )
-    if torn := [p.name for p in found if not _is_whole(p)]:
+    numbered = (path for path in output.glob("checkpoints/*") if re.fullmatch(r"checkpoint-\d+", path.name))
+    checkpoints = sorted(numbered, key=lambda path: int(path.name.split("-")[1]))
+    found = [path for path in checkpoints if "global_step" in _json_of(path / "trainer_state.json")]  # is written last
+    if torn := [path.name for path in checkpoints if path not in found]:
         logger.warning("Ignoring incomplete checkpoints: %s.", ", ".join(torn))
-        found = [p for p in found if p.name not in torn]
     if found and not resume:
         raise FileExistsError(
             f"{output} holds an unfinished run (up to {found[-1].name}). Continue it with resume=True (--resume), "
@@ -154,10 +151,27 @@ def check_output(output: Path, resume: bool) -> Path | None:
     return found[-1] if found else None
 
 
-def _is_whole(checkpoint: Path) -> bool:
-    """Whether the checkpoint holds the state of the Trainer, which is written last."""
+def check_same_run(output: Path, settings: Mapping[str, Any]) -> None:
+    """Refuses (FileExistsError) to resume a run that was started with other settings, such as the loss or the data."""
+    before = _json_of(output / RECORD)
+    if differences := list_differences(before, json.loads(json.dumps(to_plain(settings)))):
+        raise FileExistsError(
+            f"The run in {output} was started with other settings: {differences}. Resume with the same settings, or "
+            "choose another output folder."
+        )
+
+
+def record_run(output: Path, settings: Mapping[str, Any]) -> None:
+    """Writes the settings of a run next to its checkpoints, before the first of them."""
+    record = output / RECORD
+    record.parent.mkdir(parents=True, exist_ok=True)
+    record.write_text(json.dumps(to_plain(settings), indent=2) + "\n", encoding="utf-8")
+
+
+def _json_of(file: Path) -> dict[str, Any]:
+    """The content of a file, or nothing if it is missing or incomplete."""
     try:
-        state = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+        content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return False
-    return isinstance(state, dict) and "global_step" in state
+        return {}
+    return content

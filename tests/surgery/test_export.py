@@ -19,7 +19,6 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import BoW
 
 import st_magnitude as stm
-from st_magnitude.evaluation import GeometryEvaluator
 from st_magnitude.modules import ExponentNorm
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -97,12 +96,17 @@ def test_calibrated_scores(model, tmp_path):
         stm.prepare(loaded, "cosine")
 
 
-@pytest.mark.parametrize("similarity", ["cosine", "dnorm", stm.Similarity(1.0, 0.5)])
-def test_calibrated_scores_need_document_norms(model, tmp_path, similarity):
-    stm.prepare(model, similarity)
-    remedy = "gamma_query to 1" if isinstance(similarity, stm.Similarity) else r"stm\.prepare\(model, 'qnorm'\)"
+@pytest.mark.parametrize(
+    ("similarity", "option", "remedy"),
+    [
+        ("cosine", "calibrated_scores", r"stm\.prepare\(model, 'qnorm'\)"),
+        (stm.Similarity(1.0, 0.5), "calibrated_scores", "gamma_query to 1"),
+        ("qnorm", "bake_exponent", "ExponentNorm"),
+    ],
+)
+def test_options_that_a_model_cannot_have(words, tmp_path, similarity, option, remedy):
     with pytest.raises(ValueError, match=remedy):
-        stm.export(model, tmp_path / "out", calibrated_scores=True)
+        stm.export(stm.prepare(words, similarity), tmp_path / "out", **{option: True})
     assert not (tmp_path / "out").exists()
 
 
@@ -122,9 +126,10 @@ def test_without_this_package_card_and_errors_say_what_to_install(words, tmp_pat
             SentenceTransformer(str(path), trust_remote_code=True, device="cpu")
     assert isinstance(SentenceTransformer(str(path), trust_remote_code=True, device="cpu")[-1], ExponentNorm)
 
-    again = stm.export(stm.prepare(stm.load(path), "qnorm"), tmp_path / "again")
-    assert "model = SentenceTransformer(" in (again / "README.md").read_text()
-    assert "pip install ." not in (again / "README.md").read_text()
+    again = (stm.export(stm.prepare(stm.load(path), "cosine"), tmp_path / "again") / "README.md").read_text()
+    assert "model = SentenceTransformer(" in again
+    assert "pip install ." not in again
+    assert again.count("### Indexing and scoring") == again.count("Index by cosine similarity.") == 1
 
 
 def test_exponent_is_baked(model, tmp_path):
@@ -142,11 +147,6 @@ def test_exponent_is_baked(model, tmp_path):
     index = torch.nn.functional.normalize(encode(loaded)) * encode(loaded).norm(dim=1, keepdim=True) ** (1 - gamma)
     found = encode(loaded, QUERIES) @ index.T
     assert torch.equal(found.argsort(dim=1), expected.argsort(dim=1))
-
-
-def test_baking_needs_an_exponent(model, tmp_path):
-    with pytest.raises(ValueError, match="ExponentNorm"):
-        stm.export(stm.prepare(model, "qnorm"), tmp_path, bake_exponent=True)
 
 
 def test_load_is_plain_for_plain_models(minilm_path):
@@ -213,15 +213,12 @@ def test_a_folder_that_is_not_empty_is_refused(old, other):
 
 
 def test_overwrite_replaces_all_of_it(old, other):
+    (old / "empty").mkdir()
+    assert types(stm.load(stm.export(other, old / "empty"))) == ["BoW", "Normalize"]
     stm.export(other, old, overwrite=True)
     assert types(stm.load(old)) == ["BoW", "Normalize"]
     assert not (old / "checkpoints").exists()
     assert [path.name for path in old.parent.iterdir()] == ["model"]
-
-
-def test_an_empty_folder_is_taken(tmp_path, other):
-    (tmp_path / "empty").mkdir()
-    assert types(stm.load(stm.export(other, tmp_path / "empty"))) == ["BoW", "Normalize"]
 
 
 def dies(when, monkeypatch):
@@ -299,20 +296,3 @@ def test_the_card_says_how_to_index(words, tmp_path, similarity, options, expect
     assert card.index("## Usage") < card.index("### Indexing and scoring") < card.index("## Training Details")
     assert all(text in section for text in expected)
     assert not any(text in section for text in absent)
-    assert "cohens_d" not in card
-
-
-def test_a_card_that_is_exported_again_has_the_section_once(words, tmp_path):
-    once = stm.export(stm.prepare(words, "qnorm"), tmp_path / "once")
-    again = stm.export(stm.prepare(stm.load(once), "cosine"), tmp_path / "again")
-    card = (again / "README.md").read_text()
-    assert card.count("### Indexing and scoring") == 1
-    assert "Index by cosine similarity." in card
-
-
-def test_figures_of_geometry_are_explained(words, tmp_path):
-    GeometryEvaluator(["tea", "list", "tea list", "tea tea"], is_relevant=[True, False, True, False])(words)
-    card = (stm.export(words, tmp_path / "model") / "README.md").read_text()
-    assert "| cohens_d" in card
-    assert "`cohens_d` is the difference between the mean norms of relevant documents" in card
-    assert "`isoscore` says how evenly" in card

@@ -1,7 +1,6 @@
 """GradScale against the formula in float64, the paper's propositions about norms, and cut-initialisation."""
 
 import copy
-import math
 
 import pytest
 import torch
@@ -48,12 +47,6 @@ def test_gradients_are_scaled_and_values_are_not(power):
     torch.testing.assert_close(got, reference(x, lambda z: cosine_loss(z, y), power), rtol=1e-12, atol=0)
 
 
-def test_any_leading_shape():
-    x = leaf(2, 3, 4)
-    grad_scale(x, 2.0).sum().backward()
-    torch.testing.assert_close(x.grad, (x**2).sum(-1, keepdim=True).expand_as(x).detach())
-
-
 def test_double_backward_takes_the_factor_as_a_constant():
     x = leaf(4, 3)
     factor = x.detach().norm(dim=1, keepdim=True)
@@ -74,14 +67,9 @@ def test_extremes_are_finite(power, dtype):
     out.sum().backward()
     assert x.grad.isfinite().all()
     assert x.grad.dtype == dtype
+    if dtype == torch.float64:
+        torch.testing.assert_close(x.grad[0], torch.full_like(x[0], 1e-6**power).detach())
     torch.testing.assert_close(x.grad[3].double(), torch.full((8,), 8 ** (power / 2)).double(), rtol=1e-2, atol=1e-5)
-
-
-def test_zero_rows_count_as_the_smallest_norm():
-    x = torch.zeros(1, 4, dtype=torch.float64, requires_grad=True)
-    for power in (1.0, -1.0):
-        (gradient,) = torch.autograd.grad(grad_scale(x, power).sum(), x)
-        torch.testing.assert_close(gradient, torch.full_like(x, 1e-6**power).detach())
 
 
 def test_nothing_without_gradients():
@@ -89,12 +77,6 @@ def test_nothing_without_gradients():
     with torch.no_grad():
         assert grad_scale(x) is x
     assert grad_scale(x, 0.0) is x
-
-
-@pytest.mark.parametrize("power", [math.nan, math.inf])
-def test_power_is_a_finite_number(power):
-    with pytest.raises(ValueError, match="power"):
-        grad_scale(torch.ones(2, 2), power)
 
 
 # --- what the paper says of norms -------------------------------------------------------------------------------------
@@ -204,23 +186,20 @@ def test_routes(model):
     assert hooked == ["Dense", "Dense"]
 
 
-def test_refused_behind_a_normalization_nobody_knows():
+def test_refused_behind_a_normalization_and_twice():
     class Unit(nn.Module):
         def forward(self, x):
             return nn.functional.normalize(x)
 
     model = nn.Sequential(nn.Linear(4, 3), Unit())
-    stm.attach_grad_scale(model)
-    with pytest.raises(ValueError, match="have norm 1"):
-        model(torch.randn(5, 4))
-
-
-def test_refused_twice(model):
     handle = stm.attach_grad_scale(model)
     with pytest.raises(ValueError, match="already"):
         stm.attach_grad_scale(model)
+    with pytest.raises(ValueError, match="have norm 1"):
+        model(torch.randn(5, 4))
     handle.close()
-    stm.attach_grad_scale(model).close()
+    stm.attach_grad_scale(model[0])
+    model(torch.randn(5, 4))
 
 
 def test_other_outputs():
@@ -229,42 +208,20 @@ def test_other_outputs():
 
         def forward(self, x):
             y = super().forward(x)
-            return {"tensor": y, "tuple": (y, 1), "dict": {"sentence_embedding": y}, "other": [y]}[self.kind]
+            return {"tensor": y, "dict": {"sentence_embedding": y}, "tuple": (y, y)}[self.kind]
 
     model = Outputs(3, 2)
     stm.attach_grad_scale(model, 2.0)
     x = torch.randn(4, 3)
-    gradients = []
-    for kind in ("tensor", "tuple", "dict"):
-        model.kind = kind
+    for model.kind in ("tensor", "dict"):
         y = model(x)
-        y = y if kind == "tensor" else y[0] if kind == "tuple" else y["sentence_embedding"]
+        y = y if model.kind == "tensor" else y["sentence_embedding"]
         model.zero_grad()
         y.sum().backward()
-        gradients.append(model.bias.grad.clone())
-        torch.testing.assert_close(gradients[-1], (y.detach() ** 2).sum().expand(2))
-    model.encode_image = model.encode_text = None  # a CLIP, whose tuple begins with one of two embeddings
-    for model.kind in ("other", "tuple"):
-        with pytest.raises(TypeError, match=r"call grad_scale"):
-            model(x)
-
-
-def test_autocast(model):
-    model.append(Normalize())
-    loss = MultipleNegativesRankingLoss(model)
-
-    def under_autocast():
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            return gradients(model, loss)
-
-    plain = under_autocast()
-    stm.attach_grad_scale(model)
-    got, expected = under_autocast(), gradients(model, loss)
-    last = "0.model.transformer.layer.1.output_layer_norm.weight"
-    last = last if last in got else next(reversed(got))
-    cosine = nn.functional.cosine_similarity(got[last].flatten(), expected[last].flatten(), dim=0)
-    assert cosine > 0.98
-    assert got[last].norm() > 2 * plain[last].norm()  # norms are above 2
+        torch.testing.assert_close(model.bias.grad, (y.detach() ** 2).sum().expand(2))
+    model.kind = "tuple"  # CLIP's output has the embeddings of two encoders
+    with pytest.raises(TypeError, match=r"call grad_scale"):
+        model(x)
 
 
 def scaled(folder):
@@ -341,21 +298,6 @@ def test_cut_of_everything_warns_on_trained_weights(minilm, tmp_path, caplog):
     assert len(caplog.records) == 2
 
 
-def test_cut_says_so_when_there_is_no_last_affine_map(model):
-    model.extend([Dense(32, 32), Normalize()])  # tanh
-    before = copy.deepcopy(model.state_dict())
-    with pytest.raises(ValueError, match="No last affine map"):
-        stm.cut_init(model)
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-
-
-def test_cut_of_a_learned_exponent_or_temperature_is_left_out(model):
-    model.append(ExponentNorm(0.5, 0.5))
-    model.logit_scale = nn.Parameter(torch.tensor(2.5))
-    stm.cut_init(model, 5.0, where="all")
-    assert (model.logit_scale.item(), model[-1].gamma_document) == (2.5, 0.5)
-
-
 def test_cut_by_choice(model):
     names = [name for name, _ in model.named_parameters() if name.endswith("lin2.weight")]
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -368,16 +310,13 @@ def test_cut_by_choice(model):
 
 def test_cut_of_other_modules():
     model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4))
-    with pytest.raises(ValueError, match="this is a Sequential"):
-        stm.cut_init(model)
+    for options, message in (({}, "this is a Sequential"), ({"where": "last"}, "'last'"), ({"c": 0}, "positive")):
+        with pytest.raises(ValueError, match=message):
+            stm.cut_init(model, **options)
     before = [p.detach().clone() for p in model.parameters()]
+    model.logit_scale = nn.Parameter(torch.tensor(2.5))
+    model.append(ExponentNorm(0.5, 0.5))
     stm.cut_init(model, 2.0, where="all")
+    assert (model.logit_scale.item(), model[-1].gamma_document) == (2.5, 0.5)  # neither is a weight
+    model = model[:3]
     assert all(torch.equal(p, old / 2) for p, old in zip(model.parameters(), before, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"), [({"c": 0}, "positive"), ({"c": float("nan")}, "positive"), ({"where": "last"}, "'last'")]
-)
-def test_cut_checks_its_arguments(model, options, message):
-    with pytest.raises(ValueError, match=message):
-        stm.cut_init(model, **options)

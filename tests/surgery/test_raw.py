@@ -34,11 +34,7 @@ def twice():
         [ExponentNorm(1.0, 0.5)],
         [Normalize()],
         [Normalize(), Dropout(0.5), ExponentNorm(1.0, 0.5)],
-        [
-            Router(
-                {"query": [Normalize()], "document": [Normalize(module_output_name="_unit")]}, default_route="document"
-            )
-        ],
+        [Router({"query": [Normalize()], "document": [Normalize(module_output_name="_unit")]})],
         [Router({"query": [ExponentNorm(1.0, 0.5)], "document": [Normalize(), Dropout(0.1)]})],
         [Router({"query": [Normalize()], "document": [Normalize()]}), ExponentNorm(1.0, 0.5)],
     ],
@@ -62,13 +58,17 @@ def test_routes_that_are_whole_models_stop_before_their_normalize():
 @pytest.mark.parametrize(
     ("ends", "expected"),
     [
+        ([], RAW),
         ([ExponentNorm(1.0, 0.5)], RAW),
         ([Normalize()], UNIT),
         ([Normalize(), Dropout(0.5), ExponentNorm(1.0, 0.5)], UNIT),
     ],
 )
-def test_a_model_that_normalizes_can_keep_it(ends, expected):
-    torch.testing.assert_close(encode_raw(model_of(*ends), TEXTS, "document", keep_normalize=True), expected)
+def test_normalize_is_kept_on_request_and_in_losses(ends, expected):
+    model = model_of(*ends)
+    torch.testing.assert_close(encode_raw(model, TEXTS, "document", keep_normalize=True), expected)
+    features = raw_features(model.eval(), model.preprocess(TEXTS))
+    torch.testing.assert_close(features["sentence_embedding"], expected)
 
 
 def test_an_error_within_the_block_leaves_the_model_as_it_was():
@@ -76,10 +76,3 @@ def test_an_error_within_the_block_leaves_the_model_as_it_was():
     with pytest.raises(ZeroDivisionError), raw_embeddings(model):
         _ = 1 / 0
     assert isinstance(model[-1], Normalize)
-
-
-@pytest.mark.parametrize(("ends", "expected"), [([], RAW), ([ExponentNorm(1.0, 0.5)], RAW), ([Normalize()], UNIT)])
-def test_losses_see_the_embedding_before_the_exponent(ends, expected):
-    model = model_of(*ends)
-    features = raw_features(model, model.preprocess(TEXTS))
-    torch.testing.assert_close(features["sentence_embedding"], expected)

@@ -21,7 +21,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 import st_magnitude as stm
-from st_magnitude.training.engines import engine_of
+from st_magnitude.training.state import engine_of
 from st_magnitude.training.trainer import train_or_stop
 
 two_processes = pytest.mark.skipif(sys.platform != "linux", reason="forks processes that have used torch")
@@ -90,23 +90,17 @@ def on_two_shards(folder):
     found = {name: train(folder, name, shard=True) for name in LOSSES}
     half = train(folder, "regression", shard=True, steps=1)
     found["resumed"] = train(folder, "regression", shard=True, steps=1, saved=half)
-    return found, refusals(folder)
+    learned = partial(stm.DotRankingLoss, temperature="learned"), stm.LearnableNormLoss
+    return found, [refusal(load_transformer(folder), make) for make in learned]
 
 
-def refusals(folder):
-    messages = []
-    for make in (
-        lambda model: stm.DotRankingLoss(model, temperature="learned", scale=3.0),
-        lambda model: stm.LearnableNormLoss(model, scale=3.0),
-    ):
-        model = load_transformer(folder)
-        loss = make(model)
-        for layer in model[0].auto_model.transformer.layer:
-            fully_shard(layer)
-        with pytest.raises(ValueError, match="Use DistributedDataParallel") as caught:
-            loss([dict(model.preprocess(["tea", "rain"]))] * 2)
-        messages.append(str(caught.value))
-    return messages
+def refusal(model, make):
+    loss = make(model, scale=3.0)
+    for layer in model[0].auto_model.transformer.layer:
+        fully_shard(layer)
+    with pytest.raises(ValueError, match="Use DistributedDataParallel") as caught:
+        loss([dict(model.preprocess(["tea", "rain"]))] * 2)
+    return str(caught.value)
 
 
 @pytest.fixture(scope="module")
@@ -121,8 +115,7 @@ def test_two_shards_are_one_process(folder, shards, name):
     """The losses, all weights after three steps of AdamW, and what the sharded model encodes."""
     expected = train(folder, name, shard=False)
     found = [rank[name] for rank, _ in shards]
-    mean = sum(rank["values"][0] for rank in found) / 2
-    assert mean == pytest.approx(expected["values"][0], rel=1e-6)
+    assert sum(rank["values"][0] for rank in found) / 2 == pytest.approx(expected["values"][0], rel=1e-6)
     for rank in found:
         torch.testing.assert_close(rank["encoded"], expected["encoded"], rtol=1e-5, atol=1e-6)
     weights = found[0]["model"]  # rank 0 has them, as for a checkpoint
@@ -170,7 +163,6 @@ class DeepSpeedEngine(nn.Module):
         (partial(stm.QNormRankingLoss, mini_batch_size=2), (2, 3)),
         (stm.QNormRankingLoss, ()),
     ],
-    ids=["temperatures", "exponents", "gradient caching", "plain"],
 )
 def test_deepspeed(model, make, stages):
     for stage in (2, 3):

@@ -1,23 +1,79 @@
-"""Isotropy, dimension and normality of a set of embeddings."""
+"""Functions of a matrix of embeddings: norms, the spread of directions, isotropy and dimension."""
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import Any
 
 import numpy as np
-from scipy.integrate import trapezoid
 
-from st_magnitude.geometry.arrays import Array, float64, matrix_of
+from st_magnitude.geometry.arrays import Array, matrix_of, unit_rows
 
-__all__ = [
-    "effective_rank",
-    "epps_pulley",
-    "explained_variance",
-    "intrinsic_dimension",
-    "isoscore",
-    "isoscore_ceiling",
-]
+
+def norms(x: Any) -> Array:
+    """Euclidean norm of every row: (n, D) -> (n,).
+
+    Example:
+        >>> norms([[3.0, 4.0], [0.0, 2.0]])
+        array([5., 2.])
+    """
+    return np.linalg.norm(matrix_of(x), axis=1)
+
+
+def mean_cosine(x: Any) -> float:
+    """Mean cosine over all pairs of different rows: (n, D) -> [-1, 1], in O(n D).
+
+    With unit rows u the sum over ordered pairs is |sum u|² - sum |u|². A zero row has cosine 0 with everything.
+    Random directions give 0; collapse onto one direction gives 1.
+
+    Example:
+        >>> mean_cosine([[1.0, 0.0], [0.0, 2.0], [3.0, 0.0]])  # pairs: 0, 1, 0
+        0.3333333333333333
+    """
+    unit = unit_rows(matrix_of(x, at_least=2))
+    total, pairs = unit.sum(axis=0), len(unit) * (len(unit) - 1)
+    return float(total @ total - unit.any(axis=1).sum()) / pairs
+
+
+def alignment(queries: Any, documents: Any, alpha: float = 2.0) -> float:
+    """Mean distance of positive pairs on the unit sphere, raised to a power: (n, D), (n, D) -> [0, 2^alpha].
+
+        mean_i |u_i - v_i|^alpha,   u and v the normalised rows
+
+    Lower is better. Row i of one is the positive of row i of the other.
+
+    Example:
+        >>> alignment([[2.0, 0.0]], [[0.0, 1.0]])
+        2.0
+
+    Source: Wang and Isola, Understanding Contrastive Representation Learning through Alignment and Uniformity on
+    the Hypersphere, ICML 2020, Sec. 4.1.
+    """
+    u, v = unit_rows(matrix_of(queries)), unit_rows(matrix_of(documents))
+    if u.shape != v.shape:
+        raise ValueError(f"Row i of queries and of documents must be a pair, got shapes {u.shape} and {v.shape}.")
+    return float(np.mean(np.square(u - v).sum(axis=1) ** (alpha / 2)))
+
+
+def uniformity(x: Any, t: float = 2.0) -> float:
+    """Logarithm of the mean Gaussian potential of all pairs on the unit sphere: (n, D) -> [-4 t, 0], lower is better.
+
+        log mean_{i < j} exp(-t |u_i - u_j|²),   u the normalised rows
+
+    Example:
+        >>> uniformity([[1.0, 0.0], [-5.0, 0.0]])  # opposite points: -t 2²
+        -8.0
+
+    Source: Wang and Isola, ICML 2020, Sec. 4.1. Takes O(n² D) time, in tiles of 1,024 rows.
+    """
+    unit = unit_rows(matrix_of(x, at_least=2))
+    n, squares = len(unit), np.square(unit).sum(axis=1)
+    total = 0.0
+    for i in range(0, n, 1024):
+        distances = squares[i : i + 1024, None] + squares[i:] - 2 * unit[i : i + 1024] @ unit[i:].T
+        total += np.triu(np.exp(-t * distances), k=1).sum()  # row a, column b of the tile: the pair (i + a, i + b)
+    return math.log(total / (n * (n - 1) / 2))
 
 
 def isoscore(x: Any) -> float:
@@ -35,9 +91,7 @@ def isoscore(x: Any) -> float:
     Source: Rudman et al., IsoScore: Measuring the Uniformity of Embedding Space Utilization, ACL 2022, Alg. 1,
     simplified (the two are equal).
     """
-    scatter = _scatter(x)
-    if (dim := np.shape(x)[1]) < 2:
-        raise ValueError(f"IsoScore compares dimensions and needs at least 2, got {dim}.")
+    scatter, dim = _scatter(x), np.shape(x)[1]
     trace, squares = float(np.trace(scatter)), float(np.square(scatter).sum())
     return (trace**2 / squares - 1) / (dim - 1) if squares else 0.0
 
@@ -74,14 +128,13 @@ def intrinsic_dimension(x: Any, variance: float = 0.95, num_samples: int | None 
     """
     if not 0.0 < variance < 1.0:
         raise ValueError(f"variance must be a share strictly between 0 and 1, got {variance}; 0.95 is usual.")
-    matrix = _drawn(x, num_samples, seed)
-    if len(matrix) < 4 * matrix.shape[1]:
+    explained, n, dim = _cumulated_variance(x, num_samples, seed)
+    if n < 4 * dim:
         warnings.warn(
-            f"{len(matrix)} embeddings are few for the intrinsic dimension of {matrix.shape[1]} dimensions: the sample "
-            f"limits it. Use at least {4 * matrix.shape[1]}, and compare samples of one size only.",
+            f"{n} embeddings are few for the intrinsic dimension of {dim} dimensions: the sample limits it. Use at "
+            f"least {4 * dim}, and compare samples of one size only.",
             stacklevel=2,
         )
-    explained = _cumulated_variance(matrix)
     return int(np.searchsorted(explained, variance * explained[-1])) + 1 if explained[-1] > 0 else 0
 
 
@@ -95,9 +148,8 @@ def explained_variance(x: Any, num_samples: int | None = 5000, seed: int = 0) ->
         >>> explained_variance([[2.0, 0.0], [-2.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
         array([0.8, 1. ])
     """
-    matrix = _drawn(x, num_samples, seed)
-    explained = _cumulated_variance(matrix)
-    shares = np.ones(matrix.shape[1])
+    explained, _, dim = _cumulated_variance(x, num_samples, seed)
+    shares = np.ones(dim)
     if explained[-1] > 0:
         shares[: len(explained)] = explained / explained[-1]
     return shares
@@ -121,35 +173,6 @@ def effective_rank(x: Any) -> float:
     return float(np.exp(-(shares * np.log(shares)).sum())) if len(shares) else 0.0
 
 
-def epps_pulley(x: Any, num_knots: int = 17, t_max: float = 3.0) -> Any:
-    """Distance of a sample from N(0, 1), by its characteristic function: (n,) -> float; (n, K) -> (K,), by column.
-
-        n · integral over [-t_max, t_max] of |mean_i exp(i t x_i) - exp(-t²/2)|² exp(-t²/2) dt
-
-    by the trapezoid rule with ``num_knots`` values of t from 0 to ``t_max``. :class:`~st_magnitude.SIGReg` averages it
-    over directions. A sample of N(0, 1) has the expectation 1.0525 for any n. Mean and variance count: standardise
-    first to test for normality alone.
-
-    Example:
-        >>> sample = [-1.5, -0.8, -0.3, 0.0, 0.3, 0.8, 1.5]
-        >>> epps_pulley(sample) < 0.2, epps_pulley([v + 2 for v in sample]) > 5
-        (True, True)
-
-    Source: Epps and Pulley, A Test for Normality Based on the Empirical Characteristic Function, Biometrika 1983.
-    """
-    sample = float64(x)
-    if sample.ndim not in (1, 2) or not sample.size:
-        raise ValueError(f"epps_pulley takes a sample (n,) or columns (n, K), got shape {sample.shape}.")
-    knots = np.linspace(0.0, t_max, num_knots)
-    target = np.exp(-(knots**2) / 2)
-    error = np.zeros((num_knots, *sample.shape[1:]))
-    for k, t in enumerate(knots):
-        real, imaginary = np.cos(t * sample).mean(axis=0), np.sin(t * sample).mean(axis=0)
-        error[k] = target[k] * ((real - target[k]) ** 2 + imaginary**2)
-    total = 2 * len(sample) * trapezoid(error, knots, axis=0)  # the integrand is even
-    return float(total) if sample.ndim == 1 else total
-
-
 def _scatter(x: Any) -> Array:
     """Centred Gram matrix, (D, D) or (n, n), whichever is smaller.
 
@@ -162,14 +185,9 @@ def _scatter(x: Any) -> Array:
     return centred.T @ centred if centred.shape[0] > centred.shape[1] else centred @ centred.T
 
 
-def _drawn(x: Any, num_samples: int | None, seed: int) -> Array:
-    """At most num_samples rows, drawn without replacement."""
+def _cumulated_variance(x: Any, num_samples: int | None, seed: int) -> tuple[Array, int, int]:
+    """Variance in the first k principal components of at most num_samples rows times a constant, (min(n, D),); n; D."""
     matrix = matrix_of(x, at_least=2)
-    if num_samples is None or len(matrix) <= num_samples:
-        return matrix
-    return matrix[np.random.default_rng(seed).choice(len(matrix), num_samples, replace=False)]
-
-
-def _cumulated_variance(matrix: Array) -> Array:
-    """Variance in the first k principal components times a constant: (n, D) -> (min(n, D),)."""
-    return np.cumsum(np.linalg.eigvalsh(_scatter(matrix))[::-1].clip(min=0.0))
+    if num_samples is not None and len(matrix) > num_samples:
+        matrix = matrix[np.random.default_rng(seed).choice(len(matrix), num_samples, replace=False)]
+    return np.cumsum(np.linalg.eigvalsh(_scatter(matrix))[::-1].clip(min=0.0)), *matrix.shape
