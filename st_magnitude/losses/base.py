@@ -79,6 +79,7 @@ class EmbeddingLoss(nn.Module):
             )
         self.scale: float | Literal["auto"] = unit if scale == "auto" and not keeps_magnitude else scale
         self._has_begun = False
+        self._watch = FiniteWatch(self.name)
 
     @property
     def similarity(self) -> Similarity:
@@ -89,11 +90,14 @@ class EmbeddingLoss(nn.Module):
         if isinstance(self.model, (SentenceTransformer, SparseEncoder)):
             set_similarity_function(self.model, self.similarity)
 
-    def begin_once(self) -> None:
-        """Calls `begin` on the first training batch of a run."""
-        if torch.is_grad_enabled() and not self._has_begun:
+    def watch(self, columns: Sequence[Tensor]) -> None:
+        """Calls `begin` on the first training batch of a run, and looks for columns (B, D) that are not finite."""
+        if not torch.is_grad_enabled():
+            return
+        if not self._has_begun:
             self._has_begun = True
             self.begin()
+        self._watch(columns)
 
     def begin(self) -> None:
         """Warns if the saved model will score in another way than the loss trains it to.
@@ -163,6 +167,39 @@ def mean_norm(norms: Tensor, counts: Tensor, across_devices: bool) -> Tensor:
     if across_devices and num_ranks() > 1:
         total = all_gather_with_grad(total[None]).sum(dim=0)
     return (total[0] / total[1]).clamp(min=torch.finfo(total.dtype).tiny)
+
+
+class FiniteWatch:
+    """Warns once about columns whose embeddings are not finite, without waiting for a GPU.
+
+    A GPU writes its answer about a batch into page-locked memory when it gets there, which is read at the next batch.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name, self._has_warned = name, False
+        self._finite = torch.ones(0, dtype=torch.bool)
+
+    def __call__(self, columns: Sequence[Tensor]) -> None:
+        if self._has_warned:
+            return
+        self._warn()
+        finite = torch.stack([x.detach().isfinite().all() for x in columns])  # (columns,)
+        if len(self._finite) != len(finite):
+            self._finite = torch.ones(len(finite), dtype=torch.bool, pin_memory=finite.is_cuda)
+        self._finite.copy_(finite, non_blocking=True)
+        if not finite.is_cuda:
+            self._warn()
+
+    def _warn(self) -> None:
+        if bad := [str(number) for number, is_finite in enumerate(self._finite.tolist(), start=1) if not is_finite]:
+            self._has_warned = True
+            logger.warning(
+                "%s is not finite, because the embeddings of text column %s (of %d) contain nan or infinity. Look for "
+                "empty or damaged texts in that column, a learning rate that is too high, or an overflow in float16.",
+                self.name,
+                ", ".join(bad),
+                len(self._finite),
+            )
 
 
 # --- learned temperatures ---------------------------------------------------------------------------------------------

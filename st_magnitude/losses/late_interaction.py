@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.base.losses.merged_forward import embed_columns_padded
 from sentence_transformers.multi_vector_encoder.losses import CachedMultiVectorMultipleNegativesRankingLoss
-from sentence_transformers.multi_vector_encoder.scoring import mean_colbert_scores
+from sentence_transformers.multi_vector_encoder.scoring import colbert_scores, mean_colbert_scores
 from sentence_transformers.util import (
     all_gather,
     all_gather_padded,
@@ -46,11 +46,13 @@ class LateInteractionLoss(CachedMultiVectorMultipleNegativesRankingLoss):
     a small norm need not be stored: :class:`~st_magnitude.NormPruning`. sentence-transformers computes the scores.
 
     Args:
-        model: The MultiVectorEncoder to train. The loss sets its ``similarity_fn_name`` to ``"meanmaxsim"``.
+        model: The MultiVectorEncoder to train. The loss sets its ``similarity_fn_name``.
         similarity: A Similarity of tokens or its name. ``"qnorm"`` keeps the norms of document tokens, and ``"dot"``
             those of query tokens as well, as weights of the sum. With ``"cosine"`` the loss is
             ``MultiVectorMultipleNegativesRankingLoss`` with ``scale=1 / temperature`` and ``mean_colbert_scores``.
         temperature: Temperature of the softmax. Tune it before anything else, between 0.01 and 0.1.
+        length_normalize: True: the score is the mean over query tokens, as written above. False: their sum, ColBERT's,
+            for which a temperature is as many times higher as queries have tokens. Rankings are equal.
         norm_penalty: Weight of P, which is 1 if all document tokens have equal norms and falls when few of them hold
             most of the norm. A common factor of all norms does not change it.
         prior: :class:`~st_magnitude.DocumentPrior`, whose log q is subtracted from the logits.
@@ -82,6 +84,7 @@ class LateInteractionLoss(CachedMultiVectorMultipleNegativesRankingLoss):
         similarity: Similarity | str = QNORM,
         *,
         temperature: float = 0.05,
+        length_normalize: bool = True,
         norm_penalty: float = 0.0,
         prior: DocumentPrior | None = None,
         mini_batch_size: int | None = None,
@@ -93,14 +96,14 @@ class LateInteractionLoss(CachedMultiVectorMultipleNegativesRankingLoss):
         super().__init__(
             model,
             scale=1 / temperature,
-            similarity_fct=mean_colbert_scores,
+            similarity_fct=mean_colbert_scores if length_normalize else colbert_scores,
             mini_batch_size=mini_batch_size,  # type: ignore[arg-type]
             gather_across_devices=gather_across_devices,
         )
         self.similarity, self.temperature, self.norm_penalty, self.prior = similarity, temperature, norm_penalty, prior
-        self.uses_gradient_cache = mini_batch_size is not None
+        self.length_normalize, self.uses_gradient_cache = length_normalize, mini_batch_size is not None
         self._log_q: list[Tensor] = []  # of the batch at hand, by columns
-        unwrapped(model).similarity_fn_name = "meanmaxsim"
+        unwrapped(model).similarity_fn_name = "meanmaxsim" if length_normalize else "maxsim"
 
     def forward(self, sentence_features: Iterable[dict[str, Any]], labels: Tensor | None = None) -> Tensor:
         features = [dict(column) for column in sentence_features]
@@ -148,7 +151,7 @@ class LateInteractionLoss(CachedMultiVectorMultipleNegativesRankingLoss):
 
     def get_config_dict(self) -> dict[str, Any]:
         query, document = self.similarity.exponents
-        names = ("temperature", "norm_penalty", "mini_batch_size", "gather_across_devices")
+        names = ("temperature", "length_normalize", "norm_penalty", "mini_batch_size", "gather_across_devices")
         config = {"similarity": {"query": query, "document": document}} | {name: getattr(self, name) for name in names}
         return config | {"prior": None if self.prior is None else self.prior.get_config_dict()}
 

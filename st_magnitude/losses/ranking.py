@@ -224,7 +224,7 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
 
     def _losses(self, embeddings: list[Tensor], learned: list[Tensor], labels: object) -> dict[str, Tensor]:
         """InfoNCE and the penalties by name, at the values of what the loss learns."""
-        self.begin_once()
+        self.watch(embeddings)
         queries, *documents = embeddings  # (B, D) each
         similarity, terms = self._at(learned)
         longest = max(term.dim or queries.shape[1] for term in terms)

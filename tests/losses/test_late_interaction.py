@@ -15,7 +15,7 @@ from sentence_transformers.multi_vector_encoder.losses import (
     CachedMultiVectorMultipleNegativesRankingLoss,
     MultiVectorMultipleNegativesRankingLoss,
 )
-from sentence_transformers.multi_vector_encoder.scoring import mean_colbert_scores
+from sentence_transformers.multi_vector_encoder.scoring import colbert_scores, mean_colbert_scores
 from torch.nn.parallel import DistributedDataParallel
 
 import st_magnitude as stm
@@ -55,7 +55,7 @@ def raw_tokens(folder, dtype=torch.float64):
     return model, texts
 
 
-def reference(texts, similarity, temperature, penalty=0.0, log_q=None):
+def reference(texts, similarity, temperature, penalty=0.0, log_q=None, mean=True):
     """The formula of the docstring, one pair of texts at a time."""
     queries, *columns = texts
     documents = [document for column in columns for document in column]
@@ -68,7 +68,7 @@ def reference(texts, similarity, temperature, penalty=0.0, log_q=None):
         scores = []
         for d in documents:
             best = (q @ (d / d.norm(dim=1, keepdim=True) ** gamma_document).T).max(dim=1).values
-            scores.append(best.mean())
+            scores.append(best.mean() if mean else best.sum())
         logits = torch.stack(scores) / (temperature * size)
         if log_q is not None:
             logits = logits - log_q
@@ -77,15 +77,16 @@ def reference(texts, similarity, temperature, penalty=0.0, log_q=None):
 
 
 @BATCHING
+@pytest.mark.parametrize("mean", [True, False])
 @pytest.mark.parametrize("name", SIMILARITIES)
-def test_formula(folder, name, mini_batch_size):
+def test_formula(folder, name, mean, mini_batch_size):
     similarity = SIMILARITIES[name]
     penalty = 0.5 if similarity.exponents[1] < 1 else 0.0
     by_hand, texts = raw_tokens(folder)
-    expected = reference(texts, similarity, 0.2, penalty)
+    expected = reference(texts, similarity, 0.2, penalty, mean=mean)
     expected.backward()
     model = prepared(folder, similarity).double()
-    options = {"norm_penalty": penalty, "mini_batch_size": mini_batch_size}
+    options = {"norm_penalty": penalty, "mini_batch_size": mini_batch_size, "length_normalize": mean}
     loss = stm.LateInteractionLoss(model, similarity, temperature=0.2, **options)
     found = loss(batch(model))
     found.backward()
@@ -94,7 +95,7 @@ def test_formula(folder, name, mini_batch_size):
     assert_same_gradients(gradients(model), gradients(by_hand), rtol=1e-4, atol=1e-6)
 
 
-def both_ways(folder, num_rows, num_negatives, start, options):
+def both_ways(folder, num_rows, num_negatives, start, options, mean=True):
     """Value and gradients of this loss by cosine, and of sentence-transformers'."""
     found = []
     theirs = MultiVectorMultipleNegativesRankingLoss
@@ -105,9 +106,11 @@ def both_ways(folder, num_rows, num_negatives, start, options):
     for is_ours in (True, False):
         model = load_tokens(folder)
         if is_ours:
-            loss = stm.LateInteractionLoss(model, "cosine", temperature=0.07, **options)
+            loss = stm.LateInteractionLoss(model, "cosine", temperature=0.07, length_normalize=mean, **options)
         else:
-            loss = theirs(model, scale=1 / 0.07, similarity_fct=mean_colbert_scores, **options)
+            loss = theirs(
+                model, scale=1 / 0.07, similarity_fct=mean_colbert_scores if mean else colbert_scores, **options
+            )
         value = loss(batch(model, num_rows, num_negatives, start))
         value.backward()
         found.append([value.detach(), gradients(model)])
@@ -121,7 +124,10 @@ def rank_both_ways(folder, mini_batch_size):
 
 @BATCHING
 def test_cosine_is_the_loss_of_sentence_transformers(folder, mini_batch_size):
-    found = [both_ways(folder, 8, number, 0, {"mini_batch_size": mini_batch_size}) for number in (0, 2)]
+    found = [
+        both_ways(folder, 8, number, 0, {"mini_batch_size": mini_batch_size}, mean)
+        for number, mean in ((0, True), (2, False))
+    ]
     for (value, ours), (expected, theirs) in [*found, *on_ranks(2, rank_both_ways, folder, mini_batch_size)]:
         torch.testing.assert_close(value, expected, rtol=1e-6, atol=1e-6)
         assert_same_gradients(ours, theirs, rtol=1e-3, atol=2e-6)
