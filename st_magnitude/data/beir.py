@@ -17,23 +17,9 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
-
-__all__ = [
-    "HEADER",
-    "DataError",
-    "id_and_text",
-    "is_file_name",
-    "json_lines",
-    "qrels_of",
-    "read_qrels",
-    "read_texts",
-    "splits_of",
-    "write_lines",
-    "write_texts",
-]
 
 _LAYOUT = "Expected BEIR's layout: corpus.jsonl, queries.jsonl and qrels/<split>.tsv (or qrels.tsv)."
 HEADER = ("query-id", "corpus-id", "score")
@@ -79,6 +65,35 @@ def splits_of(folder: str | Path) -> list[str]:
     if not Path(folder).is_dir():
         raise DataError(f"There is no folder {str(folder)!r}. {_LAYOUT}")
     return sorted(path.stem for path in Path(folder, "qrels").glob("*.tsv"))
+
+
+def check_held_out(folder: str | Path, split: str, *others: str | None) -> None:
+    """Refuses a split of a folder that shares queries with its other splits; those that do not exist are passed over.
+
+    Raises:
+        DataError: If a query has relevant documents in both splits.
+    """
+    queries = _judged(Path(folder), split)
+    for other in others:
+        if other not in (None, split):
+            refuse_shared(queries, _judged(Path(folder), other), split, other)
+
+
+def refuse_shared(queries: Collection[str], others: Collection[str], split: str, other: str) -> None:
+    """Refuses two splits that share queries; the message has their number and the first of them."""
+    if both := sorted({*queries} & {*others}):
+        raise DataError(
+            f"{len(both):,} queries of the {split} split are also in the {other} split, such as {both[0]!r}: figures "
+            "on queries that were trained on, or that chose a setting, are too high. Take them out of one of the two."
+        )
+
+
+def _judged(folder: Path, split: str) -> set[str]:
+    """Ids of the queries that have a relevant document in a split."""
+    path = folder / "qrels" / f"{split}.tsv"
+    rows = (_columns(line) for _, line in _lines(path)) if path.is_file() else ()
+    # Reading the data says what is wrong with other lines.
+    return {row[0] for row in rows if len(row) > 2 and row[-1].isdecimal() and int(row[-1]) > 0}
 
 
 def qrels_of(folder: Path, split: str | None) -> list[str]:
@@ -130,7 +145,7 @@ def read_qrels(
 ) -> None:
     """Adds the judgments of a qrels file to ``judged``: (query id, document id) to the grade."""
     for number, (where, line) in enumerate(_lines(path)):
-        columns = line.split("\t") if "\t" in line else line.split()
+        columns = _columns(line)
         if number == 0 and columns[-1].lower() == "score":
             continue
         if len(columns) not in (3, 4):
@@ -147,6 +162,10 @@ def read_qrels(
             ) from None
         if judged.setdefault((query, document), grade) != grade:
             raise DataError(f"{where}: contradicts an earlier line about {document!r} and {query!r}; keep one of them.")
+
+
+def _columns(line: str) -> list[str]:
+    return line.split("\t") if "\t" in line else line.split()
 
 
 def is_file_name(name: str) -> bool:

@@ -11,37 +11,51 @@ Every file is either complete or absent. pandas, polars, DuckDB and ``datasets``
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import islice, zip_longest
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 from datasets import Dataset
 from filelock import FileLock, Timeout
+from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from tqdm import tqdm
 
-from st_magnitude._checks import at_least
+from st_magnitude._checks import at_least, one_of
 from st_magnitude._config import list_differences
 from st_magnitude._files import whole_file
-from st_magnitude.data.encoder import Encoder, schema_of, table_of
-from st_magnitude.data.texts import documents_of, read_through, shards_of
+from st_magnitude.data.beir import DataError, id_and_text, json_lines
 from st_magnitude.training.trainer import Stopped
 
 __all__ = ["encode_corpus", "load_embeddings"]
 
 logger = logging.getLogger(__name__)
 
+Documents = Callable[[], Iterator[tuple[str, str]]]  # every call yields ids and texts from the first one on
+Encode = Callable[[list[str]], NDArray[Any]]  # n texts -> (n, D)
+
 _RECORD = "encoding.json"
 _PATIENCE = 10.0  # seconds in which another job begins the folder
+_METRICS = {"cosine": "cosine", "dot": "inner product", "euclidean": "L2", "manhattan": "L1"}
+_IDS = ("_id", "id")
+_CORPORA = (
+    "a mapping of ids to texts, a datasets.Dataset with the columns _id (or id), text and perhaps title, a .jsonl or "
+    ".parquet file of such rows, a folder of either, or a folder in BEIR's layout"
+)
 
 
 def encode_corpus(
@@ -106,18 +120,30 @@ def encode_corpus(
         >>> encode_corpus(model, corpus, output, shard_size=2)["encoded"]
         1
     """
+    one_of("role", role, ("document", "query"))
+    one_of("dtype", dtype, ("float32", "float16"))
     at_least("shard_size", shard_size, 1)
     output, devices = Path(output), [devices] if isinstance(devices, str) else devices
-    encoder = Encoder(model, role=role, prompt=prompt, dtype=dtype, batch_size=batch_size)
-    documents = documents_of(corpus)
+    documents = _documents_of(corpus)
     if show_progress_bar is None:
         show_progress_bar = logger.getEffectiveLevel() <= logging.INFO
 
-    record = encoder.record | {"shard_size": shard_size}
+    encode_role = model.encode_query if role == "query" else model.encode_document
+    encode = partial(encode_role, prompt=prompt, batch_size=batch_size, show_progress_bar=False)
+    record = {
+        "model": _fingerprint(model),
+        "similarity_fn_name": model.similarity_fn_name,
+        "index_metric": _METRICS[model.similarity_fn_name],
+        "role": role,
+        "prompt": prompt,
+        "dimension": len(encode(["dimension"])[0]),
+        "dtype": dtype,
+        "shard_size": shard_size,
+    }
     _is_begun(output, record)  # it refuses another folder before the corpus is read
     bar = partial(tqdm, unit=" documents", disable=not show_progress_bar)
     with bar(desc="Reading") as progress:
-        digests, record["documents"] = read_through(documents, shard_size, progress.update)
+        digests, record["documents"] = _read_through(documents, shard_size, progress.update)
     record["corpus"] = digests[-1]
     output.mkdir(parents=True, exist_ok=True)
     with FileLock(output / ".lock", timeout=_PATIENCE):
@@ -125,24 +151,42 @@ def encode_corpus(
             with whole_file(output / _RECORD) as file:
                 file.write(json.dumps(record, indent=1).encode())
 
-    missing = [shard for shard in range(len(digests)) if not _is_whole(output, shard, record)]
+    missing = {shard for shard, is_whole in enumerate(_are_whole(output, record)) if not is_whole}
     done = record["documents"] - sum(_rows(shard, record) for shard in missing)
     encoded = 0
     if missing:
         with (
             _reporting_progress(output, record),
-            encoder.on(devices) as ready,
+            _on_devices(encode, model, devices) as encode,
             bar(desc="Encoding", total=record["documents"], initial=done) as progress,
         ):
-            for shard, ids, texts in shards_of(documents, shard_size, digests, missing):
-                if _encode_shard(ready, output, shard, record, ids, texts):
+            for shard, ids, texts in _shards_of(documents, shard_size, digests, missing):
+                if _encode_shard(encode, output, shard, record, ids, texts):
                     encoded += len(ids)
                 progress.update(len(ids))
     return record | {"encoded": encoded}
 
 
+@contextmanager
+def _on_devices(
+    encode: Callable[..., Any], model: SentenceTransformer, devices: Sequence[str] | None
+) -> Iterator[Encode]:
+    """``encode`` on other devices, with a process for each if there are several."""
+    if devices is None:
+        yield encode
+        return
+    before = model.device
+    pool = model.start_multi_process_pool(list(devices)) if len(devices) > 1 else None
+    try:
+        yield partial(encode, device=devices[0]) if pool is None else partial(encode, pool=pool)
+    finally:
+        if pool is not None:
+            model.stop_multi_process_pool(pool)
+        model.to(before)
+
+
 def _encode_shard(
-    encoder: Encoder, output: Path, shard: int, record: dict[str, Any], ids: list[str], texts: list[str]
+    encode: Encode, output: Path, shard: int, record: dict[str, Any], ids: list[str], texts: list[str]
 ) -> bool:
     """Writes a shard unless another job does or did; the system frees the lock when a process ends or is killed."""
     path = _path(output, shard)
@@ -150,7 +194,7 @@ def _encode_shard(
     try:
         with FileLock(lock, timeout=0):
             if is_missing := not _is_whole(output, shard, record):
-                table = table_of(ids, encoder.encode(texts), record)
+                table = _table_of(ids, encode(texts), record)
                 with whole_file(path) as file:
                     # Ids are unique and floats are noise: neither a dictionary nor compression makes the file smaller.
                     pq.write_table(table, file, compression="none", use_dictionary=False)
@@ -161,14 +205,31 @@ def _encode_shard(
     return is_missing
 
 
+def _table_of(ids: list[str], embeddings: NDArray[Any], record: dict[str, Any]) -> pa.Table:
+    """Ids and embeddings (n, D) as they are written, after a check that every embedding is finite in the dtype."""
+    with np.errstate(over="ignore"):
+        rows = np.ascontiguousarray(embeddings, dtype=record["dtype"])
+    if not (finite := np.isfinite(rows).all(axis=1)).all():
+        raise DataError(
+            f"The embedding of {ids[int(finite.argmin())]!r} is not finite in {record['dtype']}: fix the model, "
+            "store another dtype, or leave the document out."
+        )
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), record["dimension"])
+    return pa.table([pa.array(ids, pa.string()), vectors], schema=_schema_of(record))
+
+
+def _schema_of(record: dict[str, Any]) -> pa.Schema:
+    number = pa.float16() if record["dtype"] == "float16" else pa.float32()
+    return pa.schema([("_id", pa.string()), ("embedding", pa.list_(number, record["dimension"]))])
+
+
 @contextmanager
 def _reporting_progress(output: Path, record: dict[str, Any]) -> Iterator[None]:
     """Adds the number of finished shards to Ctrl-C, to SIGTERM, and to the error of a disk or a device."""
 
     def there() -> str:
-        total = -(-record["documents"] // record["shard_size"])
-        whole = sum(_is_whole(output, shard, record) for shard in range(total))
-        return f"{whole} of {total} shards in {output}: run the same again to go on."
+        whole = _are_whole(output, record)
+        return f"{sum(whole)} of {len(whole)} shards in {output}: run the same again to go on."
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise Stopped(number, f"with {there()}")
@@ -192,9 +253,6 @@ def load_embeddings(output: str | Path) -> Dataset:
     (``HF_DATASETS_CACHE``) at the first call. Rows come as NumPy arrays: ``load_embeddings(output)[:10]["embedding"]``
     has the shape (10, D). ``.with_format("torch")`` gives tensors, and ``.iter(batch_size)`` walks through all rows.
 
-    Args:
-        output: The folder.
-
     Raises:
         FileNotFoundError: If the folder has no embeddings.
         ValueError: If shards are missing or damaged; the message counts them.
@@ -203,10 +261,10 @@ def load_embeddings(output: str | Path) -> Dataset:
     record = _read_record(output)
     if record is None:
         raise FileNotFoundError(f"{output} holds no embeddings (no {_RECORD}): make them with encode_corpus.")
-    shards = range(-(-record["documents"] // record["shard_size"]))
-    if (whole := sum(_is_whole(output, shard, record) for shard in shards)) < len(shards):
-        raise ValueError(f"{output} has {whole} of {len(shards)} shards: run encode_corpus again to go on.")
-    dataset = Dataset.from_parquet([str(_path(output, shard)) for shard in shards])
+    whole = _are_whole(output, record)
+    if not all(whole):
+        raise ValueError(f"{output} has {sum(whole)} of {len(whole)} shards: run encode_corpus again to go on.")
+    dataset = Dataset.from_parquet([str(_path(output, shard)) for shard in range(len(whole))])
     return dataset.with_format("numpy")
 
 
@@ -239,6 +297,10 @@ def _rows(shard: int, record: dict[str, Any]) -> int:
     return min(record["shard_size"], record["documents"] - shard * record["shard_size"])
 
 
+def _are_whole(output: Path, record: dict[str, Any]) -> list[bool]:
+    return [_is_whole(output, shard, record) for shard in range(-(-record["documents"] // record["shard_size"]))]
+
+
 def _is_whole(output: Path, shard: int, record: dict[str, Any]) -> bool:
     """Whether a shard is complete, judged by its footer, which is written last."""
     path = _path(output, shard)
@@ -246,9 +308,120 @@ def _is_whole(output: Path, shard: int, record: dict[str, Any]) -> bool:
         return False
     try:
         with pq.ParquetFile(path) as table:
-            whole = table.metadata.num_rows == _rows(shard, record) and table.schema_arrow.equals(schema_of(record))
+            whole = table.metadata.num_rows == _rows(shard, record) and table.schema_arrow.equals(_schema_of(record))
     except (pa.ArrowException, OSError):
         whole = False
     if not whole:
         logger.warning("%s is damaged: its %s documents count as missing.", path, _rows(shard, record))
     return whole
+
+
+def _fingerprint(model: SentenceTransformer) -> str:
+    """SHA-256 of the weights and the configuration in memory, which may differ from the model's folder.
+
+    Versions of libraries, and what a tokenizer remembers of its last call, are left out.
+    """
+    if (backend := model.get_backend()) != "torch":
+        raise ValueError(
+            f"The weights of a model with the backend {backend!r} cannot be compared: load it with backend='torch'."
+        )
+    tokenizer: Any = getattr(model, "tokenizer", None)
+    tokenizer = getattr(tokenizer, "backend_tokenizer", tokenizer)
+    words: dict[str, Any] = {}
+    if hasattr(tokenizer, "to_str"):
+        words = json.loads(tokenizer.to_str()) | {"padding": None, "truncation": None}
+    elif hasattr(tokenizer, "get_vocab"):
+        words = tokenizer.get_vocab()
+    config = {} if model.config is None else model.config.to_dict() | {"transformers_version": "", "_name_or_path": ""}
+    settings = [str(model), words, config, model.prompts, model.default_prompt_name]
+    settings += [str(model.max_seq_length), model.truncate_dim, model.similarity_fn_name]
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
+    for name, value in sorted(model.state_dict().items()):
+        digest.update(f"{name}\0{value.dtype}\0{tuple(value.shape)}\0".encode())
+        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def _documents_of(corpus: Mapping[str, str] | Dataset | str | Path) -> Documents:
+    """Checks the kind of a corpus without reading it, and returns a function that reads it."""
+    if isinstance(corpus, Mapping):
+        return lambda: _texts("corpus", ({"_id": key, "text": text} for key, text in corpus.items()))
+    if isinstance(corpus, Dataset):
+        plain = corpus.with_format(None).select_columns(_columns_of(corpus.column_names, "the Dataset"))
+        return lambda: _texts("Dataset", plain)
+    if not isinstance(corpus, (str, Path)):
+        raise TypeError(f"A corpus is {_CORPORA}; got {type(corpus).__name__}.")
+    path = Path(corpus)
+    files = [path] if path.is_file() else sorted(path.glob("corpus.jsonl*")) or sorted(path.glob("*"))
+    files = [file for file in files if file.name.endswith((".jsonl", ".jsonl.gz", ".parquet"))]
+    if len({file.suffix == ".parquet" for file in files}) != 1:
+        found = "both .jsonl and .parquet files" if files else "neither a .jsonl nor a .parquet file"
+        raise DataError(f"{path} has {found}. A corpus is {_CORPORA}.")
+    if files[0].suffix == ".parquet":
+        columns = {file: _columns_of(pq.read_schema(file).names, str(file)) for file in files}
+        return lambda: (text for file in files for text in _texts(file.name, _parquet_rows(file, columns[file])))
+    return lambda: (id_and_text(row, where, _IDS) for file in files for where, row in json_lines(file))
+
+
+def _columns_of(names: Sequence[str], where: str) -> list[str]:
+    """The names of the columns that a document needs."""
+    key = next((name for name in _IDS if name in names), None)
+    if key is None or "text" not in names:
+        raise DataError(f"{where} has the columns {sorted(names)}: it needs _id (or id) and text; rename them.")
+    return [key, "text", *({"title"} & set(names))]
+
+
+def _parquet_rows(file: Path, columns: list[str]) -> Iterator[dict[str, Any]]:
+    with pq.ParquetFile(file) as table:
+        for batch in table.iter_batches(1000, columns=columns):
+            yield from batch.to_pylist()
+
+
+def _texts(where: str, rows: Iterable[Any]) -> Iterator[tuple[str, str]]:
+    for number, row in enumerate(rows):
+        yield id_and_text(row, f"{where}, row {number} (the first is 0)", _IDS)
+
+
+def _read_through(documents: Documents, shard_size: int, update: Callable[[int], Any]) -> tuple[list[str], int]:
+    """Reads a corpus once: the digest of all texts up to the end of every shard, and the number of documents.
+
+    It keeps a hash of every id, 8 bytes each, and reads the corpus again only where two hashes are equal.
+    """
+    digests: list[str] = []
+    hashes = array("q")
+    for ids, _, digest in _batches(documents, shard_size):
+        digests.append(digest)
+        hashes.extend(map(hash, ids))
+        update(len(ids))
+    if not digests:
+        raise DataError(f"The corpus has no documents. A corpus is {_CORPORA}.")
+    in_order = np.sort(np.frombuffer(hashes, dtype=np.int64))
+    suspects = set(in_order[1:][in_order[1:] == in_order[:-1]].tolist())
+    seen: dict[str, int] = {}
+    for number, (key, _) in enumerate(documents() if suspects else ()):
+        if hash(key) in suspects and seen.setdefault(key, number) != number:
+            raise DataError(
+                f"Documents {seen[key]} and {number} (the first is 0) have the same id, {key!r}: make ids unique."
+            )
+    return digests, len(hashes)
+
+
+def _batches(documents: Documents, size: int) -> Iterator[tuple[list[str], list[str], str]]:
+    """Ids and texts of every shard, and the digest of all ids and texts up to its end."""
+    digest = hashlib.sha256()
+    remaining = documents()
+    while batch := list(islice(remaining, size)):
+        for key, text in batch:
+            digest.update(f"{len(key)}:{key}{len(text)}:{text}".encode(errors="surrogatepass"))
+        yield [key for key, _ in batch], [text for _, text in batch], digest.hexdigest()
+
+
+def _shards_of(
+    documents: Documents, size: int, digests: list[str], wanted: Container[int]
+) -> Iterator[tuple[int, list[str], list[str]]]:
+    """Reads a corpus again: number, ids and texts of the wanted shards, after a check that no text has changed."""
+    for shard, (batch, digest) in enumerate(zip_longest(_batches(documents, size), digests)):
+        if batch is None or batch[2] != digest:
+            raise DataError(f"The corpus has changed in shard {shard} while it was encoded: restore it, and run again.")
+        if shard in wanted:
+            yield shard, batch[0], batch[1]

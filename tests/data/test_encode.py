@@ -244,7 +244,7 @@ ROWS_OF_FILE = [{"_id": key, "text": text} for key, text in CORPUS.items()]
 )
 def test_a_corpus_that_changes_while_it_is_encoded(words, tmp_path, monkeypatch, later, shard_size, missing):
     file = write_lines(tmp_path / "corpus.jsonl", ROWS_OF_FILE)
-    read_through = encode.read_through
+    read_through = encode._read_through
 
     def then_change(*arguments):
         found = read_through(*arguments)
@@ -252,7 +252,7 @@ def test_a_corpus_that_changes_while_it_is_encoded(words, tmp_path, monkeypatch,
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(encode, "read_through", then_change)
+        patch.setattr(encode, "_read_through", then_change)
         with pytest.raises(DataError, match=r"changed in shard \d while it was encoded"):
             encode_corpus(words, file, tmp_path / "out", shard_size=shard_size)
     write_lines(file, ROWS_OF_FILE)
