@@ -57,22 +57,14 @@ def json_lines(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def splits_of(folder: str | Path) -> list[str]:
-    """Sorted names of the splits of a folder; empty if it has no ``qrels/`` but a single ``qrels.tsv``.
-
-    Raises:
-        DataError: If there is no such folder.
-    """
+    """Sorted names of the splits of a folder; empty if it has no ``qrels/`` but a single ``qrels.tsv``."""
     if not Path(folder).is_dir():
         raise DataError(f"There is no folder {str(folder)!r}. {_LAYOUT}")
     return sorted(path.stem for path in Path(folder, "qrels").glob("*.tsv"))
 
 
 def check_held_out(folder: str | Path, split: str, *others: str | None) -> None:
-    """Refuses a split of a folder that shares queries with its other splits; those that do not exist are passed over.
-
-    Raises:
-        DataError: If a query has relevant documents in both splits.
-    """
+    """Refuses a split of a folder that shares queries with others; splits that do not exist are passed over."""
     queries = _judged(Path(folder), split)
     for other in others:
         if other not in (None, split):
@@ -108,11 +100,11 @@ def qrels_of(folder: Path, split: str | None) -> list[str]:
     return names
 
 
-def read_texts(path: Path, skip_empty: bool) -> dict[str, str]:
-    """Id to text of a .jsonl file. With ``skip_empty``, an empty text stays empty instead of being refused."""
+def read_texts(path: Path, may_be_empty: bool) -> dict[str, str]:
+    """Id to text of a .jsonl file."""
     texts: dict[str, str] = {}
     for where, row in json_lines(path):
-        key, text = id_and_text(row, where, may_be_empty=skip_empty)
+        key, text = id_and_text(row, where, may_be_empty=may_be_empty)
         if key in texts:
             raise DataError(f"{where}: repeats the id {key!r}; make ids unique.")
         texts[key] = text
@@ -128,22 +120,21 @@ def id_and_text(row: Any, where: str, ids: tuple[str, ...] = ("_id",), may_be_em
     name = next((name for name in ids if row.get(name) is not None), ids[0])
     if missing := [key for key in (name, "text") if row.get(key) is None]:
         raise DataError(f"{where}: has no {missing[0]!r}; it has {sorted(row)}. Add the key.")
-    if isinstance(row[name], bool) or not isinstance(row[name], str | int):
-        raise DataError(f"{where}: has an {name} of type {type(row[name]).__name__}; write a string or a whole number.")
     key, title, text = str(row[name]), row.get("title") or "", row["text"]
     if not isinstance(text, str) or not isinstance(title, str):
         raise DataError(f"{where}: {key!r} has a title or text that is not a string; quote it.")
-    if not (title + text).strip():
-        if may_be_empty:
-            return key, ""
-        raise DataError(f"{where}: {key!r} has an empty text; write one, or leave such texts out with --skip-empty.")
-    return key, f"{title} {text}" if title else text
+    text = f"{title} {text}" if title else text
+    if text.strip():
+        return key, text
+    if may_be_empty:
+        return key, ""
+    raise DataError(f"{where}: {key!r} has an empty text; write one, or leave such texts out with --skip-empty.")
 
 
 def read_qrels(
-    path: Path, queries: Mapping[str, str], corpus: Mapping[str, str], judged: dict[tuple[str, str], int]
+    path: Path, queries: Mapping[str, str], corpus: Mapping[str, str], judged: dict[str, dict[str, int]]
 ) -> None:
-    """Adds the judgments of a qrels file to ``judged``: (query id, document id) to the grade."""
+    """Adds the judgments of a qrels file to ``judged``: query id to document id to the grade."""
     for number, (where, line) in enumerate(_lines(path)):
         columns = _columns(line)
         if number == 0 and columns[-1].lower() == "score":
@@ -157,10 +148,9 @@ def read_qrels(
         try:
             grade = int(score)
         except ValueError:
-            raise DataError(
-                f"{where}: the score {score!r} is not an integer; use 1 or more for relevant, 0 for not."
-            ) from None
-        if judged.setdefault((query, document), grade) != grade:
+            message = f"{where}: the score {score!r} is not an integer; use 1 or more for relevant, 0 for not."
+            raise DataError(message) from None
+        if judged.setdefault(query, {}).setdefault(document, grade) != grade:
             raise DataError(f"{where}: contradicts an earlier line about {document!r} and {query!r}; keep one of them.")
 
 
@@ -176,8 +166,3 @@ def is_file_name(name: str) -> bool:
 def write_lines(path: Path, lines: Iterable[str]) -> None:
     with path.open("w", encoding="utf-8", newline="\n") as file:
         file.writelines(f"{line}\n" for line in lines)
-
-
-def write_texts(path: Path, texts: Mapping[str, str]) -> None:
-    """Writes id to text as a .jsonl file."""
-    write_lines(path, (json.dumps({"_id": key, "text": text}, ensure_ascii=False) for key, text in texts.items()))

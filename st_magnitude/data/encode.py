@@ -49,12 +49,11 @@ Documents = Callable[[], Iterator[tuple[str, str]]]  # every call yields ids and
 Encode = Callable[[list[str]], NDArray[Any]]  # n texts -> (n, D)
 
 _RECORD = "encoding.json"
-_PATIENCE = 10.0  # seconds in which another job begins the folder
 _METRICS = {"cosine": "cosine", "dot": "inner product", "euclidean": "L2", "manhattan": "L1"}
 _IDS = ("_id", "id")
 _CORPORA = (
-    "a mapping of ids to texts, a datasets.Dataset with the columns _id (or id), text and perhaps title, a .jsonl or "
-    ".parquet file of such rows, a folder of either, or a folder in BEIR's layout"
+    "A corpus is a mapping of ids to texts, a datasets.Dataset with the columns _id (or id), text and perhaps title, a "
+    ".jsonl or .parquet file of such rows, a folder of either, or a folder in BEIR's layout."
 )
 
 
@@ -74,27 +73,25 @@ def encode_corpus(
     """Encodes a corpus into a folder of shards, or only the shards that the folder lacks.
 
     Embeddings are the result of ``model.encode_document``, with their norms. Whether to divide them by a power of the
-    norm is a choice of the index (`Similarity.document`). One shard of texts and embeddings is in memory, and about 10
-    bytes for every document.
+    norm is a choice of the index (`Similarity.document`). Memory holds one shard and about 10 bytes per document.
 
-    A job that is stopped or killed leaves complete shards only. The same call then checks that the corpus is the
-    same, and encodes the shards that are missing or damaged. Several jobs may make the same call at the same time, on
-    one machine or on many with a common disk: each encodes shards that no other one has taken.
+    The same call after a stop or a kill encodes what is missing or damaged. Several jobs may make it at the same time,
+    on one machine or on many with a common disk: each encodes shards that no other one has taken.
 
     Args:
         model: The model. Its state counts, including ``max_seq_length``, ``truncate_dim`` and the precision.
-        corpus: Mapping of ids to texts; a ``datasets.Dataset`` with the columns ``_id`` (or ``id``), ``text`` and, as
-            in BEIR, ``title``, which is put before the text; or a path to a .jsonl or .parquet file of such rows, to a
-            folder of either, or to a folder in BEIR's layout (its corpus.jsonl). Files are read as they are needed.
+        corpus: Mapping of ids to texts; a ``datasets.Dataset`` with the columns ``_id`` (or ``id``), ``text`` and
+            optionally ``title``, which is put before the text; or a path to a .jsonl or .parquet file of such rows, to
+            a folder of either, or to a folder in BEIR's layout. Files are read as they are needed.
         output: A new or empty folder, or one that this function has begun.
         role: ``"document"`` or ``"query"``, for ``encode_document`` or ``encode_query``.
         prompt: Text to put before every text; by default the model's own prompt for the role.
         dtype: Type of the stored numbers, ``"float32"`` or ``"float16"``.
         shard_size: Number of documents in a shard. A job that is killed loses at most one shard.
         batch_size: Number of texts encoded at a time on each device. It may differ between calls.
-        devices: None for the device of the model, one device, or several, as in ``["cuda:0", "cuda:1"]`` or
-            ``["cpu", "cpu"]``, for one process each in the pool of sentence-transformers. With several, the calling
-            script needs the usual ``if __name__ == "__main__":``.
+        devices: None for the device of the model, one device, or several, as in ``["cuda:0", "cuda:1"]``, for one
+            process each in the pool of sentence-transformers. With several, the calling script needs the usual
+            ``if __name__ == "__main__":``.
         show_progress_bar: Whether to show a progress bar; None follows the log level.
 
     Returns:
@@ -103,8 +100,7 @@ def encode_corpus(
     Raises:
         DataError: If an id repeats, a text is empty or not a string, there is no document, the corpus changes while it
             is read, or an embedding is not finite in the dtype.
-        FileExistsError: If the output holds something else, or another model, corpus or setting, which the message
-            names.
+        FileExistsError: If the output holds something else, or another model, corpus or setting.
         KeyboardInterrupt: At Ctrl-C and, in the main thread, at SIGTERM; the message says what has been encoded.
         OSError: If the output cannot be written, or a device fails.
 
@@ -130,7 +126,7 @@ def encode_corpus(
 
     encode_role = model.encode_query if role == "query" else model.encode_document
     encode = partial(encode_role, prompt=prompt, batch_size=batch_size, show_progress_bar=False)
-    record = {
+    record: dict[str, Any] = {
         "model": _fingerprint(model),
         "similarity_fn_name": model.similarity_fn_name,
         "index_metric": _METRICS[model.similarity_fn_name],
@@ -146,7 +142,7 @@ def encode_corpus(
         digests, record["documents"] = _read_through(documents, shard_size, progress.update)
     record["corpus"] = digests[-1]
     output.mkdir(parents=True, exist_ok=True)
-    with FileLock(output / ".lock", timeout=_PATIENCE):
+    with FileLock(output / ".lock"):
         if not _is_begun(output, record):
             with whole_file(output / _RECORD) as file:
                 file.write(json.dumps(record, indent=1).encode())
@@ -157,11 +153,11 @@ def encode_corpus(
     if missing:
         with (
             _reporting_progress(output, record),
-            _on_devices(encode, model, devices) as encode,
+            _on_devices(encode, model, devices) as ready,
             bar(desc="Encoding", total=record["documents"], initial=done) as progress,
         ):
             for shard, ids, texts in _shards_of(documents, shard_size, digests, missing):
-                if _encode_shard(encode, output, shard, record, ids, texts):
+                if _encode_shard(ready, output, shard, record, ids, texts):
                     encoded += len(ids)
                 progress.update(len(ids))
     return record | {"encoded": encoded}
@@ -249,9 +245,9 @@ def _reporting_progress(output: Path, record: dict[str, Any]) -> Iterator[None]:
 def load_embeddings(output: str | Path) -> Dataset:
     """Opens the embeddings of a folder that `encode_corpus` has finished: columns ``_id`` and ``embedding``.
 
-    They are memory-mapped from the copy in Arrow's format that ``datasets`` makes of Parquet files in its cache
-    (``HF_DATASETS_CACHE``) at the first call. Rows come as NumPy arrays: ``load_embeddings(output)[:10]["embedding"]``
-    has the shape (10, D). ``.with_format("torch")`` gives tensors, and ``.iter(batch_size)`` walks through all rows.
+    They are memory-mapped from the copy that ``datasets`` makes in its cache (``HF_DATASETS_CACHE``) at the first call.
+    Rows come as NumPy arrays: ``load_embeddings(output)[:10]["embedding"]`` has the shape (10, D).
+    ``.with_format("torch")`` gives tensors, and ``.iter(batch_size)`` walks through all rows.
 
     Raises:
         FileNotFoundError: If the folder has no embeddings.
@@ -282,10 +278,8 @@ def _is_begun(output: Path, record: dict[str, Any]) -> bool:
             raise FileExistsError(f"{output} holds files, but no {_RECORD}: choose another output.")
         return False
     if differences := list_differences(found, record):
-        raise FileExistsError(
-            f"The embeddings in {output} were made with other settings: {differences}. Choose another output, or "
-            "use the same settings."
-        )
+        message = f"{output} was made with other settings: {differences}. Choose another output, or use the same."
+        raise FileExistsError(message)
     return True
 
 
@@ -317,23 +311,17 @@ def _is_whole(output: Path, shard: int, record: dict[str, Any]) -> bool:
 
 
 def _fingerprint(model: SentenceTransformer) -> str:
-    """SHA-256 of the weights and the configuration in memory, which may differ from the model's folder.
-
-    Versions of libraries, and what a tokenizer remembers of its last call, are left out.
-    """
+    """SHA-256 of weights and configuration in memory, without versions and what a tokenizer keeps of its last call."""
     if (backend := model.get_backend()) != "torch":
-        raise ValueError(
-            f"The weights of a model with the backend {backend!r} cannot be compared: load it with backend='torch'."
-        )
+        raise ValueError(f"The weights of a model with the backend {backend!r} cannot be compared: use 'torch'.")
     tokenizer: Any = getattr(model, "tokenizer", None)
-    tokenizer = getattr(tokenizer, "backend_tokenizer", tokenizer)
-    words: dict[str, Any] = {}
+    tokenizer, words = getattr(tokenizer, "backend_tokenizer", tokenizer), {}
     if hasattr(tokenizer, "to_str"):
         words = json.loads(tokenizer.to_str()) | {"padding": None, "truncation": None}
     elif hasattr(tokenizer, "get_vocab"):
         words = tokenizer.get_vocab()
     config = {} if model.config is None else model.config.to_dict() | {"transformers_version": "", "_name_or_path": ""}
-    settings = [str(model), words, config, model.prompts, model.default_prompt_name]
+    settings: list[Any] = [str(model), words, config, model.prompts, model.default_prompt_name]
     settings += [str(model.max_seq_length), model.truncate_dim, model.similarity_fn_name]
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
     for name, value in sorted(model.state_dict().items()):
@@ -347,34 +335,25 @@ def _documents_of(corpus: Mapping[str, str] | Dataset | str | Path) -> Documents
     if isinstance(corpus, Mapping):
         return lambda: _texts("corpus", ({"_id": key, "text": text} for key, text in corpus.items()))
     if isinstance(corpus, Dataset):
-        plain = corpus.with_format(None).select_columns(_columns_of(corpus.column_names, "the Dataset"))
+        plain = corpus.with_format(None).select_columns(_needed(corpus.column_names))
         return lambda: _texts("Dataset", plain)
     if not isinstance(corpus, (str, Path)):
-        raise TypeError(f"A corpus is {_CORPORA}; got {type(corpus).__name__}.")
+        raise TypeError(f"{_CORPORA} Got {type(corpus).__name__}.")
     path = Path(corpus)
     files = [path] if path.is_file() else sorted(path.glob("corpus.jsonl*")) or sorted(path.glob("*"))
     files = [file for file in files if file.name.endswith((".jsonl", ".jsonl.gz", ".parquet"))]
-    if len({file.suffix == ".parquet" for file in files}) != 1:
-        found = "both .jsonl and .parquet files" if files else "neither a .jsonl nor a .parquet file"
-        raise DataError(f"{path} has {found}. A corpus is {_CORPORA}.")
-    if files[0].suffix == ".parquet":
-        columns = {file: _columns_of(pq.read_schema(file).names, str(file)) for file in files}
-        return lambda: (text for file in files for text in _texts(file.name, _parquet_rows(file, columns[file])))
-    return lambda: (id_and_text(row, where, _IDS) for file in files for where, row in json_lines(file))
+    if not files:
+        raise DataError(f"{path} has neither a .jsonl nor a .parquet file. {_CORPORA}")
+    return lambda: (text for file in files for text in _texts_in(file))
 
 
-def _columns_of(names: Sequence[str], where: str) -> list[str]:
-    """The names of the columns that a document needs."""
-    key = next((name for name in _IDS if name in names), None)
-    if key is None or "text" not in names:
-        raise DataError(f"{where} has the columns {sorted(names)}: it needs _id (or id) and text; rename them.")
-    return [key, "text", *({"title"} & set(names))]
-
-
-def _parquet_rows(file: Path, columns: list[str]) -> Iterator[dict[str, Any]]:
-    with pq.ParquetFile(file) as table:
-        for batch in table.iter_batches(1000, columns=columns):
-            yield from batch.to_pylist()
+def _texts_in(file: Path) -> Iterator[tuple[str, str]]:
+    if file.suffix == ".parquet":
+        with pq.ParquetFile(file) as table:
+            batches = table.iter_batches(1000, columns=_needed(table.schema_arrow.names))
+            yield from _texts(file.name, (row for batch in batches for row in batch.to_pylist()))
+    else:
+        yield from (id_and_text(row, where, _IDS) for where, row in json_lines(file))
 
 
 def _texts(where: str, rows: Iterable[Any]) -> Iterator[tuple[str, str]]:
@@ -382,27 +361,26 @@ def _texts(where: str, rows: Iterable[Any]) -> Iterator[tuple[str, str]]:
         yield id_and_text(row, f"{where}, row {number} (the first is 0)", _IDS)
 
 
-def _read_through(documents: Documents, shard_size: int, update: Callable[[int], Any]) -> tuple[list[str], int]:
-    """Reads a corpus once: the digest of all texts up to the end of every shard, and the number of documents.
+def _needed(names: Iterable[str]) -> list[str]:
+    return [name for name in names if name in (*_IDS, "text", "title")]
 
-    It keeps a hash of every id, 8 bytes each, and reads the corpus again only where two hashes are equal.
-    """
+
+def _read_through(documents: Documents, shard_size: int, update: Callable[[int], Any]) -> tuple[list[str], int]:
+    """Reads a corpus once: the digest of all texts up to the end of every shard, and the number of documents."""
     digests: list[str] = []
-    hashes = array("q")
+    hashes = array("q")  # of the ids, 8 bytes each
     for ids, _, digest in _batches(documents, shard_size):
         digests.append(digest)
         hashes.extend(map(hash, ids))
         update(len(ids))
     if not digests:
-        raise DataError(f"The corpus has no documents. A corpus is {_CORPORA}.")
+        raise DataError(f"The corpus has no documents. {_CORPORA}")
     in_order = np.sort(np.frombuffer(hashes, dtype=np.int64))
     suspects = set(in_order[1:][in_order[1:] == in_order[:-1]].tolist())
     seen: dict[str, int] = {}
     for number, (key, _) in enumerate(documents() if suspects else ()):
         if hash(key) in suspects and seen.setdefault(key, number) != number:
-            raise DataError(
-                f"Documents {seen[key]} and {number} (the first is 0) have the same id, {key!r}: make ids unique."
-            )
+            raise DataError(f"Documents {seen[key]} and {number}, from 0, have the same id, {key!r}: make ids unique.")
     return digests, len(hashes)
 
 

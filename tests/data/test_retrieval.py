@@ -243,5 +243,5 @@ def test_log_prior(smoothing: float) -> None:
 
 @pytest.mark.parametrize("smoothing", [0.0, -1.0, math.inf, math.nan])
 def test_log_prior_needs_smoothing(smoothing: float) -> None:
-    with pytest.raises(ValueError, match="smoothing must be a finite number above 0"):
+    with pytest.raises(ValueError, match="smoothing must be a positive number"):
         DATA.log_prior(smoothing)
