@@ -84,20 +84,7 @@ def test_errors(folder, tokens):
         stm.NormPruning.fit(load_tokens(folder), DOCUMENTS, show_progress_bar=False)
     with pytest.raises(ValueError, match="share must lie in"):
         stm.NormPruning.fit(tokens, DOCUMENTS, 15)
-    with pytest.raises(ValueError, match="The corpus is empty"):
-        stm.NormPruning.fit(tokens, [])
     with pytest.raises(ValueError, match="threshold must be at least 0"):
         stm.NormPruning(-1)
     with pytest.raises(ValueError, match="exponent must lie in"):
         stm.NormPruning(1, exponent=2)
-
-
-def test_chart(tokens):
-    text = DOCUMENTS[3]  # "the" is on the skiplist
-    embedding = tokens.encode_document(text)
-    norms = embedding.norm(dim=1)
-    pruning = stm.NormPruning(norms.median().item())
-    lines = pruning.chart(tokens, text, width=20).splitlines()
-    assert [line[2:].split()[0] for line in lines] == ["a", "sorted", "copy", "of", "list", "comes", "back"]
-    assert sum(line.startswith("*") for line in lines) == len(pruning.pool([embedding])[0])
-    assert max(line.count("#") for line in lines) == 20

@@ -380,7 +380,7 @@ def _read_through(documents: Documents, shard_size: int, update: Callable[[int],
     seen: dict[str, int] = {}
     for number, (key, _) in enumerate(documents() if suspects else ()):
         if hash(key) in suspects and seen.setdefault(key, number) != number:
-            raise DataError(f"Documents {seen[key]} and {number}, from 0, have the same id, {key!r}: make ids unique.")
+            raise DataError(f"Documents {seen[key]} and {number} (from 0) have the same id, {key!r}: make ids unique.")
     return digests, len(hashes)
 
 
