@@ -132,10 +132,11 @@ def id_and_text(row: Any, where: str, ids: tuple[str, ...] = ("_id",), may_be_em
 
 
 def read_qrels(
-    path: Path, queries: Mapping[str, str], corpus: Mapping[str, str], judged: dict[str, dict[str, int]]
-) -> None:
-    """Adds the judgments of a qrels file to ``judged``: query id to document id to the grade."""
-    for number, (where, line) in enumerate(_lines(path)):
+    paths: Iterable[Path], queries: Mapping[str, str], corpus: Mapping[str, str]
+) -> dict[str, dict[str, int]]:
+    """The judgments of qrels files: query id to document id to the grade."""
+    judged: dict[str, dict[str, int]] = {}
+    for number, (where, line) in (numbered for path in paths for numbered in enumerate(_lines(path))):
         columns = _columns(line)
         if number == 0 and columns[-1].lower() == "score":
             continue
@@ -152,6 +153,7 @@ def read_qrels(
             raise DataError(message) from None
         if judged.setdefault(query, {}).setdefault(document, grade) != grade:
             raise DataError(f"{where}: contradicts an earlier line about {document!r} and {query!r}; keep one of them.")
+    return judged
 
 
 def _columns(line: str) -> list[str]:

@@ -90,8 +90,7 @@ def encode_corpus(
         shard_size: Number of documents in a shard. A job that is killed loses at most one shard.
         batch_size: Number of texts encoded at a time on each device. It may differ between calls.
         devices: None for the device of the model, one device, or several, as in ``["cuda:0", "cuda:1"]``, for one
-            process each in the pool of sentence-transformers. With several, the calling script needs the usual
-            ``if __name__ == "__main__":``.
+            process each. With several, the calling script needs the usual ``if __name__ == "__main__":``.
         show_progress_bar: Whether to show a progress bar; None follows the log level.
 
     Returns:
@@ -101,7 +100,7 @@ def encode_corpus(
         DataError: If an id repeats, a text is empty or not a string, there is no document, the corpus changes while it
             is read, or an embedding is not finite in the dtype.
         FileExistsError: If the output holds something else, or another model, corpus or setting.
-        KeyboardInterrupt: At Ctrl-C and, in the main thread, at SIGTERM; the message says what has been encoded.
+        KeyboardInterrupt: At Ctrl-C and SIGTERM; the message says what has been encoded.
         OSError: If the output cannot be written, or a device fails.
 
     Example:
@@ -167,17 +166,15 @@ def encode_corpus(
 def _on_devices(
     encode: Callable[..., Any], model: SentenceTransformer, devices: Sequence[str] | None
 ) -> Iterator[Encode]:
-    """``encode`` on other devices, with a process for each if there are several."""
-    if devices is None:
-        yield encode
-        return
-    before = model.device
-    pool = model.start_multi_process_pool(list(devices)) if len(devices) > 1 else None
+    """``encode`` on the devices, with a process for each if there are several."""
+    before, options = model.device, dict[str, Any](device=devices[0] if devices else None)
+    if devices and len(devices) > 1:
+        options = {"pool": model.start_multi_process_pool(list(devices))}
     try:
-        yield partial(encode, device=devices[0]) if pool is None else partial(encode, pool=pool)
+        yield partial(encode, **options)
     finally:
-        if pool is not None:
-            model.stop_multi_process_pool(pool)
+        if "pool" in options:
+            model.stop_multi_process_pool(options["pool"])
         model.to(before)
 
 

@@ -9,19 +9,16 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from datasets import Dataset
+from sentence_transformers import SentenceTransformer
 
 from st_magnitude._checks import positive
 from st_magnitude.data import beir
 from st_magnitude.data.beir import DataError
-
-if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer
-
-    from st_magnitude.data.task import EncodedTask
+from st_magnitude.data.task import EncodedTask, encode_texts
 
 __all__ = ["DataError", "RetrievalData"]
 
@@ -114,9 +111,7 @@ class RetrievalData:
         folder = Path(folder)
         names = beir.qrels_of(folder, split)
         corpus, queries = (beir.read_texts(folder / name, skip_empty) for name in ("corpus.jsonl", "queries.jsonl"))
-        judged: dict[str, dict[str, int]] = {}
-        for name in names:
-            beir.read_qrels(folder / name, queries, corpus, judged)
+        judged = beir.read_qrels([folder / name for name in names], queries, corpus)
         relevant = {
             query: {document: grade for document, grade in grades.items() if corpus[document]}
             for query, grades in judged.items()
@@ -232,8 +227,6 @@ class RetrievalData:
 
     def encode(self, model: SentenceTransformer, **encode: Any) -> EncodedTask:
         """Encodes the queries that count and the corpus; `st_magnitude.data.task.encode_texts` has the options."""
-        from st_magnitude.data.task import encode_texts
-
         judged = {query: self.queries[query] for query in self.query_ids}
         return replace(encode_texts(model, judged, self.corpus, **encode), columns=self.columns)
 
