@@ -8,7 +8,7 @@ export HF_HUB_OFFLINE ?= 1
 export HF_HUB_DISABLE_TELEMETRY ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test test-slow test-ray test-all lint docs site serve-site dist release-check gpu bench clean
+.PHONY: demo test test-slow test-all lint docs site serve-site dist release-check gpu bench clean
 
 demo: $(BIN)/.installed  ## teach a retriever your own environment's API docs (about 4 minutes on 2 cores)
 	$(BIN)/python examples/demo.py --output runs/demo-$$(date +%Y%m%d-%H%M%S)
@@ -21,14 +21,6 @@ test: $(BIN)/.installed  ## the default tests
 
 test-slow: $(BIN)/.installed  ## the slow tests
 	$(PYTEST) -m slow
-
-test-ray: $(BIN)/.installed .venv-ray/.installed  ## Encoder in Ray Data
-	PYTHONPATH=.venv-ray $(BIN)/python -c "import ray.data"  # without Ray the test would be skipped
-	PYTHONPATH=.venv-ray $(BIN)/python -m pytest tests/data/test_ray.py
-
-.venv-ray/.installed:  # apart, like the site; Ray's other dependencies are in .venv
-	$(BIN)/python -m pip install --quiet --no-deps --target .venv-ray "ray>=2.40" msgpack
-	touch $@
 
 test-all: test test-slow  ## all tests
 

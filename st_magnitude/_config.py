@@ -9,8 +9,7 @@ A field carries its help text and its range in its annotation::
         def __post_init__(self) -> None:
             check_ranges(self)
 
-`st_magnitude.commands.core.command` turns every field into an option, and `check_ranges` applies the same ranges to
-values that come from Python.
+`commands.core.command` turns every field into an option, and `check_ranges` applies its range to values from Python.
 """
 
 from __future__ import annotations
@@ -19,28 +18,11 @@ import difflib
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
+from functools import partial
 from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 from typer.models import OptionInfo
-
-__all__ = [
-    "BatchSize",
-    "Bf16",
-    "MaxLength",
-    "MiniBatchSize",
-    "Negatives",
-    "SkipEmpty",
-    "TrainLength",
-    "check_ranges",
-    "did_you_mean",
-    "digest",
-    "list_differences",
-    "numbers",
-    "options_of",
-    "whole_numbers",
-    "words",
-]
 
 # Options of several configurations
 MaxLength = Annotated[
@@ -116,14 +98,13 @@ def list_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
         >>> list_differences({"loss": "dot", "seed": 0}, {"loss": "cosine", "seed": 0})
         "loss ('dot' there, 'cosine' now)"
     """
-    return ", ".join(
-        f"{name} ({before.get(name)!r} there, {value!r} now)"
-        for name, value in now.items()
-        if before.get(name) != value
-    )
+    changed = (name for name, value in now.items() if before.get(name) != value)
+    return ", ".join(f"{name} ({before.get(name)!r} there, {now[name]!r} now)" for name in changed)
 
 
-def _separated(kind: Callable[[str], Any], metavar: str, help: str) -> Any:
+def _separated(kind: Callable[[str], Any], help: str, metavar: str) -> Any:
+    """An option that takes values separated by commas, for a field of type ``Sequence[kind] | None``."""
+
     def parse(given: Any) -> list[Any]:
         try:
             return [kind(part) for part in given.split(",")] if isinstance(given, str) else list(given)
@@ -134,16 +115,6 @@ def _separated(kind: Callable[[str], Any], metavar: str, help: str) -> Any:
     return typer.Option(parser=parse, metavar=metavar, help=help)
 
 
-def whole_numbers(help: str) -> Any:
-    """An option that takes whole numbers separated by commas, for a field of type ``Sequence[int] | None``."""
-    return _separated(int, "N,N,...", help)
-
-
-def numbers(help: str) -> Any:
-    """An option that takes numbers separated by commas, for a field of type ``Sequence[float] | None``."""
-    return _separated(float, "X,X,...", help)
-
-
-def words(help: str, metavar: str) -> Any:
-    """An option that takes words separated by commas, for a field of type ``Sequence[str] | None``."""
-    return _separated(str, metavar, help)
+whole_numbers = partial(_separated, int, metavar="N,N,...")
+numbers = partial(_separated, float, metavar="X,X,...")
+words = partial(_separated, str)

@@ -11,17 +11,12 @@ from typing import BinaryIO
 
 from filelock import FileLock, Timeout
 
-__all__ = ["locked_folder", "refuse_used_folder", "whole_file", "whole_folder"]
-
 
 @contextmanager
 def locked_folder(output: str | Path) -> Iterator[None]:
     """Makes a folder and keeps other processes from writing to it within the block.
 
     Of the processes of one distributed run, the first one locks. The system frees the lock when the process is killed.
-
-    Raises:
-        OSError: If another process holds the lock.
     """
     if os.environ.get("RANK", "0") != "0":
         yield
@@ -67,29 +62,16 @@ def refuse_used_folder(path: str | Path, overwrite: bool = False) -> None:
     if path.exists() and not path.is_dir():
         raise FileExistsError(f"{path} is a file; choose a new or empty folder.")
     if not overwrite and path.is_dir() and any(path.iterdir()):
-        raise FileExistsError(
-            f"{path} is not empty; choose another folder, or pass overwrite=True to replace all of it."
-        )
+        raise FileExistsError(f"{path} is not empty; choose another folder, or pass overwrite=True to replace it all.")
 
 
 @contextmanager
 def whole_folder(path: str | Path, overwrite: bool = False) -> Iterator[Path]:
     """Yields a new folder next to the path, and gives it this path when the block ends.
 
-    After an error, the new folder is removed and the path is as it was. After a kill, either the old or the new folder
-    is at the path; the next call for the same path removes what is left next to it. If the kill came between the two
-    renames, the old folder is next to the path under the name ``.NAME.old``, and the next call puts it back first.
+    After an error, the path is as it was. After a kill, either the old or the new folder is at the path, or, between
+    two renames, the old one is next to it as ``.NAME.old``; the next call puts it back and removes all leftovers.
     A folder that is not empty is refused, or replaced with all that it contains.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "model"
-        >>> with whole_folder(path) as folder:
-        ...     _ = (folder / "weights").write_text("1 2 3")
-        ...     print(path.exists())
-        False
-        >>> [file.name for file in path.iterdir()]
-        ['weights']
     """
     path = Path(path).resolve()
     new, old = path.with_name(f".{path.name}.new"), path.with_name(f".{path.name}.old")

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-__all__ = ["lazy_names"]
-
 
 def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """``__getattr__`` and ``__dir__`` of a package that import the names under its ``if TYPE_CHECKING:`` on first use.
@@ -19,12 +17,8 @@ def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[st
     module = sys.modules[package]
     source = module.__spec__.loader.get_source(package)  # type: ignore[union-attr]
     guarded = next(node for node in ast.parse(source).body if isinstance(node, ast.If))
-    homes = {
-        alias.name: node.module or ""
-        for node in guarded.body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
+    imports = [node for node in guarded.body if isinstance(node, ast.ImportFrom)]
+    homes = {alias.name: node.module or "" for node in imports for alias in node.names}
 
     def get(name: str) -> Any:
         if name not in homes:

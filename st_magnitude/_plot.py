@@ -8,8 +8,6 @@ from typing import Any
 
 from st_magnitude._checks import needs
 
-__all__ = ["INK", "draw", "key_above", "pyplot"]
-
 INK, _MUTED = "#1d2127", "#6a7280"  # text and lines that belong to no series; axes and grid
 _STYLE = {
     "font.size": 9,
@@ -56,11 +54,7 @@ def key_above(axis: Any, columns: int = 2) -> None:
 
 
 def pyplot() -> Any:
-    """matplotlib's pyplot, set up to draw into files.
-
-    Raises:
-        ImportError: If matplotlib is not installed.
-    """
+    """matplotlib's pyplot, set up to draw into files."""
     with needs("A figure", "plot"):
         import matplotlib
     matplotlib.use("Agg")

@@ -18,21 +18,6 @@ from sentence_transformers.base.losses.gradcache import _create_minibatch, _get_
 from torch import Tensor, nn
 from transformers import PreTrainedModel, Trainer
 
-__all__ = [
-    "attention_implementation",
-    "batch_size_of",
-    "checkpoint_options",
-    "encodes_alone",
-    "forget_adapter",
-    "forward_hooks",
-    "has_cpu_bf16",
-    "load_checkpoint_into",
-    "load_with_classes",
-    "minibatch_of",
-    "stored_similarity_name",
-    "supports_attention_interface",
-]
-
 # --- sentence-transformers --------------------------------------------------------------------------------------------
 
 

@@ -22,13 +22,11 @@ if TYPE_CHECKING:
 __all__ = ["evaluate", "local_model", "retrieval_task"]
 
 
-def retrieval_task(data: RetrievalData, name: str | None = None) -> AbsTaskRetrieval:
+def retrieval_task(data: RetrievalData) -> AbsTaskRetrieval:
     """Makes an MTEB retrieval task of local data, with its grades. All queries form the split ``test``.
 
-    Args:
-        data: Queries, corpus and judgments.
-        name: Name of the task in MTEB's results. By default, the name of the data and a hash of the contents, so mteb's
-            cache never gives an old score to changed data.
+    Its name in MTEB's results is that of the data and a hash of the contents, so mteb's cache never gives an old score
+    to changed data.
     """
     with needs("st_magnitude.mteb", "eval"):
         from mteb.abstasks import AbsTaskRetrieval
@@ -42,7 +40,7 @@ def retrieval_task(data: RetrievalData, name: str | None = None) -> AbsTaskRetri
 
     class LocalRetrieval(AbsTaskRetrieval):
         metadata = TaskMetadata(
-            name=name or f"{data.name.replace(' ', '-').replace(',', '') or 'local'}-{texts[:8]}",
+            name=f"{data.name.replace(' ', '-').replace(',', '') or 'local'}-{texts[:8]}",
             description="Retrieval on local data.",
             dataset={"path": "local", "revision": texts},
             type="Retrieval",
@@ -67,8 +65,8 @@ def retrieval_task(data: RetrievalData, name: str | None = None) -> AbsTaskRetri
 def local_model(path: str | Path) -> EncoderProtocol:
     """A model in a folder, as ``mteb.evaluate`` takes it.
 
-    Its name is ``local/FOLDER`` and its revision is a hash of weights and configuration. mteb's cache tells models
-    apart by both and would mix up the scores of models without them.
+    Its name is ``local/FOLDER`` and its revision is a hash of weights and configuration, by which mteb's cache tells
+    models apart.
     """
     with needs("st_magnitude.mteb", "eval"):
         from mteb.models import SentenceTransformerEncoderWrapper
@@ -90,15 +88,13 @@ def evaluate(
     Args:
         model: A model, its folder, or any name that mteb knows.
         tasks: Retrieval data, and names of mteb's tasks.
-        output: Folder of mteb's results. Scores that are in it already are not computed again. By default nothing is
-            written.
+        output: Folder of mteb's results, whose scores are not computed again. By default nothing is written.
         encode: Options of mteb's encoding, such as ``{"batch_size": 128}``.
 
     Raises:
         ValueError: If mteb does not know a name, or a model without a name is to be kept in ``output``.
 
     Example:
-        >>> from st_magnitude.mteb import evaluate
         >>> result = evaluate("my-retriever", [data, "SciFact"], output="results")  # doctest: +SKIP
         >>> result.task_results[0].get_score()  # doctest: +SKIP
         0.4798
@@ -107,11 +103,10 @@ def evaluate(
         import mteb
     if isinstance(model, SentenceTransformer) and output is not None:
         raise ValueError("mteb keeps results by the name of a model: save this one, and pass its folder.")
+    runs: Any = model
     try:
         chosen = [mteb.get_task(task) if isinstance(task, str) else retrieval_task(task) for task in tasks]
-        if isinstance(model, SentenceTransformer):
-            runs: Any = model
-        else:
+        if not isinstance(model, SentenceTransformer):
             runs = local_model(model) if Path(model).is_dir() else mteb.get_model_meta(str(model))
     except KeyError as error:  # of a name that mteb does not know
         raise ValueError(f"{error.args[0]} Give a folder or a name that mteb knows.") from None

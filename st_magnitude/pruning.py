@@ -11,7 +11,7 @@ from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.multi_vector_encoder.modules import BaseTokenPooling
 from torch import Tensor
 
-from st_magnitude._checks import at_least, whole_number
+from st_magnitude._checks import at_least
 from st_magnitude.similarity import Similarity, safe_norm
 
 __all__ = ["NormPruning"]
@@ -26,18 +26,11 @@ class NormPruning(BaseTokenPooling):
     ``encode_document``; ``pooling.pool(embeddings)`` for vectors that are encoded already; as the last module of a
     model, which then loads as ``MultiVectorEncoder(path, trust_remote_code=True)`` where this package is installed.
 
-    ========  ===========================================================================================
-    exponent  the vectors that are kept
-    ========  ===========================================================================================
-    0         raw: the norm weighs as it did in training, and a token of large norm may win too often
-    0.75      d / |d|^0.75: some weight is left to the norm. For inner products; choose it on validation data
-    1         normalised: the norm decides what is kept and nothing else. For stores that normalise vectors, and
-              for sentence-transformers' HierarchicalTokenPooling afterwards, which needs unit vectors
-    ========  ===========================================================================================
-
     Args:
         threshold: Norm of a raw token vector from which it is kept.
-        exponent: Exponent in [0, 1] by which the kept vectors are divided, x / |x|^exponent.
+        exponent: Exponent in [0, 1] of the kept vectors, d / |d|^exponent; choose it on validation data. At 0 they are
+            raw, and a token of large norm may win too often; at 1 the norm decides what is kept and nothing else, as
+            stores that normalise vectors and HierarchicalTokenPooling need it.
         tasks: Tasks whose tokens are pruned; None: documents.
 
     Raises:
@@ -78,19 +71,17 @@ class NormPruning(BaseTokenPooling):
             corpus: Documents.
             share: Share of the vectors to keep, in (0, 1]. Documents that would keep none keep one in addition.
             sample: Number of documents to encode, drawn from the corpus with a fixed seed.
-            exponent: As above.
+            exponent: As for the class.
             **encode: Options of ``model.encode_document``, such as ``batch_size``; it shows a progress bar.
 
         Raises:
-            ValueError: If there are no documents, share is out of range, or all token vectors have the same norm.
+            ValueError: If share is out of range, or all token vectors have the same norm.
         """
         if not 0 < share <= 1:
             raise ValueError(f"share must lie in (0, 1]; got {share}.")
         texts = list(corpus)
-        if len(texts) > whole_number("sample", sample):
+        if len(texts) > sample:
             texts = random.Random(0).sample(texts, sample)
-        if not texts:
-            raise ValueError("The corpus is empty; NormPruning.fit measures the norms of its tokens.")
         embeddings = model.encode_document(texts, **{"show_progress_bar": True} | encode)
         norms, _ = torch.cat([torch.as_tensor(x).float().norm(dim=1).cpu() for x in embeddings]).sort(descending=True)
         if norms[0] - norms[-1] <= 1e-3 * norms[0]:
@@ -111,12 +102,7 @@ class NormPruning(BaseTokenPooling):
         return self._similarity.document(embedding[keep]).to(embedding.dtype)
 
     def chart(self, model: MultiVectorEncoder, text: str, width: int = 30, **encode: Any) -> str:
-        """A bar for the norm of each token of a document, with a mark at the tokens that are kept.
-
-        ::
-
-            print(pruning.chart(model, "green tea steeps for two minutes"))
-        """
+        """A bar for the norm of each token of a document, with a ``*`` at the tokens that are kept."""
         [features] = model.encode_document([text], output_value=None, **encode)
         mask = features["attention_mask"].bool()
         names = model.tokenizer.convert_ids_to_tokens(features["input_ids"][mask].tolist())

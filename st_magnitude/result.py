@@ -79,11 +79,7 @@ def wrap(text: str, width: int | None = None) -> str:
 class Table:
     """Rows under named columns, as text for a terminal and as Markdown; the page of a diagnosis shows them as HTML.
 
-    Args:
-        columns: Names of the columns. The first is aligned to the left, as are all columns of words.
-        rows: One sequence of values for each row, see `cell`.
-        title: A line above the table.
-        note: Sentences below the table.
+    A title goes above the table and a note below it; `cell` says how values are shown.
 
     Example:
         >>> table = Table(["model", "nDCG@10"], [["pretrained", 0.434], ["cosine", 0.538]])
@@ -143,8 +139,7 @@ class Result:
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain JSON values."""
-        plain: dict[str, Any] = to_plain(self)
-        return plain
+        return to_plain(self)
 
     def save(self, path: str | Path) -> Path:
         """Writes `to_dict` as a JSON file, with its folder, and returns the path."""

@@ -61,8 +61,8 @@ def calibrate(
         raise ValueError("Give --data with the queries to measure on, or only --exponent and --output.")
     if exponent is not None and confirm is None and output is None:
         raise ValueError("With --exponent, give --output to save the model or --confirm to measure it.")
+    from st_magnitude.data.beir import check_held_out
     from st_magnitude.data.retrieval import RetrievalData
-    from st_magnitude.data.splits import check_held_out
     from st_magnitude.evaluation.calibration import calibrate_exponent, check_keeps_norm
     from st_magnitude.similarity import Similarity
     from st_magnitude.surgery.export import export

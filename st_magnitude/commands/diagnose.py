@@ -35,9 +35,8 @@ def diagnose(
     used to choose it; use some hundreds of queries. The page needs the extra "plot".
     """
     check_folder(output)
-    from st_magnitude.data.beir import splits_of
+    from st_magnitude.data.beir import check_held_out, splits_of
     from st_magnitude.data.retrieval import RetrievalData
-    from st_magnitude.data.splits import check_held_out
     from st_magnitude.diagnosis.diagnose import diagnose as run
     from st_magnitude.diagnosis.page import measurements, write_page
 

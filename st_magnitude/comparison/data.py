@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from st_magnitude.comparison.config import LOSSES, CompareConfig
-from st_magnitude.data.beir import splits_of
+from st_magnitude.data.beir import refuse_shared, splits_of
 from st_magnitude.data.retrieval import DataError, RetrievalData
-from st_magnitude.data.splits import refuse_shared
 from st_magnitude.finetune.run import is_uneven
 
 __all__ = ["Splits", "make_splits"]

@@ -17,23 +17,9 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
-
-__all__ = [
-    "HEADER",
-    "DataError",
-    "id_and_text",
-    "is_file_name",
-    "json_lines",
-    "qrels_of",
-    "read_qrels",
-    "read_texts",
-    "splits_of",
-    "write_lines",
-    "write_texts",
-]
 
 _LAYOUT = "Expected BEIR's layout: corpus.jsonl, queries.jsonl and qrels/<split>.tsv (or qrels.tsv)."
 HEADER = ("query-id", "corpus-id", "score")
@@ -71,14 +57,35 @@ def json_lines(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def splits_of(folder: str | Path) -> list[str]:
-    """Sorted names of the splits of a folder; empty if it has no ``qrels/`` but a single ``qrels.tsv``.
-
-    Raises:
-        DataError: If there is no such folder.
-    """
+    """Sorted names of the splits of a folder; empty if it has no ``qrels/`` but a single ``qrels.tsv``."""
     if not Path(folder).is_dir():
         raise DataError(f"There is no folder {str(folder)!r}. {_LAYOUT}")
     return sorted(path.stem for path in Path(folder, "qrels").glob("*.tsv"))
+
+
+def check_held_out(folder: str | Path, split: str, *others: str | None) -> None:
+    """Refuses a split of a folder that shares queries with others; splits that do not exist are passed over."""
+    queries = _judged(Path(folder), split)
+    for other in others:
+        if other not in (None, split):
+            refuse_shared(queries, _judged(Path(folder), other), split, other)
+
+
+def refuse_shared(queries: Collection[str], others: Collection[str], split: str, other: str) -> None:
+    """Refuses two splits that share queries; the message has their number and the first of them."""
+    if both := sorted({*queries} & {*others}):
+        raise DataError(
+            f"{len(both):,} queries of the {split} split are also in the {other} split, such as {both[0]!r}: figures "
+            "on queries that were trained on, or that chose a setting, are too high. Take them out of one of the two."
+        )
+
+
+def _judged(folder: Path, split: str) -> set[str]:
+    """Ids of the queries that have a relevant document in a split."""
+    path = folder / "qrels" / f"{split}.tsv"
+    rows = (_columns(line) for _, line in _lines(path)) if path.is_file() else ()
+    # Reading the data says what is wrong with other lines.
+    return {row[0] for row in rows if len(row) > 2 and row[-1].isdecimal() and int(row[-1]) > 0}
 
 
 def qrels_of(folder: Path, split: str | None) -> list[str]:
@@ -93,11 +100,11 @@ def qrels_of(folder: Path, split: str | None) -> list[str]:
     return names
 
 
-def read_texts(path: Path, skip_empty: bool) -> dict[str, str]:
-    """Id to text of a .jsonl file. With ``skip_empty``, an empty text stays empty instead of being refused."""
+def read_texts(path: Path, may_be_empty: bool) -> dict[str, str]:
+    """Id to text of a .jsonl file."""
     texts: dict[str, str] = {}
     for where, row in json_lines(path):
-        key, text = id_and_text(row, where, may_be_empty=skip_empty)
+        key, text = id_and_text(row, where, may_be_empty=may_be_empty)
         if key in texts:
             raise DataError(f"{where}: repeats the id {key!r}; make ids unique.")
         texts[key] = text
@@ -113,24 +120,24 @@ def id_and_text(row: Any, where: str, ids: tuple[str, ...] = ("_id",), may_be_em
     name = next((name for name in ids if row.get(name) is not None), ids[0])
     if missing := [key for key in (name, "text") if row.get(key) is None]:
         raise DataError(f"{where}: has no {missing[0]!r}; it has {sorted(row)}. Add the key.")
-    if isinstance(row[name], bool) or not isinstance(row[name], str | int):
-        raise DataError(f"{where}: has an {name} of type {type(row[name]).__name__}; write a string or a whole number.")
     key, title, text = str(row[name]), row.get("title") or "", row["text"]
     if not isinstance(text, str) or not isinstance(title, str):
         raise DataError(f"{where}: {key!r} has a title or text that is not a string; quote it.")
-    if not (title + text).strip():
-        if may_be_empty:
-            return key, ""
-        raise DataError(f"{where}: {key!r} has an empty text; write one, or leave such texts out with --skip-empty.")
-    return key, f"{title} {text}" if title else text
+    text = f"{title} {text}" if title else text
+    if text.strip():
+        return key, text
+    if may_be_empty:
+        return key, ""
+    raise DataError(f"{where}: {key!r} has an empty text; write one, or leave such texts out with --skip-empty.")
 
 
 def read_qrels(
-    path: Path, queries: Mapping[str, str], corpus: Mapping[str, str], judged: dict[tuple[str, str], int]
-) -> None:
-    """Adds the judgments of a qrels file to ``judged``: (query id, document id) to the grade."""
-    for number, (where, line) in enumerate(_lines(path)):
-        columns = line.split("\t") if "\t" in line else line.split()
+    paths: Iterable[Path], queries: Mapping[str, str], corpus: Mapping[str, str]
+) -> dict[str, dict[str, int]]:
+    """The judgments of qrels files: query id to document id to the grade."""
+    judged: dict[str, dict[str, int]] = {}
+    for number, (where, line) in (numbered for path in paths for numbered in enumerate(_lines(path))):
+        columns = _columns(line)
         if number == 0 and columns[-1].lower() == "score":
             continue
         if len(columns) not in (3, 4):
@@ -142,11 +149,15 @@ def read_qrels(
         try:
             grade = int(score)
         except ValueError:
-            raise DataError(
-                f"{where}: the score {score!r} is not an integer; use 1 or more for relevant, 0 for not."
-            ) from None
-        if judged.setdefault((query, document), grade) != grade:
+            message = f"{where}: the score {score!r} is not an integer; use 1 or more for relevant, 0 for not."
+            raise DataError(message) from None
+        if judged.setdefault(query, {}).setdefault(document, grade) != grade:
             raise DataError(f"{where}: contradicts an earlier line about {document!r} and {query!r}; keep one of them.")
+    return judged
+
+
+def _columns(line: str) -> list[str]:
+    return line.split("\t") if "\t" in line else line.split()
 
 
 def is_file_name(name: str) -> bool:
@@ -157,8 +168,3 @@ def is_file_name(name: str) -> bool:
 def write_lines(path: Path, lines: Iterable[str]) -> None:
     with path.open("w", encoding="utf-8", newline="\n") as file:
         file.writelines(f"{line}\n" for line in lines)
-
-
-def write_texts(path: Path, texts: Mapping[str, str]) -> None:
-    """Writes id to text as a .jsonl file."""
-    write_lines(path, (json.dumps({"_id": key, "text": text}, ensure_ascii=False) for key, text in texts.items()))

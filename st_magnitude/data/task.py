@@ -15,7 +15,7 @@ from torch import Tensor
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import encode_raw
 
-__all__ = ["TILE", "EncodedTask", "NotFiniteError", "check_finite", "check_texts", "encode_texts", "ndcg", "rank"]
+__all__ = ["TILE", "EncodedTask", "NotFiniteError", "check_finite", "encode_texts", "ndcg", "rank"]
 
 TILE = 2**24  # scores that are held at a time
 CHUNK = 2**16  # documents whose scores are held at a time
@@ -87,9 +87,8 @@ class EncodedTask:
         chunk = min(len(self.documents), CHUNK)
         found: list[list[Tensor]] = [[] for _ in similarities]
         for queries in self.queries.double().split(max(1, TILE // chunk)):
-            best = [(queries.new_empty(len(queries), 0).float(), queries.new_empty(len(queries), 0).long())] * len(
-                found
-            )
+            nothing = queries.new_empty(len(queries), 0)
+            best = [(nothing.float(), nothing.long())] * len(found)
             for start in range(0, len(self.documents), chunk):
                 documents = self.documents[start : start + chunk].double()
                 products = queries @ documents.T  # (rows, chunk)
@@ -117,18 +116,9 @@ class EncodedTask:
 
     def gains(self, top: Tensor) -> NDArray[np.int64]:
         """The grade of each document of a ranking for its query, 0 if it is not relevant: (n, k) columns -> (n, k)."""
-        grades = {
-            number * len(self.documents) + column: grade
-            for number, row in enumerate(self.columns)
-            for column, grade in row.items()
-        }
-        if not grades:
-            return np.zeros(top.shape, dtype=np.int64)
-        keys = np.array(sorted(grades))
-        values = np.array([grades[key] for key in keys.tolist()])
-        found = np.arange(len(top))[:, None] * len(self.documents) + top.cpu().numpy()
-        place = np.searchsorted(keys, found).clip(max=len(keys) - 1)
-        return np.where(keys[place] == found, values[place], 0)
+        rows = zip(self.columns, top.tolist(), strict=True)
+        gains = [[grades.get(column, 0) for column in columns] for grades, columns in rows]
+        return np.array(gains, dtype=np.int64).reshape(top.shape)
 
     def hits(self, top: Tensor) -> NDArray[np.bool_]:
         """Whether each document of a ranking is relevant to its query: (n, k) columns -> (n, k)."""
@@ -198,9 +188,9 @@ def encode_texts(
 ) -> EncodedTask:
     """Embeddings of the texts of a search, by ``encode_query`` and ``encode_document``, without judgments.
 
-    They are taken before a closing ExponentNorm, with ``before_normalize`` before a closing Normalize too. The prompts
-    are those of `SearchEvaluator`, all other options (``batch_size``, ``show_progress_bar``, ``device``) those of
-    sentence-transformers' ``encode``. The documents are in the order of their ids.
+    They are taken before a closing ExponentNorm, with ``before_normalize`` before a closing Normalize too. All other
+    options (``batch_size``, ``show_progress_bar``, ``device``) are those of ``encode``. Documents are in the order of
+    their ids.
 
     Example:
         >>> from sentence_transformers.sentence_transformer.modules import BoW
@@ -209,26 +199,13 @@ def encode_texts(
         tensor([[0., 1.],
                 [2., 0.]])
     """
-    check_texts(queries, corpus)
-    ids, document_ids = list(queries), sorted(corpus)
-    sides = [
-        encode_raw(model, texts, role, not before_normalize, prompt=prompt, prompt_name=name, **encode)
-        for role, texts, prompt, name in (
-            ("query", list(queries.values()), query_prompt, query_prompt_name),
-            ("document", [corpus[document] for document in document_ids], corpus_prompt, corpus_prompt_name),
-        )
-    ]
-    q, d = sides
-    return EncodedTask(q, d, query_ids=ids, document_ids=document_ids)
-
-
-def check_texts(queries: Mapping[str, str], corpus: Mapping[str, str], name_of_queries: str = "queries") -> None:
-    """Refuses a side that has no texts or is not a mapping from id to text."""
-    for name, texts in {name_of_queries: queries, "corpus": corpus}.items():
-        if not isinstance(texts, Mapping):
-            raise ValueError(f"{name} is a {type(texts).__name__}; pass a dict of id -> text.")
-        if not texts:
-            raise ValueError(f"{name} is empty: pass a dict of id -> text.")
+    document_ids = sorted(corpus)
+    prompts = {"prompt": query_prompt, "prompt_name": query_prompt_name}
+    q = encode_raw(model, list(queries.values()), "query", not before_normalize, **prompts, **encode)
+    prompts = {"prompt": corpus_prompt, "prompt_name": corpus_prompt_name}
+    documents = [corpus[document] for document in document_ids]
+    d = encode_raw(model, documents, "document", not before_normalize, **prompts, **encode)
+    return EncodedTask(q, d, query_ids=list(queries), document_ids=document_ids)
 
 
 def check_finite(embeddings: Tensor, role: str, ids: Sequence[str] | None = None) -> None:

@@ -25,8 +25,8 @@ from sentence_transformers.base.sampler import BatchSamplers
 
 from st_magnitude._config import digest
 from st_magnitude._files import locked_folder
+from st_magnitude.data.beir import refuse_shared
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.data.splits import refuse_shared
 from st_magnitude.evaluation.geometry import card_evaluators
 from st_magnitude.finetune.comparison import Comparison, compare, own_ndcg
 from st_magnitude.finetune.merge import Merge, merge_with_base, parameters_of

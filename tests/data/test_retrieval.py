@@ -3,7 +3,6 @@
 import gzip
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,18 +19,17 @@ DATA = RetrievalData(
 )
 
 
-def write(
-    folder: Path, corpus: str | bytes = "", queries: str = "", qrels: str | None = None, name: str = "test"
-) -> Path:
+QUERIES = '{"_id": "q1", "text": "first?"}\n{"_id": "q2", "text": "second?"}\n'
+QRELS = "query-id\tcorpus-id\tscore\nq1\td0\t1\n"
+
+
+def write(folder: Path, corpus: str | bytes = "", queries: str = QUERIES, qrels: str = QRELS) -> Path:
     """A folder that is well-formed where it is not told otherwise."""
     corpus = corpus or "\n".join(json.dumps({"_id": key, "text": text}) for key, text in CORPUS.items())
     (folder / "qrels").mkdir(parents=True, exist_ok=True)
     (folder / "corpus.jsonl").write_bytes(corpus if isinstance(corpus, bytes) else corpus.encode())
-    (folder / "queries.jsonl").write_text(
-        queries or '{"_id": "q1", "text": "first?"}\n{"_id": "q2", "text": "second?"}\n'
-    )
-    text = "query-id\tcorpus-id\tscore\nq1\td0\t1\n" if qrels is None else qrels
-    (folder / "qrels" / f"{name}.tsv").write_text(text)
+    (folder / "queries.jsonl").write_text(queries)
+    (folder / "qrels" / "test.tsv").write_text(qrels)
     return folder
 
 
@@ -77,37 +75,35 @@ GOOD = '{"_id": "d0", "text": "t"}\n'
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("line", "message"),
     [
-        (
-            {"corpus": GOOD + '{"_id": "d1", "text": \n'},
-            r"corpus\.jsonl, line 2: is not valid JSON .*one object per line",
-        ),
-        ({"corpus": GOOD + '{"text": "t"}\n'}, r"corpus\.jsonl, line 2: has no '_id'; it has \['text'\]"),
-        ({"corpus": GOOD + '{"_id": "d1", "text": ["t"]}\n'}, r"corpus\.jsonl, line 2: 'd1' has a title or text that"),
-        (
-            {"corpus": GOOD + '{"_id": "d1", "title": " ", "text": " "}\n'},
-            r"corpus\.jsonl, line 2: 'd1' has an empty text",
-        ),
-        ({"corpus": GOOD + GOOD}, r"corpus\.jsonl, line 2: repeats the id 'd0'; make ids unique"),
-        ({"corpus": GOOD.encode() + b'{"_id": "d1", "text": "\xe9"}\n'}, r"corpus\.jsonl, line 2: is not UTF-8"),
-        (
-            {"qrels": "query-id\tcorpus-id\tscore\nq9\td0\t1\n"},
-            r"qrels/test\.tsv, line 2: 'q9' is not in queries\.jsonl",
-        ),
-        ({"qrels": "q1\td99\t1\n"}, r"qrels/test\.tsv, line 1: 'd99' is not in corpus\.jsonl; add it there or remove"),
-        ({"qrels": "q1\td0\tyes\n"}, r"qrels/test\.tsv, line 1: the score 'yes' is not an integer"),
-        ({"qrels": "q1\td0\n"}, r"qrels/test\.tsv, line 1: has 2 columns, not 3: query-id, corpus-id, score"),
-        (
-            {"qrels": "q1\td0\t1\nq1\td0\t0\n"},
-            r"qrels/test\.tsv, line 2: contradicts an earlier line about 'd0' and 'q1'",
-        ),
-        ({"qrels": "q1\td0\t0\n"}, r"qrels/test\.tsv in .*: no document is relevant to a query.*score above 0"),
+        (b'{"_id": "d1", "text": ', "is not valid JSON .*one object per line"),
+        (b'{"text": "t"}', r"has no '_id'; it has \['text'\]"),
+        (b'{"_id": "d1", "text": ["t"]}', "'d1' has a title or text that"),
+        (b'{"_id": "d1", "title": " ", "text": " "}', "'d1' has an empty text"),
+        (GOOD.encode(), "repeats the id 'd0'; make ids unique"),
+        (b'{"_id": "d1", "text": "\xe9"}', "is not UTF-8"),
     ],
 )
-def test_malformed_lines_are_named(tmp_path: Path, content: dict[str, str], message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        RetrievalData.from_beir(write(tmp_path, **content))
+def test_malformed_texts_are_named(tmp_path: Path, line: bytes, message: str) -> None:
+    with pytest.raises(DataError, match=rf"corpus\.jsonl, line 2: {message}"):
+        RetrievalData.from_beir(write(tmp_path, GOOD.encode() + line))
+
+
+@pytest.mark.parametrize(
+    ("qrels", "message"),
+    [
+        ("query-id\tcorpus-id\tscore\nq9\td0\t1\n", r", line 2: 'q9' is not in queries\.jsonl"),
+        ("q1\td99\t1\n", r", line 1: 'd99' is not in corpus\.jsonl; add it there or remove"),
+        ("q1\td0\tyes\n", ", line 1: the score 'yes' is not an integer"),
+        ("q1\td0\n", ", line 1: has 2 columns, not 3: query-id, corpus-id, score"),
+        ("q1\td0\t1\nq1\td0\t0\n", ", line 2: contradicts an earlier line about 'd0' and 'q1'"),
+        ("q1\td0\t0\n", " in .*: no document is relevant to a query.*score above 0"),
+    ],
+)
+def test_malformed_judgments_are_named(tmp_path: Path, qrels: str, message: str) -> None:
+    with pytest.raises(DataError, match=rf"qrels/test\.tsv{message}"):
+        RetrievalData.from_beir(write(tmp_path, qrels=qrels))
 
 
 @pytest.mark.parametrize("missing", ["corpus.jsonl", "queries.jsonl", "qrels/test.tsv"])
@@ -115,30 +111,24 @@ def test_missing_files_are_named(tmp_path: Path, missing: str) -> None:
     (write(tmp_path) / missing).unlink()
     named = "qrels.tsv" if missing.startswith("qrels") else missing
     with pytest.raises(
-        DataError,
-        match=rf"has no {named}\. Expected BEIR's layout: corpus\.jsonl, queries\.jsonl and qrels/<split>\.tsv",
+        DataError, match=rf"has no {named}\. Expected BEIR's layout: corpus\.jsonl, queries\.jsonl and q"
     ):
         RetrievalData.from_beir(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("judgments", "message"),
+    ("relevant", "negatives", "message"),
     [
-        ({"relevant": {"q9": {"d0"}}}, r"relevant has the query 'q9'"),
-        (
-            {"relevant": {"q1": {"d0", "d99"}}},
-            r"1 document\(s\) of relevant are not in .*'d99'",
-        ),
-        ({"relevant": {}, "negatives": {"q1": {"d99"}}}, r"1 document\(s\) of negatives are not in .*'d99'"),
-        (
-            {"relevant": {"q1": {"d0"}}, "negatives": {"q1": {"d0"}}},
-            r"'d0' is both relevant and a negative of the query 'q1'",
-        ),
+        ({"q9": {"d0"}}, {}, "relevant has the query 'q9'"),
+        ({"q1": {"d0", "d99"}}, {}, r"1 document\(s\) of relevant are not in .*'d99'"),
+        ({}, {"q1": {"d99"}}, r"1 document\(s\) of negatives are not in .*'d99'"),
+        ({"q1": {"d0"}}, {"q1": {"d0"}}, "'d0' is both relevant and a negative of the query 'q1'"),
+        ({"q1": "d0"}, {}, "'d0'; pass a set of document ids"),
     ],
 )
-def test_inconsistent_judgments(judgments: dict[str, dict[str, set[str]]], message: str) -> None:
+def test_inconsistent_judgments(relevant: dict[str, set[str]], negatives: dict[str, set[str]], message: str) -> None:
     with pytest.raises(DataError, match=message):
-        RetrievalData(DATA.queries, CORPUS, **judgments)
+        RetrievalData(DATA.queries, CORPUS, relevant, negatives)
 
 
 @pytest.mark.parametrize("num_negatives", [0, 1, 5])
@@ -157,26 +147,9 @@ def test_triplets(num_negatives: int) -> None:
         assert len(judged & set(negatives)) == min(num_negatives, len(judged))  # judged ones come before random ones
 
 
-class Forwards(set[str]):
-    """A set with an order of iteration, as every run has one of its own."""
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(sorted(set.__iter__(self)))
-
-
-class Backwards(set[str]):
-    def __iter__(self) -> Iterator[str]:
-        return iter(sorted(set.__iter__(self), reverse=True))
-
-
-def test_triplets_do_not_depend_on_the_order_of_sets() -> None:
-    rows = []
-    for kind in (Forwards, Backwards):
-        relevant, negatives = (
-            {key: kind(ids) for key, ids in judged.items()} for judged in (DATA.relevant, DATA.negatives)
-        )
-        rows.append(RetrievalData(DATA.queries, CORPUS, relevant, negatives).triplets(3).to_dict())
-    assert rows[0] == rows[1]
+def test_triplets_do_not_depend_on_the_order_of_judgments() -> None:
+    turned = [{q: list(ids)[::-1] for q, ids in reversed(all.items())} for all in (DATA.relevant, DATA.negatives)]
+    assert RetrievalData(DATA.queries, CORPUS, *turned).triplets(3).to_dict() == DATA.triplets(3).to_dict()
 
 
 GRADED = RetrievalData(
@@ -239,9 +212,5 @@ def test_log_prior(smoothing: float) -> None:
     assert sum(prior.values()) == pytest.approx(1)
     unjudged = RetrievalData(data.queries, CORPUS, {}).log_prior(smoothing)
     assert unjudged == pytest.approx(dict.fromkeys(CORPUS, -math.log(8)))
-
-
-@pytest.mark.parametrize("smoothing", [0.0, -1.0, math.inf, math.nan])
-def test_log_prior_needs_smoothing(smoothing: float) -> None:
-    with pytest.raises(ValueError, match="smoothing must be a finite number above 0"):
-        DATA.log_prior(smoothing)
+    with pytest.raises(ValueError, match="smoothing must be a positive number"):
+        DATA.log_prior(0)

@@ -9,15 +9,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize
 from sentence_transformers.sentence_transformer.modules import BoW
 
-from st_magnitude import (
-    COSINE,
-    DNORM,
-    DOT,
-    QNORM,
-    Similarity,
-    calibrate_exponent,
-    diagnose,
-)
+from st_magnitude import COSINE, DNORM, DOT, QNORM, Similarity, calibrate_exponent, diagnose
 from st_magnitude.data import task as task_module
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import EncodedTask, encode_texts
@@ -76,29 +68,25 @@ def test_a_prefix_is_cut_before_it_is_divided(similarity):
 
 
 def test_ndcg_and_hits_from_columns():
-    task = EncodedTask(torch.eye(2), torch.rand(4, 2), columns=[[2], [0, 3]])
+    task = EncodedTask(torch.eye(2), torch.rand(4, 2), columns=[{2: 3, 1: 1}, [0, 3]])
     top = torch.tensor([[1, 2, 0, 3], [3, 1, 2, 0]])
-    assert task.hits(top).tolist() == [[False, True, False, False], [True, False, False, True]]
-    discounts = 1 / np.log2([2, 3, 4, 5])
-    assert task.ndcg(top) == pytest.approx([discounts[1], (discounts[0] + discounts[3]) / discounts[:2].sum()])
-    assert task.ndcg(top[:, :1], k=1).tolist() == [0.0, 1.0]
-    assert task.degrees.tolist() == [1, 0, 1, 1]
+    assert task.gains(top).tolist() == [[1, 3, 0, 0], [1, 0, 0, 1]]
+    assert task.hits(top).tolist() == [[True, True, False, False], [True, False, False, True]]
+    first, second, _, fourth = 1 / np.log2([2, 3, 4, 5])
+    expected = [(first + 3 * second) / (3 * first + second), (first + fourth) / (first + second)]
+    assert task.ndcg(top) == pytest.approx(expected)
+    assert task.ndcg(top[:, :1], k=1) == pytest.approx([1 / 3, 1])
+    assert task.degrees.tolist() == [1, 1, 1, 1]
 
 
 def test_encodes_each_side_with_its_role_and_prompt(task, static_model):
     static_model.prompts = {"query": "ask: ", "document": "", "own": "own: "}
-    judged = RetrievalData(task["queries"], task["corpus"], task["relevant_docs"])
-    queries, documents = list(task["queries"].values()), [task["corpus"][d] for d in sorted(task["corpus"])]
-    found = judged.encode(static_model, batch_size=8, show_progress_bar=False, corpus_prompt_name="own")
-    torch.testing.assert_close(
-        found.queries, static_model.encode(["ask: " + q for q in queries], convert_to_tensor=True)
-    )
-    torch.testing.assert_close(
-        found.documents, static_model.encode(["own: " + d for d in documents], convert_to_tensor=True)
-    )
-    assert found.columns == [
-        {sorted(task["corpus"]).index(d): 1 for d in sorted(r)} for r in task["relevant_docs"].values()
-    ]
+    found = RetrievalData(*task.values()).encode(static_model, batch_size=8, corpus_prompt_name="own")
+    ids = sorted(task["corpus"])
+    texts = ["ask: " + q for q in task["queries"].values()], ["own: " + task["corpus"][d] for d in ids]
+    for side, prompted in zip((found.queries, found.documents), texts, strict=True):
+        torch.testing.assert_close(side, static_model.encode(prompted, convert_to_tensor=True))
+    assert found.columns == [{ids.index(d): 1 for d in sorted(r)} for r in task["relevant_docs"].values()]
 
 
 @pytest.mark.parametrize("closing", [Normalize(), ExponentNorm(1.0, 0.5)], ids=["Normalize", "ExponentNorm"])
@@ -122,15 +110,6 @@ def test_queries_without_judgments_do_not_count(task):
         RetrievalData(task["queries"], task["corpus"], {"q1": set()}).encode(None)
 
 
-def test_ndcg_counts_grades(task):
-    encoded = EncodedTask(torch.eye(2), torch.rand(4, 2), columns=[{2: 3, 0: 1}, [0]])
-    top = torch.tensor([[0, 1, 2], [1, 0, 2]])
-    assert encoded.gains(top).tolist() == [[1, 0, 3], [0, 1, 0]]
-    discounts = 1 / np.log2([2, 3, 4])
-    ideal = 3 * discounts[0] + 1 * discounts[1]
-    assert encoded.ndcg(top) == pytest.approx([(discounts[0] + 3 * discounts[2]) / ideal, discounts[1]])
-
-
 @pytest.mark.parametrize(("side", "name"), [("queries", "query"), ("documents", "document")])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_embeddings_that_are_not_finite_are_refused_by_name(side, name, value):
@@ -151,22 +130,23 @@ SCORERS = {
 }
 
 
+@pytest.fixture
+def overflowing():
+    module = BoW(["bread", "tea", "cat", "sofa", "overflow"], word_weights={"overflow": float("inf")})
+    return SentenceTransformer(modules=[module], similarity_fn_name="dot", device="cpu")
+
+
 @pytest.mark.parametrize("scorer", SCORERS.values(), ids=SCORERS)
 @pytest.mark.parametrize(("side", "key"), [("queries", "q3"), ("corpus", "d05")])
-def test_every_scorer_names_the_text_whose_embedding_is_not_finite(task, scorer, side, key):
-    module = BoW(["bread", "tea", "cat", "sofa", "overflow"], word_weights={"overflow": float("inf")})
-    model = SentenceTransformer(modules=[module], similarity_fn_name="dot", device="cpu")
+def test_every_scorer_names_the_text_whose_embedding_is_not_finite(task, overflowing, scorer, side, key):
     task[side][key] += " overflow"
     with pytest.raises(ValueError, match=f"embeddings are not finite, such as that of '{key}'"):
-        scorer(model, task["queries"], task["corpus"], task["relevant_docs"])
+        scorer(overflowing, *task.values())
 
 
-def test_scorers_of_lists_name_the_row():
-    model = SentenceTransformer(
-        modules=[BoW(["tea", "overflow"], word_weights={"overflow": float("inf")})], device="cpu"
-    )
+def test_scorers_of_lists_name_the_row(overflowing):
     texts = ["tea", "tea overflow", "tea tea"]
     with pytest.raises(ValueError, match="1 of 3 document embeddings are not finite, such as that of row 1"):
-        GeometryEvaluator(texts)(model)
+        GeometryEvaluator(texts)(overflowing)
     with pytest.raises(ValueError, match="1 of 3 sentences2 embeddings are not finite, such as that of row 1"):
-        ScoredPairsEvaluator(["tea"] * 3, texts, [1.0, 2.0, 3.0])(model)
+        ScoredPairsEvaluator(["tea"] * 3, texts, [1.0, 2.0, 3.0])(overflowing)

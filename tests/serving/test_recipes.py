@@ -112,6 +112,15 @@ def test_haystack(names):
     assert not ranks_by(lambda v, k: [int(d.id) for d in store.embedding_retrieval(v, top_k=k)], names["model"])
 
 
+def test_ray_and_spark(names):
+    pandas = pytest.importorskip("pandas")
+    run("Ray and Spark", names)
+    found = names["Embedder"]("my-retriever")(pandas.DataFrame({"_id": range(len(TEXTS)), "text": TEXTS}))
+    assert found["_id"].tolist() == list(range(len(TEXTS)))
+    expected = names["model"].encode_document(TEXTS)
+    np.testing.assert_allclose(np.array(found["embedding"].tolist()), expected, rtol=1e-5, atol=5e-6)
+
+
 @pytest.mark.parametrize("section", ["Milvus", "LanceDB"])
 def test_databases(section, tmp_path, monkeypatch):
     """The first hit and its score belong to the inner product; cosine and L2 have another first hit."""
