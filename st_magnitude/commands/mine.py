@@ -19,7 +19,7 @@ class Mined(Judged):
     split: Annotated[str, typer.Option(help="Split of the qrels whose queries get negatives.")] = "train"
 
 
-@command()
+@command
 def mine(
     model: Model,
     *,
@@ -54,14 +54,13 @@ def mine(
     from st_magnitude.evaluation.mining import mine_negatives, with_negatives
 
     encoder, loaded = judged.load(model)
-    options: dict[str, Any] = {"num_negatives": num_negatives, "never_relevant": never_relevant}
-    options |= {"min_queries": min_queries, "relative_margin": relative_margin}
-    options |= {"similarity": judged.similarity, "encode": judged.encode}
+    options: dict[str, Any] = {"never_relevant": never_relevant, "min_queries": min_queries, "encode": judged.encode}
+    options |= {"relative_margin": relative_margin, "similarity": judged.similarity}
     if cross_encoder is not None:
         from sentence_transformers import CrossEncoder
 
         options["cross_encoder"] = CrossEncoder(cross_encoder)
-    mined = mine_negatives(encoder, loaded, **options)
+    mined = mine_negatives(encoder, loaded, num_negatives=num_negatives, **options)
     output.parent.mkdir(parents=True, exist_ok=True)
     if output.suffix == ".tsv":
         with_negatives(loaded, mined).save_qrels(output)

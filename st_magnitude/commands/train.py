@@ -8,16 +8,17 @@ from typing import Annotated, Any
 
 import typer
 
-from st_magnitude.commands.core import Data, Figures, SkipEmpty, check_folder, command, say
+from st_magnitude._config import SkipEmpty
+from st_magnitude.commands.core import Data, Figures, command, folder, say
 from st_magnitude.finetune.settings import TrainConfig
 
 
-@command()
+@command
 def train(
     *,
     data: Data,
     model: Annotated[str, typer.Option(help="Folder or hub id of the SentenceTransformer to start from.")],
-    output: Annotated[Path, typer.Option(help="New folder for the trained model.")],
+    output: Annotated[Path, folder("New folder for the trained model.")],
     split: Annotated[str, typer.Option(help="Split of the qrels to train on.")] = "train",
     dev_split: Annotated[str, typer.Option(help="Split of the qrels to compare on, if the data has it.")] = "dev",
     keep_data: Annotated[
@@ -33,7 +34,6 @@ def train(
     pretrained one, and saved with the scoring that is best on the split. Ctrl-C stops the run after the current step
     and saves a checkpoint for --resume.
     """
-    check_folder(output)
     from st_magnitude.data.beir import splits_of
     from st_magnitude.data.retrieval import RetrievalData
     from st_magnitude.finetune.run import train as run

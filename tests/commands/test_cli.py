@@ -407,7 +407,6 @@ def test_compress_without_matplotlib_keeps_table_and_csv(folder, model_path, tmp
         (["--data", "no/such/folder"], "no/such/folder"),
         (["--dims", "257"], "A prefix in dims has 257 dimensions and the model's embeddings 256"),
         (["--similarity", "l2"], "No similarity is called 'l2'"),
-        (["--output", __file__], "--output must be a folder"),
         (["--max-length", 9], "leave out max_length (--max-length)"),
     ],
 )
@@ -453,10 +452,9 @@ def test_an_output_that_is_a_file_is_refused_before_anything_is_loaded(command, 
         "encode": ("none", "--corpus", tmp_path),
         "revela": ("--corpus", tmp_path, "--retriever", "none", "--lm", "none"),
     }
-    for output in (__file__, f"{__file__}/below"):
-        result = invoke(command, *needed.get(command, ("none", "--data", tmp_path)), "--output", output)
-        assert result.exit_code == 2
-        assert f"--output must be a folder, but {__file__} is a file" in result.stderr
+    result = invoke(command, *needed.get(command, ("none", "--data", tmp_path)), "--output", __file__)
+    assert result.exit_code == 2
+    assert "Invalid value for '--output'" in result.stderr
 
 
 def report_of(result):
@@ -497,7 +495,6 @@ def test_calibrate_saves_and_confirms_a_given_exponent(folder, model_path, tmp_p
         (["--confirm", "nope"], "its splits are ['dev', 'train']"),
         (["--exponents", "0,2"], "lie in [0, 1]"),
         (["--exponent", 2], "Invalid value for '--exponent'"),
-        (["--exponent", 0.5], "give --output to save the model or --confirm to measure it"),
     ],
 )
 def test_calibrate_refuses_before_encoding(folder, model_path, monkeypatch, options, message):
