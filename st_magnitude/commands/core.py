@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import gc
 import inspect
-import json
 import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -77,7 +77,7 @@ def _read_config(context: typer.Context, file: Path | None) -> None:
         raise typer.BadParameter(f"{file} cannot be read as YAML: {error}") from None
     if not isinstance(given, dict):
         raise typer.BadParameter(f"{file} holds {type(given).__name__}, not options such as 'batch_size: 64'.")
-    names = {parameter.name or "" for parameter in context.command.params} - {"config", "help", "as_json"} | {"json"}
+    names = {parameter.name or "" for parameter in context.command.params} - {"config", "help"}
     options = {str(key).replace("-", "_"): value for key, value in given.items()}
     for name in options.keys() - names:
         raise typer.BadParameter(
@@ -87,8 +87,6 @@ def _read_config(context: typer.Context, file: Path | None) -> None:
     repeated = {parameter.name for parameter in context.command.params if getattr(parameter, "multiple", False)}
     joined = {key for key, value in options.items() if isinstance(value, list)} - repeated
     options |= {key: ",".join(map(str, options[key])) for key in joined}
-    if "json" in options:
-        options["as_json"] = options.pop("json")
     context.default_map = {**(context.default_map or {}), **{k: v for k, v in options.items() if v is not None}}
 
 
@@ -97,7 +95,7 @@ Model = Annotated[str, typer.Argument(help="Folder or hub id of the model.")]
 BEIR_FOLDER = "Folder in BEIR's layout: corpus.jsonl, queries.jsonl and qrels/<split>.tsv."
 Data = Annotated[Path, typer.Option(help=BEIR_FOLDER)]
 EncodingBatch = Annotated[int, typer.Option(min=1, help="Number of texts that are encoded at a time.")]
-_AsJson = Annotated[bool, typer.Option("--json", help="Print the figures as JSON; all messages go to stderr.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print the figures as JSON; all messages go to stderr.")]
 _Config = Annotated[
     Path | None,
     typer.Option(
@@ -150,14 +148,14 @@ def command(function: Callable[..., Figures]) -> Callable[..., Figures]:
     A figure called ``exit_code`` is also the exit code of the command.
     """
     parameters, configs = _flatten(function)
-    parameters += [_keyword("as_json", _AsJson, False), _keyword("config", _Config, None)]
+    parameters += [_keyword("json", _Json, False), _keyword("config", _Config, None)]
 
     @wraps(function)
-    def run(as_json: bool = False, config: None = None, **given: Any) -> None:
+    def run(json: bool, config: None, **given: Any) -> None:
         is_first = os.environ.get("RANK", "0") == "0"  # among the processes of torchrun or accelerate launch
         try:
             with contextlib.ExitStack() as stack:
-                if as_json or not is_first:
+                if json or not is_first:
                     stdout = sys.stderr if is_first else stack.enter_context(open(os.devnull, "w"))
                     stack.enter_context(contextlib.redirect_stdout(stdout))
                 for name, kind in configs.items():
@@ -173,10 +171,10 @@ def command(function: Callable[..., Figures]) -> Callable[..., Figures]:
             raise typer.Exit(2) from None
         if "RANK" in os.environ:
             _leave_process_group()
-        if as_json and is_first:
+        if json and is_first:
             from st_magnitude.result import to_plain
 
-            typer.echo(json.dumps(to_plain(figures), allow_nan=False))
+            typer.echo(dumps(to_plain(figures), allow_nan=False))
         raise typer.Exit(figures.get("exit_code", 0))
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

@@ -69,9 +69,6 @@ def mine(
     else:
         mined.to_json(output)
     typer.echo(f"Saved {len(mined):,} rows in {output}.")
-    answers = {loaded.corpus[document] for grades in loaded.relevant.values() for document in grades}
-    share = sum(text not in answers for text in mined["negative"]) / max(len(mined), 1)
-    typer.echo(f"{share:.1%} of the negatives are relevant to none of the queries.")
     if output.parent == judged.data / "qrels" and output.suffix == ".tsv":
         words = ["train", "--data", str(judged.data), "--split", output.stem]
         words += ["--negatives", str(num_negatives), "--model", model, "--output", "FOLDER"]

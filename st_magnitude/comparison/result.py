@@ -127,11 +127,9 @@ class CompareResult(Result):
         models = [(name, score, test.over_pretrained.get(name)) for name, score in test.ndcg.items()]
         title = f"Test split, {test.queries:,} queries, {test.documents:,} documents"
         yield Table(("model", "nDCG@10", "minus pretrained [95 %]"), models, title)
-        title = (
-            f"Dev split, {self.dev_queries:,} queries, pretrained {self.pretrained:.4f}: candidates of the last rung, "
-        )
-        title += "and the best of every other loss"
-        yield Table(("candidate", "steps", "nDCG@10", "exponent", "seconds"), shown, title)
+        title = f"Dev split, {self.dev_queries:,} queries, pretrained {self.pretrained:.4f}"
+        note = "Candidates of the last rung, and the best of every other loss."
+        yield Table(("candidate", "steps", "nDCG@10", "exponent", "seconds"), shown, title, note)
         yield self.recommendation
 
 

@@ -70,7 +70,6 @@ def compare(
         say: Function that receives the progress line by line.
 
     Raises:
-        ImportError: If optuna is not installed.
         ValueError: If a query is in two splits, or no query of a split has a relevant document.
         FileExistsError: If output holds other files, a finished comparison, or one with other settings.
         KeyboardInterrupt: At Ctrl-C. The same call continues.

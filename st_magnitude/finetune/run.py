@@ -104,8 +104,7 @@ def train(
         loss_options: Further arguments of the loss.
 
     Raises:
-        ValueError: If the data have too few pairs, dev shares queries with the data, or dims, temperatures or a length
-            do not suit the model, or a model is to be merged without dev data.
+        ValueError: If the data have too few pairs or share queries with dev, or a setting does not suit the model.
         FileExistsError: If output holds a finished model, an unfinished run and ``config.resume`` is False, or a run
             that was started with other settings or data.
         OSError: If the model cannot be found, nothing can be written, or another process writes to the output.

@@ -157,10 +157,14 @@ def test_a_model_that_is_clearly_worse_is_not_saved(folder, model_path, tmp_path
     assert (tmp_path / "out" / "modules.json").exists()
 
 
-def test_a_batch_of_more_than_all_pairs_is_said(folder, model_path, tmp_path, caplog):
+def test_a_batch_of_more_than_all_pairs_is_said(folder, model_path, tmp_path, caplog, monkeypatch):
     assert fit(folder, model_path, tmp_path / "out", "--max-steps", 1, "--batch-size", 100000).exit_code == 0
     (said,) = [record.message for record in caplog.records if "batch_size" in record.message]
     assert said.startswith("batch_size=100,000 is more than the 12 training pairs fill: every step takes 12 pairs")
+    monkeypatch.setattr("transformers.TrainingArguments.world_size", 7)
+    result = fit(folder, model_path, tmp_path / "none")
+    assert result.exit_code == 2
+    assert "12 training pairs are too few for 7 processes" in result.output
 
 
 def test_splits_that_share_queries_are_refused(folder, model_path, tmp_path):
@@ -266,19 +270,12 @@ def test_resume_refuses_other_settings(unfinished, tmp_path, options, difference
         assert not (tmp_path / "out" / "modules.json").exists()
 
 
-def test_judged_negatives_become_hard_negatives(folder, model_path, tmp_path):
+def test_judged_negatives_become_hard_negatives_and_a_guide_decides_about_the_margin(model_path, tmp_path):
     data = RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS, {q: {"d19"} for q in QUERIES})
-    config = TrainConfig(max_steps=1, batch_size=4)
-    trainer = train(str(model_path), data, tmp_path / "a", config).trainer
+    config = TrainConfig(max_steps=1, batch_size=4, guide=str(model_path), margin=0.05)
+    trainer = train(str(model_path), data, tmp_path / "out", config).trainer
     assert trainer.train_dataset.column_names == ["anchor", "positive", "negative_1"]
     assert set(trainer.train_dataset["negative_1"]) == {CORPUS["d19"]}
-    trainer = train(str(model_path), RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS), tmp_path / "b", config).trainer
-    assert trainer.train_dataset.column_names == ["anchor", "positive"]
-
-
-def test_guide_and_margin(folder, model_path, tmp_path):
-    done = fit(folder, model_path, tmp_path / "out", "--max-steps", 1, "--guide", model_path, "--margin", 0.05)
-    assert done.exit_code == 0, done.output
     record = json.loads((tmp_path / "out" / "training.json").read_text())
     assert (record["guide"], record["margin"]) == ("StaticEmbedding", 0.05)
 
@@ -401,25 +398,6 @@ def test_compress_without_matplotlib_keeps_table_and_csv(folder, model_path, tmp
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["compression.csv"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--data", "no/such/folder"], "no/such/folder"),
-        (["--dims", "257"], "A prefix in dims has 257 dimensions and the model's embeddings 256"),
-        (["--similarity", "l2"], "No similarity is called 'l2'"),
-        (["--max-length", 9], "leave out max_length (--max-length)"),
-    ],
-)
-def test_compress_refuses_before_encoding(folder, model_path, monkeypatch, arguments, message):
-    monkeypatch.setattr(SentenceTransformer, "encode_query", None)
-    result = measure(folder, model_path, "--split", "dev", *arguments)
-    assert result.exit_code == 2
-    errors = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
-    assert len(errors) == 1
-    assert message in errors[0]
-    assert "Traceback" not in result.output
-
-
 COMMANDS = typer.main.get_command(app).commands
 
 
@@ -489,19 +467,24 @@ def test_calibrate_saves_and_confirms_a_given_exponent(folder, model_path, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("command", "options", "message"),
     [
-        (["--split", "nope"], "its splits are ['dev', 'train']"),
-        (["--confirm", "nope"], "its splits are ['dev', 'train']"),
-        (["--exponents", "0,2"], "lie in [0, 1]"),
-        (["--exponent", 2], "Invalid value for '--exponent'"),
+        ("compress", ["--data", "no/such/folder"], "no/such/folder"),
+        ("compress", ["--dims", "257"], "A prefix in dims has 257 dimensions and the model's embeddings 256"),
+        ("compress", ["--similarity", "l2"], "No similarity is called 'l2'"),
+        ("compress", ["--max-length", 9], "leave out max_length (--max-length)"),
+        ("calibrate", ["--split", "nope"], "its splits are ['dev', 'train']"),
+        ("calibrate", ["--confirm", "nope"], "its splits are ['dev', 'train']"),
+        ("calibrate", ["--exponents", "0,2"], "lie in [0, 1]"),
+        ("calibrate", ["--exponent", 2], "Invalid value for '--exponent'"),
     ],
 )
-def test_calibrate_refuses_before_encoding(folder, model_path, monkeypatch, options, message):
+def test_what_cannot_be_measured_is_refused_before_encoding(folder, model_path, monkeypatch, command, options, message):
     monkeypatch.setattr(SentenceTransformer, "encode_query", None)
-    result = invoke("calibrate", model_path, "--data", folder, *options)
+    result = invoke(command, model_path, "--data", folder, *options)
     assert result.exit_code == 2
     assert message in " ".join(result.stderr.split())
+    assert "Traceback" not in result.output
 
 
 def test_calibrate_says_what_to_do_with_a_model_saved_by_cosine(folder, model_path, tmp_path, monkeypatch):
@@ -535,12 +518,13 @@ def test_a_config_file_gives_defaults_and_the_command_line_goes_before(folder, m
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("top-kk: 1", "Did you mean 'top_k'? Its options are batch_size, data, dims"),
-        ("nonsense: 1", "sets 'nonsense', which is not an option of compress"),
+        (
+            "top-kk: 1",
+            "is not an option of compress. Did you mean 'top_k'? Its options are batch_size, data, dims",
+        ),
         ("[1, 2]", "holds list, not options such as"),
         ("top_k: [", "cannot be read as YAML"),
         ("top_k: many", "--top-k"),
-        ("", "holds NoneType, not options"),
     ],
 )
 def test_a_bad_config_is_named(folder, model_path, tmp_path, text, message):
@@ -614,10 +598,3 @@ def test_when_a_run_has_made_all_its_steps(tmp_path, asked, is_finished):
     state = {"epoch": 1 + 9 / 25, "global_step": 34, "max_steps": 34}
     (tmp_path / "trainer_state.json").write_text(json.dumps(state))
     assert (finished_state(tmp_path, TrainingArguments(str(tmp_path), **asked)) is not None) == is_finished
-
-
-def test_fewer_pairs_than_two_a_process(folder, model_path, tmp_path, monkeypatch):
-    monkeypatch.setattr("transformers.TrainingArguments.world_size", 7)
-    result = fit(folder, model_path, tmp_path / "out")
-    assert result.exit_code == 2
-    assert "12 training pairs are too few for 7 processes" in result.output

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -80,12 +81,11 @@ def test_every_loss_has_the_same_settings_and_plain_cosine_has_them_first(config
         ({"losses": ["q-norm"]}, "losses has 'q-norm'. Did you mean 'qnorm'?"),
         ({"budget": "soon"}, "such as '90s', '30m' or '2h'; got 'soon'"),
         ({"temperatures": [0.0]}, "temperatures must be a positive number; got 0.0"),
-        ({"sigreg": [-1.0]}, "sigreg must be at least 0; got -1.0"),
         ({"max_steps": 0}, "max_steps must be at least 1, got 0"),
     ],
 )
 def test_settings_are_checked(settings, message):
-    with pytest.raises(ValueError, match=message.replace("?", r"\?").replace("(", r"\(")):
+    with pytest.raises(ValueError, match=re.escape(message)):
         CompareConfig(**settings)
 
 
@@ -228,30 +228,17 @@ def test_processes_share_one_study_and_each_candidate_is_trained_once(finished):
     assert min(text.count("trains ") for text in (said[0], said[3], said[5])) > 0
     assert figures == json.loads(said[4]) == json.loads((output / "compare.json").read_text())
     assert "Continuing after 3 training runs." in said[3]
-
-
-@pytest.mark.slow
-def test_the_output(finished):
-    output, figures, said = finished
-    assert {path.name for path in output.iterdir()} - {".lock"} == {
-        *("model", "compare.json", "compare.md", "train.yaml", "study.log")
-    }
+    written = {path.name for path in output.iterdir()} - {".lock"}
+    assert written == {"model", "compare.json", "compare.md", "train.yaml", "study.log"}
     assert {entry["curve"][-1][0] for entry in figures["candidates"]} == {10, 30}  # some stopped at the first rung
-    lines = said[3].splitlines()
-    assert [line for line in lines if len(line) > 80 and str(output) not in line] == []
+    cosine = [entry for entry in figures["candidates"] if Candidate(**entry["candidate"]).is_plain_cosine]
+    best, other = (dict(entry["curve"]) for entry in cosine)  # the control is plain cosine at its best temperature
+    assert 30 in best
+    assert best[max(other)] >= other[max(other)]
 
 
 @pytest.mark.slow
-def test_plain_cosine_at_its_best_temperature_is_the_control(finished):
-    found = [entry for entry in finished[1]["candidates"] if Candidate(**entry["candidate"]).is_plain_cosine]
-    curves = [dict(entry["curve"]) for entry in found]
-    assert len(curves) == 2
-    assert 30 in curves[0]
-    assert all(curves[0][max(curve)] >= curve[max(curve)] for curve in curves)
-
-
-@pytest.mark.slow
-def test_the_saved_model_is_the_winner_and_its_figures_are_those_of_the_test_split(finished, folder, model_path):
+def test_the_saved_model_is_the_winner_which_train_makes_again_of_its_settings(finished, folder, model_path):
     output, figures, _ = finished
     for path, name in ((output / "model", figures["winner"]), (model_path, "pretrained")):
         found = own_ndcg(stm.load(str(path)), part(2)).mean()
@@ -259,22 +246,13 @@ def test_the_saved_model_is_the_winner_and_its_figures_are_those_of_the_test_spl
     assert stm.load(str(output / "model")).truncate_dim == 8
     row = f"| {figures['winner']} | {figures['test']['ndcg'][figures['winner']]:.4f} |"
     assert row in (output / "model" / "README.md").read_text()
-
-
-@pytest.mark.slow
-def test_train_makes_the_winner_again_of_its_settings(finished, folder, model_path):
-    settings, output = finished[0] / "train.yaml", finished[0] / "again"
-    options = ["--config", settings, "--data", folder, "--model", model_path, "--output", output]
+    options = ["--config", output / "train.yaml", "--data", folder, "--model", model_path, "--output", output / "again"]
     done = CliRunner().invoke(app, ["train", *map(str, options)])
     assert done.exit_code == 0, done.output
-    again, before = (stm.load(str(path)).state_dict() for path in (output, finished[0] / "model"))
+    again, before = (stm.load(str(output / name)).state_dict() for name in ("again", "model"))
     assert all(torch.equal(again[name], value) for name, value in before.items())
-
-
-@pytest.mark.slow
-def test_a_finished_comparison_is_not_overwritten(finished, folder, model_path):
     with pytest.raises(FileExistsError, match="holds a finished comparison"):
-        stm.compare(model_path, folder, finished[0], SMALL)
+        stm.compare(model_path, folder, output, SMALL)
 
 
 def test_a_comparison_in_memory_is_interrupted_and_continued(model_path, tmp_path, monkeypatch):
@@ -324,18 +302,12 @@ def test_what_cannot_run_is_refused_before_any_search(folder, model_path, tmp_pa
     monkeypatch.setattr(RetrievalData, "encode", lambda *_, **__: pytest.fail("it has searched"))
     with pytest.raises(ValueError, match="reads texts of any number of tokens"):
         stm.compare(model_path, folder, tmp_path / "out", replace(SMALL, max_length=8), say=str)
-
-
-def test_other_files_and_several_ranks_are_refused(folder, model_path, tmp_path, monkeypatch):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(FileExistsError, match="is not empty"):
         stm.compare(model_path, folder, tmp_path, SMALL)
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="one process"):
         stm.compare(model_path, folder, tmp_path / "out", SMALL)
-
-
-def test_without_optuna_the_extra_is_named(folder, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(ImportError, match="compare needs optuna"):
         stm.compare("anything", folder, tmp_path / "out", SMALL)
