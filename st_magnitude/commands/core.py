@@ -142,10 +142,10 @@ class Judged:
 def command(function: Callable[..., Figures]) -> Callable[..., Figures]:
     """Registers a function as a command of its name.
 
-    A parameter whose type is a dataclass becomes one option for each field (see `st_magnitude._config`), and the
-    function gets the dataclass. Bad input ends with one line on stderr and exit code 2, an interrupt with 130 (128 and
-    the number of the signal). With ``--json`` all that is printed goes to stderr, and the returned figures to stdout.
-    A figure called ``exit_code`` is also the exit code of the command.
+    A parameter whose type is a dataclass becomes one option for each field (see `st_magnitude._config`). Bad input ends
+    with one line on stderr and exit code 2, an interrupt with 130 (128 and the number of the signal). With ``--json``
+    all that is printed goes to stderr, and the returned figures to stdout. A figure called ``exit_code`` is also the
+    exit code of the command.
     """
     parameters, configs = _flatten(function)
     parameters += [_keyword("json", _Json, False), _keyword("config", _Config, None)]

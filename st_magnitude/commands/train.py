@@ -73,18 +73,13 @@ def train(
     typer.echo(f"Saved to {output}. Load it with {figures['load']}.")
     if comparison is not None:
         typer.echo("Next:")
-        for words in next_commands(output, data, dev_split, comparison.keeps_norm):
-            typer.echo(f"  {shlex.join(words)}")
+        measured, final = ["--data", str(data), "--split", dev_split], str(output)
+        commands = [["diagnose", final, *measured]]
+        if comparison.keeps_norm:
+            final = f"{output}-calibrated"
+            commands.append(["calibrate", str(output), *measured, "--output", final])
+        commands += [["compress", final, *measured]]
+        commands += [["check-serving", "http://localhost:8000/v1", "--model", final]]
+        for words in commands:
+            typer.echo(f"  {shlex.join(['st-magnitude', *words])}")
     return figures
-
-
-def next_commands(output: Path, data: Path, split: str, keeps_norm: bool) -> list[list[str]]:
-    """The commands that a user runs after training. None of them reads the test split."""
-    measured = ["--data", str(data), "--split", split]
-    calibrated = f"{output}-calibrated" if keeps_norm else str(output)
-    commands = [["diagnose", str(output), *measured]]
-    if keeps_norm:
-        commands.append(["calibrate", str(output), *measured, "--output", calibrated])
-    commands.append(["compress", calibrated, *measured])
-    commands.append(["check-serving", "http://localhost:8000/v1", "--model", calibrated])
-    return [["st-magnitude", *words] for words in commands]

@@ -167,7 +167,7 @@ class Setup:
             if exponent != scoring_of(model).exponents[1]:
                 prepare(model, Similarity(query=1.0, document=exponent))
             with whole_folder(folder, overwrite=True) as new:
-                save_trained(trainer, new, {"dev": {"queries": len(self.splits.dev.query_ids), "ndcg": ndcg}})
+                save_trained(trainer, new, {"dev": {"queries": len(self.splits.dev.query_ids), "ndcg": ndcg}}, {})
 
 
 class _AtRungs(TrainerCallback):

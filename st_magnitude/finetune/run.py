@@ -161,14 +161,11 @@ def train(
                     "(--resume --keep-anyway) save its model."
                 )
                 return TrainedModel(trainer, geometry, comparison, None, prior, merge)
-        save_trained(trainer, output, {"geometry": geometry, "merge": merge and merge.to_dict(), "dev": comparison})
-        for title, text in (
-            (f"Retrieval ({dev.name})" if dev is not None else "", comparison and comparison.to_markdown()),
-            ("Merged with the base", merge and merge.to_markdown()),
-            ("Document prior", prior),
-        ):
-            if text:
-                add_section(output / "README.md", f"### {title}\n\n{text}\n")
+        figures = {"geometry": geometry, "merge": merge and merge.to_dict(), "dev": comparison}
+        sections = {"Merged with the base": merge and merge.to_markdown(), "Document prior": prior}
+        if dev is not None and comparison is not None:
+            sections = {f"Retrieval ({dev.name})": comparison.to_markdown(), **sections}
+        save_trained(trainer, output, figures, sections)
         if not config.keep_checkpoints:
             remove_checkpoints(output)
         return TrainedModel(trainer, geometry, comparison, output, prior, merge)
@@ -239,8 +236,10 @@ def make_trainer(
     return SentenceTransformerTrainer(model=model, args=args, train_dataset=rows, loss=loss)
 
 
-def save_trained(trainer: SentenceTransformerTrainer, output: Path, figures: dict[str, Any]) -> None:
-    """Writes the model with its card, and ``training.json`` with the loss, the log and the given figures."""
+def save_trained(
+    trainer: SentenceTransformerTrainer, output: Path, figures: dict[str, Any], sections: dict[str, str | None]
+) -> None:
+    """Writes the model, its card with further sections, and ``training.json``: the loss, the log and the figures."""
     card: Any = trainer.model.model_card_data
     loss: Any = trainer.loss  # which the card describes again, with the temperatures and exponents that it learned
     card.train_datasets = card.extract_dataset_metadata(trainer.train_dataset, card.train_datasets, loss, "train")
@@ -250,6 +249,9 @@ def save_trained(trainer: SentenceTransformerTrainer, output: Path, figures: dic
         with one_line_about_the_disk(output):
             write_model(trainer.model, output)
             (output / "training.json").write_text(json.dumps(to_plain(record), indent=2) + "\n", encoding="utf-8")
+            for title, text in sections.items():
+                if text:
+                    add_section(output / "README.md", f"### {title}\n\n{text}\n")
     except OSError as error:
         reason = os.strerror(error.errno or errno.EIO)
         raise OSError(
