@@ -162,7 +162,7 @@ def train(
                 )
                 return TrainedModel(trainer, geometry, comparison, None, prior, merge)
         figures = {"geometry": geometry, "merge": merge and merge.to_dict(), "dev": comparison}
-        sections = {"Merged with the base": merge and merge.to_markdown(), "Document prior": prior}
+        sections = {"Merged with the base": merge.to_markdown() if merge else None, "Document prior": prior}
         if dev is not None and comparison is not None:
             sections = {f"Retrieval ({dev.name})": comparison.to_markdown(), **sections}
         save_trained(trainer, output, figures, sections)
