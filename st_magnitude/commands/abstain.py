@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from st_magnitude.commands.core import Figures, Judged, Model, check_folder, command
+from st_magnitude.commands.core import Figures, Judged, Model, command, folder
 
 
-@command()
+@command
 def abstain(
     model: Model,
     *,
@@ -26,7 +26,7 @@ def abstain(
             "have no relevant document."
         ),
     ] = None,
-    output: Annotated[Path | None, typer.Option(help="Folder for abstention.json, usually the model's folder.")] = None,
+    output: Annotated[Path | None, folder("Folder for abstention.json, usually the model's folder.")] = None,
     seed: Annotated[int, typer.Option(help="Seed for the queries that are left out and for the two parts.")] = 0,
 ) -> Figures:
     """Find when to answer and when to abstain.
@@ -34,7 +34,6 @@ def abstain(
     The answer to a query is its first document. The command finds the threshold of a signal, such as the score, above
     which at most --risk of the answers are wrong, with probability 1 - --delta. Nothing is trained.
     """
-    check_folder(output)
     from st_magnitude.evaluation.abstention import calibrate_abstention
 
     confirmed_on, options = judged.read(confirm) if confirm is not None else None, judged.encode

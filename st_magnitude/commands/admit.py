@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from st_magnitude.commands.core import Figures, Judged, Model, check_folder, command
+from st_magnitude.commands.core import Figures, Judged, Model, command, folder
 
 
-@command()
+@command
 def admit(
     model: Model,
     *,
@@ -20,7 +20,7 @@ def admit(
         float | None, typer.Option(help="Share of the answers to keep, such as 0.99, instead of --keep.")
     ] = None,
     scorer: Annotated[str, typer.Option(help="surface, or norm.")] = "surface",
-    output: Annotated[Path | None, typer.Option(help="Folder for kept.txt (ids) and admission.json.")] = None,
+    output: Annotated[Path | None, folder("Folder for kept.txt (ids) and admission.json.")] = None,
     seed: Annotated[int, typer.Option(help="Seed for the parts of the queries and the sample of documents.")] = 0,
 ) -> Figures:
     """Choose which documents to index.
@@ -29,7 +29,6 @@ def admit(
     under a magnitude model. The answers that this loses are measured on validation queries that had no part in the
     choice. Nothing is trained but the regression.
     """
-    check_folder(output)
     from st_magnitude.evaluation.admission import admit as choose
 
     options: dict[str, Any] = {"scorer": scorer, "similarity": judged.similarity, "seed": seed, "encode": judged.encode}

@@ -20,7 +20,3 @@ def main() -> None:
     if not show_progress():
         os.environ.setdefault("TQDM_DISABLE", "1")
     app()
-
-
-if __name__ == "__main__":
-    main()

@@ -4,44 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from st_magnitude._config import numbers
+from st_magnitude._config import MaxLength, SkipEmpty, numbers
 from st_magnitude.commands.core import (
     BEIR_FOLDER,
     EncodingBatch,
     Figures,
-    MaxLength,
     Model,
-    SkipEmpty,
-    check_folder,
     command,
+    folder,
     load_model,
     show_progress,
 )
 
-if TYPE_CHECKING:
-    from st_magnitude.data.retrieval import RetrievalData
-    from st_magnitude.evaluation.calibration import ExponentCurve
 
-
-@command()
+@command
 def calibrate(
     model: Model,
     data: Annotated[Path | None, typer.Option(help=BEIR_FOLDER)] = None,
     split: Annotated[str, typer.Option(help="Split of the qrels to choose on, usually validation data.")] = "dev",
     confirm: Annotated[str | None, typer.Option(help="Another split, on which the choice is measured.")] = None,
     exponents: Annotated[
-        Sequence[float] | None,
-        numbers("Document exponents to try, such as 0.25,0.5,0.75; default: 0, 0.05, ..., 1."),
+        Sequence[float] | None, numbers("Document exponents to try, such as 0.25,0.5,0.75; default: 0, 0.05, ..., 1.")
     ] = None,
     exponent: Annotated[
         float | None,
         typer.Option(min=0, max=1, help="A given exponent to save or confirm. Without --confirm it needs no --data."),
     ] = None,
-    output: Annotated[Path | None, typer.Option(help="New folder for the model with the chosen exponent.")] = None,
+    output: Annotated[Path | None, folder("New folder for the model with the chosen exponent.")] = None,
     batch_size: EncodingBatch = 32,
     max_length: MaxLength = None,
     skip_empty: SkipEmpty = False,
@@ -54,7 +47,6 @@ def calibrate(
     The interval next to the best exponent comes from the queries that chose it and is therefore optimistic: --confirm
     test measures the choice on other queries.
     """
-    check_folder(output)
     if output is not None and output.exists() and any(output.iterdir()):
         raise FileExistsError(f"{output} is not an empty folder. Choose another --output.")
     if data is None and (exponent is None or confirm is not None):
@@ -64,6 +56,8 @@ def calibrate(
     from st_magnitude.data.beir import check_held_out
     from st_magnitude.data.retrieval import RetrievalData
     from st_magnitude.evaluation.calibration import calibrate_exponent, check_keeps_norm
+    from st_magnitude.geometry import paired_bootstrap
+    from st_magnitude.result import interval
     from st_magnitude.similarity import Similarity
     from st_magnitude.surgery.export import export
     from st_magnitude.surgery.normalize import prepare
@@ -78,38 +72,27 @@ def calibrate(
         check_held_out(data, confirm, "train")
         confirmed_on = RetrievalData.from_beir(data, confirm, skip_empty)
 
-    def sweep(name: str | None, loaded: RetrievalData, gammas: Sequence[float] | None) -> ExponentCurve:
-        typer.echo(f"{name}: {loaded}")
-        options = {"batch_size": batch_size, "show_progress_bar": show_progress()}
-        return calibrate_exponent(encoder, loaded, gammas, seed=seed, encode=options)
-
+    encode = {"batch_size": batch_size, "show_progress_bar": show_progress()}
     figures: dict[str, Any] = {"exponent": exponent}
     if chosen_on is not None:
-        curve = sweep(split, chosen_on, exponents)
+        typer.echo(f"{split}: {chosen_on}")
+        curve = calibrate_exponent(encoder, chosen_on, exponents, seed=seed, encode=encode)
         typer.echo(str(curve))
         figures = {"split": split, **curve.to_dict()}
         exponent = curve.best
     assert exponent is not None
     if confirmed_on is not None:
-        check = sweep(confirm, confirmed_on, [exponent])
-        figures["confirm"] = {"split": confirm, **_versus_the_ends(check, exponent, seed)}
+        typer.echo(f"{confirm}: {confirmed_on}")
+        curve = calibrate_exponent(encoder, confirmed_on, [exponent], seed=seed, encode=encode)
+        chosen = curve.per_query[list(curve.exponents).index(exponent)]
+        typer.echo(f"nDCG@10 at exponent {exponent:g}: {chosen.mean():.4f}")
+        figures["confirm"] = {"split": confirm, "queries": len(curve.queries), "ndcg@10": float(chosen.mean())}
+        for name, other in (("cosine", curve.per_query[-1]), ("dot", curve.per_query[0])):
+            gain = figures["confirm"][f"versus_{name}"] = paired_bootstrap(chosen, other, seed=seed)
+            typer.echo(f"  {exponent:g} - {name}: {interval(gain)} nDCG@10")
     if output is not None:
         export(prepare(encoder, Similarity(query=1.0, document=exponent)), output)
         loads = "SentenceTransformer" if exponent in (0, 1) else "stm.load"
         typer.echo(f'Saved to {output} with document exponent {exponent:g}. Load it with {loads}("{output}").')
         figures["output"] = str(output)
-    return figures
-
-
-def _versus_the_ends(curve: ExponentCurve, exponent: float, seed: int) -> dict[str, Any]:
-    """nDCG@10 at an exponent that other queries chose, and what it gains over cosine and dot."""
-    from st_magnitude.geometry import paired_bootstrap
-    from st_magnitude.result import interval
-
-    chosen = curve.per_query[list(curve.exponents).index(exponent)]
-    typer.echo(f"nDCG@10 at exponent {exponent:g}: {chosen.mean():.4f}")
-    figures: dict[str, Any] = {"queries": len(curve.queries), "ndcg@10": float(chosen.mean())}
-    for name, other in (("cosine", curve.per_query[-1]), ("dot", curve.per_query[0])):
-        gain = figures[f"versus_{name}"] = paired_bootstrap(chosen, other, seed=seed)
-        typer.echo(f"  {exponent:g} - {name}: {interval(gain)} nDCG@10")
     return figures

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from st_magnitude.commands.core import Figures, command
 
 
-@command()
+@command
 def check_serving(
     url: Annotated[str, typer.Argument(help="URL of the server, such as http://localhost:8000/v1.")],
     model: Annotated[str, typer.Option(help="Folder or hub id of the model that the server is to serve.")],
@@ -40,10 +40,8 @@ def check_serving(
     """
     try:
         extra = json.loads(request or "{}")
-    except ValueError as error:
-        raise ValueError(
-            f"--request is not JSON ({error}); give an object such as '{{\"normalize\": false}}'."
-        ) from None
+    except ValueError:
+        extra = None
     if not isinstance(extra, dict):
         raise ValueError(f"--request must be a JSON object such as '{{\"normalize\": false}}'; got {request}.")
     if api_key_env is not None and not os.environ.get(api_key_env):
@@ -53,15 +51,8 @@ def check_serving(
         )
     from st_magnitude.serving.check import check_serving as check
 
-    found = check(
-        url,
-        model,
-        name=name,
-        api_key=os.environ[api_key_env] if api_key_env is not None else None,
-        request=extra,
-        send_prompts=send_prompts,
-        tolerance=tolerance,
-        timeout=timeout,
-    )
+    key = None if api_key_env is None else os.environ[api_key_env]
+    options: dict[str, Any] = {"send_prompts": send_prompts, "tolerance": tolerance, "timeout": timeout}
+    found = check(url, model, name=name, api_key=key, request=extra, **options)
     typer.echo(str(found))
     return found.to_dict() | {"exit_code": 0 if found.same else 1}

@@ -7,16 +7,16 @@ from typing import Annotated
 
 import typer
 
-from st_magnitude.commands.core import Data, Figures, check_folder, command, say
+from st_magnitude.commands.core import Data, Figures, command, folder, say
 from st_magnitude.comparison.config import CompareConfig
 
 
-@command()
+@command
 def compare(
     *,
     data: Data,
     model: Annotated[str, typer.Option(help="Folder or hub id of the SentenceTransformer to start from.")],
-    output: Annotated[Path, typer.Option(help="New folder for the winning model, tables and curves.")],
+    output: Annotated[Path, folder("New folder for the winning model, tables and curves.")],
     settings: CompareConfig,
 ) -> Figures:
     """Find out which loss to train with on your data.
@@ -25,7 +25,6 @@ def compare(
     plain cosine and the pretrained model on the test split. Give the same command again to continue a run that was
     stopped, or on other machines with the same output to share the work. This command needs the extra "compare".
     """
-    check_folder(output)
     from st_magnitude.comparison.run import compare as run
 
     result = run(model, data, output, settings, say=say)

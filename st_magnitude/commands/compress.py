@@ -5,18 +5,15 @@ from __future__ import annotations
 import csv
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from st_magnitude._config import whole_numbers
-from st_magnitude.commands.core import Figures, Judged, Model, check_folder, command, warn
-
-if TYPE_CHECKING:
-    from st_magnitude.evaluation import CompressionCell
+from st_magnitude.commands.core import Figures, Judged, Model, command, folder, warn
 
 
-@command()
+@command
 def compress(
     model: Model,
     *,
@@ -29,7 +26,7 @@ def compress(
         int, typer.Option(min=1, help="Number of documents that the binary search passes on to rescoring.")
     ] = 100,
     output: Annotated[
-        Path | None, typer.Option(help="Folder for compression.csv and compression.png, which are replaced.")
+        Path | None, folder("Folder for compression.csv and compression.png, which are replaced.")
     ] = None,
 ) -> Figures:
     """Measure what shorter and quantized embeddings keep.
@@ -37,7 +34,7 @@ def compress(
     The table has prefixes, int8 and binary embeddings, with their storage. Nothing is trained. Queries and corpus
     are encoded once. The picture needs the extra "plot".
     """
-    check_folder(output)
+    from st_magnitude.diagnosis.figures import plot_compression
     from st_magnitude.evaluation import CompressionEvaluator
     from st_magnitude.evaluation.compression import table
 
@@ -46,22 +43,17 @@ def compress(
     evaluator = CompressionEvaluator(data.queries, data.corpus, data.relevant, **options)
     evaluator(encoder)
     typer.echo(str(table(evaluator.cells)))
+    rows = [cell.row for cell in evaluator.cells]
     if output is not None:
-        _save(evaluator.cells, output)
-    return {"split": judged.split, "cells": [cell.row for cell in evaluator.cells]}
-
-
-def _save(cells: list[CompressionCell], output: Path) -> None:
-    from st_magnitude.diagnosis.figures import plot_compression
-
-    output.mkdir(parents=True, exist_ok=True)
-    with (output / "compression.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=list(cells[0].row), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(cell.row for cell in cells)
-    typer.echo(f"Saved {output / 'compression.csv'}.")
-    try:
-        plot_compression(cells, output / "compression.png")
-        typer.echo(f"Saved {output / 'compression.png'}.")
-    except ImportError as error:
-        warn(f"compression.png was not written: {error}")
+        output.mkdir(parents=True, exist_ok=True)
+        with (output / "compression.csv").open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+        typer.echo(f"Saved {output / 'compression.csv'}.")
+        try:
+            plot_compression(evaluator.cells, output / "compression.png")
+            typer.echo(f"Saved {output / 'compression.png'}.")
+        except ImportError as error:
+            warn(f"compression.png was not written: {error}")
+    return {"split": judged.split, "cells": rows}

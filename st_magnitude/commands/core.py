@@ -9,15 +9,13 @@ from __future__ import annotations
 import contextlib
 import gc
 import inspect
-import json
 import os
-import shutil
 import signal
 import sys
-import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,8 +28,8 @@ if TYPE_CHECKING:
 
     from st_magnitude.data.retrieval import RetrievalData
 
-__all__ = ["BEIR_FOLDER", "Data", "EncodingBatch", "Figures", "Judged", "MaxLength", "Model", "Scoring", "SkipEmpty"]
-__all__ += ["app", "check_folder", "command", "load_model", "say", "show_progress", "warn"]
+__all__ = ["BEIR_FOLDER", "Data", "EncodingBatch", "Figures", "Judged", "Model"]
+__all__ += ["app", "command", "folder", "load_model", "say", "show_progress", "warn"]
 
 Figures = Mapping[str, Any]
 
@@ -79,7 +77,7 @@ def _read_config(context: typer.Context, file: Path | None) -> None:
         raise typer.BadParameter(f"{file} cannot be read as YAML: {error}") from None
     if not isinstance(given, dict):
         raise typer.BadParameter(f"{file} holds {type(given).__name__}, not options such as 'batch_size: 64'.")
-    names = {parameter.name or "" for parameter in context.command.params} - {"config", "help", "as_json"} | {"json"}
+    names = {parameter.name or "" for parameter in context.command.params} - {"config", "help"}
     options = {str(key).replace("-", "_"): value for key, value in given.items()}
     for name in options.keys() - names:
         raise typer.BadParameter(
@@ -89,8 +87,6 @@ def _read_config(context: typer.Context, file: Path | None) -> None:
     repeated = {parameter.name for parameter in context.command.params if getattr(parameter, "multiple", False)}
     joined = {key for key, value in options.items() if isinstance(value, list)} - repeated
     options |= {key: ",".join(map(str, options[key])) for key in joined}
-    if "json" in options:
-        options["as_json"] = options.pop("json")
     context.default_map = {**(context.default_map or {}), **{k: v for k, v in options.items() if v is not None}}
 
 
@@ -99,10 +95,7 @@ Model = Annotated[str, typer.Argument(help="Folder or hub id of the model.")]
 BEIR_FOLDER = "Folder in BEIR's layout: corpus.jsonl, queries.jsonl and qrels/<split>.tsv."
 Data = Annotated[Path, typer.Option(help=BEIR_FOLDER)]
 EncodingBatch = Annotated[int, typer.Option(min=1, help="Number of texts that are encoded at a time.")]
-Scoring = Annotated[
-    str | None, typer.Option(help="Similarity to score by: cosine, dot, qnorm or dnorm; default: the model's own.")
-]
-_AsJson = Annotated[bool, typer.Option("--json", help="Print the figures as JSON; all messages go to stderr.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print the figures as JSON; all messages go to stderr.")]
 _Config = Annotated[
     Path | None,
     typer.Option(
@@ -120,7 +113,9 @@ class Judged:
 
     data: Data
     split: Annotated[str, typer.Option(help="Split of the qrels to measure on; read test last, and once.")] = "dev"
-    similarity: Scoring = None
+    similarity: Annotated[
+        str | None, typer.Option(help="Similarity to score by: cosine, dot, qnorm or dnorm; default: the model's own.")
+    ] = None
     batch_size: EncodingBatch = 32
     max_length: MaxLength = None
     skip_empty: SkipEmpty = False
@@ -144,69 +139,62 @@ class Judged:
         return {"batch_size": self.batch_size, "show_progress_bar": show_progress()}
 
 
-def command(**typer_settings: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def command(function: Callable[..., Figures]) -> Callable[..., Figures]:
     """Registers a function as a command of its name.
 
-    A parameter whose type is a dataclass becomes one option for each field (see `st_magnitude._config`), and the
-    function gets the dataclass. Bad input ends with one line on stderr and exit code 2, an interrupt with 130 (128 and
-    the number of the signal). With ``--json`` all that is printed goes to stderr, and the returned figures to stdout.
-    A figure called ``exit_code`` is also the exit code of the command.
+    A parameter whose type is a dataclass becomes one option for each field (see `st_magnitude._config`). Bad input ends
+    with one line on stderr and exit code 2, an interrupt with 130 (128 and the number of the signal). With ``--json``
+    all that is printed goes to stderr, and the returned figures to stdout. A figure called ``exit_code`` is also the
+    exit code of the command.
     """
+    parameters, configs = _flatten(function)
+    parameters += [_keyword("json", _Json, False), _keyword("config", _Config, None)]
 
-    def register(function: Callable[..., Figures | None]) -> Callable[..., Figures | None]:
-        parameters, configs = _flatten(function)
-        parameters += [_keyword("as_json", _AsJson, False), _keyword("config", _Config, None)]
+    @wraps(function)
+    def run(json: bool, config: None, **given: Any) -> None:
+        is_first = os.environ.get("RANK", "0") == "0"  # among the processes of torchrun or accelerate launch
+        try:
+            with contextlib.ExitStack() as stack:
+                if json or not is_first:
+                    stdout = sys.stderr if is_first else stack.enter_context(open(os.devnull, "w"))
+                    stack.enter_context(contextlib.redirect_stdout(stdout))
+                for name, kind in configs.items():
+                    given[name] = kind(**{field.name: given.pop(field.name) for field in fields(kind)})
+                figures = function(**given)
+        except KeyboardInterrupt as interrupt:
+            typer.secho(str(interrupt) or "Interrupted.", fg=typer.colors.YELLOW, err=True)
+            raise typer.Exit(128 + getattr(interrupt, "signal", signal.SIGINT)) from None
+        except (ValueError, TypeError, OSError, ImportError) as error:
+            if _show_traceback:
+                raise
+            typer.secho(f"Error: {error}", fg=typer.colors.RED, err=True)
+            raise typer.Exit(2) from None
+        if "RANK" in os.environ:
+            _leave_process_group()
+        if json and is_first:
+            from st_magnitude.result import to_plain
 
-        @wraps(function)
-        def run(as_json: bool = False, config: None = None, **given: Any) -> Figures | None:
-            is_first = os.environ.get("RANK", "0") == "0"  # among the processes of torchrun or accelerate launch
-            try:
-                with contextlib.ExitStack() as stack:
-                    if as_json or not is_first:
-                        stdout = sys.stderr if is_first else stack.enter_context(open(os.devnull, "w"))
-                        stack.enter_context(contextlib.redirect_stdout(stdout))
-                    for name, kind in configs.items():
-                        given[name] = kind(**{field.name: given.pop(field.name) for field in fields(kind)})
-                    figures = function(**given)
-            except KeyboardInterrupt as interrupt:
-                typer.secho(str(interrupt) or "Interrupted.", fg=typer.colors.YELLOW, err=True)
-                raise typer.Exit(128 + getattr(interrupt, "signal", signal.SIGINT)) from None
-            except (ValueError, TypeError, OSError, ImportError) as error:
-                if _show_traceback:
-                    raise
-                typer.secho(f"Error: {error}", fg=typer.colors.RED, err=True)
-                raise typer.Exit(2) from None
-            if "RANK" in os.environ:
-                _leave_process_group()
-            if as_json and is_first:
-                from st_magnitude.result import to_plain
+            typer.echo(dumps(to_plain(figures), allow_nan=False))
+        raise typer.Exit(figures.get("exit_code", 0))
 
-                typer.echo(json.dumps(to_plain(figures), allow_nan=False))
-            if code := (figures or {}).get("exit_code"):
-                raise typer.Exit(code)
-            return figures
-
-        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        app.command(**typer_settings)(run)
-        return function
-
-    return register
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    app.command()(run)
+    return function
 
 
 def _flatten(function: Callable[..., Any]) -> tuple[list[inspect.Parameter], dict[str, Any]]:
     """The parameters of a command, with one for each field of a dataclass, and the dataclasses by parameter name."""
     parameters: list[inspect.Parameter] = []
     configs: dict[str, Any] = {}
-    for parameter in inspect.signature(function, eval_str=True).parameters.values():
+    for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
         kind: Any = parameter.annotation
-        if is_dataclass(kind):
-            configs[parameter.name] = kind
-            options = options_of(kind)
-            for field in fields(kind):
-                default = inspect.Parameter.empty if field.default is MISSING else field.default
-                parameters.append(_keyword(field.name, options[field.name][0], default))
-        else:
-            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+        if not is_dataclass(kind):
+            parameters.append(_keyword(name, kind, parameter.default))
+            continue
+        configs[name], options = kind, options_of(kind)
+        for field in fields(kind):
+            default = inspect.Parameter.empty if field.default is MISSING else field.default
+            parameters.append(_keyword(field.name, options[field.name][0], default))
     return parameters, configs
 
 
@@ -234,7 +222,9 @@ def show_progress() -> bool:
 
 def say(text: str) -> None:
     """Prints sentences, broken between words at the width of the terminal."""
-    typer.echo(textwrap.fill(text, shutil.get_terminal_size().columns, break_long_words=False, break_on_hyphens=False))
+    from st_magnitude.result import wrap
+
+    typer.echo(wrap(text))
 
 
 def warn(message: str) -> None:
@@ -242,11 +232,9 @@ def warn(message: str) -> None:
     typer.secho(message, fg=typer.colors.YELLOW, err=True)
 
 
-def check_folder(output: Path | None) -> None:
-    """Refuses an output that cannot be a folder, before anything is loaded."""
-    for path in () if output is None else (output, *output.parents):
-        if path.exists() and not path.is_dir():
-            raise ValueError(f"--output must be a folder, but {path} is a file. Choose another name.")
+def folder(help: str) -> Any:
+    """An option that takes a folder, and refuses a file before anything is loaded."""
+    return typer.Option(file_okay=False, help=help)
 
 
 def load_model(path: str, max_length: int | None) -> SentenceTransformer:

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from st_magnitude.commands.core import Figures, Judged, Model, check_folder, command, warn
+from st_magnitude.commands.core import Figures, Judged, Model, command, folder, warn
 
 
-@command()
+@command
 def diagnose(
     model: Model,
     *,
@@ -24,9 +24,7 @@ def diagnose(
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Print all measurements after the recommendations.")
     ] = False,
-    output: Annotated[
-        Path | None, typer.Option(help="Folder for diagnosis.json and report.html, which are replaced.")
-    ] = None,
+    output: Annotated[Path | None, folder("Folder for diagnosis.json and report.html, which are replaced.")] = None,
 ) -> Figures:
     """Measure what would help a model on your queries.
 
@@ -34,7 +32,6 @@ def diagnose(
     are encoded once. A recommended change has a gain whose 95 % interval excludes zero on queries that were not
     used to choose it; use some hundreds of queries. The page needs the extra "plot".
     """
-    check_folder(output)
     from st_magnitude.data.beir import check_held_out, splits_of
     from st_magnitude.data.retrieval import RetrievalData
     from st_magnitude.diagnosis.diagnose import diagnose as run

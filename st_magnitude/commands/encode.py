@@ -7,19 +7,11 @@ from typing import Annotated
 
 import typer
 
-from st_magnitude.commands.core import (
-    EncodingBatch,
-    Figures,
-    MaxLength,
-    Model,
-    check_folder,
-    command,
-    load_model,
-    show_progress,
-)
+from st_magnitude._config import MaxLength
+from st_magnitude.commands.core import EncodingBatch, Figures, Model, command, folder, load_model, show_progress
 
 
-@command()
+@command
 def encode(
     model: Model,
     corpus: Annotated[
@@ -28,7 +20,7 @@ def encode(
             exists=True, help="A .jsonl or .parquet file, a folder of such files, or a folder in BEIR's layout."
         ),
     ],
-    output: Annotated[Path, typer.Option(help="Folder for the embeddings: a new one, or an unfinished one.")],
+    output: Annotated[Path, folder("Folder for the embeddings: a new one, or an unfinished one.")],
     role: Annotated[str, typer.Option(help="Role of the texts: document or query.")] = "document",
     prompt: Annotated[
         str | None, typer.Option(help="Text that precedes every text; default: the model's own prompt.")
@@ -50,7 +42,6 @@ def encode(
     Complete files are not encoded again. A folder that holds the embeddings of another model, corpus or setting is
     refused.
     """
-    check_folder(output)
     from st_magnitude.data.encode import encode_corpus
 
     figures = encode_corpus(

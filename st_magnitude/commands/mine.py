@@ -19,7 +19,7 @@ class Mined(Judged):
     split: Annotated[str, typer.Option(help="Split of the qrels whose queries get negatives.")] = "train"
 
 
-@command()
+@command
 def mine(
     model: Model,
     *,
@@ -54,14 +54,13 @@ def mine(
     from st_magnitude.evaluation.mining import mine_negatives, with_negatives
 
     encoder, loaded = judged.load(model)
-    options: dict[str, Any] = {"num_negatives": num_negatives, "never_relevant": never_relevant}
-    options |= {"min_queries": min_queries, "relative_margin": relative_margin}
-    options |= {"similarity": judged.similarity, "encode": judged.encode}
+    options: dict[str, Any] = {"never_relevant": never_relevant, "min_queries": min_queries, "encode": judged.encode}
+    options |= {"relative_margin": relative_margin, "similarity": judged.similarity}
     if cross_encoder is not None:
         from sentence_transformers import CrossEncoder
 
         options["cross_encoder"] = CrossEncoder(cross_encoder)
-    mined = mine_negatives(encoder, loaded, **options)
+    mined = mine_negatives(encoder, loaded, num_negatives=num_negatives, **options)
     output.parent.mkdir(parents=True, exist_ok=True)
     if output.suffix == ".tsv":
         with_negatives(loaded, mined).save_qrels(output)
@@ -70,9 +69,6 @@ def mine(
     else:
         mined.to_json(output)
     typer.echo(f"Saved {len(mined):,} rows in {output}.")
-    answers = {loaded.corpus[document] for grades in loaded.relevant.values() for document in grades}
-    share = sum(text not in answers for text in mined["negative"]) / max(len(mined), 1)
-    typer.echo(f"{share:.1%} of the negatives are relevant to none of the queries.")
     if output.parent == judged.data / "qrels" and output.suffix == ".tsv":
         words = ["train", "--data", str(judged.data), "--split", output.stem]
         words += ["--negatives", str(num_negatives), "--model", model, "--output", "FOLDER"]

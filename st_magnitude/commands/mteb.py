@@ -7,16 +7,17 @@ from typing import Annotated
 
 import typer
 
-from st_magnitude.commands.core import EncodingBatch, Figures, Model, SkipEmpty, check_folder, command
+from st_magnitude._config import SkipEmpty
+from st_magnitude.commands.core import EncodingBatch, Figures, Model, command, folder
 
 
-@command()
+@command
 def mteb(
     model: Model,
     tasks: Annotated[list[str], typer.Argument(help="Folders in BEIR's layout, and names of mteb's tasks.")],
     split: Annotated[str, typer.Option(help="Split of the qrels of the folders.")] = "test",
     output: Annotated[
-        Path | None, typer.Option(help="Folder of mteb's results. Scores that it holds are not computed again.")
+        Path | None, folder("Folder of mteb's results. Scores that it holds are not computed again.")
     ] = None,
     batch_size: EncodingBatch = 32,
     skip_empty: SkipEmpty = False,
@@ -25,7 +26,6 @@ def mteb(
 
     The model is a folder or a name that mteb knows. This command needs the extra "eval".
     """
-    check_folder(output)
     from st_magnitude.data.retrieval import RetrievalData
     from st_magnitude.mteb import evaluate
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from st_magnitude._config import did_you_mean
-from st_magnitude.commands.core import BEIR_FOLDER, Figures, check_folder, command
+from st_magnitude.commands.core import BEIR_FOLDER, Figures, command, folder
 from st_magnitude.revela.config import PRESETS, RevelaConfig
 
 
@@ -20,13 +20,13 @@ def _use_preset(context: typer.Context, name: str) -> str:
     return name
 
 
-@command()
+@command
 def revela(
     *,
     corpus: Annotated[Path, typer.Option(help="Folder or file of text, Markdown, source code or JSON lines.")],
     retriever: Annotated[str, typer.Option(help="Folder or hub id: a SentenceTransformer or a bare decoder.")],
     lm: Annotated[str, typer.Option(help="Folder or hub id of a causal language model.")],
-    output: Annotated[Path, typer.Option(help="New folder for the trained retriever.")],
+    output: Annotated[Path, folder("New folder for the trained retriever.")],
     data: Annotated[Path | None, typer.Option(help=f"To measure before and after. {BEIR_FOLDER}")] = None,
     split: Annotated[str, typer.Option(help="Split of the qrels to measure on; read test last, and once.")] = "dev",
     preset: Annotated[
@@ -39,7 +39,6 @@ def revela(
     The retriever learns by language modelling with in-batch attention. With --data, the retriever, BM25 and both fused
     are measured before and after. Needs the extra "revela".
     """
-    check_folder(output)
     from st_magnitude.data.retrieval import RetrievalData
     from st_magnitude.revela.run import run
 

@@ -8,16 +8,17 @@ from typing import Annotated, Any
 
 import typer
 
-from st_magnitude.commands.core import Data, Figures, SkipEmpty, check_folder, command, say
+from st_magnitude._config import SkipEmpty
+from st_magnitude.commands.core import Data, Figures, command, folder, say
 from st_magnitude.finetune.settings import TrainConfig
 
 
-@command()
+@command
 def train(
     *,
     data: Data,
     model: Annotated[str, typer.Option(help="Folder or hub id of the SentenceTransformer to start from.")],
-    output: Annotated[Path, typer.Option(help="New folder for the trained model.")],
+    output: Annotated[Path, folder("New folder for the trained model.")],
     split: Annotated[str, typer.Option(help="Split of the qrels to train on.")] = "train",
     dev_split: Annotated[str, typer.Option(help="Split of the qrels to compare on, if the data has it.")] = "dev",
     keep_data: Annotated[
@@ -33,7 +34,6 @@ def train(
     pretrained one, and saved with the scoring that is best on the split. Ctrl-C stops the run after the current step
     and saves a checkpoint for --resume.
     """
-    check_folder(output)
     from st_magnitude.data.beir import splits_of
     from st_magnitude.data.retrieval import RetrievalData
     from st_magnitude.finetune.run import train as run
@@ -73,18 +73,13 @@ def train(
     typer.echo(f"Saved to {output}. Load it with {figures['load']}.")
     if comparison is not None:
         typer.echo("Next:")
-        for words in next_commands(output, data, dev_split, comparison.keeps_norm):
-            typer.echo(f"  {shlex.join(words)}")
+        measured, final = ["--data", str(data), "--split", dev_split], str(output)
+        commands = [["diagnose", final, *measured]]
+        if comparison.keeps_norm:
+            final = f"{output}-calibrated"
+            commands.append(["calibrate", str(output), *measured, "--output", final])
+        commands += [["compress", final, *measured]]
+        commands += [["check-serving", "http://localhost:8000/v1", "--model", final]]
+        for words in commands:
+            typer.echo(f"  {shlex.join(['st-magnitude', *words])}")
     return figures
-
-
-def next_commands(output: Path, data: Path, split: str, keeps_norm: bool) -> list[list[str]]:
-    """The commands that a user runs after training. None of them reads the test split."""
-    measured = ["--data", str(data), "--split", split]
-    calibrated = f"{output}-calibrated" if keeps_norm else str(output)
-    commands = [["diagnose", str(output), *measured]]
-    if keeps_norm:
-        commands.append(["calibrate", str(output), *measured, "--output", calibrated])
-    commands.append(["compress", calibrated, *measured])
-    commands.append(["check-serving", "http://localhost:8000/v1", "--model", calibrated])
-    return [["st-magnitude", *words] for words in commands]

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from st_magnitude.comparison.candidates import Candidate
+from st_magnitude.comparison.config import Candidate
 from st_magnitude.result import Result, Table, interval
 
 __all__ = ["CompareResult", "Entry", "OnTest"]
@@ -51,35 +51,16 @@ class OnTest:
 
 @dataclass(frozen=True)
 class CompareResult(Result):
-    """The result of `stm.compare`.
+    """The result of `stm.compare`."""
 
-    Attributes:
-        model: Name of the pretrained model.
-        candidates: The candidates, the best first: those with more steps, then those with the higher nDCG@10 on dev.
-        test: The test split, on which two or three models were measured.
-        pretrained: nDCG@10 on dev of the pretrained model.
-        dev_queries: Number of dev queries.
-        left_out: Number of candidates for which there was no time.
-        budget: The given budget, such as "30 min".
-        notes: Sentences about the data.
-    """
-
-    model: str
-    candidates: list[Entry]
+    model: str  # name of the pretrained model
+    candidates: list[Entry]  # the best first: those with more steps, then those with the higher nDCG@10 on dev
     test: OnTest
-    pretrained: float
+    pretrained: float  # nDCG@10 of the pretrained model on dev
     dev_queries: int
-    left_out: int
-    budget: str
-    notes: tuple[str, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """The figures, for JSON."""
-        found: dict[str, Any] = {"winner": self.winner.name, "recommendation": self.recommendation}
-        found |= {"clear_difference": self.is_clear, **super().to_dict()}
-        for plain, entry in zip(found["candidates"], self.candidates, strict=True):
-            plain["name"] = entry.name
-        return found
+    left_out: int  # candidates for which there was no time
+    budget: str  # as given, such as "30m"
+    notes: tuple[str, ...]  # sentences about the data
 
     @property
     def first(self) -> Entry:
@@ -110,10 +91,9 @@ class CompareResult(Result):
         if over_cosine is None:
             found.append("No other candidate has a higher nDCG@10 on dev.")
         else:
-            verdict = _verdict(over_cosine, "a clear gain", "a clear loss", "no clear difference")
             found.append(
                 f"On the test split, {self.first.name}, the first on dev, changes nDCG@10 by {interval(over_cosine)} "
-                f"against {self.cosine.name}: {verdict}."
+                f"against {self.cosine.name}: {_verdict(over_cosine, 'a clear gain', 'a clear loss')}."
             )
         verdict = _verdict(gain, "clearly better", "clearly worse", "not clearly better")
         found.append(f"{name} is {verdict} than the pretrained model: {interval(gain)} on the test split.")
@@ -127,6 +107,14 @@ class CompareResult(Result):
             found.append(f"The time was up before {self.left_out} of {number} candidates.")
         return " ".join(found)
 
+    def to_dict(self) -> dict[str, Any]:
+        """The figures, for JSON."""
+        found: dict[str, Any] = {"winner": self.winner.name, "recommendation": self.recommendation}
+        found |= {"clear_difference": self.is_clear, **super().to_dict()}
+        for plain, entry in zip(found["candidates"], self.candidates, strict=True):
+            plain["name"] = entry.name
+        return found
+
     def tables(self) -> Iterable[Table | str]:
         """The test split, the candidates of the last rung with the best of every other loss, and the recommendation."""
         test, shown, seen = self.test, [], set()
@@ -136,21 +124,14 @@ class CompareResult(Result):
                 score = entry.score if math.isfinite(entry.score) else "diverged"
                 shown.append((entry.name, entry.steps, score, f"{entry.exponent:.2f}", round(entry.seconds)))
             seen.add(candidate.loss)
-        return [
-            Table(
-                ("model", "nDCG@10", "minus pretrained [95 %]"),
-                [(name, score, test.over_pretrained.get(name)) for name, score in test.ndcg.items()],
-                f"Test split, {test.queries:,} queries, {test.documents:,} documents",
-            ),
-            Table(
-                ("candidate", "steps", "nDCG@10", "exponent", "seconds"),
-                shown,
-                f"Dev split, {self.dev_queries:,} queries, pretrained {self.pretrained:.4f}: candidates of the last "
-                "rung, and the best of every other loss",
-            ),
-            self.recommendation,
-        ]
+        models = [(name, score, test.over_pretrained.get(name)) for name, score in test.ndcg.items()]
+        title = f"Test split, {test.queries:,} queries, {test.documents:,} documents"
+        yield Table(("model", "nDCG@10", "minus pretrained [95 %]"), models, title)
+        title = f"Dev split, {self.dev_queries:,} queries, pretrained {self.pretrained:.4f}"
+        note = "Candidates of the last rung, and the best of every other loss."
+        yield Table(("candidate", "steps", "nDCG@10", "exponent", "seconds"), shown, title, note)
+        yield self.recommendation
 
 
-def _verdict(gain: Gain, better: str, worse: str, neither: str) -> str:
+def _verdict(gain: Gain, better: str, worse: str, neither: str = "no clear difference") -> str:
     return better if gain[1] > 0 else worse if gain[2] < 0 else neither

@@ -14,25 +14,23 @@ import os
 import shutil
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import transformers
 import yaml
 from filelock import FileLock, Timeout
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude._checks import needs
 from st_magnitude._config import list_differences
-from st_magnitude.comparison.candidates import FACTOR, Candidate, grid_of, rungs_of
-from st_magnitude.comparison.config import CompareConfig, seconds_of
-from st_magnitude.comparison.data import make_splits
+from st_magnitude.comparison.config import FACTOR, Candidate, CompareConfig, seconds_of
 from st_magnitude.comparison.result import CompareResult, Entry, OnTest
-from st_magnitude.comparison.trial import Setup
+from st_magnitude.comparison.trial import Setup, make_splits
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.metrics import model_name
 from st_magnitude.finetune.comparison import own_ndcg
-from st_magnitude.finetune.run import digest_of
+from st_magnitude.finetune.run import digest_of, reading
 from st_magnitude.finetune.settings import TrainConfig
 from st_magnitude.geometry import paired_bootstrap
 from st_magnitude.surgery.card import add_section
@@ -40,11 +38,9 @@ from st_magnitude.surgery.export import load
 
 __all__ = ["CompareConfig", "CompareResult", "compare"]
 
-FREE = {"budget"}  # settings that may change when a comparison continues
-
 
 def compare(
-    model: SentenceTransformer | str | Callable[[], SentenceTransformer],
+    model: SentenceTransformer | str,
     data: RetrievalData | str | Path,
     output: str | Path,
     config: CompareConfig | None = None,
@@ -62,22 +58,19 @@ def compare(
     temperature, and both with the pretrained model, on the test split, which is read once. Without a clear difference
     plain cosine is recommended.
 
-    Processes that make the same call with the same output, on one or on several machines, share the work.
-
     Args:
-        model: A model, the folder or hub id of one, or a function that returns a new one. It is not changed.
+        model: A model, or the folder or hub id of one. It is not changed.
         data: A folder in BEIR's layout, whose splits the config names, or the data to train on.
         output: New folder for the winning model (``model``), ``compare.json``, ``compare.md``, ``train.yaml`` for
-            ``st-magnitude train --config``, and Optuna's ``study.log``. An unfinished comparison is continued;
-            candidates that were measured are not trained again.
+            ``st-magnitude train --config``, and Optuna's ``study.log``. An unfinished comparison is continued, and
+            shared with other processes that make the same call, also on other machines.
         config: Settings.
         dev: Data to rank the candidates on; None: the split of the folder, else held-out training queries.
         test: Data for the final figures; None: as for dev.
         say: Function that receives the progress line by line.
 
     Raises:
-        ImportError: If optuna is not installed.
-        ValueError: If the data cannot be used (`make_splits`).
+        ValueError: If a query is in two splits, or no query of a split has a relevant document.
         FileExistsError: If output holds other files, a finished comparison, or one with other settings.
         KeyboardInterrupt: At Ctrl-C. The same call continues.
 
@@ -97,18 +90,17 @@ def compare(
     splits = make_splits(data, config, dev, test)
     for note in splits.notes:
         say(f"Note: {note}")
-    settings = {key: value for key, value in vars(config).items() if key not in FREE}
+    settings = {key: value for key, value in vars(config).items() if key != "budget"}
     settings["model"] = model if isinstance(model, str) else None
     settings["data"] = [digest_of(part) for part in (splits.train, splits.dev, splits.test)]
-    setup = Setup.of(model, splits, config)
-    transformers.utils.logging.disable_progress_bar()  # of models that are loaded and saved
+    base = load(model) if isinstance(model, str) else model
+    with reading(base, config.max_length):
+        pass  # a model without such a limit is refused
     try:
-        run = _Run(setup, output, say, began, json.loads(json.dumps(settings)))
-        return run.finish(model if isinstance(model, str) else model_name(setup.base))
+        run = _Run(Setup(base, splits, config), output, say, began, json.loads(json.dumps(settings)))
+        return run.finish(model if isinstance(model, str) else model_name(base))
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"Stopped. Give the same command again to continue with {output}.") from None
-    finally:
-        transformers.utils.logging.enable_progress_bar()
 
 
 class _Run:
@@ -122,10 +114,7 @@ class _Run:
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.setup, self.output, self.say, self.began = setup, output, say, began
-        self.budget = seconds_of(setup.config.budget)
-        self.states = optuna.trial.TrialState
-        self.grid = grid_of(setup.config, setup.is_static, setup.has_prior)
-        self.rungs = rungs_of(len(self.grid), setup.steps)
+        self.grid, self.rungs, self.states = setup.grid, setup.rungs, optuna.trial.TrialState
         output.mkdir(parents=True, exist_ok=True)
         self.lock = FileLock(output / ".lock")  # of the one process that plans, takes a candidate or writes the result
         with self.lock:
@@ -136,6 +125,7 @@ class _Run:
             self.study = optuna.create_study(
                 study_name="compare",
                 storage=optuna.storages.JournalStorage(journal.JournalFileBackend(str(log))),
+                pruner=optuna.pruners.SuccessiveHalvingPruner(self.rungs[0], reduction_factor=FACTOR),
                 direction="maximize",
                 load_if_exists=True,
             )
@@ -148,7 +138,6 @@ class _Run:
                     f"The comparison in {output} was started with other settings: {differences}. Give the same "
                     "settings to continue it, or choose another output folder."
                 )
-        self.study.pruner = optuna.pruners.SuccessiveHalvingPruner(self.rungs[0], reduction_factor=FACTOR)
         stops = [f", about a third of them beyond {rung:,}" for rung in self.rungs[:-1]]
         say(f"{len(self.grid)} candidates of up to {self.rungs[-1]:,} steps{''.join(stops)}")
         if done := len(self.entries()):
@@ -158,9 +147,8 @@ class _Run:
         """The candidates that are measured, the best first, and of equals plain cosine."""
         found = []
         for trial in self.study.get_trials(deepcopy=False, states=(self.states.COMPLETE, self.states.PRUNED)):
-            curve, duration = sorted(trial.intermediate_values.items()), trial.duration
-            seconds = duration.total_seconds() if duration else 0.0
-            candidate = Candidate(**trial.user_attrs["candidate"])
+            seconds = trial.duration.total_seconds() if trial.duration else 0.0
+            curve, candidate = sorted(trial.intermediate_values.items()), Candidate(**trial.user_attrs["candidate"])
             found.append(Entry(candidate, curve, trial.user_attrs["exponent"], seconds))
         order = {candidate: (not candidate.is_plain_cosine, i) for i, candidate in enumerate(self.grid)}
         return sorted(found, key=lambda entry: (-entry.steps, -entry.score, order[entry.candidate]))
@@ -170,47 +158,39 @@ class _Run:
         is_waiting = False
         while True:
             with self.lock:
-                claim, others = self._claim()
-                if claim is None and not others:
-                    if "test" not in self.study.user_attrs:
-                        self.study.set_user_attr("test", self._test())
-                    result = self._result(name)
-                    if not (self.output / "compare.json").exists():
-                        self._write(result)
-                    return result
-            if claim is not None:
-                candidate, trial, lock = claim
+                taken, others = self._claim()
+                if taken is None and not others:
+                    return self._conclude(name)
+            if taken is not None:
+                candidate, lock = taken
                 with lock:
-                    self._train(candidate, trial)
-            elif is_waiting:
-                time.sleep(0.5)
-            else:
-                is_waiting = True
+                    self._train(candidate)
+                continue
+            if not is_waiting:
                 self.say(f"Waiting for {others} candidates of other processes.")
+            is_waiting = True
+            time.sleep(0.5)
 
-    def _claim(self) -> tuple[tuple[Candidate, Any, FileLock] | None, int]:
-        """A candidate to train, with its trial and its lock, and the number of those that other processes train."""
-        if "test" in self.study.user_attrs:
-            return None, 0
+    def _claim(self) -> tuple[tuple[Candidate, FileLock] | None, int]:
+        """A candidate to train, with its lock, and the number of those that other processes train."""
         entries, others = self.entries(), 0
-        is_over = bool(entries) and time.perf_counter() - self.began >= self.budget
-        measured = {entry.candidate for entry in entries}
-        for candidate in (candidate for candidate in self.grid if candidate not in measured):
+        is_over = bool(entries) and time.perf_counter() - self.began >= seconds_of(self.setup.config.budget)
+        done = {entry.candidate for entry in entries} if "test" not in self.study.user_attrs else {*self.grid}
+        for candidate in (candidate for candidate in self.grid if candidate not in done):
             lock = FileLock(f"{self.folder(candidate)}.lock", timeout=0)
             try:
                 lock.acquire()
             except Timeout:
                 others += 1
                 continue
-            if is_over:
-                lock.release()
-                continue
-            trial = self.study.ask()
-            trial.set_user_attr("candidate", vars(candidate))
-            return (candidate, trial, lock), others
+            if not is_over:
+                return (candidate, lock), others
+            lock.release()
         return None, others
 
-    def _train(self, candidate: Candidate, trial: Any) -> None:
+    def _train(self, candidate: Candidate) -> None:
+        trial = self.study.ask()
+        trial.set_user_attr("candidate", vars(candidate))
         curve: dict[int, float] = {}
 
         def goes_on(steps: int, ndcg: float, exponent: float) -> bool:
@@ -224,57 +204,55 @@ class _Run:
             whole = [entry.score for entry in self.entries() if entry.steps == steps]
             return ndcg >= max(whole, default=ndcg) or self._is_best_cosine(candidate, steps, ndcg)
 
-        try:
-            self.setup.train(candidate, self.rungs, goes_on, self.folder(candidate))
-            steps, ndcg = max(curve.items())
-            is_whole = steps == self.rungs[-1] and not math.isnan(ndcg)
-            self.study.tell(trial, ndcg if is_whole else None, None if is_whole else self.states.PRUNED)
-        except BaseException:
-            self.study.tell(trial, state=self.states.FAIL)
-            raise
+        self.setup.train(candidate, self.rungs, goes_on, self.folder(candidate))
+        steps, ndcg = max(curve.items())
+        is_whole = steps == self.rungs[-1] and not math.isnan(ndcg)
+        self.study.tell(trial, ndcg if is_whole else None, None if is_whole else self.states.PRUNED)
         gc.collect()  # the Trainer is part of cycles
         minutes, seconds = divmod(int(time.perf_counter() - self.began), 60)
-        number = f"{len(self.entries())}/{len(self.grid)}"
         score = "diverged" if math.isnan(ndcg) else f"{ndcg:.4f} after {steps:,} steps"
-        self.say(f"[{minutes}:{seconds:02d}] {number} {candidate.name}: {score}")
+        self.say(f"[{minutes}:{seconds:02d}] {len(self.entries())}/{len(self.grid)} {candidate.name}: {score}")
 
     def _is_best_cosine(self, candidate: Candidate, steps: int, ndcg: float) -> bool:
         """Whether a candidate is plain cosine at its best temperature so far: the control, which always goes on."""
-        if not candidate.is_plain_cosine:
-            return False
         trials = self.study.get_trials(deepcopy=False)
-        here = (trial for trial in trials if trial.intermediate_values.get(steps, ndcg) > ndcg)
-        return not any(Candidate(**trial.user_attrs["candidate"]).is_plain_cosine for trial in here)
+        better = [
+            trial.user_attrs["candidate"] for trial in trials if trial.intermediate_values.get(steps, ndcg) > ndcg
+        ]
+        return candidate.is_plain_cosine and not any(Candidate(**other).is_plain_cosine for other in better)
 
     def folder(self, candidate: Candidate) -> Path:
         """Where a model waits for the end."""
         return self.output / "models" / candidate.name.replace(" ", "-").replace("=", "")
 
-    def _test(self) -> dict[str, list[float]]:
-        """nDCG@10 of every test query with the pretrained model, plain cosine and the first candidate on dev."""
-        entries = self.entries()
-        whole = (entry for entry in entries if entry.steps == self.rungs[-1] and math.isfinite(entry.score))
-        cosine = next((entry for entry in whole if entry.candidate.is_plain_cosine), None)
-        if cosine is None:
-            raise ValueError("Training with plain cosine diverged at every setting; give lower --learning-rates.")
-        models = {entry.name: load(str(self.folder(entry.candidate))) for entry in (cosine, entries[0])}
-        models = {"pretrained": self.setup.base, **models}
-        return {name: own_ndcg(model, self.setup.splits.test).tolist() for name, model in models.items()}
-
-    def _result(self, name: str) -> CompareResult:
+    def _conclude(self, name: str) -> CompareResult:
+        """The result, with files that the first process to come here writes."""
+        entries, splits, config = self.entries(), self.setup.splits, self.setup.config
+        if "test" not in self.study.user_attrs:
+            whole = (entry for entry in entries if entry.steps == self.rungs[-1] and math.isfinite(entry.score))
+            cosine = next((entry for entry in whole if entry.candidate.is_plain_cosine), None)
+            if cosine is None:
+                raise ValueError("Training with plain cosine diverged at every setting; give lower --learning-rates.")
+            models = {entry.name: load(str(self.folder(entry.candidate))) for entry in (cosine, entries[0])}
+            models = {"pretrained": self.setup.base, **models}
+            figures = {of: own_ndcg(model, splits.test).tolist() for of, model in models.items()}
+            self.study.set_user_attr("test", figures)  # nDCG@10 of every query, which other processes read here
         scores: dict[str, list[float]] = self.study.user_attrs["test"]
-        entries, test, seed = self.entries(), self.setup.splits.test, self.setup.config.seed
         (_, before), (_, control), *others = scores.items()
+        gain = partial(paired_bootstrap, seed=config.seed)
         on_test = OnTest(
-            queries=len(test.query_ids),
-            documents=len(test.corpus),
-            ndcg={name: sum(score) / len(score) for name, score in scores.items()},
-            over_pretrained={n: paired_bootstrap(s, before, seed=seed) for n, s in scores.items() if s is not before},
-            over_cosine=paired_bootstrap(others[0][1], control, seed=seed) if others else None,
+            queries=len(splits.test.query_ids),
+            documents=len(splits.test.corpus),
+            ndcg={of: sum(score) / len(score) for of, score in scores.items()},
+            over_pretrained={of: gain(score, before) for of, score in scores.items() if of != "pretrained"},
+            over_cosine=gain(others[0][1], control) if others else None,
         )
         pretrained, left_out = self.study.user_attrs["pretrained"], len(self.grid) - len(entries)
-        dev_queries, budget = len(self.setup.splits.dev.query_ids), self.setup.config.budget
-        return CompareResult(name, entries, on_test, pretrained, dev_queries, left_out, budget, self.setup.splits.notes)
+        dev_queries = len(splits.dev.query_ids)
+        result = CompareResult(name, entries, on_test, pretrained, dev_queries, left_out, config.budget, splits.notes)
+        if not (self.output / "compare.json").exists():
+            self._write(result)
+        return result
 
     def _write(self, result: CompareResult) -> None:
         """Writes the files; compare.json, which marks the comparison as finished, comes last."""

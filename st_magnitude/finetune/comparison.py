@@ -73,16 +73,14 @@ class Comparison(Result):
 
     def verdict(self, split: str) -> str:
         """Whether the trained model is better than the pretrained one, in a sentence or two."""
-        what, advice = "better", ""
-        if not self.is_better:
-            is_worse = self.saved.gain[2] < 0.0
-            what = "clearly worse" if is_worse else "not clearly better"
-            advice = " Train on more pairs or with another learning rate, or keep the pretrained model."
-            if is_worse and not self.is_worse:
-                advice = " Another exponent is better: run calibrate, or leave out --keep-scoring."
+        is_lower = self.saved.gain[2] < 0.0
+        verdict = "better" if self.is_better else "clearly worse" if is_lower else "not clearly better"
+        advice = " Train on more pairs or with another learning rate, or keep the pretrained model."
+        if is_lower and not self.is_worse:
+            advice = " Another exponent is better: run calibrate, or leave out --keep-scoring."
         return (
-            f"The trained model is {what} than the pretrained one on the {split} split: nDCG@10 changes by "
-            f"{interval(self.saved.gain)}.{advice}"
+            f"The trained model is {verdict} than the pretrained one on the {split} split: nDCG@10 changes by "
+            f"{interval(self.saved.gain)}.{'' if self.is_better else advice}"
         )
 
 
@@ -100,11 +98,7 @@ def own_ndcg(
 
 
 def compare(
-    model: SentenceTransformer,
-    data: RetrievalData,
-    pretrained: NDArray[np.float64],
-    keep_scoring: bool = False,
-    seed: int = 0,
+    model: SentenceTransformer, data: RetrievalData, pretrained: NDArray[np.float64], keep_scoring: bool, seed: int
 ) -> Comparison:
     """Measures a trained model next to the pretrained one and chooses how it is scored.
 

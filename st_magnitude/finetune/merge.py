@@ -20,7 +20,6 @@ from torch import Tensor
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.calibration import calibrate_exponent, warn_if_few
 from st_magnitude.finetune.comparison import own_ndcg, own_similarity
-from st_magnitude.geometry import paired_bootstrap
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.result import Result, Table
 from st_magnitude.surgery.export import load
@@ -34,51 +33,32 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class Merge(Result):
-    """A merged model, and nDCG@10 of every weight on the data that chose it and on the data to keep.
-
-    Attributes:
-        model: The model at the chosen weight.
-        weight: The chosen weight of the trained model; the base has 1 - weight.
-        weights: All weights, (W,), in rising order.
-        exponents: The document exponent that each of them was scored by, (W,).
-        names: Names of the data sets: the one that chose, then those to keep.
-        ndcg: nDCG@10 of every query, one (W, n) for each data set.
-        base: nDCG@10 of the base as it was given, under its own similarity, one (n,) for each data set.
-    """
+    """A merged model, and nDCG@10 of every weight on the data that chose it and on the data to keep."""
 
     model: SentenceTransformer
-    weight: float
-    weights: NDArray[np.float64]
-    exponents: NDArray[np.float64]
-    names: list[str]
-    ndcg: list[NDArray[np.float64]]
-    base: list[NDArray[np.float64]]
+    weight: float  # the chosen weight of the trained model; the base has 1 - weight
+    weights: NDArray[np.float64]  # all weights, (W,), in rising order
+    exponents: NDArray[np.float64]  # the document exponent by which each of them was scored, (W,)
+    names: list[str]  # of the data sets: the one that chose, then those to keep
+    ndcg: list[NDArray[np.float64]]  # of every query, one (W, n) for each data set
+    base: list[NDArray[np.float64]]  # of the base as it was given, under its own similarity, one (n,) for each data set
 
     def tables(self) -> Iterable[Table]:
-        """nDCG@10 by weight, and the chosen weight against the base and the largest weight."""
+        """nDCG@10 by weight."""
         rows: list[list[Any]] = [["base as given", "", *(x.mean() for x in self.base), ""]]
         for i, (weight, exponent) in enumerate(zip(self.weights, self.exponents, strict=True)):
             mark = "chosen" if weight == self.weight else ""
             rows.append([f"{weight:g}", f"{exponent:g}", *(x[i].mean() for x in self.ndcg), mark])
         title = "nDCG@10 by the weight of the trained model (the base has the rest)"
-        yield Table(["weight", "document exponent", *self.names, ""], rows, title)
-        chosen = int(self.weights.searchsorted(self.weight))
-        gains = [
-            [name, paired_bootstrap(x[chosen], before), paired_bootstrap(x[chosen], x[-1])]
-            for name, x, before in zip(self.names, self.ndcg, self.base, strict=True)
-        ]
-        columns = [f"weight {self.weight:g}", "over the base", f"over weight {self.weights[-1]:g}"]
-        yield Table(columns, gains, note="The first row chose the weight, so its figures are optimistic.")
+        note = f"The weight was chosen on {self.names[0]}, whose figures are therefore optimistic."
+        yield Table(["weight", "document exponent", *self.names, ""], rows, title, note)
 
     def to_dict(self) -> dict[str, Any]:
         """The choice and mean nDCG@10 by weight, as JSON has them."""
         curves = zip(self.names, self.base, self.ndcg, strict=True)
-        return {
-            "weight": self.weight,
-            "weights": self.weights.tolist(),
-            "exponents": self.exponents.tolist(),
-            "data": [{"name": n, "base": float(b.mean()), "ndcg@10": x.mean(axis=1).tolist()} for n, b, x in curves],
-        }
+        data = [{"name": n, "base": float(b.mean()), "ndcg@10": x.mean(axis=1).tolist()} for n, b, x in curves]
+        weights, exponents = self.weights.tolist(), self.exponents.tolist()
+        return {"weight": self.weight, "weights": weights, "exponents": exponents, "data": data}
 
 
 def merge_with_base(
@@ -94,9 +74,9 @@ def merge_with_base(
 
         theta(w) = (1 - w) · theta_base + w · theta_trained
 
-    The weight is the one with the highest nDCG@10 on ``data``, of those at which no data set of ``keep`` loses more
-    than ``max_loss`` from the base as it was given; if there is none, the one that loses least, with a warning. The
-    merged model has the modules and the scoring of the trained one. Neither of the two is changed.
+    The weight with the highest nDCG@10 on ``data`` is chosen, of those at which no data set of ``keep`` loses more than
+    ``max_loss`` from the base as it was given; if there is none, the one that loses least, with a warning. The merged
+    model has the modules and the scoring of the trained one. Neither of the two is changed.
 
     Args:
         model: The trained model. LoRA adapters stay adapters, and are scaled.
@@ -105,8 +85,8 @@ def merge_with_base(
         keep: Data of other domains, which the merged model must not lose.
         weights: Weights of the trained model in [0, 1].
         max_loss: Largest loss of mean nDCG@10 on each data set of ``keep``.
-        calibrate: Whether each weight is scored by the document exponent that `calibrate_exponent` recommends for it
-            on ``data``, because norms weaken towards the base. The merged model is then scored by the chosen one.
+        calibrate: Whether each weight, and the merged model, is scored by its calibrated exponent (`calibrate_exponent`
+            on ``data``), because norms weaken towards the base.
 
     Raises:
         ValueError: If a weight is outside of [0, 1], or modules or parameters of the two models differ other than by
@@ -126,16 +106,14 @@ def merge_with_base(
     if not (tried.size and tried[0] >= 0 and tried[-1] <= 1):
         raise ValueError(f"Weights of the trained model lie in [0, 1], got {list(weights)}.")
     base = load(base) if isinstance(base, (str, Path)) else base
-    merged, tasks = deepcopy(model), [data, *keep]
-    ends, starts = parameters_of(model), _starts(model, base)
+    merged, tasks, ends, starts = deepcopy(model), [data, *keep], parameters_of(model), _starts(model, base)
     warn_if_few(data.query_ids, "a weight")
 
     def set_weight(weight: float) -> None:
         state = {k: torch.lerp(starts[k], end, weight) if end.is_floating_point() else end for k, end in ends.items()}
         merged.load_state_dict(state, strict=False)  # exponents stay
 
-    before = [own_ndcg(base, task) for task in tasks]
-    similarities, rows = [], []
+    before, similarities, rows = [own_ndcg(base, task) for task in tasks], [], []
     for weight in tried:
         set_weight(float(weight))
         similarity = calibrate_exponent(merged, data).best_similarity if calibrate else own_similarity(merged)

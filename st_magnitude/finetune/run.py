@@ -16,11 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
-from sentence_transformers import (
-    SentenceTransformer,
-    SentenceTransformerTrainer,
-    SentenceTransformerTrainingArguments,
-)
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.base.sampler import BatchSamplers
 
 from st_magnitude._config import digest
@@ -51,18 +47,7 @@ from st_magnitude.surgery.normalize import prepare
 from st_magnitude.surgery.raw import normalizes_output
 from st_magnitude.training.trainer import check_output, check_same_run, has_fast_bf16, record_run, train_or_stop
 
-__all__ = [
-    "LOSSES",
-    "TrainConfig",
-    "TrainedModel",
-    "digest_of",
-    "is_uneven",
-    "make_trainer",
-    "reading",
-    "save_trained",
-    "train",
-    "training_rows",
-]
+__all__ = ["LOSSES", "TrainConfig", "TrainedModel", "train"]
 
 logger = logging.getLogger(__name__)
 
@@ -106,12 +91,7 @@ def train(
 
     With dev data, the model is compared with the pretrained one as it was given, and saved with the document exponent
     that scores best (see `compare`). A model that is clearly worse is saved only with ``config.keep_anyway``.
-    Checkpoints are in ``output/checkpoints`` and are removed when the model is saved. ``config.max_length`` limits what
-    the model reads in training; the saved model reads as many tokens as before, or ``config.serve_length``. With
-    ``config.prior``, in-batch negatives are corrected by how often a document is a positive
-    (:class:`~st_magnitude.DocumentPrior`), unless all are equally often, where that changes nothing. With
-    ``config.merge``, the weights of the trained model are merged with those of the pretrained one before they are
-    compared (:func:`~st_magnitude.merge_with_base`).
+    Checkpoints are in ``output/checkpoints`` and are removed when the model is saved.
 
     Args:
         model: A model, which is trained in place and prepared for the loss (Normalize is stripped or added), or the
@@ -124,18 +104,20 @@ def train(
         loss_options: Further arguments of the loss.
 
     Raises:
-        ValueError: If the data have too few pairs, dev shares queries with the data, or dims, temperatures or a length
-            do not suit the model, or a model is to be merged without dev data.
+        ValueError: If the data have too few pairs or share queries with dev, or a setting does not suit the model.
         FileExistsError: If output holds a finished model, an unfinished run and ``config.resume`` is False, or a run
             that was started with other settings or data.
         OSError: If the model cannot be found, nothing can be written, or another process writes to the output.
         KeyboardInterrupt: At Ctrl-C and at SIGTERM, after the current step is done and saved as a checkpoint.
     """
     config, output = config or TrainConfig(), Path(output)
+    if config.merge and dev is None:
+        raise ValueError("merge (--merge) chooses the weight on dev data: pass dev, or add a dev split.")
+    if keep and not config.merge:
+        raise ValueError("Data to keep (--keep-data) are for merge=True (--merge); pass both or neither.")
     with locked_folder(output):
         if dev is not None:
             refuse_shared(dev.query_ids, data.query_ids, "dev", "train")
-        _check_merge(config, dev, keep)
         checkpoint = check_output(output, config.resume)
         settings = {"model": model if isinstance(model, str) else None, "data": digest_of(data)}
         settings |= {key: value for key, value in vars(config).items() if key not in FREE}
@@ -160,9 +142,14 @@ def train(
             return TrainedModel(trainer, {}, None, output)
         if config.serve_length is not None:
             limit_length(model, config.serve_length)
-        merge = _merge(model, base, dev, keep, config) if base is not None and dev is not None else None
+        comparison = merge = None
+        if base is not None and dev is not None:
+            calibrate = not (config.keep_scoring or normalizes_output(model))
+            base = base.to(model.device)
+            merge = merge_with_base(model, base, dev, keep, max_loss=config.max_loss, calibrate=calibrate)
+            model.load_state_dict(parameters_of(merge.model), strict=False)  # its scoring is chosen by `compare`
         after(model, epoch=round(trainer.state.epoch or 0), steps=trainer.state.global_step)
-        geometry, comparison = {"before": before.metrics, "after": after.metrics}, None
+        geometry = {"before": before.metrics, "after": after.metrics}
         prior = _about_prior(rows) if config.prior else None
         if dev is not None and pretrained is not None:
             comparison = compare(model, dev, pretrained, config.keep_scoring, config.seed)
@@ -174,39 +161,14 @@ def train(
                     "(--resume --keep-anyway) save its model."
                 )
                 return TrainedModel(trainer, geometry, comparison, None, prior, merge)
-        save_trained(trainer, output, {"geometry": geometry, "merge": merge and merge.to_dict(), "dev": comparison})
-        sections = {
-            f"Retrieval ({dev.name})" if dev is not None else "": comparison and comparison.to_markdown(),
-            "Merged with the base": merge and merge.to_markdown(),
-            "Document prior": prior,
-        }
-        for title, text in sections.items():
-            if text:
-                add_section(output / "README.md", f"### {title}\n\n{text}\n")
+        figures = {"geometry": geometry, "merge": merge and merge.to_dict(), "dev": comparison}
+        sections = {"Merged with the base": merge.to_markdown() if merge else None, "Document prior": prior}
+        if dev is not None and comparison is not None:
+            sections = {f"Retrieval ({dev.name})": comparison.to_markdown(), **sections}
+        save_trained(trainer, output, figures, sections)
         if not config.keep_checkpoints:
             shutil.rmtree(output / "checkpoints", ignore_errors=True)
         return TrainedModel(trainer, geometry, comparison, output, prior, merge)
-
-
-def _check_merge(config: TrainConfig, dev: RetrievalData | None, keep: Sequence[RetrievalData]) -> None:
-    if config.merge and dev is None:
-        raise ValueError("merge (--merge) chooses the weight on dev data: pass dev, or add a dev split.")
-    if keep and not config.merge:
-        raise ValueError("Data to keep (--keep-data) are for merge=True (--merge); pass both or neither.")
-
-
-def _merge(
-    model: SentenceTransformer,
-    base: SentenceTransformer,
-    dev: RetrievalData,
-    keep: Sequence[RetrievalData],
-    config: TrainConfig,
-) -> Merge:
-    """Gives the model the merged parameters; its scoring is chosen afterwards, by `compare`."""
-    calibrate = not (config.keep_scoring or normalizes_output(model))
-    found = merge_with_base(model, base.to(model.device), dev, keep, max_loss=config.max_loss, calibrate=calibrate)
-    model.load_state_dict(parameters_of(found.model), strict=False)
-    return found
 
 
 @contextmanager
@@ -225,10 +187,7 @@ def reading(model: SentenceTransformer, length: int | None) -> Iterator[None]:
 
 def training_rows(data: RetrievalData, negatives: int | None, seed: int) -> Dataset:
     """Rows of `RetrievalData.triplets`; by default with one negative each if the data has judged negatives."""
-    rows = data.triplets(int(any(data.negatives.values())) if negatives is None else negatives, seed)
-    if len(rows) < 2:
-        raise ValueError(f"The data has {len(rows)} training pair; ranking needs at least two in a batch.")
-    return rows
+    return data.triplets(int(any(data.negatives.values())) if negatives is None else negatives, seed)
 
 
 def is_uneven(positives: Iterable[str]) -> bool:
@@ -256,10 +215,7 @@ def make_trainer(
     loss_options: dict[str, Any] | None = None,
     **arguments: Any,
 ) -> SentenceTransformerTrainer:
-    """The Trainer of a run, whose model is prepared for the loss: Normalize is stripped or added.
-
-    ``loss_options`` and ``arguments`` override what the settings say about the loss and the Trainer's arguments.
-    """
+    """The Trainer of a run, with a model fit for the loss. The last two arguments override what the settings say."""
     card: Any = model.model_card_data
     card.ir_model, card.task_name = True, "semantic search and other retrieval tasks"
     card.train_datasets = [{"name": data.name}] if data.name else card.train_datasets
@@ -280,8 +236,10 @@ def make_trainer(
     return SentenceTransformerTrainer(model=model, args=args, train_dataset=rows, loss=loss)
 
 
-def save_trained(trainer: SentenceTransformerTrainer, output: Path, figures: dict[str, Any]) -> None:
-    """Writes the model with its card, and ``training.json`` with the loss, the log and the given figures."""
+def save_trained(
+    trainer: SentenceTransformerTrainer, output: Path, figures: dict[str, Any], sections: dict[str, str | None]
+) -> None:
+    """Writes the model, its card with further sections, and ``training.json``: the loss, the log and the figures."""
     card: Any = trainer.model.model_card_data
     loss: Any = trainer.loss  # which the card describes again, with the temperatures and exponents that it learned
     card.train_datasets = card.extract_dataset_metadata(trainer.train_dataset, card.train_datasets, loss, "train")
@@ -291,6 +249,9 @@ def save_trained(trainer: SentenceTransformerTrainer, output: Path, figures: dic
         with one_line_about_the_disk(output):
             write_model(trainer.model, output)
             (output / "training.json").write_text(json.dumps(to_plain(record), indent=2) + "\n", encoding="utf-8")
+            for title, text in sections.items():
+                if text:
+                    add_section(output / "README.md", f"### {title}\n\n{text}\n")
     except OSError as error:
         reason = os.strerror(error.errno or errno.EIO)
         raise OSError(
@@ -339,7 +300,7 @@ def _arguments(
         logger.warning(f"One process for {arguments.n_gpu} GPUs is slow; start one for each (docs/devices.md).")
     most = len(rows) // arguments.world_size
     if most < 2:
-        raise ValueError(f"{len(rows)} training pairs are too few for {arguments.world_size} processes; start fewer.")
+        raise ValueError(f"{len(rows)} training pairs are too few for {arguments.world_size} processes, of two each.")
     if config.batch_size > most and arguments.process_index == 0:
         logger.warning(
             f"batch_size={config.batch_size:,} is more than the {len(rows):,} training pairs fill: every step takes "
@@ -352,8 +313,6 @@ def _arguments(
 def digest_of(data: RetrievalData) -> str:
     """A digest of texts and judgments, by which a run that resumes knows its data."""
     rows: list[tuple[str, ...]] = [*data.queries.items(), *data.corpus.items()]
-    rows += [
-        (q, document, str(grade)) for q, found in data.relevant.items() for document, grade in sorted(found.items())
-    ]
+    rows += [(q, d, str(grade)) for q, found in data.relevant.items() for d, grade in sorted(found.items())]
     rows += [(q, *sorted(ids)) for q, ids in data.negatives.items()]
     return digest(text for row in rows for text in row)

@@ -90,8 +90,6 @@ def test_mteb(place):
         (("mteb", "model", "NoSuchTask"), "NoSuchTask"),
         ((*REVELA, "--output", "x", "--lm", "nowhere"), "nowhere"),
         ((*REVELA, "--output", "x", "--corpus", "lm/model.safetensors"), "model.safetensors"),
-        (("compress", "model"), "Missing option '--data'"),
-        (("wrong",), "No such command 'wrong'"),
     ],
     ids=lambda value: "-".join(map(str, value))[-40:] if isinstance(value, tuple) else None,
 )

@@ -13,21 +13,15 @@ from st_magnitude.surgery.normalize import add_normalize
 NUMBER = 60  # fewer queries get a warning
 
 
-def texts(word, filler, *documents):
-    """A document for each pair of counts, such as (4, 3): four words and three fillers."""
-    return [" ".join([word] * count + [filler] * fillers) for count, fillers in documents]
-
-
 @pytest.fixture(scope="module")
 def planted():
     """q·d/|d|^gamma of (4, 3), the relevant document, beats that of (6, 30) by cosine and of (1, 0) by dot only."""
     words, queries, corpus, relevant = [], {}, {}, {}
     for i in range(NUMBER):
         words += [f"word{i}", f"filler{i}"]
-        queries[f"q{i}"] = f"word{i}"
-        for name, text in zip(("short", "right", "long"), texts(*words[-2:], (1, 0), (4, 3), (6, 30)), strict=True):
-            corpus[f"{name}{i}"] = text
-        relevant[f"q{i}"] = {f"right{i}"}
+        queries[f"q{i}"], relevant[f"q{i}"] = f"word{i}", {f"right{i}"}
+        for name, count, fillers in (("short", 1, 0), ("right", 4, 3), ("long", 6, 30)):
+            corpus[f"{name}{i}"] = " ".join([f"word{i}"] * count + [f"filler{i}"] * fillers)
     model = SentenceTransformer(modules=[BoW(words)], similarity_fn_name="dot", device="cpu")
     return model, RetrievalData(queries, corpus, relevant)
 
@@ -36,31 +30,23 @@ def test_a_fractional_exponent_is_chosen_where_it_is_clearly_better(planted):
     model, task = planted
     pretrained = own_ndcg(model, task)
     np.testing.assert_allclose(pretrained, 1 / np.log2(3))  # second, by dot
-    found = compare(model, task, pretrained)
-    assert found.as_trained.exponent == 0.0
-    assert found.as_trained.ndcg == pytest.approx(1 / np.log2(3))
+    found = compare(model, task, pretrained, keep_scoring=False, seed=0)
+    assert (found.as_trained.exponent, found.as_trained.ndcg) == (0.0, pytest.approx(1 / np.log2(3)))
     assert 0 < found.saved.exponent < 1
     assert found.saved.ndcg == 1.0
-    assert found.is_better
     assert found.verdict("dev").startswith("The trained model is better than the pretrained one on the dev split")
     said = str(found)
     assert f"trained, exponent {found.saved.exponent:.2f} (best, saved)" in said
     assert "The exponent was chosen on these queries" in said
-    assert max(map(len, said.splitlines())) <= 80
 
-    kept = compare(model, task, pretrained, keep_scoring=True)
+    kept = compare(model, task, pretrained, keep_scoring=True, seed=0)
     assert kept.saved == kept.as_trained
     assert kept.best == found.best
-    assert not kept.is_better
     assert kept.verdict("dev").startswith("The trained model is not clearly better than the pretrained one on the dev")
 
-
-def test_a_model_that_normalises_has_one_scoring(planted):
-    model, task = planted
-    model = SentenceTransformer(modules=[*model], similarity_fn_name="cosine", device="cpu")
-    found = compare(add_normalize(model), task, np.zeros(NUMBER))
-    assert found.best is None
-    assert found.saved == found.as_trained
+    normalised = add_normalize(SentenceTransformer(modules=[*model], similarity_fn_name="cosine", device="cpu"))
+    found = compare(normalised, task, np.zeros(NUMBER), keep_scoring=False, seed=0)
+    assert found.saved == found.as_trained  # it has one scoring
     assert found.saved.exponent == 1.0
     assert found.to_dict()["best"] is None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,11 +21,9 @@ from typer.testing import CliRunner
 import st_magnitude as stm
 from st_magnitude.commands.app import app
 from st_magnitude.comparison import run as run_module
-from st_magnitude.comparison.candidates import Candidate, grid_of
-from st_magnitude.comparison.config import CompareConfig
-from st_magnitude.comparison.data import make_splits
+from st_magnitude.comparison.config import Candidate, CompareConfig, grid_of
 from st_magnitude.comparison.result import CompareResult, Entry, OnTest
-from st_magnitude.comparison.trial import Setup
+from st_magnitude.comparison.trial import Setup, make_splits
 from st_magnitude.data.retrieval import DataError, RetrievalData
 from st_magnitude.finetune.comparison import own_ndcg
 
@@ -34,24 +33,14 @@ THINGS = "bread bicycle cat tomato sofa wine carpet tea leaf autumn river bridge
 PLACES = "kitchen garden cellar harbour market library station castle meadow office"
 CORPUS = {f"{t}-{p}": f"A {t} was left in the {p}." for t in THINGS.split() for p in PLACES.split()}
 QUERIES = {key: "who saw the {} at the {}?".format(*key.split("-")) for key in CORPUS}
-SMALL = CompareConfig(
-    max_steps=7,
-    losses=["qnorm"],
-    temperatures=[0.05, 0.1],
-    learning_rates=[0.03],
-    sigreg=[0],
-    batch_size=8,
-)
+SMALL = CompareConfig(max_steps=7, losses=["qnorm"], temperatures=[0.05, 0.1], learning_rates=[0.03], sigreg=[0])
+SMALL = replace(SMALL, batch_size=8)
 
 
 def part(first: int, step: int = 3) -> RetrievalData:
     """Every third query, with the whole corpus."""
     chosen = list(QUERIES)[first::step]
     return RetrievalData({q: QUERIES[q] for q in chosen}, CORPUS, {q: {q} for q in chosen})
-
-
-def quiet(line: str) -> None:
-    pass
 
 
 @pytest.fixture(scope="module")
@@ -92,19 +81,18 @@ def test_every_loss_has_the_same_settings_and_plain_cosine_has_them_first(config
         ({"losses": ["q-norm"]}, "losses has 'q-norm'. Did you mean 'qnorm'?"),
         ({"budget": "soon"}, "such as '90s', '30m' or '2h'; got 'soon'"),
         ({"temperatures": [0.0]}, "temperatures must be a positive number; got 0.0"),
-        ({"sigreg": [-1.0]}, "sigreg must be at least 0; got -1.0"),
         ({"max_steps": 0}, "max_steps must be at least 1, got 0"),
     ],
 )
 def test_settings_are_checked(settings, message):
-    with pytest.raises(ValueError, match=message.replace("?", r"\?").replace("(", r"\(")):
+    with pytest.raises(ValueError, match=re.escape(message)):
         CompareConfig(**settings)
 
 
 # --- the data ---------------------------------------------------------------------------------------------------------
 
 
-def test_missing_splits_are_held_out_of_the_training_queries(folder):
+def test_missing_splits_are_held_out_of_the_training_queries(folder, caplog):
     config = CompareConfig(documents=100)
     splits = make_splits(RetrievalData(QUERIES, CORPUS, {q: {q} for q in QUERIES}), config)
     queries = [set(data.queries) for data in (splits.train, splits.dev, splits.test)]
@@ -112,7 +100,7 @@ def test_missing_splits_are_held_out_of_the_training_queries(folder):
     assert set.union(*queries) == QUERIES.keys()
     assert len(splits.dev.corpus) == len(splits.test.corpus) == 100
     assert "There is no dev split, so 36 of the training queries are held out for it." in splits.notes
-    assert "The dev split has 36 queries, on which differences" in splits.notes[2]
+    assert "36 queries are few to choose a loss by" in caplog.text
     assert splits.notes[-1].startswith("All documents are equally often positives, where a prior changes nothing")
     given = make_splits(folder, CompareConfig())
     assert given == make_splits(folder, CompareConfig())
@@ -127,7 +115,6 @@ def test_missing_splits_are_held_out_of_the_training_queries(folder):
         (part(0), "60 queries of the dev split are also in the train split, such as"),
         (part(2), "60 queries of the test split are also in the dev split"),
         (RetrievalData({"x": "who?"}, {"d": "he"}, {}), "None of the 1 queries has a relevant document"),
-        (RetrievalData({"x": "who?"}, {"d": "he"}, {"x": {"d"}}), "Every document of the dev split is relevant"),
     ],
 )
 def test_data_that_cannot_rank_is_refused(dev, message):
@@ -140,7 +127,7 @@ def test_data_that_cannot_rank_is_refused(dev, message):
 
 @pytest.fixture
 def setup(folder, model_path):
-    return Setup.of(model_path, make_splits(folder, SMALL), SMALL)
+    return Setup(stm.load(model_path), make_splits(folder, SMALL), SMALL)
 
 
 def trained(setup, candidate, rungs, folder, goes_on=lambda steps: True):
@@ -176,7 +163,7 @@ def test_a_candidate_that_diverges_is_measured_as_such(setup, tmp_path):
 def test_max_length_limits_training_alone(folder, tmp_path):
     model, config, lengths = load_transformer(save_transformer(tmp_path / "tiny")), replace(SMALL, max_length=4), []
     model.max_seq_length = 24
-    setup = Setup.of(model, make_splits(folder, config), config)
+    setup = Setup(model, make_splits(folder, config), config)
     setup.base.register_forward_pre_hook(  # of the copies that are trained, too
         lambda model, inputs: lengths.append((model.training, inputs[0]["input_ids"].shape[1]))
     )
@@ -241,30 +228,17 @@ def test_processes_share_one_study_and_each_candidate_is_trained_once(finished):
     assert min(text.count("trains ") for text in (said[0], said[3], said[5])) > 0
     assert figures == json.loads(said[4]) == json.loads((output / "compare.json").read_text())
     assert "Continuing after 3 training runs." in said[3]
-
-
-@pytest.mark.slow
-def test_the_output(finished):
-    output, figures, said = finished
-    assert {path.name for path in output.iterdir()} - {".lock"} == {
-        *("model", "compare.json", "compare.md", "train.yaml", "study.log")
-    }
+    written = {path.name for path in output.iterdir()} - {".lock"}
+    assert written == {"model", "compare.json", "compare.md", "train.yaml", "study.log"}
     assert {entry["curve"][-1][0] for entry in figures["candidates"]} == {10, 30}  # some stopped at the first rung
-    lines = said[3].splitlines()
-    assert [line for line in lines if len(line) > 80 and str(output) not in line] == []
+    cosine = [entry for entry in figures["candidates"] if Candidate(**entry["candidate"]).is_plain_cosine]
+    best, other = (dict(entry["curve"]) for entry in cosine)  # the control is plain cosine at its best temperature
+    assert 30 in best
+    assert best[max(other)] >= other[max(other)]
 
 
 @pytest.mark.slow
-def test_plain_cosine_at_its_best_temperature_is_the_control(finished):
-    found = [entry for entry in finished[1]["candidates"] if Candidate(**entry["candidate"]).is_plain_cosine]
-    curves = [dict(entry["curve"]) for entry in found]
-    assert len(curves) == 2
-    assert 30 in curves[0]
-    assert all(curves[0][max(curve)] >= curve[max(curve)] for curve in curves)
-
-
-@pytest.mark.slow
-def test_the_saved_model_is_the_winner_and_its_figures_are_those_of_the_test_split(finished, folder, model_path):
+def test_the_saved_model_is_the_winner_which_train_makes_again_of_its_settings(finished, folder, model_path):
     output, figures, _ = finished
     for path, name in ((output / "model", figures["winner"]), (model_path, "pretrained")):
         found = own_ndcg(stm.load(str(path)), part(2)).mean()
@@ -272,22 +246,13 @@ def test_the_saved_model_is_the_winner_and_its_figures_are_those_of_the_test_spl
     assert stm.load(str(output / "model")).truncate_dim == 8
     row = f"| {figures['winner']} | {figures['test']['ndcg'][figures['winner']]:.4f} |"
     assert row in (output / "model" / "README.md").read_text()
-
-
-@pytest.mark.slow
-def test_train_makes_the_winner_again_of_its_settings(finished, folder, model_path):
-    settings, output = finished[0] / "train.yaml", finished[0] / "again"
-    options = ["--config", settings, "--data", folder, "--model", model_path, "--output", output]
+    options = ["--config", output / "train.yaml", "--data", folder, "--model", model_path, "--output", output / "again"]
     done = CliRunner().invoke(app, ["train", *map(str, options)])
     assert done.exit_code == 0, done.output
-    again, before = (stm.load(str(path)).state_dict() for path in (output, finished[0] / "model"))
+    again, before = (stm.load(str(output / name)).state_dict() for name in ("again", "model"))
     assert all(torch.equal(again[name], value) for name, value in before.items())
-
-
-@pytest.mark.slow
-def test_a_finished_comparison_is_not_overwritten(finished, folder, model_path):
     with pytest.raises(FileExistsError, match="holds a finished comparison"):
-        stm.compare(model_path, folder, finished[0], SMALL)
+        stm.compare(model_path, folder, output, SMALL)
 
 
 def test_a_comparison_in_memory_is_interrupted_and_continued(model_path, tmp_path, monkeypatch):
@@ -303,15 +268,12 @@ def test_a_comparison_in_memory_is_interrupted_and_continued(model_path, tmp_pat
     model, data = SentenceTransformer(model_path, device="cpu"), {"dev": part(1), "test": part(2)}
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with pytest.raises(KeyboardInterrupt, match="Give the same command again"):
-        stm.compare(model, part(0), tmp_path / "out", SMALL, **data, say=quiet)
+        stm.compare(model, part(0), tmp_path / "out", SMALL, **data, say=str)
     monkeypatch.setattr(Setup, "train", lambda self, c, *a: seen.append(c.name) or train(self, c, *a))
     with pytest.raises(FileExistsError, match=r"other settings: batch_size \(8 there, 4 now\)"):
-        stm.compare(model, part(0), tmp_path / "out", replace(SMALL, batch_size=4), **data, say=quiet)
+        stm.compare(model, part(0), tmp_path / "out", replace(SMALL, batch_size=4), **data, say=str)
 
-    def again():
-        return SentenceTransformer(model_path, device="cpu")
-
-    result = stm.compare(again, part(0), tmp_path / "out", SMALL, **data, say=lines.append)
+    result = stm.compare(model, part(0), tmp_path / "out", SMALL, **data, say=lines.append)
     assert lines[1] == "Continuing after 3 training runs."
     assert seen == [candidate.name for candidate in grid_of(SMALL, is_static=True)]  # each of the four once
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -330,7 +292,7 @@ def test_no_candidate_begins_after_the_budget(folder, model_path, tmp_path, monk
         return train(*arguments)
 
     monkeypatch.setattr(Setup, "train", slow)
-    result = stm.compare(model_path, folder, tmp_path / "out", replace(SMALL, budget="70s"), say=quiet)
+    result = stm.compare(model_path, folder, tmp_path / "out", replace(SMALL, budget="70s"), say=str)
     assert clock[0] == 80
     assert result.left_out == 2
     assert "The time was up before 2 of 4 candidates." in result.recommendation
@@ -339,19 +301,13 @@ def test_no_candidate_begins_after_the_budget(folder, model_path, tmp_path, monk
 def test_what_cannot_run_is_refused_before_any_search(folder, model_path, tmp_path, monkeypatch):
     monkeypatch.setattr(RetrievalData, "encode", lambda *_, **__: pytest.fail("it has searched"))
     with pytest.raises(ValueError, match="reads texts of any number of tokens"):
-        stm.compare(model_path, folder, tmp_path / "out", replace(SMALL, max_length=8), say=quiet)
-
-
-def test_other_files_and_several_ranks_are_refused(folder, model_path, tmp_path, monkeypatch):
+        stm.compare(model_path, folder, tmp_path / "out", replace(SMALL, max_length=8), say=str)
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(FileExistsError, match="is not empty"):
         stm.compare(model_path, folder, tmp_path, SMALL)
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="one process"):
         stm.compare(model_path, folder, tmp_path / "out", SMALL)
-
-
-def test_without_optuna_the_extra_is_named(folder, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(ImportError, match="compare needs optuna"):
         stm.compare("anything", folder, tmp_path / "out", SMALL)
@@ -375,23 +331,29 @@ def result_with(first, over_cosine, over_pretrained=CLEAR, exponent=0.0):
 
 
 @pytest.mark.parametrize(
-    ("result", "says"),
+    ("result", "parts"),
     [
-        (result_with("qnorm", CLEAR), "Use qnorm tau=0.02 lr=2e-05. On the test split,"),
         (
-            result_with("qnorm", CLEAR),
-            "changes nDCG@10 by +0.0200 [+0.0100, +0.0300] against cosine tau=0.02 lr=2e-05: a clear gain.",
+            result_with("qnorm", CLEAR, exponent=0.5),
+            [
+                "Use qnorm tau=0.02 lr=2e-05. On the test split,",
+                "by +0.0200 [+0.0100, +0.0300] against cosine tau=0.02 lr=2e-05: a clear gain.",
+                "at document exponent 0.50, with stm.load: docs/serving.md",
+            ],
         ),
-        (result_with("qnorm", LEVEL), "Use cosine tau=0.02 lr=2e-05. On the test"),
-        (result_with("qnorm", LEVEL), ": no clear difference."),
-        (result_with("qnorm", LOSS), ": a clear loss."),
-        (result_with("cosine", None), "No other candidate has a higher nDCG@10 on dev"),
-        (result_with("cosine", None), "cosine tau=0.02 lr=2e-05 is clearly better than the pretrained model: +0.02"),
-        (result_with("cosine", None, LEVEL), "is not clearly better than the pretrained model"),
-        (result_with("qnorm", CLEAR, LOSS), "Keep the pretrained model. The best candidate is qnorm"),
-        (result_with("cosine", None), "every server"),
-        (result_with("qnorm", CLEAR, exponent=0.5), "at document exponent 0.50, with stm.load: docs/serving.md"),
+        (result_with("qnorm", LEVEL), ["Use cosine tau=0.02 lr=2e-05. On the test", ": no clear difference."]),
+        (result_with("qnorm", LOSS), ["Use cosine tau=0.02 lr=2e-05. On the test", ": a clear loss."]),
+        (
+            result_with("cosine", None),
+            [
+                "No other candidate has a higher nDCG@10 on dev",
+                "cosine tau=0.02 lr=2e-05 is clearly better than the pretrained model: +0.02",
+                "every server",
+            ],
+        ),
+        (result_with("cosine", None, LEVEL), ["is not clearly better than the pretrained model"]),
+        (result_with("qnorm", CLEAR, LOSS), ["Keep the pretrained model. The best candidate is qnorm"]),
     ],
 )
-def test_the_verdict(result, says):
-    assert says in result.recommendation
+def test_the_verdict(result, parts):
+    assert all(part in result.recommendation for part in parts)

@@ -234,7 +234,7 @@ def test_command(bow_folders, monkeypatch):
     [
         (["--split", "nope"], "its splits are ['dev', 'train']"),
         (["--tolerance", "2"], "tolerance"),
-        (["--output", __file__], "--output must be a folder"),
+        (["--output", __file__], "Invalid value for '--output'"),
     ],
 )
 def test_command_refuses_before_encoding(bow_folders, monkeypatch, options, message):

@@ -338,7 +338,7 @@ def test_the_command(model, tmp_path, monkeypatch):
         assert run(base)[0] == 2
         for options, says in [
             (["--api-key-env", "NOT_SET"], "is not set"),
-            (["--request", "{"], "--request is not JSON"),
+            (["--request", "{"], "must be a JSON object"),
             (["--request", "[]"], "must be a JSON object"),
         ]:
             code, result = run(base, *options)

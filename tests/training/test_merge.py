@@ -132,9 +132,8 @@ def test_what_does_not_match_is_named(model, folder, tmp_path):
         stm.merge_with_base(dora, model, DATA)
     with pytest.raises(ValueError, match="differ"):
         stm.merge_with_base(model, dora, DATA)
-    for weights in ([], [-0.1], [0.5, 1.5], [float("nan")]):
-        with pytest.raises(ValueError, match=r"lie in \[0, 1\]"):
-            stm.merge_with_base(model, model, DATA, weights=weights)
+    with pytest.raises(ValueError, match=r"lie in \[0, 1\]"):
+        stm.merge_with_base(model, model, DATA, weights=[0.5, 1.5])
 
 
 # --- the choice -------------------------------------------------------------------------------------------------------
@@ -178,16 +177,14 @@ def test_the_weight_is_the_best_on_the_data_that_keeps_the_others(caplog):
 
 def test_the_result_shows_both_curves():
     found = stm.merge_with_base(ranker(a=3, b=-2), ranker(a=-1, b=3), asks("a"), [asks("b")])
-    first, second = found.tables()
+    (first,) = found.tables()
     assert first.columns == ["weight", "document exponent", "data", "keep 1", ""]
     assert first.rows[0] == ["base as given", "", 1 / np.log2(3), 1.0, ""]
     assert [row[0] for row in first.rows if row[-1] == "chosen"] == ["0.5"]
-    assert [row[1][0] for row in second.rows] == pytest.approx([1 - 1 / np.log2(3), 0.0])  # over the base
-    assert [row[2][0] for row in second.rows] == pytest.approx([0.0, 1 - 1 / np.log2(3)])  # over the trained model
+    assert first.note == "The weight was chosen on data, whose figures are therefore optimistic."
     plain = json.loads(json.dumps(found.to_dict()))
     assert plain["weight"] == 0.5
-    assert [one["name"] for one in plain["data"]] == ["data", "keep 1"]
-    assert plain["data"][1]["ndcg@10"][:3] == [1.0, 1.0, 1.0]
+    assert [(one["name"], one["ndcg@10"][2]) for one in plain["data"]] == [("data", 1.0), ("keep 1", 1.0)]
 
 
 def test_with_calibrate_every_weight_has_its_own_exponent(model):
@@ -214,8 +211,7 @@ def test_train_saves_the_merged_model(static_model, tmp_path):
     static_model.save_pretrained(str(tmp_path / "base"))
     command = ["train", "--data", data, "--model", tmp_path / "base", "--loss", "qnorm", "--learning-rate", "0.1"]
     command += ["--max-steps", 4, "--batch-size", 4, "--keep-scoring"]
-    plain = invoke(*command, "--output", tmp_path / "plain", "--keep-anyway")
-    assert "merge" not in plain
+    assert "merge" not in invoke(*command, "--output", tmp_path / "plain", "--keep-anyway")
     figures = invoke(*command, "--output", tmp_path / "out", "--merge", "--keep-data", keep, "--keep-data", data)
     merge = figures["merge"]
     assert [one["name"] for one in merge["data"]] == ["data, dev split", "other, dev split", "data, dev split"]
