@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, Trainer
 
 __all__ = [
-    "attention_implementation",
     "batch_size_of",
     "checkpoint_options",
     "encodes_alone",
@@ -84,11 +83,6 @@ def load_checkpoint_into(trainer: Trainer, checkpoint: Path | str) -> None:
 def supports_attention_interface(model: PreTrainedModel) -> bool:
     """Whether a model computes its attention through transformers' AttentionInterface."""
     return bool(model._supports_attention_backend)
-
-
-def attention_implementation(model: PreTrainedModel) -> str | None:
-    """The name of the attention function that a model uses; there is a public setter, but no public getter."""
-    return model.config._attn_implementation
 
 
 def checkpoint_options(layer: nn.Module) -> dict[str, Any]:

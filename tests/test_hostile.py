@@ -99,7 +99,7 @@ def test_no_code_for_a_tokenizer_or_a_model_is_imported(tmp_path, mark) -> None:
 @pytest.mark.parametrize("name", ["load_lm", "load_retriever"])
 def test_no_code_of_a_decoder_is_imported(tmp_path, mark, monkeypatch, name) -> None:
     """Without a question at the terminal, too, which transformers asks unless it is told not to trust."""
-    models = pytest.importorskip("st_magnitude.revela.models")
+    models = pytest.importorskip("st_magnitude.revela.run")
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("it asks whether to run the code"))
     folder = tmp_path / "decoder"
     folder.mkdir()
@@ -112,7 +112,7 @@ def test_no_code_of_a_decoder_is_imported(tmp_path, mark, monkeypatch, name) -> 
 
 
 def test_the_weights_of_a_decoder_are_not_unpickled(tmp_path, mark) -> None:
-    models = pytest.importorskip("st_magnitude.revela.models")
+    models = pytest.importorskip("st_magnitude.revela.run")
     language_model()[0].save_pretrained(tmp_path / "decoder")
     (tmp_path / "decoder" / "model.safetensors").unlink()
     torch.save({"lm_head.weight": Payload(mark)}, tmp_path / "decoder" / "pytorch_model.bin")
