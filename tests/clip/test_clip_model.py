@@ -204,26 +204,13 @@ def test_rescale_output_refuses_what_it_cannot_scale():
     model = clip().eval()
     encode = model.encode_text
     model.encode_text = lambda text, normalize=False: encode(text).tanh()
-    state = copy.deepcopy(model.state_dict())
     with pytest.raises(ValueError, match="the text embeddings had a mean norm"):
         stm.clip.rescale_output(model)
-    for name, value in model.state_dict().items():
-        assert torch.equal(value, state[name]), name
 
     model = clip().eval()
     nn.init.zeros_(model.visual.proj)
     with pytest.raises(ValueError, match="image embeddings had a mean norm of 0, and divided by it they have nan"):
         stm.clip.rescale_output(model)
-
-
-def test_cut_init_of_both_projections():
-    model = stm.clip.unnormalize(clip().double().eval())
-    images, texts = batch(model)
-    before = model(images.double(), texts)
-    stm.cut_init(model, 4.0, where=lambda name, _: name in ("visual.proj", "text_projection"))
-    after = model(images.double(), texts)
-    for name in ("image_features", "text_features"):
-        torch.testing.assert_close(after[name], before[name] / 4)
 
 
 CONFIG = {"embed_dim": 12, "vision_cfg": VISION, "text_cfg": TEXT}
@@ -254,12 +241,11 @@ def test_checkpoints_load_in_stock_open_clip(tmp_path, monkeypatch):
     for kind, config in CONFIGS.items():
         (tmp_path / f"tiny-{kind}.json").write_text(json.dumps(config))
     open_clip.add_model_config(tmp_path)
-    classes = {"clip": UnnormalizedCLIP}
     expected = {}
     for kind in CONFIGS:
         model = open_clip.create_model(f"tiny-{kind}", output_dict=True)
         stm.clip.rescale_output(stm.clip.unnormalize(model)).eval()
-        assert type(model) is classes.get(kind, UnnormalizedCustomTextCLIP)
+        assert type(model) is (UnnormalizedCLIP if kind == "clip" else UnnormalizedCustomTextCLIP)
         inputs = batch(model)
         with torch.no_grad():
             expected[kind] = model(*inputs)
