@@ -91,9 +91,9 @@ class TwoPasses:
         return found
 
     def attention(
-        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, **options: Any
     ) -> tuple[Tensor, None]:
-        output, _ = sdpa_attention_forward(module, query, key, value, mask, **options)
+        output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
         if not self.is_second:
             self.recorded.setdefault(self.document, []).append((key[0], value[0]))
             return output, None

@@ -239,7 +239,7 @@ def test_zero_values_and_huge_scores_stay_finite(v_norm: bool) -> None:
     assert torch.isfinite(gradient).all()
 
 
-def test_normalised_reading_is_at_most_as_long_as_one(lm) -> None:
+def test_normalised_reading_has_a_norm_of_at_most_one() -> None:
     query, key, value = 9 * torch.randn(3, 3, 2, 4, 8, generator=torch.Generator().manual_seed(0))
     weights = torch.tensor([[0, 0.4, 0.6], [1, 0, 0], [0.5, 0.5, 0]])
     assert in_batch_attention(query, key, value, Neighbours.of(weights)).norm(dim=-1).max() <= 1 + 1e-6

@@ -98,10 +98,14 @@ def test_gains_compare_with_not_reading_and_with_uniform_weights(model: Sentence
     loss = RevelaLoss(model, lm, language_model()[1], temperature=0.01)
     row = groups(3)[0]
     features = split_batch(loss.collator([row]))
-    loss.train()(features)
+    loss.train()
+    lm.eval()  # as from_pretrained leaves it: without dropout and checkpointing
+    loss(features)
     assert "reading_gain" not in loss.logs
-    loss.eval()
+    assert lm.training
+    model.eval()
     reading = loss(features)
+    assert not lm.training
     uniform = (1 - torch.eye(3)) / 2
     for name, expected in zip(
         ("reading_gain", "choice_gain"), by_loops(lm, row["chunks"], uniform, [0] * 3), strict=True
@@ -157,19 +161,6 @@ def test_warns_when_rows_are_one_hot(model: SentenceTransformer, caplog) -> None
         loss(split_batch(loss.collator([groups()[0]])))
         loss(split_batch(loss.collator([groups()[0]])))
     assert caplog.text.count("one-hot at temperature=0.0001") == 1
-
-
-def test_the_language_model_follows_the_mode_of_the_retriever(model: SentenceTransformer) -> None:
-    """from_pretrained leaves it in eval mode, where dropout and checkpointing are off."""
-    loss = loss_for(model)
-    loss.lm.eval()
-    model.train()
-    batch = loss.collator([groups()[0]])
-    loss(split_batch(batch))
-    assert loss.lm.training
-    model.eval()
-    loss(split_batch(batch))
-    assert not loss.lm.training
 
 
 def test_rows_that_are_no_groups_are_refused(model: SentenceTransformer) -> None:

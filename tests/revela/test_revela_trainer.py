@@ -152,18 +152,14 @@ def test_gradient_checkpointing_changes_nothing(tmp_path, lm_lora: object) -> No
         torch.testing.assert_close(a, b, rtol=0, atol=1e-6, msg=name)
 
 
-def test_bf16(tmp_path) -> None:
-    trainer = trainer_for(tmp_path, bf16=True)
+def test_evaluation_in_bfloat16(tmp_path) -> None:
+    rows = groups().select(range(4))
+    trainer = trainer_for(tmp_path, eval_dataset=rows, eval_strategy="steps", eval_steps=2, bf16=True)
     trainer.train()
     assert all(torch.isfinite(value).all() for value in weights(trainer).values())
-
-
-def test_evaluation_loss(tmp_path) -> None:
-    trainer = trainer_for(tmp_path, eval_dataset=groups().select(range(4)), eval_strategy="steps", eval_steps=2)
-    trainer.train()
-    evaluated = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
-    assert evaluated[0]["eval_next_token"] == pytest.approx(evaluated[0]["eval_loss"], abs=1e-3)
-    assert {"eval_reading_gain", "eval_choice_gain"} <= evaluated[0].keys()
+    evaluated = next(entry for entry in trainer.state.log_history if "eval_loss" in entry)
+    assert evaluated["eval_next_token"] == pytest.approx(evaluated["eval_loss"], abs=1e-3)
+    assert {"eval_reading_gain", "eval_choice_gain"} <= evaluated.keys()
 
 
 @pytest.mark.slow
@@ -217,16 +213,13 @@ def decoder_retriever(tmp_path: Path) -> Path:
 def test_a_decoder_embeds_the_end_of_text(tmp_path) -> None:
     folder = decoder_retriever(tmp_path)
     model = load_retriever(folder, max_length=6)
-    tokens = model.tokenizer
-    for text in ("green tea", "how long does green tea steep in the water of a pot"):
-        ids = model.preprocess([text])["input_ids"][0].tolist()
-        assert ids[-1] == tokens.convert_tokens_to_ids("[EOS]")
-        assert len(ids) <= 6
+    ids = model.preprocess(["how long does green tea steep in the water of a pot"])["input_ids"][0].tolist()
+    assert ids[-1] == model.tokenizer.convert_tokens_to_ids("[EOS]")
+    assert len(ids) <= 6
     lm, _ = load_lm(folder)
     ids = model.preprocess(["green tea"])["input_ids"]
     with torch.no_grad():
         state = lm.model(ids).last_hidden_state[0, -1]
-    np.testing.assert_allclose(model.encode("green tea"), state.numpy(), atol=1e-5)
     both = model.encode(["green tea", "how long does tea steep"])  # padding is invisible
     np.testing.assert_allclose(both[0], state.numpy(), atol=1e-5)
     model.save_pretrained(str(tmp_path / "saved"))
