@@ -98,7 +98,7 @@ def partner_mass(loss: RevelaLoss, num_groups: int = 30, seed: int = 10_000) -> 
     """Mean share of Sim on the partner, over new groups; 1 / (2 PAIRS - 1) by chance."""
     rng, total = random.Random(seed), 0.0
     for _ in range(num_groups):
-        query, passage, text = split_batch(loss.collator.texts_to_batch([group(rng)]))
+        query, passage, text = split_batch(loss.collator([{"chunks": group(rng)}]))
         embedded = [loss.model(features)["sentence_embedding"] for features in (query, passage)]
         similarity = group_similarity(*embedded, text["group"], loss.temperature)
         total += float((similarity * partners()).sum(1).mean())

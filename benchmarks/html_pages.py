@@ -11,7 +11,7 @@ from typing import Any
 from lxml import etree
 from titles import Page, Section
 
-from st_magnitude.revela.chunks import trim_lines
+from st_magnitude.revela.documents import trim_lines
 
 _HIDDEN_TAGS = "script style nav footer header noscript template svg math button select textarea iframe"
 _DROPPED = frozenset(_HIDDEN_TAGS.split())

@@ -77,7 +77,7 @@ def materialised(
     read = torch.einsum("hqjl,hjld->hqjd", weights, blocks)
     if neighbours.v_norm:
         sizes = torch.einsum("hqjl,hjl->hqj", weights, blocks.norm(dim=-1))
-        read = read / (sizes[..., None] + neighbours.eps)
+        read = read / (sizes[..., None] + attention.EPS)
     similarity = neighbours.similarity.repeat_interleave(queries.shape[1] // documents, 0)  # (B r L, B)
     total = torch.einsum("qj,hqjd->hqd", similarity.to(read.dtype), read)
     return total.view(shared, documents, -1, dim).transpose(0, 1).reshape(query.shape)
@@ -142,7 +142,7 @@ def whole_step(size: int, repeats: int, device: str) -> None:
     def step(attend: Callable[..., Tensor], loss: RevelaLoss) -> None:
         attention.in_batch_attention = attend
         loss.zero_grad()
-        loss(split_batch(loss.collator.texts_to_batch([chunks]), device)).backward()
+        loss(split_batch(loss.collator([{"chunks": chunks}]), device)).backward()
         attention.in_batch_attention = ours
 
     even, peaked = (

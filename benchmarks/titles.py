@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.revela.chunks import chunk, fold
+from st_magnitude.revela.documents import chunk, fold
 
 _GENERIC_TITLES = """
 abstract, acknowledgements, acknowledgments, acknowledgement, appendix, attributes, author, authors, background,

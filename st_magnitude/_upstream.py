@@ -71,11 +71,6 @@ def supports_attention_interface(model: PreTrainedModel) -> bool:
     return bool(model._supports_attention_backend)
 
 
-def attention_implementation(model: PreTrainedModel) -> str | None:
-    """The name of the attention function that a model uses; there is a public setter, but no public getter."""
-    return model.config._attn_implementation
-
-
 def checkpoint_options(layer: nn.Module) -> dict[str, Any]:
     """The options that ``gradient_checkpointing_enable`` gave to a layer, ``use_reentrant`` among them."""
     return dict(getattr(layer._gradient_checkpointing_func, "keywords", {}))

@@ -89,7 +89,7 @@ def test_no_class_of_the_models_own_is_imported(saved, mark, monkeypatch, name, 
 @pytest.mark.parametrize("name", ["load", "load_lm", "load_retriever"])
 def test_no_code_for_a_tokenizer_or_a_model_is_imported(tmp_path, mark, monkeypatch, name) -> None:
     """Without a question at the terminal, too, which transformers asks unless it is told not to trust."""
-    load = stm.load if name == "load" else getattr(pytest.importorskip("st_magnitude.revela.models"), name)
+    load = stm.load if name == "load" else getattr(pytest.importorskip("st_magnitude.revela.run"), name)
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("it asks whether to run the code"))
     load_transformer(save_transformer(tmp_path / "plain")).save_pretrained(str(tmp_path / "model"))
     (tmp_path / "model" / "evil.py").write_text(f"from pathlib import Path\nPath({str(mark)!r}).touch()\n")
@@ -102,7 +102,7 @@ def test_no_code_for_a_tokenizer_or_a_model_is_imported(tmp_path, mark, monkeypa
 
 
 def test_the_weights_of_a_decoder_are_not_unpickled(tmp_path, mark) -> None:
-    models = pytest.importorskip("st_magnitude.revela.models")
+    models = pytest.importorskip("st_magnitude.revela.run")
     language_model()[0].save_pretrained(tmp_path / "decoder")
     (tmp_path / "decoder" / "model.safetensors").unlink()
     torch.save({"lm_head.weight": Payload(mark)}, tmp_path / "decoder" / "pytorch_model.bin")

@@ -70,8 +70,6 @@ def test_load_checkpoint_into_a_trainer():
 def test_attention_of_a_decoder():
     lm = decoder()
     assert _upstream.supports_attention_interface(lm)
-    lm.set_attn_implementation("eager")
-    assert _upstream.attention_implementation(lm) == "eager"
     lm.gradient_checkpointing_enable({"use_reentrant": False})
     assert _upstream.checkpoint_options(lm.model.layers[0])["use_reentrant"] is False
 

@@ -51,7 +51,7 @@ import st_magnitude as stm
 from st_magnitude.data.task import encode_texts
 from st_magnitude.evaluation import dense_run
 from st_magnitude.evaluation.hybrid import Run
-from st_magnitude.revela.models import load_lm
+from st_magnitude.revela.run import load_lm
 
 PATH = RESULTS / "reading.json"
 TOKENS = 5  # of an answer

@@ -74,7 +74,7 @@ from st_magnitude.evaluation import HybridEvaluator
 from st_magnitude.revela import RevelaLoss, RevelaTrainer, chunk
 from st_magnitude.revela.attention import Neighbours, attach, next_token_loss, two_streams
 from st_magnitude.revela.groups import split_batch
-from st_magnitude.revela.models import load_lm, load_retriever
+from st_magnitude.revela.run import load_lm, load_retriever
 from st_magnitude.revela.trainer import add_lora, lora_config
 
 HTML = "usr/share/doc/python3.11/html"
@@ -356,7 +356,7 @@ def _warm(cell: Cell) -> dict[str, Tensor]:
             cut = [" ".join(words[:WORDS]), " ".join(words[first : first + WORDS])]
             texts += cut if rng.random() < crops else pair
         ids, mask = _tokens(tokens, texts)
-        e, h = two_streams(lm, ids, mask, Neighbours.of(weights, mask, v_norm=cell.v_norm, recompute=False))
+        e, h = two_streams(lm, ids, mask, Neighbours.of(weights, mask, v_norm=cell.v_norm))
         alone, reading = (next_token_loss(lm, x, ids, mask) for x in (e, h))
         optimizer.zero_grad()
         (alone + reading).backward()

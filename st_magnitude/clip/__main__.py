@@ -17,17 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from st_magnitude._checks import INSTALL
-from st_magnitude.clip import require_open_clip
-
-try:
-    require_open_clip()
-except ImportError as error:
-    if __name__ != "__main__":
-        raise
-    sys.exit(f"Error: {error}")  # one line instead of a traceback
-
 from st_magnitude.clip.loss import PRESETS, AsymmetricClipLoss
-from st_magnitude.clip.model import rescale_output, unnormalize
 
 __all__ = ["main", "training_program"]
 
@@ -39,6 +29,8 @@ def training_program(preset: str, rescale: bool = True) -> ModuleType:
     this copy ``create_loss`` and ``create_model_and_transforms`` are ours; open_clip's module stays as it is. The
     preset ``norm-sym`` does not change models.
     """
+    from st_magnitude.clip.model import rescale_output, unnormalize  # its ImportError says what to install
+
     try:
         spec = find_spec("open_clip_train.main")
         program: Any = module_from_spec(spec)  # type: ignore[arg-type]

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from sentence_transformers.util import all_gather, all_gather_with_grad, get_rank
 from torch import Tensor, nn
 
+from st_magnitude._checks import one_of
 from st_magnitude.kernel import batch
 from st_magnitude.kernel.infonce import infonce
-from st_magnitude.kernel.terms import LearnedTemperature, Term
+from st_magnitude.kernel.terms import Term
 from st_magnitude.losses.regularizers import Penalties, Regularizer
 from st_magnitude.similarity import Similarity
 
@@ -97,42 +98,24 @@ class AsymmetricClipLoss(nn.Module):
         gather_across_devices: bool = False,
     ) -> None:
         super().__init__()
-        if direction not in get_args(Direction):
-            raise ValueError(f"direction must be one of {get_args(Direction)}, got {direction!r}.")
+        one_of("direction", direction, tuple(DIRECTIONS))
         self.similarity = Similarity(float(image_norm), float(text_norm))
         self.direction = direction
         self.terms = (Term(temperature=TEMPERATURE),) if terms is None else tuple(terms)
-        if any(isinstance(term.temperature, LearnedTemperature) for term in self.terms):
-            raise ValueError("open_clip learns the temperature of all terms, logit_scale; give each term a number.")
         self.regularizers = Penalties(regularizers)
         self.gather_across_devices = gather_across_devices
         self._checked = False
 
     @classmethod
     def from_preset(cls, name: str, **overrides: Any) -> AsymmetricClipLoss:
-        """Makes the loss of a row of Table 6. Other arguments are passed by name.
-
-        ================  =============  ==============  =====================
-        name              images         texts           trained
-        ================  =============  ==============  =====================
-        ``norm-sym``      normalised     normalised      both: CLIP itself
-        ``nonorm-sym``    raw            raw             both
-        ``imgnorm-i2t``   normalised     raw             image to text
-        ``nonorm-i2t``    raw            raw             image to text
-        ``txtnorm-t2i``   raw            normalised      text to image
-        ``nonorm-t2i``    raw            raw             text to image
-        ================  =============  ==============  =====================
-
-        Raises:
-            ValueError: If there is no preset of that name.
+        """Makes the loss of a row of Table 6, by a name in ``PRESETS``; ``"norm-sym"`` is CLIP itself.
 
         Example:
             >>> from st_magnitude.clip import AsymmetricClipLoss
             >>> AsymmetricClipLoss.from_preset("txtnorm-t2i").similarity
             Similarity(query=0.0, document=1.0)
         """
-        if name not in PRESETS:
-            raise ValueError(f"There is no preset {name!r}; choose one of {list(PRESETS)}.")
+        one_of("name", name, tuple(PRESETS))
         image_norm, text_norm, direction = PRESETS[name]
         return cls(**{"image_norm": image_norm, "text_norm": text_norm, "direction": direction, **overrides})
 
@@ -154,9 +137,8 @@ class AsymmetricClipLoss(nn.Module):
             logit_scale: Factor of s after exp(), a scalar or one-element tensor.
             logit_bias: A constant in every softmax.
             output_dict: Whether to return the terms by name instead of their sum.
-            positives: Pairs that belong together, if not only image i and text i do: integer labels (B,) that are equal
-                for pairs of the same content, or (B, B) booleans for image i with text j (one process only). The loss
-                of an image is then the mean of -log softmax over all its texts, and likewise for a text.
+            positives: Integer labels (B,) that are equal for pairs of the same content. The loss of an image is then
+                the mean of -log softmax over all texts with its label, and likewise for a text.
         """
         self._check_norms(image_features, text_features)
         losses = {"contrastive_loss": self._contrastive(image_features, text_features, logit_scale, positives)}
@@ -173,11 +155,11 @@ class AsymmetricClipLoss(nn.Module):
         if isinstance(logit_scale, Tensor):  # open_clip can make it of shape (1,), and of half precision
             logit_scale = logit_scale.reshape(()).to(torch.promote_types(logit_scale.dtype, torch.float32))
         terms = [Term(t.dim, t.temperature / TEMPERATURE / logit_scale, t.weight) for t in self.terms]
-        positives = self._checked_positives(positives, len(images))
         all_images, all_texts, offset = images, texts, 0
         if self.gather_across_devices:  # the rows of this process against the columns of all: (M, D) each
             all_images, all_texts = all_gather_with_grad(images), all_gather_with_grad(texts)
             offset = get_rank() * len(images)
+            positives = None if positives is None else all_gather(positives)
         return infonce(
             images,
             all_texts,
@@ -190,22 +172,6 @@ class AsymmetricClipLoss(nn.Module):
             own_documents=texts,
             positives=positives,
         )
-
-    def _checked_positives(self, positives: Tensor | None, size: int) -> Tensor | None:
-        """The positives as booleans (B, B), or as labels of all processes (M,)."""
-        if positives is None:
-            return None
-        is_matrix = positives.dtype == torch.bool
-        if positives.is_floating_point() or positives.shape != ((size, size) if is_matrix else (size,)):
-            raise ValueError(
-                f"positives must be integer labels ({size},) or booleans ({size}, {size}), got "
-                f"{positives.dtype} of shape {tuple(positives.shape)}."
-            )
-        if not self.gather_across_devices:
-            return positives
-        if is_matrix:
-            raise ValueError("With gather_across_devices, positives must be integer labels (B,), which are gathered.")
-        return all_gather(positives)
 
     def _check_norms(self, images: Tensor, texts: Tensor) -> None:
         """Checks at the first batch that no side whose magnitude is kept has been normalised already."""

@@ -13,12 +13,18 @@ from typing import Any, Optional, TypeVar
 import torch
 from torch import Tensor, nn
 
-from st_magnitude.clip import require_open_clip
+from st_magnitude._checks import INSTALL
 from st_magnitude.surgery.raw import unwrapped
 
-require_open_clip()
-
-from open_clip.model import CLIP, CustomTextCLIP  # noqa: E402
+try:
+    from open_clip.model import CLIP, CustomTextCLIP
+except (ImportError, RuntimeError) as error:  # RuntimeError: a torchvision that does not fit torch
+    reason = " ".join(str(error).split())
+    raise ImportError(
+        f"st_magnitude.clip needs open_clip, which cannot be imported ({reason}). Install it "
+        f'{INSTALL} ".[clip]". If torchvision fails, its version does not fit torch: install both in one step, '
+        "`pip install --upgrade torch torchvision`."
+    ) from error
 
 __all__ = ["UnnormalizedCLIP", "UnnormalizedCustomTextCLIP", "rescale_output", "unnormalize"]
 
@@ -140,7 +146,7 @@ def rescale_output(model: Model, images: Tensor | None = None, texts: Tensor | N
 
     Raises:
         ValueError: If neither tower ends in a linear projection, the embeddings do not follow it, or their mean norm is
-            zero or not finite. The model is then unchanged.
+            zero or not finite.
 
     A tower that does not end in a projection (SigLIP's image tower of timm) is left unchanged, with a warning that
     gives its mean norm. Norms are measured in the present mode of the model, training or evaluation; the statistics of
@@ -161,8 +167,7 @@ def rescale_output(model: Model, images: Tensor | None = None, texts: Tensor | N
     probes = {"image": (inner.encode_image, images), "text": (inner.encode_text, texts)}
     projections = {tower: _last_projection(inner, tower) for tower in probes}
     weights = [parameter for projection in projections.values() for parameter in projection]
-    buffers = list(inner.buffers())  # forward passes in training mode move the statistics
-    originals = [tensor.clone() for tensor in (*buffers, *weights)]
+    buffers = [(buffer, buffer.clone()) for buffer in inner.buffers()]  # training mode moves the statistics
 
     norms = {tower: _mean_norm(*probe) for tower, probe in probes.items()}
     for tower, projection in projections.items():
@@ -183,8 +188,8 @@ def rescale_output(model: Model, images: Tensor | None = None, texts: Tensor | N
     ]
     if not weights:
         failures = ["no tower ends in a linear projection"]
-    for tensor, original in zip((*buffers, *(weights if failures else [])), originals, strict=False):
-        tensor.copy_(original)
+    for buffer, original in buffers:
+        buffer.copy_(original)
     if failures:
         raise ValueError(
             f"{type(inner).__name__} cannot be rescaled: {'; '.join(failures)}. Check model and probe, or divide the "
@@ -218,15 +223,10 @@ def _mean_norm(encode: Callable[..., Tensor], inputs: Tensor) -> float:
 
 def _random_pair(model: Any) -> tuple[Tensor, Tensor]:
     """Eight random images, in the precision of the model, and eight token sequences of the sizes that it names."""
-    try:
-        size = model.visual.image_size
-        text = getattr(model, "text", model)
-        context, vocabulary = text.context_length, text.vocab_size
-    except AttributeError as error:
-        raise ValueError(f"This model does not say its input sizes ({error}): pass images and texts.") from None
+    size, text = model.visual.image_size, getattr(model, "text", model)
     height, width = size if isinstance(size, (tuple, list)) else (size, size)
     parameters = list(model.visual.parameters())
     like = next((p for p in parameters if p.ndim == 4), parameters[0])  # the convolution that reads the pixels
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(8, 3, height, width, generator=generator).to(like)
-    return images, torch.randint(1, vocabulary, (8, context), generator=generator).to(like.device)
+    return images, torch.randint(1, text.vocab_size, (8, text.context_length), generator=generator).to(like.device)

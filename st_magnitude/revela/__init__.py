@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 from st_magnitude._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from st_magnitude.revela.chunks import chunk
     from st_magnitude.revela.config import RevelaConfig
-    from st_magnitude.revela.documents import read_documents
+    from st_magnitude.revela.documents import chunk, read_documents
     from st_magnitude.revela.groups import GroupCollator, build_groups
     from st_magnitude.revela.loss import RevelaLoss, group_similarity
-    from st_magnitude.revela.models import load_lm, load_retriever
+    from st_magnitude.revela.run import load_lm, load_retriever
     from st_magnitude.revela.trainer import RevelaTrainer, add_lora, lora_config, merge_lora
 
 __all__ = [

@@ -7,7 +7,7 @@ model.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -19,24 +19,17 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from st_magnitude._upstream import attention_implementation, checkpoint_options, supports_attention_interface
+from st_magnitude._upstream import checkpoint_options, supports_attention_interface
 
-__all__ = [
-    "Backend",
-    "Neighbours",
-    "attach",
-    "base_model",
-    "check_supported",
-    "in_batch_attention",
-    "next_token_loss",
-    "two_streams",
-]
+__all__ = ["Neighbours", "attach", "base_model", "in_batch_attention", "next_token_loss", "two_streams"]
 
 NAME = "st_magnitude_in_batch"
 
 Backend = Literal["auto", "exact", "sparse"]
 SPARSE_BELOW = 1e-7  # a smaller similarity does not change a float32 output
 PAIRS_PER_CHUNK = 16
+TOKENS_PER_CHUNK = 512  # of the logits
+EPS = 1e-6  # of Eq. 6
 MASKED = -1e3  # exp() of this score is 0 in every dtype, and float16 can hold the score divided by the scale
 
 
@@ -49,8 +42,7 @@ class Neighbours:
     chunks: list[tuple[int, int, Tensor, Tensor]]
     key_mask: Tensor | None = None  # (B, L), True at tokens and False at padding; None if nothing is padded
     v_norm: bool = True  # whether to divide by the value norms, Eq. 6
-    eps: float = 1e-6  # of Eq. 6
-    calls: int = field(default=0, compare=False)  # number of layers that have used this object
+    calls: int = 0  # number of layers that have used this object
 
     @classmethod
     def of(
@@ -60,14 +52,13 @@ class Neighbours:
         groups: Tensor | None = None,
         *,
         backend: Backend = "auto",
-        **options: Any,
+        v_norm: bool = True,
     ) -> Neighbours:
         """Chooses the pairs for similarity (B, B), attention_mask (B, L) and groups (B,), one group by default.
 
         ``"exact"`` computes all pairs of a group. ``"sparse"`` computes those with a similarity above 1e-7: outputs
         change by less than the precision of float32, and the other pairs get no gradient. ``"auto"`` is sparse when
-        that leaves out at least half of the pairs. The choice is made on the CPU, so a GPU is waited for once in a
-        pass and not in every layer.
+        that leaves out at least half of the pairs. The CPU chooses, once in a pass: layers do not wait for the GPU.
         """
         count, device = len(similarity), similarity.device
         allowed = ~torch.eye(count, dtype=torch.bool)
@@ -89,11 +80,10 @@ class Neighbours:
         key_mask = None
         if attention_mask is not None:
             tokens = attention_mask.cpu().bool()
-            if not bool(tokens.any(1).all()):
-                empty = (~tokens.any(1)).nonzero().flatten().tolist()
+            if empty := (~tokens.any(1)).nonzero().flatten().tolist():
                 raise ValueError(f"Documents {empty} of the batch have no tokens; remove empty chunks.")
             key_mask = None if bool(tokens.all()) else tokens.to(device)
-        return cls(similarity, chunks, key_mask, **options)
+        return cls(similarity, chunks, key_mask, v_norm)
 
 
 def in_batch_attention(
@@ -139,7 +129,7 @@ def in_batch_attention(
     wide = torch.promote_types(query.dtype, torch.float32)
     bias = value.new_zeros(value.shape[:-1], dtype=wide)  # (B, H_kv, L), in scores
     if neighbours.v_norm:
-        sizes = torch.linalg.vector_norm(value, dim=-1, dtype=wide) + neighbours.eps
+        sizes = torch.linalg.vector_norm(value, dim=-1, dtype=wide) + EPS
         value = (value / sizes[..., None]).to(value.dtype)
         bias = sizes.log()
     if neighbours.key_mask is not None:
@@ -196,20 +186,11 @@ def _attention(
 
 def base_model(lm: nn.Module) -> PreTrainedModel:
     """The transformers model inside peft's wrapper, with its LoRA layers."""
-    base: Any = lm
-    if hasattr(base, "get_base_model"):
-        base = base.get_base_model()
-    if not isinstance(base, PreTrainedModel):
-        raise TypeError(
-            f"The language model must be a transformers decoder, with or without peft around it, got "
-            f"{type(lm).__name__}; load it with AutoModelForCausalLM.from_pretrained(...)."
-        )
-    return base
+    return lm.get_base_model() if hasattr(lm, "get_base_model") else lm  # type: ignore[operator, return-value]
 
 
-def check_supported(lm: nn.Module) -> None:
+def _check_supported(base: PreTrainedModel) -> None:
     """Refuses a language model whose attention differs from Eq. 3-8, naming the reason."""
-    base = base_model(lm)
     config = base.config.get_text_config()
     reason = ""
     if getattr(config, "is_encoder_decoder", False) or base.get_output_embeddings() is None:
@@ -238,16 +219,16 @@ def check_supported(lm: nn.Module) -> None:
 def attach(lm: nn.Module) -> None:
     """Switches all layers of a decoder to in-batch attention, in place; nothing of it is saved with the model.
 
-    Without ``in_batch`` (generation, evaluation) the model computes what transformers' ``sdpa`` computes. A model that
-    :func:`check_supported` refuses raises TypeError or ValueError.
+    Without ``in_batch`` (generation, evaluation) the model computes what transformers' ``sdpa`` computes.
+
+    Raises:
+        ValueError: If the attention of the model differs from Eq. 3-8.
     """
-    check_supported(lm)
+    base = base_model(lm)
+    _check_supported(base)
     AttentionInterface.register(NAME, _attention)
     AttentionMaskInterface.register(NAME, sdpa_mask)  # without it transformers builds no mask at all
-    base = base_model(lm)
     base.set_attn_implementation(NAME)
-    if attention_implementation(base.get_decoder()) != NAME:
-        raise ValueError(f"{type(base).__name__} did not accept another attention implementation; it is not supported.")
 
 
 def two_streams(
@@ -262,14 +243,9 @@ def two_streams(
     """
     base = base_model(lm)
     decoder = base.get_decoder()
-    if attention_implementation(decoder) != NAME:
-        raise ValueError(
-            f"{type(base).__name__} does not use in-batch attention yet; call revela.attention.attach(lm) first."
-        )
     layers = [module for module in base.modules() if isinstance(module, GradientCheckpointingLayer)]
-    if any(
-        x.gradient_checkpointing and x.training and checkpoint_options(x).get("use_reentrant", True) for x in layers
-    ):
+    recomputed = [layer for layer in layers if layer.gradient_checkpointing and layer.training]
+    if any(checkpoint_options(layer).get("use_reentrant", True) for layer in recomputed):
         raise ValueError(
             f"Reentrant gradient checkpointing of {type(base).__name__} cuts the retriever off from its gradient; call "
             "lm.gradient_checkpointing_enable({'use_reentrant': False})."
@@ -280,24 +256,22 @@ def two_streams(
         inputs["attention_mask"] = mask.repeat(2, 1).to(attention_mask.dtype)
         inputs["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0).repeat(2, 1)
     # with padding on the right, causal attention needs no mask: tokens never see what comes after them
-    calls = neighbours.calls
+    neighbours.calls = 0
     states = decoder(input_ids=input_ids.repeat(2, 1), use_cache=False, in_batch=neighbours, **inputs).last_hidden_state
-    if neighbours.calls - calls != decoder.config.num_hidden_layers:
+    if neighbours.calls != decoder.config.num_hidden_layers:
         raise ValueError(
-            f"In-batch attention reached {neighbours.calls - calls} of {decoder.config.num_hidden_layers} layers of "
+            f"In-batch attention reached {neighbours.calls} of {decoder.config.num_hidden_layers} layers of "
             f"{type(base).__name__}; the others compute something other than attention, or drop keyword arguments."
         )
     e, h = states.chunk(2)
     return e, h
 
 
-def next_token_loss(
-    lm: nn.Module, states: Tensor, input_ids: Tensor, attention_mask: Tensor, tokens_per_chunk: int = 512
-) -> Tensor:
+def next_token_loss(lm: nn.Module, states: Tensor, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
     """Mean next-token cross-entropy in nats of states (B, L, D), over all tokens except the first of each document.
 
-    The (tokens, vocabulary) logits exist for ``tokens_per_chunk`` tokens at a time, in float32, and the backward pass
-    recomputes them. The loss is 0 if no document has two tokens.
+    The (tokens, vocabulary) logits exist for 512 tokens at a time, in float32, and the backward pass recomputes them.
+    The loss is 0 if no document has two tokens.
     """
     head = base_model(lm).get_output_embeddings()
     mask = attention_mask.to(torch.bool)
@@ -309,6 +283,6 @@ def next_token_loss(
         return cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), labels, reduction="sum")
 
     total = states.sum() * 0.0
-    for part, targets in zip(states.split(tokens_per_chunk), labels.split(tokens_per_chunk), strict=True):
+    for part, targets in zip(states.split(TOKENS_PER_CHUNK), labels.split(TOKENS_PER_CHUNK), strict=True):
         total = total + checkpoint(summed, part, targets, use_reentrant=False)
     return total / max(len(labels), 1)

@@ -1,4 +1,4 @@
-"""RevelaConfig: the settings of a run from a folder of text, for ``st-magnitude revela`` and for `run`."""
+"""The settings of a run from a folder of text, for ``st-magnitude revela`` and for `run`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from st_magnitude._checks import one_of
 from st_magnitude._config import check_ranges
 
 __all__ = ["PRESETS", "RevelaConfig"]
@@ -85,11 +86,6 @@ class RevelaConfig:
 
     @classmethod
     def preset(cls, name: str, **overrides: Any) -> RevelaConfig:
-        """The settings of a preset: ``"short"``, the defaults, or ``"paper"``.
-
-        Raises:
-            ValueError: If there is no preset of that name.
-        """
-        if name not in PRESETS:
-            raise ValueError(f"There is no preset {name!r}; choose one of {', '.join(PRESETS)}.")
+        """The settings of a preset, ``"short"`` (the defaults) or ``"paper"``, with overrides."""
+        one_of("name", name, tuple(PRESETS))
         return cls(**(PRESETS[name] | overrides))

@@ -1,15 +1,18 @@
-"""Documents from files of text, Markdown and source code, and from JSON lines."""
+"""Files to documents, and documents to chunks of whole sentences or of whole blocks of code."""
 
 from __future__ import annotations
 
+import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from st_magnitude._checks import at_least, needs
 from st_magnitude.data.beir import json_lines
 
-__all__ = ["Documents", "iterate_documents", "read_documents"]
+__all__ = ["Documents", "chunk", "iterate_documents", "read_documents"]
 
 _PROSE = frozenset({".md", ".markdown", ".txt", ".text", ".rst"})
 _JSONL = frozenset({".jsonl", ".ndjson"})
@@ -31,11 +34,8 @@ def read_documents(path: str | Path) -> Iterator[dict[str, Any]]:
     - ``.jsonl``: one document per line, with the key ``text`` and optionally ``code`` (whether it is source code).
 
     Hidden files and folders, files with other suffixes and blank texts are left out. A folder's files that are not
-    UTF-8 text are left out with a warning; such a file given by itself is an error. For HTML, PDF and other formats,
-    convert to Markdown or JSONL first, with pandoc or trafilatura for example.
-
-    Args:
-        path: A file or a folder.
+    UTF-8 text are left out with a warning; such a file given by itself is an error. Convert HTML, PDF and other formats
+    to Markdown or JSONL first, with pandoc or trafilatura for example.
 
     Yields:
         Documents with ``text`` and ``code``, one by one: a folder may be larger than the memory.
@@ -66,16 +66,12 @@ def read_documents(path: str | Path) -> Iterator[dict[str, Any]]:
     for name in names:
         try:
             yield from _read_file(path / name)
-        except _NotTextError:
+        except UnicodeDecodeError:
             skipped.append(name)
     if skipped:
         warnings.warn(
             f"Left out {len(skipped):,} files of {path} that are not UTF-8 text, such as {skipped[0]}.", stacklevel=2
         )
-
-
-class _NotTextError(ValueError):
-    pass
 
 
 def _read_file(path: Path) -> Iterator[dict[str, Any]]:
@@ -87,9 +83,8 @@ def _read_file(path: Path) -> Iterator[dict[str, Any]]:
     try:
         text = path.read_text(encoding="utf-8-sig")  # line ends become "\n"
     except UnicodeDecodeError as error:
-        raise _NotTextError(f"{path} is not UTF-8 text ({error}); convert it.") from None
-    if "\0" in text:
-        raise _NotTextError(f"{path} is not text: it has null bytes.")
+        error.reason += f", in {path}"
+        raise
     if text.strip():
         yield {"text": text, "code": suffix in _CODE}
 
@@ -109,3 +104,121 @@ def iterate_documents(documents: Documents) -> Iterator[dict[str, Any]]:
         yield from read_documents(documents)
     else:
         yield from (_document(item, f"documents[{number}]") for number, item in enumerate(documents))
+
+
+Span = tuple[int, int]
+
+_UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"  # kana and ideographs: each is a word
+_UNSPACED_WORD = re.compile(rf"[{_UNSPACED}]")
+_WORD = re.compile(rf"[{_UNSPACED}][\u3001-\u303f\uff00-\uff65]*|[^\s{_UNSPACED}]+")
+_ITEM = r"(?:[-*+•‣–][^\S\n]|\(?\d{1,3}[.)][^\S\n]|\#{1,6}[^\S\n]|\|)"  # a list item, a heading, a row of a table
+_PARAGRAPH_END = re.compile(rf"\n[^\S\n]*\n\s*|\n(?=[^\S\n]*{_ITEM})")
+_UNSPACED_STOPS = "。！？｡」』”’）"
+
+
+def chunk(text: str, max_words: int = 120, *, code: bool = False) -> list[str]:
+    """Cuts a text into chunks of complete sentences (Revela, section 4.1), in order, and loses nothing but whitespace.
+
+    Chunks are slices of the text, as long as possible and never blank. The package sentencex finds the sentences; a
+    blank line and the start of a list item end one too. A sentence of more than ``max_words`` is cut between lines, or
+    between words where a line is too long; its last piece may share a chunk with the sentences after it. Code is cut
+    between blocks at the margin, then at blank lines, then at lines.
+
+    Args:
+        text: Any text.
+        max_words: Largest number of words in a chunk. Words are separated by whitespace; an ideograph or a kana is one
+            word.
+        code: Whether the text is source code.
+
+    Raises:
+        ValueError: If ``max_words`` is below 1.
+
+    Example:
+        >>> chunk("Dr. Smith came at 3.15 p.m. with J. K. Jones. Nobody saw them. They left.", max_words=12)
+        ['Dr. Smith came at 3.15 p.m. with J. K. Jones.', 'Nobody saw them. They left.']
+        >>> chunk("def f(x):\\n    return x + 1\\n\\ndef g(x):\\n    return 2 * x\\n", max_words=7, code=True)
+        ['def f(x):\\n    return x + 1', 'def g(x):\\n    return 2 * x']
+    """
+    at_least("max_words", max_words, 1)
+    spans = _pack(text, (0, len(text)), _CODE_LEVELS if code else _PROSE_LEVELS, max_words)
+    chunks = [trim_lines(text[a:b]) if code else text[a:b].strip() for a, b in spans]
+    return [piece for piece in chunks if piece]
+
+
+def _pack(
+    text: str, whole: Span, levels: Sequence[Callable[[str, Span], Iterable[Span]]], max_words: int
+) -> list[Span]:
+    """Joins neighbouring units of the first level while they fit; the next level splits a unit that does not fit."""
+    packed: list[Span] = []
+    room = 0  # words that the last packed span could still take
+    for unit in levels[0](text, whole):
+        words = count_words(text[slice(*unit)])
+        if not words:
+            continue
+        if words <= room:
+            packed[-1] = (packed[-1][0], unit[1])
+            room -= words
+        elif words <= max_words:
+            packed.append(unit)
+            room = max_words - words
+        else:
+            packed += _pack(text, unit, levels[1:], max_words)
+            room = max_words - count_words(text[slice(*packed[-1])])
+    return packed
+
+
+def sentences(text: str, whole: Span) -> Iterator[Span]:
+    """Spans of the sentences, without the whitespace after them."""
+    with needs("Cutting text into sentences", "revela"):
+        from sentencex import get_sentence_boundaries  # type: ignore[attr-defined]
+    for paragraph, end in _cut(_PARAGRAPH_END, False, text, whole):
+        begin = paragraph
+        spaced = re.sub(r"\s", " ", text[paragraph:end])  # sentencex fails at some of the rarer whitespace
+        for boundary in get_sentence_boundaries("en", spaced):
+            stop = paragraph + boundary["end_index"]
+            if stop < end and not text[stop - 1].isspace() and text[stop - 1] not in _UNSPACED_STOPS:
+                continue  # inside a word, such as os.Path
+            if sentence := text[begin:stop].rstrip():
+                yield begin, begin + len(sentence)
+            begin = stop
+
+
+def _cut(separator: re.Pattern[str], at_margin: bool, text: str, whole: Span) -> Iterator[Span]:
+    """Spans between the matches of a pattern; ``at_margin`` ignores matches that whitespace follows."""
+    begin, end = whole
+    for gap in separator.finditer(text, begin, end):
+        if at_margin and text[gap.end() : gap.end() + 1].isspace():
+            continue
+        if gap.start() > begin:
+            yield begin, gap.start()
+        begin = gap.end()
+    if begin < end:
+        yield begin, end
+
+
+def split_words(text: str, whole: Span) -> Iterator[Span]:
+    """Spans of the words."""
+    return (match.span() for match in _WORD.finditer(text, *whole))
+
+
+def count_words(text: str) -> int:
+    """Number of words, of which every ideograph and every kana is one."""
+    if text.isascii() or not _UNSPACED_WORD.search(text):
+        return len(text.split())
+    return sum(1 for _ in _WORD.finditer(text))
+
+
+def trim_lines(text: str) -> str:
+    """The text without blank lines around it; the indentation of its first line stays."""
+    return re.sub(r"\A(?:[^\S\n]*\n)+", "", text).rstrip()
+
+
+def fold(text: str) -> str:
+    """The words in lower case with single spaces; two chunks count as equal if these are."""
+    return " ".join(text.split()).casefold()
+
+
+_BLANK_LINES = re.compile(r"\n(?:[^\S\n]*\n)+")
+_LINES = partial(_cut, re.compile(r"\n"), False)
+_PROSE_LEVELS = (sentences, _LINES, split_words)
+_CODE_LEVELS = (partial(_cut, _BLANK_LINES, True), partial(_cut, _BLANK_LINES, False), _LINES, split_words)

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, islice, zip_longest
+from itertools import islice, zip_longest
 from typing import Any
 
 import torch
 from datasets import Dataset, Features, Value
 from datasets import Sequence as ListOf
+from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 from st_magnitude._checks import at_least, one_of
-from st_magnitude.revela.chunks import chunk, count_words, fold, split_words
-from st_magnitude.revela.documents import Documents, iterate_documents
+from st_magnitude.revela.documents import Documents, chunk, count_words, fold, iterate_documents, split_words
 
 __all__ = ["GroupCollator", "build_groups", "split_batch"]
 
@@ -28,26 +28,18 @@ _FEATURES = Features({"chunks": ListOf(Value("string")), "code": ListOf(Value("b
 Chunk = tuple[str, bool]  # the text, and whether its document is code
 
 
-def build_groups(
-    documents: Documents,
-    *,
-    group_size: int = 16,
-    max_words: int = 120,
-    interleave: int = 2,
-    min_words: int = 5,
-) -> Dataset:
+def build_groups(documents: Documents, *, group_size: int = 16, max_words: int = 120, min_words: int = 5) -> Dataset:
     """Builds groups of chunks to train on: one row, one group (Revela, section 4.1).
 
-    The function takes ``interleave`` documents at a time, puts their chunks in the order d11, d21, ..., dn1, d12, d22,
-    ..., and cuts the sequence of all chunks into groups; a group spans several documents where these are short. Two
-    chunks with the same words (in any case) are never in one group: the second one waits for the next group.
+    The function takes two documents at a time, puts their chunks in the order d11, d21, d12, d22, ... (Fig. 7), and
+    cuts the sequence of all chunks into groups; a group spans several documents where these are short. Two chunks with
+    the same words (in any case) are never in one group: the second one waits for the next group.
 
     Args:
         documents: A path (see :func:`read_documents`), or an iterable of strings or of mappings with ``text`` and
             optionally ``code``, such as a ``datasets.Dataset``.
         group_size: Number of chunks in a group, B in the paper.
         max_words: Largest number of words in a chunk, see :func:`chunk`.
-        interleave: Number n of documents whose chunks alternate; the paper's example (Fig. 7) has 2.
         min_words: Smallest number of words in a chunk; shorter chunks are left out.
 
     Returns:
@@ -67,13 +59,12 @@ def build_groups(
         1
     """
     at_least("group_size", group_size, 2)
-    at_least("interleave", interleave, 1)
     chunked = [
         [(piece, document["code"]) for piece in chunk(document["text"], max_words, code=document["code"])]
         for document in tqdm(iterate_documents(documents), desc="Chunking", unit=" documents", disable=None, delay=2)
     ]
     kept = [[piece for piece in pieces if count_words(piece[0]) >= min_words] for pieces in chunked]
-    rows = list(_group(_interleave(kept, interleave), group_size))
+    rows = list(_group(_interleave(kept), group_size))
     number = sum(map(len, chunked))
     short = number - sum(map(len, kept))
     if not rows:
@@ -94,11 +85,11 @@ def build_groups(
     return Dataset.from_dict(columns, features=_FEATURES)
 
 
-def _interleave(documents: Iterable[list[Chunk]], number: int) -> Iterator[Chunk]:
-    """Yields d11, d21, ..., dn1, d12, d22, ... of every n documents that have chunks."""
+def _interleave(documents: Iterable[list[Chunk]]) -> Iterator[Chunk]:
+    """Yields d11, d21, d12, d22, ... of every two documents that have chunks."""
     remaining = (document for document in documents if document)
-    while window := list(islice(remaining, number)):
-        for row in zip_longest(*window):
+    while pair := list(islice(remaining, 2)):
+        for row in zip_longest(*pair):
             yield from (piece for piece in row if piece is not None)
 
 
@@ -134,21 +125,20 @@ class GroupCollator:
 
     - ``query_*``: ``query_input_ids`` (N, L) and so on, from ``preprocess`` on the query texts after ``prefixes[0]``.
     - ``passage_*``: the same for the whole chunks after ``prefixes[1]``.
-    - ``lm_input_ids``, ``lm_attention_mask`` (N, L): the chunks without prefix, padded on the right.
+    - ``lm_input_ids``, ``lm_attention_mask`` (N, L): the chunks without prefix, padded on the right with 0.
     - ``lm_group`` (N,): the number of each chunk's group in this batch.
 
     The query text is the first half of the chunk, as in REPLUG, or the whole chunk if it is code (section 4.1).
 
     Args:
         preprocess: ``SentenceTransformer.preprocess`` of the retriever.
-        lm_tokenizer: Tokenizer of the language model, which is not changed. Without a pad token, its eos token pads.
+        lm_tokenizer: Tokenizer of the language model, which needs no padding token.
         prefixes: Prefixes of queries and of passages.
-        query_part: ``"half"`` takes the first half of the words (rounded up) of prose and all words of code; ``"full"``
-            takes all words of both.
+        query_part: ``"half"`` takes the first half of the words (rounded up) of prose; ``"full"`` takes all words.
         max_length: Largest number of tokens of a text, including the prefix; models that cannot truncate see all.
 
     Raises:
-        ValueError: If ``query_part`` is neither, or the tokenizer has nothing to pad with.
+        ValueError: If ``query_part`` is neither; at a batch, if a row is not a group.
     """
 
     def __init__(
@@ -161,20 +151,12 @@ class GroupCollator:
         max_length: int = 160,
     ) -> None:
         one_of("query_part", query_part, ("half", "full"))
-        pad = lm_tokenizer.pad_token_id
-        if pad is None:
-            pad = lm_tokenizer.eos_token_id
-        if pad is None:
-            raise ValueError(
-                "The tokenizer of the language model has neither a pad nor an eos token; set lm_tokenizer.pad_token."
-            )
         self.preprocess = preprocess
         self.lm_tokenizer = lm_tokenizer
         self.prefixes = prefixes
         self.query_part = query_part
         self.max_length = max_length
         self.valid_label_columns: list[str] = []  # the trainer reads this attribute; groups have no labels
-        self._pad = int(pad)
 
     def __call__(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """The batch of some rows with ``chunks`` and optionally ``code``; other columns are ignored."""
@@ -185,36 +167,22 @@ class GroupCollator:
                     "of at least two strings, as build_groups makes it. The trainer would mix rows of single chunks, "
                     "which ruins training."
                 )
-        code = [row.get("code") or [False] * len(row["chunks"]) for row in features]
-        return self.texts_to_batch([list(row["chunks"]) for row in features], code)
-
-    def texts_to_batch(self, chunks: list[list[str]], code: list[list[bool]] | None = None) -> dict[str, Any]:
-        """The batch of n groups of texts; ``code`` tells which chunks are code, by default none."""
-        texts = list(chain.from_iterable(chunks))
-        is_code = list(chain.from_iterable(code)) if code else [False] * len(texts)
+        texts = [text for row in features for text in row["chunks"]]
+        is_code = [flag for row in features for flag in row.get("code") or [False] * len(row["chunks"])]
         queries = [
             text if whole or self.query_part == "full" else _first_half(text)
             for text, whole in zip(texts, is_code, strict=True)
         ]
         batch: dict[str, Any] = {}
         for name, inputs, prefix in (("query", queries, self.prefixes[0]), ("passage", texts, self.prefixes[1])):
-            features = self.preprocess(inputs, prompt=prefix, max_length=self.max_length)
-            batch |= {f"{name}_{key}": value for key, value in features.items()}
-        batch["lm_input_ids"], batch["lm_attention_mask"] = self._lm_features(texts)
-        batch["lm_group"] = torch.repeat_interleave(torch.tensor([len(group) for group in chunks]))
+            encoded = self.preprocess(inputs, prompt=prefix, max_length=self.max_length)
+            batch |= {f"{name}_{key}": value for key, value in encoded.items()}
+        rows = self.lm_tokenizer(texts, truncation=True, max_length=self.max_length, padding=False)["input_ids"]
+        ids = [torch.tensor(row, dtype=torch.long) for row in rows]
+        batch["lm_input_ids"] = pad_sequence(ids, batch_first=True)
+        batch["lm_attention_mask"] = pad_sequence([torch.ones_like(row) for row in ids], batch_first=True)
+        batch["lm_group"] = torch.repeat_interleave(torch.tensor([len(row["chunks"]) for row in features]))
         return batch
-
-    def _lm_features(self, texts: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
-        side = getattr(self.lm_tokenizer, "truncation_side", "right")
-        try:
-            self.lm_tokenizer.truncation_side = "right"  # the call itself has no such argument
-            ids = self.lm_tokenizer(texts, truncation=True, max_length=self.max_length, padding=False)["input_ids"]
-        finally:
-            self.lm_tokenizer.truncation_side = side
-        lengths = torch.tensor([len(row) for row in ids])
-        width = int(lengths.max())
-        input_ids = torch.tensor([[*row, *[self._pad] * (width - len(row))] for row in ids])  # (N, L)
-        return input_ids, (torch.arange(width) < lengths[:, None]).long()  # both (N, L)
 
 
 def split_batch(batch: Mapping[str, Any], device: torch.device | str | None = None) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from st_magnitude._checks import positive
-from st_magnitude.revela.attention import SPARSE_BELOW, Neighbours, attach, next_token_loss, two_streams
+from st_magnitude.revela.attention import SPARSE_BELOW, Neighbours, attach, base_model, next_token_loss, two_streams
 from st_magnitude.revela.groups import GroupCollator, split_batch
 from st_magnitude.similarity import COSINE
 from st_magnitude.surgery.normalize import set_similarity_function
@@ -45,8 +45,8 @@ def group_similarity(queries: Tensor, passages: Tensor, groups: Tensor, temperat
 
     Queries are the embeddings of the query parts of documents, passages the embeddings of whole documents, and groups
     the numbers of their groups. The result is zero on the diagonal and between groups, in float32 or wider even under
-    autocast (in bfloat16 one step of a cosine is 39 logits at tau = 1e-4). Rows sum to 1; the row of a document that is
-    alone in its group is 0.
+    autocast (in bfloat16 one step of a cosine is 39 logits at tau = 1e-4). Rows sum to 1, or to 0 for a document that
+    is alone in its group.
 
     Example:
         >>> import torch
@@ -73,35 +73,31 @@ class RevelaLoss(nn.Module):
     One row of the dataset is one group of related documents, from :func:`~st_magnitude.revela.build_groups`. Train with
     :class:`~st_magnitude.revela.RevelaTrainer`. sentence-transformers' own Trainer needs
     ``data_collator=loss.collator``. In ``fit`` a row is an ``InputExample`` whose texts are the documents of a group;
-    the loss then decodes them from the retriever's tokens, in lower case if its tokenizer is uncased.
-
-    Both train all parameters of the language model that require gradients, at the retriever's learning rate: freeze it,
-    or wrap it with peft first. They do not save it, synchronise it between processes or log what RevelaTrainer logs.
+    the loss then decodes them from the retriever's tokens, in lower case if its tokenizer is uncased. Both train all
+    parameters of the language model that require gradients, and neither save nor synchronise it.
 
     Args:
         model: The retriever. Its ``prompts`` for "query" and "document" become the prefixes, and its similarity becomes
             cosine, so it is used as it was trained.
         lm: A causal decoder of transformers, with or without peft; see :func:`~st_magnitude.revela.attention.attach`.
         lm_tokenizer: Tokenizer of the language model.
-        temperature: Temperature tau. The paper's is 1e-4, for decoders in bfloat16. With encoders that were trained
-            contrastively, rows become one-hot at it and pass no gradient.
+        temperature: Temperature tau. The paper's is 1e-4, for decoders in bfloat16, at which rows of encoders that were
+            trained contrastively become one-hot and pass no gradient.
         query_part: ``"half"`` takes the first half of a document's words as its query, so copying cannot match, as for
             the paper's Wikipedia; documents marked as code are queries as a whole. ``"full"`` takes all words.
         prefixes: Prefixes of queries and of passages.
         max_length: Largest number of tokens of a text, for retriever and language model.
-        read_weight: Weight w in h = s + w · b; the paper's is 1 (docs/revela.md shows its effect on a language model at
-            first).
+        read_weight: Weight w in h = s + w · b; the paper's is 1 (docs/revela.md shows its effect).
         v_norm: Whether to divide by value norms (Eq. 6); without it, the loss is the paper's ablation.
 
     Raises:
-        ValueError, TypeError: If the language model is not supported, not a transformers model or has no padding token,
-            or an argument is out of range.
+        ValueError: If the language model is not supported or an argument is out of range; at a batch, if its rows are
+            not groups.
 
     RevelaTrainer logs: ``next_token`` (nats), ``one_hot`` (share of rows with a weight above 0.999),
-    ``active_pairs`` (share of pairs above 1e-7), ``top_similarity`` (mean of the largest weight in a row). On the
-    evaluation data it also logs two differences of the next-token loss in nats: ``reading_gain``, without other
-    documents minus with them, and ``choice_gain``, with uniform weights minus with Sim. Where the first is 0, the
-    retriever gets no signal; the second is what it has learned.
+    ``active_pairs`` (share of pairs above 1e-7), ``top_similarity`` (mean of the largest weight in a row); and, on the
+    evaluation data, two differences of the next-token loss in nats: ``reading_gain``, without other documents minus
+    with them (at 0 the retriever gets no signal), and ``choice_gain``, with uniform weights minus with Sim.
 
     Example:
         ::
@@ -162,21 +158,15 @@ class RevelaLoss(nn.Module):
             logs |= {"reading_gain": (alone - loss).detach(), "choice_gain": (uniform - loss).detach()}
         if self.training and torch.is_grad_enabled() and not self._has_looked:
             self._has_looked = True
-            self._look(similarity, float(logs["one_hot"]))
+            if logs["one_hot"] > 0.9:
+                logger.warning(
+                    "%.0f %% of the rows of Sim are one-hot at temperature=%g, so they pass no gradient to the "
+                    "retriever. Raise the temperature (0.05 suits encoders).",
+                    100 * float(logs["one_hot"]),
+                    self.temperature,
+                )
         self.logs = logs
         return loss
-
-    def _look(self, similarity: Tensor, one_hot: float) -> None:
-        """Warns at the first batch of a training from which the retriever cannot learn."""
-        if not similarity.requires_grad:
-            logger.warning("No parameter of the retriever requires gradients, so only the language model learns.")
-        if one_hot > 0.9:
-            logger.warning(
-                "%.0f %% of the rows of Sim are one-hot at temperature=%g, so they pass no gradient to the retriever. "
-                "Raise the temperature (0.05 suits encoders).",
-                100 * one_hot,
-                self.temperature,
-            )
 
     def _read(self, similarity: Tensor, text: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """The e stream (B, L, D_lm), and the next-token loss of the h stream, which reads as similarity says."""
@@ -195,18 +185,13 @@ class RevelaLoss(nn.Module):
             )
         model: Any = unwrapped(self.model)
         columns = [model.tokenizer.batch_decode(column["input_ids"], skip_special_tokens=True) for column in features]
-        if not self._has_looked:
-            logger.warning(
-                "The language model gets texts as the retriever's tokenizer decodes them, perhaps without capitals. "
-                "Use RevelaTrainer or data_collator=loss.collator to give it the texts themselves."
-            )
-        groups = [list(row) for row in zip(*columns, strict=True)]
-        return split_batch(self.collator.texts_to_batch(groups), features[0]["input_ids"].device)
+        rows = [{"chunks": chunks} for chunks in zip(*columns, strict=True)]
+        return split_batch(self.collator(rows), features[0]["input_ids"].device)
 
     def get_config_dict(self) -> dict[str, Any]:
         """Settings of this loss for the model card."""
         return {
-            "lm": getattr(getattr(self.lm, "config", None), "name_or_path", "") or type(self.lm).__name__,
+            "lm": base_model(self.lm).config.name_or_path or type(self.lm).__name__,
             "temperature": self.temperature,
             "read_weight": self.read_weight,
             "v_norm": self.v_norm,

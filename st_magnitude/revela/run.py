@@ -1,17 +1,22 @@
-"""From a folder of text to a retriever: what ``st-magnitude revela`` does."""
+"""From a folder of text to a retriever: what ``st-magnitude revela`` does, and the models that it loads."""
 
 from __future__ import annotations
 
 import json
 import shutil
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
+from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+from sentence_transformers.util import is_sentence_transformer_model
+from tokenizers.processors import Sequence as Processors
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from st_magnitude._config import digest
 from st_magnitude._files import locked_folder
@@ -20,30 +25,79 @@ from st_magnitude.evaluation import HybridEvaluator
 from st_magnitude.evaluation.geometry import card_evaluators
 from st_magnitude.geometry import paired_bootstrap
 from st_magnitude.revela.config import RevelaConfig
-from st_magnitude.revela.documents import Documents, iterate_documents
+from st_magnitude.revela.documents import Documents
 from st_magnitude.revela.groups import build_groups
 from st_magnitude.revela.loss import RevelaLoss
-from st_magnitude.revela.models import load_lm, load_retriever
-from st_magnitude.revela.trainer import RevelaTrainer, lora_config
+from st_magnitude.revela.trainer import RevelaTrainer, lora_config, merge_lora
 from st_magnitude.training.trainer import check_output, check_same_run, has_fast_bf16, record_run, train_or_stop
 
-__all__ = ["RevelaConfig", "run"]
+__all__ = ["load_lm", "load_retriever", "run"]
 
-RUNS = ("dense", "bm25", "hybrid")
 UNSEEN = 16  # groups held out for the gains, at most a tenth of all
 # Settings that may change when a run is resumed
 FREE = {"epochs", "max_steps", "gradient_checkpointing", "bf16", "save_steps", "keep_checkpoints", "resume"}
+_NO_CODE: dict[str, Any] = {"trust_remote_code": False}  # without it, transformers asks at the terminal
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Hides warnings of transformers about names that it will rename, which the user of a command cannot change."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+def _named(what: str, name: str | Path) -> Iterator[None]:
+    """Puts the model into an error of loading, which does not always name it."""
+    try:
         yield
+    except OSError as error:
+        raise OSError(f"The {what} {str(name)!r} could not be loaded. {error}") from error
 
 
-@_quiet()
+def load_lm(name: str | Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Loads a causal decoder in float32, which leaves the precision to autocast, and its tokenizer.
+
+    Raises:
+        OSError: If there is no such folder or name on the hub.
+        ValueError: If the model needs code of its own (``trust_remote_code``); load such a model yourself.
+    """
+    with _named("language model", name):
+        lm = AutoModelForCausalLM.from_pretrained(str(name), dtype=torch.float32, **_NO_CODE)
+        return lm, AutoTokenizer.from_pretrained(str(name), **_NO_CODE)
+
+
+def load_retriever(name: str | Path, max_length: int = 160) -> SentenceTransformer:
+    """Loads a SentenceTransformer, or makes one of a bare decoder as the paper does.
+
+    A decoder gets an end-of-text token after each text, whose state is the embedding (section 4.1, as in RepLLaMA).
+
+    Args:
+        name: A folder or a name on the hub.
+        max_length: Largest number of tokens of a text, for a bare decoder.
+
+    Raises:
+        OSError: If there is no such model.
+        ValueError: If the tokenizer of a bare decoder has no end-of-text token.
+    """
+    path = str(name)
+    with _named("retriever", name):
+        is_whole = is_sentence_transformer_model(path)
+        architectures = [] if is_whole else AutoConfig.from_pretrained(path, **_NO_CODE).architectures or []
+        if not any(architecture.endswith("ForCausalLM") for architecture in architectures):
+            return SentenceTransformer(path)
+        transformer = Transformer(path, max_seq_length=max_length)
+    _end_texts(transformer.tokenizer)
+    return SentenceTransformer(modules=[transformer, Pooling(transformer.get_embedding_dimension(), "lasttoken")])
+
+
+def _end_texts(tokenizer: Any) -> None:
+    """Makes the tokenizer append its end-of-text token: this is saved, and truncation leaves room for it."""
+    if tokenizer.eos_token is None:
+        raise ValueError("The decoder's tokenizer has no end-of-text token, whose state would be the embedding.")
+    if tokenizer("x")["input_ids"][-1] == tokenizer.eos_token_id:
+        return
+    special = [(tokenizer.eos_token, tokenizer.eos_token_id)]
+    end = TemplateProcessing(single=f"$A:0 {tokenizer.eos_token}:0", special_tokens=special)
+    core = tokenizer.backend_tokenizer
+    core.post_processor = Processors([core.post_processor, end]) if core.post_processor else end
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+
+
 def run(
     corpus: Documents,
     retriever: str | Path,
@@ -76,86 +130,60 @@ def run(
         ValueError: If the corpus has nothing to train on, or a model is not supported.
         FileExistsError: If output holds a finished model, an unfinished run and ``config.resume`` is False, or a run
             that was started with other models, settings or groups.
-        OSError, ImportError: If a model or the corpus cannot be found, another process writes to the output, or a
-            package is missing.
+        OSError: If a model or the corpus cannot be found, or another process writes to the output.
         KeyboardInterrupt: At Ctrl-C and at SIGTERM, after the current step is done and saved as a checkpoint.
     """
     config, output = config or RevelaConfig(), Path(output)
     with locked_folder(output):
-        return _run(corpus, str(retriever), str(lm), output, config, data, say)
-
-
-def _run(
-    corpus: Documents,
-    retriever: str,
-    lm: str,
-    output: Path,
-    config: RevelaConfig,
-    data: RetrievalData | None,
-    say: Callable[[str], Any],
-) -> dict[str, Any]:
-    checkpoint = check_output(output, config.resume)
-    model = load_retriever(retriever, config.max_length)  # before the documents are read, which may take minutes
-    language_model, tokenizer = load_lm(lm)
-    loss = RevelaLoss(
-        model,
-        language_model,
-        tokenizer,
-        temperature=config.temperature,
-        read_weight=config.read_weight,
-        v_norm=config.v_norm,
-        max_length=config.max_length,
-    )
-    groups = build_groups(iterate_documents(corpus), group_size=config.group_size, max_words=config.max_words)
-    number = max(1, len(groups) - min(UNSEEN, -(-len(groups) // 10)))
-    train, unseen = groups.select(range(number)), groups.select(range(number, len(groups)))
-    settings = {key: value for key, value in vars(config).items() if key not in FREE}
-    settings |= {"retriever": retriever, "lm": lm, "groups": digest(map("\0".join, groups["chunks"]))}
-    if checkpoint is not None:
-        check_same_run(output, settings)
-    say(f"Training: {len(train):,} groups of {config.group_size} chunks, and {len(unseen)} held out.")
-    is_decoder = any(getattr(module, "is_causal", False) for module in model.modules())
-    trainer = _trainer(config, loss, train, unseen, output, is_decoder)
-    is_first = trainer.is_world_process_zero()
-    if is_first and checkpoint is None:
-        record_run(output, settings)
-    measured = _Measured(data, config.seed, say) if data is not None and is_first else None
-    gains = {"before": _gains(trainer, say)} if len(unseen) else {}
-    if measured is not None:
-        measured.measure("before", model, trainer)
-    if checkpoint is not None:
-        trainer.load_lm_checkpoint(checkpoint)  # a run that has made all its steps does not train
-    train_or_stop(trainer, checkpoint)
-    if len(unseen):
-        gains["after"] = _gains(trainer, say)
-    if is_decoder:
-        trainer.merge()
-    record: dict[str, Any] = {
-        "corpus": str(corpus) if isinstance(corpus, str | Path) else None,
-        "groups": {"train": len(train), "held_out": len(unseen)},
-        "loss": loss.get_config_dict(),
-        "processes": trainer.args.world_size,
-        "log": trainer.state.log_history,
-        "gains": gains,
-    }
-    if is_first:
+        checkpoint = check_output(output, config.resume)
+        model = load_retriever(retriever, config.max_length)  # before the documents are read, which may take minutes
+        options = {name: getattr(config, name) for name in ("temperature", "read_weight", "v_norm", "max_length")}
+        loss = RevelaLoss(model, *load_lm(lm), **options)
+        groups = build_groups(corpus, group_size=config.group_size, max_words=config.max_words)
+        number = max(1, len(groups) - min(UNSEEN, -(-len(groups) // 10)))
+        train, unseen = groups.select(range(number)), groups.select(range(number, len(groups)))
+        settings = {key: value for key, value in vars(config).items() if key not in FREE}
+        settings |= {"retriever": str(retriever), "lm": str(lm), "groups": digest(map("\0".join, groups["chunks"]))}
+        if checkpoint is not None:
+            check_same_run(output, settings)
+        say(f"Training: {len(train):,} groups of {config.group_size} chunks, and {len(unseen)} held out.")
+        trainer = _trainer(config, loss, train, unseen, output)
+        is_first = trainer.is_world_process_zero()
+        if is_first and checkpoint is None:
+            record_run(output, settings)
+        gains = {"before": _gains(trainer, say)} if len(unseen) else {}
+        measured = _Measured(data, config.seed, say) if data is not None and is_first else None
         if measured is not None:
-            measured.measure("after", model, trainer)
-            record |= measured.record()
-        model.save_pretrained(str(output))
-        (output / "revela.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-        if not config.keep_checkpoints:
-            shutil.rmtree(output / "checkpoints", ignore_errors=True)
-    return record
+            measured.measure("before", trainer)
+        if checkpoint is not None:
+            trainer.load_lm_checkpoint(checkpoint)  # a run that has made all its steps does not train
+        train_or_stop(trainer, checkpoint)
+        if len(unseen):
+            gains["after"] = _gains(trainer, say)
+        merge_lora(model)
+        record: dict[str, Any] = {
+            "corpus": str(corpus) if isinstance(corpus, str | Path) else None,
+            "groups": {"train": len(train), "held_out": len(unseen)},
+            "loss": loss.get_config_dict(),
+            "processes": trainer.args.world_size,
+            "log": trainer.state.log_history,
+            "gains": gains,
+        }
+        if is_first:
+            if measured is not None:
+                measured.measure("after", trainer)
+                record |= measured.record()
+            model.save_pretrained(str(output))
+            (output / "revela.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+            if not config.keep_checkpoints:
+                shutil.rmtree(output / "checkpoints", ignore_errors=True)
+        return record
 
 
-def _trainer(
-    config: RevelaConfig, loss: RevelaLoss, groups: Dataset, unseen: Dataset, output: Path, is_decoder: bool
-) -> RevelaTrainer:
+def _trainer(config: RevelaConfig, loss: RevelaLoss, groups: Dataset, unseen: Dataset, output: Path) -> RevelaTrainer:
+    is_decoder = any(getattr(module, "is_causal", False) for module in loss.model.modules())
     lora = lora_config(r=config.lora_rank, lora_alpha=max(1, config.lora_rank // 4))
-    learning_rate = config.learning_rate
-    if learning_rate is None:
-        learning_rate = 3e-4 if is_decoder else 5e-5
+    default_rate = 3e-4 if is_decoder else 5e-5
     arguments = SentenceTransformerTrainingArguments(
         output_dir=str(output / "checkpoints"),
         num_train_epochs=config.epochs,
@@ -163,7 +191,7 @@ def _trainer(
         per_device_train_batch_size=config.batch_size,
         per_device_eval_batch_size=config.batch_size,
         gradient_accumulation_steps=config.gradient_accumulation_steps,
-        learning_rate=learning_rate,
+        learning_rate=default_rate if config.learning_rate is None else config.learning_rate,
         gradient_checkpointing=config.gradient_checkpointing,
         bf16=has_fast_bf16() if config.bf16 is None else config.bf16,
         use_cpu=loss.model.device.type == "cpu",
@@ -204,23 +232,20 @@ class _Measured:
         self.ranking = HybridEvaluator(*judged, write_csv=False, show_progress_bar=len(data.corpus) > 1000)
         self.shapes = dict(zip(("before", "after"), card_evaluators(data, seed=seed), strict=True))
         self.say = say
-        self.metrics: dict[str, dict[str, float]] = {}
+        self.found: dict[str, Any] = {}
         self.per_query: dict[str, dict[str, list[float]]] = {}
 
-    def measure(self, when: str, model: SentenceTransformer, trainer: RevelaTrainer) -> None:
-        self.metrics[when] = self.ranking(model)
-        self.per_query[when] = {name: list(self.ranking.per_query[name]) for name in RUNS}
-        self.shapes[when](model, epoch=round(trainer.state.epoch or 0), steps=trainer.state.global_step)
-        figures = "  ".join(f"{name} {self.metrics[when][f'{name}_ndcg@10']:.3f}" for name in RUNS)
+    def measure(self, when: str, trainer: RevelaTrainer) -> None:
+        found = self.found[when] = self.ranking(trainer.model)
+        self.per_query[when] = {name: list(self.ranking.per_query[name]) for name in ("dense", "hybrid")}
+        self.shapes[when](trainer.model, epoch=round(trainer.state.epoch or 0), steps=trainer.state.global_step)
+        figures = "  ".join(f"{name} {found[f'{name}_ndcg@10']:.3f}" for name in ("dense", "bm25", "hybrid"))
         self.say(f"{when:6}  nDCG@10:  {figures}")
 
     def record(self) -> dict[str, Any]:
         differences = {}
-        for name in ("dense", "hybrid"):
-            difference = paired_bootstrap(self.per_query["after"][name], self.per_query["before"][name])
-            differences[name] = difference
-            self.say(
-                f"{name}: {difference[0]:+.3f} nDCG@10, 95 % interval [{difference[1]:+.3f}, {difference[2]:+.3f}]"
-            )
-        geometry = {shape.name: shape.metrics for shape in self.shapes.values()}
-        return {**self.metrics, "differences": differences, "geometry": geometry}
+        for name, after in self.per_query["after"].items():
+            gain, low, high = differences[name] = paired_bootstrap(after, self.per_query["before"][name])
+            self.say(f"{name}: {gain:+.3f} nDCG@10, 95 % interval [{low:+.3f}, {high:+.3f}]")
+        geometry = {when: shape.metrics for when, shape in self.shapes.items()}
+        return {**self.found, "differences": differences, "geometry": geometry}

@@ -46,12 +46,9 @@ LORA: dict[str, Any] = {
 
 
 def lora_config(**overrides: Any) -> LoraConfig:
-    """The paper's LoRA (section 4.1 and the reference implementation).
+    """The paper's LoRA: r = 256, alpha = 64, dropout 0.1, all projections of attention and feed-forward layers.
 
-    It has r = 256, alpha = 64 and dropout 0.1, on all projections of attention and feed-forward layers.
-
-    Args:
-        overrides: Other arguments of ``peft.LoraConfig``.
+    Keyword arguments override it, or are other arguments of ``peft.LoraConfig``.
     """
     with needs("LoRA", "revela"):
         from peft import LoraConfig
@@ -59,17 +56,10 @@ def lora_config(**overrides: Any) -> LoraConfig:
 
 
 def add_lora(model: nn.Module, config: LoraConfig | None = None) -> nn.Module:
-    """Freezes a model and adds low-rank matrices to train.
+    """Freezes a model and adds low-rank matrices to train, by default those of :func:`lora_config`.
 
     A language model gets peft's wrapper. A SentenceTransformer gets an adapter in place, which is saved as such;
     :func:`merge_lora` writes it into the weights.
-
-    Args:
-        model: A language model or a SentenceTransformer.
-        config: Configuration of the LoRA; by default :func:`lora_config`.
-
-    Raises:
-        ValueError: If none of the model's modules is a target.
     """
     config = copy.copy(config) if config else lora_config()  # peft writes the name of the base model into it
     from peft import get_peft_model
@@ -101,45 +91,36 @@ def merge_lora(model: SentenceTransformer | PeftModel) -> Any:
 class RevelaTrainer(SentenceTransformerTrainer):
     """sentence-transformers' Trainer for :class:`~st_magnitude.revela.RevelaLoss`.
 
-    Rows are groups and stay together through shuffling and resuming. The trainer optimises the language model together
-    with the retriever, at a separate learning rate. It averages the gradients of the language model over processes and
-    clips them separately, at ``max_grad_norm``, so they do not scale the retriever's gradients. Checkpoints hold the
-    trained parameters of the language model, and a resumed run continues exactly. The saved result is the retriever
-    alone, a plain SentenceTransformer.
+    The trainer optimises the language model together with the retriever, at a separate learning rate. It averages the
+    gradients of the language model over processes and clips them separately, at ``max_grad_norm``, so they do not scale
+    the retriever's gradients. Checkpoints hold the trained parameters of the language model, and a resumed run
+    continues exactly. The saved result is the retriever alone, a plain SentenceTransformer. The trainer logs what the
+    loss logs, ``grad_norm`` (of the retriever) and ``lm_grad_norm``.
 
     Args:
         model: The retriever, with which the loss was built.
         args: Training arguments. ``gradient_checkpointing`` applies to both models, without reentrance.
         loss: A RevelaLoss.
         train_dataset: Groups from :func:`~st_magnitude.revela.build_groups`; the batch size counts groups.
-        lm_lora: LoRA of the language model: ``"paper"`` for rank 256 on all projections, a ``peft.LoraConfig``, or None
-            to train the parameters that require gradients already. A model that comes with peft, and a model without
-            parameters that require gradients, do not change.
-        lm_learning_rate: Learning rate of the language model; by default the retriever's, as in the paper (1e-4
-            for both).
-        retriever_lora: LoRA of the retriever, in the same forms; None trains all of it. See :meth:`merge`.
+        lm_lora: LoRA of the language model: ``"paper"`` for :func:`lora_config`, a ``peft.LoraConfig``, or None to
+            train the parameters that require gradients already. A model that comes with peft, and a frozen one, do not
+            change.
+        lm_learning_rate: Learning rate of the language model; by default the retriever's, as in the paper (1e-4).
+        retriever_lora: LoRA of the retriever, in the same forms; None trains all of it. :func:`merge_lora` writes it
+            into the weights after training.
         kwargs: All other arguments of SentenceTransformerTrainer.
 
     Raises:
-        ValueError: If the dataset has no column ``chunks``, the loss is of another kind or has another retriever,
-            batches would be split among processes, a resumed run trains other parameters, or the Trainer uses FSDP or
-            DeepSpeed.
+        ValueError: If the loss has another retriever, batches would be split among processes, the Trainer uses FSDP or
+            DeepSpeed, a row is not a group, or a resumed run trains other parameters.
         FileNotFoundError: When resuming, if the checkpoint has no language model.
-        ImportError: If a LoRA is requested and peft is not installed.
-
-    The trainer logs what the loss logs, ``grad_norm`` (of the retriever) and ``lm_grad_norm``.
 
     Example:
         ::
 
-            trainer = stm.revela.RevelaTrainer(
-                model=model,
-                args=SentenceTransformerTrainingArguments("out", learning_rate=1e-4, warmup_steps=100, bf16=True),
-                loss=stm.revela.RevelaLoss(model, lm, lm_tokenizer),
-                train_dataset=stm.revela.build_groups("corpus/"),
-            )
-            trainer.train()
-            trainer.model.save_pretrained("retriever")
+            loss, groups = stm.revela.RevelaLoss(model, lm, tokenizer), stm.revela.build_groups("corpus/")
+            stm.revela.RevelaTrainer(model, loss=loss, train_dataset=groups).train()
+            model.save_pretrained("retriever")
     """
 
     lm_grad_norm: Tensor | None = None  # in the last step
@@ -157,17 +138,8 @@ class RevelaTrainer(SentenceTransformerTrainer):
         retriever_lora: LoraConfig | Literal["paper"] | None = None,
         **kwargs: Any,
     ) -> None:
-        if not hasattr(loss, "collator"):
-            raise ValueError(f"loss is a {type(loss).__name__}; RevelaTrainer needs a RevelaLoss.")
         if loss.model is not model:
             raise ValueError("The loss was built for another model; build it with the model that is passed here.")
-        for name, dataset in (("train_dataset", train_dataset), ("eval_dataset", eval_dataset)):
-            names = getattr(dataset, "column_names", None)
-            if isinstance(names, list) and "chunks" not in names:
-                raise ValueError(
-                    f"{name} has the columns {names}, but RevelaTrainer needs whole groups, one per row, in a column "
-                    "'chunks'; make them with st_magnitude.revela.build_groups(texts)."
-                )
         settings: Any = SentenceTransformerTrainingArguments("revela") if args is None else copy.copy(args)
         if retriever_lora is not None:
             add_lora(model, lora_config() if retriever_lora == "paper" else retriever_lora)
@@ -186,7 +158,8 @@ class RevelaTrainer(SentenceTransformerTrainer):
         if isinstance(train_dataset, IterableDataset):
             loading.dispatch_batches = False  # True would cut groups apart
         settings.accelerator_config = loading
-        if isinstance(examples := eval_dataset or train_dataset, Dataset) and not model.model_card_data.widget:
+        examples = eval_dataset or train_dataset
+        if isinstance(examples, Dataset) and "chunks" in examples.column_names and not model.model_card_data.widget:
             texts = examples[0]["chunks"][:4]  # the Trainer looks for columns of strings, and fails without any
             model.model_card_data.widget = [{"source_sentence": texts[0], "sentences": texts[1:]}]
         kwargs.setdefault("data_collator", loss.collator)
@@ -200,18 +173,10 @@ class RevelaTrainer(SentenceTransformerTrainer):
             )
         self.add_callback(_LanguageModelCallback(self))
 
-    @property
-    def lm(self) -> nn.Module:
-        """The language model, with its LoRA."""
-        return self.loss.lm  # type: ignore[attr-defined]
-
-    def merge(self) -> SentenceTransformer:
-        """Writes the LoRA of the retriever into its weights, which ends the training, and returns the retriever."""
-        return merge_lora(self.model)
-
     def lm_parameters(self) -> dict[str, nn.Parameter]:
         """The parameters of the language model that are trained."""
-        return {name: parameter for name, parameter in self.lm.named_parameters() if parameter.requires_grad}
+        loss: Any = self.loss
+        return {name: parameter for name, parameter in loss.lm.named_parameters() if parameter.requires_grad}
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
         result = super().compute_loss(*args, **kwargs)
@@ -219,24 +184,22 @@ class RevelaTrainer(SentenceTransformerTrainer):
         return result
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Also averages the language model's gradients over processes, once per update, as DDP does the retriever's."""
         loss = super().training_step(*args, **kwargs)
-        if self.accelerator.sync_gradients and dist.is_initialized() and dist.get_world_size() > 1:
-            self._average_gradients()
-        return loss
-
-    def _average_gradients(self) -> None:
-        """Averages gradients over processes, once per optimizer step, as DDP does for the retriever."""
-        by_dtype: dict[torch.dtype, list[Tensor]] = {}
+        if not self.accelerator.sync_gradients or self.args.world_size == 1:
+            return loss
+        gradients = []
         for parameter in self.lm_parameters().values():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            by_dtype.setdefault(parameter.grad.dtype, []).append(parameter.grad)
-        for gradients in by_dtype.values():
-            flat = torch.cat([gradient.flatten() for gradient in gradients])
+            gradients.append(parameter.grad)
+        if gradients:
+            flat = torch.cat([gradient.flatten() for gradient in gradients])  # in the widest dtype of all
             dist.all_reduce(flat)
             flat /= dist.get_world_size()
             for gradient, mean in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
                 gradient.copy_(mean.view_as(gradient))
+        return loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "grad_norm" in logs and self.lm_grad_norm is not None:
@@ -255,18 +218,11 @@ class RevelaTrainer(SentenceTransformerTrainer):
         """Loads the trained parameters of the language model from a checkpoint, which :meth:`train` does to resume."""
         if not (parameters := self.lm_parameters()):
             return
-        file = Path(checkpoint) / LM_FILE
-        if not file.exists():
-            raise FileNotFoundError(
-                f"{file} is missing: this checkpoint is not one of RevelaTrainer, or its language model was frozen. "
-                "Resume with the trainer and the settings that wrote it, or start a new run."
-            )
-        saved = load_file(str(file), device="cpu")
-        if saved.keys() != parameters.keys():
-            differing = sorted(saved.keys() ^ parameters.keys())
+        saved = load_file(Path(checkpoint) / LM_FILE)
+        if differing := sorted(saved.keys() ^ parameters.keys()):
             raise ValueError(
-                f"{file} holds other parameters than are trained now ({len(differing)} differ, {differing[0]!r} among "
-                "them); use the same language model and lm_lora as before."
+                f"{checkpoint} holds other parameters than are trained now ({len(differing)} differ, {differing[0]!r} "
+                "among them); use the same language model and lm_lora as before."
             )
         with torch.no_grad():
             for name, parameter in parameters.items():
@@ -280,10 +236,10 @@ class _LanguageModelCallback(TrainerCallback):
         self.trainer = trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if dist.is_initialized() and dist.get_world_size() > 1:
+        if args.world_size > 1:
             with torch.no_grad():
-                for tensor in (*self.trainer.lm_parameters().values(), *self.trainer.lm.buffers()):
-                    dist.broadcast(tensor, 0)
+                for parameter in self.trainer.lm_parameters().values():
+                    dist.broadcast(parameter, 0)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         limit = args.max_grad_norm if args.max_grad_norm > 0 else float("inf")

@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import runpy
 import sys
-from importlib import import_module
 
 import pytest
 
 import st_magnitude.clip
 
 
+class Broken:
+    """As a finder of modules, makes the import of open_clip fail as a torchvision that does not fit does."""
+
+    def find_spec(self, name, *_):
+        if name == "open_clip":
+            raise RuntimeError("operator torchvision::nms\ndoes not exist")
+
+
 @pytest.fixture(params=["missing", "broken"])
 def no_open_clip(request, monkeypatch):
     """Returns a part of the reason why open_clip cannot be imported."""
-    for name in [name for name in sys.modules if name.startswith("st_magnitude.clip.")]:
+    for name in [name for name in sys.modules if name.startswith(("st_magnitude.clip.", "open_clip"))]:
         monkeypatch.delitem(sys.modules, name)
     if request.param == "missing":
         monkeypatch.setitem(sys.modules, "open_clip", None)
         return "open_clip"
-
-    def broken(name):
-        if name == "open_clip":
-            raise RuntimeError("operator torchvision::nms\ndoes not exist")
-        return import_module(name)
-
-    monkeypatch.setattr(st_magnitude.clip, "import_module", broken)
+    monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
     return "operator torchvision::nms does not exist"
 
 

@@ -131,10 +131,7 @@ def next_token_loss(lm: PreTrainedModel, states: list[Tensor], documents: list[T
 def padded(documents: list[Tensor], side: str = "right", extra: int = 0) -> tuple[Tensor, Tensor]:
     """Token ids and mask, (B, L)."""
     length = max(map(len, documents)) + extra
-    ids, mask = (
-        torch.zeros(len(documents), length, dtype=torch.long),
-        torch.zeros(len(documents), length, dtype=torch.long),
-    )
+    ids, mask = torch.zeros(2, len(documents), length, dtype=torch.long)
     for i, tokens in enumerate(documents):
         place = slice(0, len(tokens)) if side == "right" else slice(length - len(tokens), length)
         ids[i, place], mask[i, place] = tokens, 1

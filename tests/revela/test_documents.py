@@ -1,11 +1,15 @@
-"""Files to documents."""
+"""Files to documents, and documents to chunks of sentences or of code."""
 
 import json
+import sys
 
 import pytest
-from _texts import write
+from _texts import CODE, write
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from st_magnitude.revela import read_documents
+from st_magnitude.revela import chunk, read_documents
+from st_magnitude.revela.documents import sentences
 
 
 def test_a_folder(tmp_path):
@@ -20,10 +24,10 @@ def test_a_folder(tmp_path):
 
 
 def test_files_that_are_not_text_are_left_out_of_a_folder(tmp_path):
-    write(tmp_path, a__txt="fine", b__txt=b"\xff\xfea\0", c__txt=b"caf\xe9", d__txt=b"a\0b")
-    with pytest.warns(UserWarning, match=r"Left out 3 files of .* that are not UTF-8 text, such as b\.txt"):
+    write(tmp_path, a__txt="fine", b__txt=b"\xff\xfea\0", c__txt=b"caf\xe9")
+    with pytest.warns(UserWarning, match=r"Left out 2 files of .* that are not UTF-8 text, such as b\.txt"):
         assert [d["text"] for d in read_documents(tmp_path)] == ["fine"]
-    with pytest.raises(ValueError, match=r"c\.txt is not UTF-8 text .*; convert it"):
+    with pytest.raises(ValueError, match=r"'utf-8' codec can't decode .*, in .*c\.txt"):
         list(read_documents(tmp_path / "c.txt"))
 
 
@@ -52,12 +56,107 @@ def test_jsonl(tmp_path):
     ("line", "message"),
     [
         ('{"text": "x"', r"line 3: is not valid JSON .*; write one object per line"),
-        ('["text"]', r"line 3: needs a string under the key 'text', but is list"),
         ('{"contents": "x"}', r"line 3: needs a string under the key 'text', but is \['contents'\]"),
-        ('{"text": 3}', r"line 3: needs a string"),
     ],
 )
 def test_jsonl_errors_name_the_line(tmp_path, line, message):
     write(tmp_path, a__jsonl=f'{{"text": "fine"}}\n\n{line}\n')
     with pytest.raises(ValueError, match=r"a\.jsonl, " + message):
         list(read_documents(tmp_path))
+
+
+# ------------------------------------------------------------------------------------------------------------- chunks
+
+
+def bare_words(text: str) -> str:
+    return "".join(text.split())
+
+
+texts = st.one_of(
+    st.text(max_size=400),
+    st.text("ab. \n-?!1A)\"'", max_size=300),
+    st.lists(
+        st.sampled_from(["One", "two.", "Three", "e.g.", "U.S.", "3.5", "\n\n", "- x", "日本。語", "é!", "\t", "Dr."])
+    ).map(" ".join),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(texts, st.integers(1, 12), st.booleans())
+def test_nothing_is_lost_or_too_long(text, max_words, code):
+    chunks = chunk(text, max_words, code=code)
+    assert bare_words("".join(chunks)) == bare_words(text)  # every character but blanks, in order
+    assert all(piece.strip() and len(piece.split()) <= max_words for piece in chunks)
+    position = 0
+    for piece in chunks:  # slices, with the blanks as they are
+        position = text.index(piece, position) + len(piece)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=30), st.integers(1, 15))
+def test_chunks_are_complete_sentences_as_many_as_fit(lengths, max_words):
+    sentences = [" ".join(["Word", *["word"] * (n - 2), "end."]) if n > 1 else "End." for n in lengths]
+    expected: list[list[str]] = []
+    for sentence in sentences:
+        words = sentence.split()
+        if expected and len(expected[-1]) + len(words) <= max_words:
+            expected[-1] += words
+        else:
+            expected += [words[i : i + max_words] for i in range(0, len(words), max_words)]
+    assert [piece.split() for piece in chunk(" ".join(sentences), max_words)] == expected
+
+
+@pytest.mark.parametrize(
+    "expected",
+    [
+        ["Dr. Smith and Mrs. Jones met Prof. Brown.", "They spoke."],
+        ['She said "Go away!" and went.', "Then it rained."],
+        ["It was 1990.", "The end came in room 12.", "Then silence."],
+        ["Call os.Path.join, e.g. in Python 3.10.", "It ends."],
+        ["**Bold.** Then it goes on.", "It ends."],
+        ["J.\u00a0R.\u2028R. Tolkien wrote it.", "We read it."],
+    ],
+)
+def test_where_sentences_end(expected):
+    text = " ".join(expected)
+    assert [text[a:b] for a, b in sentences(text, (0, len(text)))] == expected
+
+
+def test_paragraphs_and_items_end_sentences():
+    text = "no stop here\n\nnew paragraph\n- first item\n- second item\n2) third item\n# Heading"
+    items = ["- first item", "- second item", "2) third item", "# Heading"]
+    assert chunk(text, 3) == ["no stop here", "new paragraph", *items]
+    assert chunk("One. Then it ends.\n\nlower.", 4) == ["One. Then it ends.", "lower."]
+
+
+def test_a_long_sentence_is_cut_at_lines_then_at_words():
+    text = "Short one. A a a a\nb b b b b b b\nc cc. End now."
+    assert chunk(text, 5) == ["Short one.", "A a a a", "b b b b b", "b b\nc cc.", "End now."]
+
+
+def test_text_without_spaces_is_counted_by_its_signs():
+    text = "猫はかわいい。犬もかわいい。" * 3
+    assert chunk(text, 7) == ["猫はかわいい。", "犬もかわいい。"] * 3
+    assert chunk("漢字" * 5, 4) == ["漢字漢字", "漢字漢字", "漢字"]
+
+
+def test_code_keeps_its_lines_and_indentation():
+    chunks = chunk(CODE, 14, code=True)
+    lines = [line for piece in chunks for line in piece.split("\n") if line]
+    assert lines == [line for line in CODE.split("\n") if line]
+    assert chunks[-1] == CODE[CODE.index("class") :].rstrip()
+    assert any(piece.startswith("    ") for piece in chunk(CODE, 5, code=True))  # a chunk that starts inside of a block
+
+
+def test_code_is_cut_at_the_margin_before_blank_lines():
+    code = "def f():\n    a = 1\n\n    return a\n\n\ndef g():\n    return 2\n"
+    assert chunk(code, 10, code=True) == ["def f():\n    a = 1\n\n    return a", "def g():\n    return 2"]
+    assert chunk(f"x = 1\n\n{code}", 8, code=True)[:2] == ["x = 1", "def f():\n    a = 1\n\n    return a"]
+    assert chunk(code, 5, code=True) == ["def f():\n    a = 1", "    return a", "def g():\n    return 2"]
+
+
+def test_the_missing_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sentencex", None)
+    with pytest.raises(ImportError, match=r'Cutting text into sentences needs sentencex.*pip install "\.\[revela\]"'):
+        chunk("One. Two.")
+    assert chunk("x = 1", code=True) == ["x = 1"]

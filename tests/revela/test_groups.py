@@ -21,9 +21,8 @@ OPTIONS = {"max_words": 6, "min_words": 1}
 
 def test_the_order_of_the_paper():
     a, b, c, d, e = (chunks_of(name, n) for name, n in zip("abcde", (3, 5, 2, 1, 2), strict=True))
-    groups = build_groups(
-        [document(n, k) for n, k in zip("abcde", (3, 5, 2, 1, 2), strict=True)], group_size=4, **OPTIONS
-    )
+    texts = [document(n, k) for n, k in zip("abcde", (3, 5, 2, 1, 2), strict=True)]
+    groups = build_groups(texts, group_size=4, **OPTIONS)
     assert groups.column_names == ["chunks", "code"]
     order = [a[0], b[0], a[1], b[1], a[2], b[2], b[3], b[4], c[0], d[0], c[1], e[0], e[1]]
     assert [row["chunks"] for row in groups] == [order[0:4], order[4:8], order[8:12]]  # e[1] alone is no group
@@ -31,28 +30,14 @@ def test_the_order_of_the_paper():
     assert [len(row["chunks"]) for row in five] == [4, 2]
 
 
-@pytest.mark.parametrize("interleave", [1, 2, 3, 7])
-def test_any_number_of_documents_alternates(interleave):
-    sizes = [3, 1, 4, 1, 5, 2]
-    groups = build_groups(
-        [document(f"n{i}", n) for i, n in enumerate(sizes)], group_size=16, interleave=interleave, **OPTIONS
-    )
-    order = []
-    for start in range(0, len(sizes), interleave):
-        window = list(enumerate(sizes))[start : start + interleave]
-        for j in range(max(sizes)):
-            order += [chunks_of(f"n{i}", n)[j] for i, n in window if j < n]
-    assert groups[0]["chunks"] == order == [c for row in groups for c in row["chunks"]]
-
-
 SENTENCES = st.lists(st.sampled_from([f"{w} is here." for w in "Abcdefgh"]), min_size=0, max_size=12)
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(SENTENCES, min_size=1, max_size=6), st.integers(2, 5), st.integers(1, 3))
-def test_no_duplicates_in_a_group(documents, group_size, interleave):
+@given(st.lists(SENTENCES, min_size=1, max_size=6), st.integers(2, 5))
+def test_no_duplicates_in_a_group(documents, group_size):
     texts = [" ".join(s if i % 2 else s.upper().replace(" ", "  ") for i, s in enumerate(d)) for d in documents]
-    options = {"max_words": 3, "min_words": 1, "group_size": group_size, "interleave": interleave}
+    options = {"max_words": 3, "min_words": 1, "group_size": group_size}
     given_chunks = Counter(fold(s) for d in documents for s in d)
     if len(given_chunks) < 2:
         with pytest.raises(ValueError, match="at least 2 different chunks"):
@@ -116,7 +101,6 @@ def test_min_words():
         (["a", "b"], {"max_words": 0}, "max_words must be at least 1"),
         ([], {}, "the 0 documents have fewer"),
         (["One.", "Two."], {}, r"2 different chunks of 5 words.*2 chunks, 2 of them shorter.*lower min_words"),
-        (["One two three four five six."] * 3, {}, "the 3 documents have fewer: 3 chunks, 0 of them shorter"),
         ([3], {}, r"documents\[0\]: needs a string under the key 'text', but is int"),
         ([{"chunks": ["a", "b"]}], {}, r"needs a string under the key 'text', but is \['chunks'\]"),
     ],
@@ -130,11 +114,7 @@ def test_what_gives_no_groups_is_refused(documents, options, message):
 
 ROWS = [
     {"chunks": ["open a file for reading", "what is rain"], "code": [False, True]},
-    {
-        "chunks": ["the sky is\n blue", "lima", "sort the list of all words that it has"],
-        "code": [False] * 3,
-        "extra": 1,
-    },
+    {"chunks": ["the sky is\n blue", "lima", "sort the list of all words that it has"], "code": [False] * 3, "id": 1},
 ]
 FLAT = [text for row in ROWS for text in row["chunks"]]
 HALVES = ["open a file", "what is rain", "the sky", "lima", "sort the list of all"]
@@ -142,8 +122,9 @@ HALVES = ["open a file", "what is rain", "the sky", "lima", "sort the list of al
 
 @pytest.fixture
 def lm_tokenizer():
+    """As of many language models: without a token for padding."""
     tokenizer = tiny_tokenizer()
-    tokenizer.padding_side = tokenizer.truncation_side = "left"
+    tokenizer.padding_side, tokenizer.pad_token = "left", None
     return tokenizer
 
 
@@ -161,10 +142,8 @@ def test_three_sets_of_features(model, lm_tokenizer, query_part):
     for ours, theirs in zip(split_batch(batch), (query, passage, lm), strict=True):
         assert ours.keys() == theirs.keys()
         assert all(ours[key] is theirs[key] for key in ours)
-    for found, prefix, texts in (
-        (query, "Query: ", HALVES if query_part == "half" else FLAT),
-        (passage, "Passage: ", FLAT),
-    ):
+    queries = HALVES if query_part == "half" else FLAT
+    for found, prefix, texts in ((query, "Query: ", queries), (passage, "Passage: ", FLAT)):
         expected = model.preprocess([prefix + text for text in texts])
         assert found.keys() >= {"input_ids", "attention_mask"}
         for key in ("input_ids", "attention_mask"):
@@ -175,36 +154,17 @@ def test_three_sets_of_features(model, lm_tokenizer, query_part):
     assert lm["group"].dtype == torch.int64
     for i, text in enumerate(FLAT):
         ids = lm_tokenizer(text)["input_ids"]
-        assert lm["input_ids"][i].tolist() == ids + [lm_tokenizer.pad_token_id] * (lm["input_ids"].shape[1] - len(ids))
-        assert lm["attention_mask"][i].tolist() == [1] * len(ids) + [0] * (lm["input_ids"].shape[1] - len(ids))
-
-
-def test_without_the_code_column_all_is_prose(model, lm_tokenizer):
-    collator = GroupCollator(model.preprocess, lm_tokenizer)
-    plain = collator([{"chunks": row["chunks"]} for row in ROWS])
-    prose = collator([{"chunks": row["chunks"], "code": [False] * len(row["chunks"])} for row in ROWS])
-    assert torch.equal(prose["query_input_ids"], plain["query_input_ids"])
-    assert not torch.equal(prose["query_input_ids"], collator(ROWS)["query_input_ids"])
+        padding = [0] * (lm["input_ids"].shape[1] - len(ids))
+        assert lm["input_ids"][i].tolist() == ids + padding
+        assert lm["attention_mask"][i].tolist() == [1] * len(ids) + padding
+    prose = collator([{"chunks": row["chunks"]} for row in ROWS])  # without the column code
+    assert torch.equal(prose["query_input_ids"], batch["query_input_ids"]) == (query_part == "full")
 
 
 def test_lengths(model, lm_tokenizer):
     batch = GroupCollator(model.preprocess, lm_tokenizer, max_length=5, prefixes=("a: ", "b: "))(ROWS)
     assert {batch[f"{name}_input_ids"].shape for name in ("query", "passage", "lm")} == {(5, 5)}
-    assert (
-        batch["lm_input_ids"][4].tolist() == lm_tokenizer("sort the list of all")["input_ids"]
-    )  # the beginning is kept
-
-
-def test_the_tokenizer_stays_as_it_is(model, lm_tokenizer):
-    lm_tokenizer.pad_token = None
-    lm_tokenizer.eos_token = "[SEP]"
-    batch = GroupCollator(model.preprocess, lm_tokenizer)(ROWS)
-    assert (lm_tokenizer.padding_side, lm_tokenizer.truncation_side, lm_tokenizer.pad_token) == ("left", "left", None)
-    assert batch["lm_input_ids"][3, -1] == lm_tokenizer.eos_token_id
-    assert batch["lm_attention_mask"][3, -1] == 0
-    lm_tokenizer.eos_token = None
-    with pytest.raises(ValueError, match="neither a pad nor an eos token; set"):
-        GroupCollator(model.preprocess, lm_tokenizer)
+    assert batch["lm_input_ids"][4].tolist() == lm_tokenizer("sort the list of all")["input_ids"]
 
 
 @pytest.mark.parametrize("kind", ["static", "bow"])
@@ -222,11 +182,6 @@ def test_models_without_attention_masks(lm_tokenizer, kind):
 def test_one_row_must_be_one_group(model, lm_tokenizer, row):
     with pytest.raises(ValueError, match=r"A row has the columns .*one row must be one group.*build_groups"):
         GroupCollator(model.preprocess, lm_tokenizer)([ROWS[0], row])
-
-
-def test_the_query_part_is_checked(model, lm_tokenizer):
-    with pytest.raises(ValueError, match="query_part must be one of 'half' and 'full'; got 'first'"):
-        GroupCollator(model.preprocess, lm_tokenizer, query_part="first")
 
 
 @settings(max_examples=100, deadline=None)

@@ -10,6 +10,7 @@ import _two_ranks_revela as two_ranks
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset
 from peft import LoraConfig
 from revela_tiny import arguments, groups, language_model, loss_for, retriever
 from sentence_transformers import SentenceTransformer
@@ -20,19 +21,15 @@ from st_magnitude.revela import RevelaTrainer, load_lm, load_retriever, merge_lo
 LORA = LoraConfig(r=2, lora_alpha=4, lora_dropout=0.1, target_modules=["q_proj", "v_proj"])
 
 
-def trainer_for(folder: Path, lm_lora: object = LORA, **options: object) -> RevelaTrainer:
+def trainer_for(folder: Path, lm_lora: object = LORA, kind: type = RevelaTrainer, **options: object) -> RevelaTrainer:
+    """Options of the trainer by name; all others are training arguments."""
     torch.manual_seed(0)
     model = retriever(folder / "retriever")
-    extra = {name: options.pop(name) for name in ("lm_learning_rate", "retriever_lora") if name in options}
-    rows = options.pop("rows", None)
-    return RevelaTrainer(
-        model=model,
-        args=arguments(folder / "out", **options),
-        loss=loss_for(model),
-        train_dataset=groups() if rows is None else rows,
-        lm_lora=lm_lora,
-        **extra,
-    )
+    given = {
+        name: options.pop(name) for name in ("lm_learning_rate", "train_dataset", "eval_dataset") if name in options
+    }
+    args = arguments(folder / "out", **options)
+    return kind(model=model, args=args, loss=loss_for(model), lm_lora=lm_lora, **{"train_dataset": groups()} | given)
 
 
 def weights(trainer: RevelaTrainer) -> dict[str, Tensor]:
@@ -105,45 +102,35 @@ def test_checkpoints_of_another_kind_are_refused(tmp_path) -> None:
     with pytest.raises(ValueError, match="same language model and lm_lora"):
         trainer_for(tmp_path, None, **settings).train(resume_from_checkpoint=True)
     (checkpoint / "language_model.safetensors").unlink()
-    with pytest.raises(FileNotFoundError, match="safetensors is missing"):
+    with pytest.raises(FileNotFoundError, match=r"language_model\.safetensors"):
         trainer_for(tmp_path, **settings).train(resume_from_checkpoint=str(checkpoint))
 
 
 def test_groups_survive_shuffling_and_resuming(tmp_path) -> None:
     """Every batch holds whole rows of the dataset, also after a resume, and each row comes once an epoch."""
-    rows = groups()
-    known = {tuple(row["chunks"]) for row in rows}
-    seen: list[tuple[str, ...]] = []
+    tokens = language_model()[1]
+    rows = [tokens.batch_decode(tokens(row["chunks"])["input_ids"], skip_special_tokens=True) for row in groups()]
+    seen: list[list[str]] = []
 
     class Spy(RevelaTrainer):
         def compute_loss(self, model, inputs, *args, **kwargs):
-            tokens = self.loss.collator.lm_tokenizer
             texts = tokens.batch_decode(inputs["lm_input_ids"], skip_special_tokens=True)
-            for number in inputs["lm_group"].unique().tolist():
-                seen.append(tuple(t for t, g in zip(texts, inputs["lm_group"].tolist(), strict=True) if g == number))
+            members = inputs["lm_group"].tolist()
+            seen.extend([t for t, g in zip(texts, members, strict=True) if g == k] for k in range(max(members) + 1))
             return super().compute_loss(model, inputs, *args, **kwargs)
 
-    def folded(row: tuple[str, ...]) -> tuple[str, ...]:
-        tokens = language_model()[1]
-        return tuple(tokens.decode(tokens(text)["input_ids"], skip_special_tokens=True) for text in row)
-
-    wanted = {folded(row) for row in known}
-    model = retriever(tmp_path / "retriever")
-    args = arguments(tmp_path / "out", max_steps=-1, num_train_epochs=1, save_strategy="steps", save_steps=3)
-    Spy(model=model, args=args, loss=loss_for(model), train_dataset=rows, lm_lora=LORA).train()
-    assert set(seen) == wanted
-    assert len(seen) == len(rows)
-    assert seen != [folded(tuple(row["chunks"])) for row in rows]  # shuffled
+    settings = {"max_steps": -1, "num_train_epochs": 1, "save_strategy": "steps", "save_steps": 3}
+    trainer_for(tmp_path, kind=Spy, **settings).train()
+    assert sorted(seen) == sorted(rows)
+    assert seen != rows  # shuffled
     whole = list(seen)
     seen.clear()
-    model = retriever(tmp_path / "again")
-    resumed = Spy(model=model, args=args, loss=loss_for(model), train_dataset=rows, lm_lora=LORA)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-3"))
+    trainer_for(tmp_path, kind=Spy, **settings).train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-3"))
     assert seen == whole[6:]
 
 
 def test_streaming(tmp_path) -> None:
-    trainer = trainer_for(tmp_path, rows=groups().to_iterable_dataset())
+    trainer = trainer_for(tmp_path, train_dataset=groups().to_iterable_dataset())
     trainer.train()
     assert trainer.state.global_step == 4
     assert trainer.args.accelerator_config.dispatch_batches is False
@@ -165,28 +152,14 @@ def test_gradient_checkpointing_changes_nothing(tmp_path, lm_lora: object) -> No
         torch.testing.assert_close(a, b, rtol=0, atol=1e-6, msg=name)
 
 
-def test_bf16(tmp_path) -> None:
-    trainer = trainer_for(tmp_path, bf16=True)
+def test_evaluation_in_bfloat16(tmp_path) -> None:
+    rows = groups().select(range(4))
+    trainer = trainer_for(tmp_path, eval_dataset=rows, eval_strategy="steps", eval_steps=2, bf16=True)
     trainer.train()
     assert all(torch.isfinite(value).all() for value in weights(trainer).values())
-
-
-def test_evaluation_loss(tmp_path) -> None:
-    model = retriever(tmp_path / "retriever")
-    args = arguments(tmp_path / "out", eval_strategy="steps", eval_steps=2)
-    rows = groups().train_test_split(4, seed=0)
-    trainer = RevelaTrainer(
-        model=model,
-        args=args,
-        loss=loss_for(model),
-        train_dataset=rows["train"],
-        eval_dataset=rows["test"],
-        lm_lora=LORA,
-    )
-    trainer.train()
-    evaluated = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
-    assert evaluated[0]["eval_next_token"] == pytest.approx(evaluated[0]["eval_loss"], abs=1e-3)
-    assert {"eval_reading_gain", "eval_choice_gain"} <= evaluated[0].keys()
+    evaluated = next(entry for entry in trainer.state.log_history if "eval_loss" in entry)
+    assert evaluated["eval_next_token"] == pytest.approx(evaluated["eval_loss"], abs=1e-3)
+    assert {"eval_reading_gain", "eval_choice_gain"} <= evaluated.keys()
 
 
 @pytest.mark.slow
@@ -195,9 +168,9 @@ def test_the_saved_model_loads_without_this_package(tmp_path) -> None:
     torch.manual_seed(0)
     folder = decoder_retriever(tmp_path)
     model = load_retriever(folder)
-    trainer = trained_with_lora(model, tmp_path / "out")
+    train_with_lora(model, tmp_path / "out")
     before = model.encode_query("green tea")
-    merged = trainer.merge()
+    merged = merge_lora(model)
     np.testing.assert_allclose(merged.encode_query("green tea"), before, atol=1e-5)
     merged.save_pretrained(str(tmp_path / "saved"))
     code = (
@@ -214,7 +187,7 @@ def test_the_saved_model_loads_without_this_package(tmp_path) -> None:
 def test_an_adapter_is_saved_as_such(tmp_path) -> None:
     folder = decoder_retriever(tmp_path)
     model = load_retriever(folder)
-    trained_with_lora(model, tmp_path / "out")
+    train_with_lora(model, tmp_path / "out")
     before = model.encode("green tea")
     model.save_pretrained(str(tmp_path / "adapter"))
     assert (tmp_path / "adapter" / "adapter_config.json").exists()
@@ -223,17 +196,9 @@ def test_an_adapter_is_saved_as_such(tmp_path) -> None:
     np.testing.assert_allclose(merge_lora(again).encode("green tea"), before, atol=1e-5)
 
 
-def trained_with_lora(model: SentenceTransformer, folder: Path) -> RevelaTrainer:
-    trainer = RevelaTrainer(
-        model=model,
-        args=arguments(folder, learning_rate=3e-2),
-        loss=loss_for(model),
-        train_dataset=groups(),
-        lm_lora=LORA,
-        retriever_lora=LORA,
-    )
-    trainer.train()
-    return trainer
+def train_with_lora(model: SentenceTransformer, folder: Path) -> None:
+    args, loras = arguments(folder, learning_rate=3e-2), {"lm_lora": LORA, "retriever_lora": LORA}
+    RevelaTrainer(model, args, loss=loss_for(model), train_dataset=groups(), **loras).train()
 
 
 def decoder_retriever(tmp_path: Path) -> Path:
@@ -248,39 +213,30 @@ def decoder_retriever(tmp_path: Path) -> Path:
 def test_a_decoder_embeds_the_end_of_text(tmp_path) -> None:
     folder = decoder_retriever(tmp_path)
     model = load_retriever(folder, max_length=6)
-    tokens = model.tokenizer
-    for text in ("green tea", "how long does green tea steep in the water of a pot"):
-        ids = model.preprocess([text])["input_ids"][0].tolist()
-        assert ids[-1] == tokens.convert_tokens_to_ids("[EOS]")
-        assert len(ids) <= 6
+    ids = model.preprocess(["how long does green tea steep in the water of a pot"])["input_ids"][0].tolist()
+    assert ids[-1] == model.tokenizer.convert_tokens_to_ids("[EOS]")
+    assert len(ids) <= 6
     lm, _ = load_lm(folder)
     ids = model.preprocess(["green tea"])["input_ids"]
     with torch.no_grad():
         state = lm.model(ids).last_hidden_state[0, -1]
-    np.testing.assert_allclose(model.encode("green tea"), state.numpy(), atol=1e-5)
     both = model.encode(["green tea", "how long does tea steep"])  # padding is invisible
     np.testing.assert_allclose(both[0], state.numpy(), atol=1e-5)
     model.save_pretrained(str(tmp_path / "saved"))
     np.testing.assert_allclose(SentenceTransformer(str(tmp_path / "saved")).encode("green tea"), state, atol=1e-5)
 
 
-def test_errors_before_any_training(tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    model = retriever(tmp_path / "a")
-    loss = loss_for(model)
-    with pytest.raises(ValueError, match=r"columns \['anchor'\].*build_groups"):
-        RevelaTrainer(
-            model=model, loss=loss, train_dataset=groups().rename_column("chunks", "anchor").select_columns(["anchor"])
-        )
+def test_what_would_train_wrongly_is_refused(tmp_path, monkeypatch) -> None:
+    with pytest.raises(ValueError, match=r"A row has the columns \['anchor'\].*build_groups"):
+        trainer_for(tmp_path, train_dataset=Dataset.from_dict({"anchor": ["a", "b"]})).train()
+    loss = loss_for(retriever(tmp_path / "a"))
     with pytest.raises(ValueError, match="built for another model"):
         RevelaTrainer(model=retriever(tmp_path / "b"), loss=loss, train_dataset=groups())
-    with pytest.raises(ValueError, match=r"c_attn.*not found in the base model"):
-        RevelaTrainer(model=model, loss=loss, train_dataset=groups(), lm_lora=LoraConfig(target_modules=["c_attn"]))
-    with pytest.raises(ValueError, match="loss is a MSELoss"):
-        RevelaTrainer(model=model, loss=torch.nn.MSELoss(), train_dataset=groups())
+    with pytest.raises(ValueError, match="split_batches would cut groups apart"):
+        trainer_for(tmp_path, accelerator_config={"split_batches": True})
     monkeypatch.setattr("st_magnitude.revela.trainer.engine_of_trainer", lambda trainer: "DeepSpeed ZeRO-2")
     with pytest.raises(ValueError, match=r"also trains a language model.*\(torchrun, without DeepSpeed\)"):
-        RevelaTrainer(model=model, loss=loss, train_dataset=groups(), lm_lora=None)
+        trainer_for(tmp_path)
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -55,12 +54,7 @@ def places(tmp_path) -> dict[str, Path]:
     lm.resize_token_embeddings(len(tokens))
     lm.save_pretrained(tmp_path / "lm")
     tokens.save_pretrained(tmp_path / "lm")
-    return {
-        "corpus": corpus,
-        "retriever": tmp_path / "retriever",
-        "lm": tmp_path / "lm",
-        "output": tmp_path / "out",
-    }
+    return {name: tmp_path / name for name in ("corpus", "retriever", "lm", "output")}
 
 
 @pytest.mark.parametrize("kind", ["retriever", "lm"])
@@ -68,12 +62,7 @@ def test_from_text_to_a_plain_model(places, kind: str) -> None:
     """An encoder is trained as a whole; a bare decoder gets last-token pooling and a LoRA, which is merged."""
     said: list[str] = []
     config = RevelaConfig(**QUICK, gradient_checkpointing=True)
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
-        record = run(
-            places["corpus"], places[kind], places["lm"], places["output"], config, data=JUDGED, say=said.append
-        )
-    assert not [warning for warning in warned if issubclass(warning.category, FutureWarning)]
+    record = run(**places | {"retriever": places[kind]}, config=config, data=JUDGED, say=said.append)
     model = SentenceTransformer(str(places["output"]), device="cpu")
     assert model.prompts["query"] == "Query: "
     assert not (places["output"] / "adapter_config.json").exists()
@@ -83,9 +72,8 @@ def test_from_text_to_a_plain_model(places, kind: str) -> None:
     assert any("next_token" in entry for entry in record["log"])
     assert said[0] == "Training: 7 groups of 3 chunks, and 1 held out."
     assert any(line.startswith("after") for line in said)
-    assert {when: set(gains) for when, gains in record["gains"].items()} == {
-        when: {"reading_gain", "choice_gain"} for when in ("before", "after")
-    }
+    assert record["gains"].keys() == {"before", "after"}
+    assert all(gains.keys() == {"reading_gain", "choice_gain"} for gains in record["gains"].values())
     if kind == "retriever":
         untrained = SentenceTransformer(str(places["retriever"]), device="cpu").encode("tea")
         assert np.abs(model.encode("tea") - untrained).max() > 0
@@ -96,7 +84,7 @@ def test_nothing_held_out_is_trained_on(places, monkeypatch) -> None:
     make = module._trainer
     monkeypatch.setattr(module, "_trainer", lambda *given: make(*seen.setdefault("given", given)))
     record = run(**places, config=RevelaConfig(**QUICK), say=lambda line: None)
-    _, _, train, held_out, *_ = seen["given"]
+    _, _, train, held_out, _ = seen["given"]
     every = build_groups(places["corpus"], group_size=3, max_words=8)["chunks"]
     assert [*train["chunks"], *held_out["chunks"]] == every
     assert record["groups"] == {"train": len(every) - 1, "held_out": 1}
@@ -113,16 +101,9 @@ def test_a_resumed_run_must_be_the_same_run(places) -> None:
     quick = QUICK | {"save_steps": 1}
     run(**places, config=RevelaConfig(**quick, keep_checkpoints=True), say=lambda line: None)
     (places["output"] / "modules.json").unlink()  # as if the run had been stopped
-    for changes, others, says in (
-        (
-            {"temperature": 0.3, "lora_rank": 3},
-            {},
-            r"temperature \(0\.05 there, 0\.3 now\), lora_rank \(2 there, 3 now\)",
-        ),
-        ({}, {"retriever": places["lm"]}, "retriever .*there.*now"),
-    ):
-        with pytest.raises(FileExistsError, match=f"started with other settings: {says}"):
-            run(**places | others, config=RevelaConfig(**quick | changes, resume=True), say=lambda line: None)
+    changed = RevelaConfig(**quick | {"temperature": 0.3}, resume=True)
+    with pytest.raises(FileExistsError, match=r"temperature \(0\.05 there, 0\.3 now\), retriever .*there.*now"):
+        run(**places | {"retriever": places["lm"]}, config=changed, say=lambda line: None)
     page = places["corpus"] / "page0.md"
     text = page.read_text()
     page.write_text(text.replace("two minutes", "two hours"))
@@ -142,8 +123,6 @@ def test_presets() -> None:
     assert (paper.temperature, paper.read_weight, paper.v_norm, paper.group_size) == (1e-4, 1.0, True, 16)
     assert (paper.lora_rank, paper.learning_rate, paper.max_words) == (256, 1e-4, 50)
     assert RevelaConfig.preset("short") == short
-    with pytest.raises(ValueError, match="There is no preset 'best'; choose one of short, paper"):
-        RevelaConfig.preset("best")
     with pytest.raises(ValueError, match="group_size must be at least 2, got 1"):
         RevelaConfig(group_size=1)
 
@@ -187,7 +166,6 @@ def test_the_command_line(places) -> None:
     [
         ({"corpus": "nowhere"}, "nowhere"),
         ({"lm": "nowhere/model"}, "The language model 'nowhere/model' could not be loaded."),
-        ({"lm": "no/such/folder"}, "The language model 'no/such/folder' could not be loaded."),
         ({"retriever": "nowhere/model"}, "The retriever 'nowhere/model' could not be loaded."),
         ({"temperature": 0}, "temperature must be a positive number; got 0.0"),
         ({"data": "nowhere"}, "There is no folder 'nowhere'"),
@@ -195,9 +173,7 @@ def test_the_command_line(places) -> None:
 )
 def test_errors_come_before_training(places, changes: dict, says: str, monkeypatch) -> None:
     if {"lm", "retriever"} & changes.keys():
-        monkeypatch.setattr(
-            "st_magnitude.revela.run.iterate_documents", lambda path: pytest.fail("it read the documents")
-        )
+        monkeypatch.setattr(module, "build_groups", lambda path, **_: pytest.fail("it read the documents"))
     result = CliRunner().invoke(app, command(places, **changes))
     assert result.exit_code == 2, result.output
     assert says in result.output.replace("\n", " ")
