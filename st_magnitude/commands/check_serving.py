@@ -64,4 +64,4 @@ def check_serving(
         timeout=timeout,
     )
     typer.echo(str(found))
-    return found.to_dict() | {"exit_code": 0 if found.same else 1}
+    return found.to_dict() | {"same": found.same, "exit_code": 0 if found.same else 1}
