@@ -9,7 +9,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 
 from st_magnitude import Similarity
-from st_magnitude.diagnosis.checks import Check
+from st_magnitude.diagnosis.measure import Check
 from st_magnitude.evaluation import CompressionEvaluator
 from st_magnitude.modules import ExponentNorm
 

@@ -163,7 +163,7 @@ def test_another_model(transformer, tmp_path):
 
 @pytest.mark.parametrize(
     ("noise", "factor", "finding"),
-    [(0.005, 1.0, "precision"), (0.005, 1.03, "another model"), (0.02, 1.0, "another model")],
+    [(0.0, 1.0, "precision"), (0.005, 1.0, "precision"), (0.005, 1.03, "another model"), (0.02, 1.0, "another model")],
 )
 def test_another_checkpoint_is_not_precision(model, noise, factor, finding):
     """Weights in int8 turn directions a little and leave norms; another checkpoint turns them more, or moves norms."""
