@@ -119,7 +119,7 @@ class ServingCheck(Result):
             paragraphs.append(f"[{'' if finding.matters else 'note: '}{finding.name}] {finding.text}{fix}")
         came = "" if math.isnan(self.served_norms[0]) else ", of the target {:.3f} to {:.3f}".format(*self.served_norms)
         figures = [
-            "Norms: of the model {:.3f} to {:.3f}{}.".format(*self.local_norms, came),
+            "Norms: of the model {:.3f} to {:.3f}".format(*self.local_norms) + f"{came}.",
             f"Rankings: {self.changed_rankings} of {self.num_queries} queries rank the {self.num_documents} documents "
             "differently.",
             self.remark,
