@@ -55,4 +55,4 @@ def check_serving(
     options: dict[str, Any] = {"send_prompts": send_prompts, "tolerance": tolerance, "timeout": timeout}
     found = check(url, model, name=name, api_key=key, request=extra, **options)
     typer.echo(str(found))
-    return found.to_dict() | {"exit_code": 0 if found.same else 1}
+    return found.to_dict() | {"same": found.same, "exit_code": 0 if found.same else 1}

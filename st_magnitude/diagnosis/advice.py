@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
-from st_magnitude.diagnosis.checks import MIN_QUERIES, Bench, Check, Stored, centred, pruned
 from st_magnitude.diagnosis.findings import (
     DO,
     NO_BENEFIT,
@@ -14,19 +14,9 @@ from st_magnitude.diagnosis.findings import (
     NormStatistics,
     Recommendation,
 )
+from st_magnitude.diagnosis.measure import MIN_QUERIES, Bench, Check, Stored, centred, pruned
 from st_magnitude.evaluation.calibration import PriorCurve
 from st_magnitude.similarity import Similarity
-
-__all__ = [
-    "NO_MAGNITUDE",
-    "bits_and_norm",
-    "centring",
-    "exponent",
-    "prior",
-    "pruning",
-    "storage",
-    "training",
-]
 
 NO_MAGNITUDE = (
     "All norms are 1, and the embeddings before the normalization cannot be reached, so there are no norms to measure."
@@ -39,14 +29,11 @@ def exponent(
 ) -> Recommendation:
     """Whether to score by the similarity ``new``, which has the exponent that one half of the queries chose."""
     verdict, use = check.verdict, f"keep {today.name}"
-    if check.gain is None:
-        reason = NO_MAGNITUDE
-    elif own_text_unjudged > 0.1 and check.gain[1] > 0:
+    if own_text_unjudged > 0.1 and check.gain and check.gain[1] > 0:
         verdict = NOT_ENOUGH
         reason = (
-            f"{own_text_unjudged:.0%} of the queries are also documents, and these are not judged relevant to "
-            "them. Cosine ranks such documents first, so the comparison is not fair: judge these documents or remove "
-            "them."
+            f"{own_text_unjudged:.0%} of the queries are also documents that are not judged relevant to them. Cosine "
+            "ranks such documents first, so the comparison is not fair: judge these documents or remove them."
         )
     elif verdict == DO:
         reason = "One half of the queries chose this exponent, and the other half confirms it."
@@ -60,17 +47,11 @@ def exponent(
     else:
         reason = _undecided(check)
     chosen, present = f"{choice.candidate:.2g}", f"{choice.present:.2g}"
-    return Recommendation(
-        name="exponent",
-        action=f"Score with document exponent {chosen} instead of {present}",
-        verdict=verdict,
-        choice=use,
-        reason=reason,
-        scoring=f"document exponents {chosen} and {present}",
-        gain=check.gain,
-        gain_of=f"nDCG@10 at exponent {chosen} minus nDCG@10 at {present}",
-        num_queries=check.num_queries,
-    )
+    action = f"Score with document exponent {chosen} instead of {present}"
+    scoring = f"document exponents {chosen} and {present}"
+    gain_of = f"nDCG@10 at exponent {chosen} minus nDCG@10 at {present}"
+    measured = check.gain, gain_of, check.num_queries
+    return Recommendation("exponent", action, verdict, use, reason, scoring, *measured)
 
 
 def training(bench: Bench, symmetric: bool) -> Recommendation:
@@ -85,19 +66,17 @@ def training(bench: Bench, symmetric: bool) -> Recommendation:
             "(the task symmetry principle, arXiv 2602.09229, section 6.3)."
         )
         gain_of = "nDCG@10 by dot minus nDCG@10 by cosine"
-        return _recommend(bench, "training", action, check, use, reason, gain_of, verdict=NO_BENEFIT)
+        return replace(_recommend(bench, "training", action, check, use, reason, gain_of), verdict=NO_BENEFIT)
     number = int(bench.measuring.sum())
     check = Check(choice.gain_of_magnitude, number, bench.min_gain) if bench.has_magnitude else Check()
     uses_norms = bench.scoring.exponents[1] < 1
     verdict, use = check.verdict, "train with cosine until a trial says otherwise"
-    if check.gain is None:
-        reason = NO_MAGNITUDE
-    elif verdict == DO:
+    if verdict == DO:
         use, reason = "train with qnorm", "The task is asymmetric, and the norms already rank better than cosine alone."
     elif verdict == NO_BENEFIT and uses_norms:
         use = "train with cosine"
         reason = "The task is asymmetric, but a model that is scored with its norms gains nothing from them here."
-    elif uses_norms:
+    elif uses_norms or check.gain is None:
         reason = _undecided(check)
     else:
         verdict = NOT_ENOUGH
@@ -109,7 +88,7 @@ def training(bench: Bench, symmetric: bool) -> Recommendation:
         )
     gain_of = f"nDCG@10 at exponent {choice.magnitude_candidate:.2g} minus nDCG@10 by cosine"
     action = "Train with qnorm, which keeps the norms of documents"
-    return _recommend(bench, "training", action, check, use, reason, gain_of, verdict=verdict)
+    return replace(_recommend(bench, "training", action, check, use, reason, gain_of), verdict=verdict)
 
 
 def pruning(bench: Bench, documents: NormStatistics) -> Recommendation:
@@ -139,7 +118,8 @@ def pruning(bench: Bench, documents: NormStatistics) -> Recommendation:
         use = f"keep the {1 - share:.0%} with the largest norms"
         reason += " This holds for queries like these: other queries may need other documents."
     action = f"Drop the {share:.0%} of the documents with the smallest norms"
-    return _recommend(bench, "pruning", action, check, use, reason, _margin(bench), evidence)
+    gain_of = f"nDCG@10 minus {1 - bench.tolerance:.0%} of the full nDCG@10"
+    return _recommend(bench, "pruning", action, check, use, reason, gain_of, **evidence)
 
 
 def storage(bench: Bench, stored: Stored) -> list[Recommendation]:
@@ -155,7 +135,8 @@ def storage(bench: Bench, stored: Stored) -> list[Recommendation]:
     norm = " and one norm per document" if bits[2] == "norm" else ""
     action = f"Store one bit per dimension{norm}, and rescore the best 100 with the float query (1/32 of the memory)"
     changes.append(("1 bit", action, f"binary embeddings{norm}, rescored", bits))
-    full, found = stored[dim, "float32", "none"], []
+    full, gain_of = stored[dim, "float32", "none"], f"nDCG@10 minus {1 - bench.tolerance:.0%} of the full nDCG@10"
+    found = []
     for name, action, use, key in changes:
         check = bench.margin(stored[key], full)
         before, after = float(full.mean()), float(stored[key].mean())
@@ -168,9 +149,8 @@ def storage(bench: Bench, stored: Stored) -> list[Recommendation]:
         reason = f"{kept:.1%} of nDCG@10 is kept" if before else "nDCG@10 is 0 already with the full index"
         use = use if check.verdict == DO else "keep all dimensions in float32"
         evidence = {"ndcg_full": before, "ndcg": after, "share_of_ndcg_kept": kept}
-        found.append(
-            _recommend(bench, name, action, check, use, reason + ends[check.verdict], _margin(bench), evidence)
-        )
+        reason += ends[check.verdict]
+        found.append(_recommend(bench, name, action, check, use, reason, gain_of, **evidence))
     return found
 
 
@@ -182,7 +162,7 @@ def bits_and_norm(bench: Bench, stored: Stored) -> Recommendation:
     reasons = {
         DO: "Bits hold directions only. Two bytes per document restore the contribution of the norm.",
         NO_BENEFIT: "The norm adds nothing to the bits.",
-        NOT_ENOUGH: NO_MAGNITUDE if check.gain is None else _undecided(check),
+        NOT_ENOUGH: _undecided(check),
     }
     use = f"store the norm, and rescore by stm.Similarity(1.0, {gamma:.2g})" if check.verdict == DO else "bits alone"
     action = f"Store one norm per document (2 bytes) next to the bits, used with exponent {gamma:.2g}"
@@ -216,40 +196,19 @@ def prior(bench: Bench, curve: PriorCurve) -> Recommendation:
     action = "Add log p(d), the prior of a document, to its scores"
     gain_of = "nDCG@10 with the prior minus nDCG@10 without"
     use = use if check.verdict == DO else "no prior"
-    return _recommend(bench, "prior", action, check, use, reasons[check.verdict], gain_of, {"weight": curve.highest})
+    return _recommend(bench, "prior", action, check, use, reasons[check.verdict], gain_of, weight=curve.highest)
 
 
 def _recommend(
-    bench: Bench,
-    name: str,
-    action: str,
-    check: Check,
-    use: str,
-    reason: str,
-    gain_of: str,
-    evidence: dict[str, float] | None = None,
-    verdict: str | None = None,
+    bench: Bench, name: str, action: str, check: Check, use: str, reason: str, gain_of: str, **evidence: float
 ) -> Recommendation:
-    """A recommendation from a check, whose verdict counts unless another one is given."""
-    return Recommendation(
-        name,
-        action,
-        verdict or check.verdict,
-        use,
-        reason,
-        bench.scoring.name,
-        check.gain,
-        gain_of,
-        check.num_queries,
-        evidence or {},
-    )
-
-
-def _margin(bench: Bench) -> str:
-    return f"nDCG@10 minus {1 - bench.tolerance:.0%} of the full nDCG@10"
+    scoring, measured = bench.scoring.name, (check.gain, gain_of, check.num_queries, evidence)
+    return Recommendation(name, action, check.verdict, use, reason, scoring, *measured)
 
 
 def _undecided(check: Check) -> str:
+    if check.gain is None:
+        return NO_MAGNITUDE
     if check.num_queries < MIN_QUERIES:
         return f"{check.num_queries} queries are too few to measure with: judge some hundreds."
     return "The interval allows both: judge more queries."

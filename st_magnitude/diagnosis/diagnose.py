@@ -1,7 +1,4 @@
-"""diagnose: whether norms, compression or centring help a model on given queries. Figures first, then advice.
-
-A recommendation rests on the gain of a change in nDCG@10 on queries that had no part in choosing it.
-"""
+"""diagnose: whether norms, compression or centring help a model on given queries. Figures first, then advice."""
 
 from __future__ import annotations
 
@@ -13,11 +10,11 @@ from typing import Any
 import numpy as np
 from sentence_transformers import SentenceTransformer
 
-from st_magnitude import geometry
+from st_magnitude import __version__, geometry
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.diagnosis import advice, measure
-from st_magnitude.diagnosis.checks import MIN_QUERIES, Bench, Check, storage
 from st_magnitude.diagnosis.findings import DO, Diagnosis
+from st_magnitude.diagnosis.measure import MIN_QUERIES, Bench, Check
 from st_magnitude.evaluation.calibration import aligned_prior, prior_curve
 from st_magnitude.evaluation.metrics import are_unit, model_name, raw_scoring_of, word_counts
 from st_magnitude.similarity import Similarity
@@ -44,11 +41,10 @@ def diagnose(
     """Encodes once, measures norms, storage and directions on these queries, and recommends what the figures support.
 
     A change is recommended ("do") only if the 95% bootstrap interval of its gain in nDCG@10 lies above 0 and reaches
-    ``min_gain``, on at least 25 queries that had no part in choosing the change. Exponents and the share of documents
-    to drop are chosen on one half of the queries and measured on the other; the halves share no relevant document where
-    the judgments allow it. "No benefit expected" means that the interval excludes a gain of ``min_gain``, and "not
-    enough data" that it does neither. Smaller storage is compared with ``1 - tolerance`` of the full nDCG@10 instead.
-    Every verdict rests on its own interval: of forty useless changes one would pass.
+    ``min_gain``, on at least 25 queries that had no part in choosing the change. "No benefit expected" means that the
+    interval excludes a gain of ``min_gain``, and "not enough data" that it does neither. Exponents and the share of
+    documents to drop are chosen on one half of the queries and measured on the other. Smaller storage is compared with
+    ``1 - tolerance`` of the full nDCG@10 instead.
 
     The recommendation ``"exponent"`` comes first. All others are measured with the similarity that it advises (today's
     if it advises no change), so they still hold after it has been followed.
@@ -58,14 +54,13 @@ def diagnose(
         data: Queries, documents and judgments. Queries without a relevant document do not count.
         similarity: Similarity, or its name, with which the model is scored today. By default the similarity that the
             model states, and cosine if the model normalizes.
-        also_relevant: Ids of documents that are relevant to queries outside of these data, such as training queries.
-            They do not count as never relevant. Ids that are not in the corpus are ignored.
+        also_relevant: Ids of documents that are relevant to queries outside of these data, such as training queries,
+            and so do not count as never relevant.
         log_prior: Document id -> log p(d) from other queries, such as `RetrievalData.log_prior` of the training split.
             It adds the recommendation ``"prior"``: as in `calibrate_prior`, each fifth of the queries is measured at
             the weight that is best on the others.
         symmetric: Whether queries and documents are interchangeable, as in duplicate detection.
-        min_gain: Smallest gain in nDCG@10 that is worth a change. Some hundreds of queries cannot tell smaller gains
-            from 0.
+        min_gain: Smallest gain in nDCG@10 that is worth a change.
         tolerance: Share of nDCG@10 that smaller storage may cost.
         num_samples: Number of bootstrap resamples.
         seed: Seed for the halves, the samples and the bootstrap.
@@ -88,7 +83,15 @@ def diagnose(
 
     Source: Beyond the Unit Hypersphere, arXiv 2602.09229, section 6.3 (the task symmetry principle), Eq. 8, App. M.
     """
-    _check_arguments(data, min_gain, tolerance)
+    if len(data.query_ids) < 2 or len(data.document_ids) < 2:
+        raise ValueError(
+            "A diagnosis needs at least two queries with a relevant document and two documents, got "
+            f"{len(data.query_ids)} and {len(data.document_ids)}. Verdicts need {2 * MIN_QUERIES} queries or more."
+        )
+    if not (0 <= min_gain < 1 and 0 < tolerance < 1):
+        raise ValueError(
+            f"min_gain and tolerance must lie between 0 and 1, such as 0.02 and 0.05; got {min_gain} and {tolerance}."
+        )
     today = raw_scoring_of(model, similarity)
     log_p = None if log_prior is None else aligned_prior(data, log_prior)
     interval = partial(geometry.paired_bootstrap, num_samples=num_samples, seed=seed)
@@ -108,12 +111,14 @@ def diagnose(
     scoring = new if first.verdict == DO else today
     bench = Bench(task, is_relevant, choice, scoring, has_magnitude, interval, min_gain, tolerance)
     shape = measure.directions(task, seed)
-    cells, stored = storage(bench)
+    cells, stored = measure.storage(bench)
     others = [advice.pruning(bench, answers), *advice.storage(bench, stored), advice.bits_and_norm(bench, stored)]
     others.append(advice.centring(bench, shape))
     if log_p is not None:
         others.append(advice.prior(bench, prior_curve(task, data.query_ids, log_p, scoring, num_samples, seed=seed)))
-    arguments = {"title": title, "symmetric": symmetric, "seed": seed, "num_samples": num_samples}
+    settings = {"title": title, "symmetric": symmetric, "seed": seed, "num_samples": num_samples}
+    settings |= {"min_gain": min_gain, "tolerance": tolerance, "st-magnitude": __version__}
+    settings |= {name: version(name) for name in ("sentence-transformers", "transformers", "torch", "numpy")}
     return Diagnosis(
         model=model_name(model),
         similarity=today.name,
@@ -131,26 +136,5 @@ def diagnose(
         cells=cells,
         own_text_unjudged=unjudged,
         recommendations=[first, advice.training(bench, symmetric), *others],
-        settings=_settings(**arguments, min_gain=min_gain, tolerance=tolerance),
+        settings=settings,
     )
-
-
-def _settings(**arguments: Any) -> dict[str, Any]:
-    """The arguments, and the versions of the packages that compute."""
-    from st_magnitude import __version__
-
-    others = ("sentence-transformers", "transformers", "torch", "numpy")
-    return arguments | {"st-magnitude": __version__} | {name: version(name) for name in others}
-
-
-def _check_arguments(data: RetrievalData, min_gain: float, tolerance: float) -> None:
-    if len(data.query_ids) < 2 or len(data.document_ids) < 2:
-        raise ValueError(
-            "A diagnosis needs at least two queries with a relevant document and two documents, got "
-            f"{len(data.query_ids)} and {len(data.document_ids)}. Verdicts need {2 * MIN_QUERIES} queries or "
-            "more; use some hundreds."
-        )
-    if not 0 <= min_gain < 1:
-        raise ValueError(f"min_gain must be a difference of nDCG@10 in [0, 1), got {min_gain}; the default is 0.02.")
-    if not 0 < tolerance < 1:
-        raise ValueError(f"tolerance must lie strictly between 0 and 1, got {tolerance}; the default is 0.05.")

@@ -1,7 +1,4 @@
-"""The pictures of a report: functions that draw a part of a diagnosis into matplotlib's axes.
-
-Series have the colors C0 to C4, and everything else `_plot.INK`.
-"""
+"""The pictures of a report: functions that draw a part of a diagnosis into matplotlib's axes."""
 
 from __future__ import annotations
 
@@ -12,15 +9,7 @@ from typing import Any
 import numpy as np
 
 from st_magnitude._plot import INK, draw, key_above
-from st_magnitude.diagnosis.findings import (
-    DO,
-    NO_BENEFIT,
-    NOT_ENOUGH,
-    Array,
-    ExponentChoice,
-    Interval,
-    Recommendation,
-)
+from st_magnitude.diagnosis.findings import DO, NO_BENEFIT, NOT_ENOUGH, Array, ExponentChoice, Interval, Recommendation
 from st_magnitude.evaluation.compression import CompressionCell, largest, pareto
 from st_magnitude.geometry import paired_bootstrap
 
@@ -86,12 +75,12 @@ def exponents(axis: Any, choice: ExponentChoice, intervals: Sequence[Interval]) 
     """nDCG@10 by document exponent. The band is the interval of the difference from today, drawn around the curve."""
     today = float(choice.ndcg(choice.present).mean())
     gain, low, high = np.array(intervals).T + today
-    gammas, chosen = choice.exponents, choice.candidate
+    gammas = choice.exponents
     axis.fill_between(gammas, low, high, color="C0", alpha=0.2, linewidth=0, label="95% interval against today")
     axis.axhline(today, color=INK, linewidth=1, linestyle=":")
     axis.plot(gammas, gain, color="C0", linewidth=1.8)
     axis.plot(choice.present, today, "o", color=INK, markersize=7, label="today")
-    axis.plot(chosen, choice.ndcg(chosen).mean(), "D", color="C1", label="chosen by one half")
+    axis.plot(choice.candidate, choice.ndcg(choice.candidate).mean(), "D", color="C1", label="chosen by one half")
     axis.set_xlabel("document exponent (0: dot, 1: cosine)")
     axis.set_ylabel("nDCG@10")
     axis.grid(axis="y")
@@ -126,11 +115,7 @@ def compression(axis: Any, cells: Sequence[CompressionCell]) -> None:
 
 
 def plot_compression(cells: Sequence[CompressionCell], path: str | Path) -> None:
-    """Writes the picture of `compression` to a PNG file.
-
-    Args:
-        cells: Cells of a CompressionEvaluator.
-        path: PNG file to write, in a folder that exists.
+    """Writes nDCG@10 by bytes per document of the cells of a CompressionEvaluator to a PNG file.
 
     Raises:
         ImportError: If matplotlib is not installed.

@@ -12,18 +12,6 @@ from numpy.typing import NDArray
 from st_magnitude.evaluation.compression import CompressionCell
 from st_magnitude.result import Result
 
-__all__ = [
-    "DO",
-    "NOT_ENOUGH",
-    "NO_BENEFIT",
-    "Diagnosis",
-    "EffectSize",
-    "ExponentChoice",
-    "Geometry",
-    "NormStatistics",
-    "Recommendation",
-]
-
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 Interval = tuple[float, float, float]  # gain, low, high
@@ -87,34 +75,18 @@ class Geometry:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """One possible change, and whether the measurements support it.
+    """One possible change, and whether the measurements support it."""
 
-    Attributes:
-        name: Short fixed name: ``"exponent"``, ``"training"``, ``"pruning"``, ``"half"``, ``"quarter"``, ``"1 bit"``,
-            ``"bits and norm"``, ``"centring"`` or ``"prior"``.
-        action: The change in question.
-        verdict: ``"do"``: the interval of the gain lies above 0 and reaches a gain worth having. ``"no benefit
-            expected"``: the interval excludes a gain worth having. ``"not enough data"``: the interval does neither.
-        choice: The setting to use.
-        reason: The reason in words.
-        scoring: The scoring with which the change was measured, as ``"exponent"`` recommends it.
-        gain: (gain, low, high), a 95 % bootstrap interval over queries that had no part in choosing the change; None if
-            nothing could be measured.
-        gain_of: The difference that the gain is.
-        num_queries: Number of queries behind the interval.
-        evidence: The figures behind the recommendation, by name.
-    """
-
-    name: str
-    action: str
-    verdict: str
-    choice: str
+    name: str  # "exponent", "training", "pruning", "half", "quarter", "1 bit", "bits and norm", "centring" or "prior"
+    action: str  # the change in question
+    verdict: str  # "do", "no benefit expected" or "not enough data", as `diagnose` defines them
+    choice: str  # the setting to use
     reason: str
-    scoring: str
-    gain: Interval | None = None
-    gain_of: str = ""
-    num_queries: int = 0
-    evidence: dict[str, float] = field(default_factory=dict)
+    scoring: str  # with which the change was measured
+    gain: Interval | None = None  # 95 % bootstrap interval of queries that did not choose the change; None: unmeasured
+    gain_of: str = ""  # the difference that the gain is
+    num_queries: int = 0  # behind the interval
+    evidence: dict[str, float] = field(default_factory=dict)  # the figures behind the recommendation, by name
 
     @property
     def measured(self) -> str:
@@ -133,15 +105,14 @@ class Recommendation:
 class Diagnosis(Result):
     """The result of `diagnose`.
 
-    ``print(diagnosis)`` shows the recommendations. `st_magnitude.diagnosis.page` has
-    ``measurements(diagnosis)``, all figures as text, and ``write_page(diagnosis, folder)``, an HTML page with
-    pictures.
+    ``print(diagnosis)`` shows the recommendations. `st_magnitude.diagnosis.page` has ``measurements``, all figures as
+    text, and ``write_page``, an HTML page with pictures.
 
     Attributes:
         model: Hub id or the end of the path of the model.
         similarity: Name of the similarity with which the model is scored today.
-        recommended: Name of the similarity that the recommendation ``"exponent"`` advises; today's if it advises no
-            change. All other recommendations and ``cells`` are measured with it.
+        recommended: Name of the similarity that the recommendation ``"exponent"`` advises. All other recommendations
+            and ``cells`` are measured with it.
         normalizes: Whether the model ends in Normalize. The norms here come from before it and are not used today.
         has_magnitude: False if all norms are 1 and the embeddings before the normalization cannot be reached.
         query_ids: Ids of the queries, in the order of all per-query arrays.
@@ -155,8 +126,7 @@ class Diagnosis(Result):
         cells: Storage, as CompressionEvaluator measures it.
         own_text_unjudged: Share of the queries whose own text is a document that is not judged relevant.
         recommendations: All recommendations; ``diagnosis["exponent"]`` finds one by name.
-        settings: The arguments ``title``, ``symmetric``, ``seed``, ``num_samples``, ``min_gain`` and ``tolerance``, and
-            the versions of this package and of those that it computes with.
+        settings: Arguments of `diagnose`, and the versions of this package and of those that it computes with.
     """
 
     model: str
@@ -178,11 +148,7 @@ class Diagnosis(Result):
     settings: dict[str, Any]
 
     def __getitem__(self, name: str) -> Recommendation:
-        for recommendation in self.recommendations:
-            if recommendation.name == name:
-                return recommendation
-        known = ", ".join(repr(r.name) for r in self.recommendations)
-        raise KeyError(f"There is no recommendation called {name!r}; use one of {known}.")
+        return {r.name: r for r in self.recommendations}[name]
 
     @property
     def facts(self) -> str:

@@ -1,11 +1,11 @@
-"""Measurements of a model and a task: one function per property, each of which returns figures."""
+"""Measurements: properties of a model and a task, and the bench on which changes of them are compared."""
 
 from __future__ import annotations
 
-import logging
 import math
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,9 @@ from st_magnitude import geometry
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import EncodedTask
 from st_magnitude.diagnosis.findings import (
+    DO,
+    NO_BENEFIT,
+    NOT_ENOUGH,
     QUANTILES,
     Array,
     EffectSize,
@@ -27,23 +30,14 @@ from st_magnitude.diagnosis.findings import (
     Mask,
     NormStatistics,
 )
+from st_magnitude.evaluation.compression import CompressionCell, compression_cells, search_compressed
 from st_magnitude.evaluation.metrics import are_unit
-from st_magnitude.similarity import COSINE, Similarity
+from st_magnitude.similarity import COSINE, DOT, Similarity, safe_norm
 
-__all__ = [
-    "directions",
-    "effect_sizes",
-    "exponent_choice",
-    "halves",
-    "norm_statistics",
-    "own_text_unjudged",
-]
-
-Bootstrap = Callable[[Any, Any], Interval]
-
-logger = logging.getLogger(__name__)
-
+MIN_QUERIES = 25  # behind a verdict: percentile intervals of fewer queries are too short
 SAMPLE = 5000  # documents behind the uniformity and the principal components
+Bootstrap = Callable[[Any, Any], Interval]
+Stored = dict[tuple[int, str, str], Array]  # (dim, precision, rescoring) -> nDCG@10 of every query
 
 
 def norm_statistics(embeddings: Tensor, words: Array) -> NormStatistics:
@@ -62,10 +56,9 @@ def norm_statistics(embeddings: Tensor, words: Array) -> NormStatistics:
 
 def effect_sizes(task: EncodedTask, is_relevant: Mask, documents: NormStatistics) -> dict[str, EffectSize]:
     """Cohen's d of document norms under ``"corpus"``, which compares by ``is_relevant`` (m,), and ``"hard"``."""
-    relevant, others = int(is_relevant.sum()), int((~is_relevant).sum())
-    corpus = f"{relevant} documents are relevant to at least one query, {others} to no query"
     rows, flags = _near_queries(task)
-    hard = f"{int(flags.sum())} relevant and {int((~flags).sum())} irrelevant documents are near the queries"
+    corpus = "{} documents are relevant to at least one query, {} to no query"
+    hard = "{} relevant and {} irrelevant documents are near the queries"
     return {
         "corpus": _effect(documents, np.arange(len(is_relevant)), is_relevant, corpus),
         "hard": _effect(documents, rows, flags, hard),
@@ -85,8 +78,8 @@ def _near_queries(task: EncodedTask) -> tuple[NDArray[np.int64], Mask]:
 
 
 def _effect(documents: NormStatistics, rows: NDArray[np.int64], is_relevant: Mask, why_undefined: str) -> EffectSize:
-    if min(is_relevant.sum(), (~is_relevant).sum()) < 2:
-        return EffectSize(undefined=why_undefined)
+    if min(counts := (int(is_relevant.sum()), int((~is_relevant).sum()))) < 2:
+        return EffectSize(undefined=why_undefined.format(*counts))
     norms, log_words = documents.values[rows], np.log(np.maximum(documents.words[rows], 1))
     return EffectSize(
         geometry.cohens_d(norms[is_relevant], norms[~is_relevant]),
@@ -95,10 +88,7 @@ def _effect(documents: NormStatistics, rows: NDArray[np.int64], is_relevant: Mas
 
 
 def halves(task: EncodedTask, seed: int) -> Mask:
-    """Which queries choose: about half of them, at random, (n,).
-
-    Queries that share relevant documents stay in one half, unless that leaves less than a quarter for either half.
-    """
+    """Which queries choose: about half of them, at random, (n,). Those with a common document stay together."""
     n, rng = len(task.columns), np.random.default_rng(seed)
     rows = np.repeat(np.arange(n), [len(c) for c in task.columns])
     columns = n + np.concatenate([list(c) for c in task.columns])
@@ -108,8 +98,7 @@ def halves(task: EncodedTask, seed: int) -> Mask:
     for g in rng.permutation(np.unique(group)):
         if chose.sum() + sizes[g] <= n / 2:
             chose |= group == g
-    if 4 * chose.sum() < n:
-        logger.info("Most queries share relevant documents, so the choosing and the measuring half share them too.")
+    if 4 * chose.sum() < n:  # most queries share documents, so the halves share them too
         chose[:] = False
         chose[rng.permutation(n)[: n // 2]] = True
     return chose
@@ -173,3 +162,89 @@ def own_text_unjudged(data: RetrievalData) -> float:
     asked = [(words(data.queries[query]), data.relevant[query]) for query in data.query_ids]
     found = [text in answers and text not in {words(data.corpus[d]) for d in judged} for text, judged in asked]
     return float(np.mean(found))
+
+
+@dataclass(frozen=True)
+class Check:
+    """The measured gain of one change."""
+
+    gain: Interval | None = None  # in nDCG@10; None if it could not be measured
+    num_queries: int = 0
+    min_gain: float = 0.0
+
+    @property
+    def verdict(self) -> str:
+        """The verdict that the interval supports."""
+        if self.gain is None or self.num_queries < MIN_QUERIES:
+            return NOT_ENOUGH
+        if self.gain[2] < self.min_gain:
+            return NO_BENEFIT
+        return DO if self.gain[1] > 0 else NOT_ENOUGH
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The encoded task and the settings with which every change is measured."""
+
+    task: EncodedTask
+    is_relevant: Mask  # whether a document is relevant to any query, also to one outside of the task, (m,)
+    choice: ExponentChoice
+    scoring: Similarity
+    has_magnitude: bool  # whether the norms differ
+    interval: Bootstrap  # paired, of the difference of two arrays of nDCG@10
+    min_gain: float  # smallest gain that is worth a change
+    tolerance: float  # share of nDCG@10 that smaller storage may cost
+
+    @property
+    def measuring(self) -> Mask:
+        """The queries that chose nothing, (n,)."""
+        return ~self.choice.chose
+
+    @property
+    def full(self) -> Array:
+        """nDCG@10 of every query with the whole index in float32, (n,)."""
+        return self.choice.ndcg(self.scoring.exponents[1])
+
+    def gain(self, values: Array, reference: Array) -> Check:
+        """Compares two arrays of nDCG@10 of the same queries."""
+        return Check(self.interval(values, reference), len(values), self.min_gain)
+
+    def margin(self, values: Array, full: Array) -> Check:
+        """Compares nDCG@10 of a smaller index with the share of the full nDCG@10 that the tolerance leaves."""
+        return Check(self.interval(values, (1 - self.tolerance) * full), len(values))
+
+
+def pruned(bench: Bench, order: Array, share: float) -> tuple[Array, Mask]:
+    """nDCG@10 without the given share of the documents, lowest in ``order`` (m,), and which documents remain."""
+    number = min(max(round((1 - share) * len(order)), 1), len(order) - 1)  # neither all nor none
+    kept = np.zeros(len(order), dtype=bool)
+    kept[np.argsort(-order, kind="stable")[:number]] = True
+    return bench.task.ndcg(bench.task.top(bench.scoring, among=kept)), kept
+
+
+def storage(bench: Bench) -> tuple[list[CompressionCell], Stored]:
+    """nDCG@10 in all, half and a quarter of the dimensions and at one bit per dimension."""
+    dim = bench.task.queries.shape[1]
+
+    def search(prefix: int, precision: str, similarity: Similarity) -> dict[str, Array]:
+        task = bench.task.prefix(prefix)
+        q = similarity.query(task.queries.double()).float()
+        d = similarity.document(task.documents.double()).float()
+        return {kind: task.ndcg(top) for kind, top in search_compressed(q, d, precision, 100, similarity).items()}
+
+    prefixes = [prefix for prefix in (dim, dim // 2, dim // 4) if prefix]
+    stored = {(k, "float32", "none"): search(k, "float32", bench.scoring)["none"] for k in prefixes}
+    stored |= {(dim, "binary", kind): values for kind, values in search(dim, "binary", bench.scoring).items()}
+    cells = compression_cells(stored, dim)
+    # An entry that no cell shows: bits and norm at the best exponent below 1.
+    with_norm = search(dim, "binary", Similarity(1.0, bench.choice.magnitude_candidate))
+    return cells, stored | {(dim, "binary", "candidate"): with_norm["norm"]}
+
+
+def centred(bench: Bench) -> Array:
+    """nDCG@10 without the mean direction of the documents, and with norms as they are. It needs no judgments."""
+    queries, documents = (COSINE.document(x.double()) for x in (bench.task.queries, bench.task.documents))
+    mean = documents.mean(dim=0)
+    d = COSINE.document(documents - mean) * safe_norm(bench.task.documents) ** (1 - bench.scoring.exponents[1])
+    changed = replace(bench.task, queries=COSINE.query(queries - mean).float(), documents=d.float())
+    return changed.ndcg(changed.top(DOT))

@@ -46,17 +46,11 @@ class Section:
 
 
 def write_page(diagnosis: Diagnosis, output: str | Path) -> Path:
-    """Writes ``report.html``, with its pictures inside.
-
-    Recommendations come first, then all measurements. The page follows the reader's choice of light or dark, and
-    prints. The same diagnosis gives the same file.
+    """Writes ``report.html``, with its pictures inside, and returns its path. The same diagnosis gives the same file.
 
     Args:
         diagnosis: Result of `st_magnitude.diagnose`.
         output: Folder for the file, created if it does not exist. Other files in it stay.
-
-    Returns:
-        The path of the HTML file.
 
     Raises:
         ImportError: If matplotlib or jinja2 is not installed. Nothing has been written then.

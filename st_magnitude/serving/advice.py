@@ -50,10 +50,6 @@ _LLAMA_CUT = (
     "Cut texts at {limit} tokens in your client: llama.cpp does not truncate, and refuses texts of more than "
     "--ubatch-size tokens (512 by default)."
 )
-_CLIENT_EXPONENT = (
-    "The server does not run ExponentNorm. Apply it to what comes back before you store it: "
-    "stm.Similarity({gamma_query:g}, {gamma_document:g}).document(vectors)."
-)
 
 # By finding and kind of server: what to do. "" is for a server that is not known, and for callables.
 FIXES = {
@@ -75,7 +71,10 @@ FIXES = {
         "TEI": 'Send "normalize": true to /embed, or leave it out.',
         "": "Divide the vectors by their norms in your client, or search by cosine.",
     },
-    "exponent not applied": {"": _CLIENT_EXPONENT},
+    "exponent not applied": {
+        "": "The server does not run ExponentNorm. Apply it to what comes back before you store it: "
+        "stm.Similarity({gamma_query:g}, {gamma_document:g}).document(vectors)."
+    },
     "role ignored": {
         "": "No ranking changes. For scores on one scale over all queries, send queries to a route or server of their "
         "own, or divide them in your client."
@@ -137,19 +136,12 @@ FIXES = {
 
 @dataclass(frozen=True)
 class Finding:
-    """One difference between what a target returns and what the model computes.
+    """One difference between what a target returns and what the model computes."""
 
-    Attributes:
-        name: Short fixed name, such as ``"norms lost"``; docs/serving.md has the list.
-        text: The difference with its figures.
-        fix: What to change, with the switch of this server where it has one.
-        matters: Whether scores by the model's similarity change; False for a note.
-    """
-
-    name: str
-    text: str
-    fix: str
-    matters: bool = True
+    name: str  # short and fixed, such as "norms lost"; docs/serving.md has the list
+    text: str  # the difference with its figures
+    fix: str  # what to change, with the switch of this server where it has one
+    matters: bool = True  # whether scores by the model's similarity change; False for a note
 
 
 def describe(name: str, server: str, **details: Any) -> Finding:

@@ -13,21 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
-from st_magnitude._checks import positive
 from st_magnitude.evaluation.metrics import model_name
 from st_magnitude.geometry import norms
 from st_magnitude.geometry.arrays import unit_rows
 from st_magnitude.result import Result
 from st_magnitude.serving.advice import Finding, describe
-from st_magnitude.serving.explain import (
-    LocalModel,
-    Probe,
-    Side,
-    explain,
-    max_tokens,
-    prompt_of,
-)
-from st_magnitude.serving.server import Server, embed_all
+from st_magnitude.serving.explain import LocalModel, Side, explain
+from st_magnitude.serving.server import Embed, Server, embed_all
 from st_magnitude.surgery.export import load
 
 __all__ = ["ServingCheck", "check_serving"]
@@ -89,12 +81,12 @@ class ServingCheck(Result):
         model: Hub id or folder of the model, as far as the model knows it.
         findings: Differences, the most important first; notes last.
         local_norms: Smallest and largest norm of the model's own embeddings.
-        served_norms: Smallest and largest norm of what came back; nan for a search, which returns no vectors.
         num_queries: Number of queries whose rankings were compared.
         num_documents: Number of documents that they rank.
         changed_rankings: Number of queries whose top 10 differs by more than ties.
         error: Median relative error of a vector, after the differences that have a finding of their own; for a search,
             the share of the first ten documents that it misses.
+        served_norms: Smallest and largest norm of what came back; nan for a search, which returns no vectors.
         remark: What could not be checked, in a sentence; may be empty.
     """
 
@@ -103,11 +95,11 @@ class ServingCheck(Result):
     model: str
     findings: tuple[Finding, ...]
     local_norms: tuple[float, float]
-    served_norms: tuple[float, float]
     num_queries: int
     num_documents: int
     changed_rankings: int
     error: float
+    served_norms: tuple[float, float] = (math.nan, math.nan)
     remark: str = ""
 
     @property
@@ -115,32 +107,24 @@ class ServingCheck(Result):
         """Whether the target serves what the model computes: there are no findings, or only notes."""
         return not any(finding.matters for finding in self.findings)
 
-    def __getitem__(self, name: str) -> Finding:
-        return {finding.name: finding for finding in reversed(self.findings)}[name]
-
-    def to_dict(self) -> dict[str, Any]:
-        """All attributes, and ``same``, as plain JSON values."""
-        return super().to_dict() | {"same": self.same}
-
     def tables(self) -> list[str]:
         number = sum(finding.matters for finding in self.findings)
-        verdict = "SAME to rounding" if self.same else f"DIFFERS: {number} difference{'s' * (number > 1)}"
-        if self.same and self.findings:
-            verdict = "SAME scores, with a note"
+        verdict = "SAME scores, with a note" if self.findings else "SAME to rounding"
+        if number:
+            verdict = f"DIFFERS: {number} difference{'s' * (number > 1)}"
         server = f" ({self.server})" if self.server else ""
-        local, served = ("{:.3f} to {:.3f}".format(*pair) for pair in (self.local_norms, self.served_norms))
-        came = "" if math.isnan(self.served_norms[0]) else f", of the target {served}"
+        paragraphs = [f"{self.target}{server} against {self.model or 'the model'}\n{verdict}"]
+        for finding in self.findings:
+            fix = f"\n     -> {finding.fix}" if finding.fix else ""
+            paragraphs.append(f"[{'' if finding.matters else 'note: '}{finding.name}] {finding.text}{fix}")
+        came = "" if math.isnan(self.served_norms[0]) else ", of the target {:.3f} to {:.3f}".format(*self.served_norms)
         figures = [
-            f"Norms: of the model {local}{came}.",
+            "Norms: of the model {:.3f} to {:.3f}".format(*self.local_norms) + f"{came}.",
             f"Rankings: {self.changed_rankings} of {self.num_queries} queries rank the {self.num_documents} documents "
             "differently.",
             self.remark,
         ]
-        paragraphs = [[f"{self.target}{server} against {self.model or 'the model'}", verdict]]
-        for finding in self.findings:
-            fix = f"     -> {finding.fix}" if finding.fix else ""
-            paragraphs.append([f"[{'' if finding.matters else 'note: '}{finding.name}] {finding.text}", fix])
-        return ["\n".join(line for line in lines if line) for lines in [*paragraphs, figures]]
+        return [*paragraphs, "\n".join(line for line in figures if line)]
 
 
 def check_serving(
@@ -158,9 +142,8 @@ def check_serving(
     """Compares what a server, a client or an index returns with what the model computes, and says how to fix it.
 
     About forty texts are encoded here and by the target: short, long, over the token limit, in several scripts, nearly
-    empty, in both roles. The check tells lost norms, another pooling, a missing prompt, modules that the server does
-    not run, an exponent that is not applied, another token limit, lower precision and another model from each other,
-    because it does the same to the model here and compares.
+    empty, in both roles. The model is then changed here as servers change it, to see which changes explain the
+    differences. docs/serving.md lists the findings.
 
     Args:
         target: URL of a server that speaks OpenAI's ``/v1/embeddings`` (vLLM, Infinity, llama.cpp, Ollama and others)
@@ -172,8 +155,7 @@ def check_serving(
         api_key: Key that is sent as a bearer token. No message contains it.
         request: Further entries of every request, such as ``{"normalize": False}``: what your client sends, or a fix
             to try.
-        send_prompts: Whether the model's prompt is put before each text that is sent, as a client does that knows
-            them. By default texts are sent as they are.
+        send_prompts: Whether the model's prompt is put before each text that is sent, as some clients do.
         documents: Texts in the order of an index, which is then the target.
         tolerance: Median relative error of a vector that counts as rounding.
         timeout: Seconds to wait for an answer.
@@ -191,8 +173,6 @@ def check_serving(
         >>> check.same, [finding.name for finding in check.findings]
         (False, ['norms lost'])
     """
-    positive("tolerance", tolerance)
-    positive("timeout", timeout)
     if not isinstance(model, SentenceTransformer):
         model = load(os.fspath(model))
     local = LocalModel(model)
@@ -200,50 +180,38 @@ def check_serving(
         if documents is not None:
             raise ValueError("With documents=, the target is a callable search(vectors, k), not a URL.")
         with closing(Server(target, name, api_key, request, timeout)) as server:
-            told = str(server), server.kind, server.version
-            return _check_embeddings(local, lambda texts, role: server.embed(texts), *told, send_prompts, tolerance)
+            return _check_embeddings(local, server.embed, str(server), server.told, send_prompts, tolerance)
     named = getattr(target, "__name__", type(target).__name__)
     if documents is not None:
         return _check_search(local, target, documents, named)
-    return _check_embeddings(local, target, named, "", "", send_prompts, tolerance)
+    return _check_embeddings(local, target, named, "", send_prompts, tolerance)
 
 
 def _check_embeddings(
-    local: LocalModel,
-    embed: Callable[[list[str], str], Any],
-    target: str,
-    kind: str,
-    version: str,
-    send_prompts: bool,
-    tolerance: float,
+    local: LocalModel, embed: Embed, target: str, server: str, send_prompts: bool, tolerance: float
 ) -> ServingCheck:
     """Sends all probes, encodes them here, and explains the differences."""
-    model, probes, refusal = local.model, make_probes(local.model), ""
-    sides = []
-    for role in ("query", "document"):
-        own = [probe for probe in probes if probe.role == role]
-        texts, prompt = [probe.text for probe in own], prompt_of(model, role) if send_prompts else ""
+    limit, sides, refusal = local.limit, [], ""
+    for role, texts in (("query", QUERIES), ("document", probe_documents(limit))):
+        prompt = local.prompt(role) if send_prompts else ""
         served, refused = embed_all(embed, [prompt + text for text in texts], role, target)
-        sides.append(Side(role, own, served, local.expected(texts, role)))
+        tokens = np.array([num_tokens(local.model, text) for text in texts])
+        sides.append(Side(role, np.array(texts, dtype=object), tokens, served, local.expected(texts, role)))
         refusal = refusal or refused
-    if len(dims := {side.served.shape[1] for side in sides}) > 1:
-        raise ValueError(f"{target} returned vectors of {dims} dimensions for queries and documents.")
-    findings, error = explain(local, sides, kind, tolerance, refusal)
+    findings, error = explain(local, sides, server.split(" ")[0], tolerance, refusal)
     query, document = (side.answered() for side in sides)
-    served_scores = model.similarity(query.served, document.served).cpu().double().numpy()
-    own_scores = model.similarity(query.expected, document.expected).cpu().double().numpy()
-    best = np.argsort(-served_scores, axis=1, kind="stable")[:, :K]
-    limit = max_tokens(model)
+    best = np.argsort(-local.scores(query.served, document.served), axis=1, kind="stable")[:, :K]
+    own = _recall(best, local.scores(query.expected, document.expected))
     return ServingCheck(
         target=target,
-        server=" ".join(part for part in (kind, version) if part),
-        model=model_name(model),
+        server=server,
+        model=model_name(local.model),
         findings=tuple(sorted(findings, key=lambda finding: not finding.matters)),
         served_norms=_range(np.concatenate([query.served, document.served])),
         local_norms=_range(np.concatenate([query.expected, document.expected])),
-        num_queries=len(query.probes),
-        num_documents=len(document.probes),
-        changed_rankings=int((_recall(best, own_scores) < 1).sum()),
+        num_queries=len(query.texts),
+        num_documents=len(document.texts),
+        changed_rankings=int((own < 1).sum()),
         error=error,
         remark=f"Texts over the limit of {limit} tokens were not sent." if limit and 2 * limit > LONGEST else "",
     )
@@ -263,18 +231,17 @@ def _check_search(local: LocalModel, search: Callable[..., Any], documents: Sequ
     if found.shape != (len(queries), k) or not np.isin(found, np.arange(len(documents))).all():
         raise ValueError(
             f"{target} must return {k} row numbers of the {len(documents)} documents for each of {len(queries)} "
-            f"queries, and returned an array of shape {found.shape} and type {found.dtype}; pass documents= in the "
-            "order of the index, all of them."
+            f"queries, not an array of shape {found.shape}; pass all documents, in the order of the index."
         )
+    found = found.astype(int)
     name = local.model.similarity_fn_name
-    exact = local.model.similarity(queries, rows).cpu().double().numpy()
-    own = _recall(found.astype(int), exact)
+    own = _recall(found, local.scores(queries, rows))
     by_others = {
         "the inner product": queries @ rows.T,
         "cosine": unit_rows(queries) @ unit_rows(rows).T,
         "the Euclidean distance": 2 * queries @ rows.T - norms(rows) ** 2,  # the norm of a query changes no ranking
     }
-    recall = {metric: float(_recall(found.astype(int), scores).mean()) for metric, scores in by_others.items()}
+    recall = {metric: float(_recall(found, scores).mean()) for metric, scores in by_others.items()}
     nearest = max(recall, key=recall.__getitem__)
     findings = []
     if recall[nearest] > own.mean() and recall[nearest] >= 0.9:
@@ -287,7 +254,6 @@ def _check_search(local: LocalModel, search: Callable[..., Any], documents: Sequ
         model=model_name(local.model),
         findings=tuple(findings),
         local_norms=_range(rows),
-        served_norms=(math.nan, math.nan),
         num_queries=len(queries),
         num_documents=len(rows),
         changed_rankings=int((own < 1).sum()),
@@ -303,19 +269,14 @@ def _recall(found: NDArray[np.int64], scores: Array) -> Array:
     return (own >= last - 1e-5 * np.abs(scores).max(axis=1, keepdims=True)).mean(axis=1)
 
 
-def make_probes(model: SentenceTransformer) -> list[Probe]:
-    """Queries, documents, and documents of a quarter to twice as many words as the model reads tokens."""
-    limit = max_tokens(model) or 512
-    lengths = [limit // 4, limit // 2, limit, 2 * limit]
-    texts = [*DOCUMENTS, *(_long_text(n) for n in lengths if 0 < n <= LONGEST)]
-    return [
-        Probe(text, role, _num_tokens(model, text))
-        for role, group in (("query", QUERIES), ("document", texts))
-        for text in group
-    ]
+def probe_documents(limit: int | None) -> list[str]:
+    """The documents, and more of a quarter to twice as many words as the model reads tokens."""
+    lengths = [int(share * (limit or 512)) for share in (0.25, 0.5, 1, 2)]
+    return [*DOCUMENTS, *(_long_text(words) for words in lengths if 0 < words <= LONGEST)]
 
 
-def _num_tokens(model: SentenceTransformer, text: str) -> int:
+def num_tokens(model: SentenceTransformer, text: str) -> int:
+    """The number of tokens that the model reads of a text."""
     features = model.preprocess([text])
     if "attention_mask" in features:
         return int(features["attention_mask"].sum())
@@ -324,11 +285,8 @@ def _num_tokens(model: SentenceTransformer, text: str) -> int:
 
 def _long_text(words: int) -> str:
     """A text with something new in every sentence, so every cut changes its embedding."""
-    sentences: list[str] = []
-    count = 0
-    while count < words:
-        n = len(sentences)
+    sentences = []
+    for n in range(words // 6 + 1):  # a sentence has more words than that
         subject, thing = SUBJECTS[n % 7], SUBJECTS[(n * n + 3) % 7]
-        sentences.append(f"{subject} {VERBS[n * 2 % 9]} {thing} in chapter {n + 1}".capitalize())
-        count += len(sentences[-1].split())
-    return " ".join((". ".join(sentences) + ".").split()[:words])
+        sentences.append(f"{subject} {VERBS[n * 2 % 9]} {thing} in chapter {n + 1}.".capitalize())
+    return " ".join(" ".join(sentences).split()[:words])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from st_magnitude.modules import ExponentNorm
 from st_magnitude.serving.advice import POOLING_NAMES, Finding, describe
 from st_magnitude.surgery.raw import encode_raw, normalizes_output, raw_end
 
-__all__ = ["LocalModel", "Probe", "Side", "explain", "max_tokens", "prompt_of"]
+__all__ = ["LocalModel", "Side", "explain"]
 
 Array = NDArray[np.float64]
 SHORT = 24  # tokens; shorter texts are truncated nowhere
@@ -25,26 +25,22 @@ POOLINGS = ("mean", "cls", "lasttoken", "max")
 CLOSE = 0.02  # error of directions that numbers of few digits explain
 UNLIKE = 0.05  # error of directions beyond weights in int8 (MiniLM: 0.017 to 0.032; three steps of training: 0.036)
 MOVED = 0.01  # shift of norms that training leaves at such an error of directions, and rounding does not
-PROMPTS = {"": "as saved", "missing": "prompt missing", "twice": "prompt twice", "other": "prompt of the other role"}
-
-
-@dataclass(frozen=True)
-class Probe:
-    """A text without its prompt, its role, and the number of tokens that the model reads of it."""
-
-    text: str
-    role: str
-    tokens: int
+PROMPTS = {"missing": "prompt missing", "twice": "prompt twice", "other": "prompt of the other role"}
 
 
 @dataclass(frozen=True)
 class Side:
-    """The n probes of one role, and their vectors: those of the target, nan where it refused a text, and our own."""
+    """The n texts of one role without their prompts, and their vectors from the target and from the model."""
 
     role: str
-    probes: Sequence[Probe]
-    served: Array  # (n, dimensions of the target)
+    texts: NDArray[np.object_]  # (n,)
+    tokens: NDArray[np.int64]  # number of tokens that the model reads of each text, (n,)
+    served: Array  # nan where the target refused a text, (n, dimensions of the target)
     expected: Array  # (n, D)
+
+    @property
+    def who(self) -> str:
+        return "queries" if self.role == "query" else "documents"
 
     @property
     def came(self) -> NDArray[np.bool_]:
@@ -53,80 +49,70 @@ class Side:
 
     def answered(self) -> Side:
         """This side without the texts that were refused."""
-        probes = [probe for probe, came in zip(self.probes, self.came, strict=True) if came]
-        return Side(self.role, probes, self.served[self.came], self.expected[self.came])
+        came = self.came
+        return Side(self.role, self.texts[came], self.tokens[came], self.served[came], self.expected[came])
 
 
 @dataclass(frozen=True)
 class Change:
-    """One way in which a served model differs from the saved one; empty fields mean as saved.
+    """One way in which a served model differs from the saved one; empty fields mean as saved."""
 
-    Attributes:
-        prompt: A key of `PROMPTS`.
-        pooling: Pooling mode that is used instead.
-        skipped: Names of the modules after the pooling that are left out.
-    """
-
-    prompt: str = ""
-    pooling: str = ""
-    skipped: str = ""
-
-    def __str__(self) -> str:
-        parts = [PROMPTS[self.prompt], f"{self.pooling} pooling" if self.pooling else ""]
-        parts += [f"without {self.skipped}" if self.skipped else ""]
-        return ", ".join(part for part in parts if part)
+    prompt: str = ""  # a key of PROMPTS
+    pooling: str = ""  # mode that is used instead
+    skipped: str = ""  # names of the modules after the pooling, which are left out
 
 
 class LocalModel:
     """Embeddings of a model as it was saved, and raw embeddings under a `Change`."""
 
     def __init__(self, model: SentenceTransformer) -> None:
-        self.model = model
-        self._modules = list(model.children())
-        last = self._modules[-1]
+        modules = list(model.children())
+        self.model, self._modules, last = model, modules, modules[-1]
         self.exponents = last.similarity.exponents if isinstance(last, ExponentNorm) else None
         self.normalizes = normalizes_output(model, all)
-        self._pooling = next((module for module in self._modules if isinstance(module, Pooling)), None)
+        limit = getattr(model, "max_seq_length", None)
+        self.limit = int(limit) if limit and limit < 10**9 else None  # tokens that it reads; None if it reads all
+        self._place = next((i for i, module in enumerate(modules) if isinstance(module, Pooling)), len(modules))
+        mode = getattr(modules[self._place], "pooling_mode", "") if self._place < len(modules) else ""
+        self.pooling = mode if isinstance(mode, str) else ""  # empty without one Pooling of one mode
 
-    @property
-    def pooling(self) -> str:
-        """The pooling mode; empty without one Pooling of one mode."""
-        mode = getattr(self._pooling, "pooling_mode", "")
-        return mode if isinstance(mode, str) else ""
+    def prompt(self, role: str) -> str:
+        """The prompt that ``encode_query`` or ``encode_document`` puts before a text; empty without one."""
+        prompts, names = self.model.prompts, ("query",) if role == "query" else ("document", "passage", "corpus")
+        name = next((name for name in names if name in prompts), self.model.default_prompt_name)
+        return (prompts.get(name) or "") if name else ""
 
-    def expected(self, texts: Sequence[str], role: str) -> Array:
+    def expected(self, texts: Iterable[str], role: str) -> Array:
         """The result of ``encode_query`` or ``encode_document``: n texts -> (n, D)."""
         encode = self.model.encode_query if role == "query" else self.model.encode_document
         return encode(list(texts), convert_to_tensor=True, show_progress_bar=False).cpu().double().numpy()
 
-    def raw(self, texts: Sequence[str], role: str, change: Change) -> Array:
+    def scores(self, queries: Array, documents: Array) -> Array:
+        """The model's similarity: (n, D), (m, D) -> (n, m)."""
+        return self.model.similarity(queries, documents).cpu().double().numpy()
+
+    def raw(self, texts: Iterable[str], role: str, change: Change) -> Array:
         """Raw embeddings of texts under a change: n texts -> (n, D)."""
-        model = self.model
-        if self._pooling is not None and (change.pooling or change.skipped):
-            place, pooling = self._modules.index(self._pooling), self._pooling
+        model, place = self.model, self._place
+        if change.pooling or change.skipped:
+            pooling: Any = self._modules[place]
             if change.pooling:
                 mode: Any = change.pooling
                 pooling = Pooling(pooling.embedding_dimension, mode, pooling.include_prompt)
-            rest = [] if change.skipped else self._modules[place + 1 :]
-            model = SentenceTransformer(
-                modules=[*self._modules[:place], pooling, *rest],
-                device=str(self.model.device),
-                truncate_dim=self.model.truncate_dim,
-            )
+            modules = [*self._modules[:place], pooling, *([] if change.skipped else self._modules[place + 1 :])]
+            model = SentenceTransformer(modules=modules, device=str(model.device), truncate_dim=model.truncate_dim)
         prompt = self._prompts(role)[change.prompt]
         return encode_raw(model, list(texts), role, prompt=prompt, show_progress_bar=False).cpu().double().numpy()
 
     def changes(self, role: str) -> Iterator[Change]:
         """Changes to try, the likely ones first."""
         poolings = ["", *(mode for mode in POOLINGS if mode != self.pooling)] if self.pooling else [""]
-        skips = [""]
-        if self._pooling is not None:
-            middle = self._modules[self._modules.index(self._pooling) + 1 : raw_end(self._modules)]
-            skips += [", ".join(type(module).__name__ for module in middle)] if middle else []
+        after = self._modules[self._place + 1 : raw_end(self._modules)]
+        skips = ["", ", ".join(type(module).__name__ for module in after)] if after else [""]
         return (Change(prompt, pool, skip) for skip in skips for pool in poolings for prompt in self._prompts(role))
 
     def _prompts(self, role: str) -> dict[str, str]:
-        own, other = prompt_of(self.model, role), prompt_of(self.model, "document" if role == "query" else "query")
+        own, other = self.prompt(role), self.prompt("document" if role == "query" else "query")
         found = {"": own} | ({"missing": "", "twice": own + own} if own else {})
         return found | ({"other": other} if other and other != own else {})
 
@@ -143,29 +129,8 @@ class LocalModel:
         return {"": own} | laws
 
 
-def max_tokens(model: SentenceTransformer) -> int | None:
-    """The number of tokens that a model reads, or None if it reads all."""
-    limit = getattr(model, "max_seq_length", None)
-    return int(limit) if limit and limit < 10**9 else None
-
-
-def prompt_of(model: SentenceTransformer, role: str) -> str:
-    """The prompt that ``encode_query`` or ``encode_document`` puts before a text; empty without one."""
-    names = ("query",) if role == "query" else ("document", "passage", "corpus")
-    name = next((name for name in names if name in model.prompts), model.default_prompt_name)
-    return (model.prompts.get(name) or "") if name else ""
-
-
-# ---- comparisons of arrays
-
-
 def direction_errors(served: Array, local: Array) -> Array:
-    """|s / |s| - l / |l||, on the dimensions that are served: (n, D), (n, >= D) -> (n,) in [0, 2].
-
-    Example:
-        >>> direction_errors(np.array([[2.0, 0.0]]), np.array([[0.0, 1.0]])).round(3)
-        array([1.414])
-    """
+    """|s / |s| - l / |l||, on the dimensions that are served: (n, D), (n, >= D) -> (n,) in [0, 2]."""
     return norms(unit_rows(served) - unit_rows(local[:, : served.shape[1]]))
 
 
@@ -209,137 +174,83 @@ def norm_law(served: Array, laws: Mapping[str, Array]) -> tuple[str, float]:
     return "norms differ", 1.0
 
 
-# ---- findings
-
-
-class _Explained(NamedTuple):
-    findings: list[Finding]
-    relative: Array  # relative errors of the texts that are explained, (n,)
-    directions: Array  # errors of the directions of all texts
-
-
 def explain(
     local: LocalModel, sides: Sequence[Side], server: str, tolerance: float, refusal: str
 ) -> tuple[list[Finding], float]:
     """The findings, and the median relative error that is left when all of them are taken into account.
 
-    Args:
-        local: The model.
-        sides: Queries and documents with their vectors.
-        server: Kind of the server; may be empty.
-        tolerance: Median relative error that counts as rounding.
-        refusal: The server's message for the first text that it refused.
+    ``server`` is its kind, and ``refusal`` its message for the first text that it refused; both may be empty.
     """
     explained = [_explain_side(local, side.answered(), server) for side in sides]
     # One finding of each name: the documents, which decide rankings, come last and replace the queries.
-    found = [finding for side in explained for finding in side.findings]
+    found = [finding for side, _ in explained for finding in side]
     findings = list({(f.name, f.text if "prompt" in f.name else ""): f for f in found}.values())
     if refusal:
-        tokens = [
-            probe.tokens for side in sides for probe, came in zip(side.probes, side.came, strict=True) if not came
-        ]
-        texts = f"{len(tokens)} of {sum(len(side.probes) for side in sides)} texts"
-        limit = max_tokens(local.model) or min(tokens)
-        findings.append(describe("refused", server, texts=texts, shortest=min(tokens), said=refusal, limit=limit))
-    errors = np.concatenate([side.relative for side in explained])
-    if any(finding.name == "another model" for finding in findings) or not len(errors):
-        return findings, float(np.median(np.concatenate([side.directions for side in explained])))
+        tokens = np.concatenate([side.tokens[~side.came] for side in sides])
+        texts = f"{len(tokens)} of {sum(len(side.texts) for side in sides)} texts"
+        details = {"texts": texts, "shortest": tokens.min(), "said": refusal, "limit": local.limit or tokens.min()}
+        findings.append(describe("refused", server, **details))
+    errors = np.concatenate([errors for _, errors in explained])
     error = float(np.median(errors))
-    if error > tolerance:
+    if error > tolerance and not any(finding.name == "another model" for finding in findings):
         findings.append(describe("precision", server, median=error, most=errors.max()))
     return findings, error
 
 
-def _explain_side(local: LocalModel, side: Side, server: str) -> _Explained:
-    served, role = side.served, side.role
-    texts, short = [probe.text for probe in side.probes], np.array([probe.tokens <= SHORT for probe in side.probes])
-    short_texts = [probe.text for probe in side.probes if probe.tokens <= SHORT]
-    who = "queries" if role == "query" else "documents"
-    dim, full = served.shape[1], side.expected.shape[1]
+def _explain_side(local: LocalModel, side: Side, server: str) -> tuple[list[Finding], Array]:
+    """The findings, and the errors of the texts that they explain: relative, or of directions for another model."""
+    served, role, dim, short = side.served, side.role, side.served.shape[1], side.tokens <= SHORT
 
     # Long texts can be cut elsewhere, so the short ones say what else the server does to the model.
-    candidates = ((change, local.raw(short_texts, role, change)) for change in local.changes(role))
+    candidates = ((change, local.raw(side.texts[short], role, change)) for change in local.changes(role))
     change = nearest_change(served[short], candidates)
     if change is None:
-        finding = describe("another model", server, who=who, how=f"they have {dim} dimensions, the model {full}.")
-        return _Explained([finding], np.empty(0), np.full(len(served), 2.0))
-    raw = local.raw(texts, role, change)[:, :dim]
+        how = f"they have {dim} dimensions, the model {side.expected.shape[1]}."
+        return [describe("another model", server, who=side.who, how=how)], np.full(len(served), 2.0)
+    raw = local.raw(side.texts, role, change)[:, :dim]
     errors = direction_errors(served, raw)
     # Rows whose error is not explained by the precision of the others: cut elsewhere, or split into other tokens.
     equal = errors <= max(6 * float(np.quantile(errors[short], 0.25)), 2e-3)
     laws = local.norm_laws(norms(raw), role)
     law, factor = norm_law(norms(served)[equal], {name: rows[equal] for name, rows in laws.items()})
     ratio = float(np.median(norms(served)[equal]) / max(np.median(laws[""][equal]), 1e-30))
-    if how := _unlike(float(np.median(errors[equal])), ratio, law, change):
-        finding = describe("another model", server, who=who, how=how)
-        return _Explained([finding], np.empty(0), errors)
+    # Rounding of the weights turns directions a little and leaves the norms. Training changes both.
+    error, moved = np.median(errors[equal]), law in ("", "norms scaled", "norms differ") and abs(ratio - 1) > MOVED
+    if error >= UNLIKE or (error >= CLOSE and moved):
+        more = f", and norms are {ratio:.3f} times the model's." if moved else f"; weights in int8 explain {UNLIKE}."
+        how = f"directions differ by {error:.3f} (median){more}"
+        return [describe("another model", server, who=side.who, how=how)], errors
 
-    findings = _change_findings(local, change, role, who, server)
-    if dim < full and not change.skipped:
-        findings.append(describe("dimensions", server, dim=dim, full=full))
-    if not equal.all():
-        findings.append(_unequal_finding(local, side, ~equal, server))
-    if law:
-        findings.append(_norm_finding(local, law, factor, side, server))
+    findings = _findings(local, side, change, equal, law, factor, server)
     target = unit_rows(raw) * (laws[law] if law in laws else laws[""] * factor)[:, None]
     relative = errors if law == "norms differ" else norms(served - target) / np.maximum(norms(target), 1e-30)
-    return _Explained(findings, relative[equal], errors)
+    return findings, relative[equal]
 
 
-def _unlike(error: float, ratio: float, law: str, change: Change) -> str:
-    """How vectors differ by more than rounding of numbers or weights explains; empty if they do not.
-
-    Args:
-        error: Error of the directions.
-        ratio: Norms of the target over norms of the model.
-        law: The law that the norms follow.
-        change: The change that explains the vectors best.
-    """
-    # Rounding of the weights turns directions a little and leaves the norms. Training changes both.
-    moved = law in ("", "norms scaled", "norms differ") and abs(ratio - 1) > MOVED
-    if error < CLOSE or (error < UNLIKE and not moved):
-        return ""
-    best = f", at best with the model {change}" if change != Change() else ""
-    more = f", and norms are {ratio:.3f} times the model's." if moved else f"; weights in int8 explain {UNLIKE}."
-    return f"directions differ by {error:.3f} (median){best}{more}"
-
-
-def _change_findings(local: LocalModel, change: Change, role: str, who: str, server: str) -> list[Finding]:
-    findings = []
-    if change.pooling:
-        names = POOLING_NAMES.get(local.pooling, {})
-        known = server if names else ""
-        findings.append(describe("pooling", known, served=change.pooling, pooling=local.pooling, **names))
-    if change.prompt:
-        prompt = prompt_of(local.model, role)
-        findings.append(describe(PROMPTS[change.prompt], server, who=who, role=role, prompt=prompt))
-    if change.skipped:
-        findings.append(describe("modules skipped", server, skipped=change.skipped))
-    return findings
-
-
-def _unequal_finding(local: LocalModel, side: Side, unequal: NDArray[np.bool_], server: str) -> Finding:
-    """The finding if some texts differ: long ones because of another limit, others because of another tokenizer."""
-    tokens = np.array([probe.tokens for probe in side.probes])
-    limit, first = max_tokens(local.model), int(tokens[unequal].min())
-    if limit is None or tokens[~unequal].max(initial=0) > first or first <= SHORT:
-        example = side.probes[int(unequal.argmax())].text[:40]
-        return describe("tokenizer", server, count=int(unequal.sum()), total=len(tokens), example=example)
-    return describe("truncation", server, first=first, limit=limit)
-
-
-def _norm_finding(local: LocalModel, law: str, factor: float, side: Side, server: str) -> Finding:
-    came, own = norms(side.served), norms(side.expected)
+def _findings(
+    local: LocalModel, side: Side, change: Change, equal: NDArray[np.bool_], law: str, factor: float, server: str
+) -> list[Finding]:
+    """The findings about a side whose vectors a change and a law of norms explain, but for the texts not ``equal``."""
+    came, own, limit = norms(side.served), norms(side.expected), local.limit
     query, document = local.exponents or (0.0, 0.0)
-    details = {
-        "who": "queries" if side.role == "query" else "documents",
-        "median": np.median(came),
-        "norms": f"{came.min():.3f} to {came.max():.3f}",
-        "expected": f"{own.min():.3f} to {own.max():.3f}",
-        "factor": factor,
-    }
-    finding = describe(law, server, **details, gamma_query=query, gamma_document=document)
+    dim, full = side.served.shape[1], side.expected.shape[1]
+    details: dict[str, Any] = {"who": side.who, "role": side.role, "prompt": local.prompt(side.role)}
+    details |= {"served": change.pooling, "pooling": local.pooling, "skipped": change.skipped, "dim": dim, "full": full}
+    details |= {"norms": f"{came.min():.3f} to {came.max():.3f}", "expected": f"{own.min():.3f} to {own.max():.3f}"}
+    details |= {"median": np.median(came), "factor": factor, "gamma_query": query, "gamma_document": document}
+    names = [PROMPTS[change.prompt]] if change.prompt else []
+    names += ["modules skipped"] if change.skipped else ["dimensions"] if dim < full else []
+    if not equal.all():  # long texts because of another limit, others because of another tokenizer
+        first, example = int(side.tokens[~equal].min()), side.texts[equal.argmin()][:40]
+        is_limit = limit is not None and side.tokens[equal].max(initial=0) <= first and first > SHORT
+        names.append("truncation" if is_limit else "tokenizer")
+        details |= {"first": first, "limit": limit, "example": example, "count": (~equal).sum(), "total": len(equal)}
+    names += [law] if law else []
+    findings = [describe(name, server, **details) for name in names]
+    if change.pooling:
+        known = POOLING_NAMES.get(local.pooling, {})
+        findings.insert(0, describe("pooling", server if known else "", **details, **known))
     if law == "norms lost" and local.model.similarity_fn_name == "cosine":
-        text = finding.text + " The model is scored by cosine, which does not see norms."
-        return Finding(law, text, fix="", matters=False)
-    return finding
+        text = findings[-1].text + " The model is scored by cosine, which does not see norms."
+        findings[-1] = Finding(law, text, fix="", matters=False)
+    return findings

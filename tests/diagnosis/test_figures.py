@@ -15,98 +15,53 @@ from st_magnitude.evaluation.compression import pareto
 CELLS = [
     CompressionCell(64, "float32", "none", 256, 0.50, 1.0),
     CompressionCell(64, "int8", "none", 64, 0.49, 0.98),
-    CompressionCell(64, "binary", "none", 8, 0.42, 0.84),
     CompressionCell(64, "binary", "query", 8, 0.45, 0.90),
     CompressionCell(64, "binary", "norm", 10, 0.47, 0.94),
     CompressionCell(16, "float32", "none", 64, 0.40, 0.80),
     CompressionCell(16, "int8", "none", 16, 0.39, 0.78),
     CompressionCell(16, "binary", "none", 2, 0.20, 0.40),
+    CompressionCell(64, "binary", "none", 8, 0.42, 0.84),
     CompressionCell(16, "binary", "query", 2, 0.30, 0.60),
     CompressionCell(16, "binary", "norm", 4, 0.31, 0.62),
 ]
 
 
-@pytest.fixture(scope="module")
-def found():
-    return small()
-
-
-@pytest.fixture
-def draw(tmp_path, monkeypatch):
-    """Draws cells into a file and returns the figure."""
-    plt = pytest.importorskip("matplotlib.pyplot")
-    figures = []
-
-    def run(cells):
-        with monkeypatch.context() as patch:
-            patch.setattr(plt, "close", figures.append)
-            plot_compression(cells, tmp_path / "picture.png")
-        assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
-        return figures[-1]
-
-    yield run
-    for figure in figures:
-        plt.close(figure)
-
-
-def lines(figure):
-    return {line.get_label(): line for line in figure.axes[0].lines}
-
-
-def test_every_cell_is_a_point_and_the_best_have_their_dim(draw):
-    figure = draw(CELLS)
-    axis = figure.axes[0]
-    series = {
-        "float32": ("float32", "none"),
-        "int8": ("int8", "none"),
-        "binary": ("binary", "none"),
-        "binary, rescored": ("binary", "query"),
-        "binary, rescored with the norm": ("binary", "norm"),
-    }
-    points = set()
-    for label, kind in series.items():
-        drawn = [(int(x), float(y)) for x, y in lines(figure)[label].get_xydata()]
-        assert drawn == [(c.bytes_per_document, c.ndcg) for c in CELLS if (c.precision, c.rescoring) == kind]
-        points.update(drawn)
-    # One label for each dimension and precision on the line, at the best of its points.
-    assert [(*text.xy, text.get_text()) for text in axis.texts] == [
-        (4, 0.31, "16"),
-        (10, 0.47, "64"),
-        (64, 0.49, "64"),
-        (256, 0.5, "64"),
-    ]
-    looks = {(lines(figure)[label].get_marker(), lines(figure)[label].get_color()) for label in series}
-    assert len({marker for marker, _ in looks}) == len({colour for _, colour in looks}) == 5
-    assert (axis.get_xlabel(), axis.get_ylabel()) == ("bytes per document", "nDCG@10")
-
-
-def test_lines_axis_and_legend(draw):
-    figure = draw(CELLS)
-    best, full = lines(figure)["best at that size"], lines(figure)["64 x float32"]
-    corners = [(c.bytes_per_document, c.ndcg) for c in pareto(CELLS)]
-    assert [tuple(point) for point in best.get_xydata()] == [*corners, (256, 0.5)]
-    assert best.get_drawstyle() == "steps-post"  # between two sizes one has the smaller
-    assert set(full.get_ydata()) == {0.5}
-    assert full.get_linestyle() == "--"
-    axis = figure.axes[0]
-    assert axis.get_xscale() == "log"
-    low, high = axis.get_xlim()
-    ticks = {t.get_text() for x, t in zip(axis.get_xticks(), axis.get_xticklabels(), strict=True) if low <= x <= high}
-    assert ticks == {"2", "4", "8", "16", "32", "64", "128", "256"}
-    assert {text.get_text() for text in axis.get_legend().get_texts()} == set(lines(figure))
-
-
 @pytest.fixture
 def axis():
-    from matplotlib import pyplot as plt
-
+    plt = pytest.importorskip("matplotlib.pyplot")
     figure, axis = plt.subplots()
     yield axis
     plt.close(figure)
 
 
-def test_the_band_shows_the_interval_of_the_difference(found, axis):
-    out = found.exponent
+def test_compression(axis, tmp_path):
+    figures.compression(axis, CELLS)
+    lines = {line.get_label(): line for line in axis.lines}
+    looks = set()
+    for kind, (label, *_) in figures.SERIES.items():
+        drawn = [(int(x), float(y)) for x, y in lines[label].get_xydata()]
+        assert drawn == [(c.bytes_per_document, c.ndcg) for c in CELLS if (c.precision, c.rescoring) == kind]
+        looks |= {lines[label].get_marker(), lines[label].get_color()}
+    assert len(looks) == 10
+    # One label for each dimension and precision on the line, at the best of its points.
+    labels = [(4, 0.31, "16"), (10, 0.47, "64"), (64, 0.49, "64"), (256, 0.5, "64")]
+    assert [(*text.xy, text.get_text()) for text in axis.texts] == labels
+    corners = [(c.bytes_per_document, c.ndcg) for c in pareto(CELLS)]
+    best, full = lines["best at that size"], lines["64 x float32"]
+    assert [tuple(point) for point in best.get_xydata()] == [*corners, (256, 0.5)]
+    assert best.get_drawstyle() == "steps-post"  # between two sizes one has the smaller
+    assert (set(full.get_ydata()), full.get_linestyle()) == ({0.5}, "--")
+    assert (axis.get_xlabel(), axis.get_ylabel(), axis.get_xscale()) == ("bytes per document", "nDCG@10", "log")
+    low, high = axis.get_xlim()
+    ticks = {t.get_text() for x, t in zip(axis.get_xticks(), axis.get_xticklabels(), strict=True) if low <= x <= high}
+    assert ticks == {"2", "4", "8", "16", "32", "64", "128", "256"}
+    assert {text.get_text() for text in axis.get_legend().get_texts()} == set(lines)
+    plot_compression(CELLS, tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_band_shows_the_interval_of_the_difference(axis):
+    out = small().exponent
     intervals = figures.band(out, seed=0)
     assert intervals[3] == geometry.paired_bootstrap(out.per_query[3], out.ndcg(1.0), num_samples=2000)
     figures.exponents(axis, out, intervals)

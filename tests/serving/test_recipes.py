@@ -47,8 +47,7 @@ def names(base, tmp_path, monkeypatch):
 
 def run(section, names, page="recipes.md"):
     """Runs the recipe. Those of recipes.md assert that check_serving finds no difference."""
-    [block] = blocks(page)[section]
-    exec(compile(block, section, "exec"), names)
+    exec(compile(blocks(page)[section][0], section, "exec"), names)
 
 
 def findings(embed):
@@ -57,10 +56,11 @@ def findings(embed):
 
 def ranks_by(search, model):
     """Findings about a store, for ``search(vector, k)`` that returns row numbers."""
-    check = stm.check_serving(
-        lambda vectors, k: np.array([search(v.tolist(), k) for v in vectors]), model, documents=TEXTS
-    )
-    return {finding.name for finding in check.findings}
+
+    def rows(vectors, k):
+        return np.array([search(v.tolist(), k) for v in vectors])
+
+    return {finding.name for finding in stm.check_serving(rows, model, documents=TEXTS).findings}
 
 
 def test_langchain(names):
@@ -87,11 +87,8 @@ def test_llama_index(names):
     store = pytest.importorskip("llama_index.core.vector_stores")
     simple = store.SimpleVectorStore()
     vectors = names["embedding"].get_text_embedding_batch(TEXTS)
-    nodes = [
-        core.schema.TextNode(id_=str(i), text=t, embedding=v)
-        for i, (t, v) in enumerate(zip(TEXTS, vectors, strict=True))
-    ]
-    simple.add(nodes)
+    rows = enumerate(zip(TEXTS, vectors, strict=True))
+    simple.add([core.schema.TextNode(id_=str(i), text=text, embedding=vector) for i, (text, vector) in rows])
 
     def search(vector, k):
         return [int(i) for i in simple.query(store.VectorStoreQuery(query_embedding=vector, similarity_top_k=k)).ids]

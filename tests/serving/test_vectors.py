@@ -12,24 +12,18 @@ from st_magnitude import Similarity
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-NAMES = ["cosine", "dot", "qnorm", "dnorm"]
-SIMILARITIES = [*NAMES, Similarity(query=1.0, document=0.5)]
+SIMILARITIES = ["cosine", "dot", "qnorm", "dnorm", Similarity(query=1.0, document=0.5)]
 K = 10
 
-values = st.floats(-8, 8, width=32)
-exponents = st.floats(0, 1)
 
-
-def index_vectors(x, similarity):
-    return Similarity.named(similarity).document(x).float().numpy()
-
-
-def query_vectors(x, similarity):
-    return Similarity.named(similarity).query(x).float().numpy()
+def served(similarity, queries, documents):
+    """Queries and documents in float32, divided as the similarity says."""
+    similarity = Similarity.named(similarity)
+    return similarity.query(queries).float().numpy(), similarity.document(documents).float().numpy()
 
 
 def matrices(rows):
-    return arrays(np.float64, (rows, 5), elements=values)
+    return arrays(np.float64, (rows, 5), elements=st.floats(-8, 8, width=32))
 
 
 def spread(n, dim=16, seed=0, sigma=0.5):
@@ -44,22 +38,16 @@ def case(request):
     """Queries and documents as they are served, and the ranking of the similarity itself in float64."""
     queries, documents = spread(20, seed=1), spread(300, seed=2)
     expected = np.argsort(-Similarity.named(request.param)(queries, documents).numpy(), axis=1)[:, :K]
-    return query_vectors(queries, request.param), index_vectors(documents, request.param), expected
+    return *served(request.param, queries, documents), expected
 
 
-# ---- the vectors
-
-
-@given(matrices(3), matrices(6), exponents, exponents)
+@given(matrices(3), matrices(6), st.floats(0, 1), st.floats(0, 1))
 def test_inner_products_are_the_scores(queries, documents, gamma_query, gamma_document):
     similarity = Similarity(gamma_query, gamma_document)
-    served = query_vectors(queries, similarity).astype(float) @ index_vectors(documents, similarity).astype(float).T
+    q, d = (x.astype(float) for x in served(similarity, queries, documents))
     sizes = np.linalg.norm(similarity.query(queries), axis=1)[:, None]
     sizes = sizes * np.linalg.norm(similarity.document(documents), axis=1)
-    assert (np.abs(served - similarity(queries, documents).numpy()) <= 1e-6 * sizes + 1e-30).all()
-
-
-# ---- the databases
+    assert (np.abs(q @ d.T - similarity(queries, documents).numpy()) <= 1e-6 * sizes + 1e-30).all()
 
 
 def test_faiss(case):
@@ -110,19 +98,15 @@ def test_pgvector(case, postgres):
     rows = [(i, str(document.tolist())) for i, document in enumerate(documents)]
     postgres.cursor().executemany("INSERT INTO docs VALUES (%s, %s::vector)", rows)
     search = f"SELECT id, -(embedding <#> %(q)s::vector) FROM docs ORDER BY embedding <#> %(q)s::vector LIMIT {K}"
-
-    def answers():
-        return [postgres.execute(search, {"q": str(query.tolist())}).fetchall() for query in queries]
-
-    exact = answers()
+    sent = [{"q": str(query.tolist())} for query in queries]
+    exact = [postgres.execute(search, query).fetchall() for query in sent]
     assert [[document for document, _ in found] for found in exact] == expected.tolist()
     scores = np.take_along_axis(queries @ documents.T, expected, axis=1)
     np.testing.assert_allclose([[score for _, score in found] for found in exact], scores, rtol=1e-5)
     postgres.execute("CREATE INDEX ON docs USING hnsw (embedding vector_ip_ops)")
     postgres.execute("SET enable_seqscan = off")
     postgres.execute(f"SET hnsw.ef_search = {len(documents)}")
-    plan = postgres.execute("EXPLAIN " + search, {"q": str(queries[0].tolist())}).fetchall()
-    assert "docs_embedding_idx" in str(plan)
-    found = [[document for document, _ in rows] for rows in answers()]
+    assert "docs_embedding_idx" in str(postgres.execute("EXPLAIN " + search, sent[0]).fetchall())
+    found = [[document for document, _ in postgres.execute(search, query).fetchall()] for query in sent]
     assert np.mean([len(set(a) & set(b)) / K for a, b in zip(found, expected, strict=True)]) > 0.9
     postgres.execute("SET enable_seqscan = on")
