@@ -1,0 +1,140 @@
+"""The patches for sentence-transformers in contrib/: they change the files that their README names, as it says."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss, multiple_negatives_ranking
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+FOLDER = Path(__file__).parents[1] / "contrib" / "sentence-transformers"
+PATCHES = sorted(FOLDER.glob("*.patch"))
+LOSS = "sentence_transformers/sentence_transformer/losses/multiple_negatives_ranking.py"
+HUNK = re.compile(r"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
+FOUR = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
+OPTIONS = [
+    {},
+    {"hardness_mode": "hard_negatives", "hardness_strength": 5.0},
+    {"directions": ("query_to_doc", "doc_to_query"), "partition_mode": "per_direction"},
+    {"directions": FOUR, "hardness_mode": "all_negatives", "hardness_strength": 5.0},
+]
+
+
+def files_of(patch: str) -> Iterator[str]:
+    """The files that a unified diff changes; fails where the lines of a hunk are not as many as its head says."""
+    lines = patch.splitlines()
+    position = 0
+    while position < len(lines):
+        assert lines[position].startswith("diff --git a/"), lines[position]
+        position += 1
+        while re.match(r"(new file mode|index) ", lines[position]):
+            position += 1
+        before, after = lines[position : position + 2]
+        name = after.removeprefix("+++ b/")
+        assert before in (f"--- a/{name}", "--- /dev/null"), before
+        yield name
+        position += 2
+        while position < len(lines) and lines[position].startswith("@@"):
+            head = HUNK.match(lines[position])
+            assert head, lines[position]
+            left = [int(count or 1) for count in head.groups()]
+            position += 1
+            while any(left):
+                sign = lines[position][:1]
+                assert sign in " +-", lines[position]
+                left[0] -= sign in " -"
+                left[1] -= sign in " +"
+                position += 1
+            assert left == [0, 0]
+
+
+def test_there_are_patches():
+    assert [path.name[:5] for path in PATCHES] == ["0001-", "0002-"]
+
+
+@pytest.mark.parametrize("path", PATCHES, ids=lambda path: path.name)
+def test_a_patch_changes_the_files_that_the_readme_names(path):
+    readme = (FOLDER / "README.md").read_text(encoding="utf-8")
+    (section,) = re.findall(rf"^## `{re.escape(path.name)}`\n(.*?)(?=^## |\Z)", readme, flags=re.MULTILINE | re.DOTALL)
+    (files,) = re.findall(r"^Files: (.*?)\n\n", section, flags=re.MULTILINE | re.DOTALL)
+    assert list(files_of(path.read_text(encoding="utf-8"))) == re.findall(r"`([^`]+)`", files)
+
+
+@pytest.fixture(scope="module")
+def patched(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
+    """The module of the installed loss, with both patches applied to a copy."""
+    if shutil.which("git") is None:
+        pytest.skip("git is not here to apply the patches")
+    tree = tmp_path_factory.mktemp("tree")
+    copy = tree / LOSS
+    copy.parent.mkdir(parents=True)
+    installed = Path(multiple_negatives_ranking.__file__).read_text(encoding="utf-8")  # the wheel's lines end in \r\n
+    copy.write_text(installed, encoding="utf-8", newline="\n")
+    environment = os.environ | {"GIT_CEILING_DIRECTORIES": str(tree.parent)}
+    for path in PATCHES:
+        result = subprocess.run(["git", "apply", path], cwd=tree, env=environment, capture_output=True, text=True)
+        if result.returncode:
+            pytest.skip(f"{path.name} does not fit the installed sentence-transformers: {result.stderr}")
+    spec = importlib.util.spec_from_file_location("patched_multiple_negatives_ranking", copy)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def value_and_gradients(loss: nn.Module, embeddings: list[Tensor]) -> list[Tensor]:
+    value = loss.compute_loss_from_embeddings(embeddings, None)
+    return [value.detach(), *torch.autograd.grad(value, embeddings)]
+
+
+@pytest.mark.parametrize("chunk_size", [None, 1, 3, 8])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_value_and_gradient_stay_the_same(patched, options, chunk_size):
+    embeddings = [torch.randn(7, 16, requires_grad=True) for _ in range(3)]
+    expected = value_and_gradients(MultipleNegativesRankingLoss(nn.Identity(), **options), embeddings)
+    loss = patched.MultipleNegativesRankingLoss(nn.Identity(), **options, chunk_size=chunk_size)
+    actual = value_and_gradients(loss, embeddings)
+    exact = {"rtol": 0, "atol": 0} if chunk_size is None else {"rtol": 1e-5, "atol": 1e-6}
+    torch.testing.assert_close(actual, expected, **exact)
+    assert loss.get_config_dict().get("chunk_size") == chunk_size
+
+
+@pytest.mark.parametrize("chunk_size", [None, 1])
+def test_duplicates_count_as_little_as_if_they_were_removed(patched, model, chunk_size):
+    def results(loss: nn.Module, *batches: list[list[str]]) -> list[Tensor]:
+        model.zero_grad()
+        value = torch.stack([loss([model.preprocess(column) for column in batch], None) for batch in batches]).mean()
+        value.backward()
+        return [value.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+
+    # Both rows have one anchor; its positives and a negative are repeated.
+    query, positive, another = "how long does green tea steep", "two minutes", "a much longer text about green tea"
+    repeated = [[query, query], [positive, another], [query, "rain"], ["snow", another]]
+    removed = [
+        [[query], [positive], ["rain"], ["snow"], [another]],  # the negative `another` is no copy of `positive`
+        [[query], [another], ["rain"], ["snow"]],
+    ]
+    loss = patched.MultipleNegativesRankingLoss(model, mask_duplicates=True, chunk_size=chunk_size)
+    torch.testing.assert_close(
+        results(loss, repeated), results(MultipleNegativesRankingLoss(model), *removed), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_masking_does_not_wait_for_the_device(patched):
+    """On fake CUDA tensors, what would synchronise raises."""
+    with FakeTensorMode():
+        tokens = {name: torch.ones(4, 5, dtype=torch.long, device="cuda") for name in ("input_ids", "attention_mask")}
+        embeddings = [torch.randn(4, 8, device="cuda") for _ in range(2)]
+        loss = patched.MultipleNegativesRankingLoss(nn.Identity(), directions=FOUR, mask_duplicates=True)
+        value = loss.compute_loss_from_embeddings(embeddings, None, [patched._hash_texts(tokens) for _ in range(2)])
+    assert value.device.type == "cuda"
+    assert value.shape == ()
