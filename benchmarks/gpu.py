@@ -4,7 +4,7 @@
 
 Forward and backward on embeddings, under autocast to bfloat16, as in a training with bf16=True. MNRL, CachedMNRL and
 GISTEmbedLoss then multiply in bfloat16. Ours leave autocast and multiply in float32, in TF32 where the script says so
-(`torch.set_float32_matmul_precision("high")`), or in bfloat16 (`precision="autocast"`). A cell is ms / MiB / share. MiB
+(`torch.set_float32_matmul_precision("high")`), or in bfloat16 (`precision="bfloat16"`). A cell is ms / MiB / share. MiB
 is the peak beyond inputs and the gradients that a step begins with. The share is 6 B² D operations, three matrix
 products, over the time and over the speed of the largest product that is timed here, in bfloat16: shares of one device
 can be compared.
@@ -12,7 +12,7 @@ can be compared.
 ``--write`` puts the table into docs/research/kernel.md, under the name of the device; another run replaces it.
 
 Expected, before measuring: one term in TF32 at most 2 x the time of MNRL from B = 4,096; in float32 at most 2 x its own
-floor of three float32 products; with precision="autocast" at most 1.1 x the time of MNRL; memory of one term linear in
+floor of three float32 products; with precision="bfloat16" at most 1.1 x the time of MNRL; memory of one term linear in
 B, and under 1/10 of MNRL's from B = 16,384.
 """
 
@@ -82,7 +82,7 @@ def steps(size: int, dim: int, device: str) -> dict[str, Callable[[], None]]:
         "CachedMNRL": with_cache,
         "GISTEmbedLoss": lambda: gist(columns, None),
         "one term": lambda: infonce(queries, documents),
-        "one term, autocast": lambda: infonce(queries, documents, precision="autocast"),
+        "one term, bfloat16": lambda: infonce(queries, documents, precision="bfloat16"),
         "one term, TF32": tf32,
         "nine terms": lambda: infonce(queries, documents, nine),
         "equal texts": lambda: infonce(queries, documents, exclude=ids),

@@ -170,3 +170,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def model(folder: Path) -> SentenceTransformer:
     """That Transformer with mean pooling, fresh for every test."""
     return load_transformer(folder)
+
+
+@pytest.fixture
+def in_float64(model: SentenceTransformer) -> None:
+    """Two ways to the same number can then be told from two numbers."""
+    model.double()

@@ -35,9 +35,9 @@ from st_magnitude.kernel.terms import LearnedTemperature, Plan, Term
 from st_magnitude.kernel.tiles import Blocks, InfoNCE, Judge, Panel, Side
 from st_magnitude.similarity import COSINE, Similarity
 
-__all__ = ["Direction", "Exclude", "Precision", "Term", "infonce"]
+__all__ = ["Direction", "Exclude", "Term", "infonce"]
 
-Precision = Literal["float32", "autocast"]
+Precision = Literal["float32", "bfloat16"]
 
 
 def infonce(
@@ -115,11 +115,10 @@ def infonce(
             but at least 256. Besides inputs and gradients, memory holds both sides divided by their norms and tiles of
             tile_rows x M numbers: one more than there are prefixes, one for several temperatures of a prefix, and one
             if a temperature is learned.
-        precision: ``"float32"``: products of float32 vectors, which `torch.set_float32_matmul_precision` speeds up on a
-            GPU. ``"autocast"``: under autocast to bfloat16, the three matrix products of a tile take bfloat16 factors,
-            as sentence-transformers' losses do there: twice the speed or more on hardware made for it, and scores with
-            an error of up to 2^-8 of themselves. Norms, softmax and sums stay in float32. Autocast to float16 changes
-            nothing, because gradients are taken before they are scaled.
+        precision: ``"float32"``: products of vectors as they are, which `torch.set_float32_matmul_precision` speeds up
+            on a GPU. ``"bfloat16"``: the three matrix products of a tile take bfloat16 factors, at twice the speed or
+            more on hardware made for it; scores have an error of up to 2^-8 of themselves. Norms, softmax and sums stay
+            in float32.
 
     Returns:
         A scalar, in float64 for float64 inputs and in float32 otherwise.
@@ -149,15 +148,14 @@ def infonce(
         *(exclude, exclude_queries, positives, log_q, log_q_queries),
     )
     batch.check(directions)
-    plan = Plan.of(terms, width, len(queries), tile_rows, similarity, product_dtype(precision, queries.device))
+    plan = Plan.of(terms, width, len(queries), tile_rows, similarity, product_dtype(precision))
     return mean_of_softmaxes(batch, terms, similarity, softmaxes, plan, own_documents)
 
 
-def product_dtype(precision: Precision, device: torch.device) -> torch.dtype | None:
+def product_dtype(precision: Precision) -> torch.dtype | None:
     """The type of the factors of matrix products, or None for that of the vectors."""
     one_of("precision", precision, get_args(Precision))
-    follows = precision == "autocast" and torch.is_autocast_enabled(device.type)
-    return torch.bfloat16 if follows and torch.get_autocast_dtype(device.type) == torch.bfloat16 else None
+    return torch.bfloat16 if precision == "bfloat16" else None
 
 
 def mean_of_softmaxes(

@@ -102,8 +102,8 @@ def ring_infonce(
 
     softmaxes = softmaxes_of(directions, partition_mode)
     sizes = list(zip(*agree(queries.device, own_sizes, 2), strict=True))  # of queries and of documents, per rank
-    num_rows, dtype = sum(sizes[0]) / len(sizes[0]), product_dtype(precision, queries.device)
-    plan = Plan.of(terms, queries.shape[1], num_rows, tile_rows, similarity, dtype)
+    num_rows = sum(sizes[0]) / len(sizes[0])
+    plan = Plan.of(terms, queries.shape[1], num_rows, tile_rows, similarity, product_dtype(precision))
     rings = {
         "query_to_doc": Ring(batch, "query_to_doc", sizes[1]),
         "doc_to_query": Ring(batch, "doc_to_query", sizes[0]),

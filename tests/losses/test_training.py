@@ -78,6 +78,19 @@ def test_gradient_accumulation(model, tmp_path, loss_class, mini_batch_size):
             assert found[name].abs() > 1e-4
 
 
+@BATCHING
+def test_products_in_bfloat16(folder, tmp_path, mini_batch_size):
+    moves = []
+    for precision in ("float32", "bfloat16"):
+        model = load_transformer(folder)
+        start = torch.cat([p.detach().flatten() for p in model.parameters()])
+        loss = stm.QNormRankingLoss(model, precision=precision, mini_batch_size=mini_batch_size)
+        train(model, loss, tmp_path / precision, max_steps=1, optim="sgd", learning_rate=0.1)
+        moves.append(torch.cat([p.detach().flatten() for p in model.parameters()]) - start)
+        assert loss.get_config_dict()["precision"] == precision
+    assert 1e-5 < (moves[0] - moves[1]).norm() / moves[0].norm() < 0.05
+
+
 # --- state ------------------------------------------------------------------------------------------------------------
 
 
