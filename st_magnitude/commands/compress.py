@@ -31,15 +31,15 @@ def compress(
 ) -> Figures:
     """Measure what shorter and quantized embeddings keep.
 
-    The table has prefixes, int8 and binary embeddings, with their storage. Nothing is trained. Queries and corpus
-    are encoded once. The picture needs the extra "plot".
+    The table has prefixes, principal axes of the corpus (PCA), int8 and binary embeddings, with their storage. Nothing
+    is trained. Queries and corpus are encoded once. The picture needs the extra "plot".
     """
     from st_magnitude.diagnosis.figures import plot_compression
     from st_magnitude.evaluation import CompressionEvaluator
     from st_magnitude.evaluation.compression import table
 
     encoder, data = judged.load(model)
-    options = {"dims": dims, "top_k": top_k, "similarity": judged.similarity, **judged.encode}
+    options = {"dims": dims, "top_k": top_k, "pca": True, "similarity": judged.similarity, **judged.encode}
     evaluator = CompressionEvaluator(data.queries, data.corpus, data.relevant, **options)
     evaluator(encoder)
     typer.echo(str(table(evaluator.cells)))

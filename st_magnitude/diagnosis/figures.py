@@ -97,10 +97,13 @@ def compression(axis: Any, cells: Sequence[CompressionCell]) -> None:
     y = [cell.ndcg for cell in [*front, front[-1]]]
     axis.plot(x, y, drawstyle="steps-post", color=INK, linewidth=1, alpha=0.6, label="best at that size")
     for kind, (label, marker, color) in SERIES.items():
-        chosen = [cell for cell in cells if (cell.precision, cell.rescoring) == kind]
+        chosen = [c for c in cells if (c.precision, c.rescoring) == kind and c.axes == "prefix"]
         if chosen:
             sizes, values = [cell.bytes_per_document for cell in chosen], [cell.ndcg for cell in chosen]
             axis.plot(sizes, values, marker, color=color, markersize=6, label=label, zorder=3)
+    if turned := [cell for cell in cells if cell.axes == "pca"]:
+        sizes, values = [cell.bytes_per_document for cell in turned], [cell.ndcg for cell in turned]
+        axis.plot(sizes, values, "x", color=INK, markersize=6, label="principal axes (PCA)", zorder=3)
     for cell in {(cell.dim, cell.precision): cell for cell in front}.values():  # bits with a norm next to bits: one
         axis.annotate(
             str(cell.dim), (cell.bytes_per_document, cell.ndcg), (0, 6), textcoords="offset points", ha="center"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from st_magnitude.evaluation.base import SearchEvaluator, SearchOptions
 from st_magnitude.evaluation.metrics import scoring_of
 from st_magnitude.result import Table
 from st_magnitude.similarity import DOT, Similarity
+from st_magnitude.surgery.projection import principal_axes
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -42,6 +43,7 @@ class CompressionCell:
     bytes_per_document: int  # 4, 1 or 1/8 bytes per dimension, rounded up, and 2 for a stored norm
     ndcg: float  # mean nDCG@10
     retention: float  # ndcg over that of all dimensions in float32: 1 means no loss, nan that the latter is 0
+    axes: str = "prefix"  # of the dimensions: "prefix", the first ones, or "pca", the principal axes of the corpus
 
     @property
     def row(self) -> dict[str, Any]:
@@ -66,20 +68,22 @@ class CompressionEvaluator(SearchEvaluator):
     Equal scores rank by document id, the lower first, at every stage and at the cut to ``top_k``. The keys are
 
     - ``full_ndcg@10``: all dimensions in float32, the primary metric;
-    - ``{precision}_{dim}_{ndcg@10,retention}``, and for binary codes also ``binary_{dim}_rescored_...`` and
-      ``binary_{dim}_norm_rescored_...``.
+    - ``{precision}_{dim}_{ndcg@10,retention}``, for binary codes also ``binary_{dim}_rescored_...`` and
+      ``binary_{dim}_norm_rescored_...``, and with ``pca`` also ``{float32,int8}_{dim}_pca_...``.
 
     Args:
         dims: Prefixes; by default all D dimensions of the model, a half, a quarter and an eighth. D in float32 is
             always measured, because retention refers to it.
         precisions: Some of ``"float32"``, ``"int8"``, ``"binary"``.
         top_k: Number of documents that the bits pass on to rescoring; the size of the corpus or more passes on all.
+        pca: Whether float32 and int8 are measured on the principal axes of the corpus, too, which
+            `st_magnitude.surgery.projection.project` puts into a model.
 
     `SearchEvaluator` documents the other arguments, attributes and errors. The CSV file gets a row for every cell.
 
     Attributes:
         cells: After a call, a `CompressionCell` for each key, D in float32 first, for `table` and `pareto`.
-        per_query: After a call, nDCG@10 of every query under ``(dim, precision, rescoring)``.
+        per_query: After a call, nDCG@10 of every query under ``(dim, precision, rescoring)``, ``"pca"`` as a fourth.
 
     Raises:
         ValueError: If a prefix has more dimensions than the embedding.
@@ -111,9 +115,11 @@ class CompressionEvaluator(SearchEvaluator):
         dims: Iterable[int] | None = None,
         precisions: Iterable[str] = PRECISIONS,
         top_k: int = 100,
+        pca: bool = False,
         **options: Unpack[SearchOptions],
     ) -> None:
         super().__init__(queries, corpus, relevant_docs, **options)
+        self.pca = pca
         chosen = tuple(precisions)
         for precision in chosen:
             one_of("precisions", precision, PRECISIONS)
@@ -135,37 +141,48 @@ class CompressionEvaluator(SearchEvaluator):
         dims = [full // share for share in (1, 2, 4, 8) if full >= share] if self.dims is None else self.dims
         self.per_query = {}
         for dim in sorted({full, *dims}, reverse=True):
-            # Powers in float64: in float32, powers of equal norms can differ by where in the array they stand.
-            q = similarity.query(encoded.queries[:, :dim].double()).float()
-            d = similarity.document(encoded.documents[:, :dim].double()).float()
-            for precision in PRECISIONS:
-                if precision in self.precisions or (dim, precision) == (full, "float32"):
-                    for rescoring, best in search_compressed(q, d, precision, self.top_k, similarity).items():
-                        self.per_query[dim, precision, rescoring] = encoded.ndcg(best)
+            chosen = [p for p in PRECISIONS if p in self.precisions or (dim, p) == (full, "float32")]
+            for rescored, best in self._searched(encoded, dim, chosen, similarity):
+                self.per_query[(dim, *rescored)] = encoded.ndcg(best)
+        if self.pca:
+            axes = principal_axes(similarity.document(encoded.documents), full)
+            rotated = replace(encoded, queries=encoded.queries @ axes, documents=encoded.documents @ axes)
+            for dim in sorted({*dims} - {full}, reverse=True):
+                for rescored, best in self._searched(rotated, dim, ["float32", "int8"], similarity):
+                    self.per_query[(dim, *rescored, "pca")] = encoded.ndcg(best)
         self.cells = compression_cells(self.per_query, full)
 
         metrics = {"full_ndcg@10": self.cells[0].ndcg}
         for cell in self.cells:
-            key = f"{cell.precision}_{cell.dim}{_SUFFIX[cell.rescoring]}"
+            key = f"{cell.precision}_{cell.dim}{_SUFFIX[cell.rescoring]}{'_pca' * (cell.axes == 'pca')}"
             metrics |= {f"{key}_ndcg@10": cell.ndcg, f"{key}_retention": cell.retention}
         return metrics
+
+    def _searched(
+        self, encoded: EncodedTask, dim: int, precisions: Sequence[str], similarity: Similarity
+    ) -> Iterator[tuple[tuple[str, str], Tensor]]:
+        """The best documents for each precision and rescoring of a prefix."""
+        # Powers in float64: in float32, powers of equal norms can differ by where in the array they stand.
+        q = similarity.query(encoded.queries[:, :dim].double()).float()
+        d = similarity.document(encoded.documents[:, :dim].double()).float()
+        for precision in precisions:
+            for rescoring, best in search_compressed(q, d, precision, self.top_k, similarity).items():
+                yield (precision, rescoring), best
 
     def report(self, metrics: dict[str, float]) -> tuple[str, Iterable[Mapping[str, Any]]]:
         """The table of the cells for the log, and a row for each."""
         return str(table(self.cells)), [cell.row for cell in self.cells]
 
 
-def compression_cells(
-    per_query: Mapping[tuple[int, str, str], NDArray[np.float64]], full: int
-) -> list[CompressionCell]:
+def compression_cells(per_query: Mapping[tuple[Any, ...], NDArray[np.float64]], full: int) -> list[CompressionCell]:
     """Cells from nDCG@10 of every query under (dim, precision, rescoring); the reference is ``full`` in float32."""
     means = {key: float(values.mean()) for key, values in per_query.items()}
     reference = means[full, "float32", "none"] or math.nan
     cells = []
-    for (dim, precision, rescoring), mean in means.items():
+    for (dim, precision, rescoring, *axes), mean in means.items():
         size = {"float32": 4 * dim, "int8": dim, "binary": math.ceil(dim / 8)}[precision]
         size += NORM_BYTES if rescoring == "norm" else 0
-        cells.append(CompressionCell(dim, precision, rescoring, size, mean, mean / reference))
+        cells.append(CompressionCell(dim, precision, rescoring, size, mean, mean / reference, *axes))
     return cells
 
 
@@ -189,15 +206,21 @@ def table(cells: Sequence[CompressionCell]) -> Table:
            dim  precision  rescoring  bytes/doc  ratio  nDCG@10  retention  100M docs
         *  384  float32    none           1,536  1.0x    0.5000     1.0000  153.6 GB
         *  384  binary     query             48  32.0x   0.4500     0.9000  4.8 GB
+        Within one point of all dimensions: 384 in float32, 1,536 bytes.
     """
     full, best = largest(cells), pareto(cells)
     columns = ["", "dim", "precision", "rescoring", "bytes/doc", "ratio", "nDCG@10", "retention", "100M docs"]
     rows = []
     for cell in cells:
         size, ratio = cell.bytes_per_document, f"{full.bytes_per_document / cell.bytes_per_document:.1f}x"
-        place = ["*" if cell in best else "", cell.dim, cell.precision, cell.rescoring]
+        dim = f"{cell.dim} PCA" if cell.axes == "pca" else cell.dim
+        place = ["*" if cell in best else "", dim, cell.precision, cell.rescoring]
         rows.append([*place, size, ratio, cell.ndcg, cell.retention, f"{size / 10:.1f} GB"])
-    return Table(columns, rows)
+    small = min((cell for cell in cells if cell.ndcg >= full.ndcg - 0.01), key=lambda cell: cell.bytes_per_document)
+    axes = " principal axes" if small.axes == "pca" else ""
+    size = f"{small.bytes_per_document:,} bytes"
+    note = f"Within one point of all dimensions: {small.dim}{axes} in {small.precision}, {size}."
+    return Table(columns, rows, note=note)
 
 
 def largest(cells: Sequence[CompressionCell]) -> CompressionCell:

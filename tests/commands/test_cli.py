@@ -363,6 +363,15 @@ def measure(folder, model_path, *more):
     return invoke("compress", model_path, "--data", folder, *more)
 
 
+def test_a_dry_run_trains_nothing(folder, model_path, tmp_path):
+    options = ("--data", folder, "--model", model_path, "--output", tmp_path / "new", "--batch-size", 8)
+    done = invoke("train", *options, "--dry-run", "--json")
+    assert done.exit_code == 0, done.output
+    assert "one step of 8 pairs" in done.output
+    assert json.loads(done.stdout)["seconds"] > 0
+    assert not (tmp_path / "new").exists()
+
+
 def test_compress_prints_the_table_of_the_evaluator(folder, tmp_path):
     pytest.importorskip("matplotlib")
     model = load_transformer(save_transformer(tmp_path / "transformer"))
@@ -371,7 +380,7 @@ def test_compress_prints_the_table_of_the_evaluator(folder, tmp_path):
     result = measure(folder, tmp_path / "tiny", *options, "--output", tmp_path / "new" / "out")
     assert result.exit_code == 0, result.output
     model.max_seq_length = 9
-    evaluator = CompressionEvaluator(QUERIES, CORPUS, RELEVANT_DOCS, dims=[16, 5], top_k=5, similarity="dot")
+    evaluator = CompressionEvaluator(QUERIES, CORPUS, RELEVANT_DOCS, dims=[16, 5], top_k=5, pca=True, similarity="dot")
     evaluator(model)
     assert str(table(evaluator.cells)) in result.output
     with (tmp_path / "new" / "out" / "compression.csv").open() as file:

@@ -229,5 +229,5 @@ def test_writes_a_row_for_every_cell(task, static_model, tmp_path, caplog):
         rows = list(csv.DictReader(file))
     expected = [{"epoch": 1, "steps": 10} | cell.row for cell in evaluator.cells]
     assert rows == [{name: str(value) for name, value in row.items()} for row in expected]
-    columns = ["dim", "precision", "rescoring", "bytes_per_document", "ndcg@10", "retention"]
+    columns = ["dim", "precision", "rescoring", "bytes_per_document", "ndcg@10", "retention", "axes"]
     assert list(rows[0]) == ["epoch", "steps", *columns]
