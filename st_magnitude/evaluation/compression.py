@@ -127,6 +127,7 @@ class CompressionEvaluator(SearchEvaluator):
         self.dims = None if dims is None else sorted({whole_number("A prefix in dims", dim) for dim in dims})[::-1]
         self.top_k = whole_number("top_k", top_k)
         self.cells: list[CompressionCell] = []
+        self.per_query: dict[tuple[Any, ...], NDArray[np.float64]] = {}
 
     def measure(self, model: SentenceTransformer) -> dict[str, float]:
         """Encodes and fills the grid."""
@@ -142,14 +143,14 @@ class CompressionEvaluator(SearchEvaluator):
         self.per_query = {}
         for dim in sorted({full, *dims}, reverse=True):
             chosen = [p for p in PRECISIONS if p in self.precisions or (dim, p) == (full, "float32")]
-            for rescored, best in self._searched(encoded, dim, chosen, similarity):
-                self.per_query[(dim, *rescored)] = encoded.ndcg(best)
+            for precision, rescoring, best in self._searched(encoded, dim, chosen, similarity):
+                self.per_query[dim, precision, rescoring] = encoded.ndcg(best)
         if self.pca:
             axes = principal_axes(similarity.document(encoded.documents), full)
             rotated = replace(encoded, queries=encoded.queries @ axes, documents=encoded.documents @ axes)
             for dim in sorted({*dims} - {full}, reverse=True):
-                for rescored, best in self._searched(rotated, dim, ["float32", "int8"], similarity):
-                    self.per_query[(dim, *rescored, "pca")] = encoded.ndcg(best)
+                for precision, rescoring, best in self._searched(rotated, dim, ["float32", "int8"], similarity):
+                    self.per_query[dim, precision, rescoring, "pca"] = encoded.ndcg(best)
         self.cells = compression_cells(self.per_query, full)
 
         metrics = {"full_ndcg@10": self.cells[0].ndcg}
@@ -160,14 +161,14 @@ class CompressionEvaluator(SearchEvaluator):
 
     def _searched(
         self, encoded: EncodedTask, dim: int, precisions: Sequence[str], similarity: Similarity
-    ) -> Iterator[tuple[tuple[str, str], Tensor]]:
+    ) -> Iterator[tuple[str, str, Tensor]]:
         """The best documents for each precision and rescoring of a prefix."""
         # Powers in float64: in float32, powers of equal norms can differ by where in the array they stand.
         q = similarity.query(encoded.queries[:, :dim].double()).float()
         d = similarity.document(encoded.documents[:, :dim].double()).float()
         for precision in precisions:
             for rescoring, best in search_compressed(q, d, precision, self.top_k, similarity).items():
-                yield (precision, rescoring), best
+                yield precision, rescoring, best
 
     def report(self, metrics: dict[str, float]) -> tuple[str, Iterable[Mapping[str, Any]]]:
         """The table of the cells for the log, and a row for each."""
@@ -218,8 +219,8 @@ def table(cells: Sequence[CompressionCell]) -> Table:
         rows.append([*place, size, ratio, cell.ndcg, cell.retention, f"{size / 10:.1f} GB"])
     small = min((cell for cell in cells if cell.ndcg >= full.ndcg - 0.01), key=lambda cell: cell.bytes_per_document)
     axes = " principal axes" if small.axes == "pca" else ""
-    size = f"{small.bytes_per_document:,} bytes"
-    note = f"Within one point of all dimensions: {small.dim}{axes} in {small.precision}, {size}."
+    what = f"{small.dim}{axes} in {small.precision}, {small.bytes_per_document:,} bytes"
+    note = f"Within one point of all dimensions: {what}."
     return Table(columns, rows, note=note)
 
 

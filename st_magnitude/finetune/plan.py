@@ -129,7 +129,7 @@ def _step(trainer: SentenceTransformerTrainer, rows: Dataset) -> tuple[float, in
     ]
     with torch.autocast(device.type, torch.bfloat16) if trainer.args.bf16 else nullcontext():
         value = loss(features, None)
-    (sum(value.values()) if isinstance(value, dict) else value).backward()
+    torch.stack(list(value.values()) if isinstance(value, dict) else [value]).sum().backward()
     if is_cuda:
         torch.cuda.synchronize(device)
     seconds = time.perf_counter() - began
