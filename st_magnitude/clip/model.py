@@ -167,7 +167,8 @@ def rescale_output(model: Model, images: Tensor | None = None, texts: Tensor | N
     probes = {"image": (inner.encode_image, images), "text": (inner.encode_text, texts)}
     projections = {tower: _last_projection(inner, tower) for tower in probes}
     weights = [parameter for projection in projections.values() for parameter in projection]
-    buffers = [(buffer, buffer.clone()) for buffer in inner.buffers()]  # training mode moves the statistics
+    buffers = list(inner.buffers())  # forward passes in training mode move the statistics
+    originals = [tensor.clone() for tensor in (*buffers, *weights)]
 
     norms = {tower: _mean_norm(*probe) for tower, probe in probes.items()}
     for tower, projection in projections.items():
@@ -188,8 +189,8 @@ def rescale_output(model: Model, images: Tensor | None = None, texts: Tensor | N
     ]
     if not weights:
         failures = ["no tower ends in a linear projection"]
-    for buffer, original in buffers:
-        buffer.copy_(original)
+    for tensor, original in zip((*buffers, *(weights if failures else [])), originals, strict=False):
+        tensor.copy_(original)
     if failures:
         raise ValueError(
             f"{type(inner).__name__} cannot be rescaled: {'; '.join(failures)}. Check model and probe, or divide the "

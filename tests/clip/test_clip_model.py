@@ -194,8 +194,10 @@ def test_rescale_output_refuses_what_it_cannot_scale():
     model = clip().eval()
     encode = model.encode_text
     model.encode_text = lambda text, normalize=False: encode(text).tanh()
+    before = model.visual.proj.clone()
     with pytest.raises(ValueError, match="the text embeddings had a mean norm"):
         stm.clip.rescale_output(model)
+    assert torch.equal(model.visual.proj, before)
 
     model = clip().eval()
     nn.init.zeros_(model.visual.proj)
