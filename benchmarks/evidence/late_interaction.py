@@ -47,7 +47,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -571,6 +571,13 @@ def time_table() -> list[str]:
             row = [f"{found[0]['tokens']:g}", f"{pruning:.3f}", f"{clustering:.2f}", f"{clustering / pruning:.0f}"]
             lines.append(f"| {test}, {name} | " + " | ".join(row) + " |")
     return lines if len(lines) > 2 else ["(No cells are stored yet.)"]
+
+
+TABLES = {
+    **{f"late, {name}, {test}": partial(table, name, test) for name in SETTINGS for test in (*CORPORA, "foldoc")},
+    **{f"late, rules, {name}": partial(rule_table, name, name.partition(",")[0]) for name in SETTINGS},
+    "late, times": time_table,
+}
 
 
 def main() -> None:

@@ -23,6 +23,7 @@ import convergence
 import forgetting
 import fragments
 import inheritance
+import late_interaction
 import merging
 import pages
 import prior
@@ -57,6 +58,7 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "convergence": convergence.table,
     "convergence at the same rate": convergence.same_rate_table,
     "forgetting": forgetting.table,
+    **late_interaction.TABLES,
     **merging.TABLES,
     "reading": reading.table,
     "fragments": partial(of_fragments, fragments.share_table),
