@@ -82,14 +82,19 @@ def train(
     figures |= {"output": str(output), "load": f'{"SentenceTransformer" if loads_anywhere else "stm.load"}("{output}")'}
     typer.echo(f"Saved to {output}. Load it with {figures['load']}.")
     if comparison is not None:
-        typer.echo("Next:")
-        measured, final = ["--data", str(data), "--split", dev_split], str(output)
-        commands = [["diagnose", final, *measured]]
-        if comparison.keeps_norm:
-            final = f"{output}-calibrated"
-            commands.append(["calibrate", str(output), *measured, "--output", final])
-        commands += [["compress", final, *measured]]
-        commands += [["check-serving", "http://localhost:8000/v1", "--model", final]]
-        for words in commands:
-            typer.echo(f"  {shlex.join(['st-magnitude', *words])}")
+        _say_next(data, dev_split, output, comparison.keeps_norm)
     return figures
+
+
+def _say_next(data: Path, split: str, output: Path, keeps_norm: bool) -> None:
+    """Prints the commands that follow a training."""
+    typer.echo("Next:")
+    measured, final = ["--data", str(data), "--split", split], str(output)
+    commands = [["diagnose", final, *measured]]
+    if keeps_norm:
+        final = f"{output}-calibrated"
+        commands.append(["calibrate", str(output), *measured, "--output", final])
+    commands += [["compress", final, *measured]]
+    commands += [["check-serving", "http://localhost:8000/v1", "--model", final]]
+    for words in commands:
+        typer.echo(f"  {shlex.join(['st-magnitude', *words])}")
