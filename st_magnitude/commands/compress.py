@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -32,8 +32,13 @@ def compress(
     """Measure what shorter and quantized embeddings keep.
 
     The table has prefixes, principal axes of the corpus (PCA), int8 and binary embeddings, with their storage. Nothing
-    is trained. Queries and corpus are encoded once. The picture needs the extra "plot".
+    is trained. Queries and corpus are encoded once. The picture needs the extra "plot". For a MultiVectorEncoder, the
+    table has the token vectors that norms, pooling and simpler rules keep, and --dims and --top-k do not apply.
     """
+    from st_magnitude.surgery.export import class_of
+
+    if class_of(model, {}) == "MultiVectorEncoder":
+        return _compress_tokens(model, judged, output)
     from st_magnitude.diagnosis.figures import plot_compression
     from st_magnitude.evaluation import CompressionEvaluator
     from st_magnitude.evaluation.compression import table
@@ -45,15 +50,39 @@ def compress(
     typer.echo(str(table(evaluator.cells)))
     rows = [cell.row for cell in evaluator.cells]
     if output is not None:
-        output.mkdir(parents=True, exist_ok=True)
-        with (output / "compression.csv").open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
-        typer.echo(f"Saved {output / 'compression.csv'}.")
+        _save_rows(rows, output)
         try:
             plot_compression(evaluator.cells, output / "compression.png")
             typer.echo(f"Saved {output / 'compression.png'}.")
         except ImportError as error:
             warn(f"compression.png was not written: {error}")
     return {"split": judged.split, "cells": rows}
+
+
+def _compress_tokens(model: str, judged: Judged, output: Path | None) -> Figures:
+    from sentence_transformers import MultiVectorEncoder
+
+    from st_magnitude.evaluation import LateInteractionEvaluator
+
+    data = judged.read()
+    encoder: Any = MultiVectorEncoder(model)
+    if judged.max_length is not None:
+        encoder.max_seq_length = judged.max_length
+    typer.echo(f"{judged.split}: {data}")
+    options = {"similarity": judged.similarity, **judged.encode}
+    evaluator = LateInteractionEvaluator(data.queries, data.corpus, data.relevant, **options)
+    evaluator(encoder)
+    typer.echo(str(evaluator.table))
+    rows = [vars(cell) for cell in evaluator.cells]
+    if output is not None:
+        _save_rows(rows, output)
+    return {"split": judged.split, "cells": rows}
+
+
+def _save_rows(rows: list[dict[str, Any]], output: Path) -> None:
+    output.mkdir(parents=True, exist_ok=True)
+    with (output / "compression.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    typer.echo(f"Saved {output / 'compression.csv'}.")

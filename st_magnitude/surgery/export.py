@@ -165,7 +165,7 @@ def load(path: str | Path, **kwargs: Any) -> SentenceTransformer:
         TypeError: If the model is a SparseEncoder, CrossEncoder or MultiVectorEncoder.
         ValueError: If the model has other modules that are not sentence-transformers' own.
     """
-    if (name := _class_of(str(path), kwargs)) != "SentenceTransformer":
+    if (name := class_of(str(path), kwargs)) != "SentenceTransformer":
         raise TypeError(
             f"The model at {str(path)!r} is a {name}, and stm.load loads a SentenceTransformer, which would give other "
             f"embeddings. Load it with sentence_transformers.{name}({str(path)!r}, trust_remote_code=True)."
@@ -177,7 +177,7 @@ def load(path: str | Path, **kwargs: Any) -> SentenceTransformer:
         raise OSError(f"There is no model at {str(path)!r}, neither a folder nor on the hub: {error}") from error
 
 
-def _class_of(path: str, options: Mapping[str, Any]) -> str:
+def class_of(path: str, options: Mapping[str, Any]) -> str:
     """The class of sentence-transformers that the files of a model name."""
     names = ("token", "cache_folder", "revision", "local_files_only")
     place = {name: options[name] for name in names if name in options}

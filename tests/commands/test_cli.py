@@ -16,7 +16,7 @@ import pytest
 import torch
 import typer
 from _embedding_server import EmbeddingServer, serving
-from _tiny import load_transformer, save_transformer
+from _tiny import load_tokens, load_transformer, save_transformer
 from conftest import CORPUS, QUERIES, RELEVANT_DOCS, save_splits
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
@@ -28,7 +28,7 @@ import st_magnitude as stm
 from st_magnitude._files import locked_folder
 from st_magnitude.commands.app import app
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.evaluation import CompressionEvaluator
+from st_magnitude.evaluation import CompressionEvaluator, LateInteractionEvaluator
 from st_magnitude.evaluation.compression import table
 from st_magnitude.finetune.run import LOSSES, TrainConfig, train
 from st_magnitude.result import interval
@@ -387,6 +387,17 @@ def test_compress_prints_the_table_of_the_evaluator(folder, tmp_path):
         rows = list(csv.DictReader(file))
     assert rows == [{key: str(value) for key, value in cell.row.items()} for cell in evaluator.cells]
     assert (tmp_path / "new" / "out" / "compression.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_compress_of_a_late_interaction_model_prints_its_table(folder, tmp_path):
+    model = load_tokens(save_transformer(tmp_path / "transformer"))
+    model.save_pretrained(str(tmp_path / "tiny"))
+    result = measure(folder, tmp_path / "tiny", "--split", "dev", "--output", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    evaluator = LateInteractionEvaluator(QUERIES, CORPUS, RELEVANT_DOCS)
+    evaluator(model)
+    assert str(evaluator.table) in result.output
+    assert len((tmp_path / "out" / "compression.csv").read_text().splitlines()) == 1 + len(evaluator.cells)
 
 
 def test_compress_without_matplotlib_keeps_table_and_csv(folder, model_path, tmp_path, monkeypatch):
