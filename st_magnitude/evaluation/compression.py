@@ -204,13 +204,13 @@ def table(cells: Sequence[CompressionCell]) -> Table:
     Example:
         >>> cells = [CompressionCell(384, "float32", "none", 1536, 0.5, 1.0)]
         >>> print(table([*cells, CompressionCell(384, "binary", "query", 48, 0.45, 0.9)]))
-           dim  precision  rescoring  bytes/doc  ratio  nDCG@10  retention  100M docs
-        *  384  float32    none           1,536  1.0x    0.5000     1.0000  153.6 GB
-        *  384  binary     query             48  32.0x   0.4500     0.9000  4.8 GB
-        Within one point of all dimensions: 384 in float32, 1,536 bytes.
+           dim  precision  rescoring  bytes  ratio  nDCG@10  retention  100M docs
+        *  384  float32    none       1,536  1.0x    0.5000     1.0000  153.6 GB
+        *  384  binary     query         48  32.0x   0.4500     0.9000  4.8 GB
+        Within one point of all dimensions: 384 in float32, 1,536 bytes a document.
     """
     full, best = largest(cells), pareto(cells)
-    columns = ["", "dim", "precision", "rescoring", "bytes/doc", "ratio", "nDCG@10", "retention", "100M docs"]
+    columns = ["", "dim", "precision", "rescoring", "bytes", "ratio", "nDCG@10", "retention", "100M docs"]
     rows = []
     for cell in cells:
         size, ratio = cell.bytes_per_document, f"{full.bytes_per_document / cell.bytes_per_document:.1f}x"
@@ -219,7 +219,8 @@ def table(cells: Sequence[CompressionCell]) -> Table:
         rows.append([*place, size, ratio, cell.ndcg, cell.retention, f"{size / 10:.1f} GB"])
     small = min((cell for cell in cells if cell.ndcg >= full.ndcg - 0.01), key=lambda cell: cell.bytes_per_document)
     axes = " principal axes" if small.axes == "pca" else ""
-    what = f"{small.dim}{axes} in {small.precision}, {small.bytes_per_document:,} bytes"
+    rescored = "" if small.rescoring == "none" else " with rescoring"
+    what = f"{small.dim}{axes} in {small.precision}{rescored}, {small.bytes_per_document:,} bytes a document"
     note = f"Within one point of all dimensions: {what}."
     return Table(columns, rows, note=note)
 

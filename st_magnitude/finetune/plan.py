@@ -74,7 +74,7 @@ class BatchPlan(Result):
             rows.append(["largest batch (--batch-size)", most])
             rows.append(["largest --mini-batch-size with caching", self.largest_mini_batch])
             note = f"{SAFE:.0%} of {self.capacity / 1e9:.0f} GB, by the longest texts of the data."
-        yield Table([self.device, ""], rows, note=note)
+        yield Table([f"on {self.device}", ""], rows, note=note)
 
 
 def plan_batch(model: SentenceTransformer | str, data: RetrievalData, config: TrainConfig | None = None) -> BatchPlan:
