@@ -20,7 +20,7 @@ def test_committed_outputs():
     assert {output.output_type for output in outputs} == {"stream", "display_data"}
     assert all(output.get("name", "stdout") == "stdout" for output in outputs)
     printed = "".join(output.text for output in outputs if output.output_type == "stream")
-    for step in ("No benefit expected", "loss", "nDCG@10 by document exponent", "bytes a document", "half of the index"):
+    for step in ("No benefit expected", "loss", "nDCG@10 by document exponent", "bytes a doc", "half of the index"):
         assert step in printed, step
     assert "push_to_hub" in "".join(cell.source for cell in cells if cell.cell_type == "markdown")
 
