@@ -1,4 +1,4 @@
-"""What all candidates of a comparison share: the three splits, the model, the rows in their order, and the searches."""
+"""Shared by all candidates of a comparison: the three splits, the model, the rows in their order, and the searches."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class BatchPlan(Result):
         return self.fixed_seconds + self.seconds_per_pair * batch_size
 
     def tables(self) -> Iterable[Table]:
-        """What fits, and how long it takes."""
+        """The time of a step and of an epoch, and the batches that fit."""
         size, most = self.batch_size, self.largest_batch
         rows: list[list[Any]] = [[f"one step of {size:,} pairs", f"{self.seconds(size):.2f} s"]]
         steps = max(1, self.pairs // size)

@@ -22,6 +22,8 @@ def principal_axes(documents: Tensor, dim: int) -> Tensor:
     Of all subspaces of ``dim`` dimensions theirs loses the least of the squared norms of the documents. The mean is not
     subtracted, so all axes together leave every inner product as it was.
 
+    Source: Eckart and Young, The Approximation of One Matrix by Another of Lower Rank, Psychometrika 1936.
+
     Example:
         >>> principal_axes(torch.tensor([[3.0, 0.0], [0.0, 1.0], [-2.0, 0.0]]), 1).abs()
         tensor([[1.],
@@ -45,20 +47,22 @@ def project(model: SentenceTransformer, texts: Sequence[str], dim: int, **encode
         **encode: Options of ``model.encode_document``, such as ``batch_size``; it shows a progress bar.
 
     Raises:
-        ValueError: If dim is not between 1 and the dimensions of the model, or a Router of several ends is its last
-            module.
+        TypeError: If the model is not a SentenceTransformer.
+        ValueError: If dim is not between 1 and the dimensions of the model, or its last module is a Router that
+            normalises.
 
     Example:
         >>> from sentence_transformers.sentence_transformer.modules import BoW
         >>> model = SentenceTransformer(modules=[BoW(["bee", "hive", "wax"])], similarity_fn_name="dot", device="cpu")
-        >>> project(model, ["bee hive", "hive bee", "wax"], 2).encode_document("bee").round(2).__abs__()
+        >>> abs(project(model, ["bee hive", "hive bee", "wax"], 2).encode_document("bee").round(2))
         array([0.71, 0.  ], dtype=float32)
     """
     refuse_other_models(model, "project")
     place = raw_end(list(model))
     if isinstance(model[-1], Router) and normalizes_output(model):
         raise ValueError("The Router at the end of this model normalises, and a projection belongs before that.")
-    documents = encode_raw(model, list(texts), "document", **{"show_progress_bar": True} | encode)
+    with model.truncate_embeddings(None):
+        documents = encode_raw(model, list(texts), "document", **{"show_progress_bar": True} | encode).cpu()
     width = documents.shape[1]
     if not 1 <= dim <= width:
         raise ValueError(f"dim must be between 1 and {width}, the dimensions of the model; got {dim}.")

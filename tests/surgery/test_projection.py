@@ -53,6 +53,15 @@ def test_all_axes_keep_every_score(model):
     )
 
 
+def test_a_model_that_cuts_its_embeddings_is_projected_from_all_dimensions(model):
+    texts = list(CORPUS.values())
+    axes = principal_axes(stm.COSINE.document(torch.from_numpy(model.encode_document(texts))), 4)
+    expected = torch.from_numpy(model.encode_document("green tea")) @ axes
+    model.truncate_dim = 16
+    found = project(model, texts, 4, show_progress_bar=False).encode_document("green tea")
+    torch.testing.assert_close(torch.from_numpy(found).abs(), expected.abs(), rtol=1e-3, atol=1e-4)
+
+
 def test_dimensions_are_checked(model):
     with pytest.raises(ValueError, match="dim must be between 1 and 32"):
         project(model, ["a", "b"], 33, show_progress_bar=False)
