@@ -1,7 +1,5 @@
 """calibrate_exponent against the evaluator at every exponent, and on embeddings with a known best exponent."""
 
-from __future__ import annotations
-
 import logging
 
 import numpy as np
@@ -95,17 +93,14 @@ def test_equal_exponents_give_the_one_nearest_to_cosine():
     assert curve.versus_cosine == curve.versus_dot == (0.0, 0.0, 0.0)
 
 
-def test_intervals_are_paired_bootstraps(task, static_model):
-    curve = calibrate_exponent(static_model, data_of(task), seed=5, num_samples=500)
+def test_intervals_are_paired_bootstraps_and_all_figures_are_in_the_tables(task, static_model):
+    curve = calibrate_exponent(static_model, data_of(task), exponents=[0.25], seed=5, num_samples=500)
     best = curve.per_query[curve.exponents.tolist().index(curve.highest)]
     options = {"seed": 5, "num_samples": 500}
     assert curve.versus_cosine == geometry.paired_bootstrap(best, curve.per_query[-1], **options)
     assert curve.versus_dot == geometry.paired_bootstrap(best, curve.per_query[0], **options)
     assert curve.versus_cosine[0] == pytest.approx(curve.ndcg.max() - curve.ndcg[-1])
 
-
-def test_tables(task, static_model):
-    curve = calibrate_exponent(static_model, data_of(task), exponents=[0.25])
     by_exponent, gains, *sentence = curve.tables()
     assert [tuple(row[:2]) for row in by_exponent.rows] == list(zip(curve.exponents, curve.ndcg, strict=True))
     assert sum(row[2] == "best" for row in by_exponent.rows) == 1

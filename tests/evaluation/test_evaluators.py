@@ -1,7 +1,5 @@
 """Behaviour that all search evaluators share: encoding, similarity, CSV files, cards, and choosing checkpoints."""
 
-from __future__ import annotations
-
 import csv
 from functools import partial
 
@@ -121,19 +119,9 @@ def test_they_choose_the_best_checkpoint_in_the_trainer(task, model, tmp_path):
     model.similarity_fn_name = "dot"
     first, *others = (kind(**task, name="dev") for kind in (KINDS["Compression"], MagnitudeEvaluator, HybridEvaluator))
     metric = "eval_dev_full_ndcg@10"
-    args = SentenceTransformerTrainingArguments(
-        output_dir=str(tmp_path),
-        max_steps=3,
-        per_device_train_batch_size=4,
-        learning_rate=0.05,
-        eval_strategy="steps",
-        eval_steps=1,
-        save_steps=1,
-        load_best_model_at_end=True,
-        metric_for_best_model=metric,
-        report_to="none",
-        use_cpu=True,
-    )
+    how = {"max_steps": 3, "per_device_train_batch_size": 4, "learning_rate": 0.05, "use_cpu": True, "report_to": []}
+    how |= {"eval_strategy": "steps", "eval_steps": 1, "save_steps": 1, "load_best_model_at_end": True}
+    args = SentenceTransformerTrainingArguments(str(tmp_path), metric_for_best_model=metric, **how)
     data, loss = Dataset.from_dict(PAIRS), MultipleNegativesRankingLoss(model)
     trainer = SentenceTransformerTrainer(model, args, data, loss=loss, evaluator=[first, *others])
     trainer.train()
