@@ -5,15 +5,9 @@ from functools import partial
 
 import pytest
 from datasets import Dataset
-from sentence_transformers import (
-    InputExample,
-    SentenceTransformer,
-    SentenceTransformerTrainer,
-    SentenceTransformerTrainingArguments,
-)
+from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer.evaluation import SequentialEvaluator
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
-from torch.utils.data import DataLoader
 
 import st_magnitude as stm
 from st_magnitude.evaluation import CompressionEvaluator, HybridEvaluator, MagnitudeEvaluator
@@ -136,22 +130,6 @@ def test_they_choose_the_best_checkpoint_in_the_trainer(task, model, tmp_path):
     assert first(trainer.model)["dev_full_ndcg@10"] == pytest.approx(trainer.state.best_metric)
     names = {path.name for path in (tmp_path / "eval").iterdir()}
     assert names >= {f"{kind}_evaluation_dev_results.csv" for kind in KINDS}
-
-
-@every_kind
-def test_under_fit(kind, task, model, tmp_path):
-    loader = DataLoader([InputExample(texts=list(pair)) for pair in zip(*PAIRS.values(), strict=True)], batch_size=4)
-    evaluator, scores = kind(**task, name="dev"), []
-    model.fit(
-        train_objectives=[(loader, MultipleNegativesRankingLoss(model))],
-        evaluator=evaluator,
-        epochs=2,
-        output_path=str(tmp_path),
-        callback=lambda score, epoch, steps: scores.append(score),
-        show_progress_bar=False,
-    )
-    best = SentenceTransformer(str(tmp_path), device="cpu")
-    assert evaluator(best)[evaluator.primary_metric] == pytest.approx(max(scores))
 
 
 @every_kind

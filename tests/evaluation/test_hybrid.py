@@ -51,13 +51,10 @@ def test_fusion_by_hand():
 
 def test_tied_sums_stay_tied_in_any_order_of_the_runs():
     """Ranks 1, 2, 3, 7 in one order or another: added up from the left, they can differ in the last bit."""
-    filler = [f"x{i}" for i in range(9)]
 
     def run(rank_of_a, rank_of_b):
-        order = filler.copy()
-        for position, document in sorted([(rank_of_a, "a"), (rank_of_b, "b")]):
-            order.insert(position - 1, document)
-        return {"q": {document: -float(i) for i, document in enumerate(order)}}
+        others = {f"x{rank}": -rank for rank in range(1, 11) if rank not in (rank_of_a, rank_of_b)}
+        return {"q": {"a": -rank_of_a, "b": -rank_of_b, **others}}
 
     ranks_of_a, ranks_of_b = [1, 2, 3, 7, 10], [10, 3, 7, 1, 2]
     shares = [[1 / (60 + rank) for rank in ranks] for ranks in (ranks_of_a, ranks_of_b)]
