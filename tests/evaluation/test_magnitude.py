@@ -8,7 +8,7 @@ from sentence_transformers.sentence_transformer.evaluation import InformationRet
 from sentence_transformers.sentence_transformer.modules import BoW
 from sentence_transformers.util import cos_sim, dot_score
 
-from st_magnitude import DNORM, Similarity, geometry
+from st_magnitude import Similarity, geometry
 from st_magnitude.evaluation import GeometryEvaluator, MagnitudeEvaluator
 from st_magnitude.modules import ExponentNorm
 
@@ -48,15 +48,6 @@ def test_geometry_is_that_of_the_embeddings(task, raw_minilm):
     assert {key: metrics[key] for key in alone} == pytest.approx(alone, rel=1e-4)
     assert metrics["query_mean_cosine"] == pytest.approx(query_cosine, rel=1e-4)
     assert 4 < metrics["document_norm_mean"] < 8
-
-
-@pytest.mark.parametrize(("similarity", "ranks_like"), [(None, "dot"), ("qnorm", "dot"), (DNORM, "cosine")])
-def test_matched_similarity(task, static_model, similarity, ranks_like):
-    static_model.similarity_fn_name = "dot"
-    metrics = MagnitudeEvaluator(**task, similarity=similarity)(static_model)
-    assert metrics["dot_map@100"] != metrics["cosine_map@100"]
-    for metric in METRICS:
-        assert metrics[f"matched_{metric}"] == pytest.approx(metrics[f"{ranks_like}_{metric}"], abs=1e-12)
 
 
 @pytest.mark.parametrize("learnable", [False, True])
