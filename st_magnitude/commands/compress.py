@@ -32,8 +32,9 @@ def compress(
     """Measure what shorter and quantized embeddings keep.
 
     The table has prefixes, principal axes of the corpus (PCA), int8, RaBitQ and binary embeddings, with their storage.
-    Nothing is trained. Queries and corpus are encoded once. The picture needs the extra "plot". For a MultiVectorEncoder, the
-    table has the token vectors that norms, pooling and simpler rules keep, and --dims and --top-k do not apply.
+    Nothing is trained. Queries and corpus are encoded once. The picture needs the extra "plot". For a
+    MultiVectorEncoder, the table has the token vectors that norms, pooling and simpler rules keep, and --dims and
+    --top-k do not apply.
     """
     from st_magnitude.surgery.export import class_of
 

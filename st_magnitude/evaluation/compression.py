@@ -102,8 +102,9 @@ class CompressionEvaluator(SearchEvaluator):
         (0.6309297535714575, 1.0)
 
     Source: Dinu et al., Effective Post-Training Embedding Compression via Temperature Control in Contrastive Training,
-    section 4 and 5. Gao and Long, RaBitQ, SIGMOD 2024 (arXiv 2405.12497). The rescoring follows Yamada et al., Efficient Passage Retrieval with Hashing for Open-Domain
-    Question Answering, 2021, and sentence-transformers' ``quantize_embeddings`` computes the codes.
+    section 4 and 5; Gao and Long, RaBitQ, SIGMOD 2024 (arXiv 2405.12497). The rescoring follows Yamada et al.,
+    Efficient Passage Retrieval with Hashing for Open-Domain Question Answering, 2021, and sentence-transformers'
+    ``quantize_embeddings`` computes the codes of int8 and bits.
     """
 
     kind = "Compression"

@@ -13,6 +13,7 @@ from st_magnitude.evaluation.compression import pareto
 CELLS = [
     CompressionCell(64, "float32", "none", 256, 0.50, 1.0),
     CompressionCell(64, "int8", "none", 64, 0.49, 0.98),
+    CompressionCell(64, "rabitq", "none", 16, 0.46, 0.92),
     CompressionCell(64, "binary", "query", 8, 0.45, 0.90),
     CompressionCell(64, "binary", "norm", 10, 0.47, 0.94),
     CompressionCell(16, "float32", "none", 64, 0.40, 0.80),

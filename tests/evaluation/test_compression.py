@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from _lookup import judged, lookup
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,12 +14,13 @@ from sentence_transformers.util.quantization import quantize_embeddings, semanti
 
 from st_magnitude import COSINE, DOT, Similarity
 from st_magnitude.evaluation import CompressionCell, CompressionEvaluator
-from st_magnitude.evaluation.compression import pareto, table
+from st_magnitude.evaluation.compression import _rotation, _through_rabitq, pareto, table
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 HALF = Similarity(1.0, 0.5)
-ALL_CELLS = [("float32", "none"), ("int8", "none"), ("binary", "none"), ("binary", "query"), ("binary", "norm")]
+ALL_CELLS = [("float32", "none"), ("int8", "none"), ("rabitq", "none")]
+ALL_CELLS += [("binary", "none"), ("binary", "query"), ("binary", "norm")]
 
 
 # ---- the definition of every cell
@@ -48,6 +50,8 @@ def reference(q, d, relevant, dim, precision, rescoring, gamma, top_k) -> list[f
     powers = [length ** (1 - gamma) if length else 0.0 for length in lengths]
     if precision == "int8":
         d = round_trip(d)
+    if precision == "rabitq":
+        d = _through_rabitq(torch.tensor(d, dtype=torch.float64)).tolist()  # FAISS decodes alike, below
 
     def inner(a, b):
         return math.fsum(x * y for x, y in zip(a, b, strict=True))
@@ -94,7 +98,7 @@ def test_every_cell_is_the_reference(similarity, top_k):
         arguments = (relevant, dim, precision, rescoring, gamma, top_k)
         expected = np.array(reference(q, d, *arguments))
         stable = np.ones(len(q), dtype=bool)
-        if precision == "int8":  # the highest value of a column is on the edge of a code, where float32 may fall
+        if precision in ("int8", "rabitq"):  # a value on the edge of a code, where float32 may fall on either side
             for i in range(4):
                 wobble = 1 + 1e-6 * np.random.default_rng(i).normal(size=13)
                 stable &= expected == reference(q.astype(float), d * wobble, *arguments)
@@ -108,6 +112,23 @@ def test_every_cell_is_the_reference(similarity, top_k):
     assert metrics["full_ndcg@10"] == metrics["float32_13_ndcg@10"] == full
     assert 0.1 < full < 0.95
     assert len(set(means.values())) > 10  # the cells differ
+
+
+def test_rabitq_decodes_as_faiss():
+    faiss = pytest.importorskip("faiss")
+    rng = np.random.default_rng(2)
+    d = (rng.normal(size=(60, 16)) * rng.uniform(0.5, 2, size=(60, 1)) + 1).astype(np.float32)
+    rotation = faiss.RandomRotationMatrix(16, 16)
+    rotation.init(0)
+    faiss.copy_array_to_vector(_rotation(16).T.float().contiguous().numpy().ravel(), rotation.A)
+    index = faiss.IndexPreTransform(rotation, faiss.IndexRaBitQ(16, faiss.METRIC_INNER_PRODUCT))
+    index.train(d)
+    found = _through_rabitq(torch.from_numpy(d))
+    np.testing.assert_allclose(found, index.sa_decode(index.sa_encode(d)), atol=1e-5)
+    inner = ((found - d.mean(axis=0)) * (d - d.mean(axis=0))).sum(dim=1)
+    np.testing.assert_allclose(inner, np.square(d - d.mean(axis=0)).sum(axis=1), rtol=1e-5)  # longer, but not biased
+    same = torch.ones(5, 16)
+    np.testing.assert_allclose(_through_rabitq(same), same)  # nothing is left of the mean
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
@@ -138,14 +159,15 @@ def test_keys_and_bytes(similarity, keeps):
     q, d, relevant = crafted()
     evaluator = CompressionEvaluator(**judged(16, 45, relevant), similarity=similarity, name="dev")
     metrics = evaluator(lookup(q, d))
-    kinds = ["float32_{}", "int8_{}", "binary_{}", "binary_{}_rescored", "binary_{}_norm_rescored"][: 4 + keeps]
+    kinds = ["float32_{}", "int8_{}", "rabitq_{}", "binary_{}", "binary_{}_rescored", "binary_{}_norm_rescored"]
+    kinds = kinds[: 5 + keeps]
     cells = [kind.format(dim) for dim in (13, 6, 3, 1) for kind in kinds]
     expected = {f"dev_{cell}_{metric}" for cell in cells for metric in ("ndcg@10", "retention")}
     assert metrics.keys() == expected | {"dev_full_ndcg@10"}
     assert evaluator.primary_metric == "dev_full_ndcg@10"
     assert list(metrics.values())[1:] == [value for c in evaluator.cells for value in (c.ndcg, c.retention)]
     sizes = {(c.dim, c.precision, c.rescoring): c.bytes_per_document for c in evaluator.cells}
-    assert [sizes[13, precision, "none"] for precision in ("float32", "int8", "binary")] == [52, 13, 2]
+    assert [sizes[13, precision, "none"] for precision in ("float32", "int8", "rabitq", "binary")] == [52, 13, 10, 2]
     assert [sizes[dim, "binary", "query"] for dim in (13, 6, 3, 1)] == [2, 1, 1, 1]
     assert sizes.get((13, "binary", "norm")) == (4 if keeps else None)
 
@@ -154,7 +176,7 @@ def test_keys_and_bytes(similarity, keeps):
     ("change", "message"),
     [
         ({"dims": [8, 0]}, "A prefix in dims must be a whole number of at least 1, got 0"),
-        ({"precisions": ["float32", "int4"]}, "'float32', 'int8' and 'binary'; got 'int4'"),
+        ({"precisions": ["float32", "int4"]}, "'float32', 'int8', 'rabitq' and 'binary'; got 'int4'"),
         ({"top_k": 0}, "top_k must be a whole number of at least 1, got 0"),
     ],
 )
