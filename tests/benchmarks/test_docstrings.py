@@ -90,10 +90,7 @@ def function(name: str, summary: str, description: str = "", parameters: str = "
         ("KMeans", "K-Means is a clustering around centres.", "what is a clustering around centres?"),
         ("rfft", "Compute the spectrum (RFFT) of a signal.", "how do I compute the spectrum of a signal?"),
         ("KMeans", "Fit the k-means of all points.", None),
-        ("train_test_split", "Make a train test split of arrays.", None),
-        ("fft", "Compute the FFT of a signal.", None),
         ("fft", "See the other spectrum function.", None),
-        ("fft", "Deprecated spectrum of a signal.", None),
         ("fft", "spectrum(x, n) -> the spectrum of a signal", None),
     ],
 )

@@ -1,16 +1,10 @@
 """HTML pages as documents with sections."""
 
-import importlib
-import sys
-from pathlib import Path
-
+from _scripts import load
 from _texts import write
 
-FOLDER = str(Path(__file__).parents[2] / "benchmarks")
-sys.path.insert(0, FOLDER)
-pages = importlib.import_module("html_pages")
+pages = load("html_pages")
 Section = pages.Section
-sys.path.remove(FOLDER)
 
 
 def test_html_sections(tmp_path):

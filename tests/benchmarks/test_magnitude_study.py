@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 from typing import Any
 
 import numpy as np
@@ -18,12 +17,6 @@ from st_magnitude.data.task import EncodedTask
 from st_magnitude.evaluation import MagnitudeEvaluator
 
 search_tasks, tables, magnitude = (load(name) for name in ("search_tasks", "magnitude_tables", "magnitude"))
-
-
-def test_examples() -> None:
-    result = doctest.testmod(search_tasks)
-    assert result.attempted > 4
-    assert not result.failed
 
 
 # --- data -------------------------------------------------------------------------------------------------------------
@@ -57,12 +50,8 @@ TASK = RetrievalData(
 )
 
 
-@pytest.fixture
-def bow() -> SentenceTransformer:
-    return SentenceTransformer(modules=[BoW(["bees", "honey", "wax"])], similarity_fn_name="dot", device="cpu")
-
-
-def test_read_ranks_at_every_exponent(bow: SentenceTransformer) -> None:
+def test_read_ranks_at_every_exponent() -> None:
+    bow = SentenceTransformer(modules=[BoW(["bees", "honey", "wax"])], similarity_fn_name="dot", device="cpu")
     found = magnitude.read(bow, {"task": TASK}, (0.0, 1.0))["task"]
     evaluator = MagnitudeEvaluator(TASK.queries, TASK.corpus, TASK.relevant, write_csv=False)
     metrics = evaluator(bow)

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import doctest
-import importlib
-import json
-import sys
-from pathlib import Path
-
 import pytest
 import torch
+from _scripts import load
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
 from st_magnitude.data.retrieval import RetrievalData
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "evidence"))
-try:
-    cells, prior, prior_data = (importlib.import_module(name) for name in ("cells", "prior", "prior_data"))
-finally:
-    sys.path.pop(0)
+cells, prior, prior_data = (load(name, "evidence") for name in ("cells", "prior", "prior_data"))
 
 TITLES = {str(i): f"Film {i} (199{i}) Drama" for i in range(8)}
 LIKED = {"ann": list("0123456"), "bob": list("7012345"), "cid": list("01")}
@@ -77,13 +68,3 @@ def test_ranking_with_the_prior():
     plain, weighted = prior.ranked(logits, torch.tensor([0.0, 3.0, 0.0]), (0.0, 1.0), part, ["a", "b", "c"], task)
     assert plain == pytest.approx([1 / torch.log2(torch.tensor(3.0)).item(), 1])  # c is hidden from the first query
     assert weighted == pytest.approx([1, 1 / torch.log2(torch.tensor(3.0)).item()])
-
-
-def test_every_stored_cell_has_the_name_of_its_settings():
-    for path in (prior.RESULTS / "prior").glob("*.json"):
-        found = json.loads(path.read_text(encoding="utf-8"))
-        assert path == (prior.path_of(cells.Cell(**found["settings"])) if "settings" in found else path)
-
-
-def test_examples_in_docstrings():
-    assert not doctest.testmod(prior_data).failed

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
-
 from _scripts import load
 from _texts import fold
 
@@ -50,7 +48,6 @@ def test_titles_ask_for_their_sections():
     assert len(task.corpus) == 11
     whole = titles.title_task([Page("Bread\nRye.", "rye", title="Bread")], max_words=4)
     assert (whole.queries, list(whole.corpus.values())) == ({"q0": "Bread"}, ["Rye."])
-    assert not doctest.testmod(titles).failed
 
 
 def test_a_sample_of_the_queries():
