@@ -1,7 +1,5 @@
 """The CLIP study: the tables of stored runs on its page are what the runs give."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -5,7 +5,7 @@ from pathlib import Path
 from textwrap import indent
 
 import pytest
-from _scripts import load
+from _scripts import load, words
 
 from st_magnitude.data.retrieval import RetrievalData
 
@@ -97,13 +97,6 @@ def function(name: str, summary: str, description: str = "", parameters: str = "
 def test_query(name: str, summary: str, query: str | None) -> None:
     found = [o.query for o in docstrings.documented_objects(function(name, summary), "audio")]
     assert found == ([] if query is None else [query])
-
-
-SYLLABLES = [a + b for a in "bdfgklmnprst" for b in "aeiou"]
-
-
-def words(rng: random.Random, number: int) -> str:
-    return " ".join("".join(rng.sample(SYLLABLES, 3)) for _ in range(number))
 
 
 def write_package(root: Path, name: str, functions: int) -> None:

@@ -1,7 +1,5 @@
 """The emoji of the CLIP study: names, rendering and splits of made-up drawings, no network."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The evidence page: its tables are what the stored cells give, and what it quotes stands on the pages it names."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import asdict, replace
 from pathlib import Path

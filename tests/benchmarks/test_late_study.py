@@ -1,7 +1,5 @@
 """The study of late interaction: what remains of an index, and what is stored."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from _scripts import load

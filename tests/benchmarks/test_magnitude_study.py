@@ -1,7 +1,5 @@
 """The magnitude study: its data builders, measurements and statistics on made-up data; no network, no Debian."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -17,9 +15,6 @@ from st_magnitude.data.task import EncodedTask
 from st_magnitude.evaluation import MagnitudeEvaluator
 
 search_tasks, tables, magnitude = (load(name) for name in ("search_tasks", "magnitude_tables", "magnitude"))
-
-
-# --- data -------------------------------------------------------------------------------------------------------------
 
 
 def test_shrink_keeps_what_is_relevant() -> None:
@@ -40,8 +35,6 @@ def test_shrink_keeps_what_is_relevant() -> None:
     assert small.queries.keys() != search_tasks.shrink(task, 5, 24, seed=2, most=2).queries.keys()
     assert len(search_tasks.shrink(task, 20, 12, seed=1, most=2).queries) < 6  # relevant ones fill half at most
 
-
-# --- measuring --------------------------------------------------------------------------------------------------------
 
 TASK = RetrievalData(
     {"q1": "bees", "q2": "wax"},
@@ -84,17 +77,13 @@ def cell(seed: int, dot: list[float], cosine: list[float], matched: float) -> di
     return {"seed": seed, "matched": matched, "chosen": chosen, "tasks": {"wordnet": task, "foldoc": task}}
 
 
-@pytest.fixture
-def cells() -> Any:
+def test_gain_pairs_seeds_and_read_outs() -> None:
     """Dot: .8 by dot and .6 by cosine on every query; Cosine: .5 by cosine. The other losses are missing."""
-    return {
+    cells = {
         ("static", "none", "pretrained"): [cell(0, [0.3] * 4, [0.4] * 4, 1.0)],
         ("static", "wordnet", "cosine"): [cell(s, [0.1] * 4, [0.5] * 4, 1.0) for s in (0, 1)],
         ("static", "wordnet", "dot"): [cell(s, [0.8] * 4, [0.6] * 4, 0.0) for s in (0, 1, 2)],
     }
-
-
-def test_gain_pairs_seeds_and_read_outs(cells: Any) -> None:
     matched = tables.gain(cells, "static", "wordnet", "dot", ["wordnet"])
     assert (matched.mean, matched.low, matched.high) == pytest.approx((0.3, 0.3, 0.3))
     by_cosine = tables.gain(cells, "static", "wordnet", "dot", ["wordnet", "foldoc"], "chosen")

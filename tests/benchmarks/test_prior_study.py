@@ -1,7 +1,5 @@
 """The study of the document prior and of the scale: data, the corrected loss, scoring, and what is stored."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from _scripts import load
@@ -37,20 +35,13 @@ def test_log_p_counts_the_pairs(films):
     assert films.rows["positive"][:] == [TITLES[film] for film in films.positives]
 
 
-def model() -> SentenceTransformer:
-    weights = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
-    return SentenceTransformer(
-        modules=[StaticEmbedding(prior.film_tokens("ab"), embedding_weights=weights)], device="cpu"
-    )
-
-
 def test_the_scale_of_the_batch_ignores_a_common_factor():
     q, d = (x.requires_grad_() for x in torch.randn(2, 4, 8, generator=torch.Generator().manual_seed(1)))
-    of = {}
+    films = StaticEmbedding(prior.film_tokens("ab"), embedding_weights=torch.randn(5, 8))
+    model, of = SentenceTransformer(modules=[films], device="cpu"), {}
     for scale in ("auto", "batch"):
-        loss = cells.objective(
-            model(), cells.Cell("static", "wordnet", "dot", 0, 1, 4, 0.1, temperature=0.1, scale=scale)
-        )
+        cell = cells.Cell("static", "wordnet", "dot", 0, 1, 4, 0.1, temperature=0.1, scale=scale)
+        loss = cells.objective(model, cell)
         of[scale] = [loss.compute_loss_from_embeddings([factor * q, factor * d]) for factor in (1.0, 3.0)]
     torch.testing.assert_close(of["auto"][0], of["batch"][0])
     torch.testing.assert_close(of["batch"][1], of["batch"][0])

@@ -1,7 +1,5 @@
 """benchmarks/evidence/reading.py: its prompt, SQuAD's metrics, and the table of stored readings."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

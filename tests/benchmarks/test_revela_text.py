@@ -1,7 +1,5 @@
 """Revela on real text: groups, and a language model that reads before it is trained."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """All scripts: the examples in their docstrings, and the names of the cells that they stored."""
 
-from __future__ import annotations
-
 import doctest
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """benchmarks/titles.py: section titles ask for chunks, and pages are held out."""
 
-from __future__ import annotations
-
 from _scripts import load
 from _texts import fold
 

@@ -1,7 +1,5 @@
 """The prior as one more dimension: its inner products are the explicit formula, in numpy, torch and FAISS."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

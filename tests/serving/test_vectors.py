@@ -1,7 +1,5 @@
 """Stored vectors rank as the similarity does: against float64, and in FAISS, usearch, Qdrant and pgvector."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given
