@@ -1,5 +1,7 @@
 """Damaged and hostile input, made at random: every reader returns what can be used, or says what is wrong and where."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
