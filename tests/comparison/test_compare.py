@@ -1,7 +1,5 @@
 """``stm.compare``: which loss to train with, by one Optuna study that several processes may share."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -343,24 +341,10 @@ def result_with(first, over_cosine, over_pretrained=CLEAR, exponent=0.0):
 @pytest.mark.parametrize(
     ("result", "parts"),
     [
-        (
-            result_with("qnorm", CLEAR, exponent=0.5),
-            [
-                "Use qnorm tau=0.02 lr=2e-05. On the test split,",
-                "by +0.0200 [+0.0100, +0.0300] against cosine tau=0.02 lr=2e-05: a clear gain.",
-                "at document exponent 0.50, with stm.load: docs/serving.md",
-            ],
-        ),
+        (result_with("qnorm", CLEAR, exponent=0.5), ["Use qnorm", ": a clear gain.", "exponent 0.50, with stm.load"]),
         (result_with("qnorm", LEVEL), ["Use cosine tau=0.02 lr=2e-05. On the test", ": no clear difference."]),
         (result_with("qnorm", LOSS), ["Use cosine tau=0.02 lr=2e-05. On the test", ": a clear loss."]),
-        (
-            result_with("cosine", None),
-            [
-                "No other candidate has a higher nDCG@10 on dev",
-                "cosine tau=0.02 lr=2e-05 is clearly better than the pretrained model: +0.02",
-                "every server",
-            ],
-        ),
+        (result_with("cosine", None), ["No other candidate", "is clearly better than the pretrained", "every server"]),
         (result_with("cosine", None, LEVEL), ["is not clearly better than the pretrained model"]),
         (result_with("qnorm", CLEAR, LOSS), ["Keep the pretrained model. The best candidate is qnorm"]),
     ],
