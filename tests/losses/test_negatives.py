@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from functools import partial
 
 import pytest
 import torch
@@ -60,18 +61,21 @@ def too_close(scores, positive, margin, strategy):
     return scores > positive[:, None] - margin * (positive.abs()[:, None] if strategy == "relative" else 1.0)
 
 
-def reference(embeddings, similarity, scale, direction, excluded, excluded_queries=None):
-    """Cross entropies of score matrices in which what is excluded is -inf."""
-    queries, positives, *negatives = embeddings
-    own = torch.arange(len(queries))
-    forward = similarity(queries, torch.cat([positives, *negatives]))
-    backward = similarity(queries, positives).T
-    losses = []
-    for scores, mask in ((forward, excluded), (backward, excluded_queries)):
-        mask = excluded[:, : len(queries)].T.clone() if mask is None else mask.clone()
-        mask[own, own] = False
-        losses.append(cross_entropy((scale * scores).masked_fill(mask, -torch.inf), own))
-    return {("query_to_doc",): losses[0], ("doc_to_query",): losses[1]}.get(direction, sum(losses) / 2)
+def reference(embeddings, similarity, terms, direction, excluded, excluded_queries=None):
+    """Sums of cross entropies at a scale of 3, of score matrices in which what is excluded is -inf."""
+    own, total = torch.arange(len(excluded)), 0.0
+    masks = excluded, excluded[:, : len(own)].T if excluded_queries is None else excluded_queries
+    masks = [mask.clone().fill_diagonal_(False) for mask in masks]
+    for term in terms:
+        queries, positives, *negatives = (x[:, : term.dim] for x in embeddings)
+        scores = similarity(queries, torch.cat([positives, *negatives])), similarity(queries, positives).T
+        scale = 3.0 * 0.05 / term.temperature
+        forward, backward = (
+            cross_entropy((scale * x).masked_fill(mask, -torch.inf), own) for x, mask in zip(scores, masks, strict=True)
+        )
+        by_direction = {("query_to_doc",): forward, ("doc_to_query",): backward}
+        total = total + term.weight * by_direction.get(direction, (forward + backward) / 2)
+    return total
 
 
 def masks_of(loss, columns):
@@ -140,37 +144,23 @@ def test_what_is_not_text_equals_nothing(monkeypatch):
 
 # --- same_text --------------------------------------------------------------------------------------------------------
 
+LOSSES = {
+    "cosine": stm.CosineRankingLoss,
+    "qnorm": stm.QNormRankingLoss,
+    "learnable": stm.LearnableNormLoss,
+    "terms": partial(stm.QNormRankingLoss, terms=[Term(8, 0.1), Term(16, 0.05, 0.5), Term(None, 0.2)]),
+}
+
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize("loss_class", [stm.CosineRankingLoss, stm.QNormRankingLoss, stm.LearnableNormLoss])
+@pytest.mark.parametrize("loss_class", LOSSES.values(), ids=LOSSES)
 @BATCHING
 def test_equal_texts_are_not_negatives(model, loss_class, direction, mini_batch_size):
-    loss = loss_class(
-        model, scale=3.0, directions=direction, partition_mode="per_direction", mini_batch_size=mini_batch_size
-    ).double()
-    columns = batch_of(model, TWICE)
-    found = loss([dict(column) for column in columns])
-    expected = reference(raw_embeddings(model, columns), loss.similarity, 3.0, direction, equal_texts(TWICE))
-    assert_same(model, found, expected)
-
-
-@BATCHING
-def test_several_temperatures_and_prefixes(model, mini_batch_size):
-    terms = [Term(8, 0.1), Term(16, 0.05, 0.5), Term(None, 0.2)]
-    loss = stm.MagnitudeRankingLoss(model, "qnorm", terms, scale=3.0, mini_batch_size=mini_batch_size)
+    options = {"scale": 3.0, "partition_mode": "per_direction", "mini_batch_size": mini_batch_size}
+    loss = loss_class(model, directions=direction, **options).double()
     columns = batch_of(model, TWICE)
     embeddings = raw_embeddings(model, columns)
-    expected = sum(
-        t.weight
-        * reference(
-            [x[:, : t.dim] for x in embeddings],
-            stm.QNORM,
-            3.0 * 0.05 / t.temperature,
-            ("query_to_doc",),
-            equal_texts(TWICE),
-        )
-        for t in terms
-    )
+    expected = reference(embeddings, loss.similarity, loss.terms, direction, equal_texts(TWICE))
     assert_same(model, loss(columns), expected)
 
 
@@ -201,22 +191,17 @@ def test_embeddings_alone_have_no_texts(model):
 def test_margin_by_the_models_own_scores(model, margin, strategy, direction, mini_batch_size):
     """Over the longest prefix, for all terms, with the norms that the similarity keeps."""
     rows = [row[:3] for row in ROWS]
-    terms = [Term(8, 0.1), Term(24, 0.05)]
     options = {"margin": margin, "margin_strategy": strategy, "mini_batch_size": mini_batch_size}
-    loss = stm.MagnitudeRankingLoss(
-        model, "qnorm", terms, scale=3.0, directions=direction, partition_mode="per_direction", **options
-    )
+    options |= {"scale": 3.0, "directions": direction, "partition_mode": "per_direction"}
+    loss = stm.QNormRankingLoss(model, terms=[Term(8, 0.1), Term(24, 0.05)], **options)
     columns = batch_of(model, rows)
     embeddings = raw_embeddings(model, columns)
     queries, *documents = (x[:, :24].detach() for x in embeddings)
     scores = stm.QNORM(queries, torch.cat(documents))
     masks = [too_close(x, x.diagonal(), margin, strategy) for x in (scores, scores[:, : len(rows)].T)]
     assert 0.05 < masks[0].float().mean() < 0.95
-    expected = sum(
-        reference([x[:, : t.dim] for x in embeddings], stm.QNORM, 3.0 * 0.05 / t.temperature, direction, *masks)
-        for t in terms
-    )
-    assert_same(model, loss([dict(column) for column in columns]), expected)
+    expected = reference(embeddings, stm.QNORM, loss.terms, direction, *masks)
+    assert_same(model, loss(columns), expected)
     torch.testing.assert_close(loss.compute_loss_from_embeddings(embeddings), expected, rtol=1e-9, atol=0)
 
 
@@ -226,7 +211,7 @@ def test_margin_of_learned_exponents(model):
     embeddings = raw_embeddings(model, columns)
     scores = loss.similarity(*embeddings).detach()
     excluded = too_close(scores, scores.diagonal(), 0.1, "absolute")
-    assert_same(model, loss(columns), reference(embeddings, loss.similarity, 3.0, ("query_to_doc",), excluded))
+    assert_same(model, loss(columns), reference(embeddings, loss.similarity, loss.terms, ("query_to_doc",), excluded))
 
 
 # --- guide ------------------------------------------------------------------------------------------------------------
@@ -255,9 +240,8 @@ def test_equals_gist_embed_loss(model, guide, monkeypatch, margin, strategy, num
 def test_guide_of_another_kind(model, static_guide, direction, name):
     """By its own similarity function, beside same_text, for a loss that keeps the norm."""
     static_guide.similarity_fn_name = name
-    loss = stm.QNormRankingLoss(
-        model, scale=3.0, directions=direction, partition_mode="per_direction", guide=static_guide
-    )
+    options = {"scale": 3.0, "directions": direction, "partition_mode": "per_direction"}
+    loss = stm.QNormRankingLoss(model, guide=static_guide, **options)
     columns = batch_of(model, TWICE)
     queries, positives, negatives = (
         static_guide.encode(list(column), convert_to_tensor=True) for column in zip(*TWICE, strict=True)
@@ -267,7 +251,8 @@ def test_guide_of_another_kind(model, static_guide, direction, name):
     masks = [too_close(x, x.diagonal(), 0.0, "absolute") for x in (scores, backward)]
     same = equal_texts(TWICE)
     masks = [masks[0] | same, masks[1] | same[:, : len(TWICE)].T]
-    assert_same(model, loss(columns), reference(raw_embeddings(model, columns), stm.QNORM, 3.0, direction, *masks))
+    expected = reference(raw_embeddings(model, columns), stm.QNORM, loss.terms, direction, *masks)
+    assert_same(model, loss(columns), expected)
 
 
 def test_guide_of_a_static_model(static_model, guide):
@@ -277,7 +262,7 @@ def test_guide_of_a_static_model(static_model, guide):
     scores = stm.COSINE(*(guide.encode(column, convert_to_tensor=True) for column in texts))
     excluded = too_close(scores, scores.diagonal(), 0.02, "absolute")
     found = stm.QNormRankingLoss(static_model, scale=3.0, margin=0.02, guide=guide)(columns)
-    torch.testing.assert_close(found, reference(embeddings, stm.QNORM, 3.0, ("query_to_doc",), excluded))
+    torch.testing.assert_close(found, reference(embeddings, stm.QNORM, [Term()], ("query_to_doc",), excluded))
 
 
 def test_guide_is_frozen(model, guide):
