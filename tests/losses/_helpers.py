@@ -70,6 +70,10 @@ def train(
     return trainer
 
 
+def temperatures(loss):
+    return [term["temperature"] for term in loss.get_config_dict()["terms"]]
+
+
 def logged(trainer, key="temperature"):
     """The values of a key in the log."""
     return [entry[key] for entry in trainer.state.log_history if key in entry]

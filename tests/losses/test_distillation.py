@@ -44,7 +44,7 @@ def test_value_and_gradient_of_the_norm(model, kind, similarity):
     labels = 4 * torch.randn(6, 3, dtype=torch.float64)
     loss = distillation(kind, model, similarity, 1.7).compute_loss_from_embeddings(embeddings, labels)
     torch.testing.assert_close(loss, by_hand(kind, similarity, 1.7, embeddings, labels))
-    gradients = torch.autograd.grad(loss, embeddings)
-    for role, exponent in ((0, similarity.exponents[0]), (1, similarity.exponents[1])):
-        radial = (gradients[role] * embeddings[role]).sum(1).abs().max()
+    gradients = torch.autograd.grad(loss, embeddings[:2])
+    for gradient, x, exponent in zip(gradients, embeddings[:2], similarity.exponents, strict=True):
+        radial = (gradient * x).sum(1).abs().max()
         assert radial < 1e-12 if exponent == 1 else radial > 1e-3

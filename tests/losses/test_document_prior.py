@@ -155,14 +155,6 @@ def test_queries_as_columns_were_drawn_once(model, mini_batch_size):
     torch.testing.assert_close(loss(batch).detach(), expected.detach(), rtol=1e-6, atol=0)
 
 
-def test_equal_counts_change_nothing(model):
-    """But for explicit negatives, whose counts are others."""
-    rows = [row[:2] for row in BATCH]
-    prior = DocumentPrior.from_texts(model, [row[1] for row in rows])
-    values = [stm.QNormRankingLoss(model, prior=p, scale=3.0)(batch_of(model, rows)) for p in (prior, None)]
-    torch.testing.assert_close(*values, rtol=1e-12, atol=0)
-
-
 def test_config_is_json(model):
     loss = stm.CosineRankingLoss(model, prior=DocumentPrior.from_texts(model, POSITIVES, NEGATIVES))
     assert json.loads(json.dumps(loss.get_config_dict()))["prior"] == {"texts": 5, "negatives": 2, "smoothing": 1.0}

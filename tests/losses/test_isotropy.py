@@ -100,8 +100,6 @@ def test_global_orthogonal_regularization(model, mini_batch_size):
 def test_arguments(model):
     with pytest.raises(ValueError, match=r"weight must be at least 0 .* got -1\."):
         stm.SIGRegInfoNCE(model, -1)
-    with pytest.raises(ValueError, match="exceed the 32 dimensions"):
-        stm.SIGRegInfoNCE(model, sigreg=stm.SIGReg(dims=(64,)))(features(model, num_negatives=1))
     loss = stm.SIGRegInfoNCE(model, similarity="dot")
     assert json.loads(json.dumps(loss.get_config_dict()))["regularizers"] == {"sigreg": 0.05}
     assert model.similarity_fn_name == "dot"
@@ -181,13 +179,11 @@ def one_step(folder, options, cached):
         loss = stm.SIGRegInfoNCE(model, 1.0, sigreg=sigreg, scale=1e-9, mini_batch_size=2)  # of InfoNCE no gradient
         loss.model = wrapped
         values = loss(batch)
-        value = values["sigreg"].item()
-        sum(values.values()).backward()
     else:
-        loss = sigreg(torch.cat([x * (STRETCH if rank else 1) for x in embed_columns(wrapped, batch)]))
-        value = loss.item()
-        loss.backward()
-    return value, sigreg.last_excess.item(), gradients(model)
+        x = torch.cat([x * (STRETCH if rank else 1) for x in embed_columns(wrapped, batch)])
+        values = {"sigreg": sigreg(x)}
+    sum(values.values()).backward()
+    return values["sigreg"].item(), sigreg.last_excess.item(), gradients(model)
 
 
 def one_rank(folder):
