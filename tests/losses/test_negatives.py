@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from _helpers import BATCHING, DIRECTIONS, assert_same_gradients, batch_of, value_and_gradients
+from _helpers import BATCHING, DIRECTIONS, TWICE, assert_same_gradients, batch_of, value_and_gradients
 from _tiny import ROWS, load_transformer, raw_embeddings, save_transformer, tokenizer
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import (
@@ -22,18 +22,6 @@ from st_magnitude import Similarity, Term
 from st_magnitude.losses.negatives import text_keys
 
 pytestmark = pytest.mark.usefixtures("one_thread", "in_float64")
-
-# A positive that two queries share (0, 3), a query with two positives (1, 4), a negative that is a positive (0, 2, 5)
-# and boilerplate that occurs three times, which all queries keep as a negative.
-TWICE = [
-    (ROWS[0][0], ROWS[0][1], ROWS[0][1]),
-    (ROWS[1][0], ROWS[1][1], "see below"),
-    (ROWS[2][0], ROWS[2][1], ROWS[0][1]),
-    (ROWS[3][0], ROWS[0][1], "see below"),
-    (ROWS[1][0], ROWS[4][1], "returns a list"),
-    (ROWS[5][0], ROWS[5][1], ROWS[2][1]),
-    (ROWS[6][0], ROWS[6][1], "see below"),
-]
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 from _helpers import assert_same_gradients, features, gradients, train
-from _tiny import columns, load_transformer, save_transformer
+from _tiny import columns, load_transformer, raw_embeddings, save_transformer
 from sentence_transformers import SparseEncoder, SparseEncoderTrainer, SparseEncoderTrainingArguments
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from sentence_transformers.sparse_encoder.losses import (
@@ -62,10 +62,6 @@ def repeated(model):
     return [dict(model.preprocess(column)) for column in texts.values()]
 
 
-def embedded(model, batch):
-    return [model(dict(column))["sentence_embedding"] for column in batch]
-
-
 # --- the same loss as theirs ------------------------------------------------------------------------------------------
 
 JOINT = {"directions": ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")}
@@ -96,7 +92,7 @@ def test_aggregated_temperatures(model, splade):
     taus = (0.05, 0.1)
     loss = stm.TempAggLoss(model, taus, similarity="dot", scale=1.0, same_text="keep")
     found, _ = run(splade(loss), batch)
-    embeddings = embedded(model, batch)
+    embeddings = raw_embeddings(model, batch)
     terms = [MultipleNegativesRankingLoss(model, 0.05 / tau, dot_score) for tau in taus]
     values = [term.compute_loss_from_embeddings(embeddings, None).item() for term in terms]
     assert found["base_loss"] == pytest.approx(sum(values), rel=1e-6)
@@ -125,7 +121,9 @@ def test_hands_on_the_texts(model, splade, folder, tmp_path, options):
     found, gradient = run(loss, batch)
     assert found["base_loss"] == pytest.approx(alone.item(), rel=1e-6)
     assert_same_gradients({name.removeprefix("model."): x for name, x in gradient.items()}, expected, rtol=1e-7)
-    keep = stm.DotRankingLoss(model, scale=1.0, same_text="keep").compute_loss_from_embeddings(embedded(model, batch))
+    keep = stm.DotRankingLoss(model, scale=1.0, same_text="keep").compute_loss_from_embeddings(
+        raw_embeddings(model, batch)
+    )
     assert abs(found["base_loss"] - keep.item()) > 1e-3
 
 

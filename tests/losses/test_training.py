@@ -13,10 +13,7 @@ from _helpers import BATCHING, train
 from _tiny import ROWS, auto_scale, columns, formula, load_transformer, raw_embeddings
 from _two_ranks import NUM_ROWS
 from datasets import Dataset
-from sentence_transformers import (
-    SentenceTransformerTrainer,
-    SentenceTransformerTrainingArguments,
-)
+from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 
 import st_magnitude as stm
 
@@ -41,18 +38,8 @@ def test_gradient_accumulation(model, tmp_path, loss_class, mini_batch_size):
     reference, batches = copy.deepcopy(model), []
     loss = loss_class(model, scale=3.0, mini_batch_size=mini_batch_size, temperature="learned")
     loss.register_forward_pre_hook(lambda _, args: batches.append([dict(column) for column in args[0]]))
-    train(
-        model,
-        loss,
-        tmp_path,
-        num_negatives=1,
-        max_steps=1,
-        per_device_train_batch_size=4,
-        gradient_accumulation_steps=4,
-        optim="sgd",
-        learning_rate=0.02,
-        max_grad_norm=0.0,
-    )
+    options = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "max_grad_norm": 0.0}
+    train(model, loss, tmp_path, 1, max_steps=1, optim="sgd", learning_rate=0.02, **options)
     assert len(batches) == 4
     biases = [torch.zeros((), requires_grad=True) for _ in range(2)]
     temperature = torch.tensor(math.log(0.05), requires_grad=True)
