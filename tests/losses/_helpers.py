@@ -7,6 +7,7 @@ import torch
 from _tiny import ROWS, columns
 from datasets import Dataset
 from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from torch.nn.functional import cross_entropy
 
 import st_magnitude as stm
 
@@ -53,6 +54,27 @@ def assert_same_gradients(found, expected, factor=1.0, rtol=1e-8, atol=1e-12):
         torch.testing.assert_close(
             found[name] / factor, gradient, rtol=rtol, atol=atol, msg=lambda m, name=name: f"{name}: {m}"
         )
+
+
+def reference(
+    embeddings, similarity, terms, direction=("query_to_doc",), excluded=None, excluded_queries=None, log_q=0.0
+):
+    """sum_t w_t cross_entropy(scores / tau_t - log q) at a scale of 3, with -inf for excluded pairs of a matrix."""
+    own, total = torch.arange(len(embeddings[0])), 0.0
+    if excluded is None:
+        excluded = torch.zeros(len(own), len(own) * len(embeddings[1:]), dtype=torch.bool)
+    masks = excluded, excluded[:, : len(own)].T if excluded_queries is None else excluded_queries
+    masks = [mask.clone().fill_diagonal_(False) for mask in masks]
+    for term in terms:
+        q, *d = (x[:, : term.dim] for x in embeddings)
+        scale = 3.0 * 0.05 / term.temperature
+        logits = scale * similarity(q, torch.cat(d)) - log_q, scale * similarity(q, d[0]).T
+        forward, backward = (
+            cross_entropy(x.masked_fill(mask, -torch.inf), own) for x, mask in zip(logits, masks, strict=True)
+        )
+        by_direction = {("query_to_doc",): forward, ("doc_to_query",): backward}
+        total = total + term.weight * by_direction.get(direction, (forward + backward) / 2)
+    return total
 
 
 DENSE = (SentenceTransformerTrainer, SentenceTransformerTrainingArguments)

@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 import torch
-from _helpers import BATCHING, assert_same_gradients, batch_of, train, value_and_gradients
+from _helpers import BATCHING, assert_same_gradients, batch_of, reference, train, value_and_gradients
 from _tiny import ROWS, raw_embeddings, tokenizer
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer
@@ -34,21 +34,6 @@ def log_q(rows, negatives, smoothing=1.0):
         total = sum(table.values()) + smoothing * len(table)
         found += [math.log((table.get(text, 0) + smoothing) / total) for text in column]
     return torch.tensor(found, dtype=torch.float64)
-
-
-def reference(embeddings, similarity, terms, scale, corrections):
-    """sum_t w_t cross_entropy(scores / tau_t - log q)."""
-    queries, *documents = embeddings
-    own = torch.arange(len(queries))
-    return sum(
-        term.weight
-        * cross_entropy(
-            scale * 0.05 / term.temperature * similarity(queries[:, : term.dim], torch.cat(documents)[:, : term.dim])
-            - corrections,
-            own,
-        )
-        for term in terms
-    )
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -132,7 +117,7 @@ def test_equals_the_formula(model, name, negatives, mini_batch_size):
     batch = batch_of(model, BATCH)
     value = loss([dict(column) for column in batch])
     value, found = value_and_gradients(model, value["infonce"] if isinstance(value, dict) else value)
-    by_hand = reference(raw_embeddings(model, batch), loss.similarity, loss.terms, 3.0, log_q(BATCH, negatives))
+    by_hand = reference(raw_embeddings(model, batch), loss.similarity, loss.terms, log_q=log_q(BATCH, negatives))
     expected, expected_gradients = value_and_gradients(model, by_hand)
     torch.testing.assert_close(value, expected, rtol=1e-6, atol=0)
     assert_same_gradients(found, expected_gradients, rtol=1e-5, atol=1e-7)

@@ -110,13 +110,29 @@ def test_arguments(model):
 
 
 @BATCHING
-def test_training_spreads_embeddings(model, tmp_path, mini_batch_size):
+def test_in_a_trainer(model, tmp_path, mini_batch_size):
+    """Every micro-batch has directions of its own, evaluation in between changes nothing, and embeddings spread."""
+    drawn, evaluated = [], []
+
+    class Recording(stm.SIGReg):
+        name = "sigreg"
+
+        def _draw(self, x):
+            directions = super()._draw(x)
+            (drawn if torch.is_grad_enabled() else evaluated).append(directions.sum().item())
+            return directions
+
     def mean_cosine():
         return stm.geometry.mean_cosine(model.encode([row[1] for row in ROWS]))
 
     before = mean_cosine()
-    loss = stm.SIGRegInfoNCE(model, 1.0, sigreg=stm.SIGReg(64), mini_batch_size=mini_batch_size)
-    trainer = train(model, loss, tmp_path, 1, max_steps=10, per_device_train_batch_size=16, lr_scheduler_type="linear")
+    loss = stm.SIGRegInfoNCE(model, 1.0, sigreg=Recording(64), mini_batch_size=mini_batch_size)
+    options = {"max_steps": 10, "gradient_accumulation_steps": 2, "lr_scheduler_type": "linear"}
+    options |= {"eval_data": Dataset.from_dict(columns(num_negatives=1)), "eval_strategy": "steps", "eval_steps": 5}
+    trainer = train(model, loss, tmp_path, 1, per_device_eval_batch_size=8, **options)
+    assert len(drawn) == len(set(drawn)) == 20
+    assert len(evaluated) == 2 * 2
+    assert len(set(evaluated)) == 1
     values = logged(trainer, "sigreg")
     assert len(values) == 10
     assert values[-1] < 0.7 * values[0]
@@ -124,36 +140,6 @@ def test_training_spreads_embeddings(model, tmp_path, mini_batch_size):
     for entry in trainer.state.log_history:
         if "infonce" in entry:
             assert entry["loss"] == pytest.approx(entry["infonce"] + entry["sigreg"], abs=2e-3)
-
-
-@BATCHING
-def test_calls_in_a_trainer(model, tmp_path, mini_batch_size):
-    """Every micro-batch has directions of its own; evaluation in between changes nothing."""
-    drawn, evaluated = [], []
-
-    class Recording(stm.SIGReg):
-        def _draw(self, x):
-            directions = super()._draw(x)
-            (drawn if torch.is_grad_enabled() else evaluated).append(directions)
-            return directions
-
-    train(
-        model,
-        stm.SIGRegInfoNCE(model, sigreg=Recording(16), mini_batch_size=mini_batch_size),
-        tmp_path,
-        num_negatives=1,
-        eval_data=Dataset.from_dict(columns(num_negatives=1)),
-        max_steps=3,
-        per_device_train_batch_size=4,
-        gradient_accumulation_steps=2,
-        eval_strategy="steps",
-        eval_steps=1,
-        per_device_eval_batch_size=8,
-    )
-    assert len(drawn) == 6
-    assert len({directions.sum().item() for directions in drawn}) == 6
-    assert len(evaluated) == 3 * 2
-    assert len({directions.sum().item() for directions in evaluated}) == 1
 
 
 # --- two processes ----------------------------------------------------------------------------------------------------
