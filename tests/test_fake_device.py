@@ -133,7 +133,7 @@ LOSSES = {
 
 
 class Encoder(nn.Module):
-    """A model on the device, with learned exponents."""
+    """A model on the device: vectors of tokens and of texts, with learned exponents."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -144,8 +144,9 @@ class Encoder(nn.Module):
     def to(self, device: str) -> nn.Module:
         return self
 
-    def forward(self, features: dict[str, Tensor]) -> dict[str, Tensor]:
-        return features | {"sentence_embedding": self.table(features["input_ids"]).mean(dim=1)}
+    def forward(self, features: dict[str, Tensor], task: str | None = None) -> dict[str, Tensor]:
+        tokens = self.table(features["input_ids"])
+        return features | {"token_embeddings": tokens, "sentence_embedding": tokens.mean(dim=1)}
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -183,18 +184,6 @@ def test_a_step_of_a_loss(folder: str, name: str, mini_batch_size: int | None) -
         assert value.device.type == "cuda"
 
 
-class TokenEncoder(nn.Module):
-    """A vector for every token."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        with torch.device("cuda"):
-            self.table = nn.Embedding(300, 16)
-
-    def forward(self, features: dict[str, Tensor], task: str | None = None) -> dict[str, Tensor]:
-        return features | {"token_embeddings": self.table(features["input_ids"])}
-
-
 @pytest.mark.parametrize("mini_batch_size", [None, 4], ids=["plain", "cached"])
 @pytest.mark.parametrize("similarity", ["cosine", "dot", "qnorm"])
 def test_a_step_of_late_interaction(folder: str, similarity: str, mini_batch_size: int | None) -> None:
@@ -206,7 +195,7 @@ def test_a_step_of_late_interaction(folder: str, similarity: str, mini_batch_siz
     prior._has_begun = True
     batch = [model.preprocess(list(column)) for column in zip(*TEXTS, strict=True)]
     with FakeTensorMode(allow_non_fake_inputs=True), NoFloat64():
-        loss.model = TokenEncoder()
+        loss.model = Encoder()
         columns = on_device(batch)
         if mini_batch_size is None:
             value = loss(columns)
