@@ -96,10 +96,8 @@ OPTIONS = {
 @pytest.mark.parametrize("is_learned", [False, True])
 def test_infonce(options: dict[str, Any], is_learned: bool) -> None:
     options = {name: value() if callable(value) else value for name, value in options.items()}
-    if "positives" not in options or options["positives"].dtype != torch.bool:
+    if getattr(options.get("positives"), "dtype", None) != torch.bool:
         options["all_queries"] = leaf(6, 8)
-    elif "log_q_queries" in options:
-        options["log_q_queries"] = leaf(4)
     terms, similarity = [Term(dim, tau) for dim in (3, None) for tau in (0.1, 0.05)], Similarity(1, 0)
     if is_learned:
         terms = [Term(term.dim, leaf() + 0.1) for term in terms]

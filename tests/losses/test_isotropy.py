@@ -58,43 +58,36 @@ def test_loss_is_infonce_plus_sigreg_of_the_whole_batch(model, options, mini_bat
     assert_same_gradients(gradients(model), expected_gradients, atol=1e-10)
 
 
+def mean_square(x):
+    return x.square().mean()
+
+
+class GOR:
+    """sentence-transformers' own, as docs/isotropy.md shows it: on columns."""
+
+    name = "gor"
+
+    def __init__(self, model):
+        self.loss = GlobalOrthogonalRegularizationLoss(model)
+
+    def of_columns(self, columns):
+        return sum(self.loss.compute_loss_from_embeddings(columns).values())
+
+
 @pytest.mark.parametrize("loss_class", LOSSES)
 @BATCHING
 def test_every_loss_takes_regularizers(model, loss_class, mini_batch_size):
-    def mean_square(x):
-        return x.square().mean()
-
-    regularizers = [(stm.SIGReg(32), 0.1), (mean_square, 0.2), mean_square]
-    loss = loss_class(model, regularizers=regularizers, mini_batch_size=mini_batch_size)
-    values = loss(features(model, num_negatives=1))
-    name = "sigreg_2" if loss_class is stm.SIGRegInfoNCE else "sigreg"
-    assert list(values)[-3:] == [name, "mean_square", "mean_square_2"]
-    x = torch.cat(raw_embeddings(model, features(model, num_negatives=1))).detach()
-    assert values["mean_square"].item() == pytest.approx(0.2 * mean_square(x).item(), rel=1e-4)
-    assert values["mean_square_2"].item() == pytest.approx(mean_square(x).item(), rel=1e-4)
-    sum(values.values()).backward()
-    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
-
-
-@BATCHING
-def test_global_orthogonal_regularization(model, mini_batch_size):
-    """sentence-transformers' own, as docs/isotropy.md shows it: on columns."""
-
-    class GOR:
-        name = "gor"
-
-        def __init__(self, model):
-            self.loss = GlobalOrthogonalRegularizationLoss(model)
-
-        def of_columns(self, columns):
-            return sum(self.loss.compute_loss_from_embeddings(columns).values())
-
     batch = features(model, num_negatives=1)
-    loss = stm.SIGRegInfoNCE(model, regularizers=[(GOR(model), 0.5)], mini_batch_size=mini_batch_size)
-    values = loss(batch)
-    expected = GlobalOrthogonalRegularizationLoss(model)(batch)
-    assert list(values) == ["infonce", "sigreg", "gor"]
-    assert values["gor"].item() == pytest.approx(0.5 * sum(expected.values()).item(), rel=1e-4)
+    square = mean_square(torch.cat(raw_embeddings(model, batch))).item()
+    orthogonal = sum(GlobalOrthogonalRegularizationLoss(model)([dict(column) for column in batch]).values()).item()
+    regularizers = [(stm.SIGReg(32), 0.1), (mean_square, 0.2), mean_square, (GOR(model), 0.5)]
+    values = loss_class(model, regularizers=regularizers, mini_batch_size=mini_batch_size)(batch)
+    name = "sigreg_2" if loss_class is stm.SIGRegInfoNCE else "sigreg"
+    assert list(values)[-4:] == [name, "mean_square", "mean_square_2", "gor"]
+    found = [value.item() for value in list(values.values())[-3:]]
+    assert found == pytest.approx([0.2 * square, square, 0.5 * orthogonal], rel=1e-4)
+    sum(values.values()).backward()
+    assert all(gradient.isfinite().all() for gradient in gradients(model).values())
 
 
 def test_arguments(model):
