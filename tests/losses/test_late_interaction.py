@@ -21,13 +21,7 @@ import st_magnitude as stm
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 TRAINER = (MultiVectorEncoderTrainer, MultiVectorEncoderTrainingArguments)
-SIMILARITIES = {
-    "cosine": stm.COSINE,
-    "dot": stm.DOT,
-    "qnorm": stm.QNORM,
-    "dnorm": stm.DNORM,
-    "fractional": stm.Similarity(1, 0.3),
-}
+SIMILARITIES = [stm.COSINE, stm.DOT, stm.QNORM, stm.DNORM, stm.Similarity(1, 0.3)]
 
 
 def prepared(folder, similarity):
@@ -76,9 +70,9 @@ def reference(texts, similarity, temperature, penalty=0.0, log_q=None, mean=True
 
 @BATCHING
 @pytest.mark.parametrize(("mean", "corrected"), [(True, False), (False, False), (True, True)])
-@pytest.mark.parametrize("name", SIMILARITIES)
-def test_formula(folder, name, mean, corrected, mini_batch_size):
-    similarity, prior, log_q = SIMILARITIES[name], None, None
+@pytest.mark.parametrize("similarity", SIMILARITIES, ids=lambda similarity: similarity.name)
+def test_formula(folder, similarity, mean, corrected, mini_batch_size):
+    prior = log_q = None
     penalty = 0.5 if similarity.exponents[1] < 1 else 0.0
     by_hand, texts = raw_tokens(folder)
     model = prepared(folder, similarity).double()
@@ -155,11 +149,11 @@ def test_the_penalty_lowers_the_share_of_norm_that_small_tokens_have(folder):
     assert (outward[~mask] == 0).all()
 
 
-@pytest.mark.parametrize("name", ["qnorm", "dot"])
-def test_bf16(folder, name):
+@pytest.mark.parametrize("similarity", [stm.QNORM, stm.DOT], ids=lambda similarity: similarity.name)
+def test_bf16(folder, similarity):
     """Under autocast the values stay close, and gradients are finite."""
-    model = prepared(folder, SIMILARITIES[name])
-    loss = stm.LateInteractionLoss(model, name, temperature=0.2, norm_penalty=0.1)
+    model = prepared(folder, similarity)
+    loss = stm.LateInteractionLoss(model, similarity, temperature=0.2, norm_penalty=0.1)
     expected = loss(batch(model))
     with torch.autocast("cpu", torch.bfloat16):
         found = loss(batch(model))
@@ -201,11 +195,16 @@ def test_arguments(folder):
 
 
 @BATCHING
-def test_training_lowers_the_loss_and_the_model_is_saved_for_it(folder, tmp_path, mini_batch_size):
-    model = prepared(folder, stm.QNORM)
-    loss = stm.LateInteractionLoss(model, temperature=0.2, norm_penalty=0.1, mini_batch_size=mini_batch_size)
-    losses = logged(train(model, loss, tmp_path / "run", 1, trainer=TRAINER, learning_rate=2e-3, max_steps=20), "loss")
+def test_training_lowers_the_loss_resumes_and_is_saved(folder, tmp_path, mini_batch_size):
+    runs, options = [], {"learning_rate": 2e-3, "max_steps": 20, "save_strategy": "steps", "save_steps": 18}
+    for resume in (None, str(tmp_path / "0" / "checkpoint-18")):
+        model, output = prepared(folder, stm.QNORM), tmp_path / str(len(runs))
+        loss = stm.LateInteractionLoss(model, temperature=0.2, norm_penalty=0.1, mini_batch_size=mini_batch_size)
+        trainer = train(model, loss, output, 1, resume=resume, trainer=TRAINER, attach=False, **options)
+        runs.append((model, logged(trainer, "loss")))
+    (model, losses), (resumed, _) = runs
     assert losses[-1] < losses[0] - 0.3
+    assert_same_gradients(dict(resumed.named_parameters()), dict(model.named_parameters()), rtol=1e-6, atol=1e-7)
     path = stm.export(model, tmp_path / "model")
     loaded = MultiVectorEncoder(str(path), device="cpu")
     assert loaded.similarity_fn_name == "meanmaxsim"
@@ -215,17 +214,6 @@ def test_training_lowers_the_loss_and_the_model_is_saved_for_it(folder, tmp_path
     )
     torch.testing.assert_close(found, expected)
     assert "norm_penalty" in (path / "README.md").read_text()
-
-
-def test_a_resumed_run_is_the_same_run(folder, tmp_path):
-    weights = []
-    for resume in (None, str(tmp_path / "0" / "checkpoint-2")):
-        model = prepared(folder, stm.QNORM)
-        output = tmp_path / str(len(weights))
-        options = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4, "trainer": TRAINER, "attach": False}
-        train(model, stm.LateInteractionLoss(model, norm_penalty=0.1), output, 1, resume=resume, **options)
-        weights.append({name: p.detach() for name, p in model.named_parameters()})
-    assert_same_gradients(*weights, rtol=1e-6, atol=1e-7)
 
 
 @BATCHING

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +29,11 @@ LOSSES = {
     "qnorm": stm.QNormRankingLoss,
     "dnorm": stm.DNormRankingLoss,
     "learnable": stm.LearnableNormLoss,
-    "tempagg": lambda model, **options: stm.TempAggLoss(model, similarity="qnorm", **options),
-    "mrl": lambda model, **options: stm.TempAggMRLLoss(model, [8, WIDTH], similarity="dot", **options),
-    "specmrl": lambda model, **options: stm.CosineRankingLoss(
-        model, terms=temp_spec_mrl({8: 0.05, WIDTH: 0.1}), **options
-    ),
-    "sigreg": lambda model, **options: stm.SIGRegInfoNCE(model, sigreg=stm.SIGReg(num_directions=8), **options),
-    "regularized": lambda model, **options: stm.QNormRankingLoss(
-        model, regularizers=[lambda x: x.norm(dim=1).var()], **options
-    ),
+    "tempagg": partial(stm.TempAggLoss, similarity="qnorm"),
+    "mrl": partial(stm.TempAggMRLLoss, dims=[8, WIDTH], similarity="dot"),
+    "specmrl": partial(stm.CosineRankingLoss, terms=temp_spec_mrl({8: 0.05, WIDTH: 0.1})),
+    "sigreg": partial(stm.SIGRegInfoNCE, sigreg=stm.SIGReg(num_directions=8)),
+    "regularized": partial(stm.QNormRankingLoss, regularizers=[lambda x: x.norm(dim=1).var()]),
 }
 SETTINGS: dict[str, tuple[Any, ...]] = {
     "loss": tuple(LOSSES),

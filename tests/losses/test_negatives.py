@@ -68,12 +68,6 @@ def padded(rows, side="right", extra=0):
     return {"input_ids": ids, "attention_mask": mask}
 
 
-def flattened(rows):
-    ids = torch.tensor([token for row in rows for token in row])
-    starts = torch.tensor([0, *itertools.accumulate(map(len, rows))])
-    return ids, starts
-
-
 def test_keys_are_those_of_the_tokens():
     generator = random.Random(0)
     rows = [[generator.randrange(4) for _ in range(generator.randrange(1, 9))] for _ in range(5000)]
@@ -82,7 +76,8 @@ def test_keys_are_those_of_the_tokens():
     assert keys.dtype == torch.int64
     assert len(set(keys.tolist())) == len(set(map(tuple, rows)))
     assert len(set(zip(keys.tolist(), map(tuple, rows), strict=True))) == len(set(map(tuple, rows)))
-    ids, starts = flattened(rows)
+    ids = torch.tensor([token for row in rows for token in row])
+    starts = torch.tensor([0, *itertools.accumulate(map(len, rows))])
     for other in (
         padded(rows, "left", extra=3),
         {"input_ids": ids, "offsets": starts[:-1]},

@@ -22,7 +22,6 @@ SUMS = {
     stm.TempAggMRLLoss: [(1, dim, tau) for dim in (8, 16, 32) for tau in (0.03, 0.06, 0.1)],
     stm.TempSpecMRLLoss: [(1, 8, 0.03), (1, 16, 0.06), (1, 32, 0.1)],
 }
-LOSSES = list(SUMS)
 
 
 def naive(embeddings, exponents, terms, scale=20.0):
@@ -43,7 +42,7 @@ def assert_equal(model, columns, loss, exponents, terms, scale):
 # --- the three equations ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("loss_class", LOSSES)
+@pytest.mark.parametrize("loss_class", SUMS)
 @pytest.mark.parametrize("similarity", SIMILARITIES, ids=str)
 @pytest.mark.parametrize("num_negatives", [0, 2])
 @BATCHING
@@ -52,15 +51,6 @@ def test_equals_the_naive_sum(model, loss_class, similarity, num_negatives, mini
     loss = loss_class(model, similarity=similarity, scale=3.0, mini_batch_size=mini_batch_size)
     exponents = Similarity.named(similarity).exponents
     assert_equal(model, features(model, num_negatives=num_negatives), loss, exponents, SUMS[loss_class], 3.0)
-
-
-@pytest.mark.parametrize("loss_class", LOSSES)
-@BATCHING
-def test_learned_exponents(model, loss_class, mini_batch_size):
-    options = {"terms": loss_class(model).terms, "scale": 3.0, "mini_batch_size": mini_batch_size}
-    loss = stm.LearnableNormLoss(model, 0.3, 0.6, **options).double()
-    exponents = model[-1].query_bias.sigmoid(), model[-1].document_bias.sigmoid()
-    assert_equal(model, features(model, num_negatives=1), loss, exponents, SUMS[loss_class], 3.0)
 
 
 def test_weights(model):
@@ -104,7 +94,6 @@ def test_scale_is_that_of_the_longest_prefix(model):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda m: stm.TempAggLoss(m, ()), "terms is empty"),
         (lambda m: stm.TempAggLoss(m, (0.1, 0.0)), "positive, got 0.0"),
         (lambda m: stm.TempAggMRLLoss(m, [16, 16, 32]), r"distinct.* got \[16, 16, 32\]"),
         (lambda m: stm.TempAggMRLLoss(m, [16, 33, 64]), r"\[33, 64\] dimensions.* have 32.*1\.\.32"),
