@@ -236,6 +236,7 @@ def test_one_row(model, loss_class, mini_batch_size):
         ({"scale": 0}, "scale must be"),
         ({"mini_batch_size": 0}, "mini_batch_size must be"),
         ({"directions": ("query_to_doc", "sideways")}, "sideways"),
+        ({"similarity": "euclidean"}, "euclidean"),
         ({"terms": ()}, "terms is empty"),
         ({"terms": [Term(33)]}, r"\[33\] dimensions, but the embeddings of this model have 32"),
     ],
