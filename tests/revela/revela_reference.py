@@ -41,28 +41,24 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat([-second, first], -1) * sin
 
 
-def softmax(scores: list[Tensor]) -> Tensor:
-    stacked = torch.stack(scores)
-    powers = (stacked - stacked.max()).exp()
+def weights_of(query: Tensor, keys: Tensor) -> Tensor:
+    """What one token reads of each of the others: a softmax."""
+    scores = torch.stack([query @ key / math.sqrt(len(query)) for key in keys])
+    powers = (scores - scores.max()).exp()
     return powers / powers.sum()
 
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Eq. 4 for one document and one head: (L, d)."""
-    rows = []
-    for k in range(len(query)):
-        weights = softmax([query[k] @ key[m] / math.sqrt(query.shape[1]) for m in range(k + 1)])
-        rows.append(sum(weights[m] * value[m] for m in range(k + 1)))
-    return torch.stack(rows)
+    return torch.stack([weights_of(q, key[: k + 1]) @ value[: k + 1] for k, q in enumerate(query)])
 
 
 def cross_attention(query: Tensor, key: Tensor, value: Tensor, v_norm: bool, eps: float = 1e-6) -> Tensor:
     """Eq. 5 and 6 for one pair of documents and one head: (L_i, d)."""
     rows = []
-    for k in range(len(query)):
-        weights = softmax([query[k] @ key[m] / math.sqrt(query.shape[1]) for m in range(len(key))])
-        b = sum(weights[m] * value[m] for m in range(len(key)))
-        size = sum(weights[m] * value[m].pow(2).sum().sqrt() for m in range(len(key)))
+    for q in query:
+        weights = weights_of(q, key)
+        b, size = weights @ value, weights @ value.norm(dim=1)
         rows.append(b / (size + eps) if v_norm else b)
     return torch.stack(rows)
 
