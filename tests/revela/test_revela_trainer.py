@@ -139,10 +139,8 @@ def test_streaming(tmp_path) -> None:
 
 @pytest.mark.parametrize("lm_lora", [LORA, None])
 def test_gradient_checkpointing_changes_nothing(tmp_path, lm_lora: object) -> None:
-    one, other = (
-        trainer_for(tmp_path / str(on), lm_lora, gradient_checkpointing=on, max_steps=2) for on in (False, True)
-    )
-    calls = []
+    settings, calls = {"lm_lora": lm_lora, "max_steps": 2}, []
+    one, other = (trainer_for(tmp_path / str(on), gradient_checkpointing=on, **settings) for on in (False, True))
     layer = other.loss.lm.get_base_model().model.layers[0] if lm_lora else other.loss.lm.model.layers[0]
     layer.input_layernorm.register_forward_hook(lambda *_: calls.append(1))
     for trainer in (one, other):

@@ -113,19 +113,18 @@ def test_routes_are_merged_with_routes():
 
 
 def test_what_does_not_match_is_named(model, folder, tmp_path):
-    for base, named in (
-        (load_transformer(folder, "cls"), r"^1 modules or parameters .* differ, such as 1\. Pass the base"),
-        (load_transformer(save_transformer(tmp_path, dim=16)), r"embeddings\.word_embeddings\.weight"),
-        (SentenceTransformer(modules=[*model, Dense(32, 8)], device="cpu"), r"such as 2, 2\.linear\.weight"),
-    ):
-        with pytest.raises(ValueError, match=named):
-            stm.merge_with_base(model, base, DATA)
     dora = deepcopy(model)
     dora.add_adapter(LoraConfig(r=2, target_modules=["q_lin"], use_dora=True))
-    with pytest.raises(ValueError, match="lora_magnitude_vector"):
-        stm.merge_with_base(dora, model, DATA)
-    with pytest.raises(ValueError, match="differ"):
-        stm.merge_with_base(model, dora, DATA)
+    longer = SentenceTransformer(modules=[*model, Dense(32, 8)], device="cpu")
+    for one, base, named in (
+        (model, load_transformer(folder, "cls"), r"^1 modules or parameters .* differ, such as 1\. Pass the base"),
+        (model, load_transformer(save_transformer(tmp_path, dim=16)), r"embeddings\.word_embeddings\.weight"),
+        (model, longer, r"such as 2, 2\.linear\.weight"),
+        (dora, model, "lora_magnitude_vector"),
+        (model, dora, "differ"),
+    ):
+        with pytest.raises(ValueError, match=named):
+            stm.merge_with_base(one, base, DATA)
     with pytest.raises(ValueError, match=r"lie in \[0, 1\]"):
         stm.merge_with_base(model, model, DATA, weights=[0.5, 1.5])
 
@@ -168,16 +167,13 @@ def test_the_weight_is_the_best_on_the_data_that_keeps_the_others(caplog):
     assert "Every weight loses more than 0.01 nDCG@10" in caplog.text
 
 
-def test_the_result_shows_both_curves():
+def test_the_table_shows_both_curves():
     found = stm.merge_with_base(ranker(a=3, b=-2), ranker(a=-1, b=3), asks("a"), [asks("b")])
     (first,) = found.tables()
     assert first.columns == ["weight", "document exponent", "data", "keep 1", ""]
     assert first.rows[0] == ["base as given", "", 1 / np.log2(3), 1.0, ""]
     assert [row[0] for row in first.rows if row[-1] == "chosen"] == ["0.5"]
     assert first.note == "The weight was chosen on data, whose figures are therefore optimistic."
-    plain = json.loads(json.dumps(found.to_dict()))
-    assert plain["weight"] == 0.5
-    assert [(one["name"], one["ndcg@10"][2]) for one in plain["data"]] == [("data", 1.0), ("keep 1", 1.0)]
 
 
 def test_with_calibrate_every_weight_has_its_own_exponent(model):

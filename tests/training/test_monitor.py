@@ -203,8 +203,7 @@ def test_logs_reach_other_callbacks_history_and_csv(model, tmp_path):
     monitor = stm.NormMonitor(every=2, csv=file)
     trainer = train(model, stm.QNormRankingLoss(model), tmp_path, monitor, listener=listener)
     assert trainer.callback_handler.callbacks[0] is monitor
-    training = [logs for logs in listener.logs if "loss" in logs]
-    history = [entry for entry in trainer.state.log_history if "loss" in entry]
+    training, history = ([logs for logs in of if "loss" in logs] for of in (listener.logs, trainer.state.log_history))
     assert len(training) == len(history) == 3
     for logs, entry, row in zip(training, history, monitor.rows[1:], strict=True):
         assert row["step"] == entry["step"]
