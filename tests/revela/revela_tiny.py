@@ -41,14 +41,6 @@ def loss_for(model: SentenceTransformer, **options: object) -> RevelaLoss:
 
 
 def arguments(folder: Path | str, **options: object) -> SentenceTransformerTrainingArguments:
-    settings = {
-        "per_device_train_batch_size": 2,
-        "max_steps": 4,
-        "logging_steps": 1,
-        "save_strategy": "no",
-        "report_to": [],
-        "learning_rate": 1e-3,
-        "use_cpu": True,
-        "disable_tqdm": True,
-    }
+    settings = {"per_device_train_batch_size": 2, "max_steps": 4, "logging_steps": 1, "learning_rate": 1e-3}
+    settings |= {"save_strategy": "no", "report_to": [], "use_cpu": True, "disable_tqdm": True}
     return SentenceTransformerTrainingArguments(str(folder), **(settings | options))

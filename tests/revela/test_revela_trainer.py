@@ -25,9 +25,8 @@ def trainer_for(folder: Path, lm_lora: object = LORA, kind: type = RevelaTrainer
     """Options of the trainer by name; all others are training arguments."""
     torch.manual_seed(0)
     model, given = retriever(folder / "retriever"), {"train_dataset": groups(), "lm_lora": lm_lora}
-    given |= {
-        name: options.pop(name) for name in ("lm_learning_rate", "train_dataset", "eval_dataset") if name in options
-    }
+    of_trainer = {"lm_learning_rate", "train_dataset", "eval_dataset"} & options.keys()
+    given |= {name: options.pop(name) for name in of_trainer}
     return kind(model=model, args=arguments(folder / "out", **options), loss=loss_for(model), **given)
 
 

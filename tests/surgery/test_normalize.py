@@ -82,9 +82,8 @@ def test_prepare(model, before, similarity, tail, function):
 
 def by_routes(model):
     """Embeddings by the route of queries, then by that of documents."""
-    return torch.cat(
-        [encode(QUERIES, convert_to_tensor=True) for encode in (model.encode_query, model.encode_document)]
-    )
+    both = model.encode_query, model.encode_document
+    return torch.cat([encode_by(QUERIES, convert_to_tensor=True) for encode_by in both])
 
 
 def test_routes_are_stripped(model):

@@ -48,11 +48,7 @@ def test_preparing_again_and_back(folder):
         (None, stm.Similarity(1, 0.5), r"fractional power.*NormPruning\(exponent"),
         (HierarchicalTokenPooling(2.0), "qnorm", "pools tokens by HierarchicalTokenPooling"),
         (stm.NormPruning(1.0), "qnorm", "pools tokens by NormPruning"),
-        (
-            Router({"query": [Normalize("token_embeddings")]}),
-            "qnorm",
-            "The Router of this model normalises tokens itself",
-        ),
+        (Router({"query": [Normalize("token_embeddings")]}), "qnorm", "The Router of this model normalises tokens"),
     ],
 )
 def test_what_cannot_be_prepared(folder, change, similarity, message):

@@ -19,17 +19,8 @@ from st_magnitude.modules import ExponentNorm
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-ARGUMENTS = {
-    "max_steps": 6,
-    "per_device_train_batch_size": 8,
-    "learning_rate": 1e-3,
-    "lr_scheduler_type": "constant",
-    "save_strategy": "no",
-    "logging_steps": 2,
-    "report_to": [],
-    "disable_tqdm": True,
-    "use_cpu": True,
-}
+ARGUMENTS = {"max_steps": 6, "per_device_train_batch_size": 8, "learning_rate": 1e-3, "lr_scheduler_type": "constant"}
+ARGUMENTS |= {"logging_steps": 2, "save_strategy": "no", "report_to": [], "disable_tqdm": True, "use_cpu": True}
 
 
 class Listener(TrainerCallback):
@@ -210,8 +201,7 @@ def test_logs_reach_other_callbacks_history_and_csv(model, tmp_path):
         for key in ("query_norm_mean", "document_isoscore", "dot_cosine_gap"):
             assert logs[key] == entry[key] == row[key]
     assert not any("query_norm_mean" in logs for logs in listener.logs if "loss" not in logs)
-    with file.open(encoding="utf-8") as lines:
-        written = list(csv.DictReader(lines))
+    written = list(csv.DictReader(file.read_text(encoding="utf-8").splitlines()))
     assert [float(line["step"]) for line in written] == [1, 2, 4, 6]
     assert float(written[-1]["document_norm_p95"]) == monitor.rows[-1]["document_norm_p95"]
 
@@ -238,6 +228,5 @@ def test_the_csv_file_grows_columns(tmp_path):
     for length in range(1, 5):  # a role that comes later
         others = {"negative_1": torch.randn(9, 4)} if length > 2 else {}
         monitor.update(queries=length * torch.randn(9, 4), documents=torch.randn(9, 4), lr=0.1, **others)
-    with (tmp_path / "norms.csv").open(encoding="utf-8") as lines:
-        written = [{key: float(value) for key, value in line.items() if value} for line in csv.DictReader(lines)]
-    assert written == monitor.rows
+    written = csv.DictReader((tmp_path / "norms.csv").read_text(encoding="utf-8").splitlines())
+    assert [{key: float(value) for key, value in line.items() if value} for line in written] == monitor.rows
