@@ -1,7 +1,5 @@
 """A server that speaks the embedding APIs as their documentation says, with faults that are switched on one by one."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

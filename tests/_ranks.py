@@ -1,7 +1,5 @@
 """Functions that run on several gloo processes, which are forks of this one: nothing is imported again."""
 
-from __future__ import annotations
-
 import multiprocessing
 import tempfile
 import traceback

@@ -1,7 +1,5 @@
 """Documents for the tests of chunks, groups and titles."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from st_magnitude.revela import chunk

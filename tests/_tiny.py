@@ -1,7 +1,5 @@
 """Two-layer models with random weights, a few texts, and the formula: all mechanics at a few milliseconds a step."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -1,13 +1,10 @@
 """The patches for sentence-transformers in contrib/: they change the files that their README names, as it says."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -20,7 +17,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 FOLDER = Path(__file__).parents[1] / "contrib" / "sentence-transformers"
 PATCHES = sorted(FOLDER.glob("*.patch"))
 LOSS = "sentence_transformers/sentence_transformer/losses/multiple_negatives_ranking.py"
-HUNK = re.compile(r"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
 FOUR = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
 OPTIONS = [
     {},
@@ -30,32 +26,12 @@ OPTIONS = [
 ]
 
 
-def files_of(patch: str) -> Iterator[str]:
-    """The files that a unified diff changes; fails where the lines of a hunk are not as many as its head says."""
-    lines = patch.splitlines()
-    position = 0
-    while position < len(lines):
-        assert lines[position].startswith("diff --git a/"), lines[position]
-        position += 1
-        while re.match(r"(new file mode|index) ", lines[position]):
-            position += 1
-        before, after = lines[position : position + 2]
-        name = after.removeprefix("+++ b/")
-        assert before in (f"--- a/{name}", "--- /dev/null"), before
-        yield name
-        position += 2
-        while position < len(lines) and lines[position].startswith("@@"):
-            head = HUNK.match(lines[position])
-            assert head, lines[position]
-            left = [int(count or 1) for count in head.groups()]
-            position += 1
-            while any(left):
-                sign = lines[position][:1]
-                assert sign in " +-", lines[position]
-                left[0] -= sign in " -"
-                left[1] -= sign in " +"
-                position += 1
-            assert left == [0, 0]
+def git(tree: Path, *arguments: str | Path) -> subprocess.CompletedProcess:
+    """Git in a folder that is part of no repository."""
+    if shutil.which("git") is None:
+        pytest.skip("git is not here to read the patches")
+    environment = os.environ | {"GIT_CEILING_DIRECTORIES": str(tree.parent)}
+    return subprocess.run(["git", *arguments], cwd=tree, env=environment, capture_output=True, text=True, check=False)
 
 
 def test_there_are_patches():
@@ -63,26 +39,28 @@ def test_there_are_patches():
 
 
 @pytest.mark.parametrize("path", PATCHES, ids=lambda path: path.name)
-def test_a_patch_changes_the_files_that_the_readme_names(path):
+def test_a_patch_changes_the_files_that_the_readme_names(path, tmp_path):
+    """And every hunk has as many lines as its head says."""
     readme = (FOLDER / "README.md").read_text(encoding="utf-8")
     (section,) = re.findall(rf"^## `{re.escape(path.name)}`\n(.*?)(?=^## |\Z)", readme, flags=re.MULTILINE | re.DOTALL)
-    (files,) = re.findall(r"^Files: (.*?)\n\n", section, flags=re.MULTILINE | re.DOTALL)
-    assert list(files_of(path.read_text(encoding="utf-8"))) == re.findall(r"`([^`]+)`", files)
+    (names,) = re.findall(r"^Files: (.*?)\n\n", section, flags=re.MULTILINE | re.DOTALL)
+    changes = [line.split("\t") for line in git(tmp_path, "apply", "--numstat", path).stdout.splitlines()]
+    assert [name for _, _, name in changes] == re.findall(r"`([^`]+)`", names)
+    patch = path.read_text(encoding="utf-8")
+    assert sum(int(added) for added, _, _ in changes) == len(re.findall(r"^\+(?!\+\+ )", patch, re.MULTILINE))
+    assert sum(int(removed) for _, removed, _ in changes) == len(re.findall(r"^-(?!-- )", patch, re.MULTILINE))
 
 
 @pytest.fixture(scope="module")
 def patched(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
     """The module of the installed loss, with both patches applied to a copy."""
-    if shutil.which("git") is None:
-        pytest.skip("git is not here to apply the patches")
     tree = tmp_path_factory.mktemp("tree")
     copy = tree / LOSS
     copy.parent.mkdir(parents=True)
     installed = Path(multiple_negatives_ranking.__file__).read_text(encoding="utf-8")  # the wheel's lines end in \r\n
     copy.write_text(installed, encoding="utf-8", newline="\n")
-    environment = os.environ | {"GIT_CEILING_DIRECTORIES": str(tree.parent)}
     for path in PATCHES:
-        result = subprocess.run(["git", "apply", path], cwd=tree, env=environment, capture_output=True, text=True)
+        result = git(tree, "apply", path)
         if result.returncode:
             pytest.skip(f"{path.name} does not fit the installed sentence-transformers: {result.stderr}")
     spec = importlib.util.spec_from_file_location("patched_multiple_negatives_ranking", copy)

@@ -1,5 +1,9 @@
-"""The examples run as they stand, shortened and on a search task of 20 sentences, and save what loads."""
+"""The examples and the demo of the README run as they stand, shortened, and save what loads.
 
+The examples run on a search task of 20 sentences, and the demo on the docstrings of the environment.
+"""
+
+import json
 import os
 import re
 import subprocess
@@ -11,6 +15,7 @@ import pytest
 from _tiny import language_model
 from conftest import CORPUS, QUERIES, RELEVANT_DOCS
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 
 import st_magnitude as stm
 from st_magnitude.data.retrieval import RetrievalData
@@ -21,13 +26,13 @@ ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.usefixtures("minilm_path")
 
 
-def execute(example, folder, *arguments):
-    """What an example prints."""
+def execute(example, folder, *arguments, code=0):
+    """What an example prints, or how it fails."""
     command = [sys.executable, str(ROOT / "examples" / f"{example}.py"), *map(str, arguments)]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     finished = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, env=environment)
-    assert finished.returncode == 0, finished.stderr[-2000:]
-    return finished.stdout
+    assert finished.returncode == code, finished.stderr[-3000:]
+    return finished.stderr if code else finished.stdout
 
 
 def run(example, folder, *arguments):
@@ -50,6 +55,27 @@ def data(tmp_path_factory):
     for split in ("train", "dev", "test"):
         RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS).save(folder, split=split)
     return folder
+
+
+@pytest.mark.slow
+def test_demo(tmp_path):
+    """Its models are the models that it measured."""
+    output = tmp_path / "demo"
+    options = ("--output", output, "--steps", 3, "--train-queries", 80)
+    said = execute("demo", tmp_path, *options)
+    assert "answers kept" in said
+    own = [line for line in said.splitlines() if str(output) not in line and not line.startswith("{'train_")]
+    assert max(map(len, own)) <= 80, max(own, key=len)
+    results = json.loads((output / "results.json").read_text())
+    assert (output / "norms.png").read_bytes().startswith(b"\x89PNG")
+    data = RetrievalData.from_beir(output / "data", "test")
+    for name in ("cosine", "qnorm"):
+        model = SentenceTransformer(str(output / name))  # plain: stock modules
+        scores = InformationRetrievalEvaluator(data.queries, data.corpus, data.relevant)(model)
+        ndcg = scores[f"{model.similarity_fn_name}_ndcg@10"]
+        assert ndcg == pytest.approx(results["models"][name]["matched"], abs=2e-3)
+    assert results["mteb"] == pytest.approx(results["models"]["qnorm"]["matched"], abs=1e-3)
+    assert "is not empty" in execute("demo", tmp_path, *options, code=2)
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from _tiny import ROWS, load_tokens, load_transformer
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize
 from test_layers import MODULES
@@ -23,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import st_magnitude as stm
-from st_magnitude import geometry
+from st_magnitude import Similarity, Term, geometry, infonce
 from st_magnitude.data import task
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.serving import with_prior, with_prior_queries
@@ -50,7 +51,21 @@ def fakes() -> Iterator[None]:
 
 
 def leaf(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(*shape, device="cuda", dtype=dtype, requires_grad=True)
+    return torch.empty(shape, device="cuda", dtype=dtype, requires_grad=dtype.is_floating_point)
+
+
+def on_device(batch: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The features of each column, as fakes."""
+    return [
+        {name: leaf(*x.shape, dtype=x.dtype) if isinstance(x, Tensor) else x for name, x in column.items()}
+        for column in batch
+    ]
+
+
+@pytest.mark.usefixtures("fakes")
+def test_values_cannot_be_read() -> None:
+    with pytest.raises(Exception, match="local_scalar_dense"):
+        leaf(3).sum().item()
 
 
 def test_autocast_takes_the_type_of_the_device_from_a_tensor() -> None:
@@ -58,7 +73,139 @@ def test_autocast_takes_the_type_of_the_device_from_a_tensor() -> None:
         assert not re.search(r"autocast\(\s*[\"']", path.read_text(encoding="utf-8")), path
 
 
-# ----------------------------------------------- Revela, SIGReg, CLIP, geometry ---------------------------------------
+# ------------------------------------------------------------ the kernel ----------------------------------------------
+
+BOTH = ("query_to_doc", "doc_to_query")
+ALL = (*BOTH, "query_to_query", "doc_to_doc")
+WEIGHTED = {"hardness_mode": "all_negatives", "hardness_strength": 0.5}
+OPTIONS = {
+    "plain": {},
+    "hardness": WEIGHTED,
+    "directions": {"directions": ALL, "hardness_mode": "hard_negatives", "hardness_strength": 0.5},
+    "ids": {"exclude": lambda: leaf(10, dtype=torch.int64)},
+    "function": {"exclude": lambda: lambda rows, scores: scores > scores.diagonal(2 + rows.start)[:, None] + 0.1},
+    "labels": {"positives": lambda: leaf(10, dtype=torch.int64), **WEIGHTED},
+    "pairs": {"positives": lambda: leaf(4, 10, dtype=torch.bool)},
+    "log_q": {"log_q": lambda: leaf(10), "log_q_queries": lambda: leaf(6)},
+    "precision": {"precision": "bfloat16"},
+}
+
+
+@pytest.mark.usefixtures("fakes")
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("is_learned", [False, True])
+def test_infonce(options: dict[str, Any], is_learned: bool) -> None:
+    options = {name: value() if callable(value) else value for name, value in options.items()}
+    if getattr(options.get("positives"), "dtype", None) != torch.bool:
+        options["all_queries"] = leaf(6, 8)
+    terms, similarity = [Term(dim, tau) for dim in (3, None) for tau in (0.1, 0.05)], Similarity(1, 0)
+    if is_learned:
+        terms = [Term(term.dim, leaf() + 0.1) for term in terms]
+        similarity = Similarity(leaf(), leaf())
+    softmaxes = {} if "directions" in options else {"directions": BOTH, "partition_mode": "per_direction"}
+    options |= {"offset": 2, "tile_rows": 3, **softmaxes}
+    loss = infonce(leaf(4, 8), leaf(10, 8), terms, similarity, **options)
+    assert loss.shape == ()
+    assert loss.device.type == "cuda"
+
+
+# ------------------------------------------------------------ losses --------------------------------------------------
+
+TEXTS = [row[:3] for row in ROWS[:6]]
+LOSSES = {
+    "cosine": (stm.CosineRankingLoss, {}),
+    "keep": (stm.CosineRankingLoss, {"same_text": "keep"}),
+    "margin": (stm.QNormRankingLoss, {"margin": -0.1, "margin_strategy": "relative"}),
+    "guide": (stm.QNormRankingLoss, {"guide": True}),
+    "prior": (stm.DNormRankingLoss, {"prior": True}),
+    "hardness": (stm.DotRankingLoss, WEIGHTED),
+    "joint": (stm.CosineRankingLoss, {"directions": ("query_to_doc", "query_to_query"), "prior": True}),
+    "learned": (stm.DotRankingLoss, {"temperature": "learned", "prior": True}),
+    "learnable": (stm.LearnableNormLoss, {"prior": True}),
+    "temp_agg": (stm.TempAggLoss, {"similarity": "qnorm"}),
+    "temp_agg_mrl": (stm.TempAggMRLLoss, {"similarity": "qnorm", "temperature": "learned"}),
+    "sigreg": (stm.SIGRegInfoNCE, {"prior": True, "margin": -0.1}),
+    "sigreg of prefixes": (stm.SIGRegInfoNCE, {"sigreg": stm.SIGReg(dims=(8, 32), scale=None)}),
+    "regression": (stm.SimilarityMSELoss, {}),
+}
+
+
+class Encoder(nn.Module):
+    """A model on the device: vectors of tokens and of texts, with learned exponents."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.device("cuda"):
+            self.table = nn.Embedding(300, 32)
+            self.norm = ExponentNorm(0.5, 0.5, learnable=True)
+
+    def to(self, device: str) -> nn.Module:
+        return self
+
+    def forward(self, features: dict[str, Tensor], task: str | None = None) -> dict[str, Tensor]:
+        tokens = self.table(features["input_ids"])
+        return features | {"token_embeddings": tokens, "sentence_embedding": tokens.mean(dim=1)}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("mini_batch_size", [None, 4], ids=["plain", "cached"])
+def test_a_step_of_a_loss(folder: str, name: str, mini_batch_size: int | None) -> None:
+    """After the first batch, whose values a loss may read, and up to the backward pass.
+
+    The mini-batches of a cached step are cut by sentence-transformers, which reads the longest text of each.
+    """
+    (loss_class, options), model = LOSSES[name], load_transformer(folder)
+    if options.get("guide"):
+        options = options | {"guide": load_transformer(folder, "cls")}
+    if options.get("prior"):
+        options = options | {"prior": stm.DocumentPrior.from_texts(model, [row[1] for row in TEXTS])}
+        options["prior"]._has_begun = True
+    loss = loss_class(model, scale=3.0, **options)
+    loss._has_begun = True
+    is_ranking = isinstance(loss, stm.MagnitudeRankingLoss)
+    texts = list(zip(*TEXTS, strict=True))[: 3 if is_ranking else 2]
+    batch = [model.preprocess(list(column)) for column in texts]
+    with FakeTensorMode(allow_non_fake_inputs=True), NoFloat64():
+        loss.model = Encoder()
+        columns = on_device(batch)
+        if getattr(loss, "temperatures", None) is not None:
+            loss.temperatures.bias = nn.Parameter(torch.empty(len(loss.temperatures.bias), device="cuda"))
+        if options.get("guide"):
+            loss.false_negatives.guide.model = loss.model
+        if mini_batch_size is None or not is_ranking:
+            value = loss(columns, None if is_ranking else torch.empty(6, device="cuda"))
+        else:
+            width = 32 + len(loss._learned())
+            parts = [[leaf(4, width), leaf(2, width)] for _ in columns]
+            value = loss.calculate_loss(parts, loss.read(columns))
+        value = sum(value.values()) if isinstance(value, dict) else value
+        assert value.device.type == "cuda"
+
+
+@pytest.mark.parametrize("mini_batch_size", [None, 4], ids=["plain", "cached"])
+@pytest.mark.parametrize("similarity", ["cosine", "dot", "qnorm"])
+def test_a_step_of_late_interaction(folder: str, similarity: str, mini_batch_size: int | None) -> None:
+    """With the scoring of sentence-transformers, which on several processes reads the longest text of all of them."""
+    model = stm.prepare(load_tokens(folder), similarity)
+    prior = stm.DocumentPrior.from_texts(model, [row[1] for row in TEXTS])
+    penalty = 0.0 if similarity == "cosine" else 0.1
+    loss = stm.LateInteractionLoss(model, similarity, norm_penalty=penalty, prior=prior)
+    prior._has_begun = True
+    batch = [model.preprocess(list(column)) for column in zip(*TEXTS, strict=True)]
+    with FakeTensorMode(allow_non_fake_inputs=True), NoFloat64():
+        loss.model = Encoder()
+        columns = on_device(batch)
+        if mini_batch_size is None:
+            value = loss(columns)
+        else:
+            loss._log_q = prior.log_q(columns[1:])
+            parts = [[leaf(4, 7, 16), leaf(2, 5, 16)] for _ in columns]
+            masks = [[leaf(4, 7, dtype=torch.bool), leaf(2, 5, dtype=torch.bool)] for _ in columns]
+            value = loss.calculate_loss(parts, masks)
+        assert value.device.type == "cuda"
+
+
+# --------------------------------------------------- Revela, CLIP, geometry -------------------------------------------
 
 
 @pytest.mark.usefixtures("fakes")
@@ -85,15 +232,6 @@ def test_sim_of_revela() -> None:
     found = revela_loss.group_similarity(leaf(5, 8), leaf(5, 8), groups, 0.1)
     figures = revela_loss._shape(found, groups)
     assert {value.device.type for value in (found, *figures.values())} == {"cuda"}
-
-
-@pytest.mark.usefixtures("fakes")
-@pytest.mark.parametrize("options", [{}, {"dims": (4, 8), "scale": None}])
-def test_sigreg(options: dict[str, Any]) -> None:
-    regularizer = stm.SIGReg(num_directions=16, **options)
-    columns = [leaf(6, 8), leaf(6, 8, dtype=torch.bfloat16)]
-    value = regularizer(torch.cat([x.float() for x in columns]))
-    assert value.device.type == regularizer.last_excess.device.type == "cuda"
 
 
 @pytest.mark.usefixtures("fakes")
@@ -199,11 +337,8 @@ def test_a_step_that_the_monitor_does_not_measure() -> None:
     monitor = stm.NormMonitor(nn.Identity(), every=3)
     monitor.on_train_begin(None, None, None, model=model)
     for step, kept in ((1, 0), (2, 1)):
-        state, optimizer = (
-            SimpleNamespace(global_step=step, is_world_process_zero=True),
-            torch.optim.SGD([leaf(1)], 0.1),
-        )
-        monitor.on_step_begin(None, state, None, optimizer=optimizer)
+        state = SimpleNamespace(global_step=step, is_world_process_zero=True)
+        monitor.on_step_begin(None, state, None, optimizer=torch.optim.SGD([leaf(1)], 0.1))
         monitor.loss([features(), features()])
         model(features())
         assert [part.device.type for part in monitor._parts] == ["cuda"] * kept

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
@@ -78,9 +79,10 @@ DOCUMENTS = {
 }
 
 
+@pytest.mark.parametrize("suffix", sorted(DOCUMENTS))
 @fuzz
-@given(st.data(), st.sampled_from(sorted(DOCUMENTS)))
-def test_documents(tmp_path: Path, data: st.DataObject, suffix: str) -> None:
+@given(data=st.data())
+def test_documents(tmp_path: Path, suffix: str, data: st.DataObject) -> None:
     path = tmp_path / f"tea{suffix}"
     path.write_bytes(data.draw(damaged(DOCUMENTS[suffix].encode())))
     for document in read_or_refuse(lambda p: list(read_documents(p)), path) or []:

@@ -1,7 +1,5 @@
 """Geometry against slow loops, closed forms, the papers' own algorithms, scikit-learn and scipy."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

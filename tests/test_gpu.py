@@ -1,7 +1,5 @@
 """The kernel on a GPU: `make gpu` runs what is marked gpu, and everywhere else the same tests run small on the CPU."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Models, checkpoints and data from strangers: no code of theirs runs, and nothing is written outside the output."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -5,14 +5,13 @@ import subprocess
 import sys
 
 import pytest
-from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 from typer.testing import CliRunner
 
 import st_magnitude as stm
 from st_magnitude.commands.app import app
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.evaluation import CompressionEvaluator, MagnitudeEvaluator
+from st_magnitude.evaluation import MagnitudeEvaluator
 from st_magnitude.mteb import evaluate, local_model, retrieval_task
 
 pytest.importorskip("mteb")
@@ -71,54 +70,35 @@ def test_in_a_fresh_process(static_model, task, tmp_path):
     assert [*printed["scores"].values()] == [pytest.approx(evaluator(static_model)["matched_ndcg@10"], abs=6e-6)]
 
 
-@pytest.mark.parametrize(("similarity", "score"), [("cosine", "cosine"), ("qnorm", "dot")])
-def test_prefixes(static_model, task, tmp_path, similarity, score):
-    """Saved, and scored by others: mteb at full size, sentence-transformers' evaluator when truncated."""
-    stm.prepare(static_model, similarity)
-    evaluator = CompressionEvaluator(**task, dims=[64, 256], precisions=["float32"])
-    metrics = evaluator(static_model)
-
-    static_model.save_pretrained(str(tmp_path / "model"))
-    loaded = SentenceTransformer(str(tmp_path / "model"), device="cpu")
-    assert ndcg(evaluate(loaded, [RetrievalData(*task.values())])) == pytest.approx(metrics["full_ndcg@10"], abs=1e-4)
-
-    short = SentenceTransformer(str(tmp_path / "model"), device="cpu", truncate_dim=64)
-    theirs = InformationRetrievalEvaluator(**task, main_score_function=score)(short)
-    assert theirs[f"{score}_ndcg@10"] == pytest.approx(metrics["float32_64_ndcg@10"], abs=1e-6)
-    assert metrics["float32_64_ndcg@10"] != metrics["full_ndcg@10"]
-
-
 def test_the_command_and_its_cache(static_model, task, tmp_path):
     """A dot model in the place of a cosine one, then changed data: each is scored anew, and the rest is not."""
-    found = []
 
     def score():
+        """The name of the task and its nDCG@10, which is what our evaluator finds."""
         arguments = [str(tmp_path / name) for name in ("model", "data")]
         done = CliRunner().invoke(app, ["mteb", *arguments, "--output", str(tmp_path / "results"), "--json"])
         assert done.exit_code == 0, done.output
-        return json.loads(done.stdout)["scores"]
-
-    def expected():
-        return pytest.approx(MagnitudeEvaluator(**task)(static_model)["matched_ndcg@10"], abs=6e-6)
+        ((name, value),) = json.loads(done.stdout)["scores"].items()
+        assert value == pytest.approx(MagnitudeEvaluator(**task)(static_model)["matched_ndcg@10"], abs=6e-6)
+        return name, value
 
     RetrievalData(*task.values()).save(tmp_path / "data")
+    values = {}
     for similarity in ("cosine", "dot"):
         stm.prepare(static_model, similarity).save_pretrained(str(tmp_path / "model"))
-        ((name, value),) = score().items()
-        assert value == expected()
-        found.append(value)
+        name, values[similarity] = score()
     assert name.startswith("data-test-split-")
-    assert abs(found[0] - found[1]) > 1e-3
+    assert abs(values["cosine"] - values["dot"]) > 1e-3
 
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "results").rglob(f"{name}.json")}
     assert len(before) == 2
-    assert score() == {name: found[1]}
+    assert score() == (name, values["dot"])
     assert before == {path: path.stat().st_mtime_ns for path in before}
     task["relevant_docs"]["q1"] = {"d20"}
     RetrievalData(*task.values()).save(tmp_path / "data")
-    ((other, value),) = score().items()
+    other, value = score()
     assert other != name
-    assert value == expected() != found[1]
+    assert value != values["dot"]
 
 
 def test_a_model_card_does_not_make_another_model(static_model, tmp_path):
@@ -148,22 +128,14 @@ def test_unknown_names_are_refused(static_model, task, tmp_path):
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
-def test_mtebs_faiss_backend_and_compression(static_model, task, tmp_path, similarity):
-    """FAISS searches by the model's similarity; bits compare as the wrapper of mteb has them: directions alone."""
+def test_mtebs_faiss_backend_searches_by_the_models_similarity(static_model, task, tmp_path, similarity):
     import mteb
-    from mteb.models import CompressionWrapper, SearchEncoderWrapper
+    from mteb.models import SearchEncoderWrapper
     from mteb.models.search_encoder_index import FaissSearchIndex
-    from mteb.types import OutputDType
 
     pytest.importorskip("faiss")
     stm.prepare(static_model, similarity).save_pretrained(str(tmp_path / "model"))
-    local = retrieval_task(RetrievalData(*task.values()))
-
-    def wrapped(wrap):
-        return ndcg(mteb.evaluate(wrap(local_model(tmp_path / "model")), local, cache=None, show_progress_bar=False))
-
-    expected = MagnitudeEvaluator(**task)(static_model)["matched_ndcg@10"]
-    faiss = wrapped(lambda model: SearchEncoderWrapper(model, index_backend=FaissSearchIndex(model)))
-    assert faiss == pytest.approx(expected, abs=6e-6)
-    for dtype, least in ((OutputDType.FLOAT16, 0.99), (OutputDType.BINARY, 0.5)):
-        assert least * expected <= wrapped(lambda model, dtype=dtype: CompressionWrapper(model, dtype)) <= 1
+    model, local = local_model(tmp_path / "model"), retrieval_task(RetrievalData(*task.values()))
+    wrapper = SearchEncoderWrapper(model, index_backend=FaissSearchIndex(model))
+    found = ndcg(mteb.evaluate(wrapper, local, cache=None, show_progress_bar=False))
+    assert found == pytest.approx(MagnitudeEvaluator(**task)(static_model)["matched_ndcg@10"], abs=6e-6)

@@ -1,7 +1,5 @@
 """What a release needs and no import shows: one version, one address of the repository, workflows, PyPI's README."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -33,18 +34,13 @@ CASES = {
     "many qnorm": (MANY, (1, 0), BOTH, "all_negatives", 1),
     "many dnorm": (MANY, (0, 1), BACKWARD, None, 1),
     "hard": (ONE, (0.3, 0.8), BOTH, "all_negatives", 2),
+    **{mode: (MANY, (0.3, 0.8), FORWARD, mode, 3) for mode in ("in_batch_negatives", "hard_negatives")},
 }
-
-
-CASES |= {mode: (MANY, (0.3, 0.8), FORWARD, mode, 3) for mode in ("in_batch_negatives", "hard_negatives")}
+FREQUENCIES = ("log_q", "log_q_queries")
 LOG_Q = {"cosine", "many", "many dot", "hard"}  # cases with frequencies of documents and of queries
 POSITIVES = {"dot", "many", "hard"}  # cases with several positives
 GUIDED = {"prefix", "many dot"}  # cases whose margin looks at the scores of a guide
 EXCLUDED = {"cosine": "ids", "many": "ids", "many dot": "margin", "prefix": "margin", "hard": "ids and margin"}
-
-
-def weighted(mode: str | None) -> dict[str, object]:
-    return {"hardness_mode": mode, "hardness_strength": 0.7}
 
 
 def threshold(positives: torch.Tensor) -> torch.Tensor:
@@ -55,31 +51,24 @@ def above_threshold(rows: slice, scores: torch.Tensor) -> torch.Tensor:
     return scores > threshold(scores.diagonal(rows.start))[:, None]
 
 
-def ids_of(pairs: list[list[torch.Tensor]]) -> list[list[torch.Tensor]]:
-    """Two kinds of ids of the documents of each rank; some of the first kind occur on several ranks."""
-    generator = torch.Generator().manual_seed(1)
-    return [
-        [torch.randint(0, 12, (len(d),), generator=generator), 100 * rank + torch.arange(len(d)) // 2]
-        for rank, (_, d) in enumerate(pairs)
-    ]
-
-
-def log_frequencies(pairs: list[list[torch.Tensor]]) -> list[list[torch.Tensor]]:
-    """Of the documents and of the queries of each rank."""
-    return [
-        [(10 * rank + torch.arange(len(x)).double()).cos() * 3 for x in (d, q)] for rank, (q, d) in enumerate(pairs)
-    ]
-
-
-def labels_of(pairs: list[list[torch.Tensor]]) -> list[torch.Tensor]:
-    """Labels of the documents of each rank, some of which occur on several ranks and twice on one."""
-    generator = torch.Generator().manual_seed(2)
-    return [torch.randint(-5, 4, (len(d),), generator=generator) for _, d in pairs]
-
-
-def guides_of(pairs: list[list[torch.Tensor]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Embeddings of queries and documents of each rank by another model."""
-    return [tuple(x.detach()[:, :3].sin() + torch.arange(3) for x in pair) for pair in pairs]
+def about(pairs: list[list[torch.Tensor]]) -> list[dict[str, Any]]:
+    """What is known about documents and queries of each rank; ids and labels occur on several ranks, and repeat."""
+    ids, labels = (torch.Generator().manual_seed(seed) for seed in (1, 2))
+    found = []
+    for rank, (queries, documents) in enumerate(pairs):
+        number = len(documents)
+        log_q, log_q_queries = ((10 * rank + torch.arange(len(x))).double().cos() * 3 for x in (documents, queries))
+        found.append(
+            {
+                "ids": torch.randint(0, 12, (number,), generator=ids),
+                "other ids": 100 * rank + torch.arange(number) // 2,
+                "labels": torch.randint(-5, 4, (number,), generator=labels),
+                "log_q": log_q,
+                "log_q_queries": log_q_queries,
+                "guide": tuple(x.detach()[:, :3].sin() + torch.arange(3) for x in (queries, documents)),
+            }
+        )
+    return found
 
 
 def guided(rows: torch.Tensor, columns: torch.Tensor) -> Callable[[slice, torch.Tensor], torch.Tensor]:
@@ -110,20 +99,21 @@ def in_the_ring(num_ranks: int) -> dict[str, list[torch.Tensor]]:
     for case, (_, _, directions, hardness, documents) in CASES.items():
         leaves, terms, similarity = learned(case)
         pairs, rule = batches(num_ranks, documents), EXCLUDED.get(case, "")
-        pair, ids = pairs[dist.get_rank()], ids_of(pairs)[dist.get_rank()]
-        guide = guides_of(pairs)[dist.get_rank()] if case in GUIDED else None
-        log_q, log_q_queries = log_frequencies(pairs)[dist.get_rank()] if case in LOG_Q else (None, None)
+        pair, known = pairs[dist.get_rank()], about(pairs)[dist.get_rank()]
+        exclude = [known["ids"], known["other ids"]] if "ids" in rule else []
+        if "margin" in rule:
+            exclude.append(Above(threshold, known["guide"] if case in GUIDED else None))
         loss = ring_infonce(
             *pair,
             terms,
             similarity,
             directions,
             partition_mode="per_direction",
-            **weighted(hardness),
-            exclude=[*(ids if "ids" in rule else []), *([Above(threshold, guide)] if "margin" in rule else [])],
-            positives=labels_of(pairs)[dist.get_rank()] if case in POSITIVES else None,
-            log_q=log_q,
-            log_q_queries=log_q_queries,
+            hardness_mode=hardness,
+            hardness_strength=0.7,
+            exclude=exclude,
+            positives=known["labels"] if case in POSITIVES else None,
+            **({name: known[name] for name in FREQUENCIES} if case in LOG_Q else {}),
             tile_rows=2,
         )
         gradients = torch.autograd.grad(loss, [*pair, *leaves], allow_unused=True)
@@ -148,29 +138,17 @@ def test_equals_the_joined_batch(num_ranks):
             return torch.cat([x[c * n : (c + 1) * n] for c in columns for x, n in zip(parts, sizes, strict=True)])
 
         judges, query_judges = ([above_threshold], [above_threshold]) if "margin" in rule else ([], [])
+        known = {name: [of_rank[name] for of_rank in about(pairs)] for name in about(pairs)[0]}
         if case in GUIDED:
-            guides = [joined(side) for side in zip(*guides_of(pairs), strict=True)]
+            guides = [joined(side) for side in zip(*known["guide"], strict=True)]
             judges, query_judges = [guided(*guides)], [guided(guides[1][: len(guides[0])], guides[0])]
-        ids = map(joined, zip(*ids_of(pairs), strict=True)) if "ids" in rule else []
-        priors = map(joined, zip(*log_frequencies(pairs), strict=True)) if case in LOG_Q else (None, None)
-        options = dict(zip(("log_q", "log_q_queries"), priors, strict=True))
-        if case in POSITIVES:
-            options["positives"] = joined(labels_of(pairs))
-        options |= {"partition_mode": "per_direction", **weighted(hardness)}
-        queries, candidates = (joined(side) for side in zip(*pairs, strict=True))
-        loss = infonce_reference(
-            queries,
-            candidates,
-            terms,
-            similarity,
-            directions,
-            exclude=[*ids, *judges],
-            exclude_queries=query_judges,
-            **options,
-        )
-        if rule:
-            everything = infonce_reference(queries, candidates, terms, similarity, directions, **options)
-            assert loss < 0.995 * everything
+        ids = [joined(known[name]) for name in ("ids", "other ids") if "ids" in rule]
+        options = {"partition_mode": "per_direction", "hardness_mode": hardness, "hardness_strength": 0.7}
+        options |= {name: joined(known[name]) for name in FREQUENCIES if case in LOG_Q}
+        options["positives"] = joined(known["labels"]) if case in POSITIVES else None
+        arguments = *(joined(side) for side in zip(*pairs, strict=True)), terms, similarity, directions
+        loss = infonce_reference(*arguments, exclude=[*ids, *judges], exclude_queries=query_judges, **options)
+        assert not rule or loss < 0.995 * infonce_reference(*arguments, **options)
         inputs = [x for pair in pairs for x in pair]
         gradients = torch.autograd.grad(loss, [*leaves, *inputs], allow_unused=True, materialize_grads=True)
         means = torch.stack([loss.detach(), *gradients[: len(leaves)]])

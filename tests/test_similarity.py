@@ -4,6 +4,8 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+from sentence_transformers.util import cos_sim, dot_score
 
 from st_magnitude import COSINE, DNORM, DOT, QNORM, Similarity
 
@@ -34,8 +36,6 @@ def test_equals_eq_7(pair, exponents):
 
 
 def test_corners_are_the_known_functions(pair):
-    from sentence_transformers.util import cos_sim, dot_score
-
     queries, documents = (x.float() for x in pair)
     torch.testing.assert_close(COSINE(queries, documents), cos_sim(queries, documents))
     torch.testing.assert_close(DOT(queries, documents), dot_score(queries, documents))
@@ -131,8 +131,6 @@ def test_exponents_are_checked(bad):
 
 
 def test_is_a_similarity_fct_of_sentence_transformers(static_model):
-    from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
-
     loss = MultipleNegativesRankingLoss(static_model, similarity_fct=QNORM, scale=3.0)
     queries, documents = torch.randn(4, 8), torch.randn(4, 8)
     expected = torch.nn.functional.cross_entropy(3 * QNORM(queries, documents), torch.arange(4))

@@ -4,8 +4,6 @@ A release of sentence-transformers, transformers or torch that moves one of them
 names it.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -31,9 +31,10 @@ def compress(
 ) -> Figures:
     """Measure what shorter and quantized embeddings keep.
 
-    The table has prefixes, principal axes of the corpus (PCA), int8 and binary embeddings, with their storage. Nothing
-    is trained. Queries and corpus are encoded once. The picture needs the extra "plot". For a MultiVectorEncoder, the
-    table has the token vectors that norms, pooling and simpler rules keep, and --dims and --top-k do not apply.
+    The table has prefixes, principal axes of the corpus (PCA), int8, RaBitQ and binary embeddings, with their storage.
+    Nothing is trained. Queries and corpus are encoded once. The picture needs the extra "plot". For a
+    MultiVectorEncoder, the table has the token vectors that norms, pooling and simpler rules keep, and --dims and
+    --top-k do not apply.
     """
     from st_magnitude.surgery.export import class_of
 

@@ -21,6 +21,7 @@ LOOKS = {DO: ("C2", "o"), NO_BENEFIT: ("C4", "s"), NOT_ENOUGH: ("C1", "D")}
 SERIES = {
     ("float32", "none"): ("float32", "o", "C0"),
     ("int8", "none"): ("int8", "s", "C2"),
+    ("rabitq", "none"): ("RaBitQ", "P", "C5"),
     ("binary", "none"): ("binary", "v", "C4"),
     ("binary", "query"): ("binary, rescored", "^", "C1"),
     ("binary", "norm"): ("binary, rescored with the norm", "D", "C3"),

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
 __all__ = ["CompressionCell", "CompressionEvaluator", "pareto", "table"]
 
-PRECISIONS = ("float32", "int8", "binary")
+PRECISIONS = ("float32", "int8", "rabitq", "binary")
 NORM_BYTES = 2  # float16
+RABITQ_BYTES = 8  # two float32, as FAISS stores them
 _SUFFIX = {"none": "", "query": "_rescored", "norm": "_norm_rescored"}
 
 
@@ -38,9 +39,9 @@ class CompressionCell:
     """One way to store the corpus, and how well a search in it does."""
 
     dim: int  # of the prefix
-    precision: str  # "float32", "int8" or "binary"
+    precision: str  # "float32", "int8", "rabitq" or "binary"
     rescoring: str  # "none"; for binary codes also "query" and "norm"
-    bytes_per_document: int  # 4, 1 or 1/8 bytes per dimension, rounded up, and 2 for a stored norm
+    bytes_per_document: int  # 4, 1 or 1/8 bytes per dimension, rounded up; 2 for a stored norm, 8 for RaBitQ's factors
     ndcg: float  # mean nDCG@10
     retention: float  # ndcg over that of all dimensions in float32: 1 means no loss, nan that the latter is 0
     axes: str = "prefix"  # of the dimensions: "prefix", the first ones, or "pca", the principal axes of the corpus
@@ -60,6 +61,8 @@ class CompressionEvaluator(SearchEvaluator):
     - float32: q · d.
     - int8: q · d', where d' is d from its codes, floor(255 (d - low) / (high - low)), with the lowest and highest value
       of each dimension in this corpus.
+    - rabitq: q · d', where d' is d from one bit for each dimension and its own factor: with c the mean of the corpus
+      and R a random rotation, r = R (d - c) and d' = c + R^T sign(r) |r|^2 / |r|_1. Norms of documents count.
     - binary: the number of equal bits of q and d, where the bit is 1 for x > 0 and else 0. Rescored: the best
       ``top_k`` by that number are ranked again by q · (2b - 1), b the bits of d. Where the similarity keeps document
       magnitude (gamma_document < 1), ``"norm"`` multiplies this by |x[:k]|^(1 - gamma_document), stored next to
@@ -74,7 +77,7 @@ class CompressionEvaluator(SearchEvaluator):
     Args:
         dims: Prefixes; by default all D dimensions of the model, a half, a quarter and an eighth. D in float32 is
             always measured, because retention refers to it.
-        precisions: Some of ``"float32"``, ``"int8"``, ``"binary"``.
+        precisions: Some of ``"float32"``, ``"int8"``, ``"rabitq"``, ``"binary"``.
         top_k: Number of documents that the bits pass on to rescoring; the size of the corpus or more passes on all.
         pca: Whether float32 and int8 are measured on the principal axes of the corpus, too, which
             `st_magnitude.surgery.projection.project` puts into a model.
@@ -99,8 +102,9 @@ class CompressionEvaluator(SearchEvaluator):
         (0.6309297535714575, 1.0)
 
     Source: Dinu et al., Effective Post-Training Embedding Compression via Temperature Control in Contrastive Training,
-    section 4 and 5. The rescoring follows Yamada et al., Efficient Passage Retrieval with Hashing for Open-Domain
-    Question Answering, 2021, and sentence-transformers' ``quantize_embeddings`` computes the codes.
+    section 4 and 5; Gao and Long, RaBitQ, SIGMOD 2024 (arXiv 2405.12497). The rescoring follows Yamada et al.,
+    Efficient Passage Retrieval with Hashing for Open-Domain Question Answering, 2021, and sentence-transformers'
+    ``quantize_embeddings`` computes the codes of int8 and bits.
     """
 
     kind = "Compression"
@@ -181,7 +185,8 @@ def compression_cells(per_query: Mapping[tuple[Any, ...], NDArray[np.float64]], 
     reference = means[full, "float32", "none"] or math.nan
     cells = []
     for (dim, precision, rescoring, *axes), mean in means.items():
-        size = {"float32": 4 * dim, "int8": dim, "binary": math.ceil(dim / 8)}[precision]
+        bits = math.ceil(dim / 8)
+        size = {"float32": 4 * dim, "int8": dim, "rabitq": bits + RABITQ_BYTES, "binary": bits}[precision]
         size += NORM_BYTES if rescoring == "norm" else 0
         cells.append(CompressionCell(dim, precision, rescoring, size, mean, mean / reference, *axes))
     return cells
@@ -235,7 +240,8 @@ def search_compressed(
 ) -> dict[str, Tensor]:
     """Columns of the ten best documents, best first, by kind of rescoring: (n, k), (m, k) -> (n, <= 10)."""
     if precision != "binary":
-        return {"none": EncodedTask(queries, _through_int8(documents) if precision == "int8" else documents).top(DOT)}
+        decoded = {"int8": _through_int8, "rabitq": _through_rabitq}.get(precision, lambda x: x)(documents)
+        return {"none": EncodedTask(queries, decoded).top(DOT)}
     bits = _signs(documents)
     # The product of signs is the number of equal bits minus the number of unequal bits, which ranks alike.
     found = EncodedTask(_signs(queries), bits).top(DOT, max(top_k, 10))
@@ -260,3 +266,21 @@ def _through_int8(documents: Tensor) -> Tensor:
     low, high = documents.amin(dim=0), documents.amax(dim=0)
     codes = quantize_embeddings(documents, precision="int8", ranges=torch.stack([low, high]).cpu().numpy())
     return (torch.from_numpy(codes).to(low.device).double() + 128) * ((high - low) / 255) + low
+
+
+def _through_rabitq(documents: Tensor) -> Tensor:
+    """Documents from their RaBitQ codes of one bit for each dimension: (m, k) -> (m, k) float64.
+
+    The inner product of a query with one of these is the paper's estimate, which is unbiased over rotations.
+    """
+    x = documents.double()
+    rotation, center = _rotation(x.shape[1]).to(x), x.mean(dim=0)
+    rotated = (x - center) @ rotation
+    sizes = rotated.abs().sum(dim=1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
+    lengths = rotated.square().sum(dim=1, keepdim=True) / sizes
+    return center + (_signs(rotated).double() * lengths) @ rotation.T
+
+
+def _rotation(dim: int) -> Tensor:
+    """A random rotation, (dim, dim), always the same."""
+    return torch.linalg.qr(torch.randn(dim, dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64))[0]

@@ -1,8 +1,7 @@
 """benchmarks/ is no package: its scripts import one another from their own folder."""
 
-from __future__ import annotations
-
 import importlib
+import random
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,3 +17,9 @@ def load(name: str, folder: str = "") -> Any:
         return importlib.import_module(name)
     finally:
         sys.path.remove(path)
+
+
+def words(rng: random.Random, number: int) -> str:
+    """Made-up words of three syllables."""
+    syllables = [a + b for a in "bdfgklmnprst" for b in "aeiou"]
+    return " ".join("".join(rng.sample(syllables, 3)) for _ in range(number))

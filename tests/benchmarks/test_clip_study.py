@@ -1,22 +1,16 @@
 """The CLIP study: the tables of stored runs on its page are what the runs give."""
 
-from __future__ import annotations
-
 import re
-from typing import Any
 
 import pytest
 from _scripts import ROOT, load
 
 pytest.importorskip("open_clip")
 
-
-@pytest.fixture(scope="module")
-def study() -> Any:
-    return load("clip")
+study = load("clip")
 
 
-def test_the_tables_of_the_page_are_what_the_runs_give(study: Any) -> None:
+def test_the_tables_of_the_page_are_what_the_runs_give() -> None:
     runs = study.collect(study.RESULTS, study.Settings(), list(study.ROWS), range(5))
     page = (ROOT / "docs" / "research" / "clip.md").read_text(encoding="utf-8")
     tables = re.findall(r"<!-- stored runs, (\w+) -->\n\n(.*?)\n\n<!-- end of runs -->", page, re.DOTALL)
@@ -25,7 +19,7 @@ def test_the_tables_of_the_page_are_what_the_runs_give(study: Any) -> None:
         assert table.splitlines() == study.sign_table(runs, test)
 
 
-def test_a_sign_is_open_where_the_interval_holds_0(study: Any) -> None:
+def test_a_sign_is_open_where_the_interval_holds_0() -> None:
     cases = ([1.0, 1.1, 1.2], [-1.0, -1.1, -1.2], [-1.0, 0.5, 1.0], [0.0, 0.0])
     assert [study.verdict(values, 1.0) for values in cases] == ["agrees", "disagrees", "open", "0"]
     assert study.verdict([1.0, 1.1], 0.0) == "(paper 0)"

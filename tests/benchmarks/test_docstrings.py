@@ -5,7 +5,7 @@ from pathlib import Path
 from textwrap import indent
 
 import pytest
-from _scripts import load
+from _scripts import load, words
 
 from st_magnitude.data.retrieval import RetrievalData
 
@@ -90,23 +90,13 @@ def function(name: str, summary: str, description: str = "", parameters: str = "
         ("KMeans", "K-Means is a clustering around centres.", "what is a clustering around centres?"),
         ("rfft", "Compute the spectrum (RFFT) of a signal.", "how do I compute the spectrum of a signal?"),
         ("KMeans", "Fit the k-means of all points.", None),
-        ("train_test_split", "Make a train test split of arrays.", None),
-        ("fft", "Compute the FFT of a signal.", None),
         ("fft", "See the other spectrum function.", None),
-        ("fft", "Deprecated spectrum of a signal.", None),
         ("fft", "spectrum(x, n) -> the spectrum of a signal", None),
     ],
 )
 def test_query(name: str, summary: str, query: str | None) -> None:
     found = [o.query for o in docstrings.documented_objects(function(name, summary), "audio")]
     assert found == ([] if query is None else [query])
-
-
-SYLLABLES = [a + b for a in "bdfgklmnprst" for b in "aeiou"]
-
-
-def words(rng: random.Random, number: int) -> str:
-    return " ".join("".join(rng.sample(SYLLABLES, 3)) for _ in range(number))
 
 
 def write_package(root: Path, name: str, functions: int) -> None:

@@ -1,22 +1,16 @@
 """The evidence page: its tables are what the stored cells give, and what it quotes stands on the pages it names."""
 
-from __future__ import annotations
-
-import doctest
-import json
 import re
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 from _scripts import ROOT, load
 
-(cells, claims, convergence, fragments, inheritance, pages, tables, texts) = (
-    load(name, "evidence")
-    for name in ("cells", "claims", "convergence", "fragments", "inheritance", "pages", "tables", "texts")
+cells, claims, convergence, fragments, tables = (
+    load(name, "evidence") for name in ("cells", "claims", "convergence", "fragments", "tables")
 )
 
 
@@ -36,15 +30,6 @@ def test_quoted_figures_stand_on_their_page(claim: Any) -> None:
         assert figure in page, f"{figure!r} is not in docs/{claim.page}"
 
 
-def test_every_stored_cell_has_the_name_of_its_settings() -> None:
-    paths = sorted((cells.RESULTS / "cells").glob("*.json"))
-    assert paths
-    for path in paths:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        assert cells.Cell(**found["settings"]).name == path.stem
-        assert found["scorings"].keys() - {"cosine"} == set(cells.SCORINGS), path
-
-
 CELL = cells.Cell("static", "wordnet", "cosine", 0, 10, 4, 0.1)
 
 
@@ -55,12 +40,13 @@ def stored(cell: Any, values: list[int], data: str = "a", task: str = "wordnet")
     cells.store(cell.path, figures)
 
 
-@pytest.fixture(autouse=True)
-def _results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    if "page" not in request.node.name and "stored_cell" not in request.node.name:
-        monkeypatch.setattr(cells, "RESULTS", tmp_path)
+@pytest.fixture
+def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No cells are stored."""
+    monkeypatch.setattr(cells, "RESULTS", tmp_path)
 
 
+@pytest.mark.usefixtures("empty")
 def test_gain_is_paired_by_seed_and_by_data() -> None:
     after = replace(CELL, temperature=0.1)
     assert cells.gain(after, CELL, ["wordnet"], "matched") is None
@@ -74,6 +60,7 @@ def test_gain_is_paired_by_seed_and_by_data() -> None:
     assert found.low < 0 < found.high  # t over two seeds
 
 
+@pytest.mark.usefixtures("empty")
 def test_best_of_reads_dev_with_seed_0() -> None:
     assert cells.best_of([CELL], "matched") is None
     stored(CELL, [1])
@@ -83,6 +70,7 @@ def test_best_of_reads_dev_with_seed_0() -> None:
     assert np.isnan(cells.dev_of(replace(CELL, rate=0.3), "matched"))
 
 
+@pytest.mark.usefixtures("empty")
 def test_steps_to_a_dev_score_lie_between_two_evaluations() -> None:
     for seed, curve in ((0, (0.1, 0.3, 0.2, 0.5)), (1, (0.1, 0.4, 0.4, 0.4))):
         cell = replace(CELL, seed=seed)
@@ -100,8 +88,3 @@ def test_fragments(monkeypatch: pytest.MonkeyPatch) -> None:
     small, large = (list(fragments.with_fragments(task, share).corpus) for share in (0.25, 0.75))
     assert (len(small), len(large)) == (8, 24)
     assert large[:8] == small
-
-
-@pytest.mark.parametrize("module", [cells, fragments, pages, texts, inheritance], ids=lambda module: module.__name__)
-def test_examples_in_docstrings(module: ModuleType) -> None:
-    assert not doctest.testmod(module).failed

@@ -1,21 +1,10 @@
 """The study of late interaction: what remains of an index, and what is stored."""
 
-from __future__ import annotations
-
-import doctest
-import importlib
-import json
-import sys
-from pathlib import Path
-
 import pytest
 import torch
+from _scripts import load
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "evidence"))
-try:
-    cells, late = (importlib.import_module(name) for name in ("cells", "late_interaction"))
-finally:
-    sys.path.pop(0)
+late = load("late_interaction", "evidence")
 
 
 @pytest.fixture
@@ -37,9 +26,7 @@ def test_pruning_keeps_what_is_asked_for(tokens):
         assert figures["vectors"] == pytest.approx(max(float(share), 20 / sum(map(len, tokens.documents))), abs=0.01)
         assert figures["ndcg"].mean() == pytest.approx(1)  # their token is the last to go
     assert found["random"]["0.1"]["ndcg"].mean() < 0.9
-
-
-def test_the_exponent_is_given_for_a_test(tokens):
+    # for a test, the exponents are given
     exponents = {f"{share:g}": 0.5 for share in late.SHARES}
     assert {x["exponent"] for x in late.measured(tokens, "dot", exponents)["norm, calibrated"].values()} == {0.5}
 
@@ -47,13 +34,3 @@ def test_the_exponent_is_given_for_a_test(tokens):
 def test_clustering_leaves_as_many_vectors(tokens):
     total = sum(map(len, tokens.documents))
     assert total / 2 - 20 < len(torch.cat(late.pooled(tokens.documents, total // 2))) <= total / 2
-
-
-def test_every_stored_cell_has_the_name_of_its_settings():
-    for path in (late.RESULTS / "late_interaction").glob("*.json"):
-        found = json.loads(path.read_text(encoding="utf-8"))
-        assert path == late.path_of(cells.Cell(**found["settings"]))
-
-
-def test_examples_in_docstrings():
-    assert not doctest.testmod(late).failed

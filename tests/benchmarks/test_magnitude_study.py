@@ -1,8 +1,5 @@
 """The magnitude study: its data builders, measurements and statistics on made-up data; no network, no Debian."""
 
-from __future__ import annotations
-
-import doctest
 from typing import Any
 
 import numpy as np
@@ -18,15 +15,6 @@ from st_magnitude.data.task import EncodedTask
 from st_magnitude.evaluation import MagnitudeEvaluator
 
 search_tasks, tables, magnitude = (load(name) for name in ("search_tasks", "magnitude_tables", "magnitude"))
-
-
-def test_examples() -> None:
-    result = doctest.testmod(search_tasks)
-    assert result.attempted > 4
-    assert not result.failed
-
-
-# --- data -------------------------------------------------------------------------------------------------------------
 
 
 def test_shrink_keeps_what_is_relevant() -> None:
@@ -48,8 +36,6 @@ def test_shrink_keeps_what_is_relevant() -> None:
     assert len(search_tasks.shrink(task, 20, 12, seed=1, most=2).queries) < 6  # relevant ones fill half at most
 
 
-# --- measuring --------------------------------------------------------------------------------------------------------
-
 TASK = RetrievalData(
     {"q1": "bees", "q2": "wax"},
     {"d1": "bees", "d2": "bees honey", "d3": "wax wax wax", "d4": "wax honey", "d5": "honey honey"},
@@ -57,12 +43,8 @@ TASK = RetrievalData(
 )
 
 
-@pytest.fixture
-def bow() -> SentenceTransformer:
-    return SentenceTransformer(modules=[BoW(["bees", "honey", "wax"])], similarity_fn_name="dot", device="cpu")
-
-
-def test_read_ranks_at_every_exponent(bow: SentenceTransformer) -> None:
+def test_read_ranks_at_every_exponent() -> None:
+    bow = SentenceTransformer(modules=[BoW(["bees", "honey", "wax"])], similarity_fn_name="dot", device="cpu")
     found = magnitude.read(bow, {"task": TASK}, (0.0, 1.0))["task"]
     evaluator = MagnitudeEvaluator(TASK.queries, TASK.corpus, TASK.relevant, write_csv=False)
     metrics = evaluator(bow)
@@ -95,17 +77,13 @@ def cell(seed: int, dot: list[float], cosine: list[float], matched: float) -> di
     return {"seed": seed, "matched": matched, "chosen": chosen, "tasks": {"wordnet": task, "foldoc": task}}
 
 
-@pytest.fixture
-def cells() -> Any:
+def test_gain_pairs_seeds_and_read_outs() -> None:
     """Dot: .8 by dot and .6 by cosine on every query; Cosine: .5 by cosine. The other losses are missing."""
-    return {
+    cells = {
         ("static", "none", "pretrained"): [cell(0, [0.3] * 4, [0.4] * 4, 1.0)],
         ("static", "wordnet", "cosine"): [cell(s, [0.1] * 4, [0.5] * 4, 1.0) for s in (0, 1)],
         ("static", "wordnet", "dot"): [cell(s, [0.8] * 4, [0.6] * 4, 0.0) for s in (0, 1, 2)],
     }
-
-
-def test_gain_pairs_seeds_and_read_outs(cells: Any) -> None:
     matched = tables.gain(cells, "static", "wordnet", "dot", ["wordnet"])
     assert (matched.mean, matched.low, matched.high) == pytest.approx((0.3, 0.3, 0.3))
     by_cosine = tables.gain(cells, "static", "wordnet", "dot", ["wordnet", "foldoc"], "chosen")

@@ -1,7 +1,5 @@
 """Batches without padding: the embeddings and the gradients are those of padded ones."""
 
-from __future__ import annotations
-
 import torch
 from _scripts import load
 from sentence_transformers import SentenceTransformer

@@ -1,25 +1,14 @@
 """The study of the document prior and of the scale: data, the corrected loss, scoring, and what is stored."""
 
-from __future__ import annotations
-
-import doctest
-import importlib
-import json
-import sys
-from pathlib import Path
-
 import pytest
 import torch
+from _scripts import load
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
 from st_magnitude.data.retrieval import RetrievalData
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "evidence"))
-try:
-    cells, prior, prior_data = (importlib.import_module(name) for name in ("cells", "prior", "prior_data"))
-finally:
-    sys.path.pop(0)
+cells, prior, prior_data = (load(name, "evidence") for name in ("cells", "prior", "prior_data"))
 
 TITLES = {str(i): f"Film {i} (199{i}) Drama" for i in range(8)}
 LIKED = {"ann": list("0123456"), "bob": list("7012345"), "cid": list("01")}
@@ -46,20 +35,13 @@ def test_log_p_counts_the_pairs(films):
     assert films.rows["positive"][:] == [TITLES[film] for film in films.positives]
 
 
-def model() -> SentenceTransformer:
-    weights = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
-    return SentenceTransformer(
-        modules=[StaticEmbedding(prior.film_tokens("ab"), embedding_weights=weights)], device="cpu"
-    )
-
-
 def test_the_scale_of_the_batch_ignores_a_common_factor():
     q, d = (x.requires_grad_() for x in torch.randn(2, 4, 8, generator=torch.Generator().manual_seed(1)))
-    of = {}
+    films = StaticEmbedding(prior.film_tokens("ab"), embedding_weights=torch.randn(5, 8))
+    model, of = SentenceTransformer(modules=[films], device="cpu"), {}
     for scale in ("auto", "batch"):
-        loss = cells.objective(
-            model(), cells.Cell("static", "wordnet", "dot", 0, 1, 4, 0.1, temperature=0.1, scale=scale)
-        )
+        cell = cells.Cell("static", "wordnet", "dot", 0, 1, 4, 0.1, temperature=0.1, scale=scale)
+        loss = cells.objective(model, cell)
         of[scale] = [loss.compute_loss_from_embeddings([factor * q, factor * d]) for factor in (1.0, 3.0)]
     torch.testing.assert_close(of["auto"][0], of["batch"][0])
     torch.testing.assert_close(of["batch"][1], of["batch"][0])
@@ -77,13 +59,3 @@ def test_ranking_with_the_prior():
     plain, weighted = prior.ranked(logits, torch.tensor([0.0, 3.0, 0.0]), (0.0, 1.0), part, ["a", "b", "c"], task)
     assert plain == pytest.approx([1 / torch.log2(torch.tensor(3.0)).item(), 1])  # c is hidden from the first query
     assert weighted == pytest.approx([1, 1 / torch.log2(torch.tensor(3.0)).item()])
-
-
-def test_every_stored_cell_has_the_name_of_its_settings():
-    for path in (prior.RESULTS / "prior").glob("*.json"):
-        found = json.loads(path.read_text(encoding="utf-8"))
-        assert path == (prior.path_of(cells.Cell(**found["settings"])) if "settings" in found else path)
-
-
-def test_examples_in_docstrings():
-    assert not doctest.testmod(prior_data).failed

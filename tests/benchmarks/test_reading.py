@@ -1,8 +1,5 @@
 """benchmarks/evidence/reading.py: its prompt, SQuAD's metrics, and the table of stored readings."""
 
-from __future__ import annotations
-
-import doctest
 from pathlib import Path
 
 import numpy as np
@@ -12,15 +9,10 @@ from _scripts import load
 reading = load("reading", "evidence")
 
 
-def test_examples() -> None:
-    assert not doctest.testmod(reading).failed
-
-
 @pytest.mark.parametrize(
     ("prediction", "answers", "em", "f1"),
     [
         ("the Eiffel Tower", ["Eiffel tower"], 1.0, 1.0),
-        ("An answer: theatre!", ["answer  theatre"], 1.0, 1.0),
         ("Eiffel", ["Eiffel tower", "Tour Eiffel of Paris"], 0.0, 2 / 3),
         ("to be or not to be", ["to be to"], 0.0, 2 * 3 / (6 + 3)),
         ("the", ["a"], 1.0, 1.0),

@@ -1,7 +1,5 @@
 """REPLUG against loops over its formula, one pair after the other."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,26 +1,16 @@
-"""Revela on real text: stored cells, groups, and a language model that reads before it is trained."""
-
-from __future__ import annotations
+"""Revela on real text: groups, and a language model that reads before it is trained."""
 
 import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from _scripts import load
 
 from st_magnitude.revela.attention import Neighbours, next_token_loss, two_streams
 
 study = load("revela_text", "evidence")
-
-
-@pytest.mark.parametrize("path", sorted((study.RESULTS / "revela").glob("*/*-seed*.json")), ids=lambda path: path.stem)
-def test_a_stored_cell_has_the_name_of_its_settings(path: Path) -> None:
-    found = json.loads(path.read_text(encoding="utf-8"))
-    assert study.Cell(**found["settings"]).name == path.stem
-    assert len(found["test"]["start"]) == len(found["test"]["best"])
 
 
 def test_partners_are_neighbours_unless_groups_are_random() -> None:

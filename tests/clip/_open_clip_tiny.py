@@ -14,20 +14,18 @@ TEXT = {"layers": 1, "width": 32, "heads": 2, "context_length": LENGTH, "vocab_s
 RESNET = {"layers": [1, 1, 1, 1], "width": 8, "head_width": 32, "image_size": 32}
 
 
-def clip(output_dict: bool = True, vision: dict | None = None, **options: object) -> nn.Module:
-    return open_clip.model.CLIP(12, vision or VISION, TEXT, output_dict=output_dict, **options)
+def clip(output_dict: bool = True, vision: dict = VISION, **options: object) -> nn.Module:
+    return open_clip.model.CLIP(12, vision, TEXT, output_dict=output_dict, **options)
 
 
-def custom_text(output_dict: bool = True, **options: object) -> nn.Module:
-    return open_clip.model.CustomTextCLIP(12, VISION, TEXT, output_dict=output_dict, **options)
+def custom_text(output_dict: bool = True, text: dict = TEXT, **options: object) -> nn.Module:
+    return open_clip.model.CustomTextCLIP(12, VISION, text, output_dict=output_dict, **options)
 
 
 def siglip(output_dict: bool = True) -> nn.Module:
     """A bias to the logits and a bias in the text projection."""
     text = TEXT | {"proj_bias": True, "no_causal_mask": True, "pool_type": "last"}
-    return open_clip.model.CustomTextCLIP(
-        12, VISION, text, output_dict=output_dict, init_logit_bias=-10.0, init_logit_scale=2.3
-    )
+    return custom_text(output_dict, text, init_logit_bias=-10.0, init_logit_scale=2.3)
 
 
 def resnet(output_dict: bool = True) -> nn.Module:

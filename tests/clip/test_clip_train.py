@@ -1,10 +1,9 @@
 """open_clip's own training loop with our loss, its command line, and sentence-transformers' own CLIP."""
 
 import copy
-import importlib.util
 import json
-import random
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -50,9 +49,13 @@ def loop_arguments(**options):
 
 def train(model, loss, data, size=8, optimizer=torch.optim.SGD, **options):
     """A few steps of train_one_epoch; returns the parameters."""
-    args = loop_arguments(batch_size=size, **options)
+    args, optimizer = loop_arguments(batch_size=size, **options), optimizer(model.parameters(), lr=0.01)
     info = SimpleNamespace(dataloader=Loader(*data, size), set_epoch=lambda epoch: None)
-    train_one_epoch(model, {"train": info}, loss, 0, optimizer(model.parameters(), lr=0.01), None, None, None, args)
+    train_one_epoch(model, {"train": info}, loss, 0, optimizer, None, None, None, args)
+    return parameters(model)
+
+
+def parameters(model):
     return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
@@ -65,13 +68,11 @@ def models():
 
 def test_norm_sym_trains_as_open_clip_does(models):
     ours, stock, data = models
-    start = {name: p.detach().clone() for name, p in ours.named_parameters()}
-    args = loop_arguments()
-    loss = training_program("norm-sym").create_loss(args)
-    found = train(ours, loss, data)
-    expected = train(stock, open_clip_main.create_loss(args), data)
+    start = parameters(ours)
+    loss = training_program("norm-sym").create_loss(loop_arguments())
     assert type(loss) is AsymmetricClipLoss
-    for name, value in found.items():
+    expected = train(stock, open_clip_main.create_loss(loop_arguments()), data)
+    for name, value in train(ours, loss, data).items():
         assert (value - start[name]).abs().max() > 0
         torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-6)
 
@@ -81,8 +82,7 @@ def test_accumulated_batches_are_one_batch(models, preset):
     one, two, data = models
     for model in (one, two):
         stm.clip.rescale_output(stm.clip.unnormalize(model))
-    start = {name: p.detach().clone() for name, p in one.named_parameters()}
-    data = [x[:8] for x in data]
+    start, data = parameters(one), [x[:8] for x in data]
     expected = train(one, AsymmetricClipLoss.from_preset(preset), data, size=8)
     found = train(two, AsymmetricClipLoss.from_preset(preset), data, size=4, accum_freq=2)
     for name, value in found.items():
@@ -106,8 +106,7 @@ def test_training_lowers_the_loss_and_evaluation_runs(models, preset, precision,
     assert seen[-1] < 0.7 * seen[0]
     assert "Sigreg_loss" in caplog.text
 
-    val = SimpleNamespace(dataloader=Loader(*data, 8))
-    metrics = evaluate(model, {"val": val}, 1, loop_arguments())
+    metrics = evaluate(model, {"val": SimpleNamespace(dataloader=Loader(*data, 8))}, 1, loop_arguments())
     assert metrics["image_to_text_R@10"] >= 0
 
 
@@ -159,9 +158,9 @@ def test_the_command_line(monkeypatch, capsys):
     main(["imgnorm-i2t", "--no-rescale", "--", "--model", "ViT-B-32", "--", "x"])
     main(["nonorm-t2i", "--", "--model", "RN50"])
     assert seen == [("imgnorm-i2t", False, "--model", "ViT-B-32", "--", "x"), ("nonorm-t2i", True, "--model", "RN50")]
-    for wrong, message in ((["imgnorm-i2t"], "follow after"), (["cos"], "cos")):
+    for wrong, message in (("imgnorm-i2t", "follow after"), ("cos", "cos")):
         with pytest.raises(SystemExit):
-            main(wrong)
+            main([wrong])
         assert message in capsys.readouterr().err
 
 
@@ -175,14 +174,11 @@ def test_a_program_without_what_we_replace(monkeypatch):
 @pytest.mark.slow
 def test_the_whole_training_program(local_dir, tmp_path):
     """From CSV and PNG files, accumulating gradients, to a checkpoint of open_clip's CLIP."""
-    rng = random.Random(0)
-    lines = ["filepath\ttitle"]
+    lines, data = ["filepath\ttitle"], str(tmp_path / "data.csv")
     for i in range(24):
-        colour = tuple(rng.randrange(256) for _ in range(3))
-        Image.new("RGB", (20, 20), colour).save(tmp_path / f"{i}.png")
-        lines.append(f"{tmp_path / f'{i}.png'}\ta square of {colour[0]} {colour[1]} {colour[2]}")
-    (tmp_path / "data.csv").write_text("\n".join(lines))
-    data = str(tmp_path / "data.csv")
+        Image.new("RGB", (20, 20), (10 * i, 255 - 10 * i, 100)).save(tmp_path / f"{i}.png")
+        lines.append(f"{tmp_path / f'{i}.png'}\ta square of {10 * i}")
+    Path(data).write_text("\n".join(lines))
     arguments = ["--model", f"local-dir:{local_dir}", "--train-data", data, "--val-data", data, "--batch-size", "4"]
     arguments += ["--dataset-type", "csv", "--accum-freq", "2", "--epochs", "1", "--workers", "0", "--warmup", "1"]
     arguments += ["--precision", "fp32", "--device", "cpu", "--logs", str(tmp_path / "logs"), "--name", "run"]
@@ -206,19 +202,15 @@ def test_the_whole_training_program(local_dir, tmp_path):
 
 @pytest.fixture(scope="module")
 def example():
-    spec = importlib.util.spec_from_file_location("clip_sentence_transformers", EXAMPLE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return SimpleNamespace(**runpy.run_path(EXAMPLE))
 
 
 @pytest.mark.parametrize("module", [Transformer, CLIPModel])
 def test_sentence_transformers_own_clip_trains_with_a_core_loss(example, module, tmp_path):
     model = example.tiny_clip(tmp_path / "clip", module)
     images = example.pictures(copies=1, seed=1)["positive"]
-    before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    norms = model.encode(images, convert_to_tensor=True).norm(dim=1)
-    assert norms.std() > 0
+    before = parameters(model)
+    assert model.encode(images, convert_to_tensor=True).norm(dim=1).std() > 0
     example.train(model, 3, tmp_path / "trainer")
     for name, parameter in model.named_parameters():
         assert name.endswith("logit_scale") or (parameter - before[name]).abs().max() > 0, name
@@ -230,7 +222,5 @@ def test_sentence_transformers_own_clip_trains_with_a_core_loss(example, module,
 
 
 @pytest.mark.slow
-def test_the_example_learns(example, tmp_path, capsys):
+def test_the_example_learns(example, tmp_path):
     assert example.main(["--steps", "60", "--output", str(tmp_path / "model")]) > 3 / len(example.CAPTIONS)
-    assert "trained with QNormRankingLoss for 60 steps" in capsys.readouterr().out
-    assert (tmp_path / "model" / "modules.json").exists()

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from _tiny import language_model, load_transformer, save_transformer
-from conftest import CORPUS, save_splits
 from sentence_transformers import SentenceTransformer
+from test_cli_processes import DYING, fill
 from test_docs import HUB_ID, ROOT, python_blocks
 
 import st_magnitude as stm
@@ -28,9 +27,7 @@ LAUNCHERS = {
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    load_transformer(save_transformer(tmp_path / "plain")).save_pretrained(str(tmp_path / "model"))
-    save_splits(tmp_path / "data", "train", "dev")
-    return tmp_path
+    return fill(tmp_path)
 
 
 def launch(launcher: str, place: Path, *arguments: str) -> subprocess.CompletedProcess:
@@ -87,34 +84,17 @@ def test_the_command_prints_once_and_goes_on_after_a_kill(place):
     assert record["processes"] == 2
     assert record["gather_across_devices"] is True
 
-    dying = """
-import os, signal, sys
-from sentence_transformers import SentenceTransformerTrainer as Trainer
-step = Trainer.training_step
-def training_step(self, *args, **kwargs):
-    if self.state.global_step == 3 and os.environ["RANK"] == "1":
-        os.kill(os.getpid(), signal.SIGKILL)
-    return step(self, *args, **kwargs)
-Trainer.training_step = training_step
-from st_magnitude.commands.app import app
-app()
-"""
-    (place / "dying.py").write_text(dying)
-    assert launch("torchrun", place, "dying.py", *TRAIN, "--output", "killed").returncode != 0
+    (place / "dying.py").write_text(DYING)
+    assert launch("torchrun", place, "dying.py", "killed", *TRAIN, "--output", "killed").returncode != 0
+    assert (place / "killed" / "checkpoints" / "checkpoint-4").exists()
     assert not (place / "killed" / "modules.json").exists()
     resumed = launch("torchrun", place, "-m", "st_magnitude", *TRAIN, "--output", "killed", "--resume")
     assert resumed.returncode == 0, resumed.stderr[-3000:]
     expected, found = (stm.load(place / name, device="cpu").state_dict() for name in ("whole", "killed"))
-    for name, weights in expected.items():
-        torch.testing.assert_close(found[name], weights, rtol=0, atol=0)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 def test_revela(place):
-    for part in language_model():
-        part.save_pretrained(place / "lm")
-    (place / "texts").mkdir()
-    for i, text in enumerate(CORPUS.values()):
-        (place / "texts" / f"{i}.md").write_text(f"# Title {i}\n\n{text} {text}\n")
     (place / "command.py").write_text(COMMAND)
     command = "command.py revela --corpus texts --data data --retriever model --lm lm --output out --json"
     options = "--group-size 2 --max-words 8 --max-steps 2 --batch-size 1 --lora-rank 2 --max-length 16"

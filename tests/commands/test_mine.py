@@ -1,16 +1,11 @@
 """``st-magnitude mine``: what it writes is what load_dataset and ``st-magnitude train`` read."""
 
-from __future__ import annotations
-
-import json
-
 import pytest
 from conftest import CORPUS, QUERIES, RELEVANT_DOCS
 from datasets import load_dataset
-from typer.testing import CliRunner
+from test_cli import invoke, report_of
 
 import st_magnitude as stm
-from st_magnitude.commands.app import app
 from st_magnitude.data.retrieval import RetrievalData
 
 
@@ -26,36 +21,25 @@ def model_path(static_model, tmp_path):
     return str(tmp_path / "static")
 
 
-def invoke(*arguments):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
 def test_a_mined_split_trains(data, model_path, tmp_path):
     split = data / "qrels" / "mined.tsv"
     options = ("--never-relevant", "--num-negatives", 2, "--min-queries", 1, "--similarity", "qnorm")
     result = invoke("mine", model_path, "--data", data, "--output", split, *options, "--json")
-    assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout) == {"split": "train", "rows": 24, "output": str(split)}
+    assert report_of(result) == {"split": "train", "rows": 24, "output": str(split)}
     assert f"train --data {data} --split mined --negatives 2" in result.stderr
     assert "Metric" not in result.stderr  # the table of mine_hard_negatives
 
-    mined = RetrievalData.from_beir(data, "mined")
-    expected = stm.mine_negatives(
-        stm.load(model_path),
-        RetrievalData.from_beir(data, "train"),
-        similarity="qnorm",
-        never_relevant=True,
-        num_negatives=2,
-        min_queries=1,
-    )
+    mined, split = (RetrievalData.from_beir(data, name) for name in ("mined", "train"))
+    options = {"similarity": "qnorm", "never_relevant": True, "num_negatives": 2, "min_queries": 1}
+    expected = stm.mine_negatives(stm.load(model_path), split, **options)
     assert {query: set(grades) for query, grades in mined.relevant.items()} == RELEVANT_DOCS
     for query, documents in mined.negatives.items():
         texts = {row["negative"] for row in expected if row["anchor"] == QUERIES[query]}
         judged = {CORPUS["d13"]} if query == "q1" else set()  # stays a negative
         assert {CORPUS[document] for document in documents} == texts | judged
 
-    train = ("train", "--data", data, "--split", "mined", "--negatives", 2, "--model", model_path, "--batch-size", 4)
-    trained = invoke(*train, "--output", tmp_path / "trained", "--max-steps", 2)
+    place = ("--data", data, "--split", "mined", "--model", model_path, "--output", tmp_path / "trained")
+    trained = invoke("train", *place, "--negatives", 2, "--batch-size", 4, "--max-steps", 2)
     assert trained.exit_code == 0, trained.output
 
 
@@ -80,7 +64,6 @@ def test_rows_for_load_dataset(data, model_path, tmp_path, ending, kind):
     ],
 )
 def test_what_cannot_be_used_is_refused(data, model_path, arguments, says):
-    arguments = [str(argument).replace("{data}", str(data)) for argument in arguments]
-    result = invoke("mine", model_path, "--data", data, *arguments)
+    result = invoke("mine", model_path, "--data", data, *(argument.format(data=data) for argument in arguments))
     assert result.exit_code == 2
     assert says in " ".join(result.output.split())

@@ -1,7 +1,5 @@
 """``train --prior`` and the candidate ``cosine-prior`` of compare, where one document answers most queries."""
 
-from __future__ import annotations
-
 import json
 import random
 from dataclasses import replace
@@ -11,9 +9,8 @@ import torch
 from _tiny import load_transformer, save_transformer
 from conftest import CORPUS, QUERIES, RELEVANT_DOCS
 from sentence_transformers import SentenceTransformer
-from typer.testing import CliRunner
+from test_cli import invoke, report_of
 
-from st_magnitude.commands.app import app
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.finetune.run import TrainConfig, train
 
@@ -53,17 +50,11 @@ def model_path(static_model, tmp_path):
     return tmp_path / "static"
 
 
-def invoke(*arguments):
-    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert done.exit_code == 0, done.output
-    return done
-
-
 def test_a_model_that_was_trained_with_the_prior_ranks_by_it_without_any_help(folder, model_path, tmp_path):
     fit = ("train", "--data", folder, "--model", model_path, "--epochs", 8, "--learning-rate", 0.03, "--json")
-    plain = json.loads(invoke(*fit, "--output", tmp_path / "plain").stdout)
+    plain = report_of(invoke(*fit, "--output", tmp_path / "plain"))
     done = invoke(*fit, "--output", tmp_path / "prior", "--prior")
-    figures = json.loads(done.stdout)
+    figures = report_of(done)
     assert plain["prior"] is None
     assert figures["dev"]["saved"]["ndcg"] > plain["dev"]["saved"]["ndcg"] + 0.05
     counts = task("train", 240, 0).relevant.values()
@@ -102,7 +93,7 @@ def test_compare_tries_it_where_documents_differ_in_frequency(folder, model_path
     pytest.importorskip("optuna")
     options = ("--losses", "cosine-prior", "--temperatures", 0.05, "--learning-rates", 0.03, "--sigreg", 0)
     place = ("--data", folder, "--model", model_path, "--output", tmp_path / "out")
-    figures = json.loads(invoke("compare", *place, *options, "--epochs", 8, "--json").stdout)
+    figures = report_of(invoke("compare", *place, *options, "--epochs", 8, "--json"))
     names = [f"{loss} tau=0.05 lr=0.03" for loss in ("cosine-prior", "cosine")]
     assert [entry["name"] for entry in figures["candidates"]] == names
     assert figures["winner"] == names[0]

@@ -1,7 +1,5 @@
 """``stm.compare``: which loss to train with, by one Optuna study that several processes may share."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -184,24 +182,33 @@ OPTIONS = ["--temperatures", "0.02,0.1", "--sigreg", "0", "--learning-rates", "0
 OPTIONS += ["--batch-size", "4", "--epochs", "2"]
 
 CHILD = """
-import os, signal, sys
+import os, signal, sys, time
+from pathlib import Path
 from st_magnitude.comparison.trial import Setup
+stop_after, together, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
 train, seen = Setup.train, []
 def counted(self, candidate, *arguments):
-    if len(seen) == int(sys.argv[1]):
+    if len(seen) == stop_after:
         os.kill(os.getpid(), signal.SIGKILL)
     seen.append(candidate)
     print("trains", candidate.name, flush=True)
+    (folder / str(os.getpid())).touch()
+    while len(list(folder.iterdir())) < together:
+        time.sleep(0.02)
     return train(self, candidate, *arguments)
 Setup.train = counted
 from st_magnitude.commands.app import app
-app(sys.argv[2:])
+app(sys.argv[4:])
 """
 
 
-def start(stop_after, *arguments):
-    """The command in a process of its own, which is killed when it begins one more training run than that."""
-    command = [sys.executable, "-c", CHILD, str(stop_after), *map(str, arguments)]
+def start(stop_after, together, folder, *arguments):
+    """The command in a process of its own, which is killed when it begins one more training run than ``stop_after``.
+
+    The first training run waits until as many processes have one as ``together`` says.
+    """
+    folder.mkdir(exist_ok=True)
+    command = [sys.executable, "-c", CHILD, str(stop_after), str(together), str(folder), *map(str, arguments)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "80"}
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
@@ -209,12 +216,13 @@ def start(stop_after, *arguments):
 @pytest.fixture(scope="module")
 def finished(folder, model_path, tmp_path_factory):
     """A comparison by the command whose process was killed in its fourth training run, and continued by two others."""
-    output = tmp_path_factory.mktemp("runs") / "compare"
+    runs = tmp_path_factory.mktemp("runs")
+    output = runs / "compare"
     command = ["compare", "--data", folder, "--model", model_path, "--output", output, *OPTIONS]
-    killed = start(3, *command)
+    killed = start(3, 1, runs / "first", *command)
     said = list(killed.communicate())
     assert killed.returncode == -signal.SIGKILL, said
-    both = [start(99, *command, "--json"), start(99, *command, "--json")]
+    both = [start(99, 2, runs / "second", *command, "--json") for _ in range(2)]
     said += [text for process in both for text in process.communicate()]
     assert [process.returncode for process in both] == [0, 0], said
     return output, json.loads(said[2]), said
@@ -227,7 +235,7 @@ def test_processes_share_one_study_and_each_candidate_is_trained_once(finished):
     assert len(trained) == len(set(trained)) == 10
     assert min(text.count("trains ") for text in (said[0], said[3], said[5])) > 0
     assert figures == json.loads(said[4]) == json.loads((output / "compare.json").read_text())
-    assert "Continuing after 3 training runs." in said[3]
+    assert all("Continuing after 3 training runs." in said[i] for i in (3, 5))
     written = {path.name for path in output.iterdir()} - {".lock"}
     assert written == {"model", "compare.json", "compare.md", "train.yaml", "study.log"}
     assert {entry["curve"][-1][0] for entry in figures["candidates"]} == {10, 30}  # some stopped at the first rung
@@ -333,24 +341,10 @@ def result_with(first, over_cosine, over_pretrained=CLEAR, exponent=0.0):
 @pytest.mark.parametrize(
     ("result", "parts"),
     [
-        (
-            result_with("qnorm", CLEAR, exponent=0.5),
-            [
-                "Use qnorm tau=0.02 lr=2e-05. On the test split,",
-                "by +0.0200 [+0.0100, +0.0300] against cosine tau=0.02 lr=2e-05: a clear gain.",
-                "at document exponent 0.50, with stm.load: docs/serving.md",
-            ],
-        ),
+        (result_with("qnorm", CLEAR, exponent=0.5), ["Use qnorm", ": a clear gain.", "exponent 0.50, with stm.load"]),
         (result_with("qnorm", LEVEL), ["Use cosine tau=0.02 lr=2e-05. On the test", ": no clear difference."]),
         (result_with("qnorm", LOSS), ["Use cosine tau=0.02 lr=2e-05. On the test", ": a clear loss."]),
-        (
-            result_with("cosine", None),
-            [
-                "No other candidate has a higher nDCG@10 on dev",
-                "cosine tau=0.02 lr=2e-05 is clearly better than the pretrained model: +0.02",
-                "every server",
-            ],
-        ),
+        (result_with("cosine", None), ["No other candidate", "is clearly better than the pretrained", "every server"]),
         (result_with("cosine", None, LEVEL), ["is not clearly better than the pretrained model"]),
         (result_with("qnorm", CLEAR, LOSS), ["Keep the pretrained model. The best candidate is qnorm"]),
     ],

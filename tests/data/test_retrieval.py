@@ -111,7 +111,7 @@ def test_missing_files_are_named(tmp_path: Path, missing: str) -> None:
     (write(tmp_path) / missing).unlink()
     named = "qrels.tsv" if missing.startswith("qrels") else missing
     with pytest.raises(
-        DataError, match=rf"has no {named}\. Expected BEIR's layout: corpus\.jsonl, queries\.jsonl and q"
+        DataError, match=rf"has no {named}\. Expected BEIR's layout: corpus\.jsonl, queries\.jsonl and "
     ):
         RetrievalData.from_beir(tmp_path)
 
@@ -152,20 +152,14 @@ def test_triplets_do_not_depend_on_the_order_of_judgments() -> None:
     assert RetrievalData(DATA.queries, CORPUS, *turned).triplets(3).to_dict() == DATA.triplets(3).to_dict()
 
 
-GRADED = RetrievalData(
-    {"q1": "first?", "q2": "second?"},
-    CORPUS,
-    {"q1": {"d0": 3, "d1": 1, "d2": 0, "d3": -1}, "q2": {"d4"}},
-    {"q2": {"d5"}},
-)
-
-
 def test_grades_are_kept_and_zeros_are_negatives(tmp_path: Path) -> None:
-    assert GRADED.relevant == {"q1": {"d0": 3, "d1": 1}, "q2": {"d4": 1}}
-    assert GRADED.negatives == {"q1": {"d2", "d3"}, "q2": {"d5"}}
-    assert GRADED.columns == [{0: 3, 1: 1}, {4: 1}]
-    GRADED.save(tmp_path, "dev")
-    assert RetrievalData.from_beir(tmp_path, "dev") == GRADED
+    relevant = {"q1": {"d0": 3, "d1": 1, "d2": 0, "d3": -1}, "q2": {"d4"}}
+    data = RetrievalData({"q1": "first?", "q2": "second?"}, CORPUS, relevant, {"q2": {"d5"}})
+    assert data.relevant == {"q1": {"d0": 3, "d1": 1}, "q2": {"d4": 1}}
+    assert data.negatives == {"q1": {"d2", "d3"}, "q2": {"d5"}}
+    assert data.columns == [{0: 3, 1: 1}, {4: 1}]
+    data.save(tmp_path, "dev")
+    assert RetrievalData.from_beir(tmp_path, "dev") == data
 
 
 def test_compressed_texts(tmp_path: Path) -> None:

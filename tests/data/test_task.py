@@ -1,18 +1,19 @@
-"""RetrievalData and EncodedTask against sorting in Python, and every evaluator's way of refusing a broken embedding."""
+"""Rankings and nDCG against sorting in Python, scikit-learn and sentence-transformers, and refused embeddings."""
 
-from __future__ import annotations
+import math
 
 import numpy as np
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.modules import Normalize
+from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 from sentence_transformers.sentence_transformer.modules import BoW
+from sklearn.metrics import ndcg_score
 
 from st_magnitude import COSINE, DNORM, DOT, QNORM, Similarity, calibrate_exponent, diagnose
 from st_magnitude.data import task as task_module
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.data.task import EncodedTask, encode_texts
+from st_magnitude.data.task import EncodedTask, ndcg, rank
 from st_magnitude.evaluation import (
     CompressionEvaluator,
     GeometryEvaluator,
@@ -20,7 +21,6 @@ from st_magnitude.evaluation import (
     MagnitudeEvaluator,
     ScoredPairsEvaluator,
 )
-from st_magnitude.modules import ExponentNorm
 
 SIMILARITIES = [DOT, QNORM, DNORM, COSINE, Similarity(1.0, 0.4), Similarity(0.3, 0.8)]
 
@@ -34,13 +34,12 @@ def encoded(num_queries=23, num_documents=41, dim=16) -> EncodedTask:
     return EncodedTask(q, d, [torch.randperm(num_documents)[: 1 + i % 4].tolist() for i in range(num_queries)])
 
 
-def by_sorting(task: EncodedTask, gamma: float, k: int, among: list[int] | None = None) -> list[list[int]]:
+def by_sorting(task: EncodedTask, gamma: float, k: int) -> list[list[int]]:
     """The best columns of every query, from the definition in float64."""
     q, d = task.queries.double().numpy(), task.documents.double().numpy()
     norms = [float(np.linalg.norm(row)) or 1.0 for row in d]
-    kept = range(len(d)) if among is None else among
     scores = [[round(float(row @ d[j]) / norms[j] ** gamma, 10) for j in range(len(d))] for row in q]
-    return [sorted(kept, key=lambda j: (-row[j], j))[:k] for row in scores]
+    return [sorted(range(len(d)), key=lambda j: (-row[j], j))[:k] for row in scores]
 
 
 @pytest.mark.parametrize("tiles", ["one", "rows", "documents"])
@@ -67,47 +66,44 @@ def test_a_prefix_is_cut_before_it_is_divided(similarity):
     torch.testing.assert_close(prefix.scores(similarity, top), scores.gather(1, top))
 
 
+@pytest.mark.parametrize("k", [1, 3, 10])
+@pytest.mark.parametrize("num_documents", [2, 10, 40])
+@pytest.mark.parametrize("grades", [2, 5])
+def test_ndcg_is_that_of_sklearn(k, num_documents, grades):
+    rng = np.random.default_rng(0)
+    relevance = rng.integers(grades, size=(30, num_documents)) * (rng.random((30, num_documents)) < 0.4)
+    relevance[:, 0] += ~relevance.any(axis=1)
+    scores = rng.permuted(np.tile(np.arange(num_documents), (30, 1)), axis=1)  # no ties
+    gains = np.take_along_axis(relevance, (-scores).argsort(axis=1), axis=1)[:, :k]
+    expected = [ndcg_score(r[None], s[None], k=k, ignore_ties=True) for r, s in zip(relevance, scores, strict=True)]
+    assert ndcg(gains, [row[row > 0].tolist() for row in relevance], k=k) == pytest.approx(expected, abs=1e-12)
+
+
+def test_ndcg_of_documents_not_found_counts_against_the_ideal():
+    assert ndcg([[True, False]], [[1] * 3], k=2) == pytest.approx([1 / (1 + 1 / math.log2(3))])
+    assert ndcg([[False] * 10], [[1]]) == [0.0]
+    assert ndcg([[True] * 12], [[1] * 12], k=10) == pytest.approx([1.0])
+
+
+def test_rank_breaks_ties_like_sentence_transformers(task):
+    """The evaluator's lower document id is the lower index of sorted ids."""
+    task["corpus"] = dict(sorted(task["corpus"].items(), reverse=True))
+    scores = torch.randint(3, (8, 20)).float()  # columns in the order of the sorted ids
+    evaluator = InformationRetrievalEvaluator(**task, score_functions={"table": lambda q, d: scores.flip(1)})
+    evaluator.embed_inputs = lambda model, texts, **kwargs: torch.zeros(len(texts), 2)
+    expected = evaluator.compute_all_metrics(model=None)["table"]["ndcg@k"][10]
+    data = RetrievalData(*task.values())
+    ours = EncodedTask(torch.zeros(8, 2), torch.zeros(20, 2), data.columns).ndcg(rank(scores, 10))
+    assert ours.mean() == pytest.approx(expected)
+
+
 def test_ndcg_and_hits_from_columns():
     task = EncodedTask(torch.eye(2), torch.rand(4, 2), columns=[{2: 3, 1: 1}, [0, 3]])
     top = torch.tensor([[1, 2, 0, 3], [3, 1, 2, 0]])
     assert task.gains(top).tolist() == [[1, 3, 0, 0], [1, 0, 0, 1]]
     assert task.hits(top).tolist() == [[True, True, False, False], [True, False, False, True]]
-    first, second, _, fourth = 1 / np.log2([2, 3, 4, 5])
-    expected = [(first + 3 * second) / (3 * first + second), (first + fourth) / (first + second)]
-    assert task.ndcg(top) == pytest.approx(expected)
     assert task.ndcg(top[:, :1], k=1) == pytest.approx([1 / 3, 1])
     assert task.degrees.tolist() == [1, 1, 1, 1]
-
-
-def test_encodes_each_side_with_its_role_and_prompt(task, static_model):
-    static_model.prompts = {"query": "ask: ", "document": "", "own": "own: "}
-    found = RetrievalData(*task.values()).encode(static_model, batch_size=8, corpus_prompt_name="own")
-    ids = sorted(task["corpus"])
-    texts = ["ask: " + q for q in task["queries"].values()], ["own: " + task["corpus"][d] for d in ids]
-    for side, prompted in zip((found.queries, found.documents), texts, strict=True):
-        torch.testing.assert_close(side, static_model.encode(prompted, convert_to_tensor=True))
-    assert found.columns == [{ids.index(d): 1 for d in sorted(r)} for r in task["relevant_docs"].values()]
-
-
-@pytest.mark.parametrize("closing", [Normalize(), ExponentNorm(1.0, 0.5)], ids=["Normalize", "ExponentNorm"])
-def test_what_stands_at_the_end_of_the_model(task, static_model, closing):
-    raw = encode_texts(static_model, task["queries"], task["corpus"])
-    model = SentenceTransformer(modules=[static_model[0], closing], device="cpu")
-    before = encode_texts(model, task["queries"], task["corpus"], before_normalize=True)
-    assert torch.equal(before.documents, raw.documents)
-    served = encode_texts(model, task["queries"], task["corpus"])
-    assert torch.equal(served.documents, raw.documents) == isinstance(closing, ExponentNorm)
-    assert model[-1] is closing
-
-
-def test_queries_without_judgments_do_not_count(task):
-    relevant = {"q2": ["d02", "d01"], "q1": {"d03"}}
-    judged = RetrievalData(task["queries"], dict(reversed(task["corpus"].items())), relevant)
-    assert judged.query_ids == ["q1", "q2"]
-    assert judged.document_ids == sorted(task["corpus"])
-    assert judged.columns == [{2: 1}, {0: 1, 1: 1}]
-    with pytest.raises(ValueError, match="None of the 8 queries has a relevant document"):
-        RetrievalData(task["queries"], task["corpus"], {"q1": set()}).encode(None)
 
 
 @pytest.mark.parametrize(("side", "name"), [("queries", "query"), ("documents", "document")])

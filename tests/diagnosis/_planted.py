@@ -1,7 +1,5 @@
 """Models with planted embeddings: tasks where the norm is relevance, where it is noise, and where roles swap."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -1,7 +1,5 @@
 """diagnose: verdicts on planted tasks, one encoding, arguments, and the command."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -1,7 +1,5 @@
 """The numbers that describe a model and a task, against the evaluators, geometry and their definitions."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

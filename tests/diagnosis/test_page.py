@@ -1,7 +1,5 @@
 """A diagnosis in the terminal and as a page: its figures, sound HTML, and its look in a browser."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -18,12 +16,11 @@ from _planted import model_of, planted, quick, small, table_of, unit
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import BoW
 
-from st_magnitude.diagnosis import page as page_module
 from st_magnitude.diagnosis.findings import Diagnosis
 from st_magnitude.diagnosis.page import measurements, write_page
 from st_magnitude.result import cell
 
-plt = pytest.importorskip("matplotlib.pyplot")
+pytest.importorskip("matplotlib")
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
 NASTY = "<script>alert(\"x\")</script> & 'co'"
 VOID = {"br", "img", "meta", "source"}
@@ -70,38 +67,23 @@ def read(path) -> Page:
     return Page(path.read_text(encoding="utf-8"))
 
 
-@pytest.fixture
-def sketch(monkeypatch):
-    """Draws figures without files: for tests that read the page only."""
-
-    def draw_once(paint, size):
-        figure, axis = plt.subplots(figsize=size)
-        paint(axis)
-        plt.close(figure)
-        return b"a picture"
-
-    monkeypatch.setattr(page_module, "draw", draw_once)
-
-
 @pytest.fixture(scope="module")
 def nasty(found) -> Diagnosis:
     """A diagnosis with markup in every text from outside."""
+    texts = dict.fromkeys(("action", "choice", "reason", "gain_of"), NASTY)
     return replace(
         found,
         model=NASTY,
         similarity=NASTY,
         settings=found.settings | {"title": "", NASTY: NASTY},
         effects={name: replace(effect, undefined=NASTY) for name, effect in found.effects.items()},
-        recommendations=[
-            replace(r, action=NASTY, choice=NASTY, reason=NASTY, gain_of=NASTY) for r in found.recommendations
-        ],
+        recommendations=[replace(recommendation, **texts) for recommendation in found.recommendations],
     )
 
 
 @pytest.fixture(scope="module")
 def written(nasty, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("page") / "new" / "folder"
-    folder.mkdir(parents=True)
+    folder = tmp_path_factory.mktemp("page")
     (folder / "mine.txt").write_text("mine")
     return write_page(nasty, folder)
 
@@ -152,8 +134,6 @@ def test_one_file_without_requests_or_foreign_markup(page, written):
     assert not {"link", "iframe", "object", "embed", "script"} & {tag for tag, _ in page.elements}
     assert "on" not in {key[:2] for _, attributes in page.elements for key in attributes}
     assert "<script" not in text
-    assert text.endswith("</html>\n")
-    assert page.texts[0][1].strip() == ""
     assert dict(page.texts)["title"] == dict(page.texts)["h1"] == f"Diagnosis of {NASTY}"
     assert page.text.count(NASTY) > 30
     assert {path.name for path in written.parent.iterdir()} == {"report.html", "mine.txt"}
@@ -166,7 +146,7 @@ def test_the_same_diagnosis_gives_the_same_files(nasty, written, tmp_path):
     assert again.read_bytes() == written.read_bytes()
 
 
-def test_every_figure_is_on_the_page(found, sketch, tmp_path):
+def test_every_figure_is_on_the_page(found, tmp_path):
     page = read(write_page(found, tmp_path))
     assert dict(page.texts)["h1"] == "a title"
     verdicts = [text for tag, text in page.texts if tag == "span"]
@@ -192,7 +172,7 @@ def test_every_figure_is_on_the_page(found, sketch, tmp_path):
     assert "nan" not in re.findall(r"\w+", page.text)
 
 
-def test_without_magnitude_no_norm_is_drawn(tmp_path, sketch):
+def test_without_magnitude_no_norm_is_drawn(tmp_path):
     model, queries, corpus, relevant = planted(0, "relevance", num_queries=30)
     flat = model_of({text: unit(x) for text, x in table_of(model).items()})
     answers = {key: text for key, text in corpus.items() if key.endswith("-0")}
@@ -202,7 +182,7 @@ def test_without_magnitude_no_norm_is_drawn(tmp_path, sketch):
     assert "30 documents are relevant to at least one query, 0 to no query" in page.text
 
 
-def test_tiny_and_infinite(tmp_path, sketch):
+def test_tiny_and_infinite(tmp_path):
     """All documents relevant alike, one dimension or few, an effect that is infinite."""
     model = SentenceTransformer(modules=[BoW(["bee"])], similarity_fn_name="dot", device="cpu")
     queries = {f"q{i}": "bee" for i in range(2)}

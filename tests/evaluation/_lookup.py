@@ -1,7 +1,5 @@
 """A model that looks each text up in a table, so that embeddings can be crafted."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer

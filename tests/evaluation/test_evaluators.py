@@ -1,21 +1,13 @@
 """Behaviour that all search evaluators share: encoding, similarity, CSV files, cards, and choosing checkpoints."""
 
-from __future__ import annotations
-
 import csv
 from functools import partial
 
 import pytest
 from datasets import Dataset
-from sentence_transformers import (
-    InputExample,
-    SentenceTransformer,
-    SentenceTransformerTrainer,
-    SentenceTransformerTrainingArguments,
-)
+from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer.evaluation import SequentialEvaluator
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
-from torch.utils.data import DataLoader
 
 import st_magnitude as stm
 from st_magnitude.evaluation import CompressionEvaluator, HybridEvaluator, MagnitudeEvaluator
@@ -121,19 +113,9 @@ def test_they_choose_the_best_checkpoint_in_the_trainer(task, model, tmp_path):
     model.similarity_fn_name = "dot"
     first, *others = (kind(**task, name="dev") for kind in (KINDS["Compression"], MagnitudeEvaluator, HybridEvaluator))
     metric = "eval_dev_full_ndcg@10"
-    args = SentenceTransformerTrainingArguments(
-        output_dir=str(tmp_path),
-        max_steps=3,
-        per_device_train_batch_size=4,
-        learning_rate=0.05,
-        eval_strategy="steps",
-        eval_steps=1,
-        save_steps=1,
-        load_best_model_at_end=True,
-        metric_for_best_model=metric,
-        report_to="none",
-        use_cpu=True,
-    )
+    how = {"max_steps": 3, "per_device_train_batch_size": 4, "learning_rate": 0.05, "use_cpu": True, "report_to": []}
+    how |= {"eval_strategy": "steps", "eval_steps": 1, "save_steps": 1, "load_best_model_at_end": True}
+    args = SentenceTransformerTrainingArguments(str(tmp_path), metric_for_best_model=metric, **how)
     data, loss = Dataset.from_dict(PAIRS), MultipleNegativesRankingLoss(model)
     trainer = SentenceTransformerTrainer(model, args, data, loss=loss, evaluator=[first, *others])
     trainer.train()
@@ -148,22 +130,6 @@ def test_they_choose_the_best_checkpoint_in_the_trainer(task, model, tmp_path):
     assert first(trainer.model)["dev_full_ndcg@10"] == pytest.approx(trainer.state.best_metric)
     names = {path.name for path in (tmp_path / "eval").iterdir()}
     assert names >= {f"{kind}_evaluation_dev_results.csv" for kind in KINDS}
-
-
-@every_kind
-def test_under_fit(kind, task, model, tmp_path):
-    loader = DataLoader([InputExample(texts=list(pair)) for pair in zip(*PAIRS.values(), strict=True)], batch_size=4)
-    evaluator, scores = kind(**task, name="dev"), []
-    model.fit(
-        train_objectives=[(loader, MultipleNegativesRankingLoss(model))],
-        evaluator=evaluator,
-        epochs=2,
-        output_path=str(tmp_path),
-        callback=lambda score, epoch, steps: scores.append(score),
-        show_progress_bar=False,
-    )
-    best = SentenceTransformer(str(tmp_path), device="cpu")
-    assert evaluator(best)[evaluator.primary_metric] == pytest.approx(max(scores))
 
 
 @every_kind

@@ -1,7 +1,5 @@
 """Evaluators in a Trainer on two processes, which share the texts among them, against one process."""
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -1,7 +1,5 @@
 """mine_negatives against sentence-transformers' mine_hard_negatives, and by hand where that would normalise."""
 
-from __future__ import annotations
-
 import random
 from functools import partial
 
@@ -61,9 +59,9 @@ def test_a_cosine_model_gets_what_sentence_transformers_mines(model, output_form
         assert one == other
 
 
-def words(model_words: str = "a b c d", *more, similarity: str = "dot") -> SentenceTransformer:
-    """A model whose embeddings count words, so that scores can be read off."""
-    return SentenceTransformer(modules=[BoW(model_words.split()), *more], similarity_fn_name=similarity, device="cpu")
+def words(*closing, similarity: str = "dot") -> SentenceTransformer:
+    """A model whose embeddings count the words a, b, c and d, so that scores can be read off."""
+    return SentenceTransformer(modules=[BoW([*"abcd"]), *closing], similarity_fn_name=similarity, device="cpu")
 
 
 @pytest.mark.parametrize(
@@ -82,7 +80,7 @@ def test_the_scores_of_the_model_decide(closing, name, similarity, best):
     # z is not a word of the model
     corpus = {"p": "a", "1": "a z", "2": "a a c", "3": "a a a d d d d d"}
     norms = {"a z": 1, "a a c": 5**0.5, "a a a d d d d d": 34**0.5}
-    model = words("a b c d", *closing, similarity=name)
+    model = words(*closing, similarity=name)
     data = RetrievalData({"q": "a"}, corpus, {"q": {"p"}})
     mined = stm.mine_negatives(model, data, similarity=similarity, num_negatives=1, output_scores=True)
     gamma = {"a z": 1.0, "a a c": 0.5}.get(best, 0.0)

@@ -1,7 +1,5 @@
 """calibrate_prior against a ranking in float64, on data with and without popularity, and over vectors of an index."""
 
-from __future__ import annotations
-
 import logging
 
 import numpy as np

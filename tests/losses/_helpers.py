@@ -7,11 +7,24 @@ import torch
 from _tiny import ROWS, columns
 from datasets import Dataset
 from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from torch.nn.functional import cross_entropy
 
 import st_magnitude as stm
 
 BATCHING = pytest.mark.parametrize("mini_batch_size", [None, 3], ids=["plain", "cached"])
 DIRECTIONS = [("query_to_doc",), ("doc_to_query",), ("query_to_doc", "doc_to_query")]
+
+# A positive that two queries share (0, 3), a query with two positives (1, 4), a negative that is a positive (0, 2, 5)
+# and boilerplate that occurs three times, which all queries keep as a negative.
+TWICE = [
+    (ROWS[0][0], ROWS[0][1], ROWS[0][1]),
+    (ROWS[1][0], ROWS[1][1], "see below"),
+    (ROWS[2][0], ROWS[2][1], ROWS[0][1]),
+    (ROWS[3][0], ROWS[0][1], "see below"),
+    (ROWS[1][0], ROWS[4][1], "returns a list"),
+    (ROWS[5][0], ROWS[5][1], ROWS[2][1]),
+    (ROWS[6][0], ROWS[6][1], "see below"),
+]
 
 
 def features(model, num_rows=8, num_negatives=0, start=0):
@@ -36,11 +49,29 @@ def value_and_gradients(model, value):
 
 
 def assert_same_gradients(found, expected, factor=1.0, rtol=1e-8, atol=1e-12):
-    assert found.keys() == expected.keys()
-    for name, gradient in expected.items():
-        torch.testing.assert_close(
-            found[name] / factor, gradient, rtol=rtol, atol=atol, msg=lambda m, name=name: f"{name}: {m}"
+    found = {name: gradient / factor for name, gradient in found.items()}
+    torch.testing.assert_close(found, expected, rtol=rtol, atol=atol)
+
+
+def reference(
+    embeddings, similarity, terms, direction=("query_to_doc",), excluded=None, excluded_queries=None, log_q=0.0
+):
+    """sum_t w_t cross_entropy(scores / tau_t - log q) at a scale of 3, with -inf for excluded pairs of a matrix."""
+    own, total = torch.arange(len(embeddings[0])), 0.0
+    if excluded is None:
+        excluded = torch.zeros(len(own), len(own) * len(embeddings[1:]), dtype=torch.bool)
+    masks = excluded, excluded[:, : len(own)].T if excluded_queries is None else excluded_queries
+    masks = [mask.clone().fill_diagonal_(False) for mask in masks]
+    for term in terms:
+        q, *d = (x[:, : term.dim] for x in embeddings)
+        scale = 3.0 * 0.05 / term.temperature
+        logits = scale * similarity(q, torch.cat(d)) - log_q, scale * similarity(q, d[0]).T
+        forward, backward = (
+            cross_entropy(x.masked_fill(mask, -torch.inf), own) for x, mask in zip(logits, masks, strict=True)
         )
+        by_direction = {("query_to_doc",): forward, ("doc_to_query",): backward}
+        total = total + term.weight * by_direction.get(direction, (forward + backward) / 2)
+    return total
 
 
 DENSE = (SentenceTransformerTrainer, SentenceTransformerTrainingArguments)
@@ -68,6 +99,10 @@ def train(
         stm.attach(trainer)
     trainer.train(resume_from_checkpoint=resume)
     return trainer
+
+
+def temperatures(loss):
+    return [term["temperature"] for term in loss.get_config_dict()["terms"]]
 
 
 def logged(trainer, key="temperature"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -22,6 +23,13 @@ from st_magnitude.losses import temp_agg_mrl
 NUM_ROWS = 6  # a rank
 
 
+def arguments(output: Path, **options: Any) -> SentenceTransformerTrainingArguments:
+    here = {"use_cpu": True, "ddp_backend": "gloo", "report_to": [], "save_strategy": "no", "disable_tqdm": True}
+    return SentenceTransformerTrainingArguments(
+        str(output / "trainer"), max_steps=3, per_device_train_batch_size=4, **here, **options
+    )
+
+
 def train(folder: str, output: Path, mini_batch_size: int | None, gather: bool | str = True) -> dict:
     """Everything that a loss can learn or leave out at once, in the Trainer."""
     model = load_transformer(folder)
@@ -35,18 +43,8 @@ def train(folder: str, output: Path, mini_batch_size: int | None, gather: bool |
         mini_batch_size=mini_batch_size,
         gather_across_devices=gather,
     )
-    args = SentenceTransformerTrainingArguments(
-        str(output / "trainer"),
-        max_steps=3,
-        per_device_train_batch_size=4,
-        learning_rate=1e-3,
-        learning_rate_mapping=loss.learning_rate_mapping(0.1) | LearnedTemperature.learning_rate_mapping(0.1),
-        use_cpu=True,
-        ddp_backend="gloo",
-        report_to=[],
-        save_strategy="no",
-        disable_tqdm=True,
-    )
+    mapping = loss.learning_rate_mapping(0.1) | LearnedTemperature.learning_rate_mapping(0.1)
+    args = arguments(output, learning_rate=1e-3, learning_rate_mapping=mapping)
     data = Dataset.from_dict(columns(num_negatives=1))
     stm.attach(SentenceTransformerTrainer(model, args, data, loss=loss)).train()
     assert isinstance(loss.model, DistributedDataParallel)
@@ -71,18 +69,8 @@ def train_two_data_sets(folder: str, output: Path) -> dict[str, float]:
     """In a step, each rank has a batch of another data set, whose loss learns a temperature of its own."""
     model = load_transformer(folder)
     losses = {name: stm.DotRankingLoss(model, temperature="learned", scale=3.0) for name in ("pairs", "triplets")}
-    args = SentenceTransformerTrainingArguments(
-        str(output / "trainer"),
-        max_steps=3,
-        per_device_train_batch_size=4,
-        learning_rate_mapping=LearnedTemperature.learning_rate_mapping(0.1),
-        multi_dataset_batch_sampler="round_robin",
-        use_cpu=True,
-        ddp_backend="gloo",
-        report_to=[],
-        save_strategy="no",
-        disable_tqdm=True,
-    )
+    mapping = LearnedTemperature.learning_rate_mapping(0.1)
+    args = arguments(output, learning_rate_mapping=mapping, multi_dataset_batch_sampler="round_robin")
     data = DatasetDict({name: Dataset.from_dict(columns(num_negatives=i)) for i, name in enumerate(losses)})
     seen = []
     for name, loss in losses.items():

@@ -1,16 +1,14 @@
 """LateInteractionLoss: a reference in float64, sentence-transformers' losses, the Trainer, and two processes."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.distributed as dist
-from _helpers import BATCHING, assert_same_gradients, gradients, logged, train
+from _helpers import BATCHING, assert_same_gradients, gradients, logged, train, value_and_gradients
 from _ranks import on_ranks
 from _tiny import ROWS, columns, load_tokens
-from sentence_transformers import (
-    MultiVectorEncoder,
-    MultiVectorEncoderTrainer,
-    MultiVectorEncoderTrainingArguments,
-)
+from sentence_transformers import MultiVectorEncoder, MultiVectorEncoderTrainer, MultiVectorEncoderTrainingArguments
 from sentence_transformers.multi_vector_encoder.losses import (
     CachedMultiVectorMultipleNegativesRankingLoss,
     MultiVectorMultipleNegativesRankingLoss,
@@ -23,13 +21,7 @@ import st_magnitude as stm
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 TRAINER = (MultiVectorEncoderTrainer, MultiVectorEncoderTrainingArguments)
-SIMILARITIES = {
-    "cosine": stm.COSINE,
-    "dot": stm.DOT,
-    "qnorm": stm.QNORM,
-    "dnorm": stm.DNORM,
-    "fractional": stm.Similarity(1, 0.3),
-}
+SIMILARITIES = [stm.COSINE, stm.DOT, stm.QNORM, stm.DNORM, stm.Similarity(1, 0.3)]
 
 
 def prepared(folder, similarity):
@@ -77,16 +69,21 @@ def reference(texts, similarity, temperature, penalty=0.0, log_q=None, mean=True
 
 
 @BATCHING
-@pytest.mark.parametrize("mean", [True, False])
-@pytest.mark.parametrize("name", SIMILARITIES)
-def test_formula(folder, name, mean, mini_batch_size):
-    similarity = SIMILARITIES[name]
+@pytest.mark.parametrize(("mean", "corrected"), [(True, False), (False, False), (True, True)])
+@pytest.mark.parametrize("similarity", SIMILARITIES, ids=lambda similarity: similarity.name)
+def test_formula(folder, similarity, mean, corrected, mini_batch_size):
+    prior = log_q = None
     penalty = 0.5 if similarity.exponents[1] < 1 else 0.0
     by_hand, texts = raw_tokens(folder)
-    expected = reference(texts, similarity, 0.2, penalty, mean=mean)
-    expected.backward()
     model = prepared(folder, similarity).double()
-    options = {"norm_penalty": penalty, "mini_batch_size": mini_batch_size, "length_normalize": mean}
+    if corrected:
+        counts = {row[1]: i + 1 for i, row in enumerate(ROWS)}
+        prior = stm.DocumentPrior.from_texts(model, counts, {"see below": 7, "returns a number": 2}, task="document")
+        log_q = torch.cat(prior.log_q(batch(model)[1:])).double()
+        assert len(log_q.unique()) > 8
+    expected = reference(texts, similarity, 0.2, penalty, log_q, mean)
+    expected.backward()
+    options = {"norm_penalty": penalty, "mini_batch_size": mini_batch_size, "length_normalize": mean, "prior": prior}
     loss = stm.LateInteractionLoss(model, similarity, temperature=0.2, **options)
     found = loss(batch(model))
     found.backward()
@@ -95,39 +92,27 @@ def test_formula(folder, name, mean, mini_batch_size):
     assert_same_gradients(gradients(model), gradients(by_hand), rtol=1e-4, atol=1e-6)
 
 
-def both_ways(folder, num_rows, num_negatives, start, options, mean=True):
+def both_ways(folder, mini_batch_size, num_negatives, mean, num_rows=8, start=0, **options):
     """Value and gradients of this loss by cosine, and of sentence-transformers'."""
-    found = []
+    scoring = mean_colbert_scores if mean else colbert_scores
     theirs = MultiVectorMultipleNegativesRankingLoss
-    if options["mini_batch_size"] is not None:
-        theirs = CachedMultiVectorMultipleNegativesRankingLoss
-    else:
-        del options["mini_batch_size"]
-    for is_ours in (True, False):
+    if mini_batch_size is not None:
+        options["mini_batch_size"], theirs = mini_batch_size, CachedMultiVectorMultipleNegativesRankingLoss
+    ours = partial(stm.LateInteractionLoss, similarity="cosine", temperature=0.07, length_normalize=mean)
+    found = []
+    for build in (ours, partial(theirs, similarity_fct=scoring, scale=1 / 0.07)):
         model = load_tokens(folder)
-        if is_ours:
-            loss = stm.LateInteractionLoss(model, "cosine", temperature=0.07, length_normalize=mean, **options)
-        else:
-            loss = theirs(
-                model, scale=1 / 0.07, similarity_fct=mean_colbert_scores if mean else colbert_scores, **options
-            )
-        value = loss(batch(model, num_rows, num_negatives, start))
-        value.backward()
-        found.append([value.detach(), gradients(model)])
+        found.append(value_and_gradients(model, build(model, **options)(batch(model, num_rows, num_negatives, start))))
     return found
 
 
 def rank_both_ways(folder, mini_batch_size):
-    options = {"gather_across_devices": True, "mini_batch_size": mini_batch_size}
-    return both_ways(folder, 6, 1, 6 * dist.get_rank(), options)
+    return both_ways(folder, mini_batch_size, 1, True, 6, 6 * dist.get_rank(), gather_across_devices=True)
 
 
 @BATCHING
 def test_cosine_is_the_loss_of_sentence_transformers(folder, mini_batch_size):
-    found = [
-        both_ways(folder, 8, number, 0, {"mini_batch_size": mini_batch_size}, mean)
-        for number, mean in ((0, True), (2, False))
-    ]
+    found = [both_ways(folder, mini_batch_size, number, mean) for number, mean in ((0, True), (2, False))]
     for (value, ours), (expected, theirs) in [*found, *on_ranks(2, rank_both_ways, folder, mini_batch_size)]:
         torch.testing.assert_close(value, expected, rtol=1e-6, atol=1e-6)
         assert_same_gradients(ours, theirs, rtol=1e-3, atol=2e-6)
@@ -164,24 +149,11 @@ def test_the_penalty_lowers_the_share_of_norm_that_small_tokens_have(folder):
     assert (outward[~mask] == 0).all()
 
 
-@BATCHING
-def test_prior(folder, mini_batch_size):
-    _, texts = raw_tokens(folder)
-    model = prepared(folder, stm.QNORM).double()
-    counts = {row[1]: i + 1 for i, row in enumerate(ROWS)}
-    prior = stm.DocumentPrior.from_texts(model, counts, {"see below": 7, "returns a number": 2}, task="document")
-    log_q = torch.cat(prior.log_q(batch(model)[1:])).double()
-    assert len(log_q.unique()) > 8
-    expected = reference(texts, stm.QNORM, 0.2, log_q=log_q)
-    loss = stm.LateInteractionLoss(model, temperature=0.2, prior=prior, mini_batch_size=mini_batch_size)
-    torch.testing.assert_close(loss(batch(model)).double(), expected, rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", ["qnorm", "dot"])
-def test_bf16(folder, name):
+@pytest.mark.parametrize("similarity", [stm.QNORM, stm.DOT], ids=lambda similarity: similarity.name)
+def test_bf16(folder, similarity):
     """Under autocast the values stay close, and gradients are finite."""
-    model = prepared(folder, SIMILARITIES[name])
-    loss = stm.LateInteractionLoss(model, name, temperature=0.2, norm_penalty=0.1)
+    model = prepared(folder, similarity)
+    loss = stm.LateInteractionLoss(model, similarity, temperature=0.2, norm_penalty=0.1)
     expected = loss(batch(model))
     with torch.autocast("cpu", torch.bfloat16):
         found = loss(batch(model))
@@ -223,11 +195,16 @@ def test_arguments(folder):
 
 
 @BATCHING
-def test_training_lowers_the_loss_and_the_model_is_saved_for_it(folder, tmp_path, mini_batch_size):
-    model = prepared(folder, stm.QNORM)
-    loss = stm.LateInteractionLoss(model, temperature=0.2, norm_penalty=0.1, mini_batch_size=mini_batch_size)
-    losses = logged(train(model, loss, tmp_path / "run", 1, trainer=TRAINER, learning_rate=2e-3, max_steps=20), "loss")
+def test_training_lowers_the_loss_resumes_and_is_saved(folder, tmp_path, mini_batch_size):
+    runs, options = [], {"learning_rate": 2e-3, "max_steps": 20, "save_strategy": "steps", "save_steps": 18}
+    for resume in (None, str(tmp_path / "0" / "checkpoint-18")):
+        model, output = prepared(folder, stm.QNORM), tmp_path / str(len(runs))
+        loss = stm.LateInteractionLoss(model, temperature=0.2, norm_penalty=0.1, mini_batch_size=mini_batch_size)
+        trainer = train(model, loss, output, 1, resume=resume, trainer=TRAINER, attach=False, **options)
+        runs.append((model, logged(trainer, "loss")))
+    (model, losses), (resumed, _) = runs
     assert losses[-1] < losses[0] - 0.3
+    assert_same_gradients(dict(resumed.named_parameters()), dict(model.named_parameters()), rtol=1e-6, atol=1e-7)
     path = stm.export(model, tmp_path / "model")
     loaded = MultiVectorEncoder(str(path), device="cpu")
     assert loaded.similarity_fn_name == "meanmaxsim"
@@ -237,17 +214,6 @@ def test_training_lowers_the_loss_and_the_model_is_saved_for_it(folder, tmp_path
     )
     torch.testing.assert_close(found, expected)
     assert "norm_penalty" in (path / "README.md").read_text()
-
-
-def test_a_resumed_run_is_the_same_run(folder, tmp_path):
-    weights = []
-    for resume in (None, str(tmp_path / "0" / "checkpoint-2")):
-        model = prepared(folder, stm.QNORM)
-        output = tmp_path / str(len(weights))
-        options = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4, "trainer": TRAINER, "attach": False}
-        train(model, stm.LateInteractionLoss(model, norm_penalty=0.1), output, 1, resume=resume, **options)
-        weights.append({name: p.detach() for name, p in model.named_parameters()})
-    assert_same_gradients(*weights, rtol=1e-6, atol=1e-7)
 
 
 @BATCHING
@@ -273,9 +239,7 @@ def of_one_batch(folder, mini_batch_size, num_rows):
     loss = stm.LateInteractionLoss(model, "dot", temperature=0.2, prior=prior, **options)
     if is_rank:
         loss.model = DistributedDataParallel(model, find_unused_parameters=True)
-    value = loss(batch(model, num_rows, start=num_rows * dist.get_rank() if is_rank else 0))
-    value.backward()
-    return value.detach(), gradients(model)
+    return value_and_gradients(model, loss(batch(model, num_rows, start=num_rows * dist.get_rank() if is_rank else 0)))
 
 
 @BATCHING

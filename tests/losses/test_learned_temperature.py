@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from _helpers import BATCHING, features, train
+from _helpers import BATCHING, assert_same_gradients, features, gradients, temperatures, train
 from _tiny import columns, formula, load_transformer, raw_embeddings
 from datasets import Dataset, DatasetDict
 from safetensors.torch import load_file
@@ -22,15 +22,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 MAPPING = LearnedTemperature.learning_rate_mapping
 TERMS = [Term(8, "learned"), Term(16, 0.1, 2.0), Term(None, LearnedTemperature(0.2), 0.5)]
-
-
-@pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
-def temperatures(loss):
-    return [term["temperature"] for term in loss.get_config_dict()["terms"]]
 
 
 # --- value and gradient -----------------------------------------------------------------------------------------------
@@ -51,7 +42,7 @@ def test_gradients_are_those_of_the_definition(model, loss_class, mini_batch_siz
     batch = features(model, num_negatives=1)
     value = loss(batch)
     (value / 8).backward()
-    found = {name: p.grad.clone() for name, p in loss.named_parameters()}
+    found = gradients(loss)
     loss.zero_grad()
 
     bias = torch.tensor([0.05, 0.2]).log().double().requires_grad_()  # float32 has the logarithms
@@ -59,18 +50,15 @@ def test_gradients_are_those_of_the_definition(model, loss_class, mini_batch_siz
     if loss_class is stm.LearnableNormLoss:
         exponents = model[-1].query_bias.sigmoid(), model[-1].document_bias.sigmoid()
     embeddings = raw_embeddings(model, batch)
-    weights_dims_taus = zip([1.0, 2.0, 0.5], [8, 16, None], [bias[0].exp(), 0.1, bias[1].exp()], strict=True)
     parts = [
-        w * formula(embeddings, exponents, 3.0 * 0.05 / tau, ("query_to_doc", "doc_to_query"), dim)
-        for w, dim, tau in weights_dims_taus
+        term.weight * formula(embeddings, exponents, 3.0 * 0.05 / tau, ("query_to_doc", "doc_to_query"), term.dim)
+        for term, tau in zip(TERMS, [bias[0].exp(), 0.1, bias[1].exp()], strict=True)
     ]
     expected = sum(parts)
     (expected / 8).backward()
     torch.testing.assert_close(value.detach(), expected.detach(), rtol=1e-10, atol=0)
     torch.testing.assert_close(found.pop("temperatures.bias"), bias.grad, rtol=1e-9, atol=0)
-    assert len(found) == len(list(model.parameters()))
-    for name, gradient in found.items():
-        torch.testing.assert_close(gradient, loss.get_parameter(name).grad, rtol=1e-7, atol=1e-12)
+    assert_same_gradients({name.removeprefix("model."): x for name, x in found.items()}, gradients(model), rtol=1e-7)
 
 
 def test_gradcheck(model):
@@ -166,16 +154,14 @@ def test_resume_with_several_data_sets(folder, tmp_path):
 
 def test_a_resume_that_would_start_anew_is_refused(folder, tmp_path):
     options = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
-    model = load_transformer(folder)
-    train(model, stm.CosineRankingLoss(model, temperature="learned"), tmp_path, **options)
-    model = load_transformer(folder)
+    checkpoint = str(tmp_path / "first" / "checkpoint-1")
+    for name, resume in (("first", None), ("resumed", checkpoint)):
+        model = load_transformer(folder)
+        train(model, stm.CosineRankingLoss(model, temperature="learned"), tmp_path / name, resume=resume, **options)
+    assert not model._load_state_dict_post_hooks
     loss = stm.CosineRankingLoss(model, temperature="learned")
     with pytest.raises(ValueError, match=r"learned temperature starts anew .* stm\.attach\(trainer\)"):
-        train(model, loss, tmp_path / "again", attach=False, resume=str(tmp_path / "checkpoint-1"), **options)
-    model = load_transformer(folder)
-    train(model, stm.CosineRankingLoss(model, temperature="learned"), tmp_path / "attached",
-          resume=str(tmp_path / "checkpoint-1"), **options)  # fmt: skip
-    assert not model._load_state_dict_post_hooks
+        train(model, loss, tmp_path / "refused", attach=False, resume=checkpoint, **options)
 
 
 def test_the_saved_model_has_nothing_of_it(folder, tmp_path):

@@ -2,10 +2,11 @@
 
 import itertools
 import random
+from functools import partial
 
 import pytest
 import torch
-from _helpers import BATCHING, DIRECTIONS, assert_same_gradients, batch_of, value_and_gradients
+from _helpers import BATCHING, DIRECTIONS, TWICE, assert_same_gradients, batch_of, reference, value_and_gradients
 from _tiny import ROWS, load_transformer, raw_embeddings, save_transformer, tokenizer
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import (
@@ -14,25 +15,12 @@ from sentence_transformers.sentence_transformer.losses import (
     MultipleNegativesRankingLoss,
 )
 from sentence_transformers.sentence_transformer.modules import BoW, StaticEmbedding
-from torch.nn.functional import cross_entropy
 
 import st_magnitude as stm
 from st_magnitude import Similarity, Term
 from st_magnitude.losses.negatives import text_keys
 
 pytestmark = pytest.mark.usefixtures("one_thread", "in_float64")
-
-# A positive that two queries share (0, 3), a query with two positives (1, 4), a negative that is a positive (0, 2, 5)
-# and boilerplate that occurs three times, which all queries keep as a negative.
-TWICE = [
-    (ROWS[0][0], ROWS[0][1], ROWS[0][1]),
-    (ROWS[1][0], ROWS[1][1], "see below"),
-    (ROWS[2][0], ROWS[2][1], ROWS[0][1]),
-    (ROWS[3][0], ROWS[0][1], "see below"),
-    (ROWS[1][0], ROWS[4][1], "returns a list"),
-    (ROWS[5][0], ROWS[5][1], ROWS[2][1]),
-    (ROWS[6][0], ROWS[6][1], "see below"),
-]
 
 
 @pytest.fixture(scope="module")
@@ -60,26 +48,6 @@ def too_close(scores, positive, margin, strategy):
     return scores > positive[:, None] - margin * (positive.abs()[:, None] if strategy == "relative" else 1.0)
 
 
-def reference(embeddings, similarity, scale, direction, excluded, excluded_queries=None):
-    """Cross entropies of score matrices in which what is excluded is -inf."""
-    queries, positives, *negatives = embeddings
-    own = torch.arange(len(queries))
-    forward = similarity(queries, torch.cat([positives, *negatives]))
-    backward = similarity(queries, positives).T
-    losses = []
-    for scores, mask in ((forward, excluded), (backward, excluded_queries)):
-        mask = excluded[:, : len(queries)].T.clone() if mask is None else mask.clone()
-        mask[own, own] = False
-        losses.append(cross_entropy((scale * scores).masked_fill(mask, -torch.inf), own))
-    return {("query_to_doc",): losses[0], ("doc_to_query",): losses[1]}.get(direction, sum(losses) / 2)
-
-
-def masks_of(loss, columns):
-    """What the kernel has to exclude."""
-    negatives = loss.false_negatives
-    return negatives.exclude(negatives.texts(columns, None), lambda x: x, lambda x: x)
-
-
 def assert_same(model, found, expected):
     """Two losses by value and by gradients; exponents that the embeddings do not reach have none in the reference."""
     (found, gradients), (expected, others) = (value_and_gradients(model, x) for x in (found, expected))
@@ -100,12 +68,6 @@ def padded(rows, side="right", extra=0):
     return {"input_ids": ids, "attention_mask": mask}
 
 
-def flattened(rows):
-    ids = torch.tensor([token for row in rows for token in row])
-    starts = torch.tensor([0, *itertools.accumulate(map(len, rows))])
-    return ids, starts
-
-
 def test_keys_are_those_of_the_tokens():
     generator = random.Random(0)
     rows = [[generator.randrange(4) for _ in range(generator.randrange(1, 9))] for _ in range(5000)]
@@ -114,7 +76,8 @@ def test_keys_are_those_of_the_tokens():
     assert keys.dtype == torch.int64
     assert len(set(keys.tolist())) == len(set(map(tuple, rows)))
     assert len(set(zip(keys.tolist(), map(tuple, rows), strict=True))) == len(set(map(tuple, rows)))
-    ids, starts = flattened(rows)
+    ids = torch.tensor([token for row in rows for token in row])
+    starts = torch.tensor([0, *itertools.accumulate(map(len, rows))])
     for other in (
         padded(rows, "left", extra=3),
         {"input_ids": ids, "offsets": starts[:-1]},
@@ -140,37 +103,23 @@ def test_what_is_not_text_equals_nothing(monkeypatch):
 
 # --- same_text --------------------------------------------------------------------------------------------------------
 
+LOSSES = {
+    "cosine": stm.CosineRankingLoss,
+    "qnorm": stm.QNormRankingLoss,
+    "learnable": stm.LearnableNormLoss,
+    "terms": partial(stm.QNormRankingLoss, terms=[Term(8, 0.1), Term(16, 0.05, 0.5), Term(None, 0.2)]),
+}
+
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize("loss_class", [stm.CosineRankingLoss, stm.QNormRankingLoss, stm.LearnableNormLoss])
+@pytest.mark.parametrize("loss_class", LOSSES.values(), ids=LOSSES)
 @BATCHING
 def test_equal_texts_are_not_negatives(model, loss_class, direction, mini_batch_size):
-    loss = loss_class(
-        model, scale=3.0, directions=direction, partition_mode="per_direction", mini_batch_size=mini_batch_size
-    ).double()
-    columns = batch_of(model, TWICE)
-    found = loss([dict(column) for column in columns])
-    expected = reference(raw_embeddings(model, columns), loss.similarity, 3.0, direction, equal_texts(TWICE))
-    assert_same(model, found, expected)
-
-
-@BATCHING
-def test_several_temperatures_and_prefixes(model, mini_batch_size):
-    terms = [Term(8, 0.1), Term(16, 0.05, 0.5), Term(None, 0.2)]
-    loss = stm.MagnitudeRankingLoss(model, "qnorm", terms, scale=3.0, mini_batch_size=mini_batch_size)
+    options = {"scale": 3.0, "partition_mode": "per_direction", "mini_batch_size": mini_batch_size}
+    loss = loss_class(model, directions=direction, **options).double()
     columns = batch_of(model, TWICE)
     embeddings = raw_embeddings(model, columns)
-    expected = sum(
-        t.weight
-        * reference(
-            [x[:, : t.dim] for x in embeddings],
-            stm.QNORM,
-            3.0 * 0.05 / t.temperature,
-            ("query_to_doc",),
-            equal_texts(TWICE),
-        )
-        for t in terms
-    )
+    expected = reference(embeddings, loss.similarity, loss.terms, direction, equal_texts(TWICE))
     assert_same(model, loss(columns), expected)
 
 
@@ -180,7 +129,6 @@ def test_keep_is_sentence_transformers(model, mini_batch_size):
     loss = stm.CosineRankingLoss(model, same_text="keep", mini_batch_size=mini_batch_size)
     assert_same(model, loss(columns), MultipleNegativesRankingLoss(model)(columns, None))
     assert stm.CosineRankingLoss(model)(columns) < loss(columns)
-    assert not masks_of(loss, columns)
 
 
 def test_embeddings_alone_have_no_texts(model):
@@ -201,22 +149,17 @@ def test_embeddings_alone_have_no_texts(model):
 def test_margin_by_the_models_own_scores(model, margin, strategy, direction, mini_batch_size):
     """Over the longest prefix, for all terms, with the norms that the similarity keeps."""
     rows = [row[:3] for row in ROWS]
-    terms = [Term(8, 0.1), Term(24, 0.05)]
     options = {"margin": margin, "margin_strategy": strategy, "mini_batch_size": mini_batch_size}
-    loss = stm.MagnitudeRankingLoss(
-        model, "qnorm", terms, scale=3.0, directions=direction, partition_mode="per_direction", **options
-    )
+    options |= {"scale": 3.0, "directions": direction, "partition_mode": "per_direction"}
+    loss = stm.QNormRankingLoss(model, terms=[Term(8, 0.1), Term(24, 0.05)], **options)
     columns = batch_of(model, rows)
     embeddings = raw_embeddings(model, columns)
     queries, *documents = (x[:, :24].detach() for x in embeddings)
     scores = stm.QNORM(queries, torch.cat(documents))
     masks = [too_close(x, x.diagonal(), margin, strategy) for x in (scores, scores[:, : len(rows)].T)]
     assert 0.05 < masks[0].float().mean() < 0.95
-    expected = sum(
-        reference([x[:, : t.dim] for x in embeddings], stm.QNORM, 3.0 * 0.05 / t.temperature, direction, *masks)
-        for t in terms
-    )
-    assert_same(model, loss([dict(column) for column in columns]), expected)
+    expected = reference(embeddings, stm.QNORM, loss.terms, direction, *masks)
+    assert_same(model, loss(columns), expected)
     torch.testing.assert_close(loss.compute_loss_from_embeddings(embeddings), expected, rtol=1e-9, atol=0)
 
 
@@ -226,7 +169,7 @@ def test_margin_of_learned_exponents(model):
     embeddings = raw_embeddings(model, columns)
     scores = loss.similarity(*embeddings).detach()
     excluded = too_close(scores, scores.diagonal(), 0.1, "absolute")
-    assert_same(model, loss(columns), reference(embeddings, loss.similarity, 3.0, ("query_to_doc",), excluded))
+    assert_same(model, loss(columns), reference(embeddings, loss.similarity, loss.terms, ("query_to_doc",), excluded))
 
 
 # --- guide ------------------------------------------------------------------------------------------------------------
@@ -255,9 +198,8 @@ def test_equals_gist_embed_loss(model, guide, monkeypatch, margin, strategy, num
 def test_guide_of_another_kind(model, static_guide, direction, name):
     """By its own similarity function, beside same_text, for a loss that keeps the norm."""
     static_guide.similarity_fn_name = name
-    loss = stm.QNormRankingLoss(
-        model, scale=3.0, directions=direction, partition_mode="per_direction", guide=static_guide
-    )
+    options = {"scale": 3.0, "directions": direction, "partition_mode": "per_direction"}
+    loss = stm.QNormRankingLoss(model, guide=static_guide, **options)
     columns = batch_of(model, TWICE)
     queries, positives, negatives = (
         static_guide.encode(list(column), convert_to_tensor=True) for column in zip(*TWICE, strict=True)
@@ -267,7 +209,8 @@ def test_guide_of_another_kind(model, static_guide, direction, name):
     masks = [too_close(x, x.diagonal(), 0.0, "absolute") for x in (scores, backward)]
     same = equal_texts(TWICE)
     masks = [masks[0] | same, masks[1] | same[:, : len(TWICE)].T]
-    assert_same(model, loss(columns), reference(raw_embeddings(model, columns), stm.QNORM, 3.0, direction, *masks))
+    expected = reference(raw_embeddings(model, columns), stm.QNORM, loss.terms, direction, *masks)
+    assert_same(model, loss(columns), expected)
 
 
 def test_guide_of_a_static_model(static_model, guide):
@@ -277,7 +220,7 @@ def test_guide_of_a_static_model(static_model, guide):
     scores = stm.COSINE(*(guide.encode(column, convert_to_tensor=True) for column in texts))
     excluded = too_close(scores, scores.diagonal(), 0.02, "absolute")
     found = stm.QNormRankingLoss(static_model, scale=3.0, margin=0.02, guide=guide)(columns)
-    torch.testing.assert_close(found, reference(embeddings, stm.QNORM, 3.0, ("query_to_doc",), excluded))
+    torch.testing.assert_close(found, reference(embeddings, stm.QNORM, [Term()], ("query_to_doc",), excluded))
 
 
 def test_guide_is_frozen(model, guide):

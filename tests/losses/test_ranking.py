@@ -2,6 +2,7 @@
 
 import json
 import logging
+from functools import partial
 
 import pytest
 import torch
@@ -47,27 +48,38 @@ def reference_gradients(model, columns, exponents, scale, **options):
 # --- value ------------------------------------------------------------------------------------------------------------
 
 
+GTE = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
+UPSTREAM = [
+    {"directions": directions, "hardness_mode": mode}
+    for directions in (GTE[:1], GTE[::2], GTE)
+    for mode in (None, "in_batch_negatives", "hard_negatives", "all_negatives")
+]
+UPSTREAM.append({"directions": GTE[::2], "partition_mode": "per_direction"})
+
+
 @pytest.mark.parametrize("num_negatives", [0, 2])
-@pytest.mark.parametrize(("name", "scale"), [("cosine", 20.0), ("dot", 1.5)])
-@pytest.mark.parametrize("direction", DIRECTIONS)
-def test_equals_sentence_transformers(model, num_negatives, name, scale, direction):
+@pytest.mark.parametrize(
+    ("loss_class", "function", "scale", "strength"),
+    [(stm.CosineRankingLoss, cos_sim, 20.0, 9.0), (stm.DotRankingLoss, dot_score, 1.5, 0.1)],
+)
+@pytest.mark.parametrize("options", UPSTREAM, ids=lambda options: "-".join(map(str, options.values())))
+def test_equals_sentence_transformers(model, num_negatives, loss_class, function, scale, strength, options):
+    """Plain and cached; the texts of the batch differ, so no document is excluded."""
     columns = features(model, num_negatives=num_negatives)
-    options = {"scale": scale, "similarity_fct": {"cosine": cos_sim, "dot": dot_score}[name]}
-    forward = MultipleNegativesRankingLoss(model, **options)
-    symmetric = MultipleNegativesRankingLoss(
-        model, **options, directions=("query_to_doc", "doc_to_query"), partition_mode="per_direction"
-    )
-    expected = {
-        ("query_to_doc",): lambda: forward(columns, None),
-        ("query_to_doc", "doc_to_query"): lambda: symmetric(columns, None),
-        ("doc_to_query",): lambda: 2 * symmetric(columns, None) - forward(columns, None),
-    }[direction]()
-    expected, expected_gradients = value_and_gradients(model, expected)
-    loss_class = {"cosine": stm.CosineRankingLoss, "dot": stm.DotRankingLoss}[name]
-    loss = loss_class(model, scale=scale, directions=direction, partition_mode="per_direction")
-    value, found = value_and_gradients(model, loss(columns))
-    torch.testing.assert_close(value, expected, rtol=1e-10, atol=0)
-    assert_same_gradients(found, expected_gradients)
+    options = options | {"scale": scale, "hardness_strength": strength if options.get("hardness_mode") else 0.0}
+    for theirs, caching in (
+        (MultipleNegativesRankingLoss, {}),
+        (CachedMultipleNegativesRankingLoss, {"mini_batch_size": 3}),
+    ):
+        (value, found), (expected, expected_gradients) = (
+            value_and_gradients(model, loss([dict(column) for column in columns], None))
+            for loss in (
+                loss_class(model, **options, **caching),
+                theirs(model, similarity_fct=function, **options, **caching),
+            )
+        )
+        torch.testing.assert_close(value, expected, rtol=1e-10, atol=0)
+        assert_same_gradients(found, expected_gradients)
 
 
 @pytest.mark.parametrize("loss_class", LOSSES)
@@ -88,37 +100,6 @@ def test_equals_the_formula(model, loss_class, num_negatives, mini_batch_size, d
     torch.testing.assert_close(loss.compute_loss_from_embeddings(raw_embeddings(model, columns)).detach(), expected)
 
 
-def test_terms_are_a_sum(model):
-    columns = features(model)
-    terms = [Term(8, 0.1, 0.5), Term(16, 0.05), Term(None, 0.2, 2.0)]
-    value = stm.MagnitudeRankingLoss(model, "qnorm", terms, scale=3.0)(columns)
-    embeddings = raw_embeddings(model, columns)
-    # A temperature of 0.05 has the logits scale * s, others in proportion
-    expected = 0.5 * formula(embeddings, (1, 0), 1.5, dim=8) + formula(embeddings, (1, 0), 3.0, dim=16)
-    torch.testing.assert_close(value, expected + 2 * formula(embeddings, (1, 0), 0.75))
-
-
-GTE = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
-
-
-@pytest.mark.parametrize("directions", [GTE[:1], GTE[::2], GTE])
-@pytest.mark.parametrize("mode", ["in_batch_negatives", "hard_negatives", "all_negatives"])
-def test_directions_and_hardness_equal_sentence_transformers(model, directions, mode):
-    """Plain and cached; the texts of the batch differ, so no document is excluded."""
-    options = {"directions": directions, "hardness_mode": mode, "hardness_strength": 9.0}
-    columns = features(model, num_negatives=2)
-    for theirs, caching in (
-        (MultipleNegativesRankingLoss(model, **options), {}),
-        (CachedMultipleNegativesRankingLoss(model, mini_batch_size=3, **options), {"mini_batch_size": 3}),
-    ):
-        (value, found), (expected, expected_gradients) = (
-            value_and_gradients(model, loss([dict(column) for column in columns], None))
-            for loss in (stm.CosineRankingLoss(model, **options, **caching), theirs)
-        )
-        torch.testing.assert_close(value, expected)
-        assert_same_gradients(found, expected_gradients)
-
-
 def test_looks_at_raw_embeddings(model):
     """Also when the model divides what it gives out."""
     columns = features(model)
@@ -127,13 +108,6 @@ def test_looks_at_raw_embeddings(model):
     for mini_batch_size in (None, 3):
         loss = stm.QNormRankingLoss(model, scale=3.0, mini_batch_size=mini_batch_size)
         torch.testing.assert_close(loss(columns), expected)
-
-
-def test_static_model(static_model):
-    columns = features(static_model)
-    value = stm.QNormRankingLoss(static_model, scale=3.0)(columns)
-    expected = formula([static_model(dict(c))["sentence_embedding"] for c in columns], (1, 0), 3.0)
-    torch.testing.assert_close(value, expected)
 
 
 # --- scale ------------------------------------------------------------------------------------------------------------
@@ -155,16 +129,6 @@ def test_auto_scale(model, loss_class, mini_batch_size):
         with torch.no_grad():
             rescale_output(model, 0.5)
     assert values[0] == pytest.approx(values[1], rel=1e-5)
-
-
-def test_auto_scale_stretches_all_temperatures(model):
-    columns = features(model)
-    loss = stm.MagnitudeRankingLoss(model, "qnorm", [Term(None, 0.1), Term(None, 0.02)])
-    value = loss(columns)
-    embeddings = raw_embeddings(model, columns)
-    stretch = embeddings[1].norm(dim=1).mean().item()
-    expected = formula(embeddings, (1, 0), 1 / (0.1 * stretch)) + formula(embeddings, (1, 0), 1 / (0.02 * stretch))
-    torch.testing.assert_close(value, expected, rtol=1e-6, atol=0)
 
 
 # --- gradient caching -------------------------------------------------------------------------------------------------
@@ -210,26 +174,19 @@ def test_second_pass_draws_the_dropout_of_the_first(tmp_path, loss_class):
 # --- refusals, warnings, arguments ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("loss_class", LOSSES[1:])
-def test_refuses_normalize(model, loss_class):
-    add_normalize(model)
-    name = {stm.QNormRankingLoss: "qnorm", stm.DNormRankingLoss: "dnorm"}.get(loss_class, "dot")
-    remedy = (
-        r"stm\.strip_normalize\(model\)" if loss_class is stm.LearnableNormLoss else rf"stm\.prepare\(model, '{name}'\)"
-    )
-    with pytest.raises(ValueError, match=remedy):
-        loss_class(model)
-    loss_class(stm.prepare(model, name))  # the remedy works
+HALF = Similarity(1.0, 0.5)  # without a name
 
 
-@pytest.mark.parametrize("loss_class", [stm.MagnitudeRankingLoss, stm.SimilarityMSELoss])
-def test_the_remedy_for_exponents_without_a_name_is_a_call_that_runs(model, loss_class):
+@pytest.mark.parametrize(
+    "build",
+    [*LOSSES[1:], partial(stm.MagnitudeRankingLoss, similarity=HALF), partial(stm.SimilarityMSELoss, similarity=HALF)],
+)
+def test_refuses_normalize_and_names_a_call_that_helps(model, build):
     add_normalize(model)
-    similarity = Similarity(1.0, 0.5)
     with pytest.raises(ValueError, match="learns from the norm") as refused:
-        loss_class(model, similarity)
+        build(model)
     call = str(refused.value).split("Call ")[1].split(" before")[0]
-    loss_class(eval(call, {"stm": stm, "model": model}), similarity)
+    build(eval(call, {"stm": stm, "model": model}))
 
 
 def test_cosine_takes_any_model(model):
@@ -277,12 +234,11 @@ def test_one_row(model, loss_class, mini_batch_size):
     ("options", "message"),
     [
         ({"scale": 0}, "scale must be"),
-        ({"scale": "car"}, "scale must be"),
         ({"mini_batch_size": 0}, "mini_batch_size must be"),
         ({"directions": ("query_to_doc", "sideways")}, "sideways"),
+        ({"similarity": "euclidean"}, "euclidean"),
         ({"terms": ()}, "terms is empty"),
         ({"terms": [Term(33)]}, r"\[33\] dimensions, but the embeddings of this model have 32"),
-        ({"similarity": "euclidean"}, "euclidean"),
     ],
 )
 def test_arguments_are_checked(model, options, message):
@@ -345,28 +301,22 @@ def test_fractional_document_exponent_warns(model, caplog):
 # --- batches and models that cannot give what the loss trains --------------------------------------------------------
 
 
-@pytest.mark.parametrize("labels", [None, torch.tensor([1, 0, 2]), torch.tensor([1.0, 0.0, 0.2])])
-def test_scores_are_refused(model, labels):
-    batch = features(model, 3)
-    if labels is not None and labels.is_floating_point():
-        with pytest.raises(ValueError, match="SimilarityMSELoss"):
-            stm.CosineRankingLoss(model)(batch, labels)
-    else:
-        assert stm.CosineRankingLoss(model)(batch, labels).isfinite()
+def test_scores_are_refused(model):
+    loss, batch = stm.CosineRankingLoss(model), features(model, 3)
+    with pytest.raises(ValueError, match="SimilarityMSELoss"):
+        loss(batch, torch.tensor([1.0, 0.0, 0.2]))
+    assert loss(batch, torch.tensor([1, 0, 2])).isfinite()
 
 
-@pytest.mark.parametrize("way", ["features", "embeddings"])
 @pytest.mark.parametrize("loss_class", [stm.DotRankingLoss, stm.SimilarityMSELoss])
-def test_columns_of_unequal_length_are_refused(model, loss_class, way):
+def test_columns_of_unequal_length_are_refused(model, loss_class):
     loss, batch, labels = loss_class(model), features(model, 3), torch.tensor([1, 0, 1])
     with pytest.raises(ValueError, match="two text columns"):
         loss(batch[:1], labels)
     batch[1] = features(model, 1)[1]
-    call, given = (
-        (loss, batch) if way == "features" else (loss.compute_loss_from_embeddings, raw_embeddings(model, batch))
-    )
-    with pytest.raises(ValueError, match=r"have \(3, 1\)"):
-        call(given, labels)
+    for call, given in ((loss.compute_loss_from_embeddings, raw_embeddings(model, batch)), (loss, batch)):
+        with pytest.raises(ValueError, match=r"have \(3, 1\)"):
+            call(given, labels)
 
 
 @pytest.mark.parametrize(

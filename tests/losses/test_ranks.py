@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
-from _helpers import assert_same_gradients, batch_of, gradients
+from _helpers import TWICE, assert_same_gradients, batch_of, gradients
 from _ranks import on_ranks
 from _tiny import ROWS, auto_scale, formula, load_transformer, raw_embeddings
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
@@ -140,17 +140,7 @@ def test_float32_and_refusals(folder):
     assert "needs at least two text columns" in other_errors[2]
 
 
-# Rows of the two parts have texts in common: positives, queries, and negatives that are positives.
-SHARED = [
-    (ROWS[0][0], ROWS[0][1], ROWS[0][1]),
-    (ROWS[1][0], ROWS[1][1], "see below"),
-    (ROWS[2][0], ROWS[2][1], ROWS[0][1]),
-    (ROWS[3][0], ROWS[0][1], "see below"),
-    (ROWS[1][0], ROWS[4][1], "returns a list"),
-    (ROWS[5][0], ROWS[5][1], ROWS[2][1]),
-    (ROWS[6][0], ROWS[6][1], "see below"),
-    (ROWS[7][0], ROWS[0][1], "see below"),
-]
+SHARED = [*TWICE, (ROWS[7][0], ROWS[0][1], "see below")]  # the two parts have texts in common
 COUNTS = (
     {ROWS[0][1]: 9, ROWS[1][1]: 4, ROWS[2][1]: 1, "lima": 30, "see below": 2},
     {"see below": 50, "returns a list": 3},
@@ -220,8 +210,7 @@ def gathered(folder):
 
 def test_gathered_directions_equal_sentence_transformers(folder):
     for found in on_ranks(2, gathered, folder):
-        for ours, theirs in zip(found[::2], found[1::2], strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(found[::2], found[1::2], rtol=1e-9, atol=1e-11)
 
 
 def test_one_process_needs_no_ring(model):

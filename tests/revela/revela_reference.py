@@ -1,14 +1,21 @@
-"""Revela's Eq. 3-8 as they are printed: loops over documents, heads and tokens, in float64. And tiny decoders."""
+"""Revela's Eq. 3-8 as they are printed: two passes with loops over documents, heads and tokens, and tiny decoders.
+
+Within a document (Eq. 4) transformers' own layers attend by torch's attention.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from types import MethodType
+from typing import Any
 
 import _tiny
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 VOCABULARY = 40
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma")
@@ -35,87 +42,66 @@ def _rms_norm(self: nn.Module, x: Tensor) -> Tensor:
     return gain * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x: (L, d)."""
-    first, second = x.chunk(2, -1)
-    return x * cos + torch.cat([-second, first], -1) * sin
-
-
-def softmax(scores: list[Tensor]) -> Tensor:
-    stacked = torch.stack(scores)
-    powers = (stacked - stacked.max()).exp()
+def weights_of(query: Tensor, keys: Tensor) -> Tensor:
+    """What one token reads of each of the others: a softmax."""
+    scores = torch.stack([query @ key / math.sqrt(len(query)) for key in keys])
+    powers = (scores - scores.max()).exp()
     return powers / powers.sum()
-
-
-def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Eq. 4 for one document and one head: (L, d)."""
-    rows = []
-    for k in range(len(query)):
-        weights = softmax([query[k] @ key[m] / math.sqrt(query.shape[1]) for m in range(k + 1)])
-        rows.append(sum(weights[m] * value[m] for m in range(k + 1)))
-    return torch.stack(rows)
 
 
 def cross_attention(query: Tensor, key: Tensor, value: Tensor, v_norm: bool, eps: float = 1e-6) -> Tensor:
     """Eq. 5 and 6 for one pair of documents and one head: (L_i, d)."""
     rows = []
-    for k in range(len(query)):
-        weights = softmax([query[k] @ key[m] / math.sqrt(query.shape[1]) for m in range(len(key))])
-        b = sum(weights[m] * value[m] for m in range(len(key)))
-        size = sum(weights[m] * value[m].pow(2).sum().sqrt() for m in range(len(key)))
+    for q in query:
+        weights = weights_of(q, key)
+        b, size = weights @ value, weights @ value.norm(dim=1)
         rows.append(b / (size + eps) if v_norm else b)
     return torch.stack(rows)
 
 
+class TwoPasses:
+    """The paper's two passes: keys and values of every layer are recorded, then each document attends to the others."""
+
+    def __init__(self, lm: PreTrainedModel, similarity: Tensor, groups: Sequence[int]) -> None:
+        self.lm, self.similarity, self.groups = lm, similarity, groups
+        self.recorded: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        AttentionInterface.register("two_passes", self.attention)
+        AttentionMaskInterface.register("two_passes", sdpa_mask)
+        lm.set_attn_implementation("two_passes")
+
+    def states(self, documents: list[Tensor], is_second: bool) -> list[Tensor]:
+        self.is_second, found = is_second, []
+        for self.document, ids in enumerate(documents):
+            self.layer = 0
+            found.append(self.lm.get_decoder()(input_ids=ids[None], use_cache=False).last_hidden_state[0])
+        return found
+
+    def attention(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, **options: Any
+    ) -> tuple[Tensor, None]:
+        output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+        if not self.is_second:
+            self.recorded.setdefault(self.document, []).append((key[0], value[0]))
+            return output, None
+        scaling = options.get("scaling") or query.shape[-1] ** -0.5
+        heads = []
+        for a, q in enumerate(query[0] * scaling * query.shape[-1] ** 0.5):
+            read = value.new_zeros(len(q), value.shape[-1])
+            for j, layers in self.recorded.items():
+                if j != self.document and self.groups[j] == self.groups[self.document]:
+                    keys, values = (states[a * key.shape[1] // query.shape[1]] for states in layers[self.layer])
+                    read = read + self.similarity[self.document, j] * cross_attention(q, keys, values, v_norm=True)
+            heads.append(read)
+        self.layer += 1
+        return output + torch.stack(heads, 1)[None], None
+
+
 def streams(
-    lm: PreTrainedModel, documents: list[Tensor], similarity: Tensor, groups: list[int], v_norm: bool = True
+    lm: PreTrainedModel, documents: list[Tensor], similarity: Tensor, groups: Sequence[int]
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Two passes, document by document, without padding: last states e_i and h_i, (L_i, D)."""
-    model, config = lm.model, lm.config
-    e = [model.embed_tokens(ids) for ids in documents]
-    if config.model_type == "gemma" and not hasattr(model.embed_tokens, "embed_scale"):
-        e = [x * config.hidden_size**0.5 for x in e]
-    h = list(e)
-    n_heads, n_keys = config.num_attention_heads, config.num_key_value_heads
-    shared = [a * n_keys // n_heads for a in range(n_heads)]  # the key head of each query head
-    for layer in model.layers:
-        attention = layer.self_attn
-
-        def heads(x: Tensor, projection: nn.Module, count: int, norm: str | None, attention=attention) -> list[Tensor]:
-            split = projection(x).view(len(x), count, -1)
-            if norm is not None and hasattr(attention, norm):
-                split = getattr(attention, norm)(split)
-            if norm is None:
-                return list(split.unbind(1))
-            cos, sin = model.rotary_emb(x[None], torch.arange(len(x))[None])
-            return [rotate(one, cos[0], sin[0]) for one in split.unbind(1)]
-
-        queries, keys, values, own = {}, {}, {}, {}
-        for stream, states in (("e", e), ("h", h)):
-            for i, x in enumerate(states):
-                x = layer.input_layernorm(x)
-                queries[stream, i] = heads(x, attention.q_proj, n_heads, "q_norm")
-                keys[stream, i] = heads(x, attention.k_proj, n_keys, "k_norm")
-                values[stream, i] = heads(x, attention.v_proj, n_keys, None)
-                own[stream, i] = [
-                    causal_attention(queries[stream, i][a], keys[stream, i][c], values[stream, i][c])
-                    for a, c in enumerate(shared)
-                ]
-        after: dict[str, list[Tensor]] = {"e": [], "h": []}
-        for stream, states in (("e", e), ("h", h)):
-            for i, x in enumerate(states):
-                mixed = list(own[stream, i])
-                if stream == "h":
-                    for a in range(n_heads):
-                        for j in range(len(documents)):
-                            if j != i and groups[i] == groups[j]:
-                                k, v = keys["e", j][shared[a]], values["e", j][shared[a]]
-                                read = cross_attention(queries["h", i][a], k, v, v_norm)
-                                mixed[a] = mixed[a] + similarity[i, j] * read  # Eq. 7, 8
-                x = x + attention.o_proj(torch.cat(mixed, -1))
-                after[stream].append(x + layer.mlp(layer.post_attention_layernorm(x)))
-        e, h = after["e"], after["h"]
-    return [model.norm(x) for x in e], [model.norm(x) for x in h]
+    """Last states e_i and h_i, (L_i, D), document by document, without padding."""
+    passes = TwoPasses(lm, similarity, groups)
+    return passes.states(documents, is_second=False), passes.states(documents, is_second=True)
 
 
 def next_token_loss(lm: PreTrainedModel, states: list[Tensor], documents: list[Tensor]) -> Tensor:

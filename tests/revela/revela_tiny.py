@@ -25,20 +25,22 @@ def retriever(folder: Path | str) -> SentenceTransformer:
     return load_transformer(save_transformer(folder))
 
 
+def save_decoder(folder: Path, seed: int = 0) -> Path:
+    """A folder with a language model that knows the end of a text."""
+    lm, tokens = language_model(seed)
+    tokens.add_special_tokens({"eos_token": "[EOS]"})
+    lm.resize_token_embeddings(len(tokens))
+    lm.save_pretrained(folder)
+    tokens.save_pretrained(folder)
+    return folder
+
+
 def loss_for(model: SentenceTransformer, **options: object) -> RevelaLoss:
     lm, tokens = language_model()
     return RevelaLoss(model, lm, tokens, **options)
 
 
 def arguments(folder: Path | str, **options: object) -> SentenceTransformerTrainingArguments:
-    settings = {
-        "per_device_train_batch_size": 2,
-        "max_steps": 4,
-        "logging_steps": 1,
-        "save_strategy": "no",
-        "report_to": [],
-        "learning_rate": 1e-3,
-        "use_cpu": True,
-        "disable_tqdm": True,
-    }
+    settings = {"per_device_train_batch_size": 2, "max_steps": 4, "logging_steps": 1, "learning_rate": 1e-3}
+    settings |= {"save_strategy": "no", "report_to": [], "use_cpu": True, "disable_tqdm": True}
     return SentenceTransformerTrainingArguments(str(folder), **(settings | options))

@@ -12,11 +12,9 @@ from typing import Any
 import _tiny
 import pytest
 import torch
-from revela_reference import VOCABULARY, cross_attention, padded, unpadded
+from revela_reference import VOCABULARY, padded, streams, unpadded
 from torch import Tensor, nn
-from transformers import CONFIG_MAPPING, AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from transformers import CONFIG_MAPPING, PreTrainedModel
 
 from st_magnitude.revela.attention import Neighbours, attach, two_streams
 
@@ -73,43 +71,6 @@ def first_batch(lm: PreTrainedModel) -> None:
     two_streams(lm, ids, mask, Neighbours.of(torch.ones(2, 2, dtype=torch.float64), mask))
 
 
-class TwoPasses:
-    """The paper's two passes: keys and values of every layer are recorded, then each document attends to the others."""
-
-    def __init__(self, lm: PreTrainedModel, similarity: Tensor) -> None:
-        self.lm, self.similarity = lm, similarity
-        self.recorded: dict[int, list[tuple[Tensor, Tensor]]] = {}
-        AttentionInterface.register("two_passes", self.attention)
-        AttentionMaskInterface.register("two_passes", sdpa_mask)
-        lm.set_attn_implementation("two_passes")
-
-    def states(self, documents: list[Tensor], is_second: bool) -> list[Tensor]:
-        self.is_second, found = is_second, []
-        for self.document, ids in enumerate(documents):
-            self.layer = 0
-            found.append(self.lm.get_decoder()(input_ids=ids[None], use_cache=False).last_hidden_state[0])
-        return found
-
-    def attention(
-        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, **options: Any
-    ) -> tuple[Tensor, None]:
-        output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
-        if not self.is_second:
-            self.recorded.setdefault(self.document, []).append((key[0], value[0]))
-            return output, None
-        scaling = options.get("scaling") or query.shape[-1] ** -0.5
-        heads = []
-        for a, q in enumerate(query[0] * scaling * query.shape[-1] ** 0.5):
-            read: Any = 0.0
-            for j, layers in self.recorded.items():
-                if j != self.document:
-                    keys, values = (states[a * key.shape[1] // query.shape[1]] for states in layers[self.layer])
-                    read = read + self.similarity[self.document, j] * cross_attention(q, keys, values, v_norm=True)
-            heads.append(read)
-        self.layer += 1
-        return output + torch.stack(heads, 1)[None], None
-
-
 @pytest.fixture
 def float64_throughout(monkeypatch: pytest.MonkeyPatch) -> None:
     """transformers computes norms, rotations and routers in float32; here what is in float64 stays in float64."""
@@ -136,8 +97,7 @@ def test_architecture_is_the_two_passes_of_the_paper(family: str) -> None:
     lm = decoder(family)
     documents = [torch.randint(3, VOCABULARY, (length,)) for length in LENGTHS]
     similarity = torch.rand(3, 3, dtype=torch.float64, requires_grad=True)
-    reference = TwoPasses(lm, similarity)
-    e, h = (reference.states(documents, is_second) for is_second in (False, True))
+    e, h = streams(lm, documents, similarity, [0, 0, 0])
     assert max(float((one - other).detach().abs().max()) for one, other in zip(e, h, strict=True)) > 0.1
     direction = torch.randn_like(h[0])
     (wanted,) = torch.autograd.grad((h[0] * direction).sum(), similarity)

@@ -29,19 +29,12 @@ def test_the_copy_task_is_learned(tmp_path) -> None:
     mass = {}
     for name, chunks in rows.items():
         model = copy_task.retriever()
-        loss = RevelaLoss(
-            model, copy.deepcopy(lm), copy_task.tokenizer(), temperature=0.05, query_part="full", prefixes=("", "")
-        )
+        options = {"temperature": 0.05, "query_part": "full", "prefixes": ("", "")}
+        loss = RevelaLoss(model, copy.deepcopy(lm), copy_task.tokenizer(), **options)
         before = copy_task.partner_mass(loss)
         args = arguments(tmp_path / name, max_steps=100, learning_rate=3e-2)
-        RevelaTrainer(
-            model=model,
-            args=args,
-            loss=loss,
-            train_dataset=Dataset.from_dict({"chunks": chunks}),
-            lm_lora=None,
-            lm_learning_rate=1e-4,
-        ).train()
+        data = Dataset.from_dict({"chunks": chunks})
+        RevelaTrainer(model, args, loss=loss, train_dataset=data, lm_lora=None, lm_learning_rate=1e-4).train()
         mass[name] = copy_task.partner_mass(loss)
     assert before < 0.35
     assert mass["together"] > 0.8

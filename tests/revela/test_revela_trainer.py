@@ -12,7 +12,7 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig
-from revela_tiny import arguments, groups, language_model, loss_for, retriever
+from revela_tiny import arguments, groups, language_model, loss_for, retriever, save_decoder
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
@@ -24,28 +24,31 @@ LORA = LoraConfig(r=2, lora_alpha=4, lora_dropout=0.1, target_modules=["q_proj",
 def trainer_for(folder: Path, lm_lora: object = LORA, kind: type = RevelaTrainer, **options: object) -> RevelaTrainer:
     """Options of the trainer by name; all others are training arguments."""
     torch.manual_seed(0)
-    model = retriever(folder / "retriever")
-    given = {
-        name: options.pop(name) for name in ("lm_learning_rate", "train_dataset", "eval_dataset") if name in options
-    }
-    args = arguments(folder / "out", **options)
-    return kind(model=model, args=args, loss=loss_for(model), lm_lora=lm_lora, **{"train_dataset": groups()} | given)
+    model, given = retriever(folder / "retriever"), {"train_dataset": groups(), "lm_lora": lm_lora}
+    of_trainer = {"lm_learning_rate", "train_dataset", "eval_dataset"} & options.keys()
+    given |= {name: options.pop(name) for name in of_trainer}
+    return kind(model=model, args=arguments(folder / "out", **options), loss=loss_for(model), **given)
 
 
 def weights(trainer: RevelaTrainer) -> dict[str, Tensor]:
     return {name: p.detach().clone() for name, p in trainer.loss.named_parameters()}
 
 
-def test_trains_both_and_only_lora_of_the_language_model(tmp_path) -> None:
-    trainer = trainer_for(tmp_path)
+def moved(trainer: RevelaTrainer) -> tuple[set[str], set[str]]:
+    """The parameters of the retriever and those of the language model that training changes."""
     before = weights(trainer)
     trainer.train()
-    moved = {name for name, value in weights(trainer).items() if not torch.equal(value, before[name])}
-    lm = {name for name in before if name.startswith("lm.")}
-    lora = {name for name in lm if "lora_" in name}
-    assert len(lora) == 8
-    assert moved & lm == lora
-    assert moved - lm
+    names = {name for name, value in weights(trainer).items() if not torch.equal(value, before[name])}
+    lm = {name for name in names if name.startswith("lm.")}
+    return names - lm, lm
+
+
+def test_trains_both_and_only_lora_of_the_language_model(tmp_path) -> None:
+    trainer = trainer_for(tmp_path)
+    of_retriever, of_lm = moved(trainer)
+    assert of_retriever
+    assert of_lm == {name for name in weights(trainer) if "lora_" in name}
+    assert len(of_lm) == 8
     logged = trainer.state.log_history[0]
     assert logged["next_token"] == pytest.approx(logged["loss"], abs=1e-3)
     assert {"one_hot", "active_pairs", "top_similarity"} <= logged.keys()
@@ -55,24 +58,21 @@ def test_trains_both_and_only_lora_of_the_language_model(tmp_path) -> None:
 
 def test_its_own_learning_rate(tmp_path) -> None:
     """A rate of 0 for the language model, and one that is not for the retriever."""
-    trainer = trainer_for(tmp_path, lm_learning_rate=0.0)
-    before = weights(trainer)
-    trainer.train()
-    moved = {name for name, value in weights(trainer).items() if not torch.equal(value, before[name])}
-    assert moved
-    assert not any(name.startswith("lm.") for name in moved)
+    of_retriever, of_lm = moved(trainer_for(tmp_path, lm_learning_rate=0.0))
+    assert of_retriever
+    assert not of_lm
 
 
 def test_the_language_model_is_clipped(tmp_path, monkeypatch) -> None:
-    trainer = trainer_for(tmp_path, max_grad_norm=1e-3, lm_lora=None, max_steps=1)
-    norms = []
-    step = trainer.create_optimizer
+    trainer, norms = trainer_for(tmp_path, max_grad_norm=1e-3, lm_lora=None, max_steps=1), []
+    create_optimizer = trainer.create_optimizer
+
+    def norm(*_):
+        norms.append(torch.stack([p.grad.norm() for p in trainer.lm_parameters().values()]).norm())
 
     def create(*args):
-        optimizer = step(*args)
-        optimizer.register_step_pre_hook(
-            lambda *_: norms.append(torch.stack([p.grad.norm() for p in trainer.lm_parameters().values()]).norm())
-        )
+        optimizer = create_optimizer(*args)
+        optimizer.register_step_pre_hook(norm)
         return optimizer
 
     monkeypatch.setattr(trainer, "create_optimizer", create)
@@ -138,10 +138,8 @@ def test_streaming(tmp_path) -> None:
 
 @pytest.mark.parametrize("lm_lora", [LORA, None])
 def test_gradient_checkpointing_changes_nothing(tmp_path, lm_lora: object) -> None:
-    one, other = (
-        trainer_for(tmp_path / str(on), lm_lora, gradient_checkpointing=on, max_steps=2) for on in (False, True)
-    )
-    calls = []
+    settings, calls = {"lm_lora": lm_lora, "max_steps": 2}, []
+    one, other = (trainer_for(tmp_path / str(on), gradient_checkpointing=on, **settings) for on in (False, True))
     layer = other.loss.lm.get_base_model().model.layers[0] if lm_lora else other.loss.lm.model.layers[0]
     layer.input_layernorm.register_forward_hook(lambda *_: calls.append(1))
     for trainer in (one, other):
@@ -165,10 +163,7 @@ def test_evaluation_in_bfloat16(tmp_path) -> None:
 @pytest.mark.slow
 def test_the_saved_model_loads_without_this_package(tmp_path) -> None:
     """In a fresh process where importing st_magnitude or peft fails; also with a merged LoRA on the retriever."""
-    torch.manual_seed(0)
-    folder = decoder_retriever(tmp_path)
-    model = load_retriever(folder)
-    train_with_lora(model, tmp_path / "out")
+    model = decoder_with_lora(tmp_path)
     before = model.encode_query("green tea")
     merged = merge_lora(model)
     np.testing.assert_allclose(merged.encode_query("green tea"), before, atol=1e-5)
@@ -180,14 +175,12 @@ def test_the_saved_model_loads_without_this_package(tmp_path) -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     np.testing.assert_allclose(eval(result.stdout.strip().splitlines()[-1]), before, atol=1e-5)
-    untrained = load_retriever(folder).encode("Query: green tea")
+    untrained = load_retriever(tmp_path / "decoder").encode("Query: green tea")
     assert abs(untrained - before).max() > 1e-4
 
 
 def test_an_adapter_is_saved_as_such(tmp_path) -> None:
-    folder = decoder_retriever(tmp_path)
-    model = load_retriever(folder)
-    train_with_lora(model, tmp_path / "out")
+    model = decoder_with_lora(tmp_path)
     before = model.encode("green tea")
     model.save_pretrained(str(tmp_path / "adapter"))
     assert (tmp_path / "adapter" / "adapter_config.json").exists()
@@ -196,22 +189,16 @@ def test_an_adapter_is_saved_as_such(tmp_path) -> None:
     np.testing.assert_allclose(merge_lora(again).encode("green tea"), before, atol=1e-5)
 
 
-def train_with_lora(model: SentenceTransformer, folder: Path) -> None:
-    args, loras = arguments(folder, learning_rate=3e-2), {"lm_lora": LORA, "retriever_lora": LORA}
+def decoder_with_lora(folder: Path) -> SentenceTransformer:
+    """A decoder in ``folder / "decoder"`` as a retriever that was trained by a LoRA."""
+    model = load_retriever(save_decoder(folder / "decoder", seed=3))
+    args, loras = arguments(folder / "out", learning_rate=3e-2), {"lm_lora": LORA, "retriever_lora": LORA}
     RevelaTrainer(model, args, loss=loss_for(model), train_dataset=groups(), **loras).train()
-
-
-def decoder_retriever(tmp_path: Path) -> Path:
-    lm, tokens = language_model(seed=3)
-    tokens.add_special_tokens({"eos_token": "[EOS]"})
-    lm.resize_token_embeddings(len(tokens))
-    lm.save_pretrained(tmp_path / "decoder")
-    tokens.save_pretrained(tmp_path / "decoder")
-    return tmp_path / "decoder"
+    return model
 
 
 def test_a_decoder_embeds_the_end_of_text(tmp_path) -> None:
-    folder = decoder_retriever(tmp_path)
+    folder = save_decoder(tmp_path / "decoder", seed=3)
     model = load_retriever(folder, max_length=6)
     ids = model.preprocess(["how long does green tea steep in the water of a pot"])["input_ids"][0].tolist()
     assert ids[-1] == model.tokenizer.convert_tokens_to_ids("[EOS]")

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from revela_tiny import language_model, retriever
+from _tiny import ROWS
+from revela_tiny import retriever, save_decoder
 from sentence_transformers import SentenceTransformer
 from typer.testing import CliRunner
 
@@ -19,26 +20,9 @@ from st_magnitude.revela import run as module
 from st_magnitude.revela.config import RevelaConfig
 from st_magnitude.revela.run import run
 
-TOPICS = [
-    ("Green tea", "Green tea steeps for two minutes. The water is not too hot."),
-    ("Black tea", "Black tea takes five minutes. Milk goes well with it."),
-    ("What is rain", "Rain is water that falls from clouds. It falls in drops."),
-    ("The blue sky", "Short waves of light scatter more. So the sky is blue."),
-    ("Boil an egg", "Put the egg in hot water. Six minutes are enough for it."),
-    ("Flat tyres", "Take off the wheel. Patch the tube and put it back."),
-    ("How bees talk", "Bees talk with a dance. The dance points to the flowers."),
-    ("Old trees", "A pine in the white mountains is old. It has seen five thousand years."),
-    ("Count words", "A counter of words is a table. It counts all the words of a text."),
-    ("Train to the coast", "The train leaves every hour. It starts from platform nine."),
-    ("Merge two tables", "Rows with the same key are joined. Other rows are left out."),
-    ("Where penguins live", "Penguins live in the south. They stay near the ice of the pole."),
-]
-PAGES = {
-    f"page{i}.md": "\n\n".join(f"# {title}\n\n{text}" for title, text in TOPICS[3 * i : 3 * i + 3]) for i in range(4)
-}
-JUDGED = RetrievalData(
-    *({f"t{i}": topic[side] for i, topic in enumerate(TOPICS)} for side in (0, 1)), {"t0": {"t0"}, "t5": {"t5"}}
-)
+SECTIONS = [f"# {query}\n\n{passage}. {more}." for query, passage, more, _ in ROWS]
+PAGES = {f"page{i}.md": "\n\n".join(SECTIONS[4 * i : 4 * i + 4]) for i in range(4)}
+JUDGED = RetrievalData(*({f"t{i}": row[j] for i, row in enumerate(ROWS)} for j in (0, 1)), {"t0": {"t0"}, "t5": {"t5"}})
 QUICK = {"group_size": 3, "max_words": 8, "max_steps": 2, "lora_rank": 2}
 
 
@@ -49,12 +33,12 @@ def places(tmp_path) -> dict[str, Path]:
     for name, text in PAGES.items():
         (corpus / name).write_text(text, encoding="utf-8")
     retriever(tmp_path / "transformer").save_pretrained(str(tmp_path / "retriever"))
-    lm, tokens = language_model()
-    tokens.add_special_tokens({"eos_token": "[EOS]"})
-    lm.resize_token_embeddings(len(tokens))
-    lm.save_pretrained(tmp_path / "lm")
-    tokens.save_pretrained(tmp_path / "lm")
+    save_decoder(tmp_path / "lm")
     return {name: tmp_path / name for name in ("corpus", "retriever", "lm", "output")}
+
+
+def quick_run(places: dict[str, Path], **settings: object) -> dict:
+    return run(**places, config=RevelaConfig(**QUICK | settings), say=lambda line: None)
 
 
 @pytest.mark.parametrize("kind", ["retriever", "lm"])
@@ -70,7 +54,7 @@ def test_from_text_to_a_plain_model(places, kind: str) -> None:
     assert {"dense_ndcg@10", "bm25_ndcg@10", "hybrid_ndcg@10"} <= record["before"].keys()
     assert record["before"]["bm25_ndcg@10"] == record["after"]["bm25_ndcg@10"]
     assert any("next_token" in entry for entry in record["log"])
-    assert said[0] == "Training: 7 groups of 3 chunks, and 1 held out."
+    assert said[0] == "Training: 9 groups of 3 chunks, and 1 held out."
     assert any(line.startswith("after") for line in said)
     assert record["gains"].keys() == {"before", "after"}
     assert all(gains.keys() == {"reading_gain", "choice_gain"} for gains in record["gains"].values())
@@ -80,11 +64,10 @@ def test_from_text_to_a_plain_model(places, kind: str) -> None:
 
 
 def test_nothing_held_out_is_trained_on(places, monkeypatch) -> None:
-    seen = {}
-    make = module._trainer
-    monkeypatch.setattr(module, "_trainer", lambda *given: make(*seen.setdefault("given", given)))
-    record = run(**places, config=RevelaConfig(**QUICK), say=lambda line: None)
-    _, _, train, held_out, _ = seen["given"]
+    seen, make = [], module._trainer
+    monkeypatch.setattr(module, "_trainer", lambda *given: seen.extend(given) or make(*given))
+    record = quick_run(places)
+    _, _, train, held_out, _ = seen
     every = build_groups(places["corpus"], group_size=3, max_words=8)["chunks"]
     assert [*train["chunks"], *held_out["chunks"]] == every
     assert record["groups"] == {"train": len(every) - 1, "held_out": 1}
@@ -93,25 +76,22 @@ def test_nothing_held_out_is_trained_on(places, monkeypatch) -> None:
 
 def test_a_second_run_into_the_same_folder_is_refused(places) -> None:
     with locked_folder(places["output"]), pytest.raises(OSError, match="Another process is writing to"):
-        run(**places, config=RevelaConfig(**QUICK))
+        quick_run(places)
 
 
 def test_a_resumed_run_must_be_the_same_run(places) -> None:
     """Another setting, another model and a changed text are named; more steps are not another run."""
-    quick = QUICK | {"save_steps": 1}
-    run(**places, config=RevelaConfig(**quick, keep_checkpoints=True), say=lambda line: None)
+    quick_run(places, save_steps=1, keep_checkpoints=True)
     (places["output"] / "modules.json").unlink()  # as if the run had been stopped
-    changed = RevelaConfig(**quick | {"temperature": 0.3}, resume=True)
+    again = {"save_steps": 1, "resume": True}
     with pytest.raises(FileExistsError, match=r"temperature \(0\.05 there, 0\.3 now\), retriever .*there.*now"):
-        run(**places | {"retriever": places["lm"]}, config=changed, say=lambda line: None)
+        quick_run(places | {"retriever": places["lm"]}, temperature=0.3, **again)
     page = places["corpus"] / "page0.md"
-    text = page.read_text()
-    page.write_text(text.replace("two minutes", "two hours"))
+    page.write_text(PAGES["page0.md"].replace("two minutes", "two hours"))
     with pytest.raises(FileExistsError, match="other settings: groups"):
-        run(**places, config=RevelaConfig(**quick, resume=True), say=lambda line: None)
-    page.write_text(text)
-    longer = RevelaConfig(**quick | {"max_steps": 3}, resume=True)
-    record = run(**places, config=longer, say=lambda line: None)
+        quick_run(places, **again)
+    page.write_text(PAGES["page0.md"])
+    record = quick_run(places, max_steps=3, **again)
     assert [entry["step"] for entry in record["log"] if "next_token" in entry] == [1, 2, 3]
     assert not (places["output"] / "checkpoints").exists()
 

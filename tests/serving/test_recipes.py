@@ -3,8 +3,6 @@
 The frameworks are in no extra: install them next to the package, as docs/recipes.md names them.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

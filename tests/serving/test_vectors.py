@@ -1,14 +1,14 @@
-"""Stored vectors rank as the similarity does: against float64, and in FAISS, usearch, Qdrant and pgvector."""
-
-from __future__ import annotations
+"""Stored vectors rank as the similarity does, and with a prior as the formula: in numpy, torch and vector databases."""
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from st_magnitude import Similarity
+from st_magnitude.serving import with_prior, with_prior_queries
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -110,3 +110,50 @@ def test_pgvector(case, postgres):
     found = [[document for document, _ in postgres.execute(search, query).fetchall()] for query in sent]
     assert np.mean([len(set(a) & set(b)) / K for a, b in zip(found, expected, strict=True)]) > 0.9
     postgres.execute("SET enable_seqscan = on")
+
+
+# --- the prior as one more dimension ----------------------------------------------------------------------------------
+
+
+def explicit(queries, documents, log_p, weight):
+    """q · d + weight · log p(d), one pair after the other: (Q, N)."""
+    return np.array([[sum(q * d) + weight * p for d, p in zip(documents, log_p, strict=True)] for q in queries])
+
+
+@given(matrices(3), matrices(7), arrays(np.float64, 7, elements=st.floats(-20, 0)), st.floats(-2, 2))
+def test_inner_products_with_a_prior_are_the_formula(queries, documents, log_p, weight):
+    expected = explicit(queries, documents, log_p, weight)
+    stored, sent = with_prior(documents, log_p, weight), with_prior_queries(queries)
+    assert (stored.shape, sent.shape) == ((7, 6), (3, 6))
+    np.testing.assert_allclose(sent @ stored.T, expected, rtol=1e-12, atol=1e-9)
+    tensors = with_prior(torch.from_numpy(documents), torch.from_numpy(log_p), weight)
+    assert torch.equal(tensors, torch.from_numpy(stored))
+    assert torch.equal(with_prior_queries(torch.from_numpy(queries)), torch.from_numpy(sent))
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.3])
+def test_an_index_ranks_by_the_prior(case, weight):
+    queries, documents, _ = case
+    log_p = np.log(np.random.default_rng(0).dirichlet(np.full(300, 0.3)) + 1e-4)
+    expected = np.argsort(-explicit(queries.astype(float), documents.astype(float), log_p, weight), axis=1)[:, :K]
+    stored, sent = with_prior(documents, log_p, weight), with_prior_queries(queries)
+    assert stored.dtype == sent.dtype == np.float32
+    np.testing.assert_array_equal(np.argsort(-(sent @ stored.T), axis=1)[:, :K], expected)
+    faiss = pytest.importorskip("faiss")
+    index = faiss.IndexFlatIP(17)
+    index.add(stored)
+    np.testing.assert_array_equal(index.search(sent, K)[1], expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_kind_and_dtype_are_kept(dtype):
+    documents, log_p = torch.randn(3, 2).to(dtype), [-1.0, -2.0, -3.0]
+    for stored in (with_prior(documents, log_p, 1.0), with_prior_queries(documents)):
+        assert stored.dtype == dtype
+        assert torch.equal(stored[:, :2], documents)
+
+
+@pytest.mark.parametrize(("log_p", "weight"), [([-1.0], 1.0), ([0.0, -np.inf], 1.0), ([0.0, -1.0], np.nan)])
+def test_a_prior_that_is_missing_or_infinite(log_p, weight):
+    with pytest.raises(ValueError, match=r"one finite number for each of 2 documents.* Smooth the counts"):
+        with_prior(np.ones((2, 2)), log_p, weight)

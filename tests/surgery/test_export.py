@@ -6,14 +6,14 @@ import multiprocessing
 import os
 import resource
 import signal
-import subprocess
 import sys
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import pytest
 import torch
-from _surgery import DISCRETE, DOCUMENTS, QUERIES, encode, scores, types, unit
+from _surgery import DISCRETE, DOCUMENTS, QUERIES, encode, in_a_fresh_process, is_stock, scores, types, unit
 from _tiny import load_transformer
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import BoW
@@ -24,60 +24,26 @@ from st_magnitude.modules import ExponentNorm
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-FRESH_PROCESS = """
-import json, sys
-sys.modules["st_magnitude"] = None  # an import of it fails from here on
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import BoW
-folders, queries, documents = json.load(sys.stdin)
-found = {}
-for folder in folders:
-    model = SentenceTransformer(folder, device="cpu")
-    scores = model.similarity(model.encode_query(queries), model.encode_document(documents))
-    found[folder] = {"scores": scores.tolist(), "function": model.similarity_fn_name}
-try:
-    import st_magnitude
-except ImportError:
-    json.dump(found, open(sys.argv[1], "w"))
-"""
-
-
-@pytest.fixture(scope="module")
-def exported(folder, tmp_path_factory):
-    """Folders of every export that needs nothing of ours, the scores in memory, and those of a fresh process."""
-    root, expected = tmp_path_factory.mktemp("exported"), {}
+@pytest.mark.slow
+def test_fresh_process_without_this_package(folder, tmp_path):
+    """Every export that needs nothing of ours gives the scores that it gave in memory."""
+    expected = {}
     for name in DISCRETE:
         model = stm.prepare(load_transformer(folder), name)
-        expected[str(stm.export(model, root / name))] = scores(model)
+        expected[stm.export(model, tmp_path / name)] = scores(model)
     calibrated = stm.prepare(load_transformer(folder), "qnorm")
     queries, documents = encode(calibrated, QUERIES), encode(calibrated)
-    expected[str(stm.export(calibrated, root / "calibrated", calibrated_scores=True))] = unit(queries) @ documents.T
+    path = stm.export(calibrated, tmp_path / "calibrated", calibrated_scores=True)
+    expected[path] = unit(queries) @ documents.T
     baked = stm.prepare(load_transformer(folder), stm.Similarity(0.5, 0.5))
-    expected[str(stm.export(baked, root / "baked", bake_exponent=True))] = queries @ documents.T
-    subprocess.run(
-        [sys.executable, "-c", FRESH_PROCESS, str(root / "found.json")],
-        input=json.dumps([list(expected), QUERIES, DOCUMENTS]),
-        text=True,
-        check=True,
-        timeout=120,
-    )
-    found = json.loads((root / "found.json").read_text())
-    return {path.rsplit("/")[-1]: (path, expected[path], found[path]) for path in expected}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "function"),
-    [*zip(DISCRETE, ["cosine", "dot", "dot", "cosine"], strict=True), ("calibrated", "dot"), ("baked", "dot")],
-)
-def test_fresh_process_without_this_package(exported, name, function):
-    path, expected, found = exported[name]
-    assert found["function"] == function
-    torch.testing.assert_close(torch.tensor(found["scores"]), expected, rtol=1e-5, atol=1e-5)
-    with open(f"{path}/modules.json") as modules:
-        assert all(module["type"].startswith("sentence_transformers.") for module in json.load(modules))
-    with open(f"{path}/config_sentence_transformers.json") as config:
-        assert json.load(config)["similarity_fn_name"] == function
+    expected[stm.export(baked, tmp_path / "baked", bake_exponent=True)] = queries @ documents.T
+    functions, found = in_a_fresh_process("SentenceTransformer", expected, tmp_path / "found.json")
+    assert functions == ("cosine", "dot", "dot", "cosine", "dot", "dot")
+    torch.testing.assert_close(torch.tensor(found), torch.stack(list(expected.values())), rtol=1e-5, atol=1e-5)
+    for path, function in zip(expected, functions, strict=True):
+        assert is_stock(path)
+        config = json.loads((path / "config_sentence_transformers.json").read_text())
+        assert config["similarity_fn_name"] == function
 
 
 def test_calibrated_scores(model, tmp_path):
@@ -91,7 +57,6 @@ def test_calibrated_scores(model, tmp_path):
     torch.testing.assert_close(loaded.encode_query(QUERIES, convert_to_tensor=True), unit(queries))
     torch.testing.assert_close(loaded.encode_document(DOCUMENTS, convert_to_tensor=True), documents)
     torch.testing.assert_close(loaded.encode(DOCUMENTS, convert_to_tensor=True), documents)
-    torch.testing.assert_close(scores(loaded), unit(queries) @ documents.T)
     with pytest.raises(ValueError, match=r"del model\[-1\]"):
         stm.prepare(loaded, "cosine")
 
@@ -144,8 +109,7 @@ def test_exponent_is_baked(model, tmp_path):
     gamma = json.loads((tmp_path / "st_magnitude.json").read_text())["document_exponent"]
     assert gamma == pytest.approx(0.4)
     # The writer of the index divides, and the reader does not: the ranking is as it was trained
-    index = torch.nn.functional.normalize(encode(loaded)) * encode(loaded).norm(dim=1, keepdim=True) ** (1 - gamma)
-    found = encode(loaded, QUERIES) @ index.T
+    found = encode(loaded, QUERIES) @ (raw / raw.norm(dim=1, keepdim=True) ** gamma).T
     assert torch.equal(found.argsort(dim=1), expected.argsort(dim=1))
 
 
@@ -226,16 +190,9 @@ def dies(when, monkeypatch):
     kill = partial(os.kill, os.getpid(), signal.SIGKILL)
     if when == "files":
         monkeypatch.setattr(SentenceTransformer, "_create_model_card", lambda *_: kill())
-        return
-    rename, renames = Path.rename, []
-
-    def faulty(path, target):
-        renames.append(path)
-        if len(renames) == when:
-            kill()
-        return rename(path, target)
-
-    monkeypatch.setattr(Path, "rename", faulty)
+    else:
+        rename, renames = Path.rename, count(1)
+        monkeypatch.setattr(Path, "rename", lambda *paths: kill() if next(renames) == when else rename(*paths))
 
 
 @pytest.mark.parametrize("when", ["files", 1, 2])

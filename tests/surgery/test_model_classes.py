@@ -31,17 +31,10 @@ def other(request, folder):
     return request.param(folder, device="cpu", **({"num_labels": 1} if request.param is CrossEncoder else {}))
 
 
-@pytest.mark.parametrize(
-    "use",
-    [
-        *(
-            getattr(stm, name)
-            for name in stm.__all__
-            if (name.endswith("Loss") or name == "SIGRegInfoNCE") and name != "LateInteractionLoss"
-        ),
-        *EVERYWHERE,
-    ],
-)
+LOSSES = [name for name in stm.__all__ if name.endswith(("Loss", "SIGRegInfoNCE")) and name != "LateInteractionLoss"]
+
+
+@pytest.mark.parametrize("use", [*(getattr(stm, name) for name in LOSSES), *EVERYWHERE])
 def test_the_class_is_named(other, use):
     with pytest.raises(TypeError, match=f"one dense embedding per text.* got a {type(other).__name__}") as error:
         use(other)

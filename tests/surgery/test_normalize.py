@@ -80,25 +80,28 @@ def test_prepare(model, before, similarity, tail, function):
     assert torch.equal(scores(model).argsort(dim=1), expected.argsort(dim=1))
 
 
+def by_routes(model):
+    """Embeddings by the route of queries, then by that of documents."""
+    both = model.encode_query, model.encode_document
+    return torch.cat([encode_by(QUERIES, convert_to_tensor=True) for encode_by in both])
+
+
 def test_routes_are_stripped(model):
     model.append(routes(head(Normalize()), head(Normalize())))
     assert normalizes_output(model)
-    directions = model.encode_query(QUERIES, convert_to_tensor=True), model.encode_document(QUERIES)
+    directions = by_routes(model)
     stm.prepare(model, "qnorm")
     assert not normalizes_output(model)
     assert model.similarity_fn_name == "dot"
-    raw = model.encode_query(QUERIES, convert_to_tensor=True)
-    assert raw.norm(dim=1).std() > 0
-    torch.testing.assert_close(unit(raw), directions[0])
-    torch.testing.assert_close(unit(model.encode_document(QUERIES, convert_to_tensor=True)).numpy(), directions[1])
+    assert by_routes(model).norm(dim=1).std() > 0
+    torch.testing.assert_close(unit(by_routes(model)), directions)
 
 
 def test_one_route_of_two(model):
     model.append(routes(head(Normalize()), head()))
     assert normalizes_output(model)  # a loss of magnitude would see unit queries
     add_normalize(model)
-    for embeddings in (model.encode_query(QUERIES, convert_to_tensor=True), model.encode_document(QUERIES)):
-        torch.testing.assert_close(torch.as_tensor(embeddings).norm(dim=1), torch.ones(len(QUERIES)))
+    torch.testing.assert_close(by_routes(model).norm(dim=1), torch.ones(2 * len(QUERIES)))
     assert len(add_normalize(model)) == 4
 
 
@@ -127,6 +130,8 @@ def check_rescaled(model, parameters_changed, texts=DOCUMENTS):
 def test_rescale_minilm(minilm):
     layer_norm = "model.encoder.layer.5.output.LayerNorm"
     check_rescaled(stm.strip_normalize(minilm), {f"{layer_norm}.weight", f"{layer_norm}.bias"})
+    rescale_output(minilm)  # to a mean norm of 1
+    assert encode(minilm, PROBE).norm(dim=1).mean().item() == pytest.approx(1, rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -159,20 +164,16 @@ def test_rescale_heads(model, static_model):
     check_rescaled(model, {"norm.weight", "norm.bias"})
 
 
-def test_rescale_to_mean_norm_one(model):
-    assert encode(model, PROBE).norm(dim=1).mean() > 2
-    rescale_output(model)
-    assert encode(model, PROBE).norm(dim=1).mean().item() == pytest.approx(1, rel=1e-5)
-
-
-@pytest.mark.parametrize("case", ["shared layers", "residual", "tanh"])
-def test_rescale_refuses_what_it_cannot_do(model, tmp_path, case):
-    if case == "shared layers":  # ALBERT: one layer, one LayerNorm, used twice
-        model = load_transformer(save_transformer(tmp_path, "albert"))
-    elif case == "residual":
-        model.append(Dense(32, 32, activation_function=None, use_residual=True))
-    else:
-        model.append(Dense(32, 32))
+@pytest.mark.parametrize(
+    ("model_type", "end"),
+    [
+        ("albert", []),  # one layer, one LayerNorm, used twice
+        ("distilbert", [Dense(32, 32, activation_function=None, use_residual=True)]),
+        ("distilbert", [Dense(32, 32)]),  # tanh
+    ],
+)
+def test_rescale_refuses_what_it_cannot_do(tmp_path, model_type, end):
+    model = load_transformer(save_transformer(tmp_path, model_type)).extend(end)
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(ValueError, match=r"Append a Dense|No last affine map"):
         rescale_output(model, 0.3)

@@ -1,9 +1,8 @@
 """Principal axes: against singular vectors, and as a stock module whose scores the evaluator predicts."""
 
-import json
-
 import pytest
 import torch
+from _surgery import is_stock
 from _tiny import ROWS
 from sentence_transformers import SentenceTransformer
 
@@ -33,9 +32,7 @@ def test_a_projected_model_scores_as_the_evaluator_says(model, tmp_path, name):
     metrics = evaluator(model)
     project(model, [CORPUS[document] for document in sorted(CORPUS)], 8, show_progress_bar=False)
     model.save_pretrained(str(tmp_path))
-    assert all(
-        m["type"].startswith("sentence_transformers.") for m in json.loads((tmp_path / "modules.json").read_text())
-    )
+    assert is_stock(tmp_path)
     short = SentenceTransformer(str(tmp_path), device="cpu")
     assert short.encode("green tea").shape == (8,)
     found = CompressionEvaluator(QUERIES, CORPUS, RELEVANT, dims=[8])(short)
@@ -48,9 +45,8 @@ def test_all_axes_keep_every_score(model):
     data = RetrievalData(QUERIES, CORPUS, RELEVANT)
     before = data.encode(model)
     after = data.encode(project(model, list(CORPUS.values()), 32, show_progress_bar=False))
-    torch.testing.assert_close(
-        after.queries @ after.documents.T, before.queries @ before.documents.T, rtol=1e-4, atol=1e-4
-    )
+    scores, expected = (encoded.queries @ encoded.documents.T for encoded in (after, before))
+    torch.testing.assert_close(scores, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_model_that_cuts_its_embeddings_is_projected_from_all_dimensions(model):

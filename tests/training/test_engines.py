@@ -26,22 +26,12 @@ from st_magnitude.training.trainer import train_or_stop
 
 two_processes = pytest.mark.skipif(sys.platform != "linux", reason="forks processes that have used torch")
 
+BOTH_DIRECTIONS = {"directions": ("query_to_doc", "doc_to_query"), "partition_mode": "per_direction"}
+PREFIXES = {"dims": [8, 32], "similarity": "qnorm", "regularizers": [(stm.SIGReg(num_directions=8), 0.01)]}
 LOSSES = {
     "qnorm": partial(stm.QNormRankingLoss, gather_across_devices=True),
-    "ring": partial(
-        stm.DotRankingLoss,
-        gather_across_devices="ring",
-        directions=("query_to_doc", "doc_to_query"),
-        partition_mode="per_direction",
-    ),
-    "cached": partial(
-        stm.TempAggMRLLoss,
-        dims=[8, 32],
-        similarity="qnorm",
-        gather_across_devices=True,
-        mini_batch_size=3,
-        regularizers=[(stm.SIGReg(num_directions=8), 0.01)],
-    ),
+    "ring": partial(stm.DotRankingLoss, gather_across_devices="ring", **BOTH_DIRECTIONS),
+    "cached": partial(stm.TempAggMRLLoss, gather_across_devices=True, mini_batch_size=3, **PREFIXES),
     "regression": partial(stm.SimilarityMSELoss, scale=0.5),  # "auto" takes the norms of its own process
 }
 FULL = StateDictOptions(full_state_dict=True)

@@ -30,13 +30,11 @@ DATA = RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS, name="task")
 TEXTS = list(QUERIES.values())
 
 
-def trained(model, seed=1):
+def trained(model):
     """A copy whose parameters all differ, as after a training."""
-    torch.manual_seed(seed)
     other = deepcopy(model)
-    with torch.no_grad():
-        for parameter in other.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
+    for parameter in other.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
     return other
 
 
@@ -45,9 +43,8 @@ def at(model, base, weight, **options):
 
 
 def same(one, other):
-    return one.state_dict().keys() == other.state_dict().keys() and all(
-        torch.equal(a, b) for a, b in zip(one.state_dict().values(), other.state_dict().values(), strict=True)
-    )
+    one, other = one.state_dict(), other.state_dict()
+    return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -59,28 +56,27 @@ def test_the_ends_are_the_base_and_the_model_bit_for_bit(model, dtype):
     assert same(at(other, model, 1.0), other)
     assert same(model, before)
     assert same(other, after)
-    np.testing.assert_array_equal(at(other, model, 0.0).encode(TEXTS), model.encode(TEXTS))
-    np.testing.assert_array_equal(at(other, model, 1.0).encode(TEXTS), other.encode(TEXTS))
 
 
 @pytest.mark.parametrize("weight", [0.25, 0.5, 0.7])
 def test_the_way_between_them_is_a_line(model, weight):
     other = trained(model)
-    merged = at(other, model, weight)
+    assert_between(at(other, model, weight), model, other, weight)
+
+
+def assert_between(merged, base, model, weight):
     for name, parameter in merged.named_parameters():
-        start, end = model.get_parameter(name).double(), other.get_parameter(name).double()
+        start, end = base.get_parameter(name).double(), model.get_parameter(name).double()
         torch.testing.assert_close(parameter.double(), (1 - weight) * start + weight * end, rtol=1e-5, atol=1e-7)
 
 
 def test_lora_is_scaled_and_stays_an_adapter(model, tmp_path):
-    other = deepcopy(model)
+    other, by_hand = deepcopy(model), deepcopy(model)
     other.add_adapter(LoraConfig(r=2, lora_alpha=6, target_modules=["q_lin", "v_lin"]))
-    with torch.no_grad():
-        for name, parameter in other.named_parameters():
-            if "lora_" in name:
-                parameter.normal_(std=0.3)
+    for name, parameter in other.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(parameter, std=0.3)
     merged = at(other, model, 0.3)
-    by_hand = deepcopy(model)
     with torch.no_grad():
         for layer, changed in zip(by_hand[0].model.transformer.layer, other[0].model.transformer.layer, strict=True):
             for name in ("q_lin", "v_lin"):
@@ -113,25 +109,22 @@ def test_routes_are_merged_with_routes():
         return SentenceTransformer(modules=[BoW(["tea", "cat", "bread"]), Router(routes, "document")], device="cpu")
 
     base, other = routed(Normalize()), trained(routed())
-    merged = at(other, base, 0.5)
-    for name, parameter in merged.named_parameters():
-        torch.testing.assert_close(parameter, (base.get_parameter(name) + other.get_parameter(name)) / 2)
+    assert_between(at(other, base, 0.5), base, other, 0.5)
 
 
 def test_what_does_not_match_is_named(model, folder, tmp_path):
-    for base, named in (
-        (load_transformer(folder, "cls"), r"^1 modules or parameters .* differ, such as 1\. Pass the base"),
-        (load_transformer(save_transformer(tmp_path, dim=16)), r"embeddings\.word_embeddings\.weight"),
-        (SentenceTransformer(modules=[*model, Dense(32, 8)], device="cpu"), r"such as 2, 2\.linear\.weight"),
-    ):
-        with pytest.raises(ValueError, match=named):
-            stm.merge_with_base(model, base, DATA)
     dora = deepcopy(model)
     dora.add_adapter(LoraConfig(r=2, target_modules=["q_lin"], use_dora=True))
-    with pytest.raises(ValueError, match="lora_magnitude_vector"):
-        stm.merge_with_base(dora, model, DATA)
-    with pytest.raises(ValueError, match="differ"):
-        stm.merge_with_base(model, dora, DATA)
+    longer = SentenceTransformer(modules=[*model, Dense(32, 8)], device="cpu")
+    for one, base, named in (
+        (model, load_transformer(folder, "cls"), r"^1 modules or parameters .* differ, such as 1\. Pass the base"),
+        (model, load_transformer(save_transformer(tmp_path, dim=16)), r"embeddings\.word_embeddings\.weight"),
+        (model, longer, r"such as 2, 2\.linear\.weight"),
+        (dora, model, "lora_magnitude_vector"),
+        (model, dora, "differ"),
+    ):
+        with pytest.raises(ValueError, match=named):
+            stm.merge_with_base(one, base, DATA)
     with pytest.raises(ValueError, match=r"lie in \[0, 1\]"):
         stm.merge_with_base(model, model, DATA, weights=[0.5, 1.5])
 
@@ -145,10 +138,9 @@ WORDS = ("a", "b", "far", "right", "wrong")
 def ranker(**margins):
     """By dot, a query scores the right document higher than the wrong one by its margin."""
     head = Dense(5, 5, bias=False, activation_function=None)
-    with torch.no_grad():
-        head.linear.weight.copy_(torch.eye(5))
-        for word, margin in margins.items():
-            head.linear.weight[3, WORDS.index(word)] = margin
+    head.linear.weight.data = torch.eye(5)
+    for word, margin in margins.items():
+        head.linear.weight.data[3, WORDS.index(word)] = margin
     return SentenceTransformer(modules=[BoW(list(WORDS)), head], similarity_fn_name="dot", device="cpu")
 
 
@@ -175,16 +167,13 @@ def test_the_weight_is_the_best_on_the_data_that_keeps_the_others(caplog):
     assert "Every weight loses more than 0.01 nDCG@10" in caplog.text
 
 
-def test_the_result_shows_both_curves():
+def test_the_table_shows_both_curves():
     found = stm.merge_with_base(ranker(a=3, b=-2), ranker(a=-1, b=3), asks("a"), [asks("b")])
     (first,) = found.tables()
     assert first.columns == ["weight", "document exponent", "data", "keep 1", ""]
     assert first.rows[0] == ["base as given", "", 1 / np.log2(3), 1.0, ""]
     assert [row[0] for row in first.rows if row[-1] == "chosen"] == ["0.5"]
     assert first.note == "The weight was chosen on data, whose figures are therefore optimistic."
-    plain = json.loads(json.dumps(found.to_dict()))
-    assert plain["weight"] == 0.5
-    assert [(one["name"], one["ndcg@10"][2]) for one in plain["data"]] == [("data", 1.0), ("keep 1", 1.0)]
 
 
 def test_with_calibrate_every_weight_has_its_own_exponent(model):

@@ -37,9 +37,8 @@ def test_the_lines_go_through_both_steps(model, monkeypatch):
     assert plan.largest_batch == int((72e9 - 3e9 - state) / 5e8) == 137
     assert plan.largest_mini_batch == 274
     assert plan.seconds(8) == pytest.approx(2.8)
-    text = str(plan)
-    assert "largest batch (--batch-size)" in text
-    assert "90% of 80 GB" in text
+    assert "largest batch (--batch-size)" in str(plan)
+    assert "90% of 80 GB" in str(plan)
 
 
 def test_a_device_that_is_too_small():
