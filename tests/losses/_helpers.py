@@ -8,6 +8,7 @@ from _tiny import ROWS, columns
 from datasets import Dataset
 from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from torch.nn.functional import cross_entropy
+from transformers import TrainerCallback
 
 import st_magnitude as stm
 
@@ -95,10 +96,21 @@ def train(
     )
     data = data or Dataset.from_dict(columns(num_negatives=num_negatives))
     trainer = trainer_class(model, args, train_dataset=data, eval_dataset=eval_data, loss=loss)
+    trainer.add_callback(begins := Begins())
     if attach:
         stm.attach(trainer)
     trainer.train(resume_from_checkpoint=resume)
+    assert begins.step == (int(resume.rpartition("-")[2]) if resume else 0)
     return trainer
+
+
+class Begins(TrainerCallback):
+    """The step at which training begins: a run that silently starts anew ends with the weights of one that resumes."""
+
+    step: int
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.step = state.global_step
 
 
 def temperatures(loss):
