@@ -96,12 +96,7 @@ SHARES = (1.0, 0.5, 0.25, 0.15, 0.1, 0.05)
 EXPONENTS = (0.0, 0.5, 0.75)  # of documents; 1, which removes the norm, is a rule of its own
 CORPORA = ("docstrings", "descriptions")
 TAUS = (0.02, 0.05)
-LOSSES = {
-    "cosine": "Cosine",
-    "dot": "Dot",
-    "qnorm": "QNorm",
-    "qnorm-penalty0.3": "QNorm, penalty",
-}
+LOSSES = {"cosine": "Cosine", "dot": "Dot", "qnorm": "QNorm", "qnorm-penalty0.3": "QNorm, penalty"}
 VARIANTS = {  # for a table of their own
     "dot": "Dot",
     "dot-fixed": "Dot, scores over the mean norms of the first batch",

@@ -61,8 +61,9 @@ class CompressionEvaluator(SearchEvaluator):
     - float32: q · d.
     - int8: q · d', where d' is d from its codes, floor(255 (d - low) / (high - low)), with the lowest and highest value
       of each dimension in this corpus.
-    - rabitq: q · d', where d' is d from one bit for each dimension and its own factor: with c the mean of the corpus
-      and R a random rotation, r = R (d - c) and d' = c + R^T sign(r) |r|^2 / |r|_1. Norms of documents count.
+    - rabitq: q · d' + c · (d - d'), where c is the mean of the corpus and d' is d from one bit for each dimension: with
+      a random rotation R and r = R (d - c), d' = c + R^T sign(r) |r|^2 / |r|_1. The length and the second summand of
+      every document are stored next to its bits, so its norm counts.
     - binary: the number of equal bits of q and d, where the bit is 1 for x > 0 and else 0. Rescored: the best
       ``top_k`` by that number are ranked again by q · (2b - 1), b the bits of d. Where the similarity keeps document
       magnitude (gamma_document < 1), ``"norm"`` multiplies this by |x[:k]|^(1 - gamma_document), stored next to
@@ -240,8 +241,9 @@ def search_compressed(
 ) -> dict[str, Tensor]:
     """Columns of the ten best documents, best first, by kind of rescoring: (n, k), (m, k) -> (n, <= 10)."""
     if precision != "binary":
-        decoded = {"int8": _through_int8, "rabitq": _through_rabitq}.get(precision, lambda x: x)(documents)
-        return {"none": EncodedTask(queries, decoded).top(DOT)}
+        if precision == "rabitq":
+            return {"none": rabitq(queries, documents).top(DOT)}
+        return {"none": EncodedTask(queries, _through_int8(documents) if precision == "int8" else documents).top(DOT)}
     bits = _signs(documents)
     # The product of signs is the number of equal bits minus the number of unequal bits, which ranks alike.
     found = EncodedTask(_signs(queries), bits).top(DOT, max(top_k, 10))
@@ -268,19 +270,21 @@ def _through_int8(documents: Tensor) -> Tensor:
     return (torch.from_numpy(codes).to(low.device).double() + 128) * ((high - low) / 255) + low
 
 
-def _through_rabitq(documents: Tensor) -> Tensor:
-    """Documents from their RaBitQ codes of one bit for each dimension: (m, k) -> (m, k) float64.
+def rabitq(queries: Tensor, documents: Tensor) -> EncodedTask:
+    """Inner products of (n, k + 1) and (m, k + 1) are the estimates of those of (n, k) and (m, k) by RaBitQ of one bit.
 
-    The inner product of a query with one of these is the paper's estimate, which is unbiased over rotations.
+    The last dimension adds what the bits lose of the inner product with the mean of the documents, which is stored.
     """
     x = documents.double()
-    rotation, center = _rotation(x.shape[1]).to(x), x.mean(dim=0)
+    rotation, center = rotation_of(x.shape[1]).to(x), x.mean(dim=0)
     rotated = (x - center) @ rotation
     sizes = rotated.abs().sum(dim=1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
     lengths = rotated.square().sum(dim=1, keepdim=True) / sizes
-    return center + (_signs(rotated).double() * lengths) @ rotation.T
+    decoded = center + (_signs(rotated).double() * lengths) @ rotation.T
+    ones, lost = torch.ones_like(queries[:, :1]), (x - decoded) @ center
+    return EncodedTask(torch.cat([queries, ones], dim=1), torch.cat([decoded, lost[:, None]], dim=1))
 
 
-def _rotation(dim: int) -> Tensor:
+def rotation_of(dim: int) -> Tensor:
     """A random rotation, (dim, dim), always the same."""
     return torch.linalg.qr(torch.randn(dim, dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64))[0]

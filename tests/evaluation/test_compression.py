@@ -14,7 +14,7 @@ from sentence_transformers.util.quantization import quantize_embeddings, semanti
 
 from st_magnitude import COSINE, DOT, Similarity
 from st_magnitude.evaluation import CompressionCell, CompressionEvaluator
-from st_magnitude.evaluation.compression import _rotation, _through_rabitq, pareto, table
+from st_magnitude.evaluation.compression import pareto, rabitq, rotation_of, table
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -41,9 +41,10 @@ def crafted(num_queries=16, num_documents=45, dim=13, seed=0):
     return q.astype(np.float32), d.astype(np.float32), relevant
 
 
-def reference(q, d, relevant, dim, precision, rescoring, gamma, top_k) -> list[float]:
+def reference(q, d, relevant, dim, precision, rescoring, similarity, top_k) -> list[float]:
     """nDCG@10 of every query, from the definition. A query's own length changes no ranking: it is left as it is."""
     q, d = ([[float(x) for x in row[:dim]] for row in matrix] for matrix in (q, d))
+    gamma = similarity.gamma_document
     lengths = [math.sqrt(math.fsum(x * x for x in row)) for row in d]
     d = [[x / length**gamma if length else x for x in row] for row, length in zip(d, lengths, strict=True)]
     bits = [[1 if x > 0 else -1 for x in row] for row in d]
@@ -51,7 +52,9 @@ def reference(q, d, relevant, dim, precision, rescoring, gamma, top_k) -> list[f
     if precision == "int8":
         d = round_trip(d)
     if precision == "rabitq":
-        d = _through_rabitq(torch.tensor(d, dtype=torch.float64)).tolist()  # FAISS decodes alike, below
+        q, d = (torch.tensor(x, dtype=torch.float64) for x in (q, d))
+        coded = rabitq(similarity.query(q), d)  # its length counts here; FAISS scores alike, below
+        q, d = coded.queries.tolist(), coded.documents.tolist()
 
     def inner(a, b):
         return math.fsum(x * y for x, y in zip(a, b, strict=True))
@@ -89,13 +92,12 @@ def round_trip(d):
 @pytest.mark.parametrize("similarity", [COSINE, DOT, HALF, Similarity(0.3, 0.8)], ids=lambda s: s.name)
 def test_every_cell_is_the_reference(similarity, top_k):
     q, d, relevant = crafted()
-    gamma = similarity.gamma_document
     evaluator = CompressionEvaluator(**judged(16, 45, relevant), dims=(8, 3, 1), top_k=top_k, similarity=similarity)
     metrics = evaluator(lookup(q, d))
-    kinds = ALL_CELLS if gamma < 1 else ALL_CELLS[:-1]
+    kinds = ALL_CELLS if similarity.gamma_document < 1 else ALL_CELLS[:-1]
     assert list(evaluator.per_query) == [(dim, *kind) for dim in (13, 8, 3, 1) for kind in kinds]
     for (dim, precision, rescoring), values in evaluator.per_query.items():
-        arguments = (relevant, dim, precision, rescoring, gamma, top_k)
+        arguments = (relevant, dim, precision, rescoring, similarity, top_k)
         expected = np.array(reference(q, d, *arguments))
         stable = np.ones(len(q), dtype=bool)
         if precision in ("int8", "rabitq"):  # a value on the edge of a code, where float32 may fall on either side
@@ -114,21 +116,27 @@ def test_every_cell_is_the_reference(similarity, top_k):
     assert len(set(means.values())) > 10  # the cells differ
 
 
-def test_rabitq_decodes_as_faiss():
+def test_rabitq_scores_as_faiss():
     faiss = pytest.importorskip("faiss")
     rng = np.random.default_rng(2)
     d = (rng.normal(size=(60, 16)) * rng.uniform(0.5, 2, size=(60, 1)) + 1).astype(np.float32)
+    q = (rng.normal(size=(20, 16)) + 1).astype(np.float32)
     rotation = faiss.RandomRotationMatrix(16, 16)
     rotation.init(0)
-    faiss.copy_array_to_vector(_rotation(16).T.float().contiguous().numpy().ravel(), rotation.A)
-    index = faiss.IndexPreTransform(rotation, faiss.IndexRaBitQ(16, faiss.METRIC_INNER_PRODUCT))
+    faiss.copy_array_to_vector(rotation_of(16).T.float().contiguous().numpy().ravel(), rotation.A)
+    bits = faiss.IndexRaBitQ(16, faiss.METRIC_INNER_PRODUCT)
+    bits.qb = 0  # the query in full precision
+    index = faiss.IndexPreTransform(rotation, bits)
     index.train(d)
-    found = _through_rabitq(torch.from_numpy(d))
-    np.testing.assert_allclose(found, index.sa_decode(index.sa_encode(d)), atol=1e-5)
-    inner = ((found - d.mean(axis=0)) * (d - d.mean(axis=0))).sum(dim=1)
+    index.add(d)
+    expected, ranking = index.search(q, 60)
+    coded = rabitq(torch.from_numpy(q), torch.from_numpy(d))
+    scores = (coded.queries.double() @ coded.documents.T).numpy()
+    np.testing.assert_allclose(np.take_along_axis(scores, ranking, axis=1), expected, atol=1e-4)
+    inner = ((coded.documents[:, :16] - d.mean(axis=0)) * (d - d.mean(axis=0))).sum(dim=1)
     np.testing.assert_allclose(inner, np.square(d - d.mean(axis=0)).sum(axis=1), rtol=1e-5)  # longer, but not biased
     same = torch.ones(5, 16)
-    np.testing.assert_allclose(_through_rabitq(same), same)  # nothing is left of the mean
+    np.testing.assert_allclose(rabitq(same, same).documents[:, :16], same)  # nothing is left of the mean
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
