@@ -18,7 +18,8 @@ dimensions) and a projection to 96, 400 steps of 32 pairs, learning rate 1e-3. S
   queries over 800 documents of about 160 tokens.
 - "docstrings, whole encoder": the first with all weights of the base, 150 steps, learning rate 2e-4. Run it by name.
 - "docstrings, MiniLM": the first with all weights of all-MiniLM-L6-v2, 150 steps in bfloat16, learning rate 1e-4; with
-  ", projection", and also on "descriptions", without the layer before the projection. Run them by name.
+  ", projection", and also on "descriptions", without the layer before the projection. Run them by name. The losses
+  dot-fixed and dot-nested have a table of their own, with seed 0.
 
 Each model also answers the queries of the other corpus and those of FOLDOC (headword -> entry), domains that training
 has not seen. For each share of the vectors dev chooses, with seed 0: the temperature, the loss (Dot or QNorm, with

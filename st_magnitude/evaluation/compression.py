@@ -240,9 +240,9 @@ def search_compressed(
     queries: Tensor, documents: Tensor, precision: str, top_k: int, similarity: Similarity
 ) -> dict[str, Tensor]:
     """Columns of the ten best documents, best first, by kind of rescoring: (n, k), (m, k) -> (n, <= 10)."""
+    if precision == "rabitq":
+        return {"none": rabitq(queries, documents).top(DOT)}
     if precision != "binary":
-        if precision == "rabitq":
-            return {"none": rabitq(queries, documents).top(DOT)}
         return {"none": EncodedTask(queries, _through_int8(documents) if precision == "int8" else documents).top(DOT)}
     bits = _signs(documents)
     # The product of signs is the number of equal bits minus the number of unequal bits, which ranks alike.
@@ -271,9 +271,9 @@ def _through_int8(documents: Tensor) -> Tensor:
 
 
 def rabitq(queries: Tensor, documents: Tensor) -> EncodedTask:
-    """Inner products of (n, k + 1) and (m, k + 1) are the estimates of those of (n, k) and (m, k) by RaBitQ of one bit.
+    """Embeddings whose inner products are RaBitQ's estimates from one bit: (n, k), (m, k) -> (n, k + 1), (m, k + 1).
 
-    The last dimension adds what the bits lose of the inner product with the mean of the documents, which is stored.
+    The last dimension adds the part of the inner product with the mean of the documents that the bits lose.
     """
     x = documents.double()
     rotation, center = rotation_of(x.shape[1]).to(x), x.mean(dim=0)
