@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from test_infonce import peak_bytes
+from _memory import peak_bytes
 
 from st_magnitude import SIGReg, geometry
 from st_magnitude.losses import regularizers as module
