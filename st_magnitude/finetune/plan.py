@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
+from sentence_transformers.util import batch_to_device
 
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.finetune.run import make_trainer, reading, training_rows
@@ -123,10 +124,8 @@ def _step(trainer: SentenceTransformerTrainer, rows: Dataset) -> tuple[float, in
     if is_cuda:
         torch.cuda.reset_peak_memory_stats(device)
     began = time.perf_counter()
-    features = [
-        {key: x.to(device) if isinstance(x, torch.Tensor) else x for key, x in model.preprocess(rows[name]).items()}
-        for name in rows.column_names
-    ]
+    batch: Any = trainer.data_collator(list(rows))
+    features, _ = trainer.collect_features(batch_to_device(batch, device))
     with torch.autocast(device.type, torch.bfloat16) if trainer.args.bf16 else nullcontext():
         value = loss(features, None)
     torch.stack(list(value.values()) if isinstance(value, dict) else [value]).sum().backward()
