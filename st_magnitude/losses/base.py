@@ -45,7 +45,25 @@ def exponent_norm(model: nn.Module) -> ExponentNorm | None:
     return next((module for module in model.modules() if isinstance(module, ExponentNorm)), None)
 
 
-class EmbeddingLoss(nn.Module):
+class PreparesModel(nn.Module):
+    """A loss that prepares its model, and again each model that a Trainer puts in its place.
+
+    With ``model_init`` and in a hyperparameter search, sentence-transformers' Trainer assigns a new model to ``model``.
+    The wrappers of DDP and torch.compile, which contain the model, change nothing.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        before = vars(self).get("_modules", {}).get("model") if name == "model" else None
+        super().__setattr__(name, value)
+        if before is not None and all(module is not unwrapped(before) for module in value.modules()):
+            self.prepare_model()
+
+    def prepare_model(self) -> None:
+        """Checks the model, sets its similarity function, and lets what the loss learns begin anew."""
+        raise NotImplementedError
+
+
+class EmbeddingLoss(PreparesModel):
     """A loss of raw embeddings under a similarity: logits = s / (temperature · size).
 
     With ``scale="auto"`` the size is mean|q|^(1 - gamma_query) · mean|d|^(1 - gamma_document), with the means over the
@@ -68,8 +86,21 @@ class EmbeddingLoss(nn.Module):
         positive("scale", scale, ["auto"])
         self.model = model
         self._similarity = Similarity.named(similarity)
-        keeps_magnitude = self.similarity.keeps_magnitude
-        if keeps_magnitude and normalizes_output(model):
+        is_unit = scale == "auto" and not self.similarity.keeps_magnitude
+        self.scale: float | Literal["auto"] = unit if is_unit else scale
+        self._has_begun = False
+        self._watch = FiniteWatch(self.name)
+
+    def prepare_model(self) -> None:
+        self.check_model()
+        self._has_begun = False
+        if isinstance(self.model, (SentenceTransformer, SparseEncoder)):
+            set_similarity_function(self.model, self.similarity)
+
+    def check_model(self) -> None:
+        """Refuses a model that the loss cannot train, before anything of it is changed."""
+        refuse_other_models(self.model, self.name, self.takes_sparse)
+        if self.similarity.keeps_magnitude and normalizes_output(self.model):
             is_named = self._similarity in (DOT, QNORM, DNORM)
             argument = repr(self._similarity.name) if is_named else f"stm.{self._similarity}"
             raise ValueError(
@@ -77,18 +108,10 @@ class EmbeddingLoss(nn.Module):
                 f"Normalize, so every embedding has norm 1. Call stm.prepare(model, {argument}) before you build the "
                 "loss."
             )
-        self.scale: float | Literal["auto"] = unit if scale == "auto" and not keeps_magnitude else scale
-        self._has_begun = False
-        self._watch = FiniteWatch(self.name)
 
     @property
     def similarity(self) -> Similarity:
         return self._similarity
-
-    def set_similarity_function(self) -> None:
-        """Sets the similarity function that the model is saved with; a subclass calls it after its own checks."""
-        if isinstance(self.model, (SentenceTransformer, SparseEncoder)):
-            set_similarity_function(self.model, self.similarity)
 
     def watch(self, columns: Sequence[Tensor]) -> None:
         """Calls `begin` on the first training batch of a run, and looks for columns (B, D) that are not finite."""
@@ -230,12 +253,21 @@ class Temperatures(Remembering):
     checkpoints, and all ranks take the same steps.
     """
 
-    def __init__(self, terms: Sequence[Term], model: nn.Module) -> None:
+    def __init__(self, terms: Sequence[Term]) -> None:
         super().__init__()
         self._members = [i for i, term in enumerate(terms) if isinstance(term.temperature, LearnedTemperature)]
-        initial = [float(terms[i].temperature) for i in self._members]
-        self.bias = nn.Parameter(torch.tensor(initial, device=getattr(model, "device", None)).log())  # (L,)
+        self._initial = [float(terms[i].temperature) for i in self._members]
+        self.bias = nn.Parameter(torch.tensor(self._initial).log())  # (L,)
+        self._hook: Any = None
+
+    def start(self, model: nn.Module) -> None:
+        """Begins anew, on the device of a model, whose loading of weights tells that a run resumes."""
+        device = getattr(model, "device", self.bias.device)
+        self.bias.data = torch.tensor(self._initial).log().to(device, self.bias.dtype)
+        self.bias.grad = None
         self.is_restored = self._is_resumed = False
+        if self._hook is not None:
+            self._hook.remove()
         self._hook = model.register_load_state_dict_post_hook(self._note_loading)
 
     def _note_loading(self, _model: nn.Module, _incompatible_keys: Any) -> None:

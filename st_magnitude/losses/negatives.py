@@ -42,7 +42,6 @@ class FalseNegatives:
 
     def __init__(
         self,
-        model: SentenceTransformer,
         same_text: SameText,
         margin: float | None,
         margin_strategy: MarginStrategy,
@@ -59,7 +58,12 @@ class FalseNegatives:
         self.same_text = same_text
         self.margin = 0.0 if margin is None and guide is not None else margin
         self.margin_strategy = margin_strategy
-        self.guide = None if guide is None else Guide(guide, model)
+        self._guide = guide
+        self.guide: Guide | None = None
+
+    def start(self, model: SentenceTransformer) -> None:
+        """Takes the model whose tokens the guide reads."""
+        self.guide = None if self._guide is None else Guide(self._guide, model)
 
     def texts(self, columns: Sequence[Features], mini_batch_size: int | None) -> Texts:
         """The keys of the texts of a batch, and the guide's embeddings."""

@@ -180,19 +180,18 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
             )
         self.terms = with_temperature(terms, temperature)
         is_learned = any(isinstance(term.temperature, LearnedTemperature) for term in self.terms)
-        self.temperatures = Temperatures(self.terms, model) if is_learned else None
+        self.temperatures = Temperatures(self.terms) if is_learned else None
         self.directions: tuple[Direction, ...] = tuple(directions)
         self.partition_mode: PartitionMode = partition_mode
         self.hardness_mode: HardnessMode | None = hardness_mode
         self.hardness_strength = hardness_strength
-        self.false_negatives = FalseNegatives(model, same_text, margin, margin_strategy, guide)
+        self.false_negatives = FalseNegatives(same_text, margin, margin_strategy, guide)
         self.prior, self.precision = prior, precision
         self.gather_across_devices = gather_across_devices
         self.mini_batch_size = mini_batch_size  # type: ignore[assignment]
         self.uses_gradient_cache = mini_batch_size is not None
         self.regularizers = Penalties(regularizers)
-        self._check_model()
-        self.set_similarity_function()
+        self.prepare_model()
 
     def forward(
         self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None
@@ -275,8 +274,14 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
 
     # --- checks -----------------------------------------------------------------------------------------------------
 
-    def _check_model(self) -> None:
-        """Checks that the model suits the arguments."""
+    def prepare_model(self) -> None:
+        self.false_negatives.start(self.model)
+        super().prepare_model()
+        if self.temperatures is not None:
+            self.temperatures.start(self.model)
+
+    def check_model(self) -> None:
+        super().check_model()
         if self.uses_gradient_cache and has_static_embedding_input(self.model):
             raise ValueError(
                 f"mini_batch_size={self.mini_batch_size} turns on gradient caching, which a model that looks "
