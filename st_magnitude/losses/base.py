@@ -192,6 +192,17 @@ def mean_norm(norms: Tensor, counts: Tensor, across_devices: bool) -> Tensor:
     return (total[0] / total[1]).clamp(min=torch.finfo(total.dtype).tiny)
 
 
+def refuse_labels(name: str, labels: Tensor | None) -> None:
+    """Refuses labels of any type for a loss that would train every pair as relevant, whatever its label."""
+    if labels is not None:
+        raise ValueError(
+            f"{name} would train every pair as relevant, whatever its label, but the dataset has a column of labels "
+            f"({labels.dtype}). Train on scores, and on labels 0 and 1, with SimilarityMSELoss. Or keep the relevant "
+            "pairs, give texts that are not relevant as a further column of negatives, and remove the labels: "
+            'dataset.remove_columns("label").'
+        )
+
+
 class FiniteWatch:
     """Warns once about columns whose embeddings are not finite, without waiting for a GPU.
 

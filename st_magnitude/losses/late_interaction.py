@@ -22,7 +22,7 @@ from torch import Tensor
 
 from st_magnitude._checks import positive
 from st_magnitude.kernel.norms import divide_by_norms
-from st_magnitude.losses.base import CITATION, PreparesModel, mean_norm
+from st_magnitude.losses.base import CITATION, PreparesModel, mean_norm, refuse_labels
 from st_magnitude.losses.prior import DocumentPrior
 from st_magnitude.similarity import QNORM, Similarity, at_least_float32
 from st_magnitude.surgery.raw import unwrapped
@@ -63,7 +63,7 @@ class LateInteractionLoss(PreparesModel, CachedMultiVectorMultipleNegativesRanki
         TypeError: If the model is not a MultiVectorEncoder.
         ValueError: If the model does not normalise the tokens whose norms the similarity removes, and no others.
 
-    Inputs: (anchor, positive) or (anchor, positive, negative_1, ..., negative_n).
+    Inputs: (anchor, positive) or (anchor, positive, negative_1, ..., negative_n), without labels.
 
     Example:
         ::
@@ -110,6 +110,7 @@ class LateInteractionLoss(PreparesModel, CachedMultiVectorMultipleNegativesRanki
         model.similarity_fn_name = "meanmaxsim" if self.length_normalize else "maxsim"
 
     def forward(self, sentence_features: Iterable[dict[str, Any]], labels: Tensor | None = None) -> Tensor:
+        refuse_labels("LateInteractionLoss", labels)
         features = [dict(column) for column in sentence_features]
         if len(features) < 2:
             raise ValueError(

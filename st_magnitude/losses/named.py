@@ -13,7 +13,7 @@ from st_magnitude.kernel.terms import Term
 from st_magnitude.losses.base import exponent_norm
 from st_magnitude.losses.ranking import MagnitudeRankingLoss, RankingOptions
 from st_magnitude.losses.regularizers import CITATION as SIGREG_CITATION
-from st_magnitude.losses.regularizers import SIGReg
+from st_magnitude.losses.regularizers import SIGReg, weighted_list
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import COSINE, DNORM, DOT, QNORM, Similarity
 from st_magnitude.surgery.raw import normalizes_output, unwrapped
@@ -202,5 +202,5 @@ class SIGRegInfoNCE(MagnitudeRankingLoss):
     ) -> None:
         at_least("weight", weight, 0, " and is usually 0.05")
         given: dict[str, Any] = dict(options)
-        given["regularizers"] = [(sigreg or SIGReg(), weight), *given.get("regularizers", ())]
+        given["regularizers"] = [(sigreg or SIGReg(), weight), *weighted_list(given.get("regularizers", ()))]
         super().__init__(model, similarity, **given)
