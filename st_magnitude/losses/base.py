@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from sentence_transformers import SentenceTransformer, SparseEncoder
+from sentence_transformers.base.model import BaseModel
 from sentence_transformers.sentence_transformer.losses.matryoshka import CachedLossDecorator, ForwardDecorator
 from sentence_transformers.util import all_gather_with_grad
 from torch import Tensor, nn
@@ -48,14 +49,14 @@ def exponent_norm(model: nn.Module) -> ExponentNorm | None:
 class PreparesModel(nn.Module):
     """A loss that prepares its model, and again each model that a Trainer puts in its place.
 
-    With ``model_init`` and in a hyperparameter search, sentence-transformers' Trainer assigns a new model to ``model``.
-    The wrappers of DDP and torch.compile, which contain the model, change nothing.
+    With ``model_init`` and in a hyperparameter search, sentence-transformers' Trainer assigns a new
+    model to ``model``. The wrappers of DDP and torch.compile around the same model change nothing.
     """
 
     def __setattr__(self, name: str, value: Any) -> None:
         before = vars(self).get("_modules", {}).get("model") if name == "model" else None
         super().__setattr__(name, value)
-        if before is not None and all(module is not unwrapped(before) for module in value.modules()):
+        if before is not None and isinstance(value, BaseModel) and value is not unwrapped(before):
             self.prepare_model()
 
     def prepare_model(self) -> None:

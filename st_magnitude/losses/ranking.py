@@ -257,7 +257,8 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
             if self.directions != ("query_to_doc",):
                 gather_queries = all_gather
                 options["all_queries"] = all_queries = all_gather_with_grad(queries)  # (W·B, D)
-        options["exclude"] = self.false_negatives.exclude(texts, gather, gather_queries)
+        offset = None if across == "ring" else options.get("offset", 0)
+        options["exclude"] = self.false_negatives.exclude(texts, gather, gather_queries, offset)
         if self.prior is not None:
             options |= self.prior.arguments([gather(x) for x in texts.log_q], len(all_queries))
         of_batch = ring_infonce if across == "ring" else infonce
