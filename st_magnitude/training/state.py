@@ -88,7 +88,7 @@ def refuse_lists(dataset: Any) -> None:
     """Refuses a data set in which a row of a text column is a list: a tokenizer reads two texts as one pair."""
     features = getattr(dataset, "features", None) or {}
     for name, feature in features.items():
-        if getattr(getattr(feature, "feature", None), "dtype", None) == "string":
+        if getattr(getattr(feature, "feature", None), "dtype", "") in ("string", "large_string"):
             raise ValueError(
                 f"A row of the column {name!r} is a list of texts, which would be read as one text. Give each text a "
                 "column of its own: negative_1, negative_2, and so on."

@@ -5,6 +5,7 @@ import math
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from sentence_transformers import SentenceTransformerTrainer, SentenceTransforme
 
 import st_magnitude as stm
 from st_magnitude.surgery.normalize import add_normalize
+from st_magnitude.training.state import refuse_unlike_gathering
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -160,6 +162,35 @@ def test_a_new_model_is_checked_as_the_first_one(folder, loss_class):
         loss.model = add_normalize(load_transformer(folder))
 
 
+# --- data that cannot be trained on -----------------------------------------------------------------------------------
+
+
+def test_lists_of_texts_are_refused(model, tmp_path):
+    """A tokenizer reads two texts as one pair."""
+    data = Dataset.from_dict(columns() | {"negatives": [["see also", "none"]] * len(ROWS)})
+    with pytest.raises(ValueError, match=r"'negatives' is a list of texts.*negative_1"):
+        train(model, stm.CosineRankingLoss(model), tmp_path, data=data)
+
+
+@pytest.mark.parametrize(
+    ("options", "is_refused"),
+    [
+        (({}, {}), False),
+        (({"gather_across_devices": True}, {}), True),
+        (({"gather_across_devices": True}, {"gather_across_devices": "ring"}), True),
+        (({"regularizers": stm.SIGReg(8)}, {}), True),
+        (({"regularizers": stm.SIGReg(8, gather=False)}, {}), False),
+        (({"gather_across_devices": True}, {"gather_across_devices": True, "margin": -0.1, "temperature": 0.1}), False),
+        (({"gather_across_devices": True}, {"gather_across_devices": True, "same_text": "keep"}), True),
+    ],
+)
+def test_data_sets_whose_losses_gather_differently(model, options, is_refused):
+    """Each process may have a batch of another one, and a process that gathers alone waits forever."""
+    losses = {name: stm.DotRankingLoss(model, **given) for name, given in zip("ab", options, strict=True)}
+    with pytest.raises(ValueError, match="data sets a, b gather") if is_refused else nullcontext():
+        refuse_unlike_gathering(losses)
+
+
 # --- two processes ----------------------------------------------------------------------------------------------------
 
 
@@ -210,3 +241,4 @@ def test_two_ranks_with_different_data_sets(two_ranks):
     first, second = (results["data sets"] for results in two_ranks)
     assert first == second
     assert len({round(bias, 2) for bias in [*first.values(), math.log(0.05)]}) == 3
+    assert all("gather from all processes" in results["refusal"] for results in two_ranks)
