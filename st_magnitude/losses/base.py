@@ -60,7 +60,7 @@ class PreparesModel(nn.Module):
             self.prepare_model()
 
     def prepare_model(self) -> None:
-        """Checks the model, sets its similarity function, and lets what the loss learns begin anew."""
+        """Checks the model, sets its similarity function, and starts what the loss learns anew."""
         raise NotImplementedError
 
 
@@ -194,13 +194,13 @@ def mean_norm(norms: Tensor, counts: Tensor, across_devices: bool) -> Tensor:
 
 
 def refuse_labels(name: str, labels: Tensor | None) -> None:
-    """Refuses labels of any type for a loss that would train every pair as relevant, whatever its label."""
+    """Refuses labels of any type for a loss that takes every pair as relevant."""
     if labels is not None:
         raise ValueError(
-            f"{name} would train every pair as relevant, whatever its label, but the dataset has a column of labels "
-            f"({labels.dtype}). Train on scores, and on labels 0 and 1, with SimilarityMSELoss. Or keep the relevant "
-            "pairs, give texts that are not relevant as a further column of negatives, and remove the labels: "
-            'dataset.remove_columns("label").'
+            f"{name} would train every pair as relevant, whatever its label, but the dataset has a "
+            f"column of labels ({labels.dtype}). Train on scores, and on labels 0 and 1, with "
+            "SimilarityMSELoss. Or keep the relevant pairs, give texts that are not relevant as a "
+            'further column of negatives, and remove the labels: dataset.remove_columns("label").'
         )
 
 
@@ -273,7 +273,7 @@ class Temperatures(Remembering):
         self._hook: Any = None
 
     def start(self, model: nn.Module) -> None:
-        """Begins anew, on the device of a model, whose loading of weights tells that a run resumes."""
+        """Starts anew, for a model whose loading of weights tells that a run resumes."""
         device = getattr(model, "device", self.bias.device)
         self.bias.data = torch.tensor(self._initial).log().to(device, self.bias.dtype)
         self.bias.grad = None

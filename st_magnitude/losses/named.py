@@ -120,7 +120,7 @@ class LearnableNormLoss(MagnitudeRankingLoss):
 
     def prepare_model(self) -> None:
         model = unwrapped(self.model)
-        gamma_query, gamma_document = self.similarity.exponents  # of the model, if it has an ExponentNorm
+        gamma_query, gamma_document = self.similarity.exponents  # of the model's ExponentNorm, or given
         if not (0 < gamma_query < 1 and 0 < gamma_document < 1):
             raise ValueError(
                 f"Learned exponents must start strictly between 0 and 1; got gamma_query={gamma_query} and "

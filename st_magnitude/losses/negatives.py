@@ -81,7 +81,7 @@ class FalseNegatives(Logging):
         gather_queries: Callable[[Tensor], Tensor],
         offset: int | None,
     ) -> list[Any]:
-        """``exclude`` of :func:`~st_magnitude.infonce`; the functions join documents and queries of all ranks.
+        """``exclude`` of :func:`~st_magnitude.infonce`; the functions join what all ranks have.
 
         ``offset`` is the place of the first positive of this rank, or None if more documents follow.
         """
@@ -126,17 +126,18 @@ class FalseNegatives(Logging):
 class LeftOut:
     """The share of negatives that ``same_text`` leaves out, and a warning if none remain.
 
-    Nothing waits for a GPU: the log reads the share, and the second batch reads what is known about the first.
+    Nothing waits for a GPU: the log reads the share, and the second batch what is known about the
+    first one.
     """
 
     def __init__(self) -> None:
-        self._number: Tensor | None = None  # of negatives that are left out, since the last line of the log
-        self._total = 0  # of documents that are not the positive, since then
-        self._empty: Tensor | None = None  # number of queries of the first batch without any negative
+        self._number: Tensor | None = None  # of negatives left out since the last line of the log
+        self._total = 0  # of all documents but the positives, since then
+        self._empty: Tensor | None = None  # number of queries of the first batch without negatives
         self._is_over = False  # whether the first batch was looked at
 
     def add(self, left_out: Tensor, num_documents: int) -> None:
-        """Adds a batch: the number of documents that each query leaves out, (B,), of ``num_documents`` (M)."""
+        """Adds a batch: how many of ``num_documents`` each query leaves out, (B,)."""
         number = left_out.sum()
         self._number = number if self._number is None else self._number + number
         self._total += len(left_out) * (num_documents - 1)
@@ -152,10 +153,10 @@ class LeftOut:
         self._is_over = True
         if number_empty := int(self._empty):
             logger.warning(
-                "%d of %d queries of the first batch have no negative, and their loss is 0: all other "
-                "documents have the text of the positive, as far as the model reads, or belong to the "
-                "same query. Look at max_seq_length, long prompts, words that the tokenizer does not "
-                "know, and the size of the batch.",
+                "%d of %d queries of the first batch have no negative, and their loss is 0: all "
+                "other documents have the text of the positive, as far as the model reads, or "
+                "belong to the same query. Look at max_seq_length, long prompts, words that the "
+                "tokenizer does not know, and the size of the batch.",
                 number_empty,
                 self._rows,
             )
@@ -169,7 +170,7 @@ class LeftOut:
 
 
 def number_left_out(documents: Tensor, queries: Tensor, own: slice) -> Tensor:
-    """How many documents have the text or the query of a positive, besides itself, for the positives ``own``, (B,).
+    """How many other documents have the text or the query of each of the positives ``own``, (B,).
 
     Args:
         documents: Keys of the documents' texts, (M,).
@@ -181,7 +182,8 @@ def number_left_out(documents: Tensor, queries: Tensor, own: slice) -> Tensor:
     for keys in (documents, queries, both):
         ordered = keys.sort().values  # neither sorting nor searching waits for a GPU
         wanted = keys[own].contiguous()
-        counts.append(torch.searchsorted(ordered, wanted, right=True) - torch.searchsorted(ordered, wanted))
+        end = torch.searchsorted(ordered, wanted, right=True)
+        counts.append(end - torch.searchsorted(ordered, wanted))
     return counts[0] + counts[1] - counts[2] - 1
 
 

@@ -130,8 +130,8 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
             ``MatryoshkaLoss``, which normalises every prefix, is wrapped around the loss; if caching is on and the
             model embeds by table lookup; if the data have labels; if an argument is out of range.
 
-    Inputs: (anchor, positive) or (anchor, positive, negative_1, ..., negative_n), without labels: scores and labels 0
-    and 1 are for :class:`~st_magnitude.SimilarityMSELoss`.
+    Inputs: (anchor, positive) or (anchor, positive, negative_1, ..., negative_n), without labels:
+    scores and labels 0 and 1 are for :class:`~st_magnitude.SimilarityMSELoss`.
 
     Example:
         ::

@@ -81,7 +81,7 @@ class Penalties(nn.ModuleDict):
 
 
 def weighted_list(given: Any) -> list[tuple[Regularizer, float]]:
-    """Pairs of a regularizer and its weight from what a loss takes, which may be a single regularizer or pair."""
+    """Pairs of a regularizer and its weight, from a list or a single regularizer or pair."""
     if _is_regularizer(given) or (isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Real)):
         given = [given]
     pairs = [item if isinstance(item, tuple) and len(item) == 2 else (item, 1.0) for item in given]

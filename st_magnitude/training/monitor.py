@@ -55,7 +55,8 @@ class NormMonitor(TrainerCallback):
         loss: The Trainer's loss, or its dict of losses, whose input says how many texts a column has. Not needed in a
             loop of your own.
         every: Number of steps between rows.
-        csv: File that gets one line per row; None: no file. A run that resumes goes on with the rows of the file.
+        csv: File that gets one line per row; None: no file. A run that resumes goes on with the
+            rows of the file.
 
     Attributes:
         rows: All rows so far, each with its ``step``.
@@ -183,7 +184,7 @@ class NormMonitor(TrainerCallback):
         return row
 
     def _resume(self, path: Path, step: int) -> None:
-        """Takes the rows of the run so far from the CSV file, up to the step of the checkpoint that it goes on from."""
+        """Takes the rows up to the step of the checkpoint from the CSV file."""
         with path.open(newline="", encoding="utf-8") as file:
             lines = [{key: float(x) for key, x in line.items() if x} for line in csv.DictReader(file)]
         self.rows = [line for line in lines if line["step"] <= step]

@@ -24,7 +24,7 @@ class Logging(nn.Module):
     """A part of a loss whose figures :func:`attach` puts into the log."""
 
     def get_log(self) -> dict[str, float]:
-        """Figures for a line of the Trainer's log, which is the only place that waits for the device."""
+        """Figures for a line of the Trainer's log, where reading a tensor of the device is fine."""
         return {}
 
 
@@ -38,23 +38,26 @@ class Remembering(Logging):
 
 
 def attach(trainer: AnyTrainer) -> AnyTrainer:
-    """Lets a Trainer log, checkpoint and resume the learned temperatures of losses, and checks its data.
+    """Lets a Trainer log, checkpoint and resume the state of losses, and checks its data.
 
-    sentence-transformers' Trainer saves the model and the optimizer, but not the loss. After this call its checkpoints
-    also contain the learned temperatures of a loss. A resumed run finds them again, and ``load_best_model_at_end``
-    those of the best step. On several processes they take the same steps everywhere. The log shows a learned
-    temperature as ``temperature`` (:class:`~st_magnitude.kernel.terms.LearnedTemperature`), and as
-    ``excluded_negatives`` the share of documents that ``same_text`` leaves out of the negatives, since the line before.
-    These figures and the figures of a NormMonitor reach Weights & Biases, TensorBoard and others. ``st-magnitude
-    train`` calls it; a run that resumes with a learned temperature and without it is refused on its first batch.
+    sentence-transformers' Trainer saves the model and the optimizer, but not the loss. After this
+    call its checkpoints also contain the learned temperatures of a loss. A resumed run finds them
+    again, and ``load_best_model_at_end`` those of the best step. On several processes they take the
+    same steps everywhere. A run that resumes with a learned temperature and without this call is
+    refused on its first batch. ``st-magnitude train`` makes it.
+
+    The log shows a learned temperature as ``temperature``
+    (:class:`~st_magnitude.kernel.terms.LearnedTemperature`), and as ``excluded_negatives`` the share
+    of documents that ``same_text`` leaves out of the negatives, since the line before. These figures
+    and those of a NormMonitor reach Weights & Biases, TensorBoard and others.
 
     Args:
         trainer: The Trainer, before ``train``, which is also returned. A second call does nothing.
 
     Raises:
-        ValueError: If a loss needs DistributedDataParallel, and the Trainer uses FSDP or DeepSpeed; if
-            a row of a column is a list of texts; or if several processes train on several data sets
-            whose losses gather in different ways, which would wait for each other forever.
+        ValueError: If a loss needs DistributedDataParallel, and the Trainer uses FSDP or DeepSpeed;
+            if a row of a column is a list of texts; or if several processes train on several data
+            sets whose losses gather in different ways, which would wait for each other forever.
 
     Example:
         ::
@@ -85,28 +88,30 @@ def _losses_by_name(trainer: Trainer) -> dict[str, nn.Module]:
 
 
 def refuse_lists(dataset: Any) -> None:
-    """Refuses a data set in which a row of a text column is a list: a tokenizer reads two texts as one pair."""
+    """Refuses a data set in which a row is a list: a tokenizer reads two texts as one pair."""
     features = getattr(dataset, "features", None) or {}
     for name, feature in features.items():
         if getattr(getattr(feature, "feature", None), "dtype", "") in ("string", "large_string"):
             raise ValueError(
-                f"A row of the column {name!r} is a list of texts, which would be read as one text. Give each text a "
-                "column of its own: negative_1, negative_2, and so on."
+                f"A row of the column {name!r} is a list of texts, which would be read as one text. "
+                "Give each text a column of its own: negative_1, negative_2, and so on."
             )
 
 
 def refuse_unlike_gathering(losses: Mapping[str, nn.Module]) -> None:
     """Refuses losses of which one gathers, and that do not all exchange the same tensors.
 
-    In a step the processes have batches of different data sets, so each of them may be in another loss.
+    In a step the processes have batches of different data sets, and each may be in another loss.
     """
-    exchanged, gathers = set(), False
+    exchanged = set()
+    gathers = False
     for loss in losses.values():
         config: dict[str, Any] = dict(getattr(loss, "get_config_dict", dict)())
         config["regularizers"] = sorted(config.get("regularizers", ()))
-        flags = [vars(module).get("gather_across_devices", vars(module).get("gather")) for module in loss.modules()]
         own = {name: value for name, value in config.items() if name not in NOT_EXCHANGED}
-        exchanged.add(repr((type(loss).__name__, own, [flag for flag in flags if flag is not None])))
+        attributes = [vars(module) for module in loss.modules()]
+        flags = [x[name] for x in attributes for name in ("gather_across_devices", "gather") if name in x]
+        exchanged.add(repr((type(loss).__name__, own, flags)))
         gathers |= any(flags)
     if gathers and len(exchanged) > 1:
         raise ValueError(
@@ -118,7 +123,7 @@ def refuse_unlike_gathering(losses: Mapping[str, nn.Module]) -> None:
 
 
 class _LossState(TrainerCallback):
-    """Copies the state of losses to the TrainerState after each step, and back on resume and from the best step."""
+    """Copies the state of losses to the TrainerState after each step, and back when one is loaded."""
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
@@ -154,7 +159,8 @@ class _LossState(TrainerCallback):
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if args.load_best_model_at_end and state.best_model_checkpoint and self.modules:
-            self._restore(TrainerState.load_from_json(str(Path(state.best_model_checkpoint) / "trainer_state.json")))
+            best = Path(state.best_model_checkpoint) / "trainer_state.json"
+            self._restore(TrainerState.load_from_json(str(best)))
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any) -> None:
         if "loss" in event["logs"]:

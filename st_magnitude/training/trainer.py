@@ -125,14 +125,14 @@ def train_or_stop(trainer: Trainer, checkpoint: Path | None = None) -> None:
 
 
 def refuse_without_negatives(trainer: Any, num_rows: int = 1024) -> None:
-    """Refuses data in which most rows have no negative, whose loss is 0: all documents are the same text to the model.
+    """Refuses data in which most rows have no negative, as where all documents begin alike.
 
-    It reads this number of rows, at least one batch, in random batches as the Trainer prepares them.
+    It reads ``num_rows`` rows, but at least a batch, in random batches as the Trainer prepares them.
     """
     false_negatives = getattr(trainer.loss, "false_negatives", None)
     if false_negatives is None:
         return
-    size = trainer.args.per_device_train_batch_size * trainer.args.world_size  # all processes share their negatives
+    size = trainer.args.per_device_train_batch_size * trainer.args.world_size
     rows = trainer.train_dataset.shuffle(seed=0)
     shares = []
     for start in range(0, max(min(len(rows), num_rows) - size, 0) + 1, size):
@@ -141,11 +141,11 @@ def refuse_without_negatives(trainer: Any, num_rows: int = 1024) -> None:
         shares.append(false_negatives.share_without_negatives(features))
     if (share := sum(shares) / len(shares)) > 0.5:
         raise ValueError(
-            f"{share:.0%} of the rows have no negative in a batch of {size}, and would train with a loss "
-            "of 0: all other documents have the text of the positive, as far as the model reads "
-            f"(max_seq_length={trainer.model.max_seq_length}), or belong to the same query. Read more "
-            "tokens (max_length), leave out a prompt or letterhead that fills them, take a model whose "
-            "tokenizer knows the language, or raise the batch size."
+            f"{share:.0%} of the rows have no negative in a batch of {size}, and would train with a "
+            "loss of 0: all other documents have the text of the positive, as far as the model "
+            f"reads (max_seq_length={trainer.model.max_seq_length}), or belong to the same query. "
+            "Read more tokens (max_length), leave out a prompt or letterhead that fills them, take "
+            "a model whose tokenizer knows the language, or raise the batch size."
         )
 
 
