@@ -22,6 +22,7 @@ from st_magnitude.kernel.ring import agree
 from st_magnitude.losses.texts import Features, split_prompt, tokens_of
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import prompt_of, unwrapped
+from st_magnitude.training.state import Logging
 
 __all__ = ["FalseNegatives", "Guide", "MarginStrategy", "SameText", "Texts", "check_on_all_ranks", "text_keys"]
 
@@ -40,17 +41,17 @@ class Texts:
     log_q: Sequence[Tensor] = ()  # (B,) each, of the columns of documents; empty without a prior
 
 
-class FalseNegatives:
+class FalseNegatives(Logging):
     """The documents of a batch that do not count as negatives; MagnitudeRankingLoss explains the arguments."""
 
     def __init__(
         self,
-        model: SentenceTransformer,
         same_text: SameText,
         margin: float | None,
         margin_strategy: MarginStrategy,
         guide: SentenceTransformer | None,
     ) -> None:
+        super().__init__()
         one_of("same_text", same_text, get_args(SameText))
         one_of("margin_strategy", margin_strategy, get_args(MarginStrategy))
         if margin is not None and margin >= 0 and guide is None:
@@ -62,7 +63,13 @@ class FalseNegatives:
         self.same_text = same_text
         self.margin = 0.0 if margin is None and guide is not None else margin
         self.margin_strategy = margin_strategy
-        self.guide = None if guide is None else Guide(guide, model)
+        self._guide_for = None if guide is None else partial(Guide, guide)
+        self.guide: Guide | None = None
+
+    def start(self, model: SentenceTransformer) -> None:
+        """Takes the model whose tokens the guide reads."""
+        self._left_out = LeftOut()
+        self.guide = None if self._guide_for is None else self._guide_for(model)
 
     def texts(self, model: Any, columns: Sequence[Features], mini_batch_size: int | None) -> Texts:
         """The keys of the texts of a batch that the model reads, and the guide's embeddings."""
@@ -74,10 +81,20 @@ class FalseNegatives:
         return Texts(keys, [embed(features, role) for features, role in zip(columns, roles, strict=True)])
 
     def exclude(
-        self, texts: Texts, gather: Callable[[Tensor], Tensor], gather_queries: Callable[[Tensor], Tensor]
+        self,
+        texts: Texts,
+        gather: Callable[[Tensor], Tensor],
+        gather_queries: Callable[[Tensor], Tensor],
+        offset: int | None,
     ) -> list[Any]:
-        """``exclude`` of :func:`~st_magnitude.infonce`; the functions join documents and queries of all ranks."""
+        """``exclude`` of :func:`~st_magnitude.infonce`; the functions join what all ranks have.
+
+        ``offset`` is the place of the first positive of this rank, or None if more documents follow.
+        """
         exclude: list[Any] = [torch.cat([gather(x) for x in columns]) for columns in _ids(texts)]  # (M,) each
+        if exclude and offset is not None and torch.is_grad_enabled():
+            own = slice(offset, offset + len(texts.keys[0]))
+            self._left_out.add(number_left_out(*exclude, own), len(exclude[0]))
         if self.margin is not None and texts.guide:
             queries, *documents = texts.guide
             guide = gather_queries(queries), torch.cat([gather(x) for x in documents])
@@ -91,6 +108,18 @@ class FalseNegatives:
         assert self.margin is not None
         return positive - self.margin * (positive.abs() if self.margin_strategy == "relative" else 1.0)
 
+    def get_log(self) -> dict[str, float]:
+        return self._left_out.get_log()
+
+    def share_without_negatives(self, columns: Sequence[Features]) -> float:
+        """The share of queries of a batch to which ``same_text`` leaves no negative."""
+        if self.same_text == "keep":
+            return 0.0
+        keys = [text_keys(f, column) for column, f in enumerate(columns)]
+        documents, queries = (torch.cat(x) for x in _ids(Texts(keys)))
+        left_out = number_left_out(documents, queries, slice(len(keys[0])))
+        return (left_out >= len(documents) - 1).float().mean().item()
+
     def get_config_dict(self) -> dict[str, Any]:
         return {
             "same_text": self.same_text,
@@ -98,6 +127,70 @@ class FalseNegatives:
             "margin_strategy": self.margin_strategy,
             "guide": None if self.guide is None else self.guide.name,
         }
+
+
+class LeftOut:
+    """The share of negatives that ``same_text`` leaves out, and a warning if none remain.
+
+    Nothing waits for a GPU: the log reads the share, and the second batch what is known about the
+    first one.
+    """
+
+    def __init__(self) -> None:
+        self._number: Tensor | None = None  # of negatives left out since the last line of the log
+        self._total = 0  # of all documents but the positives, since then
+        self._empty: Tensor | None = None  # number of queries of the first batch without negatives
+        self._is_over = False  # whether the first batch was looked at
+
+    def add(self, left_out: Tensor, num_documents: int) -> None:
+        """Adds a batch: how many of ``num_documents`` each query leaves out, (B,)."""
+        number = left_out.sum()
+        self._number = number if self._number is None else self._number + number
+        self._total += len(left_out) * (num_documents - 1)
+        if self._is_over:
+            return
+        if self._empty is None:
+            empty = (left_out >= num_documents - 1).sum()
+            self._empty = torch.zeros((), dtype=empty.dtype, pin_memory=empty.is_cuda)
+            self._empty.copy_(empty, non_blocking=True)
+            self._rows = len(left_out)
+            if empty.is_cuda:
+                return
+        self._is_over = True
+        if number_empty := int(self._empty):
+            logger.warning(
+                "%d of %d queries of the first batch have no negative, and their loss is 0: all "
+                "other documents have the text of the positive, as far as the model reads, or "
+                "belong to the same query. Look at max_seq_length, long prompts, words that the "
+                "tokenizer does not know, and the size of the batch.",
+                number_empty,
+                self._rows,
+            )
+
+    def get_log(self) -> dict[str, float]:
+        if self._number is None or not self._total:
+            return {}
+        share = self._number.item() / self._total
+        self._number, self._total = None, 0
+        return {"excluded_negatives": share}
+
+
+def number_left_out(documents: Tensor, queries: Tensor, own: slice) -> Tensor:
+    """How many other documents have the text or the query of each of the positives ``own``, (B,).
+
+    Args:
+        documents: Keys of the documents' texts, (M,).
+        queries: Keys of the queries that they belong to, (M,).
+        own: The positives at hand.
+    """
+    both = documents * 0x1E3779B97F4A7C15 + queries  # equal where both are
+    counts = []
+    for keys in (documents, queries, both):
+        ordered = keys.sort().values  # neither sorting nor searching waits for a GPU
+        wanted = keys[own].contiguous()
+        end = torch.searchsorted(ordered, wanted, right=True)
+        counts.append(end - torch.searchsorted(ordered, wanted))
+    return counts[0] + counts[1] - counts[2] - 1
 
 
 class Guide:
