@@ -28,6 +28,7 @@ __all__ = [
     "raw_features",
     "raw_producers",
     "refuse_other_models",
+    "returns_unit_vectors",
     "unwrapped",
 ]
 
@@ -55,12 +56,32 @@ def normalizes_output(model: nn.Module, routes: Callable[[Iterable[bool]], bool]
         model: A SentenceTransformer, or one route of a Router.
         routes: Rule for a model that ends in a ``Router``: ``any`` or ``all`` of its routes end in Normalize.
     """
-    for module in reversed(list(model.children())):
+    for module in reversed(list(unwrapped(model).children())):
         if isinstance(module, Router):
             return routes(normalizes_output(route, routes) for route in routes_of(module).values())
         if not isinstance(module, (Dropout, ExponentNorm)):
             return is_sentence_norm(module)
     return False
+
+
+def returns_unit_vectors(model: nn.Module) -> bool:
+    """Whether ``encode`` returns embeddings of norm 1: Normalize ends the model, on every route, and nothing is cut.
+
+    ``truncate_dim`` cuts after Normalize, so the norms of a model that has it are below 1 and differ.
+
+    Example:
+        >>> from sentence_transformers.sentence_transformer.modules import BoW
+        >>> model = SentenceTransformer(modules=[BoW(["red", "green"]), Normalize()], device="cpu")
+        >>> returns_unit_vectors(model)
+        True
+        >>> with model.truncate_embeddings(1):
+        ...     returns_unit_vectors(model)
+        False
+    """
+    dim = getattr(unwrapped(model), "truncate_dim", None)
+    width = None if dim is None else output_width(model)
+    is_cut = dim is not None and (width is None or dim < width)
+    return normalizes_output(model, all) and not is_cut
 
 
 def routes_of(router: Router) -> dict[str, nn.Sequential]:
