@@ -87,7 +87,7 @@ class EmbeddingLoss(nn.Module):
 
     def set_similarity_function(self) -> None:
         """Sets the similarity function that the model is saved with; a subclass calls it after its own checks."""
-        if isinstance(self.model, (SentenceTransformer, SparseEncoder)):
+        if isinstance(unwrapped(self.model), (SentenceTransformer, SparseEncoder)):
             set_similarity_function(self.model, self.similarity)
 
     def watch(self, columns: Sequence[Tensor]) -> None:

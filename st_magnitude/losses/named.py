@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from st_magnitude._checks import at_least
 from st_magnitude.kernel.terms import Term
@@ -114,8 +115,8 @@ class LearnableNormLoss(MagnitudeRankingLoss):
         gamma_document: float = 0.5,
         **options: Unpack[RankingOptions],
     ) -> None:
-        refuse_other_models(model, "LearnableNormLoss")
-        norm = model[-1]
+        inner = refuse_other_models(model, "LearnableNormLoss")
+        norm = inner[-1]
         if isinstance(norm, ExponentNorm):
             gamma_query, gamma_document = norm.similarity.exponents
         if not (0 < gamma_query < 1 and 0 < gamma_document < 1):
@@ -129,8 +130,13 @@ class LearnableNormLoss(MagnitudeRankingLoss):
                 "embedding has norm 1. Call stm.strip_normalize(model) before you build the loss."
             )
         if not isinstance(norm, ExponentNorm):
-            norm = ExponentNorm(gamma_query, gamma_document).to(model.device)
-            model.append(norm)
+            if isinstance(model, DistributedDataParallel):
+                raise ValueError(
+                    "LearnableNormLoss adds exponents to the model, which DistributedDataParallel would not average "
+                    "over the processes. Build the loss before you wrap the model."
+                )
+            norm = ExponentNorm(gamma_query, gamma_document).to(inner.device)
+            inner.append(norm)
         norm.learnable = True
         norm.requires_grad_()
         super().__init__(model, Similarity(gamma_query, gamma_document), **options)

@@ -9,7 +9,7 @@ from sentence_transformers import SentenceTransformer
 
 from st_magnitude._checks import INSTALL
 from st_magnitude.modules import ExponentNorm
-from st_magnitude.surgery.raw import normalizes_output
+from st_magnitude.surgery.raw import returns_unit_vectors
 
 __all__ = ["NEEDS_PACKAGE", "add_section", "complete_card", "scoring_text"]
 
@@ -49,7 +49,7 @@ def scoring_text(model: SentenceTransformer, baked: bool = False) -> str:
         The norms of document embeddings are part of the score. Index by inner product, and do not normalise embeddings.
     """
     exponent = model[-1].gamma_document if isinstance(model[-1], ExponentNorm) else None
-    uses_norms = model.similarity_fn_name == "dot" and not normalizes_output(model)
+    uses_norms = model.similarity_fn_name == "dot" and not returns_unit_vectors(model)
     index = "Index by inner product, and do not normalise embeddings."
     if not uses_norms:
         scoring = "The norms of embeddings are not part of the score. Index by cosine similarity."

@@ -19,8 +19,9 @@ from st_magnitude._files import whole_folder
 from st_magnitude._upstream import load_with_classes
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.pruning import NormPruning
+from st_magnitude.surgery.adapters import merged
 from st_magnitude.surgery.card import NEEDS_PACKAGE, complete_card
-from st_magnitude.surgery.raw import normalizes_output, refuse_other_models
+from st_magnitude.surgery.raw import is_cut, normalizes_output, refuse_other_models, unwrapped
 
 __all__ = ["export", "limit_length", "load", "one_line_about_the_disk", "write_model"]
 
@@ -41,6 +42,7 @@ def export(
     For the discrete similarities, the folder has stock modules only and the matching ``similarity_fn_name``:
     SentenceTransformer, mteb and every vector database load it without ``trust_remote_code`` and without this package.
     A fractional document exponent keeps its ``ExponentNorm`` (load with :func:`st_magnitude.load`) unless it is baked.
+    An adapter (LoRA) is merged into a copy of the model; ``model.save_pretrained`` saves an adapter as such.
     The model card says how to index the embeddings. A full disk or a kill leaves the old model or the new one.
 
     Args:
@@ -57,13 +59,15 @@ def export(
     Raises:
         FileExistsError: If the folder is not empty and overwrite is False.
         OSError: If the model cannot be written, for example because the disk is full. The folder is then as it was.
-        ValueError: If the model cannot have an option, or a MultiVectorEncoder contains NormPruning.
+        ValueError: If the model cannot have an option, a MultiVectorEncoder contains NormPruning, or the weights under
+            an adapter are quantized.
     """
     path = Path(path)
+    model = unwrapped(model)
     if isinstance(model, MultiVectorEncoder):
         _check_tokens(model, calibrated_scores or bake_exponent)
         with one_line_about_the_disk(path), whole_folder(path, overwrite) as folder:
-            model.save_pretrained(str(folder))
+            merged(model).save_pretrained(str(folder))
         return path
     refuse_other_models(model, "export")
     _check_ending(model, calibrated_scores, bake_exponent)
@@ -95,6 +99,7 @@ def write_model(
     model: SentenceTransformer, folder: Path, calibrated_scores: bool = False, bake_exponent: bool = False
 ) -> None:
     """Writes the files of :func:`export` into a folder, whatever else is in it."""
+    model = merged(model)
     modules = list(model)
     if calibrated_scores:
         # A Normalize that writes elsewhere does not change the embedding: it is the stock identity.
@@ -136,6 +141,11 @@ def _check_ending(model: SentenceTransformer, calibrated_scores: bool, bake_expo
             f"{type(model[-1]).__name__} and has similarity_fn_name={model.similarity_fn_name!r}. For ExponentNorm, "
             "set gamma_query to 1 instead; else scores are comparable as they are, or call stm.prepare(model, 'qnorm')."
         )
+    if calibrated_scores and is_cut(model):
+        raise ValueError(
+            f"calibrated_scores=True gives queries norm 1, but truncate_dim={model.truncate_dim} cuts them after that. "
+            "Shorten the model by surgery.projection.project, or set model.truncate_dim = None."
+        )
     if bake_exponent and not ends_in_exponent:
         raise ValueError("bake_exponent=True needs a model that ends in ExponentNorm; this one has no exponent.")
 
@@ -174,7 +184,10 @@ def load(path: str | Path, **kwargs: Any) -> SentenceTransformer:
     try:
         return load_with_classes(str(path), ours, **kwargs)
     except OSError as error:
-        raise OSError(f"There is no model at {str(path)!r}, neither a folder nor on the hub: {error}") from error
+        what = f"There is no model at {str(path)!r}, neither a folder nor on the hub"
+        if Path(path).is_dir():
+            what = f"The model at {str(path)!r} is incomplete, or is an adapter whose base has moved"
+        raise OSError(f"{what}: {error}") from error
 
 
 def class_of(path: str, options: Mapping[str, Any]) -> str:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from st_magnitude._checks import one_of, positive
 from st_magnitude._upstream import forward_hooks
 from st_magnitude.similarity import at_least_float32
+from st_magnitude.surgery.adapters import refuse_quantized
 from st_magnitude.surgery.normalize import rescale_output
 from st_magnitude.surgery.raw import raw_embeddings, raw_producers, unwrapped
 
@@ -148,7 +149,8 @@ def cut_init(
         where: The parameters to divide, but never ``logit_scale``, ``logit_bias`` and learned exponents.
 
     Raises:
-        ValueError: If no last affine map is found, or ``where`` chose no parameter. The model is then unchanged.
+        ValueError: If no last affine map is found, or ``where`` chose no parameter or a quantized one. The model is
+            then unchanged.
 
     Example:
         >>> from sentence_transformers.base.modules import Dense
@@ -180,11 +182,12 @@ def cut_init(
             "learned. where='output' changes norms only."
         )
     named = ((name, p) for name, p in inner.named_parameters() if name.rpartition(".")[2] not in _NEVER_CUT)
-    chosen = [p for name, p in named if where == "all" or where(name, p)]
+    chosen = {name: p for name, p in named if where == "all" or where(name, p)}
     if not chosen:
         raise ValueError("cut_init found no parameter to divide: `where` chose none, or the model has none.")
+    refuse_quantized(chosen.items(), "cut_init")
     with torch.no_grad():
-        for parameter in chosen:
+        for parameter in chosen.values():
             parameter.div_(c)
     return model
 

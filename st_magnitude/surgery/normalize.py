@@ -19,7 +19,14 @@ from st_magnitude._checks import positive
 from st_magnitude._upstream import stored_similarity_name
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import COSINE, Similarity
-from st_magnitude.surgery.raw import is_sentence_norm, normalizes_output, raw_embeddings, refuse_other_models, routes_of
+from st_magnitude.surgery.raw import (
+    is_sentence_norm,
+    normalizes_output,
+    raw_embeddings,
+    refuse_other_models,
+    routes_of,
+    unwrapped,
+)
 from st_magnitude.surgery.tokens import prepare_tokens
 
 __all__ = ["add_normalize", "prepare", "rescale_output", "set_similarity_function", "strip_normalize"]
@@ -53,16 +60,16 @@ def strip_normalize(model: SentenceTransformer) -> SentenceTransformer:
         >>> [type(module).__name__ for module in strip_normalize(model)]
         ['BoW']
     """
-    refuse_other_models(model, "strip_normalize")
-    while len(model) > 1 and (is_sentence_norm(model[-1]) or isinstance(model[-1], ExponentNorm)):
-        del model[-1]
-    if normalizes_output(model):
-        if not isinstance(model[-1], Router):
+    inner = refuse_other_models(model, "strip_normalize")
+    while len(inner) > 1 and (is_sentence_norm(inner[-1]) or isinstance(inner[-1], ExponentNorm)):
+        del inner[-1]
+    if normalizes_output(inner):
+        if not isinstance(inner[-1], Router):
             raise ValueError(
-                f"The Normalize of this model is followed by {type(model[-1]).__name__}, so it cannot be stripped from "
+                f"The Normalize of this model is followed by {type(inner[-1]).__name__}, so it cannot be stripped from "
                 "the end: remove it from the list of modules."
             )
-        routes = routes_of(model[-1])
+        routes = routes_of(inner[-1])
         for name, route in routes.items():
             if all(is_sentence_norm(module) for module in route):
                 raise ValueError(
@@ -77,11 +84,11 @@ def strip_normalize(model: SentenceTransformer) -> SentenceTransformer:
 
 def add_normalize(model: SentenceTransformer) -> SentenceTransformer:
     """Ends a model in ``Normalize``, in place of an ``ExponentNorm``: all norms become 1."""
-    refuse_other_models(model, "add_normalize")
-    if isinstance(model[-1], ExponentNorm):
-        strip_normalize(model)
-    if not normalizes_output(model, all):
-        model.append(Normalize())
+    inner = refuse_other_models(model, "add_normalize")
+    if isinstance(inner[-1], ExponentNorm):
+        strip_normalize(inner)
+    if not normalizes_output(inner, all):
+        inner.append(Normalize())
     return model
 
 
@@ -121,21 +128,24 @@ def prepare(model: Model, similarity: str | Similarity) -> Model:
         'dot'
     """
     similarity = Similarity.named(similarity)
-    if isinstance(model, MultiVectorEncoder):
-        return prepare_tokens(model, similarity)
-    refuse_other_models(model, "prepare")
-    strip_normalize(model)
+    inner = unwrapped(model)
+    if isinstance(inner, MultiVectorEncoder):
+        prepare_tokens(inner, similarity)
+        return model
+    refuse_other_models(inner, "prepare")
+    strip_normalize(inner)
     if similarity == COSINE:
-        add_normalize(model)
+        add_normalize(inner)
     elif 0 < similarity.exponents[1] < 1:
         query, document = similarity.exponents
-        model.append(ExponentNorm(query, document).to(model.device))
-    set_similarity_function(model, similarity)
+        inner.append(ExponentNorm(query, document).to(inner.device))
+    set_similarity_function(inner, similarity)
     return model
 
 
 def set_similarity_function(model: SentenceTransformer, similarity: Similarity) -> None:
     """Sets ``similarity_fn_name`` to the stock function that ranks like the similarity: cosine or dot."""
+    model = unwrapped(model)
     is_cosine = similarity.exponents[1] == 1 and not isinstance(model[-1], ExponentNorm)
     name: Literal["cosine", "dot"] = "cosine" if is_cosine else "dot"
     if (before := stored_similarity_name(model)) != name:
@@ -157,21 +167,21 @@ def rescale_output(model: SentenceTransformer, factor: float | None = None) -> S
         ValueError: If the model ends in Normalize, or no last affine map is found because layers are shared or the head
             is not linear. The model is then unchanged.
     """
-    refuse_other_models(model, "rescale_output")
+    inner = refuse_other_models(model, "rescale_output")
     positive("factor", factor, [None])
-    if normalizes_output(model):
+    if normalizes_output(inner):
         raise ValueError(
             "The model ends in Normalize, so the norms of its embeddings are 1 whatever comes before. Call "
             "stm.strip_normalize(model) first."
         )
 
     def encode() -> Tensor:
-        return model.encode(list(PROBE), convert_to_tensor=True).cpu().double()
+        return inner.encode(list(PROBE), convert_to_tensor=True).cpu().double()
 
-    with raw_embeddings(model):
+    with raw_embeddings(inner):
         before = encode()
         factor = 1 / before.norm(dim=1).mean().item() if factor is None else factor
-        parameters = _last_affine_parameters(model)
+        parameters = _last_affine_parameters(inner)
         originals = [p.detach().clone() for p in parameters]
 
         def multiply(factor: float, shift: float) -> None:

@@ -57,17 +57,17 @@ def project(model: SentenceTransformer, texts: Sequence[str], dim: int, **encode
         >>> abs(project(model, ["bee hive", "hive bee", "wax"], 2).encode_document("bee").round(2))
         array([0.71, 0.  ], dtype=float32)
     """
-    refuse_other_models(model, "project")
-    place = raw_end(list(model))
-    if isinstance(model[-1], Router) and normalizes_output(model):
+    inner = refuse_other_models(model, "project")
+    place = raw_end(list(inner))
+    if isinstance(inner[-1], Router) and normalizes_output(inner):
         raise ValueError("The Router at the end of this model normalises, and a projection belongs before that.")
-    with model.truncate_embeddings(None):
-        documents = encode_raw(model, list(texts), "document", **{"show_progress_bar": True} | encode).cpu()
+    with inner.truncate_embeddings(None):
+        documents = encode_raw(inner, list(texts), "document", **{"show_progress_bar": True} | encode).cpu()
     width = documents.shape[1]
     if not 1 <= dim <= width:
         raise ValueError(f"dim must be between 1 and {width}, the dimensions of the model; got {dim}.")
-    axes = principal_axes(COSINE.document(documents) if model.similarity_fn_name == "cosine" else documents, dim)
+    axes = principal_axes(COSINE.document(documents) if inner.similarity_fn_name == "cosine" else documents, dim)
     dense = Dense(width, dim, bias=False, activation_function=nn.Identity())
-    dense.linear.weight.data = axes.T.contiguous().to(next(model.parameters(), axes).dtype)
-    model.insert(place, dense.to(model.device))
+    dense.linear.weight.data = axes.T.contiguous().to(next(inner.parameters(), axes).dtype)
+    inner.insert(place, dense.to(inner.device))
     return model

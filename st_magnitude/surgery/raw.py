@@ -6,6 +6,7 @@ gives them to a loss, and :func:`raw_producers` names the modules that compute t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -21,6 +22,7 @@ from st_magnitude.modules import ExponentNorm
 
 __all__ = [
     "encode_raw",
+    "is_cut",
     "normalizes_output",
     "output_width",
     "raw_embeddings",
@@ -33,8 +35,12 @@ __all__ = [
 ]
 
 
-def refuse_other_models(model: object, who: str, takes_sparse: bool = False) -> None:
-    """Refuses (TypeError) CrossEncoder, MultiVectorEncoder and SparseEncoder, by the name of who was called."""
+def refuse_other_models(model: Any, who: str, takes_sparse: bool = False) -> Any:
+    """The model inside DistributedDataParallel and torch.compile, unless it embeds texts in another way.
+
+    Raises:
+        TypeError: If it is a CrossEncoder, a MultiVectorEncoder or a SparseEncoder. ``who`` was given it.
+    """
     model = unwrapped(model)
     if isinstance(model, (CrossEncoder, MultiVectorEncoder)) or (isinstance(model, SparseEncoder) and not takes_sparse):
         advice = " For late interaction there is LateInteractionLoss." if isinstance(model, MultiVectorEncoder) else ""
@@ -42,6 +48,7 @@ def refuse_other_models(model: object, who: str, takes_sparse: bool = False) -> 
             f"{who} needs a model with one dense embedding per text, such as a SentenceTransformer; got a "
             f"{type(model).__name__}.{advice}"
         )
+    return model
 
 
 def is_sentence_norm(module: nn.Module) -> bool:
@@ -78,10 +85,13 @@ def returns_unit_vectors(model: nn.Module) -> bool:
         ...     returns_unit_vectors(model)
         False
     """
+    return normalizes_output(model, all) and not is_cut(model)
+
+
+def is_cut(model: nn.Module) -> bool:
+    """Whether ``truncate_dim`` leaves out dimensions of what a model computes."""
     dim = getattr(unwrapped(model), "truncate_dim", None)
-    width = None if dim is None else output_width(model)
-    is_cut = dim is not None and (width is None or dim < width)
-    return normalizes_output(model, all) and not is_cut
+    return dim is not None and dim < (output_width(model) or math.inf)
 
 
 def routes_of(router: Router) -> dict[str, nn.Sequential]:
@@ -104,6 +114,8 @@ def raw_end(modules: Sequence[nn.Module], keep_normalize: bool = False) -> int:
 def raw_embeddings(model: SentenceTransformer, keep_normalize: bool = False) -> Iterator[None]:
     """Within the block, ``model.encode*`` returns raw embeddings. The model is the same again afterwards.
 
+    That includes its training mode, which ``encode`` ends.
+
     When the Trainer evaluates on several processes, each of them encodes a share of the texts with its own copy of the
     model, and the copies of the others keep Normalize and ExponentNorm. If this model ends in one that is left out, the
     first process encodes all texts itself, which takes as long as on one process.
@@ -121,7 +133,8 @@ def raw_embeddings(model: SentenceTransformer, keep_normalize: bool = False) -> 
         >>> raw, model.encode("red red red")
         (array([3.], dtype=float32), array([1.], dtype=float32))
     """
-    refuse_other_models(model, "Encoding")
+    model = refuse_other_models(model, "Encoding")
+    modes = [(module, module.training) for module in model.modules()]
     removed: list[tuple[nn.Sequential, list[nn.Module]]] = []
 
     def cut(sequence: nn.Sequential) -> None:
@@ -144,6 +157,8 @@ def raw_embeddings(model: SentenceTransformer, keep_normalize: bool = False) -> 
     finally:
         for sequence, modules in removed:
             sequence.extend(modules)
+        for module, is_training in modes:
+            module.training = is_training
 
 
 def encode_raw(
@@ -164,6 +179,7 @@ def encode_raw(
         >>> encode_raw(model, ["honey honey honey honey"], "document")
         tensor([[4.]])
     """
+    model = unwrapped(model)
     with raw_embeddings(model, keep_normalize):
         by_role = model.encode_query if role == "query" else model.encode_document
         embeddings: Tensor = by_role(texts, convert_to_tensor=True, **encode)
@@ -210,8 +226,7 @@ def raw_producers(model: nn.Module) -> list[nn.Module]:
         >>> [type(module).__name__ for module in raw_producers(model)]
         ['BoW']
     """
-    refuse_other_models(model, "Finding raw embeddings")
-    model = unwrapped(model)
+    model = refuse_other_models(model, "Finding raw embeddings")
     return _last_producers(list(model), "model") if isinstance(model, SentenceTransformer) else [model]
 
 
