@@ -1,6 +1,7 @@
 """The end of a SentenceTransformer, and the size of its embeddings.
 
-Functions work in place and return the model: ``model = stm.prepare(SentenceTransformer("..."), "qnorm")``.
+Functions work in place and return the model: ``model = stm.prepare(SentenceTransformer("..."),
+"qnorm")``.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ from st_magnitude.surgery.raw import (
     is_sentence_norm,
     normalizes_output,
     raw_embeddings,
+    raw_producers,
     refuse_other_models,
     routes_of,
     unwrapped,
 )
 from st_magnitude.surgery.tokens import prepare_tokens
 
-__all__ = ["add_normalize", "prepare", "rescale_output", "set_similarity_function", "strip_normalize"]
+__all__ = ["prepare", "rescale_output", "set_similarity_function", "strip_normalize"]
 
 logger = logging.getLogger(__name__)
 
@@ -46,10 +48,11 @@ PROBE = (
 
 
 def strip_normalize(model: SentenceTransformer) -> SentenceTransformer:
-    """Removes ``Normalize`` and ``ExponentNorm`` from the end of a model, which keeps the norms. In place.
+    """Removes ``Normalize`` and ``ExponentNorm`` from the end of a model, which keeps the norms. In
+    place.
 
-    Cosine similarities and ``similarity_fn_name`` do not change: see :func:`prepare`. If the model ends in a Router,
-    Normalize is removed from the end of each route.
+    Cosine similarities and ``similarity_fn_name`` do not change: see :func:`prepare`. In a Router
+    at the end, they are removed from the end of each route.
 
     Raises:
         ValueError: If another module follows Normalize, or a route consists of Normalize only.
@@ -61,35 +64,22 @@ def strip_normalize(model: SentenceTransformer) -> SentenceTransformer:
         ['BoW']
     """
     inner = refuse_other_models(model, "strip_normalize")
-    while len(inner) > 1 and (is_sentence_norm(inner[-1]) or isinstance(inner[-1], ExponentNorm)):
-        del inner[-1]
+    raw_producers(inner)  # refuses a route of nothing but Normalize before anything changes
+    _strip(inner)
     if normalizes_output(inner):
-        if not isinstance(inner[-1], Router):
-            raise ValueError(
-                f"The Normalize of this model is followed by {type(inner[-1]).__name__}, so it cannot be stripped from "
-                "the end: remove it from the list of modules."
-            )
-        routes = routes_of(inner[-1])
-        for name, route in routes.items():
-            if all(is_sentence_norm(module) for module in route):
-                raise ValueError(
-                    f"The route {name!r} of the last Router consists of Normalize only, as in a model exported with "
-                    "calibrated_scores=True: remove the Router with `del model[-1]`."
-                )
-        for route in routes.values():
-            while is_sentence_norm(route[-1]):
-                del route[-1]
+        raise ValueError(
+            f"The Normalize of this model is followed by {type(inner[-1]).__name__}, so it cannot be "
+            "stripped from the end: remove it from the list of modules."
+        )
     return model
 
 
-def add_normalize(model: SentenceTransformer) -> SentenceTransformer:
-    """Ends a model in ``Normalize``, in place of an ``ExponentNorm``: all norms become 1."""
-    inner = refuse_other_models(model, "add_normalize")
-    if isinstance(inner[-1], ExponentNorm):
-        strip_normalize(inner)
-    if not normalizes_output(inner, all):
-        inner.append(Normalize())
-    return model
+def _strip(modules: nn.Sequential) -> None:
+    while is_sentence_norm(modules[-1]) or isinstance(modules[-1], ExponentNorm):
+        del modules[-1]
+    if isinstance(modules[-1], Router):
+        for route in routes_of(modules[-1]).values():
+            _strip(route)
 
 
 Model = TypeVar("Model", SentenceTransformer, MultiVectorEncoder)
@@ -107,11 +97,10 @@ def prepare(model: Model, similarity: str | Similarity) -> Model:
     0 < gamma_document < 1    ``ExponentNorm``                           dot
     ========================  =========================================  ======================
 
-    The exponent of the query never changes a ranking (arXiv 2602.09229, Prop. 4.1 and T.2), so stock modules and a
-    stock similarity function rank like each of the four named similarities.
-
-    In a MultiVectorEncoder the norm of a query token does change the ranking. There, the tokens of a role are
-    normalised where the similarity has the exponent 1, by stock modules too.
+    The exponent of the query never changes a ranking (arXiv 2602.09229, Prop. 4.1 and T.2), so
+    stock modules rank like each of the four named similarities. In a MultiVectorEncoder the norm of
+    a query token does: there, the tokens of a role are normalised where the similarity has the
+    exponent 1.
 
     Args:
         model: Any SentenceTransformer or MultiVectorEncoder.
@@ -119,7 +108,8 @@ def prepare(model: Model, similarity: str | Similarity) -> Model:
 
     Raises:
         TypeError: If the model is a CrossEncoder or a SparseEncoder.
-        ValueError: If Normalize cannot be removed, or the exponents of a MultiVectorEncoder are other than 0 and 1.
+        ValueError: If Normalize cannot be removed, or a MultiVectorEncoder has exponents between 0
+            and 1.
 
     Example:
         >>> from sentence_transformers.sentence_transformer.modules import BoW
@@ -135,7 +125,7 @@ def prepare(model: Model, similarity: str | Similarity) -> Model:
     refuse_other_models(inner, "prepare")
     strip_normalize(inner)
     if similarity == COSINE:
-        add_normalize(inner)
+        inner.append(Normalize())
     elif 0 < similarity.exponents[1] < 1:
         query, document = similarity.exponents
         inner.append(ExponentNorm(query, document).to(inner.device))
@@ -144,7 +134,9 @@ def prepare(model: Model, similarity: str | Similarity) -> Model:
 
 
 def set_similarity_function(model: SentenceTransformer, similarity: Similarity) -> None:
-    """Sets ``similarity_fn_name`` to the stock function that ranks like the similarity: cosine or dot."""
+    """Sets ``similarity_fn_name`` to the stock function that ranks like the similarity: cosine or
+    dot.
+    """
     model = unwrapped(model)
     is_cosine = similarity.exponents[1] == 1 and not isinstance(model[-1], ExponentNorm)
     name: Literal["cosine", "dot"] = "cosine" if is_cosine else "dot"
@@ -154,55 +146,57 @@ def set_similarity_function(model: SentenceTransformer, similarity: Similarity) 
 
 
 def rescale_output(model: SentenceTransformer, factor: float | None = None) -> SentenceTransformer:
-    """Multiplies every embedding by a factor, exactly, through the weights of the last affine map. In place.
+    """Multiplies every embedding by a factor, exactly, through the last affine map. In place.
 
-    That is the final normalisation layer of a Transformer (weight and bias), a ``Dense`` or ``LayerNorm`` head, or the
-    table of a ``StaticEmbedding``. The result is checked on eight sentences.
+    That is the final normalisation layer of a Transformer (weight and bias), a ``Dense`` or
+    ``LayerNorm`` head, or a ``StaticEmbedding``. The result is checked on eight sentences.
 
     Args:
         model: A SentenceTransformer that does not end in ``Normalize``.
-        factor: A positive factor; None takes one over the mean norm of the eight sentences, which becomes 1.
+        factor: A positive factor; None takes one over the mean norm of the eight sentences.
 
     Raises:
-        ValueError: If the model ends in Normalize, or no last affine map is found because layers are shared or the head
-            is not linear. The model is then unchanged.
+        ValueError: If the model ends in Normalize, layers are shared, or the head is not linear.
+            The model is then unchanged.
     """
     inner = refuse_other_models(model, "rescale_output")
     positive("factor", factor, [None])
     if normalizes_output(inner):
         raise ValueError(
-            "The model ends in Normalize, so the norms of its embeddings are 1 whatever comes before. Call "
-            "stm.strip_normalize(model) first."
+            "The model ends in Normalize, so the norms of its embeddings are 1 whatever comes before. "
+            "Call stm.strip_normalize(model) first."
         )
-
-    def encode() -> Tensor:
-        return inner.encode(list(PROBE), convert_to_tensor=True).cpu().double()
-
     with raw_embeddings(inner):
-        before = encode()
-        factor = 1 / before.norm(dim=1).mean().item() if factor is None else factor
-        parameters = _last_affine_parameters(inner)
-        originals = [p.detach().clone() for p in parameters]
+        _rescale(inner, factor)
+    return model
 
-        def multiply(factor: float, shift: float) -> None:
-            """Scales shift + weight, which is what the layer multiplies by."""
-            with torch.no_grad():
-                for parameter, original in zip(parameters, originals, strict=True):
-                    parameter.copy_((original + shift) * factor - shift)
 
-        half = any(p.dtype in (torch.float16, torch.bfloat16) for p in parameters)
-        precision = 3e-2 if half else 1e-4
-        smallest = precision * factor * before.abs().max().item()
+def _rescale(model: SentenceTransformer, factor: float | None) -> None:
+    def encode() -> Tensor:
+        return model.encode(list(PROBE), convert_to_tensor=True).cpu().double()
+
+    before = encode()
+    if factor is None:
+        factor = 1 / before.norm(dim=1).mean().item()
+    parameters = _last_affine_parameters(model)
+    originals = [p.detach().clone() for p in parameters]
+    half = any(p.dtype in (torch.float16, torch.bfloat16) for p in parameters)
+    precision = 3e-2 if half else 1e-4
+    smallest = precision * factor * before.abs().max().item()
+    with torch.no_grad():
         # Gemma's last layer multiplies by 1 + weight, and has no bias.
         for shift in (0.0, 1.0) if len(parameters) == 1 else (0.0,):
-            multiply(factor, shift)
+            for parameter, original in zip(parameters, originals, strict=True):
+                parameter.copy_((original + shift) * factor - shift)
             if torch.allclose(encode(), before * factor, rtol=precision, atol=smallest):
-                return model
-        multiply(1.0, shift=0.0)
-        raise ValueError(
-            "The embeddings of this model do not follow its last normalisation layer or head, so they cannot be "
-            "rescaled exactly. Append a Dense module with an identity activation, or pass a scale to the loss."
-        )
+                return
+        for parameter, original in zip(parameters, originals, strict=True):
+            parameter.copy_(original)
+    raise ValueError(
+        "The embeddings of this model do not follow its last normalisation layer or head, so they "
+        "cannot be rescaled exactly. Append a Dense module with an identity activation, or pass a "
+        "scale to the loss."
+    )
 
 
 def _last_affine_parameters(model: SentenceTransformer) -> list[nn.Parameter]:
@@ -217,8 +211,8 @@ def _last_affine_parameters(model: SentenceTransformer) -> list[nn.Parameter]:
     if isinstance(module, Transformer):
         return _affine(_producer(module, model))
     raise ValueError(
-        f"No last affine map is known in {type(module).__name__}. Rescaling works for a Transformer with pooling, "
-        "Dense with identity or ReLU, LayerNorm and StaticEmbedding."
+        f"No last affine map is known in {type(module).__name__}. Rescaling works for a Transformer with "
+        "pooling, Dense with identity or ReLU, LayerNorm and StaticEmbedding."
     )
 
 
@@ -239,7 +233,7 @@ def _producer(transformer: Transformer, model: SentenceTransformer) -> nn.Module
     makers = [module for module, output in calls if isinstance(output, Tensor) and torch.equal(output, tokens)]
     if not makers or sum(module is makers[-1] for module, _ in calls) > 1:
         raise ValueError(
-            "The token embeddings of this Transformer are not the output of one last normalisation layer: the layer is "
-            "shared, or something nonlinear follows it. Append a Dense module instead."
+            "The token embeddings of this Transformer are not the output of one last normalisation "
+            "layer: the layer is shared, or something nonlinear follows it. Append a Dense module."
         )
     return makers[-1]
