@@ -13,7 +13,13 @@ from typing import Any, Literal, TypeVar
 import torch
 from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize, Router
-from sentence_transformers.sentence_transformer.modules import Dropout, LayerNorm, Pooling, StaticEmbedding, Transformer
+from sentence_transformers.sentence_transformer.modules import (
+    Dropout,
+    LayerNorm,
+    Pooling,
+    StaticEmbedding,
+    Transformer,
+)
 from torch import Tensor, nn
 
 from st_magnitude._checks import positive
@@ -48,8 +54,7 @@ PROBE = (
 
 
 def strip_normalize(model: SentenceTransformer) -> SentenceTransformer:
-    """Removes ``Normalize`` and ``ExponentNorm`` from the end of a model, which keeps the norms. In
-    place.
+    """Removes ``Normalize`` and ``ExponentNorm`` from the end of a model, in place.
 
     Cosine similarities and ``similarity_fn_name`` do not change: see :func:`prepare`. In a Router
     at the end, they are removed from the end of each route.
@@ -68,8 +73,8 @@ def strip_normalize(model: SentenceTransformer) -> SentenceTransformer:
     _strip(inner)
     if normalizes_output(inner):
         raise ValueError(
-            f"The Normalize of this model is followed by {type(inner[-1]).__name__}, so it cannot be "
-            "stripped from the end: remove it from the list of modules."
+            f"The Normalize of this model is followed by {type(inner[-1]).__name__}, so it cannot "
+            "be stripped from the end: remove it from the list of modules."
         )
     return model
 
@@ -134,14 +139,14 @@ def prepare(model: Model, similarity: str | Similarity) -> Model:
 
 
 def set_similarity_function(model: SentenceTransformer, similarity: Similarity) -> None:
-    """Sets ``similarity_fn_name`` to the stock function that ranks like the similarity: cosine or
-    dot.
-    """
+    """Sets ``similarity_fn_name`` to the stock function that ranks alike: cosine or dot."""
     model = unwrapped(model)
     is_cosine = similarity.exponents[1] == 1 and not isinstance(model[-1], ExponentNorm)
     name: Literal["cosine", "dot"] = "cosine" if is_cosine else "dot"
     if (before := stored_similarity_name(model)) != name:
-        logger.info("similarity_fn_name: %s -> %s, which ranks like %s.", before, name, similarity.name)
+        logger.info(
+            "similarity_fn_name: %s -> %s, which ranks like %s.", before, name, similarity.name
+        )
         model.similarity_fn_name = name
 
 
@@ -163,8 +168,8 @@ def rescale_output(model: SentenceTransformer, factor: float | None = None) -> S
     positive("factor", factor, [None])
     if normalizes_output(inner):
         raise ValueError(
-            "The model ends in Normalize, so the norms of its embeddings are 1 whatever comes before. "
-            "Call stm.strip_normalize(model) first."
+            "The model ends in Normalize, so the norms of its embeddings are 1 whatever comes "
+            "before. Call stm.strip_normalize(model) first."
         )
     with raw_embeddings(inner):
         _rescale(inner, factor)
@@ -201,7 +206,9 @@ def _rescale(model: SentenceTransformer, factor: float | None) -> None:
 
 def _last_affine_parameters(model: SentenceTransformer) -> list[nn.Parameter]:
     """Weight and bias of the last affine map. The modules after it pass on a factor unchanged."""
-    module = [module for module in model.children() if not isinstance(module, (Pooling, Dropout))][-1]
+    module = [module for module in model.children() if not isinstance(module, (Pooling, Dropout))][
+        -1
+    ]
     if isinstance(module, Dense) and isinstance(module.activation_function, (nn.Identity, nn.ReLU)):
         return _affine(module.linear)
     if isinstance(module, LayerNorm):
@@ -211,26 +218,40 @@ def _last_affine_parameters(model: SentenceTransformer) -> list[nn.Parameter]:
     if isinstance(module, Transformer):
         return _affine(_producer(module, model))
     raise ValueError(
-        f"No last affine map is known in {type(module).__name__}. Rescaling works for a Transformer with "
-        "pooling, Dense with identity or ReLU, LayerNorm and StaticEmbedding."
+        f"No last affine map is known in {type(module).__name__}. Rescaling works for a "
+        "Transformer with pooling, Dense with identity or ReLU, LayerNorm and StaticEmbedding."
     )
 
 
 def _affine(module: nn.Module) -> list[nn.Parameter]:
-    return [p for name in ("weight", "bias") if isinstance(p := getattr(module, name, None), nn.Parameter)]
+    return [
+        p
+        for name in ("weight", "bias")
+        if isinstance(p := getattr(module, name, None), nn.Parameter)
+    ]
 
 
 def _producer(transformer: Transformer, model: SentenceTransformer) -> nn.Module:
     """The leaf module whose output is the token embeddings."""
     calls: list[tuple[nn.Module, Any]] = []
-    leaves = [module for module in transformer.modules() if not list(module.children()) and _affine(module)]
+    leaves = [
+        module
+        for module in transformer.modules()
+        if not list(module.children()) and _affine(module)
+    ]
     with ExitStack() as hooks:
         for module in (*leaves, transformer):
-            handle = module.register_forward_hook(lambda module, _, output: calls.append((module, output)))
+            handle = module.register_forward_hook(
+                lambda module, _, output: calls.append((module, output))
+            )
             hooks.callback(handle.remove)
         model.encode(list(PROBE[:2]))
     tokens = calls.pop()[1]["token_embeddings"]
-    makers = [module for module, output in calls if isinstance(output, Tensor) and torch.equal(output, tokens)]
+    makers = [
+        module
+        for module, output in calls
+        if isinstance(output, Tensor) and torch.equal(output, tokens)
+    ]
     if not makers or sum(module is makers[-1] for module, _ in calls) > 1:
         raise ValueError(
             "The token embeddings of this Transformer are not the output of one last normalisation "

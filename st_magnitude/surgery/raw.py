@@ -7,7 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder
+from sentence_transformers import (
+    CrossEncoder,
+    MultiVectorEncoder,
+    SentenceTransformer,
+    SparseEncoder,
+)
 from sentence_transformers.base.modules import Normalize, Router
 from sentence_transformers.sentence_transformer.modules import Dropout
 from torch import Tensor, nn
@@ -19,7 +24,9 @@ from st_magnitude.similarity import at_least_float32
 
 def unwrapped(model: Any) -> Any:
     """The model inside DistributedDataParallel and torch.compile."""
-    while isinstance(inner := getattr(model, "_orig_mod", getattr(model, "module", None)), nn.Module):
+    while isinstance(
+        inner := getattr(model, "_orig_mod", getattr(model, "module", None)), nn.Module
+    ):
         model = inner
     return model
 
@@ -37,8 +44,8 @@ def refuse_other_models(model: Any, who: str, takes_sparse: bool = False) -> Any
     if has_tokens or is_sparse or isinstance(model, CrossEncoder):
         advice = " For late interaction there is LateInteractionLoss." if has_tokens else ""
         raise TypeError(
-            f"{who} needs a model with one dense embedding per text, such as a SentenceTransformer; "
-            f"got a {type(model).__name__}.{advice}"
+            f"{who} needs a model with one dense embedding per text, such as a "
+            f"SentenceTransformer; got a {type(model).__name__}.{advice}"
         )
     return model
 
@@ -53,7 +60,11 @@ def is_sentence_norm(module: nn.Module) -> bool:
 
 def routes_of(router: Router) -> dict[str, nn.Sequential]:
     """The routes of a Router by name."""
-    return {name: route for name, route in router.sub_modules.items() if isinstance(route, nn.Sequential)}
+    return {
+        name: route
+        for name, route in router.sub_modules.items()
+        if isinstance(route, nn.Sequential)
+    }
 
 
 def normalizes_output(model: nn.Module, routes: Callable[[Iterable[bool]], bool] = any) -> bool:
@@ -74,8 +85,7 @@ def normalizes_output(model: nn.Module, routes: Callable[[Iterable[bool]], bool]
 
 
 def returns_unit_vectors(model: nn.Module) -> bool:
-    """Whether ``encode`` returns embeddings of norm 1: all routes end in Normalize, and none is
-    cut.
+    """Whether ``encode`` returns unit vectors: all routes end in Normalize, and none is cut.
 
     ``truncate_dim`` cuts after Normalize, so the norms of prefixes are below 1 and differ.
 
@@ -102,7 +112,7 @@ def output_width(model: nn.Module) -> int | None:
 
     Example:
         >>> from sentence_transformers.sentence_transformer.modules import BoW
-        >>> model = SentenceTransformer(modules=[BoW(["bees", "wax"])], truncate_dim=1, device="cpu")
+        >>> model = SentenceTransformer(modules=[BoW(["bee", "wax"])], truncate_dim=1, device="cpu")
         >>> model.get_embedding_dimension(), output_width(model)
         (1, 2)
     """
@@ -116,7 +126,9 @@ def raw_end(modules: Sequence[nn.Module], keep_normalize: bool = False) -> int:
     """The number of modules before Normalize (unless kept), ExponentNorm and Dropout at the end."""
     end = len(modules)
     for i in reversed(range(len(modules))):
-        if isinstance(modules[i], ExponentNorm) or (is_sentence_norm(modules[i]) and not keep_normalize):
+        if isinstance(modules[i], ExponentNorm) or (
+            is_sentence_norm(modules[i]) and not keep_normalize
+        ):
             end = i
         elif not isinstance(modules[i], Dropout):
             break
@@ -152,9 +164,9 @@ def raw_producers(model: nn.Module) -> list[nn.Module]:
     ends = list(_ends(model))
     if empty := [name for name, _, end in ends if end == 0]:
         raise ValueError(
-            f"The {empty[0]} consists of Normalize only, so there is no embedding before it. If it is "
-            "a route of a last Router, as export(calibrated_scores=True) adds, remove that with "
-            "`del model[-1]`."
+            f"The {empty[0]} consists of Normalize only, so there is no embedding before it. If it "
+            "is a route of a last Router, as export(calibrated_scores=True) adds, remove that "
+            "with `del model[-1]`."
         )
     last = [modules[end - 1] for _, modules, end in ends]
     return [module for module in last if not isinstance(module, Router)]
@@ -202,7 +214,11 @@ def raw_embeddings(model: SentenceTransformer, keep_normalize: bool = False) -> 
 
 
 def encode_raw(
-    model: SentenceTransformer, texts: list[str], role: str, keep_normalize: bool = False, **encode: Any
+    model: SentenceTransformer,
+    texts: list[str],
+    role: str,
+    keep_normalize: bool = False,
+    **encode: Any,
 ) -> Tensor:
     """Raw embeddings of texts in at least float32: n texts -> (n, D).
 
@@ -215,7 +231,7 @@ def encode_raw(
 
     Example:
         >>> from sentence_transformers.sentence_transformer.modules import BoW
-        >>> model = SentenceTransformer(modules=[BoW(["wax"]), ExponentNorm(1.0, 0.5)], device="cpu")
+        >>> model = SentenceTransformer(modules=[BoW(["wax"]), ExponentNorm(1, 0.5)], device="cpu")
         >>> encode_raw(model, ["wax wax wax wax"], "document")
         tensor([[4.]])
     """
@@ -225,7 +241,9 @@ def encode_raw(
         return at_least_float32(by_role(texts, convert_to_tensor=True, **encode))
 
 
-def raw_features(model: Callable[[Any], dict[str, Any]], features: dict[str, Tensor]) -> dict[str, Tensor]:
+def raw_features(
+    model: Callable[[Any], dict[str, Any]], features: dict[str, Tensor]
+) -> dict[str, Tensor]:
     """Runs the model and returns its embedding before ExponentNorm, (n, D), for a loss.
 
     A model that ends in Normalize gives unit embeddings: losses that learn from the norm refuse it.
