@@ -16,7 +16,7 @@ from sentence_transformers.sentence_transformer.evaluation import SentenceEvalua
 from st_magnitude.data.retrieval import Judgments, RetrievalData
 from st_magnitude.data.task import EncodedTask
 from st_magnitude.similarity import Similarity
-from st_magnitude.surgery.raw import warn_of_unused_prompt
+from st_magnitude.surgery.raw import unwrapped, warn_of_unused_prompt
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -64,6 +64,7 @@ class CsvEvaluator(SentenceEvaluator):
         self, model: SentenceTransformer, output_path: str | None = None, epoch: int = -1, steps: int = -1
     ) -> dict[str, float]:
         """Measures, logs, writes the CSV rows, and returns all metrics by key."""
+        model = unwrapped(model)
         metrics = self.measure(model)
         text, rows = self.report(metrics)
         logger.info(f"{self.kind} evaluation of the model on the {self.name or 'given'} data:\n{text}")

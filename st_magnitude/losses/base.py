@@ -96,7 +96,7 @@ class EmbeddingLoss(PreparesModel):
     def prepare_model(self) -> None:
         self.check_model()
         self._has_begun = False
-        if isinstance(self.model, (SentenceTransformer, SparseEncoder)):
+        if isinstance(unwrapped(self.model), (SentenceTransformer, SparseEncoder)):
             set_similarity_function(self.model, self.similarity)
 
     def check_model(self) -> None:

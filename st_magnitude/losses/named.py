@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from st_magnitude._checks import at_least
 from st_magnitude.kernel.terms import Term
@@ -132,6 +133,11 @@ class LearnableNormLoss(MagnitudeRankingLoss):
                 "embedding has norm 1. Call stm.strip_normalize(model) before you build the loss."
             )
         if not isinstance(model[-1], ExponentNorm):
+            if isinstance(self.model, DistributedDataParallel):
+                raise ValueError(
+                    "LearnableNormLoss adds exponents to the model, which DistributedDataParallel would not average "
+                    "over the processes. Build the loss before you wrap the model."
+                )
             model.append(ExponentNorm(gamma_query, gamma_document).to(model.device))
         model[-1].learnable = True
         model[-1].requires_grad_()

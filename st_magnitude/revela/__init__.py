@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from st_magnitude.revela.groups import GroupCollator, build_groups
     from st_magnitude.revela.loss import RevelaLoss, group_similarity
     from st_magnitude.revela.run import load_lm, load_retriever
-    from st_magnitude.revela.trainer import RevelaTrainer, add_lora, lora_config, merge_lora
+    from st_magnitude.revela.trainer import RevelaTrainer, add_lora, lora_config
+    from st_magnitude.surgery.adapters import merge_lora
 
 __all__ = [
     "GroupCollator",

@@ -28,7 +28,8 @@ from st_magnitude.revela.config import RevelaConfig
 from st_magnitude.revela.documents import Documents
 from st_magnitude.revela.groups import build_groups
 from st_magnitude.revela.loss import RevelaLoss
-from st_magnitude.revela.trainer import RevelaTrainer, lora_config, merge_lora
+from st_magnitude.revela.trainer import RevelaTrainer, lora_config
+from st_magnitude.surgery.adapters import merge_lora
 from st_magnitude.training.trainer import check_output, check_same_run, has_fast_bf16, record_run, train_or_stop
 
 __all__ = ["load_lm", "load_retriever", "run"]

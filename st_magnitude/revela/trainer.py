@@ -18,20 +18,19 @@ from sentence_transformers import (
 )
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
-from transformers import PreTrainedModel, TrainerCallback
+from transformers import TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 from st_magnitude._checks import needs
-from st_magnitude._upstream import forget_adapter
 from st_magnitude.revela.attention import base_model
 from st_magnitude.training.state import engine_of_trainer
 
 if TYPE_CHECKING:
-    from peft import LoraConfig, PeftModel
+    from peft import LoraConfig
 
     from st_magnitude.revela.loss import RevelaLoss
 
-__all__ = ["RevelaTrainer", "add_lora", "lora_config", "merge_lora"]
+__all__ = ["RevelaTrainer", "add_lora", "lora_config"]
 
 logger = logging.getLogger(__name__)
 
@@ -68,24 +67,6 @@ def add_lora(model: nn.Module, config: LoraConfig | None = None) -> nn.Module:
         model.add_adapter(config)
         return model
     return get_peft_model(model, config)
-
-
-def merge_lora(model: SentenceTransformer | PeftModel) -> Any:
-    """Writes a LoRA into the weights, in place, and returns the plain model; its outputs are the same without peft."""
-    from peft import PeftModel
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
-    if isinstance(model, PeftModel):
-        return model.merge_and_unload()
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, BaseTunerLayer):
-                child.merge()
-                setattr(parent, name, child.get_base_layer())
-    for part in model.modules():
-        if isinstance(part, PreTrainedModel):
-            forget_adapter(part)
-    return model
 
 
 class RevelaTrainer(SentenceTransformerTrainer):

@@ -18,7 +18,7 @@ from sentence_transformers.util import cos_sim, dot_score
 import st_magnitude as stm
 from st_magnitude import Similarity, Term
 from st_magnitude.modules import ExponentNorm
-from st_magnitude.surgery.normalize import add_normalize, rescale_output
+from st_magnitude.surgery.normalize import rescale_output
 
 pytestmark = pytest.mark.usefixtures("one_thread", "in_float64")
 
@@ -182,7 +182,7 @@ HALF = Similarity(1.0, 0.5)  # without a name
     [*LOSSES[1:], partial(stm.MagnitudeRankingLoss, similarity=HALF), partial(stm.SimilarityMSELoss, similarity=HALF)],
 )
 def test_refuses_normalize_and_names_a_call_that_helps(model, build):
-    add_normalize(model)
+    stm.prepare(model, "cosine")
     with pytest.raises(ValueError, match="learns from the norm") as refused:
         build(model)
     call = str(refused.value).split("Call ")[1].split(" before")[0]
@@ -192,7 +192,7 @@ def test_refuses_normalize_and_names_a_call_that_helps(model, build):
 def test_cosine_takes_any_model(model):
     columns = features(model)
     value = stm.CosineRankingLoss(model)(columns)
-    torch.testing.assert_close(stm.CosineRankingLoss(add_normalize(model))(columns), value)
+    torch.testing.assert_close(stm.CosineRankingLoss(stm.prepare(model, "cosine"))(columns), value)
 
 
 @pytest.mark.parametrize("loss_class", [*LOSSES[1:], partial(stm.CosineRankingLoss, regularizers=stm.SIGReg(8))])
