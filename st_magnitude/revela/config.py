@@ -38,10 +38,6 @@ class RevelaConfig:
 
     Raises:
         ValueError: If a number is outside its range.
-
-    Example:
-        >>> RevelaConfig().read_weight, RevelaConfig.preset("paper", max_steps=100).read_weight
-        (0.1, 1.0)
     """
 
     temperature: Annotated[float, Option(help="Of the softmax over similarities.")] = 0.05

@@ -42,13 +42,6 @@ def read_documents(path: str | Path) -> Iterator[dict[str, Any]]:
     Raises:
         FileNotFoundError: If there is no such file or folder, or none of these files in it.
         ValueError: If a file is not UTF-8 text, or a line of a JSONL file is malformed.
-
-    Example:
-        >>> import tempfile
-        >>> folder = Path(tempfile.mkdtemp())
-        >>> _ = (folder / "tea.md").write_text("# Tea\\nBoil water.\\n")
-        >>> list(read_documents(folder))
-        [{'text': '# Tea\\nBoil water.\\n', 'code': False}]
     """
     path = Path(path)
     if path.is_file():
@@ -213,6 +206,12 @@ def count_words(text: str) -> int:
     if text.isascii() or not _UNSPACED_WORD.search(text):
         return len(text.split())
     return sum(1 for _ in _WORD.finditer(text))
+
+
+def first_half(text: str) -> str:
+    """The first ceil(n / 2) of n words, with the whitespace before and between them."""
+    words = list(split_words(text, (0, len(text))))
+    return text[: words[(len(words) - 1) // 2][1]] if words else text
 
 
 def trim_lines(text: str) -> str:

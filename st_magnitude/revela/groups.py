@@ -1,8 +1,7 @@
 """Groups of chunks from documents, and batches from groups.
 
-One row of the dataset is one group: chunks that are contextually related (section 4.1 of the
-paper). A loss sees whole groups, so a trainer may shuffle rows in any way. It would mix rows of
-single chunks, which is the paper's "random" ablation: an nDCG@10 of 3.9 instead of 33.6 (Table 3).
+One row of the dataset is one group, so trainers may shuffle rows. Single chunks they would mix,
+which is the paper's "random" ablation: an nDCG@10 of 3.9 instead of 33.6 (Table 3).
 """
 
 from __future__ import annotations
@@ -23,14 +22,12 @@ from st_magnitude.revela.documents import (
     Documents,
     chunk,
     count_words,
+    first_half,
     fold,
     iterate_documents,
-    split_words,
 )
 
 __all__ = ["GroupCollator", "build_groups", "split_batch"]
-
-_COLUMNS: Any = {"chunks": ListOf(Value("string")), "code": ListOf(Value("bool"))}
 
 Chunk = tuple[str, bool]  # the text, and whether its document is code
 
@@ -57,8 +54,7 @@ def build_groups(
 
     Raises:
         FileNotFoundError: If there is nothing to read at the path.
-        ValueError: If a number is out of range, a file cannot be read, or fewer than 2 different
-            chunks are left.
+        ValueError: If a number is out of range, a file cannot be read, or no group is found.
 
     Example:
         >>> texts = ["Cats purr a lot. Cats sleep all day.", "Dogs bark. Dogs run very fast."]
@@ -88,11 +84,10 @@ def build_groups(
             "lower min_words to keep them.",
             stacklevel=2,
         )
-    columns = {
-        "chunks": [[text for text, _ in row] for row in rows],
-        "code": [[code for _, code in row] for row in rows],
-    }
-    return Dataset.from_dict(columns, features=Features(_COLUMNS))
+    columns = {"chunks": [[text for text, _ in row] for row in rows]}
+    flags = {"code": [[code for _, code in row] for row in rows]}
+    types: Any = {"chunks": ListOf(Value("string")), "code": ListOf(Value("bool"))}
+    return Dataset.from_dict(columns | flags, features=Features(types))
 
 
 def _interleave(documents: Iterable[list[Chunk]]) -> Iterator[Chunk]:
@@ -131,13 +126,13 @@ class GroupCollator:
     """Turns groups into a batch with three sets of features: query, passage and language model.
 
     It is the ``data_collator`` of a ``SentenceTransformerTrainer``, whose ``collect_features``
-    splits the batch into [query, passage, lm]. n groups of B_1, ..., B_n chunks give N texts:
+    splits the batch into [query, passage, lm]. For the N chunks of all groups there are
 
     - ``query_*``: what ``preprocess`` returns for the query texts after ``prefixes[0]``, such as
       ``query_input_ids`` (N, L). A query text is the first half of a chunk, as in REPLUG, or the
       whole chunk if it is code (section 4.1).
     - ``passage_*``: the same for the whole chunks after ``prefixes[1]``.
-    - ``lm_input_ids``, ``lm_attention_mask`` (N, L): the chunks without prefix, padded at the end.
+    - ``lm_input_ids``, ``lm_attention_mask`` (N, L): chunks without prefix, padded at the end.
     - ``lm_group`` (N,): the number of each chunk's group in this batch.
 
     Args:
@@ -182,7 +177,7 @@ class GroupCollator:
         marks = [row.get("code") or [False] * len(row["chunks"]) for row in features]
         is_code = [mark for row in marks for mark in row]
         queries = [
-            text if whole or self.query_part == "full" else _first_half(text)
+            text if whole or self.query_part == "full" else first_half(text)
             for text, whole in zip(texts, is_code, strict=True)
         ]
         batch: dict[str, Any] = {}
@@ -213,9 +208,3 @@ def split_batch(
         part, _, name = key.partition("_")
         parts[part][name] = value.to(device) if isinstance(value, torch.Tensor) else value
     return list(parts.values())
-
-
-def _first_half(text: str) -> str:
-    """The first ceil(n / 2) of n words, with the whitespace before and between them."""
-    words = list(split_words(text, (0, len(text))))
-    return text[: words[(len(words) - 1) // 2][1]] if words else text

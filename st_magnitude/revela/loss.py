@@ -107,13 +107,6 @@ class RevelaLoss(nn.Module):
     ``reading_gain``, without other documents minus with them (at 0 the retriever gets no signal),
     and ``choice_gain``, with uniform weights minus with Sim.
 
-    Example:
-        ::
-
-            groups = stm.revela.build_groups(texts)
-            loss = stm.revela.RevelaLoss(model, *stm.revela.load_lm("HuggingFaceTB/SmolLM2-135M"))
-            stm.revela.RevelaTrainer(model=model, loss=loss, train_dataset=groups).train()
-
     Source: Revela (Cai et al.), sections 3 and 4.1.
     """
 

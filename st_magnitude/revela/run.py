@@ -1,6 +1,4 @@
-"""From a folder of text to a retriever: what ``st-magnitude revela`` does, and the models that it
-loads.
-"""
+"""From a folder of text to a retriever: what ``st-magnitude revela`` does."""
 
 from __future__ import annotations
 
@@ -18,13 +16,8 @@ from sentence_transformers.sentence_transformer.modules import Pooling, Transfor
 from sentence_transformers.util import is_sentence_transformer_model
 from tokenizers.processors import Sequence as Processors
 from tokenizers.processors import TemplateProcessing
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from st_magnitude._config import digest
 from st_magnitude._files import locked_folder
@@ -36,13 +29,7 @@ from st_magnitude.revela.documents import Documents
 from st_magnitude.revela.groups import build_groups
 from st_magnitude.revela.loss import RevelaLoss
 from st_magnitude.revela.trainer import RevelaTrainer, lora_config, merge_lora
-from st_magnitude.training.trainer import (
-    check_output,
-    check_same_run,
-    has_fast_bf16,
-    record_run,
-    train_or_stop,
-)
+from st_magnitude.training import trainer as training
 
 __all__ = ["load_lm", "load_retriever", "run"]
 
@@ -78,11 +65,7 @@ def load_retriever(name: str | Path, max_length: int = 160) -> SentenceTransform
     """Loads a SentenceTransformer, or makes one of a bare decoder as the paper does.
 
     A decoder gets an end-of-text token after each text, whose state is the embedding (section 4.1,
-    as in RepLLaMA).
-
-    Args:
-        name: A folder or a name on the hub.
-        max_length: Largest number of tokens of a text, for a bare decoder.
+    as in RepLLaMA), and reads at most ``max_length`` tokens.
 
     Raises:
         OSError: If there is no such model.
@@ -135,15 +118,14 @@ def run(
         retriever: Folder or hub id of a SentenceTransformer, all of which is trained, or of a bare
             decoder, which gets last-token pooling and a LoRA.
         lm: Folder or hub id of a causal decoder; it gets a LoRA.
-        output: Folder for the retriever (a plain SentenceTransformer with its LoRA merged) and
-            ``revela.json``.
+        output: Folder for the retriever, a plain SentenceTransformer, and ``revela.json``.
         config: Settings of the run; by default ``RevelaConfig()``.
         data: Judged queries for the retriever, for BM25 and for both fused, before and after.
         say: Function that gets the lines of the report.
 
     Returns:
-        The content of ``revela.json``: settings, log and gains; with ``data`` also the figures on
-        it, with differences. Of several processes, the first has all of it.
+        The content of ``revela.json``: settings, log, gains and, with ``data``, the figures on it.
+        Of several processes, the first has all of it.
 
     Raises:
         ValueError: If the corpus has nothing to train on, or a model is not supported.
@@ -155,7 +137,7 @@ def run(
     config = config or RevelaConfig()
     output = Path(output)
     with locked_folder(output):
-        checkpoint = check_output(output, config.resume)
+        checkpoint = training.check_output(output, config.resume)
         # before the documents are read, which may take minutes
         model = load_retriever(retriever, config.max_length)
         names = ("temperature", "read_weight", "v_norm", "max_length")
@@ -168,19 +150,19 @@ def run(
         settings |= {"retriever": str(retriever), "lm": str(lm)}
         settings["groups"] = digest(map("\0".join, groups["chunks"]))
         if checkpoint is not None:
-            check_same_run(output, settings)
+            training.check_same_run(output, settings)
         say(f"Training: {number:,} groups of {config.group_size} chunks, {len(unseen)} held out.")
         trainer = _trainer(config, loss, train, unseen, output)
         is_first = trainer.is_world_process_zero()
         if is_first and checkpoint is None:
-            record_run(output, settings)
+            training.record_run(output, settings)
         gains = {"before": _gains(trainer, say)} if len(unseen) else {}
         measured = _Measured(data, say) if data is not None and is_first else None
         if measured is not None:
             measured.measure("before", model)
         if checkpoint is not None:  # a run that has made all its steps does not train
             trainer.load_lm_checkpoint(checkpoint)
-        train_or_stop(trainer, checkpoint)
+        training.train_or_stop(trainer, checkpoint)
         if len(unseen):
             gains["after"] = _gains(trainer, say)
         merge_lora(model)
@@ -218,7 +200,7 @@ def _trainer(
         gradient_accumulation_steps=config.gradient_accumulation_steps,
         learning_rate=default_rate if config.learning_rate is None else config.learning_rate,
         gradient_checkpointing=config.gradient_checkpointing,
-        bf16=has_fast_bf16() if config.bf16 is None else config.bf16,
+        bf16=training.has_fast_bf16() if config.bf16 is None else config.bf16,
         use_cpu=loss.model.device.type == "cpu",
         save_steps=config.save_steps,
         save_total_limit=1,

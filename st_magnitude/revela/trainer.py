@@ -1,11 +1,8 @@
-"""RevelaTrainer: sentence-transformers' Trainer, which also trains a language model; and LoRA for
-both.
-"""
+"""RevelaTrainer, which trains a retriever and a language model; and LoRA for both."""
 
 from __future__ import annotations
 
 import copy
-import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -34,8 +31,6 @@ if TYPE_CHECKING:
     from st_magnitude.revela.loss import RevelaLoss
 
 __all__ = ["RevelaTrainer", "add_lora", "lora_config", "merge_lora"]
-
-logger = logging.getLogger(__name__)
 
 LM_FILE = "language_model.safetensors"
 
@@ -106,10 +101,8 @@ class RevelaTrainer(SentenceTransformerTrainer):
         lm_lora: LoRA of the language model: ``"paper"`` for :func:`lora_config`, a
             ``peft.LoraConfig``, or None to train the parameters that require gradients already. A
             model that comes with peft, and a frozen one, do not change.
-        lm_learning_rate: Learning rate of the language model; by default the retriever's, as in the
-            paper (1e-4).
+        lm_learning_rate: Learning rate of the language model; by default the retriever's.
         retriever_lora: LoRA of the retriever, in the same forms; None trains all of it.
-            :func:`merge_lora` writes it into the weights after training.
         kwargs: All other arguments of SentenceTransformerTrainer.
 
     Raises:

@@ -14,7 +14,8 @@ from sentence_transformers import SentenceTransformer, SentenceTransformerTraine
 from sentence_transformers.sentence_transformer.modules import BoW, StaticEmbedding
 
 from st_magnitude.revela import GroupCollator, build_groups, chunk
-from st_magnitude.revela.groups import _first_half, split_batch
+from st_magnitude.revela.documents import first_half
+from st_magnitude.revela.groups import split_batch
 
 OPTIONS = {"max_words": 6, "min_words": 1}
 
@@ -210,8 +211,8 @@ def test_one_row_must_be_one_group(model, lm_tokenizer, row):
 
 @settings(max_examples=100, deadline=None)
 @given(st.text("ab \n\t日é.", max_size=60))
-def test_the_first_half(text):
-    half = _first_half(text)
+def test_thefirst_half(text):
+    half = first_half(text)
     assert text.startswith(half)
     if "日" not in text and text.strip():
         words = text.split()
