@@ -77,7 +77,7 @@ def test_jsonl_errors_name_the_line(tmp_path, line, message):
         list(read_documents(tmp_path))
 
 
-# ------------------------------------------------------------------------------------------------------------- chunks
+# ------------------------------------------------------------------------------------- chunks
 
 
 def bare_words(text: str) -> str:

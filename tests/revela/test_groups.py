@@ -72,9 +72,8 @@ def test_code_is_marked_for_each_document():
     groups = build_groups(
         [{"text": CODE, "code": True}, prose], group_size=2, max_words=14, min_words=1
     )
-    flags = {
-        text: flag for row in groups for text, flag in zip(row["chunks"], row["code"], strict=True)
-    }
+    columns = ([item for row in groups for item in row[name]] for name in ("chunks", "code"))
+    flags = dict(zip(*columns, strict=True))
     assert flags == {text: text in chunk(CODE, 14, code=True) for text in flags}
     assert set(flags.values()) == {True, False}
 
@@ -108,14 +107,10 @@ def test_min_words():
     [
         (["a", "b"], {"group_size": 1}, "group_size must be at least 2"),
         (["a", "b"], {"max_words": 0}, "max_words must be at least 1"),
-        ([], {}, "the 0 documents have fewer"),
-        (
-            ["One.", "Two."],
-            {},
-            r"2 different chunks of 5 words.*2 chunks, 2 of them shorter.*lower min_words",
-        ),
-        ([3], {}, r"documents\[0\]: needs a string under the key 'text', but is int"),
-        ([{"chunks": ["a", "b"]}], {}, r"needs a string under the key 'text', but is \['chunks'\]"),
+        ([], {}, "0 documents"),
+        (["One.", "Two."], {}, "2 chunks, 2 of them shorter"),
+        ([3], {}, r"documents\[0\].*int"),
+        ([{"chunks": ["a", "b"]}], {}, r"'text'.*\['chunks'\]"),
     ],
 )
 def test_what_gives_no_groups_is_refused(documents, options, message):
@@ -123,7 +118,7 @@ def test_what_gives_no_groups_is_refused(documents, options, message):
         build_groups(documents, **options)
 
 
-# -------------------------------------------------------------------------------------------------------- GroupCollator
+# ------------------------------------------------------------------------------ GroupCollator
 
 ROWS = [
     {"chunks": ["open a file for reading", "what is rain"], "code": [False, True]},
