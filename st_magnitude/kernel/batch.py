@@ -85,6 +85,10 @@ class Batch:
         return self.num_queries or len(self.column_queries)
 
     @property
+    def weighs_hard_negatives(self) -> bool:
+        return self.hardness_mode is not None and self.hardness_strength > 0
+
+    @property
     def excluded_ids(self) -> list[Tensor]:
         return [x for x in as_sequence(self.exclude) if isinstance(x, Tensor)]
 

@@ -47,7 +47,7 @@ from st_magnitude.similarity import COSINE, Similarity
 __all__ = ["Direction", "Exclude", "Term", "infonce", "infonce_reference"]
 
 Backend = Literal["auto", "plain", "tiled"]
-PLAIN_SCORES = 2**18  # the most scores of all terms that backend="auto" holds at a time
+PLAIN_SCORES = 2**16  # the most scores of all terms that backend="auto" holds at a time
 Precision = Literal["float32", "bfloat16"]
 
 

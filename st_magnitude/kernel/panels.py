@@ -76,7 +76,7 @@ class Plan:
                 if (
                     round(ratio) in (2, 3)
                     and abs(ratio - round(ratio)) < 2e-7
-                    and not batch.hardness_mode
+                    and not batch.weighs_hard_negatives
                 ):
                     powers[after] = round(ratio)
             members.append((*chain, *(i for i in of_prefix if i not in numbers)))
@@ -85,7 +85,9 @@ class Plan:
             for term in terms
         )
         has_bias = batch.log_q is not None or batch.log_q_queries is not None
-        bounded = similarity == COSINE and is_small and not has_bias and not batch.hardness_mode
+        bounded = (
+            similarity == COSINE and is_small and not has_bias and not batch.weighs_hard_negatives
+        )
         weights = tuple(term.weight / num_rows for term in terms)
         return cls(dims, tuple(members), tuple(powers), weights, tile_rows, bounded, product_dtype)
 

@@ -207,7 +207,7 @@ def _of_rows(function: Callable[[slice], Tensor]) -> Judge:
 
 def _hard(batch: Batch, rows: Marks, columns: Marks, is_other_rank: bool) -> Judge | None:
     """The negatives that weigh more. In a ring those of other ranks belong to other queries."""
-    if batch.hardness_mode is None or batch.hardness_strength == 0:
+    if not batch.weighs_hard_negatives:
         return None
     if batch.hardness_mode == "all_negatives" or (
         is_other_rank and batch.hardness_mode == "in_batch_negatives"
