@@ -37,7 +37,7 @@ from torch import Tensor
 
 from st_magnitude import COSINE, CosineRankingLoss, Term, infonce
 from st_magnitude._plot import draw, key_above
-from st_magnitude.losses.negatives import Texts
+from st_magnitude.losses.texts import Texts
 
 ALL = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
 Loss = Callable[[], Tensor]

@@ -1,14 +1,14 @@
-from st_magnitude.losses.late_interaction import LateInteractionLoss
-from st_magnitude.losses.named import (
+from st_magnitude.losses.exponents import (
     CosineRankingLoss,
     DNormRankingLoss,
     DotRankingLoss,
     LearnableNormLoss,
     QNormRankingLoss,
-    SIGRegInfoNCE,
 )
+from st_magnitude.losses.late_interaction import LateInteractionLoss
 from st_magnitude.losses.ranking import MagnitudeRankingLoss
 from st_magnitude.losses.regression import SimilarityMSELoss
+from st_magnitude.losses.sigreg import SIGRegInfoNCE
 from st_magnitude.losses.sparse import with_texts
 from st_magnitude.losses.temperature import (
     TempAggLoss,

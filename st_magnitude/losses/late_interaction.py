@@ -22,9 +22,9 @@ from torch import Tensor
 
 from st_magnitude._checks import positive
 from st_magnitude.kernel.norms import divide_by_norms
-from st_magnitude.losses.base import CITATION, PreparesModel, mean_norm, refuse_labels
+from st_magnitude.losses.base import CITATION, PreparesModel, mean_norm
 from st_magnitude.losses.prior import DocumentPrior
-from st_magnitude.losses.texts import warn_without_prompts
+from st_magnitude.losses.texts import refuse_labels, warn_without_prompts
 from st_magnitude.similarity import QNORM, Similarity, at_least_float32
 from st_magnitude.surgery.raw import unwrapped
 from st_magnitude.surgery.tokens import normalized_roles

@@ -14,8 +14,7 @@ from torch import Tensor
 from tqdm import trange
 
 from st_magnitude._checks import positive
-from st_magnitude.losses.negatives import text_keys
-from st_magnitude.losses.texts import Features, tokens_of
+from st_magnitude.losses.texts import Features, text_keys, tokens_of
 
 __all__ = ["DocumentPrior"]
 
@@ -109,10 +108,11 @@ class DocumentPrior:
             self._warn_if_unknown(log_q[0])
         return log_q
 
-    def arguments(self, log_q: Sequence[Tensor], num_queries: int) -> dict[str, Tensor]:
+    def of_batch(self, log_q: Iterable[Tensor], num_queries: int) -> tuple[Tensor, Tensor]:
         """``log_q`` (M,) and ``log_q_queries`` (Q,) of :func:`~st_magnitude.infonce`, from `log_q` by columns."""
+        of_documents = torch.cat(list(log_q))
         of_a_query = -math.log(max(1.0, self._positives.occurrences))
-        return {"log_q": torch.cat(list(log_q)), "log_q_queries": log_q[0].new_full((num_queries,), of_a_query)}
+        return of_documents, of_documents.new_full((num_queries,), of_a_query)
 
     def _warn_if_unknown(self, log_q: Tensor) -> None:
         """Warns if the prior contains no positive of the first batch; ``log_q`` is that of its positives, (B,)."""

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, TypedDict, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.losses.gradcache import CachedLossMixin, RandContext, has_static_embedding_input
 from sentence_transformers.base.losses.merged_forward import embed_columns
-from sentence_transformers.util import all_gather, all_gather_with_grad, get_rank
 from torch import Tensor
 
 from st_magnitude._checks import at_least, one_of
@@ -22,50 +20,24 @@ from st_magnitude.kernel.batch import Direction, HardnessMode, PartitionMode
 from st_magnitude.kernel.infonce import Precision, infonce, softmaxes_of
 from st_magnitude.kernel.ring import num_ranks, ring_infonce
 from st_magnitude.kernel.terms import LearnedTemperature, Term
-from st_magnitude.losses.base import EmbeddingLoss, Temperatures, exponent_norm, refuse_labels, with_temperature
-from st_magnitude.losses.negatives import FalseNegatives, MarginStrategy, SameText, Texts, check_on_all_ranks
+from st_magnitude.losses.base import EmbeddingLoss, exponent_norm
+from st_magnitude.losses.checks import check_dims, warn_of_exponent
+from st_magnitude.losses.learned import Temperatures, with_temperature
+from st_magnitude.losses.negatives import FalseNegatives, MarginStrategy, SameText
 from st_magnitude.losses.prior import DocumentPrior
+from st_magnitude.losses.ranks import Gathered, check_on_all_ranks
 from st_magnitude.losses.regularizers import Penalties, Regularizer
 from st_magnitude.losses.sparse import check_without_texts, refuse_for_sparse
+from st_magnitude.losses.teacher import Teacher
+from st_magnitude.losses.texts import Labels, Texts, check_labels, read_labels, unlike_all
 from st_magnitude.similarity import DOT, Similarity
 from st_magnitude.surgery.raw import output_width, raw_features
 from st_magnitude.training.state import engine_of, refuse_engine
 
-__all__ = ["LossOptions", "MagnitudeRankingLoss", "RankingOptions"]
-
-logger = logging.getLogger(__name__)
+__all__ = ["MagnitudeRankingLoss"]
 
 # Logits are SCALE · cosine in the paper and in sentence-transformers: a temperature of 0.05 for unit vectors.
 SCALE = 20.0
-
-KERNEL_OPTIONS = ("directions", "partition_mode", "hardness_mode", "hardness_strength", "precision")
-OPTIONS = ("scale", "mini_batch_size", "gather_across_devices", *KERNEL_OPTIONS)
-
-
-class LossOptions(TypedDict, total=False):
-    """Keyword arguments of every ranking loss; :class:`MagnitudeRankingLoss` explains them."""
-
-    scale: float | Literal["auto"]
-    temperature: float | Literal["learned"] | None
-    regularizers: Iterable[Regularizer | tuple[Regularizer, float]]
-    mini_batch_size: int | None
-    gather_across_devices: bool | Literal["ring"]
-    directions: Sequence[Direction]
-    partition_mode: PartitionMode
-    hardness_mode: HardnessMode | None
-    hardness_strength: float
-    same_text: SameText
-    margin: float | None
-    margin_strategy: MarginStrategy
-    guide: SentenceTransformer | None
-    prior: DocumentPrior | None
-    precision: Precision
-
-
-class RankingOptions(LossOptions, total=False):
-    """Keyword arguments of every ranking loss that does not choose its terms."""
-
-    terms: Sequence[Term]
 
 
 class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
@@ -76,13 +48,15 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         L = sum_t w_t · mean_i [ -log softmax_j( s(q_i, d_j) / tau_t ) at j = i ],
         s(q, d) = q / |q|^gamma_query · d / |d|^gamma_document
 
+    :mod:`st_magnitude.kernel.plain` has the formula in code.
+
     It replaces sentence-transformers' ``MultipleNegativesRankingLoss`` in ``fit`` and in the Trainer, and with
     ``mini_batch_size`` its cached variant. For cosine and for dot, at the same scale, the values are equal.
 
     Args:
         model: The SentenceTransformer to train. The loss sets its ``similarity_fn_name`` to the stock function that
             ranks as the similarity does, because everybody who loads the saved model scores with that function.
-        similarity: A Similarity or its name.
+        similarity: A Similarity or its name. None: that of the class, such as QNormRankingLoss, or dot.
         terms: Summands of the loss: temperatures, prefix dimensions and weights.
         temperature: Temperature of a loss of one term. ``"learned"``: all temperatures are learned, starting where
             the terms have them; a :class:`~st_magnitude.kernel.terms.LearnedTemperature` in a term does that for this
@@ -119,6 +93,16 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         guide: Frozen SentenceTransformer whose scores decide (GISTEmbed, arXiv 2402.16829), by its own similarity
             function. It reads texts with its own prompts and without those of the model; where these or the
             tokenizers differ, the text that the model's tokens spell.
+        teacher: Frozen SentenceTransformer that says how relevant the documents of the batch are: the targets of a
+            query are softmax(t / teacher_temperature) over the scores t of the teacher. It may be the guide. It reads
+            texts as the guide does. A teacher helps where it knows more than the data, such as a reranker whose scores
+            are labels; see ``labels``.
+        teacher_temperature: Temperature of the targets. None: 0.05 for a model, and 1 for scores from labels.
+        teacher_weight: Share of the teacher in the targets, from 0 to 1. The positive has the rest.
+        labels: What a label column holds. None: data with labels are refused. ``"weights"``: factors of the losses of
+            the rows, (B,). ``"classes"``: whole numbers (B,); rows of one class are positives of each other. ``"teacher"``:
+            a teacher's scores of the documents of the row, (B, n), as for sentence-transformers' DistillKLDivLoss, or its
+            embeddings of all columns, (B, 1 + n, T), as for EmbedDistillLoss.
         prior: :class:`~st_magnitude.DocumentPrior`, whose log q is subtracted from the logits of all documents.
         precision: ``"bfloat16"`` multiplies embeddings in bfloat16, which takes a third to a half of the time of
             ``"float32"`` on hardware made for it (docs/kernel.md). ``bf16=True`` of the training arguments concerns the
@@ -129,10 +113,11 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
             or a fractional document exponent.
         ValueError: If the similarity keeps magnitude but the model ends in ``Normalize``, or sentence-transformers'
             ``MatryoshkaLoss``, which normalises every prefix, is wrapped around the loss; if caching is on and the
-            model embeds by table lookup; if the data have labels; if an argument is out of range.
+            model embeds by table lookup; if the data have labels that ``labels`` does not announce; if an argument is
+            out of range.
 
-    Inputs: (anchor, positive) or (anchor, positive, negative_1, ..., negative_n), without labels:
-    scores and labels 0 and 1 are for :class:`~st_magnitude.SimilarityMSELoss`.
+    Inputs: (anchor, positive) or (anchor, positive, negative_1, ..., negative_n). Scores and labels 0 and 1 of pairs
+    are for :class:`~st_magnitude.SimilarityMSELoss`.
 
     Example:
         ::
@@ -145,11 +130,12 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
     """
 
     takes_sparse = True
+    own_similarity: Similarity | None = None  # of a class that has one
 
     def __init__(
         self,
         model: SentenceTransformer,
-        similarity: Similarity | str = DOT,
+        similarity: Similarity | str | None = None,
         terms: Sequence[Term] = (Term(),),
         *,
         scale: float | Literal["auto"] = "auto",
@@ -165,106 +151,132 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         margin: float | None = None,
         margin_strategy: MarginStrategy = "absolute",
         guide: SentenceTransformer | None = None,
+        teacher: SentenceTransformer | None = None,
+        teacher_temperature: float | None = None,
+        teacher_weight: float = 1.0,
+        labels: Labels | None = None,
         prior: DocumentPrior | None = None,
         precision: Precision = "float32",
     ) -> None:
-        super().__init__(model, similarity, scale, SCALE)
-        if mini_batch_size is not None:
-            at_least("mini_batch_size", mini_batch_size, 1, ", or None for no caching")
-        softmaxes = softmaxes_of(directions, partition_mode)
-        one_of("gather_across_devices", gather_across_devices, (False, True, "ring"))
-        one_of("precision", precision, get_args(Precision))
-        if gather_across_devices == "ring" and any(len(softmax) > 1 for softmax in softmaxes):
+        own = self.own_similarity
+        if own is not None and similarity is not None and Similarity.named(similarity) != own:
             raise ValueError(
-                "gather_across_devices='ring' has one direction in a softmax. Use gather_across_devices=True, or "
-                "partition_mode='per_direction' for 'query_to_doc' and 'doc_to_query'."
+                f"{type(self).__name__} has the similarity {own.name!r}; got {similarity!r}. Use "
+                f"MagnitudeRankingLoss(model, {similarity!r})."
             )
+        super().__init__(model, own or similarity or DOT, scale, SCALE)
         self.terms = with_temperature(terms, temperature)
         is_learned = any(isinstance(term.temperature, LearnedTemperature) for term in self.terms)
         self.temperatures = Temperatures(self.terms) if is_learned else None
+        self.regularizers = Penalties(regularizers)
+        self.mini_batch_size = mini_batch_size  # type: ignore[assignment]
+        self.uses_gradient_cache = mini_batch_size is not None
+        self.gather_across_devices = gather_across_devices
         self.directions: tuple[Direction, ...] = tuple(directions)
         self.partition_mode: PartitionMode = partition_mode
         self.hardness_mode: HardnessMode | None = hardness_mode
         self.hardness_strength = hardness_strength
         self.false_negatives = FalseNegatives(same_text, margin, margin_strategy, guide)
-        self.prior, self.precision = prior, precision
-        self.gather_across_devices = gather_across_devices
-        self.mini_batch_size = mini_batch_size  # type: ignore[assignment]
-        self.uses_gradient_cache = mini_batch_size is not None
-        self.regularizers = Penalties(regularizers)
+        self.teacher = Teacher.of(teacher, teacher_temperature, teacher_weight, labels)
+        self.labels: Labels | None = labels
+        self.prior = prior
+        self.precision: Precision = precision
+        self._check_arguments()
         self.prepare_model()
 
     def forward(
         self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None
     ) -> Tensor | dict[str, Tensor]:
-        sentence_features = list(sentence_features)
+        columns = list(sentence_features)
         if self.directions == ("doc_to_query",):
-            sentence_features = sentence_features[:2]  # no text is ranked against the negatives
-        texts = self.read(sentence_features, labels)
-        # The texts go where sentence-transformers hands labels on, which no ranking loss needs.
+            columns = columns[:2]  # no text is ranked against the negatives
+        texts = self.read(columns, labels)
+        # The texts go where sentence-transformers hands labels on.
         if self.uses_gradient_cache:
-            return self._named(self.forward_cached(sentence_features, texts))  # type: ignore[arg-type]
-        embeddings = embed_columns(partial(raw_features, self.model), sentence_features)  # type: ignore[arg-type]
+            return self._named(self.forward_cached(columns, texts))  # type: ignore[arg-type]
+        embeddings = embed_columns(partial(raw_features, self.model), columns)  # type: ignore[arg-type]
         return self.compute_loss_from_embeddings(embeddings, texts)
 
-    def read(self, sentence_features: list[dict[str, Tensor]], labels: Tensor | None = None) -> Texts:
+    def read(self, columns: list[dict[str, Tensor]], labels: Tensor | None = None) -> Texts:
         """Checks and reads the features of a batch before the model does, because modules change features in place."""
+        shares_negatives = bool(self.gather_across_devices) and num_ranks() > 1
         check_on_all_ranks(
-            partial(self._check_inputs, sentence_features, labels),
-            next(self.model.parameters()).device if self.gather_across_devices and num_ranks() > 1 else None,
+            partial(self._check_inputs, columns, labels),
+            next(self.model.parameters()).device if shares_negatives else None,
             needs_one_size=self.gather_across_devices != "ring",
         )
-        self.look_for_prompts(sentence_features)
-        texts = self.false_negatives.texts(self.model, sentence_features, self.mini_batch_size)
-        return texts if self.prior is None else replace(texts, log_q=self.prior.log_q(sentence_features[1:]))
+        self.look_for_prompts(columns)
+        texts = self.false_negatives.texts(self.model, columns, self.mini_batch_size)
+        texts = read_labels(texts, self.labels, labels)
+        if self.teacher is not None:
+            guide = self.false_negatives.guide
+            texts = self.teacher.read(texts, self.model, columns, self.mini_batch_size, guide)
+        if self.prior is not None:
+            texts = replace(texts, log_q=self.prior.log_q(columns[1:]))
+        return texts
 
     def compute_loss_from_embeddings(
         self, embeddings: list[Tensor], labels: Tensor | Texts | None = None
     ) -> Tensor | dict[str, Tensor]:
         """The loss of raw embeddings, (B, D) for each column. Without texts ``same_text`` excludes nothing."""
-        self.refuse_unequal(list(map(len, embeddings)))
-        if not isinstance(labels, Texts):
-            refuse_labels(self.name, labels)
-            false = self.false_negatives
-            check_without_texts(self, self.prior or false.guide, not self._has_begun and false.same_text == "exclude")
-        losses = self._losses(embeddings, self._learned(), labels)
+        sizes = [len(x) for x in embeddings]
+        self.refuse_unequal(sizes)
+        if isinstance(labels, Texts):
+            texts = labels
+        else:
+            check_labels(self.name, self.labels, labels, sizes)
+            needs_texts = self.prior or self.false_negatives.guide or (self.teacher and self.teacher.model)
+            warns = not self._has_begun and self.false_negatives.same_text == "exclude"
+            check_without_texts(self, needs_texts, warns)
+            texts = read_labels(Texts(num_documents=len(sizes) - 1), self.labels, labels)
+        losses = self.losses(embeddings, self._learned(), texts)
         return losses if self.regularizers else losses["infonce"]
 
-    def _losses(self, embeddings: list[Tensor], learned: list[Tensor], labels: object) -> dict[str, Tensor]:
-        """InfoNCE and the penalties by name, at the values of what the loss learns."""
+    def losses(self, embeddings: list[Tensor], learned: list[Tensor], texts: Texts) -> dict[str, Tensor]:
+        """InfoNCE and the penalties by name, from raw embeddings (B, D) of each column and what the loss learns."""
         self.watch(embeddings)
-        queries, *documents = embeddings  # (B, D) each
+        queries, *documents = embeddings
         similarity, terms = self._at(learned)
         longest = max(term.dim or queries.shape[1] for term in terms)
         across = bool(self.gather_across_devices)
         queries, documents = self.by_mean_norms(queries, documents, similarity, longest, across)
         if self.scale != "auto":
             terms = [replace(term, temperature=term.temperature * (SCALE / self.scale)) for term in terms]
-        texts = labels if isinstance(labels, Texts) else Texts()
-        loss = self._infonce(queries, documents, terms, similarity, texts)
+
+        # The documents of all ranks, column by column, and their queries if a softmax runs over them
+        is_ring = self.gather_across_devices == "ring" and num_ranks() > 1
+        batch = Gathered(queries, self.gather_across_devices is True, self.directions != ("query_to_doc",))
+        log_q = log_q_queries = None
+        if self.prior is not None:
+            log_q, log_q_queries = self.prior.of_batch(map(batch.join, texts.log_q), batch.num_columns)
+
+        loss = (ring_infonce if is_ring else infonce)(
+            queries,
+            torch.cat([batch.join(column) for column in documents]),
+            terms,
+            similarity,
+            self.directions,
+            partition_mode=self.partition_mode,
+            offset=batch.offset,
+            all_queries=batch.all_queries,
+            num_queries=batch.num_queries,
+            hardness_mode=self.hardness_mode,
+            hardness_strength=self.hardness_strength,
+            exclude=self.false_negatives.exclude(texts, batch, is_ring),
+            **self._targets(texts, batch),
+            weights=texts.weights,
+            log_q=log_q,
+            log_q_queries=log_q_queries,
+            precision=self.precision,
+        )
         return {"infonce": loss, **self.regularizers(embeddings)}
 
-    def _infonce(
-        self, queries: Tensor, documents: list[Tensor], terms: Sequence[Term], similarity: Similarity, texts: Texts
-    ) -> Tensor:
-        """InfoNCE of the queries of this rank, against its own documents or the documents of all ranks."""
-        options: dict[str, Any] = {name: getattr(self, name) for name in KERNEL_OPTIONS}
-        gather: Callable[[Tensor], Tensor] = _itself
-        gather_queries, all_queries = gather, queries
-        across = num_ranks() > 1 and self.gather_across_devices
-        if across is True:
-            gather = all_gather
-            documents = [all_gather_with_grad(d) for d in documents]  # (W·B, D) each
-            options |= {"offset": get_rank() * len(queries), "num_queries": len(documents[0])}
-            if self.directions != ("query_to_doc",):
-                gather_queries = all_gather
-                options["all_queries"] = all_queries = all_gather_with_grad(queries)  # (W·B, D)
-        offset = None if across == "ring" else options.get("offset", 0)
-        options["exclude"] = self.false_negatives.exclude(texts, gather, gather_queries, offset)
-        if self.prior is not None:
-            options |= self.prior.arguments([gather(x) for x in texts.log_q], len(all_queries))
-        of_batch = ring_infonce if across == "ring" else infonce
-        return of_batch(queries, torch.cat(documents), terms, similarity, **options)
+    def _targets(self, texts: Texts, batch: Gathered) -> dict[str, Any]:
+        """What infonce takes as positives or targets; nothing where each query has its own positive alone."""
+        if texts.classes is not None:
+            others = [unlike_all(texts.classes, column) for column in range(1, texts.num_documents)]
+            return {"positives": torch.cat([batch.join(x) for x in (texts.classes, *others)])}
+        return {} if self.teacher is None else self.teacher.targets(texts, batch)
 
     # --- what the loss learns besides the weights of the model ------------------------------------------------------
 
@@ -278,8 +290,31 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
 
     # --- checks -----------------------------------------------------------------------------------------------------
 
+    def _check_arguments(self) -> None:
+        if self.mini_batch_size is not None:
+            at_least("mini_batch_size", self.mini_batch_size, 1, ", or None for no caching")
+        one_of("gather_across_devices", self.gather_across_devices, (False, True, "ring"))
+        one_of("precision", self.precision, get_args(Precision))
+        softmaxes = softmaxes_of(self.directions, self.partition_mode)
+        if self.gather_across_devices == "ring" and any(len(softmax) > 1 for softmax in softmaxes):
+            raise ValueError(
+                "gather_across_devices='ring' has one direction in a softmax. Use gather_across_devices=True, or "
+                "partition_mode='per_direction' for 'query_to_doc' and 'doc_to_query'."
+            )
+        if self.teacher is None:
+            return
+        if {"query_to_query", "doc_to_doc"} & set(self.directions):
+            raise ValueError(
+                "A teacher says how relevant documents are to queries, so directions are 'query_to_doc' and "
+                f"'doc_to_query' with it; got {self.directions}."
+            )
+        if self.gather_across_devices == "ring":
+            raise ValueError("gather_across_devices='ring' takes no teacher. Use gather_across_devices=True.")
+
     def prepare_model(self) -> None:
         self.false_negatives.start(self.model)
+        if self.teacher is not None:
+            self.teacher.start(self.model)
         super().prepare_model()
         if self.temperatures is not None:
             self.temperatures.start(self.model)
@@ -292,31 +327,10 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
                 "embeddings up in a StaticEmbedding table neither supports nor needs. Leave mini_batch_size out."
             )
         dims = {term.dim for term in self.terms if term.dim is not None}
-        query, document = self.similarity.exponents
-        refuse_for_sparse(self, dims, document)
-        width = output_width(self.model)
-        if width is not None and (too_long := sorted(dim for dim in dims if dim > width)):
-            raise ValueError(
-                f"Terms compare {too_long} dimensions, but the embeddings of this model have {width}. "
-                f"Choose dims in 1..{width}."
-            )
-        if width is not None and width not in dims and all(term.dim is not None for term in self.terms):
-            logger.warning(
-                "No term of %s compares all %d dimensions, so those beyond %d are not trained. Add a term with dim=%d.",
-                self.name,
-                width,
-                max(dims),
-                width,
-            )
-        if 0 < document < 1 and isinstance(self.model, SentenceTransformer) and exponent_norm(self.model) is None:
-            logger.warning(
-                "%s trains with a document exponent of %.3g, but the saved model will score with dot products. Call "
-                "stm.prepare(model, Similarity(%.3g, %.3g)), which adds the module that applies the exponent.",
-                self.name,
-                document,
-                query,
-                document,
-            )
+        refuse_for_sparse(self, dims, self.similarity.exponents[1])
+        check_dims(self.name, self.terms, output_width(self.model))
+        if isinstance(self.model, SentenceTransformer) and exponent_norm(self.model) is None:
+            warn_of_exponent(self.name, self.similarity)
 
     def check_engine(self, engine: str | None) -> None:
         """Refuses an engine, as ``training.state.engine_of`` names it, that cannot train what the loss learns."""
@@ -329,15 +343,15 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         if self.temperatures is not None:
             self.temperatures.begin(self.name)
 
-    def _check_inputs(self, sentence_features: list[dict[str, Tensor]], labels: Tensor | None) -> tuple[int, int]:
+    def _check_inputs(self, columns: list[dict[str, Tensor]], labels: Tensor | None) -> tuple[int, int]:
         """The number of columns and rows of a batch that the loss takes."""
-        if len(sentence_features) < 2:
+        if len(columns) < 2:
             raise ValueError(
-                f"{self.name} needs at least two text columns, anchor and positive; "
-                f"the dataset has {len(sentence_features)}."
+                f"{self.name} needs at least two text columns, anchor and positive; the dataset has {len(columns)}."
             )
-        refuse_labels(self.name, labels)
-        self.refuse_unequal([batch_size_of(features) for features in sentence_features])
+        sizes = [batch_size_of(features) for features in columns]
+        self.refuse_unequal(sizes)
+        check_labels(self.name, self.labels, labels, sizes)
         advice = "Give the prefixes to the loss: terms=[Term(dim=128), Term(dim=256), Term()]."
         if self.similarity.keeps_magnitude or exponent_norm(self.model) is not None:
             self.refuse_matryoshka(advice)
@@ -345,7 +359,7 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
             self.refuse_matryoshka(advice, "adds up numbers, and {} with regularizers returns named terms")
         elif self.uses_gradient_cache and self.temperatures is not None:
             self.refuse_matryoshka(advice, "cuts off the temperatures that {} learns with caching")
-        return len(sentence_features), batch_size_of(sentence_features[0])
+        return len(columns), sizes[0]
 
     # --- gradient caching: what CachedLossMixin calls ---------------------------------------------------------------
 
@@ -375,7 +389,9 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
     ) -> Tensor:
         """The loss of the whole batch, from the embeddings of its mini-batches."""
         width = reps[0][0].shape[1] - len(self._learned())
-        losses = self._losses([torch.cat(column)[:, :width] for column in reps], list(reps[0][0][0, width:]), labels)
+        texts = labels if isinstance(labels, Texts) else Texts()
+        embeddings = [torch.cat(column)[:, :width] for column in reps]
+        losses = self.losses(embeddings, list(reps[0][0][0, width:]), texts)
         self._last = {name: loss.detach() for name, loss in losses.items()}
         total = torch.stack(list(losses.values())).sum()
         if with_backward:
@@ -399,12 +415,17 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         return {
             "similarity": {"query": gamma_query, "document": gamma_document},
             "terms": [vars(term) | {"temperature": float(term.temperature)} for term in terms],
-            **{name: getattr(self, name) for name in OPTIONS},
+            "scale": self.scale,
+            "mini_batch_size": self.mini_batch_size,
+            "gather_across_devices": self.gather_across_devices,
+            "directions": self.directions,
+            "partition_mode": self.partition_mode,
+            "hardness_mode": self.hardness_mode,
+            "hardness_strength": self.hardness_strength,
+            "precision": self.precision,
+            "labels": self.labels,
+            "teacher": None if self.teacher is None else self.teacher.get_config_dict(),
             "regularizers": self.regularizers.get_config_dict(),
             "prior": None if self.prior is None else self.prior.get_config_dict(),
             **self.false_negatives.get_config_dict(),
         }
-
-
-def _itself(x: Tensor) -> Tensor:
-    return x

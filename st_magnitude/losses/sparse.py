@@ -10,7 +10,7 @@ from sentence_transformers import SparseEncoder
 from torch import Tensor, nn
 
 from st_magnitude.losses.base import EmbeddingLoss
-from st_magnitude.losses.negatives import Texts
+from st_magnitude.losses.texts import Texts
 from st_magnitude.surgery.raw import unwrapped
 
 __all__ = ["check_without_texts", "refuse_for_sparse", "with_texts"]

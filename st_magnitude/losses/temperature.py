@@ -17,18 +17,16 @@ ICLR 2025, section 5.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import Any
 
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude._checks import prefix_dims
 from st_magnitude.kernel.terms import Term
-from st_magnitude.losses.ranking import LossOptions, MagnitudeRankingLoss
+from st_magnitude.losses.ranking import MagnitudeRankingLoss
+from st_magnitude.losses.signature import with_options_of
 from st_magnitude.similarity import COSINE, Similarity
 from st_magnitude.surgery.raw import output_width, refuse_other_models
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 __all__ = [
     "TempAggLoss",
@@ -107,12 +105,13 @@ class TempAggLoss(MagnitudeRankingLoss):
 
     citation = CITATION
 
+    @with_options_of(MagnitudeRankingLoss, without=["terms"])
     def __init__(
         self,
         model: SentenceTransformer,
         temperatures: Iterable[float] = TEMPERATURES,
         similarity: Similarity | str = COSINE,
-        **options: Unpack[LossOptions],
+        **options: Any,
     ) -> None:
         super().__init__(model, similarity, temp_agg(temperatures), **options)
 
@@ -148,6 +147,7 @@ class TempAggMRLLoss(MagnitudeRankingLoss):
 
     citation = CITATION
 
+    @with_options_of(MagnitudeRankingLoss, without=["terms"])
     def __init__(
         self,
         model: SentenceTransformer,
@@ -156,7 +156,7 @@ class TempAggMRLLoss(MagnitudeRankingLoss):
         similarity: Similarity | str = COSINE,
         *,
         dim_weights: Iterable[float] | None = None,
-        **options: Unpack[LossOptions],
+        **options: Any,
     ) -> None:
         dims = quarters(model) if dims is None else dims
         super().__init__(model, similarity, temp_agg_mrl(dims, temperatures, dim_weights), **options)
@@ -179,12 +179,13 @@ class TempSpecMRLLoss(MagnitudeRankingLoss):
 
     citation = CITATION
 
+    @with_options_of(MagnitudeRankingLoss, without=["terms"])
     def __init__(
         self,
         model: SentenceTransformer,
         temperatures: Mapping[int, float] | None = None,
         similarity: Similarity | str = COSINE,
-        **options: Unpack[LossOptions],
+        **options: Any,
     ) -> None:
         temperatures = temperatures or dict(zip(quarters(model), TEMPERATURES, strict=True))
         super().__init__(model, similarity, temp_spec_mrl(temperatures), **options)

@@ -4,20 +4,99 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 from sentence_transformers.base.model import BaseModel
+from sentence_transformers.util import get_rank
 from torch import Tensor
 
 from st_magnitude._upstream import batch_size_of, tokenizer_of
 from st_magnitude.surgery.raw import prompt_of, unwrapped
 
-__all__ = ["Features", "spelled", "split_prompt", "tokens_of", "warn_without_prompts"]
+__all__ = [
+    "Features",
+    "Labels",
+    "Texts",
+    "check_labels",
+    "read_labels",
+    "refuse_labels",
+    "spelled",
+    "split_prompt",
+    "text_keys",
+    "tokens_of",
+    "unlike_all",
+    "warn_without_prompts",
+]
 
 logger = logging.getLogger(__name__)
 
 Features = Mapping[str, Any]
+Labels = Literal["weights", "classes", "teacher"]
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The texts and labels of a batch, column by column, as far as the loss depends on them."""
+
+    keys: Sequence[Tensor] = ()  # (B,) each, equal for equal texts; empty if nothing depends on them
+    guide: Sequence[Tensor] = ()  # (B, Dg) each, the guide's embeddings; empty without a guide
+    teacher: Sequence[Tensor] = ()  # (B, T) each, the teacher's embeddings; empty without them
+    scores: Tensor | None = None  # (B, n), a teacher's scores of the documents of each row
+    classes: Tensor | None = None  # (B,)
+    weights: Tensor | None = None  # (B,)
+    log_q: Sequence[Tensor] = ()  # (B,) each, of the columns of documents; empty without a prior
+    num_documents: int = 0  # columns of documents, n
+
+
+def check_labels(name: str, kind: Labels | None, labels: Tensor | None, sizes: Sequence[int]) -> None:
+    """Checks that the labels of a batch are what a loss was told that they are.
+
+    Args:
+        name: Name of the loss.
+        kind: What the labels should be; None: there should be none.
+        labels: The labels, with B rows.
+        sizes: Number of texts B of each column, queries first.
+    """
+    if kind is None:
+        refuse_labels(name, labels)
+        return
+    if labels is None:
+        raise ValueError(f"{name} has labels={kind!r}, but the dataset has no column 'label' or 'score'.")
+    shapes: list[tuple[int, ...]] = [(sizes[0],)]
+    if kind == "teacher":
+        shapes = [(sizes[0], len(sizes) - 1), (sizes[0], len(sizes), labels.shape[-1])]
+    fits_type = labels.is_floating_point() if kind == "teacher" else labels.is_floating_point() == (kind == "weights")
+    if tuple(labels.shape) not in shapes or not fits_type:
+        what = "whole numbers" if kind == "classes" else "numbers"
+        raise ValueError(
+            f"{name} with labels={kind!r} takes {what} of shape {' or '.join(map(str, shapes))} for this batch; got "
+            f"{labels.dtype} of shape {tuple(labels.shape)}."
+        )
+
+
+def refuse_labels(name: str, labels: Tensor | None) -> None:
+    """Refuses labels for a loss that takes every pair as relevant."""
+    if labels is not None:
+        raise ValueError(
+            f"{name} would train every pair as relevant, whatever its label, but the dataset has a column of labels "
+            f"({labels.dtype}). Train on scores, and on labels 0 and 1, with SimilarityMSELoss. Or keep the relevant "
+            "pairs, give texts that are not relevant as a further column of negatives, and remove the labels: "
+            'dataset.remove_columns("label"). A ranking loss can also read labels as weights of rows, as classes, or '
+            "as scores of a teacher: labels='weights', 'classes' or 'teacher'."
+        )
+
+
+def read_labels(texts: Texts, kind: Labels | None, labels: Tensor | None) -> Texts:
+    """The texts of a batch with its labels."""
+    if kind is None or labels is None:
+        return texts
+    if kind == "weights":
+        return replace(texts, weights=labels)
+    if kind == "classes":
+        return replace(texts, classes=labels)
+    return replace(texts, scores=labels) if labels.ndim == 2 else replace(texts, teacher=labels.unbind(dim=1))
 
 
 def tokens_of(features: Features) -> tuple[Tensor, Tensor, Tensor] | None:
@@ -38,6 +117,31 @@ def tokens_of(features: Features) -> tuple[Tensor, Tensor, Tensor] | None:
     mask = features["attention_mask"].long()  # (B, L)
     texts = torch.arange(len(ids), device=ids.device)[:, None].expand_as(ids)
     return ids.flatten(), texts.flatten(), (mask.cumsum(dim=1) * mask - 1).flatten()
+
+
+def text_keys(features: Features, column: int = 0) -> Tensor:
+    """A 64-bit hash of the tokens of each text of a column, (B,): padding does not change it.
+
+    Inputs without token ids get keys that no other input of the batch has, on this rank and all others.
+    """
+    tokens = tokens_of(features)
+    if tokens is None:
+        return unlike_all(torch.empty(batch_size_of(features), device=device_of(features)), column)
+    ids, texts, places = tokens
+    # A sum over tokens of a mix of id and place: multiplications by odd numbers modulo 2^64, and shifts.
+    mixed = (ids.long() + 1) * 0x1E3779B97F4A7C15 + places * 0x3F58476D1CE4E5B9
+    mixed = (mixed ^ (mixed >> 32)) * 0x14D049BB133111EB
+    mixed = (mixed ^ (mixed >> 29)).masked_fill(places < 0, 0)
+    return mixed.new_zeros(batch_size_of(features)).index_add_(0, texts, mixed)
+
+
+def unlike_all(rows: Tensor, column: int) -> Tensor:
+    """Numbers (B,) that nothing else has in the batches of all ranks."""
+    return torch.arange(len(rows), device=rows.device) + ((get_rank() << 10 | column) << 32)
+
+
+def device_of(features: Features) -> torch.device:
+    return next(value.device for value in features.values() if isinstance(value, Tensor))
 
 
 def spelled(features: Features, model: BaseModel) -> list[str]:

@@ -18,7 +18,7 @@ from sentence_transformers.sentence_transformer.modules import BoW, StaticEmbedd
 
 import st_magnitude as stm
 from st_magnitude import Similarity, Term
-from st_magnitude.losses.negatives import text_keys
+from st_magnitude.losses.texts import text_keys
 from st_magnitude.training.state import Logging
 
 pytestmark = pytest.mark.usefixtures("one_thread", "in_float64")
@@ -97,7 +97,7 @@ def test_what_is_not_text_equals_nothing(monkeypatch):
         same | {"modality": ("image", "text")},
     ]
     keys = [text_keys(x, column).tolist() for column, x in enumerate(inputs)]
-    monkeypatch.setattr("st_magnitude.losses.negatives.get_rank", lambda: 1)
+    monkeypatch.setattr("st_magnitude.losses.texts.get_rank", lambda: 1)
     keys += [text_keys(x, column).tolist() for column, x in enumerate(inputs)]
     assert len({key for column in keys for key in column}) == 16
 

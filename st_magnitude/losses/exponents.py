@@ -1,27 +1,22 @@
-"""Ranking losses with a name: the four corners of the similarities, exponents that are learned, and SIGReg."""
+"""Ranking losses by exponents: the four corners of the similarities, and exponents that are learned."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from st_magnitude._checks import at_least
 from st_magnitude.kernel.terms import Term
 from st_magnitude.losses.base import exponent_norm
-from st_magnitude.losses.ranking import MagnitudeRankingLoss, RankingOptions
-from st_magnitude.losses.regularizers import CITATION as SIGREG_CITATION
-from st_magnitude.losses.regularizers import SIGReg, weighted_list
+from st_magnitude.losses.ranking import MagnitudeRankingLoss
+from st_magnitude.losses.signature import with_options_of
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import COSINE, DNORM, DOT, QNORM, Similarity
 from st_magnitude.surgery.raw import normalizes_output, unwrapped
 from st_magnitude.training.state import refuse_engine
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 __all__ = [
     "CosineRankingLoss",
@@ -29,7 +24,6 @@ __all__ = [
     "DotRankingLoss",
     "LearnableNormLoss",
     "QNormRankingLoss",
-    "SIGRegInfoNCE",
 ]
 
 
@@ -39,8 +33,7 @@ class CosineRankingLoss(MagnitudeRankingLoss):
     s(q, d) = cos(q, d)
     """
 
-    def __init__(self, model: SentenceTransformer, **options: Unpack[RankingOptions]) -> None:
-        super().__init__(model, COSINE, **options)
+    own_similarity = COSINE
 
 
 class DotRankingLoss(MagnitudeRankingLoss):
@@ -49,8 +42,7 @@ class DotRankingLoss(MagnitudeRankingLoss):
     s(q, d) = q · d
     """
 
-    def __init__(self, model: SentenceTransformer, **options: Unpack[RankingOptions]) -> None:
-        super().__init__(model, DOT, **options)
+    own_similarity = DOT
 
 
 class QNormRankingLoss(MagnitudeRankingLoss):
@@ -65,8 +57,7 @@ class QNormRankingLoss(MagnitudeRankingLoss):
             model.fit(train_objectives=[(loader, stm.QNormRankingLoss(model))])
     """
 
-    def __init__(self, model: SentenceTransformer, **options: Unpack[RankingOptions]) -> None:
-        super().__init__(model, QNORM, **options)
+    own_similarity = QNORM
 
 
 class DNormRankingLoss(MagnitudeRankingLoss):
@@ -77,8 +68,7 @@ class DNormRankingLoss(MagnitudeRankingLoss):
     The trained model ranks by cosine (Eq. 6, Prop. 4.2).
     """
 
-    def __init__(self, model: SentenceTransformer, **options: Unpack[RankingOptions]) -> None:
-        super().__init__(model, DNORM, **options)
+    own_similarity = DNORM
 
 
 class LearnableNormLoss(MagnitudeRankingLoss):
@@ -110,12 +100,13 @@ class LearnableNormLoss(MagnitudeRankingLoss):
 
     takes_sparse = False
 
+    @with_options_of(MagnitudeRankingLoss, without=["similarity"])
     def __init__(
         self,
         model: SentenceTransformer,
         gamma_query: float = 0.5,
         gamma_document: float = 0.5,
-        **options: Unpack[RankingOptions],
+        **options: Any,
     ) -> None:
         super().__init__(model, Similarity(gamma_query, gamma_document), **options)
 
@@ -164,49 +155,3 @@ class LearnableNormLoss(MagnitudeRankingLoss):
     def _at(self, learned: list[Tensor]) -> tuple[Similarity, Sequence[Term]]:
         _, terms = super()._at(learned[2:])
         return Similarity(*learned[:2]), terms
-
-
-class SIGRegInfoNCE(MagnitudeRankingLoss):
-    """:class:`MagnitudeRankingLoss` plus :class:`~st_magnitude.SIGReg` on the embeddings of all columns.
-
-        L = InfoNCE + weight · SIGReg
-
-    It is for embeddings that crowd in a cone or in few dimensions. It spreads the variance evenly over the dimensions;
-    it is not designed to raise retrieval scores. The Trainer logs both terms by name. The class is a shorthand: every
-    ranking loss takes ``regularizers=[(SIGReg(), 0.05)]``.
-
-    Args:
-        model: The SentenceTransformer to train.
-        weight: Weight of SIGReg, whose distance from its best value grows with the batch.
-        similarity: A Similarity or its name. SIGReg leaves the norm free, unless its ``scale`` is None.
-        sigreg: The regularizer; None: ``SIGReg()``. Use ``SIGReg(dims=...)`` for prefixes.
-        **options: All other arguments of MagnitudeRankingLoss.
-
-    Raises:
-        ValueError: As MagnitudeRankingLoss does, or if weight is negative.
-
-    Example:
-        ::
-
-            loss = stm.SIGRegInfoNCE(model, weight=0.05, sigreg=stm.SIGReg(dims=(96, 192, 384)))
-            SentenceTransformerTrainer(model=model, train_dataset=dataset, loss=loss).train()
-
-    Source: LeJEPA, arXiv 2511.08544.
-    """
-
-    citation = SIGREG_CITATION
-    takes_sparse = False  # the entries of its embeddings are not negative, so they cannot be isotropic
-
-    def __init__(
-        self,
-        model: SentenceTransformer,
-        weight: float = 0.05,
-        similarity: Similarity | str = COSINE,
-        *,
-        sigreg: SIGReg | None = None,
-        **options: Unpack[RankingOptions],
-    ) -> None:
-        at_least("weight", weight, 0, " and is usually 0.05")
-        given: dict[str, Any] = dict(options)
-        given["regularizers"] = [(sigreg or SIGReg(), weight), *weighted_list(given.get("regularizers", ()))]
-        super().__init__(model, similarity, **given)

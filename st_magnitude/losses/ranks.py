@@ -1,0 +1,65 @@
+"""What a loss shares with the processes that train with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from sentence_transformers.util import all_gather, all_gather_with_grad, get_rank
+from torch import Tensor
+
+from st_magnitude.kernel.ring import agree, num_ranks
+
+__all__ = ["Gathered", "check_on_all_ranks"]
+
+
+class Gathered:
+    """The rows of all W ranks, or those of this rank alone if a loss does not gather.
+
+    Args:
+        queries: Queries of this rank, (B, D).
+        gathers: Whether documents come from all ranks.
+        gathers_queries: Whether queries do so, too.
+    """
+
+    def __init__(self, queries: Tensor, gathers: bool, gathers_queries: bool) -> None:
+        self._gathers = gathers and num_ranks() > 1
+        self._gathers_queries = self._gathers and gathers_queries
+        self.num_queries = len(queries) * (num_ranks() if self._gathers else 1)  # to whom documents belong
+        self.offset = len(queries) * get_rank() if self._gathers else 0  # of the first query of this rank
+        self.all_queries = self.join(queries) if self._gathers_queries else None  # (W·B, D)
+        self.num_columns = self.num_queries if self._gathers_queries else len(queries)  # of queries in a softmax
+
+    def join(self, x: Tensor) -> Tensor:
+        """The rows of all ranks, with their gradients: (B, ...) -> (W·B, ...)."""
+        if not self._gathers:
+            return x
+        return all_gather_with_grad(x) if x.requires_grad else all_gather(x)
+
+    def join_queries(self, x: Tensor) -> Tensor:
+        """The same for what belongs to queries."""
+        return self.join(x) if self._gathers_queries else x
+
+
+def check_on_all_ranks(check: Callable[[], tuple[int, int]], device: torch.device | None, needs_one_size: bool) -> None:
+    """Checks the batch of this rank and, where negatives come from all ranks, that their batches fit together.
+
+    ``check`` returns the number of columns and rows of this rank. The ranks exchange them on the device; None if they
+    do not share negatives. All ranks raise, because a rank that raised alone would leave the others waiting.
+    """
+    if device is None:
+        check()
+        return
+    (num_columns, num_rows), *others = agree(device, check, 2)
+    for rank, (columns, rows) in enumerate(others, start=1):
+        if columns != num_columns:
+            raise ValueError(
+                "Negatives from all ranks need the same text columns on each of them, but the batch of rank 0 has "
+                f"{num_columns} columns and the batch of rank {rank} has {columns}."
+            )
+        if rows != num_rows and needs_one_size:
+            raise ValueError(
+                "gather_across_devices=True needs batches of one size, but the batch of rank 0 has "
+                f"{num_rows} rows and the batch of rank {rank} has {rows}. Set dataloader_drop_last=True, or pass "
+                "gather_across_devices='ring', which takes batches of any size."
+            )

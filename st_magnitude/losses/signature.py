@@ -1,0 +1,46 @@
+"""Signatures that show the options that a loss hands on."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection
+from typing import Any, TypeVar, get_type_hints
+
+__all__ = ["with_options_of"]
+
+Init = TypeVar("Init", bound=Callable[..., None])
+
+
+def with_options_of(base: type, without: Collection[str] = ()) -> Callable[[Init], Init]:
+    """Shows the arguments of a base class in place of the ``**options`` of an ``__init__``.
+
+    Args:
+        base: The class whose ``__init__`` gets the options.
+        without: Its arguments that the ``__init__`` sets itself.
+
+    Example:
+        >>> class Base:
+        ...     def __init__(self, model: str, *, scale: float = 20.0) -> None: ...
+        >>> class Loss(Base):
+        ...     @with_options_of(Base)
+        ...     def __init__(self, model: str, weight: float = 1.0, **options) -> None: ...
+        >>> inspect.signature(Loss)
+        <Signature (model: str, weight: float = 1.0, *, scale: float = 20.0) -> None>
+    """
+    hints = get_type_hints(base.__init__)  # type: ignore[misc]
+
+    def decorate(init: Init) -> Init:
+        own = dict(inspect.signature(init).parameters)
+        own.pop("options")
+        options = [
+            parameter.replace(annotation=hints[name], kind=parameter.KEYWORD_ONLY)
+            for name, parameter in inspect.signature(base.__init__).parameters.items()  # type: ignore[misc]
+            if name not in own and name not in without
+        ]
+        decorated: Any = init
+        decorated.__signature__ = inspect.signature(init).replace(parameters=[*own.values(), *options])
+        decorated.__annotations__.pop("options")
+        decorated.__annotations__.update({option.name: option.annotation for option in options})
+        return init
+
+    return decorate

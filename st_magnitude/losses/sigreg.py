@@ -1,0 +1,62 @@
+"""SIGRegInfoNCE: a ranking loss whose embeddings become isotropic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sentence_transformers import SentenceTransformer
+
+from st_magnitude._checks import at_least
+from st_magnitude.losses.ranking import MagnitudeRankingLoss
+from st_magnitude.losses.regularizers import CITATION, SIGReg, weighted_list
+from st_magnitude.losses.signature import with_options_of
+from st_magnitude.similarity import COSINE, Similarity
+
+__all__ = ["SIGRegInfoNCE"]
+
+
+class SIGRegInfoNCE(MagnitudeRankingLoss):
+    """:class:`MagnitudeRankingLoss` plus :class:`~st_magnitude.SIGReg` on the embeddings of all columns.
+
+        L = InfoNCE + weight · SIGReg
+
+    It is for embeddings that crowd in a cone or in few dimensions. It spreads the variance evenly over the dimensions;
+    it is not designed to raise retrieval scores. The Trainer logs both terms by name. The class is a shorthand: every
+    ranking loss takes ``regularizers=[(SIGReg(), 0.05)]``.
+
+    Args:
+        model: The SentenceTransformer to train.
+        weight: Weight of SIGReg, whose distance from its best value grows with the batch.
+        similarity: A Similarity or its name. SIGReg leaves the norm free, unless its ``scale`` is None.
+        sigreg: The regularizer; None: ``SIGReg()``. Use ``SIGReg(dims=...)`` for prefixes.
+        **options: All other arguments of MagnitudeRankingLoss.
+
+    Raises:
+        ValueError: As MagnitudeRankingLoss does, or if weight is negative.
+
+    Example:
+        ::
+
+            loss = stm.SIGRegInfoNCE(model, weight=0.05, sigreg=stm.SIGReg(dims=(96, 192, 384)))
+            SentenceTransformerTrainer(model=model, train_dataset=dataset, loss=loss).train()
+
+    Source: LeJEPA, arXiv 2511.08544.
+    """
+
+    citation = CITATION
+    takes_sparse = False  # the entries of its embeddings are not negative, so they cannot be isotropic
+
+    @with_options_of(MagnitudeRankingLoss)
+    def __init__(
+        self,
+        model: SentenceTransformer,
+        weight: float = 0.05,
+        similarity: Similarity | str = COSINE,
+        *,
+        sigreg: SIGReg | None = None,
+        **options: Any,
+    ) -> None:
+        at_least("weight", weight, 0, " and is usually 0.05")
+        given: dict[str, Any] = dict(options)
+        given["regularizers"] = [(sigreg or SIGReg(), weight), *weighted_list(given.get("regularizers", ()))]
+        super().__init__(model, similarity, **given)

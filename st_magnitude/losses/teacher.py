@@ -1,0 +1,110 @@
+"""Teacher: how relevant the documents of a batch are, from another model or from labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from sentence_transformers import SentenceTransformer
+from torch import Tensor
+
+from st_magnitude._checks import at_least, positive
+from st_magnitude.losses.negatives import Guide
+from st_magnitude.losses.ranks import Gathered
+from st_magnitude.losses.texts import Features, Labels, Texts
+
+__all__ = ["Teacher"]
+
+
+class Teacher:
+    """Targets of a ranking loss that follow the scores t of a teacher.
+
+        T_ij = (1 - weight) · [j is the positive of i] + weight · softmax_j( t(q_i, d_j) / temperature )
+
+    A teacher that scores a row's own documents only, (B, n), gives no target to the documents of other rows.
+
+    Source: Hinton et al. 2015, Distilling the Knowledge in a Neural Network, arXiv 1503.02531.
+    """
+
+    def __init__(self, model: SentenceTransformer | None, temperature: float | None, weight: float) -> None:
+        positive("teacher_temperature", temperature, [None])
+        at_least("teacher_weight", weight, 0)
+        at_least("1 - teacher_weight", 1 - weight, 0)
+        self.given, self.temperature, self.weight = model, temperature, weight
+        self.model: Guide | None = None
+
+    @classmethod
+    def of(
+        cls, model: SentenceTransformer | None, temperature: float | None, weight: float, labels: Labels | None
+    ) -> Teacher | None:
+        """The teacher of a loss with these arguments, or None."""
+        if model is not None and labels in ("teacher", "classes"):
+            raise ValueError(f"teacher is a model and labels={labels!r} name the targets too: pass one of the two.")
+        return cls(model, temperature, weight) if model is not None or labels == "teacher" else None
+
+    def start(self, model: SentenceTransformer) -> None:
+        """Takes the model whose tokens the teacher reads."""
+        self.model = None if self.given is None else Guide(self.given, model, "teacher")
+
+    def read(
+        self,
+        texts: Texts,
+        model: Any,
+        columns: Sequence[Features],
+        mini_batch_size: int | None,
+        guide: Guide | None,
+    ) -> Texts:
+        """The texts of a batch with the teacher's embeddings, which are the guide's if the two are one model."""
+        if self.model is None:
+            return texts
+        if guide is not None and guide.model is self.model.model:
+            return replace(texts, teacher=texts.guide)
+        return replace(texts, teacher=self.model.embed_columns(columns, model, mini_batch_size))
+
+    def targets(self, texts: Texts, batch: Gathered) -> dict[str, Callable[[slice], Tensor]]:
+        """``targets`` and ``targets_queries`` of :func:`~st_magnitude.infonce`."""
+        if texts.scores is not None:
+            return self._of_own_documents(texts.scores, batch)
+        own, *documents = texts.teacher  # (B, T) each
+        queries = batch.join_queries(own)  # (Q, T)
+        place = batch.offset if batch.all_queries is not None else 0
+        return {
+            "targets": self._of_all(own, torch.cat([batch.join(x) for x in documents]), batch.offset),
+            "targets_queries": self._of_all(documents[0], queries, place),
+        }
+
+    def _of_all(self, rows: Tensor, columns: Tensor, own: int) -> Callable[[slice], Tensor]:
+        """Targets of rows (B, T) among columns (M, T), where row i belongs to column ``own + i``."""
+
+        def targets(tile: slice) -> Tensor:
+            scores = rows[tile] @ columns.T / (self.temperature or 0.05)  # (n, M)
+            shares = self.weight * scores.softmax(dim=1)
+            shares.diagonal(own + tile.start).add_(1 - self.weight)
+            return shares
+
+        return targets
+
+    def _of_own_documents(self, scores: Tensor, batch: Gathered) -> dict[str, Callable[[slice], Tensor]]:
+        """Targets from scores (B, n) of the documents of each row, in the order of their columns."""
+        size = scores.shape[1]
+        shares = self.weight * (scores.float() / (self.temperature or 1.0)).softmax(dim=1)  # (B, n)
+        shares[:, 0] += 1 - self.weight
+        rows = torch.arange(len(scores), device=scores.device)
+        places = (rows + batch.offset)[:, None] + torch.arange(size, device=scores.device) * batch.num_queries  # (B, n)
+
+        def of_queries(tile: slice) -> Tensor:
+            found = shares.new_zeros(len(rows[tile]), size * batch.num_queries)
+            return found.scatter_(1, places[tile], shares[tile])
+
+        def of_documents(tile: slice) -> Tensor:  # whose only target is the own query
+            found = shares.new_zeros(len(rows[tile]), batch.num_columns)
+            start = batch.offset if batch.all_queries is not None else 0
+            return found.scatter_(1, rows[tile, None] + start, 1.0)
+
+        return {"targets": of_queries, "targets_queries": of_documents}
+
+    def get_config_dict(self) -> dict[str, Any]:
+        name = "labels" if self.model is None else self.model.name
+        return {"model": name, "temperature": self.temperature, "weight": self.weight}
