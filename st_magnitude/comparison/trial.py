@@ -65,7 +65,8 @@ def make_splits(
         )
     else:
         train = data
-    rng, parts = np.random.default_rng(config.seed), {}
+    rng = np.random.default_rng(config.seed)
+    parts: dict[str, RetrievalData] = {}
     notes: list[str] = []
     for name, part in (("dev", dev), ("test", test)):
         if part is None:
@@ -87,7 +88,7 @@ def make_splits(
 
 
 def _held_out(data: RetrievalData, rng: np.random.Generator) -> set[str]:
-    """Ids of a fifth of the judged queries, 500 at most, with all others of the same text."""
+    """Ids of the queries of a fifth of the texts that are judged, of 500 texts at most."""
     asked: dict[str, list[str]] = {}
     for query in sorted(data.queries):
         asked.setdefault(" ".join(data.queries[query].casefold().split()), []).append(query)
@@ -115,8 +116,8 @@ def _only(data: RetrievalData, chosen: Collection[str]) -> RetrievalData:
     def of(part: dict[str, Any]) -> dict[str, Any]:
         return {query: value for query, value in part.items() if query in chosen}
 
-    judged = {"relevant": of(data.relevant), "negatives": of(data.negatives)}
-    return replace(data, queries=of(data.queries), **judged)
+    relevant, negatives = of(data.relevant), of(data.negatives)
+    return replace(data, queries=of(data.queries), relevant=relevant, negatives=negatives)
 
 
 @dataclass(frozen=True)
