@@ -40,27 +40,46 @@ def locked_folder(output: str | Path) -> Iterator[None]:
 
 
 def refuse_used_folder(path: str | Path, overwrite: bool = False) -> None:
-    """Refuses a path at which no new folder can be written."""
+    """Refuses (FileExistsError) a path at which no new folder can be written."""
     path = Path(path)
     if path.exists() and not path.is_dir():
         raise FileExistsError(f"{path} is a file; choose a new or empty folder.")
-    if not overwrite and path.is_dir() and any(path.iterdir()):
+    if not path.is_dir() or not any(path.iterdir()):
+        return
+    if not overwrite:
         raise FileExistsError(f"{path} is not empty; choose another folder, or pass overwrite=True to replace it all.")
+    if Path.cwd().is_relative_to(path.resolve()):
+        raise FileExistsError(
+            f"{path} contains the working directory, which would be replaced with it; choose "
+            "another folder, or change the directory."
+        )
+
+
+def _fill(folder: Path, new: Path) -> None:
+    """Moves all of a new folder up into an empty one, large files last: without them no model loads."""
+    for file in sorted(new.iterdir(), key=lambda file: (file.is_file(), file.stat().st_size)):
+        file.rename(folder / file.name)
+    new.rmdir()
 
 
 @contextmanager
 def whole_folder(path: str | Path, overwrite: bool = False) -> Iterator[Path]:
     """Yields a new folder next to the path, and gives it this path when the block ends.
 
-    After an error, the path is as it was. After a kill, either the old or the new folder is at the path, or, between
-    two renames, the old one is next to it as ``.NAME.old``; the next call puts it back and removes all leftovers.
-    A folder that is not empty is refused, or replaced with all that it contains.
+    After an error, the path is as it was. After a kill, either the old or the new folder is at the
+    path, or, between two renames, the old one is next to it as ``.NAME.old``; the next call puts it
+    back and removes all leftovers. A folder that is not empty is refused, or replaced with all that
+    it contains. An empty one stays and is filled from a folder inside it, because it may be a mount
+    point, the working directory, or in a folder that nobody may write to.
     """
     path = Path(path).resolve()
-    new, old = path.with_name(f".{path.name}.new"), path.with_name(f".{path.name}.old")
+    old, inside = path.with_name(f".{path.name}.old"), path / f".{path.name}.new"
     if old.exists() and not path.exists():
         old.rename(path)
+    shutil.rmtree(inside, ignore_errors=True)
     refuse_used_folder(path, overwrite)
+    is_empty = path.is_dir() and not any(path.iterdir())
+    new = inside if is_empty else path.with_name(inside.name)
     for leftover in (new, old):
         shutil.rmtree(leftover, ignore_errors=True)
     new.mkdir(parents=True)
@@ -70,6 +89,9 @@ def whole_folder(path: str | Path, overwrite: bool = False) -> Iterator[Path]:
             if file.is_file():
                 with file.open("rb+") as opened:
                     os.fsync(opened.fileno())
+        if is_empty:
+            _fill(path, new)
+            return
         if path.exists():
             path.rename(old)
         new.rename(path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -73,17 +72,16 @@ class ExponentNorm(Module):
 
     def forward(self, features: dict[str, Any], task: str | None = None, **kwargs: Any) -> dict[str, Any]:
         raw: Tensor = features["sentence_embedding"]
-        similarity = self.similarity
-        side = similarity.query if (task or features.get("task")) == "query" else similarity.document
+        role = task or features.get("task")
         # Losses take the exponents from the module. DistributedDataParallel believes that they are used only if it
         # finds both in the output (find_unused_parameters=True, the Trainer's default).
         exponents = torch.sigmoid(torch.stack([self.query_bias, self.document_bias])).expand(len(raw), 2)
         output = features | {
             "raw_embedding": raw,
             "exponents": exponents,
-            "sentence_embedding": side(raw).to(raw.dtype),
+            "sentence_embedding": _divided(raw, self.similarity, role),
         }
-        return output if self.training else _CutFirst(output, side)
+        return output if self.training else _CutFirst(output | {"task": role})
 
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
         self.save_config(output_path)
@@ -104,19 +102,25 @@ class _CutFirst(dict[str, Any]):
     """Features whose divided embedding, when a prefix replaces it, becomes the divided prefix of the raw embedding.
 
     ``encode`` applies ``truncate_dim`` after all modules, and no module is told of it:
-    ``features["sentence_embedding"] = features["sentence_embedding"][..., :truncate_dim]``. That would leave the prefix
-    divided by a power of the norm of all dimensions.
+    ``features["sentence_embedding"] = features["sentence_embedding"][..., :truncate_dim]``. That
+    would leave the prefix divided by a power of the norm of all dimensions.
+
+    All that it needs is among its items, and its constructor is that of dict: accelerate, which
+    converts the output of a model in half precision, makes a new one of the converted items.
     """
 
-    def __init__(self, features: dict[str, Any], divide: Callable[[Tensor], Tensor]) -> None:
-        super().__init__(features)
-        self._divide = divide
-
     def __setitem__(self, name: str, value: Any) -> None:
-        divided = self.get(name)
-        if name == "sentence_embedding" and _is_prefix(value, divided):
-            value = self._divide(self["raw_embedding"][..., : value.shape[-1]]).to(value.dtype)
+        if name == "sentence_embedding" and _is_prefix(value, self.get(name)):
+            prefix = self["raw_embedding"][..., : value.shape[-1]]
+            query, document = self["exponents"][0]
+            value = _divided(prefix, Similarity(query, document), self["task"])
         super().__setitem__(name, value)
+
+
+def _divided(raw: Tensor, similarity: Similarity, role: str | None) -> Tensor:
+    """Raw embeddings (n, D) as they enter the inner product, in their own precision."""
+    side = similarity.query if role == "query" else similarity.document
+    return side(raw).to(raw.dtype)
 
 
 def _is_prefix(value: Any, embedding: Any) -> bool:

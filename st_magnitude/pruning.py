@@ -12,7 +12,7 @@ from sentence_transformers.multi_vector_encoder.modules import BaseTokenPooling
 from torch import Tensor
 
 from st_magnitude._checks import at_least
-from st_magnitude.similarity import Similarity, safe_norm
+from st_magnitude.similarity import Similarity, at_least_float32
 
 __all__ = ["NormPruning"]
 
@@ -96,7 +96,7 @@ class NormPruning(BaseTokenPooling):
         """Tokens (n, D) of one document -> (m, D), 1 <= m <= n."""
         if len(embedding) == 0:
             return embedding
-        norms = safe_norm(embedding.float()).squeeze(-1)
+        norms = torch.linalg.vector_norm(at_least_float32(embedding), dim=-1)
         keep = norms > self.threshold
         keep[norms.argmax()] = True
         return self._similarity.document(embedding[keep]).to(embedding.dtype)

@@ -124,6 +124,10 @@ def test_isoscore_is_the_published_algorithm(rng):
     assert geometry.isoscore(x) == pytest.approx(expected, rel=1e-10)
 
 
+def test_one_dimension_is_not_spread():
+    assert np.isnan(geometry.isoscore([[1.0], [2.0], [4.0]]))
+
+
 @pytest.mark.parametrize(("n", "dim"), [(4000, 64), (300, 300), (100, 400)])
 def test_isoscore_ceiling_is_what_a_gaussian_sample_reaches(rng, n, dim):
     reached = geometry.isoscore(rng.normal(size=(n, dim)))

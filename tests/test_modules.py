@@ -19,6 +19,7 @@ import st_magnitude as stm
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation import CompressionEvaluator, MagnitudeEvaluator
 from st_magnitude.modules import ExponentNorm
+from st_magnitude.surgery.raw import encode_raw
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -133,6 +134,21 @@ def test_truncate_dim_gives_what_every_evaluator_reports(task, static_model, gam
         assert served == pytest.approx(cells.get(dim, served), abs=1e-12)
     assert cells.keys() == {256, 128, 64}
     assert reported["float32_7_ndcg@10"] != reported["full_ndcg@10"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_prefixes_after_an_evaluation_in_half_precision(model, tmp_path, dtype):
+    """accelerate makes a new output of the model, in float32."""
+    model.append(ExponentNorm(0.3, 0.8)).to(dtype)
+    data = Dataset.from_dict(columns(4))
+    args = SentenceTransformerTrainingArguments(str(tmp_path), bf16=True, report_to=[], use_cpu=True)
+    loss = stm.MagnitudeRankingLoss(model, stm.Similarity(0.3, 0.8))
+    trainer = SentenceTransformerTrainer(model, args, eval_dataset=data, loss=loss)
+    assert math.isfinite(trainer.evaluate()["eval_loss"])
+    raw = encode_raw(model, TEXTS, "document")
+    for dim in (5, 32):
+        found = trainer.model.encode_document(TEXTS, truncate_dim=dim, convert_to_tensor=True)
+        torch.testing.assert_close(found.float(), divided(raw[:, :dim], 0.8), rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize("gammas", [(0.3, 0.8), (1.0, 0.5), (0.0, 0.25)])

@@ -29,6 +29,13 @@ def test_tokens_above_the_threshold_are_kept(exponent):
     assert len(found[3]) == 1
 
 
+def test_zero_tokens_have_norm_zero():
+    document = torch.tensor([[0.0, 0.0], [0.0, 0.5], [0.0, 0.9]])
+    pruning = stm.NormPruning(0.4, exponent=0.0)
+    assert torch.equal(pruning.pool([document])[0], document[1:])
+    assert torch.equal(stm.NormPruning(2.0, exponent=0.0).pool([document])[0], document[2:])
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_and_an_empty_document_stay(dtype):
     kept, nothing = stm.NormPruning(1.0, exponent=1.0).pool([torch.randn(5, 8).to(dtype) * 100, torch.empty(0, 8)])

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from st_magnitude._config import MaxLength, SkipEmpty, numbers
+from st_magnitude._files import refuse_used_folder
 from st_magnitude.commands.core import (
     BEIR_FOLDER,
     EncodingBatch,
@@ -47,8 +48,8 @@ def calibrate(
     The interval next to the best exponent comes from the queries that chose it and is therefore optimistic: --confirm
     test measures the choice on other queries.
     """
-    if output is not None and output.exists() and any(output.iterdir()):
-        raise FileExistsError(f"{output} is not an empty folder. Choose another --output.")
+    if output is not None:
+        refuse_used_folder(output)
     if data is None and (exponent is None or confirm is not None):
         raise ValueError("Give --data with the queries to measure on, or only --exponent and --output.")
     if exponent is not None and confirm is None and output is None:

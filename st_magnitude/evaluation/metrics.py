@@ -11,7 +11,7 @@ from scipy.special import betaincinv
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude.similarity import COSINE, Similarity
-from st_magnitude.surgery.raw import normalizes_output, refuse_other_models
+from st_magnitude.surgery.raw import is_cut, normalizes_output, refuse_other_models, unwrapped
 
 __all__ = ["are_unit", "model_name", "raw_scoring_of", "scoring_of", "share_interval", "word_counts"]
 
@@ -31,7 +31,7 @@ def scoring_of(model: SentenceTransformer, similarity: Similarity | str | None =
 
     The model's own is that of a closing ExponentNorm, else its ``similarity_fn_name``, which must not be a distance.
     """
-    refuse_other_models(model, "A measurement")
+    model = refuse_other_models(model, "A measurement")
     if similarity is None:
         closing = getattr(list(model.children())[-1], "similarity", None)
         similarity = closing if isinstance(closing, Similarity) else model.similarity_fn_name
@@ -45,11 +45,20 @@ def scoring_of(model: SentenceTransformer, similarity: Similarity | str | None =
 
 def raw_scoring_of(model: SentenceTransformer, similarity: Similarity | str | None = None) -> Similarity:
     """`scoring_of` for embeddings from before a closing Normalize: the own similarity of a unit model is cosine."""
-    return scoring_of(model, COSINE if similarity is None and normalizes_output(model) else similarity)
+    own = scoring_of(model, similarity)
+    if similarity is not None or not normalizes_output(model):
+        return own
+    if own != COSINE and is_cut(model):
+        raise ValueError(
+            f"This model is cut to truncate_dim={unwrapped(model).truncate_dim} after Normalize and "
+            "scores by dot, which no similarity of its raw embeddings does. Pass similarity='cosine'."
+        )
+    return COSINE
 
 
 def model_name(model: SentenceTransformer) -> str:
     """The name of a model: a hub id, the last two names of a path, or the names of its modules."""
+    model = unwrapped(model)
     known = model.model_card_data.model_id or model.model_card_data.base_model
     for module in model.modules():
         known = known or getattr(module, "name_or_path", None)  # of a model of transformers

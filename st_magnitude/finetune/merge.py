@@ -22,6 +22,7 @@ from st_magnitude.evaluation.calibration import calibrate_exponent, warn_if_few
 from st_magnitude.finetune.comparison import own_ndcg, own_similarity
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.result import Result, Table
+from st_magnitude.surgery.adapters import refuse_quantized
 from st_magnitude.surgery.export import load
 from st_magnitude.surgery.normalize import prepare
 from st_magnitude.surgery.raw import is_sentence_norm, refuse_other_models
@@ -89,8 +90,9 @@ def merge_with_base(
             on ``data``), because norms weaken towards the base.
 
     Raises:
-        ValueError: If a weight is outside of [0, 1], or modules or parameters of the two models differ other than by
-            Normalize, ExponentNorm and LoRA; the message names them. With ``calibrate``, if the model normalises.
+        ValueError: If a weight is outside of [0, 1], the model is quantized, or modules or parameters of
+            the two models differ other than by Normalize, ExponentNorm and LoRA; the message names
+            them. With ``calibrate``, if the model normalises.
 
     Source: Wortsman et al., Robust Fine-Tuning of Zero-Shot Models, CVPR 2022 (arXiv 2109.01903).
 
@@ -102,6 +104,7 @@ def merge_with_base(
         0.5
     """
     refuse_other_models(model, "merge_with_base")
+    refuse_quantized(model.named_parameters(), "merge_with_base")
     tried = np.unique(np.asarray(weights, dtype=np.float64))
     if not (tried.size and tried[0] >= 0 and tried[-1] <= 1):
         raise ValueError(f"Weights of the trained model lie in [0, 1], got {list(weights)}.")

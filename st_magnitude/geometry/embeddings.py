@@ -81,8 +81,9 @@ def isoscore(x: Any) -> float:
 
         (PR - 1) / (D - 1),   PR = (sum lambda)² / sum lambda²
 
-    over the eigenvalues lambda of the covariance; PR is the participation ratio. The scale of the rows does not matter,
-    and rows without any variance give 0. A finite sample cannot reach 1: compare the score with `isoscore_ceiling`.
+    over the eigenvalues lambda of the covariance; PR is the participation ratio. The scale of the
+    rows does not matter, rows without any variance give 0, and a single dimension gives nan. A
+    finite sample cannot reach 1: compare the score with `isoscore_ceiling`.
 
     Example:
         >>> isoscore([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
@@ -92,6 +93,8 @@ def isoscore(x: Any) -> float:
     simplified (the two are equal).
     """
     scatter, dim = _scatter(x), np.shape(x)[1]
+    if dim == 1:
+        return math.nan
     trace, squares = float(np.trace(scatter)), float(np.square(scatter).sum())
     return (trace**2 / squares - 1) / (dim - 1) if squares else 0.0
 

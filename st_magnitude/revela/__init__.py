@@ -1,7 +1,7 @@
-"""Revela: dense retrievers from raw text, by language modelling with in-batch attention (arXiv 2506.16552).
+"""Revela: dense retrievers from raw text, by language modelling (arXiv 2506.16552).
 
-Every name is imported when it is first used, so ``import st_magnitude`` loads none of this. Most of them need the extra
-``revela``, and raise ImportError without it.
+Every name is imported when it is first used. Most of them need the extra ``revela``, and raise
+ImportError without it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from st_magnitude.revela.groups import GroupCollator, build_groups
     from st_magnitude.revela.loss import RevelaLoss, group_similarity
     from st_magnitude.revela.run import load_lm, load_retriever
-    from st_magnitude.revela.trainer import RevelaTrainer, add_lora, lora_config, merge_lora
+    from st_magnitude.revela.trainer import RevelaTrainer, add_lora, lora_config
+    from st_magnitude.surgery.adapters import merge_lora
 
 __all__ = [
     "GroupCollator",

@@ -1,1 +1,1 @@
-"""Model surgery: functions that change what a model ends in, how large its embeddings are, and how it is saved."""
+"""Functions that change what a model ends in, how large its embeddings are, and how it is saved."""

@@ -9,7 +9,7 @@ from sentence_transformers import SentenceTransformer
 
 from st_magnitude._checks import INSTALL
 from st_magnitude.modules import ExponentNorm
-from st_magnitude.surgery.raw import normalizes_output
+from st_magnitude.surgery.raw import returns_unit_vectors
 
 __all__ = ["NEEDS_PACKAGE", "add_section", "complete_card", "scoring_text"]
 
@@ -17,7 +17,10 @@ _BEGIN, _END = "<!-- st-magnitude: scoring -->", "<!-- /st-magnitude: scoring --
 
 # Index -> name of the inner product, name of cosine. docs/serving.md has the sources.
 _METRICS = {
-    "FAISS": ("`METRIC_INNER_PRODUCT`, `IndexFlatIP`", "`METRIC_INNER_PRODUCT` of normalised embeddings"),
+    "FAISS": (
+        "`METRIC_INNER_PRODUCT`, `IndexFlatIP`",
+        "`METRIC_INNER_PRODUCT` of normalised embeddings",
+    ),
     "usearch": ('`metric="ip"`', '`metric="cos"`'),
     "Qdrant": ("`Distance.DOT`", "`Distance.COSINE`"),
     "Milvus": ('`metric_type="IP"`', '`metric_type="COSINE"`'),
@@ -38,44 +41,49 @@ NEEDS_PACKAGE = (
 
 
 def scoring_text(model: SentenceTransformer, baked: bool = False) -> str:
-    """The section of a model card that says how to index and score the embeddings of a model, in Markdown.
+    """The section of a model card on indexing and scoring, in Markdown.
 
     ``baked`` says that its ExponentNorm is not saved.
 
     Example:
         >>> from sentence_transformers.sentence_transformer.modules import BoW
-        >>> model = SentenceTransformer(modules=[BoW(["red"])], similarity_fn_name="dot", device="cpu")
+        >>> model = SentenceTransformer(modules=[BoW(["red"])], device="cpu")
         >>> print(scoring_text(model).splitlines()[2])
-        The norms of document embeddings are part of the score. Index by inner product, and do not normalise embeddings.
+        The norms of embeddings are not part of the score. Index by cosine similarity.
     """
-    exponent = model[-1].gamma_document if isinstance(model[-1], ExponentNorm) else None
-    uses_norms = model.similarity_fn_name == "dot" and not normalizes_output(model)
+    gamma = f"{model[-1].gamma_document:.4f}" if isinstance(model[-1], ExponentNorm) else ""
+    uses_norms = model.similarity_fn_name == "dot" and not returns_unit_vectors(model)
     index = "Index by inner product, and do not normalise embeddings."
     if not uses_norms:
         scoring = "The norms of embeddings are not part of the score. Index by cosine similarity."
     elif baked:
         scoring = (
-            "The embeddings of this model are raw. Divide each document embedding by its norm to the power "
-            f"{exponent:.4f} before it is indexed, `st_magnitude.Similarity(document={exponent:.4f})"
-            f".document(embeddings)`; queries stay as they are. {index}"
+            "The embeddings of this model are raw. Divide each document embedding by its norm to "
+            f"the power {gamma} before it is indexed, "
+            f"`st_magnitude.Similarity(document={gamma}).document(embeddings)`; queries stay as "
+            f"they are. {index}"
         )
     else:
         scoring = f"The norms of document embeddings are part of the score. {index}"
-        if exponent is not None:
-            scoring += f" The model has already divided documents by their norm to the power {exponent:.4f}."
+        if gamma:
+            scoring += (
+                f" The model has already divided documents by their norm to the power {gamma}."
+            )
     lines = ["### Indexing and scoring", "", scoring, "", "| index | metric |", "| --- | --- |"]
-    lines += [f"| {name} | {metrics[0 if uses_norms else 1]} |" for name, metrics in _METRICS.items()]
+    lines += [
+        f"| {name} | {metrics[0 if uses_norms else 1]} |" for name, metrics in _METRICS.items()
+    ]
     if uses_norms:
-        warning = "With cosine similarity, or behind a server that normalises embeddings, the model ranks differently"
-        lines += ["", f"{warning} from how it was evaluated."]
+        lines += [
+            "",
+            "With cosine similarity, or behind a server that normalises embeddings, the model",
+        ]
+        lines[-1] += " ranks differently from how it was evaluated."
     return "\n".join(lines)
 
 
 def complete_card(card: Path, model: SentenceTransformer, baked: bool = False) -> None:
-    """Adds the section on scoring, or replaces it.
-
-    The card of a model that ends in ExponentNorm begins with the package that the model needs, and loads it with that.
-    """
+    """Adds or replaces the section on scoring, and what a model with ExponentNorm needs to load."""
     if not card.is_file():
         return
     text = card.read_text(encoding="utf-8")
@@ -88,7 +96,9 @@ def complete_card(card: Path, model: SentenceTransformer, baked: bool = False) -
     for stock, ours in _LOADING.items():
         before = before.replace(stock, ours) if needs_package else before.replace(ours, stock)
     if needs_package:
-        before = re.sub(r"^# ", f"{_BEGIN}\n> {NEEDS_PACKAGE}\n{_END}\n\n# ", before, count=1, flags=re.M)
+        before = re.sub(
+            r"^# ", f"{_BEGIN}\n> {NEEDS_PACKAGE}\n{_END}\n\n# ", before, count=1, flags=re.M
+        )
     card.write_text(f"{before}\n{section}\n{text[end:]}", encoding="utf-8")
 
 

@@ -19,8 +19,15 @@ from st_magnitude._files import whole_folder
 from st_magnitude._upstream import load_with_classes
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.pruning import NormPruning
+from st_magnitude.surgery.adapters import merged
 from st_magnitude.surgery.card import NEEDS_PACKAGE, complete_card
-from st_magnitude.surgery.raw import normalizes_output, refuse_other_models
+from st_magnitude.surgery.raw import (
+    is_cut,
+    normalizes_output,
+    refuse_other_models,
+    unwrapped,
+    warn_of_unused_prompt,
+)
 
 __all__ = ["export", "limit_length", "load", "one_line_about_the_disk", "write_model"]
 
@@ -36,70 +43,104 @@ def export(
     bake_exponent: bool = False,
     overwrite: bool = False,
 ) -> Path:
-    """Saves a model for everybody to load and to score as it was trained. The model in memory is not changed.
+    """Saves a model for everybody to load and to score as it was trained. The model is not changed.
 
-    For the discrete similarities, the folder has stock modules only and the matching ``similarity_fn_name``:
-    SentenceTransformer, mteb and every vector database load it without ``trust_remote_code`` and without this package.
-    A fractional document exponent keeps its ``ExponentNorm`` (load with :func:`st_magnitude.load`) unless it is baked.
-    The model card says how to index the embeddings. A full disk or a kill leaves the old model or the new one.
+    For the discrete similarities the folder has stock modules and the ``similarity_fn_name`` that
+    ranks alike: SentenceTransformer, mteb and every vector database load it without this package. A
+    fractional document exponent keeps its ``ExponentNorm`` (load with :func:`st_magnitude.load`)
+    unless it is baked. An adapter (LoRA) is merged in a copy; ``model.save_pretrained`` saves it as
+    such. The model card says how to index. A full disk or a kill leaves the old model or the new
+    one.
 
     Args:
         model: The trained SentenceTransformer or MultiVectorEncoder.
         path: A new or empty folder.
-        calibrated_scores: Whether queries are normalised as well, which makes scores of different queries comparable,
-            by a stock ``Router`` with one route for queries and one for documents. For models whose document norm
-            counts (dot, QNorm); queries must then be encoded with ``encode_query``.
-        bake_exponent: Whether ExponentNorm is left out, and the saved model gives raw embeddings. Whoever writes
-            the index then divides document vectors by |d|^gamma, ``Similarity(document=gamma).document(vectors)``, with
-            the gamma in the log and in ``st_magnitude.json``. Queries need nothing: their norm changes no ranking.
+        calibrated_scores: Whether queries are normalised as well, by a stock ``Router``, which
+            makes scores of different queries comparable. For models whose document norm counts
+            (dot, QNorm); queries must then be encoded with ``encode_query``.
+        bake_exponent: Whether ExponentNorm is left out, and the saved model gives raw embeddings.
+            Whoever writes the index then divides document vectors by |d|^gamma, by
+            ``Similarity(document=gamma).document(vectors)`` with the gamma in
+            ``st_magnitude.json``. Queries need nothing: their norm changes no ranking.
         overwrite: Whether a folder that is not empty is replaced, with all that it contains.
 
     Raises:
         FileExistsError: If the folder is not empty and overwrite is False.
-        OSError: If the model cannot be written, for example because the disk is full. The folder is then as it was.
-        ValueError: If the model cannot have an option, or a MultiVectorEncoder contains NormPruning.
+        OSError: If the model cannot be written, as on a full disk. The folder is then as it was.
+        ValueError: If the model cannot have an option, a MultiVectorEncoder contains NormPruning,
+            or the weights under an adapter are quantized.
     """
     path = Path(path)
+    model = unwrapped(model)
     if isinstance(model, MultiVectorEncoder):
         _check_tokens(model, calibrated_scores or bake_exponent)
-        with one_line_about_the_disk(path), whole_folder(path, overwrite) as folder:
-            model.save_pretrained(str(folder))
-        return path
-    refuse_other_models(model, "export")
-    _check_ending(model, calibrated_scores, bake_exponent)
+    else:
+        _check_ending(refuse_other_models(model, "export"), calibrated_scores, bake_exponent)
     with one_line_about_the_disk(path), whole_folder(path, overwrite) as folder:
         write_model(model, folder, calibrated_scores, bake_exponent)
     if bake_exponent:
         logger.warning(
-            "Exported raw embeddings: divide document vectors by their norm to the power gamma when indexing, "
-            "stm.Similarity(document=%.4f).document(vectors).",
+            "Exported raw embeddings: divide document vectors by their norm to the power gamma "
+            "when indexing, stm.Similarity(document=%.4f).document(vectors).",
             model[-1].gamma_document,
         )
-    elif isinstance(model[-1], ExponentNorm):
-        logger.info("This model ends in ExponentNorm: load it with stm.load(%r).", str(path))
     return path
 
 
 def _check_tokens(model: MultiVectorEncoder, has_option: bool) -> None:
     if has_option:
-        raise ValueError("calibrated_scores and bake_exponent are for models with one embedding per text.")
+        raise ValueError(
+            "calibrated_scores and bake_exponent are for models with one embedding per text."
+        )
     if any(isinstance(module, NormPruning) for module in model.modules()):
         raise ValueError(
-            "export writes stock modules, and this model contains NormPruning. Remove it and give it to "
-            "encode_document(token_pooling=...), or save the model with save_pretrained and load it by "
-            "MultiVectorEncoder(path, trust_remote_code=True) where this package is installed."
+            "export writes stock modules, and this model contains NormPruning. Remove it and give "
+            "it to encode_document(token_pooling=...), or save the model with save_pretrained and "
+            "load it by MultiVectorEncoder(path, trust_remote_code=True) where this package is "
+            "installed."
+        )
+
+
+def _check_ending(model: SentenceTransformer, calibrated_scores: bool, bake_exponent: bool) -> None:
+    last = model[-1]
+    has_exponent = isinstance(last, ExponentNorm)
+    counts_norms = (
+        model.similarity_fn_name == "dot" and not has_exponent and not normalizes_output(model)
+    )
+    if calibrated_scores and not counts_norms:
+        raise ValueError(
+            "calibrated_scores=True normalises the queries of a model whose document norms count; "
+            f"this one ends in {type(last).__name__} and has "
+            f"similarity_fn_name={model.similarity_fn_name!r}. For ExponentNorm, set gamma_query "
+            "to 1 instead; else scores are comparable as they are, or call stm.prepare(model, "
+            "'qnorm')."
+        )
+    if calibrated_scores and is_cut(model):
+        raise ValueError(
+            f"calibrated_scores=True gives queries norm 1, but truncate_dim={model.truncate_dim} "
+            "cuts them after that. Set model.truncate_dim = None, or shorten the model by project."
+        )
+    if bake_exponent and not has_exponent:
+        raise ValueError(
+            "bake_exponent=True needs a model that ends in ExponentNorm; this one does not."
         )
 
 
 def write_model(
-    model: SentenceTransformer, folder: Path, calibrated_scores: bool = False, bake_exponent: bool = False
+    model: SentenceTransformer | MultiVectorEncoder,
+    folder: Path,
+    calibrated_scores: bool = False,
+    bake_exponent: bool = False,
 ) -> None:
     """Writes the files of :func:`export` into a folder, whatever else is in it."""
+    model = merged(model)
     modules = list(model)
     if calibrated_scores:
         # A Normalize that writes elsewhere does not change the embedding: it is the stock identity.
         identity = Normalize(module_output_name="_unit")
-        model.append(Router({"query": [Normalize()], "document": [identity]}, default_route="document"))
+        model.append(
+            Router({"query": [Normalize()], "document": [identity]}, default_route="document")
+        )
     elif bake_exponent:
         del model[-1]
     try:
@@ -107,6 +148,8 @@ def write_model(
     finally:
         del model[len(modules) :]
         model.extend(modules[len(model) :])
+    if isinstance(model, MultiVectorEncoder):
+        return
     if bake_exponent:
         note = json.dumps({"document_exponent": model[-1].gamma_document}, indent=2)
         (folder / "st_magnitude.json").write_text(note + "\n", encoding="utf-8")
@@ -116,7 +159,7 @@ def write_model(
 
 
 def _refer_to_package(folder: Path) -> None:
-    """Lets sentence-transformers' errors say what to install: they name the class, or run its file."""
+    """Makes the errors of sentence-transformers, which name the class, say what to install."""
     modules = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
     modules[-1]["type"] = _REFERENCE
     (folder / "modules.json").write_text(json.dumps(modules, indent=2), encoding="utf-8")
@@ -127,22 +170,9 @@ def _refer_to_package(folder: Path) -> None:
     (folder / f"{_REFERENCE.partition('.')[0]}.py").write_text(code, encoding="utf-8")
 
 
-def _check_ending(model: SentenceTransformer, calibrated_scores: bool, bake_exponent: bool) -> None:
-    ends_in_exponent = isinstance(model[-1], ExponentNorm)
-    counts_norms = model.similarity_fn_name == "dot" and not ends_in_exponent and not normalizes_output(model)
-    if calibrated_scores and not counts_norms:
-        raise ValueError(
-            "calibrated_scores=True normalises the queries of a model whose document norms count; this one ends in "
-            f"{type(model[-1]).__name__} and has similarity_fn_name={model.similarity_fn_name!r}. For ExponentNorm, "
-            "set gamma_query to 1 instead; else scores are comparable as they are, or call stm.prepare(model, 'qnorm')."
-        )
-    if bake_exponent and not ends_in_exponent:
-        raise ValueError("bake_exponent=True needs a model that ends in ExponentNorm; this one has no exponent.")
-
-
 @contextmanager
 def one_line_about_the_disk(path: Path) -> Iterator[None]:
-    """Turns the errors of a disk, also those of safetensors and tokenizers, into an OSError of one line."""
+    """Turns errors of a disk, also those of safetensors and tokenizers, into one line."""
     try:
         yield
     except FileExistsError:
@@ -152,29 +182,42 @@ def one_line_about_the_disk(path: Path) -> Iterator[None]:
         number = error.errno if isinstance(error, OSError) else int(found[1]) if found else None
         if number is None:
             raise
-        failure = OSError(f"The model cannot be written to {path} ({os.strerror(number)}). The folder is as it was.")
+        reason = os.strerror(number)
+        failure = OSError(
+            f"The model cannot be written to {path} ({reason}). The folder is as it was."
+        )
         failure.errno = number
         raise failure from error
 
 
 def load(path: str | Path, **kwargs: Any) -> SentenceTransformer:
-    """``SentenceTransformer(path, **kwargs)`` for models that may end in ``ExponentNorm``; runs no code of the model.
+    """``SentenceTransformer(path, **kwargs)`` with ``ExponentNorm``; runs no code of the model.
 
     Raises:
-        OSError: If there is no model of that name.
+        OSError: If there is no model of that name, or its files are incomplete.
         TypeError: If the model is a SparseEncoder, CrossEncoder or MultiVectorEncoder.
         ValueError: If the model has other modules that are not sentence-transformers' own.
     """
-    if (name := class_of(str(path), kwargs)) != "SentenceTransformer":
+    path = str(path)
+    if (name := class_of(path, kwargs)) != "SentenceTransformer":
         raise TypeError(
-            f"The model at {str(path)!r} is a {name}, and stm.load loads a SentenceTransformer, which would give other "
-            f"embeddings. Load it with sentence_transformers.{name}({str(path)!r}, trust_remote_code=True)."
+            f"The model at {path!r} is a {name}, and stm.load loads a SentenceTransformer, which "
+            f"would give other embeddings. Load it with sentence_transformers.{name}({path!r}, "
+            "trust_remote_code=True)."
         )
-    ours: dict[str, type] = dict.fromkeys((f"{ExponentNorm.__module__}.ExponentNorm", _REFERENCE), ExponentNorm)
+    ours: dict[str, type] = {
+        f"{ExponentNorm.__module__}.ExponentNorm": ExponentNorm,
+        _REFERENCE: ExponentNorm,
+    }
     try:
-        return load_with_classes(str(path), ours, **kwargs)
+        model = load_with_classes(path, ours, **kwargs)
     except OSError as error:
-        raise OSError(f"There is no model at {str(path)!r}, neither a folder nor on the hub: {error}") from error
+        what = f"There is no model at {path!r}, neither a folder nor on the hub"
+        if os.path.isdir(path):
+            what = f"The model at {path!r} is incomplete, or is an adapter whose base has moved"
+        raise OSError(f"{what}: {error}") from error
+    warn_of_unused_prompt(model)
+    return model
 
 
 def class_of(path: str, options: Mapping[str, Any]) -> str:
@@ -193,15 +236,16 @@ def class_of(path: str, options: Mapping[str, Any]) -> str:
         return str(name)
     # A CrossEncoder of older versions is a folder of transformers with a classification head.
     heads = read("config.json").get("architectures") or ()
-    is_cross_encoder = any(head.endswith("ForSequenceClassification") for head in heads) and not read("modules.json")
-    return "CrossEncoder" if is_cross_encoder else "SentenceTransformer"
+    has_head = any(head.endswith("ForSequenceClassification") for head in heads)
+    return "CrossEncoder" if has_head and not read("modules.json") else "SentenceTransformer"
 
 
 def limit_length(model: SentenceTransformer, length: int) -> None:
-    """Limits the number of tokens of a text that a model reads. Static models have no such limit: ValueError."""
+    """Limits the number of tokens that a model reads of a text; ValueError if it has no limit."""
     try:
         model.max_seq_length = length
     except AttributeError:
         raise ValueError(
-            "This model reads texts of any number of tokens; leave out max_length (--max-length) and serve_length."
+            "This model reads texts of any number of tokens; leave out max_length (--max-length) "
+            "and serve_length."
         ) from None

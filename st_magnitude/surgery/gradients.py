@@ -1,7 +1,8 @@
 """GradScale and cut-initialisation, for losses by cosine.
 
-Their gradient at an embedding z has the size sin φ / |z| (Draganov et al., Prop. 3.1), so embeddings with large norms
-hardly move. GradScale multiplies this gradient by |z|. Cut-initialisation begins with small norms.
+Their gradient at an embedding z has the size sin φ / |z| (Draganov et al., Prop. 3.1), so
+embeddings with large norms hardly move. GradScale multiplies this gradient by |z|.
+Cut-initialisation begins with small norms.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from st_magnitude._checks import one_of, positive
 from st_magnitude._upstream import forward_hooks
 from st_magnitude.similarity import at_least_float32
+from st_magnitude.surgery.adapters import refuse_quantized
 from st_magnitude.surgery.normalize import rescale_output
 from st_magnitude.surgery.raw import raw_embeddings, raw_producers, unwrapped
 
@@ -27,7 +29,12 @@ logger = logging.getLogger(__name__)
 
 SMALLEST_NORM = 1e-6  # smaller norms, also the norms of zero rows, count as this
 
-_NEVER_CUT = ("logit_scale", "logit_bias", "query_bias", "document_bias")  # logarithms and logits, not weights
+_NEVER_CUT = (
+    "logit_scale",
+    "logit_bias",
+    "query_bias",
+    "document_bias",
+)  # logarithms and logits, not weights
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -37,14 +44,14 @@ def grad_scale(x: Tensor, power: float = 1.0) -> Tensor:
 
         forward z,   backward |z|^power · g
 
-    GradScale belongs before the normalisation: after it, all norms are 1 and it does nothing. The resulting gradient
-    field is not the gradient of any loss (Prop. D.1). The factor is a constant to higher derivatives, computed in
-    float32 (float64 for float64). Norms below 1e-6 count as 1e-6, and the factor is always finite.
+    GradScale belongs before the normalisation: after it, all norms are 1 and it does nothing. The
+    resulting gradient field is not the gradient of any loss (Prop. D.1). The factor is a constant
+    to higher derivatives, in at least float32 and finite. Norms below 1e-6 count as 1e-6.
 
     Args:
         x: Embeddings.
-        power: 1 cancels the 1/|z| of every cosine-based loss, and 0 changes nothing. The learning rate may have to fall
-            by the size of the norms; the paper divides it by 6.
+        power: 1 cancels the 1/|z| of every cosine-based loss, and 0 changes nothing. The learning
+            rate may have to fall by the size of the norms; the paper divides it by 6.
 
     Example:
         >>> import torch
@@ -54,32 +61,36 @@ def grad_scale(x: Tensor, power: float = 1.0) -> Tensor:
         tensor([[5., 5.],
                 [1., 1.]])
 
-    Source: Draganov et al., On the Importance of Embedding Norms in Self-Supervised Learning, section 6 and App. D,
-    Listing 2.
+    Source: Draganov et al., On the Importance of Embedding Norms in Self-Supervised Learning,
+    section 6 and App. D, Listing 2.
     """
     if power == 0 or not torch.is_grad_enabled():
         return x
     fixed = x.detach()
     norm = torch.linalg.vector_norm(at_least_float32(fixed), dim=-1, keepdim=True)
-    factor = (norm.clamp(min=SMALLEST_NORM) ** power).clamp(max=torch.finfo(x.dtype).max)  # (..., 1)
-    # x - fixed is zero, so the value is x to the last bit; its derivative is the factor. The product is computed in the
-    # precision of the factor and rounded once.
+    factor = (norm.clamp(min=SMALLEST_NORM) ** power).clamp(
+        max=torch.finfo(x.dtype).max
+    )  # (..., 1)
+    # x - fixed is zero, so the value is x to the last bit; its derivative is the factor. The
+    # product is computed in the precision of the factor and rounded once.
     return fixed + (factor * (x - fixed)).to(x.dtype)
 
 
 def attach_grad_scale(model: nn.Module, power: float = 1.0) -> ExitStack:
-    """Applies :func:`grad_scale` to the raw embeddings of a model during training. In place; it is never saved.
+    """Applies :func:`grad_scale` to raw embeddings in training. In place; it is never saved.
 
-    ``close()`` of the returned handle removes it. In a SentenceTransformer it comes before the last Normalize or
-    ExponentNorm, in every route of a last Router. In any other module it scales the output, a tensor or a dict with
-    ``"sentence_embedding"``. A model with two encoders (CLIP) needs ``grad_scale(features)`` in the loss instead.
+    ``close()`` of the returned handle removes it. In a SentenceTransformer it comes before the last
+    Normalize or ExponentNorm, in every route of a last Router. In any other module it scales the
+    output, a tensor or a dict with ``"sentence_embedding"``. A model with two encoders (CLIP) needs
+    ``grad_scale(features)`` in the loss instead.
 
     Args:
         model: The model to train, or the module in it whose output is scaled.
         power: Exponent of the norm.
 
     Raises:
-        ValueError: If the model has GradScale already; at the first training batch, if all norms that reach it are 1.
+        ValueError: If the model has GradScale already; at the first training batch, if all norms
+            that reach it are 1.
 
     Example:
         >>> from sentence_transformers.base.modules import Normalize
@@ -88,9 +99,11 @@ def attach_grad_scale(model: nn.Module, power: float = 1.0) -> ExitStack:
         >>> handle = attach_grad_scale(model, power=1.0)
         >>> handle.close()
     """
-    model = unwrapped(model)
-    if any(isinstance(hook, _Hook) for module in model.modules() for hook in forward_hooks(module)):
-        raise ValueError("This model has GradScale already: call close() on the handle of the first attachment.")
+    hooks = [hook for module in unwrapped(model).modules() for hook in forward_hooks(module)]
+    if any(isinstance(hook, _Hook) for hook in hooks):
+        raise ValueError(
+            "This model has GradScale already: call close() on the handle of the first one."
+        )
     handle = ExitStack()
     for module in raw_producers(model):
         handle.callback(module.register_forward_hook(_Hook(power)).remove)
@@ -110,8 +123,9 @@ class _Hook:
         if isinstance(output, Tensor):
             return self._scaled(output)
         raise TypeError(
-            f"GradScale found no embeddings in the output of {type(module).__name__} ({type(output).__name__}). Attach "
-            "it to the module that returns them as a tensor, or call grad_scale(embeddings) in the loss."
+            f"GradScale found no embeddings in the output of {type(module).__name__}, a "
+            f"{type(output).__name__}. Attach it to the module that returns them as a tensor, or "
+            "call grad_scale(embeddings) in the loss."
         )
 
     def _scaled(self, x: Tensor) -> Tensor:
@@ -120,9 +134,9 @@ class _Hook:
             norms = torch.linalg.vector_norm(x.detach().float(), dim=-1)
             if norms.numel() > 1 and (norms - 1).abs().max() < 1e-3:
                 raise ValueError(
-                    "All embeddings that reach GradScale have norm 1, so it comes after a normalisation and does "
-                    "nothing. Attach it to the module before that, attach_grad_scale(module, power), or remove the "
-                    "normalisation from the model."
+                    "All embeddings that reach GradScale have norm 1, so it comes after a "
+                    "normalisation and does nothing. Attach it to the module before that, "
+                    "attach_grad_scale(module, power), or remove the normalisation from the model."
                 )
         return grad_scale(x, self.power)
 
@@ -132,23 +146,25 @@ def cut_init(
     c: float = 3.0,
     where: Literal["output", "all"] | Callable[[str, nn.Parameter], bool] = "output",
 ) -> Model:
-    """Divides weights by c before training, so norms begin small and cosine gradients large. In place.
+    """Divides weights by c before training: norms begin small and cosine gradients large. In place.
 
-    - ``"output"`` divides the last affine map of a SentenceTransformer, as :func:`rescale_output` does. Norms become
-      exactly 1/c of what they were and similarities stay: it is safe on pretrained models. Under a cosine loss only
-      this map learns faster, c² times under SGD; the layers below it get the same gradient as before.
-    - ``"all"`` divides every parameter, as the paper's Listing 1 does, for models that are not trained yet. A warning
-      says if the model looks trained.
+    - ``"output"`` divides the last affine map of a SentenceTransformer, as :func:`rescale_output`
+      does. Norms become exactly 1/c and similarities stay: it is safe on pretrained models. Under a
+      cosine loss only this map learns faster, c² times under SGD; the gradient below it is the
+      same.
+    - ``"all"`` divides every parameter, as the paper's Listing 1 does, for models that are not
+      trained yet. A warning says if the model looks trained.
     - A function of name and parameter chooses freely. For open_clip's ViT models, for example,
       ``lambda name, _: name in ("visual.proj", "text_projection")``.
 
     Args:
         model: A SentenceTransformer or, with ``"all"`` or a function, any module.
-        c: The divisor. The paper takes 3 for contrastive and 9 for attraction-only losses, with weight decay.
-        where: The parameters to divide, but never ``logit_scale``, ``logit_bias`` and learned exponents.
+        c: The divisor. The paper takes 3 for contrastive and 9 for attraction-only losses.
+        where: What to divide, but never ``logit_scale``, ``logit_bias`` and learned exponents.
 
     Raises:
-        ValueError: If no last affine map is found, or ``where`` chose no parameter. The model is then unchanged.
+        ValueError: If there is no last affine map, or ``where`` chose no parameter or a quantized
+            one. The model is then unchanged.
 
     Example:
         >>> from sentence_transformers.base.modules import Dense
@@ -159,7 +175,8 @@ def cut_init(
         >>> (before / cut_init(model, c=4).encode("red")).round(4)
         array([4., 4.], dtype=float32)
 
-    Source: Draganov et al., On the Importance of Embedding Norms in Self-Supervised Learning, section 6, Listing 1.
+    Source: Draganov et al., On the Importance of Embedding Norms in Self-Supervised Learning,
+    section 6, Listing 1.
     """
     positive("c", c)
     if not callable(where):
@@ -168,23 +185,29 @@ def cut_init(
     if where == "output":
         if not isinstance(inner, SentenceTransformer):
             raise ValueError(
-                f"where='output' is for a SentenceTransformer, and this is a {type(inner).__name__}. Choose the "
-                "parameters yourself: where=lambda name, parameter: ..."
+                "where='output' is for a SentenceTransformer, and this is a "
+                f"{type(inner).__name__}. Choose the parameters yourself: where=lambda name, "
+                "parameter: ..."
             )
         with raw_embeddings(inner):
             rescale_output(inner, 1 / c)
         return model
+    named = [
+        (name, p) for name, p in inner.named_parameters() if name.split(".")[-1] not in _NEVER_CUT
+    ]
+    chosen = [(name, p) for name, p in named if where == "all" or where(name, p)]
+    if not chosen:
+        raise ValueError(
+            "cut_init found no parameter to divide: `where` chose none, or the model has none."
+        )
+    refuse_quantized(chosen, "cut_init")
     if where == "all" and _looks_trained(inner):
         logger.warning(
-            "cut_init(where='all') on a model whose weights look trained: dividing all of them destroys what it has "
-            "learned. where='output' changes norms only."
+            "cut_init(where='all') on a model whose weights look trained: dividing all of them "
+            "destroys what it has learned. where='output' changes norms only."
         )
-    named = ((name, p) for name, p in inner.named_parameters() if name.rpartition(".")[2] not in _NEVER_CUT)
-    chosen = [p for name, p in named if where == "all" or where(name, p)]
-    if not chosen:
-        raise ValueError("cut_init found no parameter to divide: `where` chose none, or the model has none.")
     with torch.no_grad():
-        for parameter in chosen:
+        for _, parameter in chosen:
             parameter.div_(c)
     return model
 
@@ -192,4 +215,9 @@ def cut_init(
 def _looks_trained(model: nn.Module) -> bool:
     """Whether a weight or a bias of a normalisation layer is not constant; all begin as 1 and 0."""
     layers = [module for module in model.modules() if "norm" in type(module).__name__.lower()]
-    return any(bool((p != p[0]).any()) for layer in layers for p in layer.parameters(recurse=False) if p.ndim == 1)
+    return any(
+        bool((p != p[0]).any())
+        for layer in layers
+        for p in layer.parameters(recurse=False)
+        if p.ndim == 1
+    )

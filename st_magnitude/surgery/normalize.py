@@ -1,6 +1,7 @@
 """The end of a SentenceTransformer, and the size of its embeddings.
 
-Functions work in place and return the model: ``model = stm.prepare(SentenceTransformer("..."), "qnorm")``.
+Functions work in place and return the model: ``model = stm.prepare(SentenceTransformer("..."),
+"qnorm")``.
 """
 
 from __future__ import annotations
@@ -12,17 +13,31 @@ from typing import Any, Literal, TypeVar
 import torch
 from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize, Router
-from sentence_transformers.sentence_transformer.modules import Dropout, LayerNorm, Pooling, StaticEmbedding, Transformer
+from sentence_transformers.sentence_transformer.modules import (
+    Dropout,
+    LayerNorm,
+    Pooling,
+    StaticEmbedding,
+    Transformer,
+)
 from torch import Tensor, nn
 
 from st_magnitude._checks import positive
 from st_magnitude._upstream import stored_similarity_name
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import COSINE, Similarity
-from st_magnitude.surgery.raw import is_sentence_norm, normalizes_output, raw_embeddings, refuse_other_models, routes_of
+from st_magnitude.surgery.raw import (
+    is_sentence_norm,
+    normalizes_output,
+    raw_embeddings,
+    raw_producers,
+    refuse_other_models,
+    routes_of,
+    unwrapped,
+)
 from st_magnitude.surgery.tokens import prepare_tokens
 
-__all__ = ["add_normalize", "prepare", "rescale_output", "set_similarity_function", "strip_normalize"]
+__all__ = ["prepare", "rescale_output", "set_similarity_function", "strip_normalize"]
 
 logger = logging.getLogger(__name__)
 
@@ -39,10 +54,10 @@ PROBE = (
 
 
 def strip_normalize(model: SentenceTransformer) -> SentenceTransformer:
-    """Removes ``Normalize`` and ``ExponentNorm`` from the end of a model, which keeps the norms. In place.
+    """Removes ``Normalize`` and ``ExponentNorm`` from the end of a model, in place.
 
-    Cosine similarities and ``similarity_fn_name`` do not change: see :func:`prepare`. If the model ends in a Router,
-    Normalize is removed from the end of each route.
+    Cosine similarities and ``similarity_fn_name`` do not change: see :func:`prepare`. In a Router
+    at the end, they are removed from the end of each route.
 
     Raises:
         ValueError: If another module follows Normalize, or a route consists of Normalize only.
@@ -53,36 +68,23 @@ def strip_normalize(model: SentenceTransformer) -> SentenceTransformer:
         >>> [type(module).__name__ for module in strip_normalize(model)]
         ['BoW']
     """
-    refuse_other_models(model, "strip_normalize")
-    while len(model) > 1 and (is_sentence_norm(model[-1]) or isinstance(model[-1], ExponentNorm)):
-        del model[-1]
-    if normalizes_output(model):
-        if not isinstance(model[-1], Router):
-            raise ValueError(
-                f"The Normalize of this model is followed by {type(model[-1]).__name__}, so it cannot be stripped from "
-                "the end: remove it from the list of modules."
-            )
-        routes = routes_of(model[-1])
-        for name, route in routes.items():
-            if all(is_sentence_norm(module) for module in route):
-                raise ValueError(
-                    f"The route {name!r} of the last Router consists of Normalize only, as in a model exported with "
-                    "calibrated_scores=True: remove the Router with `del model[-1]`."
-                )
-        for route in routes.values():
-            while is_sentence_norm(route[-1]):
-                del route[-1]
+    inner = refuse_other_models(model, "strip_normalize")
+    raw_producers(inner)  # refuses a route of nothing but Normalize before anything changes
+    _strip(inner)
+    if normalizes_output(inner):
+        raise ValueError(
+            f"The Normalize of this model is followed by {type(inner[-1]).__name__}, so it cannot "
+            "be stripped from the end: remove it from the list of modules."
+        )
     return model
 
 
-def add_normalize(model: SentenceTransformer) -> SentenceTransformer:
-    """Ends a model in ``Normalize``, in place of an ``ExponentNorm``: all norms become 1."""
-    refuse_other_models(model, "add_normalize")
-    if isinstance(model[-1], ExponentNorm):
-        strip_normalize(model)
-    if not normalizes_output(model, all):
-        model.append(Normalize())
-    return model
+def _strip(modules: nn.Sequential) -> None:
+    while is_sentence_norm(modules[-1]) or isinstance(modules[-1], ExponentNorm):
+        del modules[-1]
+    if isinstance(modules[-1], Router):
+        for route in routes_of(modules[-1]).values():
+            _strip(route)
 
 
 Model = TypeVar("Model", SentenceTransformer, MultiVectorEncoder)
@@ -100,11 +102,10 @@ def prepare(model: Model, similarity: str | Similarity) -> Model:
     0 < gamma_document < 1    ``ExponentNorm``                           dot
     ========================  =========================================  ======================
 
-    The exponent of the query never changes a ranking (arXiv 2602.09229, Prop. 4.1 and T.2), so stock modules and a
-    stock similarity function rank like each of the four named similarities.
-
-    In a MultiVectorEncoder the norm of a query token does change the ranking. There, the tokens of a role are
-    normalised where the similarity has the exponent 1, by stock modules too.
+    The exponent of the query never changes a ranking (arXiv 2602.09229, Prop. 4.1 and T.2), so
+    stock modules rank like each of the four named similarities. In a MultiVectorEncoder the norm of
+    a query token does: there, the tokens of a role are normalised where the similarity has the
+    exponent 1.
 
     Args:
         model: Any SentenceTransformer or MultiVectorEncoder.
@@ -112,7 +113,8 @@ def prepare(model: Model, similarity: str | Similarity) -> Model:
 
     Raises:
         TypeError: If the model is a CrossEncoder or a SparseEncoder.
-        ValueError: If Normalize cannot be removed, or the exponents of a MultiVectorEncoder are other than 0 and 1.
+        ValueError: If Normalize cannot be removed, or a MultiVectorEncoder has exponents between 0
+            and 1.
 
     Example:
         >>> from sentence_transformers.sentence_transformer.modules import BoW
@@ -121,83 +123,92 @@ def prepare(model: Model, similarity: str | Similarity) -> Model:
         'dot'
     """
     similarity = Similarity.named(similarity)
-    if isinstance(model, MultiVectorEncoder):
-        return prepare_tokens(model, similarity)
-    refuse_other_models(model, "prepare")
-    strip_normalize(model)
+    inner = unwrapped(model)
+    if isinstance(inner, MultiVectorEncoder):
+        prepare_tokens(inner, similarity)
+        return model
+    refuse_other_models(inner, "prepare")
+    strip_normalize(inner)
     if similarity == COSINE:
-        add_normalize(model)
+        inner.append(Normalize())
     elif 0 < similarity.exponents[1] < 1:
         query, document = similarity.exponents
-        model.append(ExponentNorm(query, document).to(model.device))
-    set_similarity_function(model, similarity)
+        inner.append(ExponentNorm(query, document).to(inner.device))
+    set_similarity_function(inner, similarity)
     return model
 
 
 def set_similarity_function(model: SentenceTransformer, similarity: Similarity) -> None:
-    """Sets ``similarity_fn_name`` to the stock function that ranks like the similarity: cosine or dot."""
+    """Sets ``similarity_fn_name`` to the stock function that ranks alike: cosine or dot."""
+    model = unwrapped(model)
     is_cosine = similarity.exponents[1] == 1 and not isinstance(model[-1], ExponentNorm)
     name: Literal["cosine", "dot"] = "cosine" if is_cosine else "dot"
     if (before := stored_similarity_name(model)) != name:
-        logger.info("similarity_fn_name: %s -> %s, which ranks like %s.", before, name, similarity.name)
+        logger.info(
+            "similarity_fn_name: %s -> %s, which ranks like %s.", before, name, similarity.name
+        )
         model.similarity_fn_name = name
 
 
 def rescale_output(model: SentenceTransformer, factor: float | None = None) -> SentenceTransformer:
-    """Multiplies every embedding by a factor, exactly, through the weights of the last affine map. In place.
+    """Multiplies every embedding by a factor, exactly, through the last affine map. In place.
 
-    That is the final normalisation layer of a Transformer (weight and bias), a ``Dense`` or ``LayerNorm`` head, or the
-    table of a ``StaticEmbedding``. The result is checked on eight sentences.
+    That is the final normalisation layer of a Transformer (weight and bias), a ``Dense`` or
+    ``LayerNorm`` head, or a ``StaticEmbedding``. The result is checked on eight sentences.
 
     Args:
         model: A SentenceTransformer that does not end in ``Normalize``.
-        factor: A positive factor; None takes one over the mean norm of the eight sentences, which becomes 1.
+        factor: A positive factor; None takes one over the mean norm of the eight sentences.
 
     Raises:
-        ValueError: If the model ends in Normalize, or no last affine map is found because layers are shared or the head
-            is not linear. The model is then unchanged.
+        ValueError: If the model ends in Normalize, layers are shared, or the head is not linear.
+            The model is then unchanged.
     """
-    refuse_other_models(model, "rescale_output")
+    inner = refuse_other_models(model, "rescale_output")
     positive("factor", factor, [None])
-    if normalizes_output(model):
+    if normalizes_output(inner):
         raise ValueError(
-            "The model ends in Normalize, so the norms of its embeddings are 1 whatever comes before. Call "
-            "stm.strip_normalize(model) first."
+            "The model ends in Normalize, so the norms of its embeddings are 1 whatever comes "
+            "before. Call stm.strip_normalize(model) first."
         )
+    with raw_embeddings(inner):
+        _rescale(inner, factor)
+    return model
 
+
+def _rescale(model: SentenceTransformer, factor: float | None) -> None:
     def encode() -> Tensor:
         return model.encode(list(PROBE), convert_to_tensor=True).cpu().double()
 
-    with raw_embeddings(model):
-        before = encode()
-        factor = 1 / before.norm(dim=1).mean().item() if factor is None else factor
-        parameters = _last_affine_parameters(model)
-        originals = [p.detach().clone() for p in parameters]
-
-        def multiply(factor: float, shift: float) -> None:
-            """Scales shift + weight, which is what the layer multiplies by."""
-            with torch.no_grad():
-                for parameter, original in zip(parameters, originals, strict=True):
-                    parameter.copy_((original + shift) * factor - shift)
-
-        half = any(p.dtype in (torch.float16, torch.bfloat16) for p in parameters)
-        precision = 3e-2 if half else 1e-4
-        smallest = precision * factor * before.abs().max().item()
+    before = encode()
+    if factor is None:
+        factor = 1 / before.norm(dim=1).mean().item()
+    parameters = _last_affine_parameters(model)
+    originals = [p.detach().clone() for p in parameters]
+    half = any(p.dtype in (torch.float16, torch.bfloat16) for p in parameters)
+    precision = 3e-2 if half else 1e-4
+    smallest = precision * factor * before.abs().max().item()
+    with torch.no_grad():
         # Gemma's last layer multiplies by 1 + weight, and has no bias.
         for shift in (0.0, 1.0) if len(parameters) == 1 else (0.0,):
-            multiply(factor, shift)
+            for parameter, original in zip(parameters, originals, strict=True):
+                parameter.copy_((original + shift) * factor - shift)
             if torch.allclose(encode(), before * factor, rtol=precision, atol=smallest):
-                return model
-        multiply(1.0, shift=0.0)
-        raise ValueError(
-            "The embeddings of this model do not follow its last normalisation layer or head, so they cannot be "
-            "rescaled exactly. Append a Dense module with an identity activation, or pass a scale to the loss."
-        )
+                return
+        for parameter, original in zip(parameters, originals, strict=True):
+            parameter.copy_(original)
+    raise ValueError(
+        "The embeddings of this model do not follow its last normalisation layer or head, so they "
+        "cannot be rescaled exactly. Append a Dense module with an identity activation, or pass a "
+        "scale to the loss."
+    )
 
 
 def _last_affine_parameters(model: SentenceTransformer) -> list[nn.Parameter]:
     """Weight and bias of the last affine map. The modules after it pass on a factor unchanged."""
-    module = [module for module in model.children() if not isinstance(module, (Pooling, Dropout))][-1]
+    module = [module for module in model.children() if not isinstance(module, (Pooling, Dropout))][
+        -1
+    ]
     if isinstance(module, Dense) and isinstance(module.activation_function, (nn.Identity, nn.ReLU)):
         return _affine(module.linear)
     if isinstance(module, LayerNorm):
@@ -207,29 +218,43 @@ def _last_affine_parameters(model: SentenceTransformer) -> list[nn.Parameter]:
     if isinstance(module, Transformer):
         return _affine(_producer(module, model))
     raise ValueError(
-        f"No last affine map is known in {type(module).__name__}. Rescaling works for a Transformer with pooling, "
-        "Dense with identity or ReLU, LayerNorm and StaticEmbedding."
+        f"No last affine map is known in {type(module).__name__}. Rescaling works for a "
+        "Transformer with pooling, Dense with identity or ReLU, LayerNorm and StaticEmbedding."
     )
 
 
 def _affine(module: nn.Module) -> list[nn.Parameter]:
-    return [p for name in ("weight", "bias") if isinstance(p := getattr(module, name, None), nn.Parameter)]
+    return [
+        p
+        for name in ("weight", "bias")
+        if isinstance(p := getattr(module, name, None), nn.Parameter)
+    ]
 
 
 def _producer(transformer: Transformer, model: SentenceTransformer) -> nn.Module:
     """The leaf module whose output is the token embeddings."""
     calls: list[tuple[nn.Module, Any]] = []
-    leaves = [module for module in transformer.modules() if not list(module.children()) and _affine(module)]
+    leaves = [
+        module
+        for module in transformer.modules()
+        if not list(module.children()) and _affine(module)
+    ]
     with ExitStack() as hooks:
         for module in (*leaves, transformer):
-            handle = module.register_forward_hook(lambda module, _, output: calls.append((module, output)))
+            handle = module.register_forward_hook(
+                lambda module, _, output: calls.append((module, output))
+            )
             hooks.callback(handle.remove)
         model.encode(list(PROBE[:2]))
     tokens = calls.pop()[1]["token_embeddings"]
-    makers = [module for module, output in calls if isinstance(output, Tensor) and torch.equal(output, tokens)]
+    makers = [
+        module
+        for module, output in calls
+        if isinstance(output, Tensor) and torch.equal(output, tokens)
+    ]
     if not makers or sum(module is makers[-1] for module, _ in calls) > 1:
         raise ValueError(
-            "The token embeddings of this Transformer are not the output of one last normalisation layer: the layer is "
-            "shared, or something nonlinear follows it. Append a Dense module instead."
+            "The token embeddings of this Transformer are not the output of one last normalisation "
+            "layer: the layer is shared, or something nonlinear follows it. Append a Dense module."
         )
     return makers[-1]

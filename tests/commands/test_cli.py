@@ -163,6 +163,18 @@ def test_a_batch_of_more_than_all_pairs_is_said(folder, model_path, tmp_path, ca
     assert "12 training pairs are too few for 7 processes" in result.output
 
 
+def test_documents_that_the_model_reads_as_one_text_are_refused(tmp_path):
+    """Below the letterhead they differ, so with more tokens they train."""
+    model = save_transformer(tmp_path / "plain")
+    load_transformer(model).save_pretrained(str(tmp_path / "model"))
+    corpus = {name: f"see also the notes: {text}" for name, text in CORPUS.items()}
+    RetrievalData(QUERIES, corpus, RELEVANT_DOCS).save(tmp_path / "data", "train")
+    options = ("--max-steps", 1, "--max-length")
+    refused = fit(tmp_path / "data", tmp_path / "model", tmp_path / "out", *options, 4, code=2)
+    assert "100% of the rows have no negative in a batch of 4" in " ".join(refused.output.split())
+    fit(tmp_path / "data", tmp_path / "model", tmp_path / "out", *options, 30)
+
+
 def test_splits_that_share_queries_are_refused(folder, model_path, tmp_path):
     with (folder / "qrels" / "dev.tsv").open("a") as file:
         file.write("train-q1\td01\t1\n")

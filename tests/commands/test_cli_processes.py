@@ -14,7 +14,7 @@ from conftest import CORPUS, save_splits
 from sentence_transformers import SentenceTransformer
 from test_cli import invoke
 
-from st_magnitude.surgery.normalize import add_normalize
+import st_magnitude as stm
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]  # one thread: sums in one order
 
@@ -25,7 +25,7 @@ def fill(folder):
     """The folder with a model, a data set, and a text corpus with a tiny language model."""
     save_splits(folder / "data", "train", "dev")
     model = load_transformer(save_transformer(folder / "plain"))
-    add_normalize(model).save_pretrained(str(folder / "model"))  # as most published models
+    stm.prepare(model, "cosine").save_pretrained(str(folder / "model"))  # as most published models
     (folder / "texts").mkdir()
     for number in range(6):
         texts = list(CORPUS.values())[3 * number : 3 * number + 3]

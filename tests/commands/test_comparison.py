@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Normalize
 from sentence_transformers.sentence_transformer.modules import BoW
 
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.finetune.comparison import compare, own_ndcg
 from st_magnitude.finetune.run import digest_of
-from st_magnitude.surgery.normalize import add_normalize
 
 NUMBER = 60  # fewer queries get a warning
 
@@ -44,7 +44,7 @@ def test_a_fractional_exponent_is_chosen_where_it_is_clearly_better(planted):
     assert kept.best == found.best
     assert kept.verdict("dev").startswith("The trained model is not clearly better than the pretrained one on the dev")
 
-    normalised = add_normalize(SentenceTransformer(modules=[*model], similarity_fn_name="cosine", device="cpu"))
+    normalised = SentenceTransformer(modules=[*model, Normalize()], similarity_fn_name="cosine", device="cpu")
     found = compare(normalised, task, np.zeros(NUMBER), keep_scoring=False, seed=0)
     assert found.saved == found.as_trained  # it has one scoring
     assert found.saved.exponent == 1.0

@@ -137,6 +137,14 @@ def test_a_model_without_reachable_norms():
     assert math.isnan(found.documents.length_spearman)
 
 
+def test_inner_products_of_prefixes_of_unit_vectors_are_not_called_cosine():
+    model, *task = planted(0, "relevance", num_queries=30, similarity="dot", normalize=True)
+    model.truncate_dim = 4
+    with pytest.raises(ValueError, match="truncate_dim=4 after Normalize"):
+        quick(model, *task)
+    assert quick(model, *task, similarity="cosine", num_samples=10).similarity == "cosine"
+
+
 def test_answers_to_other_queries_are_not_called_never_relevant():
     model, queries, corpus, relevant = planted(0, "relevance")
     some = {query: queries[query] for query in list(queries)[:80]}

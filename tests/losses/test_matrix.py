@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 from _helpers import logged, temperatures, train
-from _tiny import ROWS, load_transformer
+from _tiny import ROWS, columns, load_transformer
+from datasets import Dataset
 from peft import LoraConfig
 from sentence_transformers import InputExample, SentenceTransformer
 from torch.utils.data import DataLoader
@@ -138,6 +139,8 @@ def test_it_learns_resumes_and_is_saved(folder, tmp_path, monkeypatch, cell):
         loss, losses = trainer.loss, logged(trainer, "loss")
         assert len(losses) == 4
         assert all(map(math.isfinite, losses))
+        rows = Dataset.from_dict(columns(4, cell["num_negatives"]))
+        assert math.isfinite(trainer.evaluate(rows)["eval_loss"])
     after = weights(model)
     assert all(value.isfinite().all() for value in after.values())
     moved = {name for name, value in after.items() if not torch.equal(value, before[name])}

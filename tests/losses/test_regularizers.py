@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from test_infonce import peak_bytes
+from _memory import peak_bytes
 
 from st_magnitude import SIGReg
 from st_magnitude.losses import regularizers as module

@@ -16,10 +16,12 @@ import torch
 from _surgery import DISCRETE, DOCUMENTS, QUERIES, encode, in_a_fresh_process, is_stock, scores, types, unit
 from _tiny import load_transformer
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Normalize
 from sentence_transformers.sentence_transformer.modules import BoW
 
 import st_magnitude as stm
 from st_magnitude.modules import ExponentNorm
+from st_magnitude.surgery.card import scoring_text
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -66,10 +68,12 @@ def test_calibrated_scores(model, tmp_path):
     [
         ("cosine", "calibrated_scores", r"stm\.prepare\(model, 'qnorm'\)"),
         (stm.Similarity(1.0, 0.5), "calibrated_scores", "gamma_query to 1"),
+        ("qnorm", "calibrated_scores", "truncate_dim=1 cuts"),
         ("qnorm", "bake_exponent", "ExponentNorm"),
     ],
 )
 def test_options_that_a_model_cannot_have(words, tmp_path, similarity, option, remedy):
+    words.truncate_dim = 1
     with pytest.raises(ValueError, match=remedy):
         stm.export(stm.prepare(words, similarity), tmp_path / "out", **{option: True})
     assert not (tmp_path / "out").exists()
@@ -185,6 +189,23 @@ def test_overwrite_replaces_all_of_it(old, other):
     assert [path.name for path in old.parent.iterdir()] == ["model"]
 
 
+def test_an_empty_folder_is_filled_and_stays(words, other, tmp_path, monkeypatch):
+    """It may be a mount point, in a folder of others, or the working directory."""
+    for given in (tmp_path / "empty", "."):
+        folder = tmp_path / "empty" / ("sub" if given == "." else "")
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        kept = folder.stat().st_ino
+        (folder / f".{folder.name}.new").mkdir()  # which a killed export left
+        stm.export(words, given)
+        assert folder.stat().st_ino == kept
+        assert types(stm.load(Path.cwd())) == ["BoW"]
+        assert not list(folder.glob(".*"))
+        with pytest.raises(FileExistsError, match="working directory"):
+            stm.export(other, folder, overwrite=True)
+        assert types(stm.load(folder)) == ["BoW"]
+
+
 def dies(when, monkeypatch):
     """The process is killed in the middle of the files, or before, between or after the two renames."""
     kill = partial(os.kill, os.getpid(), signal.SIGKILL)
@@ -231,6 +252,14 @@ def test_a_full_disk_is_one_line_and_leaves_the_old_model(old, static_model):
         signal.signal(signal.SIGXFSZ, handler)
     assert contents(old) == before
     assert [path.name for path in old.parent.iterdir()] == ["model"]
+
+
+def test_the_card_of_a_model_that_is_cut_after_normalize(words, tmp_path):
+    """Its vectors have norms, which inner products count."""
+    words.append(Normalize())
+    assert "Index by cosine" in scoring_text(words)
+    words.truncate_dim = 1
+    assert "Index by inner product" in scoring_text(words)
 
 
 # --- the model card ---------------------------------------------------------------------------------------------------

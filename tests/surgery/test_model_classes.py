@@ -9,13 +9,12 @@ from transformers import AutoModelForMaskedLM
 
 import st_magnitude as stm
 from st_magnitude.evaluation import CompressionEvaluator, GeometryEvaluator, MagnitudeEvaluator, ScoredPairsEvaluator
-from st_magnitude.surgery.normalize import add_normalize, rescale_output
+from st_magnitude.surgery.normalize import rescale_output
 
 QUERIES, DOCUMENTS = ({str(i): text for i, text in enumerate(texts)} for texts in columns(4).values())
 TASK = QUERIES, DOCUMENTS, {"0": {"0"}}
 EVERYWHERE = [
     stm.strip_normalize,
-    add_normalize,
     rescale_output,
     stm.attach_grad_scale,
     GeometryEvaluator(list(DOCUMENTS.values())),

@@ -12,7 +12,7 @@ from torch import nn
 
 import st_magnitude as stm
 from st_magnitude.modules import ExponentNorm
-from st_magnitude.surgery.normalize import PROBE, add_normalize, rescale_output
+from st_magnitude.surgery.normalize import PROBE, rescale_output
 from st_magnitude.surgery.raw import normalizes_output
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -22,7 +22,7 @@ def test_strip_and_add(model):
     raw = encode(model)
     assert (raw.norm(dim=1) > 2).all()
     for _ in range(2):
-        assert add_normalize(model) is model
+        assert stm.prepare(model, "cosine") is model
         assert types(model) == ["Transformer", "Pooling", "Normalize"]
         torch.testing.assert_close(encode(model), unit(raw))
     for _ in range(2):
@@ -100,9 +100,9 @@ def test_routes_are_stripped(model):
 def test_one_route_of_two(model):
     model.append(routes(head(Normalize()), head()))
     assert normalizes_output(model)  # a loss of magnitude would see unit queries
-    add_normalize(model)
+    stm.prepare(model, "cosine")
     torch.testing.assert_close(by_routes(model).norm(dim=1), torch.ones(2 * len(QUERIES)))
-    assert len(add_normalize(model)) == 4
+    assert len(stm.prepare(model, "cosine")) == 4
 
 
 def test_a_route_of_nothing_but_normalize(model):

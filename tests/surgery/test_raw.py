@@ -8,8 +8,11 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize, Router
 from sentence_transformers.sentence_transformer.modules import BoW, Dropout
 
+import st_magnitude as stm
 from st_magnitude.modules import ExponentNorm
-from st_magnitude.surgery.raw import encode_raw, raw_embeddings, raw_features
+from st_magnitude.surgery.normalize import rescale_output
+from st_magnitude.surgery.projection import project
+from st_magnitude.surgery.raw import encode_raw, raw_embeddings, raw_features, returns_unit_vectors
 
 TEXTS = ["red red red", "green"]
 RAW = torch.tensor([[3.0, 0.0], [0.0, 1.0]])
@@ -47,6 +50,45 @@ def test_encoding_stops_before_every_normalization_at_the_end(ends, role):
     torch.testing.assert_close(encode_raw(model, TEXTS, role), RAW, rtol=0, atol=0)
     assert [*model.modules()] == modules
     assert (model.encode_query(TEXTS) == before).all()
+
+
+@pytest.mark.parametrize("truncate_dim", [None, 1, 2])
+@pytest.mark.parametrize(
+    "ends",
+    [
+        [],
+        [Normalize()],
+        [Normalize(), Dropout(0.5), ExponentNorm(1.0, 0.5)],
+        [Router({"query": [Normalize()], "document": [Normalize()]}, default_route="document")],
+        [Router({"query": [Normalize()], "document": [Normalize(module_output_name="_unit")]})],
+    ],
+    ids=lambda ends: "-".join(type(module).__name__ for module in ends) or "nothing",
+)
+def test_unit_vectors_are_what_a_model_returns(ends, truncate_dim):
+    model = model_of(*ends)
+    model.truncate_dim = truncate_dim
+    texts = ["red red green", "red green green"]
+    both = [encode(texts, convert_to_tensor=True) for encode in (model.encode_query, model.encode_document)]
+    norms = torch.cat(both).norm(dim=1)
+    assert returns_unit_vectors(model) == torch.allclose(norms, torch.ones(4))
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda model: encode_raw(model, TEXTS, "query"),
+        lambda model: rescale_output(model, 0.5),
+        stm.cut_init,
+        lambda model: project(model, TEXTS, 2, show_progress_bar=False),
+    ],
+)
+def test_the_training_mode_stays(use, is_training):
+    model = model_of(twice(), Dropout(0.5)).train(is_training)
+    model[0].train(not is_training)  # such as a part that is frozen
+    modes = {module: module.training for module in model.modules()}
+    use(model)
+    assert {module: module.training for module in modes} == modes
 
 
 def test_routes_that_are_whole_models_stop_before_their_normalize():

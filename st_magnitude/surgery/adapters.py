@@ -1,0 +1,79 @@
+"""Adapters of peft, such as LoRA, written into the weights of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from copy import deepcopy
+from typing import Any, TypeVar
+
+from sentence_transformers import SentenceTransformer
+from torch import nn
+from transformers import PreTrainedModel
+
+from st_magnitude._checks import needs
+from st_magnitude._upstream import forget_adapter
+
+__all__ = ["merge_lora", "merged", "refuse_quantized"]
+
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def merged(model: Model) -> Model:
+    """The model itself or, if it has an adapter of peft, a copy in which that is merged."""
+    has_adapter = any(type(module).__module__.startswith("peft.") for module in model.modules())
+    return merge_lora(deepcopy(model)) if has_adapter else model
+
+
+def merge_lora(model: SentenceTransformer | nn.Module) -> Any:
+    """Writes a LoRA into the weights, in place, and returns the plain model without peft.
+
+    Its outputs stay the same. Layers of ``modules_to_save`` and ``trainable_token_indices`` take
+    the place of those that they were trained from.
+
+    Args:
+        model: A SentenceTransformer with an adapter, or a ``peft.PeftModel``.
+
+    Raises:
+        ImportError: If peft is not installed.
+        ValueError: If the weights are quantized. The model is then unchanged.
+    """
+    with needs("LoRA", "revela"):
+        from peft import PeftModel
+
+    refuse_quantized(model.named_parameters(), "merge_lora")
+    if isinstance(model, PeftModel):
+        return model.merge_and_unload()
+    _merge_children(model)
+    for part in model.modules():
+        if isinstance(part, PreTrainedModel):
+            forget_adapter(part)
+    return model
+
+
+def _merge_children(parent: nn.Module) -> None:
+    from peft import PeftModel
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    for name, child in list(parent.named_children()):
+        plain: Any = child
+        if isinstance(child, PeftModel):
+            plain = child.merge_and_unload()
+        elif hasattr(child, "unload_and_optionally_merge_module"):
+            plain = child.unload_and_optionally_merge_module(True, False, None)
+        elif isinstance(child, BaseTunerLayer):
+            child.merge()
+            plain = child.get_base_layer()
+        if plain is not child:
+            setattr(parent, name, plain)
+        _merge_children(plain)
+
+
+def refuse_quantized(parameters: Iterable[tuple[str, nn.Parameter]], who: str) -> None:
+    """Refuses (ValueError) weights that are integers, for a function that computes new weights."""
+    names = [name for name, parameter in parameters if not parameter.is_floating_point()]
+    if names:
+        raise ValueError(
+            f"{who} computes new weights, and {len(names)} of this model are integers, such as "
+            f"{names[0]}. Load the model without quantization."
+        )

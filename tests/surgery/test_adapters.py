@@ -1,0 +1,94 @@
+"""Adapters of peft: merged into the weights, and saved in them by export."""
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from _surgery import DOCUMENTS
+from _tiny import load_transformer, save_transformer
+from peft import LoraConfig, get_peft_model
+from torch import nn
+
+import st_magnitude as stm
+from st_magnitude.surgery.adapters import merge_lora
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def config(**options):
+    return LoraConfig(r=2, target_modules=["q_lin", "v_lin"], lora_dropout=0.0, **options)
+
+
+def trained(folder, **options):
+    """A model whose adapter has learned something."""
+    model = load_transformer(folder)
+    model.add_adapter(config(**options))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"use_dora": True},
+        {"modules_to_save": ["output_layer_norm"]},
+        {"modules_to_save": ["embeddings"]},  # of which two children have the same name in part
+        {"trainable_token_indices": [5, 6, 7, 30]},
+    ],
+    ids=str,
+)
+def test_merged_and_exported_models_are_plain(tmp_path, options):
+    base = save_transformer(tmp_path / "base")
+    model = trained(base, **options)
+    expected, layers = model.encode(DOCUMENTS), [*model.modules()]
+    exported = stm.export(model, tmp_path / "exported")
+    assert [*model.modules()] == layers
+    merge_lora(model).save_pretrained(str(tmp_path / "merged"))
+    shutil.rmtree(base)
+    for saved in (model, stm.load(exported), stm.load(tmp_path / "merged")):
+        np.testing.assert_allclose(saved.encode(DOCUMENTS), expected, rtol=0, atol=1e-5)
+        assert not any("peft" in type(module).__module__ for module in saved.modules())
+
+
+def test_a_model_of_peft_inside_is_merged(folder):
+    model = load_transformer(folder)
+    model[0].model = get_peft_model(model[0].model, config(init_lora_weights=False))
+    expected = model.encode(DOCUMENTS)
+    np.testing.assert_allclose(merge_lora(model).encode(DOCUMENTS), expected, rtol=0, atol=1e-5)
+    assert type(model[0].model).__name__ == "DistilBertModel"
+
+
+def test_an_adapter_whose_base_has_moved_is_not_called_absent(tmp_path):
+    base = save_transformer(tmp_path / "base")
+    trained(base).save_pretrained(str(tmp_path / "adapter"))
+    shutil.rmtree(base)
+    with pytest.raises(OSError, match=r"adapter' is incomplete, or is an adapter whose base has moved.*base"):
+        stm.load(tmp_path / "adapter")
+
+
+DATA = stm.RetrievalData({"q": "tea"}, {"d": "green tea", "e": "see below"}, {"q": {"d"}})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        merge_lora,
+        lambda model: stm.cut_init(model, where="all"),
+        lambda model: stm.merge_with_base(model, model, DATA),
+    ],
+)
+def test_quantized_models_are_refused_before_they_change(folder, change):
+    model = trained(folder)
+    layer = model[0].model.transformer.layer[-1].ffn.lin2  # behind layers that could be changed
+    layer.weight = nn.Parameter((layer.weight * 100).to(torch.int8), requires_grad=False)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(ValueError, match=r"lin2.*without quantization"):
+        change(model)
+    after = model.state_dict()
+    assert after.keys() == before.keys()
+    assert all(torch.equal(value, before[name]) for name, value in after.items())

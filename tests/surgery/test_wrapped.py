@@ -1,0 +1,85 @@
+"""Models inside torch.compile and DistributedDataParallel: the same results as without, and the change is in place."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from _surgery import DOCUMENTS, QUERIES, types
+from _tiny import load_transformer
+from sentence_transformers.base.modules import Normalize
+from torch import distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import st_magnitude as stm
+from st_magnitude.evaluation import GeometryEvaluator, MagnitudeEvaluator
+from st_magnitude.evaluation.mining import mine_negatives
+from st_magnitude.surgery.normalize import rescale_output
+from st_magnitude.surgery.projection import project
+from st_magnitude.surgery.raw import encode_raw, normalizes_output, returns_unit_vectors
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+DATA = stm.RetrievalData(
+    {f"q{i}": text for i, text in enumerate(QUERIES)},
+    {f"d{i}": text for i, text in enumerate(DOCUMENTS)},
+    {f"q{i}": {f"d{i}"} for i in range(len(QUERIES))},
+)
+TASK = DATA.queries, DATA.corpus, DATA.relevant
+
+
+@pytest.fixture(params=["torch.compile", "DDP"])
+def wrap(request, tmp_path):
+    if request.param == "torch.compile":
+        yield lambda model: torch.compile(model, backend="eager")
+        return
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield DistributedDataParallel
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        normalizes_output,
+        returns_unit_vectors,
+        lambda model: encode_raw(model, DOCUMENTS, "document").tolist(),
+        GeometryEvaluator(DOCUMENTS),
+        MagnitudeEvaluator(*TASK),
+        lambda model: MagnitudeEvaluator(*TASK)(stm.prepare(model, stm.Similarity(1, 0.5))),
+        lambda model: len(mine_negatives(model, DATA)),
+        lambda model: stm.diagnose(model, DATA, num_samples=10).to_dict(),
+        lambda model: stm.calibrate_exponent(stm.prepare(model, "dot"), DATA, num_samples=10).best,
+        lambda model: rescale_output(stm.strip_normalize(model), 0.5) and None,
+        lambda model: project(stm.prepare(model, "cosine"), DOCUMENTS, 4, show_progress_bar=False) and None,
+        lambda model: stm.cut_init(model) and None,
+        lambda model: stm.CosineRankingLoss(model).get_config_dict(),
+        lambda model: stm.QNormRankingLoss(stm.strip_normalize(model)).get_config_dict(),
+        lambda model: stm.prepare(model, "qnorm") and stm.export(model, "saved") and None,
+    ],
+)
+def test_as_without(folder, wrap, use, tmp_path, monkeypatch):
+    found = []
+    for name, way in (("bare", lambda model: model), ("wrapped", wrap)):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        model = load_transformer(folder).append(Normalize())
+        result = use(way(model))
+        files = sorted(file.name for file in Path().rglob("*"))
+        found.append((result, files, types(model), model.similarity_fn_name, model.encode(DOCUMENTS).tolist()))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("loss", [stm.QNormRankingLoss, stm.LearnableNormLoss])
+def test_normalize_inside_is_found(folder, wrap, loss):
+    with pytest.raises(ValueError, match="ends in Normalize"):
+        loss(wrap(load_transformer(folder).append(Normalize())))
+
+
+def test_exponents_are_not_added_to_a_model_that_is_distributed_already(folder, wrap):
+    model = load_transformer(folder)
+    if wrap is DistributedDataParallel:
+        with pytest.raises(ValueError, match="before you wrap"):
+            stm.LearnableNormLoss(wrap(model))
+        stm.LearnableNormLoss(model)
+    stm.LearnableNormLoss(wrap(model))
+    assert types(model) == ["Transformer", "Pooling", "ExponentNorm"]
