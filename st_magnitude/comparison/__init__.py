@@ -1,1 +1,1 @@
-"""Which loss to train with on your own data: `st_magnitude.compare` and ``st-magnitude compare``."""
+"""Which loss to train with on your own data: ``stm.compare`` and ``st-magnitude compare``."""

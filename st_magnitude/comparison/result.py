@@ -12,7 +12,7 @@ from st_magnitude.result import Result, Table, interval
 
 __all__ = ["CompareResult", "Entry", "OnTest"]
 
-Gain = tuple[float, float, float]  # a difference of nDCG@10 with its interval, paired bootstrap over queries at 95 %
+Gain = tuple[float, float, float]  # a difference of nDCG@10 with its 95 % interval over queries
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,12 @@ class Entry:
     curve: list[tuple[int, float]]  # steps and nDCG@10 of every rung; nan if training diverged
     exponent: float  # of documents, the best one on dev; 1 is cosine
     seconds: float
+
+    @classmethod
+    def of(cls, row: dict[str, Any]) -> Entry:
+        """The entry of its fields in JSON."""
+        curve = [(steps, ndcg) for steps, ndcg in row["curve"]]
+        return cls(Candidate(**row["candidate"]), curve, row["exponent"], row["seconds"])
 
     @property
     def name(self) -> str:
@@ -37,10 +43,14 @@ class Entry:
         """nDCG@10, or less than any if training diverged."""
         return -math.inf if math.isnan(self.curve[-1][1]) else self.curve[-1][1]
 
+    @property
+    def shown_score(self) -> str:
+        return f"{self.score:.4f}" if math.isfinite(self.score) else "diverged"
+
 
 @dataclass(frozen=True)
 class OnTest:
-    """nDCG@10 on the test split of "pretrained", plain cosine and the first candidate on dev, by name."""
+    """nDCG@10 on test of "pretrained", plain cosine and the first candidate on dev, by name."""
 
     queries: int
     documents: int
@@ -54,17 +64,18 @@ class CompareResult(Result):
     """The result of `stm.compare`."""
 
     model: str  # name of the pretrained model
-    candidates: list[Entry]  # the best first: those with more steps, then those with the higher nDCG@10 on dev
+    candidates: list[Entry]  # the best on dev first; after them those that were stopped
     test: OnTest
     pretrained: float  # nDCG@10 of the pretrained model on dev
     dev_queries: int
     left_out: int  # candidates for which there was no time
+    not_compared: tuple[str, ...]  # losses of which no candidate was trained to its end
     budget: str  # as given, such as "30m"
     notes: tuple[str, ...]  # sentences about the data
 
     @property
     def first(self) -> Entry:
-        """The candidate with the highest nDCG@10 on dev after the last rung; of several, plain cosine."""
+        """The candidate with the highest nDCG@10 on dev at the end; of several, plain cosine."""
         return self.candidates[0]
 
     @property
@@ -74,37 +85,43 @@ class CompareResult(Result):
 
     @property
     def is_clear(self) -> bool:
-        """Whether the first on dev is another candidate than plain cosine and clearly better on the test split."""
+        """Whether the first on dev is not plain cosine, and clearly better on the test split."""
         return self.test.over_cosine is not None and self.test.over_cosine[1] > 0
 
     @property
     def winner(self) -> Entry:
-        """The recommended candidate, whose model is in ``output/model``: the first if it is clear, else cosine."""
+        """The recommended candidate: the first if it is clear, else cosine."""
         return self.first if self.is_clear else self.cosine
 
     @property
     def recommendation(self) -> str:
         """The loss to train with, in a few sentences."""
-        name, over_cosine, exponent = self.winner.name, self.test.over_cosine, self.winner.exponent
+        name, exponent = self.winner.name, self.winner.exponent
+        over_cosine = self.test.over_cosine
         gain = self.test.over_pretrained[name]
-        found = [f"Use {name}." if gain[2] >= 0 else f"Keep the pretrained model. The best candidate is {name}."]
+        found = [f"Use {name}."]
+        if gain[2] < 0:
+            found = [f"Keep the pretrained model. The best candidate is {name}."]
         if over_cosine is None:
             found.append("No other candidate has a higher nDCG@10 on dev.")
         else:
+            verdict = _verdict(over_cosine, "a clear gain", "a clear loss", "no clear difference")
             found.append(
-                f"On the test split, {self.first.name}, the first on dev, changes nDCG@10 by {interval(over_cosine)} "
-                f"against {self.cosine.name}: {_verdict(over_cosine, 'a clear gain', 'a clear loss')}."
+                f"On the test split, {self.first.name}, the first on dev, changes nDCG@10 by "
+                f"{interval(over_cosine)} against {self.cosine.name}: {verdict}."
             )
         verdict = _verdict(gain, "clearly better", "clearly worse", "not clearly better")
-        found.append(f"{name} is {verdict} than the pretrained model: {interval(gain)} on the test split.")
+        found.append(f"{name} is {verdict} than the pretrained model: {interval(gain)} on test.")
         if exponent == 1:
             found.append("It is scored by cosine, so every server and database serves it.")
         else:
-            how = "by dot" if exponent == 0 else f"at document exponent {exponent:.2f}, with stm.load"
-            found.append(f"It is scored {how}: docs/serving.md lists servers and databases that keep norms.")
+            how = "dot" if exponent == 0 else f"document exponent {exponent:.2f}, with stm.load"
+            found.append(f"It is scored by {how}: docs/serving.md lists servers that keep norms.")
         if self.left_out:
             number = self.left_out + len(self.candidates)
             found.append(f"The time was up before {self.left_out} of {number} candidates.")
+        if self.not_compared:
+            found.append(f"Not compared (no time, or diverged): {', '.join(self.not_compared)}.")
         return " ".join(found)
 
     def to_dict(self) -> dict[str, Any]:
@@ -116,22 +133,22 @@ class CompareResult(Result):
         return found
 
     def tables(self) -> Iterable[Table | str]:
-        """The test split, the candidates of the last rung with the best of every other loss, and the recommendation."""
-        test, shown, seen = self.test, [], set()
-        for entry in self.candidates:
-            candidate = entry.candidate
-            if entry.steps == self.first.steps or candidate.loss not in seen:
-                score = entry.score if math.isfinite(entry.score) else "diverged"
-                shown.append((entry.name, entry.steps, score, f"{entry.exponent:.2f}", round(entry.seconds)))
-            seen.add(candidate.loss)
-        models = [(name, score, test.over_pretrained.get(name)) for name, score in test.ndcg.items()]
+        """The test split, the candidates that were trained to the end, and the recommendation."""
+        test = self.test
+        models = [(of, ndcg, test.over_pretrained.get(of)) for of, ndcg in test.ndcg.items()]
         title = f"Test split, {test.queries:,} queries, {test.documents:,} documents"
         yield Table(("model", "nDCG@10", "minus pretrained [95 %]"), models, title)
-        title = f"Dev split, {self.dev_queries:,} queries, pretrained {self.pretrained:.4f}"
-        note = "Candidates of the last rung, and the best of every other loss."
-        yield Table(("candidate", "steps", "nDCG@10", "exponent", "seconds"), shown, title, note)
+        whole = [entry for entry in self.candidates if entry.steps == self.first.steps]
+        rows = [(e.name, e.shown_score, f"{e.exponent:.2f}", round(e.seconds)) for e in whole]
+        title = f"Dev split, {self.dev_queries:,} queries, after {self.first.steps:,} steps"
+        note = f"The pretrained model has {self.pretrained:.4f}."
+        if stopped := len(self.candidates) - len(whole):
+            note += (
+                f" {stopped} others were stopped behind a candidate of the same loss, or diverged."
+            )
+        yield Table(("candidate", "nDCG@10", "exponent", "seconds"), rows, title, note)
         yield self.recommendation
 
 
-def _verdict(gain: Gain, better: str, worse: str, neither: str = "no clear difference") -> str:
+def _verdict(gain: Gain, better: str, worse: str, neither: str) -> str:
     return better if gain[1] > 0 else worse if gain[2] < 0 else neither

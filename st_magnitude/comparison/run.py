@@ -1,8 +1,9 @@
-"""compare tells which loss to train with: an Optuna study with successive halving on dev, and one look at test.
+"""compare tells which loss to train with: candidates that are ranked on dev, and one look at test.
 
-Every process that is started with the same output works on the same study. A file lock has one of them plan the
-comparison, gives each candidate to one process, and has one process write the result when no candidate is left. The
-system frees the locks of a process that dies, so another one trains its candidate again.
+Every process that is started with the same output works on the same comparison. A file lock gives
+each candidate to one process. When no candidate is left, one process holds all locks and writes the
+result. A candidate that is done is one file, which is complete or absent. The system frees the
+locks of a process that dies, so another one trains its candidate again.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import os
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,9 +25,8 @@ import yaml
 from filelock import FileLock, Timeout
 from sentence_transformers import SentenceTransformer
 
-from st_magnitude._checks import needs
 from st_magnitude._config import list_differences
-from st_magnitude.comparison.config import FACTOR, Candidate, CompareConfig, seconds_of
+from st_magnitude.comparison.config import Candidate, CompareConfig, seconds_of
 from st_magnitude.comparison.result import CompareResult, Entry, OnTest
 from st_magnitude.comparison.trial import Setup, make_splits
 from st_magnitude.data.retrieval import RetrievalData
@@ -49,44 +51,49 @@ def compare(
     test: RetrievalData | None = None,
     say: Callable[[str], None] = print,
 ) -> CompareResult:
-    """Tells which loss to train with on your data, or that plain cosine is best, within a budget of time.
+    """Tells which loss to train with on your data, or that plain cosine is best, within a budget.
 
-    The candidates are Cosine, QNorm, Dot, Learnable and TempAggMRL at the same temperatures and learning rates, with
-    and without SIGReg, and Cosine with a document prior if some documents are positives more often than others. All see
-    the same batches in the same order, and each is measured at the document exponent that is best on dev. Optuna's
-    successive halving stops those that are behind. The best one on dev is compared with plain cosine at its own best
-    temperature, and both with the pretrained model, on the test split, which is read once. Without a clear difference
-    plain cosine is recommended.
+    The candidates are Cosine, QNorm, Dot, Learnable and TempAggMRL at the same temperatures and
+    learning rates, with and without SIGReg, and Cosine with a document prior if some documents are
+    positives more often than others. All see the same batches in the same order, and each is
+    measured at the document exponent that is best on dev. After a third of the steps, a candidate
+    goes on only if it is the best of its own loss by then, so the best setting of every loss is
+    trained to the end. The best one on dev is compared with plain cosine at its own best
+    temperature, and both with the pretrained model, on the test split, which is read once. Without
+    a clear difference plain cosine is recommended.
 
     Args:
         model: A model, or the folder or hub id of one. It is not changed.
         data: A folder in BEIR's layout, whose splits the config names, or the data to train on.
-        output: New folder for the winning model (``model``), ``compare.json``, ``compare.md``, ``train.yaml`` for
-            ``st-magnitude train --config``, and Optuna's ``study.log``. An unfinished comparison is continued, and
-            shared with other processes that make the same call, also on other machines.
+        output: New folder for the winning model (``model``), ``compare.json``, ``compare.md``,
+            ``train.yaml`` for ``st-magnitude train --config``, and what was measured on the way. An
+            unfinished comparison is continued, and shared with other processes that make the same
+            call, also on other machines.
         config: Settings.
-        dev: Data to rank the candidates on; None: the split of the folder, else held-out training queries.
+        dev: Data to rank the candidates on; None: the split of the folder, else held-out queries.
         test: Data for the final figures; None: as for dev.
         say: Function that receives the progress line by line.
 
     Raises:
-        ValueError: If a query is in two splits, or no query of a split has a relevant document.
-        FileExistsError: If output holds other files, a finished comparison, or one with other settings.
+        ValueError: If a query or its text is in two splits, no query of a split has a relevant
+            document, or plain cosine diverges at every setting.
+        FileExistsError: If output holds other files, a finished comparison, or other settings.
+        OSError: If a model cannot be written.
         KeyboardInterrupt: At Ctrl-C. The same call continues.
 
     Example:
         ::
 
-            result = stm.compare("all-MiniLM-L6-v2", "my-data", "runs/compare", CompareConfig(budget="30m"))
+            result = stm.compare("all-MiniLM-L6-v2", "my-data", "runs/compare")
             print(result.recommendation)
     """
-    began, config, output = time.perf_counter(), config or CompareConfig(), Path(output).absolute()
-    with needs("compare", "compare"):
-        import optuna  # noqa: F401
+    began = time.perf_counter()
+    config = config or CompareConfig()
+    output = Path(output).absolute()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ValueError("compare trains in one process; start it without torchrun or accelerate launch.")
+        raise ValueError("compare trains in one process; start it without torchrun or accelerate.")
     if (output / "compare.json").exists():
-        raise FileExistsError(f"{output} holds a finished comparison. Choose another output folder.")
+        raise FileExistsError(f"{output} holds a finished comparison. Choose another folder.")
     splits = make_splits(data, config, dev, test)
     for note in splits.notes:
         say(f"Note: {note}")
@@ -97,162 +104,147 @@ def compare(
     with reading(base, config.max_length):
         pass  # a model without such a limit is refused
     try:
-        run = _Run(Setup(base, splits, config), output, say, began, json.loads(json.dumps(settings)))
+        run = _Run(Setup(base, splits, config), output, say, began)
+        run.begin(json.loads(json.dumps(settings)))
         return run.finish(model if isinstance(model, str) else model_name(base))
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"Stopped. Give the same command again to continue with {output}.") from None
+        message = f"Stopped. Give the same command again to continue with {output}."
+        raise KeyboardInterrupt(message) from None
 
 
 class _Run:
-    """One of the processes that work on a comparison. Its settings are what all of them share, as JSON has it."""
+    """One of the processes that work on a comparison."""
 
     def __init__(
-        self, setup: Setup, output: Path, say: Callable[[str], None], began: float, settings: dict[str, Any]
+        self, setup: Setup, output: Path, say: Callable[[str], None], began: float
     ) -> None:
-        import optuna
-        from optuna.storages import journal
-
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.setup, self.output, self.say, self.began = setup, output, say, began
-        self.grid, self.rungs, self.states = setup.grid, setup.rungs, optuna.trial.TrialState
-        output.mkdir(parents=True, exist_ok=True)
-        self.lock = FileLock(output / ".lock")  # of the one process that plans, takes a candidate or writes the result
-        with self.lock:
-            log = output / "study.log"
-            if not log.exists() and any(file.name != ".lock" for file in output.iterdir()):
-                raise FileExistsError(f"{output} is not empty; choose another folder.")
-            (output / "models").mkdir(exist_ok=True)
-            self.study = optuna.create_study(
-                study_name="compare",
-                storage=optuna.storages.JournalStorage(journal.JournalFileBackend(str(log))),
-                pruner=optuna.pruners.SuccessiveHalvingPruner(self.rungs[0], reduction_factor=FACTOR),
-                direction="maximize",
-                load_if_exists=True,
+        self.grid, self.rungs = setup.grid, setup.rungs
+        self.pretrained = float("nan")  # nDCG@10 on dev
+
+    def begin(self, settings: dict[str, Any]) -> None:
+        """Makes the folder, or checks that its comparison has the same settings."""
+        self.output.mkdir(parents=True, exist_ok=True)
+        file = self.output / "settings.json"
+        with FileLock(self.output / ".lock"):
+            if not file.exists():
+                if any(not path.name.startswith(".") for path in self.output.iterdir()):
+                    raise FileExistsError(f"{self.output} is not empty; choose another folder.")
+                pretrained = float(own_ndcg(self.setup.base, self.setup.splits.dev).mean())
+                _write_json(file, {"settings": settings, "pretrained": pretrained})
+            known = _read_json(file)
+        if differences := list_differences(known["settings"], settings):
+            raise FileExistsError(
+                f"The comparison in {self.output} was started with other settings: {differences}. "
+                "Give the same settings to continue it, or choose another output folder."
             )
-            known = self.study.user_attrs
-            if "pretrained" not in known:  # else this process continues or joins a comparison
-                self.study.set_user_attr("settings", settings)
-                self.study.set_user_attr("pretrained", float(own_ndcg(setup.base, setup.splits.dev).mean()))
-            elif differences := list_differences(known["settings"], settings):
-                raise FileExistsError(
-                    f"The comparison in {output} was started with other settings: {differences}. Give the same "
-                    "settings to continue it, or choose another output folder."
-                )
-        stops = [f", about a third of them beyond {rung:,}" for rung in self.rungs[:-1]]
-        say(f"{len(self.grid)} candidates of up to {self.rungs[-1]:,} steps{''.join(stops)}")
+        self.pretrained = known["pretrained"]
+        for folder in ("models", "candidates"):
+            (self.output / folder).mkdir(exist_ok=True)
+        self.say(f"{len(self.grid)} candidates of up to {self.rungs[-1]:,} steps")
         if done := len(self.entries()):
-            say(f"Continuing after {done} training runs.")
+            self.say(f"Continuing after {done} training runs.")
 
     def entries(self) -> list[Entry]:
-        """The candidates that are measured, the best first, and of equals plain cosine."""
-        found = []
-        for trial in self.study.get_trials(deepcopy=False, states=(self.states.COMPLETE, self.states.PRUNED)):
-            seconds = trial.duration.total_seconds() if trial.duration else 0.0
-            curve, candidate = sorted(trial.intermediate_values.items()), Candidate(**trial.user_attrs["candidate"])
-            found.append(Entry(candidate, curve, trial.user_attrs["exponent"], seconds))
-        order = {candidate: (not candidate.is_plain_cosine, i) for i, candidate in enumerate(self.grid)}
+        """The candidates that are done, the best first, and of equals plain cosine."""
+        files = (self.output / "candidates").glob("*.json")
+        found = [Entry.of(_read_json(file)) for file in files]
+        order = {c: (not c.is_plain_cosine, i) for i, c in enumerate(self.grid)}
         return sorted(found, key=lambda entry: (-entry.steps, -entry.score, order[entry.candidate]))
 
     def finish(self, name: str) -> CompareResult:
-        """Trains candidates until none is left or the time is up. The last process reads the test split and writes."""
-        is_waiting = False
-        while True:
-            with self.lock:
-                taken, others = self._claim()
-                if taken is None and not others:
-                    return self._conclude(name)
-            if taken is not None:
-                candidate, lock = taken
-                with lock:
-                    self._train(candidate)
-                continue
-            if not is_waiting:
-                self.say(f"Waiting for {others} candidates of other processes.")
-            is_waiting = True
-            time.sleep(0.5)
+        """Trains candidates until none is left or the time is up; then writes the result."""
+        for timeout in (0, -1):  # -1 waits for other processes, and trains what a dead one leaves
+            for candidate in self.grid:
+                with suppress(Timeout), self._lock(candidate, timeout):
+                    if not self._is_left_out(candidate):
+                        self._train(candidate)
+        with ExitStack() as all_locks:  # nobody trains any more
+            for candidate in self.grid:
+                all_locks.enter_context(self._lock(candidate))
+            return self._conclude(name)
 
-    def _claim(self) -> tuple[tuple[Candidate, FileLock] | None, int]:
-        """A candidate to train, with its lock, and the number of those that other processes train."""
-        entries, others = self.entries(), 0
-        is_over = bool(entries) and time.perf_counter() - self.began >= seconds_of(self.setup.config.budget)
-        done = {entry.candidate for entry in entries} if "test" not in self.study.user_attrs else {*self.grid}
-        for candidate in (candidate for candidate in self.grid if candidate not in done):
-            lock = FileLock(f"{self.folder(candidate)}.lock", timeout=0)
-            try:
-                lock.acquire()
-            except Timeout:
-                others += 1
-                continue
-            if not is_over:
-                return (candidate, lock), others
-            lock.release()
-        return None, others
+    def _lock(self, candidate: Candidate, timeout: float = -1) -> FileLock:
+        return FileLock(self._file(candidate).with_suffix(".lock"), timeout=timeout)
+
+    def _is_left_out(self, candidate: Candidate) -> bool:
+        """Whether a candidate is done, or begins no more."""
+        done = [entry.candidate for entry in self.entries()]
+        if candidate in done or (self.output / "test.json").exists():
+            return True
+        budget = seconds_of(self.setup.config.budget)
+        return bool(done) and time.perf_counter() - self.began >= budget
 
     def _train(self, candidate: Candidate) -> None:
-        trial = self.study.ask()
-        trial.set_user_attr("candidate", vars(candidate))
-        curve: dict[int, float] = {}
-
-        def goes_on(steps: int, ndcg: float, exponent: float) -> bool:
-            trial.set_user_attr("exponent", exponent)
-            trial.report(ndcg, steps)
-            curve[steps] = ndcg
-            if math.isnan(ndcg):
-                return False
-            if steps < self.rungs[-1]:
-                return not trial.should_prune() or self._is_best_cosine(candidate, steps, ndcg)
-            whole = [entry.score for entry in self.entries() if entry.steps == steps]
-            return ndcg >= max(whole, default=ndcg) or self._is_best_cosine(candidate, steps, ndcg)
-
-        self.setup.train(candidate, self.rungs, goes_on, self.folder(candidate))
-        steps, ndcg = max(curve.items())
-        is_whole = steps == self.rungs[-1] and not math.isnan(ndcg)
-        self.study.tell(trial, ndcg if is_whole else None, None if is_whole else self.states.PRUNED)
+        folder = self.folder(candidate)
+        entry = self.setup.train(candidate, self.rungs, partial(self._goes_on, candidate), folder)
+        _write_json(self._file(candidate), asdict(entry))
         gc.collect()  # the Trainer is part of cycles
         minutes, seconds = divmod(int(time.perf_counter() - self.began), 60)
-        score = "diverged" if math.isnan(ndcg) else f"{ndcg:.4f} after {steps:,} steps"
-        self.say(f"[{minutes}:{seconds:02d}] {len(self.entries())}/{len(self.grid)} {candidate.name}: {score}")
+        done = f"[{minutes}:{seconds:02d}] {len(self.entries())}/{len(self.grid)}"
+        self.say(f"{done} {entry.name}: {entry.shown_score} after {entry.steps:,} steps")
 
-    def _is_best_cosine(self, candidate: Candidate, steps: int, ndcg: float) -> bool:
-        """Whether a candidate is plain cosine at its best temperature so far: the control, which always goes on."""
-        trials = self.study.get_trials(deepcopy=False)
-        better = [
-            trial.user_attrs["candidate"] for trial in trials if trial.intermediate_values.get(steps, ndcg) > ndcg
-        ]
-        return candidate.is_plain_cosine and not any(Candidate(**other).is_plain_cosine for other in better)
+    def _goes_on(self, candidate: Candidate, steps: int, ndcg: float) -> bool:
+        """At the first rung, the best of its loss does; at the end, the best and the control do."""
+        if math.isnan(ndcg):
+            return False
+        rivals = [entry for entry in self.entries() if math.isfinite(entry.score)]
+        ahead = [entry.candidate for entry in rivals if dict(entry.curve).get(steps, -1) > ndcg]
+        if steps == self.rungs[-1] and not candidate.is_plain_cosine:
+            return not ahead
+        return candidate.kind not in {other.kind for other in ahead}
 
     def folder(self, candidate: Candidate) -> Path:
         """Where a model waits for the end."""
         return self.output / "models" / candidate.name.replace(" ", "-").replace("=", "")
 
+    def _file(self, candidate: Candidate) -> Path:
+        """Where the measurements of a candidate are."""
+        return self.output / "candidates" / f"{self.folder(candidate).name}.json"
+
     def _conclude(self, name: str) -> CompareResult:
         """The result, with files that the first process to come here writes."""
-        entries, splits, config = self.entries(), self.setup.splits, self.setup.config
-        if "test" not in self.study.user_attrs:
-            whole = (entry for entry in entries if entry.steps == self.rungs[-1] and math.isfinite(entry.score))
-            cosine = next((entry for entry in whole if entry.candidate.is_plain_cosine), None)
-            if cosine is None:
-                raise ValueError("Training with plain cosine diverged at every setting; give lower --learning-rates.")
-            models = {entry.name: load(str(self.folder(entry.candidate))) for entry in (cosine, entries[0])}
-            models = {"pretrained": self.setup.base, **models}
-            figures = {of: own_ndcg(model, splits.test).tolist() for of, model in models.items()}
-            self.study.set_user_attr("test", figures)  # nDCG@10 of every query, which other processes read here
-        scores: dict[str, list[float]] = self.study.user_attrs["test"]
-        (_, before), (_, control), *others = scores.items()
-        gain = partial(paired_bootstrap, seed=config.seed)
-        on_test = OnTest(
-            queries=len(splits.test.query_ids),
-            documents=len(splits.test.corpus),
-            ndcg={of: sum(score) / len(score) for of, score in scores.items()},
-            over_pretrained={of: gain(score, before) for of, score in scores.items() if of != "pretrained"},
-            over_cosine=gain(others[0][1], control) if others else None,
+        entries, splits = self.entries(), self.setup.splits
+        whole = [entry for entry in entries if entry.steps == self.rungs[-1]]
+        whole = [entry for entry in whole if math.isfinite(entry.score)]
+        compared = {entry.candidate.kind for entry in whole}
+        missing = [c.kind for c in self.grid if c.kind not in compared]
+        result = CompareResult(
+            name,
+            entries,
+            self._test(whole),
+            self.pretrained,
+            dev_queries=len(splits.dev.query_ids),
+            left_out=len(self.grid) - len(entries),
+            not_compared=tuple(dict.fromkeys(missing)),
+            budget=self.setup.config.budget,
+            notes=splits.notes,
         )
-        pretrained, left_out = self.study.user_attrs["pretrained"], len(self.grid) - len(entries)
-        dev_queries = len(splits.dev.query_ids)
-        result = CompareResult(name, entries, on_test, pretrained, dev_queries, left_out, config.budget, splits.notes)
         if not (self.output / "compare.json").exists():
             self._write(result)
         return result
+
+    def _test(self, whole: list[Entry]) -> OnTest:
+        """Measures the pretrained model, plain cosine and the best one, once for all processes."""
+        file, test = self.output / "test.json", self.setup.splits.test
+        if not file.exists():
+            cosine = next((entry for entry in whole if entry.candidate.is_plain_cosine), None)
+            if cosine is None:
+                raise ValueError("Plain cosine diverged everywhere; give lower --learning-rates.")
+            models = {"pretrained": self.setup.base}
+            for entry in (cosine, whole[0]):
+                models[entry.name] = load(str(self.folder(entry.candidate)))
+            _write_json(file, {of: own_ndcg(model, test).tolist() for of, model in models.items()})
+        scores: dict[str, list[float]] = _read_json(file)  # of every query
+        before, control, *others = scores.values()
+        gain = partial(paired_bootstrap, seed=self.setup.config.seed)
+        return OnTest(
+            queries=len(test.query_ids),
+            documents=len(test.corpus),
+            ndcg={of: sum(score) / len(score) for of, score in scores.items()},
+            over_pretrained={of: gain(scores[of], before) for of in [*scores][1:]},
+            over_cosine=gain(others[0], control) if others else None,
+        )
 
     def _write(self, result: CompareResult) -> None:
         """Writes the files; compare.json, which marks the comparison as finished, comes last."""
@@ -261,12 +253,28 @@ class _Run:
         test: Any = next(iter(result.tables()))
         add_section(output / "model" / "README.md", f"### Retrieval\n\n{test.to_markdown()}")
         settings = candidate.settings(self.setup.config, self.setup.base, self.rungs[-1])
-        changed = {name: value for name, value in vars(settings).items() if value != getattr(TrainConfig(), name)}
+        usual = vars(TrainConfig())
+        changed = {name: value for name, value in vars(settings).items() if value != usual[name]}
         note = "st-magnitude train --config train.yaml --data ... --model ... --output ..."
         if candidate.sigreg:
-            note = f"train(..., loss_options={{'regularizers': [(stm.SIGReg(), {candidate.sigreg})]}}) in Python"
+            options = f"{{'regularizers': [(stm.SIGReg(), {candidate.sigreg})]}}"
+            note = f"train(..., loss_options={options}) in Python"
         (output / "train.yaml").write_text(f"# {note}\n{yaml.safe_dump(changed)}", encoding="utf-8")
         text = "\n\n".join([result.to_markdown(), *result.notes])
         (output / "compare.md").write_text(f"{text}\n", encoding="utf-8")
+        result.save(output / ".compare.json.tmp").replace(output / "compare.json")
         shutil.rmtree(output / "models")
-        result.save(output / "compare.json")
+
+
+def _read_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _write_json(path: Path, value: Any) -> None:
+    """Writes a file that gets its name when all of it is on the disk."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        json.dump(value, file)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)

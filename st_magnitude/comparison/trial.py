@@ -1,8 +1,9 @@
-"""Shared by all candidates of a comparison: the three splits, the model, the rows in their order, and the searches."""
+"""Shared by all candidates: the three splits, the model, the rows in their order, the searches."""
 
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -11,12 +12,13 @@ from typing import Any
 
 import numpy as np
 from datasets import Dataset
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from transformers import PrinterCallback, TrainerCallback
 
 from st_magnitude._files import whole_folder
-from st_magnitude.comparison.config import LOSSES, Candidate, CompareConfig, grid_of, rungs_of
+from st_magnitude.comparison.config import LOSSES, Candidate, CompareConfig, grid_of
+from st_magnitude.comparison.result import Entry
 from st_magnitude.data.beir import refuse_shared, splits_of
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import NotFiniteError
@@ -33,12 +35,12 @@ __all__ = ["Setup", "Splits", "make_splits"]
 
 HELD_OUT, MOST_HELD_OUT = 5, 500  # one of five training queries, and not more than these
 
-GoesOn = Callable[[int, float, float], bool]
+GoesOn = Callable[[int, float], bool]
 
 
 @dataclass(frozen=True)
 class Splits:
-    """Training data, and two disjoint search tasks; ``notes`` are sentences about what was held out."""
+    """Training data and two disjoint search tasks; ``notes`` say what was held out."""
 
     train: RetrievalData
     dev: RetrievalData
@@ -52,7 +54,7 @@ def make_splits(
     dev: RetrievalData | None = None,
     test: RetrievalData | None = None,
 ) -> Splits:
-    """Reads the splits, refuses queries that are in two of them, holds out what is missing, and samples large ones."""
+    """Reads the splits, holds out those that are missing, refuses shared queries, and samples."""
     if isinstance(data, str | Path):
         names = splits_of(data)
         read = partial(RetrievalData.from_beir, data, skip_empty=config.skip_empty)
@@ -63,30 +65,49 @@ def make_splits(
         )
     else:
         train = data
-    rng, parts = np.random.default_rng(config.seed), {}
+    rng = np.random.default_rng(config.seed)
+    parts: dict[str, RetrievalData] = {}
     notes: list[str] = []
     for name, part in (("dev", dev), ("test", test)):
         if part is None:
-            queries = sorted(train.query_ids)
-            number = min(MOST_HELD_OUT, len(queries) // HELD_OUT)
-            held_out = {queries[i] for i in rng.permutation(len(queries))[:number]}
-            part, train = _only(train, held_out), _only(train, train.queries.keys() - held_out)
-            notes.append(f"There is no {name} split, so {number:,} of the training queries are held out for it.")
+            held_out = _held_out(train, rng)
+            part = _only(train, held_out)
+            train = _only(train, train.queries.keys() - held_out)
+            number = len(part.query_ids)
+            notes.append(f"There is no {name} split: {number:,} training queries are held out.")
         parts[name] = part
-    for name, other, of in (("dev", train, "train"), ("test", train, "train"), ("test", parts["dev"], "dev")):
+    pairs = (("dev", train, "train"), ("test", train, "train"), ("test", parts["dev"], "dev"))
+    for name, other, of in pairs:
         refuse_shared(parts[name].query_ids, other.query_ids, name, of)
-    for (name, part), most in zip(parts.items(), (config.dev_queries, None), strict=True):
-        queries = sorted(part.query_ids)
-        part = _only(part, {queries[i] for i in rng.permutation(len(queries))[:most]})
-        needed = {d for judged in (part.relevant, part.negatives) for ids in judged.values() for d in ids}
-        others = sorted(part.corpus.keys() - needed)
-        needed |= {others[i] for i in rng.permutation(len(others))[: max(0, config.documents - len(needed))]}
-        warn_if_few(part.query_ids, "a loss")
-        parts[name] = replace(part, corpus={d: text for d, text in part.corpus.items() if d in needed})
-    positives = (train.corpus[document] for grades in train.relevant.values() for document in grades)
+    dev = _sample(parts["dev"], config.dev_queries, config.documents, rng)
+    test = _sample(parts["test"], None, config.documents, rng)
+    positives = (train.corpus[document] for ids in train.relevant.values() for document in ids)
     if "cosine-prior" in (config.losses or LOSSES) and not is_uneven(positives):
-        notes.append("All documents are equally often positives, where a prior changes nothing: no cosine-prior.")
-    return Splits(train, parts["dev"], parts["test"], tuple(notes))
+        notes.append("All documents are equally often positives: a prior would change nothing.")
+    return Splits(train, dev, test, tuple(notes))
+
+
+def _held_out(data: RetrievalData, rng: np.random.Generator) -> set[str]:
+    """Ids of the queries of a fifth of the texts that are judged, of 500 texts at most."""
+    asked: dict[str, list[str]] = {}
+    for query in sorted(data.queries):
+        asked.setdefault(" ".join(data.queries[query].casefold().split()), []).append(query)
+    texts = sorted(text for text, ids in asked.items() if data.relevant.keys() & ids)
+    number = min(MOST_HELD_OUT, len(texts) // HELD_OUT)
+    return {query for i in rng.permutation(len(texts))[:number] for query in asked[texts[i]]}
+
+
+def _sample(
+    data: RetrievalData, queries: int | None, documents: int, rng: np.random.Generator
+) -> RetrievalData:
+    """At most so many queries, with their judged documents and a sample of the others."""
+    ids = sorted(data.query_ids)
+    part = _only(data, {ids[i] for i in rng.permutation(len(ids))[:queries]})
+    warn_if_few(part.query_ids, "a loss")
+    kept = set().union(*part.relevant.values(), *part.negatives.values())
+    others = sorted(part.corpus.keys() - kept)
+    kept |= {others[i] for i in rng.permutation(len(others))[: max(0, documents - len(kept))]}
+    return replace(part, corpus={d: text for d, text in part.corpus.items() if d in kept})
 
 
 def _only(data: RetrievalData, chosen: Collection[str]) -> RetrievalData:
@@ -95,12 +116,13 @@ def _only(data: RetrievalData, chosen: Collection[str]) -> RetrievalData:
     def of(part: dict[str, Any]) -> dict[str, Any]:
         return {query: value for query, value in part.items() if query in chosen}
 
-    return replace(data, queries=of(data.queries), relevant=of(data.relevant), negatives=of(data.negatives))
+    relevant, negatives = of(data.relevant), of(data.negatives)
+    return replace(data, queries=of(data.queries), relevant=relevant, negatives=negatives)
 
 
 @dataclass(frozen=True)
 class Setup:
-    """The pretrained model, the splits and the settings, from which every candidate is trained alike."""
+    """The pretrained model, the splits and the settings of all candidates."""
 
     base: SentenceTransformer
     splits: Splits
@@ -112,27 +134,30 @@ class Setup:
 
     @cached_property
     def grid(self) -> list[Candidate]:
-        """All candidates. A prior needs uneven documents and a model that has tokens to know them by."""
+        """All candidates. A prior needs uneven documents, and tokens to know them by."""
         is_static = any(isinstance(module, StaticEmbedding) for module in self.base)
-        has_prior = is_uneven(self.rows["positive"]) and tokens_of(self.base.preprocess(["a"])) is not None
+        has_tokens = tokens_of(self.base.preprocess(["a"])) is not None
+        has_prior = has_tokens and is_uneven(self.rows["positive"])
         return grid_of(self.config, is_static, has_prior)
 
     @cached_property
     def rungs(self) -> list[int]:
-        """Numbers of steps after which a candidate is measured; the last one is a whole run."""
+        """The steps after which a candidate is measured: a third, after the warm-up, and all."""
         steps = round(self.config.epochs * len(self.rows) / self.config.batch_size)
-        return rungs_of(len(self.grid), min(self.config.max_steps, max(1, steps)))
+        steps = min(self.config.max_steps, max(1, steps))
+        return sorted({max(1, steps // 3), steps})
 
     def measure(self, model: SentenceTransformer) -> tuple[float, float]:
-        """nDCG@10 on dev at the document exponent that is best there, and this exponent; nan if training diverged.
+        """nDCG@10 on dev, nan if training diverged, and the document exponent that is best there.
 
-        The model reads texts of its own length, as it will be saved, while training may read shorter ones.
+        The model reads texts of its own length, as it will be saved, not that of training.
         """
         exponent = float(scoring_of(model).exponents[1])
         # Of tied exponents the first one counts.
         exponents = [1.0] if normalizes_output(model) else [1.0, 0.0, *EXPONENTS[1:-1], exponent]
         try:
-            with reading(model, None if self.config.max_length is None else self.base.max_seq_length):
+            own = None if self.config.max_length is None else self.base.max_seq_length
+            with reading(model, own):
                 encoded = self.splits.dev.encode(model)
         except NotFiniteError:
             return float("nan"), exponent
@@ -140,40 +165,61 @@ class Setup:
         best = int(means.argmax())
         return float(means[best]), float(exponents[best])
 
-    def train(self, candidate: Candidate, rungs: list[int], goes_on: GoesOn, folder: Path) -> None:
-        """Trains a copy of the pretrained model from rung to rung.
+    def train(self, candidate: Candidate, rungs: list[int], goes_on: GoesOn, folder: Path) -> Entry:
+        """Trains a copy of the pretrained model from rung to rung, and returns what was measured.
 
-        ``goes_on`` receives the steps, nDCG@10 on dev and the exponent at a rung. It says whether to train on, and at
-        the last rung whether to save the model in the folder.
+        ``goes_on`` receives the steps and nDCG@10 on dev at a rung. It says whether to train on,
+        and at the last rung whether to save the model in the folder.
         """
+        began = time.perf_counter()
         model = copy.deepcopy(self.base)
-        model.model_card_data.widget = [{"text": self.rows[0]["anchor"]}]  # else every Trainer computes examples
+        # Otherwise every Trainer computes examples.
+        model.model_card_data.widget = [{"text": self.rows[0]["anchor"]}]
         settings = candidate.settings(self.config, model, rungs[-1])
         options = {"regularizers": [(SIGReg(), candidate.sigreg)]} if candidate.sigreg else {}
         quiet = {"save_strategy": "no", "disable_tqdm": True}
-        trainer = make_trainer(model, self.splits.train, self.rows, settings, folder.parent, options, **quiet)
+        trainer = make_trainer(
+            model, self.splits.train, self.rows, settings, folder.parent, options, **quiet
+        )
         trainer.remove_callback(PrinterCallback)
-        trainer.add_callback(_AtRungs(self, rungs[:-1], goes_on))
+        at_rungs = _AtRungs(self, rungs, goes_on)
+        trainer.add_callback(at_rungs)
         with reading(model, self.config.max_length):
             trainer.train()
-        if trainer.state.global_step < rungs[-1]:
-            return
-        # accelerate leaves its autocast around forward, which would still encode in bfloat16
-        trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
-        ndcg, exponent = self.measure(model)
-        if goes_on(rungs[-1], ndcg, exponent):
-            if exponent != scoring_of(model).exponents[1]:
-                prepare(model, Similarity(query=1.0, document=exponent))
+        if trainer.state.global_step == rungs[-1]:
+            # accelerate leaves its autocast around forward, which would still encode in bfloat16
+            trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
+            if at_rungs.measure(model, rungs[-1]):
+                self._save(trainer, at_rungs, folder)
+        curve = sorted(at_rungs.curve.items())
+        return Entry(candidate, curve, at_rungs.exponent, time.perf_counter() - began)
+
+    def _save(self, trainer: SentenceTransformerTrainer, measured: _AtRungs, folder: Path) -> None:
+        model: Any = trainer.model
+        if measured.exponent != scoring_of(model).exponents[1]:
+            prepare(model, Similarity(query=1.0, document=measured.exponent))
+        ndcg = max(measured.curve.items())[1]
+        figures = {"dev": {"queries": len(self.splits.dev.query_ids), "ndcg": ndcg}}
+        try:
             with whole_folder(folder, overwrite=True) as new:
-                save_trained(trainer, new, {"dev": {"queries": len(self.splits.dev.query_ids), "ndcg": ndcg}}, {})
+                save_trained(trainer, new, figures, {})
+        except OSError as error:
+            message = f"The model cannot be written to {folder}. Make room, and run the same again."
+            raise OSError(message) from error
 
 
 class _AtRungs(TrainerCallback):
-    """Measures a model at the rungs before the last one, and ends its training there if it is behind."""
+    """Measures a model at the rungs, and ends its training before the last one if it is behind."""
 
     def __init__(self, setup: Setup, rungs: list[int], goes_on: GoesOn) -> None:
         self.setup, self.rungs, self.goes_on = setup, rungs, goes_on
+        self.curve: dict[int, float] = {}
+        self.exponent = 1.0
+
+    def measure(self, model: SentenceTransformer, steps: int) -> bool:
+        self.curve[steps], self.exponent = self.setup.measure(model)
+        return self.goes_on(steps, self.curve[steps])
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        if state.global_step in self.rungs:
-            control.should_training_stop = not self.goes_on(state.global_step, *self.setup.measure(model))
+        if state.global_step in self.rungs[:-1]:
+            control.should_training_stop = not self.measure(model, state.global_step)

@@ -176,7 +176,6 @@ def test_documents_that_the_model_reads_as_one_text_are_refused(tmp_path):
 
 
 def test_splits_that_share_queries_are_refused(folder, model_path, tmp_path):
-    pytest.importorskip("optuna")  # for compare
     with (folder / "qrels" / "dev.tsv").open("a") as file:
         file.write("train-q1\td01\t1\n")
     for command in ("train", "compare", "diagnose", "calibrate"):
@@ -355,8 +354,6 @@ def test_a_run_that_has_ended_can_be_taken_further(folder, model_path, tmp_path,
 @pytest.mark.parametrize("command", ["abstain", "calibrate", "compare", "compress", "diagnose", "mine", "train"])
 def test_empty_texts_can_be_left_out(folder, model_path, tmp_path, command):
     """With the option, calibrate runs, and the others refuse the model, which they load after the data."""
-    if command == "compare":
-        pytest.importorskip("optuna")
     with (folder / "corpus.jsonl").open("a") as file:
         file.write('{"_id": "d21", "text": ""}\n')
     name = model_path if command == "calibrate" else "no/model"

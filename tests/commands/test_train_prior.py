@@ -90,7 +90,6 @@ def test_texts_are_known_by_the_tokens_that_training_reads(tmp_path, caplog):
 
 
 def test_compare_tries_it_where_documents_differ_in_frequency(folder, model_path, tmp_path):
-    pytest.importorskip("optuna")
     options = ("--losses", "cosine-prior", "--temperatures", 0.05, "--learning-rates", 0.03, "--sigreg", 0)
     place = ("--data", folder, "--model", model_path, "--output", tmp_path / "out")
     figures = report_of(invoke("compare", *place, *options, "--epochs", 8, "--json"))

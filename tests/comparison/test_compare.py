@@ -1,5 +1,6 @@
-"""``stm.compare``: which loss to train with, by one Optuna study that several processes may share."""
+"""``stm.compare``: which loss to train with, in one folder that several processes may share."""
 
+import errno
 import json
 import math
 import os
@@ -24,8 +25,6 @@ from st_magnitude.comparison.result import CompareResult, Entry, OnTest
 from st_magnitude.comparison.trial import Setup, make_splits
 from st_magnitude.data.retrieval import DataError, RetrievalData
 from st_magnitude.finetune.comparison import own_ndcg
-
-optuna = pytest.importorskip("optuna")
 
 THINGS = "bread bicycle cat tomato sofa wine carpet tea leaf autumn river bridge horse piano lamp forest engine doctor"
 PLACES = "kitchen garden cellar harbour market library station castle meadow office"
@@ -97,14 +96,23 @@ def test_missing_splits_are_held_out_of_the_training_queries(folder, caplog):
     assert [len(part) for part in queries] == [116, 36, 28]
     assert set.union(*queries) == QUERIES.keys()
     assert len(splits.dev.corpus) == len(splits.test.corpus) == 100
-    assert "There is no dev split, so 36 of the training queries are held out for it." in splits.notes
+    assert "There is no dev split: 36 training queries are held out." in splits.notes
     assert "36 queries are few to choose a loss by" in caplog.text
-    assert splits.notes[-1].startswith("All documents are equally often positives, where a prior changes nothing")
+    assert splits.notes[-1].startswith("All documents are equally often positives")
     given = make_splits(folder, CompareConfig())
     assert given == make_splits(folder, CompareConfig())
     assert (given.dev.queries, given.test.queries) == (part(1).queries, part(2).queries)
     assert given.notes == splits.notes[-1:]
     assert make_splits(folder, CompareConfig(), part(1, 6)).dev.queries == part(1, 6).queries
+
+
+def test_queries_of_one_text_stay_together():
+    queries = {f"{query}-{i}": text for query, text in QUERIES.items() for i in "ab"}
+    data = RetrievalData(queries, CORPUS, {query: {query[:-2]} for query in queries})
+    splits = make_splits(data, CompareConfig())
+    asked = [set(part.queries.values()) for part in (splits.train, splits.dev, splits.test)]
+    assert sum(map(len, asked)) == len(set.union(*asked)) == len(QUERIES)
+    assert len(splits.dev.queries) == 72
 
 
 @pytest.mark.parametrize(
@@ -129,15 +137,8 @@ def setup(folder, model_path):
 
 
 def trained(setup, candidate, rungs, folder, goes_on=lambda steps: True):
-    """nDCG@10 on dev and the exponent by steps, of a candidate that is saved."""
-    curve = {}
-
-    def measured(steps, ndcg, exponent):
-        curve[steps] = ndcg, exponent
-        return goes_on(steps)
-
-    setup.train(candidate, rungs, measured, folder)
-    return curve
+    """nDCG@10 on dev by steps, of a candidate that is saved."""
+    return dict(setup.train(candidate, rungs, lambda steps, ndcg: goes_on(steps), folder).curve)
 
 
 def test_a_candidate_is_measured_at_every_rung_and_ends_where_it_is_behind(setup, tmp_path):
@@ -150,12 +151,12 @@ def test_a_candidate_is_measured_at_every_rung_and_ends_where_it_is_behind(setup
     alone = trained(setup, candidate, [27], tmp_path / "alone")
     assert alone[27] == whole[27]  # measurements on the way change nothing
     model = stm.load(str(tmp_path / "whole"))
-    assert own_ndcg(model, setup.splits.dev).mean() == pytest.approx(whole[27][0], abs=1e-9)
+    assert own_ndcg(model, setup.splits.dev).mean() == pytest.approx(whole[27], abs=1e-9)
 
 
 def test_a_candidate_that_diverges_is_measured_as_such(setup, tmp_path):
     curve = trained(setup, Candidate("qnorm", 0.05, 1e38), [6], tmp_path / "model", goes_on=lambda steps: False)
-    assert math.isnan(curve[6][0])
+    assert math.isnan(curve[6])
 
 
 def test_max_length_limits_training_alone(folder, tmp_path):
@@ -170,14 +171,14 @@ def test_max_length_limits_training_alone(folder, tmp_path):
     assert max(length for is_training, length in lengths if not is_training) > 4
     model = stm.load(str(tmp_path / "model"))
     assert model.max_seq_length == 24
-    assert own_ndcg(model, setup.splits.dev).mean() == pytest.approx(curve[6][0], abs=1e-9)
+    assert own_ndcg(model, setup.splits.dev).mean() == pytest.approx(curve[6], abs=1e-9)
     model.max_seq_length = 4
-    assert own_ndcg(model, setup.splits.dev).mean() != pytest.approx(curve[6][0], abs=1e-9)
+    assert own_ndcg(model, setup.splits.dev).mean() != pytest.approx(curve[6], abs=1e-9)
 
 
 # --- the comparison ---------------------------------------------------------------------------------------------------
 
-# Ten candidates in two rungs
+# Ten candidates
 OPTIONS = ["--temperatures", "0.02,0.1", "--sigreg", "0", "--learning-rates", "0.03"]
 OPTIONS += ["--batch-size", "4", "--epochs", "2"]
 
@@ -229,7 +230,7 @@ def finished(folder, model_path, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_processes_share_one_study_and_each_candidate_is_trained_once(finished):
+def test_processes_share_one_comparison_and_each_candidate_is_trained_once(finished):
     output, figures, said = finished
     trained = [line for text in said for line in text.splitlines() if line.startswith("trains")]
     assert len(trained) == len(set(trained)) == 10
@@ -237,8 +238,15 @@ def test_processes_share_one_study_and_each_candidate_is_trained_once(finished):
     assert figures == json.loads(said[4]) == json.loads((output / "compare.json").read_text())
     assert all("Continuing after 3 training runs." in said[i] for i in (3, 5))
     written = {path.name for path in output.iterdir()} - {".lock"}
-    assert written == {"model", "compare.json", "compare.md", "train.yaml", "study.log"}
-    assert {entry["curve"][-1][0] for entry in figures["candidates"]} == {10, 30}  # some stopped at the first rung
+    records = {"candidates", "settings.json", "test.json"}
+    assert written == {"model", "compare.json", "compare.md", "train.yaml", *records}
+    ends = {entry["name"].split()[0]: [] for entry in figures["candidates"]}
+    for entry in figures["candidates"]:
+        assert [steps for steps, _ in entry["curve"]] in ([10], [10, 30])
+        ends[entry["name"].split()[0]].append(entry["curve"][-1][0])
+    assert len(ends) == 5
+    assert all(max(steps) == 30 for steps in ends.values())  # the best of every loss is compared
+    assert figures["not_compared"] == []
     cosine = [entry for entry in figures["candidates"] if Candidate(**entry["candidate"]).is_plain_cosine]
     best, other = (dict(entry["curve"]) for entry in cosine)  # the control is plain cosine at its best temperature
     assert 30 in best
@@ -266,23 +274,40 @@ def test_the_saved_model_is_the_winner_which_train_makes_again_of_its_settings(f
 def test_a_comparison_in_memory_is_interrupted_and_continued(model_path, tmp_path, monkeypatch):
     train, seen, lines = Setup.train, [], []
 
-    def stop_at_third(self, candidate, *arguments):
-        if len(seen) == 3:
+    def stop_at_third(self, candidate, rungs, goes_on, folder):
+        def interrupted(steps, ndcg):
+            assert steps == rungs[0]
             raise KeyboardInterrupt
-        seen.append(candidate.name)
-        return train(self, candidate, *arguments)
 
-    monkeypatch.setattr(Setup, "train", stop_at_third)
+        if len(seen) == 3:
+            return train(self, candidate, rungs, interrupted, folder)
+        seen.append(candidate.name)
+        return train(self, candidate, rungs, goes_on, folder)
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "full")
+
     model, data = SentenceTransformer(model_path, device="cpu"), {"dev": part(1), "test": part(2)}
     before = {name: value.clone() for name, value in model.state_dict().items()}
+    with monkeypatch.context() as patch:
+        patch.setattr("st_magnitude.finetune.run.write_model", full)  # for the first candidate
+        with pytest.raises(OSError, match=r"cannot be written.*Make room, and run the same again"):
+            stm.compare(model, part(0), tmp_path / "out", SMALL, **data, say=str)
+    monkeypatch.setattr(Setup, "train", stop_at_third)
     with pytest.raises(KeyboardInterrupt, match="Give the same command again"):
         stm.compare(model, part(0), tmp_path / "out", SMALL, **data, say=str)
     monkeypatch.setattr(Setup, "train", lambda self, c, *a: seen.append(c.name) or train(self, c, *a))
     with pytest.raises(FileExistsError, match=r"other settings: batch_size \(8 there, 4 now\)"):
         stm.compare(model, part(0), tmp_path / "out", replace(SMALL, batch_size=4), **data, say=str)
 
-    result = stm.compare(model, part(0), tmp_path / "out", SMALL, **data, say=lines.append)
+    (tmp_path / "out" / "candidates" / ".a.json.tmp").write_text('{"candidate":')  # of a full disk
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CompareResult, "save", full)  # at the very end
+        with pytest.raises(OSError, match="full"):
+            stm.compare(model, part(0), tmp_path / "out", SMALL, **data, say=lines.append)
     assert lines[1] == "Continuing after 3 training runs."
+    result = stm.compare(model, part(0), tmp_path / "out", SMALL, **data, say=str)
     assert seen == [candidate.name for candidate in grid_of(SMALL, is_static=True)]  # each of the four once
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert len(result.candidates) == 4
@@ -300,10 +325,12 @@ def test_no_candidate_begins_after_the_budget(folder, model_path, tmp_path, monk
         return train(*arguments)
 
     monkeypatch.setattr(Setup, "train", slow)
-    result = stm.compare(model_path, folder, tmp_path / "out", replace(SMALL, budget="70s"), say=str)
-    assert clock[0] == 80
-    assert result.left_out == 2
-    assert "The time was up before 2 of 4 candidates." in result.recommendation
+    result = stm.compare(model_path, folder, tmp_path / "out", replace(SMALL, budget="30s"), say=str)
+    assert clock[0] == 40
+    assert result.left_out == 3
+    assert result.not_compared == ("qnorm",)
+    assert "The time was up before 3 of 4 candidates." in result.recommendation
+    assert "qnorm" in result.recommendation
 
 
 def test_what_cannot_run_is_refused_before_any_search(folder, model_path, tmp_path, monkeypatch):
@@ -316,9 +343,6 @@ def test_what_cannot_run_is_refused_before_any_search(folder, model_path, tmp_pa
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="one process"):
         stm.compare(model_path, folder, tmp_path / "out", SMALL)
-    monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(ImportError, match="compare needs optuna"):
-        stm.compare("anything", folder, tmp_path / "out", SMALL)
 
 
 # --- the verdict ------------------------------------------------------------------------------------------------------
@@ -335,7 +359,7 @@ def result_with(first, over_cosine, over_pretrained=CLEAR, exponent=0.0):
     names = [entry.name for entry in ranked][: 2 if over_cosine else 1]
     ndcg, gains = dict.fromkeys(["pretrained", *names], 0.5), dict.fromkeys(names, over_pretrained)
     test = OnTest(300, 5000, ndcg, gains, over_cosine)
-    return CompareResult("base", ranked, test, 0.4, 100, 0, "30 min", [])
+    return CompareResult("base", ranked, test, 0.4, 100, 0, (), "30 min", ())
 
 
 @pytest.mark.parametrize(
