@@ -1,0 +1,161 @@
+"""Label columns and teachers: weights of rows, classes, and targets of another model or of scores."""
+
+import copy
+
+import pytest
+import torch
+from datasets import Dataset
+from sentence_transformers import SentenceTransformerTrainer
+from sentence_transformers.sentence_transformer.losses import DistillKLDivLoss
+
+import st_magnitude as stm
+from st_magnitude.losses.texts import Texts
+
+ANCHORS = ["how does bread rise?", "who steers the ship?", "why is the sea salty?"]
+POSITIVES = ["yeast makes bread rise", "the captain steers", "rivers wash salt into the sea"]
+NEGATIVES = ["flour is white", "a ship has sails", "the sea is blue"]
+COLUMNS = (ANCHORS, POSITIVES, NEGATIVES)
+
+
+def features(model, columns=COLUMNS):
+    return [model.preprocess(list(column)) for column in columns]
+
+
+def embeddings(model, columns=COLUMNS):
+    return [model.encode(list(column), convert_to_tensor=True).clone() for column in columns]
+
+
+def logits(model, temperature):
+    queries, *documents = embeddings(model)
+    return stm.COSINE(queries, torch.cat(documents)) / temperature  # (3, 6)
+
+
+def cross_entropy(logits, targets):
+    return -(targets * logits.log_softmax(dim=1)).sum(dim=1)
+
+
+@pytest.fixture
+def model(tiny_model):
+    return tiny_model.eval()
+
+
+def test_labels_as_weights(model):
+    weights = torch.tensor([0.5, 0.0, 2.0])
+    loss = stm.CosineRankingLoss(model, labels="weights")(features(model), weights)
+    rows = cross_entropy(logits(model, 0.05), torch.eye(3, 6))
+    torch.testing.assert_close(loss, (weights * rows).mean())
+
+
+def test_labels_as_classes(model):
+    """Rows of a class are positives of each other; explicit negatives belong to no class."""
+    loss = stm.CosineRankingLoss(model, labels="classes")(features(model), torch.tensor([7, 3, 7]))
+    targets = torch.tensor([[1, 0, 1], [0, 2, 0], [1, 0, 1]]) / 2
+    rows = cross_entropy(logits(model, 0.05), torch.cat([targets, torch.zeros(3, 3)], dim=1))
+    torch.testing.assert_close(loss, rows.mean())
+
+
+@pytest.mark.parametrize("weight", [1.0, 0.3])
+def test_labels_as_scores_of_a_teacher(model, weight):
+    scores = torch.tensor([[3.0, 1.0], [0.5, 0.0], [2.0, 2.5]])
+    loss = stm.CosineRankingLoss(model, labels="teacher", teacher_temperature=0.7, teacher_weight=weight)
+    soft = weight * (scores / 0.7).softmax(dim=1)
+    soft[:, 0] += 1 - weight
+    targets = torch.cat([torch.diag(soft[:, 0]), torch.diag(soft[:, 1])], dim=1)
+    rows = cross_entropy(logits(model, 0.05), targets)
+    torch.testing.assert_close(loss(features(model), scores), rows.mean())
+    own = DistillKLDivLoss(model)  # which compares a row with its own documents only
+    assert own(features(model), scores) != loss(features(model), scores)
+
+
+@pytest.mark.parametrize("is_guide", [False, True])
+@pytest.mark.parametrize("directions", [("query_to_doc",), ("query_to_doc", "doc_to_query")])
+def test_a_model_as_teacher(model, is_guide, directions):
+    """As formula, and from its embeddings in a label column."""
+    teacher = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in teacher.parameters():
+            parameter.mul_(1.1)
+    options = {"directions": directions, "partition_mode": "per_direction", "teacher_temperature": 0.2}
+    loss = stm.CosineRankingLoss(model, teacher=teacher, guide=teacher if is_guide else None, **options)
+    queries, *documents = embeddings(teacher)
+    soft = (stm.COSINE(queries, torch.cat(documents)) / 0.2).softmax(dim=1)
+    expected = cross_entropy(logits(model, 0.05), soft).mean()
+    if "doc_to_query" in directions:
+        soft = (stm.COSINE(documents[0], queries) / 0.2).softmax(dim=1)
+        expected = (expected + cross_entropy(logits(model, 0.05)[:, :3].T, soft).mean()) / 2
+    torch.testing.assert_close(loss(features(model)), expected)
+    unit = [x / x.norm(dim=1, keepdim=True) for x in embeddings(teacher)]
+    labelled = stm.CosineRankingLoss(model, labels="teacher", **options)
+    torch.testing.assert_close(labelled(features(model), torch.stack(unit, dim=1)), expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"labels": "rating"}, "labels must be one of"),
+        ({"labels": "classes", "teacher": "model"}, "pass one of the two"),
+        ({"labels": "teacher", "gather_across_devices": "ring"}, "takes no teacher"),
+        ({"labels": "teacher", "directions": ("query_to_doc", "doc_to_doc")}, "A teacher says"),
+        ({"labels": "teacher", "teacher_weight": 1.5}, "teacher_weight"),
+    ],
+)
+def test_arguments_are_checked(model, options, message):
+    if options.get("teacher"):
+        options = options | {"teacher": copy.deepcopy(model)}
+    with pytest.raises(ValueError, match=message):
+        stm.CosineRankingLoss(model, **options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "labels"),
+    [
+        ("weights", torch.ones(3, 2)),
+        ("weights", torch.ones(3).long()),
+        ("classes", torch.ones(3)),
+        ("teacher", torch.ones(3)),
+        ("teacher", torch.ones(3, 3)),
+        ("teacher", None),
+        (None, torch.ones(3)),
+    ],
+)
+def test_labels_are_checked(model, kind, labels):
+    with pytest.raises(ValueError, match="labels"):
+        stm.CosineRankingLoss(model, labels=kind)(features(model), labels)
+
+
+@pytest.mark.parametrize("mini_batch_size", [None, 2])
+@pytest.mark.parametrize("kind", ["weights", "classes", "teacher"])
+def test_a_trainer_hands_labels_on(model, tmp_path, mini_batch_size, kind):
+    """Also with gradient caching, to the same weights as without it."""
+    from sentence_transformers import SentenceTransformerTrainingArguments
+
+    labels = {"weights": [0.5, 1.0, 2.0], "classes": [1, 2, 1], "teacher": [[1.0, 0.0], [3.0, 2.0], [0.0, 1.0]]}
+    data = Dataset.from_dict({"anchor": ANCHORS, "positive": POSITIVES, "negative": NEGATIVES, "label": labels[kind]})
+    args = SentenceTransformerTrainingArguments(
+        tmp_path, max_steps=2, per_device_train_batch_size=3, report_to="none", use_cpu=True, save_strategy="no"
+    )
+    loss = stm.CosineRankingLoss(model, labels=kind, mini_batch_size=mini_batch_size)
+    before = [x.clone() for x in model.parameters()]
+    result = SentenceTransformerTrainer(model=model, args=args, train_dataset=data, loss=loss).train()
+    assert torch.tensor(result.training_loss).isfinite()
+    assert any((x != y).any() for x, y in zip(before, model.parameters(), strict=True))
+
+
+def test_caching_gives_the_same_gradient(model):
+    found = []
+    scores = torch.tensor([[3.0, 1.0], [0.5, 0.0], [2.0, 2.5]])
+    for mini_batch_size in (None, 2):
+        model.zero_grad()
+        loss = stm.CosineRankingLoss(model, labels="teacher", mini_batch_size=mini_batch_size)
+        loss(features(model), scores).backward()
+        found.append([x.grad.clone() for x in model.parameters() if x.grad is not None])
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
+
+
+def test_embeddings_alone_can_have_labels(model):
+    """As losses around this one call it."""
+    loss = stm.CosineRankingLoss(model, labels="weights", same_text="keep")
+    columns = embeddings(model)
+    by_labels = loss.compute_loss_from_embeddings(columns, torch.tensor([1.0, 0.0, 0.0]))
+    by_texts = loss.compute_loss_from_embeddings(columns, Texts(weights=torch.tensor([1.0, 0.0, 0.0])))
+    torch.testing.assert_close(by_labels, by_texts)
