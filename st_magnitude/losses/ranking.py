@@ -28,7 +28,7 @@ from st_magnitude.losses.prior import DocumentPrior
 from st_magnitude.losses.regularizers import Penalties, Regularizer
 from st_magnitude.losses.sparse import check_without_texts, refuse_for_sparse
 from st_magnitude.similarity import DOT, Similarity
-from st_magnitude.surgery.raw import output_width, raw_features
+from st_magnitude.surgery.raw import output_width, raw_features, unwrapped
 from st_magnitude.training.state import engine_of, refuse_engine
 
 __all__ = ["LossOptions", "MagnitudeRankingLoss", "RankingOptions"]
@@ -299,7 +299,11 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
                 max(dims),
                 width,
             )
-        if 0 < document < 1 and isinstance(self.model, SentenceTransformer) and exponent_norm(self.model) is None:
+        if (
+            0 < document < 1
+            and isinstance(unwrapped(self.model), SentenceTransformer)
+            and exponent_norm(self.model) is None
+        ):
             logger.warning(
                 "%s trains with a document exponent of %.3g, but the saved model will score with dot products. Call "
                 "stm.prepare(model, Similarity(%.3g, %.3g)), which adds the module that applies the exponent.",
