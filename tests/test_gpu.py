@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from st_magnitude import Similarity, Term, infonce
-from st_magnitude.kernel.reference import infonce_reference
+from st_magnitude.kernel.infonce import infonce_reference
 
 ROOT = Path(__file__).parents[1]
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no GPU here")

@@ -389,7 +389,7 @@ def reading_by_partner(lm: nn.Module, tokens: PreTrainedTokenizerFast, v_norm: b
     even = torch.block_diag(*[(torch.ones(8, 8) - torch.eye(8)) / 7] * (size // 8))
     found: Figures = {}
     for name, weights in {"partner": partner, "stranger": partner.roll(8, 1), "even": even}.items():
-        e, h = two_streams(lm, ids, mask, Neighbours.of(weights, mask, v_norm=v_norm, backend="sparse"))
+        e, h = two_streams(lm, ids, mask, Neighbours.of(weights, mask, v_norm=v_norm))
         found.setdefault("alone", next_token_loss(lm, e, ids, mask).item())
         found[name] = found["alone"] - next_token_loss(lm, h, ids, mask).item()
     return {key: round(value, 4) for key, value in found.items()}

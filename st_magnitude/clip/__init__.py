@@ -1,6 +1,6 @@
-"""Losses that keep magnitude for open_clip, and models that do not normalise (arXiv 2602.09229, section 6.5).
+"""Losses that keep magnitude for open_clip, and models that do not normalise.
 
-The modules are imported when they are first used: ``import st_magnitude`` does not need open_clip.
+Names are imported when they are first used: ``import st_magnitude`` does not need open_clip.
 """
 
 from __future__ import annotations

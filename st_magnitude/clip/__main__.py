@@ -1,10 +1,8 @@
-"""open_clip's training loop with a loss of this package.
+"""open_clip's training program with a loss of this package.
 
-    python -m st_magnitude.clip PRESET [--no-rescale] -- <arguments of open_clip_train>
-
-``python -m st_magnitude.clip imgnorm-i2t -- --model ViT-B-32 --train-data ...`` trains like
-``python -m open_clip_train.main --model ViT-B-32 --train-data ...``, with the same logs and checkpoints, but with
-``AsymmetricClipLoss.from_preset("imgnorm-i2t")`` and a model that does not normalise.
+``python -m st_magnitude.clip imgnorm-i2t -- --model ViT-B-32 ...`` trains and logs like
+``python -m open_clip_train.main --model ViT-B-32 ...``, but trains and validates with
+``AsymmetricClipLoss.from_preset("imgnorm-i2t")`` a model that does not normalise.
 """
 
 from __future__ import annotations
@@ -12,43 +10,44 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from functools import partial
 from importlib.util import find_spec, module_from_spec
-from types import ModuleType
 from typing import Any
 
+from torch import nn
+
 from st_magnitude._checks import INSTALL
+from st_magnitude.clip.evaluation import validation_metrics, zero_shot_classifier
 from st_magnitude.clip.loss import PRESETS, AsymmetricClipLoss
 
-__all__ = ["main", "training_program"]
 
+def training_program(preset: str, rescale: bool = True) -> Any:
+    """A copy of ``open_clip_train.main``, whose ``main(arguments)`` trains with the preset.
 
-def training_program(preset: str, rescale: bool = True) -> ModuleType:
-    """A copy of ``open_clip_train.main`` of our own, whose ``main(arguments)`` trains with the preset.
-
-    The program takes neither a loss nor a model. So it is loaded once more, under no name in ``sys.modules``, and in
-    this copy ``create_loss`` and ``create_model_and_transforms`` are ours; open_clip's module stays as it is. The
-    preset ``norm-sym`` does not change models.
+    The program takes neither loss nor model, so ours stand in for its own in copies of its modules,
+    which are under no name in ``sys.modules``. The preset ``norm-sym`` does not change models.
     """
-    from st_magnitude.clip.model import rescale_output, unnormalize  # its ImportError says what to install
+    from st_magnitude.clip.model import rescale_output, unnormalize  # says what to install
 
     try:
-        spec = find_spec("open_clip_train.main")
-        program: Any = module_from_spec(spec)  # type: ignore[arg-type]
-        spec.loader.exec_module(program)  # type: ignore[union-attr]
+        program = _copy_of("open_clip_train.main")
+        training = _copy_of("open_clip_train.train")
+        zero_shot = _copy_of("open_clip_train.zero_shot")
         create = program.create_model_and_transforms
         program.create_loss  # noqa: B018
+        stock_metrics = training.get_clip_metrics
     except (AttributeError, ImportError, RuntimeError) as error:
         raise ImportError(
-            f"open_clip's training program cannot be used ({error}). st_magnitude.clip needs open_clip_torch 3 with "
-            f'what it trains with: install it {INSTALL} ".[clip]".'
+            f"open_clip's training program cannot be used ({error}). st_magnitude.clip needs "
+            f'open_clip_torch 3 with what it trains with: install it {INSTALL} ".[clip]".'
         ) from error
+    loss = AsymmetricClipLoss.from_preset(preset)
 
-    def create_loss(args: Any) -> AsymmetricClipLoss:
-        others = {"--siglip": args.siglip, "--distill-model": args.distill, "CoCa": "coca" in args.model.lower()}
-        if chosen := [name for name, is_on in others.items() if is_on]:
+    def create_loss(args: argparse.Namespace) -> AsymmetricClipLoss:
+        if args.siglip or args.distill or "coca" in args.model.lower():
             raise ValueError(
-                f"{chosen[0]} has another loss, which the preset {preset!r} would replace: leave it out, or train with "
-                "open_clip's own program."
+                f"CoCa, --siglip and --distill-model have losses of their own, which {preset!r} "
+                "would replace: leave them out, or train with open_clip's own program."
             )
         return AsymmetricClipLoss.from_preset(preset, gather_across_devices=args.distributed)
 
@@ -60,8 +59,26 @@ def training_program(preset: str, rescale: bool = True) -> ModuleType:
                 rescale_output(model)
         return (model, *transforms)
 
-    program.create_loss, program.create_model_and_transforms = create_loss, create_model_and_transforms
+    def evaluate(
+        model: nn.Module, data: dict[str, Any], epoch: int, args: argparse.Namespace, **options: Any
+    ) -> dict[str, float]:
+        size = args.batch_size * args.accum_freq * args.world_size  # of a batch in training
+        training.get_clip_metrics = partial(validation_metrics, preset, loss, stock_metrics, size)
+        return training.evaluate(model, data, epoch, args, **options)
+
+    zero_shot.build_zero_shot_classifier = partial(zero_shot_classifier, loss.similarity)
+    training.zero_shot_eval = zero_shot.zero_shot_eval
+    program.create_loss = create_loss
+    program.create_model_and_transforms = create_model_and_transforms
+    program.evaluate = evaluate
     return program
+
+
+def _copy_of(name: str) -> Any:
+    spec = find_spec(name)
+    module = module_from_spec(spec)  # type: ignore[arg-type]
+    spec.loader.exec_module(module)  # type: ignore[union-attr]
+    return module
 
 
 def main(arguments: Sequence[str] | None = None) -> Any:
@@ -71,16 +88,14 @@ def main(arguments: Sequence[str] | None = None) -> Any:
     parser = argparse.ArgumentParser(
         prog="python -m st_magnitude.clip",
         usage="%(prog)s PRESET [--no-rescale] -- <arguments of open_clip_train>",
-        description="open_clip's training loop with AsymmetricClipLoss.",
     )
     parser.add_argument("preset", choices=PRESETS, metavar="PRESET", help=", ".join(PRESETS))
-    parser.add_argument(
-        "--no-rescale", action="store_true", help="do not divide the last projections by the mean initial norms"
-    )
+    parser.add_argument("--no-rescale", action="store_true", help="keep the initial norms")
     options = parser.parse_args(arguments[:end])
     if end == len(arguments):
-        parser.error("the arguments of open_clip_train follow after `--`, e.g. `-- --model ViT-B-32 --train-data ...`")
-    return training_program(options.preset, rescale=not options.no_rescale).main(arguments[end + 1 :])
+        parser.error("the arguments of open_clip_train follow after `--`, e.g. `-- --model RN50`")
+    program = training_program(options.preset, rescale=not options.no_rescale)
+    return program.main(arguments[end + 1 :])
 
 
 if __name__ == "__main__":

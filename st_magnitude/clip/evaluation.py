@@ -1,69 +1,114 @@
-"""Retrieval with image and text features in both directions, by cosine and by dot."""
+"""Retrieval with image and text features, and what open_clip's program validates with."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from st_magnitude.clip.loss import AsymmetricClipLoss
 from st_magnitude.data.task import EncodedTask
-from st_magnitude.similarity import COSINE, DOT
+from st_magnitude.similarity import COSINE, DOT, Similarity
 
-__all__ = ["evaluate_retrieval"]
+__all__ = ["evaluate_retrieval", "validation_metrics", "zero_shot_classifier"]
 
 
 def evaluate_retrieval(
-    image_features: Tensor, text_features: Tensor, relevant: Any = None, ks: Sequence[int] = (1, 5, 10)
+    image_features: Tensor,
+    text_features: Tensor,
+    relevant: Tensor | np.ndarray | None = None,
+    ks: Sequence[int] = (1, 5, 10),
 ) -> dict[str, float]:
     """Recall of image-to-text and text-to-image retrieval, and the norms of both sides.
 
-    R@k is the share of queries with a relevant item among their k best; ties go to the lower index. Queries without a
-    relevant item are left out. For zero-shot classification, pass the text features of the classes and ``ks=(1,)``:
-    ``cosine_i2t_recall@1`` is the accuracy.
+    R@k is the share of queries with a relevant item among their k best; ties go to the lower
+    index. Queries without a relevant item are left out. For zero-shot classification, pass the
+    text features of the classes and ``ks=(1,)``: ``cosine_i2t_recall@1`` is the accuracy.
 
     Args:
-        image_features: Raw image features, (n, D): ``model.encode_image(images)`` with ``normalize=False``, the default
-            of open_clip.
-        text_features: Raw text features, (m, D), likewise.
-        relevant: Texts that belong to each image: (n, m) booleans. With None, image i belongs to text i.
+        image_features: Raw image features, (n, D), as ``model.encode_image(images)`` gives them.
+        text_features: Raw text features, (m, D).
+        relevant: Whether text j belongs to image i: (n, m) booleans. With None, text i does.
         ks: Cutoffs of the recall.
 
     Returns:
-        ``{cosine,dot}_{i2t,t2i}_recall@{k}`` in [0, 1]; ``{image,text}_norm_mean`` and ``{image,text}_norm_cv``, the
-        standard deviation over the mean.
+        ``{cosine,dot}_{i2t,t2i}_recall@{k}`` in [0, 1]; ``{image,text}_norm_mean`` and
+        ``{image,text}_norm_cv``, the standard deviation over the mean.
 
     Raises:
         ValueError: If shapes do not fit, or features are not finite.
 
     Example:
-        >>> images, texts = torch.tensor([[2.0, 0.0], [0.0, 1.0], [3.0, 3.0]]), torch.eye(3, 2)
-        >>> texts[2] = 1.0
+        >>> images = torch.tensor([[2.0, 0.0], [0.0, 1.0], [3.0, 3.0]])
+        >>> texts = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
         >>> found = evaluate_retrieval(images, texts, ks=(1,))
         >>> round(found["cosine_t2i_recall@1"], 4), round(found["dot_t2i_recall@1"], 4)
         (1.0, 0.3333)
-
-    Source: Radford et al., CLIP, 2021.
     """
     sides = {"image": image_features.detach(), "text": text_features.detach()}
-    pairs = torch.eye(len(sides["image"])) if relevant is None else relevant
+    pairs = torch.eye(len(image_features)) if relevant is None else relevant
     matches = torch.as_tensor(pairs, dtype=torch.bool, device="cpu").numpy()
-    if matches.shape != (expected := (len(sides["image"]), len(sides["text"]))):
+    if matches.shape != (expected := (len(image_features), len(text_features))):
         raise ValueError(
-            f"relevant must have a row for each image and a column for each text, {expected}; got {matches.shape}."
+            f"relevant must have shape (images, texts), {expected}; got {matches.shape}."
         )
     metrics: dict[str, float] = {}
-    for direction, queries, items, belongs in (("i2t", "image", "text", matches), ("t2i", "text", "image", matches.T)):
+    ways = {"i2t": ("image", "text", matches), "t2i": ("text", "image", matches.T)}
+    for way, (queries, items, belongs) in ways.items():
         asked = belongs.any(axis=1)
         columns = [np.flatnonzero(row).tolist() for row in belongs[asked]]
         task = EncodedTask(sides[queries][torch.from_numpy(asked)], sides[items], columns)
-        for name, top in zip(("cosine", "dot"), task.tops([COSINE, DOT], max(ks)), strict=True):
+        tops = task.tops([COSINE, DOT], max(ks))
+        for name, top in zip(("cosine", "dot"), tops, strict=True):
             hits = task.hits(top)
-            metrics |= {f"{name}_{direction}_recall@{k}": float(hits[:, :k].any(axis=1).mean()) for k in ks}
+            for k in ks:
+                metrics[f"{name}_{way}_recall@{k}"] = float(hits[:, :k].any(axis=1).mean())
     for side, features in sides.items():
         norms = torch.linalg.vector_norm(features.cpu().double(), dim=1)
-        metrics |= {f"{side}_norm_mean": norms.mean().item()}
-        metrics |= {f"{side}_norm_cv": (norms.std(correction=0) / norms.mean()).item()}
+        metrics[f"{side}_norm_mean"] = norms.mean().item()
+        metrics[f"{side}_norm_cv"] = (norms.std(correction=0) / norms.mean()).item()
     return metrics
+
+
+def validation_metrics(
+    name: str,
+    loss: AsymmetricClipLoss,
+    stock_metrics: Callable[..., dict[str, float]],
+    batch_size: int,
+    image_features: Tensor,
+    text_features: Tensor,
+    logit_scale: Tensor,
+) -> dict[str, float]:
+    """open_clip's recalls by the similarity of a loss, and the loss itself, ``<name>_val_loss``."""
+    batches = zip(image_features.split(batch_size), text_features.split(batch_size), strict=True)
+    total = sum(len(images) * loss(images, texts, logit_scale).item() for images, texts in batches)
+    images = loss.similarity.query(image_features)
+    texts = loss.similarity.document(text_features)
+    metrics = stock_metrics(images, texts, logit_scale)
+    return metrics | {f"{name}_val_loss": total / len(images)}
+
+
+@torch.no_grad()
+def zero_shot_classifier(
+    similarity: Similarity,
+    model: Any,
+    tokenizer: Callable[[list[str]], Tensor],
+    classnames: Sequence[str],
+    templates: Sequence[Callable[[str], str]],
+    device: torch.device | str = "cpu",
+    **_: Any,
+) -> Tensor:
+    """A text embedding for each class, (D, classes), to score images with by inner product.
+
+    It takes the arguments of open_clip's ``build_zero_shot_classifier``. Where that divides each
+    text and their mean over the templates by |x|, this divides by |x|^gamma_document.
+    """
+    classes = []
+    for name in classnames:
+        texts = model.encode_text(tokenizer([template(name) for template in templates]).to(device))
+        mean = similarity.document(texts).mean(dim=0)  # (D,)
+        classes.append(similarity.document(mean).to(texts.dtype))
+    return torch.stack(classes, dim=1)

@@ -1,4 +1,4 @@
-"""AsymmetricClipLoss: open_clip's ClipLoss with a choice of the norm exponents and of the direction."""
+"""AsymmetricClipLoss: open_clip's ClipLoss with any norm exponents, in one direction or both."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from sentence_transformers.util import all_gather, all_gather_with_grad, get_ran
 from torch import Tensor, nn
 
 from st_magnitude._checks import one_of
-from st_magnitude.kernel import batch
 from st_magnitude.kernel.infonce import infonce
-from st_magnitude.kernel.terms import Term
+from st_magnitude.kernel.ring import agree, num_ranks
+from st_magnitude.kernel.terms import LearnedTemperature, Term
 from st_magnitude.losses.regularizers import Penalties, Regularizer
-from st_magnitude.similarity import Similarity
+from st_magnitude.similarity import Similarity, at_least_float32
 
 __all__ = ["PRESETS", "AsymmetricClipLoss", "Direction"]
 
@@ -30,7 +30,7 @@ PRESETS: dict[str, tuple[bool, bool, Direction]] = {
     "nonorm-t2i": (False, False, "t2i"),
 }
 
-DIRECTIONS: dict[str, tuple[batch.Direction, ...]] = {
+DIRECTIONS: dict[str, tuple[Literal["query_to_doc", "doc_to_query"], ...]] = {
     "i2t": ("query_to_doc",),
     "t2i": ("doc_to_query",),
     "sym": ("query_to_doc", "doc_to_query"),
@@ -40,7 +40,7 @@ TEMPERATURE = 0.05  # of a Term whose logits are logit_scale · s: the default o
 
 
 class AsymmetricClipLoss(nn.Module):
-    """CLIP's contrastive loss with any norm exponents, in one direction or both; replaces open_clip's ClipLoss.
+    """CLIP's contrastive loss with any norm exponents, in one direction or both.
 
     With images x_i and texts y_i of a batch, and logit_scale as open_clip learns it:
 
@@ -49,42 +49,41 @@ class AsymmetricClipLoss(nn.Module):
         t2i = mean_j [ -log softmax_i( logit_scale · s(x_i, y_j) ) at i = j ]
         sym = (i2t + t2i) / 2
 
-    It takes raw features, as ``stm.clip.unnormalize(model)`` gives them. With both sides normalised and direction
-    "sym" it equals ClipLoss, whether or not the model normalises. :func:`~st_magnitude.infonce` computes it, without
-    a B x B matrix of logits, and in float32 under autocast as well.
+    It takes raw features, as ``stm.clip.unnormalize(model)`` gives them. With both sides normalised
+    and direction "sym" it equals open_clip's ClipLoss, whether or not the model normalises.
+    :func:`~st_magnitude.infonce` computes it, in float32 under autocast as well.
 
     Args:
-        image_norm: Whether images are divided by their norm. A number in [0, 1] is the exponent of the norm.
-        text_norm: Whether texts are divided by their norm. A number in [0, 1] is the exponent of the norm.
-        direction: With ``"i2t"``, the softmax of an image runs over texts, which trains the norms of texts; with
-            ``"t2i"``, the softmax of a text runs over images; ``"sym"`` is the mean of both.
-        terms: Terms with several temperatures and Matryoshka prefixes. A term with the temperature 0.05, the default of
-            Term, has the logits logit_scale · s, and others are in proportion. The loss is their weighted sum. None is
-            one such term.
-        regularizers: Functions of embeddings that return a scalar, or pairs of a function and a weight. A regularizer
-            with a method ``of_columns`` gets [images, texts], (B, D) each; others get both in one (2B, D).
-        gather_across_devices: Whether the features of all processes are candidates. Under DistributedDataParallel,
-            the gradient is then the gradient of one process on the joined batch, as with open_clip's
-            ``local_loss=True, gather_with_grad=True``.
+        image_norm: Whether images are divided by their norm. A number in [0, 1] is its exponent.
+        text_norm: The same for texts.
+        direction: With ``"i2t"``, the softmax of an image runs over texts, which trains the norms
+            of texts; with ``"t2i"``, the softmax of a text runs over images; ``"sym"`` is the mean
+            of both.
+        terms: Temperatures, Matryoshka prefixes and weights of a sum. A term with the temperature
+            0.05, the default of Term, has the logits logit_scale · s, others are in proportion.
+        regularizers: Functions that return a scalar, or pairs of a function and a weight. One with
+            a method ``of_columns`` gets [images, texts], (B, D) each; others get one (2B, D).
+        gather_across_devices: Whether the features of all processes, B of each, are candidates.
+            Under DistributedDataParallel the gradient is then that of one process on the joined
+            batch, as with open_clip's ``local_loss=True, gather_with_grad=True``.
 
     Raises:
-        ValueError: If an argument is out of range; at the first batch, if all norms are 1 on a side whose magnitude is
-            kept.
+        ValueError: If an argument is out of range, a term has a learned temperature, or a
+            regularizer is called ``contrastive``; at the first batch, if all norms are 1 on a side
+            whose magnitude is kept; on all processes, if their batches are of unequal size.
 
-    It is called like ClipLoss, also by open_clip's ``train_one_epoch``. With ``output_dict=True`` it returns
-    {"contrastive_loss": ...} and an entry ``<name>_loss`` for each regularizer, else their sum. A ``logit_bias`` is a
-    constant in every softmax: it is accepted, and its gradient is zero.
+    It is called like ClipLoss. With ``output_dict=True`` it returns {"contrastive_loss": ...} and
+    an entry ``<name>_loss`` for each regularizer, else their sum.
 
     Example:
-        >>> import torch
-        >>> from st_magnitude.clip import AsymmetricClipLoss
-        >>> images, texts = torch.eye(3, 4), torch.eye(3, 4) * torch.tensor([[1.0], [2.0], [3.0]])
+        >>> images = torch.eye(3, 4)
+        >>> texts = images * torch.tensor([[1.0], [2.0], [3.0]])
         >>> loss = AsymmetricClipLoss.from_preset("imgnorm-i2t")
         >>> round(loss(images, texts, logit_scale=torch.tensor(2.0)).item(), 4)
         0.0935
 
-    Source: Beyond the Unit Hypersphere, arXiv 2602.09229, section 6.5, Table 6 and App. F.2; several positives:
-    Yang et al. 2022, arXiv 2204.03610, Eq. 2 and 3.
+    Source: Beyond the Unit Hypersphere, arXiv 2602.09229, section 6.5, Table 6 and App. F.2;
+    several positives: Yang et al. 2022, arXiv 2204.03610, Eq. 2 and 3.
     """
 
     def __init__(
@@ -93,31 +92,35 @@ class AsymmetricClipLoss(nn.Module):
         text_norm: bool | float = True,
         direction: Direction = "sym",
         *,
-        terms: Sequence[Term] | None = None,
+        terms: Sequence[Term] = (Term(temperature=TEMPERATURE),),
         regularizers: Iterable[Regularizer | tuple[Regularizer, float]] = (),
         gather_across_devices: bool = False,
     ) -> None:
         super().__init__()
         one_of("direction", direction, tuple(DIRECTIONS))
+        if any(isinstance(term.temperature, LearnedTemperature) for term in terms):
+            raise ValueError(
+                "A Term of AsymmetricClipLoss cannot learn a temperature, because the model learns "
+                "logit_scale. Give the term a number; 0.05 stands for 1 / logit_scale."
+            )
         self.similarity = Similarity(float(image_norm), float(text_norm))
         self.direction = direction
-        self.terms = (Term(temperature=TEMPERATURE),) if terms is None else tuple(terms)
+        self.terms = tuple(terms)
         self.regularizers = Penalties(regularizers)
+        if "contrastive" in self.regularizers.weighted:
+            raise ValueError(
+                "A regularizer cannot be called 'contrastive', the name that the loss itself is "
+                "logged under. Rename the function, or give it an attribute `name`."
+            )
         self.gather_across_devices = gather_across_devices
-        self._checked = False
+        self._has_looked = False
 
     @classmethod
     def from_preset(cls, name: str, **overrides: Any) -> AsymmetricClipLoss:
-        """Makes the loss of a row of Table 6, by a name in ``PRESETS``; ``"norm-sym"`` is CLIP itself.
-
-        Example:
-            >>> from st_magnitude.clip import AsymmetricClipLoss
-            >>> AsymmetricClipLoss.from_preset("txtnorm-t2i").similarity
-            Similarity(query=0.0, document=1.0)
-        """
+        """Makes the loss of a row of Table 6, by a name in ``PRESETS``; ``"norm-sym"`` is CLIP."""
         one_of("name", name, tuple(PRESETS))
-        image_norm, text_norm, direction = PRESETS[name]
-        return cls(**{"image_norm": image_norm, "text_norm": text_norm, "direction": direction, **overrides})
+        preset = dict(zip(("image_norm", "text_norm", "direction"), PRESETS[name], strict=True))
+        return cls(**(preset | overrides))
 
     def forward(
         self,
@@ -129,37 +132,47 @@ class AsymmetricClipLoss(nn.Module):
         *,
         positives: Tensor | None = None,
     ) -> Tensor | dict[str, Tensor]:
-        """The loss of a batch.
+        """The loss of a batch of raw image and text features, (B, D) each.
 
         Args:
-            image_features: Raw image features, (B, D).
-            text_features: Raw text features, (B, D). Row i belongs to image i.
             logit_scale: Factor of s after exp(), a scalar or one-element tensor.
-            logit_bias: A constant in every softmax.
+            logit_bias: A constant in every softmax, whose gradient is zero.
             output_dict: Whether to return the terms by name instead of their sum.
-            positives: Integer labels (B,) that are equal for pairs of the same content. The loss of an image is then
-                the mean of -log softmax over all texts with its label, and likewise for a text.
+            positives: Integer labels (B,), equal for pairs of the same content. The loss of a row
+                is then the mean of -log softmax over all texts, or images, with its label.
         """
-        self._check_norms(image_features, text_features)
-        losses = {"contrastive_loss": self._contrastive(image_features, text_features, logit_scale, positives)}
+        loss = self._contrastive(image_features, text_features, logit_scale, positives)
         if logit_bias is not None:
-            # The gradient is zero; DistributedDataParallel wants the parameter in the graph all the same.
-            losses["contrastive_loss"] = losses["contrastive_loss"] + 0.0 * logit_bias.sum()
-        penalties = self.regularizers([image_features, text_features])
-        losses |= {f"{name}_loss": penalty for name, penalty in penalties.items()}
+            # DistributedDataParallel wants the parameter in the graph, though its gradient is zero.
+            loss = loss + 0.0 * logit_bias.sum()
+        losses = {"contrastive_loss": loss}
+        for name, penalty in self.regularizers([image_features, text_features]).items():
+            losses[f"{name}_loss"] = penalty
         return losses if output_dict else torch.stack(list(losses.values())).sum()
 
     def _contrastive(
         self, images: Tensor, texts: Tensor, logit_scale: Tensor | float, positives: Tensor | None
     ) -> Tensor:
-        if isinstance(logit_scale, Tensor):  # open_clip can make it of shape (1,), and of half precision
-            logit_scale = logit_scale.reshape(()).to(torch.promote_types(logit_scale.dtype, torch.float32))
-        terms = [Term(t.dim, t.temperature / TEMPERATURE / logit_scale, t.weight) for t in self.terms]
+        logit_scale = at_least_float32(logit_scale).reshape(())
+        terms = [
+            Term(term.dim, term.temperature / TEMPERATURE / logit_scale, term.weight)
+            for term in self.terms
+        ]
         all_images, all_texts, offset = images, texts, 0
-        if self.gather_across_devices:  # the rows of this process against the columns of all: (M, D) each
-            all_images, all_texts = all_gather_with_grad(images), all_gather_with_grad(texts)
+        if self.gather_across_devices and num_ranks() > 1:
+            sizes = agree(images.device, lambda: self._checked_sizes(images, texts), 2)
+            if len({number for pair in sizes for number in pair}) > 1:
+                raise ValueError(
+                    "Batches of unequal size cannot be gathered; the processes have (images, "
+                    f"texts) {sizes}. Drop the last, incomplete batch of an epoch."
+                )
+            # the rows of this process against the columns of all, (M, D) each
+            all_images = all_gather_with_grad(images)
+            all_texts = all_gather_with_grad(texts)
             offset = get_rank() * len(images)
             positives = None if positives is None else all_gather(positives)
+        else:
+            self._checked_sizes(images, texts)
         return infonce(
             images,
             all_texts,
@@ -173,22 +186,20 @@ class AsymmetricClipLoss(nn.Module):
             positives=positives,
         )
 
-    def _check_norms(self, images: Tensor, texts: Tensor) -> None:
-        """Checks at the first batch that no side whose magnitude is kept has been normalised already."""
-        if self._checked or torch.compiler.is_compiling():
-            return
-        for side, features, gamma in zip(("image", "text"), (images, texts), self.similarity.exponents, strict=True):
-            if gamma == 1 or len(features) < 2:
-                continue
+    def _checked_sizes(self, images: Tensor, texts: Tensor) -> tuple[int, int]:
+        """The numbers of images and texts. The first batch may not be normalised already."""
+        sizes = len(images), len(texts)
+        if self._has_looked or min(sizes) < 2 or torch.compiler.is_compiling():
+            return sizes
+        sides = (("image", images), ("text", texts))
+        for (side, features), gamma in zip(sides, self.similarity.exponents, strict=True):
             norms = torch.linalg.vector_norm(features.detach().float(), dim=-1)  # (B,)
             is_half = features.dtype in (torch.float16, torch.bfloat16)
-            if (norms - 1).abs().max() < (1e-2 if is_half else 1e-5):
+            if gamma != 1 and (norms - 1).abs().max() < (1e-2 if is_half else 1e-5):
                 raise ValueError(
-                    f"{type(self).__name__} with {self.similarity} learns from the norms of {side} features, but all "
-                    f"{len(features)} of this batch have norm 1. Call stm.clip.unnormalize(model) before training: "
-                    "it removes the normalisation from the model's forward pass."
+                    f"AsymmetricClipLoss with {self.similarity} learns from the norms of {side} "
+                    f"features, but all {len(features)} of this batch have norm 1. Call "
+                    "stm.clip.unnormalize(model) before training."
                 )
-        self._checked = True
-
-    def extra_repr(self) -> str:
-        return f"{self.similarity}, direction={self.direction!r}"
+        self._has_looked = True
+        return sizes

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from st_magnitude._config import did_you_mean
 from st_magnitude.commands.core import BEIR_FOLDER, Figures, command, folder
@@ -13,9 +14,11 @@ from st_magnitude.revela.config import PRESETS, RevelaConfig
 
 
 def _use_preset(context: typer.Context, name: str) -> str:
-    """Makes the values of a preset the defaults of the command; a YAML file and the command line override them."""
+    """Makes a preset the defaults of the command; a YAML file and the command line override it."""
     if name not in PRESETS:
-        raise typer.BadParameter(f"there is no preset {name!r}.{did_you_mean(name, PRESETS)} Choose short or paper.")
+        raise typer.BadParameter(
+            f"there is no preset {name!r}.{did_you_mean(name, PRESETS)} Choose short or paper."
+        )
     context.default_map = {**PRESETS[name], **(context.default_map or {})}
     return name
 
@@ -23,21 +26,23 @@ def _use_preset(context: typer.Context, name: str) -> str:
 @command
 def revela(
     *,
-    corpus: Annotated[Path, typer.Option(help="Folder or file of text, Markdown, source code or JSON lines.")],
-    retriever: Annotated[str, typer.Option(help="Folder or hub id: a SentenceTransformer or a bare decoder.")],
-    lm: Annotated[str, typer.Option(help="Folder or hub id of a causal language model.")],
+    corpus: Annotated[Path, Option(help="Folder or file of text, Markdown, code or JSON lines.")],
+    retriever: Annotated[str, Option(help="Folder or hub id: a SentenceTransformer or a decoder.")],
+    lm: Annotated[str, Option(help="Folder or hub id of a causal language model.")],
     output: Annotated[Path, folder("New folder for the trained retriever.")],
-    data: Annotated[Path | None, typer.Option(help=f"To measure before and after. {BEIR_FOLDER}")] = None,
-    split: Annotated[str, typer.Option(help="Split of the qrels to measure on; read test last, and once.")] = "dev",
+    data: Annotated[Path | None, Option(help=f"Measures before and after. {BEIR_FOLDER}")] = None,
+    split: Annotated[
+        str, Option(help="Split of the qrels to measure on; read test last, and once.")
+    ] = "dev",
     preset: Annotated[
-        str, typer.Option(callback=_use_preset, is_eager=True, help="Defaults: short, or paper for the paper's values.")
+        str, Option(callback=_use_preset, is_eager=True, help="Defaults: short, or the paper's.")
     ] = "short",
     settings: RevelaConfig,
 ) -> Figures:
     """Learn a retriever from raw text (Revela).
 
-    The retriever learns by language modelling with in-batch attention. With --data, the retriever, BM25 and both fused
-    are measured before and after. Needs the extra "revela".
+    The retriever learns by language modelling with in-batch attention. With --data, the retriever,
+    BM25 and both fused are measured before and after. Needs the extra "revela".
     """
     from st_magnitude.data.retrieval import RetrievalData
     from st_magnitude.revela.run import run

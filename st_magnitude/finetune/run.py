@@ -17,6 +17,7 @@ from typing import Any
 
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers.base.modules import Router
 from sentence_transformers.base.sampler import BatchSamplers
 
 from st_magnitude._config import digest
@@ -44,7 +45,7 @@ from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.card import add_section
 from st_magnitude.surgery.export import limit_length, load, one_line_about_the_disk, write_model
 from st_magnitude.surgery.normalize import prepare
-from st_magnitude.surgery.raw import normalizes_output
+from st_magnitude.surgery.raw import normalizes_output, prompt_of
 from st_magnitude.training.trainer import check_output, check_same_run, has_fast_bf16, record_run, train_or_stop
 
 __all__ = ["LOSSES", "TrainConfig", "TrainedModel", "train"]
@@ -230,8 +231,11 @@ def make_trainer(
     options |= {"margin": config.margin, "guide": None if config.guide is None else load(config.guide)}
     if config.prior and is_uneven(rows["positive"]):
         negatives = [text for column in rows.column_names[2:] for text in rows[column]]
+        prompt = prompt_of(model, "document") if config.prompts else None
         with reading(model, config.max_length):  # a prior knows a text by the tokens that training reads
-            options["prior"] = DocumentPrior.from_texts(model, rows["positive"], negatives or None)
+            options["prior"] = DocumentPrior.from_texts(
+                model, rows["positive"], negatives or None, prompt=prompt, task="document"
+            )
     loss = LOSSES[config.loss](model, **(options | (loss_options or {}) | terms))
     return SentenceTransformerTrainer(model=model, args=args, train_dataset=rows, loss=loss)
 
@@ -249,7 +253,7 @@ def save_trained(
         with one_line_about_the_disk(output):
             write_model(trainer.model, output)
             (output / "training.json").write_text(json.dumps(to_plain(record), indent=2) + "\n", encoding="utf-8")
-            for title, text in sections.items():
+            for title, text in (sections | {"Prompts": _about_prompts(trainer)}).items():
                 if text:
                     add_section(output / "README.md", f"### {title}\n\n{text}\n")
     except OSError as error:
@@ -258,6 +262,16 @@ def save_trained(
             f"The trained model cannot be written to {output} ({reason}). Make room, and run again with resume=True "
             "(--resume)."
         ) from error
+
+
+def _about_prompts(trainer: SentenceTransformerTrainer) -> str | None:
+    """Whether training read the prompts of the model; None for a model that has none."""
+    own = {role: prompt_of(trainer.model, role) for role in ("query", "document")}
+    if not any(own.values()):
+        return None
+    named = ", ".join(f"{role} {prompt!r}" for role, prompt in own.items())
+    how = "with" if trainer.args.prompts else "without"
+    return f"Trained {how} the prompts that `encode_query` and `encode_document` put before a text: {named}."
 
 
 class _Arguments(SentenceTransformerTrainingArguments):
@@ -277,7 +291,11 @@ def _arguments(
     # A text would be its own negative in a batch that holds it twice, but one text may be too common to avoid that.
     commonest = max(Counter(text for column in rows.column_names for text in rows[column]).values())
     is_rare = commonest * config.batch_size <= len(rows)
+    roles = dict.fromkeys(rows.column_names, "document") | {rows.column_names[0]: "query"}
+    prompts = {name: prompt_of(model, role) for name, role in roles.items()} if config.prompts else {}
     settings: dict[str, Any] = {
+        "prompts": {name: prompt for name, prompt in prompts.items() if prompt} or None,
+        "router_mapping": roles if any(isinstance(module, Router) for module in model) else {},
         "output_dir": str(output / "checkpoints"),
         "num_train_epochs": config.epochs,
         "max_steps": config.max_steps,

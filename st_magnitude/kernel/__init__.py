@@ -1,1 +1,2 @@
-"""infonce, the kernel of every contrastive loss: terms, tiles, and the ring of several processes."""
+"""infonce, the kernel of every contrastive loss: terms, tiles, and the ring of several
+processes."""

@@ -1,254 +1,210 @@
-"""Batch: what the rows and columns of a contrastive loss are to each other."""
+"""Batch: the arguments of :func:`~st_magnitude.infonce` that say what rows and columns are to each
+other."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from st_magnitude._checks import at_least, one_of
-from st_magnitude.kernel.tiles import Judge, Panel, Side
-from st_magnitude.similarity import at_least_float32
 
 Direction = Literal["query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc"]
 PartitionMode = Literal["joint", "per_direction"]
 HardnessMode = Literal["in_batch_negatives", "hard_negatives", "all_negatives"]
 
+# (rows, their scores (n, M)) -> (n, M), booleans or 0 and 1: True for columns that are no negatives
+Judge = Callable[[slice, Tensor], Tensor]
+# Numbers (B, M), or a function of a slice of the rows that returns theirs, (n, M)
+Targets = Tensor | Callable[[slice], Tensor]
+
 
 @dataclass(frozen=True)
 class Above:
-    """A rule: columns that score above a threshold, which depends on the score of the row's positive."""
+    """A rule of ``exclude``: columns that score above a threshold are no negatives.
 
-    threshold: Callable[[Tensor], Tensor]  # (n,) -> (n,)
-    guide: tuple[Tensor, Tensor] | None = None  # of queries (Q, Dg) and documents (M, Dg), whose products are scores
+    Args:
+        threshold: The threshold as a function of the scores of the positives: (n,) -> (n,).
+        guide: Embeddings of queries (B, Dg) or (Q, Dg), and of documents (M, Dg), whose inner
+            products are compared. None: the scores of the loss at its longest prefix, before the
+            temperature.
+    """
 
-    def judge(self, rows: Side, columns: Side, own: int | None, positives: Tensor | None) -> Judge:
-        """The rule for a panel; ``positives`` (B,) are the scores of the positives if no ``own`` column is in it."""
-        x, y = rows.about.get("guide"), columns.about.get("guide")
-
-        def too_close(tile: slice, scores: Tensor) -> Tensor:
-            if x is not None and y is not None:
-                scores = x[tile] @ y.T
-            of_own = positives[tile] if positives is not None else scores.diagonal((own or 0) + tile.start)
-            return scores > self.threshold(of_own)[:, None]
-
-        return too_close
+    threshold: Callable[[Tensor], Tensor]
+    guide: tuple[Tensor, Tensor] | None = None
 
 
-# What excludes columns: integer ids, or a function of rows and their scores that returns booleans; or several of them.
+# Integer ids (M,), a function of rows and their scores, an Above, or several of them
 Exclude = Tensor | Judge | Above | Sequence[Tensor | Judge | Above]
 
 
 @dataclass(frozen=True)
-class SameId:
-    """A judge: the columns with the id of the row, or all others.
-
-    It compares floats into floats, which takes a quarter of the time of comparing integers into booleans.
-    """
-
-    rows: Tensor  # (B,), whole numbers
-    columns: Tensor  # (M,)
-    others: bool = False
-
-    @classmethod
-    def of(cls, rows: Tensor, columns: Tensor, dtype: torch.dtype) -> SameId:
-        """Of any integers (B,) and (M,), which become small ones without a wait for the device."""
-        ordered, order = torch.cat([rows, columns]).sort()
-        steps = (ordered != ordered.roll(1)).to(dtype).cumsum(dim=0)
-        numbers = torch.empty_like(steps).scatter_(0, order, steps)
-        return cls(numbers[: len(rows)], numbers[len(rows) :])
-
-    def __call__(self, rows: slice, scores: Tensor) -> Tensor:
-        compare = torch.ne if self.others else torch.eq
-        return compare(self.columns, self.rows[rows, None], out=torch.empty_like(scores))
-
-
-@dataclass(frozen=True)
-class Pairs:
-    """A judge: the pairs that a matrix names."""
-
-    matrix: Tensor  # (B, M)
-
-    def __call__(self, rows: slice, scores: Tensor) -> Tensor:
-        return self.matrix[rows]
-
-    def own(self, first: int) -> Tensor:
-        """Whether a row's own column is named, (B,); it is the positive of a row that names none."""
-        return self.matrix.diagonal(first) | ~self.matrix.any(dim=1)
-
-
-@dataclass(frozen=True)
 class Batch:
-    """The arguments of :func:`~st_magnitude.infonce` that say what rows and columns are to each other."""
+    """B queries, M documents, and what is known about their pairs; :func:`~st_magnitude.infonce`
+    explains the fields.
+
+    Query i belongs to document ``offset + i``: the two are a *pair*, and ``offset + i`` is its
+    number.
+    """
 
     queries: Tensor  # (B, D)
     documents: Tensor  # (M, D)
     offset: int = 0
     all_queries: Tensor | None = None  # (Q, D)
+    own_documents: Tensor | None = None  # (B, D)
     num_queries: int | None = None
     hardness_mode: HardnessMode | None = None
     hardness_strength: float = 0.0
     exclude: Exclude | None = None
     exclude_queries: Judge | Sequence[Judge] | None = None
-    positives: Tensor | None = None
+    positives: Tensor | None = None  # (M,) integers or (B, M) booleans
+    targets: Targets | None = None
+    targets_queries: Targets | None = None
+    weights: Tensor | None = None  # (B,)
     log_q: Tensor | None = None  # (M,)
     log_q_queries: Tensor | None = None  # (Q,) or (B,)
-    is_block: bool = False  # whether other ranks have more columns
 
     @property
     def own(self) -> slice:
-        """The rows of the documents that are the positives of the queries."""
+        """The numbers of the pairs: row ``offset + i`` of the documents is the positive of query
+        i."""
         return slice(self.offset, self.offset + len(self.queries))
 
     @property
-    def columns(self) -> Tensor:
-        """The queries that are columns."""
+    def column_queries(self) -> Tensor:
+        """The queries that a document is compared with, (Q, D) or (B, D)."""
         return self.queries if self.all_queries is None else self.all_queries
 
     @property
-    def dtype(self) -> torch.dtype:
-        return at_least_float32(self.queries[:0]).dtype
+    def num_pairs(self) -> int:
+        """The number of pairs that the documents belong to: document j belongs to pair j modulo
+        this number."""
+        return self.num_queries or len(self.column_queries)
+
+    @property
+    def excluded_ids(self) -> list[Tensor]:
+        return [x for x in as_sequence(self.exclude) if isinstance(x, Tensor)]
+
+    @property
+    def excluding_functions(self) -> list[Judge]:
+        return [x for x in as_sequence(self.exclude) if not isinstance(x, Tensor | Above)]
+
+    @property
+    def above(self) -> Above | None:
+        return next((x for x in as_sequence(self.exclude) if isinstance(x, Above)), None)
 
     def check(self, directions: Sequence[Direction]) -> None:
-        """Checks the shapes and types of ids and of log q, and the values of hardness."""
+        """Checks that shapes and types fit together.
+
+        Raises:
+            ValueError: If they do not.
+        """
         one_of("hardness_mode", self.hardness_mode, (None, *get_args(HardnessMode)))
         at_least("hardness_strength", self.hardness_strength, 0)
-        size, num_queries = len(self.documents), len(self.columns)
-        same_kind = {"query_to_query", "doc_to_doc"} & set(directions)
-        ids, positives = [("exclude", x) for x in _sequence(self.exclude) if isinstance(x, Tensor)], self.positives
-        if positives is not None and positives.dtype != torch.bool:
-            ids.append(("positives", positives))
-        elif positives is not None and (
-            same_kind or not positives.shape == (num_queries, size) == (len(self.queries), size)
+        self._check_embeddings()
+        self._check_positives(directions)
+        size = len(self.documents)
+        num_queries = len(self.column_queries)
+        for ids in self.excluded_ids:
+            _check_ids("exclude", ids, size)
+        needs_owners = self.hardness_mode in ("in_batch_negatives", "hard_negatives")
+        if (needs_owners or "doc_to_doc" in directions) and self.own.stop > self.num_pairs:
+            raise ValueError(
+                "num_queries, the number of positives among the documents of all devices, is"
+                f" needed for doc_to_doc and for hardness_mode={self.hardness_mode!r} with offset"
+                f" {self.offset}; got {self.num_queries}."
+            )
+        _check_numbers("log_q", "logarithms of probabilities", self.log_q, size)
+        _check_numbers(
+            "log_q_queries", "logarithms of probabilities", self.log_q_queries, num_queries
+        )
+        _check_numbers("weights", "weights of rows", self.weights, len(self.queries))
+
+    def _check_embeddings(self) -> None:
+        queries, documents, all_queries = self.queries, self.documents, self.all_queries
+        if queries.ndim != 2 or documents.ndim != 2 or queries.shape[1] != documents.shape[1]:
+            raise ValueError(
+                "infonce takes queries (B, D) and documents (M, D); got "
+                f"{tuple(queries.shape)} and {tuple(documents.shape)}."
+            )
+        if len(queries) == 0 or self.offset < 0 or self.own.stop > len(documents):
+            raise ValueError(
+                f"{len(queries)} queries with offset {self.offset} need their positives in"
+                f" documents[{self.offset}:{self.own.stop}], but there are {len(documents)}"
+                " documents."
+            )
+        width = queries.shape[1]
+        if all_queries is not None and (
+            all_queries.shape[1:] != (width,) or self.own.stop > len(all_queries)
         ):
             raise ValueError(
-                "positives that are booleans (B, M) take neither all_queries nor 'query_to_query' or 'doc_to_doc'; "
-                "give integer ids (M,) of the documents."
+                f"all_queries holds these {len(queries)} queries from row {self.offset} on, so it"
+                f" has the shape (Q, {width}) with Q >= {self.own.stop}; got"
+                f" {tuple(all_queries.shape)}."
             )
-        for name, x in ids:
-            if x.dtype == torch.bool or x.is_floating_point() or x.shape != (size,):
-                raise ValueError(
-                    f"{name} takes integer ids ({size},) of the documents; got {x.dtype} of shape {tuple(x.shape)}."
-                )
-        size_needed = "doc_to_doc" in directions or self.hardness_mode in ("in_batch_negatives", "hard_negatives")
-        if size_needed and self.own.stop > (self.num_queries or num_queries):
+        if self.own_documents is not None and self.own_documents.shape != queries.shape:
             raise ValueError(
-                "num_queries, the number of positives among the documents of all devices, is needed for doc_to_doc and "
-                f"for hardness_mode={self.hardness_mode!r} with offset {self.offset}; got {self.num_queries}."
+                f"own_documents are the positives of the queries, {tuple(queries.shape)}; "
+                f"got {tuple(self.own_documents.shape)}."
             )
-        for name, numbers, length in (("log_q", self.log_q, size), ("log_q_queries", self.log_q_queries, num_queries)):
-            if numbers is not None and (numbers.shape != (length,) or not numbers.is_floating_point()):
+
+    def _check_positives(self, directions: Sequence[Direction]) -> None:
+        """Checks positives and targets, whose matrices name the pairs of the two directions that
+        have positives."""
+        rows, size = len(self.queries), len(self.documents)
+        if self.positives is not None and self.targets is not None:
+            raise ValueError("positives are one kind of targets: give one of the two.")
+        is_matrix = self.positives is not None and self.positives.dtype == torch.bool
+        if self.positives is not None and not is_matrix:
+            _check_ids("positives", self.positives, size)
+        if (is_matrix or self.targets is not None) and {"query_to_query", "doc_to_doc"} & set(
+            directions
+        ):
+            raise ValueError(
+                "A matrix of positives or targets takes neither 'query_to_query' nor 'doc_to_doc';"
+                " give integer ids (M,) of the documents as positives."
+            )
+        named = {"positives": self.positives if is_matrix else None, "targets": self.targets}
+        for name, matrix in named.items():
+            if isinstance(matrix, Tensor) and matrix.shape != (rows, size):
                 raise ValueError(
-                    f"{name} takes the logarithms of {length} probabilities, one of each column; got {numbers.dtype} "
-                    f"of shape {tuple(numbers.shape)}."
+                    f"{name} take the shape {(rows, size)}, a row for each query; got"
+                    f" {matrix.shape}."
                 )
+        of_queries = self.targets_queries
+        expected = rows, len(self.column_queries)
+        if isinstance(of_queries, Tensor) and of_queries.shape != expected:
+            raise ValueError(f"targets_queries take the shape {expected}; got {of_queries.shape}.")
+        if "doc_to_query" not in directions or of_queries is not None:
+            return
+        names_all = isinstance(self.targets, Tensor) or is_matrix
+        is_function = self.targets is not None and not names_all
+        if is_function or (names_all and self.all_queries is not None):
+            raise ValueError(
+                "The softmax of a document needs targets_queries (B, Q), because targets do not"
+                " name all queries. For positives give integer ids (M,) of the documents instead."
+            )
 
-    @cached_property
-    def above(self) -> Above | None:
-        return next((x for x in _sequence(self.exclude) if isinstance(x, Above)), None)
 
-    @cached_property
-    def _ids(self) -> dict[str, Tensor]:
-        """The ids that exclude (M, E), and that several positives share (M,)."""
-        excluded = [x for x in _sequence(self.exclude) if isinstance(x, Tensor) and self._repeats(x)]
-        found = {"ids": torch.stack(excluded, dim=1)} if excluded else {}
-        if self.positives is not None and self.positives.dtype != torch.bool and self._repeats(self.positives):
-            found["labels"] = self.positives
-        return found
+def as_sequence(given: object) -> Sequence:
+    if given is None:
+        return ()
+    return given if isinstance(given, (list, tuple)) else (given,)
 
-    def _repeats(self, ids: Tensor) -> bool:
-        """Whether columns may share an id; on a GPU the answer would keep the host waiting."""
-        return self.is_block or ids.device.type != "cpu" or len(ids.unique()) < len(ids)
 
-    def about(self, name: str) -> dict[str, Tensor]:
-        """What belongs to ``queries``, ``all_queries``, ``documents`` or ``own_documents`` besides their vectors.
-
-        A query has the ids of its positive.
-        """
-        is_query = name.endswith("queries")
-        rows = {"documents": slice(len(self.documents)), "all_queries": slice(len(self.columns))}.get(name, self.own)
-        found = {key: ids[rows] for key, ids in self._ids.items()}
-        log_q = self.log_q_queries if is_query else self.log_q
-        if log_q is not None and (name != "queries" or self.all_queries is None):
-            found["bias"] = -log_q.detach().to(self.dtype)
-            found["bias"] = found["bias"][rows] if name == "own_documents" else found["bias"]
-        if self.above is not None and self.above.guide is not None:
-            vectors = self.above.guide[0 if is_query else 1]
-            found["guide"] = vectors if is_query and len(vectors) == len(self.queries) else vectors[rows]
-        numbers = torch.arange(max(len(self.documents), len(self.columns)), device=self.queries.device)
-        found["owner"] = (numbers % (self.num_queries or len(self.columns)))[rows].to(self.dtype)
-        return found
-
-    def first(self, direction: Direction) -> int:
-        """The column of the first row's own document, or of the first query."""
-        return self.offset if direction.endswith("_doc") or self.all_queries is not None else 0
-
-    def panel(
-        self,
-        direction: Direction,
-        rows: Side,
-        columns: Side,
-        attracts: bool,
-        is_here: bool = True,
-        positives: Tensor | None = None,
-    ) -> Panel:
-        """The panel of a direction, whose rows (B, D) are queries or their positives.
-
-        Args:
-            direction: Such as ``"query_to_doc"``.
-            rows: Queries or positives, with what is known `about` them.
-            columns: All documents or all queries, or those of another rank.
-            attracts: Whether the positives of the softmax are among the columns.
-            is_here: Whether the columns are those of this rank.
-            positives: Scores (B,) of the positives, where the columns lack them.
-        """
-        to_documents, crosses = direction.endswith("_doc"), direction in ("query_to_doc", "doc_to_query")
-        own = self.first(direction) if crosses and is_here else None
-        kept: SameId | Pairs | None = None
-        if crosses and "labels" in rows.about:
-            kept = SameId.of(rows.about["labels"], columns.about["labels"], self.dtype)
-        elif crosses and self.positives is not None and self.positives.dtype == torch.bool:
-            kept = Pairs(self.positives if to_documents else self.positives[:, self.own].T)
-        same_owner = SameId(rows.about["owner"], columns.about["owner"], others=self.hardness_mode == "hard_negatives")
-        is_weighted = direction == "query_to_doc" and self.hardness_mode is not None
-        if not is_here and self.hardness_mode == "hard_negatives":
-            is_weighted = False  # of which other ranks have none
-        return Panel(
-            rows,
-            columns,
-            own=own,
-            attracts=attracts,
-            judges=self._judges(direction, rows, columns, own, positives),
-            kept=kept,
-            own_attracts=kept.own(own or 0).to(self.dtype) if isinstance(kept, Pairs) else None,
-            hardness=self.hardness_strength if is_weighted else 0.0,
-            bare=same_owner if is_weighted and is_here and self.hardness_mode != "all_negatives" else None,
-            bias=columns.about.get("bias"),
+def _check_ids(name: str, ids: Tensor, size: int) -> None:
+    if ids.dtype == torch.bool or ids.is_floating_point() or ids.shape != (size,):
+        raise ValueError(
+            f"{name} takes integer ids ({size},) of the documents; got {ids.dtype} of shape"
+            f" {tuple(ids.shape)}."
         )
 
-    def _judges(
-        self, direction: Direction, rows: Side, columns: Side, own: int | None, positives: Tensor | None
-    ) -> tuple[Judge, ...]:
-        names = ["ids"] if direction in ("query_to_doc", "doc_to_query") else ["ids", "labels"]
-        pairs = [(rows.about[name], columns.about[name]) for name in names if name in rows.about]
-        ids = [(x.view(len(x), -1).T, y.view(len(y), -1).T) for x, y in pairs]
-        judges: list[Judge] = [SameId.of(*pair, self.dtype) for x, y in ids for pair in zip(x, y, strict=True)]
-        if direction == "query_to_doc":
-            judges += [x for x in _sequence(self.exclude) if not isinstance(x, Tensor | Above)]
-        elif direction == "doc_to_query":
-            judges += _sequence(self.exclude_queries)
-        else:  # no text is a negative of itself, and no document of another of its query
-            judges.append(SameId(rows.about["owner"], columns.about["owner"]))
-        if self.above is not None and direction in ("query_to_doc", "doc_to_query"):
-            judges.append(self.above.judge(rows, columns, own, positives))
-        return tuple(judges)
 
-
-def _sequence(exclude: Any) -> Sequence[Any]:
-    if exclude is None:
-        return ()
-    return exclude if isinstance(exclude, (list, tuple)) else (exclude,)
+def _check_numbers(name: str, what: str, numbers: Tensor | None, size: int) -> None:
+    if numbers is not None and (numbers.shape != (size,) or not numbers.is_floating_point()):
+        raise ValueError(
+            f"{name} takes {size} {what}; got {numbers.dtype} of shape {tuple(numbers.shape)}."
+        )

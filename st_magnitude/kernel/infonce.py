@@ -4,24 +4,24 @@ A loss is a sum of *terms*. A term is a prefix of the embedding, a temperature a
 
     L = sum_t w_t · mean_i [ -log softmax_j( s_t(q_i, d_j) / tau_t ) at j = offset + i ]
 
-where s_t is a :class:`~st_magnitude.similarity.Similarity` of the first ``dim_t`` coordinates. Plain InfoNCE has one
-term, temperature aggregation has T terms at the full dimension, Matryoshka has K prefixes, both together K x T.
-:func:`~st_magnitude.kernel.reference.infonce_reference` is this formula in code; :func:`infonce` computes the same
-number faster and in less memory.
+where s_t is a :class:`~st_magnitude.similarity.Similarity` of the first ``dim_t`` coordinates.
+Plain InfoNCE has one term, temperature aggregation has T terms at the full dimension, Matryoshka
+has K prefixes, both together K x T. :mod:`st_magnitude.kernel.plain` is this formula in code, and
+the path that training takes while a batch is small. For large batches
+:mod:`st_magnitude.kernel.tiled` computes the same number faster and in less memory. With B queries,
+M documents and D dimensions:
 
-With B queries, M documents and D dimensions:
-
-* The kernel walks the scores in tiles of rows and never holds a B x M matrix.
-* The inner products of a prefix add a block of columns to the inner products of the next shorter prefix. The
-  gradient is taken block by block in the reverse order. So any number of prefixes costs the 6 B M D floating-point
-  operations of a single one.
+* The engine walks the scores in tiles of rows and never holds a B x M matrix.
+* The inner products of a prefix add a block of columns to the inner products of the next shorter
+  prefix. The gradient is taken block by block in the reverse order. So any number of prefixes costs
+  the 6 B M D floating-point operations of a single one.
 * All temperatures of a prefix share its scores.
 * The forward pass takes the gradients while it holds a tile. The backward pass only scales them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Literal, get_args
 
@@ -29,14 +29,25 @@ import torch
 from torch import Tensor
 
 from st_magnitude._checks import one_of
-from st_magnitude.kernel.batch import Batch, Direction, Exclude, HardnessMode, PartitionMode
-from st_magnitude.kernel.norms import divide_by_norms
-from st_magnitude.kernel.terms import LearnedTemperature, Plan, Term
-from st_magnitude.kernel.tiles import Blocks, InfoNCE, Judge, Panel, Side
+from st_magnitude.kernel.batch import (
+    Batch,
+    Direction,
+    Exclude,
+    HardnessMode,
+    Judge,
+    PartitionMode,
+    Targets,
+)
+from st_magnitude.kernel.panels import Plan
+from st_magnitude.kernel.plain import plain_infonce
+from st_magnitude.kernel.terms import LearnedTemperature, Term
+from st_magnitude.kernel.tiled import tiled_infonce
 from st_magnitude.similarity import COSINE, Similarity
 
-__all__ = ["Direction", "Exclude", "Term", "infonce"]
+__all__ = ["Direction", "Exclude", "Term", "infonce", "infonce_reference"]
 
+Backend = Literal["auto", "plain", "tiled"]
+PLAIN_SCORES = 2**18  # the most scores of all terms that backend="auto" holds at a time
 Precision = Literal["float32", "bfloat16"]
 
 
@@ -44,10 +55,11 @@ def infonce(
     queries: Tensor,
     documents: Tensor,
     terms: Sequence[Term] = (Term(),),
-    similarity: Similarity = COSINE,
+    similarity: Similarity | str = COSINE,
     directions: Sequence[Direction] = ("query_to_doc",),
     offset: int = 0,
     *,
+    backend: Backend = "auto",
     partition_mode: PartitionMode = "joint",
     all_queries: Tensor | None = None,
     own_documents: Tensor | None = None,
@@ -57,6 +69,9 @@ def infonce(
     exclude: Exclude | None = None,
     exclude_queries: Judge | Sequence[Judge] | None = None,
     positives: Tensor | None = None,
+    targets: Targets | None = None,
+    targets_queries: Targets | None = None,
+    weights: Tensor | None = None,
     log_q: Tensor | None = None,
     log_q_queries: Tensor | None = None,
     tile_rows: int | None = None,
@@ -66,59 +81,86 @@ def infonce(
 
     Args:
         queries: Embeddings (B, D), not normalised.
-        documents: Embeddings (M, D), M >= B. Row ``offset + i`` is the positive of query i, and all other rows are its
-            negatives.
+        documents: Embeddings (M, D), M >= B. Row ``offset + i`` is the positive of query i, and all
+            other rows are its negatives.
         terms: Prefix dimensions, temperatures and weights.
-        similarity: Exponents of the norms. Learnable exponents (0-d tensors) receive gradients.
-        directions: What the softmax runs over, as in sentence-transformers' ``MultipleNegativesRankingLoss``:
-            ``"query_to_doc"``, a query and all documents; ``"query_to_query"``, a query and all other queries;
-            ``"doc_to_query"``, a positive and all queries; ``"doc_to_doc"``, a positive and all documents of other
-            queries. ``"query_to_doc"`` is one of them, or ``"doc_to_query"`` is the only one.
-        partition_mode: ``"joint"``: one softmax of query i and its positive over the scores of all directions, whose
-            positive is s(q_i, d_i) (Li et al. 2023, arXiv 2308.03281). ``"per_direction"``: one softmax for
-            ``"query_to_doc"`` and one for ``"doc_to_query"``, of whose losses the mean is taken.
-        offset: Index of the first query's positive, for documents that were gathered from several devices.
-        all_queries: Embeddings (Q, D) that the softmax of a document runs over, for queries that were gathered from
-            several devices. Row ``offset + i`` is query i. None: the queries themselves.
-        num_queries: Number N of queries that the documents belong to: document j belongs to query j modulo N, positives
-            first. It counts for ``"doc_to_doc"`` and for two modes of hardness. None: that of the queries, or of
+        similarity: Exponents of the norms, or the name of a similarity. Learnable exponents (0-d
+            tensors) receive gradients.
+        directions: What the softmax runs over, as in sentence-transformers'
+            ``MultipleNegativesRankingLoss``: ``"query_to_doc"``, a query and all documents;
+            ``"query_to_query"``, a query and all other queries; ``"doc_to_query"``, a positive and
+            all queries; ``"doc_to_doc"``, a positive and all documents of other queries.
+            ``"query_to_doc"`` is one of them, or ``"doc_to_query"`` is the only one.
+        partition_mode: ``"joint"``: one softmax of query i and its positive over the scores of all
+            directions, whose positive is s(q_i, d_i) (Li et al. 2023, arXiv 2308.03281).
+            ``"per_direction"``: one softmax for ``"query_to_doc"`` and one for ``"doc_to_query"``,
+            of whose losses the mean is taken.
+        offset: Index of the first query's positive, for documents that were gathered from several
+            devices.
+        all_queries: Embeddings (Q, D) that the softmax of a document runs over, for queries that
+            were gathered from several devices. Row ``offset + i`` is query i. None: the queries
+            themselves.
+        num_queries: Number N of queries that the documents belong to: document j belongs to query j
+            modulo N, positives first. It counts for ``"doc_to_doc"`` and for two modes of hardness.
+            None: that of the queries, or of all_queries.
+        own_documents: The positives (B, D), for documents that were gathered without their
+            gradient. The softmax of a document takes them from here. None: rows ``offset`` to
+            ``offset + B`` of the documents.
+        hardness_mode: Which documents of ``"query_to_doc"`` weigh more the more similar they are,
+            as in sentence-transformers: ``"in_batch_negatives"``, those of other queries;
+            ``"hard_negatives"``, the other documents of the query; ``"all_negatives"``, both. None:
+            no document.
+        hardness_strength: Such a document counts exp(strength · s) times, where s is treated as a
+            constant (Lan et al. 2025, arXiv 2503.04812, Eq. 5).
+        exclude: Documents that are not negatives of a query: integer ids (M,), a function, or a
+            sequence of both. A document with the id of the query's positive is left out of the
+            query's softmax. A query has the id of its positive, and is left out of the softmax of
+            other documents with that id. A function ``exclude(rows, scores)`` is called once for a
+            tile of queries, ``rows`` being their slice, and returns booleans (n, M) that are True
+            for documents to leave out. ``scores`` (n, M) are taken at the longest prefix before the
+            temperature; they may be read during the call only. A positive always stays.
+        exclude_queries: The same for the softmax of a document: functions whose ``rows`` are a
+            slice of the B positives and whose ``scores`` are (n, Q) against all queries.
+        positives: Several positives of a query: integer ids (M,) of the documents, equal for
+            documents of the same content: the positives of query i are all documents with the id of
+            row ``offset + i``; or booleans (B, M); the positive of a query without any True is row
+            ``offset + i``. The loss of a query is then the mean of -log softmax over its positives,
+            all of which stay in the softmax (Khosla et al. 2020, arXiv 2004.11362, Eq. 2; with both
+            directions, Yang et al. 2022, arXiv 2204.03610, Eq. 2 and 3). For a softmax without
+            them, with the query's own positive as the only one, give the ids as ``exclude``
+            instead.
+        targets: How much of the target T_ij of query i each document j has: numbers (B, M), such as
+            the probabilities of a teacher, or a function of a slice of the queries that returns
+            theirs, (n, M), which is called once for a tile. They are not negative, and the rows are
+            divided by their sums. The loss of a query is then -sum_j T_ij log softmax_j, and
+            documents with a target stay in the softmax. A row of zeros has its own positive.
+            ``positives`` are the case of equal targets.
+        targets_queries: The same for the softmax of a document, (B, Q). None: the targets (B, M) of
+            the positives, transposed.
+        weights: Factors (B,) of the losses of the rows, before the mean; constants without a
+            gradient.
+        log_q: Logarithms of how often each document is drawn as a negative, (M,), which are
+            subtracted from the logits, s / tau - log q, of all terms: those of the positives, too.
+            In-batch negatives are drawn as often as documents occur in the training pairs, so
+            without the correction a popular document is a negative too often and the loss learns
+            not to rank by popularity (Yi et al. 2019, Sampling-bias-corrected neural modeling,
+            RecSys, Eq. 3 to 5). A constant added to all numbers changes nothing. They are constants
+            without a gradient, and differ by at most 80 in float32.
+        log_q_queries: The same for the queries in the softmax of a document: (B,), or (Q,) with
             all_queries.
-        own_documents: The positives (B, D), for documents that were gathered without their gradient. The softmax of a
-            document takes them from here. None: rows ``offset`` to ``offset + B`` of the documents.
-        hardness_mode: Which documents of ``"query_to_doc"`` weigh more the more similar they are, as in
-            sentence-transformers: ``"in_batch_negatives"``, those of other queries; ``"hard_negatives"``, the other
-            documents of the query; ``"all_negatives"``, both. None: no document.
-        hardness_strength: Such a document counts exp(strength · s) times, where s is treated as a constant (Lan et al.
-            2025, arXiv 2503.04812, Eq. 5).
-        exclude: Documents that are not negatives of a query: integer ids (M,), a function, or a sequence of both. A
-            document with the id of the query's positive is left out of the query's softmax. A query has the id of its
-            positive, and is left out of the softmax of other documents with that id. A function
-            ``exclude(rows, scores)`` is called once for a tile of queries, ``rows`` being their slice, and returns
-            booleans (n, M) that are True for documents to leave out. ``scores`` (n, M) are taken at the longest prefix
-            before the temperature; they may be read during the call only. A positive always stays.
-        exclude_queries: The same for the softmax of a document: functions whose ``rows`` are a slice of the B positives
-            and whose ``scores`` are (n, Q) against all queries.
-        positives: Several positives of a query: integer ids (M,) of the documents, equal for documents of the same
-            content: the positives of query i are all documents with the id of row ``offset + i``; or booleans
-            (B, M); the positive of a query without any True is row ``offset + i``. The loss of a query is then the mean
-            of -log softmax over its positives, all of which stay in the softmax (Khosla et al. 2020, arXiv 2004.11362,
-            Eq. 2; with both directions, Yang et al. 2022, arXiv 2204.03610, Eq. 2 and 3). For a softmax without them,
-            with the query's own positive as the only one, give the ids as ``exclude`` instead.
-        log_q: Logarithms of how often each document is drawn as a negative, (M,), which are subtracted from the logits,
-            s / tau - log q, of all terms: those of the positives, too. In-batch negatives are drawn as often as
-            documents occur in the training pairs, so without the correction a popular document is a negative too often
-            and the loss learns not to rank by popularity (Yi et al. 2019, Sampling-bias-corrected neural modeling,
-            RecSys, Eq. 3 to 5). A constant added to all numbers changes nothing. They are constants without a gradient,
-            and differ by at most 80 in float32.
-        log_q_queries: The same for the queries in the softmax of a document: (B,), or (Q,) with all_queries.
-        tile_rows: Largest number of rows of scores in a tile. The default is 1024 on a GPU; on a CPU it is 2^20 / M,
-            but at least 256. Besides inputs and gradients, memory holds both sides divided by their norms and tiles of
-            tile_rows x M numbers: one more than there are prefixes, one for several temperatures of a prefix, and one
-            if a temperature is learned.
-        precision: ``"float32"``: products of vectors as they are, which `torch.set_float32_matmul_precision` speeds up
-            on a GPU. ``"bfloat16"``: the three matrix products of a tile take bfloat16 factors, at twice the speed or
-            more on hardware made for it; scores have an error of up to 2^-8 of themselves. Norms, softmax and sums stay
-            in float32.
+        backend: ``"plain"``: the formula as in :mod:`st_magnitude.kernel.plain`, by autograd, which
+            holds all scores. ``"tiled"``: the same value and gradients without a B x M matrix.
+            ``"auto"``: plain while the scores of all terms are at most 2^18 numbers, where it is as
+            fast.
+        tile_rows: Largest number of rows of scores in a tile. The default is 1024 on a GPU; on a
+            CPU it is 2^20 / M, but at least 256. Besides inputs and gradients, memory holds both
+            sides divided by their norms and tiles of tile_rows x M numbers: one more than there are
+            prefixes, one for several temperatures of a prefix, and one if a temperature is learned.
+        precision: ``"float32"``: products of vectors as they are, which
+            `torch.set_float32_matmul_precision` speeds up on a GPU. ``"bfloat16"``: the three
+            matrix products of a tile take bfloat16 factors, at twice the speed or more on hardware
+            made for it; scores have an error of up to 2^-8 of themselves. Norms, softmax and sums
+            stay in float32.
 
     Returns:
         A scalar, in float64 for float64 inputs and in float32 otherwise.
@@ -126,9 +168,9 @@ def infonce(
     Raises:
         ValueError: If shapes, dims, offset or directions do not fit together.
 
-    Gradients reach queries, documents, all_queries, and those exponents and temperatures that are tensors. The forward
-    pass takes them once, so a second derivative does not exist.
-    :func:`~st_magnitude.kernel.reference.infonce_reference` is the same loss as a plain formula.
+    Gradients reach queries, documents, all_queries, and those exponents and temperatures that are
+    tensors. The tiled engine takes them in the forward pass, so a second derivative does not exist
+    there.
 
     Example:
         >>> import torch
@@ -138,18 +180,44 @@ def infonce(
         >>> round(loss.item(), 4)
         0.4101
 
-    Source: van den Oord et al. 2018, arXiv 1807.03748, Eq. 4; Beyond the Unit Hypersphere, arXiv 2602.09229, Eq. 2.
+    Source: van den Oord et al. 2018, arXiv 1807.03748, Eq. 4; Beyond the Unit Hypersphere, arXiv
+        2602.09229, Eq. 2.
     """
     terms = tuple(terms)
-    width = check_shapes(queries, documents, all_queries, own_documents, terms, offset)
+    one_of("backend", backend, get_args(Backend))
+    similarity = Similarity.named(similarity)
     softmaxes = softmaxes_of(directions, partition_mode)
     batch = Batch(
-        *(queries, documents, offset, all_queries, num_queries, hardness_mode, hardness_strength),
-        *(exclude, exclude_queries, positives, log_q, log_q_queries),
+        queries=queries,
+        documents=documents,
+        offset=offset,
+        all_queries=all_queries,
+        own_documents=own_documents,
+        num_queries=num_queries,
+        hardness_mode=hardness_mode,
+        hardness_strength=hardness_strength,
+        exclude=exclude,
+        exclude_queries=exclude_queries,
+        positives=positives,
+        targets=targets,
+        targets_queries=targets_queries,
+        weights=weights,
+        log_q=log_q,
+        log_q_queries=log_q_queries,
     )
     batch.check(directions)
-    plan = Plan.of(terms, width, len(queries), tile_rows, similarity, product_dtype(precision))
-    return mean_of_softmaxes(batch, terms, similarity, softmaxes, plan, own_documents)
+    check_terms(terms, queries.shape[1])
+    dtype = product_dtype(precision)
+    if backend == "auto":
+        num_scores = len(queries) * len(documents) * len(directions) * len(terms)
+        backend = "plain" if num_scores <= PLAIN_SCORES and tile_rows is None else "tiled"
+    if backend == "plain":
+        return plain_infonce(batch, terms, similarity, softmaxes, dtype)
+    plan = Plan.of(terms, batch, len(queries), tile_rows, similarity, dtype)
+    return tiled_infonce(batch, terms, similarity, softmaxes, plan)
+
+
+infonce_reference = partial(infonce, backend="plain")  # for tests of the tiled engine
 
 
 def product_dtype(precision: Precision) -> torch.dtype | None:
@@ -158,122 +226,38 @@ def product_dtype(precision: Precision) -> torch.dtype | None:
     return torch.bfloat16 if precision == "bfloat16" else None
 
 
-def mean_of_softmaxes(
-    batch: Batch,
-    terms: Sequence[Term],
-    similarity: Similarity,
-    softmaxes: Sequence[tuple[Direction, ...]],
-    plan: Plan,
-    own_documents: Tensor | None = None,
-    blocks: Callable[[Direction], Blocks] | None = None,
-) -> Tensor:
-    """The mean loss of softmaxes, with ``blocks`` over the columns of all ranks."""
-    given = {
-        "queries": (batch.queries, similarity.gamma_query),
-        "documents": (batch.documents, similarity.gamma_document),
-        "all_queries": (batch.all_queries, similarity.gamma_query),
-        "own_documents": (own_documents, similarity.gamma_document),
-    }
-    losses = []
-    with torch.autocast(batch.queries.device.type, enabled=False):
-        # From here on every score is a plain inner product: the norms of the longest prefix are divided out first, and
-        # the norms of shorter prefixes are factors of rows and columns: (n, D') and (K - 1, n).
-        vectors = {name: divide_by_norms(x, plan.dims, gamma) for name, (x, gamma) in given.items() if x is not None}
-        temperatures = stack_temperatures(terms, vectors["queries"][0])
-        rows = {"query": "queries", "doc": "documents" if own_documents is None else "own_documents"}
-        columns = {"query": "queries" if batch.all_queries is None else "all_queries", "doc": "documents"}
-        for directions in softmaxes:
-            pairs = {d: (rows[d.split("_to_")[0]], columns[d.split("_to_")[1]]) for d in directions}
-            used = list(dict.fromkeys(name for pair in pairs.values() for name in pair))
-            arrange = partial(_panels, batch, pairs, used)
-            around = None if blocks is None else blocks(directions[0])
-            numbers = (x for name in used for x in vectors[name])
-            losses.append(InfoNCE.apply(plan, arrange, around, temperatures, *numbers))
-    return torch.stack(losses).mean()
-
-
-def _panels(
-    batch: Batch, pairs: dict[Direction, tuple[str, str]], used: Sequence[str], sides: Sequence[Side]
-) -> list[Panel]:
-    """The panels of a softmax, from the sides that it uses; the first direction has the positives."""
-    side = dict(zip(used, sides, strict=True))
-    for name, x in side.items():
-        x.about = batch.about(name)
-    panels: list[Panel] = []
-    for direction, (rows, columns) in pairs.items():
-        of_rows = side[rows].part(batch.own) if rows == "documents" else side[rows]
-        panels.append(batch.panel(direction, of_rows, side[columns], attracts=not panels))
-    return panels
-
-
-def softmaxes_of(directions: Sequence[Direction], partition_mode: PartitionMode) -> list[tuple[Direction, ...]]:
-    """The directions of each softmax, the direction of the positives first, after a check that they fit together."""
+def softmaxes_of(
+    directions: Sequence[Direction], partition_mode: PartitionMode
+) -> list[tuple[Direction, ...]]:
+    """The directions of each softmax, the direction of the positives first, after a check that they
+    fit together."""
     one_of("partition_mode", partition_mode, get_args(PartitionMode))
     for direction in directions:
         one_of("directions", direction, get_args(Direction))
     if "query_to_doc" not in directions and tuple(directions) != ("doc_to_query",):
         raise ValueError(
-            "directions must include 'query_to_doc', which has the positives, or be ('doc_to_query',); "
-            f"got {tuple(directions)}."
+            "directions must include 'query_to_doc', which has the positives, or be"
+            f" ('doc_to_query',); got {tuple(directions)}."
         )
     ordered = sorted(set(directions), key=lambda direction: direction != "query_to_doc")
     if partition_mode == "joint":
         return [tuple(ordered)]
     if {"query_to_query", "doc_to_doc"} & set(directions):
         raise ValueError(
-            "partition_mode='per_direction' takes 'query_to_doc' and 'doc_to_query', because 'query_to_query' and "
-            "'doc_to_doc' have no positives. Use partition_mode='joint'."
+            "partition_mode='per_direction' takes 'query_to_doc' and 'doc_to_query', because"
+            " 'query_to_query' and 'doc_to_doc' have no positives. Use partition_mode='joint'."
         )
     return [(direction,) for direction in ordered]
 
 
-def stack_temperatures(terms: Sequence[Term], like: Tensor) -> Tensor:
-    """The temperatures of all terms on the device of a tensor, (T,)."""
-    temperatures = []
-    for term in terms:
-        if isinstance(term.temperature, Tensor):
-            temperatures.append(term.temperature.to(like))
-        else:
-            temperatures.append(like.new_full((), term.temperature))  # a copy from the host would wait for the device
-    return torch.stack(temperatures)
-
-
-def check_shapes(
-    queries: Tensor,
-    documents: Tensor,
-    all_queries: Tensor | None,
-    own_documents: Tensor | None,
-    terms: tuple[Term, ...],
-    offset: int,
-) -> int:
-    """The number of dimensions, after a check that the arguments fit together."""
-    if queries.ndim != 2 or documents.ndim != 2 or queries.shape[1] != documents.shape[1]:
-        raise ValueError(
-            "infonce takes queries (B, D) and documents (M, D); got "
-            f"{tuple(queries.shape)} and {tuple(documents.shape)}."
-        )
+def check_terms(terms: Sequence[Term], width: int) -> None:
+    """Checks that the terms suit embeddings with this number of dimensions."""
     if not terms:
         raise ValueError("infonce needs at least one Term.")
-    if any(isinstance(t.temperature, LearnedTemperature) for t in terms):
+    if any(isinstance(term.temperature, LearnedTemperature) for term in terms):
         raise ValueError(
-            "Ranking losses learn temperatures, infonce does not: give it a 0-d tensor that requires a gradient, "
-            "Term(temperature=tau)."
+            "Ranking losses learn temperatures, infonce does not: give it a 0-d tensor that"
+            " requires a gradient, Term(temperature=tau)."
         )
-    if len(queries) == 0 or offset < 0 or offset + len(queries) > len(documents):
-        raise ValueError(
-            f"{len(queries)} queries with offset {offset} need their positives in documents[{offset}:"
-            f"{offset + len(queries)}], but there are {len(documents)} documents."
-        )
-    width = queries.shape[1]
-    if all_queries is not None and (all_queries.shape[1:] != (width,) or offset + len(queries) > len(all_queries)):
-        raise ValueError(
-            f"all_queries holds these {len(queries)} queries from row {offset} on, so it has the shape (Q, {width}) "
-            f"with Q >= {offset + len(queries)}; got {tuple(all_queries.shape)}."
-        )
-    if own_documents is not None and own_documents.shape != queries.shape:
-        raise ValueError(
-            f"own_documents are the positives of the queries, {tuple(queries.shape)}; got {tuple(own_documents.shape)}."
-        )
-    if too_long := [t.dim for t in terms if t.dim is not None and t.dim > width]:
+    if too_long := [term.dim for term in terms if term.dim is not None and term.dim > width]:
         raise ValueError(f"Term dims {too_long} exceed the {width} dimensions of the embeddings.")
-    return width

@@ -1,17 +1,19 @@
 """infonce over the documents of all ranks, which pass around the ranks in a ring.
 
-Gathering puts the documents of all W ranks, W·M x D numbers, on every rank. In the ring each rank holds its own
-documents, the block at hand and the block that arrives, so its memory does not grow with W. A block makes two
-rounds. Send and receive run while the rank works with the block at hand:
+Gathering puts the documents of all W ranks, W·M x D numbers, on every rank. In the ring each rank
+holds its own documents, the block at hand and the block that arrives, so its memory does not grow
+with W. A block makes two rounds. Send and receive run while the rank works with the block at hand:
 
 1. For each term and each of its rows, a rank carries the log-sum-exp over the blocks seen so far.
-2. With it, the softmax of a tile is known at once. The gradient of the rows stays, and the gradient of a block travels
-   one hop behind the block. Each rank adds its part, and after W hops the gradient is home.
+2. With it, the softmax of a tile is known at once. The gradient of the rows stays, and the gradient
+   of a block travels one hop behind the block. Each rank adds its part, and after W hops the
+   gradient is home.
 
-Scores are computed once in each round: four matrix products, where :mod:`st_magnitude.kernel.infonce` with its gathered
-documents takes three.
+Scores are computed once in each round: four matrix products, where
+:mod:`st_magnitude.kernel.infonce` with its gathered documents takes three.
 
-Source: Cheng et al. 2024, Breaking the Memory Barrier: Near Infinite Batch Size Scaling for Contrastive Loss (Inf-CL),
+Source: Cheng et al. 2024, Breaking the Memory Barrier: Near Infinite Batch Size Scaling for
+    Contrastive Loss (Inf-CL),
 arXiv 2410.17243, section 3.
 """
 
@@ -26,14 +28,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from st_magnitude.kernel.batch import Batch, Direction, PartitionMode
-from st_magnitude.kernel.infonce import Precision, check_shapes, mean_of_softmaxes, product_dtype, softmaxes_of
-from st_magnitude.kernel.terms import Plan, Term
-from st_magnitude.kernel.tiles import Panel, Side, Softmax
+from st_magnitude.kernel.infonce import Precision, check_terms, product_dtype, softmaxes_of
+from st_magnitude.kernel.panels import Panel, Plan, Side
+from st_magnitude.kernel.rules import Marks, marks_of, rules_of
+from st_magnitude.kernel.terms import Term
+from st_magnitude.kernel.tiled import tiled_infonce
 from st_magnitude.similarity import COSINE, Similarity
 
 __all__ = ["agree", "num_ranks", "ring_infonce"]
 
-# The columns of one rank with all that belongs to them, or gradients. The first axis of each tensor counts columns.
+# The columns of one rank with all that belongs to them, or gradients. The first axis of each tensor
+# counts columns.
 Block = dict[str, Tensor]
 FLOWS = ("x", "scale")  # what has a gradient
 
@@ -44,7 +49,8 @@ def num_ranks() -> int:
 
 
 def agree(device: torch.device, check: Callable[[], Sequence[int]], size: int) -> list[list[int]]:
-    """The ``size`` whole numbers that the check returns on each rank. Where it raises on one rank, all ranks raise.
+    """The ``size`` whole numbers that the check returns on each rank. Where it raises on one rank,
+    all ranks raise.
 
     A rank that raised alone would leave the others waiting for what it should have sent.
     """
@@ -60,7 +66,9 @@ def agree(device: torch.device, check: Callable[[], Sequence[int]], size: int) -
         raise problem
     everywhere: list[list[int]] = torch.stack(found).tolist()
     if failed := [rank for rank, (fine, *_) in enumerate(everywhere) if not fine]:
-        raise RuntimeError(f"The batch of rank {failed[0]} was refused; read the error of that process.")
+        raise RuntimeError(
+            f"The batch of rank {failed[0]} was refused; read the error of that process."
+        )
     return [numbers for _, *numbers in everywhere]
 
 
@@ -76,39 +84,50 @@ def ring_infonce(
     precision: Precision = "float32",
     **others: Any,
 ) -> Tensor:
-    """The part of this rank in the loss of the joined batch: the mean over ranks is the loss of one process.
+    """The part of this rank in the loss of the joined batch: the mean over ranks is the loss of one
+    process.
 
     Args:
         queries: Embeddings (B, D) of this rank. B may differ from rank to rank.
         documents: Embeddings (M, D) of this rank, the positives first.
-        directions: ``"query_to_doc"``, ``"doc_to_query"``, or both with ``partition_mode="per_direction"``, because a
-            softmax has one direction.
-        **others: Of :func:`~st_magnitude.infonce`, for the queries and documents of this rank: ``hardness_mode``,
-            ``hardness_strength``, ``log_q``, ``log_q_queries``, integer ``positives``, and for ``exclude`` integer ids,
-            as many on all ranks, and an `Above`. Ids are those of the documents of all ranks.
+        directions: ``"query_to_doc"``, ``"doc_to_query"``, or both with
+            ``partition_mode="per_direction"``, because a softmax has one direction.
+        **others: Of :func:`~st_magnitude.infonce`, for the queries and documents of this rank:
+            ``hardness_mode``, ``hardness_strength``, ``log_q``, ``log_q_queries``, integer
+            ``positives``, and for ``exclude`` integer ids, as many on all ranks, and an `Above`.
+            Ids are those of the documents of all ranks.
 
-    The value is that of infonce with gathered documents and batches of one size. The mean of the gradients of all
-    ranks, which DDP takes, is the gradient of the joined batch for batches of different sizes too.
+    The value is that of infonce with gathered documents and batches of one size. The mean of the
+    gradients of all ranks, which DDP takes, is the gradient of the joined batch for batches of
+    different sizes too.
 
     Raises:
         ValueError: As infonce does, but on all ranks together.
     """
-    terms, batch = tuple(terms), Batch(queries, documents, is_block=True, **others)
+    terms = tuple(terms)
+    batch = Batch(queries, documents, **others)
 
     def own_sizes() -> tuple[int, int]:
-        check_shapes(queries, documents, None, None, terms, 0)
         batch.check(directions)
+        check_terms(terms, queries.shape[1])
+        if batch.targets is not None or batch.targets_queries is not None:
+            raise ValueError(
+                "The ring takes integer ids as positives, but no targets. Gather the documents"
+                " instead."
+            )
         return len(queries), len(documents)
 
     softmaxes = softmaxes_of(directions, partition_mode)
-    sizes = list(zip(*agree(queries.device, own_sizes, 2), strict=True))  # of queries and of documents, per rank
+    sizes = list(
+        zip(*agree(queries.device, own_sizes, 2), strict=True)
+    )  # of queries and of documents, per rank
     num_rows = sum(sizes[0]) / len(sizes[0])
-    plan = Plan.of(terms, queries.shape[1], num_rows, tile_rows, similarity, product_dtype(precision))
-    rings = {
+    plan = Plan.of(terms, batch, num_rows, tile_rows, similarity, product_dtype(precision))
+    rings: dict[Direction, Ring] = {
         "query_to_doc": Ring(batch, "query_to_doc", sizes[1]),
         "doc_to_query": Ring(batch, "doc_to_query", sizes[0]),
     }
-    return mean_of_softmaxes(batch, terms, similarity, softmaxes, plan, blocks=rings.__getitem__)
+    return tiled_infonce(batch, terms, similarity, softmaxes, plan, blocks=rings.__getitem__)
 
 
 @dataclass(frozen=True)
@@ -119,13 +138,18 @@ class Ring:
     direction: Direction
     counts: tuple[int, ...]  # per rank, its columns
 
-    def __call__(self, own: Panel, softmax: Softmax, with_gradients: bool) -> Iterator[Panel]:
+    def __call__(self, own: Panel, with_gradients: bool) -> Iterator[Panel]:
         """One round. With gradients, those of the columns of all ranks are home at its end."""
-        ranks, side, guide = len(self.counts), own.columns, own.rows.about.get("guide")
-        positives = softmax.scores[-1]  # (B,), the scores that a threshold looks at
-        if guide is not None:
-            positives = (guide * side.about["guide"][: len(guide)]).sum(dim=1)
-        block: Block = {"x": side.x.contiguous(), **side.about}
+        ranks = len(self.counts)
+        side = own.columns
+        to_query = self.direction == "doc_to_query"
+        of_rows = marks_of(self.batch, not to_query, self.batch.own, is_block=True)
+        of_columns = marks_of(self.batch, to_query, slice(0, len(side.x)), is_block=True)
+        of_own = self._scores_of_positives(own, of_rows, of_columns)
+        block: Block = {
+            "x": side.x.contiguous(),
+            **{k: x for k, x in vars(of_columns).items() if x is not None},
+        }
         if side.scale is not None:
             block["scale"] = side.scale.T.contiguous()  # (M, K - 1)
         if with_gradients:
@@ -134,8 +158,17 @@ class Ring:
         for hop in range(ranks):
             # The next block arrives while the rank works with the one at hand.
             successor = self._pass_on(block, hop) if hop < ranks - 1 else None
-            gradient = {name: torch.zeros_like(x) for name, x in block.items() if with_gradients and name in FLOWS}
-            yield self.batch.panel(self.direction, own.rows, _side(block, gradient), True, hop == 0, positives)
+            gradient = {
+                name: torch.zeros_like(x)
+                for name, x in block.items()
+                if with_gradients and name in FLOWS
+            }
+            marks = Marks(**{name: x for name, x in block.items() if name not in FLOWS})
+            place = own.own if hop == 0 else None
+            rules = rules_of(
+                self.batch, self.direction, of_rows, marks, place, of_own, is_other_rank=hop > 0
+            )
+            yield Panel(own.rows, _side(block, gradient), rules, marks.bias, place, attracts=True)
             if with_gradients:
                 if returned is not None:
                     _add(gradient, returned())
@@ -147,8 +180,17 @@ class Ring:
             home = _side(returned(), {})
             side.grad, side.grad_scale = home.x, home.scale
 
+    def _scores_of_positives(self, own: Panel, of_rows: Marks, of_columns: Marks) -> Tensor:
+        """The scores that a threshold looks at, (B,): those of the guide or of the longest
+        prefix."""
+        rows, columns = (own.rows.x, own.columns.x)
+        if of_rows.guide is not None and of_columns.guide is not None:
+            rows, columns = of_rows.guide, of_columns.guide
+        return torch.linalg.vecdot(rows, columns[: len(rows)])
+
     def _pass_on(self, block: Block, hop: int) -> Callable[[], Block]:
-        """Sends what belongs to the block at hand to the next rank; returns a function that waits for its successor."""
+        """Sends what belongs to the block at hand to the next rank; returns a function that waits
+        for its successor."""
         rank, counts = dist.get_rank(), self.counts
         before, after = (rank - 1) % len(counts), (rank + 1) % len(counts)
         size = counts[(rank - hop - 1) % len(counts)]
@@ -168,8 +210,9 @@ class Ring:
 def _side(block: Block, gradient: Block) -> Side:
     """The vectors of a block with their factors, which are (K - 1, M) in a panel."""
     scale, grad_scale = (x["scale"].T if "scale" in x else None for x in (block, gradient))
-    about = {name: x for name, x in block.items() if name not in FLOWS}
-    return Side(block["x"], None if scale is None else scale.contiguous(), gradient.get("x"), grad_scale, about)
+    return Side(
+        block["x"], None if scale is None else scale.contiguous(), gradient.get("x"), grad_scale
+    )
 
 
 def _add(block: Block, other: Block) -> None:

@@ -1,404 +1,373 @@
-"""The engine of :func:`~st_magnitude.infonce` and the ring: softmaxes over panels, tile by tile. See docs/kernel.md.
+"""The softmax of a tile: scores, probabilities and gradients of some rows, in flat steps.
 
-A softmax runs over one or several *panels*, rows that are compared with a block of columns. A *tile* is a panel for
-some of the rows. Logits are in base 2, because exp2 is several times as fast as exp in PyTorch on a CPU.
+A tile is some rows of the panels that share a softmax. Their scores lie in one buffer, panel after
+panel, so the softmax does not know panels. Three things make it fast (docs/kernel.md): a longer
+prefix adds a block of columns to the product of the shorter one, all temperatures of a prefix share
+its scores, and the gradient is taken while a tile is at hand. Logits are in base 2, because exp2 is
+several times as fast as exp in PyTorch on a CPU.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from st_magnitude.kernel.terms import LOG2_E, Plan
-
-# (rows, their scores (n, M)) -> (n, M), booleans or 0 and 1: True for columns that do not count as negatives of a row
-Judge = Callable[[slice, Tensor], Tensor]
+from st_magnitude.kernel.panels import LOG2_E, Panel, Plan
 
 
 def rows_of_a_tile(device: torch.device, num_columns: int) -> int:
     """The default height of a tile: enough rows for matrix products at full speed.
 
-    On a CPU a tile should also stay in the cache, and many small tiles cost more in calls than they compute: a tile
-    has a million scores, but at least 256 rows.
+    On a CPU a tile should also stay in the cache, and many small tiles cost more in calls than they
+    compute: a tile has a million scores, but at least 256 rows.
     """
     return 1024 if device.type == "cuda" else max(256, 2**20 // num_columns)
 
 
-@dataclass
-class Side:
-    """Vectors divided by their norms, the factors that turn them into shorter prefixes, and the gradients of both."""
-
-    x: Tensor  # (n, D), D the longest prefix
-    scale: Tensor | None = None  # (K - 1, n); None: 1
-    grad: Tensor | None = None
-    grad_scale: Tensor | None = None
-    about: dict[str, Tensor] = field(default_factory=dict)  # what else belongs to the vectors, (n, ...)
-    operand: Tensor = field(init=False)  # (n, D), x as matrix products take it
-
-    def __post_init__(self) -> None:
-        self.operand = self.x
-
-    @classmethod
-    def with_gradients(cls, x: Tensor, scale: Tensor | None, needs_x: bool, needs_scale: bool) -> Side:
-        grad_scale = torch.zeros_like(scale) if scale is not None and needs_scale else None
-        return cls(x, scale, torch.zeros_like(x) if needs_x else None, grad_scale)
-
-    def part(self, rows: slice) -> Side:
-        """A view of some of the vectors, whose gradients go into those of the whole."""
-        scale, grad_scale = (None if s is None else s[:, rows] for s in (self.scale, self.grad_scale))
-        about = {name: x[rows] for name, x in self.about.items()}
-        side = Side(self.x[rows], scale, None if self.grad is None else self.grad[rows], grad_scale, about)
-        side.operand = self.operand[rows]
-        return side
-
-    def factors(self, num_prefixes: int) -> list[Tensor]:
-        """The factors of all prefixes, (K) x (n,)."""
-        ones = self.x.new_ones(len(self.x))
-        return [ones] * num_prefixes if self.scale is None else [*self.scale, ones]
-
-
-@dataclass(frozen=True)
-class Panel:
-    """Rows, a block of columns, and what is special about some of their pairs."""
-
-    rows: Side  # (B, D)
-    columns: Side  # (M, D)
-    own: int | None = None  # the column that belongs to the first row; that of row i is i further on. None: no column
-    attracts: bool = False  # whether positives are among the columns
-    judges: tuple[Judge, ...] = ()  # the columns to leave out
-    kept: Judge | None = None  # other columns that stay, and are further positives if the panel attracts
-    own_attracts: Tensor | None = None  # (B,), 0 for rows whose own column is not among several positives; None: 1
-    hardness: float = 0.0  # a negative counts exp(hardness · s) times
-    bare: Judge | None = None  # columns without that weight
-    bias: Tensor | None = None  # (M,), added to the logits
-
-
 class Softmax:
-    """The log-sum-exp of each term and row over all panels, the loss, and the gradients.
-
-    The positive of a row counts apart from the scores of the panels, so no tile has to treat it specially.
+    """What is known of each row so far: the log-sum-exp, and the attraction of its positives.
 
     Args:
         plan: Prefixes, terms and weights.
         temperatures: (T,).
-        panel: The panel, or the part of it, that has the positives on its diagonal.
+        row_weights: (B,).
+        learns_temperatures: Whether the gradient of the temperatures is needed.
+        hardness: Strength of the weight of hard negatives.
     """
 
-    def __init__(self, plan: Plan, temperatures: Tensor, panel: Panel, learns_temperatures: bool) -> None:
-        rows, start = panel.rows, panel.own or 0
-        own, num_prefixes = panel.columns.part(slice(start, start + len(rows.x))), len(plan.dims)
-        self.plan, self.inverse = plan, 1 / temperatures[:, None]  # (T, 1)
-        self.weights = torch.stack([temperatures.new_full((1,), w) for w in plan.weights])  # (T, 1)
-        self.grad_inverse = torch.zeros_like(temperatures) if learns_temperatures else None
-
-        # The positives: products of prefixes without and with the factors of the rows, (K) x (B,), and logits (T, B)
-        products = accumulate(torch.bmm(rows.x[:, None, span], own.x[:, span, None]).flatten() for span in plan.spans)
-        self.products = [p * factor for p, factor in zip(products, own.factors(num_prefixes), strict=True)]
-        self.scores = [p * factor for p, factor in zip(self.products, rows.factors(num_prefixes), strict=True)]
-        self.bias = torch.zeros_like(self.scores[0])  # (B,)
-        if panel.bias is not None:
-            self.bias += panel.bias[start : start + len(rows.x)]
-        self.positives = (plan.per_term(self.scores) * self.inverse + self.bias) * LOG2_E
-        self.log_sums = self.positives.clone()  # over what the panels have shown so far
-
-        # With several positives: their number, and the sums of their scores and biases, so far
-        self.own = torch.ones_like(self.bias) if panel.own_attracts is None else panel.own_attracts
-        self.counts = self.own.clone()
-        self.several = panel.attracts and panel.kept is not None
-        self.sums = [scores * self.own for scores in self.scores] if self.several else []
-        self.bias_sums = self.bias * self.own
+    def __init__(
+        self,
+        plan: Plan,
+        temperatures: Tensor,
+        row_weights: Tensor,
+        learns_temperatures: bool,
+        hardness: float,
+    ) -> None:
+        self.plan = plan
+        self.hardness = hardness
+        self.inverse = 1 / temperatures[:, None]  # (T, 1)
+        of_terms = torch.stack([temperatures.new_full((1,), w) for w in plan.weights])  # (T, 1)
+        self.weights = of_terms * row_weights  # (T, B), of a row's loss in the loss of the batch
+        self.pulls = (
+            self.weights * self.inverse
+        )  # (T, B), d loss / d score, but for the probabilities
+        self.log_sums = torch.full_like(self.weights, -torch.inf)  # (T, B), to base 2
+        # Sums over the positives of a row, which the targets weigh: scores of each prefix, biases,
+        # and the targets
+        self.scores = [torch.zeros_like(row_weights) for _ in plan.dims]  # (K) x (B,)
+        self.biases = torch.zeros_like(row_weights)  # (B,)
+        self.targets = torch.zeros_like(row_weights)  # (B,)
+        self.grad_inverse = torch.zeros_like(temperatures) if learns_temperatures else None  # (T,)
 
     def loss(self) -> Tensor:
-        """The sum over terms and rows of -log softmax at the positive, or its mean over several positives."""
-        attraction = self.positives
-        if self.several:
-            means = self.plan.per_term(self.sums) / self.counts
-            attraction = (means * self.inverse + self.bias_sums / self.counts) * LOG2_E
-        return ((self.log_sums - attraction) * (self.weights / LOG2_E)).sum()
+        """The sum over terms and rows of w · (log-sum-exp of the logits - mean logit of the
+        positives)."""
+        means = self.plan.per_term(self.scores) / self.targets
+        attraction = means * self.inverse + self.biases / self.targets  # (T, B)
+        return ((self.log_sums / LOG2_E - attraction) * self.weights).sum()
 
     def grad_temperatures(self) -> Tensor | None:
         """The gradient of the temperatures, (T,)."""
         if self.grad_inverse is None:
             return None
-        gradient = self.grad_inverse
-        if self.several:
-            surplus = self.plan.per_term(self.scores) - self.plan.per_term(self.sums) / self.counts
-            gradient = gradient + (surplus * self.weights).sum(dim=1)
-        return -gradient * self.inverse[:, 0] ** 2
-
-    def visit(self, panels: Sequence[Panel], *, finds_sums: bool, adds_gradients: bool) -> None:
-        """Takes panels into the log-sum-exp, and adds what they contribute to the gradients.
-
-        One visit does both if it has all panels of a row. Otherwise a first round of visits finds the sums, and a
-        second one adds the gradients.
-        """
-        for side in (side for panel in panels for side in (panel.rows, panel.columns)):
-            side.operand = side.operand.to(self.plan.product_dtype or side.x.dtype)  # once for all tiles
-        num_rows, edges = len(panels[0].rows.x), [0, *accumulate(len(panel.columns.x) for panel in panels)]
-        most = self.plan.tile_rows or rows_of_a_tile(self.inverse.device, edges[-1])
-        height = math.ceil(num_rows / math.ceil(num_rows / most))  # tiles of the same size
-        # Memory for the scores of each prefix, for slopes, and for exponentials if their slopes add up
-        num_buffers = len(self.plan.dims) + (2 if max(map(len, self.plan.members)) > 1 else 1)
-        memory = [panels[0].rows.x.new_empty(height, edges[-1]) for _ in range(num_buffers)]
-        for start in range(0, num_rows, height):
-            rows = slice(start, min(start + height, num_rows))
-            views = ([x[: rows.stop - start, a:b] for x in memory] for a, b in pairwise(edges))
-            tiles = [Tile(self, panel, rows, buffers) for panel, buffers in zip(panels, views, strict=True)]
-            for tile in tiles:
-                tile.compare(finds_sums)
-            for k, members in enumerate(self.plan.members):
-                for tile in tiles:
-                    tile.begin(k)
-                for t in members:
-                    for tile in tiles:
-                        log_sum = tile.exponentials(t)
-                        if finds_sums:
-                            torch.logaddexp2(tile.log_sums[t], log_sum, out=tile.log_sums[t])
-                    if adds_gradients:
-                        for tile in tiles:
-                            tile.add_slope(t)
-                if adds_gradients:
-                    for tile in tiles:
-                        tile.end()
-            if adds_gradients:
-                for tile in tiles:
-                    tile.add_gradients()
+        means = self.plan.per_term(self.scores) / self.targets
+        return -(self.grad_inverse - (means * self.weights).sum(dim=1)) * self.inverse[:, 0] ** 2
 
 
-class Tile:
-    """Some rows of a panel: their scores (n, M), and the slopes d loss / d score.
+def visit(
+    softmax: Softmax, panels: Sequence[Panel], *, finds_sums: bool, adds_gradients: bool
+) -> None:
+    """Takes panels into the softmax of their rows, and adds what they contribute to the gradients.
 
-    Scores and slopes lack the factor of the row for a shorter prefix, which goes into rates and pulls instead.
+    One visit does both if it has all panels of a row. Otherwise a first round of visits finds the
+    sums, and a second one adds the gradients.
     """
+    plan = softmax.plan
+    for side in (side for panel in panels for side in (panel.rows, panel.columns)):
+        side.operand = side.operand.to(plan.product_dtype or side.x.dtype)  # once for all tiles
+    num_rows = len(panels[0].rows.x)
+    num_columns = sum(len(panel.columns.x) for panel in panels)
+    most = plan.tile_rows or rows_of_a_tile(softmax.inverse.device, num_columns)
+    height = math.ceil(num_rows / math.ceil(num_rows / most))  # tiles of the same size
+    # Memory for the scores of each prefix, for slopes, and for exponentials if their slopes add up
+    num_buffers = len(plan.dims) + (2 if max(map(len, plan.members)) > 1 else 1)
+    memory = [panels[0].rows.x.new_empty(height, num_columns) for _ in range(num_buffers)]
+    bias = _joint_bias(panels)
+    for start in range(0, num_rows, height):
+        tile = slice(start, min(start + height, num_rows))
+        buffers = [x[: tile.stop - tile.start] for x in memory]
+        _visit_tile(softmax, panels, bias, tile, buffers, finds_sums, adds_gradients)
 
-    def __init__(self, softmax: Softmax, panel: Panel, rows: slice, buffers: list[Tensor]) -> None:
-        self.softmax, self.plan, self.panel, self.rows = softmax, softmax.plan, panel, rows
-        self.side = panel.rows.part(rows)
-        num_prefixes = len(self.plan.dims)
-        self.scores, self.free, self.spare = buffers[:num_prefixes], buffers[num_prefixes], buffers[-1]
-        self.factors = self.side.factors(num_prefixes)  # (K) x (n,)
-        factors = self.plan.per_term(self.factors) * softmax.inverse  # (T, n)
-        self.log_sums = softmax.log_sums[:, rows].unbind()  # (T) x (n,), views
-        self.pulls = (factors * softmax.weights).unbind()  # (T) x (n,), d loss / d score, but for the softmax
-        self.own = None if panel.own is None else panel.own + rows.start
-        self.diagonal = self.own if panel.attracts else None  # of the positives
-        self.hardness = panel.hardness if panel.kept is None and panel.bare is None else 0.0  # of all columns
-        rates = factors * LOG2_E  # d logit / d score
-        if self.hardness:
-            rates += self.plan.per_term(self.factors) * (self.hardness * LOG2_E)
-        self.rates = rates.unbind()  # (T) x (n,)
-        self.bounded = self.plan.bounded and panel.bias is None and not panel.hardness
-        # A bias of the logits is a factor of the exponentials, which leaves powers of them alone. No factor exceeds 1,
-        # so the best score of a row is still a safe shift.
-        self.top = None if panel.bias is None else panel.bias.max() * LOG2_E
-        self.prior = None if panel.bias is None else (panel.bias - panel.bias.max()).exp()  # (M,)
 
-    def compare(self, finds_sums: bool) -> None:
-        """Computes the scores of all prefixes; those of positives and of excluded columns become very low."""
-        panel, columns, softmax = self.panel, self.panel.columns, self.softmax
-        # A longer prefix only adds the coordinates that the shorter one lacks, so all prefixes together cost one
-        # matrix product.
-        for k, span in enumerate(self.plan.spans):
-            shorter = self.scores[k - 1] if k else None
-            _product(self.side.operand[:, span], columns.operand[:, span].T, shorter, self.scores[k])
+def _joint_bias(panels: Sequence[Panel]) -> Tensor | None:
+    """The biases of all columns, (M,), or None if there are none."""
+    if all(panel.bias is None for panel in panels):
+        return None
+    zeros = [panel.columns.x.new_zeros(len(panel.columns.x)) for panel in panels]
+    return torch.cat(
+        [
+            zero if panel.bias is None else panel.bias
+            for panel, zero in zip(panels, zeros, strict=True)
+        ]
+    )
 
-        self.kept = self._mask(panel.kept)
-        excluded = self._mask(*panel.judges)
-        if excluded is not None and self.kept is not None:
-            excluded.mul_(1 - self.kept)
-        bare = self._mask(panel.kept, panel.bare) if panel.hardness else None
-        self.hard = None if bare is None else 1 - bare.clamp_(max=1)  # where a weight counts, if not everywhere
 
-        further = self.kept if finds_sums and panel.attracts else None  # positives besides the diagonal
-        if further is not None:
-            softmax.counts[self.rows] += further.sum(dim=1)
-            if panel.bias is not None:
-                softmax.bias_sums[self.rows] += further @ panel.bias
-        low = torch.finfo(self.scores[0].dtype).min * 2.0**-40  # with infinity, 0 times it would not be 0
-        for k, scores in enumerate(self.scores):
-            if columns.scale is not None and k < len(columns.scale):
-                scores.mul_(columns.scale[k])
-            if further is not None:
-                softmax.sums[k][self.rows] += torch.linalg.vecdot(further, scores) * self.factors[k]
-            if excluded is not None:
-                scores.add_(excluded, alpha=low)
-            if self.diagonal is not None:
-                scores.diagonal(self.diagonal).fill_(low)
+def _visit_tile(
+    softmax: Softmax,
+    panels: Sequence[Panel],
+    bias: Tensor | None,
+    tile: slice,
+    buffers: list[Tensor],  # (n, M) each, with the columns of all panels
+    finds_sums: bool,
+    adds_gradients: bool,
+) -> None:
+    plan = softmax.plan
+    num_prefixes = len(plan.dims)
+    scores = buffers[:num_prefixes]  # (K) x (n, M)
+    slope = buffers[num_prefixes]  # (n, M), d loss / d score of a prefix
+    powers = buffers[-1]  # (n, M), exponentials; the memory of slope where a prefix has one term
 
-    def _mask(self, *judges: Judge | None) -> Tensor | None:
-        """What the judges say of these scores, as numbers (n, M) that are 0 for False, and for a row's own column."""
-        scores, mask = self.scores[-1], None
-        for judge in judges:
-            if judge is not None:
-                said = judge(self.rows, scores).to(scores.dtype)
-                mask = said if mask is None else mask.add_(said)
-        if mask is not None and self.own is not None:
-            mask.diagonal(self.own).zero_()
-        return mask
+    # Scores of all prefixes. Where a rule leaves a column out, they are so low that its probability
+    # is 0.
+    edges = [0, *accumulate(len(panel.columns.x) for panel in panels)]
+    parts = [slice(a, b) for a, b in pairwise(edges)]
+    targets: list[Tensor | None] = []
+    hard: Tensor | None = None  # (n, M), 1 for hard negatives
+    for panel, part in zip(panels, parts, strict=True):
+        of_panel = [x[:, part] for x in scores]
+        _compare(plan, panel, tile, of_panel)
+        of_targets = _targets(panel, tile, of_panel[-1])
+        hard = _hard_negatives(panel, part, tile, scores[-1], of_targets, hard)
+        _leave_out(panel, tile, of_panel, of_targets)
+        targets.append(of_targets if panel.attracts else None)
+        if finds_sums and panel.attracts:
+            _add_attraction(softmax, panel, tile, of_panel, of_targets)
 
-    def begin(self, prefix: int) -> None:
-        """Takes the scores of a prefix relative to the best one of their row, unless no exponential can overflow."""
-        self.prefix, scores = prefix, self.scores[prefix]
-        self.penalty = None
-        if self.hard is not None:
-            weight = self.factors[prefix] * (self.panel.hardness * LOG2_E)
-            self.penalty = (scores * self.hard).mul_(weight[:, None])
-        self.best = scores.new_zeros(len(scores)) if self.bounded else scores.amax(dim=1)  # (n,)
-        if not self.bounded:
-            scores.sub_(self.best[:, None])
-        self.slope: Tensor | None = None
-        self.powers = self.spare if len(self.plan.members[prefix]) > 1 else self.free
+    # A bias of the logits is a factor of the exponentials, which leaves powers of them alone. No
+    # factor exceeds 1, so the best score of a row is still a safe shift.
+    factor = None if bias is None else (bias - bias.max()).exp()  # (M,)
+    top = 0 if bias is None else bias.max() * LOG2_E
 
-    def exponentials(self, term: int) -> Tensor:
-        """Computes 2 ** (logit - anchor) for all columns; returns the log-sum-exp of the row, (n,)."""
-        scores, powers, rate = self.scores[self.prefix], self.powers, self.rates[term]
-        self.anchor = self.best * rate
-        if self.plan.powers[term] and not self.panel.hardness:
-            powers.pow_(self.plan.powers[term])
-        else:
-            torch.mul(scores, rate[:, None], out=powers)
-            if self.penalty is not None:
-                powers.add_(self.penalty)
-                largest = powers.amax(dim=1)
-                powers.sub_(largest[:, None])
-                self.anchor += largest
-            powers.exp2_()
-        if self.prior is None or self.top is None:
-            self.total = powers.sum(dim=1)
-        else:
-            self.total = powers @ self.prior
-            self.anchor += self.top
-        return self.total.log2() + self.anchor
-
-    def add_slope(self, term: int) -> None:
-        """Adds softmax times pull to the slopes, because the exponentials are gone after this term."""
-        softmax, rows, powers = self.softmax, self.rows, self.powers
-        probability = (self.anchor - self.log_sums[term]).exp2_()  # of a column with the anchor's logit
-        if softmax.grad_inverse is not None:
-            weighted = powers if self.prior is None else powers * self.prior
-            expected = torch.linalg.vecdot(weighted, self.scores[self.prefix]) + self.best * self.total
-            surplus = expected * self.factors[self.prefix] - softmax.scores[self.prefix][rows] * self.total
-            softmax.grad_inverse[term] += (surplus * probability).sum() * softmax.weights[term, 0]
-        share = (probability * self.pulls[term])[:, None]
-        if self.slope is None:
-            self.slope = torch.mul(powers, share, out=self.free)
-        else:
-            self.slope.addcmul_(powers, share)
-
-    def end(self) -> None:
-        """Completes the slopes of a prefix, and the gradients of its factors."""
-        k, softmax, rows, columns = self.prefix, self.softmax, self.side, self.panel.columns
-        scores, slope = self.scores[k], self.free
-        if self.prior is not None:
-            slope.mul_(self.prior)
-        if self.kept is not None and self.panel.attracts:
-            pull = torch.stack([self.pulls[t] for t in self.plan.members[k]]).sum(dim=0) / softmax.counts[self.rows]
-            slope.addcmul_(self.kept, pull[:, None], value=-1)
-        if k < len(self.plan.dims) - 1 and (rows.grad_scale is not None or columns.grad_scale is not None):
-            moments = scores.mul_(slope) if self.bounded else scores.add_(self.best[:, None]).mul_(slope)
-            if rows.grad_scale is not None:
-                rows.grad_scale[k] += moments.sum(dim=1) / self.factors[k]
-            if columns.grad_scale is not None and columns.scale is not None:
-                columns.grad_scale[k] += moments.sum(dim=0) / columns.scale[k]
-        if columns.scale is not None and k < len(columns.scale):
-            slope.mul_(columns.scale[k])
-        self.scores[k], self.free = slope, scores  # nothing needs these scores any more
-
-    def _add_positives(self, diagonal: int) -> None:
-        """Puts the slopes of the positives into the diagonals, and adds them to the gradients of the factors."""
-        softmax, rows, columns = self.softmax, self.side, self.panel.columns
-        own = columns.part(slice(diagonal, diagonal + len(rows.x)))
-        probabilities = (softmax.positives[:, self.rows] - softmax.log_sums[:, self.rows]).exp2_()  # (T, n)
-        surpluses = (probabilities - softmax.own[self.rows] / softmax.counts[self.rows]).unbind()
-        for k, members in enumerate(self.plan.members):
-            slope = torch.stack([surpluses[t] * self.pulls[t] for t in members]).sum(dim=0)
-            if own.scale is None or k == len(own.scale):
-                self.scores[k].diagonal(diagonal).copy_(slope)
+    for k, members in enumerate(plan.members):
+        # Exponentials are relative to the best score of the row, unless none can overflow.
+        best = (
+            scores[k].new_zeros(len(scores[k])) if plan.bounded else scores[k].amax(dim=1)
+        )  # (n,)
+        penalty = None if hard is None else (scores[k] * hard).mul_(softmax.hardness * LOG2_E)
+        if not plan.bounded:
+            scores[k].sub_(best[:, None])
+        for number, t in enumerate(members):
+            anchor = (
+                _exponentials(
+                    plan, t, scores[k], softmax.inverse[t] * LOG2_E, best, penalty, powers
+                )
+                + top
+            )
+            total = powers.sum(dim=1) if factor is None else powers @ factor  # (n,)
+            log_sums = softmax.log_sums[t, tile]  # a view
+            if finds_sums:
+                torch.logaddexp2(log_sums, total.log2() + anchor, out=log_sums)
+            if not adds_gradients:
+                continue
+            probability = (anchor - log_sums).exp2_()  # (n,), of a column with the anchor's logit
+            if softmax.grad_inverse is not None:
+                weighted = powers if factor is None else powers * factor
+                expected = torch.linalg.vecdot(weighted, scores[k]) + best * total
+                softmax.grad_inverse[t] += (expected * probability * softmax.weights[t, tile]).sum()
+            share = (probability * softmax.pulls[t, tile])[:, None]
+            if number == 0:
+                torch.mul(powers, share, out=slope)
             else:
-                self.scores[k].diagonal(diagonal).copy_(slope * own.scale[k])
-            if k < len(self.plan.dims) - 1:
-                moments = slope * softmax.products[k][self.rows]
-                if rows.grad_scale is not None:
-                    rows.grad_scale[k] += moments / self.factors[k]
-                if own.grad_scale is not None and own.scale is not None:
-                    own.grad_scale[k] += moments / own.scale[k]
+                slope.addcmul_(powers, share)
+        if adds_gradients:
+            # The slope takes the place of the scores, which nothing needs any more.
+            if factor is not None:
+                slope.mul_(factor)
+            pull = softmax.pulls[list(members), tile].sum(dim=0) / softmax.targets[tile]  # (n,)
+            for panel, part, of_targets in zip(panels, parts, targets, strict=True):
+                if panel.attracts:
+                    _attract(slope[:, part], pull, panel.own, tile, of_targets)
+                if k < num_prefixes - 1:
+                    shift = None if plan.bounded else best
+                    _finish_prefix(panel, k, tile, scores[k][:, part], shift, slope[:, part])
+            if powers is slope:
+                powers = scores[k]
+            scores[k], slope = slope, scores[k]
 
-    def add_gradients(self) -> None:
-        """Adds to the gradients of rows and columns, after `end` of all prefixes.
+    if adds_gradients:
+        for panel, part in zip(panels, parts, strict=True):
+            _add_gradients(plan, panel, tile, [x[:, part] for x in scores])
 
-        A span of coordinates belongs to every prefix that reaches it, so the slopes add up from the longest prefix on.
-        """
-        if self.diagonal is not None:
-            self._add_positives(self.diagonal)
-        rows, columns, slope = self.side, self.panel.columns, self.scores[-1]
-        for k, span in reversed(list(enumerate(self.plan.spans))):
-            if slope is not self.scores[k]:
-                slope.add_(self.scores[k])
-            pulls = slope.to(rows.operand.dtype)
-            for grad, left, right in ((rows.grad, pulls, columns.operand), (columns.grad, pulls.T, rows.operand)):
-                if grad is not None:
-                    _product(left, right[:, span], grad[:, span], grad[:, span])
+
+def _compare(plan: Plan, panel: Panel, tile: slice, scores: list[Tensor]) -> None:
+    """Writes the scores of all prefixes, (K) x (n, M).
+
+    A longer prefix only adds the coordinates that the shorter one lacks, so all prefixes together
+    cost one matrix product.
+    """
+    rows, columns = panel.rows.part(tile), panel.columns
+    for k, span in enumerate(plan.spans):
+        shorter = scores[k - 1] if k else None
+        _product(rows.operand[:, span], columns.operand[:, span].T, shorter, scores[k])
+    for k in range(len(scores) - 1):
+        if rows.scale is not None:
+            scores[k].mul_(rows.scale[k][:, None])
+        if columns.scale is not None:
+            scores[k].mul_(columns.scale[k])
+
+
+def _targets(panel: Panel, tile: slice, scores: Tensor) -> Tensor | None:
+    """How much of the target of a row each column has, (n, M), not yet divided by its sum; None:
+    the own column all."""
+    if panel.rules.targets is None:
+        return None
+    targets = panel.rules.targets(tile, scores).to(scores.dtype, copy=True)
+    if panel.own is not None:  # the positive of a row that names none
+        targets.diagonal(panel.own + tile.start).add_(targets.sum(dim=1) == 0)
+    return targets
+
+
+def _hard_negatives(
+    panel: Panel,
+    part: slice,
+    tile: slice,
+    scores: Tensor,
+    targets: Tensor | None,
+    hard: Tensor | None,
+) -> Tensor | None:
+    """The hard negatives of all panels so far, (n, M), with those of one more."""
+    if panel.rules.hard is None:
+        return hard
+    hard = torch.zeros_like(scores) if hard is None else hard
+    hard[:, part] = panel.rules.hard(tile, scores[:, part])
+    _spare_positives(hard[:, part], panel, tile, targets)
+    return hard
+
+
+def _leave_out(panel: Panel, tile: slice, scores: list[Tensor], targets: Tensor | None) -> None:
+    """Makes the scores of the columns that rules exclude very low."""
+    excluded: Tensor | None = None
+    for rule in panel.rules.excluded:
+        said = rule(tile, scores[-1]).to(scores[-1].dtype)
+        excluded = said if excluded is None else excluded.add_(said)
+    if excluded is None:
+        return
+    _spare_positives(excluded, panel, tile, targets)
+    low = torch.finfo(excluded.dtype).min * 2.0**-40  # with infinity, 0 times it would not be 0
+    for of_prefix in scores:
+        of_prefix.add_(excluded, alpha=low)
+
+
+def _spare_positives(mask: Tensor, panel: Panel, tile: slice, targets: Tensor | None) -> None:
+    """Sets a mask (n, M) to 0 at the own column and at all positives of a row."""
+    if targets is not None:
+        mask.mul_(targets == 0)
+    if panel.own is not None:
+        mask.diagonal(panel.own + tile.start).zero_()
+
+
+def _add_attraction(
+    softmax: Softmax, panel: Panel, tile: slice, scores: list[Tensor], targets: Tensor | None
+) -> None:
+    """Adds the positives of a tile to the sums of its rows."""
+    if targets is not None:
+        softmax.targets[tile] += targets.sum(dim=1)
+        for sums, of_prefix in zip(softmax.scores, scores, strict=True):
+            sums[tile] += torch.linalg.vecdot(targets, of_prefix)
+        if panel.bias is not None:
+            softmax.biases[tile] += targets @ panel.bias
+    elif panel.own is not None:
+        first = panel.own + tile.start
+        softmax.targets[tile] += 1
+        for sums, of_prefix in zip(softmax.scores, scores, strict=True):
+            sums[tile] += of_prefix.diagonal(first)
+        if panel.bias is not None:
+            softmax.biases[tile] += panel.bias[first : first + tile.stop - tile.start]
+
+
+def _exponentials(
+    plan: Plan,
+    term: int,
+    scores: Tensor,
+    rate: Tensor,
+    best: Tensor,
+    penalty: Tensor | None,
+    powers: Tensor,
+) -> Tensor:
+    """Writes 2 ** (logit - anchor) of all columns into powers; returns the anchors (n,)."""
+    anchor = best * rate
+    if plan.powers[term]:
+        powers.pow_(plan.powers[term])
+        return anchor
+    torch.mul(scores, rate, out=powers)
+    if penalty is not None:
+        powers.add_(penalty)
+        largest = powers.amax(dim=1)
+        powers.sub_(largest[:, None])
+        anchor = anchor + largest
+    powers.exp2_()
+    return anchor
+
+
+def _attract(
+    slope: Tensor, pull: Tensor, own: int | None, tile: slice, targets: Tensor | None
+) -> None:
+    """Subtracts the targets from the probabilities, in units of the slope (n, M)."""
+    if targets is not None:
+        slope.addcmul_(targets, pull[:, None], value=-1)
+    elif own is not None:
+        slope.diagonal(own + tile.start).sub_(pull)
+
+
+def _finish_prefix(
+    panel: Panel, k: int, tile: slice, scores: Tensor, best: Tensor | None, slope: Tensor
+) -> None:
+    """Adds the gradients of the factors of a shorter prefix, and turns the slope into that of the
+    inner product."""
+    rows, columns = panel.rows.part(tile), panel.columns
+    if rows.grad_scale is not None or columns.grad_scale is not None:
+        moments = scores if best is None else scores.add_(best[:, None])
+        moments.mul_(slope)  # (n, M)
+        if rows.grad_scale is not None and rows.scale is not None:
+            rows.grad_scale[k] += moments.sum(dim=1) / rows.scale[k]
+        if columns.grad_scale is not None and columns.scale is not None:
+            columns.grad_scale[k] += moments.sum(dim=0) / columns.scale[k]
+    if rows.scale is not None:
+        slope.mul_(rows.scale[k][:, None])
+    if columns.scale is not None:
+        slope.mul_(columns.scale[k])
+
+
+def _add_gradients(plan: Plan, panel: Panel, tile: slice, slopes: list[Tensor]) -> None:
+    """Adds to the gradients of rows and columns.
+
+    A span of coordinates belongs to every prefix that reaches it, so the slopes add up from the
+    longest prefix on.
+    """
+    rows, columns = panel.rows.part(tile), panel.columns
+    slope = slopes[-1]
+    for k, span in reversed(list(enumerate(plan.spans))):
+        if slope is not slopes[k]:
+            slope.add_(slopes[k])
+        pulls = slope.to(rows.operand.dtype)
+        if rows.grad is not None:
+            _product(pulls, columns.operand[:, span], rows.grad[:, span], rows.grad[:, span])
+        if columns.grad is not None:
+            _product(pulls.T, rows.operand[:, span], columns.grad[:, span], columns.grad[:, span])
 
 
 def _product(left: Tensor, right: Tensor, base: Tensor | None, out: Tensor) -> None:
-    """out = base + left @ right. Operands of fewer digits than out are multiplied in their own type."""
+    """out = base + left @ right. Operands of fewer digits than out are multiplied in their own
+    type."""
     if left.dtype == out.dtype:
-        torch.addmm(out if base is None else base, left, right, beta=float(base is not None), out=out)
+        torch.addmm(
+            out if base is None else base, left, right, beta=float(base is not None), out=out
+        )
     elif base is None:
         out.copy_(left @ right)
     else:
         torch.add(base, left @ right, out=out)
-
-
-class Blocks(Protocol):
-    """An iterator of blocks of columns that the rows of a panel meet one after another."""
-
-    def __call__(self, own: Panel, softmax: Softmax, with_gradients: bool) -> Iterator[Panel]: ...
-
-
-class InfoNCE(torch.autograd.Function):
-    """The loss of one softmax of each row; the forward pass takes the gradients.
-
-    ``tensors`` are vectors and factors of each side in turn, which ``arrange`` makes into panels, the positives' first.
-    Without ``blocks`` these panels are all of the softmax. With it they are the first block, and all blocks pass twice.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        plan: Plan,
-        arrange: Callable[[list[Side]], list[Panel]],
-        blocks: Blocks | None,
-        temperatures: Tensor,  # (T,)
-        *tensors: Any,
-    ) -> Tensor:
-        needs = ctx.needs_input_grad[3:]
-        parts = zip(tensors[::2], tensors[1::2], needs[1::2], needs[2::2], strict=True)
-        sides = [Side.with_gradients(*part) for part in parts]
-        panels = arrange(sides)
-        softmax = Softmax(plan, temperatures, panels[0], needs[0])
-        if blocks is None:
-            softmax.visit(panels, finds_sums=True, adds_gradients=any(needs))
-        else:
-            for panel in blocks(panels[0], softmax, with_gradients=False):
-                softmax.visit([panel], finds_sums=True, adds_gradients=False)
-                del panel  # frees the block before the next one is asked for
-            if any(needs):
-                for panel in blocks(panels[0], softmax, with_gradients=True):
-                    softmax.visit([panel], finds_sums=False, adds_gradients=True)
-                    del panel
-        gradients = (gradient for side in sides for gradient in (side.grad, side.grad_scale))
-        ctx.save_for_backward(softmax.grad_temperatures(), *gradients)
-        return softmax.loss()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        return (None, None, None, *(g if g is None else g * grad_output for g in ctx.saved_tensors))

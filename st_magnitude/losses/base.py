@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from sentence_transformers import SentenceTransformer, SparseEncoder
+from sentence_transformers.base.model import BaseModel
 from sentence_transformers.sentence_transformer.losses.matryoshka import CachedLossDecorator, ForwardDecorator
 from sentence_transformers.util import all_gather_with_grad
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from st_magnitude._checks import positive
 from st_magnitude.kernel.ring import num_ranks
 from st_magnitude.kernel.terms import LearnedTemperature, Term
+from st_magnitude.losses.texts import Features, warn_without_prompts
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import DNORM, DOT, QNORM, Similarity, at_least_float32
 from st_magnitude.surgery.normalize import set_similarity_function
@@ -45,7 +47,25 @@ def exponent_norm(model: nn.Module) -> ExponentNorm | None:
     return next((module for module in model.modules() if isinstance(module, ExponentNorm)), None)
 
 
-class EmbeddingLoss(nn.Module):
+class PreparesModel(nn.Module):
+    """A loss that prepares its model, and again each model that a Trainer puts in its place.
+
+    With ``model_init`` and in a hyperparameter search, sentence-transformers' Trainer assigns a new
+    model to ``model``. The wrappers of DDP and torch.compile around the same model change nothing.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        before = vars(self).get("_modules", {}).get("model") if name == "model" else None
+        super().__setattr__(name, value)
+        if before is not None and isinstance(value, BaseModel) and value is not unwrapped(before):
+            self.prepare_model()
+
+    def prepare_model(self) -> None:
+        """Checks the model, sets its similarity function, and starts what the loss learns anew."""
+        raise NotImplementedError
+
+
+class EmbeddingLoss(PreparesModel):
     """A loss of raw embeddings under a similarity: logits = s / (temperature · size).
 
     With ``scale="auto"`` the size is mean|q|^(1 - gamma_query) · mean|d|^(1 - gamma_document), with the means over the
@@ -68,8 +88,21 @@ class EmbeddingLoss(nn.Module):
         positive("scale", scale, ["auto"])
         self.model = model
         self._similarity = Similarity.named(similarity)
-        keeps_magnitude = self.similarity.keeps_magnitude
-        if keeps_magnitude and normalizes_output(model):
+        is_unit = scale == "auto" and not self.similarity.keeps_magnitude
+        self.scale: float | Literal["auto"] = unit if is_unit else scale
+        self._has_begun = False
+        self._watch = FiniteWatch(self.name)
+
+    def prepare_model(self) -> None:
+        self.check_model()
+        self._has_begun = False
+        if isinstance(unwrapped(self.model), (SentenceTransformer, SparseEncoder)):
+            set_similarity_function(self.model, self.similarity)
+
+    def check_model(self) -> None:
+        """Refuses a model that the loss cannot train, before anything of it is changed."""
+        refuse_other_models(self.model, self.name, self.takes_sparse)
+        if self.similarity.keeps_magnitude and normalizes_output(self.model):
             is_named = self._similarity in (DOT, QNORM, DNORM)
             argument = repr(self._similarity.name) if is_named else f"stm.{self._similarity}"
             raise ValueError(
@@ -77,18 +110,10 @@ class EmbeddingLoss(nn.Module):
                 f"Normalize, so every embedding has norm 1. Call stm.prepare(model, {argument}) before you build the "
                 "loss."
             )
-        self.scale: float | Literal["auto"] = unit if scale == "auto" and not keeps_magnitude else scale
-        self._has_begun = False
-        self._watch = FiniteWatch(self.name)
 
     @property
     def similarity(self) -> Similarity:
         return self._similarity
-
-    def set_similarity_function(self) -> None:
-        """Sets the similarity function that the model is saved with; a subclass calls it after its own checks."""
-        if isinstance(unwrapped(self.model), (SentenceTransformer, SparseEncoder)):
-            set_similarity_function(self.model, self.similarity)
 
     def watch(self, columns: Sequence[Tensor]) -> None:
         """Calls `begin` on the first training batch of a run, and looks for columns (B, D) that are not finite."""
@@ -98,6 +123,11 @@ class EmbeddingLoss(nn.Module):
             self._has_begun = True
             self.begin()
         self._watch(columns)
+
+    def look_for_prompts(self, columns: Sequence[Features]) -> None:
+        """Warns if the first training batch, queries first, lacks the prompts of the model."""
+        if torch.is_grad_enabled() and not self._has_begun:
+            warn_without_prompts(columns, self.model, self.name)
 
     def begin(self) -> None:
         """Warns if the saved model will score in another way than the loss trains it to.
@@ -169,6 +199,17 @@ def mean_norm(norms: Tensor, counts: Tensor, across_devices: bool) -> Tensor:
     return (total[0] / total[1]).clamp(min=torch.finfo(total.dtype).tiny)
 
 
+def refuse_labels(name: str, labels: Tensor | None) -> None:
+    """Refuses labels of any type for a loss that takes every pair as relevant."""
+    if labels is not None:
+        raise ValueError(
+            f"{name} would train every pair as relevant, whatever its label, but the dataset has a "
+            f"column of labels ({labels.dtype}). Train on scores, and on labels 0 and 1, with "
+            "SimilarityMSELoss. Or keep the relevant pairs, give texts that are not relevant as a "
+            'further column of negatives, and remove the labels: dataset.remove_columns("label").'
+        )
+
+
 class FiniteWatch:
     """Warns once about columns whose embeddings are not finite, without waiting for a GPU.
 
@@ -230,12 +271,21 @@ class Temperatures(Remembering):
     checkpoints, and all ranks take the same steps.
     """
 
-    def __init__(self, terms: Sequence[Term], model: nn.Module) -> None:
+    def __init__(self, terms: Sequence[Term]) -> None:
         super().__init__()
         self._members = [i for i, term in enumerate(terms) if isinstance(term.temperature, LearnedTemperature)]
-        initial = [float(terms[i].temperature) for i in self._members]
-        self.bias = nn.Parameter(torch.tensor(initial, device=getattr(model, "device", None)).log())  # (L,)
+        self._initial = [float(terms[i].temperature) for i in self._members]
+        self.bias = nn.Parameter(torch.tensor(self._initial).log())  # (L,)
+        self._hook: Any = None
+
+    def start(self, model: nn.Module) -> None:
+        """Starts anew, for a model whose loading of weights tells that a run resumes."""
+        device = getattr(model, "device", self.bias.device)
+        self.bias.data = torch.tensor(self._initial).log().to(device, self.bias.dtype)
+        self.bias.grad = None
         self.is_restored = self._is_resumed = False
+        if self._hook is not None:
+            self._hook.remove()
         self._hook = model.register_load_state_dict_post_hook(self._note_loading)
 
     def _note_loading(self, _model: nn.Module, _incompatible_keys: Any) -> None:

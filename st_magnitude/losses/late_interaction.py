@@ -22,8 +22,9 @@ from torch import Tensor
 
 from st_magnitude._checks import positive
 from st_magnitude.kernel.norms import divide_by_norms
-from st_magnitude.losses.base import CITATION, mean_norm
+from st_magnitude.losses.base import CITATION, PreparesModel, mean_norm, refuse_labels
 from st_magnitude.losses.prior import DocumentPrior
+from st_magnitude.losses.texts import warn_without_prompts
 from st_magnitude.similarity import QNORM, Similarity, at_least_float32
 from st_magnitude.surgery.raw import unwrapped
 from st_magnitude.surgery.tokens import normalized_roles
@@ -31,7 +32,7 @@ from st_magnitude.surgery.tokens import normalized_roles
 __all__ = ["LateInteractionLoss"]
 
 
-class LateInteractionLoss(CachedMultiVectorMultipleNegativesRankingLoss):
+class LateInteractionLoss(PreparesModel, CachedMultiVectorMultipleNegativesRankingLoss):
     """In-batch softmax ranking (InfoNCE) by MaxSim for a MultiVectorEncoder, whose token vectors may keep their norm.
 
     For queries with token vectors q_1 ... q_T and documents with token vectors d_1, d_2, ...:
@@ -63,7 +64,7 @@ class LateInteractionLoss(CachedMultiVectorMultipleNegativesRankingLoss):
         TypeError: If the model is not a MultiVectorEncoder.
         ValueError: If the model does not normalise the tokens whose norms the similarity removes, and no others.
 
-    Inputs: (anchor, positive) or (anchor, positive, negative_1, ..., negative_n).
+    Inputs: (anchor, positive) or (anchor, positive, negative_1, ..., negative_n), without labels.
 
     Example:
         ::
@@ -91,7 +92,6 @@ class LateInteractionLoss(CachedMultiVectorMultipleNegativesRankingLoss):
         gather_across_devices: bool = False,
     ) -> None:
         similarity = Similarity.named(similarity)
-        check_tokens(unwrapped(model), similarity)
         positive("temperature", temperature)
         super().__init__(
             model,
@@ -102,15 +102,25 @@ class LateInteractionLoss(CachedMultiVectorMultipleNegativesRankingLoss):
         )
         self.similarity, self.temperature, self.norm_penalty, self.prior = similarity, temperature, norm_penalty, prior
         self.length_normalize, self.uses_gradient_cache = length_normalize, mini_batch_size is not None
+        self._has_begun = False
         self._log_q: list[Tensor] = []  # of the batch at hand, by columns
-        unwrapped(model).similarity_fn_name = "meanmaxsim" if length_normalize else "maxsim"
+        self.prepare_model()
+
+    def prepare_model(self) -> None:
+        model = unwrapped(self.model)
+        check_tokens(model, self.similarity)
+        model.similarity_fn_name = "meanmaxsim" if self.length_normalize else "maxsim"
 
     def forward(self, sentence_features: Iterable[dict[str, Any]], labels: Tensor | None = None) -> Tensor:
+        refuse_labels("LateInteractionLoss", labels)
         features = [dict(column) for column in sentence_features]
         if len(features) < 2:
             raise ValueError(
                 f"LateInteractionLoss needs at least two text columns, anchor and positive; got {len(features)}."
             )
+        if torch.is_grad_enabled() and not self._has_begun:
+            self._has_begun = True
+            warn_without_prompts(features, self.model, type(self).__name__)
         if self.prior is not None:  # before the model, which changes features in place
             self._log_q = self.prior.log_q(features[1:])
         if self.uses_gradient_cache:

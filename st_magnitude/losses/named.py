@@ -14,10 +14,10 @@ from st_magnitude.kernel.terms import Term
 from st_magnitude.losses.base import exponent_norm
 from st_magnitude.losses.ranking import MagnitudeRankingLoss, RankingOptions
 from st_magnitude.losses.regularizers import CITATION as SIGREG_CITATION
-from st_magnitude.losses.regularizers import SIGReg
+from st_magnitude.losses.regularizers import SIGReg, weighted_list
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import COSINE, DNORM, DOT, QNORM, Similarity
-from st_magnitude.surgery.raw import normalizes_output, refuse_other_models
+from st_magnitude.surgery.raw import normalizes_output, unwrapped
 from st_magnitude.training.state import refuse_engine
 
 if TYPE_CHECKING:
@@ -108,6 +108,8 @@ class LearnableNormLoss(MagnitudeRankingLoss):
     Build an optimizer of your own after the loss. Load the saved model with :func:`st_magnitude.load`.
     """
 
+    takes_sparse = False
+
     def __init__(
         self,
         model: SentenceTransformer,
@@ -115,10 +117,11 @@ class LearnableNormLoss(MagnitudeRankingLoss):
         gamma_document: float = 0.5,
         **options: Unpack[RankingOptions],
     ) -> None:
-        inner = refuse_other_models(model, "LearnableNormLoss")
-        norm = inner[-1]
-        if isinstance(norm, ExponentNorm):
-            gamma_query, gamma_document = norm.similarity.exponents
+        super().__init__(model, Similarity(gamma_query, gamma_document), **options)
+
+    def prepare_model(self) -> None:
+        model = unwrapped(self.model)
+        gamma_query, gamma_document = self.similarity.exponents  # of the model's ExponentNorm, or given
         if not (0 < gamma_query < 1 and 0 < gamma_document < 1):
             raise ValueError(
                 f"Learned exponents must start strictly between 0 and 1; got gamma_query={gamma_query} and "
@@ -129,17 +132,16 @@ class LearnableNormLoss(MagnitudeRankingLoss):
                 "LearnableNormLoss learns from the norm of embeddings, but this model ends in Normalize, so every "
                 "embedding has norm 1. Call stm.strip_normalize(model) before you build the loss."
             )
-        if not isinstance(norm, ExponentNorm):
-            if isinstance(model, DistributedDataParallel):
+        if not isinstance(model[-1], ExponentNorm):
+            if isinstance(self.model, DistributedDataParallel):
                 raise ValueError(
                     "LearnableNormLoss adds exponents to the model, which DistributedDataParallel would not average "
                     "over the processes. Build the loss before you wrap the model."
                 )
-            norm = ExponentNorm(gamma_query, gamma_document).to(inner.device)
-            inner.append(norm)
-        norm.learnable = True
-        norm.requires_grad_()
-        super().__init__(model, Similarity(gamma_query, gamma_document), **options)
+            model.append(ExponentNorm(gamma_query, gamma_document).to(model.device))
+        model[-1].learnable = True
+        model[-1].requires_grad_()
+        super().prepare_model()
 
     @staticmethod
     def learning_rate_mapping(learning_rate: float = 1e-2) -> dict[str, float]:
@@ -206,5 +208,5 @@ class SIGRegInfoNCE(MagnitudeRankingLoss):
     ) -> None:
         at_least("weight", weight, 0, " and is usually 0.05")
         given: dict[str, Any] = dict(options)
-        given["regularizers"] = [(sigreg or SIGReg(), weight), *given.get("regularizers", ())]
+        given["regularizers"] = [(sigreg or SIGReg(), weight), *weighted_list(given.get("regularizers", ()))]
         super().__init__(model, similarity, **given)

@@ -22,7 +22,7 @@ from st_magnitude.kernel.batch import Direction, HardnessMode, PartitionMode
 from st_magnitude.kernel.infonce import Precision, infonce, softmaxes_of
 from st_magnitude.kernel.ring import num_ranks, ring_infonce
 from st_magnitude.kernel.terms import LearnedTemperature, Term
-from st_magnitude.losses.base import EmbeddingLoss, Temperatures, exponent_norm, with_temperature
+from st_magnitude.losses.base import EmbeddingLoss, Temperatures, exponent_norm, refuse_labels, with_temperature
 from st_magnitude.losses.negatives import FalseNegatives, MarginStrategy, SameText, Texts, check_on_all_ranks
 from st_magnitude.losses.prior import DocumentPrior
 from st_magnitude.losses.regularizers import Penalties, Regularizer
@@ -117,7 +117,8 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         margin_strategy: Unit of the margin, as in sentence-transformers' ``GISTEmbedLoss``. ``"absolute"``: scores.
             ``"relative"``: the absolute value of the positive's score, which suits scores that norms make large.
         guide: Frozen SentenceTransformer whose scores decide (GISTEmbed, arXiv 2402.16829), by its own similarity
-            function. A guide with another tokenizer reads the text that the model's tokens spell.
+            function. It reads texts with its own prompts and without those of the model; where these or the
+            tokenizers differ, the text that the model's tokens spell.
         prior: :class:`~st_magnitude.DocumentPrior`, whose log q is subtracted from the logits of all documents.
         precision: ``"bfloat16"`` multiplies embeddings in bfloat16, which takes a third to a half of the time of
             ``"float32"`` on hardware made for it (docs/kernel.md). ``bf16=True`` of the training arguments concerns the
@@ -128,10 +129,10 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
             or a fractional document exponent.
         ValueError: If the similarity keeps magnitude but the model ends in ``Normalize``, or sentence-transformers'
             ``MatryoshkaLoss``, which normalises every prefix, is wrapped around the loss; if caching is on and the
-            model embeds by table lookup; if an argument is out of range.
+            model embeds by table lookup; if the data have labels; if an argument is out of range.
 
-    Inputs: (anchor, positive) or (anchor, positive, negative_1, ..., negative_n). Labels that are whole numbers are
-    ignored. Scores are refused: they are for :class:`~st_magnitude.SimilarityMSELoss`.
+    Inputs: (anchor, positive) or (anchor, positive, negative_1, ..., negative_n), without labels:
+    scores and labels 0 and 1 are for :class:`~st_magnitude.SimilarityMSELoss`.
 
     Example:
         ::
@@ -180,19 +181,18 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
             )
         self.terms = with_temperature(terms, temperature)
         is_learned = any(isinstance(term.temperature, LearnedTemperature) for term in self.terms)
-        self.temperatures = Temperatures(self.terms, model) if is_learned else None
+        self.temperatures = Temperatures(self.terms) if is_learned else None
         self.directions: tuple[Direction, ...] = tuple(directions)
         self.partition_mode: PartitionMode = partition_mode
         self.hardness_mode: HardnessMode | None = hardness_mode
         self.hardness_strength = hardness_strength
-        self.false_negatives = FalseNegatives(model, same_text, margin, margin_strategy, guide)
+        self.false_negatives = FalseNegatives(same_text, margin, margin_strategy, guide)
         self.prior, self.precision = prior, precision
         self.gather_across_devices = gather_across_devices
         self.mini_batch_size = mini_batch_size  # type: ignore[assignment]
         self.uses_gradient_cache = mini_batch_size is not None
         self.regularizers = Penalties(regularizers)
-        self._check_model()
-        self.set_similarity_function()
+        self.prepare_model()
 
     def forward(
         self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None
@@ -214,7 +214,8 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
             next(self.model.parameters()).device if self.gather_across_devices and num_ranks() > 1 else None,
             needs_one_size=self.gather_across_devices != "ring",
         )
-        texts = self.false_negatives.texts(sentence_features, self.mini_batch_size)
+        self.look_for_prompts(sentence_features)
+        texts = self.false_negatives.texts(self.model, sentence_features, self.mini_batch_size)
         return texts if self.prior is None else replace(texts, log_q=self.prior.log_q(sentence_features[1:]))
 
     def compute_loss_from_embeddings(
@@ -223,6 +224,7 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         """The loss of raw embeddings, (B, D) for each column. Without texts ``same_text`` excludes nothing."""
         self.refuse_unequal(list(map(len, embeddings)))
         if not isinstance(labels, Texts):
+            refuse_labels(self.name, labels)
             false = self.false_negatives
             check_without_texts(self, self.prior or false.guide, not self._has_begun and false.same_text == "exclude")
         losses = self._losses(embeddings, self._learned(), labels)
@@ -257,7 +259,8 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
             if self.directions != ("query_to_doc",):
                 gather_queries = all_gather
                 options["all_queries"] = all_queries = all_gather_with_grad(queries)  # (W·B, D)
-        options["exclude"] = self.false_negatives.exclude(texts, gather, gather_queries)
+        offset = None if across == "ring" else options.get("offset", 0)
+        options["exclude"] = self.false_negatives.exclude(texts, gather, gather_queries, offset)
         if self.prior is not None:
             options |= self.prior.arguments([gather(x) for x in texts.log_q], len(all_queries))
         of_batch = ring_infonce if across == "ring" else infonce
@@ -275,8 +278,14 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
 
     # --- checks -----------------------------------------------------------------------------------------------------
 
-    def _check_model(self) -> None:
-        """Checks that the model suits the arguments."""
+    def prepare_model(self) -> None:
+        self.false_negatives.start(self.model)
+        super().prepare_model()
+        if self.temperatures is not None:
+            self.temperatures.start(self.model)
+
+    def check_model(self) -> None:
+        super().check_model()
         if self.uses_gradient_cache and has_static_embedding_input(self.model):
             raise ValueError(
                 f"mini_batch_size={self.mini_batch_size} turns on gradient caching, which a model that looks "
@@ -331,16 +340,13 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
                 f"{self.name} needs at least two text columns, anchor and positive; "
                 f"the dataset has {len(sentence_features)}."
             )
-        if labels is not None and labels.is_floating_point():
-            raise ValueError(
-                f"{self.name} would train every pair as relevant, whatever its score, but the dataset has a "
-                "column of scores. Train on scores with SimilarityMSELoss, or remove the column: "
-                'dataset.remove_columns("score").'
-            )
+        refuse_labels(self.name, labels)
         self.refuse_unequal([batch_size_of(features) for features in sentence_features])
         advice = "Give the prefixes to the loss: terms=[Term(dim=128), Term(dim=256), Term()]."
         if self.similarity.keeps_magnitude or exponent_norm(self.model) is not None:
             self.refuse_matryoshka(advice)
+        elif self.regularizers:
+            self.refuse_matryoshka(advice, "adds up numbers, and {} with regularizers returns named terms")
         elif self.uses_gradient_cache and self.temperatures is not None:
             self.refuse_matryoshka(advice, "cuts off the temperatures that {} learns with caching")
         return len(sentence_features), batch_size_of(sentence_features[0])

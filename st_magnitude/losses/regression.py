@@ -62,7 +62,7 @@ class SimilarityMSELoss(EmbeddingLoss):
     ) -> None:
         super().__init__(model, similarity, scale, unit=1.0)
         warn_if_one_sided(self.similarity, self.name)
-        self.set_similarity_function()
+        self.prepare_model()
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor) -> Tensor:
         if self.similarity.keeps_magnitude:

@@ -6,6 +6,7 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from numbers import Real
 from typing import Any, Literal
 
 import torch
@@ -17,7 +18,7 @@ from st_magnitude._checks import at_least, positive, prefix_dims, whole_number
 from st_magnitude.kernel.ring import num_ranks
 from st_magnitude.similarity import at_least_float32, safe_norm
 
-__all__ = ["Penalties", "Regularizer", "SIGReg"]
+__all__ = ["Penalties", "Regularizer", "SIGReg", "weighted_list"]
 
 # The number of projections in a chunk, each of which takes six numbers of memory. On a CPU they stay in the cache.
 _CHUNK = {"cpu": 2**16, "cuda": 2**21}
@@ -36,23 +37,30 @@ CITATION = """
 
 Regularizer = Callable[[Tensor], Tensor]
 
+# Names that a Trainer logs, and the names of the main losses
+TAKEN = {"infonce", "contrastive", "loss", "steps", "learning_rate", "grad_norm", "epoch"}
+
 
 class Penalties(nn.ModuleDict):
     """Weighted regularizers by the names that they are logged under.
 
     The name is the name of the function or class in snake case, or its attribute ``name``: ``sigreg``, ``sigreg_2``.
+    A name that the log has for something else is numbered too: ``infonce_2``.
     A regularizer is a function of the embeddings (n, D) of all columns that returns a scalar, or a pair of one and its
     weight. One with a method ``of_columns`` gets the list of columns, (B, D) each, through that method.
+
+    Raises:
+        TypeError: If something else is given. A single regularizer or pair needs no list around it.
     """
 
     def __init__(self, regularizers: Iterable[Regularizer | tuple[Regularizer, float]]) -> None:
         self.weighted: dict[str, tuple[Regularizer, float]] = {}
-        for item in regularizers:
-            regularizer, weight = item if isinstance(item, tuple) else (item, 1.0)
+        for regularizer, weight in weighted_list(regularizers):
             given = getattr(regularizer, "name", None) or getattr(regularizer, "__name__", type(regularizer).__name__)
             name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", str(given)).lower()
             names = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
-            self.weighted[next(name for name in names if name not in self.weighted)] = (regularizer, weight)
+            taken = TAKEN | self.weighted.keys()
+            self.weighted[next(name for name in names if name not in taken)] = (regularizer, weight)
         super().__init__({name: r for name, (r, _) in self.weighted.items() if isinstance(r, nn.Module)})
 
     def __bool__(self) -> bool:
@@ -70,6 +78,24 @@ class Penalties(nn.ModuleDict):
     def get_config_dict(self) -> dict[str, float]:
         """The weights by name."""
         return {name: weight for name, (_, weight) in self.weighted.items()}
+
+
+def weighted_list(given: Any) -> list[tuple[Regularizer, float]]:
+    """Pairs of a regularizer and its weight, from a list or a single regularizer or pair."""
+    if _is_regularizer(given) or (isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Real)):
+        given = [given]
+    pairs = [item if isinstance(item, tuple) and len(item) == 2 else (item, 1.0) for item in given]
+    for regularizer, weight in pairs:
+        if not _is_regularizer(regularizer) or not isinstance(weight, Real):
+            raise TypeError(
+                "regularizers are functions of embeddings, or pairs of one and its weight, such as "
+                f"regularizers=[(SIGReg(), 0.05)]; got {(regularizer, weight)!r}."
+            )
+    return pairs
+
+
+def _is_regularizer(given: object) -> bool:
+    return callable(given) or hasattr(given, "of_columns")
 
 
 class SIGReg(nn.Module):

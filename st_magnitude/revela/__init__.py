@@ -1,7 +1,7 @@
-"""Revela: dense retrievers from raw text, by language modelling with in-batch attention (arXiv 2506.16552).
+"""Revela: dense retrievers from raw text, by language modelling (arXiv 2506.16552).
 
-Every name is imported when it is first used, so ``import st_magnitude`` loads none of this. Most of them need the extra
-``revela``, and raise ImportError without it.
+Every name is imported when it is first used. Most of them need the extra ``revela``, and raise
+ImportError without it.
 """
 
 from __future__ import annotations

@@ -17,9 +17,10 @@ __all__ = ["Documents", "chunk", "iterate_documents", "read_documents"]
 _PROSE = frozenset({".md", ".markdown", ".txt", ".text", ".rst"})
 _JSONL = frozenset({".jsonl", ".ndjson"})
 _LANGUAGES = """
-    .py .pyi .pyx .c .h .cc .cpp .cxx .hh .hpp .cs .java .kt .kts .scala .groovy .go .rs .swift .js .jsx .mjs .cjs .ts
-    .tsx .php .rb .pl .pm .lua .r .jl .m .mm .sh .bash .zsh .ps1 .sql .hs .ml .mli .fs .ex .exs .erl .clj .lisp .el
-    .dart .f90 .f .asm .s .cu .cuh .proto .zig .nim .v .vhd .tcl
+    .py .pyi .pyx .c .h .cc .cpp .cxx .hh .hpp .cs .java .kt .kts .scala .groovy .go .rs .swift .js
+    .jsx .mjs .cjs .ts .tsx .php .rb .pl .pm .lua .r .jl .m .mm .sh .bash .zsh .ps1 .sql .hs .ml
+    .mli .fs .ex .exs .erl .clj .lisp .el .dart .f90 .f .asm .s .cu .cuh .proto .zig .nim .v .vhd
+    .tcl
 """
 _CODE = frozenset(_LANGUAGES.split())
 _READ = _PROSE | _JSONL | _CODE
@@ -28,39 +29,31 @@ Documents = str | Path | Iterable[str | Mapping[str, Any]]
 
 
 def read_documents(path: str | Path) -> Iterator[dict[str, Any]]:
-    """Reads a text file, a JSONL file, or all of those in a folder and its subfolders, sorted by name.
+    """Reads a text file, a JSONL file, or those of a folder and its subfolders, sorted by name.
 
-    - ``.txt``, ``.rst``, ``.md`` and source code: one document per file.
-    - ``.jsonl``: one document per line, with the key ``text`` and optionally ``code`` (whether it is source code).
-
-    Hidden files and folders, files with other suffixes and blank texts are left out. A folder's files that are not
-    UTF-8 text are left out with a warning; such a file given by itself is an error. Convert HTML, PDF and other formats
-    to Markdown or JSONL first, with pandoc or trafilatura for example.
+    A file of text, Markdown or code is one document; a line of a ``.jsonl`` file is one, with the
+    key ``text`` and optionally ``code`` (whether it is source code). Hidden files and folders,
+    other suffixes and blank texts are left out, and so are, with a warning, a folder's files that
+    are not UTF-8 text. Convert HTML, PDF and other formats to Markdown or JSONL first.
 
     Yields:
         Documents with ``text`` and ``code``, one by one: a folder may be larger than the memory.
 
     Raises:
-        FileNotFoundError: If there is no such file or folder, or the folder holds no file of these kinds.
+        FileNotFoundError: If there is no such file or folder, or none of these files in it.
         ValueError: If a file is not UTF-8 text, or a line of a JSONL file is malformed.
-
-    Example:
-        >>> import tempfile
-        >>> folder = Path(tempfile.mkdtemp())
-        >>> _ = (folder / "tea.md").write_text("# Tea\\nBoil water.\\n")
-        >>> list(read_documents(folder))
-        [{'text': '# Tea\\nBoil water.\\n', 'code': False}]
     """
     path = Path(path)
     if path.is_file():
         yield from _read_file(path)
         return
-    files = (file.relative_to(path) for file in path.rglob("*") if file.suffix.lower() in _READ and file.is_file())
-    names = sorted(name for name in files if not any(part.startswith(".") for part in name.parts))
+    files = (file for file in path.rglob("*") if file.suffix.lower() in _READ and file.is_file())
+    names = (file.relative_to(path) for file in files)
+    names = sorted(name for name in names if not any(part.startswith(".") for part in name.parts))
     if not names:
         raise FileNotFoundError(
-            f"{str(path)!r} is neither a file nor a folder with files of text, Markdown, JSONL or source code. To use "
-            "a text itself as a document, put it in a list: [text]."
+            f"{str(path)!r} is neither a file nor a folder with files of text, Markdown, JSONL or "
+            "source code. To use a text itself as a document, put it in a list: [text]."
         )
     skipped = []
     for name in names:
@@ -70,7 +63,8 @@ def read_documents(path: str | Path) -> Iterator[dict[str, Any]]:
             skipped.append(name)
     if skipped:
         warnings.warn(
-            f"Left out {len(skipped):,} files of {path} that are not UTF-8 text, such as {skipped[0]}.", stacklevel=2
+            f"Left out {len(skipped):,} files of {path} that are not UTF-8, such as {skipped[0]}.",
+            stacklevel=2,
         )
 
 
@@ -103,41 +97,45 @@ def iterate_documents(documents: Documents) -> Iterator[dict[str, Any]]:
     if isinstance(documents, str | Path):
         yield from read_documents(documents)
     else:
-        yield from (_document(item, f"documents[{number}]") for number, item in enumerate(documents))
+        for number, item in enumerate(documents):
+            yield _document(item, f"documents[{number}]")
 
 
 Span = tuple[int, int]
 
-_UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"  # kana and ideographs: each is a word
+# kana and ideographs, each of which is a word
+_UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _UNSPACED_WORD = re.compile(rf"[{_UNSPACED}]")
 _WORD = re.compile(rf"[{_UNSPACED}][\u3001-\u303f\uff00-\uff65]*|[^\s{_UNSPACED}]+")
-_ITEM = r"(?:[-*+•‣–][^\S\n]|\(?\d{1,3}[.)][^\S\n]|\#{1,6}[^\S\n]|\|)"  # a list item, a heading, a row of a table
+# a list item, a heading, a row of a table
+_ITEM = r"(?:[-*+•‣–][^\S\n]|\(?\d{1,3}[.)][^\S\n]|\#{1,6}[^\S\n]|\|)"
 _PARAGRAPH_END = re.compile(rf"\n[^\S\n]*\n\s*|\n(?=[^\S\n]*{_ITEM})")
 _UNSPACED_STOPS = "。！？｡」』”’）"
 
 
 def chunk(text: str, max_words: int = 120, *, code: bool = False) -> list[str]:
-    """Cuts a text into chunks of complete sentences (Revela, section 4.1), in order, and loses nothing but whitespace.
+    """Cuts a text into chunks of complete sentences, in order, without losing words.
 
-    Chunks are slices of the text, as long as possible and never blank. The package sentencex finds the sentences; a
-    blank line and the start of a list item end one too. A sentence of more than ``max_words`` is cut between lines, or
-    between words where a line is too long; its last piece may share a chunk with the sentences after it. Code is cut
+    Chunks are slices of the text, as long as possible and never blank. The package sentencex finds
+    the sentences; a blank line and the start of a list item end one too. A sentence of more than
+    ``max_words`` is cut between lines, or between words where a line is too long. Code is cut
     between blocks at the margin, then at blank lines, then at lines.
 
     Args:
         text: Any text.
-        max_words: Largest number of words in a chunk. Words are separated by whitespace; an ideograph or a kana is one
-            word.
+        max_words: Largest number of words in a chunk, of which an ideograph or a kana is one.
         code: Whether the text is source code.
 
     Raises:
         ValueError: If ``max_words`` is below 1.
 
     Example:
-        >>> chunk("Dr. Smith came at 3.15 p.m. with J. K. Jones. Nobody saw them. They left.", max_words=12)
-        ['Dr. Smith came at 3.15 p.m. with J. K. Jones.', 'Nobody saw them. They left.']
-        >>> chunk("def f(x):\\n    return x + 1\\n\\ndef g(x):\\n    return 2 * x\\n", max_words=7, code=True)
-        ['def f(x):\\n    return x + 1', 'def g(x):\\n    return 2 * x']
+        >>> chunk("Dr. Smith came at 3.15 p.m. with J. K. Jones. They left.", max_words=10)
+        ['Dr. Smith came at 3.15 p.m. with J. K. Jones.', 'They left.']
+        >>> chunk("def f(x):\\n    return x + 1\\n\\ndef g(x):\\n    return x\\n", 7, code=True)
+        ['def f(x):\\n    return x + 1', 'def g(x):\\n    return x']
+
+    Source: Revela (Cai et al.), section 4.1.
     """
     at_least("max_words", max_words, 1)
     spans = _pack(text, (0, len(text)), _CODE_LEVELS if code else _PROSE_LEVELS, max_words)
@@ -148,7 +146,7 @@ def chunk(text: str, max_words: int = 120, *, code: bool = False) -> list[str]:
 def _pack(
     text: str, whole: Span, levels: Sequence[Callable[[str, Span], Iterable[Span]]], max_words: int
 ) -> list[Span]:
-    """Joins neighbouring units of the first level while they fit; the next level splits a unit that does not fit."""
+    """Joins neighbouring units of the first level; the next level splits one that does not fit."""
     packed: list[Span] = []
     room = 0  # words that the last packed span could still take
     for unit in levels[0](text, whole):
@@ -173,10 +171,12 @@ def sentences(text: str, whole: Span) -> Iterator[Span]:
         from sentencex import get_sentence_boundaries  # type: ignore[attr-defined]
     for paragraph, end in _cut(_PARAGRAPH_END, False, text, whole):
         begin = paragraph
-        spaced = re.sub(r"\s", " ", text[paragraph:end])  # sentencex fails at some of the rarer whitespace
+        # sentencex fails at some of the rarer whitespace
+        spaced = re.sub(r"\s", " ", text[paragraph:end])
         for boundary in get_sentence_boundaries("en", spaced):
             stop = paragraph + boundary["end_index"]
-            if stop < end and not text[stop - 1].isspace() and text[stop - 1] not in _UNSPACED_STOPS:
+            last = text[stop - 1]
+            if stop < end and not last.isspace() and last not in _UNSPACED_STOPS:
                 continue  # inside a word, such as os.Path
             if sentence := text[begin:stop].rstrip():
                 yield begin, begin + len(sentence)
@@ -184,7 +184,7 @@ def sentences(text: str, whole: Span) -> Iterator[Span]:
 
 
 def _cut(separator: re.Pattern[str], at_margin: bool, text: str, whole: Span) -> Iterator[Span]:
-    """Spans between the matches of a pattern; ``at_margin`` ignores matches that whitespace follows."""
+    """Spans between the matches of a pattern, ``at_margin`` without those before whitespace."""
     begin, end = whole
     for gap in separator.finditer(text, begin, end):
         if at_margin and text[gap.end() : gap.end() + 1].isspace():
@@ -208,6 +208,12 @@ def count_words(text: str) -> int:
     return sum(1 for _ in _WORD.finditer(text))
 
 
+def first_half(text: str) -> str:
+    """The first ceil(n / 2) of n words, with the whitespace before and between them."""
+    words = list(split_words(text, (0, len(text))))
+    return text[: words[(len(words) - 1) // 2][1]] if words else text
+
+
 def trim_lines(text: str) -> str:
     """The text without blank lines around it; the indentation of its first line stays."""
     return re.sub(r"\A(?:[^\S\n]*\n)+", "", text).rstrip()
@@ -219,6 +225,8 @@ def fold(text: str) -> str:
 
 
 _BLANK_LINES = re.compile(r"\n(?:[^\S\n]*\n)+")
+_BLOCKS = partial(_cut, _BLANK_LINES, True)
+_PARAGRAPHS = partial(_cut, _BLANK_LINES, False)
 _LINES = partial(_cut, re.compile(r"\n"), False)
 _PROSE_LEVELS = (sentences, _LINES, split_words)
-_CODE_LEVELS = (partial(_cut, _BLANK_LINES, True), partial(_cut, _BLANK_LINES, False), _LINES, split_words)
+_CODE_LEVELS = (_BLOCKS, _PARAGRAPHS, _LINES, split_words)

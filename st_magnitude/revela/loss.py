@@ -1,4 +1,4 @@
-"""RevelaLoss: a retriever learns which documents help a language model to predict the next token."""
+"""RevelaLoss: a retriever learns which documents help to predict the next token."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from st_magnitude._checks import positive
-from st_magnitude.revela.attention import SPARSE_BELOW, Neighbours, attach, base_model, next_token_loss, two_streams
+from st_magnitude.revela import attention
+from st_magnitude.revela.attention import Neighbours, next_token_loss, two_streams
 from st_magnitude.revela.groups import GroupCollator, split_batch
 from st_magnitude.similarity import COSINE
 from st_magnitude.surgery.normalize import set_similarity_function
-from st_magnitude.surgery.raw import unwrapped
+from st_magnitude.surgery.raw import prompt_of, unwrapped
 
 __all__ = ["ONE_HOT", "RevelaLoss", "group_similarity"]
 
@@ -28,8 +29,8 @@ ONE_HOT = 0.999  # a row whose largest weight exceeds this value passes almost n
 CITATION = """
 @inproceedings{cai2026revela,
     title={Revela: Dense Retriever Learning via Language Modeling},
-    author={Fengyu Cai and Tong Chen and Xinran Zhao and Sihao Chen and Hongming Zhang and Sherry Tongshuang Wu and
-        Iryna Gurevych and Heinz Koeppl},
+    author={Fengyu Cai and Tong Chen and Xinran Zhao and Sihao Chen and Hongming Zhang and
+        Sherry Tongshuang Wu and Iryna Gurevych and Heinz Koeppl},
     booktitle={The Fourteenth International Conference on Learning Representations},
     year={2026},
     eprint={2506.16552},
@@ -38,15 +39,17 @@ CITATION = """
 """
 
 
-def group_similarity(queries: Tensor, passages: Tensor, groups: Tensor, temperature: float) -> Tensor:
-    """Sim of section 3.3, a softmax over the other documents of the group: (B, D), (B, D), (B,) -> (B, B).
+def group_similarity(
+    queries: Tensor, passages: Tensor, groups: Tensor, temperature: float
+) -> Tensor:
+    """Sim of section 3.3: (B, D), (B, D), (B,) -> (B, B).
 
         Sim(D_i, D_j) = exp(S_ij / tau) / sum_{k != i} exp(S_ik / tau),   S_ij = cos(q_i, p_j)
 
-    Queries are the embeddings of the query parts of documents, passages the embeddings of whole documents, and groups
-    the numbers of their groups. The result is zero on the diagonal and between groups, in float32 or wider even under
-    autocast (in bfloat16 one step of a cosine is 39 logits at tau = 1e-4). Rows sum to 1, or to 0 for a document that
-    is alone in its group.
+    Queries are the embeddings of the query parts of documents, passages the embeddings of whole
+    documents, and groups the numbers of their groups, over which the softmax runs. The result is
+    zero on the diagonal and between groups, in float32 or wider even under autocast (in bfloat16
+    one step of a cosine is 39 logits at tau = 1e-4).
 
     Example:
         >>> import torch
@@ -59,52 +62,51 @@ def group_similarity(queries: Tensor, passages: Tensor, groups: Tensor, temperat
     """
     with torch.autocast(queries.device.type, enabled=False):
         scores = COSINE(queries, passages) / temperature  # (B, B)
-        others = (groups[:, None] == groups[None]) & ~torch.eye(len(groups), dtype=torch.bool, device=groups.device)
+        same = torch.eye(len(groups), dtype=torch.bool, device=groups.device)
+        others = (groups[:, None] == groups[None]) & ~same
         weights = scores.masked_fill(~others, torch.finfo(scores.dtype).min).softmax(-1)
         return weights * others
 
 
 class RevelaLoss(nn.Module):
-    """Next-token prediction with in-batch attention, whose gradient trains the retriever and the language model.
+    """Next-token prediction with in-batch attention, which trains retriever and language model.
 
-        L = -mean log P(x_l | x_<l, {D_j}_{j != i}),   where every layer adds sum_j Sim(D_i, D_j) · b~_ij to attention,
-        Sim = softmax_j( cos(E(query part of D_i), E(D_j)) / tau ) without the diagonal
+        L = -mean log P(x_l | x_<l, {D_j}_{j != i})
 
-    One row of the dataset is one group of related documents, from :func:`~st_magnitude.revela.build_groups`. Train with
+    where every layer adds sum_j Sim(D_i, D_j) · b~_ij to attention, with
+    Sim = softmax_j( cos(E(query part of D_i), E(D_j)) / tau ) without the diagonal.
+
+    One row of the dataset is one group of related documents, from
+    :func:`~st_magnitude.revela.build_groups`. Train with
     :class:`~st_magnitude.revela.RevelaTrainer`. sentence-transformers' own Trainer needs
-    ``data_collator=loss.collator``. In ``fit`` a row is an ``InputExample`` whose texts are the documents of a group;
-    the loss then decodes them from the retriever's tokens, in lower case if its tokenizer is uncased. Both train all
-    parameters of the language model that require gradients, and neither save nor synchronise it.
+    ``data_collator=loss.collator``. In ``fit`` a row is an ``InputExample`` whose texts are the
+    documents of a group, which the loss decodes from the retriever's tokens. Both train what
+    requires gradients in the language model, and neither save nor synchronise it.
 
     Args:
-        model: The retriever. Its ``prompts`` for "query" and "document" become the prefixes, and its similarity becomes
-            cosine, so it is used as it was trained.
-        lm: A causal decoder of transformers, with or without peft; see :func:`~st_magnitude.revela.attention.attach`.
+        model: The retriever. Its ``prompts`` for "query" and "document" become the prefixes, and
+            its similarity becomes cosine, so it is used as it was trained.
+        lm: A causal decoder of transformers, with or without peft.
         lm_tokenizer: Tokenizer of the language model.
-        temperature: Temperature tau. The paper's is 1e-4, for decoders in bfloat16, at which rows of encoders that were
-            trained contrastively become one-hot and pass no gradient.
-        query_part: ``"half"`` takes the first half of a document's words as its query, so copying cannot match, as for
-            the paper's Wikipedia; documents marked as code are queries as a whole. ``"full"`` takes all words.
-        prefixes: Prefixes of queries and of passages.
+        temperature: Temperature tau. The paper's is 1e-4, for decoders in bfloat16, at which rows
+            of encoders that were trained contrastively become one-hot and pass no gradient.
+        query_part: ``"half"`` takes the first half of a document's words as its query, so copying
+            cannot match; documents marked as code are queries as a whole. ``"full"`` takes all.
+        prefixes: Prefixes of queries and of passages; None: the prompts that the model has or, if it
+            has none, the paper's, "Query: " and "Passage: ".
         max_length: Largest number of tokens of a text, for retriever and language model.
         read_weight: Weight w in h = s + w · b; the paper's is 1 (docs/revela.md shows its effect).
-        v_norm: Whether to divide by value norms (Eq. 6); without it, the loss is the paper's ablation.
+        v_norm: Whether to divide by value norms (Eq. 6); the paper's ablation does not.
 
     Raises:
-        ValueError: If the language model is not supported or an argument is out of range; at a batch, if its rows are
-            not groups.
+        ValueError: If the language model is not supported or an argument is out of range; at a
+            batch, if its rows are not groups.
 
-    RevelaTrainer logs: ``next_token`` (nats), ``one_hot`` (share of rows with a weight above 0.999),
-    ``active_pairs`` (share of pairs above 1e-7), ``top_similarity`` (mean of the largest weight in a row); and, on the
-    evaluation data, two differences of the next-token loss in nats: ``reading_gain``, without other documents minus
-    with them (at 0 the retriever gets no signal), and ``choice_gain``, with uniform weights minus with Sim.
-
-    Example:
-        ::
-
-            groups = stm.revela.build_groups(texts)
-            loss = stm.revela.RevelaLoss(model, *stm.revela.load_lm("HuggingFaceTB/SmolLM2-135M"))
-            stm.revela.RevelaTrainer(model=model, loss=loss, train_dataset=groups).train()
+    RevelaTrainer logs ``next_token`` (nats), ``one_hot`` (share of rows with a weight above 0.999),
+    ``active_pairs`` (share of pairs above 1e-7), ``top_similarity`` (mean of the largest weight in
+    a row); and, on the evaluation data, two differences of the next-token loss in nats:
+    ``reading_gain``, without other documents minus with them (at 0 the retriever gets no signal),
+    and ``choice_gain``, with uniform weights minus with Sim.
 
     Source: Revela (Cai et al.), sections 3 and 4.1.
     """
@@ -119,7 +121,7 @@ class RevelaLoss(nn.Module):
         *,
         temperature: float = 0.05,
         query_part: Literal["half", "full"] = "half",
-        prefixes: tuple[str, str] = ("Query: ", "Passage: "),
+        prefixes: tuple[str, str] | None = None,
         max_length: int = 160,
         read_weight: float = 1.0,
         v_norm: bool = True,
@@ -127,10 +129,12 @@ class RevelaLoss(nn.Module):
         super().__init__()
         positive("temperature", temperature)
         positive("read_weight", read_weight)
-        attach(lm)
-        self.collator = GroupCollator(
-            model.preprocess, lm_tokenizer, prefixes=prefixes, query_part=query_part, max_length=max_length
-        )
+        if prefixes is None:
+            prefixes = prompt_of(model, "query"), prompt_of(model, "document")
+            prefixes = prefixes if any(prefixes) else ("Query: ", "Passage: ")
+        attention.attach(lm)
+        options: dict[str, Any] = {"query_part": query_part, "max_length": max_length}
+        self.collator = GroupCollator(model.preprocess, lm_tokenizer, prefixes=prefixes, **options)
         self.model = model
         self.lm = lm
         self.temperature = temperature
@@ -138,30 +142,35 @@ class RevelaLoss(nn.Module):
         self.v_norm = v_norm
         model.prompts.update(query=prefixes[0], document=prefixes[1])
         set_similarity_function(model, COSINE)
-        self.logs: dict[str, Tensor] = {}  # figures of the last batch, whose means RevelaTrainer logs
+        self.logs: dict[str, Tensor] = {}  # of the last batch, whose means RevelaTrainer logs
         self._has_looked = False  # at a batch of the training, which waits for the device once
 
-    def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
+    def forward(
+        self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None
+    ) -> Tensor:
         features = list(sentence_features)
         if len(features) != 3 or "group" not in features[2]:  # fit() has no collator of ours
             features = self._decode(features)
         query, passage, text = features
-        self.lm.train(self.model.training)  # from_pretrained leaves it in eval mode: no dropout, no checkpointing
+        # from_pretrained leaves it in eval mode: no dropout, no checkpointing
+        self.lm.train(self.model.training)
         queries = self.model(query)["sentence_embedding"]  # (B, D)
         passages = self.model(passage)["sentence_embedding"]  # (B, D)
         similarity = group_similarity(queries, passages, text["group"], self.temperature)  # (B, B)
         e, loss = self._read(similarity, text)
         logs = {"next_token": loss.detach(), **_shape(similarity.detach(), text["group"])}
         if not self.model.training:
-            _, uniform = self._read(group_similarity(queries, passages, text["group"], math.inf), text)
+            even = group_similarity(queries, passages, text["group"], math.inf)
+            _, uniform = self._read(even, text)
             alone = next_token_loss(self.lm, e, text["input_ids"], text["attention_mask"])
-            logs |= {"reading_gain": (alone - loss).detach(), "choice_gain": (uniform - loss).detach()}
+            logs["reading_gain"] = (alone - loss).detach()
+            logs["choice_gain"] = (uniform - loss).detach()
         if self.training and torch.is_grad_enabled() and not self._has_looked:
             self._has_looked = True
             if logs["one_hot"] > 0.9:
                 logger.warning(
-                    "%.0f %% of the rows of Sim are one-hot at temperature=%g, so they pass no gradient to the "
-                    "retriever. Raise the temperature (0.05 suits encoders).",
+                    "%.0f %% of the rows of Sim are one-hot at temperature=%g, so they pass no "
+                    "gradient to the retriever. Raise the temperature (0.05 suits encoders).",
                     100 * float(logs["one_hot"]),
                     self.temperature,
                 )
@@ -169,9 +178,10 @@ class RevelaLoss(nn.Module):
         return loss
 
     def _read(self, similarity: Tensor, text: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """The e stream (B, L, D_lm), and the next-token loss of the h stream, which reads as similarity says."""
-        ids, mask = text["input_ids"], text["attention_mask"]
-        neighbours = Neighbours.of(self.read_weight * similarity, mask, text["group"], v_norm=self.v_norm)
+        """The e stream (B, L, D_lm), and the next-token loss of the h stream."""
+        ids, mask, group = (text[name] for name in ("input_ids", "attention_mask", "group"))
+        weights = self.read_weight * similarity
+        neighbours = Neighbours.of(weights, mask, group, v_norm=self.v_norm)
         e, h = two_streams(self.lm, ids, mask, neighbours)
         return e, next_token_loss(self.lm, h, ids, mask)
 
@@ -179,19 +189,21 @@ class RevelaLoss(nn.Module):
         """Features from fit()'s columns of tokens, one for each place in the group, (n, L) each."""
         if len(features) < 2 or any(column["input_ids"].ndim != 2 for column in features):
             raise ValueError(
-                f"{type(self).__name__} needs whole groups. Train with RevelaTrainer, or give the Trainer "
-                "data_collator=loss.collator and rows from build_groups; in fit(), each InputExample holds the texts "
-                "of one group (at least two), and the retriever has a tokenizer with padding."
+                "RevelaLoss needs whole groups. Train with RevelaTrainer, or give the Trainer "
+                "data_collator=loss.collator and rows from build_groups; in fit(), each "
+                "InputExample holds the texts of one group (at least two), and the retriever has a "
+                "tokenizer with padding."
             )
         model: Any = unwrapped(self.model)
-        columns = [model.tokenizer.batch_decode(column["input_ids"], skip_special_tokens=True) for column in features]
+        ids = [column["input_ids"] for column in features]
+        columns = [model.tokenizer.batch_decode(x, skip_special_tokens=True) for x in ids]
         rows = [{"chunks": chunks} for chunks in zip(*columns, strict=True)]
-        return split_batch(self.collator(rows), features[0]["input_ids"].device)
+        return split_batch(self.collator(rows), ids[0].device)
 
     def get_config_dict(self) -> dict[str, Any]:
         """Settings of this loss for the model card."""
         return {
-            "lm": base_model(self.lm).config.name_or_path or type(self.lm).__name__,
+            "lm": attention.base_model(self.lm).config.name_or_path or type(self.lm).__name__,
             "temperature": self.temperature,
             "read_weight": self.read_weight,
             "v_norm": self.v_norm,
@@ -207,6 +219,6 @@ def _shape(similarity: Tensor, groups: Tensor) -> dict[str, Tensor]:
     pairs = (groups[:, None] == groups[None]).sum() - len(groups)
     return {
         "one_hot": (top > ONE_HOT).float().mean(),
-        "active_pairs": (similarity > SPARSE_BELOW).sum() / pairs.clamp(min=1),
+        "active_pairs": (similarity > attention.SPARSE_BELOW).sum() / pairs.clamp(min=1),
         "top_similarity": top.float().mean(),
     }

@@ -1,4 +1,4 @@
-"""From a folder of text to a retriever: what ``st-magnitude revela`` does, and the models that it loads."""
+"""From a folder of text to a retriever: what ``st-magnitude revela`` does."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from sentence_transformers.sentence_transformer.modules import Pooling, Transfor
 from sentence_transformers.util import is_sentence_transformer_model
 from tokenizers.processors import Sequence as Processors
 from tokenizers.processors import TemplateProcessing
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from st_magnitude._config import digest
 from st_magnitude._files import locked_folder
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation import HybridEvaluator
-from st_magnitude.evaluation.geometry import card_evaluators
 from st_magnitude.geometry import paired_bootstrap
 from st_magnitude.revela.config import RevelaConfig
 from st_magnitude.revela.documents import Documents
@@ -30,14 +30,15 @@ from st_magnitude.revela.groups import build_groups
 from st_magnitude.revela.loss import RevelaLoss
 from st_magnitude.revela.trainer import RevelaTrainer, lora_config
 from st_magnitude.surgery.adapters import merge_lora
-from st_magnitude.training.trainer import check_output, check_same_run, has_fast_bf16, record_run, train_or_stop
+from st_magnitude.training import trainer as training
 
 __all__ = ["load_lm", "load_retriever", "run"]
 
 UNSEEN = 16  # groups held out for the gains, at most a tenth of all
 # Settings that may change when a run is resumed
-FREE = {"epochs", "max_steps", "gradient_checkpointing", "bf16", "save_steps", "keep_checkpoints", "resume"}
-_NO_CODE: dict[str, Any] = {"trust_remote_code": False}  # without it, transformers asks at the terminal
+FREE = {"epochs", "max_steps", "gradient_checkpointing", "bf16", "save_steps", "resume"}
+# without it, transformers asks at the terminal
+_NO_CODE: dict[str, Any] = {"trust_remote_code": False}
 
 
 @contextmanager
@@ -54,7 +55,7 @@ def load_lm(name: str | Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]
 
     Raises:
         OSError: If there is no such folder or name on the hub.
-        ValueError: If the model needs code of its own (``trust_remote_code``); load such a model yourself.
+        ValueError: If the model needs code of its own (``trust_remote_code``).
     """
     with _named("language model", name):
         lm = AutoModelForCausalLM.from_pretrained(str(name), dtype=torch.float32, **_NO_CODE)
@@ -64,11 +65,8 @@ def load_lm(name: str | Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]
 def load_retriever(name: str | Path, max_length: int = 160) -> SentenceTransformer:
     """Loads a SentenceTransformer, or makes one of a bare decoder as the paper does.
 
-    A decoder gets an end-of-text token after each text, whose state is the embedding (section 4.1, as in RepLLaMA).
-
-    Args:
-        name: A folder or a name on the hub.
-        max_length: Largest number of tokens of a text, for a bare decoder.
+    A decoder gets an end-of-text token after each text, whose state is the embedding (section 4.1,
+    as in RepLLaMA), and reads at most ``max_length`` tokens.
 
     Raises:
         OSError: If there is no such model.
@@ -76,19 +74,23 @@ def load_retriever(name: str | Path, max_length: int = 160) -> SentenceTransform
     """
     path = str(name)
     with _named("retriever", name):
-        is_whole = is_sentence_transformer_model(path)
-        architectures = [] if is_whole else AutoConfig.from_pretrained(path, **_NO_CODE).architectures or []
-        if not any(architecture.endswith("ForCausalLM") for architecture in architectures):
+        names: list[str] = []
+        if not is_sentence_transformer_model(path):
+            names = AutoConfig.from_pretrained(path, **_NO_CODE).architectures or []
+        if not any(name.endswith("ForCausalLM") for name in names):
             return SentenceTransformer(path)
-        transformer = Transformer(path, max_seq_length=max_length)
-    _end_texts(transformer.tokenizer)
-    return SentenceTransformer(modules=[transformer, Pooling(transformer.get_embedding_dimension(), "lasttoken")])
+        decoder = Transformer(path, max_seq_length=max_length)
+    _end_texts(decoder.tokenizer)
+    pooling = Pooling(decoder.get_embedding_dimension(), "lasttoken")
+    return SentenceTransformer(modules=[decoder, pooling])
 
 
 def _end_texts(tokenizer: Any) -> None:
-    """Makes the tokenizer append its end-of-text token: this is saved, and truncation leaves room for it."""
+    """Makes the tokenizer append its end-of-text token, which is saved, and count it."""
     if tokenizer.eos_token is None:
-        raise ValueError("The decoder's tokenizer has no end-of-text token, whose state would be the embedding.")
+        raise ValueError(
+            "The decoder's tokenizer has no end-of-text token, whose state would be the embedding."
+        )
     if tokenizer("x")["input_ids"][-1] == tokenizer.eos_token_id:
         return
     special = [(tokenizer.eos_token, tokenizer.eos_token_id)]
@@ -111,54 +113,57 @@ def run(
 ) -> dict[str, Any]:
     """Trains a retriever on raw text with a language model, and measures it before and after.
 
-    The last groups, up to sixteen, are held out for ``reading_gain`` and ``choice_gain`` (see `RevelaLoss`).
-
     Args:
-        corpus: As for `build_groups`: a file or folder of text, Markdown, source code or JSON lines, or documents.
-        retriever: Folder or hub id of a SentenceTransformer, all of which is trained, or of a bare decoder, which gets
-            last-token pooling and a LoRA.
+        corpus: As for `build_groups`: a file or folder, or documents. Its last groups, up to
+            sixteen, are held out for ``reading_gain`` and ``choice_gain`` (see `RevelaLoss`).
+        retriever: Folder or hub id of a SentenceTransformer, all of which is trained, or of a bare
+            decoder, which gets last-token pooling and a LoRA.
         lm: Folder or hub id of a causal decoder; it gets a LoRA.
-        output: Folder for the retriever (a plain SentenceTransformer with its LoRA merged) and ``revela.json``.
+        output: Folder for the retriever, a plain SentenceTransformer, and ``revela.json``.
         config: Settings of the run; by default ``RevelaConfig()``.
-        data: Judged queries for the retriever, for BM25 and for both fused, before and after training.
+        data: Judged queries for the retriever, for BM25 and for both fused, before and after.
         say: Function that gets the lines of the report.
 
     Returns:
-        The content of ``revela.json``: settings, log and gains; with ``data`` also the figures on it, with differences.
+        The content of ``revela.json``: settings, log, gains and, with ``data``, the figures on it.
         Of several processes, the first has all of it.
 
     Raises:
         ValueError: If the corpus has nothing to train on, or a model is not supported.
-        FileExistsError: If output holds a finished model, an unfinished run and ``config.resume`` is False, or a run
-            that was started with other models, settings or groups.
+        FileExistsError: If output holds a finished model, an unfinished run and ``config.resume``
+            is False, or a run that was started with other models, settings or groups.
         OSError: If a model or the corpus cannot be found, or another process writes to the output.
-        KeyboardInterrupt: At Ctrl-C and at SIGTERM, after the current step is done and saved as a checkpoint.
+        KeyboardInterrupt: At Ctrl-C and at SIGTERM, once the step is done and saved.
     """
-    config, output = config or RevelaConfig(), Path(output)
+    config = config or RevelaConfig()
+    output = Path(output)
     with locked_folder(output):
-        checkpoint = check_output(output, config.resume)
-        model = load_retriever(retriever, config.max_length)  # before the documents are read, which may take minutes
-        options = {name: getattr(config, name) for name in ("temperature", "read_weight", "v_norm", "max_length")}
-        loss = RevelaLoss(model, *load_lm(lm), **options)
+        checkpoint = training.check_output(output, config.resume)
+        # before the documents are read, which may take minutes
+        model = load_retriever(retriever, config.max_length)
+        names = ("temperature", "read_weight", "v_norm", "max_length")
+        loss = RevelaLoss(model, *load_lm(lm), **{name: getattr(config, name) for name in names})
         groups = build_groups(corpus, group_size=config.group_size, max_words=config.max_words)
         number = max(1, len(groups) - min(UNSEEN, -(-len(groups) // 10)))
-        train, unseen = groups.select(range(number)), groups.select(range(number, len(groups)))
+        train = groups.select(range(number))
+        unseen = groups.select(range(number, len(groups)))
         settings = {key: value for key, value in vars(config).items() if key not in FREE}
-        settings |= {"retriever": str(retriever), "lm": str(lm), "groups": digest(map("\0".join, groups["chunks"]))}
+        settings |= {"retriever": str(retriever), "lm": str(lm)}
+        settings["groups"] = digest(map("\0".join, groups["chunks"]))
         if checkpoint is not None:
-            check_same_run(output, settings)
-        say(f"Training: {len(train):,} groups of {config.group_size} chunks, and {len(unseen)} held out.")
+            training.check_same_run(output, settings)
+        say(f"Training: {number:,} groups of {config.group_size} chunks, {len(unseen)} held out.")
         trainer = _trainer(config, loss, train, unseen, output)
         is_first = trainer.is_world_process_zero()
         if is_first and checkpoint is None:
-            record_run(output, settings)
+            training.record_run(output, settings)
         gains = {"before": _gains(trainer, say)} if len(unseen) else {}
-        measured = _Measured(data, config.seed, say) if data is not None and is_first else None
+        measured = _Measured(data, say) if data is not None and is_first else None
         if measured is not None:
-            measured.measure("before", trainer)
-        if checkpoint is not None:
-            trainer.load_lm_checkpoint(checkpoint)  # a run that has made all its steps does not train
-        train_or_stop(trainer, checkpoint)
+            measured.measure("before", model)
+        if checkpoint is not None:  # a run that has made all its steps does not train
+            trainer.load_lm_checkpoint(checkpoint)
+        training.train_or_stop(trainer, checkpoint)
         if len(unseen):
             gains["after"] = _gains(trainer, say)
         merge_lora(model)
@@ -172,16 +177,18 @@ def run(
         }
         if is_first:
             if measured is not None:
-                measured.measure("after", trainer)
+                measured.measure("after", model)
                 record |= measured.record()
             model.save_pretrained(str(output))
-            (output / "revela.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-            if not config.keep_checkpoints:
-                shutil.rmtree(output / "checkpoints", ignore_errors=True)
+            text = json.dumps(record, indent=2) + "\n"
+            (output / "revela.json").write_text(text, encoding="utf-8")
+            shutil.rmtree(output / "checkpoints", ignore_errors=True)
         return record
 
 
-def _trainer(config: RevelaConfig, loss: RevelaLoss, groups: Dataset, unseen: Dataset, output: Path) -> RevelaTrainer:
+def _trainer(
+    config: RevelaConfig, loss: RevelaLoss, groups: Dataset, unseen: Dataset, output: Path
+) -> RevelaTrainer:
     is_decoder = any(getattr(module, "is_causal", False) for module in loss.model.modules())
     lora = lora_config(r=config.lora_rank, lora_alpha=max(1, config.lora_rank // 4))
     default_rate = 3e-4 if is_decoder else 5e-5
@@ -194,15 +201,17 @@ def _trainer(config: RevelaConfig, loss: RevelaLoss, groups: Dataset, unseen: Da
         gradient_accumulation_steps=config.gradient_accumulation_steps,
         learning_rate=default_rate if config.learning_rate is None else config.learning_rate,
         gradient_checkpointing=config.gradient_checkpointing,
-        bf16=has_fast_bf16() if config.bf16 is None else config.bf16,
+        bf16=training.has_fast_bf16() if config.bf16 is None else config.bf16,
         use_cpu=loss.model.device.type == "cpu",
         save_steps=config.save_steps,
         save_total_limit=1,
         seed=config.seed,
         report_to=[],
     )
-    rows_a_step = config.batch_size * config.gradient_accumulation_steps * arguments.world_size
-    steps = config.max_steps if config.max_steps > 0 else max(1, int(config.epochs * len(groups) / rows_a_step))
+    in_a_step = config.batch_size * config.gradient_accumulation_steps * arguments.world_size
+    steps = config.max_steps
+    if steps <= 0:
+        steps = max(1, int(config.epochs * len(groups) / in_a_step))
     arguments.warmup_steps = min(config.warmup_steps, steps // 10)
     arguments.logging_steps = max(1, min(10, steps // 5))
     return RevelaTrainer(
@@ -218,35 +227,38 @@ def _trainer(config: RevelaConfig, loss: RevelaLoss, groups: Dataset, unseen: Da
 
 
 def _gains(trainer: RevelaTrainer, say: Callable[[str], Any]) -> dict[str, float]:
-    """The gains of reading other documents and of choosing among them, on held-out groups, in nats."""
+    """The gains of reading others and of choosing among them, on held-out groups, in nats."""
     trainer.evaluate()
-    found = {name: trainer.state.log_history[-1][f"eval_{name}"] for name in ("reading_gain", "choice_gain")}
-    say("Gain on held-out groups:  reading {reading_gain:+.3f} nats, choice {choice_gain:+.3f} nats".format(**found))
-    return found
+    found = trainer.state.log_history[-1]
+    gains = {name: found[f"eval_{name}"] for name in ("reading_gain", "choice_gain")}
+    reading, choice = gains.values()
+    say(f"Gain on held-out groups:  reading {reading:+.3f} nats, choice {choice:+.3f} nats")
+    return gains
 
 
 class _Measured:
     """Figures of a retriever, alone and fused with BM25, before and after training."""
 
-    def __init__(self, data: RetrievalData, seed: int, say: Callable[[str], Any]) -> None:
+    def __init__(self, data: RetrievalData, say: Callable[[str], Any]) -> None:
         judged = (data.queries, data.corpus, data.relevant)
-        self.ranking = HybridEvaluator(*judged, write_csv=False, show_progress_bar=len(data.corpus) > 1000)
-        self.shapes = dict(zip(("before", "after"), card_evaluators(data, seed=seed), strict=True))
+        show = len(data.corpus) > 1000
+        self.ranking = HybridEvaluator(*judged, write_csv=False, show_progress_bar=show)
         self.say = say
         self.found: dict[str, Any] = {}
-        self.per_query: dict[str, dict[str, list[float]]] = {}
+        self.per_query: dict[str, dict[str, list[float]]] = {"dense": {}, "hybrid": {}}
 
-    def measure(self, when: str, trainer: RevelaTrainer) -> None:
-        found = self.found[when] = self.ranking(trainer.model)
-        self.per_query[when] = {name: list(self.ranking.per_query[name]) for name in ("dense", "hybrid")}
-        self.shapes[when](trainer.model, epoch=round(trainer.state.epoch or 0), steps=trainer.state.global_step)
-        figures = "  ".join(f"{name} {found[f'{name}_ndcg@10']:.3f}" for name in ("dense", "bm25", "hybrid"))
-        self.say(f"{when:6}  nDCG@10:  {figures}")
+    def measure(self, when: str, model: SentenceTransformer) -> None:
+        self.found[when] = self.ranking(model)
+        for name, values in self.per_query.items():
+            values[when] = list(self.ranking.per_query[name])
+        names = ("dense", "bm25", "hybrid")
+        figures = (f"{name} {self.found[when][f'{name}_ndcg@10']:.3f}" for name in names)
+        self.say(f"{when:6}  nDCG@10:  {'  '.join(figures)}")
 
     def record(self) -> dict[str, Any]:
         differences = {}
-        for name, after in self.per_query["after"].items():
-            gain, low, high = differences[name] = paired_bootstrap(after, self.per_query["before"][name])
+        for name, values in self.per_query.items():
+            differences[name] = paired_bootstrap(values["after"], values["before"])
+            gain, low, high = differences[name]
             self.say(f"{name}: {gain:+.3f} nDCG@10, 95 % interval [{low:+.3f}, {high:+.3f}]")
-        geometry = {when: shape.metrics for when, shape in self.shapes.items()}
-        return {**self.found, "differences": differences, "geometry": geometry}
+        return {**self.found, "differences": differences}

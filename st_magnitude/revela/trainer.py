@@ -1,9 +1,8 @@
-"""RevelaTrainer: sentence-transformers' Trainer, which also trains a language model; and LoRA for both."""
+"""RevelaTrainer, which trains a retriever and a language model; and LoRA for both."""
 
 from __future__ import annotations
 
 import copy
-import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -32,37 +31,32 @@ if TYPE_CHECKING:
 
 __all__ = ["RevelaTrainer", "add_lora", "lora_config"]
 
-logger = logging.getLogger(__name__)
-
 LM_FILE = "language_model.safetensors"
-
-LORA: dict[str, Any] = {
-    "r": 256,
-    "lora_alpha": 64,
-    "lora_dropout": 0.1,
-    "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
-}
 
 
 def lora_config(**overrides: Any) -> LoraConfig:
-    """The paper's LoRA: r = 256, alpha = 64, dropout 0.1, all projections of attention and feed-forward layers.
+    """The paper's LoRA: r = 256, alpha = 64, dropout 0.1, in attention and feed-forward layers.
 
     Keyword arguments override it, or are other arguments of ``peft.LoraConfig``.
     """
     with needs("LoRA", "revela"):
         from peft import LoraConfig
-    return LoraConfig(**(LORA | overrides))
+    attention = ["q_proj", "k_proj", "v_proj", "o_proj"]
+    modules = [*attention, "gate_proj", "up_proj", "down_proj"]
+    paper = {"r": 256, "lora_alpha": 64, "lora_dropout": 0.1, "target_modules": modules}
+    return LoraConfig(**(paper | overrides))
 
 
 def add_lora(model: nn.Module, config: LoraConfig | None = None) -> nn.Module:
     """Freezes a model and adds low-rank matrices to train, by default those of :func:`lora_config`.
 
-    A language model gets peft's wrapper. A SentenceTransformer gets an adapter in place, which is saved as such;
-    :func:`merge_lora` writes it into the weights.
+    A language model gets peft's wrapper. A SentenceTransformer gets an adapter in place, which is
+    saved as such; :func:`merge_lora` writes it into the weights.
     """
-    config = copy.copy(config) if config else lora_config()  # peft writes the name of the base model into it
     from peft import get_peft_model
 
+    # a copy, because peft writes the name of the base model into it
+    config = copy.copy(config) if config else lora_config()
     if isinstance(model, SentenceTransformer):
         model.add_adapter(config)
         return model
@@ -72,34 +66,37 @@ def add_lora(model: nn.Module, config: LoraConfig | None = None) -> nn.Module:
 class RevelaTrainer(SentenceTransformerTrainer):
     """sentence-transformers' Trainer for :class:`~st_magnitude.revela.RevelaLoss`.
 
-    The trainer optimises the language model together with the retriever, at a separate learning rate. It averages the
-    gradients of the language model over processes and clips them separately, at ``max_grad_norm``, so they do not scale
-    the retriever's gradients. Checkpoints hold the trained parameters of the language model, and a resumed run
-    continues exactly. The saved result is the retriever alone, a plain SentenceTransformer. The trainer logs what the
-    loss logs, ``grad_norm`` (of the retriever) and ``lm_grad_norm``.
+    It optimises the language model together with the retriever, at a learning rate of its own and
+    in the precision of the training arguments. It averages the language model's gradients over
+    processes, clips them by themselves, at ``max_grad_norm``, and keeps what is trained of it in
+    checkpoints, from which a run resumes exactly. The result is the retriever alone, a plain
+    SentenceTransformer. The log has what the loss logs, ``grad_norm`` (of the retriever) and
+    ``lm_grad_norm``.
 
     Args:
         model: The retriever, with which the loss was built.
-        args: Training arguments. ``gradient_checkpointing`` applies to both models, without reentrance.
+        args: Training arguments. ``gradient_checkpointing`` applies to both models.
         loss: A RevelaLoss.
-        train_dataset: Groups from :func:`~st_magnitude.revela.build_groups`; the batch size counts groups.
-        lm_lora: LoRA of the language model: ``"paper"`` for :func:`lora_config`, a ``peft.LoraConfig``, or None to
-            train the parameters that require gradients already. A model that comes with peft, and a frozen one, do not
-            change.
-        lm_learning_rate: Learning rate of the language model; by default the retriever's, as in the paper (1e-4).
-        retriever_lora: LoRA of the retriever, in the same forms; None trains all of it. :func:`merge_lora` writes it
-            into the weights after training.
+        train_dataset: Groups from :func:`~st_magnitude.revela.build_groups`; the batch size counts
+            groups.
+        lm_lora: LoRA of the language model: ``"paper"`` for :func:`lora_config`, a
+            ``peft.LoraConfig``, or None to train the parameters that require gradients already. A
+            model that comes with peft, and a frozen one, do not change.
+        lm_learning_rate: Learning rate of the language model; by default the retriever's.
+        retriever_lora: LoRA of the retriever, in the same forms; None trains all of it.
         kwargs: All other arguments of SentenceTransformerTrainer.
 
     Raises:
-        ValueError: If the loss has another retriever, batches would be split among processes, the Trainer uses FSDP or
-            DeepSpeed, a row is not a group, or a resumed run trains other parameters.
+        ValueError: If the loss has another retriever, batches would be split among processes, the
+            Trainer uses FSDP or DeepSpeed, a row is not a group, or a resumed run trains other
+            parameters.
         FileNotFoundError: When resuming, if the checkpoint has no language model.
 
     Example:
         ::
 
-            loss, groups = stm.revela.RevelaLoss(model, lm, tokenizer), stm.revela.build_groups("corpus/")
+            loss = stm.revela.RevelaLoss(model, lm, tokenizer)
+            groups = stm.revela.build_groups("corpus/")
             stm.revela.RevelaTrainer(model, loss=loss, train_dataset=groups).train()
             model.save_pretrained("retriever")
     """
@@ -112,74 +109,79 @@ class RevelaTrainer(SentenceTransformerTrainer):
         args: SentenceTransformerTrainingArguments | None = None,
         *,
         loss: RevelaLoss,
-        train_dataset: Any = None,
-        eval_dataset: Any = None,
+        train_dataset: Dataset | IterableDataset | None = None,
+        eval_dataset: Dataset | IterableDataset | None = None,
         lm_lora: LoraConfig | Literal["paper"] | None = "paper",
         lm_learning_rate: float | None = None,
         retriever_lora: LoraConfig | Literal["paper"] | None = None,
         **kwargs: Any,
     ) -> None:
         if loss.model is not model:
-            raise ValueError("The loss was built for another model; build it with the model that is passed here.")
-        settings: Any = SentenceTransformerTrainingArguments("revela") if args is None else copy.copy(args)
+            raise ValueError("The loss was built for another model; build it with this one.")
+        settings: Any = copy.copy(args) or SentenceTransformerTrainingArguments("revela")
         if retriever_lora is not None:
-            add_lora(model, lora_config() if retriever_lora == "paper" else retriever_lora)
-        frozen = not any(parameter.requires_grad for parameter in loss.lm.parameters())
-        if lm_lora is not None and not frozen and not hasattr(loss.lm, "peft_config"):
-            loss.lm = add_lora(loss.lm, lora_config(task_type="CAUSAL_LM") if lm_lora == "paper" else lm_lora)
-        if lm_learning_rate is not None and not frozen:
-            settings.learning_rate_mapping = {r"^lm\.": lm_learning_rate} | (settings.learning_rate_mapping or {})
+            add_lora(model, None if retriever_lora == "paper" else retriever_lora)
+        if any(parameter.requires_grad for parameter in loss.lm.parameters()):
+            if lm_lora is not None and not hasattr(loss.lm, "peft_config"):
+                paper = lora_config(task_type="CAUSAL_LM")
+                loss.lm = add_lora(loss.lm, paper if lm_lora == "paper" else lm_lora)
+            if lm_learning_rate is not None:
+                rates = settings.learning_rate_mapping or {}
+                settings.learning_rate_mapping = {r"^lm\.": lm_learning_rate} | rates
         if settings.gradient_checkpointing:
-            how = settings.gradient_checkpointing_kwargs or {}
-            settings.gradient_checkpointing_kwargs = {"use_reentrant": False} | how
+            how = {"use_reentrant": False} | (settings.gradient_checkpointing_kwargs or {})
+            settings.gradient_checkpointing_kwargs = how
             base_model(loss.lm).gradient_checkpointing_enable({"use_reentrant": False})
-        loading = copy.copy(settings.accelerator_config)
+        settings.accelerator_config = loading = copy.copy(settings.accelerator_config)
         if loading.split_batches:
-            raise ValueError("accelerator_config.split_batches would cut groups apart; leave it False.")
+            raise ValueError("accelerator_config.split_batches would cut groups apart.")
         if isinstance(train_dataset, IterableDataset):
             loading.dispatch_batches = False  # True would cut groups apart
-        settings.accelerator_config = loading
-        examples = eval_dataset or train_dataset
-        if isinstance(examples, Dataset) and "chunks" in examples.column_names and not model.model_card_data.widget:
-            texts = examples[0]["chunks"][:4]  # the Trainer looks for columns of strings, and fails without any
-            model.model_card_data.widget = [{"source_sentence": texts[0], "sentences": texts[1:]}]
+        _show_an_example(model, eval_dataset or train_dataset)
         kwargs.setdefault("data_collator", loss.collator)
         super().__init__(
-            model=model, args=settings, loss=loss, train_dataset=train_dataset, eval_dataset=eval_dataset, **kwargs
+            model=model,
+            args=settings,
+            loss=loss,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            **kwargs,
         )
         if engine := engine_of_trainer(self):
             raise ValueError(
-                f"{engine} trains one model, and RevelaTrainer also trains a language model, which {engine} would "
-                f"leave out. Use DistributedDataParallel (torchrun, without {engine.split()[0]})."
+                f"{engine} trains one model and would leave the language model out. Use "
+                f"DistributedDataParallel (torchrun, without {engine.split()[0]})."
             )
         self.add_callback(_LanguageModelCallback(self))
 
     def lm_parameters(self) -> dict[str, nn.Parameter]:
         """The parameters of the language model that are trained."""
         loss: Any = self.loss
-        return {name: parameter for name, parameter in loss.lm.named_parameters() if parameter.requires_grad}
+        parameters = loss.lm.named_parameters()
+        return {name: parameter for name, parameter in parameters if parameter.requires_grad}
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-        result = super().compute_loss(*args, **kwargs)
+        with self.accelerator.autocast():  # accelerate does this for the retriever only
+            result = super().compute_loss(*args, **kwargs)
         self.track_loss_components(self.loss.logs)  # type: ignore[attr-defined]
         return result
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Also averages the language model's gradients over processes, once per update, as DDP does the retriever's."""
+        """Also averages the language model's gradients over processes, once per update."""
         loss = super().training_step(*args, **kwargs)
-        if not self.accelerator.sync_gradients or self.args.world_size == 1:
+        parameters = list(self.lm_parameters().values())
+        if not self.accelerator.sync_gradients or self.args.world_size == 1 or not parameters:
             return loss
-        gradients = []
-        for parameter in self.lm_parameters().values():
+        for parameter in parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            gradients.append(parameter.grad)
-        if gradients:
-            flat = torch.cat([gradient.flatten() for gradient in gradients])  # in the widest dtype of all
-            dist.all_reduce(flat)
-            flat /= dist.get_world_size()
-            for gradient, mean in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
-                gradient.copy_(mean.view_as(gradient))
+        gradients = [parameter.grad for parameter in parameters]
+        flat = torch.cat([gradient.flatten() for gradient in gradients])  # in the widest dtype
+        dist.all_reduce(flat)
+        flat /= dist.get_world_size()
+        means = flat.split([gradient.numel() for gradient in gradients])
+        for gradient, mean in zip(gradients, means, strict=True):
+            gradient.copy_(mean.view_as(gradient))
         return loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -187,7 +189,9 @@ class RevelaTrainer(SentenceTransformerTrainer):
             logs = {**logs, "lm_grad_norm": float(self.lm_grad_norm)}
         super().log(logs, start_time)
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+    def train(
+        self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any
+    ) -> Any:
         folder = resume_from_checkpoint
         if folder is True:
             folder = get_last_checkpoint(self.args.output_dir or "")
@@ -196,22 +200,30 @@ class RevelaTrainer(SentenceTransformerTrainer):
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def load_lm_checkpoint(self, checkpoint: str | Path) -> None:
-        """Loads the trained parameters of the language model from a checkpoint, which :meth:`train` does to resume."""
+        """Loads the trained parameters of the language model, as :meth:`train` does to resume."""
         if not (parameters := self.lm_parameters()):
             return
         saved = load_file(Path(checkpoint) / LM_FILE)
         if differing := sorted(saved.keys() ^ parameters.keys()):
             raise ValueError(
-                f"{checkpoint} holds other parameters than are trained now ({len(differing)} differ, {differing[0]!r} "
-                "among them); use the same language model and lm_lora as before."
+                f"{checkpoint} holds other parameters than are trained now ({len(differing)}, such "
+                f"as {differing[0]!r}); use the same language model and lm_lora as before."
             )
         with torch.no_grad():
             for name, parameter in parameters.items():
                 parameter.copy_(saved[name])
 
 
+def _show_an_example(model: SentenceTransformer, groups: Any) -> None:
+    """Gives the model card texts; the Trainer looks for columns of strings, and fails without."""
+    card = model.model_card_data
+    if isinstance(groups, Dataset) and "chunks" in groups.column_names and not card.widget:
+        first, *others = groups[0]["chunks"][:4]
+        card.widget = [{"source_sentence": first, "sentences": others}]
+
+
 class _LanguageModelCallback(TrainerCallback):
-    """Does for the language model what the Trainer does for its model: equal starts, clipping, checkpoints."""
+    """Does for the language model what the Trainer does for its model."""
 
     def __init__(self, trainer: RevelaTrainer) -> None:
         self.trainer = trainer
@@ -231,4 +243,5 @@ class _LanguageModelCallback(TrainerCallback):
         parameters = self.trainer.lm_parameters()
         if args.should_save and parameters and not args.save_only_model:
             folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-            save_file({name: p.detach().cpu().contiguous() for name, p in parameters.items()}, str(folder / LM_FILE))
+            weights = {name: p.detach().cpu().contiguous() for name, p in parameters.items()}
+            save_file(weights, str(folder / LM_FILE))

@@ -21,7 +21,13 @@ from st_magnitude.modules import ExponentNorm
 from st_magnitude.pruning import NormPruning
 from st_magnitude.surgery.adapters import merged
 from st_magnitude.surgery.card import NEEDS_PACKAGE, complete_card
-from st_magnitude.surgery.raw import is_cut, normalizes_output, refuse_other_models, unwrapped
+from st_magnitude.surgery.raw import (
+    is_cut,
+    normalizes_output,
+    refuse_other_models,
+    unwrapped,
+    warn_of_unused_prompt,
+)
 
 __all__ = ["export", "limit_length", "load", "one_line_about_the_disk", "write_model"]
 
@@ -204,12 +210,14 @@ def load(path: str | Path, **kwargs: Any) -> SentenceTransformer:
         _REFERENCE: ExponentNorm,
     }
     try:
-        return load_with_classes(path, ours, **kwargs)
+        model = load_with_classes(path, ours, **kwargs)
     except OSError as error:
         what = f"There is no model at {path!r}, neither a folder nor on the hub"
         if os.path.isdir(path):
             what = f"The model at {path!r} is incomplete, or is an adapter whose base has moved"
         raise OSError(f"{what}: {error}") from error
+    warn_of_unused_prompt(model)
+    return model
 
 
 def class_of(path: str, options: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -20,6 +21,10 @@ from torch import Tensor, nn
 from st_magnitude._upstream import encodes_alone
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import at_least_float32
+
+logger = logging.getLogger(__name__)
+
+_DOCUMENT_PROMPTS = ("document", "passage", "corpus")
 
 
 def unwrapped(model: Any) -> Any:
@@ -105,6 +110,41 @@ def is_cut(model: nn.Module) -> bool:
     """Whether ``truncate_dim`` leaves out dimensions of what a model computes."""
     dim = getattr(unwrapped(model), "truncate_dim", None)
     return dim is not None and dim < (output_width(model) or math.inf)
+
+
+def prompt_of(model: Any, role: str) -> str:
+    """The prompt that ``encode_query`` or ``encode_document`` puts before a text; empty without one.
+
+    As in sentence-transformers, documents get the first of "document", "passage" and "corpus" that is
+    a key of ``model.prompts``, even if it is empty; a loaded model has the keys "query" and "document".
+
+    Example:
+        >>> from sentence_transformers.sentence_transformer.modules import BoW
+        >>> prompts = {"query": "ask: ", "passage": "answer: "}
+        >>> model = SentenceTransformer(modules=[BoW(["red"])], prompts=prompts, device="cpu")
+        >>> prompt_of(model, "query"), prompt_of(model, "document")
+        ('ask: ', '')
+    """
+    model = unwrapped(model)
+    prompts = getattr(model, "prompts", {})
+    names = ("query",) if role == "query" else _DOCUMENT_PROMPTS
+    default = getattr(model, "default_prompt_name", None)
+    name = next((name for name in names if name in prompts), default)
+    return prompts.get(name) or ""
+
+
+def warn_of_unused_prompt(model: Any) -> None:
+    """Warns if ``encode_document`` reads none of the prompts that are meant for documents."""
+    meant = [name for name in _DOCUMENT_PROMPTS if model.prompts.get(name)]
+    if meant and not prompt_of(model, "document"):
+        logger.warning(
+            "The model has the prompt %r for documents under the name %r, but encode_document takes the "
+            "one named 'document', which is empty: documents are encoded without a prompt. If the model "
+            "needs it, set model.prompts['document'] = model.prompts[%r].",
+            model.prompts[meant[0]],
+            meant[0],
+            meant[0],
+        )
 
 
 def output_width(model: nn.Module) -> int | None:

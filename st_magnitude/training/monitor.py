@@ -55,7 +55,8 @@ class NormMonitor(TrainerCallback):
         loss: The Trainer's loss, or its dict of losses, whose input says how many texts a column has. Not needed in a
             loop of your own.
         every: Number of steps between rows.
-        csv: File that gets one line per row; None: no file.
+        csv: File that gets one line per row; None: no file. A run that resumes goes on with the
+            rows of the file.
 
     Attributes:
         rows: All rows so far, each with its ``step``.
@@ -112,6 +113,8 @@ class NormMonitor(TrainerCallback):
         losses = self.loss.values() if isinstance(self.loss, Mapping) else [self.loss]
         self._hooks = [loss.register_forward_pre_hook(self._begin_batch) for loss in losses]
         self._hooks += [module.register_forward_hook(self._listen) for module in raw_producers(model)]
+        if self.csv is not None and state.global_step > 0 and self.csv.exists():
+            self._resume(self.csv, state.global_step)
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any
@@ -179,6 +182,13 @@ class NormMonitor(TrainerCallback):
         if self.csv is not None:
             self._write(self.csv, row)
         return row
+
+    def _resume(self, path: Path, step: int) -> None:
+        """Takes the rows up to the step of the checkpoint from the CSV file."""
+        with path.open(newline="", encoding="utf-8") as file:
+            lines = [{key: float(x) for key, x in line.items() if x} for line in csv.DictReader(file)]
+        self.rows = [line for line in lines if line["step"] <= step]
+        self._header = []  # the next row writes the file again
 
     def _write(self, path: Path, row: Row) -> None:
         """Appends the row to the CSV file, or writes the file again if the row has new keys."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import nn
@@ -10,14 +11,24 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 
 from st_magnitude.training.monitor import NormMonitor
 
-__all__ = ["Remembering", "attach", "engine_of", "engine_of_trainer", "refuse_engine"]
+__all__ = ["Logging", "Remembering", "attach", "engine_of", "engine_of_trainer", "refuse_engine"]
 
 KEY = "st_magnitude"  # in TrainerState.stateful_callbacks, which checkpoints contain
+# Options of ranking losses that change no tensor which processes exchange
+NOT_EXCHANGED = {"terms", "hardness_mode", "hardness_strength", "margin", "margin_strategy", "precision"}
 
 AnyTrainer = TypeVar("AnyTrainer", bound=Trainer)
 
 
-class Remembering(nn.Module):
+class Logging(nn.Module):
+    """A part of a loss whose figures :func:`attach` puts into the log."""
+
+    def get_log(self) -> dict[str, float]:
+        """Figures for a line of the Trainer's log, where reading a tensor of the device is fine."""
+        return {}
+
+
+class Remembering(Logging):
     """A part of a loss whose ``get_extra_state``, a dict of numbers, :func:`attach` puts into checkpoints."""
 
     is_attached = False  # whether a Trainer calls `before_step`
@@ -25,26 +36,28 @@ class Remembering(nn.Module):
     def before_step(self) -> None:
         """Runs on every process before each step of the optimizer."""
 
-    def get_log(self) -> dict[str, float]:
-        """Figures for every line of the Trainer's log."""
-        return {}
-
 
 def attach(trainer: AnyTrainer) -> AnyTrainer:
-    """Lets a Trainer log, checkpoint and resume the learned temperatures of losses.
+    """Lets a Trainer log, checkpoint and resume the state of losses, and checks its data.
 
-    sentence-transformers' Trainer saves the model and the optimizer, but not the loss. After this call its checkpoints
-    also contain the learned temperatures of a loss, and a resumed run finds them again. On several processes they take
-    the same steps everywhere. The log shows a learned temperature as ``temperature``
-    (:class:`~st_magnitude.kernel.terms.LearnedTemperature`). These figures and the figures of a NormMonitor reach
-    Weights & Biases, TensorBoard and others. ``st-magnitude train`` calls it; a run that resumes with a learned
-    temperature and without it is refused on its first batch.
+    sentence-transformers' Trainer saves the model and the optimizer, but not the loss. After this
+    call its checkpoints also contain the learned temperatures of a loss. A resumed run finds them
+    again, and ``load_best_model_at_end`` those of the best step. On several processes they take the
+    same steps everywhere. A run that resumes with a learned temperature and without this call is
+    refused on its first batch. ``st-magnitude train`` makes it.
+
+    The log shows a learned temperature as ``temperature``
+    (:class:`~st_magnitude.kernel.terms.LearnedTemperature`), and as ``excluded_negatives`` the share
+    of documents that ``same_text`` leaves out of the negatives, since the line before. These figures
+    and those of a NormMonitor reach Weights & Biases, TensorBoard and others.
 
     Args:
         trainer: The Trainer, before ``train``, which is also returned. A second call does nothing.
 
     Raises:
-        ValueError: If a loss needs DistributedDataParallel, and the Trainer uses FSDP or DeepSpeed.
+        ValueError: If a loss needs DistributedDataParallel, and the Trainer uses FSDP or DeepSpeed;
+            if a row of a column is a list of texts; or if several processes train on several data
+            sets whose losses gather in different ways, which would wait for each other forever.
 
     Example:
         ::
@@ -54,10 +67,14 @@ def attach(trainer: AnyTrainer) -> AnyTrainer:
     """
     callbacks = trainer.callback_handler.callbacks
     if not any(isinstance(callback, _LossState) for callback in callbacks):
-        for loss in _losses_by_name(trainer).values():
+        losses = _losses_by_name(trainer)
+        for name, loss in losses.items():
             check_engine: Any = getattr(loss, "check_engine", None)
             if check_engine is not None:
                 check_engine(engine_of_trainer(trainer))
+                refuse_lists(trainer.train_dataset[name] if name else trainer.train_dataset)
+        if trainer.args.world_size > 1:
+            refuse_unlike_gathering(losses)
         trainer.add_callback(_LossState(trainer))
     # The figures reach the callbacks after these two; all others keep their order.
     callbacks.sort(key=lambda callback: not isinstance(callback, NormMonitor | _LossState))
@@ -70,39 +87,84 @@ def _losses_by_name(trainer: Trainer) -> dict[str, nn.Module]:
     return {name: loss for name, loss in by_name.items() if isinstance(loss, nn.Module)}
 
 
+def refuse_lists(dataset: Any) -> None:
+    """Refuses a data set in which a row is a list: a tokenizer reads two texts as one pair."""
+    features = getattr(dataset, "features", None) or {}
+    for name, feature in features.items():
+        if getattr(getattr(feature, "feature", None), "dtype", "") in ("string", "large_string"):
+            raise ValueError(
+                f"A row of the column {name!r} is a list of texts, which would be read as one text. "
+                "Give each text a column of its own: negative_1, negative_2, and so on."
+            )
+
+
+def refuse_unlike_gathering(losses: Mapping[str, nn.Module]) -> None:
+    """Refuses losses of which one gathers, and that do not all exchange the same tensors.
+
+    In a step the processes have batches of different data sets, and each may be in another loss.
+    """
+    exchanged = set()
+    gathers = False
+    for loss in losses.values():
+        config: dict[str, Any] = dict(getattr(loss, "get_config_dict", dict)())
+        config["regularizers"] = sorted(config.get("regularizers", ()))
+        own = {name: value for name, value in config.items() if name not in NOT_EXCHANGED}
+        attributes = [vars(module) for module in loss.modules()]
+        flags = [x[name] for x in attributes for name in ("gather_across_devices", "gather") if name in x]
+        exchanged.add(repr((type(loss).__name__, own, flags)))
+        gathers |= any(flags)
+    if gathers and len(exchanged) > 1:
+        raise ValueError(
+            f"The losses of the data sets {', '.join(losses)} gather from all processes in different "
+            "ways, and each process may have a batch of another data set, so they would wait for each "
+            "other forever. Give all data sets a loss with the same options, or let none of them "
+            "gather: gather_across_devices=False, SIGReg(gather=False)."
+        )
+
+
 class _LossState(TrainerCallback):
-    """Copies the state of losses to the TrainerState after each step, and back on resume."""
+    """Copies the state of losses to the TrainerState after each step, and back when one is loaded."""
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
-        self.modules: dict[str, tuple[str, Remembering]] = {}  # by path: the end of its keys in the log, and the module
+        self.logging: list[tuple[str, Logging]] = []  # the end of its keys in the log, and the module
+        self.modules: dict[str, Remembering] = {}  # by path
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        saved: Any = state.stateful_callbacks
-        self.modules = {
-            f"{name}/{path}": (f"_{name}" if name else "", module)
-            for name, loss in _losses_by_name(self.trainer).items()
-            for path, module in loss.named_modules()
-            if isinstance(module, Remembering)
-        }
-        for path, (_name, module) in self.modules.items():
-            module.is_attached = True
-            if path in saved.get(KEY, {}):
-                module.set_extra_state(saved[KEY][path])
+        self.logging, self.modules = [], {}
+        for name, loss in _losses_by_name(self.trainer).items():
+            for path, module in loss.named_modules():
+                if isinstance(module, Logging):
+                    self.logging.append((f"_{name}" if name else "", module))
+                if isinstance(module, Remembering):
+                    module.is_attached = True
+                    self.modules[f"{name}/{path}"] = module
+        self._restore(state)
+
+    def _restore(self, state: TrainerState) -> None:
+        saved: Any = state.stateful_callbacks.get(KEY, {})
+        for path, module in self.modules.items():
+            if path in saved:
+                module.set_extra_state(saved[path])
 
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        for _name, module in self.modules.values():
+        for module in self.modules.values():
             module.before_step()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         saved: Any = state.stateful_callbacks
-        saved[KEY] = {path: module.get_extra_state() for path, (_name, module) in self.modules.items()}
+        saved[KEY] = {path: module.get_extra_state() for path, module in self.modules.items()}
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if args.load_best_model_at_end and state.best_model_checkpoint and self.modules:
+            best = Path(state.best_model_checkpoint) / "trainer_state.json"
+            self._restore(TrainerState.load_from_json(str(best)))
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any) -> None:
         if "loss" in event["logs"]:
-            figures = {key + name: x for name, module in self.modules.values() for key, x in module.get_log().items()}
+            figures = {key + name: x for name, module in self.logging for key, x in module.get_log().items()}
             event["logs"].update(figures)  # for the callbacks after this one
             state.log_history[-1].update(figures)
 

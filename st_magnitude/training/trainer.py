@@ -89,7 +89,7 @@ def train_or_stop(trainer: Trainer, checkpoint: Path | None = None) -> None:
     Raises:
         OSError: If a checkpoint cannot be written.
         Stopped: At SIGINT (Ctrl-C) and SIGTERM, after the checkpoint is on the disk.
-        ValueError: If the Trainer shards the weights.
+        ValueError: If the Trainer shards the weights, or most rows have no negative.
     """
     if (engine := engine_of_trainer(trainer)) in ("FSDP", "DeepSpeed ZeRO-3"):
         raise ValueError(
@@ -98,6 +98,7 @@ def train_or_stop(trainer: Trainer, checkpoint: Path | None = None) -> None:
             "(docs/devices.md)."
         )
     attach(trainer)
+    refuse_without_negatives(trainer)
     stop = _StopOnSignal()
     trainer.add_callback(stop)
     try:
@@ -121,6 +122,31 @@ def train_or_stop(trainer: Trainer, checkpoint: Path | None = None) -> None:
         raise Stopped(stop.received, f"after step {step}, which is saved. Continue with resume=True (--resume).")
     # accelerate leaves its autocast around forward: later encoding would still use bfloat16
     trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
+
+
+def refuse_without_negatives(trainer: Any, num_rows: int = 1024) -> None:
+    """Refuses data in which most rows have no negative, as where all documents begin alike.
+
+    It reads ``num_rows`` rows, but at least a batch, in random batches as the Trainer prepares them.
+    """
+    false_negatives = getattr(trainer.loss, "false_negatives", None)
+    if false_negatives is None:
+        return
+    size = trainer.args.per_device_train_batch_size * trainer.args.world_size
+    rows = trainer.train_dataset.shuffle(seed=0)
+    shares = []
+    for start in range(0, max(min(len(rows), num_rows) - size, 0) + 1, size):
+        batch = trainer.data_collator(list(rows.select(range(start, min(start + size, len(rows))))))
+        features, _ = trainer.collect_features(batch)
+        shares.append(false_negatives.share_without_negatives(features))
+    if (share := sum(shares) / len(shares)) > 0.5:
+        raise ValueError(
+            f"{share:.0%} of the rows have no negative in a batch of {size}, and would train with a "
+            "loss of 0: all other documents have the text of the positive, as far as the model "
+            f"reads (max_seq_length={trainer.model.max_seq_length}), or belong to the same query. "
+            "Read more tokens (max_length), leave out a prompt or letterhead that fills them, take "
+            "a model whose tokenizer knows the language, or raise the batch size."
+        )
 
 
 def has_fast_bf16() -> bool:

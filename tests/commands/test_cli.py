@@ -163,6 +163,18 @@ def test_a_batch_of_more_than_all_pairs_is_said(folder, model_path, tmp_path, ca
     assert "12 training pairs are too few for 7 processes" in result.output
 
 
+def test_documents_that_the_model_reads_as_one_text_are_refused(tmp_path):
+    """Below the letterhead they differ, so with more tokens they train."""
+    model = save_transformer(tmp_path / "plain")
+    load_transformer(model).save_pretrained(str(tmp_path / "model"))
+    corpus = {name: f"see also the notes: {text}" for name, text in CORPUS.items()}
+    RetrievalData(QUERIES, corpus, RELEVANT_DOCS).save(tmp_path / "data", "train")
+    options = ("--max-steps", 1, "--max-length")
+    refused = fit(tmp_path / "data", tmp_path / "model", tmp_path / "out", *options, 4, code=2)
+    assert "100% of the rows have no negative in a batch of 4" in " ".join(refused.output.split())
+    fit(tmp_path / "data", tmp_path / "model", tmp_path / "out", *options, 30)
+
+
 def test_splits_that_share_queries_are_refused(folder, model_path, tmp_path):
     pytest.importorskip("optuna")  # for compare
     with (folder / "qrels" / "dev.tsv").open("a") as file:
@@ -340,9 +352,7 @@ def test_a_run_that_has_ended_can_be_taken_further(folder, model_path, tmp_path,
     assert json.loads((tmp_path / "out" / "training.json").read_text())["log"][-1]["step"] == 4
 
 
-@pytest.mark.parametrize(
-    "command", ["abstain", "admit", "calibrate", "compare", "compress", "diagnose", "mine", "train"]
-)
+@pytest.mark.parametrize("command", ["abstain", "calibrate", "compare", "compress", "diagnose", "mine", "train"])
 def test_empty_texts_can_be_left_out(folder, model_path, tmp_path, command):
     """With the option, calibrate runs, and the others refuse the model, which they load after the data."""
     if command == "compare":
@@ -356,13 +366,6 @@ def test_empty_texts_can_be_left_out(folder, model_path, tmp_path, command):
     done = invoke(command, *model, *options, "--skip-empty")
     assert done.exit_code == (0 if command == "calibrate" else 2)
     assert "empty text" not in done.stderr
-
-
-def test_a_dry_run_trains_nothing(folder, model_path, tmp_path):
-    done = fit(folder, model_path, tmp_path / "new", "--dry-run", "--json")
-    assert "one step of 4 pairs" in done.output
-    assert report_of(done)["seconds"] > 0
-    assert not (tmp_path / "new").exists()
 
 
 def test_compress_prints_the_table_of_the_evaluator(folder, tmp_path):

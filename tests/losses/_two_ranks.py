@@ -80,6 +80,18 @@ def train_two_data_sets(folder: str, output: Path) -> dict[str, float]:
     return {name: loss.temperatures.bias.item() for name, loss in losses.items()}
 
 
+def refusal_of_data_sets(folder: str, output: Path) -> str:
+    """What a rank says of two data sets, of which one is gathered."""
+    model = load_transformer(folder)
+    losses = {name: stm.DotRankingLoss(model, gather_across_devices=name == "pairs") for name in ("pairs", "triplets")}
+    data = DatasetDict({name: Dataset.from_dict(columns(num_negatives=i)) for i, name in enumerate(losses)})
+    try:
+        stm.attach(SentenceTransformerTrainer(model, arguments(output), data, loss=losses))
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 def main(folder: str, output: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -87,6 +99,7 @@ def main(folder: str, output: Path) -> None:
     results["trainer", "ring"] = train(folder, output, 3, "ring")
     results |= {("temperature", size): learn_temperature(folder, size) for size in (None, 3)}
     results["data sets"] = train_two_data_sets(folder, output)
+    results["refusal"] = refusal_of_data_sets(folder, output)
     torch.save(results, output / f"rank{dist.get_rank()}.pt")
     gc.collect()  # of trainers, which hold the group: its threads must end before Python does
     dist.destroy_process_group()

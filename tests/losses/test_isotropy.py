@@ -99,6 +99,33 @@ def test_arguments(model):
     assert "2511.08544" in loss.citation
 
 
+@BATCHING
+@pytest.mark.parametrize("name", ["infonce", "loss", "steps"])
+def test_a_regularizer_replaces_nothing_of_its_name(model, name, mini_batch_size):
+    def spread(x):
+        return x.square().mean()
+
+    spread.name = name
+    batch, plain = features(model), stm.CosineRankingLoss(model)
+    loss = stm.CosineRankingLoss(model, regularizers=spread, mini_batch_size=mini_batch_size)
+    values = loss(batch)
+    assert list(values) == ["infonce", f"{name}_2"]
+    torch.testing.assert_close(values["infonce"], plain(features(model)), rtol=1e-5, atol=1e-6)
+
+
+def test_one_regularizer_needs_no_list(model):
+    penalties = [
+        stm.CosineRankingLoss(model, regularizers=given).get_config_dict()["regularizers"]
+        for given in (stm.SIGReg(8), (stm.SIGReg(8), 0.05), [(stm.SIGReg(8), 0.05)], (stm.SIGReg(8), stm.SIGReg(8)))
+    ]
+    assert penalties == [{"sigreg": 1.0}, {"sigreg": 0.05}, {"sigreg": 0.05}, {"sigreg": 1.0, "sigreg_2": 1.0}]
+    both = stm.SIGRegInfoNCE(model, regularizers=(mean_square, 0.2))
+    assert both.get_config_dict()["regularizers"] == {"sigreg": 0.05, "mean_square": 0.2}
+    for wrong in ([0.05], [(stm.SIGReg(8), "much")], [(0.05, stm.SIGReg(8))]):
+        with pytest.raises(TypeError, match="functions of embeddings"):
+            stm.CosineRankingLoss(model, regularizers=wrong)
+
+
 # --- training ---------------------------------------------------------------------------------------------------------
 
 

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from _helpers import BATCHING, assert_same_gradients, features, gradients, temperatures, train
+from _helpers import BATCHING, assert_same_gradients, features, gradients, logged, temperatures, train
 from _tiny import columns, formula, load_transformer, raw_embeddings
 from datasets import Dataset, DatasetDict
 from safetensors.torch import load_file
@@ -150,6 +150,21 @@ def test_resume_with_several_data_sets(folder, tmp_path):
     log = [entry for entry in trainer.state.log_history if "loss" in entry]
     assert log[-1]["temperature_pairs"] == temperatures(losses["pairs"])[0]
     assert [log[-1][f"temperature_{i}_triplets"] for i in (1, 2)] == temperatures(losses["triplets"])[::2]
+
+
+def test_the_best_step_brings_its_temperature_back(model, tmp_path):
+    loss = stm.CosineRankingLoss(model, temperature="learned")
+    options = {"max_steps": 4, "learning_rate_mapping": MAPPING(0.3), "load_best_model_at_end": True}
+    options |= dict.fromkeys(("save_strategy", "eval_strategy"), "steps") | dict.fromkeys(
+        ("save_steps", "eval_steps"), 1
+    )
+    options |= {"metric_for_best_model": "eval_loss", "greater_is_better": True}  # the worst step, which is the first
+    trainer = train(model, loss, tmp_path, eval_data=Dataset.from_dict(columns()), **options)
+    best = int(trainer.state.best_model_checkpoint.rpartition("-")[2])
+    seen = logged(trainer)
+    assert best < 4
+    assert abs(seen[best - 1] - seen[-1]) > 1e-3
+    assert temperatures(loss) == [seen[best - 1]]
 
 
 def test_a_resume_that_would_start_anew_is_refused(folder, tmp_path):

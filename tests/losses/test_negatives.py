@@ -19,6 +19,7 @@ from sentence_transformers.sentence_transformer.modules import BoW, StaticEmbedd
 import st_magnitude as stm
 from st_magnitude import Similarity, Term
 from st_magnitude.losses.negatives import text_keys
+from st_magnitude.training.state import Logging
 
 pytestmark = pytest.mark.usefixtures("one_thread", "in_float64")
 
@@ -134,10 +135,40 @@ def test_keep_is_sentence_transformers(model, mini_batch_size):
 def test_embeddings_alone_have_no_texts(model):
     embeddings = raw_embeddings(model, batch_of(model, TWICE))
     exclude, keep = (stm.CosineRankingLoss(model, same_text=x) for x in ("exclude", "keep"))
-    labels = torch.zeros(len(TWICE))
-    torch.testing.assert_close(
-        exclude.compute_loss_from_embeddings(embeddings, labels), keep.compute_loss_from_embeddings(embeddings)
-    )
+    torch.testing.assert_close(*(loss.compute_loss_from_embeddings(embeddings) for loss in (exclude, keep)))
+
+
+@BATCHING
+def test_the_share_that_is_left_out(model, caplog, mini_batch_size):
+    loss = stm.CosineRankingLoss(model, mini_batch_size=mini_batch_size)
+    left_out = equal_texts(TWICE).double()
+    for _ in range(2):
+        loss(batch_of(model, TWICE))
+    with torch.no_grad():
+        loss(batch_of(model, [row[:2] for row in TWICE]))
+    number, num_documents = left_out.shape
+    [share] = [module.get_log() for module in loss.modules() if isinstance(module, Logging)]
+    assert share["excluded_negatives"] == pytest.approx((left_out.sum() - number).item() / number / (num_documents - 1))
+    assert loss.false_negatives.get_log() == {}
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("rows", "number"),
+    [
+        ([("a tea", "tea"), ("rain", "tea"), ("sky", "tea")], 3),  # one answer
+        ([("a tea", "tea"), ("rain", "rain"), ("a tea", "sky")], 0),
+        ([("a tea", "tea"), ("a tea", "sky")], 2),
+        ([("a tea", "tea")], 1),
+        ([("a tea", "tea", "sky"), ("rain", "tea", "tea")], 0),
+    ],
+)
+def test_a_first_batch_without_negatives_warns_once(model, caplog, rows, number):
+    loss = stm.CosineRankingLoss(model)
+    values = [loss(batch_of(model, rows)) for _ in range(2)]
+    assert (values[0] == 0) == (number == len(rows))
+    assert caplog.text.count(f"{number} of {len(rows)} queries of the first batch have no negative") == bool(number)
+    assert len(caplog.records) == bool(number)
 
 
 # --- margin -----------------------------------------------------------------------------------------------------------

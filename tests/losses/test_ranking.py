@@ -195,7 +195,7 @@ def test_cosine_takes_any_model(model):
     torch.testing.assert_close(stm.CosineRankingLoss(stm.prepare(model, "cosine"))(columns), value)
 
 
-@pytest.mark.parametrize("loss_class", LOSSES[1:])
+@pytest.mark.parametrize("loss_class", [*LOSSES[1:], partial(stm.CosineRankingLoss, regularizers=stm.SIGReg(8))])
 @BATCHING
 def test_refuses_matryoshka_loss(model, loss_class, mini_batch_size):
     loss = MatryoshkaLoss(model, build(loss_class, model, scale=3.0, mini_batch_size=mini_batch_size), [32, 16])
@@ -301,16 +301,21 @@ def test_fractional_document_exponent_warns(model, caplog):
 # --- batches and models that cannot give what the loss trains --------------------------------------------------------
 
 
-def test_scores_are_refused(model):
-    loss, batch = stm.CosineRankingLoss(model), features(model, 3)
-    with pytest.raises(ValueError, match="SimilarityMSELoss"):
-        loss(batch, torch.tensor([1.0, 0.0, 0.2]))
-    assert loss(batch, torch.tensor([1, 0, 2])).isfinite()
+@pytest.mark.parametrize("labels", [[1.0, 0.0, 0.2], [1, 0, 1], [True, False, True], [4, 7, 4]])
+def test_labels_are_refused(model, labels):
+    loss, labels = stm.CosineRankingLoss(model), torch.tensor(labels)
+    for call, given in (
+        (loss, features),
+        (loss.compute_loss_from_embeddings, lambda model, rows: raw_embeddings(model, features(model, rows))),
+    ):
+        with pytest.raises(ValueError, match=r"SimilarityMSELoss.*remove_columns"):
+            call(given(model, 3), labels)
 
 
 @pytest.mark.parametrize("loss_class", [stm.DotRankingLoss, stm.SimilarityMSELoss])
 def test_columns_of_unequal_length_are_refused(model, loss_class):
-    loss, batch, labels = loss_class(model), features(model, 3), torch.tensor([1, 0, 1])
+    loss, batch = loss_class(model), features(model, 3)
+    labels = torch.ones(3) if loss_class is stm.SimilarityMSELoss else None
     with pytest.raises(ValueError, match="two text columns"):
         loss(batch[:1], labels)
     batch[1] = features(model, 1)[1]
@@ -333,7 +338,7 @@ def test_columns_of_unequal_length_are_refused(model, loss_class):
 def test_contradicting_losses_warn(model, caplog, first, second, contradicts):
     losses = [first(model), second(model)]
     for loss in losses:
-        loss(features(model, 3), labels=torch.tensor([1, 0, 1]))
+        loss(features(model, 3), torch.ones(3) if isinstance(loss, stm.SimilarityMSELoss) else None)
     assert contradicts == ("Give all losses of a Trainer the same similarity" in caplog.text)
 
 

@@ -5,17 +5,21 @@ import math
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from _helpers import BATCHING, train
+from _helpers import BATCHING, temperatures, train
 from _tiny import ROWS, auto_scale, columns, formula, load_transformer, raw_embeddings
 from _two_ranks import NUM_ROWS
 from datasets import Dataset
 from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 
 import st_magnitude as stm
+from st_magnitude.surgery.normalize import add_normalize
+from st_magnitude.training.state import refuse_unlike_gathering
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -119,6 +123,74 @@ def test_evaluation_loss(model, tmp_path, mini_batch_size):
     assert trainer.evaluate()["eval_loss"] == pytest.approx(expected, rel=1e-4)
 
 
+# --- a model in place of another one ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loss_class", LOSSES)
+@BATCHING
+def test_a_new_model_is_prepared_as_the_first_one(folder, tmp_path, caplog, loss_class, mini_batch_size):
+    """With model_init each run trains a new model, as a loss that was built for this model does."""
+    data, models = Dataset.from_dict(columns(num_negatives=1)), []
+    args = SentenceTransformerTrainingArguments(
+        str(tmp_path), max_steps=2, learning_rate=0.01, save_strategy="no", report_to=[], use_cpu=True
+    )
+
+    def model_init():
+        models.append(load_transformer(folder))
+        return models[-1]
+
+    options = {"temperature": "learned", "mini_batch_size": mini_batch_size}
+    loss = loss_class(model_init(), **options)
+    trainer = SentenceTransformerTrainer(args=args, train_dataset=data, loss=loss, model_init=model_init)
+    stm.attach(trainer)
+    trained = [temperatures(loss) for _ in range(2) if trainer.train()]
+    alone = model_init()
+    fresh = loss_class(alone, **options)
+    stm.attach(SentenceTransformerTrainer(alone, args, train_dataset=data, loss=fresh)).train()
+    assert trained[0] == trained[1] == temperatures(fresh) != [0.05]
+    assert not caplog.records
+    for model in models[-3:-1]:
+        assert model.similarity_fn_name == alone.similarity_fn_name
+        assert model.state_dict().keys() == alone.state_dict().keys()
+        assert all(torch.equal(x, alone.state_dict()[name]) for name, x in model.state_dict().items())
+
+
+@pytest.mark.parametrize("loss_class", [stm.QNormRankingLoss, partial(stm.SimilarityMSELoss, similarity="dot")])
+def test_a_new_model_is_checked_as_the_first_one(folder, loss_class):
+    loss = loss_class(load_transformer(folder))
+    with pytest.raises(ValueError, match="learns from the norm"):
+        loss.model = add_normalize(load_transformer(folder))
+
+
+# --- data that cannot be trained on -----------------------------------------------------------------------------------
+
+
+def test_lists_of_texts_are_refused(model, tmp_path):
+    """A tokenizer reads two texts as one pair."""
+    data = Dataset.from_dict(columns() | {"negatives": [["see also", "none"]] * len(ROWS)})
+    with pytest.raises(ValueError, match=r"'negatives' is a list of texts.*negative_1"):
+        train(model, stm.CosineRankingLoss(model), tmp_path, data=data)
+
+
+@pytest.mark.parametrize(
+    ("options", "is_refused"),
+    [
+        (({}, {}), False),
+        (({"gather_across_devices": True}, {}), True),
+        (({"gather_across_devices": True}, {"gather_across_devices": "ring"}), True),
+        (({"regularizers": stm.SIGReg(8)}, {}), True),
+        (({"regularizers": stm.SIGReg(8, gather=False)}, {}), False),
+        (({"gather_across_devices": True}, {"gather_across_devices": True, "margin": -0.1, "temperature": 0.1}), False),
+        (({"gather_across_devices": True}, {"gather_across_devices": True, "same_text": "keep"}), True),
+    ],
+)
+def test_data_sets_whose_losses_gather_differently(model, options, is_refused):
+    """Each process may have a batch of another one, and a process that gathers alone waits forever."""
+    losses = {name: stm.DotRankingLoss(model, **given) for name, given in zip("ab", options, strict=True)}
+    with pytest.raises(ValueError, match="data sets a, b gather") if is_refused else nullcontext():
+        refuse_unlike_gathering(losses)
+
+
 # --- two processes ----------------------------------------------------------------------------------------------------
 
 
@@ -169,3 +241,4 @@ def test_two_ranks_with_different_data_sets(two_ranks):
     first, second = (results["data sets"] for results in two_ranks)
     assert first == second
     assert len({round(bias, 2) for bias in [*first.values(), math.log(0.05)]}) == 3
+    assert all("gather from all processes" in results["refusal"] for results in two_ranks)

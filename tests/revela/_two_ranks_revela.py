@@ -1,4 +1,6 @@
-"""The work of each of two gloo processes for test_revela_trainer.py: `torchrun --nproc_per_node 2 ... OUT`."""
+"""The work of each of two gloo processes for test_revela_trainer.py: `torchrun --nproc_per_node 2
+... OUT`.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,17 @@ def run(folder: Path, seed: int, **options: object) -> dict[str, torch.Tensor]:
     model = retriever(folder / "retriever")
     lm, tokens = language_model(seed)
     loss = RevelaLoss(model, lm, tokens)
-    args = arguments(folder / "out", per_device_train_batch_size=1, max_grad_norm=0.05, max_steps=3, **options)
-    InOrder(model=model, args=args, loss=loss, train_dataset=groups(3), lm_lora=None, lm_learning_rate=5e-3).train()
+    args = arguments(
+        folder / "out", per_device_train_batch_size=1, max_grad_norm=0.05, max_steps=3, **options
+    )
+    InOrder(
+        model=model,
+        args=args,
+        loss=loss,
+        train_dataset=groups(3),
+        lm_lora=None,
+        lm_learning_rate=5e-3,
+    ).train()
     weights = {f"model.{name}": value for name, value in model.named_parameters()}
     weights |= {f"lm.{name}": value for name, value in loss.lm.named_parameters()}
     return {name: value.detach().clone() for name, value in weights.items()}
@@ -39,6 +50,8 @@ if __name__ == "__main__":
     output = Path(sys.argv[1])
     rank = int(os.environ["RANK"])
     # other weights of the language model on each rank at first: rank 0's weights count
-    torch.save(run(output / f"rank{rank}", seed=rank, ddp_backend="gloo"), output / f"rank{rank}.pt")
+    torch.save(
+        run(output / f"rank{rank}", seed=rank, ddp_backend="gloo"), output / f"rank{rank}.pt"
+    )
     gc.collect()  # of trainers, which hold the group: its threads must end before Python does
     dist.destroy_process_group()

@@ -1,4 +1,5 @@
-"""Revela's Eq. 3-8 as they are printed: two passes with loops over documents, heads and tokens, and tiny decoders.
+"""Revela's Eq. 3-8 as they are printed: two passes with loops over documents, heads and tokens, and
+tiny decoders.
 
 Within a document (Eq. 4) transformers' own layers attend by torch's attention.
 """
@@ -22,9 +23,15 @@ FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma")
 
 
 def decoder(family: str) -> PreTrainedModel:
-    """A random decoder in float64, large weights, norms computed in float64 too (transformers' go to float32)."""
+    """A random decoder in float64, large weights, norms computed in float64 too (transformers' go
+    to float32).
+    """
     ids = {"bos_token_id": 1, "eos_token_id": 2}
-    options = {"vocab_size": VOCABULARY, "max_position_embeddings": 64, "tie_word_embeddings": False}
+    options = {
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": 64,
+        "tie_word_embeddings": False,
+    }
     model = _tiny.decoder(family, **ids, **options).double()
     torch.manual_seed(0)
     with torch.no_grad():
@@ -49,7 +56,9 @@ def weights_of(query: Tensor, keys: Tensor) -> Tensor:
     return powers / powers.sum()
 
 
-def cross_attention(query: Tensor, key: Tensor, value: Tensor, v_norm: bool, eps: float = 1e-6) -> Tensor:
+def cross_attention(
+    query: Tensor, key: Tensor, value: Tensor, v_norm: bool, eps: float = 1e-6
+) -> Tensor:
     """Eq. 5 and 6 for one pair of documents and one head: (L_i, d)."""
     rows = []
     for q in query:
@@ -60,7 +69,9 @@ def cross_attention(query: Tensor, key: Tensor, value: Tensor, v_norm: bool, eps
 
 
 class TwoPasses:
-    """The paper's two passes: keys and values of every layer are recorded, then each document attends to the others."""
+    """The paper's two passes: keys and values of every layer are recorded, then each document
+    attends to the others.
+    """
 
     def __init__(self, lm: PreTrainedModel, similarity: Tensor, groups: Sequence[int]) -> None:
         self.lm, self.similarity, self.groups = lm, similarity, groups
@@ -73,11 +84,19 @@ class TwoPasses:
         self.is_second, found = is_second, []
         for self.document, ids in enumerate(documents):
             self.layer = 0
-            found.append(self.lm.get_decoder()(input_ids=ids[None], use_cache=False).last_hidden_state[0])
+            found.append(
+                self.lm.get_decoder()(input_ids=ids[None], use_cache=False).last_hidden_state[0]
+            )
         return found
 
     def attention(
-        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, **options: Any
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor,
+        **options: Any,
     ) -> tuple[Tensor, None]:
         output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
         if not self.is_second:
@@ -89,8 +108,12 @@ class TwoPasses:
             read = value.new_zeros(len(q), value.shape[-1])
             for j, layers in self.recorded.items():
                 if j != self.document and self.groups[j] == self.groups[self.document]:
-                    keys, values = (states[a * key.shape[1] // query.shape[1]] for states in layers[self.layer])
-                    read = read + self.similarity[self.document, j] * cross_attention(q, keys, values, v_norm=True)
+                    keys, values = (
+                        states[a * key.shape[1] // query.shape[1]] for states in layers[self.layer]
+                    )
+                    read = read + self.similarity[self.document, j] * cross_attention(
+                        q, keys, values, v_norm=True
+                    )
             heads.append(read)
         self.layer += 1
         return output + torch.stack(heads, 1)[None], None

@@ -1,4 +1,6 @@
-"""A retriever, a language model and a corpus for the mechanics of Revela: a few milliseconds a step."""
+"""A retriever, a language model and a corpus for the mechanics of Revela: a few milliseconds a
+step.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ from st_magnitude.revela import RevelaLoss, build_groups
 def texts() -> list[str]:
     """24 short documents of three sentences each."""
     sentences = [text for row in ROWS for text in row[:2]]
-    return [". ".join(sentences[(i + 7 * k) % len(sentences)] for k in range(3)) + "." for i in range(24)]
+    return [
+        ". ".join(sentences[(i + 7 * k) % len(sentences)] for k in range(3)) + "."
+        for i in range(24)
+    ]
 
 
 def groups(size: int = 4) -> Dataset:
@@ -41,6 +46,11 @@ def loss_for(model: SentenceTransformer, **options: object) -> RevelaLoss:
 
 
 def arguments(folder: Path | str, **options: object) -> SentenceTransformerTrainingArguments:
-    settings = {"per_device_train_batch_size": 2, "max_steps": 4, "logging_steps": 1, "learning_rate": 1e-3}
+    settings = {
+        "per_device_train_batch_size": 2,
+        "max_steps": 4,
+        "logging_steps": 1,
+        "learning_rate": 1e-3,
+    }
     settings |= {"save_strategy": "no", "report_to": [], "use_cpu": True, "disable_tqdm": True}
     return SentenceTransformerTrainingArguments(str(folder), **(settings | options))

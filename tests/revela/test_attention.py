@@ -1,11 +1,22 @@
-"""In-batch attention against loops over Eq. 3-8, and what must hold of it whatever the numbers are."""
+"""In-batch attention against loops over Eq. 3-8, and what must hold of it whatever the numbers
+are.
+"""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from revela_reference import FAMILIES, VOCABULARY, cross_attention, decoder, next_token_loss, padded, streams, unpadded
+from revela_reference import (
+    FAMILIES,
+    VOCABULARY,
+    cross_attention,
+    decoder,
+    next_token_loss,
+    padded,
+    streams,
+    unpadded,
+)
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -22,14 +33,23 @@ def documents(seed: int = 0) -> list[Tensor]:
 
 
 def similarities(seed: int = 0, peaked: bool = False) -> Tensor:
-    """Rows of non-negative weights; the diagonal and other groups hold values that must not be read."""
-    weights = torch.rand(len(LENGTHS), len(LENGTHS), generator=torch.Generator().manual_seed(seed)).double() + 0.1
+    """Rows of non-negative weights; the diagonal and other groups hold values that must not be
+    read.
+    """
+    weights = (
+        torch.rand(
+            len(LENGTHS), len(LENGTHS), generator=torch.Generator().manual_seed(seed)
+        ).double()
+        + 0.1
+    )
     if peaked:
         weights[[0, 2, 3, 4], [1, 4, 2, 2]] = 0.0  # (0, 1): document 0 reads nobody
     return weights.requires_grad_()
 
 
-def by_loops(query: Tensor, key: Tensor, value: Tensor, similarity: Tensor, v_norm: bool = True) -> Tensor:
+def by_loops(
+    query: Tensor, key: Tensor, value: Tensor, similarity: Tensor, v_norm: bool = True
+) -> Tensor:
     """Eq. 5 to 7 document by document and head by head; query heads share key heads in order."""
     rows = []
     for i in range(len(query)):
@@ -48,62 +68,50 @@ def by_loops(query: Tensor, key: Tensor, value: Tensor, similarity: Tensor, v_no
 
 
 @pytest.mark.parametrize("v_norm", [True, False])
-@pytest.mark.parametrize(
-    ("backend", "value_dim"), [("exact", 7), ("sparse", 7), ("auto", 7), ("exact", 4), ("auto", 18)]
-)
-def test_one_layer_is_equation_5_to_7(v_norm: bool, backend: str, value_dim: int, monkeypatch) -> None:
-    """Also with values that are narrower or wider than the keys, as in multi-head latent attention."""
+@pytest.mark.parametrize("peaked", [True, False])
+@pytest.mark.parametrize("value_dim", [4, 7, 18])
+def test_one_layer_is_equation_5_to_7(v_norm, peaked, value_dim, monkeypatch) -> None:
+    """Also with values that are narrower or wider than the keys, as in latent attention."""
     monkeypatch.setattr(A, "PAIRS_PER_CHUNK", 3)
     torch.manual_seed(0)
     sizes = (4, 6, 7), (2, 6, 7), (2, 6, value_dim)
-    query, key, value = (torch.randn(5, *size, dtype=torch.float64, requires_grad=True) for size in sizes)
+    query, key, value = (
+        torch.randn(5, *size, dtype=torch.float64, requires_grad=True) for size in sizes
+    )
     mask = torch.tensor([[1] * n + [0] * (6 - n) for n in LENGTHS])
-    similarity = similarities(peaked=backend != "exact")
+    similarity = similarities(peaked=peaked)
     leaves = (query, key, value, similarity)
     expected = by_loops(query, key, value, similarity, v_norm)
 
-    neighbours = Neighbours.of(similarity, mask, torch.tensor(GROUPS), backend=backend, v_norm=v_norm)
+    neighbours = Neighbours.of(similarity, mask, torch.tensor(GROUPS), v_norm=v_norm)
     found = in_batch_attention(query, key, value, neighbours)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
     direction = torch.randn_like(expected)
     wanted = list(torch.autograd.grad((expected * direction).sum(), leaves))
     got = torch.autograd.grad((found * direction).sum(), leaves)
-    if backend != "exact":  # a weight of zero gets no gradient here, by intention
-        wanted[3] = wanted[3] * (similarity.detach() > 0)
-    for name, one, other in zip(("query", "key", "value", "similarity"), got, wanted, strict=True):
+    wanted[3] = wanted[3] * (similarity.detach() > 0)  # a weight of zero gets no gradient
+    names = ("query", "key", "value", "similarity")
+    for name, one, other in zip(names, got, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-10, msg=name)
 
 
-def test_gradcheck_of_one_layer() -> None:
-    torch.manual_seed(1)
-    query = torch.randn(3, 2, 3, 4, dtype=torch.float64, requires_grad=True)
-    key, value = torch.randn(2, 3, 1, 3, 4, dtype=torch.float64).unbind()
-    similarity = torch.rand(3, 3, dtype=torch.float64, requires_grad=True)
-
-    def layer(q: Tensor, k: Tensor, v: Tensor, weights: Tensor) -> Tensor:
-        return in_batch_attention(q, k, v, Neighbours.of(weights, backend="exact"))
-
-    assert torch.autograd.gradcheck(layer, (query, key.requires_grad_(), value.requires_grad_(), similarity))
-
-
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("backend", ["exact", "sparse"])
-def test_whole_model_is_equation_3_to_8(family: str, backend: str, monkeypatch) -> None:
+@pytest.mark.parametrize("peaked", [True, False])
+def test_whole_model_is_equation_3_to_8(family: str, peaked: bool, monkeypatch) -> None:
     monkeypatch.setattr(A, "TOKENS_PER_CHUNK", 4)
-    lm, docs, similarity = decoder(family), documents(), similarities(peaked=backend == "sparse")
+    lm, docs, similarity = decoder(family), documents(), similarities(peaked=peaked)
     e, h = streams(lm, docs, similarity, GROUPS)
     expected = next_token_loss(lm, h, docs) + 0.3 * next_token_loss(lm, e, docs)
     parameters = list(lm.parameters())
     wanted = torch.autograd.grad(expected, [similarity, *parameters])
     assert wanted[0].abs().max() > 1e-3
-    if backend == "sparse":  # a weight of zero gets no gradient here, by intention
-        wanted = (wanted[0] * (similarity.detach() > 0), *wanted[1:])
+    wanted = (wanted[0] * (similarity.detach() > 0), *wanted[1:])  # as in one layer
 
     attach(lm)
     for side in ("right", "left"):
         ids, mask = padded(docs, side)
-        neighbours = Neighbours.of(similarity, mask, torch.tensor(GROUPS), backend=backend)
+        neighbours = Neighbours.of(similarity, mask, torch.tensor(GROUPS))
         found_e, found_h = two_streams(lm, ids, mask, neighbours)
         for found, reference in ((found_e, e), (found_h, h)):
             for one, other in zip(unpadded(found, mask), reference, strict=True):
@@ -111,11 +119,15 @@ def test_whole_model_is_equation_3_to_8(family: str, backend: str, monkeypatch) 
         loss, auxiliary = (A.next_token_loss(lm, x, ids, mask) for x in (found_h, found_e))
         loss = loss + 0.3 * auxiliary
         torch.testing.assert_close(loss, expected, rtol=0, atol=1e-10)
-        for one, other in zip(torch.autograd.grad(loss, [similarity, *parameters]), wanted, strict=True):
+        for one, other in zip(
+            torch.autograd.grad(loss, [similarity, *parameters]), wanted, strict=True
+        ):
             torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
 
 
-def run(lm, docs, similarity, groups=None, side="right", extra=0, **options) -> tuple[list[Tensor], list[Tensor]]:
+def run(
+    lm, docs, similarity, groups=None, side="right", extra=0, **options
+) -> tuple[list[Tensor], list[Tensor]]:
     ids, mask = padded(docs, side, extra)
     found = two_streams(lm, ids, mask, Neighbours.of(similarity, mask, groups, **options))
     return tuple(unpadded(states, mask) for states in found)
@@ -134,7 +146,7 @@ def lm():
 
 def test_without_similarity_it_is_the_plain_model(lm) -> None:
     plain = decoder("llama")
-    e, h = run(lm, documents(), torch.zeros(5, 5, dtype=torch.float64), backend="exact")
+    e, h = run(lm, documents(), torch.zeros(5, 5, dtype=torch.float64))
     expected = [plain.model(ids[None]).last_hidden_state[0] for ids in documents()]
     assert close(e, expected)
     assert close(h, expected)
@@ -184,18 +196,16 @@ def test_checkpointed_layers_give_the_same_gradients(lm) -> None:
         gradients()
 
 
-def test_sparse_pairs_are_exact_to_rounding(lm) -> None:
+def test_pairs_that_are_left_out_do_not_matter(lm, monkeypatch) -> None:
     """A softmax so peaked that most weights are below 1e-7: float32 does not see the difference."""
     docs = documents()
-    scores = 25.0 * torch.randn(5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    generator = torch.Generator().manual_seed(2)
+    scores = 25.0 * torch.randn(5, 5, dtype=torch.float64, generator=generator)
     weights = scores.fill_diagonal_(-torch.inf).softmax(-1)
-    of_all, of_few, auto = (
-        sum(len(j) for *_, j in Neighbours.of(weights, backend=backend).chunks)
-        for backend in ("exact", "sparse", "auto")
-    )
-    assert of_all == 20
-    assert auto == of_few <= 10
-    exact, sparse = (run(lm, docs, weights, backend=backend)[1] for backend in ("exact", "sparse"))
+    assert sum(len(j) for *_, j in Neighbours.of(weights).chunks) <= 10  # of 20
+    sparse = run(lm, docs, weights)[1]
+    monkeypatch.setattr(A, "SPARSE_BELOW", -1.0)
+    exact = run(lm, docs, weights)[1]
     assert close(exact, sparse, atol=2e-6)
     assert not close(exact, sparse, atol=1e-14)
 
@@ -210,7 +220,9 @@ def test_bfloat16_autocast_stays_near_float32() -> None:
         _, half = two_streams(model, ids, mask, Neighbours.of(weights, mask))
     assert torch.isfinite(half).all()
     real = mask.bool()
-    assert torch.nn.functional.cosine_similarity(half[real].float(), exact[real], dim=-1).min() > 0.995
+    assert (
+        torch.nn.functional.cosine_similarity(half[real].float(), exact[real], dim=-1).min() > 0.995
+    )
 
 
 @pytest.mark.parametrize("v_norm", [True, False])
@@ -227,7 +239,9 @@ def test_zero_values_and_huge_scores_stay_finite(v_norm: bool) -> None:
 
 def test_lora_layers_take_part_and_get_gradients() -> None:
     base = decoder("qwen2")
-    model = get_peft_model(base, LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")).double()
+    model = get_peft_model(
+        base, LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    ).double()
     attach(model)
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
@@ -262,7 +276,9 @@ def test_what_cannot_work_is_refused() -> None:
     with pytest.raises(ValueError, match="LlamaModel is not a causal decoder"):
         attach(decoder("llama").model)
     ids, mask = padded(documents())
-    with pytest.raises(ValueError, match="In-batch attention reached 0 of 2 layers"):  # without attach
+    with pytest.raises(
+        ValueError, match="In-batch attention reached 0 of 2 layers"
+    ):  # without attach
         two_streams(decoder("llama"), ids, mask, Neighbours.of(similarities(), mask))
     with pytest.raises(ValueError, match=r"Documents \[1\]"):
         Neighbours.of(torch.ones(2, 2), torch.tensor([[1, 1], [0, 0]]))

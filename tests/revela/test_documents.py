@@ -25,7 +25,9 @@ def test_a_folder(tmp_path):
 
 def test_files_that_are_not_text_are_left_out_of_a_folder(tmp_path):
     write(tmp_path, a__txt="fine", b__txt=b"\xff\xfea\0", c__txt=b"caf\xe9")
-    with pytest.warns(UserWarning, match=r"Left out 2 files of .* that are not UTF-8 text, such as b\.txt"):
+    with pytest.warns(
+        UserWarning, match=r"Left out 2 files of .* that are not UTF-8, such as b\.txt"
+    ):
         assert [d["text"] for d in read_documents(tmp_path)] == ["fine"]
     with pytest.raises(ValueError, match=r"'utf-8' codec can't decode .*, in .*c\.txt"):
         list(read_documents(tmp_path / "c.txt"))
@@ -39,12 +41,19 @@ def test_line_ends_and_byte_order_mark(tmp_path):
 def test_nothing_to_read(tmp_path):
     write(tmp_path, a__png="x", c="z")
     for path in ("nowhere", tmp_path):
-        with pytest.raises(FileNotFoundError, match=r"neither a file nor a folder with .*in a list"):
+        with pytest.raises(
+            FileNotFoundError, match=r"neither a file nor a folder with .*in a list"
+        ):
             list(read_documents(path))
 
 
 def test_jsonl(tmp_path):
-    rows = [{"text": "one", "title": "T", "id": 7, "extra": [1]}, {"text": "two"}, {"text": " "}, {"text": "x"}]
+    rows = [
+        {"text": "one", "title": "T", "id": 7, "extra": [1]},
+        {"text": "two"},
+        {"text": " "},
+        {"text": "x"},
+    ]
     lines = "\n".join(map(json.dumps, rows)).replace("\n", "\n\n")
     write(tmp_path, a__jsonl="\ufeff" + lines, b__jsonl=b'{"text": "three", "code": true}\n')
     found = list(read_documents(tmp_path))
@@ -56,7 +65,10 @@ def test_jsonl(tmp_path):
     ("line", "message"),
     [
         ('{"text": "x"', r"line 3: is not valid JSON .*; write one object per line"),
-        ('{"contents": "x"}', r"line 3: needs a string under the key 'text', but is \['contents'\]"),
+        (
+            '{"contents": "x"}',
+            r"line 3: needs a string under the key 'text', but is \['contents'\]",
+        ),
     ],
 )
 def test_jsonl_errors_name_the_line(tmp_path, line, message):
@@ -65,7 +77,7 @@ def test_jsonl_errors_name_the_line(tmp_path, line, message):
         list(read_documents(tmp_path))
 
 
-# ------------------------------------------------------------------------------------------------------------- chunks
+# ------------------------------------------------------------------------------------- chunks
 
 
 def bare_words(text: str) -> str:
@@ -76,7 +88,22 @@ texts = st.one_of(
     st.text(max_size=400),
     st.text("ab. \n-?!1A)\"'", max_size=300),
     st.lists(
-        st.sampled_from(["One", "two.", "Three", "e.g.", "U.S.", "3.5", "\n\n", "- x", "日本。語", "é!", "\t", "Dr."])
+        st.sampled_from(
+            [
+                "One",
+                "two.",
+                "Three",
+                "e.g.",
+                "U.S.",
+                "3.5",
+                "\n\n",
+                "- x",
+                "日本。語",
+                "é!",
+                "\t",
+                "Dr.",
+            ]
+        )
     ).map(" ".join),
 )
 
@@ -95,7 +122,9 @@ def test_nothing_is_lost_or_too_long(text, max_words, code):
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=30), st.integers(1, 15))
 def test_chunks_are_complete_sentences_as_many_as_fit(lengths, max_words):
-    sentences = [" ".join(["Word", *["word"] * (n - 2), "end."]) if n > 1 else "End." for n in lengths]
+    sentences = [
+        " ".join(["Word", *["word"] * (n - 2), "end."]) if n > 1 else "End." for n in lengths
+    ]
     expected: list[list[str]] = []
     for sentence in sentences:
         words = sentence.split()
@@ -145,18 +174,33 @@ def test_code_keeps_its_lines_and_indentation():
     lines = [line for piece in chunks for line in piece.split("\n") if line]
     assert lines == [line for line in CODE.split("\n") if line]
     assert chunks[-1] == CODE[CODE.index("class") :].rstrip()
-    assert any(piece.startswith("    ") for piece in chunk(CODE, 5, code=True))  # a chunk that starts inside of a block
+    assert any(
+        piece.startswith("    ") for piece in chunk(CODE, 5, code=True)
+    )  # a chunk that starts inside of a block
 
 
 def test_code_is_cut_at_the_margin_before_blank_lines():
     code = "def f():\n    a = 1\n\n    return a\n\n\ndef g():\n    return 2\n"
-    assert chunk(code, 10, code=True) == ["def f():\n    a = 1\n\n    return a", "def g():\n    return 2"]
-    assert chunk(f"x = 1\n\n{code}", 8, code=True)[:2] == ["x = 1", "def f():\n    a = 1\n\n    return a"]
-    assert chunk(code, 5, code=True) == ["def f():\n    a = 1", "    return a", "def g():\n    return 2"]
+    assert chunk(code, 10, code=True) == [
+        "def f():\n    a = 1\n\n    return a",
+        "def g():\n    return 2",
+    ]
+    assert chunk(f"x = 1\n\n{code}", 8, code=True)[:2] == [
+        "x = 1",
+        "def f():\n    a = 1\n\n    return a",
+    ]
+    assert chunk(code, 5, code=True) == [
+        "def f():\n    a = 1",
+        "    return a",
+        "def g():\n    return 2",
+    ]
 
 
 def test_the_missing_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "sentencex", None)
-    with pytest.raises(ImportError, match=r'Cutting text into sentences needs sentencex.*pip install "\.\[revela\]"'):
+    with pytest.raises(
+        ImportError,
+        match=r'Cutting text into sentences needs sentencex.*pip install "\.\[revela\]"',
+    ):
         chunk("One. Two.")
     assert chunk("x = 1", code=True) == ["x = 1"]

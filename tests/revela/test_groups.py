@@ -14,7 +14,8 @@ from sentence_transformers import SentenceTransformer, SentenceTransformerTraine
 from sentence_transformers.sentence_transformer.modules import BoW, StaticEmbedding
 
 from st_magnitude.revela import GroupCollator, build_groups, chunk
-from st_magnitude.revela.groups import _first_half, split_batch
+from st_magnitude.revela.documents import first_half
+from st_magnitude.revela.groups import split_batch
 
 OPTIONS = {"max_words": 6, "min_words": 1}
 
@@ -22,21 +23,32 @@ OPTIONS = {"max_words": 6, "min_words": 1}
 def test_the_order_of_the_paper():
     lengths = {"a": 3, "b": 5, "c": 2, "d": 1, "e": 2}
     a, b, c, d, e = (chunks_of(name, number) for name, number in lengths.items())
-    groups = build_groups([document(name, number) for name, number in lengths.items()], group_size=4, **OPTIONS)
+    groups = build_groups(
+        [document(name, number) for name, number in lengths.items()], group_size=4, **OPTIONS
+    )
     assert groups.column_names == ["chunks", "code"]
     order = [a[0], b[0], a[1], b[1], a[2], b[2], b[3], b[4], c[0], d[0], c[1], e[0], e[1]]
-    assert [row["chunks"] for row in groups] == [order[0:4], order[4:8], order[8:12]]  # e[1] alone is no group
+    assert [row["chunks"] for row in groups] == [
+        order[0:4],
+        order[4:8],
+        order[8:12],
+    ]  # e[1] alone is no group
     five = build_groups([document("a", 3), document("b", 3)], group_size=4, **OPTIONS)
     assert [len(row["chunks"]) for row in five] == [4, 2]
 
 
-SENTENCES = st.lists(st.sampled_from([f"{w} is here." for w in "Abcdefgh"]), min_size=0, max_size=12)
+SENTENCES = st.lists(
+    st.sampled_from([f"{w} is here." for w in "Abcdefgh"]), min_size=0, max_size=12
+)
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(SENTENCES, min_size=1, max_size=6), st.integers(2, 5))
 def test_no_duplicates_in_a_group(documents, group_size):
-    texts = [" ".join(s if i % 2 else s.upper().replace(" ", "  ") for i, s in enumerate(d)) for d in documents]
+    texts = [
+        " ".join(s if i % 2 else s.upper().replace(" ", "  ") for i, s in enumerate(d))
+        for d in documents
+    ]
     options = {"max_words": 3, "min_words": 1, "group_size": group_size}
     given_chunks = Counter(fold(s) for d in documents for s in d)
     if len(given_chunks) < 2:
@@ -46,7 +58,9 @@ def test_no_duplicates_in_a_group(documents, group_size):
     rows = [[fold(c) for c in row["chunks"]] for row in build_groups(texts, **options)]
     assert all(len(set(row)) == len(row) for row in rows)
     for i, row in enumerate(rows):  # a short group means that nothing else is left for it
-        assert len(row) == group_size or not {c for later in rows[i + 1 :] for c in later} - set(row)
+        assert len(row) == group_size or not {c for later in rows[i + 1 :] for c in later} - set(
+            row
+        )
     assert all(2 <= len(row) <= group_size for row in rows)
     lost = given_chunks - Counter(c for row in rows for c in row)
     assert not Counter(c for row in rows for c in row) - given_chunks
@@ -55,8 +69,11 @@ def test_no_duplicates_in_a_group(documents, group_size):
 
 def test_code_is_marked_for_each_document():
     prose = document("prose", 3)
-    groups = build_groups([{"text": CODE, "code": True}, prose], group_size=2, max_words=14, min_words=1)
-    flags = {text: flag for row in groups for text, flag in zip(row["chunks"], row["code"], strict=True)}
+    groups = build_groups(
+        [{"text": CODE, "code": True}, prose], group_size=2, max_words=14, min_words=1
+    )
+    columns = ([item for row in groups for item in row[name]] for name in ("chunks", "code"))
+    flags = dict(zip(*columns, strict=True))
     assert flags == {text: text in chunk(CODE, 14, code=True) for text in flags}
     assert set(flags.values()) == {True, False}
 
@@ -90,10 +107,10 @@ def test_min_words():
     [
         (["a", "b"], {"group_size": 1}, "group_size must be at least 2"),
         (["a", "b"], {"max_words": 0}, "max_words must be at least 1"),
-        ([], {}, "the 0 documents have fewer"),
-        (["One.", "Two."], {}, r"2 different chunks of 5 words.*2 chunks, 2 of them shorter.*lower min_words"),
-        ([3], {}, r"documents\[0\]: needs a string under the key 'text', but is int"),
-        ([{"chunks": ["a", "b"]}], {}, r"needs a string under the key 'text', but is \['chunks'\]"),
+        ([], {}, "0 documents"),
+        (["One.", "Two."], {}, "2 chunks, 2 of them shorter"),
+        ([3], {}, r"documents\[0\].*int"),
+        ([{"chunks": ["a", "b"]}], {}, r"'text'.*\['chunks'\]"),
     ],
 )
 def test_what_gives_no_groups_is_refused(documents, options, message):
@@ -101,11 +118,15 @@ def test_what_gives_no_groups_is_refused(documents, options, message):
         build_groups(documents, **options)
 
 
-# -------------------------------------------------------------------------------------------------------- GroupCollator
+# ------------------------------------------------------------------------------ GroupCollator
 
 ROWS = [
     {"chunks": ["open a file for reading", "what is rain"], "code": [False, True]},
-    {"chunks": ["the sky is\n blue", "lima", "sort the list of all words that it has"], "code": [False] * 3, "id": 1},
+    {
+        "chunks": ["the sky is\n blue", "lima", "sort the list of all words that it has"],
+        "code": [False] * 3,
+        "id": 1,
+    },
 ]
 FLAT = [text for row in ROWS for text in row["chunks"]]
 HALVES = ["open a file", "what is rain", "the sky", "lima", "sort the list of all"]
@@ -136,7 +157,9 @@ def test_three_sets_of_features(model, lm_tokenizer, query_part):
     queries = HALVES if query_part == "half" else FLAT
     for found, prefix, texts in ((query, "Query: ", queries), (passage, "Passage: ", FLAT)):
         expected = model.preprocess([prefix + text for text in texts])
-        assert all(torch.equal(found[key], expected[key]) for key in ("input_ids", "attention_mask"))
+        assert all(
+            torch.equal(found[key], expected[key]) for key in ("input_ids", "attention_mask")
+        )
         assert model(found)["sentence_embedding"].shape == (5, 32)
     assert set(lm) == {"input_ids", "attention_mask", "group"}
     assert lm["group"].tolist() == [0, 0, 1, 1, 1]
@@ -151,14 +174,20 @@ def test_three_sets_of_features(model, lm_tokenizer, query_part):
 
 
 def test_lengths(model, lm_tokenizer):
-    batch = GroupCollator(model.preprocess, lm_tokenizer, max_length=5, prefixes=("a: ", "b: "))(ROWS)
+    batch = GroupCollator(model.preprocess, lm_tokenizer, max_length=5, prefixes=("a: ", "b: "))(
+        ROWS
+    )
     assert {batch[f"{name}_input_ids"].shape for name in ("query", "passage", "lm")} == {(5, 5)}
     assert batch["lm_input_ids"][4].tolist() == lm_tokenizer("sort the list of all")["input_ids"]
 
 
 @pytest.mark.parametrize("kind", ["static", "bow"])
 def test_models_without_attention_masks(lm_tokenizer, kind):
-    module = StaticEmbedding(tiny_tokenizer(), embedding_dim=8) if kind == "static" else BoW(["open", "file", "lima"])
+    module = (
+        StaticEmbedding(tiny_tokenizer(), embedding_dim=8)
+        if kind == "static"
+        else BoW(["open", "file", "lima"])
+    )
     model = SentenceTransformer(modules=[module], device="cpu")
     query, passage, lm = split(GroupCollator(model.preprocess, lm_tokenizer)(ROWS))
     assert torch.equal(lm["group"], torch.tensor([0, 0, 1, 1, 1]))
@@ -167,16 +196,18 @@ def test_models_without_attention_masks(lm_tokenizer, kind):
     assert model(query)["sentence_embedding"].shape == expected.shape
 
 
-@pytest.mark.parametrize("row", [{"text": "a chunk"}, {"chunks": "a chunk"}, {"chunks": ["a chunk"]}])
+@pytest.mark.parametrize(
+    "row", [{"text": "a chunk"}, {"chunks": "a chunk"}, {"chunks": ["a chunk"]}]
+)
 def test_one_row_must_be_one_group(model, lm_tokenizer, row):
-    with pytest.raises(ValueError, match=r"A row has the columns .*one row must be one group.*build_groups"):
+    with pytest.raises(ValueError, match="one group"):
         GroupCollator(model.preprocess, lm_tokenizer)([ROWS[0], row])
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.text("ab \n\t日é.", max_size=60))
-def test_the_first_half(text):
-    half = _first_half(text)
+def test_thefirst_half(text):
+    half = first_half(text)
     assert text.startswith(half)
     if "日" not in text and text.strip():
         words = text.split()

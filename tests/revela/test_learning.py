@@ -19,13 +19,19 @@ import copy_task
 
 @pytest.mark.slow
 def test_the_copy_task_is_learned(tmp_path) -> None:
-    """Similarity moves to the partner, .27 to .98 when this was written, where documents share a group; and does not
-    where groups are drawn at random (the paper's ablation)."""
+    """Similarity moves to the partner, .27 to .98 when this was written, where documents share a
+    group; and does not where groups are drawn at random (the paper's ablation).
+    """
     lm = copy_task.warmed_lm()
     rng = random.Random(1)
     groups = [copy_task.group(rng) for _ in range(200)]
-    scattered = [list(documents) for documents in zip(*groups, strict=True)]  # the k-th documents of all groups
-    rows = {"together": groups, "apart": [chunks[i : i + 8] for chunks in scattered for i in range(0, 200, 8)]}
+    scattered = [
+        list(documents) for documents in zip(*groups, strict=True)
+    ]  # the k-th documents of all groups
+    rows = {
+        "together": groups,
+        "apart": [chunks[i : i + 8] for chunks in scattered for i in range(0, 200, 8)],
+    }
     mass = {}
     for name, chunks in rows.items():
         model = copy_task.retriever()
@@ -34,7 +40,9 @@ def test_the_copy_task_is_learned(tmp_path) -> None:
         before = copy_task.partner_mass(loss)
         args = arguments(tmp_path / name, max_steps=100, learning_rate=3e-2)
         data = Dataset.from_dict({"chunks": chunks})
-        RevelaTrainer(model, args, loss=loss, train_dataset=data, lm_lora=None, lm_learning_rate=1e-4).train()
+        RevelaTrainer(
+            model, args, loss=loss, train_dataset=data, lm_lora=None, lm_learning_rate=1e-4
+        ).train()
         mass[name] = copy_task.partner_mass(loss)
     assert before < 0.35
     assert mass["together"] > 0.8

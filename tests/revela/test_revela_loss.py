@@ -1,4 +1,6 @@
-"""RevelaLoss: Sim against a loop, the whole loss against the reference streams, and all ways into training."""
+"""RevelaLoss: Sim against a loop, the whole loss against the reference streams, and all ways into
+training.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,17 @@ def test_similarity_is_a_softmax_over_the_others_of_the_group() -> None:
     expected = torch.zeros(6, 6, dtype=torch.float64)
     for i in range(6):
         others = [j for j in range(6) if j != i and members[i] == members[j]]
-        powers = {j: torch.exp(queries[i] @ passages[j] / queries[i].norm() / passages[j].norm() / tau) for j in others}
+        powers = {
+            j: torch.exp(queries[i] @ passages[j] / queries[i].norm() / passages[j].norm() / tau)
+            for j in others
+        }
         for j in others:
             expected[i, j] = (powers[j] / sum(powers.values())).item()
     found = group_similarity(queries, passages, torch.tensor(members), tau)
     torch.testing.assert_close(found.detach(), expected, rtol=0, atol=1e-12)
-    assert torch.autograd.gradcheck(lambda *x: group_similarity(*x, torch.tensor(members), tau), (queries, passages))
+    assert torch.autograd.gradcheck(
+        lambda *x: group_similarity(*x, torch.tensor(members), tau), (queries, passages)
+    )
 
 
 def test_similarity_of_tiny_temperatures_is_finite() -> None:
@@ -58,17 +65,24 @@ def lm() -> PreTrainedModel:
     return lm
 
 
-def by_loops(lm: PreTrainedModel, texts: list[str], similarity: Tensor, member: list[int]) -> list[Tensor]:
+def by_loops(
+    lm: PreTrainedModel, texts: list[str], similarity: Tensor, member: list[int]
+) -> list[Tensor]:
     """Next-token losses of both streams, from the loops over Eq. 3-8."""
     plain = decoder("llama")
     plain.resize_token_embeddings(lm.config.vocab_size)
     plain.load_state_dict(lm.state_dict())
     ids = [torch.tensor(language_model()[1](text)["input_ids"]) for text in texts]
-    return [next_token_loss(plain, states, ids) for states in streams(plain, ids, similarity.double(), member)]
+    return [
+        next_token_loss(plain, states, ids)
+        for states in streams(plain, ids, similarity.double(), member)
+    ]
 
 
 @pytest.mark.parametrize("read_weight", [1.0, 0.3])
-def test_the_loss_is_the_formula(model: SentenceTransformer, lm: PreTrainedModel, read_weight: float) -> None:
+def test_the_loss_is_the_formula(
+    model: SentenceTransformer, lm: PreTrainedModel, read_weight: float
+) -> None:
     """Texts to loss: query halves and passages by the model itself, then the loops over Eq. 3-8."""
     loss = RevelaLoss(model, lm, language_model()[1], temperature=0.1, read_weight=read_weight)
     rows = list(groups(3))[:2]
@@ -84,7 +98,9 @@ def test_the_loss_is_the_formula(model: SentenceTransformer, lm: PreTrainedModel
     torch.testing.assert_close(value, expected, rtol=0, atol=2e-5)  # the retriever is float32
 
 
-def test_gains_compare_with_not_reading_and_with_uniform_weights(model: SentenceTransformer, lm) -> None:
+def test_gains_compare_with_not_reading_and_with_uniform_weights(
+    model: SentenceTransformer, lm
+) -> None:
     """Logged in evaluation only, from the loops over Eq. 3-8."""
     loss = RevelaLoss(model, lm, language_model()[1], temperature=0.01)
     row = groups(3)[0]
@@ -100,24 +116,37 @@ def test_gains_compare_with_not_reading_and_with_uniform_weights(model: Sentence
     of_both = by_loops(lm, row["chunks"], (1 - torch.eye(3)) / 2, [0] * 3)
     for name, expected in zip(("reading_gain", "choice_gain"), of_both, strict=True):
         assert abs(expected - reading) > 1e-5
-        torch.testing.assert_close(loss.logs[name], expected - reading, rtol=0, atol=2e-5, check_dtype=False)
+        torch.testing.assert_close(
+            loss.logs[name], expected - reading, rtol=0, atol=2e-5, check_dtype=False
+        )
 
 
-def test_what_was_trained_with_is_what_it_is_used_with(model: SentenceTransformer, tmp_path) -> None:
+def test_what_was_trained_with_is_what_it_is_used_with(
+    model: SentenceTransformer, tmp_path
+) -> None:
     loss_for(model, prefixes=("ask: ", "tell: "))
     model.save_pretrained(str(tmp_path / "saved"))
     again = SentenceTransformer(str(tmp_path / "saved"))
     assert again.similarity_fn_name == "cosine"
-    assert abs(again.encode_query("green tea") - model.encode("ask: green tea", prompt="")).max() < 1e-6
+    assert (
+        abs(again.encode_query("green tea") - model.encode("ask: green tea", prompt="")).max()
+        < 1e-6
+    )
     assert again.prompts["document"] == "tell: "
 
 
 def test_plain_trainer_with_the_collator(model: SentenceTransformer, tmp_path) -> None:
     loss = loss_for(model)
     before = {name: p.detach().clone() for name, p in loss.named_parameters()}
-    SentenceTransformerTrainer(model, arguments(tmp_path), groups(), loss=loss, data_collator=loss.collator).train()
+    SentenceTransformerTrainer(
+        model, arguments(tmp_path), groups(), loss=loss, data_collator=loss.collator
+    ).train()
     assert {"next_token", "one_hot", "active_pairs", "top_similarity"} == loss.logs.keys()
-    moved = {name.split(".")[0] for name, p in loss.named_parameters() if not torch.equal(p, before[name])}
+    moved = {
+        name.split(".")[0]
+        for name, p in loss.named_parameters()
+        if not torch.equal(p, before[name])
+    }
     assert moved == {"model", "lm"}
 
 
@@ -130,12 +159,19 @@ def test_fit(model: SentenceTransformer) -> None:
 
 
 def test_fit_computes_what_the_trainer_computes(model: SentenceTransformer) -> None:
-    """Columns of tokens, as fit's collator makes them, and the collator of groups: one loss (texts are lower-case)."""
+    """Columns of tokens, as fit's collator makes them, and the collator of groups: one loss (texts
+    are lower-case).
+    """
     loss = loss_for(model)
     rows = list(groups())[:2]
-    columns = [dict(model.preprocess(list(texts))) for texts in zip(*(row["chunks"] for row in rows), strict=True)]
+    columns = [
+        dict(model.preprocess(list(texts)))
+        for texts in zip(*(row["chunks"] for row in rows), strict=True)
+    ]
     tokens = [model.tokenizer(row["chunks"])["input_ids"] for row in rows]
-    readable = [{"chunks": model.tokenizer.batch_decode(ids, skip_special_tokens=True)} for ids in tokens]
+    readable = [
+        {"chunks": model.tokenizer.batch_decode(ids, skip_special_tokens=True)} for ids in tokens
+    ]
     torch.testing.assert_close(loss(columns), loss(split_batch(loss.collator(readable))))
 
 

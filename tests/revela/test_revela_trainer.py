@@ -17,17 +17,21 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
 from st_magnitude.revela import RevelaTrainer, load_lm, load_retriever, merge_lora
+from st_magnitude.revela.attention import base_model
 
 LORA = LoraConfig(r=2, lora_alpha=4, lora_dropout=0.1, target_modules=["q_proj", "v_proj"])
 
 
-def trainer_for(folder: Path, lm_lora: object = LORA, kind: type = RevelaTrainer, **options: object) -> RevelaTrainer:
+def trainer_for(
+    folder: Path, lm_lora: object = LORA, kind: type = RevelaTrainer, **options: object
+) -> RevelaTrainer:
     """Options of the trainer by name; all others are training arguments."""
     torch.manual_seed(0)
-    model, given = retriever(folder / "retriever"), {"train_dataset": groups(), "lm_lora": lm_lora}
+    given = {"train_dataset": groups(), "lm_lora": lm_lora}
     of_trainer = {"lm_learning_rate", "train_dataset", "eval_dataset"} & options.keys()
     given |= {name: options.pop(name) for name in of_trainer}
-    return kind(model=model, args=arguments(folder / "out", **options), loss=loss_for(model), **given)
+    model = retriever(folder / "retriever")
+    return kind(model, arguments(folder / "out", **options), loss=loss_for(model), **given)
 
 
 def weights(trainer: RevelaTrainer) -> dict[str, Tensor]:
@@ -38,7 +42,8 @@ def moved(trainer: RevelaTrainer) -> tuple[set[str], set[str]]:
     """The parameters of the retriever and those of the language model that training changes."""
     before = weights(trainer)
     trainer.train()
-    names = {name for name, value in weights(trainer).items() if not torch.equal(value, before[name])}
+    after = weights(trainer)
+    names = {name for name, value in after.items() if not torch.equal(value, before[name])}
     lm = {name for name in names if name.startswith("lm.")}
     return names - lm, lm
 
@@ -64,7 +69,8 @@ def test_its_own_learning_rate(tmp_path) -> None:
 
 
 def test_the_language_model_is_clipped(tmp_path, monkeypatch) -> None:
-    trainer, norms = trainer_for(tmp_path, max_grad_norm=1e-3, lm_lora=None, max_steps=1), []
+    trainer = trainer_for(tmp_path, max_grad_norm=1e-3, lm_lora=None, max_steps=1)
+    norms: list[Tensor] = []
     create_optimizer = trainer.create_optimizer
 
     def norm(*_):
@@ -83,8 +89,9 @@ def test_the_language_model_is_clipped(tmp_path, monkeypatch) -> None:
 
 @pytest.mark.parametrize("lm_lora", [LORA, None])
 def test_resumed_is_uninterrupted(tmp_path, lm_lora: object) -> None:
-    """Weights of both models after 6 steps, and after 3, a new process' worth of objects, and 3 more."""
-    settings = {"save_strategy": "steps", "save_steps": 3, "max_steps": 6, "gradient_accumulation_steps": 2}
+    """Weights of both models after 6 steps, and after 3, new objects, and 3 more."""
+    settings = {"save_strategy": "steps", "save_steps": 3, "max_steps": 6}
+    settings |= {"gradient_accumulation_steps": 2}
     whole = trainer_for(tmp_path / "a", lm_lora, **settings)
     whole.train()
     checkpoint = tmp_path / "a" / "out" / "checkpoint-3"
@@ -107,16 +114,20 @@ def test_checkpoints_of_another_kind_are_refused(tmp_path) -> None:
 
 
 def test_groups_survive_shuffling_and_resuming(tmp_path) -> None:
-    """Every batch holds whole rows of the dataset, also after a resume, and each row comes once an epoch."""
+    """Every batch holds whole rows, also after a resume, and each row comes once an epoch."""
     tokens = language_model()[1]
-    rows = [tokens.batch_decode(tokens(row["chunks"])["input_ids"], skip_special_tokens=True) for row in groups()]
+    ids = [tokens(row["chunks"])["input_ids"] for row in groups()]
+    rows = [tokens.batch_decode(row, skip_special_tokens=True) for row in ids]
     seen: list[list[str]] = []
 
     class Spy(RevelaTrainer):
         def compute_loss(self, model, inputs, *args, **kwargs):
             texts = tokens.batch_decode(inputs["lm_input_ids"], skip_special_tokens=True)
             members = inputs["lm_group"].tolist()
-            seen.extend([t for t, g in zip(texts, members, strict=True) if g == k] for k in range(max(members) + 1))
+            seen.extend(
+                [t for t, g in zip(texts, members, strict=True) if g == k]
+                for k in range(max(members) + 1)
+            )
             return super().compute_loss(model, inputs, *args, **kwargs)
 
     settings = {"max_steps": -1, "num_train_epochs": 1, "save_strategy": "steps", "save_steps": 3}
@@ -125,7 +136,8 @@ def test_groups_survive_shuffling_and_resuming(tmp_path) -> None:
     assert seen != rows  # shuffled
     whole = list(seen)
     seen.clear()
-    trainer_for(tmp_path, kind=Spy, **settings).train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-3"))
+    checkpoint = str(tmp_path / "out" / "checkpoint-3")
+    trainer_for(tmp_path, kind=Spy, **settings).train(resume_from_checkpoint=checkpoint)
     assert seen == whole[6:]
 
 
@@ -138,9 +150,12 @@ def test_streaming(tmp_path) -> None:
 
 @pytest.mark.parametrize("lm_lora", [LORA, None])
 def test_gradient_checkpointing_changes_nothing(tmp_path, lm_lora: object) -> None:
-    settings, calls = {"lm_lora": lm_lora, "max_steps": 2}, []
-    one, other = (trainer_for(tmp_path / str(on), gradient_checkpointing=on, **settings) for on in (False, True))
-    layer = other.loss.lm.get_base_model().model.layers[0] if lm_lora else other.loss.lm.model.layers[0]
+    one, other = (
+        trainer_for(tmp_path / str(on), lm_lora, gradient_checkpointing=on, max_steps=2)
+        for on in (False, True)
+    )
+    calls: list[int] = []
+    layer = base_model(other.loss.lm).model.layers[0]
     layer.input_layernorm.register_forward_hook(lambda *_: calls.append(1))
     for trainer in (one, other):
         torch.manual_seed(1)
@@ -150,10 +165,19 @@ def test_gradient_checkpointing_changes_nothing(tmp_path, lm_lora: object) -> No
         torch.testing.assert_close(a, b, rtol=0, atol=1e-6, msg=name)
 
 
-def test_evaluation_in_bfloat16(tmp_path) -> None:
-    rows = groups().select(range(4))
-    trainer = trainer_for(tmp_path, eval_dataset=rows, eval_strategy="steps", eval_steps=2, bf16=True)
+def test_bfloat16_reaches_both_models(tmp_path) -> None:
+    """In training and evaluation."""
+    seen: set[tuple] = set()
+    computed: list[set[tuple]] = []
+    settings = {"eval_strategy": "steps", "eval_steps": 2, "bf16": True}
+    trainer = trainer_for(tmp_path, eval_dataset=groups().select(range(4)), **settings)
+    for model in (trainer.loss.lm, trainer.loss.model):
+        layers = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
+        for layer in layers:
+            layer.register_forward_hook(lambda m, _, y: seen.add((m, m.training, y.dtype)))
+        computed.append({(m, mode, torch.bfloat16) for m in layers for mode in (True, False)})
     trainer.train()
+    assert seen == set.union(*computed)
     assert all(torch.isfinite(value).all() for value in weights(trainer).values())
     evaluated = next(entry for entry in trainer.state.log_history if "eval_loss" in entry)
     assert evaluated["eval_next_token"] == pytest.approx(evaluated["eval_loss"], abs=1e-3)
@@ -162,7 +186,7 @@ def test_evaluation_in_bfloat16(tmp_path) -> None:
 
 @pytest.mark.slow
 def test_the_saved_model_loads_without_this_package(tmp_path) -> None:
-    """In a fresh process where importing st_magnitude or peft fails; also with a merged LoRA on the retriever."""
+    """In a process that cannot import st_magnitude or peft, after a merged LoRA."""
     model = decoder_with_lora(tmp_path)
     before = model.encode_query("green tea")
     merged = merge_lora(model)
@@ -171,9 +195,11 @@ def test_the_saved_model_loads_without_this_package(tmp_path) -> None:
     code = (
         "import sys; sys.modules['st_magnitude'] = sys.modules['peft'] = None\n"
         "from sentence_transformers import SentenceTransformer\n"
-        f"print(SentenceTransformer({str(tmp_path / 'saved')!r}, device='cpu').encode_query('green tea').tolist())"
+        f"model = SentenceTransformer({str(tmp_path / 'saved')!r}, device='cpu')\n"
+        "print(model.encode_query('green tea').tolist())"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", code]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
     np.testing.assert_allclose(eval(result.stdout.strip().splitlines()[-1]), before, atol=1e-5)
     untrained = load_retriever(tmp_path / "decoder").encode("Query: green tea")
     assert abs(untrained - before).max() > 1e-4
@@ -192,7 +218,8 @@ def test_an_adapter_is_saved_as_such(tmp_path) -> None:
 def decoder_with_lora(folder: Path) -> SentenceTransformer:
     """A decoder in ``folder / "decoder"`` as a retriever that was trained by a LoRA."""
     model = load_retriever(save_decoder(folder / "decoder", seed=3))
-    args, loras = arguments(folder / "out", learning_rate=3e-2), {"lm_lora": LORA, "retriever_lora": LORA}
+    args = arguments(folder / "out", learning_rate=3e-2)
+    loras = {"lm_lora": LORA, "retriever_lora": LORA}
     RevelaTrainer(model, args, loss=loss_for(model), train_dataset=groups(), **loras).train()
     return model
 
@@ -200,7 +227,8 @@ def decoder_with_lora(folder: Path) -> SentenceTransformer:
 def test_a_decoder_embeds_the_end_of_text(tmp_path) -> None:
     folder = save_decoder(tmp_path / "decoder", seed=3)
     model = load_retriever(folder, max_length=6)
-    ids = model.preprocess(["how long does green tea steep in the water of a pot"])["input_ids"][0].tolist()
+    text = "how long does green tea steep in the water of a pot"
+    ids = model.preprocess([text])["input_ids"][0].tolist()
     assert ids[-1] == model.tokenizer.convert_tokens_to_ids("[EOS]")
     assert len(ids) <= 6
     lm, _ = load_lm(folder)
@@ -210,27 +238,29 @@ def test_a_decoder_embeds_the_end_of_text(tmp_path) -> None:
     both = model.encode(["green tea", "how long does tea steep"])  # padding is invisible
     np.testing.assert_allclose(both[0], state.numpy(), atol=1e-5)
     model.save_pretrained(str(tmp_path / "saved"))
-    np.testing.assert_allclose(SentenceTransformer(str(tmp_path / "saved")).encode("green tea"), state, atol=1e-5)
+    again = SentenceTransformer(str(tmp_path / "saved"))
+    np.testing.assert_allclose(again.encode("green tea"), state, atol=1e-5)
 
 
 def test_what_would_train_wrongly_is_refused(tmp_path, monkeypatch) -> None:
-    with pytest.raises(ValueError, match=r"A row has the columns \['anchor'\].*build_groups"):
+    with pytest.raises(ValueError, match=r"\['anchor'\].*build_groups"):
         trainer_for(tmp_path, train_dataset=Dataset.from_dict({"anchor": ["a", "b"]})).train()
     loss = loss_for(retriever(tmp_path / "a"))
-    with pytest.raises(ValueError, match="built for another model"):
+    with pytest.raises(ValueError, match="another model"):
         RevelaTrainer(model=retriever(tmp_path / "b"), loss=loss, train_dataset=groups())
-    with pytest.raises(ValueError, match="split_batches would cut groups apart"):
+    with pytest.raises(ValueError, match="split_batches"):
         trainer_for(tmp_path, accelerator_config={"split_batches": True})
-    monkeypatch.setattr("st_magnitude.revela.trainer.engine_of_trainer", lambda trainer: "DeepSpeed ZeRO-2")
-    with pytest.raises(ValueError, match=r"also trains a language model.*\(torchrun, without DeepSpeed\)"):
+    name = "st_magnitude.revela.trainer.engine_of_trainer"
+    monkeypatch.setattr(name, lambda trainer: "DeepSpeed ZeRO-2")
+    with pytest.raises(ValueError, match="DeepSpeed"):
         trainer_for(tmp_path)
 
 
 @pytest.mark.slow
 def test_two_processes_keep_one_language_model(tmp_path) -> None:
-    """Two gloo processes, a group of documents each, end as one process that accumulates two groups a step."""
-    script = Path(two_ranks.__file__)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", str(script), str(tmp_path)]
+    """Two gloo processes, a group each, end as one process that accumulates two groups a step."""
+    script = [str(Path(two_ranks.__file__)), str(tmp_path)]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", *script]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     first, second = (torch.load(tmp_path / f"rank{rank}.pt") for rank in range(2))

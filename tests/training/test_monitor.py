@@ -33,7 +33,9 @@ class Listener(TrainerCallback):
         self.logs.append(dict(logs))
 
 
-def train(model, loss, output, monitor=None, num_negatives=0, data=None, eval_data=None, listener=None, **options):
+def train(
+    model, loss, output, monitor=None, num_negatives=0, data=None, eval_data=None, listener=None, resume=None, **options
+):
     if monitor:
         monitor.loss = loss
     trainer = SentenceTransformerTrainer(
@@ -46,7 +48,7 @@ def train(model, loss, output, monitor=None, num_negatives=0, data=None, eval_da
     )
     if listener:
         stm.attach(trainer)
-    trainer.train()
+    trainer.train(resume_from_checkpoint=resume)
     return trainer
 
 
@@ -221,6 +223,18 @@ def test_losses_of_several_data_sets(model, tmp_path):
     train(model, losses, tmp_path, monitor, data=data, multi_dataset_batch_sampler="round_robin", max_steps=4)
     assert sum("negative_1_norm_mean" in row for row in monitor.rows) == 2
     assert not any("all_norm_mean" in row for row in monitor.rows)
+
+
+def test_a_run_that_resumes_keeps_its_rows(folder, tmp_path):
+    """Those before its checkpoint; the steps after it are made again."""
+    file, options = tmp_path / "norms.csv", {"save_strategy": "steps", "save_steps": 2}
+    for resume in (None, str(tmp_path / "checkpoint-2")):
+        model = load_transformer(folder)
+        monitor = stm.NormMonitor(every=1, csv=file)
+        train(model, stm.DotRankingLoss(model), tmp_path, monitor, resume=resume, **options)
+        lines = list(csv.DictReader(file.read_text(encoding="utf-8").splitlines()))
+        assert [row["step"] for row in monitor.rows] == [1, 2, 3, 4, 5, 6]
+        assert [{key: float(value) for key, value in line.items()} for line in lines] == monitor.rows
 
 
 def test_the_csv_file_grows_columns(tmp_path):

@@ -5,17 +5,19 @@ from functools import partial
 
 import pytest
 import torch
+from _memory import peak_bytes
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from sentence_transformers.util import cos_sim, dot_score
 from torch import nn
 
 import st_magnitude as stm
 from st_magnitude import COSINE, DNORM, DOT, QNORM, Similarity, Term
-from st_magnitude.kernel import reference as plain
+from st_magnitude.kernel import infonce as kernel
 
 FORWARD, BACKWARD, BOTH = DIRECTIONS = [("query_to_doc",), ("doc_to_query",), ("query_to_doc", "doc_to_query")]
+TILED, PLAIN = partial(stm.infonce, backend="tiled"), kernel.infonce_reference
 OPTIONS = {"partition_mode": "per_direction", "hardness_mode": "all_negatives"}  # unless a test names its own
-infonce, infonce_reference = partial(stm.infonce, **OPTIONS), partial(plain.infonce_reference, **OPTIONS)
+infonce, infonce_reference = (partial(f, **OPTIONS) for f in (TILED, PLAIN))
 CORNERS = [COSINE, DOT, QNORM, DNORM]
 
 
@@ -256,7 +258,7 @@ def test_log_q_is_the_definition():
     logits = QNORM(queries, documents) / 0.5 - log_q
     loss = infonce(queries, documents, [Term(temperature=0.5)], QNORM, log_q=log_q)
     torch.testing.assert_close(loss, nn.functional.cross_entropy(logits, torch.arange(4)))
-    with pytest.raises(ValueError, match=r"log_q takes the logarithms of 9 probabilities.*got torch.int64"):
+    with pytest.raises(ValueError, match=r"log_q takes 9 logarithms.*got torch.int64"):
         infonce(queries, documents, log_q=torch.arange(9))
 
 
@@ -346,7 +348,7 @@ def test_equals_sentence_transformers(num_negatives, name, softmax, mode):
     expected = theirs.compute_loss_from_embeddings(columns, None)
     wanted = torch.autograd.grad(expected, columns)
     arguments = columns[0], torch.cat(columns[1:]), [Term(temperature=1 / scale)], Similarity.named(name)
-    for function in (stm.infonce, plain.infonce_reference, partial(stm.infonce, tile_rows=4)):
+    for function in (kernel.infonce_reference, partial(stm.infonce, backend="tiled", tile_rows=4)):
         ours = function(*arguments, **options)
         torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(torch.autograd.grad(ours, columns), wanted, rtol=1e-8, atol=1e-9)
@@ -385,7 +387,7 @@ def test_directions_are_checked():
         ({"hardness_mode": "hard"}, "hardness_mode must be one of"),
         ({"hardness_strength": -1}, "hardness_strength must be at least 0"),
     ):
-        for function in (stm.infonce, plain.infonce_reference):
+        for function in (stm.infonce, kernel.infonce_reference):
             with pytest.raises(ValueError, match=message):
                 function(queries, documents, **options)
 
@@ -515,8 +517,18 @@ def test_input_is_checked():
         infonce(queries, documents, [Term(temperature="learned")])
     with pytest.raises(ValueError, match=r"integer ids \(13,\) of the documents; got torch.int64 of shape \(8,\)"):
         infonce(queries, documents, exclude=torch.arange(8))
-    with pytest.raises(ValueError, match=r"take neither all_queries .*; give integer ids"):
-        infonce(queries, documents, all_queries=documents, positives=torch.ones(6, 13).bool())
+    with pytest.raises(ValueError, match=r"positives take the shape \(6, 13\)"):
+        infonce(queries, documents, positives=torch.ones(6, 12).bool())
+    matrix = torch.ones(6, 13)
+    for wrong, message in (
+        ({"positives": matrix.bool(), "targets": matrix}, "give one of the two"),
+        ({"targets": matrix, "directions": BACKWARD, "all_queries": documents}, "needs targets_queries"),
+        ({"targets": lambda rows: matrix[rows], "directions": BACKWARD}, "needs targets_queries"),
+        ({"targets_queries": matrix, "directions": BACKWARD}, r"targets_queries take the shape \(6, 6\)"),
+        ({"weights": torch.ones(5)}, "weights takes 6 weights of rows"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            infonce(queries, documents, **wrong)
 
 
 def test_booleans_as_positives():
@@ -534,18 +546,6 @@ def test_booleans_as_positives():
     expected = -((log_probability * shares).sum(dim=1) / shares.sum(dim=1)).mean()
     loss = infonce(queries, documents, [Term(temperature=0.5)], QNORM, offset=2, positives=matrix)
     torch.testing.assert_close(loss, expected)
-
-
-def peak_bytes(step):
-    """The most that the tensors of a step take at a time."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-        step()
-    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
-    alive = peak = 0
-    for event in sorted(events, key=lambda e: e.start_ns()):
-        alive += event.nbytes()
-        peak = max(peak, alive)
-    return peak
 
 
 def test_memory_never_holds_the_matrix():

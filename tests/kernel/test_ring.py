@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from _memory import peak_bytes
 from _ranks import on_ranks
-from test_infonce import peak_bytes
 
 from st_magnitude import Similarity, Term, infonce
 from st_magnitude.kernel.batch import Above
-from st_magnitude.kernel.reference import infonce_reference
+from st_magnitude.kernel.infonce import infonce_reference
 from st_magnitude.kernel.ring import agree, ring_infonce
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks processes that have used torch")

@@ -1,0 +1,176 @@
+"""InfoNCE as on a whiteboard, differentiated by autograd: the definition of
+:func:`~st_magnitude.infonce`.
+
+    L = sum_t w_t · mean_i [ -sum_j T_ij log softmax_j( s_t(q_i, d_j) / tau_t ) ]
+
+``s_t`` is the similarity of the first ``dim_t`` coordinates. The targets ``T_ij`` of a row sum to
+1: a single positive has all of it, several positives share it equally, a teacher spreads it.
+Training takes this path while a batch is small, and the tests compare the tiled engine with it, so
+it shares no mask with the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from st_magnitude.kernel.batch import Batch, Direction, as_sequence
+from st_magnitude.kernel.terms import Term
+from st_magnitude.similarity import Similarity
+
+
+def plain_infonce(
+    batch: Batch,
+    terms: Sequence[Term],
+    similarity: Similarity,
+    softmaxes: Sequence[tuple[Direction, ...]],
+    product_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """The mean loss of softmaxes. The first direction of a softmax has the positives; the others
+    add columns."""
+    losses = []
+    with torch.autocast(batch.queries.device.type, enabled=False):
+        longest = max(term.dim or batch.queries.shape[1] for term in terms)
+        for directions in softmaxes:
+            parts = [
+                Comparison(batch, similarity, direction, longest, product_dtype)
+                for direction in directions
+            ]
+            targets = [parts[0].targets, *(torch.zeros_like(part.targets) for part in parts[1:])]
+            for term in terms:
+                logits = torch.cat([part.logits(term) for part in parts], dim=1)  # (B, all columns)
+                loss = F.cross_entropy(logits, torch.cat(targets, dim=1), reduction="none")  # (B,)
+                weights = 1.0 if batch.weights is None else batch.weights.detach()
+                losses.append(term.weight * (weights * loss).mean())
+    return torch.stack(losses).sum() / len(softmaxes)
+
+
+class Comparison:
+    """The rows of a direction with its columns: who is a positive, and who is no negative.
+
+    The rows are the B queries or their positives. Query i and its positive have the number ``offset
+    + i``.
+    """
+
+    def __init__(
+        self,
+        batch: Batch,
+        similarity: Similarity,
+        direction: Direction,
+        longest: int,
+        dtype: torch.dtype | None,
+    ) -> None:
+        self.batch, self.dtype = batch, dtype
+        self.from_query, self.to_query = direction.startswith("query"), direction.endswith("query")
+        own_documents = (
+            batch.documents[batch.own] if batch.own_documents is None else batch.own_documents
+        )
+        self.rows = batch.queries if self.from_query else own_documents  # (B, D)
+        self.columns = batch.column_queries if self.to_query else batch.documents  # (M, D)
+        self.as_row = similarity.query if self.from_query else similarity.document
+        self.as_column = similarity.query if self.to_query else similarity.document
+        log_q = batch.log_q_queries if self.to_query else batch.log_q  # (M,)
+        self.bias = None if log_q is None else -log_q.detach()
+
+        start = batch.offset if self.to_query and batch.all_queries is None else 0
+        self.columns_are = torch.arange(
+            start, start + len(self.columns), device=self.rows.device
+        )  # (M,)
+        self.rows_are = torch.arange(
+            batch.own.start, batch.own.stop, device=self.rows.device
+        )  # (B,)
+        self.own = self.rows_are[:, None] == self.columns_are  # (B, M)
+        self.same_pair = (
+            self.rows_are[:, None] % batch.num_pairs == self.columns_are % batch.num_pairs
+        )
+        scores = self.scores(longest).detach()
+        if self.from_query == self.to_query:
+            self.targets = torch.zeros_like(scores)
+            self.left_out = self._same_kind()
+        else:
+            self.targets = self._targets(scores.dtype)  # (B, M), rows sum to 1
+            self.left_out = self._false_negatives(scores) & ~self.own & (self.targets == 0)
+        self.hardness: Tensor | None = None  # (B, M)
+        if batch.hardness_mode is not None and direction == "query_to_doc":
+            is_hard = {
+                "in_batch_negatives": ~self.same_pair,
+                "hard_negatives": self.same_pair,
+                "all_negatives": torch.ones_like(self.own),
+            }[batch.hardness_mode]
+            self.hardness = batch.hardness_strength * (
+                is_hard & ~self.own & (self.targets == 0)
+            ).to(scores)
+
+    def scores(self, dim: int | None) -> Tensor:
+        """s(row, column) of a prefix, (B, M)."""
+        rows, columns = self.as_row(self.rows[:, :dim]), self.as_column(self.columns[:, :dim])
+        if self.dtype is not None:
+            return (rows.to(self.dtype) @ columns.to(self.dtype).T).to(rows.dtype)
+        return rows @ columns.T
+
+    def logits(self, term: Term) -> Tensor:
+        """What the softmax runs over, (B, M). A hard negative counts exp(strength · s) times."""
+        scores = self.scores(term.dim)
+        logits = scores / term.temperature
+        if self.hardness is not None:
+            logits = logits + self.hardness * scores.detach()
+        if self.bias is not None:
+            logits = logits + self.bias
+        lowest = torch.finfo(logits.dtype).min / 2  # whose exponential is 0
+        return logits.masked_fill(self.left_out, lowest)
+
+    def _same(self, ids: Tensor) -> Tensor:
+        """Pairs whose documents have the same id, (B, M); a query has the id of its positive."""
+        return ids[self.rows_are][:, None] == ids[self.columns_are]
+
+    def _same_kind(self) -> Tensor:
+        """Queries that are no negatives of a query, or documents of a document: those of one pair
+        or id, (B, M)."""
+        shared = [self._same(ids) for ids in self.batch.excluded_ids]
+        if self.batch.positives is not None:
+            shared.append(self._same(self.batch.positives))
+        return torch.stack([self.same_pair, *shared]).any(dim=0)
+
+    def _false_negatives(self, scores: Tensor) -> Tensor:
+        """What ``exclude`` says of the scores of the longest prefix, (B, M)."""
+        batch, rows = self.batch, slice(0, len(scores))
+        functions = (
+            as_sequence(batch.exclude_queries) if self.to_query else batch.excluding_functions
+        )
+        said = [self._same(ids) for ids in batch.excluded_ids]
+        said += [function(rows, scores).bool() for function in functions]
+        if batch.above is not None:
+            if batch.above.guide is not None:
+                queries, documents = batch.above.guide
+                own_queries = queries if len(queries) == len(scores) else queries[self.rows_are]
+                scores = (
+                    own_queries @ documents.T
+                    if self.from_query
+                    else documents[self.rows_are] @ queries.T
+                )
+            of_own = (scores * self.own).sum(dim=1)  # (B,)
+            said.append(scores > batch.above.threshold(of_own)[:, None])
+        return torch.stack([torch.zeros_like(self.own), *said]).any(dim=0)
+
+    def _targets(self, dtype: torch.dtype) -> Tensor:
+        """The share that each column has in the attraction of a row, (B, M)."""
+        batch = self.batch
+        given = batch.targets_queries if self.to_query else batch.targets
+        found = self.own  # (B, M)
+        if given is not None:
+            found = given if isinstance(given, Tensor) else given(slice(0, len(self.own)))
+        elif isinstance(batch.targets, Tensor):
+            found = batch.targets[:, batch.own].T
+        elif batch.positives is not None and batch.positives.dtype == torch.bool:
+            found = batch.positives[:, batch.own].T if self.to_query else batch.positives
+        elif batch.positives is not None:
+            found = self._same(batch.positives)
+        found = found.to(dtype)
+        names_nothing = (
+            found.sum(dim=1, keepdim=True) == 0
+        )  # (B, 1); such a row keeps its own positive
+        found = found + self.own * names_nothing
+        return found / found.sum(dim=1, keepdim=True)
