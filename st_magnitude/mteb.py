@@ -13,6 +13,7 @@ from st_magnitude._checks import needs
 from st_magnitude._config import digest
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.surgery.export import load
+from st_magnitude.surgery.raw import unwrapped
 
 if TYPE_CHECKING:
     from mteb.abstasks import AbsTaskRetrieval
@@ -101,6 +102,7 @@ def evaluate(
     """
     with needs("st_magnitude.mteb", "eval"):
         import mteb
+    model = unwrapped(model)
     if isinstance(model, SentenceTransformer) and output is not None:
         raise ValueError("mteb keeps results by the name of a model: save this one, and pass its folder.")
     runs: Any = model

@@ -31,7 +31,7 @@ from st_magnitude.losses.sparse import check_without_texts, refuse_for_sparse
 from st_magnitude.losses.teacher import Teacher
 from st_magnitude.losses.texts import Labels, Texts, check_labels, read_labels, unlike_all
 from st_magnitude.similarity import DOT, Similarity
-from st_magnitude.surgery.raw import output_width, raw_features
+from st_magnitude.surgery.raw import output_width, raw_features, unwrapped
 from st_magnitude.training.state import engine_of, refuse_engine
 
 __all__ = ["MagnitudeRankingLoss"]
@@ -329,7 +329,7 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         dims = {term.dim for term in self.terms if term.dim is not None}
         refuse_for_sparse(self, dims, self.similarity.exponents[1])
         check_dims(self.name, self.terms, output_width(self.model))
-        if isinstance(self.model, SentenceTransformer) and exponent_norm(self.model) is None:
+        if isinstance(unwrapped(self.model), SentenceTransformer) and exponent_norm(self.model) is None:
             warn_of_exponent(self.name, self.similarity)
 
     def check_engine(self, engine: str | None) -> None:

@@ -38,35 +38,31 @@ def merge_lora(model: SentenceTransformer | nn.Module) -> Any:
         ImportError: If peft is not installed.
         ValueError: If the weights are quantized. The model is then unchanged.
     """
-    with needs("LoRA", "revela"):
-        from peft import PeftModel
-
     refuse_quantized(model.named_parameters(), "merge_lora")
-    if isinstance(model, PeftModel):
-        return model.merge_and_unload()
-    _merge_children(model)
+    model = _plain(model)
     for part in model.modules():
         if isinstance(part, PreTrainedModel):
             forget_adapter(part)
     return model
 
 
-def _merge_children(parent: nn.Module) -> None:
-    from peft import PeftModel
-    from peft.tuners.tuners_utils import BaseTunerLayer
+def _plain(module: Any) -> Any:
+    """The module of transformers or torch that a module of peft stands for, with plain children."""
+    with needs("LoRA", "revela"):
+        from peft import PeftModel
+        from peft.tuners.tuners_utils import BaseTunerLayer
 
-    for name, child in list(parent.named_children()):
-        plain: Any = child
-        if isinstance(child, PeftModel):
-            plain = child.merge_and_unload()
-        elif hasattr(child, "unload_and_optionally_merge_module"):
-            plain = child.unload_and_optionally_merge_module(True, False, None)
-        elif isinstance(child, BaseTunerLayer):
-            child.merge()
-            plain = child.get_base_layer()
-        if plain is not child:
-            setattr(parent, name, plain)
-        _merge_children(plain)
+    if isinstance(module, PeftModel):
+        module = module.merge_and_unload()
+    elif unload := getattr(module, "unload_and_optionally_merge_module", None):
+        module = unload(merge=True, safe_merge=False, adapter_names=None)
+    elif isinstance(module, BaseTunerLayer):
+        module.merge()
+        module = module.get_base_layer()
+    for name, child in list(module.named_children()):
+        if (plain := _plain(child)) is not child:
+            setattr(module, name, plain)
+    return module
 
 
 def refuse_quantized(parameters: Iterable[tuple[str, nn.Parameter]], who: str) -> None:

@@ -29,19 +29,15 @@ _DOCUMENT_PROMPTS = ("document", "passage", "corpus")
 
 def unwrapped(model: Any) -> Any:
     """The model inside DistributedDataParallel and torch.compile."""
-    while isinstance(
-        inner := getattr(model, "_orig_mod", getattr(model, "module", None)), nn.Module
-    ):
-        model = inner
-    return model
+    inner = getattr(model, "_orig_mod", getattr(model, "module", None))
+    return unwrapped(inner) if isinstance(inner, nn.Module) else model
 
 
 def refuse_other_models(model: Any, who: str, takes_sparse: bool = False) -> Any:
     """The model inside DistributedDataParallel and torch.compile, if it has one embedding per text.
 
     Raises:
-        TypeError: In the name of ``who``, if it is a CrossEncoder, MultiVectorEncoder or
-            SparseEncoder.
+        TypeError: If it is a CrossEncoder, MultiVectorEncoder or SparseEncoder, which ``who`` got.
     """
     model = unwrapped(model)
     has_tokens = isinstance(model, MultiVectorEncoder)
