@@ -75,7 +75,7 @@ def make_splits(
             notes.append(f"There is no {name} split, so {number:,} of the training queries are held out for it.")
         parts[name] = part
     for name, other, of in (("dev", train, "train"), ("test", train, "train"), ("test", parts["dev"], "dev")):
-        refuse_shared(parts[name].query_ids, other.query_ids, name, of)
+        refuse_shared(parts[name].asked, other.asked, name, of)
     for (name, part), most in zip(parts.items(), (config.dev_queries, None), strict=True):
         queries = sorted(part.query_ids)
         part = _only(part, {queries[i] for i in rng.permutation(len(queries))[:most]})
