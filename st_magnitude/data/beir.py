@@ -194,9 +194,9 @@ def read_qrels(
         if len(columns) not in (3, 4):
             raise DataError(f"{where}: has {len(columns)} columns, not 3: {', '.join(HEADER)}, separated by tabs.")
         document, grade = columns[-2], whole_grade(score, where)
-        known = ((query, queries, "queries.jsonl"), (document, corpus, "corpus.jsonl"))
-        if document == "" and grade == 0:
-            known = known[:1]
+        known = [(query, queries, "queries.jsonl")]
+        if document or grade:
+            known.append((document, corpus, "corpus.jsonl"))
         absent = [(identifier, name) for identifier, texts, name in known if identifier not in texts]
         if absent and skip_missing:
             missing += 1

@@ -41,11 +41,9 @@ class Abstention(Result):
         signal: ``"score"`` of the first document, or ``"gap"`` between the first two scores.
         threshold: Smallest signal that is answered; infinity if none gives the guarantee.
         document_exponent: Document exponent of the scores.
-        max_risk: Largest share of wrong answers that the rule allows.
-        delta: Probability, over the draw of the validation queries, that the share is larger.
-        unanswerable: Share of queries without a relevant document in the guarantee.
-        queries, answered, wrong: Numbers of queries that tested the rule, of those that it answers,
-            and of wrong answers.
+        max_risk, delta: More than a share ``max_risk`` of wrong answers has the probability ``delta``.
+        unanswerable: Share of the queries that have no relevant document in the guarantee.
+        queries, answered, wrong: Numbers of tested queries, of those answered, of wrong answers.
     """
 
     signal: str
@@ -93,8 +91,7 @@ class Abstention(Result):
         """The rule, its guarantee, and shares with exact 95 % intervals."""
         rule = f"Answer a query if its {self.signal} is at least {self.threshold:.4g}:"
         if math.isinf(self.threshold):
-            rule = "Answer no query: no threshold of this signal gives the guarantee. Use more\n"
-            rule += "validation queries, a larger risk, or a better model:"
+            rule = "Answer no query: no threshold gives the guarantee. Use more queries, or a larger risk:"
         guarantee = f"risk at most {self.max_risk:g} with probability {1 - self.delta:g}, "
         guarantee += f"if {self.unanswerable:.0%} of the queries have no answer"
         shares = [(self.answered, self.queries), (self.wrong, self.answered)]
@@ -115,10 +112,9 @@ def calibrate_abstention(
 ) -> Abstention:
     """Finds when to answer: at most a share ``risk`` of the answers is wrong.
 
-    The answer to a query is its first document. It is wrong if that document is not relevant, as
-    it always is for a query without a relevant document. A random 30 % of the queries choose the
-    signal and a first threshold. The others test this threshold and then lower ones, up to the
-    first that fails the exact binomial test:
+    The answer to a query is its first document, and wrong if that is not relevant. A random 30 % of
+    the queries choose the signal and a first threshold. The others test this threshold and then
+    lower ones, up to the first that fails the exact binomial test:
 
         P( Binomial(answers, risk) <= wrong answers ) <= delta
 
@@ -169,10 +165,9 @@ def calibrated(rule: Abstention, scores: Array, is_wrong: Any, seed: int = 0) ->
 
 
 def controlled_threshold(values: Array, is_wrong: Any, start: float, risk: float, delta: float) -> float:
-    """The smallest threshold that passes fixed-sequence testing; infinity if the first one fails.
+    """The smallest threshold that passes the tests from the coverage ``start`` on, else infinity.
 
-    The tests go from the coverage ``start``, which other queries must have chosen, to larger ones,
-    on the signals and the wrong answers of n queries: (n,), (n,).
+    Other queries must have chosen ``start``; signals and wrong answers are (n,).
     """
     thresholds, coverage, tails = _tests(values, is_wrong, risk)
     first = int(np.searchsorted(coverage, start))
@@ -181,14 +176,11 @@ def controlled_threshold(values: Array, is_wrong: Any, start: float, risk: float
 
 
 def _tests(values: Array, is_wrong: Any, risk: float) -> tuple[Array, Array, Array]:
-    """All thresholds from the highest down, their coverage, and the tails of their wrong answers.
-
-    A threshold lies between two values: rounding elsewhere does not move a query across it.
-    """
+    """All thresholds from the highest down, their coverage, and the tails of their wrong answers."""
     order = np.argsort(-values, kind="stable")
     last = np.flatnonzero(np.append(np.diff(values[order]) != 0, True))  # of each group of equals
     wrong, distinct = np.cumsum(np.asarray(is_wrong)[order])[last], values[order][last]
-    thresholds = np.append((distinct[:-1] + distinct[1:]) / 2, distinct[-1])
+    thresholds = np.append((distinct[:-1] + distinct[1:]) / 2, distinct[-1])  # safe from rounding
     return thresholds, (last + 1) / len(values), bdtr(wrong, last + 1, risk)
 
 
