@@ -91,14 +91,10 @@ def check_held_out(folder: str | Path, *splits: str | None) -> None:
 def refuse_shared(queries: Mapping[str, str], others: Mapping[str, str], split: str, other: str) -> None:
     """Refuses two splits that share queries, by id or by text; the message has their number and the first of them.
 
-    Args:
-        queries: Query id -> text of one split, such as `RetrievalData.asked`.
-        others: Query id -> text of the other split.
-        split: Name of the one split.
-        other: Name of the other split.
+    ``queries`` and ``others`` are query id -> text of the two splits, such as `RetrievalData.asked`.
     """
-    texts = {_key(text) for text in others.values()} - {""}
-    if both := sorted(query for query, text in queries.items() if query in others or _key(text) in texts):
+    texts = {folded(text) for text in others.values()} - {""}
+    if both := sorted(query for query, text in queries.items() if query in others or folded(text) in texts):
         raise DataError(
             f"{len(both):,} queries of the {split} split are also in the {other} split, such as {both[0]!r}, by id or "
             "by text: figures on queries that were trained on, or that chose a setting, are too high. Take them out "
@@ -106,7 +102,8 @@ def refuse_shared(queries: Mapping[str, str], others: Mapping[str, str], split: 
         )
 
 
-def _key(text: str) -> str:
+def folded(text: str) -> str:
+    """A text without upper case and further spaces: two queries with one key are one query."""
     return " ".join(text.casefold().split())
 
 

@@ -206,12 +206,13 @@ class RetrievalData:
         A document with a title counts only if it is not judged relevant to the query: some data
         search for a text by its last words, under the same id.
         """
-        return frozenset(query for query in self.queries.keys() & self.corpus.keys() if self._is_own(query))
-
-    def _is_own(self, query: str) -> bool:
-        text, document = self.queries[query], self.corpus[query]
-        with_title = document.endswith(f" {text}") and query not in self.relevant.get(query, ())
-        return document == text or with_title
+        own = set()
+        for query in self.queries.keys() & self.corpus.keys():
+            text, document = self.queries[query], self.corpus[query]
+            with_title = document.endswith(f" {text}") and query not in self.relevant.get(query, ())
+            if document == text or with_title:
+                own.add(query)
+        return frozenset(own)
 
     @cached_property
     def query_ids(self) -> list[str]:
