@@ -159,11 +159,11 @@ class _Scorer:
     @cached_property
     def _task(self) -> EncodedTask:
         task = self._encode()
-        return replace(task, own=self._own_of(task.query_ids or (), task.document_ids or ()))
+        position = {text: column for column, text in enumerate(task.document_ids or ())}
+        return replace(task, own=self._own_columns(task.query_ids or (), position))
 
-    def _own_of(self, queries: Iterable[str], documents: Iterable[str]) -> Tensor:
+    def _own_columns(self, queries: Iterable[str], position: Mapping[str, int]) -> Tensor:
         """The position of each query's own document, or -1: (n,)."""
-        position = {text: column for column, text in enumerate(documents)}
         own = (self._own.get(query) for query in queries)
         return torch.tensor([-1 if text is None else position.get(text, -1) for text in own], dtype=torch.long)
 
@@ -172,14 +172,14 @@ class _Scorer:
         return _of(texts, self._task.query_ids, self._similarity.query(self._task.queries)).cpu().numpy()
 
     def encode_document(self, texts: list[str], **_: Any) -> NDArray[np.float32]:
-        self._texts = texts
+        self._position = {text: column for column, text in enumerate(texts)}
         self._documents = _of(texts, self._task.document_ids, self._similarity.document(self._task.documents))
         return self._documents.cpu().numpy()
 
     def similarity(self, queries: NDArray[np.float32], _: Tensor) -> Tensor:
         """Scores of all documents for the next queries: (n, D) -> (n, m)."""
         scores = dot_score(torch.from_numpy(queries).to(self._documents.device), self._documents)
-        hide_own(scores, self._own_of(islice(self._asked, len(queries)), self._texts))
+        hide_own(scores, self._own_columns(islice(self._asked, len(queries)), self._position))
         if self.searched is not None:
             scores[:, self.searched :] = -torch.inf
         return scores
