@@ -48,7 +48,7 @@ Prompts = Annotated[
 Bf16 = Annotated[bool | None, typer.Option(help="Autocast to bfloat16; default: if the hardware is fast at it.")]
 
 SkipEmpty = Annotated[
-    bool, typer.Option("--skip-empty", help="Leave out empty texts and their judgments, which are an error otherwise.")
+    bool, typer.Option("--skip-empty", help="Leave out empty texts, and judgments of empty or absent ones.")
 ]
 
 

@@ -26,6 +26,9 @@ __all__ = ["evaluate", "local_model", "retrieval_task"]
 def retrieval_task(data: RetrievalData) -> AbsTaskRetrieval:
     """Makes an MTEB retrieval task of local data, with its grades. All queries form the split ``test``.
 
+    The document that is the query itself is left out of the results: mteb does so by id, so a query
+    that shares its id with another text is renamed.
+
     Its name in MTEB's results is that of the data and a hash of the contents, so mteb's cache never gives an old score
     to changed data.
     """
@@ -37,9 +40,13 @@ def retrieval_task(data: RetrievalData) -> AbsTaskRetrieval:
     judgments = [
         (query, document, str(grade)) for query in data.query_ids for document, grade in data.relevant[query].items()
     ]
-    texts = digest(text for row in (*data.queries.items(), *data.corpus.items(), *sorted(judgments)) for text in row)
+    rows = [*data.queries.items(), *data.corpus.items(), *sorted(judgments), sorted(data.own)]
+    texts = digest(text for row in rows for text in row)
+    others = data.queries.keys() & data.corpus.keys() - data.own
+    names = {query: f"{query}, the query" if query in others else query for query in data.query_ids}
 
     class LocalRetrieval(AbsTaskRetrieval):
+        ignore_identical_ids = True
         metadata = TaskMetadata(
             name=f"{data.name.replace(' ', '-').replace(',', '') or 'local'}-{texts[:8]}",
             description="Retrieval on local data.",
@@ -53,10 +60,10 @@ def retrieval_task(data: RetrievalData) -> AbsTaskRetrieval:
         )
 
         def load_data(self, num_proc: int | None = None, **kwargs: Any) -> None:
-            queries = [{"id": query, "text": data.queries[query]} for query in data.query_ids]
+            queries = [{"id": name, "text": data.queries[query]} for query, name in names.items()]
             corpus = [{"id": document, "title": "", "text": text} for document, text in data.corpus.items()]
             split = {"queries": Dataset.from_list(queries), "corpus": Dataset.from_list(corpus), "top_ranked": None}
-            relevant = {query: dict(data.relevant[query]) for query in data.query_ids}
+            relevant = {name: dict(data.relevant[query]) for query, name in names.items()}
             self.dataset = {"default": {"test": split | {"relevant_docs": relevant}}}  # type: ignore[dict-item]
             self.data_loaded = True
 

@@ -72,9 +72,10 @@ RELEVANT_DOCS = {
 
 
 def save_splits(folder: Path, *splits: str) -> Path:
-    """The task in BEIR's layout. Every split asks the same under ids of its own, with one judged negative a query."""
+    """The task in BEIR's layout. Every split but dev adds its name to the queries; one judged negative a query."""
+    words = {split: "" if split == "dev" else f" {split}" for split in splits}
+    asked = {f"{split}-{query}": text + words[split] for split in splits for query, text in QUERIES.items()}
     for split in splits:
-        asked = {f"{name}-{query}": text for name in splits for query, text in QUERIES.items()}
         relevant = {f"{split}-{query}": documents for query, documents in RELEVANT_DOCS.items()}
         RetrievalData(asked, CORPUS, relevant, {query: {"d19"} for query in relevant}).save(folder, split)
     return folder

@@ -60,6 +60,16 @@ def test_grades_count_as_in_mteb_and_ir_measures(static_model, graded, similarit
     assert abs(MagnitudeEvaluator(**flat)(static_model)["matched_ndcg@10"] - ours) > 1e-3
 
 
+def test_the_query_itself_does_not_count(static_model, task):
+    """Every query is in the corpus; for q2 the id is that of another text, which counts."""
+    task["corpus"] |= task["queries"] | {"q2": task["queries"]["q2"] + " Uphill!"}
+    task["relevant_docs"]["q2"] = {"q2"}
+    raw = MagnitudeEvaluator(**task)(static_model)["cosine_ndcg@10"]
+    assert ndcg(evaluate(stm.prepare(static_model, "cosine"), [RetrievalData(*task.values())])) == pytest.approx(
+        raw, abs=6e-6
+    )
+
+
 @pytest.mark.slow
 def test_in_a_fresh_process(static_model, task, tmp_path):
     stm.export(stm.prepare(static_model, stm.Similarity(1.0, 0.5)), tmp_path / "model")

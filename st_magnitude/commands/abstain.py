@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -15,39 +15,30 @@ def abstain(
     model: Model,
     *,
     judged: Judged,
-    confirm: Annotated[str | None, typer.Option(help="Another split, on which the rule is measured.")] = None,
-    risk: Annotated[float, typer.Option(help="Largest share of wrong answers among the answers given.")] = 0.1,
+    confirm: Annotated[str | None, typer.Option(help="Another split, which measures the rule.")] = None,
+    risk: Annotated[float, typer.Option(help="Largest share of wrong answers.")] = 0.1,
     delta: Annotated[float, typer.Option(help="Probability that the guarantee fails.")] = 0.05,
-    signal: Annotated[str, typer.Option(help="score, gap (the first score minus the second), or auto.")] = "auto",
-    unanswerable: Annotated[
-        float | None,
-        typer.Option(
-            help="Share of the queries whose documents are left out. Default: 0.25, or 0 where queries of the data "
-            "have no relevant document."
-        ),
-    ] = None,
-    output: Annotated[Path | None, folder("Folder for abstention.json, usually the model's folder.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed for the queries that are left out and for the two parts.")] = 0,
+    signal: Annotated[str, typer.Option(help="score, gap (first score minus second), or auto.")] = "auto",
+    output: Annotated[Path | None, folder("Folder for abstention.json.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed for the two parts.")] = 0,
 ) -> Figures:
     """Find when to answer and when to abstain.
 
-    The answer to a query is its first document. The command finds the threshold of a signal, such as the score, above
-    which at most --risk of the answers are wrong, with probability 1 - --delta. Nothing is trained.
+    The answer to a query is its first document. The command finds the threshold of a signal above which at most --risk
+    of the answers are wrong, with probability 1 - --delta. Nothing is trained. Queries that no document answers belong
+    into the split: a line with an empty corpus-id and score 0.
     """
+    from st_magnitude.data.beir import check_held_out
     from st_magnitude.evaluation.abstention import calibrate_abstention
 
-    confirmed_on, options = judged.read(confirm) if confirm is not None else None, judged.encode
+    check_held_out(judged.data, judged.split, confirm)
+    others, encode = None if confirm is None else judged.read(confirm), judged.encode
     encoder, data = judged.load(model)
-    rule = calibrate_abstention(encoder, data, risk, delta, signal, judged.similarity, unanswerable, seed, options)
+    rule = calibrate_abstention(encoder, data, risk, delta, signal, judged.similarity, seed, encode)
     typer.echo(str(rule))
-    figures: dict[str, Any] = {"split": judged.split, "rule": rule}
-    if confirmed_on is not None:
-        answers = rule.measure(encoder, confirmed_on, unanswerable, options)
-        typer.echo(f"{confirm}:\n{answers}")
-        shares = {"coverage": answers.coverage, "risk": answers.risk}
-        figures["confirm"] = {"split": confirm, "answers": answers, **shares}
+    confirmed = None if others is None else rule.measure(encoder, others, encode)
+    if confirmed is not None:
+        typer.echo(f"{confirm}:\n{confirmed}")
     if output is not None:
-        output.mkdir(parents=True, exist_ok=True)
-        rule.save(output)
-        typer.echo(f"Saved to {output / 'abstention.json'}. Apply it by answerable({str(output)!r}, scores).")
-    return figures
+        typer.echo(f"Saved {rule.save(output / 'abstention.json')}.")
+    return {"split": judged.split, "rule": rule, "confirm": confirmed}

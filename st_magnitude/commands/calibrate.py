@@ -67,10 +67,10 @@ def calibrate(
     check_keeps_norm(encoder)
     chosen_on = confirmed_on = None
     if data is not None and exponent is None:
-        check_held_out(data, split, "train", confirm)
+        check_held_out(data, split, confirm)
         chosen_on = RetrievalData.from_beir(data, split, skip_empty)
     if data is not None and confirm is not None:
-        check_held_out(data, confirm, "train")
+        check_held_out(data, confirm)
         confirmed_on = RetrievalData.from_beir(data, confirm, skip_empty)
 
     encode = {"batch_size": batch_size, "show_progress_bar": show_progress()}

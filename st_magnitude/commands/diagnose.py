@@ -32,21 +32,20 @@ def diagnose(
     are encoded once. A recommended change has a gain whose 95 % interval excludes zero on queries that were not
     used to choose it; use some hundreds of queries. The page needs the extra "plot".
     """
-    from st_magnitude.data.beir import check_held_out, splits_of
+    from st_magnitude.data.beir import check_held_out, relevant_documents, splits_of
     from st_magnitude.data.retrieval import RetrievalData
     from st_magnitude.diagnosis.diagnose import diagnose as run
     from st_magnitude.diagnosis.page import measurements, write_page
 
-    check_held_out(judged.data, judged.split, "train")
+    check_held_out(judged.data, judged.split)
     encoder, data = judged.load(model)
-    everywhere = RetrievalData.from_beir(judged.data, None, judged.skip_empty)  # their answers are no boilerplate
     has_train = judged.split != "train" and "train" in splits_of(judged.data)
     train = RetrievalData.from_beir(judged.data, "train", judged.skip_empty) if has_train else None
     found = run(
         encoder,
         data,
         similarity=judged.similarity,
-        also_relevant=set().union(*everywhere.relevant.values()),
+        also_relevant=relevant_documents(judged.data),
         log_prior=None if train is None else train.log_prior(),
         symmetric=symmetric,
         min_gain=min_gain,

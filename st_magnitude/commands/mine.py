@@ -32,7 +32,7 @@ def mine(
     ] = None,
     num_negatives: Annotated[int, typer.Option(min=1, help="Number of negatives for each query.")] = 3,
     never_relevant: Annotated[
-        bool, typer.Option("--never-relevant", help="Take documents that are relevant to none of the queries only.")
+        bool, typer.Option("--never-relevant", help="Take documents that are relevant to no query of any split only.")
     ] = False,
     min_queries: Annotated[
         int, typer.Option(min=1, help="Queries that a never-relevant document must be among the ten best of.")
@@ -51,11 +51,13 @@ def mine(
         raise ValueError(f"--output must end in .parquet, .jsonl or .tsv; got {output}.")
     if output.exists():
         raise FileExistsError(f"{output} exists. Choose another --output.")
+    from st_magnitude.data.beir import relevant_documents
     from st_magnitude.evaluation.mining import mine_negatives, with_negatives
 
     encoder, loaded = judged.load(model)
     options: dict[str, Any] = {"never_relevant": never_relevant, "min_queries": min_queries, "encode": judged.encode}
     options |= {"relative_margin": relative_margin, "similarity": judged.similarity}
+    options["also_relevant"] = relevant_documents(judged.data)
     if cross_encoder is not None:
         from sentence_transformers import CrossEncoder
 

@@ -78,7 +78,7 @@ def make_splits(
         parts[name] = part
     pairs = (("dev", train, "train"), ("test", train, "train"), ("test", parts["dev"], "dev"))
     for name, other, of in pairs:
-        refuse_shared(parts[name].query_ids, other.query_ids, name, of)
+        refuse_shared(parts[name].asked, other.asked, name, of)
     dev = _sample(parts["dev"], config.dev_queries, config.documents, rng)
     test = _sample(parts["test"], None, config.documents, rng)
     positives = (train.corpus[document] for ids in train.relevant.values() for document in ids)

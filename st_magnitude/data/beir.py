@@ -6,23 +6,30 @@
     queries.jsonl        {"_id": "q1", "text": "..."}                         one query per line
     qrels/<split>.tsv    query-id <tab> corpus-id <tab> score                 score > 0: relevant, else irrelevant
 
-A single ``qrels.tsv`` instead of the folder ``qrels``, TREC's four columns (query, iteration, document, score) and
-compressed texts (``corpus.jsonl.gz``) are read as well.
+An empty corpus-id with score 0 says that no document answers the query. Ids are quoted as in csv files. TREC's four
+columns (query, iteration, document, score) and compressed texts (``corpus.jsonl.gz``) are read as well, and where no
+split is asked for, a single ``qrels.tsv`` instead of the folder ``qrels``.
 
 Source: Thakur et al. 2021, BEIR, arXiv 2104.08663.
 """
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
+import logging
+import math
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-_LAYOUT = "Expected BEIR's layout: corpus.jsonl, queries.jsonl and qrels/<split>.tsv (or qrels.tsv)."
+_LAYOUT = "Expected BEIR's layout: corpus.jsonl, queries.jsonl and qrels/<split>.tsv."
 HEADER = ("query-id", "corpus-id", "score")
+
+logger = logging.getLogger(__name__)
 
 
 class DataError(ValueError):
@@ -51,7 +58,7 @@ def json_lines(path: Path) -> Iterator[tuple[str, Any]]:
     for where, line in _lines(path):
         try:
             value = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(f"{where}: is not valid JSON ({error}); write one object per line.") from None
         yield where, value
 
@@ -60,40 +67,67 @@ def splits_of(folder: str | Path) -> list[str]:
     """Sorted names of the splits of a folder; empty if it has no ``qrels/`` but a single ``qrels.tsv``."""
     if not Path(folder).is_dir():
         raise DataError(f"There is no folder {str(folder)!r}. {_LAYOUT}")
-    return sorted(path.stem for path in Path(folder, "qrels").glob("*.tsv"))
+    names = (path.stem for path in Path(folder, "qrels").glob("*.tsv"))
+    return sorted(name for name in names if not name.startswith("."))  # macOS writes ._dev.tsv
 
 
-def check_held_out(folder: str | Path, split: str, *others: str | None) -> None:
-    """Refuses a split of a folder that shares queries with others; splits that do not exist are passed over."""
-    queries = _judged(Path(folder), split)
-    for other in others:
-        if other not in (None, split):
-            refuse_shared(queries, _judged(Path(folder), other), split, other)
+def check_held_out(folder: str | Path, *splits: str | None) -> None:
+    """Refuses splits of a folder that share queries with each other or, if there is one, with train."""
+    folder, given = Path(folder), [split for split in splits if split is not None]
+    for split in given:
+        qrels_of(folder, split)
+        if given.count(split) > 1:
+            raise DataError(f"The split {split!r} cannot choose and confirm: give two splits with other queries.")
+    texts = read_texts(folder / "queries.jsonl", may_be_empty=True)
+    asked = {
+        split: {query: texts.get(query, "") for query, _ in _relevant_pairs(folder, split)}
+        for split in ("train", *given)
+    }
+    for other, split in combinations(("train", *given), 2):
+        if split != other:
+            refuse_shared(asked[split], asked[other], split, other)
 
 
-def refuse_shared(queries: Collection[str], others: Collection[str], split: str, other: str) -> None:
-    """Refuses two splits that share queries; the message has their number and the first of them."""
-    if both := sorted({*queries} & {*others}):
+def refuse_shared(queries: Mapping[str, str], others: Mapping[str, str], split: str, other: str) -> None:
+    """Refuses two splits that share queries, by id or by text; the message has their number and the first of them.
+
+    ``queries`` and ``others`` are query id -> text of the two splits, such as `RetrievalData.asked`.
+    """
+    texts = {folded(text) for text in others.values()} - {""}
+    if both := sorted(query for query, text in queries.items() if query in others or folded(text) in texts):
         raise DataError(
-            f"{len(both):,} queries of the {split} split are also in the {other} split, such as {both[0]!r}: figures "
-            "on queries that were trained on, or that chose a setting, are too high. Take them out of one of the two."
+            f"{len(both):,} queries of the {split} split are also in the {other} split, such as {both[0]!r}, by id or "
+            "by text: figures on queries that were trained on, or that chose a setting, are too high. Take them out "
+            "of one of the two."
         )
 
 
-def _judged(folder: Path, split: str) -> set[str]:
-    """Ids of the queries that have a relevant document in a split."""
+def folded(text: str) -> str:
+    """A text without upper case and further spaces: two queries with one key are one query."""
+    return " ".join(text.casefold().split())
+
+
+def relevant_documents(folder: str | Path) -> set[str]:
+    """Ids of the documents that are relevant to a query of any split."""
+    return {document for split in splits_of(folder) for _, document in _relevant_pairs(Path(folder), split)}
+
+
+def _relevant_pairs(folder: Path, split: str) -> Iterator[tuple[str, str]]:
+    """Ids of every query and relevant document of a split, if it exists."""
     path = folder / "qrels" / f"{split}.tsv"
-    rows = (_columns(line) for _, line in _lines(path)) if path.is_file() else ()
-    # Reading the data says what is wrong with other lines.
-    return {row[0] for row in rows if len(row) > 2 and row[-1].isdecimal() and int(row[-1]) > 0}
+    for _, (query, *columns) in _rows(path) if path.is_file() else ():
+        if len(columns) > 1 and _number(columns[-1]) > 0:  # reading the data says what is wrong with other lines
+            yield query, columns[-2]
 
 
 def qrels_of(folder: Path, split: str | None) -> list[str]:
     """The names of the files with the judgments of a split, or of all splits, after a check that all files exist."""
-    splits = splits_of(folder)
+    splits, has_one = splits_of(folder), (folder / "qrels.tsv").is_file()
     if split is not None and split not in splits:
-        raise DataError(f"{folder} has no qrels/{split}.tsv; its splits are {splits}. {_LAYOUT}")
-    names = [f"qrels/{name}.tsv" for name in (splits if split is None else [split])] or ["qrels.tsv"]
+        remedy = f"Move its qrels.tsv to qrels/{split}.tsv." if has_one and not splits else _LAYOUT
+        raise DataError(f"{folder} has no qrels/{split}.tsv; its splits are {splits}. {remedy}")
+    names = [f"qrels/{name}.tsv" for name in (splits if split is None else [split])]
+    names = names or ["qrels.tsv" if has_one else "qrels/<split>.tsv"]
     for name in ("corpus.jsonl", "queries.jsonl", *names):
         if not (folder / name).is_file() and not (folder / f"{name}.gz").is_file():
             raise DataError(f"{folder} has no {name}. {_LAYOUT}")
@@ -101,15 +135,21 @@ def qrels_of(folder: Path, split: str | None) -> list[str]:
 
 
 def read_texts(path: Path, may_be_empty: bool) -> dict[str, str]:
-    """Id to text of a .jsonl file."""
+    """Id to text of a .jsonl file, without empty texts."""
     texts: dict[str, str] = {}
+    empty = 0
     for where, row in json_lines(path):
         key, text = id_and_text(row, where, may_be_empty=may_be_empty)
         if key in texts:
             raise DataError(f"{where}: repeats the id {key!r}; make ids unique.")
-        texts[key] = text
+        if text:
+            texts[key] = text
+        else:
+            empty += 1
     if not texts:
-        raise DataError(f"{path} is empty; write one JSON object per line.")
+        raise DataError(f"{path} has no texts; write one JSON object per line.")
+    if empty:
+        logger.warning(f"{path}: {empty:,} empty texts were left out.")
     return texts
 
 
@@ -124,6 +164,10 @@ def id_and_text(row: Any, where: str, ids: tuple[str, ...] = ("_id",), may_be_em
     if not isinstance(text, str) or not isinstance(title, str):
         raise DataError(f"{where}: {key!r} has a title or text that is not a string; quote it.")
     text = f"{title} {text}" if title else text
+    try:
+        f"{key}{text}".encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"{where}: {key!r} is not Unicode ({error.reason}); remove half a character.") from None
     if text.strip():
         return key, text
     if may_be_empty:
@@ -132,32 +176,69 @@ def id_and_text(row: Any, where: str, ids: tuple[str, ...] = ("_id",), may_be_em
 
 
 def read_qrels(
-    paths: Iterable[Path], queries: Mapping[str, str], corpus: Mapping[str, str]
+    paths: Iterable[Path], queries: Mapping[str, str], corpus: Mapping[str, str], skip_missing: bool = False
 ) -> dict[str, dict[str, int]]:
-    """The judgments of qrels files: query id to document id to the grade."""
+    """The judgments of qrels files: query id to document id to the grade.
+
+    The first line of a file is a header if its last column is no number and its first no query.
+    """
     judged: dict[str, dict[str, int]] = {}
-    for number, (where, line) in (numbered for path in paths for numbered in enumerate(_lines(path))):
-        columns = _columns(line)
-        if number == 0 and columns[-1].lower() == "score":
+    missing = 0
+    for number, (where, columns) in (numbered for path in paths for numbered in enumerate(_rows(path))):
+        query, score = columns[0], columns[-1]
+        if number == 0 and query not in queries and math.isnan(_number(score)):
             continue
         if len(columns) not in (3, 4):
             raise DataError(f"{where}: has {len(columns)} columns, not 3: {', '.join(HEADER)}, separated by tabs.")
-        query, document, score = columns[0], columns[-2], columns[-1]
-        for identifier, known, name in ((query, queries, "queries.jsonl"), (document, corpus, "corpus.jsonl")):
-            if identifier not in known:
-                raise DataError(f"{where}: {identifier!r} is not in {name}; add it there or remove this line.")
-        try:
-            grade = int(score)
-        except ValueError:
-            message = f"{where}: the score {score!r} is not an integer; use 1 or more for relevant, 0 for not."
-            raise DataError(message) from None
-        if judged.setdefault(query, {}).setdefault(document, grade) != grade:
-            raise DataError(f"{where}: contradicts an earlier line about {document!r} and {query!r}; keep one of them.")
+        document, grade = columns[-2], whole_grade(score, where)
+        known = [(query, queries, "queries.jsonl")]
+        if document or grade:
+            known.append((document, corpus, "corpus.jsonl"))
+        absent = [(identifier, name) for identifier, texts, name in known if identifier not in texts]
+        if absent and skip_missing:
+            missing += 1
+        elif absent:
+            identifier, name = absent[0]
+            raise DataError(
+                f"{where}: {identifier!r} is not in {name}; add it there, remove this line, or leave such lines out "
+                "with --skip-empty."
+            )
+        else:
+            of_query = judged.setdefault(query, {})
+            if document and of_query.setdefault(document, grade) != grade:
+                message = f"{where}: contradicts an earlier line about {document!r} and {query!r}; keep one of them."
+                raise DataError(message)
+    if missing:
+        logger.warning(f"{missing:,} judgments of texts that are empty or absent were left out.")
     return judged
 
 
-def _columns(line: str) -> list[str]:
-    return line.split("\t") if "\t" in line else line.split()
+def _rows(path: Path) -> Iterator[tuple[str, list[str]]]:
+    """The columns of every line, each with its place for messages."""
+    for where, line in _lines(path):
+        try:
+            yield where, next(csv.reader([line], delimiter="\t")) if "\t" in line else line.split()
+        except csv.Error as error:
+            raise DataError(f"{where}: cannot be read ({error}); write three columns.") from None
+
+
+def _number(text: str) -> float:
+    """The number that a text is, else nan."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def whole_grade(grade: Any, where: str) -> int:
+    """A grade as an int, after a check that it is a whole number, such as 1, 1.0 or "1"."""
+    number = _number(grade)
+    if not number.is_integer():
+        raise DataError(
+            f"{where}: the score {grade!r} is not a whole number; use 1 or more for relevant, 0 for not. Grades that "
+            "are all multiplied by one number leave nDCG as it is."
+        )
+    return int(number)
 
 
 def is_file_name(name: str) -> bool:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer
+from torch import Tensor
 
 from st_magnitude._checks import positive
 from st_magnitude.data import beir
-from st_magnitude.data.beir import DataError
+from st_magnitude.data.beir import DataError, whole_grade
 from st_magnitude.data.task import EncodedTask, encode_texts
 
 __all__ = ["DataError", "RetrievalData"]
@@ -29,18 +32,24 @@ Judgments = Mapping[str, Collection[str] | Mapping[str, int]]
 class RetrievalData:
     """Queries, a corpus and judgments: what every measurement of this package takes.
 
+    A document with the id and the text of a query is the query itself, as in collections of
+    duplicate questions. It never counts for this query: judgments of it are dropped, a search does
+    not return it, and it is no negative. Its text may have a title in front of the query's.
+
     Args:
         queries: Query id -> text.
         corpus: Document id -> text.
         relevant: Query id -> ids of its relevant documents, or document id -> grade. Grades above 0 are the gains of
-            nDCG, as in trec_eval and mteb; a document with a grade of 0 or less joins ``negatives``. The attribute
-            has a grade for every document, 1 where none is given, and no query without a relevant document.
-        negatives: Query id -> ids of documents that were judged not relevant (score 0 in the qrels).
+            nDCG, as in trec_eval and mteb; a document with a grade of 0 or less joins ``negatives``. Grades are whole
+            numbers. No ids say that no document answers the query. The attribute has a grade for every document, 1
+            where none is given, and no query without a relevant document.
+        negatives: Query id -> ids of documents that were judged not relevant (score 0 in the qrels). The attribute has
+            no ids for a query that no document answers.
         name: Name of the data, for the model card and for titles.
 
     Raises:
-        DataError: If a judgment names an unknown query or document, or a document is both relevant to a query and a
-            negative of it.
+        DataError: If a judgment names an unknown query or document, a grade is not a whole number, or a document is
+            both relevant to a query and a negative of it.
 
     Example:
         >>> data = RetrievalData(
@@ -72,12 +81,20 @@ class RetrievalData:
         self.negatives = {query: set(ids) for query, ids in self._graded("negatives", negatives or {}).items()}
         self.relevant = {}
         for query, grades in self._graded("relevant", relevant).items():
-            if above := {document: int(grade) for document, grade in grades.items() if grade > 0}:
+            where = f"relevant[{query!r}]"
+            grades = {document: whole_grade(grade, where) for document, grade in grades.items()}
+            if above := {document: grade for document, grade in grades.items() if grade > 0}:
                 self.relevant[query] = above
-            if zeros := grades.keys() - above.keys():
+            zeros = grades.keys() - above.keys()
+            if zeros or not above:
                 self.negatives[query] = self.negatives.get(query, set()) | zeros
             if both := sorted(above.keys() & self.negatives.get(query, set())):
                 raise DataError(f"{both[0]!r} is both relevant and a negative of the query {query!r}; keep one.")
+        for query in self.own:
+            self.relevant.get(query, {}).pop(query, None)
+            self.negatives.get(query, set()).discard(query)
+        self.relevant = {query: grades for query, grades in self.relevant.items() if grades}
+        self.negatives = {q: ids for q, ids in self.negatives.items() if ids or q not in self.relevant}
 
     def _graded(self, name: str, judgments: Judgments) -> dict[str, dict[str, int]]:
         """Query id -> document id -> grade, 1 where none is given."""
@@ -99,28 +116,26 @@ class RetrievalData:
     def from_beir(cls, folder: str | Path, split: str | None = None, skip_empty: bool = False) -> RetrievalData:
         """Reads and checks a folder in BEIR's layout (see `st_magnitude.data.beir`).
 
-        With a split, only the queries that are judged in it are kept; without one, all queries and the judgments of
-        all splits.
+        With a split, only the queries that are judged in it are kept, those without a relevant
+        document too, which `calibrate_abstention` takes for unanswerable. Without one, all queries
+        and the judgments of all splits are.
 
-        Empty texts are an error; ``skip_empty`` leaves them and their judgments out.
+        Empty texts and judgments of absent texts are an error; ``skip_empty`` leaves them out, with
+        the judgments of empty texts, and logs their number.
 
         Raises:
-            DataError: If a file is missing, a line is malformed, an id is unknown or used twice, a text is empty, or no
-                document is relevant. The message names the file and the line.
+            DataError: If a file is missing, a line is malformed, an id is unknown or used twice, a
+                text is empty, or no document is relevant. The message names the file and the line.
         """
         folder = Path(folder)
         names = beir.qrels_of(folder, split)
-        corpus, queries = (beir.read_texts(folder / name, skip_empty) for name in ("corpus.jsonl", "queries.jsonl"))
-        judged = beir.read_qrels([folder / name for name in names], queries, corpus)
-        relevant = {
-            query: {document: grade for document, grade in grades.items() if corpus[document]}
-            for query, grades in judged.items()
-            if queries[query]
-        }
-        queries = {query: text for query, text in queries.items() if text and (split is None or relevant.get(query))}
-        corpus = {document: text for document, text in corpus.items() if text}
+        corpus = beir.read_texts(folder / "corpus.jsonl", skip_empty)
+        queries = beir.read_texts(folder / "queries.jsonl", skip_empty)
+        judged = beir.read_qrels([folder / name for name in names], queries, corpus, skip_empty)
+        if split is not None:
+            queries = {query: text for query, text in queries.items() if query in judged}
         name = folder.resolve().name + ("" if split is None else f", {split} split")
-        data = cls(queries, corpus, relevant, name=name)
+        data = cls(queries, corpus, judged, name=name)
         if not data.relevant:
             raise DataError(f"{', '.join(names)} in {folder}: no document is relevant to a query, by a score above 0.")
         return data
@@ -160,13 +175,13 @@ class RetrievalData:
         """Writes corpus.jsonl, queries.jsonl and qrels/<split>.tsv, which `from_beir` reads, and replaces old files.
 
         Raises:
-            DataError: If an id contains a tab or a line break, or the split is not a file name.
+            DataError: If an id contains a line break, or the split is not a file name.
         """
         if not beir.is_file_name(split):
             raise DataError(f"The split {split!r} must be usable as a file name; leave out slashes.")
         for key in (*self.queries, *self.corpus):
-            if set("\t\r\n") & set(key):
-                raise DataError(f"The id {key!r} has a tab or a line break, which a qrels file cannot hold; rename it.")
+            if set("\r\n") & set(key):
+                raise DataError(f"The id {key!r} has a line break, which a qrels file cannot hold; rename it.")
         folder = Path(folder)
         (folder / "qrels").mkdir(parents=True, exist_ok=True)
         for name, texts in (("corpus.jsonl", self.corpus), ("queries.jsonl", self.queries)):
@@ -176,9 +191,28 @@ class RetrievalData:
 
     def save_qrels(self, path: str | Path) -> None:
         """Writes the judgments alone: one more split of a folder that has the queries and the corpus."""
-        rows = [(q, d, grade) for q, grades in self.relevant.items() for d, grade in sorted(grades.items())]
-        rows += [(q, d, 0) for q, documents in self.negatives.items() for d in sorted(documents)]
-        beir.write_lines(Path(path), ["\t".join(beir.HEADER), *("\t".join(map(str, row)) for row in rows)])
+        rows: list[tuple[Any, ...]] = [beir.HEADER]
+        for query, grades in self.relevant.items():
+            rows += [(query, document, grade) for document, grade in sorted(grades.items())]
+        for query, documents in self.negatives.items():
+            rows += [(query, document, 0) for document in sorted(documents) or [""]]
+        with Path(path).open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file, delimiter="\t", lineterminator="\n").writerows(rows)
+
+    @cached_property
+    def own(self) -> frozenset[str]:
+        """The queries that are documents themselves.
+
+        A document with a title counts only if it is not judged relevant to the query: some data
+        search for a text by its last words, under the same id.
+        """
+        own = set()
+        for query in self.queries.keys() & self.corpus.keys():
+            text, document = self.queries[query], self.corpus[query]
+            with_title = document.endswith(f" {text}") and query not in self.relevant.get(query, ())
+            if document == text or with_title:
+                own.add(query)
+        return frozenset(own)
 
     @cached_property
     def query_ids(self) -> list[str]:
@@ -194,6 +228,11 @@ class RetrievalData:
             )
         return [query for query in self.queries if query in self.relevant]
 
+    @property
+    def asked(self) -> dict[str, str]:
+        """Query id -> text of the queries of ``query_ids``."""
+        return {query: self.queries[query] for query in self.query_ids}
+
     @cached_property
     def document_ids(self) -> list[str]:
         """All documents in the order of their ids."""
@@ -202,9 +241,17 @@ class RetrievalData:
     @cached_property
     def columns(self) -> list[dict[int, int]]:
         """For every query of ``query_ids``, the positions in ``document_ids`` of its relevant documents -> grades."""
-        position = {document: column for column, document in enumerate(self.document_ids)}
         judged = (self.relevant[query].items() for query in self.query_ids)
-        return [dict(sorted((position[document], grade) for document, grade in grades)) for grades in judged]
+        return [dict(sorted((self.position[d], grade) for d, grade in grades)) for grades in judged]
+
+    @cached_property
+    def position(self) -> dict[str, int]:
+        """Document id -> its position in ``document_ids``."""
+        return {document: column for column, document in enumerate(self.document_ids)}
+
+    def own_columns(self, queries: Iterable[str]) -> Tensor:
+        """For each query, the position in ``document_ids`` of itself, or -1: (n,)."""
+        return torch.tensor([self.position[q] if q in self.own else -1 for q in queries], dtype=torch.long)
 
     def log_prior(self, smoothing: float = 1.0) -> dict[str, float]:
         """The logarithm of the prior of every document of the corpus, from the judgments.
@@ -227,19 +274,24 @@ class RetrievalData:
 
     def encode(self, model: SentenceTransformer, **encode: Any) -> EncodedTask:
         """Encodes the queries that count and the corpus; `st_magnitude.data.task.encode_texts` has the options."""
-        judged = {query: self.queries[query] for query in self.query_ids}
-        return replace(encode_texts(model, judged, self.corpus, **encode), columns=self.columns)
+        encoded = encode_texts(model, self.asked, self.corpus, **encode)
+        return replace(encoded, columns=self.columns, own=self.own_columns(self.query_ids))
 
     def __repr__(self) -> str:
         return f"RetrievalData({self})"
 
     def __str__(self) -> str:
-        relevant = sum(map(len, self.relevant.values()))
-        negative = sum(map(len, self.negatives.values()))
-        return (
-            f"{len(self.queries):,} queries, {len(self.corpus):,} documents, {relevant:,} relevant pairs, "
-            f"{negative:,} judged negatives"
-        )
+        counts = {
+            "queries": len(self.queries),
+            "documents": len(self.corpus),
+            "relevant pairs": sum(map(len, self.relevant.values())),
+            "judged negatives": sum(map(len, self.negatives.values())),
+        }
+        if self.relevant and (others := len(self.queries) - len(self.relevant)):
+            counts["queries without a relevant document"] = others
+        if self.own:
+            counts["queries that are documents, left out of their own results"] = len(self.own)
+        return ", ".join(f"{count:,} {name}" for name, count in counts.items())
 
     def triplets(self, num_negatives: int, seed: int = 0) -> Dataset:
         """Training rows, one for each pair of a query and a relevant document; the seed alone decides their order.
@@ -261,7 +313,8 @@ class RetrievalData:
         return Dataset.from_dict(dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)))
 
     def _draw_negatives(self, query: str, number: int, documents: list[str], rng: np.random.Generator) -> list[str]:
-        relevant, judged = self.relevant[query], sorted(self.negatives.get(query, ()))
+        judged = sorted(self.negatives.get(query, ()))
+        relevant = {*self.relevant[query], *({query} & self.own)}
         if (others := len(documents) - len(relevant)) < number:
             raise DataError(
                 f"The query {query!r} has {others} documents that are not relevant to it, but num_negatives is "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from torch import Tensor
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import encode_raw
 
-__all__ = ["TILE", "EncodedTask", "NotFiniteError", "check_finite", "encode_texts", "ndcg", "rank"]
+__all__ = ["TILE", "EncodedTask", "NotFiniteError", "check_finite", "encode_texts", "hide_own", "ndcg", "rank"]
 
 TILE = 2**24  # scores that are held at a time
 CHUNK = 2**16  # documents whose scores are held at a time
@@ -29,7 +29,9 @@ class NotFiniteError(ValueError):
 class EncodedTask:
     """The raw embeddings of retrieval data, and the results of an exhaustive search with them.
 
-    ``columns`` may also hold sequences of columns, whose grades are 1. It is empty for a search without judgments.
+    ``columns`` may also hold sequences of columns, whose grades are 1. It is empty for a search
+    without judgments. The document that is the query itself, if ``own`` names one, scores -inf: it
+    ranks last, and is returned only where all documents are.
 
     Raises:
         ValueError: If an embedding is not finite. The message names its text.
@@ -48,6 +50,8 @@ class EncodedTask:
     columns: Sequence[Mapping[int, int]] = ()  # of the relevant documents of every query, with their grades
     query_ids: Sequence[str] | None = None  # for messages
     document_ids: Sequence[str] | None = None
+    # (n,), the column of the document that is the query itself, or -1
+    own: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
 
     def __post_init__(self) -> None:
         for name in ("queries", "documents"):  # the search sums in float64, which Apple's GPUs do not have
@@ -57,6 +61,8 @@ class EncodedTask:
         check_finite(self.documents, "document", self.document_ids)
         graded = [dict(row) if isinstance(row, Mapping) else dict.fromkeys(map(int, row), 1) for row in self.columns]
         object.__setattr__(self, "columns", graded)
+        if not len(self.own):
+            object.__setattr__(self, "own", torch.full((len(self.queries),), -1))
 
     @property
     def degrees(self) -> NDArray[np.int64]:
@@ -78,15 +84,18 @@ class EncodedTask:
             return self.tops([similarity], k)[0]
         kept = torch.as_tensor(among)
         kept = kept.nonzero()[:, 0] if kept.dtype == torch.bool else kept
-        found = EncodedTask(self.queries, self.documents[kept.to(self.documents.device)]).top(similarity, k)
-        return kept.cpu()[found]
+        places = torch.full((len(self.documents) + 1,), -1)  # the last one is that of column -1
+        places[kept.cpu()] = torch.arange(len(kept))
+        documents = self.documents[kept.to(self.documents.device)]
+        return kept.cpu()[EncodedTask(self.queries, documents, own=places[self.own]).top(similarity, k)]
 
     def tops(self, similarities: Sequence[Similarity], k: int = 10) -> list[Tensor]:
         """`top` for several similarities. One matrix product serves all of them."""
         similarities = [Similarity(*similarity.exponents) for similarity in similarities]  # plain numbers
         chunk = min(len(self.documents), CHUNK)
         found: list[list[Tensor]] = [[] for _ in similarities]
-        for queries in self.queries.double().split(max(1, TILE // chunk)):
+        rows = max(1, TILE // chunk)
+        for queries, own in zip(self.queries.double().split(rows), self.own.split(rows), strict=True):
             nothing = queries.new_empty(len(queries), 0)
             best = [(nothing.float(), nothing.long())] * len(found)
             for start in range(0, len(self.documents), chunk):
@@ -95,6 +104,7 @@ class EncodedTask:
                 for i, similarity in enumerate(similarities):
                     # The query exponent changes no ranking, so only the documents are divided.
                     scores = (products / similarity.document_divisor(documents).T).float()
+                    hide_own(scores, own, start)
                     columns = rank(scores, k)
                     scores = torch.cat([best[i][0], scores.gather(1, columns)], dim=1)
                     columns = torch.cat([best[i][1], columns + start], dim=1)
@@ -105,14 +115,17 @@ class EncodedTask:
         return [torch.cat(tiles) for tiles in found]
 
     def scores(self, similarity: Similarity, columns: Tensor) -> Tensor:
-        """Scores of the given documents of every query: (n, k) columns -> (n, k), on the CPU."""
+        """Scores of the given documents of every query: (n, k) columns -> (n, k), on the CPU.
+
+        The document that is the query itself scores -inf.
+        """
         similarity, columns = Similarity(*similarity.exponents), columns.to(self.documents.device)
         rows = max(1, TILE // max(1, columns.shape[1] * self.documents.shape[1]))
         found = []
         for queries, some in zip(self.queries.split(rows), columns.split(rows), strict=True):
             documents = similarity.document(self.documents[some].double())  # (rows, k, D)
             found.append((documents @ similarity.query(queries.double())[:, :, None])[:, :, 0].float())
-        return torch.cat(found).cpu()
+        return torch.cat(found).cpu().masked_fill(columns.cpu() == self.own[:, None], -torch.inf)
 
     def gains(self, top: Tensor) -> NDArray[np.int64]:
         """The grade of each document of a ranking for its query, 0 if it is not relevant: (n, k) columns -> (n, k)."""
@@ -127,6 +140,17 @@ class EncodedTask:
     def ndcg(self, top: Tensor, k: int = 10) -> NDArray[np.float64]:
         """nDCG@k of every query from the columns of its best documents: (n, >= k or the whole index) -> (n,)."""
         return ndcg(self.gains(top), [row.values() for row in self.columns], k)
+
+
+def hide_own(scores: Tensor, own: Tensor, start: int = 0) -> None:
+    """Gives -inf to the document that is the query itself, in place.
+
+    Args:
+        scores: Scores of the documents from column ``start`` on, (n, m).
+        own: The column of each query's own document, or -1, (n,).
+    """
+    rows = ((own >= start) & (own < start + scores.shape[1])).nonzero()[:, 0]
+    scores[rows.to(scores.device), (own[rows] - start).to(scores.device)] = -torch.inf
 
 
 def rank(scores: Tensor, k: int) -> Tensor:

@@ -71,8 +71,8 @@ def _near_queries(task: EncodedTask) -> tuple[NDArray[np.int64], Mask]:
     rows: list[int] = []
     flags: list[bool] = []
     deep = task.top(COSINE, k=10 + max(map(len, task.columns)))
-    for row, relevant in zip(deep.tolist(), task.columns, strict=True):
-        negatives = [c for c in row if c not in relevant][:10]
+    for row, relevant, own in zip(deep.tolist(), task.columns, task.own.tolist(), strict=True):
+        negatives = [c for c in row if c not in relevant and c != own][:10]
         rows += [*relevant, *negatives]
         flags += [True] * len(relevant) + [False] * len(negatives)
     return np.array(rows), np.array(flags)
@@ -153,15 +153,19 @@ def directions(task: EncodedTask, seed: int) -> Geometry:
 
 
 def own_text_unjudged(data: RetrievalData) -> float:
-    """Share of the queries whose lower-cased words are also a document that is not judged relevant to them."""
+    """Share of the queries whose lower-cased words are also another document that is not judged relevant to them."""
 
     def words(text: str) -> tuple[str, ...]:
         return tuple(text.lower().split())
 
-    answers = {words(text) for text in data.corpus.values()}
-    asked = [(words(data.queries[query]), data.relevant[query]) for query in data.query_ids]
-    found = [text in answers and text not in {words(data.corpus[d]) for d in judged} for text, judged in asked]
-    return float(np.mean(found))
+    documents: dict[tuple[str, ...], set[str]] = {}
+    for document, text in data.corpus.items():
+        documents.setdefault(words(text), set()).add(document)
+    unjudged = 0
+    for query, text in data.asked.items():
+        same = documents.get(words(text), set()) - ({query} & data.own)
+        unjudged += bool(same) and not same & data.relevant[query].keys()
+    return unjudged / len(data.asked)
 
 
 @dataclass(frozen=True)
@@ -230,7 +234,9 @@ def storage(bench: Bench) -> tuple[list[CompressionCell], Stored]:
         task = bench.task.prefix(prefix)
         q = similarity.query(task.queries.double()).float()
         d = similarity.document(task.documents.double()).float()
-        return {kind: task.ndcg(top) for kind, top in search_compressed(q, d, precision, 100, similarity).items()}
+        return {
+            kind: task.ndcg(top) for kind, top in search_compressed(q, d, precision, 100, similarity, task.own).items()
+        }
 
     prefixes = [prefix for prefix in (dim, dim // 2, dim // 4) if prefix]
     stored = {(k, "float32", "none"): search(k, "float32", bench.scoring)["none"] for k in prefixes}

@@ -104,6 +104,7 @@ class SearchOptions(TypedDict, total=False):
 class SearchEvaluator(CsvEvaluator):
     """The base class of evaluators of a judged search, with the arguments that they share.
 
+    A document with the id and the text of a query is the query itself and does not count for it.
     Queries and corpus are encoded once, with ``encode_query`` and ``encode_document``, before a closing ExponentNorm.
     The keys of the metrics have the prefix ``"{name}_"`` if there is a name, so in the Trainer
     ``metric_for_best_model="eval_{name}_{metric}"``. The CSV file is ``{Kind}_evaluation_{name}_results.csv``.
@@ -144,6 +145,8 @@ class SearchEvaluator(CsvEvaluator):
         if isinstance(relevant_docs, Mapping):  # judgments of other queries do not count, as in sentence-transformers
             relevant_docs = {query: ids for query, ids in relevant_docs.items() if query in queries}
         self.task = RetrievalData(queries, corpus, relevant_docs)
+        if self.task.own:
+            logger.info(f"{len(self.task.own):,} queries are documents: left out of their own results.")
         self.queries_ids = self.task.query_ids
         self.per_query: dict[Any, NDArray[np.float64]] = {}
         self.similarity = None if similarity is None else Similarity.named(similarity)

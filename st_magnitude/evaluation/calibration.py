@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -331,5 +331,5 @@ def _with_prior(
 ) -> NDArray[np.float64]:
     """nDCG@10 of every query by q · d + bias: (n, D), (m, D), (m,) -> (n,). The bias is one more dimension."""
     ones, last = torch.ones_like(q[:, :1]), torch.as_tensor(bias[:, None]).to(d)
-    search = EncodedTask(torch.cat([q, ones], dim=1), torch.cat([d, last], dim=1))
-    return encoded.ndcg(search.top(DOT))
+    queries, documents = torch.cat([q, ones], dim=1), torch.cat([d, last], dim=1)
+    return encoded.ndcg(replace(encoded, queries=queries, documents=documents).top(DOT))

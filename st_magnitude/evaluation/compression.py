@@ -172,7 +172,8 @@ class CompressionEvaluator(SearchEvaluator):
         q = similarity.query(encoded.queries[:, :dim].double()).float()
         d = similarity.document(encoded.documents[:, :dim].double()).float()
         for precision in precisions:
-            for rescoring, best in search_compressed(q, d, precision, self.top_k, similarity).items():
+            found = search_compressed(q, d, precision, self.top_k, similarity, encoded.own)
+            for rescoring, best in found.items():
                 yield precision, rescoring, best
 
     def report(self, metrics: dict[str, float]) -> tuple[str, Iterable[Mapping[str, Any]]]:
@@ -237,24 +238,39 @@ def largest(cells: Sequence[CompressionCell]) -> CompressionCell:
 
 
 def search_compressed(
-    queries: Tensor, documents: Tensor, precision: str, top_k: int, similarity: Similarity
+    queries: Tensor,
+    documents: Tensor,
+    precision: str,
+    top_k: int,
+    similarity: Similarity,
+    own: Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """Columns of the ten best documents, best first, by kind of rescoring: (n, k), (m, k) -> (n, <= 10)."""
+    """Columns of the ten best documents, best first, by kind of rescoring: (n, k), (m, k) -> (n, <= 10).
+
+    ``own`` is that of `EncodedTask`, whose documents are left out.
+    """
+    task = EncodedTask(queries, documents)
+    if own is not None:
+        task = replace(task, own=own)
     if precision == "rabitq":
-        return {"none": rabitq(queries, documents).top(DOT)}
+        estimates = rabitq(queries, documents)
+        return {"none": replace(estimates, own=task.own).top(DOT)}
     if precision != "binary":
-        return {"none": EncodedTask(queries, _through_int8(documents) if precision == "int8" else documents).top(DOT)}
+        if precision == "int8":
+            task = replace(task, documents=_through_int8(documents))
+        return {"none": task.top(DOT)}
     bits = _signs(documents)
     # The product of signs is the number of equal bits minus the number of unequal bits, which ranks alike.
-    found = EncodedTask(_signs(queries), bits).top(DOT, max(top_k, 10))
+    found = replace(task, queries=_signs(queries), documents=bits).top(DOT, max(top_k, 10))
     best = {"none": found[:, :10]}
     found = found[:, :top_k].sort(dim=1).values
-    scores = EncodedTask(queries, bits).scores(DOT, found)
+    scores = replace(task, documents=bits).scores(DOT, found)
     best["query"] = found.gather(1, rank(scores, 10))
     if similarity.exponents[1] < 1:
         norms = torch.linalg.vector_norm(documents.double(), dim=1).cpu()  # |x|^(1 - gamma_document)
         norms = (norms / norms.max().clamp(min=torch.finfo(torch.float32).tiny)).half().double()
-        best["norm"] = found.gather(1, rank(scores * norms[found], 10))
+        # -inf, of the query itself, times a norm of 0 is nan
+        best["norm"] = found.gather(1, rank((scores * norms[found]).nan_to_num(nan=-torch.inf), 10))
     return best
 
 

@@ -113,6 +113,8 @@ def bm25_run(
     run: Run = {}
     for query, tokens in zip(data.queries, words(list(data.queries.values())), strict=True):
         scores = index.get_scores_from_ids(index.get_tokens_ids(tokens))  # (m,)
+        if query in data.own:
+            scores[data.position[query]] = 0.0
         found = np.flatnonzero(scores > 0)  # in the order of the ids, by which rank() sorts ties
         best = found[rank(torch.from_numpy(scores[found])[None], top_k)[0].numpy()]
         run[query] = {data.document_ids[i]: float(scores[i]) for i in best}
@@ -133,7 +135,10 @@ def dense_run(encoded: EncodedTask, similarity: Similarity, top_k: int = 100) ->
     top = encoded.top(similarity, top_k)
     rows = zip(encoded.query_ids or [], top.tolist(), encoded.scores(similarity, top).tolist(), strict=True)
     ids = encoded.document_ids or []
-    return {query: {ids[c]: score for c, score in zip(columns, scores, strict=True)} for query, columns, scores in rows}
+    return {
+        query: {ids[c]: score for c, score in zip(columns, scores, strict=True) if score > -math.inf}
+        for query, columns, scores in rows
+    }
 
 
 class HybridEvaluator(SearchEvaluator):
@@ -188,7 +193,10 @@ class HybridEvaluator(SearchEvaluator):
         run = bm25_run(self.task, top_k) if bm25 is None else bm25
         if bm25 is not None and not any(run.get(query) for query in self.queries_ids):
             raise ValueError(f"bm25 has no document for any judged query; its keys start with {list(run)[:3]}.")
-        self.runs = {"bm25": {query: dict(_ranked(run.get(query, {}))[:top_k]) for query in self.queries_ids}}
+        lexical = {query: dict(run.get(query, {})) for query in self.queries_ids}
+        for query in self.task.own & lexical.keys():
+            lexical[query].pop(query, None)
+        self.runs = {"bm25": {query: dict(_ranked(found)[:top_k]) for query, found in lexical.items()}}
 
     def measure(self, model: SentenceTransformer) -> dict[str, float]:
         """The metrics of the three runs."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from st_magnitude._checks import one_of
 from st_magnitude.data.retrieval import Judgments, RetrievalData
-from st_magnitude.data.task import TILE, check_finite, ndcg, rank
+from st_magnitude.data.task import TILE, check_finite, hide_own, ndcg, rank
 from st_magnitude.evaluation.base import SearchEvaluator, SearchOptions
 from st_magnitude.evaluation.calibration import highest_rows
 from st_magnitude.evaluation.metrics import are_unit
@@ -196,9 +196,12 @@ def _search(
 ) -> NDArray[np.float64]:
     """nDCG@10 of every query, (n,), by the model's MaxSim."""
     stored, rows = list(documents), max(1, TILE // len(documents))
-    starts = range(0, len(queries), rows)
-    top = torch.cat([rank(model.similarity(queries[i : i + rows], stored), 10).cpu() for i in starts])
-    gains = [[grades.get(c, 0) for c in row] for grades, row in zip(data.columns, top.tolist(), strict=True)]
+    own, top = data.own_columns(data.query_ids), []
+    for i in range(0, len(queries), rows):
+        scores = model.similarity(queries[i : i + rows], stored)
+        hide_own(scores, own[i : i + rows])
+        top += rank(scores, 10).tolist()
+    gains = [[grades.get(c, 0) for c in row] for grades, row in zip(data.columns, top, strict=True)]
     return ndcg(gains, [grades.values() for grades in data.columns])
 
 

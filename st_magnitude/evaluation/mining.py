@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from itertools import islice
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from st_magnitude._checks import one_of
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.data.task import TILE, EncodedTask, encode_texts
+from st_magnitude.data.task import TILE, EncodedTask, encode_texts, hide_own
 from st_magnitude.evaluation.metrics import scoring_of
 from st_magnitude.similarity import Similarity
 
@@ -34,6 +35,7 @@ def mine_negatives(
     *,
     similarity: Similarity | str | None = None,
     never_relevant: bool = False,
+    also_relevant: Collection[str] = (),
     min_queries: int = 3,
     num_negatives: int = 3,
     output_format: OutputFormat = "triplet",
@@ -45,7 +47,8 @@ def mine_negatives(
     """Mines hard negatives for training: documents that the model scores high and that do not answer the query.
 
     This is sentence-transformers' ``mine_hard_negatives`` with the scores of any similarity; for a model that is scored
-    by cosine the results are equal. A document with the text of one of the query's positives is never a negative.
+    by cosine the results are equal. A document with the text of one of the query's positives is never a negative, and
+    neither is the query itself, where it stands in the corpus under its id.
 
     Documents that are relevant to none of the queries teach a norm: in-batch negatives, each of which answers some
     query, do not. A document that ranks high for a single query may be an answer that nobody has judged, so with
@@ -56,6 +59,8 @@ def mine_negatives(
         data: Queries, corpus and judgments; `RetrievalData.from_dataset` makes them of pairs.
         similarity: A Similarity or its name; by default the model's own.
         never_relevant: Whether only never-relevant documents can be negatives; by default all documents can.
+        also_relevant: Ids of documents that are relevant to queries outside of ``data``, such as those of other splits
+            (`st_magnitude.data.beir.relevant_documents`), and so are not never-relevant.
         min_queries: Number of queries that a never-relevant document must be among the ten best of.
         num_negatives: Number of negatives for each query.
         output_format: ``"triplet"`` (a row for each negative), ``"n-tuple"`` (all in one row; queries with fewer are
@@ -86,11 +91,15 @@ def mine_negatives(
     documents = dict.fromkeys([*data.corpus.values(), *positives])
     by_text = {text: text for text in queries}, {text: text for text in documents}
     scorer = _Scorer(
-        partial(encode_texts, model, *by_text, **(encode or {})), scoring_of(model, similarity), model.device
+        partial(encode_texts, model, *by_text, **(encode or {})),
+        scoring_of(model, similarity),
+        model.device,
+        own={data.queries[query]: data.corpus[query] for query in data.own},
     )
     candidates = list(documents)
     if never_relevant:
-        candidates = [text for text in scorer.hubs(min_queries) if text not in positives]
+        answers = {*positives, *(data.corpus[document] for document in data.corpus.keys() & also_relevant)}
+        candidates = [text for text in scorer.hubs(min_queries) if text not in answers]
         if not candidates:
             raise ValueError(
                 f"Each document that is relevant to none of the queries is among the {HIGH} best of fewer than "
@@ -134,26 +143,43 @@ class _Scorer:
 
     similarity_pairwise = staticmethod(pairwise_dot_score)
 
-    def __init__(self, encode: Callable[[], EncodedTask], similarity: Similarity, device: torch.device) -> None:
+    def __init__(
+        self,
+        encode: Callable[[], EncodedTask],
+        similarity: Similarity,
+        device: torch.device,
+        own: Mapping[str, str],
+    ) -> None:
         self._encode = encode
         self._similarity = similarity
         self.device = device
+        self._own = own  # text of a query -> text of the document that is the query itself
         self.searched: int | None = None  # number of documents, from the first, that are candidates; None for all
 
     @cached_property
     def _task(self) -> EncodedTask:
-        return self._encode()
+        task = self._encode()
+        position = {text: column for column, text in enumerate(task.document_ids or ())}
+        return replace(task, own=self._own_columns(task.query_ids or (), position))
+
+    def _own_columns(self, queries: Iterable[str], position: Mapping[str, int]) -> Tensor:
+        """The position of each query's own document, or -1: (n,)."""
+        own = (self._own.get(query) for query in queries)
+        return torch.tensor([-1 if text is None else position.get(text, -1) for text in own], dtype=torch.long)
 
     def encode_query(self, texts: list[str], **_: Any) -> NDArray[np.float32]:
+        self._asked = iter(texts)  # `similarity` gets their embeddings in this order, some at a time
         return _of(texts, self._task.query_ids, self._similarity.query(self._task.queries)).cpu().numpy()
 
     def encode_document(self, texts: list[str], **_: Any) -> NDArray[np.float32]:
+        self._position = {text: column for column, text in enumerate(texts)}
         self._documents = _of(texts, self._task.document_ids, self._similarity.document(self._task.documents))
         return self._documents.cpu().numpy()
 
     def similarity(self, queries: NDArray[np.float32], _: Tensor) -> Tensor:
-        """Scores of all documents: (n, D) -> (n, m)."""
+        """Scores of all documents for the next queries: (n, D) -> (n, m)."""
         scores = dot_score(torch.from_numpy(queries).to(self._documents.device), self._documents)
+        hide_own(scores, self._own_columns(islice(self._asked, len(queries)), self._position))
         if self.searched is not None:
             scores[:, self.searched :] = -torch.inf
         return scores

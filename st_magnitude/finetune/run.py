@@ -118,7 +118,7 @@ def train(
         raise ValueError("Data to keep (--keep-data) are for merge=True (--merge); pass both or neither.")
     with locked_folder(output):
         if dev is not None:
-            refuse_shared(dev.query_ids, data.query_ids, "dev", "train")
+            refuse_shared(dev.asked, data.asked, "dev", "train")
         checkpoint = check_output(output, config.resume)
         settings = {"model": model if isinstance(model, str) else None, "data": digest_of(data)}
         settings |= {key: value for key, value in vars(config).items() if key not in FREE}

@@ -175,17 +175,23 @@ def test_documents_that_the_model_reads_as_one_text_are_refused(tmp_path):
     fit(tmp_path / "data", tmp_path / "model", tmp_path / "out", *options, 30)
 
 
-def test_splits_that_share_queries_are_refused(folder, model_path, tmp_path):
+@pytest.mark.parametrize("by", ["id", "text"])
+def test_splits_that_share_queries_are_refused(folder, model_path, tmp_path, by):
+    copied = {"id": "train-q1", "text": "copy"}[by]
+    with (folder / "queries.jsonl").open("a") as file:
+        file.write(json.dumps({"_id": "copy", "text": f" {QUERIES['q1'].lower()}  train"}) + "\n")
     with (folder / "qrels" / "dev.tsv").open("a") as file:
-        file.write("train-q1\td01\t1\n")
-    for command in ("train", "compare", "diagnose", "calibrate"):
+        file.write(f"{copied}\td01\t1 \n")  # a trailing space, too
+    for command in ("train", "compare", "diagnose", "calibrate", "abstain"):
         trains = command in ("train", "compare")
         options = ("--model", model_path, "--output", tmp_path / "out") if trains else (model_path,)
         done = invoke(command, *options, "--data", folder)
         assert done.exit_code == 2
-        assert "1 queries of the dev split are also in the train split, such as 'train-q1'" in done.stderr
-    chosen = invoke("calibrate", model_path, "--data", folder, "--split", "train", "--confirm", "dev")
-    assert "of the train split are also in the dev split" in chosen.stderr
+        assert f"1 queries of the dev split are also in the train split, such as {copied!r}" in done.stderr
+    for command in ("calibrate", "abstain"):
+        for split, says in (("dev", "are also in the train split"), ("train", "cannot choose and confirm")):
+            chosen = invoke(command, model_path, "--data", folder, "--split", "train", "--confirm", split)
+            assert says in chosen.stderr
 
 
 @pytest.mark.parametrize("source", ["README.md", "docs/cli.md", "train"])
@@ -433,7 +439,7 @@ def test_calibrate_confirms_on_the_other_split(tmp_path, model_path):
     """The planted length helps on one split and harms on the other: confirmation must see the harm."""
     corpus = {"long": "honey honey bees", "short": "honey"}
     for split, answer in (("dev", "long"), ("test", "short")):
-        RetrievalData({"dev": "honey", "test": "honey"}, corpus, {split: {answer}}).save(tmp_path / "data", split)
+        RetrievalData({"dev": "honey", "test": "my honey"}, corpus, {split: {answer}}).save(tmp_path / "data", split)
     SentenceTransformer(modules=[BoW(["bees", "honey"])], device="cpu").save_pretrained(str(tmp_path / "bow"))
     options = ("--data", tmp_path / "data", "--exponents", "0", "--confirm", "test", "--json")
     figures = report_of(invoke("calibrate", tmp_path / "bow", *options))

@@ -43,6 +43,12 @@ def test_a_mined_split_trains(data, model_path, tmp_path):
     assert trained.exit_code == 0, trained.output
 
 
+def test_answers_of_other_splits_are_not_never_relevant(data, model_path, tmp_path):
+    RetrievalData(QUERIES, CORPUS, {"q1": CORPUS.keys()}).save_qrels(data / "qrels" / "test.tsv")
+    options = ("--output", tmp_path / "rows.jsonl", "--never-relevant", "--min-queries", 1)
+    assert invoke("mine", model_path, "--data", data, *options).exit_code == 2
+
+
 @pytest.mark.parametrize(("ending", "kind"), [("parquet", "parquet"), ("jsonl", "json")])
 def test_rows_for_load_dataset(data, model_path, tmp_path, ending, kind):
     output = tmp_path / "new" / f"rows.{ending}"

@@ -42,10 +42,41 @@ def test_round_trip(tmp_path: Path) -> None:
     assert RetrievalData.from_beir(tmp_path / "new", "dev") == data
 
 
+def test_ids_are_quoted_and_a_query_may_have_no_answer(tmp_path: Path) -> None:
+    """Ids with quotes and tabs, and a query that no document answers, which stays in its split."""
+    data = RetrievalData({'"q"': "first?", "q\t2": "second?"}, {'"': "x"}, {'"q"': {'"'}, "q\t2": {}})
+    assert data.negatives == {"q\t2": set()}
+    data.save(tmp_path, "dev")
+    assert RetrievalData.from_beir(tmp_path, "dev") == data
+    assert "1 queries without a relevant document" in str(data)
+    write(tmp_path, qrels='"query-id"\t"corpus-id"\t"relevance"\n"q1"\t"d0"\t2.0\n"q2"\t\t0\n')
+    read = RetrievalData.from_beir(tmp_path, "test")
+    assert (read.relevant, read.negatives) == ({"q1": {"d0": 2}}, {"q2": set()})
+
+
+@pytest.mark.parametrize(
+    ("title", "collision"), [("", False), ("A title ", False), ("", True)], ids=["text", "title", "id alone"]
+)
+def test_the_query_itself_never_counts(tmp_path: Path, title: str, collision: bool) -> None:
+    """Neither in judgments nor as a negative; unless the id alone is the same."""
+    queries, corpus = {"q1": "first?", "q2": "second?"}, {"q1": f"{title}first?", "d0": "first?", "d1": "other"}
+    if collision:
+        corpus["q1"] = "something else"
+    zero = {} if title else {"q1": 1}
+    data = RetrievalData(queries, corpus, {"q1": {"d0": 1, **zero}, "q2": {"d1"}}, {"q2": {"q1"}})
+    assert (data.own == {"q1"}) is not collision
+    assert data.relevant == {"q1": {"d0": 1, **(zero if collision else {})}, "q2": {"d1": 1}}
+    assert data.own_columns(["q2", "q1"]).tolist() == [-1, -1 if collision else 2]
+    drawn = {row["negative_1"] for seed in range(9) for row in data.triplets(1, seed) if row["anchor"] == "first?"}
+    assert drawn == {"other"}
+    assert ("that are documents" in str(data)) is not collision
+
+
 def test_split_selects_queries(tmp_path: Path) -> None:
     DATA.save(tmp_path, "train")
     (tmp_path / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq3\td7\t2\n")
     assert splits_of(tmp_path) == ["test", "train"]
+    (tmp_path / "qrels" / "._test.tsv").write_bytes(b"\0\5\26\7")  # as macOS writes
     assert RetrievalData.from_beir(tmp_path, "train").queries == {key: DATA.queries[key] for key in ("q1", "q2")}
     assert RetrievalData.from_beir(tmp_path, "test").relevant == {"q3": {"d7": 2}}
     assert RetrievalData.from_beir(tmp_path, "test").negatives == {}
@@ -69,6 +100,8 @@ def test_single_qrels_file_and_trec_columns(tmp_path: Path) -> None:
     assert splits_of(tmp_path) == []
     data = RetrievalData.from_beir(tmp_path)
     assert (data.relevant, data.negatives) == ({"q1": {"d0": 2}}, {"q1": {"d1"}, "q2": {"d1"}})
+    with pytest.raises(DataError, match=r"Move its qrels.tsv to qrels/dev.tsv"):
+        RetrievalData.from_beir(tmp_path, "dev")
 
 
 GOOD = '{"_id": "d0", "text": "t"}\n'
@@ -83,6 +116,8 @@ GOOD = '{"_id": "d0", "text": "t"}\n'
         (b'{"_id": "d1", "title": " ", "text": " "}', "'d1' has an empty text"),
         (GOOD.encode(), "repeats the id 'd0'; make ids unique"),
         (b'{"_id": "d1", "text": "\xe9"}', "is not UTF-8"),
+        (b'{"_id": "d1", "text": "half \\ud83d"}', "'d1' is not Unicode"),
+        (b"[" * 100_000, "is not valid JSON"),
     ],
 )
 def test_malformed_texts_are_named(tmp_path: Path, line: bytes, message: str) -> None:
@@ -94,8 +129,8 @@ def test_malformed_texts_are_named(tmp_path: Path, line: bytes, message: str) ->
     ("qrels", "message"),
     [
         ("query-id\tcorpus-id\tscore\nq9\td0\t1\n", r", line 2: 'q9' is not in queries\.jsonl"),
-        ("q1\td99\t1\n", r", line 1: 'd99' is not in corpus\.jsonl; add it there or remove"),
-        ("q1\td0\tyes\n", ", line 1: the score 'yes' is not an integer"),
+        ("q1\td99\t1\n", r", line 1: 'd99' is not in corpus\.jsonl; add it there, remove .*--skip-empty"),
+        ("q1\td0\tyes\n", ", line 1: the score 'yes' is not a whole number"),
         ("q1\td0\n", ", line 1: has 2 columns, not 3: query-id, corpus-id, score"),
         ("q1\td0\t1\nq1\td0\t0\n", ", line 2: contradicts an earlier line about 'd0' and 'q1'"),
         ("q1\td0\t0\n", " in .*: no document is relevant to a query.*score above 0"),
@@ -109,7 +144,7 @@ def test_malformed_judgments_are_named(tmp_path: Path, qrels: str, message: str)
 @pytest.mark.parametrize("missing", ["corpus.jsonl", "queries.jsonl", "qrels/test.tsv"])
 def test_missing_files_are_named(tmp_path: Path, missing: str) -> None:
     (write(tmp_path) / missing).unlink()
-    named = "qrels.tsv" if missing.startswith("qrels") else missing
+    named = "qrels/<split>.tsv" if missing.startswith("qrels") else missing
     with pytest.raises(
         DataError, match=rf"has no {named}\. Expected BEIR's layout: corpus\.jsonl, queries\.jsonl and "
     ):
@@ -124,6 +159,8 @@ def test_missing_files_are_named(tmp_path: Path, missing: str) -> None:
         ({}, {"q1": {"d99"}}, r"1 document\(s\) of negatives are not in .*'d99'"),
         ({"q1": {"d0"}}, {"q1": {"d0"}}, "'d0' is both relevant and a negative of the query 'q1'"),
         ({"q1": "d0"}, {}, "'d0'; pass a set of document ids"),
+        ({"q1": {"d0": 0.5}}, {}, "the score 0.5 is not a whole number"),
+        ({"q1": {"d0": math.nan}}, {}, "the score nan is not a whole number"),
     ],
 )
 def test_inconsistent_judgments(relevant: dict[str, set[str]], negatives: dict[str, set[str]], message: str) -> None:
@@ -175,13 +212,14 @@ def test_compressed_texts(tmp_path: Path) -> None:
         RetrievalData.from_beir(tmp_path / "packed")
 
 
-def test_empty_texts_are_left_out_with_their_judgments(tmp_path: Path) -> None:
+def test_missing_texts_are_left_out_with_their_judgments(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     corpus = GOOD + '{"_id": "d1", "title": " ", "text": ""}\n'
     queries = '{"_id": "q1", "text": "first?"}\n{"_id": "q2", "text": " "}\n'
-    folder = write(tmp_path, corpus, queries, "q1\td0\t1\nq1\td1\t1\nq2\td0\t1\n")
+    folder = write(tmp_path, corpus, queries, "q1\td0\t1\nq1\td1\t1\nq2\td0\t1\nq1\td9\t0\nq9\td0\t1\n")
     with pytest.raises(DataError, match=r"'d1' has an empty text; .*--skip-empty"):
         RetrievalData.from_beir(folder)
     data = RetrievalData.from_beir(folder, skip_empty=True)
+    assert "4 judgments of texts that are empty or absent" in caplog.text
     assert (data.queries, data.corpus) == ({"q1": "first?"}, {"d0": "t"})
     assert data.relevant == {"q1": {"d0": 1}}
 

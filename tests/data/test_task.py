@@ -1,6 +1,7 @@
 """Rankings and nDCG against sorting in Python, scikit-learn and sentence-transformers, and refused embeddings."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from sentence_transformers.sentence_transformer.evaluation import InformationRet
 from sentence_transformers.sentence_transformer.modules import BoW
 from sklearn.metrics import ndcg_score
 
-from st_magnitude import COSINE, DNORM, DOT, QNORM, Similarity, calibrate_exponent, diagnose
+from st_magnitude import COSINE, DNORM, DOT, QNORM, Similarity, calibrate_exponent, calibrate_prior, diagnose
 from st_magnitude.data import task as task_module
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import EncodedTask, ndcg, rank
@@ -20,7 +21,10 @@ from st_magnitude.evaluation import (
     HybridEvaluator,
     MagnitudeEvaluator,
     ScoredPairsEvaluator,
+    bm25_run,
+    dense_run,
 )
+from st_magnitude.evaluation.abstention import first_documents
 
 SIMILARITIES = [DOT, QNORM, DNORM, COSINE, Similarity(1.0, 0.4), Similarity(0.3, 0.8)]
 
@@ -115,6 +119,58 @@ def test_embeddings_that_are_not_finite_are_refused_by_name(side, name, value):
         EncodedTask(**sides)
     with pytest.raises(ValueError, match="such as that of 'b'"):
         EncodedTask(**sides, query_ids=["a", "b", "c"], document_ids=["a", "b", "c"])
+
+
+def metrics_of(kind, **options):
+    """All figures of a search; those of the embeddings do not count."""
+    return lambda model, *task: {key: x for key, x in kind(*task, **options)(model).items() if "@" in key}
+
+
+SEARCHES = {
+    "magnitude": metrics_of(MagnitudeEvaluator),
+    "compression": metrics_of(CompressionEvaluator, precisions=["float32", "binary"]),
+    "hybrid": metrics_of(HybridEvaluator),
+    "bm25": lambda model, *task: [*bm25_run(RetrievalData(*task))["q1"]],
+    "dense run": lambda model, *task: dense_run(RetrievalData(*task).encode(model), DNORM, 100),
+    "exponent": lambda model, *task: calibrate_exponent(model, RetrievalData(*task)).per_query.tolist(),
+    "abstention": lambda model, *task: [x.tolist() for x in first_documents(model, RetrievalData(*task), COSINE)],
+}
+
+
+@pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES)
+def test_every_search_leaves_out_the_query_itself(task, static_model, search):
+    """As if the document were not there; with the id alone it is there."""
+    queries, relevant = {"q1": task["queries"]["q1"]}, {"q1": task["relevant_docs"]["q1"]}
+    expected = search(static_model, queries, task["corpus"], relevant)
+    assert search(static_model, queries, task["corpus"] | queries, relevant) == expected
+    titled = task["corpus"] | {"q1": f"Bread {queries['q1']}"}
+    assert search(static_model, queries, titled, relevant) == expected
+    assert search(static_model, queries, task["corpus"] | {"q1": queries["q1"] * 2}, relevant) != expected
+
+
+def test_the_query_itself_is_left_out_with_a_prior_and_of_a_given_run(task, static_model):
+    task["corpus"] |= task["queries"]
+    data = RetrievalData(*task.values())
+    with_prior = calibrate_prior(static_model, data, dict.fromkeys(data.corpus, -1.0), "cosine")
+    assert with_prior.per_query[0].tolist() == calibrate_exponent(static_model, data).per_query[-1].tolist()
+    run = {query: {"q1": 2.0, "d02": 1.0} for query in data.queries}
+    assert HybridEvaluator(*task.values(), bm25=run).runs["bm25"] == run | {"q1": {"d02": 1.0}}
+
+
+@pytest.mark.parametrize("tiles", [2**16, 7])
+def test_own_documents_score_least(monkeypatch, tiles):
+    monkeypatch.setattr(task_module, "CHUNK", tiles)
+    task = encoded()
+    own = torch.randint(-1, 41, (23,))
+    kept = torch.arange(0, 41, 3)
+    left_out = replace(task, own=own)
+    for among, size in ((None, 41), (kept, len(kept))):
+        top = left_out.top(DOT, 41, among)
+        for row, full, column in zip(top.tolist(), task.top(DOT, 41, among).tolist(), own.tolist(), strict=True):
+            found = column in full
+            assert len(row) == size
+            assert row == [c for c in full if c != column] + [column] * found
+    assert left_out.scores(DOT, own.clamp(min=0)[:, None])[:, 0].isinf().tolist() == (own >= 0).tolist()
 
 
 SCORERS = {

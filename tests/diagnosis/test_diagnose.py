@@ -71,7 +71,7 @@ def test_noise_is_called_noise(seed, similarity):
 @pytest.mark.parametrize("seed", range(4))
 def test_a_symmetric_task_gets_cosine(seed):
     found = quick(*paraphrases(seed), seed=seed, symmetric=True)
-    assert found.own_text_unjudged == 1
+    assert found.own_text_unjudged == 0  # a query that is a document does not count for itself
     assert found["training"].verdict == "no benefit expected"
     assert found["training"].choice == "train with cosine"
     assert "symmetric" in found["training"].reason.lower()
@@ -197,7 +197,7 @@ def test_bad_input_is_refused_before_encoding(options, message):
 def bow_folders(tmp_path):
     model = SentenceTransformer(modules=[BoW(["bee", "wax", "honey"])], similarity_fn_name="dot", device="cpu")
     model.save(str(tmp_path / "model"))
-    queries = {f"q{i}": "bee honey" if i % 2 else "wax" for i in range(60)}
+    queries = {f"q{i}": ("bee honey" if i % 2 else "wax") + " please" * (i >= 50) for i in range(60)}
     corpus = {f"d{i}": ("bee honey bee " if i % 2 else "wax wax wax ") + f"number {i} " * 3 for i in range(60)}
     for split, numbers in (("train", range(50, 60)), ("dev", range(50))):
         judged = RetrievalData(queries, corpus, {f"q{i}": {f"d{i}"} for i in numbers})

@@ -9,10 +9,12 @@ from _tiny import ROWS
 from scipy.stats import binom
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import BoW
+from typer.testing import CliRunner
 
 import st_magnitude as stm
+from st_magnitude.commands.app import app
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.evaluation.abstention import SIGNALS, Abstention, Answers, answerable, controlled_threshold
+from st_magnitude.evaluation.abstention import SIGNALS, Abstention, controlled_threshold
 from st_magnitude.surgery.raw import encode_raw
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -70,7 +72,7 @@ def data():
     """64 queries, every fourth of which has no relevant document."""
     queries = {f"q{i:02d}": f"{ROWS[i % 16][3]} {ROWS[i // 4][0]} {ROWS[i // 4][1][:12]}" for i in range(64)}
     corpus = {f"d{i:02d}": row[1] for i, row in enumerate(ROWS)} | {f"x{i:02d}": row[2] for i, row in enumerate(ROWS)}
-    return RetrievalData(queries, corpus, {q: {f"d{i // 4:02d}"} for i, q in enumerate(queries) if i % 4})
+    return RetrievalData(queries, corpus, {q: [f"d{i // 4:02d}"] * (i % 4 > 0) for i, q in enumerate(queries)})
 
 
 @pytest.mark.parametrize("signal", SIGNALS)
@@ -86,33 +88,42 @@ def test_rule_against_a_loop(counts, data, signal):
     order = np.argsort(-scores, axis=1, kind="stable")
     first = [ids[column] for column in order[:, 0]]
     wrong = np.array([d not in data.relevant.get(query, ()) for query, d in zip(data.queries, first, strict=True)])
-    answers = answerable(rule, np.take_along_axis(scores, order, axis=1)[:, :2])
+    answers = rule.answers(np.take_along_axis(scores, order, axis=1)[:, :2])
     assert rule.unanswerable == 0.25
-    assert rule.measure(counts, data) == Answers(64, int(answers.sum()), int((answers & wrong).sum()))
+    counted = replace(rule, queries=64, answered=int(answers.sum()), wrong=int((answers & wrong).sum()))
+    assert rule.measure(counts, data) == counted
 
 
-def test_documents_left_out_are_not_answers(counts, data):
-    judged = dict(data.relevant)
-    all_answered = RetrievalData({query: data.queries[query] for query in judged}, data.corpus, judged)
-    made = stm.calibrate_abstention(counts, all_answered, risk=0.5, delta=0.5)
-    assert made.unanswerable == 0.25  # by default
-    all_wrong = made.measure(counts, all_answered, unanswerable=0.999)
-    none = made.measure(counts, all_answered, unanswerable=0.0)
-    assert 0 < all_wrong.wrong == all_wrong.answered
-    assert none.wrong < none.answered
+def test_unanswerable_queries_stand_in_a_folder(counts, data, tmp_path, caplog):
+    """As lines with an empty document id; without any, the rule says that it knows none."""
+    data.save(tmp_path, "dev")
+    assert "q00\t\t0\n" in (tmp_path / "qrels" / "dev.tsv").read_text()
+    read = RetrievalData.from_beir(tmp_path, "dev")
+    assert stm.calibrate_abstention(counts, read) == stm.calibrate_abstention(counts, data)
+    assert not caplog.records
+    answered = RetrievalData({query: data.queries[query] for query in data.relevant}, data.corpus, data.relevant)
+    assert stm.calibrate_abstention(counts, answered).unanswerable == 0
+    assert "empty corpus-id" in caplog.text
+
+
+def test_the_command(counts, data, tmp_path):
+    counts.save_pretrained(str(tmp_path / "model"))
+    data.save(tmp_path / "data", "dev")
+    options = ["--data", tmp_path / "data", "--risk", 0.5, "--delta", 0.5, "--output", tmp_path]
+    done = CliRunner().invoke(app, ["abstain", *map(str, (tmp_path / "model", *options))])
+    assert done.exit_code == 0, done.output
+    rule = stm.calibrate_abstention(counts, data, risk=0.5, delta=0.5)
+    assert Abstention.load(tmp_path / "abstention.json") == rule
+    assert str(rule) in done.output
+    assert "16 queries without a relevant document" in done.output
 
 
 def test_save_and_load(counts, data, tmp_path):
     rule = stm.calibrate_abstention(counts, data, risk=0.5, delta=0.5)
-    rule.save(tmp_path)
-    scores = np.random.default_rng(0).random((20, 2))
-    assert Abstention.load(tmp_path) == rule
-    np.testing.assert_array_equal(answerable(tmp_path, scores), answerable(rule, scores))
-    assert set(rule.areas) == set(SIGNALS)
     silent = replace(rule, threshold=math.inf)
-    silent.save(tmp_path)
-    assert Abstention.load(tmp_path) == silent
-    assert not answerable(tmp_path, scores).any()
+    for saved in (rule, silent):
+        assert Abstention.load(saved.save(tmp_path / "abstention.json")) == saved
+    assert not silent.answers(np.random.default_rng(0).random((20, 2))).any()
     assert all(len(line) <= 80 for line in f"{rule}\n{silent}".splitlines())
 
 
@@ -128,7 +139,6 @@ def test_bad_input(counts, data):
     for options, message in (
         ({"risk": 1}, "risk must be strictly between 0 and 1; got 1"),
         ({"signal": "norm"}, "signal must be one of 'auto'"),
-        ({"unanswerable": 1}, r"unanswerable must be a share of the queries in \[0, 1\); got 1"),
     ):
         with pytest.raises(ValueError, match=message):
             stm.calibrate_abstention(counts, data, **options)

@@ -232,3 +232,12 @@ def test_in_a_trainer(tmp_path):
     with (tmp_path / "eval" / "Late-Interaction_evaluation_dev_results.csv").open() as file:
         columns = next(csv.reader(file))
     assert columns == ["epoch", "steps", "full_ndcg@10", "pooling_25_ndcg@10", "norm_25_ndcg@10"]
+
+
+def test_the_query_itself_is_left_out():
+    corpus = CORPUS | {"q03": QUERIES["q03"]}
+    task = {"q03": QUERIES["q03"]}, RELEVANT
+    expected, found = (
+        LateInteractionEvaluator(task[0], c, task[1], methods=[])(words_model()) for c in (CORPUS, corpus)
+    )
+    assert found == expected

@@ -104,6 +104,22 @@ def test_what_answers_the_query_is_never_a_negative():
     }
 
 
+@pytest.mark.parametrize("never_relevant", [False, True])
+def test_the_query_itself_is_never_a_negative(never_relevant, monkeypatch):
+    """It is the hardest document of its query, and one of the others, also where scores come in parts."""
+    queries = {"q1": "a b", "q2": "a c", "q3": "a d"}
+    corpus = {"d": "b c d", "q1": "a b", "q2": "some a c", "q3": "a", "x": "b"}
+    data = RetrievalData(queries, corpus, {query: {"d"} for query in queries})
+    monkeypatch.setattr("st_magnitude.evaluation.mining.TILE", 5)  # one query at a time
+    options = {"num_negatives": 4, "never_relevant": never_relevant, "min_queries": 1}
+    mined = stm.mine_negatives(words(), data, output_format="labeled-pair", **options)
+    found: dict[str, set[str]] = {}
+    for row in mined:
+        found.setdefault(row["anchor"], set()).update([row["positive"]] * (row["label"] == 0))
+    own = {"q1": "a b", "q2": "some a c"}
+    assert found == {text: {"a b", "some a c", "a", "b"} - {own.get(query)} for query, text in queries.items()}
+
+
 @pytest.fixture
 def judged(task) -> RetrievalData:
     return RetrievalData(*task.values())
@@ -133,6 +149,8 @@ def test_never_relevant_documents_rank_high_for_many_queries():
     data = RetrievalData(queries, corpus, relevant)
     strict = stm.mine_negatives(words(), data, min_queries=2, **options)
     assert set(strict["negative"]) == {corpus["n1"]}
+    judged = stm.mine_negatives(words(), data, min_queries=1, also_relevant={"n1"}, **options)  # elsewhere
+    assert set(judged["negative"]) == {corpus["n2"]}
     loose = stm.mine_negatives(words(), data, min_queries=1, **options)
     assert set(loose["negative"]) == {corpus["n1"], corpus["n2"]}
     with pytest.raises(ValueError, match="among the 10 best of fewer than 13 of them"):
