@@ -99,10 +99,11 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
             are labels; see ``labels``.
         teacher_temperature: Temperature of the targets. None: 0.05 for a model, and 1 for scores from labels.
         teacher_weight: Share of the teacher in the targets, from 0 to 1. The positive has the rest.
-        labels: What a label column holds. None: data with labels are refused. ``"weights"``: factors of the losses of
-            the rows, (B,). ``"classes"``: whole numbers (B,); rows of one class are positives of each other. ``"teacher"``:
-            a teacher's scores of the documents of the row, (B, n), as for sentence-transformers' DistillKLDivLoss, or its
-            embeddings of all columns, (B, 1 + n, T), as for EmbedDistillLoss.
+        labels: What a label column holds. None: data with labels are refused. ``"weights"``: factors of
+            the losses of the rows, (B,). ``"classes"``: whole numbers (B,); rows of one class are
+            positives of each other. ``"teacher"``: a teacher's scores of the documents of the row,
+            (B, n), as for sentence-transformers' DistillKLDivLoss, or its embeddings of all columns,
+            (B, 1 + n, T), as for EmbedDistillLoss.
         prior: :class:`~st_magnitude.DocumentPrior`, whose log q is subtracted from the logits of all documents.
         precision: ``"bfloat16"`` multiplies embeddings in bfloat16, which takes a third to a half of the time of
             ``"float32"`` on hardware made for it (docs/kernel.md). ``bf16=True`` of the training arguments concerns the
@@ -295,6 +296,7 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
             at_least("mini_batch_size", self.mini_batch_size, 1, ", or None for no caching")
         one_of("gather_across_devices", self.gather_across_devices, (False, True, "ring"))
         one_of("precision", self.precision, get_args(Precision))
+        one_of("labels", self.labels, (None, *get_args(Labels)))
         softmaxes = softmaxes_of(self.directions, self.partition_mode)
         if self.gather_across_devices == "ring" and any(len(softmax) > 1 for softmax in softmaxes):
             raise ValueError(

@@ -10,7 +10,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
-from st_magnitude._checks import at_least, positive
+from st_magnitude._checks import positive
 from st_magnitude.losses.negatives import Guide
 from st_magnitude.losses.ranks import Gathered
 from st_magnitude.losses.texts import Features, Labels, Texts
@@ -30,8 +30,8 @@ class Teacher:
 
     def __init__(self, model: SentenceTransformer | None, temperature: float | None, weight: float) -> None:
         positive("teacher_temperature", temperature, [None])
-        at_least("teacher_weight", weight, 0)
-        at_least("1 - teacher_weight", 1 - weight, 0)
+        if not 0 <= weight <= 1:
+            raise ValueError(f"teacher_weight must lie in [0, 1], got {weight}.")
         self.given, self.temperature, self.weight = model, temperature, weight
         self.model: Guide | None = None
 

@@ -89,7 +89,7 @@ MUTANTS = {
     "tiled: excluded ids ignored between queries": (
         "rules.py",
         "excluded += [same_id(of_row, of_column, dtype) for of_row, of_column in pairs]",
-        "excluded += [same_id(r, c, dtype) for r, c in pairs if direction.count("query") == 1]",
+        'excluded += [same_id(r, c, dtype) for r, c in pairs if direction.count("query") == 1]',
         f"{INFONCE}::test_joint_softmax",
     ),
     "tiled: labels ignored between queries": (

@@ -4,8 +4,9 @@ import copy
 
 import pytest
 import torch
+from _tiny import load_transformer, save_transformer
 from datasets import Dataset
-from sentence_transformers import SentenceTransformerTrainer
+from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer.losses import DistillKLDivLoss
 
 import st_magnitude as stm
@@ -35,8 +36,8 @@ def cross_entropy(logits, targets):
 
 
 @pytest.fixture
-def model(tiny_model):
-    return tiny_model.eval()
+def model(tmp_path):
+    return load_transformer(save_transformer(tmp_path / "tiny")).eval()
 
 
 def test_labels_as_weights(model):
@@ -127,8 +128,6 @@ def test_labels_are_checked(model, kind, labels):
 @pytest.mark.parametrize("kind", ["weights", "classes", "teacher"])
 def test_a_trainer_hands_labels_on(model, tmp_path, mini_batch_size, kind):
     """Also with gradient caching, to the same weights as without it."""
-    from sentence_transformers import SentenceTransformerTrainingArguments
-
     labels = {"weights": [0.5, 1.0, 2.0], "classes": [1, 2, 1], "teacher": [[1.0, 0.0], [3.0, 2.0], [0.0, 1.0]]}
     data = Dataset.from_dict({"anchor": ANCHORS, "positive": POSITIVES, "negative": NEGATIVES, "label": labels[kind]})
     args = SentenceTransformerTrainingArguments(
