@@ -95,7 +95,7 @@ def layer(size: int, repeats: int, device: str) -> None:
     key, value = (torch.randn(size, KEY_HEADS, LENGTH, DIM, device=device, requires_grad=True) for _ in range(2))
     mask = torch.ones(size, LENGTH, device=device)
     even, peaked = similarities(size, False, device), similarities(size, True, device)
-    exact, sparse = Neighbours.of(even, mask), Neighbours.of(peaked, mask)
+    exact, sparse = (Neighbours.of(weights, mask) for weights in (even, peaked))
 
     def step(attend: Callable[..., Tensor], neighbours: Neighbours) -> None:
         query.grad = key.grad = value.grad = None

@@ -113,7 +113,7 @@ class AsymmetricClipLoss(nn.Module):
                 "logged under. Rename the function, or give it an attribute `name`."
             )
         self.gather_across_devices = gather_across_devices
-        self._has_looked = False
+        self._checked = False
 
     @classmethod
     def from_preset(cls, name: str, **overrides: Any) -> AsymmetricClipLoss:
@@ -189,7 +189,7 @@ class AsymmetricClipLoss(nn.Module):
     def _checked_sizes(self, images: Tensor, texts: Tensor) -> tuple[int, int]:
         """The numbers of images and texts. The first batch may not be normalised already."""
         sizes = len(images), len(texts)
-        if self._has_looked or min(sizes) < 2 or torch.compiler.is_compiling():
+        if self._checked or min(sizes) < 2 or torch.compiler.is_compiling():
             return sizes
         sides = (("image", images), ("text", texts))
         for (side, features), gamma in zip(sides, self.similarity.exponents, strict=True):
@@ -201,5 +201,5 @@ class AsymmetricClipLoss(nn.Module):
                     f"features, but all {len(features)} of this batch have norm 1. Call "
                     "stm.clip.unnormalize(model) before training."
                 )
-        self._has_looked = True
+        self._checked = True
         return sizes

@@ -148,8 +148,7 @@ def in_batch_attention(
     for first, last, i, j in neighbours.chunks:
         inputs = (query[first:last], key, value, neighbours.similarity[first:last], i, j)
         # The backward pass computes the pairs again, so their outputs take no memory until then.
-        options = {"use_reentrant": False, "preserve_rng_state": False}  # there is no dropout
-        parts.append(checkpoint(attend, *inputs, **options))
+        parts.append(checkpoint(attend, *inputs, use_reentrant=False, preserve_rng_state=False))
     read = torch.cat(parts)[..., :value_dim]
     return read.reshape(n_documents, n_heads, length, value_dim).to(query.dtype)
 
@@ -189,7 +188,8 @@ def _attention(
 
 def base_model(lm: nn.Module) -> PreTrainedModel:
     """The transformers model inside peft's wrapper, with its LoRA layers."""
-    return getattr(lm, "get_base_model", lambda: lm)()
+    base: Any = getattr(lm, "get_base_model", lambda: lm)()
+    return base
 
 
 def _check_supported(base: PreTrainedModel) -> None:

@@ -48,8 +48,8 @@ def read_documents(path: str | Path) -> Iterator[dict[str, Any]]:
         yield from _read_file(path)
         return
     files = (file for file in path.rglob("*") if file.suffix.lower() in _READ and file.is_file())
-    names = (file.relative_to(path) for file in files)
-    names = sorted(name for name in names if not any(part.startswith(".") for part in name.parts))
+    found = (file.relative_to(path) for file in files)
+    names = sorted(name for name in found if not any(part.startswith(".") for part in name.parts))
     if not names:
         raise FileNotFoundError(
             f"{str(path)!r} is neither a file nor a folder with files of text, Markdown, JSONL or "

@@ -41,10 +41,10 @@ def lora_config(**overrides: Any) -> LoraConfig:
     """
     with needs("LoRA", "revela"):
         from peft import LoraConfig
-    attention = ["q_proj", "k_proj", "v_proj", "o_proj"]
-    modules = [*attention, "gate_proj", "up_proj", "down_proj"]
+    modules = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     paper = {"r": 256, "lora_alpha": 64, "lora_dropout": 0.1, "target_modules": modules}
-    return LoraConfig(**(paper | overrides))
+    given: dict[str, Any] = paper | overrides
+    return LoraConfig(**given)
 
 
 def add_lora(model: nn.Module, config: LoraConfig | None = None) -> nn.Module:
@@ -172,10 +172,11 @@ class RevelaTrainer(SentenceTransformerTrainer):
         parameters = list(self.lm_parameters().values())
         if not self.accelerator.sync_gradients or self.args.world_size == 1 or not parameters:
             return loss
+        gradients: list[Tensor] = []
         for parameter in parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        gradients = [parameter.grad for parameter in parameters]
+            gradients.append(parameter.grad)
         flat = torch.cat([gradient.flatten() for gradient in gradients])  # in the widest dtype
         dist.all_reduce(flat)
         flat /= dist.get_world_size()

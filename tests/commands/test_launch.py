@@ -103,5 +103,5 @@ def test_revela(place):
     assert_gloo_has_ended(done)
     figures = json.loads(done.stdout)
     assert figures["processes"] == 2
-    assert {"before", "after", "differences", "geometry"} <= figures.keys()
+    assert {"before", "after", "differences"} <= figures.keys()
     assert (place / "out" / "modules.json").exists()
