@@ -88,7 +88,8 @@ class FalseNegatives(Logging):
         exclude: list[Any] = [torch.cat([gather(x) for x in columns]) for columns in _ids(texts)]  # (M,) each
         if exclude and offset is not None and torch.is_grad_enabled():
             own = slice(offset, offset + len(texts.keys[0]))
-            self._left_out.add(number_left_out(*exclude, own), len(exclude[0]))
+            documents, queries = exclude
+            self._left_out.add(number_left_out(documents, queries, own), len(documents))
         if self.margin is not None and texts.guide:
             queries, *documents = texts.guide
             guide = gather_queries(queries), torch.cat([gather(x) for x in documents])
