@@ -68,11 +68,12 @@ def attach(trainer: AnyTrainer) -> AnyTrainer:
     callbacks = trainer.callback_handler.callbacks
     if not any(isinstance(callback, _LossState) for callback in callbacks):
         losses = _losses_by_name(trainer)
+        data: Any = trainer.train_dataset
         for name, loss in losses.items():
             check_engine: Any = getattr(loss, "check_engine", None)
             if check_engine is not None:
                 check_engine(engine_of_trainer(trainer))
-                refuse_lists(trainer.train_dataset[name] if name else trainer.train_dataset)
+                refuse_lists(data.get(name) if isinstance(data, dict) else data)
         if trainer.args.world_size > 1:
             refuse_unlike_gathering(losses)
         trainer.add_callback(_LossState(trainer))
@@ -142,10 +143,10 @@ class _LossState(TrainerCallback):
         self._restore(state)
 
     def _restore(self, state: TrainerState) -> None:
-        saved: Any = state.stateful_callbacks.get(KEY, {})
+        saved: Any = state.stateful_callbacks
         for path, module in self.modules.items():
-            if path in saved:
-                module.set_extra_state(saved[path])
+            if path in saved.get(KEY, {}):
+                module.set_extra_state(saved[KEY][path])
 
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
