@@ -19,7 +19,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from st_magnitude._config import digest
-from st_magnitude._files import locked_folder
+from st_magnitude._files import locked_folder, moved_in, one_line_about_the_disk
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation import HybridEvaluator
 from st_magnitude.evaluation.geometry import card_evaluators
@@ -173,8 +173,10 @@ def run(
             if measured is not None:
                 measured.measure("after", trainer)
                 record |= measured.record()
-            model.save_pretrained(str(output))
-            (output / "revela.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+            remedy = "Make room, and run again with resume=True (--resume)."
+            with one_line_about_the_disk(output, remedy), moved_in(output, "modules.json") as folder:
+                model.save_pretrained(str(folder))
+                (folder / "revela.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
             if not config.keep_checkpoints:
                 shutil.rmtree(output / "checkpoints", ignore_errors=True)
         return record
