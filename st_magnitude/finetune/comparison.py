@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.evaluation.calibration import calibrate_exponent, warn_if_few
+from st_magnitude.evaluation.calibration import EXPONENTS, calibrate_exponent, warn_if_few
 from st_magnitude.evaluation.metrics import judge, scoring_of
 from st_magnitude.result import Result, Table, interval
 from st_magnitude.similarity import COSINE, Similarity
@@ -138,7 +138,7 @@ def compare(
         warn_if_few(data.query_ids, "a model")
         trained = scored(exponent, own_ndcg(model, data))
         return Comparison(number, before, trained, None, trained, None, weight)
-    curve = calibrate_exponent(model, data, np.append(np.linspace(0.0, 1.0, 21), exponent), seed=seed)
+    curve = calibrate_exponent(model, data, np.append(EXPONENTS, exponent), seed=seed)
     trained, best = (
         scored(gamma, curve.per_query[np.abs(curve.exponents - gamma).argmin()]) for gamma in (exponent, curve.best)
     )
