@@ -42,6 +42,9 @@ Negatives = Annotated[
     int | None,
     typer.Option(min=0, help="Hard negatives for each pair; default: 1 if the data has judged negatives, else 0."),
 ]
+Prompts = Annotated[
+    bool, typer.Option("--prompts/--no-prompts", help="Put the model's prompts before the texts of training.")
+]
 Bf16 = Annotated[bool | None, typer.Option(help="Autocast to bfloat16; default: if the hardware is fast at it.")]
 
 SkipEmpty = Annotated[

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.losses.gradcache import _create_minibatch, _get_batch_size
+from sentence_transformers.base.model import BaseModel
+from sentence_transformers.base.modules import Router
 from torch import Tensor, nn
 from transformers import PreTrainedModel, Trainer
 
@@ -51,6 +53,14 @@ def encodes_alone(model: SentenceTransformer) -> Iterator[None]:
         yield
     finally:
         model._distributed_inference = shared
+
+
+def tokenizer_of(model: BaseModel, task: str | None) -> Any:
+    """The tokenizer that reads texts of a task. A Router has one for each route, and no public way to ask for it."""
+    first: Any = model[0]
+    if isinstance(first, Router):
+        first = first.sub_modules[first._resolve_route(task=task, modality="text")][0]
+    return first.tokenizer
 
 
 def load_with_classes(path: str, classes: Mapping[str, type], **options: Any) -> SentenceTransformer:

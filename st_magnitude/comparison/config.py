@@ -17,6 +17,7 @@ from st_magnitude._config import (
     Bf16,
     MiniBatchSize,
     Negatives,
+    Prompts,
     SkipEmpty,
     TrainLength,
     check_ranges,
@@ -80,6 +81,7 @@ class CompareConfig:
     mini_batch_size: MiniBatchSize = None
     negatives: Negatives = None
     max_length: TrainLength = None
+    prompts: Prompts = True
     bf16: Bf16 = None
     split: Annotated[str, typer.Option(help="Split of the qrels to train on.")] = "train"
     dev_split: Annotated[str, typer.Option(help="Split to rank candidates on; else queries are held out.")] = "dev"
@@ -132,7 +134,7 @@ class Candidate:
         """The settings of `st_magnitude.finetune.run.train`, all but SIGReg."""
         from st_magnitude.losses.temperature import quarters
 
-        shared = ("batch_size", "mini_batch_size", "negatives", "max_length", "bf16", "seed")
+        shared = ("batch_size", "mini_batch_size", "negatives", "max_length", "prompts", "bf16", "seed")
         options: dict[str, Any] = {name: getattr(config, name) for name in shared}
         options |= {"learning_rate": self.learning_rate, "max_steps": steps}
         if self.loss == "tempaggmrl":

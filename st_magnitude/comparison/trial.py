@@ -23,8 +23,8 @@ from st_magnitude.data.task import NotFiniteError
 from st_magnitude.evaluation.calibration import EXPONENTS, ndcg_by_exponent, warn_if_few
 from st_magnitude.evaluation.metrics import scoring_of
 from st_magnitude.finetune.run import is_uneven, make_trainer, reading, save_trained, training_rows
-from st_magnitude.losses.negatives import tokens_of
 from st_magnitude.losses.regularizers import SIGReg
+from st_magnitude.losses.texts import tokens_of
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.normalize import prepare
 from st_magnitude.surgery.raw import normalizes_output

@@ -16,6 +16,7 @@ from sentence_transformers.sentence_transformer.evaluation import SentenceEvalua
 from st_magnitude.data.retrieval import Judgments, RetrievalData
 from st_magnitude.data.task import EncodedTask
 from st_magnitude.similarity import Similarity
+from st_magnitude.surgery.raw import warn_of_unused_prompt
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -145,10 +146,14 @@ class SearchEvaluator(CsvEvaluator):
         self.queries_ids = self.task.query_ids
         self.per_query: dict[Any, NDArray[np.float64]] = {}
         self.similarity = None if similarity is None else Similarity.named(similarity)
+        self._has_encoded = False
         self.prompts = {key: prompt for key, prompt in prompts.items() if prompt is not None}
 
     def encode(self, model: SentenceTransformer) -> EncodedTask:
         """The embeddings of the task. A model that ends in Normalize keeps it, because it serves unit embeddings."""
+        if not self._has_encoded and not any(name.startswith("corpus_") for name in self.prompts):
+            warn_of_unused_prompt(model)
+        self._has_encoded = True
         return self.task.encode(model, **self.encoding, **self.prompts)
 
     def get_config_dict(self) -> dict[str, Any]:

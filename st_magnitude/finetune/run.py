@@ -18,6 +18,7 @@ import numpy as np
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.base.losses import has_static_embedding_input
+from sentence_transformers.base.modules import Router
 from sentence_transformers.base.sampler import BatchSamplers
 from torch import Tensor
 
@@ -48,7 +49,7 @@ from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.card import add_section
 from st_magnitude.surgery.export import limit_length, load, write_model
 from st_magnitude.surgery.normalize import prepare
-from st_magnitude.surgery.raw import encode_raw, normalizes_output
+from st_magnitude.surgery.raw import encode_raw, normalizes_output, prompt_of
 from st_magnitude.training.trainer import check_output, check_same_run, has_fast_bf16, record_run, train_or_stop
 
 __all__ = ["LOSSES", "TrainConfig", "TrainedModel", "train"]
@@ -262,8 +263,11 @@ def make_trainer(
     options |= {"margin": config.margin, "guide": None if config.guide is None else load(config.guide)}
     if config.prior and is_uneven(rows["positive"]):
         negatives = [text for column in rows.column_names[2:] for text in rows[column]]
+        prompt = prompt_of(model, "document") if config.prompts else None
         with reading(model, config.max_length):  # a prior knows a text by the tokens that training reads
-            options["prior"] = DocumentPrior.from_texts(model, rows["positive"], negatives or None)
+            options["prior"] = DocumentPrior.from_texts(
+                model, rows["positive"], negatives or None, prompt=prompt, task="document"
+            )
     loss = kind(model, **(options | (loss_options or {}) | terms))
     return SentenceTransformerTrainer(model=model, args=args, train_dataset=rows, loss=loss)
 
@@ -281,9 +285,19 @@ def save_trained(
     with one_line_about_the_disk(output, remedy), moved_in(output, "modules.json") as folder:
         write_model(trainer.model, folder)
         (folder / "training.json").write_text(json.dumps(to_plain(record), indent=2) + "\n", encoding="utf-8")
-        for title, text in sections.items():
+        for title, text in (sections | {"Prompts": _about_prompts(trainer)}).items():
             if text:
                 add_section(folder / "README.md", f"### {title}\n\n{text}\n")
+
+
+def _about_prompts(trainer: SentenceTransformerTrainer) -> str | None:
+    """Whether training read the prompts of the model; None for a model that has none."""
+    own = {role: prompt_of(trainer.model, role) for role in ("query", "document")}
+    if not any(own.values()):
+        return None
+    named = ", ".join(f"{role} {prompt!r}" for role, prompt in own.items())
+    how = "with" if trainer.args.prompts else "without"
+    return f"Trained {how} the prompts that `encode_query` and `encode_document` put before a text: {named}."
 
 
 class _Arguments(SentenceTransformerTrainingArguments):
@@ -300,7 +314,11 @@ def _arguments(
     own_rates = LearnableNormLoss.learning_rate_mapping() if config.loss == "learnable" else {}
     if config.temperature == "learned":
         own_rates |= LearnedTemperature.learning_rate_mapping()
+    roles = dict.fromkeys(rows.column_names, "document") | {rows.column_names[0]: "query"}
+    prompts = {name: prompt_of(model, role) for name, role in roles.items()} if config.prompts else {}
     settings: dict[str, Any] = {
+        "prompts": {name: prompt for name, prompt in prompts.items() if prompt} or None,
+        "router_mapping": roles if any(isinstance(module, Router) for module in model) else {},
         "output_dir": str(output / "checkpoints"),
         "num_train_epochs": config.epochs,
         "max_steps": config.max_steps,

@@ -14,6 +14,7 @@ from st_magnitude._config import (
     Bf16,
     MiniBatchSize,
     Negatives,
+    Prompts,
     TrainLength,
     check_ranges,
     did_you_mean,
@@ -89,6 +90,7 @@ class TrainConfig:
     serve_length: Annotated[
         int | None, typer.Option(min=1, help="Tokens that the saved model reads; default: as the pretrained model.")
     ] = None
+    prompts: Prompts = True
     bf16: Bf16 = None
     save_steps: Annotated[int, typer.Option(min=1, help="Steps between checkpoints.")] = 200
     seed: Annotated[int, typer.Option(help="Seed for the order, the negatives and dropout.")] = 0

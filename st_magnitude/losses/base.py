@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from st_magnitude._checks import positive
 from st_magnitude.kernel.ring import num_ranks
 from st_magnitude.kernel.terms import LearnedTemperature, Term
+from st_magnitude.losses.texts import Features, warn_without_prompts
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import DNORM, DOT, QNORM, Similarity, at_least_float32
 from st_magnitude.surgery.normalize import set_similarity_function
@@ -98,6 +99,11 @@ class EmbeddingLoss(nn.Module):
             self._has_begun = True
             self.begin()
         self._watch(columns)
+
+    def look_for_prompts(self, columns: Sequence[Features]) -> None:
+        """Warns if the first training batch, queries first, lacks the prompts of the model."""
+        if torch.is_grad_enabled() and not self._has_begun:
+            warn_without_prompts(columns, self.model, self.name)
 
     def begin(self) -> None:
         """Warns if the saved model will score in another way than the loss trains it to.

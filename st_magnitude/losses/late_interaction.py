@@ -24,6 +24,7 @@ from st_magnitude._checks import positive
 from st_magnitude.kernel.norms import divide_by_norms
 from st_magnitude.losses.base import CITATION, mean_norm
 from st_magnitude.losses.prior import DocumentPrior
+from st_magnitude.losses.texts import warn_without_prompts
 from st_magnitude.similarity import QNORM, Similarity, at_least_float32
 from st_magnitude.surgery.raw import unwrapped
 from st_magnitude.surgery.tokens import normalized_roles
@@ -102,6 +103,7 @@ class LateInteractionLoss(CachedMultiVectorMultipleNegativesRankingLoss):
         )
         self.similarity, self.temperature, self.norm_penalty, self.prior = similarity, temperature, norm_penalty, prior
         self.length_normalize, self.uses_gradient_cache = length_normalize, mini_batch_size is not None
+        self._has_begun = False
         self._log_q: list[Tensor] = []  # of the batch at hand, by columns
         unwrapped(model).similarity_fn_name = "meanmaxsim" if length_normalize else "maxsim"
 
@@ -111,6 +113,9 @@ class LateInteractionLoss(CachedMultiVectorMultipleNegativesRankingLoss):
             raise ValueError(
                 f"LateInteractionLoss needs at least two text columns, anchor and positive; got {len(features)}."
             )
+        if torch.is_grad_enabled() and not self._has_begun:
+            self._has_begun = True
+            warn_without_prompts(features, self.model, type(self).__name__)
         if self.prior is not None:  # before the model, which changes features in place
             self._log_q = self.prior.log_q(features[1:])
         if self.uses_gradient_cache:

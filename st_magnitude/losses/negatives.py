@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Router
 from sentence_transformers.util import batch_to_device, get_rank
 from torch import Tensor
 
@@ -17,7 +19,9 @@ from st_magnitude._checks import one_of
 from st_magnitude._upstream import batch_size_of, minibatch_of
 from st_magnitude.kernel.batch import Above
 from st_magnitude.kernel.ring import agree
+from st_magnitude.losses.texts import Features, split_prompt, tokens_of
 from st_magnitude.similarity import Similarity
+from st_magnitude.surgery.raw import prompt_of, unwrapped
 
 __all__ = ["FalseNegatives", "Guide", "MarginStrategy", "SameText", "Texts", "check_on_all_ranks", "text_keys"]
 
@@ -25,7 +29,6 @@ logger = logging.getLogger(__name__)
 
 SameText = Literal["exclude", "keep"]
 MarginStrategy = Literal["absolute", "relative"]
-Features = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -61,10 +64,14 @@ class FalseNegatives:
         self.margin_strategy = margin_strategy
         self.guide = None if guide is None else Guide(guide, model)
 
-    def texts(self, columns: Sequence[Features], mini_batch_size: int | None) -> Texts:
-        """The keys of the texts of a batch, and the guide's embeddings."""
+    def texts(self, model: Any, columns: Sequence[Features], mini_batch_size: int | None) -> Texts:
+        """The keys of the texts of a batch that the model reads, and the guide's embeddings."""
         keys = [text_keys(f, column) for column, f in enumerate(columns)] if self.same_text == "exclude" else ()
-        return Texts(keys, () if self.guide is None else [self.guide.embed(f, mini_batch_size) for f in columns])
+        if self.guide is None:
+            return Texts(keys)
+        roles = ("query", *("document" for _ in columns[1:]))
+        embed = partial(self.guide.embed, model=model, mini_batch_size=mini_batch_size)
+        return Texts(keys, [embed(features, role) for features, role in zip(columns, roles, strict=True)])
 
     def exclude(
         self, texts: Texts, gather: Callable[[Tensor], Tensor], gather_queries: Callable[[Tensor], Tensor]
@@ -109,70 +116,44 @@ class Guide:
         self.similarity = Similarity.named(guide.similarity_fn_name)
         card = guide.model_card_data
         self.name = card.model_id or card.base_model or type(guide[0]).__name__
-        self.tokenizer = model.tokenizer
         # As in GISTEmbedLoss, and where the features of one kind of module mean nothing to another.
         self.retokenizes = (
             type(guide[0]) is not type(model[0])
+            or isinstance(guide[0], Router)
             or guide.tokenizer.get_vocab() != model.tokenizer.get_vocab()
             or (guide.max_seq_length or math.inf) < (model.max_seq_length or math.inf)
         )
 
     @torch.no_grad()
-    def embed(self, features: Features, mini_batch_size: int | None) -> Tensor:
-        """Embeddings of a column whose inner products are the guide's scores, (B, Dg)."""
+    def embed(self, features: Features, role: str, model: Any, mini_batch_size: int | None) -> Tensor:
+        """Embeddings of a column whose inner products are the guide's scores, (B, Dg).
+
+        They are those of ``encode_query`` or ``encode_document``, of texts without a prompt of the model that reads
+        the features.
+        """
         device = _device_of(features)
         self.model.to(device)
         number = batch_size_of(features)
         size = mini_batch_size or number
         parts: Iterable[dict[str, Any]]
-        if self.retokenizes:
-            texts = self._spelled(features)
+        own = dict(features) | {"task": role}
+        prompt = prompt_of(self.model, role)
+        may_differ = bool(prompt or prompt_of(model, role) or "prompt_length" in features)
+        if self.retokenizes or (may_differ and tokens_of(features) is not None):
+            _, texts = split_prompt(features, unwrapped(model))
+            read = partial(self.model.preprocess, prompt=prompt, task=role)
             parts = (
-                batch_to_device(self.model.preprocess(texts[i : i + size]), device) for i in range(0, number, size)
+                batch_to_device(read(texts[i : i + size]) | {"task": role}, device) for i in range(0, number, size)
             )
         elif size == number:
-            parts = [dict(features)]
+            parts = [own]
         else:
-            parts = (minibatch_of(dict(features), i, i + size) for i in range(0, number, size))
+            parts = (minibatch_of(own, i, i + size) for i in range(0, number, size))
         return self.similarity.document(torch.cat([self.model(part)["sentence_embedding"] for part in parts]))
-
-    def _spelled(self, features: Features) -> list[str]:
-        """The texts as the tokens of the model spell them."""
-        tokens = tokens_of(features)
-        if tokens is None:
-            raise ValueError(
-                "A guide with another tokenizer reads texts, but a column of the batch holds other inputs."
-            )
-        rows: list[list[int]] = [[] for _ in range(batch_size_of(features))]
-        for token, text, place in zip(*(x.tolist() for x in tokens), strict=True):
-            if place >= 0:
-                rows[text].append(token)
-        decode = getattr(self.tokenizer, "batch_decode", None) or self.tokenizer.decode_batch  # of transformers, or not
-        return decode(rows, skip_special_tokens=True)
 
 
 def _device_of(features: Features) -> torch.device:
     return next(value.device for value in features.values() if isinstance(value, Tensor))
-
-
-def tokens_of(features: Features) -> tuple[Tensor, Tensor, Tensor] | None:
-    """For each token of a column its id, the number of its text, and its place in it or -1 for padding: (N,) each.
-
-    None for inputs that are not plain text, and for models without token ids.
-    """
-    if "input_ids" not in features or "pixel_values" in features or features.get("modality", "text") != "text":
-        return None
-    ids = features["input_ids"]
-    if "offsets" in features or "cu_seq_lens_q" in features:  # a StaticEmbedding, or a batch for FlashAttention
-        starts = features["offsets"] if "offsets" in features else features["cu_seq_lens_q"][:-1]
-        tokens = torch.arange(ids.numel(), device=ids.device)
-        texts = torch.searchsorted(starts.long(), tokens, right=True) - 1
-        return ids.flatten(), texts, tokens - starts[texts]
-    if "attention_mask" not in features:
-        return None
-    mask = features["attention_mask"].long()  # (B, L)
-    texts = torch.arange(len(ids), device=ids.device)[:, None].expand_as(ids)
-    return ids.flatten(), texts.flatten(), (mask.cumsum(dim=1) * mask - 1).flatten()
 
 
 def text_keys(features: Features, column: int = 0) -> Tensor:

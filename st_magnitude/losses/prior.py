@@ -14,7 +14,8 @@ from torch import Tensor
 from tqdm import trange
 
 from st_magnitude._checks import positive
-from st_magnitude.losses.negatives import Features, text_keys, tokens_of
+from st_magnitude.losses.negatives import text_keys
+from st_magnitude.losses.texts import Features, tokens_of
 
 __all__ = ["DocumentPrior"]
 

@@ -117,7 +117,8 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         margin_strategy: Unit of the margin, as in sentence-transformers' ``GISTEmbedLoss``. ``"absolute"``: scores.
             ``"relative"``: the absolute value of the positive's score, which suits scores that norms make large.
         guide: Frozen SentenceTransformer whose scores decide (GISTEmbed, arXiv 2402.16829), by its own similarity
-            function. A guide with another tokenizer reads the text that the model's tokens spell.
+            function. It reads texts with its own prompts and without those of the model; where these or the
+            tokenizers differ, the text that the model's tokens spell.
         prior: :class:`~st_magnitude.DocumentPrior`, whose log q is subtracted from the logits of all documents.
         precision: ``"bfloat16"`` multiplies embeddings in bfloat16, which takes a third to a half of the time of
             ``"float32"`` on hardware made for it (docs/kernel.md). ``bf16=True`` of the training arguments concerns the
@@ -214,7 +215,8 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
             next(self.model.parameters()).device if self.gather_across_devices and num_ranks() > 1 else None,
             needs_one_size=self.gather_across_devices != "ring",
         )
-        texts = self.false_negatives.texts(sentence_features, self.mini_batch_size)
+        self.look_for_prompts(sentence_features)
+        texts = self.false_negatives.texts(self.model, sentence_features, self.mini_batch_size)
         return texts if self.prior is None else replace(texts, log_q=self.prior.log_q(sentence_features[1:]))
 
     def compute_loss_from_embeddings(

@@ -174,8 +174,9 @@ class GroupCollator:
             for text, whole in zip(texts, is_code, strict=True)
         ]
         batch: dict[str, Any] = {}
-        for name, inputs, prefix in (("query", queries, self.prefixes[0]), ("passage", texts, self.prefixes[1])):
-            encoded = self.preprocess(inputs, prompt=prefix, max_length=self.max_length)
+        columns = (("query", "query", queries), ("passage", "document", texts))
+        for (name, task, inputs), prefix in zip(columns, self.prefixes, strict=True):
+            encoded = self.preprocess(inputs, prompt=prefix, task=task, max_length=self.max_length)
             batch |= {f"{name}_{key}": value for key, value in encoded.items()}
         rows = self.lm_tokenizer(texts, truncation=True, max_length=self.max_length, padding=False)["input_ids"]
         ids = [torch.tensor(row, dtype=torch.long) for row in rows]

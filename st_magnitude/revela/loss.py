@@ -17,7 +17,7 @@ from st_magnitude.revela.attention import SPARSE_BELOW, Neighbours, attach, base
 from st_magnitude.revela.groups import GroupCollator, split_batch
 from st_magnitude.similarity import COSINE
 from st_magnitude.surgery.normalize import set_similarity_function
-from st_magnitude.surgery.raw import unwrapped
+from st_magnitude.surgery.raw import prompt_of, unwrapped
 
 __all__ = ["ONE_HOT", "RevelaLoss", "group_similarity"]
 
@@ -85,7 +85,8 @@ class RevelaLoss(nn.Module):
             trained contrastively become one-hot and pass no gradient.
         query_part: ``"half"`` takes the first half of a document's words as its query, so copying cannot match, as for
             the paper's Wikipedia; documents marked as code are queries as a whole. ``"full"`` takes all words.
-        prefixes: Prefixes of queries and of passages.
+        prefixes: Prefixes of queries and of passages; None: the prompts that the model has or, if it
+            has none, the paper's, "Query: " and "Passage: ".
         max_length: Largest number of tokens of a text, for retriever and language model.
         read_weight: Weight w in h = s + w · b; the paper's is 1 (docs/revela.md shows its effect).
         v_norm: Whether to divide by value norms (Eq. 6); without it, the loss is the paper's ablation.
@@ -119,7 +120,7 @@ class RevelaLoss(nn.Module):
         *,
         temperature: float = 0.05,
         query_part: Literal["half", "full"] = "half",
-        prefixes: tuple[str, str] = ("Query: ", "Passage: "),
+        prefixes: tuple[str, str] | None = None,
         max_length: int = 160,
         read_weight: float = 1.0,
         v_norm: bool = True,
@@ -127,6 +128,9 @@ class RevelaLoss(nn.Module):
         super().__init__()
         positive("temperature", temperature)
         positive("read_weight", read_weight)
+        if prefixes is None:
+            prefixes = prompt_of(model, "query"), prompt_of(model, "document")
+            prefixes = prefixes if any(prefixes) else ("Query: ", "Passage: ")
         attach(lm)
         self.collator = GroupCollator(
             model.preprocess, lm_tokenizer, prefixes=prefixes, query_part=query_part, max_length=max_length

@@ -21,6 +21,7 @@ from st_magnitude.serving.advice import Finding, describe
 from st_magnitude.serving.explain import LocalModel, Side, explain
 from st_magnitude.serving.server import Embed, Server, embed_all
 from st_magnitude.surgery.export import load
+from st_magnitude.surgery.raw import prompt_of
 
 __all__ = ["ServingCheck", "check_serving"]
 
@@ -193,7 +194,7 @@ def _check_embeddings(
     """Sends all probes, encodes them here, and explains the differences."""
     limit, sides, refusal = local.limit, [], ""
     for role, texts in (("query", QUERIES), ("document", probe_documents(limit))):
-        prompt = local.prompt(role) if send_prompts else ""
+        prompt = prompt_of(local.model, role) if send_prompts else ""
         served, refused = embed_all(embed, [prompt + text for text in texts], role, target)
         tokens = np.array([num_tokens(local.model, text) for text in texts])
         sides.append(Side(role, np.array(texts, dtype=object), tokens, served, local.expected(texts, role)))

@@ -15,7 +15,7 @@ from st_magnitude.geometry import norms
 from st_magnitude.geometry.arrays import unit_rows
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.serving.advice import POOLING_NAMES, Finding, describe
-from st_magnitude.surgery.raw import encode_raw, normalizes_output, raw_end
+from st_magnitude.surgery.raw import encode_raw, normalizes_output, prompt_of, raw_end
 
 __all__ = ["LocalModel", "Side", "explain"]
 
@@ -76,12 +76,6 @@ class LocalModel:
         mode = getattr(modules[self._place], "pooling_mode", "") if self._place < len(modules) else ""
         self.pooling = mode if isinstance(mode, str) else ""  # empty without one Pooling of one mode
 
-    def prompt(self, role: str) -> str:
-        """The prompt that ``encode_query`` or ``encode_document`` puts before a text; empty without one."""
-        prompts, names = self.model.prompts, ("query",) if role == "query" else ("document", "passage", "corpus")
-        name = next((name for name in names if name in prompts), self.model.default_prompt_name)
-        return (prompts.get(name) or "") if name else ""
-
     def expected(self, texts: Iterable[str], role: str) -> Array:
         """The result of ``encode_query`` or ``encode_document``: n texts -> (n, D)."""
         encode = self.model.encode_query if role == "query" else self.model.encode_document
@@ -112,7 +106,8 @@ class LocalModel:
         return (Change(prompt, pool, skip) for skip in skips for pool in poolings for prompt in self._prompts(role))
 
     def _prompts(self, role: str) -> dict[str, str]:
-        own, other = self.prompt(role), self.prompt("document" if role == "query" else "query")
+        own = prompt_of(self.model, role)
+        other = prompt_of(self.model, "document" if role == "query" else "query")
         found = {"": own} | ({"missing": "", "twice": own + own} if own else {})
         return found | ({"other": other} if other and other != own else {})
 
@@ -234,7 +229,7 @@ def _findings(
     came, own, limit = norms(side.served), norms(side.expected), local.limit
     query, document = local.exponents or (0.0, 0.0)
     dim, full = side.served.shape[1], side.expected.shape[1]
-    details: dict[str, Any] = {"who": side.who, "role": side.role, "prompt": local.prompt(side.role)}
+    details: dict[str, Any] = {"who": side.who, "role": side.role, "prompt": prompt_of(local.model, side.role)}
     details |= {"served": change.pooling, "pooling": local.pooling, "skipped": change.skipped, "dim": dim, "full": full}
     details |= {"norms": f"{came.min():.3f} to {came.max():.3f}", "expected": f"{own.min():.3f} to {own.max():.3f}"}
     details |= {"median": np.median(came), "factor": factor, "gamma_query": query, "gamma_document": document}

@@ -17,7 +17,7 @@ from st_magnitude._upstream import load_with_classes
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.pruning import NormPruning
 from st_magnitude.surgery.card import NEEDS_PACKAGE, complete_card
-from st_magnitude.surgery.raw import normalizes_output, refuse_other_models
+from st_magnitude.surgery.raw import normalizes_output, refuse_other_models, warn_of_unused_prompt
 
 __all__ = ["export", "limit_length", "load", "write_model"]
 
@@ -153,9 +153,11 @@ def load(path: str | Path, **kwargs: Any) -> SentenceTransformer:
         )
     ours: dict[str, type] = dict.fromkeys((f"{ExponentNorm.__module__}.ExponentNorm", _REFERENCE), ExponentNorm)
     try:
-        return load_with_classes(str(path), ours, **kwargs)
+        model = load_with_classes(str(path), ours, **kwargs)
     except OSError as error:
         raise OSError(f"There is no model at {str(path)!r}, neither a folder nor on the hub: {error}") from error
+    warn_of_unused_prompt(model)
+    return model
 
 
 def class_of(path: str, options: Mapping[str, Any]) -> str:

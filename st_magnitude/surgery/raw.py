@@ -6,6 +6,7 @@ gives them to a loss, and :func:`raw_producers` names the modules that compute t
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -23,13 +24,19 @@ __all__ = [
     "encode_raw",
     "normalizes_output",
     "output_width",
+    "prompt_of",
     "raw_embeddings",
     "raw_end",
     "raw_features",
     "raw_producers",
     "refuse_other_models",
     "unwrapped",
+    "warn_of_unused_prompt",
 ]
+
+logger = logging.getLogger(__name__)
+
+_DOCUMENT_PROMPTS = ("document", "passage", "corpus")
 
 
 def refuse_other_models(model: object, who: str, takes_sparse: bool = False) -> None:
@@ -147,6 +154,41 @@ def encode_raw(
         by_role = model.encode_query if role == "query" else model.encode_document
         embeddings: Tensor = by_role(texts, convert_to_tensor=True, **encode)
     return embeddings if embeddings.dtype == torch.float64 else embeddings.float()
+
+
+def prompt_of(model: Any, role: str) -> str:
+    """The prompt that ``encode_query`` or ``encode_document`` puts before a text; empty without one.
+
+    As in sentence-transformers, documents get the first of "document", "passage" and "corpus" that is
+    a key of ``model.prompts``, even if it is empty; a loaded model has the keys "query" and "document".
+
+    Example:
+        >>> from sentence_transformers.sentence_transformer.modules import BoW
+        >>> prompts = {"query": "ask: ", "passage": "answer: "}
+        >>> model = SentenceTransformer(modules=[BoW(["red"])], prompts=prompts, device="cpu")
+        >>> prompt_of(model, "query"), prompt_of(model, "document")
+        ('ask: ', '')
+    """
+    model = unwrapped(model)
+    prompts = getattr(model, "prompts", {})
+    names = ("query",) if role == "query" else _DOCUMENT_PROMPTS
+    default = getattr(model, "default_prompt_name", None)
+    name = next((name for name in names if name in prompts), default)
+    return prompts.get(name) or ""
+
+
+def warn_of_unused_prompt(model: Any) -> None:
+    """Warns if ``encode_document`` reads none of the prompts that are meant for documents."""
+    meant = [name for name in _DOCUMENT_PROMPTS if model.prompts.get(name)]
+    if meant and not prompt_of(model, "document"):
+        logger.warning(
+            "The model has the prompt %r for documents under the name %r, but encode_document takes the "
+            "one named 'document', which is empty: documents are encoded without a prompt. If the model "
+            "needs it, set model.prompts['document'] = model.prompts[%r].",
+            model.prompts[meant[0]],
+            meant[0],
+            meant[0],
+        )
 
 
 def raw_features(model: Callable[[Any], dict[str, Any]], features: dict[str, Tensor]) -> dict[str, Tensor]:

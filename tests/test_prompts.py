@@ -1,0 +1,148 @@
+"""Prompts and routes: training, guides and priors read texts as encode_query and encode_document do."""
+
+import pytest
+import torch
+from _tiny import ROWS, columns, load_transformer, tokenizer
+from conftest import CORPUS, QUERIES, RELEVANT_DOCS
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Router
+from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding, Transformer
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+import st_magnitude as stm
+from st_magnitude.comparison.config import Candidate, CompareConfig
+from st_magnitude.data.retrieval import RetrievalData
+from st_magnitude.evaluation import MagnitudeEvaluator
+from st_magnitude.finetune.run import TrainConfig, make_trainer, train, training_rows
+from st_magnitude.losses.negatives import Guide
+from st_magnitude.modules import ExponentNorm
+
+PROMPTS = {"query": "what is tea ", "document": "see the notes "}
+OTHER = {"query": "where do ", "document": "returns a "}
+pytestmark = pytest.mark.usefixtures("one_thread")
+DATA = RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS, {query: {"d19"} for query in QUERIES})
+
+
+def words() -> Tokenizer:
+    """A tokenizer with other numbers than those of `tokenizer`."""
+    names = sorted({word for row in ROWS for text in row for word in text.split()}, reverse=True)
+    found = Tokenizer(models.WordLevel({word: i for i, word in enumerate(["?", *names])}, "?"))
+    found.pre_tokenizer = pre_tokenizers.Whitespace()
+    return found
+
+
+def static(tokens=None):
+    return StaticEmbedding(tokens or tokenizer(), embedding_dim=16)
+
+
+def make(folder, kind, prompts=None):
+    """A model whose texts depend on their prompts or their routes."""
+    if kind == "router":
+        modules = [Router.for_query_document([static(words())], [static()])]
+    elif kind == "exponents":
+        modules = [*load_transformer(folder), ExponentNorm(0.8, 0.3)]
+    elif kind == "static":
+        modules = [static(words())]
+    else:
+        modules = [Transformer(folder), Pooling(32, "mean", include_prompt=kind == "transformer")]
+    return SentenceTransformer(modules=modules, prompts=prompts, similarity_fn_name="dot", device="cpu")
+
+
+def by_role(model, texts):
+    queries, *documents = texts
+    return [model.encode_query(queries, convert_to_tensor=True)] + [
+        model.encode_document(column, convert_to_tensor=True) for column in documents
+    ]
+
+
+@pytest.mark.parametrize("prompts", [True, False])
+@pytest.mark.parametrize("kind", ["transformer", "without prompt tokens", "static", "router"])
+def test_training_reads_what_is_encoded(folder, kind, prompts, tmp_path, caplog):
+    """With the prompts of the model, or none at all; routes are those of the roles."""
+    model = make(folder, kind, dict(PROMPTS))
+    rows = training_rows(DATA, None, seed=0)
+    config = TrainConfig(loss="dot", prompts=prompts, prior=True, max_steps=1, batch_size=4)
+    trainer = make_trainer(model, DATA, rows, config, tmp_path)
+    batch = list(rows.select(range(4)))
+    features, _ = trainer.collect_features(trainer.data_collator(batch))
+    with torch.no_grad():
+        found = [model(dict(column))["sentence_embedding"] for column in features]
+    plain = make(folder, kind)
+    plain.load_state_dict(model.state_dict())
+    expected = by_role(model if prompts else plain, [[row[name] for row in batch] for name in rows.column_names])
+    torch.testing.assert_close(found, expected)
+    trainer.train()
+    assert "The prior contains none" not in caplog.text
+    assert ("begins with no prompt of the model" in caplog.text) is not prompts
+
+
+@pytest.mark.parametrize(("own", "prompts", "how"), [(PROMPTS, True, "with"), (PROMPTS, False, "without"), ({}, True, "")])
+def test_the_card_says_which(folder, tmp_path, own, prompts, how):
+    config = TrainConfig(max_steps=1, batch_size=4, prompts=prompts)
+    train(make(folder, "static", own), DATA, tmp_path / "out", config)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert (f"Trained {how} the prompts" in card) is bool(how)
+    assert Candidate("dot", 0.05, 1e-3).settings(CompareConfig(prompts=prompts), None, 3).prompts is prompts
+
+
+@pytest.mark.parametrize("reader", ["transformer", "router"])
+@pytest.mark.parametrize("kind", ["transformer", "without prompt tokens", "exponents", "router"])
+@pytest.mark.parametrize(("own", "guides"), [(None, None), (None, OTHER), (PROMPTS, None), (PROMPTS, OTHER)])
+@pytest.mark.parametrize("mini_batch_size", [None, 3])
+def test_a_guide_reads_what_it_encodes(folder, reader, kind, own, guides, mini_batch_size):
+    """Texts with its own prompts, by its own routes, whatever prompts the model that trains reads."""
+    model, guide = make(folder, reader, own), make(folder, kind, guides)
+    texts = list(columns(8).values())
+    judge = Guide(guide, model)
+    for text, role, expected in zip(texts, ("query", "document"), by_role(guide, texts), strict=True):
+        features = model.preprocess(text, prompt=(own or {}).get(role), task=role)
+        kept = {key: value.clone() for key, value in features.items() if isinstance(value, torch.Tensor)}
+        found = judge.embed(features, role, model, mini_batch_size)
+        torch.testing.assert_close(found, expected)
+        assert all(torch.equal(features[key], value) for key, value in kept.items())
+
+
+@pytest.mark.parametrize(
+    ("kind", "own", "given", "baked", "warned"),
+    [
+        ("transformer", PROMPTS, (None, None), ("", ""), {1, 2}),
+        ("static", PROMPTS, (None, None), ("", ""), {1, 2}),
+        ("router", PROMPTS, ("what is tea ", None), ("", ""), {2}),
+        ("static", PROMPTS, ("see the notes ", "see the notes "), ("", ""), set()),
+        ("transformer", PROMPTS, ("another ", "another "), ("", ""), set()),
+        ("transformer", PROMPTS, (None, None), ("What is tea ", "See the notes "), set()),
+        ("static", {"query": "what is tea "}, (None, None), ("", ""), {1}),
+        ("transformer", None, (None, None), ("", ""), set()),
+    ],
+)
+def test_a_first_batch_without_prompts_warns_once(folder, caplog, kind, own, given, baked, warned):
+    model = make(folder, kind, own)
+    loss = stm.DotRankingLoss(model, mini_batch_size=2 if kind == "transformer" else None)
+    for _ in range(2):
+        texts = ([begin + text for text in column] for begin, column in zip(baked, columns(4).values(), strict=True))
+        roles = zip(texts, given, ("query", "document"), strict=True)
+        loss([model.preprocess(text, prompt=prompt, task=role) for text, prompt, role in roles])
+    found = [record.message for record in caplog.records if "begins with no prompt" in record.message]
+    assert {number for number in (1, 2) if any(f"text column {number} " in text for text in found)} == warned
+    assert len(found) == len(warned)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "options", "warns"),
+    [
+        ({"passage": "see "}, {}, True),
+        ({"corpus": "see "}, {}, True),
+        ({"passage": "see "}, {"corpus_prompt_name": "passage"}, False),
+        ({"passage": "see ", "document": "see "}, {}, False),
+        ({"query": "see "}, {}, False),
+    ],
+)
+def test_a_prompt_that_no_document_gets_is_told(folder, tmp_path, caplog, prompts, options, warns):
+    make(folder, "static", prompts).save_pretrained(str(tmp_path))
+    model = stm.load(tmp_path)
+    assert ("encoded without a prompt" in caplog.text) is (warns or bool(options))
+    caplog.clear()
+    evaluator = MagnitudeEvaluator(QUERIES, CORPUS, RELEVANT_DOCS, **options)
+    for _ in range(2):
+        evaluator(model)
+    assert caplog.text.count("encoded without a prompt") == warns
