@@ -174,7 +174,7 @@ def command(function: Callable[..., Figures]) -> Callable[..., Figures]:
             sys.stdout.flush()  # within reach of what follows
         except BrokenPipeError:  # a reader such as `head` has what it wants; code 1 has a meaning for check-serving
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(128 + signal.SIGPIPE) from None
+            raise typer.Exit(141) from None  # 128 and the number of SIGPIPE, which Windows lacks
         except KeyboardInterrupt as interrupt:
             typer.secho(str(interrupt) or "Interrupted.", fg=typer.colors.YELLOW, err=True)
             raise typer.Exit(128 + getattr(interrupt, "signal", signal.SIGINT)) from None

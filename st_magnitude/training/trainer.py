@@ -102,7 +102,7 @@ def train_or_stop(trainer: Trainer, checkpoint: Path | None = None) -> None:
     trainer.add_callback(stop)
     remedy = "Free some space, and continue from the last checkpoint with resume=True (--resume)."
     try:
-        with one_line_about_the_disk(Path(trainer.args.output_dir), remedy):
+        with one_line_about_the_disk(Path(str(trainer.args.output_dir)), remedy):
             if checkpoint is not None and (state := _finished_state(checkpoint, trainer.args)):
                 load_checkpoint_into(trainer, checkpoint)  # train() would make one more step
                 trainer.state = state
