@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -85,10 +87,7 @@ def whole_folder(path: str | Path, overwrite: bool = False) -> Iterator[Path]:
     new.mkdir(parents=True)
     try:
         yield new
-        for file in new.rglob("*"):
-            if file.is_file():
-                with file.open("rb+") as opened:
-                    os.fsync(opened.fileno())
+        _flush(new)
         if is_empty:
             _fill(path, new)
             return
@@ -101,3 +100,54 @@ def whole_folder(path: str | Path, overwrite: bool = False) -> Iterator[Path]:
             old.rename(path)
         raise
     shutil.rmtree(old, ignore_errors=True)
+
+
+@contextmanager
+def moved_in(path: Path, last: str) -> Iterator[Path]:
+    """Yields a new folder inside of a folder, and moves its content there when the block ends.
+
+    A move takes no room on the disk. The file ``last`` comes last: it is there only when all of them
+    are, whatever ends the process. Files and folders of the same names are replaced.
+    """
+    new = path / ".new"
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir(parents=True)
+    try:
+        yield new
+        _flush(new)
+        (path / last).unlink(missing_ok=True)
+        for source in sorted(new.iterdir(), key=lambda file: file.name == last):
+            target = path / source.name
+            if target.is_dir():
+                shutil.rmtree(target)
+            source.replace(target)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
+def _flush(folder: Path) -> None:
+    """Waits until all files of a folder are on the disk."""
+    for file in folder.rglob("*"):
+        if file.is_file():
+            with file.open("rb+") as opened:
+                os.fsync(opened.fileno())
+
+
+@contextmanager
+def one_line_about_the_disk(path: Path, remedy: str) -> Iterator[None]:
+    """Turns the errors of a disk, also those of torch, safetensors and tokenizers, into an OSError of one line."""
+    try:
+        yield
+    except (FileExistsError, FileNotFoundError, ConnectionError):
+        raise
+    except Exception as error:
+        found = re.search(r"(?:os error|Os \{ code:) (\d+)", str(error))
+        number = error.errno if isinstance(error, OSError) else int(found[1]) if found else None
+        if re.search("PytorchStreamWriter|inline_container", str(error)):
+            number = errno.EIO
+        if number is None:
+            raise
+        reason = os.strerror(number)
+        failure = OSError(f"The model cannot be written to {path} ({reason}). {remedy}")
+        failure.errno = number
+        raise failure from error

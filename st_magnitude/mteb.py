@@ -121,7 +121,8 @@ def evaluate(
         raise ValueError(f"{error.args[0]} Give a folder or a name that mteb knows.") from None
     cache = None if output is None else mteb.ResultCache(output)
     options: Any = {"show_progress_bar": False, **(encode or {})}
-    return mteb.evaluate(runs, chosen, cache=cache, encode_kwargs=options)
+    bars = options["show_progress_bar"]
+    return mteb.evaluate(runs, chosen, cache=cache, encode_kwargs=options, show_progress_bar=bars)
 
 
 def _revision(folder: Path) -> str:

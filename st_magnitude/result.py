@@ -6,8 +6,9 @@ import json
 import math
 import shutil
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -105,22 +106,30 @@ class Table:
         return self.to_text()
 
     def to_text(self, width: int | None = None) -> str:
-        """The table as text, with cells broken between words at the width of the terminal."""
-        from rich.console import Console
-        from rich.table import Table as Grid
-        from rich.text import Text
+        """The table as text, with cells broken between words at the width of the terminal.
 
-        grid = Grid(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-        for name, is_number in zip(self.columns, self.is_number, strict=True):
-            grid.add_column(Text(name), justify="right" if is_number else "left", no_wrap=is_number)
-        for row in self.rows:
-            grid.add_row(*(Text(cell(value)) for value in row))
-        console = Console(width=width or shutil.get_terminal_size().columns, color_system=None, force_terminal=False)
-        with console.capture() as capture:
-            for part in (self.title, grid, self.note):
-                if part:
-                    console.print(Text(part) if isinstance(part, str) else part)
-        return "\n".join(line.rstrip() for line in capture.get().splitlines())
+        Words and numbers stay whole: a table of many columns may be wider.
+        """
+        width = width or shutil.get_terminal_size().columns
+        rows = [list(self.columns), *([cell(value) for value in row] for row in self.rows)]
+        widths, words = [], []
+        for column in zip(*rows, strict=True):
+            widths.append(max(map(len, column)))
+            words.append(max(len(word) for text in column for word in text.split() or [""]))
+        while sum(widths) + 2 * len(widths) - 2 > width and widths != words:
+            loose = (i for i in range(len(widths)) if widths[i] > words[i])
+            widths[max(loose, key=lambda i: (not self.is_number[i], widths[i]))] -= 1  # text before numbers
+        grid = [line for row in rows for line in self._lines(row, widths)]
+        title, note = (textwrap.fill(text, width) for text in (self.title, self.note))
+        return "\n".join(part for part in (title, *grid, note) if part)
+
+    def _lines(self, row: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
+        """The lines of a row, with each cell broken at the width of its column."""
+        options: Any = {"break_long_words": False, "break_on_hyphens": False}
+        cells = [textwrap.wrap(text, width, **options) for text, width in zip(row, widths, strict=True)]
+        for parts in zip_longest(*cells, fillvalue=""):
+            sized = zip(parts, widths, self.is_number, strict=True)
+            yield "  ".join(part.rjust(n) if right else part.ljust(n) for part, n, right in sized).rstrip()
 
     def to_markdown(self) -> str:
         """The table in Markdown."""

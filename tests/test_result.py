@@ -5,6 +5,7 @@ import math
 from dataclasses import dataclass, field
 
 import numpy as np
+import pytest
 
 from st_magnitude.result import Result, Table
 
@@ -22,6 +23,14 @@ def test_text_fits_the_width_and_aligns_numbers():
     assert first.endswith("+0.1000 [-0.0500, +0.2500]      1,200")
     assert second.endswith("    7")
     assert max(map(len, Table(["a"], [["word " * 40]]).to_text(40).splitlines())) <= 40
+
+
+@pytest.mark.parametrize("width", [20, 40, 60])
+def test_a_narrow_terminal_loses_no_word_and_no_number(width):
+    columns = ["precision", "dim", "bytes/vector", "nDCG@10", "recall of float top 10"]
+    text = Table(columns, [["binary + norm rescored", 384, 52, 0.44, 0.98]]).to_text(width)
+    assert set(" ".join(columns).split()) | {"binary", "rescored", "384", "52", "0.4400", "0.9800"} <= set(text.split())
+    assert max(map(len, text.splitlines())) <= max(width, 52)
 
 
 def test_markdown_holds_the_cells():

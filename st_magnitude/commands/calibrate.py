@@ -92,6 +92,8 @@ def calibrate(
             gain = figures["confirm"][f"versus_{name}"] = paired_bootstrap(chosen, other, seed=seed)
             typer.echo(f"  {exponent:g} - {name}: {interval(gain)} nDCG@10")
     if output is not None:
+        if max_length is not None:
+            encoder = load_model(model, None)  # the saved model reads as much as the given one
         export(prepare(encoder, Similarity(query=1.0, document=exponent)), output)
         loads = "SentenceTransformer" if exponent in (0, 1) else "stm.load"
         typer.echo(f'Saved to {output} with document exponent {exponent:g}. Load it with {loads}("{output}").')

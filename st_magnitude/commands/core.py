@@ -54,6 +54,7 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
     ] = False,
@@ -63,6 +64,8 @@ def _options(
 ) -> None:
     global _show_traceback
     _show_traceback = traceback
+    if os.environ.get("NO_COLOR"):
+        context.color = False  # typer takes it for its own messages alone
 
 
 def _read_config(context: typer.Context, file: Path | None) -> None:
@@ -78,7 +81,7 @@ def _read_config(context: typer.Context, file: Path | None) -> None:
     if not isinstance(given, dict):
         raise typer.BadParameter(f"{file} holds {type(given).__name__}, not options such as 'batch_size: 64'.")
     names = {parameter.name or "" for parameter in context.command.params} - {"config", "help"}
-    options = {str(key).replace("-", "_"): value for key, value in given.items()}
+    options = {str(key).replace("-", "_"): _at_home(value) for key, value in given.items()}
     for name in options.keys() - names:
         raise typer.BadParameter(
             f"{file} sets {name!r}, which is not an option of {context.info_name}.{did_you_mean(name, names)} Its "
@@ -88,6 +91,13 @@ def _read_config(context: typer.Context, file: Path | None) -> None:
     joined = {key for key, value in options.items() if isinstance(value, list)} - repeated
     options |= {key: ",".join(map(str, options[key])) for key in joined}
     context.default_map = {**(context.default_map or {}), **{k: v for k, v in options.items() if v is not None}}
+
+
+def _at_home(value: Any) -> Any:
+    """A value of a YAML file with the folder of the user in place of ``~/``, as a shell gives it."""
+    if isinstance(value, list):
+        return [_at_home(item) for item in value]
+    return os.path.expanduser(value) if isinstance(value, str) and value.startswith("~") else value
 
 
 # Options of several commands
@@ -161,6 +171,10 @@ def command(function: Callable[..., Figures]) -> Callable[..., Figures]:
                 for name, kind in configs.items():
                     given[name] = kind(**{field.name: given.pop(field.name) for field in fields(kind)})
                 figures = function(**given)
+            sys.stdout.flush()  # within reach of what follows
+        except BrokenPipeError:  # a reader such as `head` has what it wants; code 1 has a meaning for check-serving
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(141) from None  # 128 and the number of SIGPIPE, which Windows lacks
         except KeyboardInterrupt as interrupt:
             typer.secho(str(interrupt) or "Interrupted.", fg=typer.colors.YELLOW, err=True)
             raise typer.Exit(128 + getattr(interrupt, "signal", signal.SIGINT)) from None

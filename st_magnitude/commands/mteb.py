@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from st_magnitude._config import SkipEmpty
-from st_magnitude.commands.core import EncodingBatch, Figures, Model, command, folder
+from st_magnitude.commands.core import EncodingBatch, Figures, Model, command, folder, show_progress
 
 
 @command
@@ -30,7 +30,8 @@ def mteb(
     from st_magnitude.mteb import evaluate
 
     data = [RetrievalData.from_beir(task, split, skip_empty) if Path(task).is_dir() else task for task in tasks]
-    results = evaluate(model, data, output, {"batch_size": batch_size}).task_results
+    encode = {"batch_size": batch_size, "show_progress_bar": show_progress()}
+    results = evaluate(model, data, output, encode).task_results
     scores = {result.task_name: result.get_score() for result in results}
     typer.echo("The main score of each task, which is nDCG@10 for retrieval:")
     for name, score in scores.items():

@@ -55,17 +55,24 @@ def train(
     if trained.merge is not None:
         figures["merge"] = trained.merge.to_dict()
         typer.echo(str(trained.merge))
+    figures["moved"] = trained.moved
+    stuck = ""
+    if trained.moved < 0.01:
+        stuck = (
+            f"The training hardly changed the model: embeddings moved by {trained.moved:.2%} of their norm at the "
+            f"learning rate {trained.trainer.args.learning_rate:g}. Raise it (--learning-rate), or train longer."
+        )
     comparison = trained.comparison
     if comparison is None:
         say(
             f"There is no {dev_split} split next to {split}, so the trained model could not be compared with the "
             f"pretrained one. Put judgments of other queries into {data / 'qrels' / f'{dev_split}.tsv'}, or name "
-            "another split with --dev-split."
+            f"another split with --dev-split. {stuck}"
         )
     else:
         figures["dev"] = {"split": dev_split, "is_better": comparison.is_better, **comparison.to_dict()}
         typer.echo(str(comparison))
-        say(comparison.verdict(dev_split))
+        say(comparison.verdict(dev_split, stuck))
     if trained.output is None:
         return {**figures, "exit_code": 3}
     loads_anywhere = comparison is None or comparison.saved.exponent in (0.0, 1.0)

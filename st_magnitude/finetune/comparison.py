@@ -11,14 +11,15 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.evaluation.calibration import EXPONENTS, calibrate_exponent
-from st_magnitude.evaluation.metrics import scoring_of
-from st_magnitude.geometry import paired_bootstrap
+from st_magnitude.evaluation.calibration import EXPONENTS, calibrate_exponent, warn_if_few
+from st_magnitude.evaluation.metrics import judge, scoring_of
 from st_magnitude.result import Result, Table, interval
 from st_magnitude.similarity import COSINE, Similarity
 from st_magnitude.surgery.raw import normalizes_output
 
 __all__ = ["Comparison", "Scored", "compare", "own_ndcg", "own_similarity"]
+
+FEW_CHANGES = 30  # queries whose nDCG@10 changes, below which no small gain can be seen
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,8 @@ class Scored:
 
     exponent: float  # of documents
     ndcg: float  # mean nDCG@10
-    gain: tuple[float, float, float]  # over the pretrained model: (difference, low, high), paired bootstrap at 95 %
+    gain: tuple[float, float, float]  # over the pretrained model: (difference, low, high), see `judge`
+    changed: int  # number of queries whose nDCG@10 differs from that of the pretrained model
 
     @property
     def name(self) -> str:
@@ -44,6 +46,7 @@ class Comparison(Result):
     best: Scored | None  # at `ExponentCurve.best`, chosen by these queries; None for a model that normalises
     saved: Scored  # the one of the two that the saved model is scored with
     curve: dict[str, float] | None  # nDCG@10 by document exponent
+    weight: float | None = None  # of the trained model in a merged one, chosen by these queries
 
     @property
     def is_better(self) -> bool:
@@ -56,6 +59,13 @@ class Comparison(Result):
         return max(self.saved.gain[2], (self.best or self.saved).gain[2]) < 0.0
 
     @property
+    def caveat(self) -> str:
+        """A sentence on what these queries have chosen, or nothing."""
+        chosen = {"weight": self.weight is not None, "exponent": self.saved != self.as_trained}
+        names = " and ".join(name for name, is_chosen in chosen.items() if is_chosen)
+        return f"These queries have chosen the {names}, so the difference is optimistic." if names else ""
+
+    @property
     def keeps_norm(self) -> bool:
         """Whether the saved model keeps the norms of documents, from which an exponent can be calibrated."""
         return self.best is not None and self.saved.exponent < 1.0
@@ -63,25 +73,33 @@ class Comparison(Result):
     def tables(self) -> Iterable[Table]:
         """One table, for the terminal and for the model card."""
         rows: list[list[Any]] = [["pretrained", self.pretrained, ""]]
+        name = "trained" if self.weight is None else f"merged at {self.weight:g}"
         for scored in dict.fromkeys((self.as_trained, self.best or self.as_trained)):
             kind = "as trained" if scored == self.as_trained else "best"
             saved = ", saved" if scored == self.saved else ""
-            rows.append([f"trained, {scored.name} ({kind}{saved})", scored.ndcg, scored.gain])
+            rows.append([f"{name}, {scored.name} ({kind}{saved})", scored.ndcg, scored.gain])
         title = f"nDCG@10 on {self.queries:,} queries, with the difference from pretrained and its 95 % interval"
-        note = "The exponent was chosen on these queries, so its figure is optimistic."
-        yield Table(["model", "nDCG@10", "difference"], rows, title, note if self.saved != self.as_trained else "")
+        yield Table(["model", "nDCG@10", "difference"], rows, title, self.caveat)
 
-    def verdict(self, split: str) -> str:
-        """Whether the trained model is better than the pretrained one, in a sentence or two."""
+    def verdict(self, split: str, advice: str = "") -> str:
+        """Whether the trained model is better than the pretrained one, in a few sentences.
+
+        Args:
+            split: Name of the queries.
+            advice: What to do if it is not, in place of a sentence by the figures.
+        """
         is_lower = self.saved.gain[2] < 0.0
         verdict = "better" if self.is_better else "clearly worse" if is_lower else "not clearly better"
-        advice = " Train on more pairs or with another learning rate, or keep the pretrained model."
         if is_lower and not self.is_worse:
-            advice = " Another exponent is better: run calibrate, or leave out --keep-scoring."
-        return (
+            advice = "Another exponent is better: run calibrate, or leave out --keep-scoring."
+        elif not is_lower and self.saved.changed < FEW_CHANGES:
+            advice = advice or "That is too little to judge by: add queries to the split."
+        advice = advice or "Train on more pairs or with another learning rate, or keep the pretrained model."
+        said = (
             f"The trained model is {verdict} than the pretrained one on the {split} split: nDCG@10 changes by "
-            f"{interval(self.saved.gain)}.{'' if self.is_better else advice}"
+            f"{interval(self.saved.gain)}, and for {self.saved.changed:,} of {self.queries:,} queries at all."
         )
+        return " ".join(part for part in (said, self.caveat, "" if self.is_better else advice) if part)
 
 
 def own_similarity(model: SentenceTransformer) -> Similarity:
@@ -98,7 +116,12 @@ def own_ndcg(
 
 
 def compare(
-    model: SentenceTransformer, data: RetrievalData, pretrained: NDArray[np.float64], keep_scoring: bool, seed: int
+    model: SentenceTransformer,
+    data: RetrievalData,
+    pretrained: NDArray[np.float64],
+    keep_scoring: bool,
+    seed: int,
+    weight: float | None = None,
 ) -> Comparison:
     """Measures a trained model next to the pretrained one and chooses how it is scored.
 
@@ -107,16 +130,19 @@ def compare(
     """
 
     def scored(exponent: float, per_query: NDArray[np.float64]) -> Scored:
-        return Scored(exponent, float(per_query.mean()), paired_bootstrap(per_query, pretrained, seed=seed))
+        found = judge(per_query - pretrained, seed=seed)
+        return Scored(exponent, float(per_query.mean()), found.gain, found.num_changed)
 
     number, before, exponent = len(pretrained), float(pretrained.mean()), float(scoring_of(model).exponents[1])
     if normalizes_output(model):
+        warn_if_few(data.query_ids, "a model")
         trained = scored(exponent, own_ndcg(model, data))
-        return Comparison(number, before, trained, None, trained, None)
+        return Comparison(number, before, trained, None, trained, None, weight)
     curve = calibrate_exponent(model, data, np.append(EXPONENTS, exponent), seed=seed)
     trained, best = (
         scored(gamma, curve.per_query[np.abs(curve.exponents - gamma).argmin()]) for gamma in (exponent, curve.best)
     )
     loads_anywhere = trained.exponent in (0.0, 1.0)
     keep = keep_scoring or (loads_anywhere and trained.ndcg >= best.ndcg)
-    return Comparison(number, before, trained, best, trained if keep else best, curve.to_dict()["ndcg@10"])
+    saved = trained if keep else best
+    return Comparison(number, before, trained, best, saved, curve.to_dict()["ndcg@10"], weight)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import os
@@ -11,17 +10,20 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers.base.losses import has_static_embedding_input
 from sentence_transformers.base.modules import Router
 from sentence_transformers.base.sampler import BatchSamplers
+from torch import Tensor
 
 from st_magnitude._config import digest
-from st_magnitude._files import locked_folder
+from st_magnitude._files import locked_folder, moved_in, one_line_about_the_disk
 from st_magnitude.data.beir import refuse_shared
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.geometry import card_evaluators
@@ -36,6 +38,8 @@ from st_magnitude.losses import (
     LearnableNormLoss,
     MagnitudeRankingLoss,
     QNormRankingLoss,
+    TempAggLoss,
+    TempAggMRLLoss,
     temp_agg,
     temp_agg_mrl,
 )
@@ -43,9 +47,9 @@ from st_magnitude.losses.prior import DocumentPrior
 from st_magnitude.result import to_plain
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.card import add_section
-from st_magnitude.surgery.export import limit_length, load, one_line_about_the_disk, write_model
+from st_magnitude.surgery.export import limit_length, load, write_model
 from st_magnitude.surgery.normalize import prepare
-from st_magnitude.surgery.raw import normalizes_output, prompt_of
+from st_magnitude.surgery.raw import encode_raw, normalizes_output, prompt_of
 from st_magnitude.training.trainer import check_output, check_same_run, has_fast_bf16, record_run, train_or_stop
 
 __all__ = ["LOSSES", "TrainConfig", "TrainedModel", "train"]
@@ -58,6 +62,7 @@ LOSSES: dict[str, type[MagnitudeRankingLoss]] = {
     "qnorm": QNormRankingLoss,
     "dnorm": DNormRankingLoss,
     "learnable": LearnableNormLoss,
+    "tempagg": TempAggLoss,  # with dims TempAggMRLLoss
 }
 
 
@@ -76,6 +81,7 @@ class TrainedModel:
     output: Path | None  # None: the model is clearly worse than the pretrained one and was not saved
     prior: str | None = None  # with ``config.prior``: what it was counted from, or why it was left out
     merge: Merge | None = None  # with ``config.merge``: nDCG@10 by the weight of the trained model
+    moved: float = float("nan")  # mean distance of embeddings from where they were, as a share of their norm
 
 
 def train(
@@ -135,41 +141,62 @@ def train(
         trainer = make_trainer(model, data, rows, config, output, loss_options)
         if is_first:
             before(model, epoch=0, steps=0)
+            start = encode_raw(model, before.texts["query"], "query")
             if checkpoint is None:
                 record_run(output, settings)
         with reading(model, config.max_length):
             train_or_stop(trainer, checkpoint)
         if not is_first:
             return TrainedModel(trainer, {}, None, output)
+        moved = _distance(start, encode_raw(model, before.texts["query"], "query"))
         if config.serve_length is not None:
             limit_length(model, config.serve_length)
         comparison = merge = None
         if base is not None and dev is not None:
-            calibrate = not (config.keep_scoring or normalizes_output(model))
-            base = base.to(model.device)
-            merge = merge_with_base(model, base, dev, keep, max_loss=config.max_loss, calibrate=calibrate)
-            model.load_state_dict(parameters_of(merge.model), strict=False)  # its scoring is chosen by `compare`
+            merge = _merge(model, base, dev, keep, config)
         after(model, epoch=round(trainer.state.epoch or 0), steps=trainer.state.global_step)
         geometry = {"before": before.metrics, "after": after.metrics}
         prior = _about_prior(rows) if config.prior else None
         if dev is not None and pretrained is not None:
-            comparison = compare(model, dev, pretrained, config.keep_scoring, config.seed)
+            weight = None if merge is None else merge.weight
+            comparison = compare(model, dev, pretrained, config.keep_scoring, config.seed, weight)
             if comparison.saved != comparison.as_trained:
                 prepare(model, Similarity(query=1.0, document=comparison.saved.exponent))
-            if comparison.is_worse and not config.keep_anyway:
-                logger.warning(
-                    f"Nothing was saved to {output}. The last checkpoint remains: resume=True and keep_anyway=True "
-                    "(--resume --keep-anyway) save its model."
-                )
-                return TrainedModel(trainer, geometry, comparison, None, prior, merge)
-        figures = {"geometry": geometry, "merge": merge and merge.to_dict(), "dev": comparison}
+        trained = TrainedModel(trainer, geometry, comparison, output, prior, merge, moved)
+        if comparison is not None and comparison.is_worse and not config.keep_anyway:
+            logger.warning(
+                f"Nothing was saved to {output}. The last checkpoint remains: resume=True and keep_anyway=True "
+                "(--resume --keep-anyway) save its model."
+            )
+            return replace(trained, output=None)
+        figures = {"geometry": geometry, "merge": merge and merge.to_dict(), "dev": comparison, "moved": moved}
         sections = {"Merged with the base": merge.to_markdown() if merge else None, "Document prior": prior}
         if dev is not None and comparison is not None:
             sections = {f"Retrieval ({dev.name})": comparison.to_markdown(), **sections}
         save_trained(trainer, output, figures, sections)
         if not config.keep_checkpoints:
             shutil.rmtree(output / "checkpoints", ignore_errors=True)
-        return TrainedModel(trainer, geometry, comparison, output, prior, merge)
+        return trained
+
+
+def _merge(
+    model: SentenceTransformer,
+    base: SentenceTransformer,
+    dev: RetrievalData,
+    keep: Sequence[RetrievalData],
+    config: TrainConfig,
+) -> Merge:
+    """Gives the model the parameters between its base and itself that dev data choose."""
+    calibrate = not (config.keep_scoring or normalizes_output(model))
+    base = base.to(model.device)
+    merge = merge_with_base(model, base, dev, keep, max_loss=config.max_loss, calibrate=calibrate)
+    model.load_state_dict(parameters_of(merge.model), strict=False)  # its scoring is chosen by `compare`
+    return merge
+
+
+def _distance(start: Tensor, end: Tensor) -> float:
+    """The mean distance between two matrices of embeddings, (n, D), as a share of the mean norm in the first."""
+    return float((end - start).norm(dim=1).mean() / start.norm(dim=1).mean())
 
 
 @contextmanager
@@ -221,9 +248,14 @@ def make_trainer(
     card.ir_model, card.task_name = True, "semantic search and other retrieval tasks"
     card.train_datasets = [{"name": data.name}] if data.name else card.train_datasets
     args = _arguments(config, rows, output, model, arguments)
-    prepare(model, "dot" if config.loss == "learnable" else config.loss)
+    prepare(model, {"learnable": "dot", "tempagg": "cosine"}.get(config.loss, config.loss))
+    kind: type[MagnitudeRankingLoss] = LOSSES[config.loss]
     terms: dict[str, Any] = {"temperature": config.temperature}
-    if config.dims is not None:
+    if config.loss == "tempagg":
+        kind = TempAggLoss if config.dims is None else TempAggMRLLoss
+        terms |= {"dims": config.dims, "temperatures": config.temperatures}
+        terms = {name: value for name, value in terms.items() if value is not None}
+    elif config.dims is not None:
         terms["terms"] = temp_agg_mrl(config.dims, (0.05,) if config.temperatures is None else config.temperatures)
     elif config.temperatures is not None:
         terms["terms"] = temp_agg(config.temperatures)
@@ -236,7 +268,7 @@ def make_trainer(
             options["prior"] = DocumentPrior.from_texts(
                 model, rows["positive"], negatives or None, prompt=prompt, task="document"
             )
-    loss = LOSSES[config.loss](model, **(options | (loss_options or {}) | terms))
+    loss = kind(model, **(options | (loss_options or {}) | terms))
     return SentenceTransformerTrainer(model=model, args=args, train_dataset=rows, loss=loss)
 
 
@@ -249,19 +281,13 @@ def save_trained(
     card.train_datasets = card.extract_dataset_metadata(trainer.train_dataset, card.train_datasets, loss, "train")
     record = {"loss": type(loss).__name__, **loss.get_config_dict(), "processes": trainer.args.world_size}
     record |= {**figures, "log": trainer.state.log_history}
-    try:
-        with one_line_about_the_disk(output):
-            write_model(trainer.model, output)
-            (output / "training.json").write_text(json.dumps(to_plain(record), indent=2) + "\n", encoding="utf-8")
-            for title, text in (sections | {"Prompts": _about_prompts(trainer)}).items():
-                if text:
-                    add_section(output / "README.md", f"### {title}\n\n{text}\n")
-    except OSError as error:
-        reason = os.strerror(error.errno or errno.EIO)
-        raise OSError(
-            f"The trained model cannot be written to {output} ({reason}). Make room, and run again with resume=True "
-            "(--resume)."
-        ) from error
+    remedy = "Make room, and run again with resume=True (--resume)."
+    with one_line_about_the_disk(output, remedy), moved_in(output, "modules.json") as folder:
+        write_model(trainer.model, folder)
+        (folder / "training.json").write_text(json.dumps(to_plain(record), indent=2) + "\n", encoding="utf-8")
+        for title, text in (sections | {"Prompts": _about_prompts(trainer)}).items():
+            if text:
+                add_section(folder / "README.md", f"### {title}\n\n{text}\n")
 
 
 def _about_prompts(trainer: SentenceTransformerTrainer) -> str | None:
@@ -288,9 +314,6 @@ def _arguments(
     own_rates = LearnableNormLoss.learning_rate_mapping() if config.loss == "learnable" else {}
     if config.temperature == "learned":
         own_rates |= LearnedTemperature.learning_rate_mapping()
-    # A text would be its own negative in a batch that holds it twice, but one text may be too common to avoid that.
-    commonest = max(Counter(text for column in rows.column_names for text in rows[column]).values())
-    is_rare = commonest * config.batch_size <= len(rows)
     roles = dict.fromkeys(rows.column_names, "document") | {rows.column_names[0]: "query"}
     prompts = {name: prompt_of(model, role) for name, role in roles.items()} if config.prompts else {}
     settings: dict[str, Any] = {
@@ -300,12 +323,12 @@ def _arguments(
         "num_train_epochs": config.epochs,
         "max_steps": config.max_steps,
         "per_device_train_batch_size": config.batch_size,
-        "learning_rate": config.learning_rate,
+        "learning_rate": _default_rate(model) if config.learning_rate is None else config.learning_rate,
         "learning_rate_mapping": own_rates,
         "warmup_steps": config.warmup_ratio,
         "bf16": has_fast_bf16() if config.bf16 is None else config.bf16,
         "use_cpu": model.device.type == "cpu",
-        "batch_sampler": BatchSamplers.NO_DUPLICATES if is_rare else BatchSamplers.BATCH_SAMPLER,
+        "batch_sampler": _sampler(config, rows),
         "dataloader_drop_last": True,
         "logging_steps": 10,
         "save_steps": config.save_steps,
@@ -326,6 +349,34 @@ def _arguments(
         )
     arguments.per_device_train_batch_size = min(config.batch_size, most)
     return arguments
+
+
+def _default_rate(model: SentenceTransformer) -> float:
+    """The peak learning rate of AdamW for a kind of model, which the model card shows."""
+    if has_static_embedding_input(model):
+        return 0.03  # a row of a table gets a gradient only where its token occurs
+    return 2e-4 if any(".lora_" in name for name, _ in model.named_parameters()) else 2e-5
+
+
+def _sampler(config: TrainConfig, rows: Dataset) -> BatchSamplers:
+    """Batches of different texts, if at least half of an epoch fits into them without a second pass.
+
+    Where texts repeat, they hold more different negatives than batches at random. A prior asks for
+    the latter, as it corrects for how often a document is drawn.
+    """
+    if config.prior and is_uneven(rows["positive"]):
+        return BatchSamplers.BATCH_SAMPLER
+    batches = max(1, len(rows) // config.batch_size // 2)
+    for column in rows.column_names:
+        counts = np.array(list(Counter(rows[column]).values()))
+        if np.minimum(counts, batches).sum() < batches * min(config.batch_size, len(rows)):
+            logger.warning(
+                f"Batches of {config.batch_size:,} repeat texts, because {len(rows):,} rows hold only "
+                f"{len(counts):,} different texts as {column}, or some too often. Smaller batches (--batch-size) give "
+                "each text more different negatives."
+            )
+            return BatchSamplers.BATCH_SAMPLER
+    return BatchSamplers.NO_DUPLICATES
 
 
 def digest_of(data: RetrievalData) -> str:

@@ -24,7 +24,7 @@ from st_magnitude._config import (
 
 __all__ = ["LOSS_NAMES", "TrainConfig"]
 
-LOSS_NAMES = ("cosine", "dot", "qnorm", "dnorm", "learnable")
+LOSS_NAMES = ("cosine", "dot", "qnorm", "dnorm", "learnable", "tempagg")
 
 
 def _temperature(given: Any) -> float | str:
@@ -49,7 +49,8 @@ class TrainConfig:
     loss: Annotated[str, typer.Option(help=f"Ranking loss: {', '.join(LOSS_NAMES)}.")] = "cosine"
     dims: Annotated[Sequence[int] | None, whole_numbers("Prefixes to train, such as 96,192,384; default: all.")] = None
     temperatures: Annotated[
-        Sequence[float] | None, numbers("Temperatures to sum over at every prefix, such as 0.03,0.1; default: 0.05.")
+        Sequence[float] | None,
+        numbers("Temperatures to sum over at every prefix, such as 0.03,0.1; default: 0.05, or as TempAggLoss."),
     ] = None
     temperature: Annotated[  # a number, "learned" or None: typer does not know unions
         Any,
@@ -63,7 +64,10 @@ class TrainConfig:
     max_steps: Annotated[int, typer.Option(help="Number of steps; overrides --epochs if positive.")] = -1
     batch_size: BatchSize = 32
     mini_batch_size: MiniBatchSize = None
-    learning_rate: Annotated[float, typer.Option(min=0, help="Peak learning rate of AdamW.")] = 2e-5
+    learning_rate: Annotated[
+        float | None,
+        typer.Option(min=0, help="Peak learning rate of AdamW; default: 2e-5, 2e-4 for LoRA, 0.03 for a static table."),
+    ] = None
     warmup_ratio: Annotated[float, typer.Option(min=0, max=1, help="Share of the steps with a rising rate.")] = 0.1
     negatives: Negatives = None
     margin: Annotated[
@@ -104,10 +108,11 @@ class TrainConfig:
     def __post_init__(self) -> None:
         check_ranges(self)
         positive("temperature", self.temperature, ["learned", None])
-        if self.temperature not in (None, "learned") and (self.dims is not None or self.temperatures is not None):
+        has_terms = self.loss == "tempagg" or self.dims is not None or self.temperatures is not None
+        if self.temperature not in (None, "learned") and has_terms:
             raise ValueError(
-                f"temperature={self.temperature} is for a loss of one term. With dims, or with several temperatures, "
-                f"pass temperatures={self.temperature} instead."
+                f"temperature={self.temperature} is for a loss of one term. With dims, or with several temperatures as "
+                f"tempagg has them, pass temperatures={self.temperature} instead."
             )
         if self.loss not in LOSS_NAMES:
             raise ValueError(

@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from st_magnitude._config import digest
-from st_magnitude._files import locked_folder
+from st_magnitude._files import locked_folder, moved_in, one_line_about_the_disk
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation import HybridEvaluator
 from st_magnitude.geometry import paired_bootstrap
@@ -179,9 +179,11 @@ def run(
             if measured is not None:
                 measured.measure("after", model)
                 record |= measured.record()
-            model.save_pretrained(str(output))
-            text = json.dumps(record, indent=2) + "\n"
-            (output / "revela.json").write_text(text, encoding="utf-8")
+            remedy = "Make room, and run again with resume=True (--resume)."
+            with one_line_about_the_disk(output, remedy), moved_in(output, "modules.json") as folder:
+                model.save_pretrained(str(folder))
+                text = json.dumps(record, indent=2) + "\n"
+                (folder / "revela.json").write_text(text, encoding="utf-8")
             shutil.rmtree(output / "checkpoints", ignore_errors=True)
         return record
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,7 @@ from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 from sentence_transformers.base.modules import Normalize, Router
 from sentence_transformers.util import load_file_path
 
-from st_magnitude._files import whole_folder
+from st_magnitude._files import one_line_about_the_disk, whole_folder
 from st_magnitude._upstream import load_with_classes
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.pruning import NormPruning
@@ -29,10 +26,11 @@ from st_magnitude.surgery.raw import (
     warn_of_unused_prompt,
 )
 
-__all__ = ["export", "limit_length", "load", "one_line_about_the_disk", "write_model"]
+__all__ = ["export", "limit_length", "load", "write_model"]
 
 logger = logging.getLogger(__name__)
 
+_AS_IT_WAS = "The folder is as it was."
 _REFERENCE = "install_st_magnitude.ExponentNorm"  # a file in the folder of the model, and its class
 
 
@@ -76,7 +74,7 @@ def export(
         _check_tokens(model, calibrated_scores or bake_exponent)
     else:
         _check_ending(refuse_other_models(model, "export"), calibrated_scores, bake_exponent)
-    with one_line_about_the_disk(path), whole_folder(path, overwrite) as folder:
+    with one_line_about_the_disk(path, _AS_IT_WAS), whole_folder(path, overwrite) as folder:
         write_model(model, folder, calibrated_scores, bake_exponent)
     if bake_exponent:
         logger.warning(
@@ -170,24 +168,6 @@ def _refer_to_package(folder: Path) -> None:
     (folder / f"{_REFERENCE.partition('.')[0]}.py").write_text(code, encoding="utf-8")
 
 
-@contextmanager
-def one_line_about_the_disk(path: Path) -> Iterator[None]:
-    """Turns errors of a disk, also those of safetensors and tokenizers, into one line."""
-    try:
-        yield
-    except FileExistsError:
-        raise
-    except Exception as error:
-        found = re.search(r"(?:os error|Os \{ code:) (\d+)", str(error))
-        number = error.errno if isinstance(error, OSError) else int(found[1]) if found else None
-        if number is None:
-            raise
-        reason = os.strerror(number)
-        failure = OSError(
-            f"The model cannot be written to {path} ({reason}). The folder is as it was."
-        )
-        failure.errno = number
-        raise failure from error
 
 
 def load(path: str | Path, **kwargs: Any) -> SentenceTransformer:

@@ -13,10 +13,10 @@ from types import FrameType
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from st_magnitude._config import list_differences
+from st_magnitude._files import one_line_about_the_disk
 from st_magnitude._upstream import has_cpu_bf16, load_checkpoint_into
 from st_magnitude.result import to_plain
 from st_magnitude.training.state import attach, engine_of_trainer
@@ -101,19 +101,14 @@ def train_or_stop(trainer: Trainer, checkpoint: Path | None = None) -> None:
     refuse_without_negatives(trainer)
     stop = _StopOnSignal()
     trainer.add_callback(stop)
+    remedy = "Free some space, and continue from the last checkpoint with resume=True (--resume)."
     try:
-        if checkpoint is not None and (state := _finished_state(checkpoint, trainer.args)):
-            load_checkpoint_into(trainer, checkpoint)  # train() would make one more step
-            trainer.state = state
-        else:
-            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    except (SafetensorError, RuntimeError) as error:
-        if not re.search("I/O error|PytorchStreamWriter|inline_container", str(error)):
-            raise
-        raise OSError(
-            f"Nothing could be written to {trainer.args.output_dir} ({error}). Free some space, and continue from the "
-            "last checkpoint with resume=True (--resume)."
-        ) from error
+        with one_line_about_the_disk(Path(str(trainer.args.output_dir)), remedy):
+            if checkpoint is not None and (state := _finished_state(checkpoint, trainer.args)):
+                load_checkpoint_into(trainer, checkpoint)  # train() would make one more step
+                trainer.state = state
+            else:
+                trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     finally:
         stop.restore()
         trainer.remove_callback(stop)
@@ -158,10 +153,17 @@ def check_output(output: Path, resume: bool) -> Path | None:
     """The checkpoint to continue from: the last complete one.
 
     Raises:
-        FileExistsError: If the folder holds a trained model, or an unfinished run and ``resume`` is False.
+        FileExistsError: If the folder holds a trained model, files that no run has written, or an unfinished run and
+            ``resume`` is False.
     """
     if (output / "modules.json").exists():
         raise FileExistsError(f"{output} already holds a trained model. Choose another output folder.")
+    others = next((path for path in output.rglob("*") if not path.is_dir() and path != output / ".lock"), None)
+    if others is not None and not (output / RECORD).exists():
+        raise FileExistsError(
+            f"{output} holds files of no training run, such as {others.relative_to(output)}, which a model could "
+            "replace. Choose a new or empty output folder."
+        )
     numbered = (path for path in output.glob("checkpoints/*") if re.fullmatch(r"checkpoint-\d+", path.name))
     checkpoints = sorted(numbered, key=lambda path: int(path.name.split("-")[1]))
     found = [path for path in checkpoints if "global_step" in _json_of(path / "trainer_state.json")]  # is written last

@@ -62,17 +62,14 @@ def fit(folder, model_path, output, *more, code=0):
 def test_train_saves_a_model_that_ranks_as_trained(folder, model_path, tmp_path, loss):
     output = tmp_path / "out"
     options = ("--learning-rate", 0.05, "--epochs", 3, "--seed", 3, "--keep-scoring", "--keep-checkpoints")
-    result = fit(folder, model_path, output, "--loss", loss, *options)
-    if loss in ("cosine", "dnorm"):  # the pairs were trained on
-        assert "The trained model is better than the pretrained one on the dev split" in " ".join(result.output.split())
-
+    fit(folder, model_path, output, "--loss", loss, *options)
     assert len(list((output / "checkpoints").glob("checkpoint-*"))) == 1
     record = json.loads((output / "training.json").read_text())
     losses = [entry["loss"] for entry in record["log"] if "loss" in entry] or [record["log"][-1]["train_loss"]]
     assert record["loss"] == LOSSES[loss].__name__
     assert np.isfinite(losses).all()
     model = stm.load(output)
-    expected = {"cosine": "cosine", "dnorm": "cosine"}.get(loss, "dot")
+    expected = "cosine" if loss in ("cosine", "dnorm", "tempagg") else "dot"
     assert model.similarity_fn_name == expected
     before = SentenceTransformer(str(model_path), similarity_fn_name=expected)
     assert ndcg(model, expected) > ndcg(before, expected)  # it has seen these pairs
@@ -107,7 +104,7 @@ def test_train_compares_with_the_pretrained_model_and_saves_what_scores_best(fol
     dev = report_of(fit(folder, model_path, tmp_path / "kept", *options, "--keep-scoring", "--json"))["dev"]
     assert dev["saved"] == dev["as_trained"]
     assert dev["best"]["exponent"] == 1.0
-    assert dev["saved"]["gain"][2] < 0  # as these few queries prefer cosine, and the user has dot, which is saved
+    assert dev["saved"]["gain"][0] < 0  # as these few queries prefer cosine, and the user has dot, which is saved
     assert SentenceTransformer(str(tmp_path / "kept")).similarity_fn_name == "dot"
 
 
@@ -143,7 +140,50 @@ def test_max_length_limits_training_alone(folder, tmp_path, monkeypatch):
     assert SentenceTransformer(str(tmp_path / "short")).max_seq_length == 5
 
 
+@pytest.mark.parametrize(("rate", "hardly"), [(1e-6, True), (None, False)])
+def test_a_run_that_hardly_moves_the_model_says_so(folder, model_path, tmp_path, rate, hardly):
+    options = () if rate is None else ("--learning-rate", rate)
+    done = fit(folder, model_path, tmp_path / "out", "--max-steps", 4, *options)
+    assert ("Raise it (--learning-rate)" in " ".join(done.output.split())) == hardly
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert f"`learning_rate`: {rate or 0.03}" in card  # of a static table
+
+
+def test_the_default_rate_follows_the_kind_of_model(folder, tmp_path):
+    peft = pytest.importorskip("peft")
+    model = load_transformer(save_transformer(tmp_path / "plain"))
+    data = RetrievalData.from_beir(folder, "train")
+    rates = []
+    for kind in ("encoder", "lora"):
+        if kind == "lora":
+            model.add_adapter(peft.LoraConfig(r=2, target_modules="all-linear"))
+        trained = train(model, data, tmp_path / kind, TrainConfig(max_steps=1, batch_size=4))
+        rates.append(trained.trainer.args.learning_rate)
+    assert rates == [2e-5, 2e-4]
+
+
+@pytest.mark.parametrize(("batch_size", "sampler"), [(4, "no_duplicates"), (5, "batch_sampler")])
+def test_batches_repeat_no_text_where_that_is_possible(model_path, tmp_path, caplog, batch_size, sampler):
+    """Four answers for 40 queries: full batches of four have each of them once, and none of five exists."""
+    queries = {f"q{i}": f"query {i}" for i in range(40)}
+    data = RetrievalData(queries, CORPUS, {f"q{i}": {f"d0{1 + i % 4}"} for i in range(40)})
+    trained = train(str(model_path), data, tmp_path / "out", TrainConfig(max_steps=1, batch_size=batch_size))
+    assert trained.trainer.args.batch_sampler.value == sampler
+    assert ("Batches of 5 repeat texts" in caplog.text) == (batch_size == 5)
+
+
+def test_one_query_decides_nothing(folder, model_path, tmp_path):
+    qrels = folder / "qrels" / "dev.tsv"
+    qrels.write_text("".join(qrels.read_text().splitlines(keepends=True)[:2]))
+    worse = fit(folder, model_path, tmp_path / "out", "--learning-rate", 100, "--max-steps", 6, "--loss", "dot")
+    assert "too little to judge by" in " ".join(worse.output.split())
+
+
 def test_a_model_that_is_clearly_worse_is_not_saved(folder, model_path, tmp_path):
+    queries = {f"{number}-{name}": text for number in range(10) for name, text in QUERIES.items()}
+    relevant = {f"{number}-{name}": documents for number in range(10) for name, documents in RELEVANT_DOCS.items()}
+    everything = RetrievalData.from_beir(folder, "train").queries | queries
+    RetrievalData(everything, CORPUS, relevant).save(folder, "dev")
     options = ("--learning-rate", 100, "--max-steps", 6, "--loss", "dot", "--keep-scoring")
     worse = fit(folder, model_path, tmp_path / "out", *options, "--json", code=3)
     assert json.loads(worse.stdout)["dev"]["saved"]["gain"][2] < 0
@@ -253,7 +293,7 @@ def unfinished(tmp_path_factory):
     [
         (("--loss", "dot"), "loss ('cosine' there, 'dot' now)"),
         (("--batch-size", 8, "--seed", 1), "batch_size (4 there, 8 now), seed (0 there, 1 now)"),
-        (("--learning-rate", 1e-3), "learning_rate (2e-05 there, 0.001 now)"),
+        (("--learning-rate", 1e-3), "learning_rate (None there, 0.001 now)"),
         (("--split", "same"), None),
         (("--split", "other"), "data ("),
         (("--model", "another"), "model ("),
@@ -287,6 +327,7 @@ def test_judged_negatives_become_hard_negatives_and_a_guide_decides_about_the_ma
         (("--temperatures", "0.03,0.1"), [(None, 0.03), (None, 0.1)]),
         (("--temperature", "0.1"), [(None, 0.1)]),
         (("--temperature", "learned"), [(None, pytest.approx(0.05, rel=1.01e-3, abs=0))]),  # after a step of 1e-3
+        (("--loss", "tempagg", "--dims", "64,256", "--temperatures", "0.1"), [(64, 0.1), (256, 0.1)]),
         ((), [(None, 0.05)]),
     ],
 )
@@ -296,7 +337,7 @@ def test_dims_and_temperatures_become_terms(folder, model_path, tmp_path, option
     assert [(t["dim"], t["temperature"]) for t in record["terms"]] == terms
     moved = abs(record["terms"][0]["temperature"] / 0.05 - 1)
     assert "learned" not in options or moved == pytest.approx(1e-3, rel=0.01)
-    assert record["similarity"] == {"query": 1.0, "document": 0.0}
+    assert record["similarity"] == {"query": 1.0, "document": float("tempagg" in options)}
 
 
 @pytest.mark.parametrize(
@@ -306,6 +347,7 @@ def test_dims_and_temperatures_become_terms(folder, model_path, tmp_path, option
         ("train", ["--temperature", "cold"], "'--temperature': takes a number or 'learned'; got 'cold'"),
         ("train", ["--temperature", "0"], "temperature must be a positive number or 'learned'"),
         ("train", ["--temperature", "0.1", "--dims", "64,256"], "temperature=0.1 is for a loss of one term"),
+        ("train", ["--temperature", "0.1", "--loss", "tempagg"], "temperature=0.1 is for a loss of one term"),
         ("train", ["--dims", "64,512"], "[512] dimensions, but the embeddings of this model have 256"),
         ("train", ["--max-length", 9], "leave out max_length (--max-length)"),
         ("train", ["--serve-length", 9], "leave out max_length (--max-length) and serve_length"),
@@ -344,13 +386,28 @@ def test_nothing_is_overwritten(folder, model_path, tmp_path):
     assert sorted(p.name for p in output.rglob("*.safetensors")) == weights
 
 
-@pytest.mark.slow
-def test_a_run_that_has_ended_can_be_taken_further(folder, model_path, tmp_path, monkeypatch):
+@pytest.mark.parametrize("command", ["train", "revela", "compare", "calibrate"])
+def test_a_folder_with_other_things_is_refused_and_stays(folder, model_path, tmp_path, command):
+    output = tmp_path / "home"
+    (output / "checkpoints" / "of-mine").mkdir(parents=True)
+    files = [output / name for name in ("README.md", "checkpoints/of-mine/weights")]
+    for file in files:
+        file.write_text("mine")
+    arguments = {"calibrate": (model_path, "--data", folder), "revela": ("--corpus", folder, "--retriever", model_path)}
+    arguments["revela"] += ("--lm", model_path)
+    done = invoke(command, *arguments.get(command, ("--data", folder, "--model", model_path)), "--output", output)
+    assert done.exit_code == 2
+    assert str(output) in done.stderr
+    assert [file.read_text() for file in files] == ["mine", "mine"]
+
+
+@pytest.mark.parametrize("fails", ["write_model", "add_section"])  # before and after modules.json
+def test_a_run_that_has_ended_can_be_taken_further(folder, model_path, tmp_path, monkeypatch, fails):
     def full(*_):
         raise OSError(errno.ENOSPC, "disk full")
 
     with monkeypatch.context() as broken:
-        broken.setattr("st_magnitude.finetune.run.write_model", full)  # trained to its end, and not saved
+        broken.setattr(f"st_magnitude.finetune.run.{fails}", full)  # trained to its end, and not saved
         failed = fit(folder, model_path, tmp_path / "out", "--max-steps", 2, "--save-steps", 1, code=2)
     assert "(No space left on device). Make room, and run again with resume=True (--resume)." in failed.stderr
     fit(folder, model_path, tmp_path / "out", "--max-steps", 4, "--resume")
@@ -458,6 +515,13 @@ def test_calibrate_saves_and_confirms_a_given_exponent(folder, model_path, tmp_p
     assert figures["confirm"]["ndcg@10"] == pytest.approx(curve.ndcg[1])
 
 
+def test_calibrate_saves_a_model_that_reads_as_much_as_before(folder, tmp_path):
+    load_transformer(save_transformer(tmp_path / "plain")).save_pretrained(str(tmp_path / "model"))
+    options = ("--data", folder, "--max-length", 8, "--output", tmp_path / "out", "--json")
+    report_of(invoke("calibrate", tmp_path / "model", *options))
+    assert stm.load(tmp_path / "out").max_seq_length == stm.load(tmp_path / "model").max_seq_length == 64
+
+
 def test_calibrate_says_what_to_do_with_a_model_saved_by_cosine(folder, model_path, tmp_path, monkeypatch):
     stm.prepare(stm.load(model_path), "cosine").save_pretrained(str(tmp_path / "cosine"))
     monkeypatch.setattr(SentenceTransformer, "encode", None)
@@ -484,6 +548,20 @@ def test_a_config_file_gives_defaults_and_the_command_line_goes_before(folder, m
     again = invoke("train", "--config", file)  # now with all its values
     assert again.exit_code == 2
     assert "already holds a trained model" in again.stderr
+
+
+def test_a_config_file_names_the_home_as_a_shell_does(folder, model_path, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    file = config(tmp_path, f"data: ~/data\nmodel: ~/{model_path.name}\noutput: ~/out\nmax_steps: 1\nbatch_size: 4\n")
+    report_of(invoke("train", "--config", file, "--json"))
+    assert (tmp_path / "out" / "modules.json").exists()
+
+
+@pytest.mark.parametrize(("variable", "is_colored"), [("OTHER", True), ("NO_COLOR", False)])
+def test_no_color_is_respected(monkeypatch, variable, is_colored):
+    monkeypatch.setenv(variable, "1")
+    done = CliRunner().invoke(app, ["compress", "none", "--data", "none"], color=True)
+    assert ("\x1b[" in done.stderr) == is_colored
 
 
 @pytest.mark.parametrize(

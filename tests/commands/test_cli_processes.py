@@ -72,6 +72,17 @@ def test_a_process_keeps_stdout_for_the_figures(place):
     assert "'nowhere', neither a folder nor on the hub" in refused.stderr
 
 
+def test_a_reader_that_has_enough_ends_a_command_without_a_word(place):
+    command = [*COMMAND, "calibrate", "model-raw", "--data", "data"]
+    load_transformer(place / "plain").save_pretrained(str(place / "model-raw"))
+    with subprocess.Popen(command, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.close()
+        stderr = process.stderr.read()
+    assert process.returncode == 128 + signal.SIGPIPE
+    assert "Broken" not in stderr
+    assert "Error" not in stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "number"), [(TRAIN, signal.SIGINT), (REVELA, signal.SIGTERM)], ids=["train", "revela"]
 )

@@ -207,9 +207,12 @@ def test_train_saves_the_merged_model(static_model, tmp_path):
     assert merge["weights"] == [0.0, 0.25, 0.5, 0.75, 1.0]
     row = merge["weights"].index(merge["weight"])
     assert figures["dev"]["saved"]["ndcg"] == pytest.approx(merge["data"][0]["ndcg@10"][row])
+    assert figures["dev"]["weight"] == merge["weight"]
     assert json.loads((tmp_path / "out" / "training.json").read_text())["merge"] == merge
     card = (tmp_path / "out" / "README.md").read_text()
     assert "### Merged with the base\n\nnDCG@10 by the weight of the trained model" in card
+    assert f"| merged at {merge['weight']:g}, dot (as trained, saved) |" in card
+    assert "These queries have chosen the weight" in card
 
     tables = [stm.load(tmp_path / name)[0].embedding.weight for name in ("base", "plain", "out")]
     torch.testing.assert_close(tables[2], torch.lerp(tables[0], tables[1], merge["weight"]))
