@@ -1,9 +1,11 @@
-"""The similarity and the name of a model."""
+"""Verdicts on differences of a metric; the similarity and the name of a model."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +15,97 @@ from sentence_transformers import SentenceTransformer
 from st_magnitude.similarity import COSINE, Similarity
 from st_magnitude.surgery.raw import normalizes_output, refuse_other_models
 
-__all__ = ["are_unit", "model_name", "raw_scoring_of", "scoring_of", "share_interval", "word_counts"]
+__all__ = [
+    "Judgment",
+    "are_unit",
+    "judge",
+    "model_name",
+    "raw_scoring_of",
+    "scoring_of",
+    "share_interval",
+    "word_counts",
+]
+
+
+@dataclass(frozen=True)
+class Judgment:
+    """Whether a change of the model or of its scoring is an improvement, as `judge` finds it.
+
+    Attributes:
+        gain: Mean difference with its 95 % interval: (gain, low, high).
+        num_queries: Number of queries behind it.
+        num_changed: Number of those whose metric changed at all.
+        verdict: ``"better"`` if the interval lies above 0 and reaches ``min_gain``; ``"worse"`` if it
+            lies below 0; ``"no better"`` if it excludes a gain of ``min_gain``; else ``"undecided"``.
+    """
+
+    gain: tuple[float, float, float]
+    num_queries: int
+    num_changed: int
+    verdict: str
+
+
+def judge(
+    differences: Any, min_gain: float = 0.0, num_samples: int = 10_000, seed: int = 0
+) -> Judgment:
+    """Judges a mean difference by an interval that holds for few queries and few changes, too.
+
+    A bootstrap of queries that all stayed the same gives [0, 0], whatever other queries would show.
+    This interval takes one more query into account, which lost everything for the lower end and won
+    everything for the upper end:
+
+        low, high = quantiles at 2.5 and 97.5 % of  w_1 x_1 + ... + w_n x_n -+ w_{n+1},
+
+    where the weights w are uniform on the simplex (Dirichlet(1, ..., 1)). For differences that are
+    0 or 1, these are the exact limits of Clopper and Pearson; for many queries that change, about
+    those of a bootstrap.
+
+    Args:
+        differences: A metric such as nDCG@10 of every query with the change minus the one without,
+            each in [-1, 1], (n,).
+        min_gain: The smallest gain that is worth a change.
+        num_samples: Number of draws of the weights.
+        seed: Seed of the draws.
+
+    Raises:
+        ValueError: If there is no query, or a difference is not a number in [-1, 1].
+
+    Example:
+        >>> judge([0.0] * 25, min_gain=0.02).verdict, judge([0.0] * 250, min_gain=0.02).verdict
+        ('undecided', 'no better')
+        >>> judge([1.0]).verdict, judge([1.0] * 8).verdict
+        ('undecided', 'better')
+
+    Source: Learned-Miller and Thomas, A New Confidence Interval for the Mean of a Bounded Random
+    Variable, arXiv 1905.06208. That it covers for every distribution is a conjecture without a
+    known exception; where 2 to 10 % of 25 to 500 queries change, it covers at least 96 % of means.
+    """
+    x = np.asarray(differences, dtype=np.float64)
+    if x.ndim != 1 or not len(x) or not (np.abs(x) <= 1 + 1e-9).all():
+        raise ValueError(
+            "differences must be one number in [-1, 1] for each query, such as differences of nDCG@10; "
+            f"got an array of shape {x.shape} with values from {x.min(initial=0)} to {x.max(initial=0)}."
+        )
+    changed = x[x != 0]
+    unchanged = len(x) - len(changed)
+    rng = np.random.default_rng(seed)
+    extra = rng.standard_exponential(num_samples)
+    total = extra + (rng.standard_gamma(unchanged, num_samples) if unchanged else 0.0)
+    weighted = np.zeros(num_samples)
+    for value in changed:
+        weights = rng.standard_exponential(num_samples)
+        weighted += weights * value
+        total += weights
+    low = float(np.quantile((weighted - extra) / total, 0.025))
+    high = float(np.quantile((weighted + extra) / total, 0.975))
+    verdict = "undecided"
+    if high < 0:
+        verdict = "worse"
+    elif high < min_gain:
+        verdict = "no better"
+    elif low > 0:
+        verdict = "better"
+    return Judgment((float(x.mean()), low, high), len(x), len(changed), verdict)
 
 
 def are_unit(norms: NDArray[np.float64]) -> bool:
@@ -26,7 +118,9 @@ def are_unit(norms: NDArray[np.float64]) -> bool:
     return bool(np.abs(norms - 1).max() < 1e-3)
 
 
-def scoring_of(model: SentenceTransformer, similarity: Similarity | str | None = None) -> Similarity:
+def scoring_of(
+    model: SentenceTransformer, similarity: Similarity | str | None = None
+) -> Similarity:
     """The given similarity, or the one that a model says it is for, with plain numbers as exponents.
 
     The model's own is that of a closing ExponentNorm, else its ``similarity_fn_name``, which must not be a distance.
@@ -43,9 +137,13 @@ def scoring_of(model: SentenceTransformer, similarity: Similarity | str | None =
     return Similarity(*Similarity.named(similarity).exponents)
 
 
-def raw_scoring_of(model: SentenceTransformer, similarity: Similarity | str | None = None) -> Similarity:
+def raw_scoring_of(
+    model: SentenceTransformer, similarity: Similarity | str | None = None
+) -> Similarity:
     """`scoring_of` for embeddings from before a closing Normalize: the own similarity of a unit model is cosine."""
-    return scoring_of(model, COSINE if similarity is None and normalizes_output(model) else similarity)
+    return scoring_of(
+        model, COSINE if similarity is None and normalizes_output(model) else similarity
+    )
 
 
 def model_name(model: SentenceTransformer) -> str:

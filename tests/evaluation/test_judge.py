@@ -1,0 +1,57 @@
+"""judge: an interval that covers the true gain where a bootstrap does not, and verdicts from it."""
+
+import numpy as np
+import pytest
+from scipy.stats import beta
+
+from st_magnitude.evaluation.metrics import judge
+
+
+@pytest.mark.parametrize("share", [0.02, 0.04, 0.1])
+@pytest.mark.parametrize("number", [25, 50, 200])
+def test_the_interval_covers_the_gain_where_few_queries_change(share, number):
+    rng = np.random.default_rng(0)
+    covered = []
+    for seed in range(200):
+        x = (rng.random(number) < share) * 1.0
+        _, low, high = judge(x, num_samples=1000, seed=seed).gain
+        covered.append(low <= share <= high)
+    assert np.mean(covered) >= 0.95
+
+
+@pytest.mark.parametrize(("wins", "number"), [(0, 25), (3, 40), (25, 25)])
+def test_shares_get_their_exact_interval(wins, number):
+    x = np.repeat([1.0, 0.0], [wins, number - wins])
+    high = judge(x, num_samples=200_000).gain[2]
+    assert high == pytest.approx(
+        beta.ppf(0.975, wins + 1, number - wins) if wins < number else 1, abs=2e-3
+    )
+
+
+def test_many_queries_get_about_the_normal_interval():
+    x = np.random.default_rng(0).normal(0.02, 0.2, 4000).clip(-1, 1)
+    error = 1.96 * x.std() / len(x) ** 0.5
+    gain = judge(x).gain
+    assert gain == pytest.approx((x.mean(), x.mean() - error, x.mean() + error), abs=1.5e-3)
+
+
+@pytest.mark.parametrize(
+    ("differences", "verdict"),
+    [
+        ([1.0], "undecided"),
+        ([-1.0], "undecided"),
+        ([0.0] * 25, "undecided"),
+        ([0.0] * 250, "no better"),
+        ([0.3] * 100, "better"),
+        ([-0.3] * 100, "worse"),
+        ([0.3, -0.3] * 50, "undecided"),
+    ],
+)
+def test_verdicts(differences, verdict):
+    assert judge(differences, min_gain=0.02).verdict == verdict
+
+
+@pytest.mark.parametrize("differences", [[], [2.0], [np.nan], [[0.1]]])
+def test_what_cannot_be_judged_is_refused(differences):
+    with pytest.raises(ValueError, match="one number in"):
+        judge(differences)
