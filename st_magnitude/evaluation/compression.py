@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 __all__ = ["CompressionCell", "CompressionEvaluator", "pareto", "table"]
+
+logger = logging.getLogger(__name__)
 
 PRECISIONS = ("float32", "int8", "rabitq", "binary")
 NORM_BYTES = 2  # float16
@@ -143,20 +146,9 @@ class CompressionEvaluator(SearchEvaluator):
                 f"A prefix in dims has {self.dims[0]} dimensions and the model's embeddings {known}: drop it from dims."
             )
         encoded = self.encode(model)
-        full = encoded.queries.shape[1]
-        dims = [full // share for share in (1, 2, 4, 8) if full >= share] if self.dims is None else self.dims
-        self.per_query = {}
-        for dim in sorted({full, *dims}, reverse=True):
-            chosen = [p for p in PRECISIONS if p in self.precisions or (dim, p) == (full, "float32")]
-            for precision, rescoring, best in self._searched(encoded, dim, chosen, similarity):
-                self.per_query[dim, precision, rescoring] = encoded.ndcg(best)
-        if self.pca:
-            axes = principal_axes(similarity.document(encoded.documents), full)
-            rotated = replace(encoded, queries=encoded.queries @ axes, documents=encoded.documents @ axes)
-            for dim in sorted({*dims} - {full}, reverse=True):
-                for precision, rescoring, best in self._searched(rotated, dim, ["float32", "int8"], similarity):
-                    self.per_query[dim, precision, rescoring, "pca"] = encoded.ndcg(best)
-        self.cells = compression_cells(self.per_query, full)
+        options = (self.dims, self.precisions, self.top_k, self.pca)
+        self.per_query = measure_formats(encoded, similarity, *options)
+        self.cells = compression_cells(self.per_query, encoded.queries.shape[1])
 
         metrics = {"full_ndcg@10": self.cells[0].ndcg}
         for cell in self.cells:
@@ -164,20 +156,51 @@ class CompressionEvaluator(SearchEvaluator):
             metrics |= {f"{key}_ndcg@10": cell.ndcg, f"{key}_retention": cell.retention}
         return metrics
 
-    def _searched(
-        self, encoded: EncodedTask, dim: int, precisions: Sequence[str], similarity: Similarity
-    ) -> Iterator[tuple[str, str, Tensor]]:
-        """The best documents for each precision and rescoring of a prefix."""
-        # Powers in float64: in float32, powers of equal norms can differ by where in the array they stand.
-        q = similarity.query(encoded.queries[:, :dim].double()).float()
-        d = similarity.document(encoded.documents[:, :dim].double()).float()
-        for precision in precisions:
-            for rescoring, best in search_compressed(q, d, precision, self.top_k, similarity).items():
-                yield precision, rescoring, best
-
     def report(self, metrics: dict[str, float]) -> tuple[str, Iterable[Mapping[str, Any]]]:
         """The table of the cells for the log, and a row for each."""
         return str(table(self.cells)), [cell.row for cell in self.cells]
+
+
+def measure_formats(
+    encoded: EncodedTask,
+    similarity: Similarity,
+    dims: Sequence[int] | None = None,
+    precisions: Sequence[str] = PRECISIONS,
+    top_k: int = 100,
+    pca: bool = True,
+) -> dict[tuple[Any, ...], NDArray[np.float64]]:
+    """nDCG@10 of every query in every format, as `CompressionEvaluator` defines them, (n,) each.
+
+    The keys are (dim, precision, rescoring), with ``"pca"`` as a fourth for principal axes. Of fewer
+    documents than dimensions these axes fit the corpus itself and lose nothing, whatever they would
+    lose on others: they are left out then, with a warning.
+    """
+    full = encoded.queries.shape[1]
+    sizes = [full // share for share in (1, 2, 4, 8) if full >= share] if dims is None else dims
+    found: dict[tuple[Any, ...], NDArray[np.float64]] = {}
+
+    def measure(task: EncodedTask, dim: int, kinds: Sequence[str], *axes: str) -> None:
+        # Powers in float64: in float32, powers of equal norms can differ by their place in the array.
+        q = similarity.query(task.queries[:, :dim].double()).float()
+        d = similarity.document(task.documents[:, :dim].double()).float()
+        for kind in kinds:
+            for rescoring, best in search_compressed(q, d, kind, top_k, similarity).items():
+                found[(dim, kind, rescoring, *axes)] = encoded.ndcg(best)
+
+    for dim in sorted({full, *sizes}, reverse=True):
+        chosen = [p for p in PRECISIONS if p in precisions or (dim, p) == (full, "float32")]
+        measure(encoded, dim, chosen)
+    if pca and (count := len(encoded.documents)) < full:
+        logger.warning(
+            f"Principal axes are left out: of {count} documents, fewer than the {full} dimensions, they "
+            "would fit exactly these documents. Measure them on more."
+        )
+    elif pca:
+        axes = principal_axes(similarity.document(encoded.documents), full)
+        turned = replace(encoded, queries=encoded.queries @ axes, documents=encoded.documents @ axes)
+        for dim in sorted({*sizes} - {full}, reverse=True):
+            measure(turned, dim, ["float32", "int8"], "pca")
+    return found
 
 
 def compression_cells(per_query: Mapping[tuple[Any, ...], NDArray[np.float64]], full: int) -> list[CompressionCell]:
