@@ -69,7 +69,6 @@ bench: $(BIN)/.installed  ## the figures of the README and the docs (more than a
 	$(BIN)/python benchmarks/temperature.py
 	$(BIN)/python benchmarks/sigreg.py
 	$(BIN)/python benchmarks/norms.py
-	$(BIN)/python benchmarks/encoding.py
 	$(BIN)/python benchmarks/serving.py
 	$(BIN)/python benchmarks/scale_index.py --encode
 	$(BIN)/python benchmarks/scale_index.py

@@ -53,6 +53,7 @@ from sentence_transformers import (
 )
 from sklearn.datasets import load_digits
 from sklearn.neighbors import NearestNeighbors
+from surface import auroc
 from temperature import static_model
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
@@ -353,7 +354,7 @@ def interventions(quick: bool, output: Path) -> dict[str, Any]:
 
 def novelty(inside: Any, outside: Any) -> tuple[float, float]:
     """Mean norm outside the training domain over the mean inside, and the AUROC of the norm (Fig. 3 and S5)."""
-    return float(np.mean(outside) / np.mean(inside)), stm.geometry.auroc(inside, outside)
+    return float(np.mean(outside) / np.mean(inside)), auroc(inside, outside)
 
 
 def knn_accuracy_by_norm(

@@ -8,7 +8,7 @@
 (b) Embeddings in a cone, moved by Adam down SIGReg alone: IsoScore (over what a Gaussian sample of the size reaches)
     and mean cosine, for 16 .. 1024 directions drawn anew each step and 16 held fixed; scaled by sqrt(D) and unscaled.
 (c) MiniLM on the demo's docstring task, one epoch at batch 32 .. 256, cosine InfoNCE with and without SIGReg:
-    IsoScore, effective rank and mean cosine of the test documents, nDCG@10. There is no STS set offline; in its place
+    IsoScore and mean cosine of the test documents, nDCG@10. There is no STS set offline; in its place
     stands the Spearman correlation of the cosines of document pairs with those of the model before training.
 
 Expected, before measuring:
@@ -183,7 +183,6 @@ def minilm(batches: tuple[int, ...], weights: tuple[float, ...], max_steps: int,
         return [
             name,
             f"{geometry.isoscore(unit):.3f}",
-            f"{geometry.effective_rank(unit):.0f}",
             f"{geometry.mean_cosine(unit):.3f}",
             f"{scores.mean():.3f}",
             f"{difference:+.3f} [{low:+.3f}, {high:+.3f}]",

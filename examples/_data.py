@@ -6,5 +6,6 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
 from docstrings import DocstringTask, build_docstring_task, bundled_minilm
+from surface import surface_features
 
-__all__ = ["DocstringTask", "build_docstring_task", "bundled_minilm"]
+__all__ = ["DocstringTask", "build_docstring_task", "bundled_minilm", "surface_features"]

@@ -21,16 +21,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from _data import DocstringTask, build_docstring_task, bundled_minilm
+from _data import DocstringTask, build_docstring_task, bundled_minilm, surface_features
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import st_magnitude as stm
 from st_magnitude import geometry
 from st_magnitude.data.task import EncodedTask
-from st_magnitude.evaluation.admission import surface_features
 from st_magnitude.result import Table
 
 ENCODE = {"batch_size": 64, "before_normalize": True}
@@ -61,7 +61,7 @@ def measure(encoded: EncodedTask, matched: stm.Similarity, exponent: float) -> d
         "chosen": encoded.ndcg(top),
         "boilerplate": float((~answers)[top.numpy()].mean()),
         "d": geometry.cohens_d(norms[answers], norms[~answers]),
-        "auc": geometry.auroc(norms[answers], norms[~answers]),
+        "auc": roc_auc_score(answers, norms),
         "kept": float(larger_half[answers].mean()),
         "half": encoded.ndcg(encoded.top(calibrated, among=larger_half)),
         "norms": norms,
@@ -87,7 +87,7 @@ def surface_control(task: DocstringTask, encoded: dict[str, EncodedTask]) -> tup
 
     weight = max((0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6), key=lambda weight: ndcg("dev", weight).mean())
     logits, is_answer = classifier.decision_function(features["test"]), encoded["test"].degrees > 0
-    return geometry.auroc(logits[is_answer], logits[~is_answer]), weight, ndcg("test", weight)
+    return roc_auc_score(is_answer, logits), weight, ndcg("test", weight)
 
 
 def train(model: SentenceTransformer, name: str, task: DocstringTask, folder: Path, steps: int, seed: int) -> None:

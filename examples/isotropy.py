@@ -19,6 +19,7 @@ from sentence_transformers import (
     SentenceTransformerTrainer,
     SentenceTransformerTrainingArguments,
 )
+from sklearn.decomposition import PCA
 
 import st_magnitude as stm
 from st_magnitude import geometry
@@ -37,7 +38,7 @@ def plot(embeddings: dict[str, np.ndarray], path: Path) -> None:
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3.6), layout="constrained")
     for (name, x), colour in zip(embeddings.items(), ("#6f757d", "#c8500f", "#1f6fb4"), strict=True):
-        shares = np.diff(geometry.explained_variance(x), prepend=0.0)  # (D,), decreasing
+        shares = PCA().fit(x).explained_variance_ratio_  # (min(m, D),), decreasing
         left.plot(np.arange(1, len(shares) + 1), shares, color=colour, label=name)
         cosines = (x @ x.T)[np.triu_indices(len(x), k=1)]  # rows have norm 1
         right.hist(cosines, np.linspace(-0.4, 1, 71), density=True, histtype="step", color=colour, linewidth=1.5)
@@ -88,7 +89,7 @@ def main() -> None:
         x = embeddings[name] = model.encode_document(list(test.corpus.values()))  # (m, D)
         print(
             f"{name:20} nDCG@10 {evaluator(model)['matched_ndcg@10']:.3f}, mean cosine {geometry.mean_cosine(x):.3f}, "
-            f"IsoScore {geometry.isoscore(x):.3f}, effective rank {geometry.effective_rank(x):.0f}, "
+            f"IsoScore {geometry.isoscore(x):.3f}, "
             f"{geometry.intrinsic_dimension(x)} components explain 95 % of the variance"
         )
     models["InfoNCE and SIGReg"].save_pretrained(str(arguments.output / "model"))

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from st_magnitude.data.retrieval import RetrievalData
     from st_magnitude.diagnosis.diagnose import diagnose
     from st_magnitude.evaluation.abstention import calibrate_abstention
-    from st_magnitude.evaluation.admission import admit
     from st_magnitude.evaluation.calibration import calibrate_exponent, calibrate_prior
     from st_magnitude.evaluation.mining import mine_negatives
     from st_magnitude.finetune.merge import merge_with_base
@@ -74,7 +73,6 @@ __all__ = [
     "TempAggMRLLoss",
     "TempSpecMRLLoss",
     "Term",
-    "admit",
     "attach",
     "attach_grad_scale",
     "calibrate_abstention",

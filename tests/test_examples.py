@@ -149,3 +149,28 @@ def test_sentence_transformers_own_clip(tmp_path):
     """It has no picture; its parts are tested in tests/clip."""
     execute("clip_sentence_transformers", tmp_path, "--steps", 2, "--output", tmp_path / "model")
     assert encodes(SentenceTransformer(str(tmp_path / "model")))
+
+
+@pytest.mark.slow
+def test_encode_with_ray(minilm, minilm_path, tmp_path):
+    """Equal to one process; after a kill, what is missing is encoded, and nothing else."""
+    pytest.importorskip("ray")
+    pandas = pytest.importorskip("pandas")
+    rows = [{"_id": key, "title": "A text." if key == "d3" else "", "text": text} for key, text in CORPUS.items()]
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    output = tmp_path / "embeddings"
+    given = (minilm_path, corpus, output, "--size", 7)
+    assert "Encoded 3 of 3 shards" in execute("encode_with_ray", tmp_path, *given)
+    shards = sorted(output.glob("*.parquet"))
+    kept = shards[0].stat().st_mtime_ns
+    shards[1].rename(shards[1].with_suffix(".tmp"))  # as a kill leaves it
+    shards[1].with_suffix(".tmp").write_bytes(b"half")
+    assert "Encoded 1 of 3 shards" in execute("encode_with_ray", tmp_path, *given)
+    assert "Encoded 0 of 3 shards" in execute("encode_with_ray", tmp_path, *given)
+    assert shards[0].stat().st_mtime_ns == kept
+    assert sorted(output.iterdir()) == shards
+    found = pandas.concat(map(pandas.read_parquet, shards))
+    assert found["_id"].tolist() == list(CORPUS)
+    expected = minilm.encode_document([f"{row['title']} {row['text']}".strip() for row in rows])
+    np.testing.assert_allclose(np.stack(found["embedding"]), expected, atol=1e-5)

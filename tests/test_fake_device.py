@@ -266,11 +266,10 @@ def test_geometry_goes_to_the_cpu_before_float64(device: str, monkeypatch: pytes
     monkeypatch.setattr(Tensor, "numpy", numbers)
     monkeypatch.setattr(geometry.embeddings, "unit_rows", lambda matrix: matrix)  # a Similarity, on the CPU
     rows, sample, other = (torch.randn(*shape, device=device) for shape in ((40, 8), (40,), (40,)))
-    for name in ("norms", "mean_cosine", "uniformity", "isoscore", "effective_rank", "explained_variance"):
+    for name in ("norms", "mean_cosine", "uniformity", "isoscore"):
         getattr(geometry, name)(rows)
     for name in ("cohens_d", "spearman", "paired_bootstrap"):
         getattr(geometry, name)(sample, other)
-    geometry.auroc(sample, sample > 0)
     geometry.risk_coverage(sample, sample > 0)
     geometry.adjusted_cohens_d(sample, other, sample > 0)
     geometry.alignment(rows, rows)

@@ -10,7 +10,7 @@ from scipy import stats
 from sklearn.decomposition import PCA
 from sklearn.linear_model import LinearRegression
 
-from st_magnitude import SIGReg, geometry
+from st_magnitude import geometry
 
 
 @pytest.fixture
@@ -154,34 +154,6 @@ def test_intrinsic_dimension_of_a_sample(num_samples, expected):
     assert geometry.intrinsic_dimension(np.eye(40), variance=1 - 1e-9, num_samples=num_samples) == expected
 
 
-@pytest.mark.parametrize("n", [3, 40])
-def test_epps_pulley_is_the_closed_form_of_the_test(rng, n):
-    """Epps and Pulley's with alpha = 1: an integral with the density of N(0, 1), over all t."""
-    x = rng.normal(0.3, 1.2, size=n)
-    pairs = np.exp(-np.square(x[:, None] - x) / 2).sum() / n
-    expected = pairs - math.sqrt(2) * np.exp(-np.square(x) / 4).sum() + n / math.sqrt(3)
-    found = geometry.epps_pulley(x, num_knots=200, t_max=10) / math.sqrt(2 * math.pi)
-    assert found == pytest.approx(expected, rel=1e-10)
-
-
-def test_epps_pulley_is_the_statistic_of_sigreg(rng):
-    x = torch.from_numpy(rng.normal(size=(30, 4)))
-    for options in ({}, {"num_knots": 8}, {"t_max": 5.0}):
-        values = geometry.epps_pulley(x, **options)
-        assert values[1] == pytest.approx(geometry.epps_pulley(x[:, 1], **options), rel=1e-12)
-        assert values.mean() == pytest.approx(SIGReg(scale=None, **options)(x, torch.eye(4).double()).item(), rel=1e-12)
-
-
-def test_effective_rank(rng):
-    x = anisotropic(rng)
-    eigenvalues = np.linalg.eigvalsh(x.T @ x)
-    assert geometry.effective_rank(x) == pytest.approx(math.exp(stats.entropy(np.sqrt(eigenvalues))), rel=1e-8)
-    assert geometry.effective_rank(7 * x) == pytest.approx(geometry.effective_rank(x), rel=1e-12)
-    assert geometry.effective_rank(np.eye(9)) == pytest.approx(9)
-    assert geometry.effective_rank(np.outer(np.arange(1, 5), np.ones(3))) == pytest.approx(1, abs=1e-6)
-    assert geometry.effective_rank(np.zeros((4, 3))) == 0
-
-
 # --- ranks, risk, symmetry --------------------------------------------------------------------------------------------
 
 
@@ -192,12 +164,6 @@ def test_spearman_against_scipy(rng):
     assert np.isnan(geometry.spearman([1.0, 1.0], [1.0, 2.0]))
     with pytest.raises(ValueError, match="got 2 and 3 values"):
         geometry.spearman([1.0, 2.0], [1.0, 2.0, 3.0])
-
-
-def test_auroc_against_pairs(rng):
-    a, b = rng.integers(8, size=30), rng.integers(6, size=20)
-    wins = [(x > y) + 0.5 * (x == y) for x in a for y in b]
-    assert geometry.auroc(a, b) == pytest.approx(np.mean(wins))
 
 
 def test_risk_coverage_is_the_mean_over_orders_of_equal_values(rng):
@@ -226,4 +192,3 @@ def test_spectra_do_not_depend_on_the_scale(rng, scale):
     x = anisotropic(rng)
     assert geometry.intrinsic_dimension(x * scale) == geometry.intrinsic_dimension(x)
     assert geometry.isoscore(x * scale) == pytest.approx(geometry.isoscore(x), rel=1e-9)
-    assert geometry.explained_variance(x * scale) == pytest.approx(geometry.explained_variance(x), rel=1e-9)

@@ -17,7 +17,7 @@ DOCS = ROOT / "docs"
 PUBLIC = [
     "",  # st_magnitude itself
     *("clip", "evaluation", "geometry", "losses", "modules", "mteb", "revela", "serving", "similarity", "training"),
-    *("data.encode", "data.retrieval", "diagnosis.page", "evaluation.calibration"),
+    *("data.retrieval", "diagnosis.page", "evaluation.calibration"),
     *("kernel.infonce", "surgery.gradients", "surgery.normalize"),
 ]
 MADE = {"index.md", "changelog.md", "contributing.md", "benchmarks.md"}  # by mkdocs_hooks.py

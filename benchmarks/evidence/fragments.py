@@ -66,13 +66,13 @@ from sentence_transformers import SentenceTransformer
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
+from surface import auroc, surface_features
 
 import st_magnitude as stm
 from st_magnitude import geometry
 from st_magnitude._plot import draw
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import EncodedTask
-from st_magnitude.evaluation.admission import surface_features
 from st_magnitude.surgery.raw import encode_raw
 
 SHARES = (0.0, 0.25, 0.5, 0.75)
@@ -266,8 +266,7 @@ def measure(cell: Cell) -> Figures:
     )
     separation = {
         model: {
-            kind: round(geometry.auroc(values[kinds == "answer"], values[kinds == kind]), 4)
-            for kind in ("boilerplate", *KINDS)
+            kind: round(auroc(values[kinds == "answer"], values[kinds == kind]), 4) for kind in ("boilerplate", *KINDS)
         }
         for model, values in ((name, geometry.norms(x.documents)) for name, x in encoded.items())
     }

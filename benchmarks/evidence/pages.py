@@ -77,13 +77,13 @@ from search_tasks import shrink
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
+from surface import auroc, surface_features
 
 import st_magnitude as stm
 from st_magnitude import geometry
 from st_magnitude._plot import draw
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import EncodedTask
-from st_magnitude.evaluation.admission import surface_features
 from st_magnitude.surgery.raw import encode_raw
 
 TEMPLATES: dict[str, tuple[str, ...]] = {
@@ -369,7 +369,7 @@ def measure(cell: Cell) -> Figures:
             )
             norms = geometry.norms(x.documents)
             figures["auc"].setdefault(name, {})[scoring] = {
-                kind: round(geometry.auroc(norms[kinds == "definition"], norms[kinds == kind]), 3)
+                kind: round(auroc(norms[kinds == "definition"], norms[kinds == kind]), 3)
                 for kind in sorted(set(kinds) - {"definition"})
             }
     if cell.loss == "cosine" and "prompts" not in cell.data:

@@ -9,8 +9,8 @@ __all__ = ["app", "main"]
 
 # In the order in which `st-magnitude --help` lists them. Each module registers its command.
 for _name in (
-    *("train", "compare", "mine", "calibrate", "abstain", "admit"),
-    *("diagnose", "compress", "encode", "check_serving", "mteb", "revela"),
+    *("train", "compare", "mine", "calibrate", "abstain"),
+    *("diagnose", "compress", "check_serving", "mteb", "revela"),
 ):
     import_module(f"st_magnitude.commands.{_name}")
 

@@ -26,10 +26,6 @@ def train(
         typer.Option(help="Folder of another domain that --merge must not lose, by its dev split; may be repeated."),
     ] = None,
     skip_empty: SkipEmpty = False,
-    dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="Train nothing: measure two steps, and say what fits and how long it takes."),
-    ] = False,
     settings: TrainConfig,
 ) -> Figures:
     """Fine-tune a retriever on a folder in BEIR's layout.
@@ -46,12 +42,6 @@ def train(
     loaded = RetrievalData.from_beir(data, split, skip_empty)
     dev = RetrievalData.from_beir(data, dev_split, skip_empty) if dev_split in splits and dev_split != split else None
     typer.echo(f"{split}: {loaded}")
-    if dry_run:
-        from st_magnitude.finetune.plan import plan_batch
-
-        plan = plan_batch(model, loaded, settings)
-        typer.echo(str(plan))
-        return {**plan.to_dict(), "largest_batch": plan.largest_batch, "seconds": plan.seconds(settings.batch_size)}
     keep = [RetrievalData.from_beir(folder, dev_split, skip_empty) for folder in keep_data or ()]
     trained = run(model, loaded, output, settings, dev=dev, keep=keep)
     figures: dict[str, Any] = {"loss": settings.loss, "steps": trained.trainer.state.global_step}

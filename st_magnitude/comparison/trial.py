@@ -20,7 +20,7 @@ from st_magnitude.comparison.config import LOSSES, Candidate, CompareConfig, gri
 from st_magnitude.data.beir import refuse_shared, splits_of
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import NotFiniteError
-from st_magnitude.evaluation.calibration import warn_if_few
+from st_magnitude.evaluation.calibration import EXPONENTS, ndcg_by_exponent, warn_if_few
 from st_magnitude.evaluation.metrics import scoring_of
 from st_magnitude.finetune.run import is_uneven, make_trainer, reading, save_trained, training_rows
 from st_magnitude.losses.negatives import tokens_of
@@ -32,7 +32,6 @@ from st_magnitude.surgery.raw import normalizes_output
 __all__ = ["Setup", "Splits", "make_splits"]
 
 HELD_OUT, MOST_HELD_OUT = 5, 500  # one of five training queries, and not more than these
-EXPONENTS = [1.0, 0.0, *(i / 20 for i in range(1, 20))]  # of documents; of two that are tied, the first one counts
 
 GoesOn = Callable[[int, float, float], bool]
 
@@ -130,16 +129,16 @@ class Setup:
         The model reads texts of its own length, as it will be saved, while training may read shorter ones.
         """
         exponent = float(scoring_of(model).exponents[1])
-        exponents = [1.0] if normalizes_output(model) else [*EXPONENTS, exponent]
+        # Of tied exponents the first one counts.
+        exponents = [1.0] if normalizes_output(model) else [1.0, 0.0, *EXPONENTS[1:-1], exponent]
         try:
             with reading(model, None if self.config.max_length is None else self.base.max_seq_length):
                 encoded = self.splits.dev.encode(model)
         except NotFiniteError:
             return float("nan"), exponent
-        tops = encoded.tops([Similarity(query=1.0, document=exponent) for exponent in exponents])
-        means = [float(encoded.ndcg(top).mean()) for top in tops]
-        best = max(means)
-        return best, exponents[means.index(best)]
+        means = ndcg_by_exponent(encoded, exponents).mean(axis=1)
+        best = int(means.argmax())
+        return float(means[best]), float(exponents[best])
 
     def train(self, candidate: Candidate, rungs: list[int], goes_on: GoesOn, folder: Path) -> None:
         """Trains a copy of the pretrained model from rung to rung.

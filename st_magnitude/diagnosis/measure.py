@@ -30,6 +30,7 @@ from st_magnitude.diagnosis.findings import (
     Mask,
     NormStatistics,
 )
+from st_magnitude.evaluation.calibration import EXPONENTS, ndcg_by_exponent
 from st_magnitude.evaluation.compression import CompressionCell, compression_cells, search_compressed
 from st_magnitude.evaluation.metrics import are_unit
 from st_magnitude.similarity import COSINE, DOT, Similarity, safe_norm
@@ -106,11 +107,10 @@ def halves(task: EncodedTask, seed: int) -> Mask:
 
 def exponent_choice(task: EncodedTask, present: float, seed: int, interval: Bootstrap) -> ExponentChoice:
     """nDCG@10 by document exponent, the best exponents of one half of the queries, and their gains on the other."""
-    gammas = np.linspace(0.0, 1.0, 21)
+    gammas = EXPONENTS
     if np.abs(gammas - present).min() > 1e-9:
         gammas = np.sort(np.append(gammas, present))
-    tops = task.tops([Similarity(1.0, float(gamma)) for gamma in gammas])
-    per_query = np.stack([task.ndcg(top) for top in tops])
+    per_query = ndcg_by_exponent(task, gammas)
     at, chose = int(np.abs(gammas - present).argmin()), halves(task, seed)
     means = per_query[:, chose].mean(axis=1)
 

@@ -24,8 +24,8 @@ __all__ = ["ExponentCurve", "PriorCurve", "calibrate_exponent", "calibrate_prior
 
 logger = logging.getLogger(__name__)
 
-EXPONENTS = np.linspace(0.0, 1.0, 21)
 FEW_QUERIES = 50
+EXPONENTS = np.linspace(0.0, 1.0, 21)  # of documents
 FOLDS = 5  # of the queries, to choose the weight of a prior
 FACTORS = np.geomspace(1 / 64, 16, 21)  # weights, in units of the spread of the scores over the spread of log p
 UNIT_NORMS = (
@@ -147,15 +147,14 @@ def calibrate_exponent(
         anywhere, without st_magnitude.
     """
     check_keeps_norm(model)
-    gammas = np.unique(np.append(EXPONENTS if exponents is None else exponents, [0.0, 1.0]))
+    gammas = EXPONENTS if exponents is None else np.unique(np.append(exponents, [0.0, 1.0]))
     if gammas[0] < 0.0 or not gammas[-1] <= 1.0:
         raise ValueError(f"Document exponents lie in [0, 1] (0 keeps the norm, 1 removes it), got {gammas.tolist()}.")
     warn_if_few(data.query_ids, "an exponent")
     encoded = data.encode(model, **(encode or {}))
     if are_unit(norms(encoded.documents)):  # by a module of another name than Normalize
         raise ValueError(UNIT_NORMS)
-    tops = encoded.tops([Similarity(1.0, float(gamma)) for gamma in gammas])
-    per_query = np.stack([encoded.ndcg(top) for top in tops])
+    per_query = ndcg_by_exponent(encoded, gammas)
     return exponent_curve(gammas, per_query, data.query_ids, num_samples, seed)
 
 
@@ -177,6 +176,12 @@ def exponent_curve(
         if low <= 0.0 <= high:
             best = end
     return ExponentCurve(exponents, per_query, queries, best, versus_cosine, versus_dot)
+
+
+def ndcg_by_exponent(encoded: EncodedTask, exponents: Iterable[float]) -> NDArray[np.float64]:
+    """nDCG@10 of every query at each document exponent, (E, n)."""
+    tops = encoded.tops([Similarity(1.0, float(exponent)) for exponent in exponents])
+    return np.stack([encoded.ndcg(top) for top in tops])
 
 
 def highest_rows(per_query: NDArray[np.float64]) -> NDArray[np.int64]:

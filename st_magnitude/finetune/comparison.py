@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude.data.retrieval import RetrievalData
-from st_magnitude.evaluation.calibration import calibrate_exponent
+from st_magnitude.evaluation.calibration import EXPONENTS, calibrate_exponent
 from st_magnitude.evaluation.metrics import scoring_of
 from st_magnitude.geometry import paired_bootstrap
 from st_magnitude.result import Result, Table, interval
@@ -113,7 +113,7 @@ def compare(
     if normalizes_output(model):
         trained = scored(exponent, own_ndcg(model, data))
         return Comparison(number, before, trained, None, trained, None)
-    curve = calibrate_exponent(model, data, np.append(np.linspace(0.0, 1.0, 21), exponent), seed=seed)
+    curve = calibrate_exponent(model, data, np.append(EXPONENTS, exponent), seed=seed)
     trained, best = (
         scored(gamma, curve.per_query[np.abs(curve.exponents - gamma).argmin()]) for gamma in (exponent, curve.best)
     )

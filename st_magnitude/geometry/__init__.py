@@ -7,8 +7,6 @@ with these functions and nothing else.
 
 from st_magnitude.geometry.embeddings import (
     alignment,
-    effective_rank,
-    explained_variance,
     intrinsic_dimension,
     isoscore,
     isoscore_ceiling,
@@ -18,10 +16,8 @@ from st_magnitude.geometry.embeddings import (
 )
 from st_magnitude.geometry.statistics import (
     adjusted_cohens_d,
-    auroc,
     coefficient_of_variation,
     cohens_d,
-    epps_pulley,
     paired_bootstrap,
     risk_coverage,
     spearman,
@@ -31,12 +27,8 @@ from st_magnitude.geometry.statistics import (
 __all__ = [
     "adjusted_cohens_d",
     "alignment",
-    "auroc",
     "coefficient_of_variation",
     "cohens_d",
-    "effective_rank",
-    "epps_pulley",
-    "explained_variance",
     "intrinsic_dimension",
     "isoscore",
     "isoscore_ceiling",

@@ -128,49 +128,20 @@ def intrinsic_dimension(x: Any, variance: float = 0.95, num_samples: int | None 
     """
     if not 0.0 < variance < 1.0:
         raise ValueError(f"variance must be a share strictly between 0 and 1, got {variance}; 0.95 is usual.")
-    explained, n, dim = _cumulated_variance(x, num_samples, seed)
+    matrix = matrix_of(x, at_least=2)
+    if num_samples is not None and len(matrix) > num_samples:
+        rng = np.random.default_rng(seed)
+        matrix = matrix[rng.choice(len(matrix), num_samples, replace=False)]
+    n, dim = matrix.shape
     if n < 4 * dim:
         warnings.warn(
             f"{n} embeddings are few for the intrinsic dimension of {dim} dimensions: the sample limits it. Use at "
             f"least {4 * dim}, and compare samples of one size only.",
             stacklevel=2,
         )
+    eigenvalues = np.linalg.eigvalsh(_scatter(matrix))[::-1]  # falling, (min(n, D),)
+    explained = np.cumsum(eigenvalues.clip(min=0.0))
     return int(np.searchsorted(explained, variance * explained[-1])) + 1 if explained[-1] > 0 else 0
-
-
-def explained_variance(x: Any, num_samples: int | None = 5000, seed: int = 0) -> Array:
-    """Share of the variance in the first k principal components, k = 1 .. D: (n, D) -> (D,), rising to 1.
-
-    Rows without any variance give 1 throughout. `intrinsic_dimension` is the first k that reaches its share; its
-    ``num_samples`` and ``seed`` are the same.
-
-    Example:
-        >>> explained_variance([[2.0, 0.0], [-2.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
-        array([0.8, 1. ])
-    """
-    explained, _, dim = _cumulated_variance(x, num_samples, seed)
-    shares = np.ones(dim)
-    if explained[-1] > 0:
-        shares[: len(explained)] = explained / explained[-1]
-    return shares
-
-
-def effective_rank(x: Any) -> float:
-    """RankMe, how many dimensions the embeddings fill: (n, D) -> [1, min(n, D)].
-
-        exp( -sum_k p_k log p_k ),   p_k = sigma_k / sum sigma
-
-    over the singular values sigma of the matrix, which is not centred. A matrix of zeros gives 0.
-
-    Example:
-        >>> round(effective_rank([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]), 6)
-        2.0
-
-    Source: Garrido et al., RankMe, ICML 2023, Eq. 1; Roy and Vetterli, The Effective Rank, EUSIPCO 2007.
-    """
-    values = np.linalg.svd(matrix_of(x), compute_uv=False)
-    shares = values[values > 0] / max(values.sum(), np.finfo(float).tiny)
-    return float(np.exp(-(shares * np.log(shares)).sum())) if len(shares) else 0.0
 
 
 def _scatter(x: Any) -> Array:
@@ -183,11 +154,3 @@ def _scatter(x: Any) -> Array:
     centred = np.where(np.ptp(matrix, axis=0) > 0, matrix - matrix.mean(axis=0), 0.0)  # constant columns: exactly 0
     centred = np.ldexp(centred, -np.frexp(np.abs(centred).max())[1])
     return centred.T @ centred if centred.shape[0] > centred.shape[1] else centred @ centred.T
-
-
-def _cumulated_variance(x: Any, num_samples: int | None, seed: int) -> tuple[Array, int, int]:
-    """Variance in the first k principal components of at most num_samples rows times a constant, (min(n, D),); n; D."""
-    matrix = matrix_of(x, at_least=2)
-    if num_samples is not None and len(matrix) > num_samples:
-        matrix = matrix[np.random.default_rng(seed).choice(len(matrix), num_samples, replace=False)]
-    return np.cumsum(np.linalg.eigvalsh(_scatter(matrix))[::-1].clip(min=0.0)), *matrix.shape

@@ -6,10 +6,9 @@ import math
 from typing import Any
 
 import numpy as np
-from scipy.integrate import trapezoid
-from scipy.stats import mannwhitneyu, spearmanr
+from scipy.stats import spearmanr
 
-from st_magnitude.geometry.arrays import Array, float64, same_length, sample_of
+from st_magnitude.geometry.arrays import Array, same_length, sample_of
 
 
 def cohens_d(relevant: Any, irrelevant: Any) -> float:
@@ -76,33 +75,6 @@ def coefficient_of_variation(x: Any) -> float:
     return float(sample.std()) / mean if mean else math.nan
 
 
-def epps_pulley(x: Any, num_knots: int = 17, t_max: float = 3.0) -> Any:
-    """Distance of a sample from N(0, 1), by its characteristic function: (n,) -> float; (n, K) -> (K,), by column.
-
-        n · integral over [-t_max, t_max] of |mean_i exp(i t x_i) - exp(-t²/2)|² exp(-t²/2) dt
-
-    by the trapezoid rule with ``num_knots`` values of t from 0 to ``t_max``. :class:`~st_magnitude.SIGReg` averages it
-    over directions. A sample of N(0, 1) has the expectation 1.0525 for any n. Mean and variance count: standardise
-    first to test for normality alone.
-
-    Example:
-        >>> sample = [-1.5, -0.8, -0.3, 0.0, 0.3, 0.8, 1.5]
-        >>> epps_pulley(sample) < 0.2, epps_pulley([v + 2 for v in sample]) > 5
-        (True, True)
-
-    Source: Epps and Pulley, A Test for Normality Based on the Empirical Characteristic Function, Biometrika 1983.
-    """
-    sample = float64(x)
-    knots = np.linspace(0.0, t_max, num_knots)
-    target = np.exp(-(knots**2) / 2)
-    error = np.zeros((num_knots, *sample.shape[1:]))
-    for k, t in enumerate(knots):
-        real, imaginary = np.cos(t * sample).mean(axis=0), np.sin(t * sample).mean(axis=0)
-        error[k] = target[k] * ((real - target[k]) ** 2 + imaginary**2)
-    total = 2 * len(sample) * trapezoid(error, knots, axis=0)  # the integrand is even
-    return float(total) if sample.ndim == 1 else total
-
-
 def paired_bootstrap(
     a: Any, b: Any = None, num_samples: int = 10_000, confidence: float = 0.95, seed: int = 0
 ) -> tuple[float, float, float]:
@@ -144,19 +116,6 @@ def spearman(a: Any, b: Any) -> float:
     if (x == x[0]).all() or (y == y[0]).all():  # scipy would warn
         return math.nan
     return round(float(spearmanr(x, y).statistic), 15)  # scipy gives 1 - 2e-16 for equal ranks
-
-
-def auroc(positive: Any, negative: Any) -> float:
-    """Probability that a value of the first sample exceeds one of the second, ties counting half: -> [0, 1].
-
-    This is the area under the ROC curve: 0.5 is chance, and 1 separates the two samples.
-
-    Example:
-        >>> auroc([3.0, 2.0], [1.0, 2.0])
-        0.875
-    """
-    a, b = sample_of(positive, "positive", at_least=1), sample_of(negative, "negative", at_least=1)
-    return float(mannwhitneyu(a, b, method="asymptotic").statistic / (len(a) * len(b)))
 
 
 def risk_coverage(confidence: Any, is_correct: Any) -> tuple[Array, Array, float]:

@@ -340,9 +340,7 @@ def test_a_run_that_has_ended_can_be_taken_further(folder, model_path, tmp_path,
     assert json.loads((tmp_path / "out" / "training.json").read_text())["log"][-1]["step"] == 4
 
 
-@pytest.mark.parametrize(
-    "command", ["abstain", "admit", "calibrate", "compare", "compress", "diagnose", "mine", "train"]
-)
+@pytest.mark.parametrize("command", ["abstain", "calibrate", "compare", "compress", "diagnose", "mine", "train"])
 def test_empty_texts_can_be_left_out(folder, model_path, tmp_path, command):
     """With the option, calibrate runs, and the others refuse the model, which they load after the data."""
     if command == "compare":
@@ -356,13 +354,6 @@ def test_empty_texts_can_be_left_out(folder, model_path, tmp_path, command):
     done = invoke(command, *model, *options, "--skip-empty")
     assert done.exit_code == (0 if command == "calibrate" else 2)
     assert "empty text" not in done.stderr
-
-
-def test_a_dry_run_trains_nothing(folder, model_path, tmp_path):
-    done = fit(folder, model_path, tmp_path / "new", "--dry-run", "--json")
-    assert "one step of 4 pairs" in done.output
-    assert report_of(done)["seconds"] > 0
-    assert not (tmp_path / "new").exists()
 
 
 def test_compress_prints_the_table_of_the_evaluator(folder, tmp_path):

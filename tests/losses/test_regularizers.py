@@ -2,13 +2,12 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from test_infonce import peak_bytes
 
-from st_magnitude import SIGReg, geometry
+from st_magnitude import SIGReg
 from st_magnitude.losses import regularizers as module
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -75,14 +74,19 @@ def test_holds_a_few_chunks_only(monkeypatch):
     assert peak < 0.6 * 4 * 512 * 512, peak
 
 
-def test_lejepa():
-    """17 knots on [0, 3], the one-sided trapezoid doubled, a Gaussian window, times N; embeddings as they are."""
-    x, directions = data()
-    t = torch.linspace(0, 3, 17, dtype=x.dtype)
+def epps_pulley(samples):
+    """17 knots on [0, 3], the one-sided trapezoid doubled, a Gaussian window, times N: (N, K) -> (K,)."""
+    t = torch.linspace(0, 3, 17, dtype=samples.dtype)
     phi = torch.exp(-t.square() / 2)
-    angles = (x @ directions)[..., None] * t
+    angles = samples[..., None] * t
     error = (angles.cos().mean(0) - phi).square() + angles.sin().mean(0).square()
-    expected = 2 * torch.trapezoid(error * phi, t).mean() * len(x)
+    return 2 * torch.trapezoid(error * phi, t) * len(samples)
+
+
+def test_lejepa():
+    """Embeddings as they are."""
+    x, directions = data()
+    expected = epps_pulley(x @ directions).mean()
     torch.testing.assert_close(SIGReg(scale=None)(x, directions), expected, rtol=1e-12, atol=0)
 
 
@@ -94,8 +98,7 @@ def test_null_expectation(n):
     """1.0525 at any N."""
     expected = SIGReg().null_expectation
     assert expected == pytest.approx(1.0525, abs=5e-5)
-    samples = np.random.default_rng(0).normal(size=(n, 600_000 // n))
-    values = geometry.epps_pulley(samples)
+    values = epps_pulley(torch.randn(n, 600_000 // n, generator=torch.Generator().manual_seed(0)))
     assert abs(values.mean() - expected) < 4 * values.std() / math.sqrt(len(values))
 
 
