@@ -78,45 +78,6 @@ def exponent(
     return found
 
 
-def training(bench: Bench, symmetric: bool) -> Recommendation:
-    """Whether to train with norms, by the task symmetry principle and their present worth."""
-    choice = bench.choice
-    who = bench.measuring
-    gamma = 0.0 if symmetric else choice.magnitude_candidate
-    judged = None
-    if bench.has_magnitude:
-        judged = bench.gain(choice.ndcg(gamma)[who], choice.ndcg(1.0)[who])
-    gain_of = f"nDCG@10 at exponent {gamma:.2g} minus nDCG@10 by cosine"
-    name, action = "training", "Train with qnorm, which keeps the norms of documents"
-    if symmetric:
-        action = "Train with qnorm or dnorm, which keep the norms of one side"
-        is_better = judged is not None and judged.verdict == "better"
-        use = "train with dot" if is_better else "train with cosine"
-        reason = (
-            "The task is symmetric, so s(a, b) has to equal s(b, a). Of the four corners only "
-            "cosine and dot do that (the task symmetry principle, arXiv 2602.09229, section 6.3)."
-        )
-        found = _recommend(bench, name, action, judged, gain_of, (use, use), {})
-        return replace(found, verdict=NO_BENEFIT, reason=reason)
-    reasons = {
-        DO: "The task is asymmetric, and the norms already rank better than cosine alone.",
-        NO_BENEFIT: "The task is asymmetric, but a model that is scored with its norms gains "
-        "nothing from them here.",
-    }
-    uses = ("train with qnorm", "train with cosine until a trial says otherwise")
-    found = _recommend(bench, name, action, judged, gain_of, uses, reasons)
-    if judged is None or found.verdict == DO or bench.scoring.exponents[1] < 1:
-        return found
-    reason = (
-        "The task is asymmetric, so training with document norms is possible. The present norms "
-        "do not rank better than cosine, so only training can tell whether it helps. It takes "
-        "explicit negatives that are relevant to no query "
-        f"({(~bench.is_relevant).mean():.0%} of these documents are). Train with qnorm and with "
-        "cosine, and compare both on these queries."
-    )
-    return replace(found, verdict=NOT_ENOUGH, reason=reason)
-
-
 def pruning(bench: Bench, documents: NormStatistics) -> Recommendation:
     """Whether to drop the documents with the smallest norms; one half chooses how many."""
     uses = ("", "keep all documents")

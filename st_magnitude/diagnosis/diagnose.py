@@ -63,7 +63,8 @@ def diagnose(
         log_prior: Document id -> log p(d) from other queries, such as `RetrievalData.log_prior` of
             the training split. It adds the recommendation ``"prior"``: as in `calibrate_prior`,
             each fifth of the queries is measured at the weight that is best on the others.
-        symmetric: Whether queries and documents are interchangeable, as in duplicate detection.
+        symmetric: Whether queries and documents are interchangeable, as in duplicate detection. Both
+            sides get the recommended exponent then, and s(a, b) = s(b, a).
         min_gain: Smallest gain in nDCG@10 that is worth a change.
         tolerance: Share of nDCG@10 that smaller storage may cost.
         num_samples: Number of draws of `judge`.
@@ -84,10 +85,7 @@ def diagnose(
         >>> relevant = {f"q{i}": {f"d{i}"} for i in range(80)}
         >>> found = diagnose(model, RetrievalData(queries, corpus, relevant), similarity="dot")
         >>> found.effects["corpus"].d, found["centring"].verdict
-        (inf, 'not enough data')
-
-    Source: Beyond the Unit Hypersphere, arXiv 2602.09229, section 6.3 (the task symmetry
-    principle), Eq. 8, App. M.
+        (inf, 'no benefit expected')
     """
     if len(data.query_ids) < 2 or len(data.document_ids) < 2:
         raise ValueError(
@@ -123,7 +121,6 @@ def diagnose(
     formats = measure_formats(task, bench.scoring)
     cells = compression_cells(formats, shape.dim)
     others = [
-        advice.training(bench, symmetric),
         advice.pruning(bench, answers),
         advice.storage(bench, cells, formats),
         advice.centring(bench, shape),

@@ -51,7 +51,6 @@ class ExponentChoice:
     chose: Mask  # whether a query belongs to the half that chooses, (n,)
     calibrated: float  # the exponent that `calibrate_exponent` chooses by the choosing half
     candidate: float  # the same, or the best other one if that is the present exponent
-    magnitude_candidate: float  # the best exponent below 1 on the choosing half
 
     def ndcg(self, exponent: float) -> Array:
         """nDCG@10 of every query at one of the exponents: (n,)."""
@@ -76,7 +75,7 @@ class Geometry:
 class Recommendation:
     """One possible change, and whether the measurements support it."""
 
-    name: str  # "exponent", "training", "pruning", "storage", "centring" or "prior"
+    name: str  # "exponent", "pruning", "storage", "centring" or "prior"
     action: str  # the change in question
     verdict: str  # "do", "no benefit expected" or "not enough data", as `diagnose` defines them
     choice: str  # the setting to use

@@ -24,7 +24,12 @@ from st_magnitude.diagnosis.findings import (
     Mask,
     NormStatistics,
 )
-from st_magnitude.evaluation.calibration import EXPONENTS, exponent_curve, ndcg_by_exponent
+from st_magnitude.evaluation.calibration import (
+    EXPONENTS,
+    exponent_curve,
+    highest_rows,
+    ndcg_by_exponent,
+)
 from st_magnitude.evaluation.metrics import Judgment, are_unit, judge
 from st_magnitude.similarity import COSINE, DOT, Similarity, safe_norm
 
@@ -111,23 +116,12 @@ def exponent_choice(
         gammas = np.sort(np.append(gammas, present))
     per_query = ndcg_by_exponent(task, gammas)
     chose = halves(task, seed)
-    means = per_query[:, chose].mean(axis=1)
-
-    def best(allowed: Mask) -> float:
-        highest = means[allowed].max()
-        return float(gammas[np.flatnonzero(allowed & (means >= highest - 1e-12))[-1]])
-
-    calibrated = exponent_curve(gammas, per_query[:, chose], [], num_samples, seed).best
+    candidate = calibrated = exponent_curve(gammas, per_query[:, chose], [], num_samples, seed).best
     is_other = np.abs(gammas - present) > 1e-9
-    return ExponentChoice(
-        exponents=gammas,
-        per_query=per_query,
-        present=present,
-        chose=chose,
-        calibrated=calibrated,
-        candidate=calibrated if abs(calibrated - present) > 1e-9 else best(is_other),
-        magnitude_candidate=best(gammas < 1),
-    )
+    if not is_other[np.abs(gammas - calibrated).argmin()]:
+        best = highest_rows(per_query[is_other][:, chose])[-1]
+        candidate = float(gammas[is_other][best])
+    return ExponentChoice(gammas, per_query, present, chose, calibrated, candidate)
 
 
 def directions(task: EncodedTask, seed: int) -> Geometry:

@@ -196,7 +196,8 @@ def measure_formats(
         d = similarity.document(task.documents[:, :dim].double()).float()
         for kind in kinds:
             for rescoring, best in search_compressed(q, d, kind, top_k, similarity).items():
-                found[(dim, kind, rescoring, *axes)] = encoded.ndcg(best)
+                key = (dim, kind, rescoring, *axes)
+                found[key] = encoded.ndcg(best)
 
     for dim in sorted({full, *sizes}, reverse=True):
         chosen = [p for p in PRECISIONS if p in precisions or (dim, p) == (full, "float32")]

@@ -198,7 +198,7 @@ def _check_embeddings(
         came = np.isfinite(served).all(axis=1)
         tokens = np.array([local.num_tokens(text) for text in texts])
         refused += tokens[~came].tolist()
-        texts = [text for text, is_there in zip(texts, came, strict=True) if is_there]
+        texts = [text for text, is_there in zip(texts, came.tolist(), strict=True) if is_there]
         own = local.expected(texts, role)
         sides.append(Side(role, texts, tokens[came], served[came], own))
     query, document = sides

@@ -107,7 +107,7 @@ class LocalModel:
 
     def _end_token(self) -> str:
         """The special token at the end of every text; empty if there is none."""
-        tokenizer = getattr(self.model, "tokenizer", None)
+        tokenizer: Any = getattr(self.model, "tokenizer", None)
         ids = self.model.preprocess(["a"]).get("input_ids")
         if not hasattr(tokenizer, "all_special_ids") or ids is None:
             return ""
