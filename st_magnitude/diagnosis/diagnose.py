@@ -8,12 +8,13 @@ from importlib.metadata import version
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 from st_magnitude import __version__
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.diagnosis import advice, measure
-from st_magnitude.diagnosis.findings import DO, Diagnosis
+from st_magnitude.diagnosis.findings import DO, Diagnosis, Recommendation
 from st_magnitude.diagnosis.measure import Bench
 from st_magnitude.evaluation.calibration import aligned_prior, prior_curve
 from st_magnitude.evaluation.compression import compression_cells, measure_formats
@@ -63,8 +64,8 @@ def diagnose(
         log_prior: Document id -> log p(d) from other queries, such as `RetrievalData.log_prior` of
             the training split. It adds the recommendation ``"prior"``: as in `calibrate_prior`,
             each fifth of the queries is measured at the weight that is best on the others.
-        symmetric: Whether queries and documents are interchangeable, as in duplicate detection. Both
-            sides get the recommended exponent then, and s(a, b) = s(b, a).
+        symmetric: Whether queries and documents are interchangeable, as in duplicate detection.
+            Both sides get the recommended exponent then, and s(a, b) = s(b, a).
         min_gain: Smallest gain in nDCG@10 that is worth a change.
         tolerance: Share of nDCG@10 that smaller storage may cost.
         num_samples: Number of draws of `judge`.
@@ -87,25 +88,16 @@ def diagnose(
         >>> found.effects["corpus"].d, found["centring"].verdict
         (inf, 'no benefit expected')
     """
-    if len(data.query_ids) < 2 or len(data.document_ids) < 2:
-        raise ValueError(
-            "A diagnosis needs at least two queries with a relevant document and two documents, "
-            f"got {len(data.query_ids)} and {len(data.document_ids)}. Use some hundreds of queries."
-        )
-    if not (0 <= min_gain < 1 and 0 < tolerance < 1):
-        raise ValueError(
-            "min_gain and tolerance must lie between 0 and 1, such as 0.02 and 0.05; got "
-            f"{min_gain} and {tolerance}."
-        )
+    _check(data, min_gain, tolerance)
     today = raw_scoring_of(model, similarity)
     log_p = None if log_prior is None else aligned_prior(data, log_prior)
 
     task = data.encode(model, **dict(encode or {}) | {"before_normalize": True})
     choice = measure.exponent_choice(task, today.exponents[1], num_samples, seed)
-    query_words = word_counts(data.queries[i] for i in data.query_ids)
-    asked = measure.norm_statistics(task.queries, query_words)
-    document_words = word_counts(data.corpus[i] for i in data.document_ids)
-    answers = measure.norm_statistics(task.documents, document_words)
+    words = word_counts(data.queries[i] for i in data.query_ids)
+    asked = measure.norm_statistics(task.queries, words)
+    words = word_counts(data.corpus[i] for i in data.document_ids)
+    answers = measure.norm_statistics(task.documents, words)
     has_magnitude = not are_unit(answers.values)
     normalizes = normalizes_output(model)
     unjudged = measure.own_text_unjudged(data)
@@ -124,21 +116,8 @@ def diagnose(
         advice.pruning(bench, answers),
         advice.storage(bench, cells, formats),
         advice.centring(bench, shape),
+        *_about_prior(bench, data, log_p),
     ]
-    if log_p is not None:
-        curve = prior_curve(task, data.query_ids, log_p, bench.scoring, num_samples, seed=seed)
-        others.append(advice.prior(bench, curve))
-    versions = ("sentence-transformers", "transformers", "torch", "numpy")
-    settings = {
-        "title": title,
-        "symmetric": symmetric,
-        "seed": seed,
-        "num_samples": num_samples,
-        "min_gain": min_gain,
-        "tolerance": tolerance,
-        "st-magnitude": __version__,
-        **{name: version(name) for name in versions},
-    }
     return Diagnosis(
         model=model_name(model),
         similarity=today.name,
@@ -156,5 +135,43 @@ def diagnose(
         cells=cells,
         own_text_unjudged=unjudged,
         recommendations=[first, *others],
-        settings=settings,
+        settings=_settings(
+            title=title,
+            symmetric=symmetric,
+            seed=seed,
+            num_samples=num_samples,
+            min_gain=min_gain,
+            tolerance=tolerance,
+        ),
     )
+
+
+def _check(data: RetrievalData, min_gain: float, tolerance: float) -> None:
+    """Refuses data and arguments before anything is encoded."""
+    if len(data.query_ids) < 2 or len(data.document_ids) < 2:
+        raise ValueError(
+            "A diagnosis needs at least two queries with a relevant document and two documents, "
+            f"got {len(data.query_ids)} and {len(data.document_ids)}. Use some hundreds of queries."
+        )
+    if not (0 <= min_gain < 1 and 0 < tolerance < 1):
+        raise ValueError(
+            "min_gain and tolerance must lie between 0 and 1, such as 0.02 and 0.05; got "
+            f"{min_gain} and {tolerance}."
+        )
+
+
+def _about_prior(
+    bench: Bench, data: RetrievalData, log_p: NDArray[np.float64] | None
+) -> list[Recommendation]:
+    """The recommendation about log p(d) of the documents, (m,), if it is known."""
+    if log_p is None:
+        return []
+    options = (bench.scoring, bench.num_samples, bench.seed)
+    return [advice.prior(bench, prior_curve(bench.task, data.query_ids, log_p, *options))]
+
+
+def _settings(**arguments: Any) -> dict[str, Any]:
+    """The arguments and the versions of the packages that compute."""
+    packages = ("sentence-transformers", "transformers", "torch", "numpy")
+    versions = {name: version(name) for name in packages}
+    return arguments | {"st-magnitude": __version__} | versions
