@@ -18,7 +18,7 @@ from st_magnitude.diagnosis.findings import DO, Diagnosis, Recommendation
 from st_magnitude.diagnosis.measure import Bench
 from st_magnitude.evaluation.calibration import aligned_prior, prior_curve
 from st_magnitude.evaluation.compression import compression_cells, measure_formats
-from st_magnitude.evaluation.metrics import are_unit, model_name, raw_scoring_of, word_counts
+from st_magnitude.evaluation.metrics import are_unit, model_name, raw_scoring_of
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import normalizes_output
 
@@ -94,10 +94,8 @@ def diagnose(
 
     task = data.encode(model, **dict(encode or {}) | {"before_normalize": True})
     choice = measure.exponent_choice(task, today.exponents[1], num_samples, seed)
-    words = word_counts(data.queries[i] for i in data.query_ids)
-    asked = measure.norm_statistics(task.queries, words)
-    words = word_counts(data.corpus[i] for i in data.document_ids)
-    answers = measure.norm_statistics(task.documents, words)
+    asked = measure.norm_statistics(task.queries, [data.queries[i] for i in data.query_ids])
+    answers = measure.norm_statistics(task.documents, [data.corpus[i] for i in data.document_ids])
     has_magnitude = not are_unit(answers.values)
     normalizes = normalizes_output(model)
     unjudged = measure.own_text_unjudged(data)
@@ -112,12 +110,6 @@ def diagnose(
     shape = measure.directions(task, seed)
     formats = measure_formats(task, bench.scoring)
     cells = compression_cells(formats, shape.dim)
-    others = [
-        advice.pruning(bench, answers),
-        advice.storage(bench, cells, formats),
-        advice.centring(bench, shape),
-        *_about_prior(bench, data, log_p),
-    ]
     return Diagnosis(
         model=model_name(model),
         similarity=today.name,
@@ -134,7 +126,13 @@ def diagnose(
         geometry=shape,
         cells=cells,
         own_text_unjudged=unjudged,
-        recommendations=[first, *others],
+        recommendations=[
+            first,
+            advice.pruning(bench, answers),
+            advice.storage(bench, cells, formats),
+            advice.centring(bench, shape),
+            *_about_prior(bench, data, log_p),
+        ],
         settings=_settings(
             title=title,
             symmetric=symmetric,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -30,14 +31,15 @@ from st_magnitude.evaluation.calibration import (
     highest_rows,
     ndcg_by_exponent,
 )
-from st_magnitude.evaluation.metrics import Judgment, are_unit, judge
+from st_magnitude.evaluation.metrics import Judgment, are_unit, judge, word_counts
 from st_magnitude.similarity import COSINE, DOT, Similarity, safe_norm
 
 SAMPLE = 5000  # documents behind the uniformity and the principal components
 
 
-def norm_statistics(embeddings: Tensor, words: Array) -> NormStatistics:
-    """Statistics of the raw norms of one role: embeddings (n, D), number of words (n,)."""
+def norm_statistics(embeddings: Tensor, texts: Sequence[str]) -> NormStatistics:
+    """Statistics of the raw norms of one role: embeddings of n texts, (n, D)."""
+    words = word_counts(texts)
     values = geometry.norms(embeddings)
     return NormStatistics(
         values=values,
