@@ -1,5 +1,6 @@
 """A server that speaks the embedding APIs as their documentation says, with faults that are switched on one by one."""
 
+import base64
 import json
 import threading
 import time
@@ -7,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
@@ -63,6 +65,8 @@ class EmbeddingServer:
             return 413, {"error": "Input validation error: `inputs` must have less than N tokens", "error_type": "x"}
         if "raw_text" in faults:
             return 200, faults["raw_text"]
+        if faults.get("busy", 0) >= len(self.requests):
+            return 429, {"error": "Model is overloaded"}
         normalize = {
             "vllm": body.get("use_activation", faults.get("normalize", False)),
             "tei": body.get("normalize", True),
@@ -71,13 +75,23 @@ class EmbeddingServer:
             return 200, self.embed(texts, normalize)
         raw = self.kind == "openai" and not faults.get("normalize")
         rows = self.embed(texts, (normalize and not raw) or self.kind in ("tei", "infinity", "ollama"))
+        if path == "/api/embed":
+            return 200, {"embeddings": rows}
         data = [{"object": "embedding", "index": i, "embedding": row} for i, row in enumerate(rows)]
+        if faults.get("answer") in ("index missing", "index null"):
+            data = [{"embedding": row, **({"index": None} if "null" in faults["answer"] else {})} for row in rows]
+            return 200, {"data": data}
+        if faults.get("answer") == "base64":
+            for row in data:
+                row["embedding"] = base64.b64encode(np.array(row["embedding"], "<f4").tobytes()).decode()
         return 200, {"object": "list", "data": data[::-1], "model": NAME}  # the order is in the index
 
     def told(self, path: str) -> object:
         """What GET requests tell about the server; None for 404."""
         owner = "library" if self.kind == "ollama" else self.kind
         names = self.faults.get("names", [NAME])
+        if "told" in self.faults:
+            return self.faults["told"] if path == "/v1/models" else None
         models = {"object": "list", "data": [{"id": name, "owned_by": owner} for name in names]}
         routes: dict[str, dict[str, object]] = {
             "vllm": {"/v1/models": models, "/version": {"version": "0.32.0"}},
@@ -101,7 +115,7 @@ def serving(server: EmbeddingServer) -> Iterator[str]:
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            known = ("/v1/embeddings", "/embeddings", "/embed")
+            known = ("/v1/embeddings", "/embeddings", "/embed", "/api/embed")
             path = self.path.split("?")[0]
             status, answer = (
                 server.answer(path, body, dict(self.headers)) if path in known else (404, {"detail": "Not Found"})
@@ -112,6 +126,7 @@ def serving(server: EmbeddingServer) -> Iterator[str]:
             content = (answer if isinstance(answer, str) else json.dumps(answer)).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(content)))
+            self.send_header("Retry-After", "0")
             self.end_headers()
             with suppress(OSError):  # the client has given up waiting
                 self.wfile.write(content)

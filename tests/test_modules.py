@@ -16,7 +16,6 @@ from sentence_transformers.sentence_transformer.evaluation import InformationRet
 from torch.utils.data import DataLoader
 
 import st_magnitude as stm
-from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation import CompressionEvaluator, MagnitudeEvaluator
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.surgery.raw import encode_raw
@@ -120,8 +119,6 @@ def test_truncate_dim_gives_what_every_evaluator_reports(task, static_model, gam
         modules=[static_model[0], ExponentNorm(1.0, gamma)], similarity_fn_name="dot", device="cpu"
     )
     reported = CompressionEvaluator(**task, dims=DIMS, precisions=["float32"])(model)
-    diagnosed = stm.diagnose(model, RetrievalData(*task.values()), num_samples=10)
-    cells = {cell.dim: cell.ndcg for cell in diagnosed.cells if cell.precision == "float32"}
     for dim in DIMS:
         expected = divided(raw[:, :dim], gamma)
         torch.testing.assert_close(model.encode_document(corpus, truncate_dim=dim, convert_to_tensor=True), expected)
@@ -131,8 +128,6 @@ def test_truncate_dim_gives_what_every_evaluator_reports(task, static_model, gam
         assert served == pytest.approx(reported[f"float32_{dim}_ndcg@10"], abs=1e-12)
         magnitude = MagnitudeEvaluator(**task, truncate_dim=dim)(model)
         assert served == pytest.approx(magnitude[f"{dim}_matched_ndcg@10"], abs=1e-12)
-        assert served == pytest.approx(cells.get(dim, served), abs=1e-12)
-    assert cells.keys() == {256, 128, 64}
     assert reported["float32_7_ndcg@10"] != reported["full_ndcg@10"]
 
 

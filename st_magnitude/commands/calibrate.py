@@ -39,7 +39,7 @@ def calibrate(
     batch_size: EncodingBatch = 32,
     max_length: MaxLength = None,
     skip_empty: SkipEmpty = False,
-    seed: Annotated[int, typer.Option(help="Seed for the bootstrap.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the intervals.")] = 0,
 ) -> Figures:
     """Choose the document exponent of a trained model.
 
@@ -57,7 +57,7 @@ def calibrate(
     from st_magnitude.data.beir import check_held_out
     from st_magnitude.data.retrieval import RetrievalData
     from st_magnitude.evaluation.calibration import calibrate_exponent, check_keeps_norm
-    from st_magnitude.geometry import paired_bootstrap
+    from st_magnitude.evaluation.metrics import judge
     from st_magnitude.result import interval
     from st_magnitude.similarity import Similarity
     from st_magnitude.surgery.export import export
@@ -89,7 +89,7 @@ def calibrate(
         typer.echo(f"nDCG@10 at exponent {exponent:g}: {chosen.mean():.4f}")
         figures["confirm"] = {"split": confirm, "queries": len(curve.queries), "ndcg@10": float(chosen.mean())}
         for name, other in (("cosine", curve.per_query[-1]), ("dot", curve.per_query[0])):
-            gain = figures["confirm"][f"versus_{name}"] = paired_bootstrap(chosen, other, seed=seed)
+            gain = figures["confirm"][f"versus_{name}"] = judge(chosen - other, seed=seed).gain
             typer.echo(f"  {exponent:g} - {name}: {interval(gain)} nDCG@10")
     if output is not None:
         if max_length is not None:

@@ -33,10 +33,10 @@ def check_serving(
 ) -> Figures:
     """Check whether a server returns what the model computes.
 
-    About forty texts are encoded here and by the server. The command says whether norms are lost, the pooling, the
-    prompt, the token limit or the precision differ, or the server runs another model, and names the switch of the
-    server that fixes it. The exit code is 0 if all is the same, 1 if something differs, and 2 if the server could not
-    be checked.
+    Some thirty texts are encoded here and by the server. The command says whether norms are lost, or the pooling, the
+    prompt, the tokens or the precision differ, and names the switch of the server that fixes it; if no such cause
+    explains nearly all texts, it says that the cause is unknown. The exit code is 0 if all is the same, 1 if something
+    differs, and 2 if the server could not be checked.
     """
     try:
         extra = json.loads(request or "{}")

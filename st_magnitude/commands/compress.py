@@ -40,9 +40,8 @@ def compress(
 
     if class_of(model, {}) == "MultiVectorEncoder":
         return _compress_tokens(model, judged, output)
-    from st_magnitude.diagnosis.figures import plot_compression
     from st_magnitude.evaluation import CompressionEvaluator
-    from st_magnitude.evaluation.compression import table
+    from st_magnitude.evaluation.compression import plot_compression, table
 
     encoder, data = judged.load(model)
     options = {"dims": dims, "top_k": top_k, "pca": True, "similarity": judged.similarity, **judged.encode}

@@ -1,22 +1,24 @@
-"""diagnose: whether norms, compression or centring help a model on given queries. Figures first, then advice."""
+"""diagnose: whether norms, smaller storage or centring help a model on given queries."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from functools import partial
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
-from st_magnitude import __version__, geometry
+from st_magnitude import __version__
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.diagnosis import advice, measure
-from st_magnitude.diagnosis.findings import DO, Diagnosis
-from st_magnitude.diagnosis.measure import MIN_QUERIES, Bench, Check
+from st_magnitude.diagnosis.findings import DO, Diagnosis, Recommendation
+from st_magnitude.diagnosis.measure import Bench
 from st_magnitude.evaluation.calibration import aligned_prior, prior_curve
-from st_magnitude.evaluation.metrics import are_unit, model_name, raw_scoring_of, word_counts
+from st_magnitude.evaluation.compression import compression_cells, measure_formats
+from st_magnitude.evaluation.metrics import are_unit, model_name, raw_scoring_of
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import normalizes_output
 
@@ -38,91 +40,80 @@ def diagnose(
     title: str = "",
     encode: Mapping[str, Any] | None = None,
 ) -> Diagnosis:
-    """Encodes once, measures norms, storage and directions on these queries, and recommends what the figures support.
+    """Encodes once, measures norms, storage and directions, and recommends what they support.
 
-    A change is recommended ("do") only if the 95% bootstrap interval of its gain in nDCG@10 lies above 0 and reaches
-    ``min_gain``, on at least 25 queries that had no part in choosing the change. "No benefit expected" means that the
-    interval excludes a gain of ``min_gain``, and "not enough data" that it does neither. Exponents and the share of
-    documents to drop are chosen on one half of the queries and measured on the other. Smaller storage is compared with
-    ``1 - tolerance`` of the full nDCG@10 instead.
+    A change is recommended ("do") only if the 95 % interval of its gain in nDCG@10 lies above 0 and
+    reaches ``min_gain``. "No benefit expected" means that the interval excludes a gain of
+    ``min_gain``, and "not enough data" that it does neither. The interval is that of
+    `st_magnitude.evaluation.metrics.judge`, which holds for few queries and few changes. Exponents
+    and the share of documents to drop are chosen on one half of the queries and measured on the
+    other. Smaller storage is compared with ``1 - tolerance`` of the full nDCG@10 instead.
 
-    The recommendation ``"exponent"`` comes first. All others are measured with the similarity that it advises (today's
-    if it advises no change), so they still hold after it has been followed.
+    The recommendation ``"exponent"`` comes first, and chooses as `calibrate_exponent` does. All
+    others are measured with the similarity that it advises, so they hold after it was followed.
+    ``"storage"`` compares the formats of `CompressionEvaluator`.
 
     Args:
-        model: Any SentenceTransformer. Embeddings are taken from before a Normalize or ExponentNorm at its end.
+        model: Any SentenceTransformer. Embeddings are taken from before a Normalize or ExponentNorm
+            at its end.
         data: Queries, documents and judgments. Queries without a relevant document do not count.
-        similarity: Similarity, or its name, with which the model is scored today. By default the similarity that the
-            model states, and cosine if the model normalizes.
-        also_relevant: Ids of documents that are relevant to queries outside of these data, such as training queries,
-            and so do not count as never relevant.
-        log_prior: Document id -> log p(d) from other queries, such as `RetrievalData.log_prior` of the training split.
-            It adds the recommendation ``"prior"``: as in `calibrate_prior`, each fifth of the queries is measured at
-            the weight that is best on the others.
+        similarity: Similarity, or its name, with which the model is scored today. By default the
+            similarity that the model states, and cosine if the model normalizes.
+        also_relevant: Ids of documents that are relevant to queries outside of these data, such as
+            training queries, and so do not count as never relevant.
+        log_prior: Document id -> log p(d) from other queries, such as `RetrievalData.log_prior` of
+            the training split. It adds the recommendation ``"prior"``: as in `calibrate_prior`,
+            each fifth of the queries is measured at the weight that is best on the others.
         symmetric: Whether queries and documents are interchangeable, as in duplicate detection.
+            Both sides get the recommended exponent then, and s(a, b) = s(b, a).
         min_gain: Smallest gain in nDCG@10 that is worth a change.
         tolerance: Share of nDCG@10 that smaller storage may cost.
-        num_samples: Number of bootstrap resamples.
-        seed: Seed for the halves, the samples and the bootstrap.
+        num_samples: Number of draws of `judge`.
+        seed: Seed for the halves, the samples and the draws.
         title: Title for reports, such as "my-retriever on FiQA dev".
         encode: Options for `RetrievalData.encode`, such as ``{"batch_size": 256}``.
 
     Raises:
         TypeError: If the model is a CrossEncoder or a MultiVectorEncoder.
-        ValueError: If the data have fewer than two judged queries or documents, an argument is out of range, the
-            similarity of the model is a distance, or an embedding is not finite.
+        ValueError: If the data have fewer than two judged queries or documents, an argument is out
+            of range, the similarity of the model is a distance, or an embedding is not finite.
 
     Example:
         >>> from sentence_transformers.sentence_transformer.modules import BoW
-        >>> model = SentenceTransformer(modules=[BoW(["bee", "wax"])], similarity_fn_name="dot", device="cpu")
+        >>> model = SentenceTransformer(modules=[BoW(["bee", "wax"])], device="cpu")
         >>> queries = {f"q{i}": "bee" for i in range(80)}
         >>> corpus = {f"d{i}": "bee " * (2 if i < 80 else 1) for i in range(160)}
-        >>> found = diagnose(model, RetrievalData(queries, corpus, {f"q{i}": {f"d{i}"} for i in range(80)}))
-        >>> found.effects["corpus"].d, found["exponent"].verdict
+        >>> relevant = {f"q{i}": {f"d{i}"} for i in range(80)}
+        >>> found = diagnose(model, RetrievalData(queries, corpus, relevant), similarity="dot")
+        >>> found.effects["corpus"].d, found["centring"].verdict
         (inf, 'no benefit expected')
-
-    Source: Beyond the Unit Hypersphere, arXiv 2602.09229, section 6.3 (the task symmetry principle), Eq. 8, App. M.
     """
-    if len(data.query_ids) < 2 or len(data.document_ids) < 2:
-        raise ValueError(
-            "A diagnosis needs at least two queries with a relevant document and two documents, got "
-            f"{len(data.query_ids)} and {len(data.document_ids)}. Verdicts need {2 * MIN_QUERIES} queries or more."
-        )
-    if not (0 <= min_gain < 1 and 0 < tolerance < 1):
-        raise ValueError(
-            f"min_gain and tolerance must lie between 0 and 1, such as 0.02 and 0.05; got {min_gain} and {tolerance}."
-        )
+    _check(data, min_gain, tolerance)
     today = raw_scoring_of(model, similarity)
     log_p = None if log_prior is None else aligned_prior(data, log_prior)
-    interval = partial(geometry.paired_bootstrap, num_samples=num_samples, seed=seed)
 
     task = data.encode(model, **dict(encode or {}) | {"before_normalize": True})
-    choice = measure.exponent_choice(task, today.exponents[1], seed, interval)
-    asked = measure.norm_statistics(task.queries, word_counts(data.queries[i] for i in data.query_ids))
-    answers = measure.norm_statistics(task.documents, word_counts(data.corpus[i] for i in data.document_ids))
-    has_magnitude, normalizes = not are_unit(answers.values), normalizes_output(model)
+    choice = measure.exponent_choice(task, today.exponents[1], num_samples, seed)
+    asked = measure.norm_statistics(task.queries, [data.queries[i] for i in data.query_ids])
+    answers = measure.norm_statistics(task.documents, [data.corpus[i] for i in data.document_ids])
+    has_magnitude = not are_unit(answers.values)
+    normalizes = normalizes_output(model)
     unjudged = measure.own_text_unjudged(data)
     is_relevant = (task.degrees > 0) | np.isin(data.document_ids, list(also_relevant))
+    options = (has_magnitude, min_gain, tolerance, num_samples, seed)
 
     # On a symmetric task both sides get the exponent, so s(a, b) = s(b, a).
     new = Similarity(choice.candidate if symmetric else 1.0, choice.candidate)
-    gain = Check(choice.gain, int((~choice.chose).sum()), min_gain) if has_magnitude else Check()
-    first = advice.exponent(choice, gain, unjudged, today, new, normalizes)
-    scoring = new if first.verdict == DO else today
-    bench = Bench(task, is_relevant, choice, scoring, has_magnitude, interval, min_gain, tolerance)
+    bench = Bench(task, is_relevant, choice, today, *options)
+    first = advice.exponent(bench, unjudged, new, normalizes)
+    bench = replace(bench, scoring=new if first.verdict == DO else today)
     shape = measure.directions(task, seed)
-    cells, stored = measure.storage(bench)
-    others = [advice.pruning(bench, answers), *advice.storage(bench, stored), advice.bits_and_norm(bench, stored)]
-    others.append(advice.centring(bench, shape))
-    if log_p is not None:
-        others.append(advice.prior(bench, prior_curve(task, data.query_ids, log_p, scoring, num_samples, seed=seed)))
-    settings = {"title": title, "symmetric": symmetric, "seed": seed, "num_samples": num_samples}
-    settings |= {"min_gain": min_gain, "tolerance": tolerance, "st-magnitude": __version__}
-    settings |= {name: version(name) for name in ("sentence-transformers", "transformers", "torch", "numpy")}
+    formats = measure_formats(task, bench.scoring)
+    cells = compression_cells(formats, shape.dim)
     return Diagnosis(
         model=model_name(model),
         similarity=today.name,
-        recommended=scoring.name,
+        recommended=bench.scoring.name,
         normalizes=normalizes,
         has_magnitude=has_magnitude,
         query_ids=data.query_ids,
@@ -135,6 +126,50 @@ def diagnose(
         geometry=shape,
         cells=cells,
         own_text_unjudged=unjudged,
-        recommendations=[first, advice.training(bench, symmetric), *others],
-        settings=settings,
+        recommendations=[
+            first,
+            advice.pruning(bench, answers),
+            advice.storage(bench, cells, formats),
+            advice.centring(bench, shape),
+            *_about_prior(bench, data, log_p),
+        ],
+        settings=_settings(
+            title=title,
+            symmetric=symmetric,
+            seed=seed,
+            num_samples=num_samples,
+            min_gain=min_gain,
+            tolerance=tolerance,
+        ),
     )
+
+
+def _check(data: RetrievalData, min_gain: float, tolerance: float) -> None:
+    """Refuses data and arguments before anything is encoded."""
+    if len(data.query_ids) < 2 or len(data.document_ids) < 2:
+        raise ValueError(
+            "A diagnosis needs at least two queries with a relevant document and two documents, "
+            f"got {len(data.query_ids)} and {len(data.document_ids)}. Use some hundreds of queries."
+        )
+    if not (0 <= min_gain < 1 and 0 < tolerance < 1):
+        raise ValueError(
+            "min_gain and tolerance must lie between 0 and 1, such as 0.02 and 0.05; got "
+            f"{min_gain} and {tolerance}."
+        )
+
+
+def _about_prior(
+    bench: Bench, data: RetrievalData, log_p: NDArray[np.float64] | None
+) -> list[Recommendation]:
+    """The recommendation about log p(d) of the documents, (m,), if it is known."""
+    if log_p is None:
+        return []
+    options = (bench.scoring, bench.num_samples, bench.seed)
+    return [advice.prior(bench, prior_curve(bench.task, data.query_ids, log_p, *options))]
+
+
+def _settings(**arguments: Any) -> dict[str, Any]:
+    """The arguments and the versions of the packages that compute."""
+    packages = ("sentence-transformers", "transformers", "torch", "numpy")
+    versions = {name: version(name) for name in packages}
+    return arguments | {"st-magnitude": __version__} | versions

@@ -1,4 +1,4 @@
-"""The figures and recommendations that `diagnose` returns, and the short text that printing them shows."""
+"""The figures and recommendations of `diagnose`, and the short text that printing them shows."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class NormStatistics:
     values: Array  # norm of every text, (n,)
     words: Array  # number of words of every text, (n,)
     mean: float
-    cv: float  # coefficient of variation: below about 0.05 the norm is noise (arXiv 2602.09229, App. M)
+    cv: float  # coefficient of variation: below about 0.05 it is noise (arXiv 2602.09229, App. M)
     quantiles: tuple[float, ...]  # norms at 5, 25, 50, 75 and 95 %
-    length_spearman: float  # rank correlation with the number of words; nan where either is constant
+    length_spearman: float  # rank correlation with the number of words; nan if one is constant
 
 
 @dataclass(frozen=True)
@@ -37,22 +37,20 @@ class EffectSize:
     """Cohen's d of document norms, pooled by degrees of freedom."""
 
     d: float = math.nan
-    without_length: float = math.nan  # after the logarithm of the number of words has been regressed out of the norms
+    without_length: float = math.nan  # with the logarithm of the number of words regressed out
     undefined: str = ""  # why both are nan; empty where they are defined
 
 
 @dataclass(frozen=True)
 class ExponentChoice:
-    """nDCG@10 by document exponent. One half of the queries chooses an exponent, the other half measures it."""
+    """nDCG@10 by document exponent. One half of the queries chooses, the other half measures."""
 
     exponents: Array  # in rising order, from 0 (dot) to 1 (cosine), (E,)
     per_query: Array  # nDCG@10 of every query at every exponent, (E, n)
     present: float  # exponent with which the model is scored today
     chose: Mask  # whether a query belongs to the half that chooses, (n,)
-    candidate: float  # the best other exponent than the present one on the choosing half; of several, the largest
-    gain: Interval  # nDCG@10 at the candidate minus nDCG@10 at present, on the measuring half
-    magnitude_candidate: float  # the best exponent below 1 on the choosing half
-    gain_of_magnitude: Interval  # nDCG@10 at that exponent minus nDCG@10 by cosine, on the measuring half
+    calibrated: float  # the exponent that `calibrate_exponent` chooses by the choosing half
+    candidate: float  # the same, or the best other one if that is the present exponent
 
     def ndcg(self, exponent: float) -> Array:
         """nDCG@10 of every query at one of the exponents: (n,)."""
@@ -65,7 +63,7 @@ class Geometry:
 
     dim: int
     intrinsic_dimension: int  # number of principal components that hold 95 % of the variance
-    is_sample_limited: bool  # fewer than 4 documents per dimension: the sample limits the intrinsic dimension
+    is_sample_limited: bool  # fewer than 4 documents per dimension: the sample limits the above
     isoscore: float
     isoscore_ceiling: float  # IsoScore that an isotropic sample of this size reaches
     mean_cosine: float  # over all pairs of documents; 0 for random directions
@@ -77,20 +75,20 @@ class Geometry:
 class Recommendation:
     """One possible change, and whether the measurements support it."""
 
-    name: str  # "exponent", "training", "pruning", "half", "quarter", "1 bit", "bits and norm", "centring" or "prior"
+    name: str  # "exponent", "pruning", "storage", "centring" or "prior"
     action: str  # the change in question
     verdict: str  # "do", "no benefit expected" or "not enough data", as `diagnose` defines them
     choice: str  # the setting to use
     reason: str
     scoring: str  # with which the change was measured
-    gain: Interval | None = None  # 95 % bootstrap interval of queries that did not choose the change; None: unmeasured
+    gain: Interval | None = None  # the gain with its 95 % interval; None: unmeasured
     gain_of: str = ""  # the difference that the gain is
     num_queries: int = 0  # behind the interval
-    evidence: dict[str, float] = field(default_factory=dict)  # the figures behind the recommendation, by name
+    evidence: dict[str, float] = field(default_factory=dict)  # further figures, by name
 
     @property
     def measured(self) -> str:
-        """The gain with its interval, the number of queries and the scoring, in one line; empty without a gain."""
+        """The gain with its interval, the queries and the scoring, in one line; may be empty."""
         if self.gain is None:
             return ""
         gain = "{:+.3f} [{:+.3f}, {:+.3f}]".format(*self.gain)
@@ -98,54 +96,36 @@ class Recommendation:
 
     def __str__(self) -> str:
         lines = (self.measured, self.reason, f"-> {self.choice}")
-        return "\n     ".join([f"[{self.verdict}] {self.action}", *(line for line in lines if line)])
+        head = f"[{self.verdict}] {self.action}"
+        return "\n     ".join([head, *(line for line in lines if line)])
 
 
 @dataclass(frozen=True)
 class Diagnosis(Result):
     """The result of `diagnose`.
 
-    ``print(diagnosis)`` shows the recommendations. `st_magnitude.diagnosis.page` has ``measurements``, all figures as
-    text, and ``write_page``, an HTML page with pictures.
-
-    Attributes:
-        model: Hub id or the end of the path of the model.
-        similarity: Name of the similarity with which the model is scored today.
-        recommended: Name of the similarity that the recommendation ``"exponent"`` advises. All other recommendations
-            and ``cells`` are measured with it.
-        normalizes: Whether the model ends in Normalize. The norms here come from before it and are not used today.
-        has_magnitude: False if all norms are 1 and the embeddings before the normalization cannot be reached.
-        query_ids: Ids of the queries, in the order of all per-query arrays.
-        document_ids: Ids of the documents, in the order of all per-document arrays.
-        is_relevant: Whether a document is relevant to any query, including queries outside of the data, (m,).
-        queries: Raw norms of the queries.
-        documents: Raw norms of the documents.
-        effects: Cohen's d of document norms under ``"corpus"`` and ``"hard"``.
-        exponent: nDCG@10 by document exponent, and the exponent that one half of the queries chose.
-        geometry: Directions of the documents.
-        cells: Storage, as CompressionEvaluator measures it.
-        own_text_unjudged: Share of the queries whose own text is a document that is not judged relevant.
-        recommendations: All recommendations; ``diagnosis["exponent"]`` finds one by name.
-        settings: Arguments of `diagnose`, and the versions of this package and of those that it computes with.
+    ``print(diagnosis)`` shows the recommendations, and ``diagnosis["exponent"]`` is one of them.
+    `st_magnitude.diagnosis.page` has ``measurements``, all figures as text, and ``write_page``, an
+    HTML page with pictures.
     """
 
-    model: str
-    similarity: str
-    recommended: str
-    normalizes: bool
-    has_magnitude: bool
-    query_ids: list[str]
-    document_ids: list[str]
-    is_relevant: Mask
+    model: str  # hub id or the end of the path of the model
+    similarity: str  # name of the similarity with which the model is scored today
+    recommended: str  # the one that the recommendation "exponent" advises, of all other figures
+    normalizes: bool  # whether the model ends in Normalize: the norms here come from before it
+    has_magnitude: bool  # False if all norms are 1, and those before cannot be reached
+    query_ids: list[str]  # in the order of all per-query arrays
+    document_ids: list[str]  # in the order of all per-document arrays
+    is_relevant: Mask  # whether a document is relevant to any query, also outside the data, (m,)
     queries: NormStatistics
     documents: NormStatistics
-    effects: dict[str, EffectSize]
+    effects: dict[str, EffectSize]  # Cohen's d of document norms under "corpus" and "hard"
     exponent: ExponentChoice
     geometry: Geometry
-    cells: list[CompressionCell]
-    own_text_unjudged: float
+    cells: list[CompressionCell]  # the formats of CompressionEvaluator
+    own_text_unjudged: float  # share of queries whose text is a document not judged relevant
     recommendations: list[Recommendation]
-    settings: dict[str, Any]
+    settings: dict[str, Any]  # arguments of `diagnose`, and versions
 
     def __getitem__(self, name: str) -> Recommendation:
         return {r.name: r for r in self.recommendations}[name]
@@ -153,40 +133,44 @@ class Diagnosis(Result):
     @property
     def facts(self) -> str:
         """The model, its scoring and the size of the data in one sentence."""
-        changed = "" if self.recommended == self.similarity else f" (recommended: {self.recommended})"
+        is_new = self.recommended != self.similarity
+        changed = f" (recommended: {self.recommended})" if is_new else ""
         return (
             f"{self.model}, scored by {self.similarity}{changed}: {len(self.query_ids):,} queries, "
-            f"{len(self.document_ids):,} documents ({self.is_relevant.sum():,} relevant to at least one query), "
-            f"{self.geometry.dim} dimensions."
+            f"{len(self.document_ids):,} documents ({self.is_relevant.sum():,} relevant to at "
+            f"least one query), {self.geometry.dim} dimensions."
         )
 
     @property
     def by_verdict(self) -> dict[str, list[Recommendation]]:
         """The recommendations under each verdict, ``"do"`` first."""
-        return {v: [r for r in self.recommendations if r.verdict == v] for v in (DO, NO_BENEFIT, NOT_ENOUGH)}
+        verdicts = (DO, NO_BENEFIT, NOT_ENOUGH)
+        return {v: [r for r in self.recommendations if r.verdict == v] for v in verdicts}
 
     @property
     def summary(self) -> list[str]:
-        """One line for each change to make, and one line with the names under each other verdict."""
+        """One line for each change to make, and one line with the names under each verdict."""
         found = self.by_verdict
-        lines = [f"Do: {r.choice} ({r.name})" for r in found.pop(DO)] or ["These measurements support no change."]
-        return lines + [f"{v.capitalize()}: {', '.join(r.name for r in some)}" for v, some in found.items() if some]
+        lines = [f"Do: {r.choice} ({r.name})" for r in found.pop(DO)]
+        lines = lines or ["These measurements support no change."]
+        others = {v: ", ".join(r.name for r in some) for v, some in found.items() if some}
+        return lines + [f"{v.capitalize()}: {names}" for v, names in others.items()]
 
     @property
     def legend(self) -> str:
         """The meaning of the verdicts and of the intervals."""
-        worth, tolerance = self.settings["min_gain"], self.settings["tolerance"]
-        after = ", which the recommendation about the exponent advises" if self.recommended != self.similarity else ""
+        worth, kept = self.settings["min_gain"], 1 - self.settings["tolerance"]
         return (
-            f"All changes but the exponent are measured with {self.recommended}{after}. Intervals are 95% bootstrap "
-            f"intervals over queries that had no part in choosing the change. {DO.capitalize()}: the interval lies "
-            f"above 0 and reaches a gain worth having ({worth:g} nDCG@10). {NO_BENEFIT.capitalize()}: it excludes "
-            f"such a gain. {NOT_ENOUGH.capitalize()}: it does neither. Smaller storage is compared with "
-            f"{1 - tolerance:.0%} of the full nDCG@10, and anything above that is enough. Every verdict rests on its "
-            "own interval: of forty useless changes, one would pass."
+            f"All changes but the exponent are measured with {self.recommended}. Intervals hold at "
+            "95% for few queries and few changes, too (`judge`). Do: the interval lies above 0 and "
+            f"reaches a gain worth having ({worth:g} nDCG@10). No benefit expected: it excludes "
+            "such a gain. Not enough data: it does neither. Smaller storage is compared with "
+            f"{kept:.0%} of the full nDCG@10, and anything above that is enough. Every verdict "
+            "rests on its own interval: of forty useless changes, one would pass."
         )
 
     def tables(self) -> list[str]:
         """The facts, the summary, all recommendations and the legend; the page has the tables."""
         ordered = (str(r) for some in self.by_verdict.values() for r in some)
-        return [self.facts, "\n".join(f"- {line}" for line in self.summary), *ordered, self.legend]
+        summary = "\n".join(f"- {line}" for line in self.summary)
+        return [self.facts, summary, *ordered, self.legend]

@@ -1,20 +1,29 @@
-"""The page of a diagnosis: one HTML file with tables and pictures that needs no other file and no network."""
+"""The page of a diagnosis: one HTML file with tables and pictures that needs no other file."""
 
 from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from st_magnitude._checks import needs
-from st_magnitude._plot import draw
-from st_magnitude.diagnosis import figures
+from st_magnitude._plot import INK, draw, key_above
 from st_magnitude.diagnosis.advice import NO_MAGNITUDE
-from st_magnitude.diagnosis.findings import QUANTILES, Diagnosis, Recommendation
-from st_magnitude.evaluation.compression import table
+from st_magnitude.diagnosis.findings import (
+    QUANTILES,
+    Array,
+    Diagnosis,
+    ExponentChoice,
+    Interval,
+    Recommendation,
+)
+from st_magnitude.evaluation.compression import paint_compression, table
+from st_magnitude.evaluation.metrics import judge
 from st_magnitude.result import Table, cell, wrap
 
 __all__ = ["measurements", "write_page"]
@@ -31,7 +40,7 @@ class Figure:
 
     caption: str
     paint: Callable[[Any], None]
-    size: tuple[float, float] = (5.0, 3.5)
+    size: tuple[float, float] = (5.0, 3.7)
 
 
 @dataclass(frozen=True)
@@ -46,7 +55,9 @@ class Section:
 
 
 def write_page(diagnosis: Diagnosis, output: str | Path) -> Path:
-    """Writes ``report.html``, with its pictures inside, and returns its path. The same diagnosis gives the same file.
+    """Writes ``report.html``, with its pictures inside, and returns its path.
+
+    The same diagnosis gives the same file.
 
     Args:
         diagnosis: Result of `st_magnitude.diagnose`.
@@ -68,10 +79,14 @@ def write_page(diagnosis: Diagnosis, output: str | Path) -> Path:
     def citing(text: str) -> Markup:
         """Text in which papers on arXiv are links."""
         parts = re.split(r"arXiv (\d{4}\.\d{4,5})", text)
-        return Markup("").join(link.format(part) if i % 2 else escape(part) for i, part in enumerate(parts))
+        linked = (link.format(part) if i % 2 else escape(part) for i, part in enumerate(parts))
+        return Markup("").join(linked)
 
     environment = Environment(
-        loader=PackageLoader("st_magnitude.diagnosis"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+        loader=PackageLoader("st_magnitude.diagnosis"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
     )
     environment.filters |= {
         "citing": citing,
@@ -79,10 +94,15 @@ def write_page(diagnosis: Diagnosis, output: str | Path) -> Path:
         "base64": lambda figure: base64.b64encode(draw(figure.paint, figure.size)).decode(),
         "id": lambda title: re.sub(r"\W+", "-", title.lower()),
     }
+    ordered = [r for some in diagnosis.by_verdict.values() for r in some]
+    notes = [*diagnosis.summary, diagnosis.legend]
     page = environment.get_template("report.html").render(
         title=diagnosis.settings["title"] or f"Diagnosis of {diagnosis.model}",
         facts=diagnosis.facts,
-        sections=[_recommendations(diagnosis), *_measurements(diagnosis)],
+        sections=[
+            Section("Recommendations", notes, recommendations=ordered),
+            *_measurements(diagnosis),
+        ],
     )
     output = Path(output)
     output.mkdir(parents=True, exist_ok=True)
@@ -104,87 +124,115 @@ def _measurements(d: Diagnosis) -> list[Section]:
     return [_norms(d), _exponent(d), _storage(d), _directions(d), _settings(d)]
 
 
-def _recommendations(d: Diagnosis) -> Section:
-    shown = [r for r in d.recommendations if r.gain is not None]
-    gains = Figure(
-        "Gain in nDCG@10 of every change that could be measured, with its 95% interval. For half, quarter, 1 bit and "
-        "pruning it is the margin above the tolerance.",
-        lambda axis: figures.gains(axis, shown, d.settings["min_gain"]),
-        (5.0, 1.1 + 0.34 * max(len(shown), 2)),
-    )
-    ordered = [r for some in d.by_verdict.values() for r in some]
-    return Section("Recommendations", [*d.summary, d.legend], [gains] if shown else [], ordered)
-
-
 def _norms(d: Diagnosis) -> Section:
     notes = [] if d.has_magnitude else [NO_MAGNITUDE]
     if d.has_magnitude and d.normalizes:
-        notes = ["The model ends in Normalize: these norms come from before it and are not used today."]
+        notes = ["The model ends in Normalize: these norms come from before it and are not used."]
     q, m = d.queries, d.documents
     rows = [["mean", q.mean, m.mean], ["coefficient of variation (CV)", q.cv, m.cv]]
-    rows += [[f"{p:.0%} quantile", *x] for p, *x in zip(QUANTILES, q.quantiles, m.quantiles, strict=True)]
+    quantiles = zip(QUANTILES, q.quantiles, m.quantiles, strict=True)
+    rows += [[f"{share:.0%} quantile", *values] for share, *values in quantiles]
     rows.append(["rank correlation with the number of words", q.length_spearman, m.length_spearman])
-    norms = Table(
-        ["measure", "queries", "documents"],
-        rows,
-        "Norms of raw embeddings. With a CV below about 0.05 the norm is noise, from 0.1 it may carry information "
-        "(arXiv 2602.09229, App. M).",
+    title = (
+        "Norms of raw embeddings. With a CV below about 0.05 the norm is noise, from 0.1 it may "
+        "carry information (arXiv 2602.09229, App. M)."
     )
-    effects = Table(
-        ["compared", "d", "words regressed out"],
-        [
-            [EFFECTS[name] + (f" ({e.undefined})" if e.undefined else ""), e.d, e.without_length]
-            for name, e in d.effects.items()
-        ],
-        "Cohen's d of document norms, and the same with the logarithm of the number of words regressed out, as a "
-        "control for documents that merely have more words.",
+    norms = Table(["measure", "queries", "documents"], rows, title)
+    rows = [
+        [EFFECTS[name] + (f" ({e.undefined})" if e.undefined else ""), e.d, e.without_length]
+        for name, e in d.effects.items()
+    ]
+    title = (
+        "Cohen's d of document norms, and the same with the logarithm of the number of words "
+        "regressed out, as a control for documents that merely have more words."
     )
-    names = {True: "relevant to a query", False: "relevant to no query"}
-    masks = {name: d.is_relevant == flag for flag, name in names.items() if (d.is_relevant == flag).any()}
-    groups = {name: d.documents.values[mask] for name, mask in masks.items()}
-    means = "; ".join(f"{len(values):,} {name}: mean {values.mean():.3g}" for name, values in groups.items())
-    drawn = Figure(
-        f"Norms of documents ({means}). Dashed lines are means. The first and the last bar include the outermost 0.1%.",
-        lambda axis: figures.histogram(axis, groups, "norm of a document"),
+    effects = Table(["compared", "d", "words regressed out"], rows, title)
+    names = {"relevant to a query": d.is_relevant, "relevant to no query": ~d.is_relevant}
+    groups = {name: d.documents.values[mask] for name, mask in names.items() if mask.any()}
+    means = "; ".join(f"{len(x):,} {name}: mean {x.mean():.3g}" for name, x in groups.items())
+    caption = (
+        f"Norms of documents ({means}). Dashed lines are means. The first and the last bar "
+        "include the outermost 0.1%."
     )
+    drawn = Figure(caption, lambda axis: paint_norms(axis, groups))
     return Section("Norms", notes, [drawn] if d.has_magnitude else [], tables=[norms, effects])
 
 
+def paint_norms(axis: Any, groups: Mapping[str, Array]) -> None:
+    """Share of each group in common bins. The first and the last bin include the outermost."""
+    everything = np.concatenate(list(groups.values()))
+    low, high = np.quantile(everything, [0.001, 0.999])
+    if high - low <= 1e-6 * max(abs(low), abs(high)):
+        low, high = low - 0.5, high + 0.5
+    bins = np.linspace(low, high, int(np.clip(np.sqrt(len(everything)), 8, 40)) + 1)
+    for i, (name, values) in enumerate(groups.items()):
+        weights = np.full(len(values), 1 / len(values))
+        clipped = np.clip(values, low, high)
+        shared: dict[str, Any] = {"weights": weights, "color": f"C{i}"}
+        axis.hist(clipped, bins, histtype="stepfilled", alpha=0.25, **shared)
+        axis.hist(clipped, bins, histtype="step", linewidth=1.5, label=name, **shared)
+        axis.axvline(values.mean(), color=f"C{i}", linestyle="--", linewidth=1)
+    axis.set_xlabel("norm of a document")
+    axis.set_ylabel("share")
+    if len(groups) > 1:
+        key_above(axis)
+
+
 def _exponent(d: Diagnosis) -> Section:
-    found, intervals = d.exponent, figures.band(d.exponent, d.settings["seed"])
-    names = [f"{gamma:.2f}" + (" (today)" if gamma == found.present else "") for gamma in found.exponents]
-    every = Table(
-        ["exponent", "nDCG@10", "difference from today"],
-        list(zip(names, found.per_query.mean(axis=1), intervals, strict=True)),
-        "nDCG@10 of all queries by document exponent (0 is dot, 1 is cosine), with the 95% interval of the difference.",
+    found = d.exponent
+    today = found.ndcg(found.present)
+    intervals = [judge(x - today, num_samples=2000).gain for x in found.per_query]
+    gammas = found.exponents
+    names = [f"{gamma:.2f}{' (today)' if gamma == found.present else ''}" for gamma in gammas]
+    rows = list(zip(names, found.per_query.mean(axis=1), intervals, strict=True))
+    title = (
+        "nDCG@10 of all queries by document exponent (0 is dot, 1 is cosine), with the 95% "
+        "interval of the difference."
     )
-    curve = Figure(
-        f"nDCG@10 of all {len(d.query_ids):,} queries if documents are divided by this power of their norm. The band "
-        "is the 95% paired bootstrap interval of the difference from today, drawn around the curve. Where it leaves "
-        "the dotted line, the difference is more than noise.",
-        lambda axis: figures.exponents(axis, found, intervals),
-        (5.0, 3.7),
+    every = Table(["exponent", "nDCG@10", "difference from today"], rows, title)
+    caption = (
+        f"nDCG@10 of all {len(d.query_ids):,} queries if documents are divided by this power of "
+        "their norm. The band is the 95% interval of the difference from today, drawn around the "
+        "curve. Where it leaves the dotted line, the difference is more than noise."
     )
+    curve = Figure(caption, lambda axis: paint_exponents(axis, found, intervals))
     return Section("Document exponent", figures=[curve], tables=[every])
 
 
+def paint_exponents(axis: Any, choice: ExponentChoice, intervals: Sequence[Interval]) -> None:
+    """nDCG@10 by document exponent, with the intervals of the difference from today as a band."""
+    gammas = choice.exponents
+    today = float(choice.ndcg(choice.present).mean())
+    gain, low, high = np.array(intervals).T + today
+    label = "95% interval against today"
+    axis.fill_between(gammas, low, high, color="C0", alpha=0.2, linewidth=0, label=label)
+    axis.axhline(today, color=INK, linewidth=1, linestyle=":")
+    axis.plot(gammas, gain, color="C0", linewidth=1.8)
+    axis.plot(choice.present, today, "o", color=INK, markersize=7, label="today")
+    chosen = choice.ndcg(choice.candidate).mean()
+    axis.plot(choice.candidate, chosen, "D", color="C1", label="chosen by one half")
+    axis.set_xlabel("document exponent (0: dot, 1: cosine)")
+    axis.set_ylabel("nDCG@10")
+    axis.grid(axis="y")
+    key_above(axis)
+
+
 def _storage(d: Diagnosis) -> Section:
-    title = f"nDCG@10 by dimensions and precision, measured with {d.recommended}. Stars mark the best at their size."
-    figure = Figure(
-        "nDCG@10 by bytes per document. The numbers above points are dimensions.",
-        lambda axis: figures.compression(axis, d.cells),
-        (5.0, 4.4),
-    )
-    return Section("Storage", figures=[figure], tables=[replace(table(d.cells), title=title)])
+    title = f"nDCG@10 by dimensions and precision, measured with {d.recommended}. Stars mark the "
+    shown = replace(table(d.cells), title=title + "best at their size.")
+    caption = "nDCG@10 by bytes per document. The numbers above points are dimensions."
+    figure = Figure(caption, lambda axis: paint_compression(axis, d.cells), (5.0, 4.4))
+    return Section("Storage", figures=[figure], tables=[shown])
 
 
 def _directions(d: Diagnosis) -> Section:
     g = d.geometry
-    limited = "; the sample limits it: it has fewer than 4 documents per dimension" if g.is_sample_limited else ""
+    limited = ", limited by a sample of fewer than 4 documents per dimension"
+    components = f"components that hold 95% of the variance{limited if g.is_sample_limited else ''}"
     rows = [
-        ["intrinsic dimension", str(g.intrinsic_dimension), f"components that hold 95% of the variance{limited}"],
+        ["intrinsic dimension", str(g.intrinsic_dimension), components],
         ["IsoScore", cell(g.isoscore), "1: variance is even over all dimensions, 0: one line"],
-        ["highest IsoScore", cell(g.isoscore_ceiling), "reached by an isotropic sample of this size"],
+        ["highest IsoScore", cell(g.isoscore_ceiling), "of an isotropic sample of this size"],
         ["mean cosine", cell(g.mean_cosine), "over all pairs; 0 for random directions"],
         ["uniformity", cell(g.uniformity), "log mean Gaussian potential; lower is more even"],
         ["alignment", cell(g.alignment), "mean squared distance of relevant pairs, 0 to 4"],
@@ -194,11 +242,13 @@ def _directions(d: Diagnosis) -> Section:
 
 
 def _settings(d: Diagnosis) -> Section:
+    unjudged = "queries whose own text is a document that is not judged relevant"
     rows = [
         ["model", d.model],
         ["scored today by", f"{d.similarity} (document exponent {d.exponent.present:.2g})"],
         ["ends in Normalize", "yes" if d.normalizes else "no"],
-        ["queries whose own text is a document that is not judged relevant", f"{d.own_text_unjudged:.0%}"],
+        [unjudged, f"{d.own_text_unjudged:.0%}"],
         *([name, str(value)] for name, value in d.settings.items() if name != "title"),
     ]
-    return Section("Settings", tables=[Table(["setting", "value"], rows, "Model, arguments and versions.")])
+    title = "Model, arguments and versions."
+    return Section("Settings", tables=[Table(["setting", "value"], rows, title)])

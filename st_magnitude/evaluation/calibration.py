@@ -14,8 +14,8 @@ from sentence_transformers import SentenceTransformer
 
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import EncodedTask
-from st_magnitude.evaluation.metrics import are_unit, scoring_of
-from st_magnitude.geometry import norms, paired_bootstrap
+from st_magnitude.evaluation.metrics import are_unit, judge, scoring_of
+from st_magnitude.geometry import norms
 from st_magnitude.result import Result, Table, interval
 from st_magnitude.similarity import DOT, Similarity
 from st_magnitude.surgery.raw import normalizes_output
@@ -46,8 +46,8 @@ class ExponentCurve(Result):
         queries: Ids of the n queries.
         best: The recommended exponent. It is `highest`, unless that is statistically tied with cosine or dot: then it
             is 1 or 0, because such a model consists of stock modules and loads without this package. Cosine goes first.
-        versus_cosine: nDCG@10 at the highest exponent minus nDCG@10 at exponent 1, with a paired 95 % interval:
-            (difference, low, high). These queries chose the exponent: confirm the optimistic difference on others.
+        versus_cosine: nDCG@10 at the highest exponent minus nDCG@10 at exponent 1, with the 95 % interval of
+            `judge`: (difference, low, high). It is optimistic, because these queries chose: confirm it on others.
         versus_dot: The same against exponent 0.
     """
 
@@ -119,8 +119,8 @@ def calibrate_exponent(
         model: A model whose embeddings keep their norm. Embeddings are taken before a closing ExponentNorm.
         data: Queries, corpus and judgments, usually a dev split. Queries without a relevant document do not count.
         exponents: Document exponents in [0, 1]; by default 0, 0.05, ..., 1. The ends 0 and 1 are always added.
-        num_samples: Number of bootstrap resamples of the queries.
-        seed: Seed for the bootstrap.
+        num_samples: Number of draws of `judge`.
+        seed: Seed of the draws.
         encode: Options of `RetrievalData.encode`, such as ``{"batch_size": 128}``.
 
     Raises:
@@ -135,15 +135,15 @@ def calibrate_exponent(
         >>> print(curve)
         nDCG@10 by document exponent, 1 queries (0 is dot, 1 is cosine)
         exponent  nDCG@10
-          0.0000   1.0000  best
+          0.0000   1.0000
           0.5000   1.0000  highest
-          1.0000   0.6309
+          1.0000   0.6309  best
         <BLANKLINE>
         0.5 minus   nDCG@10 with 95% interval
-        cosine     +0.3691 [+0.3691, +0.3691]  a difference
-        dot        +0.0000 [+0.0000, +0.0000]  a tie
+        cosine     +0.3691 [-0.9626, +0.9828]  a tie
+        dot        +0.0000 [-0.9727, +0.9727]  a tie
         <BLANKLINE>
-        Exponent 0.5 is tied with dot, so the best exponent is 0: that model loads
+        Exponent 0.5 is tied with cosine, so the best exponent is 1: that model loads
         anywhere, without st_magnitude.
     """
     check_keeps_norm(model)
@@ -155,15 +155,27 @@ def calibrate_exponent(
     if are_unit(norms(encoded.documents)):  # by a module of another name than Normalize
         raise ValueError(UNIT_NORMS)
     per_query = ndcg_by_exponent(encoded, gammas)
+    return exponent_curve(gammas, per_query, data.query_ids, num_samples, seed)
+
+
+def exponent_curve(
+    exponents: NDArray[np.float64],
+    per_query: NDArray[np.float64],
+    queries: list[str],
+    num_samples: int = 10_000,
+    seed: int = 0,
+) -> ExponentCurve:
+    """The choice of `calibrate_exponent` from nDCG@10 of n queries at E rising exponents, (E, n)."""
     highest = highest_rows(per_query)[-1]
     versus_cosine, versus_dot = (
-        paired_bootstrap(per_query[highest], per_query[end], num_samples=num_samples, seed=seed) for end in (-1, 0)
+        judge(per_query[highest] - per_query[end], num_samples=num_samples, seed=seed).gain
+        for end in (-1, 0)
     )
-    best = float(gammas[highest])
+    best = float(exponents[highest])
     for end, (_, low, high) in ((0.0, versus_dot), (1.0, versus_cosine)):
         if low <= 0.0 <= high:
             best = end
-    return ExponentCurve(gammas, per_query, data.query_ids, best, versus_cosine, versus_dot)
+    return ExponentCurve(exponents, per_query, queries, best, versus_cosine, versus_dot)
 
 
 def ndcg_by_exponent(encoded: EncodedTask, exponents: Iterable[float]) -> NDArray[np.float64]:
@@ -196,9 +208,10 @@ class PriorCurve(Result):
         per_query: nDCG@10 of every query at every weight, (W, n).
         queries: Ids of the n queries.
         weight: The recommended weight: `highest`, or 0 if ``gain`` is a tie.
-        gain: nDCG@10 with the prior minus nDCG@10 without, with a paired bootstrap interval: (difference, low, high).
+        gain: nDCG@10 with the prior minus nDCG@10 without, with the 95 % interval of `judge`: (difference, low, high).
             It is cross-fitted: each fifth of the queries is measured at the weight that is best on the others.
         similarity: The similarity of the scores to which the prior is added.
+        held_out: nDCG@10 of every query at the weight that is best on the others, (n,).
     """
 
     weights: NDArray[np.float64]
@@ -207,6 +220,7 @@ class PriorCurve(Result):
     weight: float
     gain: tuple[float, float, float]
     similarity: Similarity
+    held_out: NDArray[np.float64]
 
     @property
     def ndcg(self) -> NDArray[np.float64]:
@@ -256,8 +270,8 @@ def calibrate_prior(
             `RetrievalData.log_prior` of the training split has it. A constant that is added to all has no effect.
         similarity: The similarity of s(q, d); by default the model's own. With a prior the norm of the query counts,
             if the similarity keeps it: "qnorm" gives every query the same weight of the prior, "dot" does not.
-        num_samples: Number of bootstrap resamples of the queries.
-        seed: Seed for the folds and the bootstrap.
+        num_samples: Number of draws of `judge`.
+        seed: Seed of the folds and the draws.
         encode: Options of `RetrievalData.encode`, such as ``{"batch_size": 128}``.
 
     Raises:
@@ -270,8 +284,8 @@ def calibrate_prior(
         >>> ids = [f"q{i}" for i in range(50)]
         >>> data = RetrievalData(dict.fromkeys(ids, "bees"), corpus, dict.fromkeys(ids, {"popular"}))
         >>> curve = calibrate_prior(model, data, {"rare": -5.0, "popular": -0.1})
-        >>> curve.weight > 0, [round(x, 3) for x in curve.gain]
-        (True, [0.369, 0.369, 0.369])
+        >>> curve.weight > 0, round(curve.gain[0], 3), curve.gain[1] > 0
+        (True, 0.369, True)
 
     `st_magnitude.serving.with_prior` writes the weight into the vectors of an index for inner products.
 
@@ -303,9 +317,9 @@ def prior_curve(
     for part in range(FOLDS):
         row = highest_rows(per_query[:, fold != part])[0]
         held_out[fold == part] = per_query[row, fold == part]
-    gain = paired_bootstrap(held_out, per_query[0], num_samples=num_samples, seed=seed)
+    gain = judge(held_out - per_query[0], num_samples=num_samples, seed=seed).gain
     best = float(weights[highest_rows(per_query)[0]]) if gain[1] > 0 else 0.0
-    return PriorCurve(weights, per_query, query_ids, best, gain, similarity)
+    return PriorCurve(weights, per_query, query_ids, best, gain, similarity, held_out)
 
 
 def aligned_prior(data: RetrievalData, log_p: Any) -> NDArray[np.float64]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from sentence_transformers.util.quantization import quantize_embeddings
 from torch import Tensor
 
 from st_magnitude._checks import one_of, whole_number
+from st_magnitude._plot import INK, draw, key_above
 from st_magnitude.data.retrieval import Judgments
 from st_magnitude.data.task import EncodedTask, rank
 from st_magnitude.evaluation.base import SearchEvaluator, SearchOptions
@@ -26,11 +29,22 @@ from st_magnitude.surgery.projection import principal_axes
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["CompressionCell", "CompressionEvaluator", "pareto", "table"]
+__all__ = ["CompressionCell", "CompressionEvaluator", "pareto", "plot_compression", "table"]
+
+logger = logging.getLogger(__name__)
 
 PRECISIONS = ("float32", "int8", "rabitq", "binary")
 NORM_BYTES = 2  # float16
 RABITQ_BYTES = 8  # two float32, as FAISS stores them
+# (precision, rescoring) -> label, marker, color
+SERIES = {
+    ("float32", "none"): ("float32", "o", "C0"),
+    ("int8", "none"): ("int8", "s", "C2"),
+    ("rabitq", "none"): ("RaBitQ", "P", "C5"),
+    ("binary", "none"): ("binary", "v", "C4"),
+    ("binary", "query"): ("binary, rescored", "^", "C1"),
+    ("binary", "norm"): ("binary, rescored with the norm", "D", "C3"),
+}
 _SUFFIX = {"none": "", "query": "_rescored", "norm": "_norm_rescored"}
 
 
@@ -143,20 +157,9 @@ class CompressionEvaluator(SearchEvaluator):
                 f"A prefix in dims has {self.dims[0]} dimensions and the model's embeddings {known}: drop it from dims."
             )
         encoded = self.encode(model)
-        full = encoded.queries.shape[1]
-        dims = [full // share for share in (1, 2, 4, 8) if full >= share] if self.dims is None else self.dims
-        self.per_query = {}
-        for dim in sorted({full, *dims}, reverse=True):
-            chosen = [p for p in PRECISIONS if p in self.precisions or (dim, p) == (full, "float32")]
-            for precision, rescoring, best in self._searched(encoded, dim, chosen, similarity):
-                self.per_query[dim, precision, rescoring] = encoded.ndcg(best)
-        if self.pca:
-            axes = principal_axes(similarity.document(encoded.documents), full)
-            rotated = replace(encoded, queries=encoded.queries @ axes, documents=encoded.documents @ axes)
-            for dim in sorted({*dims} - {full}, reverse=True):
-                for precision, rescoring, best in self._searched(rotated, dim, ["float32", "int8"], similarity):
-                    self.per_query[dim, precision, rescoring, "pca"] = encoded.ndcg(best)
-        self.cells = compression_cells(self.per_query, full)
+        options = (self.dims, self.precisions, self.top_k, self.pca)
+        self.per_query = measure_formats(encoded, similarity, *options)
+        self.cells = compression_cells(self.per_query, encoded.queries.shape[1])
 
         metrics = {"full_ndcg@10": self.cells[0].ndcg}
         for cell in self.cells:
@@ -164,21 +167,52 @@ class CompressionEvaluator(SearchEvaluator):
             metrics |= {f"{key}_ndcg@10": cell.ndcg, f"{key}_retention": cell.retention}
         return metrics
 
-    def _searched(
-        self, encoded: EncodedTask, dim: int, precisions: Sequence[str], similarity: Similarity
-    ) -> Iterator[tuple[str, str, Tensor]]:
-        """The best documents for each precision and rescoring of a prefix."""
-        # Powers in float64: in float32, powers of equal norms can differ by where in the array they stand.
-        q = similarity.query(encoded.queries[:, :dim].double()).float()
-        d = similarity.document(encoded.documents[:, :dim].double()).float()
-        for precision in precisions:
-            found = search_compressed(q, d, precision, self.top_k, similarity, encoded.own)
-            for rescoring, best in found.items():
-                yield precision, rescoring, best
-
     def report(self, metrics: dict[str, float]) -> tuple[str, Iterable[Mapping[str, Any]]]:
         """The table of the cells for the log, and a row for each."""
         return str(table(self.cells)), [cell.row for cell in self.cells]
+
+
+def measure_formats(
+    encoded: EncodedTask,
+    similarity: Similarity,
+    dims: Sequence[int] | None = None,
+    precisions: Sequence[str] = PRECISIONS,
+    top_k: int = 100,
+    pca: bool = True,
+) -> dict[tuple[Any, ...], NDArray[np.float64]]:
+    """nDCG@10 of every query in every format, as `CompressionEvaluator` defines them, (n,) each.
+
+    The keys are (dim, precision, rescoring), with ``"pca"`` as a fourth for principal axes. Of fewer
+    documents than dimensions these axes fit the corpus itself and lose nothing, whatever they would
+    lose on others: they are left out then, with a warning.
+    """
+    full = encoded.queries.shape[1]
+    sizes = [full // share for share in (1, 2, 4, 8) if full >= share] if dims is None else dims
+    found: dict[tuple[Any, ...], NDArray[np.float64]] = {}
+
+    def measure(task: EncodedTask, dim: int, kinds: Sequence[str], *axes: str) -> None:
+        # Powers in float64: in float32, powers of equal norms can differ by their place in the array.
+        q = similarity.query(task.queries[:, :dim].double()).float()
+        d = similarity.document(task.documents[:, :dim].double()).float()
+        for kind in kinds:
+            for rescoring, best in search_compressed(q, d, kind, top_k, similarity, task.own).items():
+                key = (dim, kind, rescoring, *axes)
+                found[key] = encoded.ndcg(best)
+
+    for dim in sorted({full, *sizes}, reverse=True):
+        chosen = [p for p in PRECISIONS if p in precisions or (dim, p) == (full, "float32")]
+        measure(encoded, dim, chosen)
+    if pca and (count := len(encoded.documents)) < full:
+        logger.warning(
+            f"Principal axes are left out: of {count} documents, fewer than the {full} dimensions, they "
+            "would fit exactly these documents. Measure them on more."
+        )
+    elif pca:
+        axes = principal_axes(similarity.document(encoded.documents), full)
+        turned = replace(encoded, queries=encoded.queries @ axes, documents=encoded.documents @ axes)
+        for dim in sorted({*sizes} - {full}, reverse=True):
+            measure(turned, dim, ["float32", "int8"], "pca")
+    return found
 
 
 def compression_cells(per_query: Mapping[tuple[Any, ...], NDArray[np.float64]], full: int) -> list[CompressionCell]:
@@ -304,3 +338,50 @@ def rabitq(queries: Tensor, documents: Tensor) -> EncodedTask:
 def rotation_of(dim: int) -> Tensor:
     """A random rotation, (dim, dim), always the same."""
     return torch.linalg.qr(torch.randn(dim, dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64))[0]
+
+
+def paint_compression(axis: Any, cells: Sequence[CompressionCell]) -> None:
+    """nDCG@10 by bytes per document: a point per cell, a line over `pareto` with its dimensions."""
+    from matplotlib.ticker import LogLocator
+
+    def points(chosen: Sequence[CompressionCell]) -> tuple[list[int], list[float]]:
+        return [cell.bytes_per_document for cell in chosen], [cell.ndcg for cell in chosen]
+
+    full, front = largest(cells), pareto(cells)
+    name = f"{full.dim} x {full.precision}"
+    axis.axhline(full.ndcg, color=INK, linestyle="--", linewidth=1, label=name)
+    line = {"drawstyle": "steps-post", "color": INK, "linewidth": 1, "alpha": 0.6}
+    sizes, values = points([*front, full])
+    axis.plot(sizes, [*values[:-1], values[-2]], **line, label="best at that size")
+    for kind, (label, marker, color) in SERIES.items():
+        chosen = [c for c in cells if (c.precision, c.rescoring) == kind and c.axes == "prefix"]
+        if chosen:
+            axis.plot(*points(chosen), marker, color=color, markersize=6, label=label, zorder=3)
+    if turned := [cell for cell in cells if cell.axes == "pca"]:
+        label = "principal axes (PCA)"
+        axis.plot(*points(turned), "x", color=INK, markersize=6, label=label, zorder=3)
+    # Bits with a norm next to bits get one label.
+    for cell in {(cell.dim, cell.precision): cell for cell in front}.values():
+        place = (cell.bytes_per_document, cell.ndcg)
+        axis.annotate(str(cell.dim), place, (0, 6), textcoords="offset points", ha="center")
+    axis.set_xscale("log", base=2)
+    axis.xaxis.set_major_locator(LogLocator(base=2, numticks=32))
+    axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axis.margins(x=0.1, y=0.12)
+    axis.set_xlabel("bytes per document")
+    axis.set_ylabel("nDCG@10")
+    key_above(axis)
+
+
+def plot_compression(cells: Sequence[CompressionCell], path: str | Path) -> None:
+    """Writes nDCG@10 by bytes per document of the cells of a CompressionEvaluator to a PNG file.
+
+    Raises:
+        ImportError: If matplotlib is not installed.
+        ValueError: If there are no cells.
+
+    Example:
+        >>> cells = [CompressionCell(4, "float32", "none", 16, 0.5, 1.0)]
+        >>> plot_compression(cells, "compression.png")  # doctest: +SKIP
+    """
+    Path(path).write_bytes(draw(lambda axis: paint_compression(axis, cells), (6.4, 4.4), "png"))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import numpy as np
@@ -13,8 +16,10 @@ from numpy.typing import NDArray
 __all__ = ["Embed", "Refused", "Server", "embed_all"]
 
 BATCH = 8  # every server that is known takes so many texts in a request
-KINDS = {"vllm": "vLLM", "infinity": "Infinity", "llamacpp": "llama.cpp", "library": "Ollama"}  # by owned_by
+PAUSES = (1.0, 2.0, 4.0)  # seconds before a request is sent again to a server that is busy
+KINDS = {"vllm": "vLLM", "infinity": "Infinity", "llamacpp": "llama.cpp", "library": "Ollama"}
 VERSIONS = {"vLLM": "/version", "Ollama": "/api/version", "TEI": "/info"}
+ROUTES = {"/api/embed": "Ollama", "/embed": "TEI", "/embeddings": ""}
 Array = NDArray[np.float64]
 Embed = Callable[[list[str], str], Any]  # texts, role -> vectors
 
@@ -24,13 +29,19 @@ class Refused(ValueError):
 
 
 class Server:
-    """A URL that embeds texts: text-embeddings-inference's ``/embed``, or OpenAI's ``/v1/embeddings``.
+    """A URL that embeds texts; `check_serving` documents the arguments.
 
-    The URL is one of either route, or the base of an OpenAI-compatible server. `check_serving` documents the arguments.
+    The URL is OpenAI's ``/v1/embeddings``, the base of such a server, ``/embed`` of
+    text-embeddings-inference, or Ollama's ``/api/embed``.
     """
 
     def __init__(
-        self, url: str, name: str | None, api_key: str | None, request: Mapping[str, Any] | None, timeout: float
+        self,
+        url: str,
+        name: str | None,
+        api_key: str | None,
+        request: Mapping[str, Any] | None,
+        timeout: float,
     ) -> None:
         try:
             parsed = httpx.URL(url)
@@ -38,18 +49,31 @@ class Server:
             parsed = httpx.URL()
         if parsed.scheme not in ("http", "https") or not parsed.host:
             shown = url.split("@")[-1].split("?")[0]  # without a password or a key
-            raise ValueError(f"{shown!r} is not a URL of http or https; give one such as http://localhost:8000/v1.")
+            raise ValueError(
+                f"{shown!r} is not a URL of http or https; give one such as http://localhost:8000/v1."
+            )
         path = parsed.path.rstrip("/")
-        self._is_tei = path.endswith("/embed")
-        if not path.endswith(("/embed", "/embeddings")):
+        if not path.endswith(tuple(ROUTES)):
             path = (path or "/v1") + "/embeddings"
-        self._url, self._request, self._timeout = parsed.copy_with(path=path), dict(request or {}), timeout
-        self._secrets = [secret for secret in (api_key, parsed.password, parsed.params.get("api-key")) if secret]
-        self._client = httpx.Client(timeout=timeout, headers={"Authorization": f"Bearer {api_key}"} if api_key else {})
+        self._route = next(route for route in ROUTES if path.endswith(route))
+        self._url = parsed.copy_with(path=path)
+        self._request = dict(request or {})
+        self._timeout = timeout
+        key = (api_key or "").strip()
+        if not (key.isascii() and key.isprintable()):  # the client's own error shows the header
+            raise ValueError(
+                "The key holds a line break or another character that no HTTP header may hold; "
+                "export it again, without quotes and as one line."
+            )
+        hidden = [key, parsed.password, *(v for v in parsed.params.values() if len(v) > 7)]
+        self._secrets = {f(s) for s in hidden if s for f in (str, quote, _in_json)}
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._client = httpx.Client(timeout=timeout, headers=headers)
         self.told, self._known = self._identify()
         self._name = name or (self._known[0] if len(self._known) == 1 else "")
         if not self._name and self._known:
-            raise ValueError(f"{self} serves {', '.join(self._known)}: say which with name= (--name).")
+            names = ", ".join(self._known)
+            raise ValueError(f"{self} serves {names}: say which with name= (--name).")
 
     def __str__(self) -> str:
         return str(self._url.copy_with(userinfo=b"", query=None))
@@ -58,61 +82,82 @@ class Server:
         self._client.close()
 
     def embed(self, texts: Sequence[str], role: str) -> list[Any]:
-        """The vectors of texts, whatever their role; raises `Refused` if the server does not embed these."""
-        if self._is_tei:
-            body: dict[str, Any] = {"inputs": list(texts)}
-        else:
-            body = {"model": self._name, "input": list(texts), "encoding_format": "float"}
+        """The vectors of texts, whatever their role; raises `Refused` if these are not embedded."""
+        body: dict[str, Any] = {"model": self._name, "input": list(texts)}
+        if self._route == "/embed":
+            body = {"inputs": list(texts)}
+        elif self._route == "/embeddings":
+            body["encoding_format"] = "float"
         response = self._send("POST", self._url, json=body | self._request)
         if response.status_code != 200:
             raise self._refusal(response)
         try:
-            answer = json.loads(response.text)
-            if self._is_tei:
-                return list(answer)
-            return [row["embedding"] for row in sorted(answer["data"], key=lambda row: row["index"])]
-        except (KeyError, TypeError, ValueError):
+            return _vectors_of(json.loads(response.text))
+        except (AttributeError, KeyError, TypeError, ValueError):
             raise ValueError(
-                f"{self} does not answer with embeddings, but with {self._plain(response.text)!r}. Check the URL: it "
-                "must be a route /v1/embeddings as OpenAI's, or /embed as text-embeddings-inference's."
+                f"{self} does not answer with embeddings, but with {self._plain(response.text)!r}. "
+                "Check the URL: it must be a route /v1/embeddings as OpenAI's, /embed as "
+                "text-embeddings-inference's, or /api/embed as Ollama's."
             ) from None
 
     def _refusal(self, response: httpx.Response) -> Exception:
         """The error for an answer that is not 200."""
-        status, said = response.status_code, self._plain(response.text)
+        status = response.status_code
+        said = f"HTTP {status}: {self._plain(response.text)}"
         if status in (401, 403):
-            advice = "pass it with api_key=, or name an environment variable that holds it with --api-key-env"
-            return ValueError(f"{self} refuses the key (HTTP {status}: {said}); {advice}.")
+            advice = "pass it with api_key=, or name its environment variable with --api-key-env"
+            return ValueError(f"{self} refuses the key ({said}); {advice}.")
         if status in (404, 405):
-            names = f"it serves {', '.join(self._known)}" if self._known else "check the path of the URL"
-            asked = f"this route or the model {self._name!r} (HTTP {status}: {said})"
-            return ValueError(f"{self} does not know {asked}; {names}. Name the model with name= (--name).")
+            asked = f"this route or the model {self._name!r} ({said})"
+            serves = f"it serves {', '.join(self._known)}" if self._known else "check the URL"
+            return ValueError(f"{self} does not know {asked}; {serves}, or use name= (--name).")
         if status == 429:
-            return OSError(f"{self} gets too many requests (HTTP 429: {said}); try again later.")
-        return Refused(f"HTTP {status}: {said}")
+            return OSError(f"{self} gets too many requests ({said}); try again later.")
+        return Refused(said)
 
     def _send(self, method: str, url: str | httpx.URL, **options: Any) -> httpx.Response:
+        """The answer, asked for again after a pause while the server is busy (HTTP 429)."""
         try:
-            return self._client.request(method, url, **options)
+            response = self._client.request(method, url, **options)
+            for pause in PAUSES:
+                if response.status_code != 429:
+                    break
+                asked = response.headers.get("Retry-After", "")
+                time.sleep(min(float(asked) if asked.isdecimal() else pause, self._timeout))
+                response = self._client.request(method, url, **options)
         except httpx.TimeoutException:
             raise TimeoutError(
-                f"{self} did not answer within {self._timeout:g} s; look at its log, or raise timeout= (--timeout)."
+                f"{self} did not answer within {self._timeout:g} s; look at its log, or raise "
+                "timeout= (--timeout)."
             ) from None
         except (httpx.HTTPError, UnicodeError) as error:
+            # Other errors than the network's can quote a header.
+            why = str(error) if isinstance(error, httpx.NetworkError) else type(error).__name__
             raise OSError(
-                f"{self} cannot be reached ({self._plain(str(error))}); is it up, and is this its host and port?"
+                f"{self} cannot be reached ({self._plain(why)}); is it up, and is this its host "
+                "and port?"
             ) from None
+        return response
 
     def _identify(self) -> tuple[str, list[str]]:
-        """The kind of the server with its version, and the names of its models, as far as it tells them."""
-        base = str(self._url.copy_with(query=None)).removesuffix("/embeddings").removesuffix("/embed")
+        """The kind of the server with its version, and its models, as far as it tells them."""
+        base = str(self._url.copy_with(query=None)).removesuffix(self._route)
         root = base.removesuffix("/v1")
-        rows = [] if self._is_tei else self._get(base + "/models").get("data", [])
-        kind = "TEI" if self._is_tei else KINDS.get(str(rows[0].get("owned_by")) if rows else "", "")
-        told = self._get(root + VERSIONS[kind or "TEI"]) if kind != "Infinity" and kind != "llama.cpp" else {}
+        rows: Any = None
+        if self._route != "/embed":
+            rows = self._get((root + "/v1" if self._route == "/api/embed" else base) + "/models")
+            rows = rows.get("data")
+        rows = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+        owner = str(rows[0].get("owned_by")) if rows else ""
+        kind = ROUTES[self._route] or KINDS.get(owner, "")
+        told = {}
+        if kind not in ("Infinity", "llama.cpp"):
+            told = self._get(root + VERSIONS[kind or "TEI"])
         if "model_id" in told:  # TEI also has OpenAI's route
-            kind, rows = "TEI", [{"id": str(told["model_id"])}]
-        return f"{kind} {told.get('version', '')}".strip(), [row["id"] for row in rows]
+            kind = "TEI"
+            rows = [{"id": told["model_id"]}]
+        names = [str(row["id"]) for row in rows if row.get("id")]
+        return f"{kind} {told.get('version', '')}".strip(), names
 
     def _get(self, url: str) -> dict[str, Any]:
         """The JSON object at a URL; empty if there is none."""
@@ -131,24 +176,48 @@ class Server:
         return text if len(text) <= 200 else text[:200] + "..."
 
 
-def embed_all(embed: Embed, texts: list[str], role: str, target: str) -> tuple[Array, str]:
-    """The vectors of all texts of a role, nan where a text was refused, and the first refusal: n texts -> (n, D)."""
+def _in_json(text: str) -> str:
+    return json.dumps(text)[1:-1]
+
+
+def _vectors_of(answer: Any) -> list[Any]:
+    """The vectors of an answer as OpenAI's, text-embeddings-inference's or Ollama's."""
+    if isinstance(answer, list):
+        return answer
+    if "embeddings" in answer:
+        return list(answer["embeddings"])
+    rows = list(answer["data"])
+    if all(isinstance(row.get("index"), int) for row in rows):  # else they stand in order
+        rows.sort(key=lambda row: row["index"])
+    vectors = [row["embedding"] for row in rows]
+    return [
+        np.frombuffer(base64.b64decode(v, validate=True), "<f4") if isinstance(v, str) else v
+        for v in vectors
+    ]
+
+
+def embed_all(
+    embed: Embed, texts: list[str], role: str, target: str, batch: int = BATCH
+) -> tuple[Array, str]:
+    """The vectors of n texts, nan where one was refused, (n, D), and the first refusal."""
     refusals: list[str] = []
 
-    def vectors(batch: list[str], dim: int | None) -> list[Array]:
+    def vectors(some: list[str], dim: int | None) -> list[Array]:
         try:
-            return list(_checked_vectors(embed(batch, role), len(batch), target, dim))
+            return list(_checked_vectors(embed(some, role), len(some), target, dim))
         except Refused as error:
             if dim is None:
-                raise ValueError(f"{target} does not embed {batch[0]!r} ({error}); look at its log.") from None
-            if len(batch) > 1:  # one of them is too long, or there are too many
-                return [row for text in batch for row in vectors([text], dim)]
+                raise ValueError(
+                    f"{target} does not embed {some[0]!r} ({error}); look at its log."
+                ) from None
+            if len(some) > 1:  # one of them is too long, or there are too many
+                return [row for text in some for row in vectors([text], dim)]
             refusals.append(str(error))
             return [np.full(dim, np.nan)]
 
     rows = vectors(texts[:1], None)
-    for start in range(1, len(texts), BATCH):
-        rows += vectors(texts[start : start + BATCH], len(rows[0]))
+    for start in range(1, len(texts), batch):
+        rows += vectors(texts[start : start + batch], len(rows[0]))
     return np.stack(rows), refusals[0] if refusals else ""
 
 
@@ -159,11 +228,12 @@ def _checked_vectors(vectors: Any, count: int, target: str, dim: int | None) -> 
     except (TypeError, ValueError):
         found = np.empty(0)
     if found.ndim != 2 or len(found) != count or found.shape[1] != (dim or found.shape[1]):
+        shape = f"an array of shape {found.shape}" if found.size else "no such vectors"
         raise ValueError(
-            f"{target} must return one vector of {dim or 'equally many'} numbers for each of {count} texts, in their "
-            f"order; it returned {f'an array of shape {found.shape}' if found.size else 'no such vectors'}."
+            f"{target} must return one vector of {dim or 'equally many'} numbers for each of "
+            f"{count} texts, in their order; it returned {shape}."
         )
     if not (finite := np.isfinite(found).all(axis=1)).all():
         where = f"vector {int(finite.argmin())} of {count}"
-        raise ValueError(f"{target} returned nan or infinity in {where}; look at its log and precision.")
+        raise ValueError(f"{target} returned nan or infinity in {where}; look at its log.")
     return found

@@ -496,13 +496,15 @@ def test_calibrate_confirms_on_the_other_split(tmp_path, model_path):
     """The planted length helps on one split and harms on the other: confirmation must see the harm."""
     corpus = {"long": "honey honey bees", "short": "honey"}
     for split, answer in (("dev", "long"), ("test", "short")):
-        RetrievalData({"dev": "honey", "test": "my honey"}, corpus, {split: {answer}}).save(tmp_path / "data", split)
+        queries = {f"{name}{i}": f"{name} honey {i}" for name in ("dev", "test") for i in range(20)}
+        judged = {f"{split}{i}": {answer} for i in range(20)}
+        RetrievalData(queries, corpus, judged).save(tmp_path / "data", split)
     SentenceTransformer(modules=[BoW(["bees", "honey"])], device="cpu").save_pretrained(str(tmp_path / "bow"))
     options = ("--data", tmp_path / "data", "--exponents", "0", "--confirm", "test", "--json")
     figures = report_of(invoke("calibrate", tmp_path / "bow", *options))
     assert (figures["exponent"], figures["ndcg@10"]) == (0.0, {"0": 1.0, "1": pytest.approx(0.6309, abs=1e-4)})
     assert figures["confirm"]["versus_cosine"][0] == pytest.approx(0.6309 - 1, abs=1e-4)
-    assert figures["confirm"]["versus_dot"] == [0, 0, 0]
+    assert figures["confirm"]["versus_dot"][0] == 0
 
 
 def test_calibrate_saves_and_confirms_a_given_exponent(folder, model_path, tmp_path):

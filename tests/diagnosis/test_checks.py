@@ -3,29 +3,9 @@
 import numpy as np
 import pytest
 from _planted import DIM, found_in, model_of, planted, quick, table_of, unit
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 
 from st_magnitude import Similarity
-from st_magnitude.diagnosis.measure import Check
 from st_magnitude.evaluation import CompressionEvaluator
-from st_magnitude.modules import ExponentNorm
-
-
-@pytest.mark.parametrize(
-    ("gain", "number", "verdict"),
-    [
-        ((0.05, 0.01, 0.09), 100, "do"),
-        ((0.05, 0.01, 0.09), 24, "not enough data"),
-        ((0.05, 0.0, 0.09), 100, "not enough data"),
-        ((0.008, 0.002, 0.014), 100, "do"),
-        ((0.005, 0.001, 0.009), 100, "no benefit expected"),
-        ((-0.05, -0.09, -0.01), 100, "no benefit expected"),
-        ((-0.05, -0.2, 0.1), 100, "not enough data"),
-    ],
-)
-def test_verdicts(gain, number, verdict):
-    assert Check(gain, number, 0.01).verdict == verdict
 
 
 def test_centring_helps_where_documents_share_a_direction_to_different_degrees():
@@ -48,18 +28,36 @@ def test_norms_stay_with_a_model_that_uses_them():
     assert found.exponent.ndcg(0.0).mean() - found.exponent.ndcg(1.0).mean() > 0.08  # what losing them would cost
 
 
-def test_storage_is_judged_against_the_tolerance():
+def test_the_smallest_format_that_keeps_enough_is_recommended():
+    """One list of formats with CompressionEvaluator: 16 of 64 dimensions carry everything."""
     model, *task = planted(0, "noise")
-    table = {text: np.append(x.numpy(), np.zeros(48)) for text, x in model[0].table.items()}  # 16 of 64 carry it all
+    table = {text: np.append(x.numpy(), np.zeros(48)) for text, x in model[0].table.items()}
     found = quick(model_of(table), *task)
-    assert found["half"].verdict == found["quarter"].verdict == "do"
-    assert found["half"].choice == "truncate_dim=32"
-    assert found["half"].evidence["share_of_ndcg_kept"] == pytest.approx(1.0)
-    assert found["half"].gain[0] == pytest.approx(0.05 * found.exponent.ndcg(1.0).mean())
-    assert found["half"].num_queries == 160
-    plain = found_in(0, "noise")
-    assert plain["quarter"].verdict == plain["1 bit"].verdict == "no benefit expected"
-    assert quick(model, *task, tolerance=0.99)["quarter"].verdict == "do"
+    evaluator = CompressionEvaluator(*task, pca=True, write_csv=False)
+    evaluator(model_of(table))
+    assert found.cells == evaluator.cells
+    advice = found["storage"]
+    assert advice.verdict == "do"
+    best = next(cell for cell in found.cells if advice.choice == f"{cell.dim} dimensions in {cell.precision}")
+    assert best.retention > 0.95
+    assert advice.gain[0] == pytest.approx(best.ndcg - 0.95 * found.cells[0].ndcg)
+    assert advice.num_queries == 160
+    smaller = [cell for cell in found.cells if cell.bytes_per_document < best.bytes_per_document]
+    assert all(cell.retention < 0.99 for cell in smaller)
+    assert quick(model, *task, tolerance=0.01)["storage"].verdict != "do"
+
+
+def test_bits_are_not_advised_against_on_a_cone():
+    """All documents share a direction: sign bits are equal, and RaBitQ, which removes the mean, is fine."""
+    model, *task = planted(0, "noise")
+    rng = np.random.default_rng(0)
+    wide = rng.normal(size=(DIM, 256)) / 16
+    cone = {text: unit(unit(x) @ wide + 4 * np.ones(256) / 16) for text, x in table_of(model).items()}
+    found = quick(model_of(cone), *task, tolerance=0.15)
+    kept = {(cell.dim, cell.precision, cell.rescoring): cell.retention for cell in found.cells}
+    assert kept[256, "rabitq", "none"] > 0.9 > kept[256, "binary", "query"]
+    assert found["storage"].verdict == "do"
+    assert found["storage"].evidence["bytes_per_document"] <= 40  # of 1,024
 
 
 @pytest.mark.parametrize("common", [0.0, 0.5])
@@ -83,22 +81,3 @@ def test_following_the_exponent_leaves_all_other_verdicts_and_figures(common):
     assert before.cells == after.cells
     at_dot = before.exponent.ndcg(0.0).mean()
     assert before.cells[0].ndcg == before.exponent.ndcg(before.exponent.candidate).mean() > 1.1 * at_dot
-
-
-@pytest.mark.parametrize("exponent", [0.3, 0.9])
-def test_prefixes_have_the_figures_that_truncate_dim_gives(exponent):
-    """One definition for the diagnosis, CompressionEvaluator, and a user who loads the model with truncate_dim."""
-    planted_model, *task = planted(0, "relevance", num_queries=60)
-    model = SentenceTransformer(modules=[planted_model[0], ExponentNorm(1.0, exponent)], device="cpu")
-    model.similarity_fn_name = "dot"
-    found = quick(model, *task, min_gain=0.99)  # which nothing reaches, no other exponent is recommended
-    # In float32, an exponent that went through a sigmoid.
-    assert float(found.recommended.removeprefix("exponents 1 and ")) == pytest.approx(exponent)
-    evaluator = CompressionEvaluator(*task, dims=[8, 4], precisions=["float32"], write_csv=False)
-    evaluator(model)
-    theirs = {cell.dim: cell.ndcg for cell in evaluator.cells}
-    for dim in (16, 8, 4):
-        ours = next(cell.ndcg for cell in found.cells if (cell.dim, cell.precision) == (dim, "float32"))
-        model.truncate_dim = dim  # as SentenceTransformer(path, truncate_dim=dim) sets it
-        metrics = InformationRetrievalEvaluator(*task, truncate_dim=dim, write_csv=False)(model)
-        assert ours == theirs[dim] == pytest.approx(metrics["dot_ndcg@10"], abs=1e-9)

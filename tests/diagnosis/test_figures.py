@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 from _planted import small
 
-from st_magnitude import geometry
-from st_magnitude.diagnosis import figures
-from st_magnitude.diagnosis.figures import plot_compression
+from st_magnitude.diagnosis.page import paint_exponents, paint_norms
 from st_magnitude.evaluation import CompressionCell
-from st_magnitude.evaluation.compression import pareto
+from st_magnitude.evaluation.compression import SERIES, paint_compression, pareto, plot_compression
+from st_magnitude.evaluation.metrics import judge
 
 CELLS = [
     CompressionCell(64, "float32", "none", 256, 0.50, 1.0),
@@ -31,9 +30,9 @@ def axis():
 
 
 def test_compression(axis, tmp_path):
-    figures.compression(axis, CELLS)
+    paint_compression(axis, CELLS)
     lines = {line.get_label(): line for line in axis.lines}
-    for kind, (label, *_) in figures.SERIES.items():
+    for kind, (label, *_) in SERIES.items():
         drawn = [(int(x), float(y)) for x, y in lines[label].get_xydata()]
         assert drawn == [(c.bytes_per_document, c.ndcg) for c in CELLS if (c.precision, c.rescoring) == kind]
     # One label for each dimension and precision on the line, at the best of its points.
@@ -51,9 +50,8 @@ def test_compression(axis, tmp_path):
 
 def test_the_band_shows_the_interval_of_the_difference(axis):
     out = small().exponent
-    intervals = figures.band(out, seed=0)
-    assert intervals[3] == geometry.paired_bootstrap(out.per_query[3], out.ndcg(1.0), num_samples=2000)
-    figures.exponents(axis, out, intervals)
+    intervals = [judge(values - out.ndcg(1.0)).gain for values in out.per_query]
+    paint_exponents(axis, out, intervals)
     curve = next(line for line in axis.lines if len(line.get_xdata()) == len(out.exponents))
     assert np.asarray(curve.get_ydata()) == pytest.approx(out.per_query.mean(axis=1))
     band = axis.collections[0].get_paths()[0].vertices
@@ -67,7 +65,7 @@ def test_the_band_shows_the_interval_of_the_difference(axis):
 def test_histograms_are_shares_and_lose_nobody(axis):
     rng = np.random.default_rng(0)
     groups = {"a": np.append(rng.normal(size=3000), 1e6), "b": rng.normal(3, size=50)}
-    figures.histogram(axis, groups, "norm")
+    paint_norms(axis, groups)
     assert axis.dataLim.x1 < 1e3  # one outlier does not squeeze the rest
     outlines = [p for p in axis.patches if not p.get_fill()]
     assert len(outlines) == 2

@@ -12,6 +12,8 @@ from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import EncodedTask
 from st_magnitude.diagnosis.measure import halves, own_text_unjudged
 from st_magnitude.evaluation import CompressionEvaluator, MagnitudeEvaluator
+from st_magnitude.evaluation.calibration import exponent_curve
+from st_magnitude.evaluation.metrics import judge
 
 
 def task_of(columns: list[list[int]], num_documents: int) -> EncodedTask:
@@ -33,12 +35,10 @@ def test_figures_are_those_of_the_evaluators_and_of_geometry():
     assert found.documents.cv == pytest.approx(metrics["document_norm_cv"])
     assert found.queries.mean == pytest.approx(metrics["query_norm_mean"])
 
-    evaluator = CompressionEvaluator(*task, dims=[16, 8, 4], precisions=["float32", "binary"])
+    evaluator = CompressionEvaluator(*task, pca=True)
     assert found.recommended == found.similarity == "dot"
     evaluator(model)
-    theirs = {(c.dim, c.precision, c.rescoring): c for c in evaluator.cells}
-    assert len(found.cells) == 6
-    assert all(cell == theirs[cell.dim, cell.precision, cell.rescoring] for cell in found.cells)
+    assert found.cells == evaluator.cells
 
     q, d = (model.encode([side[key] for key in keys]) for side, keys in ((queries, queries), (corpus, sorted(corpus))))
     assert found.documents.values == pytest.approx(geometry.norms(d))
@@ -57,16 +57,16 @@ def test_figures_are_those_of_the_evaluators_and_of_geometry():
 
 
 def test_one_half_chooses_and_the_other_measures_the_gain():
-    found = quick(*planted(2, "relevance", num_queries=60)).exponent
+    diagnosis = quick(*planted(2, "relevance", num_queries=60))
+    found = diagnosis.exponent
     per_query, gammas = found.per_query, found.exponents
     assert found.chose.sum() == 30
     assert found.present == 1.0
-    chosen = per_query[:-1, found.chose].mean(axis=1)
-    assert found.candidate == gammas[np.flatnonzero(chosen == chosen.max())[-1]]
+    curve = exponent_curve(gammas, per_query[:, found.chose], [], num_samples=1000)
+    assert found.candidate == found.calibrated == curve.best
     difference = (per_query[list(gammas).index(found.candidate)] - per_query[-1])[~found.chose]
-    assert found.gain[0] == pytest.approx(difference.mean())
-    assert found.gain == found.gain_of_magnitude
-    assert found.gain == geometry.paired_bootstrap(difference, num_samples=1000)
+    assert diagnosis["exponent"].gain == judge(difference, num_samples=1000).gain
+    assert diagnosis["exponent"].num_queries == 30
 
 
 def test_an_exponent_between_is_on_the_curve():

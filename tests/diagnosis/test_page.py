@@ -100,7 +100,7 @@ def test_text_and_json():
     assert max(map(len, (*short.splitlines(), *long.splitlines()))) <= 80
     assert "scored by cosine (recommended: exponents 1 and" in short
     assert "Do: stm.prepare(model, stm.Similarity(1, " in short
-    assert short.index("\n[do] Score with document exponent") < short.index("\n[no benefit expected]")
+    assert short.index("\n[do] Score with document exponent") < short.index("\n[not enough data]")
     assert all(expected in long for expected in ("not used", cell(found.effects["corpus"].d), "IsoScore"))
     assert "nan" not in short + long
     back = json.loads(json.dumps(found.to_dict(), allow_nan=False))
@@ -135,9 +135,9 @@ def test_one_file_without_requests_or_foreign_markup(page, written):
     assert "on" not in {key[:2] for _, attributes in page.elements for key in attributes}
     assert "<script" not in text
     assert dict(page.texts)["title"] == dict(page.texts)["h1"] == f"Diagnosis of {NASTY}"
-    assert page.text.count(NASTY) > 30
+    assert page.text.count(NASTY) > 20
     assert {path.name for path in written.parent.iterdir()} == {"report.html", "mine.txt"}
-    assert len({image["src"] for image in page.all("img")}) == 4
+    assert len({image["src"] for image in page.all("img")}) == 3
 
 
 @pytest.mark.slow
@@ -178,7 +178,7 @@ def test_without_magnitude_no_norm_is_drawn(tmp_path):
     answers = {key: text for key, text in corpus.items() if key.endswith("-0")}
     page = read(write_page(quick(flat, queries, answers, relevant), tmp_path))
     assert "All norms are 1" in page.text
-    assert len(page.all("img")) == 3
+    assert len(page.all("img")) == 2
     assert "30 documents are relevant to at least one query, 0 to no query" in page.text
 
 
@@ -250,7 +250,7 @@ def test_nothing_is_wider_than_the_page(written, tmp_path, width):
     found = json.loads(re.search(r'<pre id="out">(.*?)</pre>', dom, re.DOTALL)[1])
     assert found["wide"] == width
     assert found["over"] == []
-    assert len(found["images"]) == 4
+    assert len(found["images"]) == 3
     assert all(
         complete and natural > 100 and shown > 0.6 * min(width, 400) for complete, natural, shown in found["images"]
     )

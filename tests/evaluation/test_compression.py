@@ -10,11 +10,14 @@ import torch
 from _lookup import judged, lookup
 from hypothesis import given
 from hypothesis import strategies as st
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 from sentence_transformers.util.quantization import quantize_embeddings, semantic_search_faiss
 
 from st_magnitude import COSINE, DOT, Similarity
 from st_magnitude.evaluation import CompressionCell, CompressionEvaluator
 from st_magnitude.evaluation.compression import pareto, rabitq, rotation_of, table
+from st_magnitude.modules import ExponentNorm
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -178,6 +181,31 @@ def test_keys_and_bytes(similarity, keeps):
     assert [sizes[13, precision, "none"] for precision in ("float32", "int8", "rabitq", "binary")] == [52, 13, 10, 2]
     assert [sizes[dim, "binary", "query"] for dim in (13, 6, 3, 1)] == [2, 1, 1, 1]
     assert sizes.get((13, "binary", "norm")) == (4 if keeps else None)
+
+
+@pytest.mark.parametrize("exponent", [0.3, 0.9])
+def test_prefixes_have_the_figures_that_truncate_dim_gives(exponent):
+    q, d, relevant = crafted()
+    model = SentenceTransformer(modules=[*lookup(q, d), ExponentNorm(1.0, exponent)], device="cpu")
+    model.similarity_fn_name = "dot"
+    task = judged(16, 45, relevant)
+    evaluator = CompressionEvaluator(**task, dims=[8, 4], precisions=["float32"])
+    evaluator(model)
+    for cell in evaluator.cells:
+        model.truncate_dim = cell.dim  # as SentenceTransformer(path, truncate_dim=dim) sets it
+        metrics = InformationRetrievalEvaluator(*task.values(), truncate_dim=cell.dim, write_csv=False)(model)
+        assert cell.ndcg == pytest.approx(metrics["dot_ndcg@10"], abs=1e-9)
+
+
+@pytest.mark.parametrize("number", [13, 12])
+def test_principal_axes_of_fewer_documents_than_dimensions_are_left_out(number, caplog):
+    rng = np.random.default_rng(0)
+    q, d = (rng.normal(size=(number, 13)).astype(np.float32) for _ in range(2))
+    evaluator = CompressionEvaluator(**judged(number, number, [[i] for i in range(number)]), pca=True)
+    with caplog.at_level(logging.WARNING, logger="st_magnitude"):
+        evaluator(lookup(q, d))
+    assert any(cell.axes == "pca" for cell in evaluator.cells) == (number == 13)
+    assert ("of 12 documents, fewer than the 13 dimensions" in caplog.text) == (number == 12)
 
 
 @pytest.mark.parametrize(
