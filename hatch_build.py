@@ -1,4 +1,5 @@
-"""The README for PyPI, which shows it away from the repository: relative links lead to the files of the release."""
+"""The README for PyPI, which shows it away from the repository: relative links lead to the files of
+the release."""
 
 from __future__ import annotations
 

@@ -1,16 +1,18 @@
-"""What the documentation site needs beyond mkdocs: pages made of files outside ``docs/``, links to them, and docstrings
-that were written for ``help()``.
+"""What the documentation site needs beyond mkdocs: pages made of files outside ``docs/``, links to
+them, and docstrings that were written for ``help()``.
 
-- Pages: README.md, CHANGELOG.md and CONTRIBUTING.md, the notebooks of ``docs/`` with their outputs, and a table of the
-  scripts in ``benchmarks/`` and ``examples/``.
-- Links of any page to a file of the repository, such as ``../examples/x.py``, lead to a page with its text, so that
-  they work in the site and wherever the repository is read. A link to what does not exist stays, and the strict build
-  refuses it.
+- Pages: README.md, CHANGELOG.md and CONTRIBUTING.md, the notebooks of ``docs/`` with their outputs,
+  and a table of the scripts in ``benchmarks/`` and ``examples/``.
+- Links of any page to a file of the repository, such as ``../examples/x.py``, lead to a page with
+  its text, so that they work in the site and wherever the repository is read. A link to what does
+  not exist stays, and the strict build refuses it.
 - ``[guide.md](guide.md)`` goes by the name that the page has in the navigation.
 - Lists: GitHub nests what is indented by two columns, Python-Markdown by four.
-- Docstrings: Sphinx roles become links, ``::`` code blocks, simple tables those of Markdown, ``Example:`` a section.
+- Docstrings: Sphinx roles become links, ``::`` code blocks, simple tables those of Markdown,
+  ``Example:`` a section.
 
-This module imports nothing of st_magnitude: the site is built from source text alone, without torch.
+This module imports nothing of st_magnitude: the site is built from source text alone, without
+torch.
 """
 
 from __future__ import annotations
@@ -30,20 +32,27 @@ from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parent
-PAGES = {"index.md": "README.md", "changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}
+PAGES = {
+    "index.md": "README.md",
+    "changelog.md": "CHANGELOG.md",
+    "contributing.md": "CONTRIBUTING.md",
+}
 SCRIPTS = "benchmarks.md"
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#|/)(?P<path>[^)#\s]+)")
 TITLE = re.compile(r"\[(?:docs/)?\w+\.md\]\((?!\w+:)(?P<path>[^)#\s]+)(?P<anchor>[^)\s]*)\)")
 LANGUAGES = {".py": "python", ".cff": "yaml", ".toml": "toml", ".md": "markdown"}
 
-# --- pages and links --------------------------------------------------------------------------------------------------
+# --- pages and links ------------------------------------------------------------------------------
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the pages that are made of files outside ``docs/``, and one for every file that some page links to."""
+    """Adds the pages that are made of files outside ``docs/``, and one for every file that some
+    page links to."""
     texts = {page: (ROOT / source).read_text(encoding="utf-8") for page, source in PAGES.items()}
     texts[SCRIPTS] = scripts_page()
-    texts |= {f"{path.stem}.md": notebook_page(path) for path in sorted((ROOT / "docs").glob("*.ipynb"))}
+    texts |= {
+        f"{path.stem}.md": notebook_page(path) for path in sorted((ROOT / "docs").glob("*.ipynb"))
+    }
     for page, text in texts.items():
         files.append(File.generated(config, page, content=text))
     texts |= {file.src_uri: file.content_string for file in files.documentation_pages()}
@@ -52,7 +61,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         text = (ROOT / source).read_text(encoding="utf-8")
         fence = f"# {source}\n\n````{LANGUAGES.get(Path(source).suffix, 'text')}\n{text}````\n"
         content = f"---\nsearch:\n  exclude: true\n---\n{fence}"
-        files.append(File.generated(config, source_page(source), content=content, inclusion=InclusionLevel.NOT_IN_NAV))
+        files.append(
+            File.generated(
+                config, source_page(source), content=content, inclusion=InclusionLevel.NOT_IN_NAV
+            )
+        )
     return files
 
 
@@ -63,7 +76,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
     def rewritten(match: re.Match[str]) -> str:
         place = site_path(repository_path(page.file.src_uri, match["path"]))
-        return posixpath.relpath(place, posixpath.dirname(page.file.src_uri) or ".") if place else match["path"]
+        return (
+            posixpath.relpath(place, posixpath.dirname(page.file.src_uri) or ".")
+            if place
+            else match["path"]
+        )
 
     def titled(match: re.Match[str]) -> str:
         """``[guide.md](guide.md)`` under the name that the page has in the navigation."""
@@ -82,7 +99,8 @@ def repository_path(page: str, target: str) -> str:
 
 
 def site_path(path: str) -> str | None:
-    """The page or picture of the site for a file of the repository; None if there is no such file."""
+    """The page or picture of the site for a file of the repository; None if there is no such
+    file."""
     if path.startswith("docs/"):
         return path.removeprefix("docs/").replace(".ipynb", ".md")
     for page, source in PAGES.items():
@@ -106,8 +124,14 @@ def scripts_page() -> str:
     lines = [
         "# Benchmarks and examples",
         "",
-        "The figures of these pages come from the scripts in `benchmarks/`, and from the commands that the pages name.",
-        "`make bench` prints those of the README and most others; it takes more than an hour on two cores.",
+        (
+            "The figures of these pages come from the scripts in `benchmarks/`, and from the"
+            " commands that the pages name."
+        ),
+        (
+            "`make bench` prints those of the README and most others; it takes more than an hour on"
+            " two cores."
+        ),
     ]
     for folder in ("benchmarks", "examples"):
         lines += ["", f"## {folder.capitalize()}", "", "| script | |", "| --- | --- |"]
@@ -128,7 +152,10 @@ def notebook_page(path: Path) -> str:
         for output in cell.get("outputs", []):
             picture = output.get("data", {}).get("image/png")
             if picture:
-                parts.append(f"![A figure that the cell above draws](data:image/png;base64,{''.join(picture).strip()})")
+                parts.append(
+                    "![A figure that the cell above"
+                    f" draws](data:image/png;base64,{''.join(picture).strip()})"
+                )
             elif output["output_type"] == "stream":
                 parts.append(f"```text\n{''.join(output['text']).rstrip()}\n```")
     return "\n\n".join(parts) + "\n"
@@ -138,7 +165,8 @@ ITEM = re.compile(r"(?P<marker>[-*]|\d+\.) +")
 
 
 def nested(markdown: str) -> str:
-    """Indents by four what belongs to a list item, and puts a blank line before a list that interrupts a paragraph.
+    """Indents by four what belongs to a list item, and puts a blank line before a list that
+    interrupts a paragraph.
 
     Example:
         >>> print(nested("Text:\\n- one\\n\\n  more\\n"), end="")
@@ -167,11 +195,12 @@ def nested(markdown: str) -> str:
     return "\n".join(lines)
 
 
-# --- docstrings -------------------------------------------------------------------------------------------------------
+# --- docstrings -----------------------------------------------------------------------------------
 
 
 class Docstrings(griffe.Extension):
-    """Rewrites docstrings of the house (Google style, with a little reStructuredText) to what mkdocstrings reads."""
+    """Rewrites docstrings of the house (Google style, with a little reStructuredText) to what
+    mkdocstrings reads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -186,19 +215,24 @@ class Docstrings(griffe.Extension):
         text = re.sub(r"^( *)Example:$", r"\1Examples:", text, flags=re.MULTILINE)
         text = re.sub(r"^( *)::\n\n((?:\1 .*\n|\n)*\1 .*)", code_block, text, flags=re.MULTILINE)
         text = re.sub(r"(?<=\w)::$", ":", text, flags=re.MULTILINE)
-        text = re.sub(r"^( *)=+(?:  =+)+\n(?:.+\n)+\1=+(?:  =+)+$", simple_table, text, flags=re.MULTILINE)
+        text = re.sub(
+            r"^( *)=+(?:  =+)+\n(?:.+\n)+\1=+(?:  =+)+$", simple_table, text, flags=re.MULTILINE
+        )
         text = re.sub(r":(?:class|func|meth|attr|mod):`(~?)([\w.]+)`", self.reference, text)
         return re.sub(r"(?<=/)<(\w+)>", r"&lt;\1&gt;", text)  # a placeholder in a path
 
     def reference(self, match: re.Match[str]) -> str:
         short, path = match.groups()
         name = path.rpartition(".")[2] if short else path.removeprefix("st_magnitude.")
-        place = next((self.places[part] for part in reversed(path.split(".")) if part in self.places), None)
+        place = next(
+            (self.places[part] for part in reversed(path.split(".")) if part in self.places), None
+        )
         return f"[`{name}`][{place}]" if place else f"`{name}`"
 
 
 def documented() -> Iterator[str]:
-    """The paths of the directives in ``docs/api`` that have a heading, and so an anchor: modules have none."""
+    """The paths of the directives in ``docs/api`` that have a heading, and so an anchor: modules
+    have none."""
     for page in sorted((ROOT / "docs" / "api").glob("*.md")):
         text = page.read_text(encoding="utf-8")
         yield from re.findall(r"^::: ([\w.]+)$(?!\n    options:)", text, flags=re.MULTILINE)
@@ -229,6 +263,8 @@ def simple_table(match: re.Match[str]) -> str:
         if cells[0] or not rows:
             rows.append(cells)
         else:
-            rows[-1] = [f"{above} {cell}".strip() for above, cell in zip(rows[-1], cells, strict=True)]
+            rows[-1] = [
+                f"{above} {cell}".strip() for above, cell in zip(rows[-1], cells, strict=True)
+            ]
     rows.insert(1, ["---"] * len(columns))
     return "\n".join(f"{indent}| {' | '.join(row)} |" for row in rows)

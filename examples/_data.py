@@ -1,4 +1,5 @@
-"""The data and the model of the examples: API docs of this Python environment, and all-MiniLM-L6-v2 from PyPI."""
+"""The data and the model of the examples: API docs of this Python environment, and all-MiniLM-L6-v2
+from PyPI."""
 
 import sys
 from pathlib import Path

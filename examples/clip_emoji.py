@@ -1,10 +1,11 @@
-"""Train a small CLIP whose text features have a norm that carries information, on emoji and their names.
+"""Train a small CLIP whose text features have a norm that carries information, on emoji and their
+names.
 
     pip install ".[clip]" resvg-py        (and npm, for the pictures)
     python examples/clip_emoji.py --steps 100
 
-An open_clip model, trained from scratch, learns to find the name of a picture. Its image features are normalised, and
-its text features are not. The script saves a plain open_clip checkpoint.
+An open_clip model, trained from scratch, learns to find the name of a picture. Its image features
+are normalised, and its text features are not. The script saves a plain open_clip checkpoint.
 """
 
 from __future__ import annotations
@@ -36,10 +37,14 @@ def encode(model: CLIP, images: np.ndarray, texts: list[str]) -> tuple[torch.Ten
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--cache", help="folder for the pictures; default: $ST_MAGNITUDE_CACHE or ~/.cache")
+    parser.add_argument(
+        "--cache", help="folder for the pictures; default: $ST_MAGNITUDE_CACHE or ~/.cache"
+    )
     parser.add_argument("--output", default="runs/clip_emoji.pt")
     arguments = parser.parse_args()
 
@@ -77,14 +82,20 @@ def main() -> None:
     groups = sorted({e.group for e in data.emoji})
     _, classes = encode(model, test.images[:1], groups)
     right = np.array(test.groups)[:, None] == np.array(groups)  # (n, 9)
-    print("zero-shot, nine groups:", evaluate_retrieval(images, classes, right, ks=(1,))["cosine_i2t_recall@1"])
+    print(
+        "zero-shot, nine groups:",
+        evaluate_retrieval(images, classes, right, ks=(1,))["cosine_i2t_recall@1"],
+    )
 
     Path(arguments.output).parent.mkdir(parents=True, exist_ok=True)
     torch.save(model.state_dict(), arguments.output)
     plain = CLIP(128, vision, text)  # open_clip's own class, without st_magnitude
     plain.load_state_dict(torch.load(arguments.output, weights_only=True))
     again, _ = encode(plain.eval(), test.images[:4], test.texts[:4])
-    print("open_clip loads the checkpoint with the same features:", torch.allclose(again, images[:4], atol=1e-5))
+    print(
+        "open_clip loads the checkpoint with the same features:",
+        torch.allclose(again, images[:4], atol=1e-5),
+    )
 
 
 if __name__ == "__main__":

@@ -2,8 +2,9 @@
 
     python examples/clip_sentence_transformers.py --steps 150
 
-A tiny CLIP with random weights learns to name coloured shapes, offline and in less than a minute. For a real model,
-replace `tiny_clip(...)` by `SentenceTransformer("sentence-transformers/clip-ViT-B-32")`.
+A tiny CLIP with random weights learns to name coloured shapes, offline and in less than a minute.
+For a real model, replace `tiny_clip(...)` by
+`SentenceTransformer("sentence-transformers/clip-ViT-B-32")`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,13 @@ from sentence_transformers import (
 )
 from sentence_transformers.base.modules import Transformer
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPProcessor, PreTrainedTokenizerFast
+from transformers import (
+    CLIPConfig,
+    CLIPImageProcessor,
+    CLIPModel,
+    CLIPProcessor,
+    PreTrainedTokenizerFast,
+)
 
 import st_magnitude as stm
 
@@ -59,19 +66,38 @@ def pictures(copies: int, seed: int) -> dict[str, list]:
 
 
 def tiny_clip(folder: str | Path, module: type[Transformer] = Transformer) -> SentenceTransformer:
-    """A CLIP of transformers with random weights and the words of the captions, as a SentenceTransformer."""
+    """A CLIP of transformers with random weights and the words of the captions, as a
+    SentenceTransformer."""
     words = ["<s>", "</s>", "<unk>", *dict.fromkeys(" ".join(CAPTIONS).split())]
     core = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
     core.pre_tokenizer = pre_tokenizers.Whitespace()
-    core.post_processor = processors.TemplateProcessing("<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)])
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core, bos_token="<s>", eos_token="</s>", pad_token="</s>", model_max_length=8
+    core.post_processor = processors.TemplateProcessing(
+        "<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)]
     )
-    size = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
-    text = size | {"vocab_size": len(words), "max_position_embeddings": 8, "bos_token_id": 0, "eos_token_id": 1}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="</s>",
+        model_max_length=8,
+    )
+    size = {
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 128,
+    }
+    text = size | {
+        "vocab_size": len(words),
+        "max_position_embeddings": 8,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+    }
     vision = size | {"image_size": 32, "patch_size": 8}
     torch.manual_seed(0)
-    model = CLIPModel(CLIPConfig(text_config=text | {"pad_token_id": 1}, vision_config=vision, projection_dim=32))
+    model = CLIPModel(
+        CLIPConfig(text_config=text | {"pad_token_id": 1}, vision_config=vision, projection_dim=32)
+    )
     model.save_pretrained(folder)
     images = CLIPImageProcessor(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
     CLIPProcessor(images, tokenizer).save_pretrained(folder)
@@ -82,12 +108,18 @@ def accuracy(model: SentenceTransformer, test: dict[str, list]) -> float:
     """Share of the images for which their own caption has the highest score."""
     scores = model.similarity(model.encode(test["positive"]), model.encode(CAPTIONS)).numpy()
     return float(
-        np.mean([CAPTIONS[i] == caption for i, caption in zip(scores.argmax(axis=1), test["anchor"], strict=True)])
+        np.mean(
+            [
+                CAPTIONS[i] == caption
+                for i, caption in zip(scores.argmax(axis=1), test["anchor"], strict=True)
+            ]
+        )
     )
 
 
 def train(model: SentenceTransformer, steps: int, output: str | Path) -> SentenceTransformer:
-    """Trains with s(caption, image) = |image| cos. Images are searched for, so they keep their norm."""
+    """Trains with s(caption, image) = |image| cos. Images are searched for, so they keep their
+    norm."""
     stm.prepare(model, "qnorm")
     args = SentenceTransformerTrainingArguments(
         str(output),
@@ -116,7 +148,10 @@ def main(arguments: list[str] | None = None) -> float:
         print(f"accuracy on new images, untrained: {accuracy(model, test):.2f}")
         train(model, options.steps, Path(folder) / "trainer")
         found = accuracy(model, test)
-        print(f"trained with QNormRankingLoss for {options.steps} steps: {found:.2f} (chance {1 / len(CAPTIONS):.2f})")
+        print(
+            f"trained with QNormRankingLoss for {options.steps} steps: {found:.2f} (chance"
+            f" {1 / len(CAPTIONS):.2f})"
+        )
         if options.output:
             model.save_pretrained(str(options.output))
     return found

@@ -1,12 +1,14 @@
-"""Teach a retriever the API docs of your own Python environment, once with cosine and once with QNorm.
+"""Teach a retriever the API docs of your own Python environment, once with cosine and once with
+QNorm.
 
     make demo                                  # or:
     pip install -e ".[dev]"
     python examples/demo.py --output runs/demo
 
-The docstrings of the installed packages are the data. Descriptions answer queries. Parameter lists, references and
-examples never do: they are explicit negatives in training and distractors in the index. Both models are measured on
-packages that neither of them was trained on, next to a classifier that sees only the surface of a text.
+The docstrings of the installed packages are the data. Descriptions answer queries. Parameter lists,
+references and examples never do: they are explicit negatives in training and distractors in the
+index. Both models are measured on packages that neither of them was trained on, next to a
+classifier that sees only the surface of a text.
 """
 
 from __future__ import annotations
@@ -22,7 +24,11 @@ from typing import Any
 import numpy as np
 import torch
 from _data import DocstringTask, build_docstring_task, bundled_minilm, surface_features
-from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers import (
+    SentenceTransformer,
+    SentenceTransformerTrainer,
+    SentenceTransformerTrainingArguments,
+)
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from sklearn.pipeline import make_pipeline
@@ -68,30 +74,46 @@ def measure(encoded: EncodedTask, matched: stm.Similarity, exponent: float) -> d
     }
 
 
-def surface_control(task: DocstringTask, encoded: dict[str, EncodedTask]) -> tuple[float, float, Any]:
-    """A classifier on length and punctuation: its AUC, and nDCG@10 of pretrained cosine + weight · log P(answer)."""
+def surface_control(
+    task: DocstringTask, encoded: dict[str, EncodedTask]
+) -> tuple[float, float, Any]:
+    """A classifier on length and punctuation: its AUC, and nDCG@10 of pretrained cosine + weight ·
+    log P(answer)."""
     answers = set().union(*task.train.relevant.values())
     classifier = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
-    classifier.fit(surface_features(list(task.train.corpus.values())), [d in answers for d in task.train.corpus])
+    classifier.fit(
+        surface_features(list(task.train.corpus.values())),
+        [d in answers for d in task.train.corpus],
+    )
     splits = {"dev": task.dev, "test": task.test}
-    features = {name: surface_features([data.corpus[d] for d in data.document_ids]) for name, data in splits.items()}
+    features = {
+        name: surface_features([data.corpus[d] for d in data.document_ids])
+        for name, data in splits.items()
+    }
 
     def ndcg(split: str, weight: float) -> Any:
         log_prior = torch.from_numpy(classifier.predict_log_proba(features[split])[:, 1:])  # (m, 1)
         # cosine + weight * prior is the inner product of vectors with one more dimension
-        queries = torch.nn.functional.pad(stm.COSINE.query(encoded[split].queries), (0, 1), value=1.0)
+        queries = torch.nn.functional.pad(
+            stm.COSINE.query(encoded[split].queries), (0, 1), value=1.0
+        )
         documents = stm.COSINE.document(encoded[split].documents)
         documents = torch.cat([documents, weight * log_prior.to(documents)], dim=1)
         augmented = EncodedTask(queries, documents, encoded[split].columns)
         return augmented.ndcg(augmented.top(stm.DOT))
 
-    weight = max((0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6), key=lambda weight: ndcg("dev", weight).mean())
+    weight = max(
+        (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6), key=lambda weight: ndcg("dev", weight).mean()
+    )
     logits, is_answer = classifier.decision_function(features["test"]), encoded["test"].degrees > 0
     return roc_auc_score(is_answer, logits), weight, ndcg("test", weight)
 
 
-def train(model: SentenceTransformer, name: str, task: DocstringTask, folder: Path, steps: int, seed: int) -> None:
-    """Trains a model on triplets of a query, its answer and a piece of its own boilerplate, and saves it."""
+def train(
+    model: SentenceTransformer, name: str, task: DocstringTask, folder: Path, steps: int, seed: int
+) -> None:
+    """Trains a model on triplets of a query, its answer and a piece of its own boilerplate, and
+    saves it."""
     stm.prepare(model, name)
     arguments = SentenceTransformerTrainingArguments(
         str(folder / "checkpoints"),
@@ -108,7 +130,9 @@ def train(model: SentenceTransformer, name: str, task: DocstringTask, folder: Pa
         dataloader_pin_memory=torch.cuda.is_available(),
     )
     rows = task.train.triplets(1, seed=seed)
-    SentenceTransformerTrainer(model, arguments, train_dataset=rows, loss=LOSSES[name](model)).train()
+    SentenceTransformerTrainer(
+        model, arguments, train_dataset=rows, loss=LOSSES[name](model)
+    ).train()
     stm.export(model, folder, overwrite=True)
 
 
@@ -116,11 +140,21 @@ def plot(measured: dict[str, dict[str, Any]], answers: Any, path: Path) -> None:
     """Histograms of document norms, answers against boilerplate, one panel for each model."""
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(1, len(measured), figsize=(12, 3.4), sharey=True, layout="constrained")
+    figure, axes = plt.subplots(
+        1, len(measured), figsize=(12, 3.4), sharey=True, layout="constrained"
+    )
     for axis, (name, m) in zip(axes, measured.items(), strict=True):
         bins = np.linspace(m["norms"].min(), m["norms"].max(), 41).tolist()
-        axis.hist(m["norms"][~answers], bins=bins, alpha=0.65, color="#9a9a9a", label="boilerplate, never relevant")
-        axis.hist(m["norms"][answers], bins=bins, alpha=0.65, color="#1f6fb4", label="answers a query")
+        axis.hist(
+            m["norms"][~answers],
+            bins=bins,
+            alpha=0.65,
+            color="#9a9a9a",
+            label="boilerplate, never relevant",
+        )
+        axis.hist(
+            m["norms"][answers], bins=bins, alpha=0.65, color="#1f6fb4", label="answers a query"
+        )
         axis.set_title(f"{name}: d = {m['d']:+.2f}, AUC = {m['auc']:.2f}", fontsize=10)
         axis.set_xlabel("norm of the document embedding")
         axis.spines[["top", "right"]].set_visible(False)
@@ -130,10 +164,18 @@ def plot(measured: dict[str, dict[str, Any]], answers: Any, path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=Path("runs/demo"), help="new folder for models and figures")
-    parser.add_argument("--model", help="SentenceTransformer to start from; default: all-MiniLM-L6-v2 from PyPI")
-    parser.add_argument("--steps", type=int, default=20, help="training steps of each of the two models")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--output", type=Path, default=Path("runs/demo"), help="new folder for models and figures"
+    )
+    parser.add_argument(
+        "--model", help="SentenceTransformer to start from; default: all-MiniLM-L6-v2 from PyPI"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=20, help="training steps of each of the two models"
+    )
     parser.add_argument("--train-queries", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -159,20 +201,33 @@ def main() -> None:
 
     say("Encoding with the pretrained model")
     untrained = fresh()
-    encoded = {name: data.encode(untrained, **ENCODE) for name, data in (("dev", task.dev), ("test", task.test))}
+    encoded = {
+        name: data.encode(untrained, **ENCODE)
+        for name, data in (("dev", task.dev), ("test", task.test))
+    }
     measured = {"pretrained": measure(encoded["test"], stm.COSINE, 1.0)}
     for name in LOSSES:
         say(f"Training with {name}: {options.steps} steps of 32 queries")
         model, exponent = fresh(), 1.0
         train(model, name, task, output / name, options.steps, options.seed)
         if name == "qnorm":
-            exponent = stm.calibrate_exponent(model, task.dev, exponents=np.linspace(0, 1, 5)).highest
-        measured[name] = measure(task.test.encode(model, **ENCODE), stm.Similarity.named(name), exponent)
+            exponent = stm.calibrate_exponent(
+                model, task.dev, exponents=np.linspace(0, 1, 5)
+            ).highest
+        measured[name] = measure(
+            task.test.encode(model, **ENCODE), stm.Similarity.named(name), exponent
+        )
 
     say("Results on packages that were never trained on")
-    means = {name: {key: float(np.mean(value)) for key, value in m.items()} for name, m in measured.items()}
+    means = {
+        name: {key: float(np.mean(value)) for key, value in m.items()}
+        for name, m in measured.items()
+    }
     print(
-        Table(["", *means], [[row, *(f"{m[key]:.3f}" for m in means.values())] for row, key in ROWS.items()]).to_text()
+        Table(
+            ["", *means],
+            [[row, *(f"{m[key]:.3f}" for m in means.values())] for row, key in ROWS.items()],
+        ).to_text()
     )
     auc, weight, control = surface_control(task, encoded)
     cosine, qnorm = measured["cosine"], measured["qnorm"]
@@ -184,7 +239,12 @@ def main() -> None:
         "pretrained + surface prior - pretrained": (control, measured["pretrained"]["chosen"]),
     }
     differences = {name: geometry.paired_bootstrap(a, b) for name, (a, b) in compared.items()}
-    print(Table(["nDCG@10, paired over queries", "difference"], [list(item) for item in differences.items()]).to_text())
+    print(
+        Table(
+            ["nDCG@10, paired over queries", "difference"],
+            [list(item) for item in differences.items()],
+        ).to_text()
+    )
     print(f"The control, a classifier on length and punctuation, has an AUC of {auc:.3f}.")
     print(f"Pretrained cosine + {weight:g} x its log-probability: nDCG@10 {control.mean():.3f}.")
     plot(measured, encoded["test"].degrees > 0, output / "norms.png")
@@ -198,11 +258,21 @@ def main() -> None:
     print(f"  nDCG@10 here {means['qnorm']['matched']:.4f}, mteb {there:.4f}")
     if abs(there - means["qnorm"]["matched"]) > 1e-3:
         raise SystemExit("The saved model scores differently in a fresh process.")
-    figures = {"models": means, "differences": differences, "control": {"auc": auc, "ndcg": float(control.mean())}}
-    figures |= {"mteb": there, "seed": options.seed, "steps": options.steps, "packages": task.packages}
+    figures = {
+        "models": means,
+        "differences": differences,
+        "control": {"auc": auc, "ndcg": float(control.mean())},
+    }
+    figures |= {
+        "mteb": there,
+        "seed": options.seed,
+        "steps": options.steps,
+        "packages": task.packages,
+    }
     (output / "results.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
     say(
-        f"Done: models in {output / 'cosine'} and {output / 'qnorm'}, {output / 'norms.png'}, {output / 'results.json'}"
+        f"Done: models in {output / 'cosine'} and {output / 'qnorm'}, {output / 'norms.png'},"
+        f" {output / 'results.json'}"
     )
 
 

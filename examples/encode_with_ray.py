@@ -56,5 +56,7 @@ missing = [block for block in blocks if not Path(block["path"]).exists()]
 if missing:
     arguments = (given.model, given.corpus.resolve(), given.size)
     pool, data = ray.data.ActorPoolStrategy(size=given.workers), ray.data.from_items(missing)
-    data.map(Encoder, fn_constructor_args=arguments, compute=pool, num_gpus=given.gpus).materialize()
+    data.map(
+        Encoder, fn_constructor_args=arguments, compute=pool, num_gpus=given.gpus
+    ).materialize()
 print(f"Encoded {len(missing)} of {len(blocks)} shards in {given.output}.")

@@ -3,8 +3,9 @@
     pip install ".[dev]"
     python examples/isotropy.py --steps 30 --weight 0.05
 
-The script trains all-MiniLM twice on the API docs of this Python environment. The picture shows the spectrum of the
-test documents' embeddings (the share of the variance in each principal component) and the cosines of pairs of them.
+The script trains all-MiniLM twice on the API docs of this Python environment. The picture shows the
+spectrum of the test documents' embeddings (the share of the variance in each principal component)
+and the cosines of pairs of them.
 """
 
 from __future__ import annotations
@@ -37,13 +38,24 @@ def plot(embeddings: dict[str, np.ndarray], path: Path) -> None:
     from matplotlib import pyplot as plt
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3.6), layout="constrained")
-    for (name, x), colour in zip(embeddings.items(), ("#6f757d", "#c8500f", "#1f6fb4"), strict=True):
+    for (name, x), colour in zip(
+        embeddings.items(), ("#6f757d", "#c8500f", "#1f6fb4"), strict=True
+    ):
         shares = PCA().fit(x).explained_variance_ratio_  # (min(m, D),), decreasing
         left.plot(np.arange(1, len(shares) + 1), shares, color=colour, label=name)
         cosines = (x @ x.T)[np.triu_indices(len(x), k=1)]  # rows have norm 1
-        right.hist(cosines, np.linspace(-0.4, 1, 71), density=True, histtype="step", color=colour, linewidth=1.5)
+        right.hist(
+            cosines,
+            np.linspace(-0.4, 1, 71),
+            density=True,
+            histtype="step",
+            color=colour,
+            linewidth=1.5,
+        )
         right.axvline(cosines.mean(), color=colour, linestyle="--", linewidth=1)
-    left.set(xscale="log", yscale="log", xlabel="principal component", ylabel="share of the variance")
+    left.set(
+        xscale="log", yscale="log", xlabel="principal component", ylabel="share of the variance"
+    )
     left.set_ylim(bottom=1e-4)
     left.legend(frameon=False)
     right.set(xlabel="cosine of two documents (dashed: mean)", ylabel="density")
@@ -53,22 +65,32 @@ def plot(embeddings: dict[str, np.ndarray], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--weight", type=float, default=0.05, help="weight of SIGReg")
-    parser.add_argument("--data", type=Path, help="BEIR folder with qrels of train and test, instead of the docs")
+    parser.add_argument(
+        "--data", type=Path, help="BEIR folder with qrels of train and test, instead of the docs"
+    )
     parser.add_argument("--output", type=Path, default=Path("runs/isotropy"))
     arguments = parser.parse_args()
     if arguments.data:
-        train, test = (RetrievalData.from_beir(arguments.data, split) for split in ("train", "test"))
+        train, test = (
+            RetrievalData.from_beir(arguments.data, split) for split in ("train", "test")
+        )
     else:
-        task = build_docstring_task(train_queries=1000, dev_queries=100, test_queries=200, cache="runs/docstrings")
+        task = build_docstring_task(
+            train_queries=1000, dev_queries=100, test_queries=200, cache="runs/docstrings"
+        )
         train, test = task.train, task.test
 
     models = {"pretrained": fresh(), "InfoNCE": fresh(), "InfoNCE and SIGReg": fresh()}
     losses = {
         "InfoNCE": stm.CosineRankingLoss(models["InfoNCE"]),
-        "InfoNCE and SIGReg": stm.SIGRegInfoNCE(models["InfoNCE and SIGReg"], weight=arguments.weight),
+        "InfoNCE and SIGReg": stm.SIGRegInfoNCE(
+            models["InfoNCE and SIGReg"], weight=arguments.weight
+        ),
     }
     for name, loss in losses.items():
         args = SentenceTransformerTrainingArguments(
@@ -81,16 +103,18 @@ def main() -> None:
             save_strategy="no",
             report_to=[],
         )
-        SentenceTransformerTrainer(models[name], args, train.triplets(num_negatives=0), loss=loss).train()
+        SentenceTransformerTrainer(
+            models[name], args, train.triplets(num_negatives=0), loss=loss
+        ).train()
 
     evaluator = MagnitudeEvaluator(test.queries, test.corpus, test.relevant)
     embeddings = {}
     for name, model in models.items():
         x = embeddings[name] = model.encode_document(list(test.corpus.values()))  # (m, D)
         print(
-            f"{name:20} nDCG@10 {evaluator(model)['matched_ndcg@10']:.3f}, mean cosine {geometry.mean_cosine(x):.3f}, "
-            f"IsoScore {geometry.isoscore(x):.3f}, "
-            f"{geometry.intrinsic_dimension(x)} components explain 95 % of the variance"
+            f"{name:20} nDCG@10 {evaluator(model)['matched_ndcg@10']:.3f}, mean cosine"
+            f" {geometry.mean_cosine(x):.3f}, IsoScore {geometry.isoscore(x):.3f},"
+            f" {geometry.intrinsic_dimension(x)} components explain 95 % of the variance"
         )
     models["InfoNCE and SIGReg"].save_pretrained(str(arguments.output / "model"))
     plot(embeddings, arguments.output / "isotropy.png")

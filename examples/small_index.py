@@ -1,11 +1,12 @@
-"""Train for a small index: several temperatures and prefixes in one loss, and what each way of storing vectors keeps.
+"""Train for a small index: several temperatures and prefixes in one loss, and what each way of
+storing vectors keeps.
 
     pip install ".[dev]"
     python examples/small_index.py --steps 20
 
-The script trains all-MiniLM twice on the API docs of this Python environment, once at a single low temperature and
-once with TempAggMRLLoss. It measures prefixes in float32, int8 and bits. The picture shows nDCG@10 against the bytes
-that each document takes.
+The script trains all-MiniLM twice on the API docs of this Python environment, once at a single low
+temperature and once with TempAggMRLLoss. It measures prefixes in float32, int8 and bits. The
+picture shows nDCG@10 against the bytes that each document takes.
 """
 
 from __future__ import annotations
@@ -43,10 +44,19 @@ def plot(cells: dict[str, list[CompressionCell]], path: Path) -> None:
     for (name, own), colour in zip(cells.items(), ("#6f757d", "#c8500f", "#1f6fb4"), strict=True):
         axis.plot([], [], color=colour, linewidth=3, label=name)
         for (precision, rescoring), (look, _) in looks.items():
-            line = [cell for cell in own if (cell.precision, cell.rescoring) == (precision, rescoring)]
-            axis.plot([cell.bytes_per_document for cell in line], [cell.ndcg for cell in line], look, color=colour)
+            line = [
+                cell for cell in own if (cell.precision, cell.rescoring) == (precision, rescoring)
+            ]
+            axis.plot(
+                [cell.bytes_per_document for cell in line],
+                [cell.ndcg for cell in line],
+                look,
+                color=colour,
+            )
     for look, label in looks.values():
-        axis.plot([], [], look, color="#1d2127", label=f"{' / '.join(map(str, DIMS))} dims in {label}")
+        axis.plot(
+            [], [], look, color="#1d2127", label=f"{' / '.join(map(str, DIMS))} dims in {label}"
+        )
     axis.set_xscale("log", base=2)
     axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axis.set(xlabel="bytes per document", ylabel="nDCG@10")
@@ -57,23 +67,35 @@ def plot(cells: dict[str, list[CompressionCell]], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--temperature", type=float, default=0.03, help="temperature of the first model")
-    parser.add_argument("--data", type=Path, help="BEIR folder with qrels of train and test, instead of the docs")
+    parser.add_argument(
+        "--temperature", type=float, default=0.03, help="temperature of the first model"
+    )
+    parser.add_argument(
+        "--data", type=Path, help="BEIR folder with qrels of train and test, instead of the docs"
+    )
     parser.add_argument("--output", type=Path, default=Path("runs/small_index"))
     arguments = parser.parse_args()
     if arguments.data:
-        train, test = (RetrievalData.from_beir(arguments.data, split) for split in ("train", "test"))
+        train, test = (
+            RetrievalData.from_beir(arguments.data, split) for split in ("train", "test")
+        )
     else:
-        task = build_docstring_task(train_queries=1000, dev_queries=100, test_queries=200, cache="runs/docstrings")
+        task = build_docstring_task(
+            train_queries=1000, dev_queries=100, test_queries=200, cache="runs/docstrings"
+        )
         train, test = task.train, task.test
 
     single = f"temperature {arguments.temperature:g}"
     models = {"pretrained": fresh(), single: fresh(), "TempAggMRL": fresh()}
     losses = {
         single: stm.CosineRankingLoss(models[single], scale=1 / arguments.temperature),
-        "TempAggMRL": stm.TempAggMRLLoss(models["TempAggMRL"], dims=DIMS[:3], temperatures=(0.03, 0.06, 0.1)),
+        "TempAggMRL": stm.TempAggMRLLoss(
+            models["TempAggMRL"], dims=DIMS[:3], temperatures=(0.03, 0.06, 0.1)
+        ),
     }
     for name, loss in losses.items():
         args = SentenceTransformerTrainingArguments(
@@ -86,7 +108,9 @@ def main() -> None:
             save_strategy="no",
             report_to=[],
         )
-        SentenceTransformerTrainer(models[name], args, train.triplets(num_negatives=0), loss=loss).train()
+        SentenceTransformerTrainer(
+            models[name], args, train.triplets(num_negatives=0), loss=loss
+        ).train()
 
     evaluator = CompressionEvaluator(test.queries, test.corpus, test.relevant, dims=DIMS)
     cells = {}

@@ -1,11 +1,13 @@
-"""Watch how cosine training changes norms, and two ways to intervene: cut_init and attach_grad_scale.
+"""Watch how cosine training changes norms, and two ways to intervene: cut_init and
+attach_grad_scale.
 
     pip install ".[dev]"
     python examples/watch_norms.py --steps 60
 
-The script trains the word vectors of all-MiniLM three times with SGD on the API docs of this Python environment, which
-takes seconds. The embedding of a text is the mean of its word vectors. A NormMonitor records each run, and its picture
-shows norms, lr / norm², and the geometry of each batch.
+The script trains the word vectors of all-MiniLM three times with SGD on the API docs of this Python
+environment, which takes seconds. The embedding of a text is the mean of its word vectors. A
+NormMonitor records each run, and its picture shows norms, lr / norm², and the geometry of each
+batch.
 """
 
 from __future__ import annotations
@@ -30,16 +32,22 @@ PANELS = ("norm_mean", "norm_cv", "norm_p95", "effective_lr", "isoscore", "mean_
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--learning-rate", type=float, default=10.0)
-    parser.add_argument("--data", type=Path, help="BEIR folder with qrels of train, instead of the docs")
+    parser.add_argument(
+        "--data", type=Path, help="BEIR folder with qrels of train, instead of the docs"
+    )
     parser.add_argument("--output", type=Path, default=Path("runs/watch_norms"))
     arguments = parser.parse_args()
     if arguments.data:
         train = RetrievalData.from_beir(arguments.data, "train")
     else:
-        task = build_docstring_task(train_queries=1000, dev_queries=100, test_queries=200, cache="runs/docstrings")
+        task = build_docstring_task(
+            train_queries=1000, dev_queries=100, test_queries=200, cache="runs/docstrings"
+        )
         train = task.train
 
     minilm = SentenceTransformer(bundled_minilm())
@@ -62,7 +70,8 @@ def main() -> None:
                 per_device_train_batch_size=64,
                 learning_rate=arguments.learning_rate,
                 lr_scheduler_type="constant",
-                optim="sgd",  # the theory describes its steps; Adam's do not follow the size of the gradient
+                # the theory describes its steps; Adam's do not follow the size of the gradient
+                optim="sgd",
                 logging_steps=min(10, arguments.steps),
                 save_strategy="no",
                 report_to=[],
@@ -73,15 +82,22 @@ def main() -> None:
         )
         trainer.train()
         model.save_pretrained(str(arguments.output / run))
-        norm, rate = ([row[f"document_{key}"] for row in monitor.rows] for key in ("norm_mean", "effective_lr"))
+        norm, rate = (
+            [row[f"document_{key}"] for row in monitor.rows]
+            for key in ("norm_mean", "effective_lr")
+        )
         losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
         print(
-            f"{run}: mean norm {norm[0]:.2f} -> {norm[-1]:.2f}, lr / norm² {rate[0]:.0f} -> {rate[-1]:.0f}, "
-            f"loss of the last steps {losses[-1]:.3f}"
+            f"{run}: mean norm {norm[0]:.2f} -> {norm[-1]:.2f}, lr / norm² {rate[0]:.0f} ->"
+            f" {rate[-1]:.0f}, loss of the last steps {losses[-1]:.3f}"
         )
         # Queries look alike, so the picture shows documents only: one line per run.
         rows += [
-            {key.replace("document", run): value for key, value in row.items() if key.startswith(("step", "document"))}
+            {
+                key.replace("document", run): value
+                for key, value in row.items()
+                if key.startswith(("step", "document"))
+            }
             for row in monitor.rows
         ]
 
@@ -90,7 +106,9 @@ def main() -> None:
     title = "documents, word vectors trained with cosine and SGD"
     figure, axes = plt.subplots(2, 3, figsize=(11, 5.6), sharex=True, layout="constrained")
     for axis, panel in zip(axes.flat, PANELS, strict=True):
-        table.filter(regex=f"^step$|_{panel}$").plot(x="step", ax=axis, title=panel, legend=axis is axes[0, 0])
+        table.filter(regex=f"^step$|_{panel}$").plot(
+            x="step", ax=axis, title=panel, legend=axis is axes[0, 0]
+        )
     figure.suptitle(title)
     figure.savefig(arguments.output / "watch_norms.png", dpi=150)
     print(f"saved {arguments.output / 'watch_norms.png'}")

@@ -1,6 +1,7 @@
 """Train embedding models whose geometry is used: magnitude-aware losses for sentence-transformers.
 
-Every name is imported when it is first used, so ``import st_magnitude`` and ``st-magnitude --help`` are fast.
+Every name is imported when it is first used, so ``import st_magnitude`` and ``st-magnitude --help``
+are fast.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Checks of arguments, whose ValueError names the argument, what it got and what it takes, and of optional packages."""
+"""Checks of arguments, whose ValueError names the argument, what it got and what it takes, and of
+optional packages."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ def needs(purpose: str, extra: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise ImportError(f'{purpose} needs {error.name}. Install it {INSTALL} ".[{extra}]".') from error
+        raise ImportError(
+            f'{purpose} needs {error.name}. Install it {INSTALL} ".[{extra}]".'
+        ) from error
 
 
 def one_of(name: str, value: Any, choices: Sequence[Any]) -> None:
@@ -54,10 +57,17 @@ def at_least(name: str, value: Any, minimum: float, advice: str = "") -> None:
 
 
 def prefix_dims(dims: Iterable[int]) -> tuple[int, ...]:
-    """Prefix dimensions in the given order, after a check that they are distinct whole numbers from 1 up."""
+    """Prefix dimensions in the given order, after a check that they are distinct whole numbers from
+    1 up."""
     given = list(dims)
-    if not given or len(set(given)) < len(given) or not all(isinstance(dim, Integral) and dim >= 1 for dim in given):
-        raise ValueError(f"dims must be distinct whole numbers of at least 1, such as [128, 256]; got {given}.")
+    if (
+        not given
+        or len(set(given)) < len(given)
+        or not all(isinstance(dim, Integral) and dim >= 1 for dim in given)
+    ):
+        raise ValueError(
+            f"dims must be distinct whole numbers of at least 1, such as [128, 256]; got {given}."
+        )
     return tuple(map(int, given))
 
 

@@ -1,4 +1,5 @@
-"""Settings that a command and a Python function share: one dataclass, whose fields are the command's options.
+"""Settings that a command and a Python function share: one dataclass, whose fields are the
+command's options.
 
 A field carries its help text and its range in its annotation::
 
@@ -9,7 +10,8 @@ A field carries its help text and its range in its annotation::
         def __post_init__(self) -> None:
             check_ranges(self)
 
-`commands.core.command` turns every field into an option, and `check_ranges` applies its range to values from Python.
+`commands.core.command` turns every field into an option, and `check_ranges` applies its range to
+values from Python.
 """
 
 from __future__ import annotations
@@ -26,29 +28,52 @@ from typer.models import OptionInfo
 
 # Options of several configurations
 MaxLength = Annotated[
-    int | None, typer.Option(min=1, help="Number of tokens of a text that the model reads; default: the model's own.")
+    int | None,
+    typer.Option(
+        min=1, help="Number of tokens of a text that the model reads; default: the model's own."
+    ),
 ]
 TrainLength = Annotated[
     int | None,
-    typer.Option(min=1, help="Number of tokens of a text that training reads; default: the model's own limit."),
+    typer.Option(
+        min=1,
+        help="Number of tokens of a text that training reads; default: the model's own limit.",
+    ),
 ]
 BatchSize = Annotated[
-    int, typer.Option(min=2, help="Pairs in a batch of each process. All documents of a batch are negatives.")
+    int,
+    typer.Option(
+        min=2, help="Pairs in a batch of each process. All documents of a batch are negatives."
+    ),
 ]
 MiniBatchSize = Annotated[
-    int | None, typer.Option(min=1, help="Number of texts that go through the model at a time (gradient caching).")
+    int | None,
+    typer.Option(
+        min=1, help="Number of texts that go through the model at a time (gradient caching)."
+    ),
 ]
 Negatives = Annotated[
     int | None,
-    typer.Option(min=0, help="Hard negatives for each pair; default: 1 if the data has judged negatives, else 0."),
+    typer.Option(
+        min=0,
+        help="Hard negatives for each pair; default: 1 if the data has judged negatives, else 0.",
+    ),
 ]
 Prompts = Annotated[
-    bool, typer.Option("--prompts/--no-prompts", help="Put the model's prompts before the texts of training.")
+    bool,
+    typer.Option(
+        "--prompts/--no-prompts", help="Put the model's prompts before the texts of training."
+    ),
 ]
-Bf16 = Annotated[bool | None, typer.Option(help="Autocast to bfloat16; default: if the hardware is fast at it.")]
+Bf16 = Annotated[
+    bool | None, typer.Option(help="Autocast to bfloat16; default: if the hardware is fast at it.")
+]
 
 SkipEmpty = Annotated[
-    bool, typer.Option("--skip-empty", help="Leave out empty texts, and judgments of empty or absent ones.")
+    bool,
+    typer.Option(
+        "--skip-empty", help="Leave out empty texts, and judgments of empty or absent ones."
+    ),
 ]
 
 
@@ -76,7 +101,8 @@ def check_ranges(config: Any) -> None:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A question that names the closest known name, with a leading space, or nothing if no name is close.
+    """A question that names the closest known name, with a leading space, or nothing if no name is
+    close.
 
     Example:
         >>> did_you_mean("consine", ["cosine", "dot"])
@@ -87,7 +113,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def digest(texts: Iterable[str]) -> str:
-    """SHA-256 of a sequence of texts, which depends on their order and on where each of them ends."""
+    """SHA-256 of a sequence of texts, which depends on their order and on where each of them
+    ends."""
     sha = hashlib.sha256()
     for text in texts:
         sha.update(f"{len(text)}:{text}".encode(errors="surrogatepass"))
@@ -106,11 +133,14 @@ def list_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 
 def _separated(kind: Callable[[str], Any], help: str, metavar: str) -> Any:
-    """An option that takes values separated by commas, for a field of type ``Sequence[kind] | None``."""
+    """An option that takes values separated by commas, for a field of type ``Sequence[kind] |
+    None``."""
 
     def parse(given: Any) -> list[Any]:
         try:
-            return [kind(part) for part in given.split(",")] if isinstance(given, str) else list(given)
+            return (
+                [kind(part) for part in given.split(",")] if isinstance(given, str) else list(given)
+            )
         except ValueError:
             what = "whole numbers" if kind is int else "numbers"
             raise typer.BadParameter(f"takes {what} separated by commas, got {given!r}.") from None

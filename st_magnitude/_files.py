@@ -1,4 +1,5 @@
-"""Files and folders that are either complete or absent, whatever ends the process that writes them."""
+"""Files and folders that are either complete or absent, whatever ends the process that writes
+them."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from filelock import FileLock, Timeout
 def locked_folder(output: str | Path) -> Iterator[None]:
     """Makes a folder and keeps other processes from writing to it within the block.
 
-    Of the processes of one distributed run, the first one locks. The system frees the lock when the process is killed.
+    Of the processes of one distributed run, the first one locks. The system frees the lock when the
+    process is killed.
     """
     if os.environ.get("RANK", "0") != "0":
         yield
@@ -29,7 +31,9 @@ def locked_folder(output: str | Path) -> Iterator[None]:
     try:
         lock.acquire()
     except Timeout:
-        raise OSError(f"Another process is writing to {output}: wait for it, or choose another output.") from None
+        raise OSError(
+            f"Another process is writing to {output}: wait for it, or choose another output."
+        ) from None
     try:
         yield
     finally:
@@ -49,7 +53,9 @@ def refuse_used_folder(path: str | Path, overwrite: bool = False) -> None:
     if not path.is_dir() or not any(path.iterdir()):
         return
     if not overwrite:
-        raise FileExistsError(f"{path} is not empty; choose another folder, or pass overwrite=True to replace it all.")
+        raise FileExistsError(
+            f"{path} is not empty; choose another folder, or pass overwrite=True to replace it all."
+        )
     if Path.cwd().is_relative_to(path.resolve()):
         raise FileExistsError(
             f"{path} contains the working directory, which would be replaced with it; choose "
@@ -58,7 +64,8 @@ def refuse_used_folder(path: str | Path, overwrite: bool = False) -> None:
 
 
 def _fill(folder: Path, new: Path) -> None:
-    """Moves all of a new folder up into an empty one, large files last: without them no model loads."""
+    """Moves all of a new folder up into an empty one, large files last: without them no model
+    loads."""
     for file in sorted(new.iterdir(), key=lambda file: (file.is_file(), file.stat().st_size)):
         file.rename(folder / file.name)
     new.rmdir()
@@ -106,8 +113,8 @@ def whole_folder(path: str | Path, overwrite: bool = False) -> Iterator[Path]:
 def moved_in(path: Path, last: str) -> Iterator[Path]:
     """Yields a new folder inside of a folder, and moves its content there when the block ends.
 
-    A move takes no room on the disk. The file ``last`` comes last: it is there only when all of them
-    are, whatever ends the process. Files and folders of the same names are replaced.
+    A move takes no room on the disk. The file ``last`` comes last: it is there only when all of
+    them are, whatever ends the process. Files and folders of the same names are replaced.
     """
     new = path / ".new"
     shutil.rmtree(new, ignore_errors=True)
@@ -135,7 +142,8 @@ def _flush(folder: Path) -> None:
 
 @contextmanager
 def one_line_about_the_disk(path: Path, remedy: str) -> Iterator[None]:
-    """Turns the errors of a disk, also those of torch, safetensors and tokenizers, into an OSError of one line."""
+    """Turns the errors of a disk, also those of torch, safetensors and tokenizers, into an OSError
+    of one line."""
     try:
         yield
     except (FileExistsError, FileNotFoundError, ConnectionError):

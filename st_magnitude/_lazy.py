@@ -10,7 +10,8 @@ from typing import Any
 
 
 def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` of a package that import the names under its ``if TYPE_CHECKING:`` on first use.
+    """``__getattr__`` and ``__dir__`` of a package that import the names under its ``if
+    TYPE_CHECKING:`` on first use.
 
     Type checkers read the same lines, so every name is declared once.
     """
@@ -24,7 +25,11 @@ def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[st
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         home = homes[name]
-        value = import_module(f"{home}.{name}") if home == package else getattr(import_module(home), name)
+        value = (
+            import_module(f"{home}.{name}")
+            if home == package
+            else getattr(import_module(home), name)
+        )
         setattr(module, name, value)
         return value
 

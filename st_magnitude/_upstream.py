@@ -1,8 +1,9 @@
 """Every private name of sentence-transformers, transformers and torch that this package relies on.
 
-Private names can move in any upstream release. They are collected here, each with the reason why no public name serves,
-and ``tests/test_upstream.py`` touches each of them, so such a release fails in one test whose message names what
-has moved. All other modules of the package use the functions below.
+Private names can move in any upstream release. They are collected here, each with the reason why no
+public name serves, and ``tests/test_upstream.py`` touches each of them, so such a release fails in
+one test whose message names what has moved. All other modules of the package use the functions
+below.
 """
 
 from __future__ import annotations
@@ -20,24 +21,27 @@ from sentence_transformers.base.modules import Router
 from torch import Tensor, nn
 from transformers import PreTrainedModel, Trainer
 
-# --- sentence-transformers --------------------------------------------------------------------------------------------
+# --- sentence-transformers ------------------------------------------------------------------------
 
 
 def minibatch_of(features: dict[str, Tensor], begin: int, end: int) -> dict[str, Tensor]:
     """Rows begin to end of the features of one text column.
 
-    A cached loss slices features as sentence-transformers' own cached losses do, flattened inputs included.
+    A cached loss slices features as sentence-transformers' own cached losses do, flattened inputs
+    included.
     """
     return _create_minibatch(features, begin, end)
 
 
 def batch_size_of(features: Mapping[str, Any]) -> int:
-    """The number of texts in the features of one text column; flattened inputs make this more than a shape."""
+    """The number of texts in the features of one text column; flattened inputs make this more than
+    a shape."""
     return len(features["offsets"]) if "offsets" in features else _get_batch_size(dict(features))
 
 
 def stored_similarity_name(model: SentenceTransformer) -> str | None:
-    """The similarity function that somebody has set, or None; the public property turns None into "cosine"."""
+    """The similarity function that somebody has set, or None; the public property turns None into
+    "cosine"."""
     return model._similarity_fn_name
 
 
@@ -45,8 +49,9 @@ def stored_similarity_name(model: SentenceTransformer) -> str | None:
 def encodes_alone(model: SentenceTransformer) -> Iterator[None]:
     """Within the block, ``model.encode`` computes in this process only.
 
-    In an evaluator, the Trainer of several processes has the texts encoded by all of them, each with its own copy of
-    the model. The public way to prevent this is ``encode(device=...)``, which every call would have to pass.
+    In an evaluator, the Trainer of several processes has the texts encoded by all of them, each
+    with its own copy of the model. The public way to prevent this is ``encode(device=...)``, which
+    every call would have to pass.
     """
     shared, model._distributed_inference = model._distributed_inference, None
     try:
@@ -56,7 +61,8 @@ def encodes_alone(model: SentenceTransformer) -> Iterator[None]:
 
 
 def tokenizer_of(model: BaseModel, task: str | None) -> Any:
-    """The tokenizer that reads texts of a task. A Router has one for each route, and no public way to ask for it."""
+    """The tokenizer that reads texts of a task. A Router has one for each route, and no public way
+    to ask for it."""
     first: Any = model[0]
     if isinstance(first, Router):
         name: Any = first._resolve_route(task=task, modality="text")
@@ -65,16 +71,20 @@ def tokenizer_of(model: BaseModel, task: str | None) -> Any:
     return first.tokenizer
 
 
-def load_with_classes(path: str, classes: Mapping[str, type], **options: Any) -> SentenceTransformer:
-    """Loads a model whose modules.json names classes of ours, without trust_remote_code for all other classes."""
+def load_with_classes(
+    path: str, classes: Mapping[str, type], **options: Any
+) -> SentenceTransformer:
+    """Loads a model whose modules.json names classes of ours, without trust_remote_code for all
+    other classes."""
     return SentenceTransformer._load_with_module_classes(path, dict(classes), **options)
 
 
-# --- transformers -----------------------------------------------------------------------------------------------------
+# --- transformers ---------------------------------------------------------------------------------
 
 
 def load_checkpoint_into(trainer: Trainer, checkpoint: Path | str) -> None:
-    """Loads the weights of a checkpoint without training; the public ``train`` would make one more step."""
+    """Loads the weights of a checkpoint without training; the public ``train`` would make one more
+    step."""
     trainer._load_from_checkpoint(str(checkpoint))
 
 
@@ -84,19 +94,21 @@ def supports_attention_interface(model: PreTrainedModel) -> bool:
 
 
 def checkpoint_options(layer: nn.Module) -> dict[str, Any]:
-    """The options that ``gradient_checkpointing_enable`` gave to a layer, ``use_reentrant`` among them."""
+    """The options that ``gradient_checkpointing_enable`` gave to a layer, ``use_reentrant`` among
+    them."""
     return dict(getattr(layer._gradient_checkpointing_func, "keywords", {}))
 
 
 def forget_adapter(model: PreTrainedModel) -> None:
-    """Makes a model whose adapters were merged an ordinary one; its public methods still expect the adapters."""
+    """Makes a model whose adapters were merged an ordinary one; its public methods still expect the
+    adapters."""
     if getattr(model, "_hf_peft_config_loaded", False):
         model._hf_peft_config_loaded = False
         del model.peft_config
         model.requires_grad_(True)
 
 
-# --- torch ------------------------------------------------------------------------------------------------------------
+# --- torch ----------------------------------------------------------------------------------------
 
 
 def forward_hooks(module: nn.Module) -> list[Any]:
@@ -105,6 +117,7 @@ def forward_hooks(module: nn.Module) -> list[Any]:
 
 
 def has_cpu_bf16() -> bool:
-    """Whether the CPU has instructions for bfloat16 (AVX-512 BF16, AMX or Arm's); torch has no public question."""
+    """Whether the CPU has instructions for bfloat16 (AVX-512 BF16, AMX or Arm's); torch has no
+    public question."""
     names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported", "_is_arm_bf16_supported")
     return any(getattr(torch.cpu, name, bool)() for name in names)

@@ -15,26 +15,32 @@ __all__ = ["ExponentNorm"]
 
 
 class ExponentNorm(Module):
-    """Divides embeddings by a power of their norm, with one exponent for queries and one for documents.
+    """Divides embeddings by a power of their norm, with one exponent for queries and one for
+    documents.
 
-    It is the last module of a model whose exponents were learned (:class:`~st_magnitude.LearnableNormLoss`) or chosen
-    between 0 and 1 (:func:`~st_magnitude.calibrate_exponent`). Inner products of its outputs are the scores of
+    It is the last module of a model whose exponents were learned
+    (:class:`~st_magnitude.LearnableNormLoss`) or chosen between 0 and 1
+    (:func:`~st_magnitude.calibrate_exponent`). Inner products of its outputs are the scores of
     ``Similarity(gamma_query, gamma_document)``, so the model's ``similarity_fn_name`` is ``"dot"``.
 
-    ``encode_query`` and ``encode_document`` tell it the role; it treats text without a role (plain ``encode``) as a
-    document. It leaves its input in ``features["raw_embedding"]``, where losses take it from.
+    ``encode_query`` and ``encode_document`` tell it the role; it treats text without a role (plain
+    ``encode``) as a document. It leaves its input in ``features["raw_embedding"]``, where losses
+    take it from.
 
-    With ``truncate_dim`` a prefix of the embedding is divided by a power of its own norm, as if the embedding had been
-    cut first. Losses train prefixes like this, and evaluators score them like this.
+    With ``truncate_dim`` a prefix of the embedding is divided by a power of its own norm, as if the
+    embedding had been cut first. Losses train prefixes like this, and evaluators score them like
+    this.
 
     Args:
         gamma_query: Exponent of the query norm in [0, 1].
         gamma_document: Exponent of the document norm in [0, 1].
-        learnable: Whether the exponents are trained. They are stored as ``gamma = sigmoid(bias)`` (arXiv 2602.09229,
-            Eq. 7); the parameters are called biases because trainers exempt those from weight decay. An exponent of
-            exactly 0 or 1 lies at the end of the sigmoid and cannot learn.
+        learnable: Whether the exponents are trained. They are stored as ``gamma = sigmoid(bias)``
+            (arXiv 2602.09229, Eq. 7); the parameters are called biases because trainers exempt
+            those from weight decay. An exponent of exactly 0 or 1 lies at the end of the sigmoid
+            and cannot learn.
 
-    :func:`st_magnitude.load` loads a model with this module, and so does ``trust_remote_code=True``.
+    :func:`st_magnitude.load` loads a model with this module, and so does
+    ``trust_remote_code=True``.
 
     Example:
         >>> import torch
@@ -50,7 +56,9 @@ class ExponentNorm(Module):
     forward_kwargs = {"task"}  # noqa: RUF012
     config_keys: list[str] = ["gamma_query", "gamma_document", "learnable"]  # noqa: RUF012
 
-    def __init__(self, gamma_query: float = 0.5, gamma_document: float = 0.5, learnable: bool = False) -> None:
+    def __init__(
+        self, gamma_query: float = 0.5, gamma_document: float = 0.5, learnable: bool = False
+    ) -> None:
         super().__init__()
         Similarity(gamma_query, gamma_document)  # checks the range
         self.learnable = learnable
@@ -70,12 +78,17 @@ class ExponentNorm(Module):
     def gamma_document(self) -> float:
         return self.similarity.exponents[1]
 
-    def forward(self, features: dict[str, Any], task: str | None = None, **kwargs: Any) -> dict[str, Any]:
+    def forward(
+        self, features: dict[str, Any], task: str | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
         raw: Tensor = features["sentence_embedding"]
         role = task or features.get("task")
-        # Losses take the exponents from the module. DistributedDataParallel believes that they are used only if it
-        # finds both in the output (find_unused_parameters=True, the Trainer's default).
-        exponents = torch.sigmoid(torch.stack([self.query_bias, self.document_bias])).expand(len(raw), 2)
+        # Losses take the exponents from the module. DistributedDataParallel believes that they are
+        # used only if it finds both in the output (find_unused_parameters=True, the Trainer's
+        # default).
+        exponents = torch.sigmoid(torch.stack([self.query_bias, self.document_bias])).expand(
+            len(raw), 2
+        )
         output = features | {
             "raw_embedding": raw,
             "exponents": exponents,
@@ -83,7 +96,9 @@ class ExponentNorm(Module):
         }
         return output if self.training else _CutFirst(output | {"task": role})
 
-    def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
+    def save(
+        self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any
+    ) -> None:
         self.save_config(output_path)
         self.save_torch_weights(output_path, safe_serialization=safe_serialization)
 
@@ -92,14 +107,17 @@ class ExponentNorm(Module):
         cls, model_name_or_path: str, subfolder: str = "", **kwargs: Any
     ) -> ExponentNorm:
         hub_options = ("token", "cache_folder", "revision", "local_files_only")
-        place: dict[str, Any] = {"subfolder": subfolder} | {k: kwargs[k] for k in hub_options if k in kwargs}
+        place: dict[str, Any] = {"subfolder": subfolder} | {
+            k: kwargs[k] for k in hub_options if k in kwargs
+        }
         config = cls.load_config(model_name_or_path, **place)
         module = cls(**{key: config[key] for key in cls.config_keys if key in config})
         return cls.load_torch_weights(model_name_or_path, model=module, **place)
 
 
 class _CutFirst(dict[str, Any]):
-    """Features whose divided embedding, when a prefix replaces it, becomes the divided prefix of the raw embedding.
+    """Features whose divided embedding, when a prefix replaces it, becomes the divided prefix of
+    the raw embedding.
 
     ``encode`` applies ``truncate_dim`` after all modules, and no module is told of it:
     ``features["sentence_embedding"] = features["sentence_embedding"][..., :truncate_dim]``. That

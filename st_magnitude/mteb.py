@@ -24,13 +24,14 @@ __all__ = ["evaluate", "local_model", "retrieval_task"]
 
 
 def retrieval_task(data: RetrievalData) -> AbsTaskRetrieval:
-    """Makes an MTEB retrieval task of local data, with its grades. All queries form the split ``test``.
+    """Makes an MTEB retrieval task of local data, with its grades. All queries form the split
+    ``test``.
 
     The document that is the query itself is left out of the results: mteb does so by id, so a query
     that shares its id with another text is renamed.
 
-    Its name in MTEB's results is that of the data and a hash of the contents, so mteb's cache never gives an old score
-    to changed data.
+    Its name in MTEB's results is that of the data and a hash of the contents, so mteb's cache never
+    gives an old score to changed data.
     """
     with needs("st_magnitude.mteb", "eval"):
         from mteb.abstasks import AbsTaskRetrieval
@@ -38,7 +39,9 @@ def retrieval_task(data: RetrievalData) -> AbsTaskRetrieval:
     from datasets import Dataset
 
     judgments = [
-        (query, document, str(grade)) for query in data.query_ids for document, grade in data.relevant[query].items()
+        (query, document, str(grade))
+        for query in data.query_ids
+        for document, grade in data.relevant[query].items()
     ]
     rows = [*data.queries.items(), *data.corpus.items(), *sorted(judgments), sorted(data.own)]
     texts = digest(text for row in rows for text in row)
@@ -61,10 +64,18 @@ def retrieval_task(data: RetrievalData) -> AbsTaskRetrieval:
 
         def load_data(self, num_proc: int | None = None, **kwargs: Any) -> None:
             queries = [{"id": name, "text": data.queries[query]} for query, name in names.items()]
-            corpus = [{"id": document, "title": "", "text": text} for document, text in data.corpus.items()]
-            split = {"queries": Dataset.from_list(queries), "corpus": Dataset.from_list(corpus), "top_ranked": None}
+            corpus = [
+                {"id": document, "title": "", "text": text}
+                for document, text in data.corpus.items()
+            ]
+            split = {
+                "queries": Dataset.from_list(queries),
+                "corpus": Dataset.from_list(corpus),
+                "top_ranked": None,
+            }
             relevant = {name: dict(data.relevant[query]) for query, name in names.items()}
-            self.dataset = {"default": {"test": split | {"relevant_docs": relevant}}}  # type: ignore[dict-item]
+            dataset: Any = {"default": {"test": split | {"relevant_docs": relevant}}}
+            self.dataset = dataset
             self.data_loaded = True
 
     return LocalRetrieval()
@@ -73,8 +84,8 @@ def retrieval_task(data: RetrievalData) -> AbsTaskRetrieval:
 def local_model(path: str | Path) -> EncoderProtocol:
     """A model in a folder, as ``mteb.evaluate`` takes it.
 
-    Its name is ``local/FOLDER`` and its revision is a hash of weights and configuration, by which mteb's cache tells
-    models apart.
+    Its name is ``local/FOLDER`` and its revision is a hash of weights and configuration, by which
+    mteb's cache tells models apart.
     """
     with needs("st_magnitude.mteb", "eval"):
         from mteb.models import SentenceTransformerEncoderWrapper
@@ -96,11 +107,13 @@ def evaluate(
     Args:
         model: A model, its folder, or any name that mteb knows.
         tasks: Retrieval data, and names of mteb's tasks.
-        output: Folder of mteb's results, whose scores are not computed again. By default nothing is written.
+        output: Folder of mteb's results, whose scores are not computed again. By default nothing is
+            written.
         encode: Options of mteb's encoding, such as ``{"batch_size": 128}``.
 
     Raises:
-        ValueError: If mteb does not know a name, or a model without a name is to be kept in ``output``.
+        ValueError: If mteb does not know a name, or a model without a name is to be kept in
+            ``output``.
 
     Example:
         >>> result = evaluate("my-retriever", [data, "SciFact"], output="results")  # doctest: +SKIP
@@ -111,10 +124,14 @@ def evaluate(
         import mteb
     model = unwrapped(model)
     if isinstance(model, SentenceTransformer) and output is not None:
-        raise ValueError("mteb keeps results by the name of a model: save this one, and pass its folder.")
+        raise ValueError(
+            "mteb keeps results by the name of a model: save this one, and pass its folder."
+        )
     runs: Any = model
     try:
-        chosen = [mteb.get_task(task) if isinstance(task, str) else retrieval_task(task) for task in tasks]
+        chosen = [
+            mteb.get_task(task) if isinstance(task, str) else retrieval_task(task) for task in tasks
+        ]
         if not isinstance(model, SentenceTransformer):
             runs = local_model(model) if Path(model).is_dir() else mteb.get_model_meta(str(model))
     except KeyError as error:  # of a name that mteb does not know
@@ -126,7 +143,8 @@ def evaluate(
 
 
 def _revision(folder: Path) -> str:
-    """A hash of all files in a folder except model cards, pictures, checkpoints and records of training."""
+    """A hash of all files in a folder except model cards, pictures, checkpoints and records of
+    training."""
     sha = hashlib.sha256()
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
         inside = file.relative_to(folder).as_posix()

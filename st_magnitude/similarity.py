@@ -1,11 +1,13 @@
 """Similarity: a pair of norm exponents, one per role.
 
-Every score in this package is an inner product of two embeddings, each divided by a power of its own norm
-(*Beyond the Unit Hypersphere*, arXiv 2602.09229, Eq. 7):
+Every score in this package is an inner product of two embeddings, each divided by a power of its
+own norm (*Beyond the Unit Hypersphere*, arXiv 2602.09229, Eq. 7):
 
-    s(q, d) = q / |q|^gamma_query · d / |d|^gamma_document = |q|^(1 - gamma_query) |d|^(1 - gamma_document) cos(q, d)
+    s(q, d) = q / |q|^gamma_query · d / |d|^gamma_document
+            = |q|^(1 - gamma_query) |d|^(1 - gamma_document) cos(q, d)
 
-The four corners of the unit square have names: ``COSINE`` (1, 1), ``DOT`` (0, 0), ``QNORM`` (1, 0), ``DNORM`` (0, 1).
+The four corners of the unit square have names: ``COSINE`` (1, 1), ``DOT`` (0, 0), ``QNORM`` (1, 0),
+``DNORM`` (0, 1).
 """
 
 from __future__ import annotations
@@ -20,17 +22,21 @@ __all__ = ["COSINE", "DNORM", "DOT", "QNORM", "Similarity", "safe_norm"]
 
 
 def safe_norm(embeddings: Tensor) -> Tensor:
-    """Norms that are safe to divide by or to take the logarithm of: (..., D) -> (..., 1), with 1 in place of 0.
+    """Norms that are safe to divide by or to take the logarithm of: (..., D) -> (..., 1), with 1 in
+    place of 0.
 
-    With it a zero vector stays a zero vector, scores 0 against everything, and has finite gradients.
+    With it a zero vector stays a zero vector, scores 0 against everything, and has finite
+    gradients.
     """
     norm = torch.linalg.vector_norm(embeddings, dim=-1, keepdim=True)
-    # In float32 the square of 1e19 overflows; an infinite norm would give finite scores but gradients of nan.
+    # In float32 the square of 1e19 overflows; an infinite norm would give finite scores but
+    # gradients of nan.
     return norm.masked_fill(norm == 0, 1.0).clamp(max=torch.finfo(norm.dtype).max)
 
 
 def at_least_float32(embeddings: Any) -> Tensor:
-    """Converts tensors, arrays and lists of either to float tensors. Half precision and integers become float32."""
+    """Converts tensors, arrays and lists of either to float tensors. Half precision and integers
+    become float32."""
     if isinstance(embeddings, (list, tuple)) and embeddings and isinstance(embeddings[0], Tensor):
         embeddings = torch.stack(list(embeddings))
     elif not isinstance(embeddings, Tensor):
@@ -43,16 +49,19 @@ class Similarity:
 
     Args:
         query: The exponent gamma_query in [0, 1]; a float, or a 0-d tensor when it is learned.
-        document: The exponent gamma_document in [0, 1]; a float, or a 0-d tensor when it is learned.
+        document: The exponent gamma_document in [0, 1]; a float, or a 0-d tensor when it is
+            learned.
 
     Raises:
         ValueError: If an exponent lies outside [0, 1] or is a tensor that is not 0-d.
 
-    Scores are computed in float32 with autocast off; float64 inputs stay float64. A zero vector scores 0. In float32
-    norms must lie between 1e-18 and 1e18, because their squares vanish or overflow further out; take float64 there.
-    An instance is a ``similarity_fct`` for sentence-transformers' losses and a member of ``score_functions``
-    for its evaluators. What a vector database stores and gets sent are ``similarity.document(x).numpy()`` and
-    ``similarity.query(x).numpy()``: with the metric **inner product** the database returns the score.
+    Scores are computed in float32 with autocast off; float64 inputs stay float64. A zero vector
+    scores 0. In float32 norms must lie between 1e-18 and 1e18, because their squares vanish or
+    overflow further out; take float64 there. An instance is a ``similarity_fct`` for
+    sentence-transformers' losses and a member of ``score_functions`` for its evaluators. What a
+    vector database stores and gets sent are ``similarity.document(x).numpy()`` and
+    ``similarity.query(x).numpy()``: with the metric **inner product** the database returns the
+    score.
 
     Example:
         >>> import torch
@@ -79,7 +88,8 @@ class Similarity:
 
     @classmethod
     def named(cls, name: str | Similarity) -> Similarity:
-        """The similarity called ``"cosine"``, ``"dot"``, ``"qnorm"`` or ``"dnorm"``; a Similarity is returned as it is.
+        """The similarity called ``"cosine"``, ``"dot"``, ``"qnorm"`` or ``"dnorm"``; a Similarity
+        is returned as it is.
 
         Raises:
             ValueError: If there is not a similarity of that name.
@@ -89,11 +99,14 @@ class Similarity:
         try:
             return _NAMED[name.lower()]
         except (KeyError, AttributeError):
-            raise ValueError(f"No similarity is called {name!r}. Choose one of {sorted(_NAMED)}.") from None
+            raise ValueError(
+                f"No similarity is called {name!r}. Choose one of {sorted(_NAMED)}."
+            ) from None
 
     @property
     def name(self) -> str:
-        """``"cosine"``, ``"dot"``, ``"qnorm"`` or ``"dnorm"`` at the corners, else ``"exponents 1 and 0.5"``."""
+        """``"cosine"``, ``"dot"``, ``"qnorm"`` or ``"dnorm"`` at the corners, else ``"exponents 1
+        and 0.5"``."""
         for name, corner in _NAMED.items():
             if self == corner:
                 return name
@@ -102,12 +115,16 @@ class Similarity:
     @property
     def exponents(self) -> tuple[float, float]:
         """(gamma_query, gamma_document) as plain numbers."""
-        query, document = (g.item() if isinstance(g, Tensor) else g for g in (self.gamma_query, self.gamma_document))
+        query, document = (
+            g.item() if isinstance(g, Tensor) else g
+            for g in (self.gamma_query, self.gamma_document)
+        )
         return query, document
 
     @property
     def keeps_magnitude(self) -> bool:
-        """Whether the norm of either side changes the score, which is true for everything but cosine."""
+        """Whether the norm of either side changes the score, which is true for everything but
+        cosine."""
         return self != COSINE
 
     @property
@@ -120,19 +137,25 @@ class Similarity:
         return _divide_by_norm(embeddings, self.gamma_query)
 
     def document(self, embeddings: Any) -> Tensor:
-        """Documents as they enter the inner product, x / |x|^gamma_document: (..., D) -> (..., D)."""
+        """Documents as they enter the inner product, x / |x|^gamma_document: (..., D) -> (...,
+        D)."""
         return _divide_by_norm(embeddings, self.gamma_document)
 
     def document_divisor(self, embeddings: Any) -> Tensor:
-        """What `document` divides by, |x|^gamma_document, and 1 for a zero vector: (..., D) -> (..., 1).
+        """What `document` divides by, |x|^gamma_document, and 1 for a zero vector: (..., D) ->
+        (..., 1).
 
-        It turns inner products of raw documents into scores for several exponents without another matrix product.
+        It turns inner products of raw documents into scores for several exponents without another
+        matrix product.
         """
         return _norm_power(at_least_float32(embeddings), self.gamma_document)
 
     def __call__(self, queries: Any, documents: Any) -> Tensor:
         """All scores: (n, D), (m, D) -> (n, m). A single vector counts as one row."""
-        queries, documents = torch.atleast_2d(self.query(queries)), torch.atleast_2d(self.document(documents))
+        queries, documents = (
+            torch.atleast_2d(self.query(queries)),
+            torch.atleast_2d(self.document(documents)),
+        )
         with torch.autocast(queries.device.type, enabled=False):
             return queries @ documents.to(queries.dtype).T
 
@@ -143,8 +166,13 @@ class Similarity:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Similarity):
             return NotImplemented
-        if any(isinstance(g, Tensor) for s in (self, other) for g in (s.gamma_query, s.gamma_document)):
-            return self.gamma_query is other.gamma_query and self.gamma_document is other.gamma_document
+        if any(
+            isinstance(g, Tensor) for s in (self, other) for g in (s.gamma_query, s.gamma_document)
+        ):
+            return (
+                self.gamma_query is other.gamma_query
+                and self.gamma_document is other.gamma_document
+            )
         return (self.gamma_query, self.gamma_document) == (other.gamma_query, other.gamma_document)
 
     def __hash__(self) -> int:
@@ -157,7 +185,9 @@ class Similarity:
 def _checked_exponent(role: str, gamma: float | Tensor) -> float | Tensor:
     if isinstance(gamma, Tensor):
         if gamma.ndim != 0:
-            raise ValueError(f"A learnable {role} exponent must be a 0-d tensor, got shape {tuple(gamma.shape)}.")
+            raise ValueError(
+                f"A learnable {role} exponent must be a 0-d tensor, got shape {tuple(gamma.shape)}."
+            )
         return gamma
     if not 0.0 <= gamma <= 1.0:
         raise ValueError(

@@ -1,4 +1,5 @@
-"""A server that speaks the embedding APIs as their documentation says, with faults that are switched on one by one."""
+"""A server that speaks the embedding APIs as their documentation says, with faults that are
+switched on one by one."""
 
 import base64
 import json
@@ -21,15 +22,18 @@ class EmbeddingServer:
 
     Args:
         model: A model whose first module is a Transformer and whose second is a Pooling.
-        kind: Server to imitate: ``"vllm"``, ``"tei"``, ``"infinity"``, ``"llamacpp"``, ``"ollama"`` or ``"openai"``.
-            vLLM takes ``normalize`` from modules.json and from --pooler-config, and normalises without modules.json.
+        kind: Server to imitate: ``"vllm"``, ``"tei"``, ``"infinity"``, ``"llamacpp"``, ``"ollama"``
+            or ``"openai"``. vLLM takes ``normalize`` from modules.json and from --pooler-config,
+            and normalises without modules.json.
         faults: Any of the names below with their values.
     """
 
     def __init__(self, model: SentenceTransformer, kind: str = "openai", **faults: object) -> None:
         self.kind, self.faults, self.requests = kind, faults, []
         first = model[0]
-        pooling = Pooling(model[1].embedding_dimension, str(faults.get("pooling", model[1].pooling_mode)))
+        pooling = Pooling(
+            model[1].embedding_dimension, str(faults.get("pooling", model[1].pooling_mode))
+        )
         rest = [] if faults.get("skip") else list(model)[2:]
         self.model = SentenceTransformer(modules=[first, pooling, *rest], device="cpu")
         self.prompt = str(faults.get("prompt", ""))
@@ -57,12 +61,19 @@ class EmbeddingServer:
         if "sleep" in faults:
             time.sleep(faults["sleep"])
         if faults.get("key") and headers.get("Authorization") != f"Bearer {faults['key']}":
-            return 401, {"error": {"message": f"Incorrect API key provided: {headers.get('Authorization')}"}}
+            return 401, {
+                "error": {"message": f"Incorrect API key provided: {headers.get('Authorization')}"}
+            }
         if body.get("model", NAME) != NAME:
-            return 404, {"error": {"message": f"The model `{body['model']}` does not exist.", "code": 404}}
+            return 404, {
+                "error": {"message": f"The model `{body['model']}` does not exist.", "code": 404}
+            }
         texts = body["input"] if "input" in body else body["inputs"]
         if "refuse" in faults and max(len(text.split()) for text in texts) > faults["refuse"]:
-            return 413, {"error": "Input validation error: `inputs` must have less than N tokens", "error_type": "x"}
+            return 413, {
+                "error": "Input validation error: `inputs` must have less than N tokens",
+                "error_type": "x",
+            }
         if "raw_text" in faults:
             return 200, faults["raw_text"]
         if faults.get("busy", 0) >= len(self.requests):
@@ -74,17 +85,25 @@ class EmbeddingServer:
         if path == "/embed":
             return 200, self.embed(texts, normalize)
         raw = self.kind == "openai" and not faults.get("normalize")
-        rows = self.embed(texts, (normalize and not raw) or self.kind in ("tei", "infinity", "ollama"))
+        rows = self.embed(
+            texts, (normalize and not raw) or self.kind in ("tei", "infinity", "ollama")
+        )
         if path == "/api/embed":
             return 200, {"embeddings": rows}
         data = [{"object": "embedding", "index": i, "embedding": row} for i, row in enumerate(rows)]
         if faults.get("answer") in ("index missing", "index null"):
-            data = [{"embedding": row, **({"index": None} if "null" in faults["answer"] else {})} for row in rows]
+            data = [
+                {"embedding": row, **({"index": None} if "null" in faults["answer"] else {})}
+                for row in rows
+            ]
             return 200, {"data": data}
         if faults.get("answer") == "base64":
             for row in data:
-                row["embedding"] = base64.b64encode(np.array(row["embedding"], "<f4").tobytes()).decode()
-        return 200, {"object": "list", "data": data[::-1], "model": NAME}  # the order is in the index
+                row["embedding"] = base64.b64encode(
+                    np.array(row["embedding"], "<f4").tobytes()
+                ).decode()
+        # the order is in the index
+        return 200, {"object": "list", "data": data[::-1], "model": NAME}
 
     def told(self, path: str) -> object:
         """What GET requests tell about the server; None for 404."""
@@ -118,7 +137,9 @@ def serving(server: EmbeddingServer) -> Iterator[str]:
             known = ("/v1/embeddings", "/embeddings", "/embed", "/api/embed")
             path = self.path.split("?")[0]
             status, answer = (
-                server.answer(path, body, dict(self.headers)) if path in known else (404, {"detail": "Not Found"})
+                server.answer(path, body, dict(self.headers))
+                if path in known
+                else (404, {"detail": "Not Found"})
             )
             self._reply(status, answer)
 

@@ -5,7 +5,9 @@ import torch
 
 def peak_bytes(step):
     """The most that the tensors of a step take at a time."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
         step()
     events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
     alive = peak = 0

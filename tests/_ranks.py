@@ -1,4 +1,5 @@
-"""Functions that run on several gloo processes, which are forks of this one: nothing is imported again."""
+"""Functions that run on several gloo processes, which are forks of this one: nothing is imported
+again."""
 
 import multiprocessing
 import tempfile
@@ -16,7 +17,11 @@ def on_ranks(num_ranks: int, function: Callable[..., Any], *arguments: Any) -> l
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
         ranks = [
-            context.Process(target=_one_rank, args=(rank, num_ranks, Path(folder), function, arguments), daemon=True)
+            context.Process(
+                target=_one_rank,
+                args=(rank, num_ranks, Path(folder), function, arguments),
+                daemon=True,
+            )
             for rank in range(num_ranks)
         ]
         for process in ranks:
@@ -25,13 +30,22 @@ def on_ranks(num_ranks: int, function: Callable[..., Any], *arguments: Any) -> l
             process.join(200)
         errors = [path.read_text() for path in Path(folder).glob("error*")]
         assert not errors, errors[0]
-        assert [process.exitcode for process in ranks] == [0] * num_ranks, "a rank waits, or was aborted"
-        return [torch.load(Path(folder) / f"rank{rank}.pt", weights_only=False) for rank in range(num_ranks)]
+        assert [process.exitcode for process in ranks] == [0] * num_ranks, (
+            "a rank waits, or was aborted"
+        )
+        return [
+            torch.load(Path(folder) / f"rank{rank}.pt", weights_only=False)
+            for rank in range(num_ranks)
+        ]
 
 
-def _one_rank(rank: int, num_ranks: int, folder: Path, function: Callable[..., Any], arguments: tuple) -> None:
+def _one_rank(
+    rank: int, num_ranks: int, folder: Path, function: Callable[..., Any], arguments: tuple
+) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=num_ranks)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=num_ranks
+    )
     try:
         torch.save(function(*arguments), folder / f"rank{rank}.pt")
     except Exception:

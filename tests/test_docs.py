@@ -1,5 +1,5 @@
-"""The Python of README and docs runs as it stands, with hub ids replaced by the same model from PyPI (the encoder) and
-by a tiny one (the language model)."""
+"""The Python of README and docs runs as it stands, with hub ids replaced by the same model from
+PyPI (the encoder) and by a tiny one (the language model)."""
 
 import re
 from operator import attrgetter
@@ -20,7 +20,9 @@ HUB_ID = "sentence-transformers/all-MiniLM-L6-v2"
 
 
 def python_blocks(page):
-    return re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    return re.findall(
+        r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
+    )
 
 
 def test_there_are_examples():
@@ -29,7 +31,11 @@ def test_there_are_examples():
 
 @pytest.mark.parametrize(
     "page",
-    [pytest.param(p, marks=pytest.mark.slow if p.name in SLOW else ()) for p in PAGES if python_blocks(p)],
+    [
+        pytest.param(p, marks=pytest.mark.slow if p.name in SLOW else ())
+        for p in PAGES
+        if python_blocks(p)
+    ],
     ids=lambda p: p.name,
 )
 def test_examples_run(page, minilm_path, tmp_path, monkeypatch):
@@ -54,8 +60,13 @@ def test_commands_and_names_exist(page):
     commands = get_command(app).commands
     for name, arguments in re.findall(r"st-magnitude ([a-z][a-z-]*)([^\n`|#]*)", text):
         options = {option for parameter in commands[name].params for option in parameter.opts}
-        assert set(re.findall(r"(?<=\s)--[a-z-]+", arguments)) <= {*options, "--help"}, (name, arguments)
+        assert set(re.findall(r"(?<=\s)--[a-z-]+", arguments)) <= {*options, "--help"}, (
+            name,
+            arguments,
+        )
     for path in re.findall(r"\bstm\.(\w+(?:\.\w+)?)", text):
         attrgetter(path)(stm)
     for path in re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.(?:py|md))\b", text):
-        assert any((root / path).exists() for root in (ROOT, ROOT / "st_magnitude", ROOT / "docs")), path
+        assert any(
+            (root / path).exists() for root in (ROOT, ROOT / "st_magnitude", ROOT / "docs")
+        ), path

@@ -1,6 +1,7 @@
 """The examples and the demo of the README run as they stand, shortened, and save what loads.
 
-The examples run on a search task of 20 sentences, and the demo on the docstrings of the environment.
+The examples run on a search task of 20 sentences, and the demo on the docstrings of the
+environment.
 """
 
 import json
@@ -30,13 +31,16 @@ def execute(example, folder, *arguments, code=0):
     """What an example prints, or how it fails."""
     command = [sys.executable, str(ROOT / "examples" / f"{example}.py"), *map(str, arguments)]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    finished = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, env=environment)
+    finished = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=folder, env=environment
+    )
     assert finished.returncode == code, finished.stderr[-3000:]
     return finished.stderr if code else finished.stdout
 
 
 def run(example, folder, *arguments):
-    """What an example prints that writes into a folder; its picture has more than axes and words, which are grey."""
+    """What an example prints that writes into a folder; its picture has more than axes and words,
+    which are grey."""
     said = execute(example, folder, "--output", folder, *arguments)
     with Image.open(folder / f"{example}.png") as picture:
         saturation = np.asarray(picture.convert("HSV"))[..., 1]
@@ -64,7 +68,11 @@ def test_demo(tmp_path):
     options = ("--output", output, "--steps", 3, "--train-queries", 80)
     said = execute("demo", tmp_path, *options)
     assert "answers kept" in said
-    own = [line for line in said.splitlines() if str(output) not in line and not line.startswith("{'train_")]
+    own = [
+        line
+        for line in said.splitlines()
+        if str(output) not in line and not line.startswith("{'train_")
+    ]
     assert max(map(len, own)) <= 80, max(own, key=len)
     results = json.loads((output / "results.json").read_text())
     assert (output / "norms.png").read_bytes().startswith(b"\x89PNG")
@@ -91,7 +99,11 @@ def test_serve(minilm, data, tmp_path):
     faiss = pytest.importorskip("faiss")
     stm.prepare(minilm, "qnorm").save_pretrained(str(tmp_path / "model"))
     said = run("serve", tmp_path, "--model", tmp_path / "model", "--data", data)
-    shares = {line[:20].strip(): float(line[20:].split()[0]) for line in said.splitlines() if "top 10" in line}
+    shares = {
+        line[:20].strip(): float(line[20:].split()[0])
+        for line in said.splitlines()
+        if "top 10" in line
+    }
     assert shares["inner product"] == shares["L2, augmented"] == 1
     assert shares["cosine (wrong)"] < 1
     assert faiss.read_index(str(tmp_path / "documents.faiss")).ntotal == len(CORPUS)
@@ -128,16 +140,22 @@ def test_raw_text(tmp_path):
         part.save_pretrained(tmp_path / "lm")
     (tmp_path / "corpus").mkdir()
     for i in range(4):
-        sentences = [f"{text} The number of this one is {i}." for text in list(CORPUS.values())[5 * i : 5 * i + 5]]
+        sentences = [
+            f"{text} The number of this one is {i}."
+            for text in list(CORPUS.values())[5 * i : 5 * i + 5]
+        ]
         (tmp_path / "corpus" / f"{i}.txt").write_text("\n\n".join(4 * sentences))
-    said = run("raw_text", tmp_path, "--steps", 2, "--lm", tmp_path / "lm", "--corpus", tmp_path / "corpus")
+    said = run(
+        "raw_text", tmp_path, "--steps", 2, "--lm", tmp_path / "lm", "--corpus", tmp_path / "corpus"
+    )
     assert said.count("of the weight on chunks of the same document") == 2
     assert SentenceTransformer(str(tmp_path / "model")).prompts["query"] == "Query: "
 
 
 def test_all_make_the_same_data():
     """Or each would make its own, in the place of the last one's."""
-    paths = [path for path in (ROOT / "examples").glob("*.py") if path.name != "demo.py"]  # which keeps its own
+    # which keeps its own
+    paths = [path for path in (ROOT / "examples").glob("*.py") if path.name != "demo.py"]
     scripts = [path.read_text(encoding="utf-8") for path in paths]
     calls = [set(re.findall(r"build_docstring_task\(.*\)", script)) for script in scripts]
     assert len(set.union(*calls)) == 1
@@ -156,7 +174,10 @@ def test_encode_with_ray(minilm, minilm_path, tmp_path):
     """Equal to one process; after a kill, what is missing is encoded, and nothing else."""
     pytest.importorskip("ray")
     pandas = pytest.importorskip("pandas")
-    rows = [{"_id": key, "title": "A text." if key == "d3" else "", "text": text} for key, text in CORPUS.items()]
+    rows = [
+        {"_id": key, "title": "A text." if key == "d3" else "", "text": text}
+        for key, text in CORPUS.items()
+    ]
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     output = tmp_path / "embeddings"

@@ -1,7 +1,8 @@
-"""Forward passes on devices that this machine lacks: fake CUDA tensors refuse what would wait for the device.
+"""Forward passes on devices that this machine lacks: fake CUDA tensors refuse what would wait for
+the device.
 
-On a FakeTensor, ``.item()``, ``bool()``, ``nonzero`` and boolean indices raise, and so do operands on two devices. The
-backward pass needs a real device.
+On a FakeTensor, ``.item()``, ``bool()``, ``nonzero`` and boolean indices raise, and so do operands
+on two devices. The backward pass needs a real device.
 """
 
 from __future__ import annotations
@@ -36,11 +37,18 @@ from st_magnitude.training import monitor as monitor_module
 class NoFloat64(TorchDispatchMode):
     """Refuses float64 outside the CPU: Apple's GPUs do not have it, and others are slow at it."""
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         result = function(*args, **(kwargs or {}))
         for value in tree_leaves(result):
-            is_double = isinstance(value, Tensor) and value.dtype in (torch.float64, torch.complex128)
-            assert not (is_double and value.device.type != "cpu"), f"{function} makes {value.dtype} on {value.device}"
+            is_double = isinstance(value, Tensor) and value.dtype in (
+                torch.float64,
+                torch.complex128,
+            )
+            assert not (is_double and value.device.type != "cpu"), (
+                f"{function} makes {value.dtype} on {value.device}"
+            )
         return result
 
 
@@ -57,7 +65,10 @@ def leaf(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 def on_device(batch: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The features of each column, as fakes."""
     return [
-        {name: leaf(*x.shape, dtype=x.dtype) if isinstance(x, Tensor) else x for name, x in column.items()}
+        {
+            name: leaf(*x.shape, dtype=x.dtype) if isinstance(x, Tensor) else x
+            for name, x in column.items()
+        }
         for column in batch
     ]
 
@@ -73,7 +84,7 @@ def test_autocast_takes_the_type_of_the_device_from_a_tensor() -> None:
         assert not re.search(r"autocast\(\s*[\"']", path.read_text(encoding="utf-8")), path
 
 
-# ------------------------------------------------------------ the kernel ----------------------------------------------
+# ------------------------------------------------------------ the kernel --------------------------
 
 BOTH = ("query_to_doc", "doc_to_query")
 ALL = (*BOTH, "query_to_query", "doc_to_doc")
@@ -83,7 +94,11 @@ OPTIONS = {
     "hardness": WEIGHTED,
     "directions": {"directions": ALL, "hardness_mode": "hard_negatives", "hardness_strength": 0.5},
     "ids": {"exclude": lambda: leaf(10, dtype=torch.int64)},
-    "function": {"exclude": lambda: lambda rows, scores: scores > scores.diagonal(2 + rows.start)[:, None] + 0.1},
+    "function": {
+        "exclude": (
+            lambda: lambda rows, scores: scores > scores.diagonal(2 + rows.start)[:, None] + 0.1
+        )
+    },
     "labels": {"positives": lambda: leaf(10, dtype=torch.int64), **WEIGHTED},
     "pairs": {"positives": lambda: leaf(4, 10, dtype=torch.bool)},
     "log_q": {"log_q": lambda: leaf(10), "log_q_queries": lambda: leaf(6)},
@@ -98,18 +113,23 @@ def test_infonce(options: dict[str, Any], is_learned: bool) -> None:
     options = {name: value() if callable(value) else value for name, value in options.items()}
     if getattr(options.get("positives"), "dtype", None) != torch.bool:
         options["all_queries"] = leaf(6, 8)
-    terms, similarity = [Term(dim, tau) for dim in (3, None) for tau in (0.1, 0.05)], Similarity(1, 0)
+    terms, similarity = (
+        [Term(dim, tau) for dim in (3, None) for tau in (0.1, 0.05)],
+        Similarity(1, 0),
+    )
     if is_learned:
         terms = [Term(term.dim, leaf() + 0.1) for term in terms]
         similarity = Similarity(leaf(), leaf())
-    softmaxes = {} if "directions" in options else {"directions": BOTH, "partition_mode": "per_direction"}
+    softmaxes = (
+        {} if "directions" in options else {"directions": BOTH, "partition_mode": "per_direction"}
+    )
     options |= {"offset": 2, "tile_rows": 3, **softmaxes}
     loss = infonce(leaf(4, 8), leaf(10, 8), terms, similarity, **options)
     assert loss.shape == ()
     assert loss.device.type == "cuda"
 
 
-# ------------------------------------------------------------ losses --------------------------------------------------
+# ------------------------------------------------------------ losses ------------------------------
 
 TEXTS = [row[:3] for row in ROWS[:6]]
 LOSSES = {
@@ -119,7 +139,10 @@ LOSSES = {
     "guide": (stm.QNormRankingLoss, {"guide": True}),
     "prior": (stm.DNormRankingLoss, {"prior": True}),
     "hardness": (stm.DotRankingLoss, WEIGHTED),
-    "joint": (stm.CosineRankingLoss, {"directions": ("query_to_doc", "query_to_query"), "prior": True}),
+    "joint": (
+        stm.CosineRankingLoss,
+        {"directions": ("query_to_doc", "query_to_query"), "prior": True},
+    ),
     "learned": (stm.DotRankingLoss, {"temperature": "learned", "prior": True}),
     "learnable": (stm.LearnableNormLoss, {"prior": True}),
     "temp_agg": (stm.TempAggLoss, {"similarity": "qnorm"}),
@@ -152,13 +175,16 @@ class Encoder(nn.Module):
 def test_a_step_of_a_loss(folder: str, name: str, mini_batch_size: int | None) -> None:
     """After the first batch, whose values a loss may read, and up to the backward pass.
 
-    The mini-batches of a cached step are cut by sentence-transformers, which reads the longest text of each.
+    The mini-batches of a cached step are cut by sentence-transformers, which reads the longest text
+    of each.
     """
     (loss_class, options), model = LOSSES[name], load_transformer(folder)
     if options.get("guide"):
         options = options | {"guide": load_transformer(folder, "cls")}
     if options.get("prior"):
-        options = options | {"prior": stm.DocumentPrior.from_texts(model, [row[1] for row in TEXTS])}
+        options = options | {
+            "prior": stm.DocumentPrior.from_texts(model, [row[1] for row in TEXTS])
+        }
         options["prior"]._has_begun = True
     loss = loss_class(model, scale=3.0, **options)
     loss._has_begun = True
@@ -169,7 +195,9 @@ def test_a_step_of_a_loss(folder: str, name: str, mini_batch_size: int | None) -
         loss.model = Encoder()
         columns = on_device(batch)
         if getattr(loss, "temperatures", None) is not None:
-            loss.temperatures.bias = nn.Parameter(torch.empty(len(loss.temperatures.bias), device="cuda"))
+            loss.temperatures.bias = nn.Parameter(
+                torch.empty(len(loss.temperatures.bias), device="cuda")
+            )
         if options.get("guide"):
             loss.false_negatives.guide.model = loss.model
         if mini_batch_size is None or not is_ranking:
@@ -184,8 +212,11 @@ def test_a_step_of_a_loss(folder: str, name: str, mini_batch_size: int | None) -
 
 @pytest.mark.parametrize("mini_batch_size", [None, 4], ids=["plain", "cached"])
 @pytest.mark.parametrize("similarity", ["cosine", "dot", "qnorm"])
-def test_a_step_of_late_interaction(folder: str, similarity: str, mini_batch_size: int | None) -> None:
-    """With the scoring of sentence-transformers, which on several processes reads the longest text of all of them."""
+def test_a_step_of_late_interaction(
+    folder: str, similarity: str, mini_batch_size: int | None
+) -> None:
+    """With the scoring of sentence-transformers, which on several processes reads the longest text
+    of all of them."""
     model = stm.prepare(load_tokens(folder), similarity)
     prior = stm.DocumentPrior.from_texts(model, [row[1] for row in TEXTS])
     penalty = 0.0 if similarity == "cosine" else 0.1
@@ -205,7 +236,7 @@ def test_a_step_of_late_interaction(folder: str, similarity: str, mini_batch_siz
         assert value.device.type == "cuda"
 
 
-# --------------------------------------------------- Revela, CLIP, geometry -------------------------------------------
+# --------------------------------------------------- Revela, CLIP, geometry -----------------------
 
 
 @pytest.mark.usefixtures("fakes")
@@ -239,7 +270,9 @@ def test_sim_of_revela() -> None:
 @pytest.mark.parametrize("positives", [False, True])
 def test_the_loss_of_clip(preset: str, positives: bool) -> None:
     clip_loss = pytest.importorskip("st_magnitude.clip.loss")
-    loss = clip_loss.AsymmetricClipLoss.from_preset(preset, terms=[stm.Term(), stm.Term(dim=4, weight=0.5)])
+    loss = clip_loss.AsymmetricClipLoss.from_preset(
+        preset, terms=[stm.Term(), stm.Term(dim=4, weight=0.5)]
+    )
     loss._checked = True  # the look at the norms of the first batch waits for the device, once
     images, texts = leaf(6, 8), leaf(6, 8, dtype=torch.bfloat16)
     labels = torch.tensor([0, 1, 2, 0, 1, 2], device="cuda") if positives else None
@@ -254,7 +287,9 @@ def device(request: pytest.FixtureRequest, fakes: None) -> Iterator[str]:
         yield request.param
 
 
-def test_geometry_goes_to_the_cpu_before_float64(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_geometry_goes_to_the_cpu_before_float64(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every function, with numbers put in where the fakes come to NumPy."""
     rng = np.random.default_rng(0)
 
@@ -264,7 +299,8 @@ def test_geometry_goes_to_the_cpu_before_float64(device: str, monkeypatch: pytes
         return rng.standard_normal(tuple(tensor.shape))
 
     monkeypatch.setattr(Tensor, "numpy", numbers)
-    monkeypatch.setattr(geometry.embeddings, "unit_rows", lambda matrix: matrix)  # a Similarity, on the CPU
+    # a Similarity, on the CPU
+    monkeypatch.setattr(geometry.embeddings, "unit_rows", lambda matrix: matrix)
     rows, sample, other = (torch.randn(*shape, device=device) for shape in ((40, 8), (40,), (40,)))
     for name in ("norms", "mean_cosine", "uniformity", "isoscore"):
         getattr(geometry, name)(rows)
@@ -279,10 +315,14 @@ def test_encoded_tasks_leave_apples_gpus(device: str, monkeypatch: pytest.Monkey
     """The search sums in float64, so it stays on a CUDA device and leaves mps."""
     monkeypatch.setattr(task, "check_finite", lambda *_: None)  # it waits for the device
     found = task.EncodedTask(torch.randn(3, 8, device=device), torch.randn(5, 8, device=device))
-    assert found.queries.device.type == found.documents.device.type == {"cuda": "cuda", "mps": "cpu"}[device]
+    assert (
+        found.queries.device.type
+        == found.documents.device.type
+        == {"cuda": "cuda", "mps": "cpu"}[device]
+    )
 
 
-# --------------------------------------------- surgery, ExponentNorm, the monitor, serving ----------------------------
+# --------------------------------------------- surgery, ExponentNorm, the monitor, serving --------
 
 
 class Head(nn.Module):
@@ -324,14 +364,17 @@ def test_exponent_norm(role: str) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         found = model[-1]({"sentence_embedding": leaf(5, 8, dtype=dtype)}, task=role)
         assert found["sentence_embedding"].dtype == dtype
-        assert {found[name].device.type for name in ("sentence_embedding", "raw_embedding", "exponents")} == {"cuda"}
+        assert {
+            found[name].device.type for name in ("sentence_embedding", "raw_embedding", "exponents")
+        } == {"cuda"}
     raw = raw_features(model, features())["sentence_embedding"]
     assert (raw.shape, raw.device.type) == ((5, 8), "cuda")
 
 
 @pytest.mark.usefixtures("fakes")
 def test_a_step_that_the_monitor_does_not_measure() -> None:
-    """Its hooks leave the embeddings alone; in a step that is measured, they keep them on the device."""
+    """Its hooks leave the embeddings alone; in a step that is measured, they keep them on the
+    device."""
     model = encoder(Normalize())
     monitor = stm.NormMonitor(nn.Identity(), every=3)
     monitor.on_train_begin(None, None, None, model=model)

@@ -1,4 +1,5 @@
-"""Damaged and hostile input, made at random: every reader returns what can be used, or says what is wrong and where."""
+"""Damaged and hostile input, made at random: every reader returns what can be used, or says what is
+wrong and where."""
 
 from __future__ import annotations
 
@@ -17,11 +18,34 @@ from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.revela import chunk, read_documents
 
 NASTY = [
-    *(b"\0", b"\xff\xfe", b"\xed\xa0\x80", b"\xe2\x80\xa8", b"\xef\xbb\xbf", b"\x85", b"\x1c", b"\t", b"\r", b"\n"),
+    *(
+        b"\0",
+        b"\xff\xfe",
+        b"\xed\xa0\x80",
+        b"\xe2\x80\xa8",
+        b"\xef\xbb\xbf",
+        b"\x85",
+        b"\x1c",
+        b"\t",
+        b"\r",
+        b"\n",
+    ),
     *(b'"', b"'", b"\\", b"{", b"}", b"NaN", b"-1e999", b"1_0", b"null", b" "),
-    *(b"\\u0000", b"../../x", b"<![", b"<!--", b"<script>", b"&#x110000;", b"</", b"```", b"#", b"===\n"),
+    *(
+        b"\\u0000",
+        b"../../x",
+        b"<![",
+        b"<!--",
+        b"<script>",
+        b"&#x110000;",
+        b"</",
+        b"```",
+        b"#",
+        b"===\n",
+    ),
 ]
-EXAMPLES = os.environ.get("FUZZ_EXAMPLES")  # the same 50 every time, unless so many others are asked for
+# the same 50 every time, unless so many others are asked for
+EXAMPLES = os.environ.get("FUZZ_EXAMPLES")
 fuzz = settings(
     deadline=None,
     derandomize=EXAMPLES is None,
@@ -36,7 +60,11 @@ def damaged(draw: st.DrawFn, whole: bytes, nasty: Sequence[bytes] = ()) -> bytes
     for _ in range(draw(st.integers(1, 4))):
         start = draw(st.integers(0, len(whole)))
         end = draw(st.integers(start, min(start + 40, len(whole))))
-        whole = whole[:start] + draw(st.sampled_from([*NASTY, *nasty]) | st.binary(max_size=8)) + whole[end:]
+        whole = (
+            whole[:start]
+            + draw(st.sampled_from([*NASTY, *nasty]) | st.binary(max_size=8))
+            + whole[end:]
+        )
     return whole
 
 
@@ -52,7 +80,11 @@ def read_or_refuse(read: Callable[[Path], Any], path: Path, named: str = "") -> 
 CORPUS = '{"_id": "d1", "title": "Tea", "text": "Boil."}\n{"_id": "d2", "text": "Schließen"}\n'
 QUERIES = '{"_id": "q1", "text": "how?"}\n{"_id": 2, "text": "what?"}\n'
 QRELS = "query-id\tcorpus-id\tscore\nq1\td1\t1\nq1\td2\t0\n2\td2\t1\n"
-BEIR = {"corpus.jsonl": CORPUS.encode(), "queries.jsonl": QUERIES.encode(), "qrels/test.tsv": QRELS.encode()}
+BEIR = {
+    "corpus.jsonl": CORPUS.encode(),
+    "queries.jsonl": QUERIES.encode(),
+    "qrels/test.tsv": QRELS.encode(),
+}
 
 
 @fuzz
@@ -75,7 +107,10 @@ DOCUMENTS = {
     ".txt": "A title\n=======\n\nSome text.\n\nMore\n----\n\nAnd more of it.\n",
     ".md": "# Tea\n\nBoil water.\n\n## Green tea\n\n```python\nx = 1\n```\nUse *80* degrees.\n",
     ".py": '"""Tea."""\n\n\ndef boil(water: int) -> int:\n    """Boil it."""\n    return water\n',
-    ".jsonl": '{"text": "Boil water.", "title": "Tea", "id": 1}\n{"text": "Use 80 degrees.", "code": true}\n',
+    ".jsonl": (
+        '{"text": "Boil water.", "title": "Tea", "id": 1}\n{"text": "Use 80 degrees.", "code":'
+        " true}\n"
+    ),
 }
 
 
@@ -92,7 +127,15 @@ def test_documents(tmp_path: Path, suffix: str, data: st.DataObject) -> None:
 
 
 OPTIONS = b"batch-size: 8\nepochs: 1.5\ndims: [96, 384]\nresume: false\noutput: here\n"
-YAML = [b"*a", b"&a [*a]", b"!!python/object/apply:os.system [exit]", b"2020-13-45", b"- ", b"{a: 1}", b"[[1]]"]
+YAML = [
+    b"*a",
+    b"&a [*a]",
+    b"!!python/object/apply:os.system [exit]",
+    b"2020-13-45",
+    b"- ",
+    b"{a: 1}",
+    b"[[1]]",
+]
 
 
 @fuzz
@@ -101,7 +144,9 @@ def test_options_in_yaml(tmp_path: Path, content: bytes) -> None:
     """The command says why it fails, and does not fall over."""
     path, none = tmp_path / "options.yaml", str(tmp_path / "none")
     path.write_bytes(content)
-    result = CliRunner().invoke(app, ["train", "--config", str(path), "--data", none, "--model", none])
+    result = CliRunner().invoke(
+        app, ["train", "--config", str(path), "--data", none, "--model", none]
+    )
     assert isinstance(result.exception, SystemExit), result.exception
     assert result.exit_code == 2
     assert result.output.strip()

@@ -1,4 +1,5 @@
-"""The kernel on a GPU: `make gpu` runs what is marked gpu, and everywhere else the same tests run small on the CPU."""
+"""The kernel on a GPU: `make gpu` runs what is marked gpu, and everywhere else the same tests run
+small on the CPU."""
 
 import importlib
 from pathlib import Path
@@ -33,7 +34,9 @@ def test_the_kernel_against_float64_on_the_cpu(device, options):
     loss.backward()
     torch.testing.assert_close(loss.double().cpu(), expected, rtol=1e-4, atol=1e-4)
     for x, y in zip(found, exact, strict=True):
-        torch.testing.assert_close(x.grad.double().cpu(), y.grad, rtol=1e-3, atol=1e-3 * y.grad.abs().max().item())
+        torch.testing.assert_close(
+            x.grad.double().cpu(), y.grad, rtol=1e-3, atol=1e-3 * y.grad.abs().max().item()
+        )
 
 
 def test_the_benchmark_runs_and_writes_its_table(device, tmp_path, monkeypatch):
@@ -47,4 +50,9 @@ def test_the_benchmark_runs_and_writes_its_table(device, tmp_path, monkeypatch):
     for name in ("one", "two", "one"):
         gpu.write(page, name, lines)
     text = page.read_text(encoding="utf-8")
-    assert [text.count(part) for part in ("### one\n", "### two\n", "## After", "Text.")] == [1, 1, 1, 1]
+    assert [text.count(part) for part in ("### one\n", "### two\n", "## After", "Text.")] == [
+        1,
+        1,
+        1,
+        1,
+    ]

@@ -1,4 +1,5 @@
-"""Models, checkpoints and data from strangers: no code of theirs runs, and nothing is written outside the output."""
+"""Models, checkpoints and data from strangers: no code of theirs runs, and nothing is written
+outside the output."""
 
 import contextlib
 import json
@@ -56,7 +57,9 @@ def edit(path: Path, change: Callable) -> None:
 
 @pytest.mark.parametrize("module", ["1_Dense", "2_ExponentNorm"])
 @pytest.mark.parametrize("torch_format", [False, True])
-def test_pickled_weights_are_not_unpickled(saved: Path, mark: Path, module: str, torch_format: bool) -> None:
+def test_pickled_weights_are_not_unpickled(
+    saved: Path, mark: Path, module: str, torch_format: bool
+) -> None:
     path = saved / module / "pytorch_model.bin"
     if torch_format:
         torch.save({"linear.weight": Payload(mark)}, path)
@@ -86,14 +89,24 @@ def test_no_class_of_the_models_own_is_imported(saved, mark, monkeypatch, name, 
 
 @pytest.mark.parametrize("name", ["load", "load_lm", "load_retriever"])
 def test_no_code_for_a_tokenizer_or_a_model_is_imported(tmp_path, mark, monkeypatch, name) -> None:
-    """Without a question at the terminal, too, which transformers asks unless it is told not to trust."""
-    load = stm.load if name == "load" else getattr(pytest.importorskip("st_magnitude.revela.run"), name)
+    """Without a question at the terminal, too, which transformers asks unless it is told not to
+    trust."""
+    load = (
+        stm.load
+        if name == "load"
+        else getattr(pytest.importorskip("st_magnitude.revela.run"), name)
+    )
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("it asks whether to run the code"))
     load_transformer(save_transformer(tmp_path / "plain")).save_pretrained(str(tmp_path / "model"))
-    (tmp_path / "model" / "evil.py").write_text(f"from pathlib import Path\nPath({str(mark)!r}).touch()\n")
+    (tmp_path / "model" / "evil.py").write_text(
+        f"from pathlib import Path\nPath({str(mark)!r}).touch()\n"
+    )
     auto = {"AutoConfig": "evil.C", "AutoModel": "evil.M", "AutoModelForCausalLM": "evil.M"}
     auto |= {"AutoTokenizer": ["evil.T", "evil.T"]}
-    edit(tmp_path / "model" / "config.json", lambda config: config | {"auto_map": auto, "model_type": "evil"})
+    edit(
+        tmp_path / "model" / "config.json",
+        lambda config: config | {"auto_map": auto, "model_type": "evil"},
+    )
     with pytest.raises(ValueError, match="trust_remote_code"):
         load(tmp_path / "model")
     assert not mark.exists()
@@ -127,8 +140,14 @@ def test_a_checkpoint_to_resume_from_is_not_unpickled(tmp_path, mark, name) -> N
         if file.name != "checkpoints":
             shutil.rmtree(file) if file.is_dir() else file.unlink()
     torch.save({"state": Payload(mark)}, tmp_path / "out" / "checkpoints" / "checkpoint-1" / name)
-    with contextlib.suppress(pickle.UnpicklingError):  # not of training_args.bin, which nobody reads
-        train(str(tmp_path / "model"), DATA, tmp_path / "out", TrainConfig(max_steps=2, resume=True, **options))
+    # not of training_args.bin, which nobody reads
+    with contextlib.suppress(pickle.UnpicklingError):
+        train(
+            str(tmp_path / "model"),
+            DATA,
+            tmp_path / "out",
+            TrainConfig(max_steps=2, resume=True, **options),
+        )
     assert not mark.exists()
     assert (tmp_path / "out" / "modules.json").exists() == (name == "training_args.bin")
 
@@ -142,7 +161,8 @@ def hook(event, args):
     paths = []
     if event == "open" and isinstance(args[0], (str, bytes)):
         _, mode, flags = args
-        paths = args[:1] if set(mode or "") & set("wax+") or not mode and flags & (os.O_WRONLY | os.O_RDWR) else []
+        writes = set(mode or "") & set("wax+") or not mode and flags & (os.O_WRONLY | os.O_RDWR)
+        paths = args[:1] if writes else []
     elif event in ("os.rename", "os.link", "os.symlink"):
         paths = args[:2]
     elif event in ("os.mkdir", "os.truncate", "shutil.rmtree"):
@@ -170,17 +190,25 @@ with open(sys.argv[1], "w") as file:
 
 @pytest.mark.slow
 def test_commands_write_into_their_output_and_nowhere_else(tmp_path) -> None:
-    """With ids that look like paths, and texts with markup; and run nothing, unpickle nothing, connect to nothing."""
+    """With ids that look like paths, and texts with markup; and run nothing, unpickle nothing,
+    connect to nothing."""
     place = tmp_path / "place"
-    corpus = {f"../../{key}": f"<script>{text}</script>\0\u2028{{{{7*7}}}}" for key, text in CORPUS.items()}
+    corpus = {
+        f"../../{key}": f"<script>{text}</script>\0\u2028{{{{7*7}}}}"
+        for key, text in CORPUS.items()
+    }
     queries = {f"/tmp/{key}": f"$(touch x); {text}" for key, text in QUERIES.items()}
     relevant = {f"/tmp/{q}": {f"../../{d}" for d in found} for q, found in RELEVANT_DOCS.items()}
     for split, asked in (("train", list(relevant)[:4]), ("dev", list(relevant)[4:])):
-        RetrievalData(queries, corpus, {query: relevant[query] for query in asked}).save(place / "data", split)
+        RetrievalData(queries, corpus, {query: relevant[query] for query in asked}).save(
+            place / "data", split
+        )
     load_transformer(save_transformer(tmp_path / "plain")).save_pretrained(str(place / "model"))
     commands = [
-        "train --data data --model model --output out/trained --loss qnorm --keep-scoring --batch-size 4 --max-steps 2 "
-        "--save-steps 1 --keep-anyway",
+        (
+            "train --data data --model model --output out/trained --loss qnorm --keep-scoring"
+            " --batch-size 4 --max-steps 2 --save-steps 1 --keep-anyway"
+        ),
         "calibrate out/trained --data data --split dev --output out/calibrated",
         "diagnose out/trained --data data --split dev --output out/diagnosis",
         "compress out/trained --data data --split dev --output out/compression",
@@ -190,11 +218,21 @@ def test_commands_write_into_their_output_and_nowhere_else(tmp_path) -> None:
     names = ("TMPDIR", "HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "TORCHINDUCTOR_CACHE_DIR")
     caches = dict.fromkeys(names, str(scratch))
     environment = os.environ | caches | {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
-    arguments = [sys.executable, "-c", AUDITED, tmp_path / "seen", json.dumps([c.split() for c in commands])]
-    done = subprocess.run(arguments, cwd=place, env=environment, capture_output=True, text=True, check=False)
+    arguments = [
+        sys.executable,
+        "-c",
+        AUDITED,
+        tmp_path / "seen",
+        json.dumps([c.split() for c in commands]),
+    ]
+    done = subprocess.run(
+        arguments, cwd=place, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     seen = json.loads((tmp_path / "seen").read_text())
-    assert [what for kind, what in seen if kind == "ended"] == [0] * len(commands), done.stderr[-2000:]
+    assert [what for kind, what in seen if kind == "ended"] == [0] * len(commands), done.stderr[
+        -2000:
+    ]
     assert {kind for kind, _ in seen} == {"ended", "written"}, seen
     allowed = (str(place / "out"), str(scratch), str(tmp_path / "seen"), "/dev/null")
     assert not [what for kind, what in seen if kind == "written" and not what.startswith(allowed)]

@@ -24,7 +24,8 @@ for name in st_magnitude.__all__:
     getattr(st_magnitude, name)
 revela = {name for name in sys.modules if name.startswith("st_magnitude.revela.")}
 assert revela <= {"st_magnitude.revela.config"}, revela  # the settings of the command
-loaded = {"open_clip", "mteb", "matplotlib", "faiss", "bm25s", "peft", "usearch", "ir_measures"} & set(sys.modules)
+heavy = {"open_clip", "mteb", "matplotlib", "faiss", "bm25s", "peft", "usearch", "ir_measures"}
+loaded = heavy & set(sys.modules)
 print(sorted(loaded))
 from st_magnitude.revela import *
 from st_magnitude import revela
@@ -37,15 +38,21 @@ assert NAME not in AttentionInterface._global_mapping
 
 
 def run(code: str, *arguments: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 
 
 @pytest.mark.slow
 def test_import_is_offline_and_light():
-    """Names of Revela load when they are used; all of them are there, and loading them registers nothing."""
-    theirs = "import sys, sentence_transformers; print(sorted({'peft', 'matplotlib'} & set(sys.modules)))"
+    """Names of Revela load when they are used; all of them are there, and loading them registers
+    nothing."""
+    theirs = (
+        "import sys, sentence_transformers; print(sorted({'peft', 'matplotlib'} &"
+        " set(sys.modules)))"
+    )
     assert run(GUARDED) == run(theirs)  # what sentence-transformers itself loads, and nothing else
 
 
@@ -55,7 +62,8 @@ import sys
 from typer.testing import CliRunner
 from st_magnitude.commands.app import app
 
-for arguments in (["--help"], ["--version"], ["train", "--help"], ["revela", "--help"], ["tarin"], ["train", "--oops"]):
+wrong = (["tarin"], ["train", "--oops"])
+for arguments in (["--help"], ["--version"], ["train", "--help"], ["revela", "--help"], *wrong):
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code in (0, 2), result.output
     assert "torch" not in sys.modules, arguments

@@ -9,8 +9,8 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "st_magnitude"
 
-# From the bottom up. A module may import from lower layers and from its own; __init__ and __main__ of the package stand
-# above all others.
+# From the bottom up. A module may import from lower layers and from its own; __init__ and __main__
+# of the package stand above all others.
 LAYERS = (
     ("similarity", "result", "_config", "_plot", "_upstream", "_checks", "_files", "_lazy"),
     ("geometry", "kernel"),
@@ -35,7 +35,8 @@ def home(path: Path) -> str:
 
 
 def imports(path: Path) -> Iterator[str]:
-    """What every import statement of a module, those inside functions too, takes from the package."""
+    """What every import statement of a module, those inside functions too, takes from the
+    package."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
@@ -59,7 +60,9 @@ def test_imports_point_down(path: Path):
 
 def test_only_clip_knows_open_clip():
     for path in MODULES:
-        assert home(path) == "clip" or not re.search("(import|from) open_clip", path.read_text(encoding="utf-8")), path
+        assert home(path) == "clip" or not re.search(
+            "(import|from) open_clip", path.read_text(encoding="utf-8")
+        ), path
 
 
 def nodes(kind: type[ast.AST]) -> Iterator[tuple[str, ast.AST]]:
@@ -89,7 +92,11 @@ def test_private_names_of_other_packages_stand_in_one_place():
     own = {node.name for _, node in nodes(ast.FunctionDef)}
     for kind in (ast.Attribute, ast.Name):  # what the package itself assigns
         for _, node in nodes(kind):
-            own |= {getattr(node, "attr", getattr(node, "id", ""))} if isinstance(node.ctx, ast.Store) else set()
+            own |= (
+                {getattr(node, "attr", getattr(node, "id", ""))}
+                if isinstance(node.ctx, ast.Store)
+                else set()
+            )
     for file, node in nodes(ast.Attribute):
         if file != "_upstream.py" and node.attr.startswith("_") and not node.attr.startswith("__"):
             assert node.attr in own, f"{file} uses {ast.unparse(node)}; put it into _upstream.py"
@@ -100,24 +107,46 @@ def test_no_code_is_put_into_other_packages():
     for path in MODULES:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         imported = {
-            a.asname or a.name.split(".")[0] for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names
+            a.asname or a.name.split(".")[0]
+            for n in ast.walk(tree)
+            if isinstance(n, ast.Import)
+            for a in n.names
         }
         for node in ast.walk(tree):
             for target in node.targets if isinstance(node, ast.Assign) else []:
                 if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
-                    assert target.value.id not in imported, f"{path.name} sets {ast.unparse(target)}"
+                    assert target.value.id not in imported, (
+                        f"{path.name} sets {ast.unparse(target)}"
+                    )
 
 
 def test_nothing_of_the_package_runs_code_from_a_file():
-    """No pickle, eval or full YAML loader, and no trust in code of a model; docs/security.md says so."""
+    """No pickle, eval or full YAML loader, and no trust in code of a model; docs/security.md says
+    so."""
     for kind in (ast.Import, ast.ImportFrom):
         for file, node in nodes(kind):
             names = {alias.name for alias in node.names} | {getattr(node, "module", None)}
-            assert not names & {"pickle", "marshal", "shelve", "dill", "joblib", "cloudpickle"}, file
+            assert not names & {
+                "pickle",
+                "marshal",
+                "shelve",
+                "dill",
+                "joblib",
+                "cloudpickle",
+            }, file
     for file, node in nodes(ast.Call):
         called = ast.unparse(node.func)
-        assert called not in ("eval", "exec", "yaml.load", "yaml.unsafe_load", "torch.load", "np.load"), (
-            f"{file}: {called}"
+        assert called not in (
+            "eval",
+            "exec",
+            "yaml.load",
+            "yaml.unsafe_load",
+            "torch.load",
+            "np.load",
+        ), f"{file}: {called}"
+        trusted = [
+            k for k in node.keywords if k.arg in ("trust_remote_code", "allow_pickle", "shell")
+        ]
+        assert all(getattr(k.value, "value", None) is False for k in trusted), (
+            f"{file}: {ast.unparse(node)}"
         )
-        trusted = [k for k in node.keywords if k.arg in ("trust_remote_code", "allow_pickle", "shell")]
-        assert all(getattr(k.value, "value", None) is False for k in trusted), f"{file}: {ast.unparse(node)}"

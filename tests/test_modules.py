@@ -27,7 +27,9 @@ TEXTS = [row[1] for row in ROWS[:5]]
 
 def divided(rows, gamma):
     """x / |x|^gamma in Python floats."""
-    return torch.tensor([[v / math.sqrt(sum(w * w for w in row)) ** gamma for v in row] for row in rows.tolist()])
+    return torch.tensor(
+        [[v / math.sqrt(sum(w * w for w in row)) ** gamma for v in row] for row in rows.tolist()]
+    )
 
 
 @pytest.mark.parametrize(
@@ -38,7 +40,8 @@ def divided(rows, gamma):
         (None, None, 0.8),
         (None, "query", 0.3),
         (None, "document", 0.8),
-        ("document", "query", 0.8),  # what encode_document says counts for more than what training left behind
+        # what encode_document says counts for more than what training left behind
+        ("document", "query", 0.8),
     ],
 )
 def test_exponent_by_role(task, feature, gamma):
@@ -48,7 +51,8 @@ def test_exponent_by_role(task, feature, gamma):
     torch.testing.assert_close(out["sentence_embedding"], divided(embeddings, gamma))
     assert out["raw_embedding"] is embeddings
     torch.testing.assert_close(out["exponents"], torch.tensor([[0.3, 0.8]] * 4))
-    assert features["sentence_embedding"] is embeddings  # MatryoshkaLoss and others keep the dict that they gave
+    # MatryoshkaLoss and others keep the dict that they gave
+    assert features["sentence_embedding"] is embeddings
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -100,11 +104,15 @@ def test_encode_knows_the_role(model):
     raw = model.encode(TEXTS, convert_to_tensor=True)
     model.append(ExponentNorm(0.3, 0.8))
     torch.testing.assert_close(model.encode_query(TEXTS, convert_to_tensor=True), divided(raw, 0.3))
-    torch.testing.assert_close(model.encode_document(TEXTS, convert_to_tensor=True), divided(raw, 0.8))
+    torch.testing.assert_close(
+        model.encode_document(TEXTS, convert_to_tensor=True), divided(raw, 0.8)
+    )
     torch.testing.assert_close(model.encode(TEXTS, convert_to_tensor=True), divided(raw, 0.8))
     rows = model.encode(TEXTS[:2], output_value=None, truncate_dim=5)
     torch.testing.assert_close(torch.stack([row["raw_embedding"] for row in rows]), raw[:2])
-    torch.testing.assert_close(torch.stack([row["sentence_embedding"] for row in rows]), divided(raw[:2, :5], 0.8))
+    torch.testing.assert_close(
+        torch.stack([row["sentence_embedding"] for row in rows]), divided(raw[:2, :5], 0.8)
+    )
 
 
 DIMS = (256, 128, 64, 7)
@@ -121,7 +129,9 @@ def test_truncate_dim_gives_what_every_evaluator_reports(task, static_model, gam
     reported = CompressionEvaluator(**task, dims=DIMS, precisions=["float32"])(model)
     for dim in DIMS:
         expected = divided(raw[:, :dim], gamma)
-        torch.testing.assert_close(model.encode_document(corpus, truncate_dim=dim, convert_to_tensor=True), expected)
+        torch.testing.assert_close(
+            model.encode_document(corpus, truncate_dim=dim, convert_to_tensor=True), expected
+        )
         with model.truncate_embeddings(dim):  # what setting model.truncate_dim does
             torch.testing.assert_close(model.encode(corpus, convert_to_tensor=True), expected)
             served = InformationRetrievalEvaluator(**task)(model)["dot_ndcg@10"]
@@ -136,7 +146,9 @@ def test_prefixes_after_an_evaluation_in_half_precision(model, tmp_path, dtype):
     """accelerate makes a new output of the model, in float32."""
     model.append(ExponentNorm(0.3, 0.8)).to(dtype)
     data = Dataset.from_dict(columns(4))
-    args = SentenceTransformerTrainingArguments(str(tmp_path), bf16=True, report_to=[], use_cpu=True)
+    args = SentenceTransformerTrainingArguments(
+        str(tmp_path), bf16=True, report_to=[], use_cpu=True
+    )
     loss = stm.MagnitudeRankingLoss(model, stm.Similarity(0.3, 0.8))
     trainer = SentenceTransformerTrainer(model, args, eval_dataset=data, loss=loss)
     assert math.isfinite(trainer.evaluate()["eval_loss"])
@@ -159,7 +171,9 @@ def test_saved_and_loaded_bit_for_bit(model, tmp_path, gammas):
     assert loaded[-1].query_bias.requires_grad
     assert torch.equal(loaded[-1].query_bias, model[-1].query_bias)
     assert torch.equal(loaded[-1].document_bias, model[-1].document_bias)
-    scores = [m.similarity(m.encode_query(TEXTS), m.encode_document(TEXTS)) for m in (model, loaded)]
+    scores = [
+        m.similarity(m.encode_query(TEXTS), m.encode_document(TEXTS)) for m in (model, loaded)
+    ]
     assert torch.equal(*scores)
 
 
@@ -175,8 +189,14 @@ def test_plain_sentence_transformers_asks_for_trust(model, tmp_path):
 
 def weight_decays(groups, model):
     """Of the two exponents and a matrix of the encoder, from the groups of an optimizer."""
-    parameters = model[-1].query_bias, model[-1].document_bias, next(p for p in model[0].parameters() if p.ndim == 2)
-    return [g["weight_decay"] for p in parameters for g in groups if any(q is p for q in g["params"])]
+    parameters = (
+        model[-1].query_bias,
+        model[-1].document_bias,
+        next(p for p in model[0].parameters() if p.ndim == 2),
+    )
+    return [
+        g["weight_decay"] for p in parameters for g in groups if any(q is p for q in g["params"])
+    ]
 
 
 @pytest.mark.parametrize("own_rate", [False, True])
@@ -189,7 +209,9 @@ def test_no_weight_decay_in_the_trainer(model, tmp_path, own_rate):
         report_to=[],
         use_cpu=True,
     )
-    trainer = SentenceTransformerTrainer(model, args, train_dataset=Dataset.from_dict(columns(4)), loss=loss)
+    trainer = SentenceTransformerTrainer(
+        model, args, train_dataset=Dataset.from_dict(columns(4)), loss=loss
+    )
     groups = trainer.create_optimizer().param_groups
     assert weight_decays(groups, model) == [0.0, 0.0, 0.1]
     rate = next(g["lr"] for g in groups if any(p is model[-1].query_bias for p in g["params"]))

@@ -25,7 +25,10 @@ def ndcg(result):
 @pytest.fixture
 def graded(task):
     """Every relevant document has a grade of 1 to 3, and half of the others were judged, with 0."""
-    grades = {q: {d: 1 + i % 3 for i, d in enumerate(sorted(ids))} for q, ids in task["relevant_docs"].items()}
+    grades = {
+        q: {d: 1 + i % 3 for i, d in enumerate(sorted(ids))}
+        for q, ids in task["relevant_docs"].items()
+    }
     for i, (query, judged) in enumerate(grades.items()):
         extra = sorted(task["corpus"].keys() - judged.keys())
         grades[query] = judged | dict.fromkeys(extra[i::4], 3) | dict.fromkeys(extra[i + 1 :: 4], 0)
@@ -35,7 +38,8 @@ def graded(task):
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
 def test_equals_the_evaluator(static_model, task, similarity):
     raw = MagnitudeEvaluator(**task)(static_model)
-    assert abs(raw["cosine_ndcg@10"] - raw["dot_ndcg@10"]) > 1e-3  # else nothing would tell which one mteb used
+    # else nothing would tell which one mteb used
+    assert abs(raw["cosine_ndcg@10"] - raw["dot_ndcg@10"]) > 1e-3
     stm.prepare(static_model, similarity)
     expected = InformationRetrievalEvaluator(**task, main_score_function=similarity)(static_model)
     result = evaluate(static_model, [RetrievalData(*task.values())])
@@ -53,7 +57,10 @@ def test_grades_count_as_in_mteb_and_ir_measures(static_model, graded, similarit
     assert ndcg(evaluate(static_model, [data])) == pytest.approx(ours, abs=6e-6)
     encoded = data.encode(static_model)
     run = static_model.similarity(encoded.queries, encoded.documents).tolist()
-    scores = {q: dict(zip(data.document_ids, row, strict=True)) for q, row in zip(data.query_ids, run, strict=True)}
+    scores = {
+        q: dict(zip(data.document_ids, row, strict=True))
+        for q, row in zip(data.query_ids, run, strict=True)
+    }
     found = ir_measures.calc_aggregate([ir_measures.nDCG @ 10], graded["relevant_docs"], scores)
     assert found[ir_measures.nDCG @ 10] == pytest.approx(ours, abs=1e-9)
     flat = graded | {"relevant_docs": {q: set(grades) for q, grades in data.relevant.items()}}
@@ -65,31 +72,46 @@ def test_the_query_itself_does_not_count(static_model, task):
     task["corpus"] |= task["queries"] | {"q2": task["queries"]["q2"] + " Uphill!"}
     task["relevant_docs"]["q2"] = {"q2"}
     raw = MagnitudeEvaluator(**task)(static_model)["cosine_ndcg@10"]
-    assert ndcg(evaluate(stm.prepare(static_model, "cosine"), [RetrievalData(*task.values())])) == pytest.approx(
-        raw, abs=6e-6
-    )
+    assert ndcg(
+        evaluate(stm.prepare(static_model, "cosine"), [RetrievalData(*task.values())])
+    ) == pytest.approx(raw, abs=6e-6)
 
 
 @pytest.mark.slow
 def test_in_a_fresh_process(static_model, task, tmp_path):
     stm.export(stm.prepare(static_model, stm.Similarity(1.0, 0.5)), tmp_path / "model")
     RetrievalData(*task.values()).save(tmp_path / "data")
-    command = [sys.executable, "-m", "st_magnitude", "mteb", str(tmp_path / "model"), str(tmp_path / "data"), "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "st_magnitude",
+        "mteb",
+        str(tmp_path / "model"),
+        str(tmp_path / "data"),
+        "--json",
+    ]
     printed = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     evaluator = MagnitudeEvaluator(**task)
-    assert [*printed["scores"].values()] == [pytest.approx(evaluator(static_model)["matched_ndcg@10"], abs=6e-6)]
+    assert [*printed["scores"].values()] == [
+        pytest.approx(evaluator(static_model)["matched_ndcg@10"], abs=6e-6)
+    ]
 
 
 def test_the_command_and_its_cache(static_model, task, tmp_path):
-    """A dot model in the place of a cosine one, then changed data: each is scored anew, and the rest is not."""
+    """A dot model in the place of a cosine one, then changed data: each is scored anew, and the
+    rest is not."""
 
     def score():
         """The name of the task and its nDCG@10, which is what our evaluator finds."""
         arguments = [str(tmp_path / name) for name in ("model", "data")]
-        done = CliRunner().invoke(app, ["mteb", *arguments, "--output", str(tmp_path / "results"), "--json"])
+        done = CliRunner().invoke(
+            app, ["mteb", *arguments, "--output", str(tmp_path / "results"), "--json"]
+        )
         assert done.exit_code == 0, done.output
         ((name, value),) = json.loads(done.stdout)["scores"].items()
-        assert value == pytest.approx(MagnitudeEvaluator(**task)(static_model)["matched_ndcg@10"], abs=6e-6)
+        assert value == pytest.approx(
+            MagnitudeEvaluator(**task)(static_model)["matched_ndcg@10"], abs=6e-6
+        )
         return name, value
 
     RetrievalData(*task.values()).save(tmp_path / "data")
@@ -100,7 +122,9 @@ def test_the_command_and_its_cache(static_model, task, tmp_path):
     assert name.startswith("data-test-split-")
     assert abs(values["cosine"] - values["dot"]) > 1e-3
 
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "results").rglob(f"{name}.json")}
+    before = {
+        path: path.stat().st_mtime_ns for path in (tmp_path / "results").rglob(f"{name}.json")
+    }
     assert len(before) == 2
     assert score() == (name, values["dot"])
     assert before == {path: path.stat().st_mtime_ns for path in before}
@@ -130,7 +154,10 @@ def test_unknown_names_are_refused(static_model, task, tmp_path):
     for arguments, message in (
         ((str(tmp_path / "nowhere"), str(tmp_path / "data")), "nowhere"),
         ((str(tmp_path / "data"), "NoSuchTask"), "NoSuchTask"),
-        ((str(tmp_path / "data"), str(tmp_path / "data"), "--split", "dev"), "its splits are ['test']"),
+        (
+            (str(tmp_path / "data"), str(tmp_path / "data"), "--split", "dev"),
+            "its splits are ['test']",
+        ),
     ):
         refused = CliRunner().invoke(app, ["mteb", *arguments])
         assert refused.exit_code == 2
@@ -138,7 +165,9 @@ def test_unknown_names_are_refused(static_model, task, tmp_path):
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
-def test_mtebs_faiss_backend_searches_by_the_models_similarity(static_model, task, tmp_path, similarity):
+def test_mtebs_faiss_backend_searches_by_the_models_similarity(
+    static_model, task, tmp_path, similarity
+):
     import mteb
     from mteb.models import SearchEncoderWrapper
     from mteb.models.search_encoder_index import FaissSearchIndex
@@ -148,4 +177,6 @@ def test_mtebs_faiss_backend_searches_by_the_models_similarity(static_model, tas
     model, local = local_model(tmp_path / "model"), retrieval_task(RetrievalData(*task.values()))
     wrapper = SearchEncoderWrapper(model, index_backend=FaissSearchIndex(model))
     found = ndcg(mteb.evaluate(wrapper, local, cache=None, show_progress_bar=False))
-    assert found == pytest.approx(MagnitudeEvaluator(**task)(static_model)["matched_ndcg@10"], abs=6e-6)
+    assert found == pytest.approx(
+        MagnitudeEvaluator(**task)(static_model)["matched_ndcg@10"], abs=6e-6
+    )

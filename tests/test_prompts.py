@@ -1,4 +1,5 @@
-"""Prompts and routes: training, guides and priors read texts as encode_query and encode_document do."""
+"""Prompts and routes: training, guides and priors read texts as encode_query and encode_document
+do."""
 
 import pytest
 import torch
@@ -45,7 +46,9 @@ def make(folder, kind, prompts=None):
         modules = [static(words())]
     else:
         modules = [Transformer(folder), Pooling(32, "mean", include_prompt=kind == "transformer")]
-    return SentenceTransformer(modules=modules, prompts=prompts, similarity_fn_name="dot", device="cpu")
+    return SentenceTransformer(
+        modules=modules, prompts=prompts, similarity_fn_name="dot", device="cpu"
+    )
 
 
 def by_role(model, texts):
@@ -69,7 +72,9 @@ def test_training_reads_what_is_encoded(folder, kind, prompts, tmp_path, caplog)
         found = [model(dict(column))["sentence_embedding"] for column in features]
     plain = make(folder, kind)
     plain.load_state_dict(model.state_dict())
-    expected = by_role(model if prompts else plain, [[row[name] for row in batch] for name in rows.column_names])
+    expected = by_role(
+        model if prompts else plain, [[row[name] for row in batch] for name in rows.column_names]
+    )
     torch.testing.assert_close(found, expected)
     trainer.train()
     assert "The prior contains none" not in caplog.text
@@ -78,7 +83,11 @@ def test_training_reads_what_is_encoded(folder, kind, prompts, tmp_path, caplog)
 
 @pytest.mark.parametrize(
     ("kind", "own", "prompts", "how"),
-    [("router", PROMPTS, True, "with"), ("static", PROMPTS, False, "without"), ("router", {}, True, "")],
+    [
+        ("router", PROMPTS, True, "with"),
+        ("static", PROMPTS, False, "without"),
+        ("router", {}, True, ""),
+    ],
 )
 def test_the_card_says_which(folder, tmp_path, kind, own, prompts, how):
     config = TrainConfig(max_steps=1, batch_size=4, prompts=prompts)
@@ -86,21 +95,31 @@ def test_the_card_says_which(folder, tmp_path, kind, own, prompts, how):
     assert stm.load(tmp_path / "out").encode_query("tea").shape == (16,)
     card = (tmp_path / "out" / "README.md").read_text()
     assert (f"Trained {how} the prompts" in card) is bool(how)
-    assert Candidate("dot", 0.05, 1e-3).settings(CompareConfig(prompts=prompts), None, 3).prompts is prompts
+    assert (
+        Candidate("dot", 0.05, 1e-3).settings(CompareConfig(prompts=prompts), None, 3).prompts
+        is prompts
+    )
 
 
 @pytest.mark.parametrize("reader", ["transformer", "router"])
 @pytest.mark.parametrize("kind", ["transformer", "without prompt tokens", "exponents", "router"])
-@pytest.mark.parametrize(("own", "guides"), [(None, None), (None, OTHER), (PROMPTS, None), (PROMPTS, OTHER)])
+@pytest.mark.parametrize(
+    ("own", "guides"), [(None, None), (None, OTHER), (PROMPTS, None), (PROMPTS, OTHER)]
+)
 @pytest.mark.parametrize("mini_batch_size", [None, 3])
 def test_a_guide_reads_what_it_encodes(folder, reader, kind, own, guides, mini_batch_size):
-    """Texts with its own prompts, by its own routes, whatever prompts the model that trains reads."""
+    """Texts with its own prompts, by its own routes, whatever prompts the model that trains
+    reads."""
     model, guide = make(folder, reader, own), make(folder, kind, guides)
     texts = list(columns(8).values())
     judge = Guide(guide, model)
-    for text, role, expected in zip(texts, ("query", "document"), by_role(guide, texts), strict=True):
+    for text, role, expected in zip(
+        texts, ("query", "document"), by_role(guide, texts), strict=True
+    ):
         features = model.preprocess(text, prompt=(own or {}).get(role), task=role)
-        kept = {key: value.clone() for key, value in features.items() if isinstance(value, torch.Tensor)}
+        kept = {
+            key: value.clone() for key, value in features.items() if isinstance(value, torch.Tensor)
+        }
         found = judge.embed(features, role, model, mini_batch_size)
         torch.testing.assert_close(found, expected)
         assert all(torch.equal(features[key], value) for key, value in kept.items())
@@ -123,11 +142,18 @@ def test_a_first_batch_without_prompts_warns_once(folder, caplog, kind, own, giv
     model = make(folder, kind, own)
     loss = stm.DotRankingLoss(model, mini_batch_size=2 if kind == "transformer" else None)
     for _ in range(2):
-        texts = ([begin + text for text in column] for begin, column in zip(baked, columns(4).values(), strict=True))
+        texts = (
+            [begin + text for text in column]
+            for begin, column in zip(baked, columns(4).values(), strict=True)
+        )
         roles = zip(texts, given, ("query", "document"), strict=True)
         loss([model.preprocess(text, prompt=prompt, task=role) for text, prompt, role in roles])
-    found = [record.message for record in caplog.records if "begins with no prompt" in record.message]
-    assert {number for number in (1, 2) if any(f"text column {number} " in text for text in found)} == warned
+    found = [
+        record.message for record in caplog.records if "begins with no prompt" in record.message
+    ]
+    assert {
+        number for number in (1, 2) if any(f"text column {number} " in text for text in found)
+    } == warned
     assert len(found) == len(warned)
 
 
@@ -152,7 +178,9 @@ def test_a_prompt_that_no_document_gets_is_told(folder, tmp_path, caplog, prompt
     assert caplog.text.count("encoded without a prompt") == warns
 
 
-@pytest.mark.parametrize(("own", "expected"), [(None, ("Query: ", "Passage: ")), (PROMPTS, tuple(PROMPTS.values()))])
+@pytest.mark.parametrize(
+    ("own", "expected"), [(None, ("Query: ", "Passage: ")), (PROMPTS, tuple(PROMPTS.values()))]
+)
 def test_revela_keeps_the_prompts_of_a_model(folder, own, expected):
     model = make(folder, "transformer", own)
     loss = stm.revela.RevelaLoss(model, *language_model())

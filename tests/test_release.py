@@ -1,4 +1,5 @@
-"""What a release needs and no import shows: one version, one address of the repository, workflows, PyPI's README."""
+"""What a release needs and no import shows: one version, one address of the repository, workflows,
+PyPI's README."""
 
 import re
 import sys
@@ -30,7 +31,8 @@ def test_the_version_stands_in_the_package():
 
 
 def test_the_address_of_the_repository_is_that_of_pyproject():
-    """Without an address nobody gives one; with one, the other files have it too, and PyPI's README links to it."""
+    """Without an address nobody gives one; with one, the other files have it too, and PyPI's README
+    links to it."""
     found = re.search(r'^Repository = "(https://\S+[^/])"', text("pyproject.toml"), re.MULTILINE)
     url = found and found[1]
     assert f"git clone {url or '<repository URL>'} " in text("README.md")
@@ -40,7 +42,9 @@ def test_the_address_of_the_repository_is_that_of_pyproject():
         ("packaging/conda/recipe.yaml", "repository"),
     ):
         given = re.search(rf"^ *{name}: (.+)$", text(file), re.MULTILINE)
-        assert (given and given[1]) == url, f"{file}: {name} is not the Repository of pyproject.toml"
+        assert (given and given[1]) == url, (
+            f"{file}: {name} is not the Repository of pyproject.toml"
+        )
 
 
 def test_the_citations_of_the_losses_are_in_the_citation_file():
@@ -65,7 +69,9 @@ def test_a_workflow_calls_what_is_there(path):
 
 
 def test_the_recipe_for_conda_has_our_dependencies():
-    ours = re.search(r"^dependencies = \[\n(.*?)^]", text("pyproject.toml"), re.MULTILINE | re.DOTALL)[1]
+    ours = re.search(
+        r"^dependencies = \[\n(.*?)^]", text("pyproject.toml"), re.MULTILINE | re.DOTALL
+    )[1]
     ours = {re.sub(r"^torch\b", "pytorch", name) for name in re.findall(r'"(.+)"', ours)}
     theirs = yaml.safe_load(text("packaging/conda/recipe.yaml"))["requirements"]["run"]
     assert {name.replace(" ", "") for name in theirs if not name.startswith("python ")} == ours
@@ -74,11 +80,19 @@ def test_the_recipe_for_conda_has_our_dependencies():
 @pytest.mark.parametrize("url", [None, "https://example.org/you/st_magnitude"])
 def test_the_readme_on_pypi_has_no_relative_links(monkeypatch, url):
     monkeypatch.setitem(
-        sys.modules, "hatchling.metadata.plugin.interface", SimpleNamespace(MetadataHookInterface=object)
+        sys.modules,
+        "hatchling.metadata.plugin.interface",
+        SimpleNamespace(MetadataHookInterface=object),
     )
     namespace: dict = {}
     exec(compile(text("hatch_build.py"), "hatch_build.py", "exec"), namespace)
-    hook, metadata = namespace["ReadmeHook"](), {"version": "1.2", "urls": {"Repository": url} if url else {}}
+    hook, metadata = (
+        namespace["ReadmeHook"](),
+        {
+            "version": "1.2",
+            "urls": {"Repository": url} if url else {},
+        },
+    )
     hook.root = str(ROOT)
     hook.update(metadata)
     readme = metadata["readme"]["text"]

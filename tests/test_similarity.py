@@ -13,7 +13,9 @@ from st_magnitude import COSINE, DNORM, DOT, QNORM, Similarity
 def loop_score(q, d, gamma_query, gamma_document):
     """Eq. 7 in plain Python."""
     norm_q, norm_d = math.sqrt(sum(x * x for x in q)), math.sqrt(sum(x * x for x in d))
-    return sum((x / norm_q**gamma_query) * (y / norm_d**gamma_document) for x, y in zip(q, d, strict=True))
+    return sum(
+        (x / norm_q**gamma_query) * (y / norm_d**gamma_document) for x, y in zip(q, d, strict=True)
+    )
 
 
 @pytest.fixture
@@ -28,11 +30,19 @@ def pair():
 @pytest.mark.parametrize("exponents", [(1, 1), (0, 0), (1, 0), (0, 1), (0.3, 0.8)])
 def test_equals_eq_7(pair, exponents):
     queries, documents = pair
-    expected = [[loop_score(q, d, *exponents) for d in documents.tolist()] for q in queries.tolist()]
+    expected = [
+        [loop_score(q, d, *exponents) for d in documents.tolist()] for q in queries.tolist()
+    ]
     similarity = Similarity(*exponents)
-    torch.testing.assert_close(similarity(queries, documents), torch.tensor(expected, dtype=torch.float64))
-    torch.testing.assert_close(similarity.pairwise(queries, documents[:3]), similarity(queries, documents).diagonal())
-    torch.testing.assert_close(similarity.swapped(documents, queries), similarity(queries, documents).T)
+    torch.testing.assert_close(
+        similarity(queries, documents), torch.tensor(expected, dtype=torch.float64)
+    )
+    torch.testing.assert_close(
+        similarity.pairwise(queries, documents[:3]), similarity(queries, documents).diagonal()
+    )
+    torch.testing.assert_close(
+        similarity.swapped(documents, queries), similarity(queries, documents).T
+    )
 
 
 def test_corners_are_the_known_functions(pair):
@@ -41,12 +51,17 @@ def test_corners_are_the_known_functions(pair):
     torch.testing.assert_close(DOT(queries, documents), dot_score(queries, documents))
     norms = documents.norm(dim=1)
     torch.testing.assert_close(QNORM(queries, documents), COSINE(queries, documents) * norms)
-    torch.testing.assert_close(DNORM(queries, documents), COSINE(queries, documents) * queries.norm(dim=1)[:, None])
+    torch.testing.assert_close(
+        DNORM(queries, documents), COSINE(queries, documents) * queries.norm(dim=1)[:, None]
+    )
 
 
 def test_proposition_4_1_only_document_norms_change_a_ranking(pair):
     queries, documents = pair
-    rank = {s: s(queries, documents).argsort(dim=1, descending=True).tolist() for s in (COSINE, DOT, QNORM, DNORM)}
+    rank = {
+        s: s(queries, documents).argsort(dim=1, descending=True).tolist()
+        for s in (COSINE, DOT, QNORM, DNORM)
+    }
     assert rank[COSINE] == rank[DNORM]
     assert rank[QNORM] == rank[DOT]
     assert rank[COSINE] != rank[DOT]  # these norms do matter
@@ -54,7 +69,9 @@ def test_proposition_4_1_only_document_norms_change_a_ranking(pair):
 
 def test_proposition_t_2_the_query_exponent_never_changes_a_ranking(pair):
     queries, documents = pair
-    rankings = [Similarity(g, 0.4)(queries, documents).argsort(dim=1).tolist() for g in (0.0, 0.2, 0.7, 1.0)]
+    rankings = [
+        Similarity(g, 0.4)(queries, documents).argsort(dim=1).tolist() for g in (0.0, 0.2, 0.7, 1.0)
+    ]
     assert all(ranking == rankings[0] for ranking in rankings)
 
 
@@ -63,8 +80,10 @@ def test_proposition_t_1_gradient_of_the_exponents(pair):
     gammas = [torch.tensor(g, dtype=torch.float64, requires_grad=True) for g in (0.3, 0.6)]
     score = Similarity(*gammas)(queries[:1], documents[:1])
     by_query, by_document = torch.autograd.grad(score, gammas)
-    torch.testing.assert_close(by_query, (-queries[0].norm().log() * score.detach()).squeeze())  # Eq. 21
-    torch.testing.assert_close(by_document, (-documents[0].norm().log() * score.detach()).squeeze())  # Eq. 22
+    # Eq. 21
+    torch.testing.assert_close(by_query, (-queries[0].norm().log() * score.detach()).squeeze())
+    # Eq. 22
+    torch.testing.assert_close(by_document, (-documents[0].norm().log() * score.detach()).squeeze())
 
 
 @pytest.mark.parametrize("similarity", [COSINE, DOT, QNORM, DNORM, Similarity(0.5, 0.5)])
@@ -110,7 +129,12 @@ def test_accepts_what_evaluators_pass(pair):
 
 
 def test_names():
-    assert [Similarity.named(n) for n in ("cosine", "dot", "QNorm", "dnorm")] == [COSINE, DOT, QNORM, DNORM]
+    assert [Similarity.named(n) for n in ("cosine", "dot", "QNorm", "dnorm")] == [
+        COSINE,
+        DOT,
+        QNORM,
+        DNORM,
+    ]
     assert Similarity.named(QNORM) is QNORM
     assert [s.name for s in (COSINE, DOT, QNORM, DNORM)] == ["cosine", "dot", "qnorm", "dnorm"]
     assert Similarity(1.0, 0.5).name == "exponents 1 and 0.5"
@@ -134,5 +158,7 @@ def test_is_a_similarity_fct_of_sentence_transformers(static_model):
     loss = MultipleNegativesRankingLoss(static_model, similarity_fct=QNORM, scale=3.0)
     queries, documents = torch.randn(4, 8), torch.randn(4, 8)
     expected = torch.nn.functional.cross_entropy(3 * QNORM(queries, documents), torch.arange(4))
-    torch.testing.assert_close(loss.compute_loss_from_embeddings([queries, documents], None), expected)
+    torch.testing.assert_close(
+        loss.compute_loss_from_embeddings([queries, documents], None), expected
+    )
     assert isinstance(loss.get_config_dict()["similarity_fct"], str)

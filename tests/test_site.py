@@ -1,4 +1,5 @@
-"""The documentation site: every public name is documented once, every page is in the navigation, and it builds."""
+"""The documentation site: every public name is documented once, every page is in the navigation,
+and it builds."""
 
 import ast
 import doctest
@@ -16,13 +17,26 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PUBLIC = [
     "",  # st_magnitude itself
-    *("clip", "evaluation", "geometry", "losses", "modules", "mteb", "revela", "serving", "similarity", "training"),
+    *(
+        "clip",
+        "evaluation",
+        "geometry",
+        "losses",
+        "modules",
+        "mteb",
+        "revela",
+        "serving",
+        "similarity",
+        "training",
+    ),
     *("data.retrieval", "diagnosis.page", "evaluation.calibration"),
     *("kernel.infonce", "surgery.gradients", "surgery.normalize"),
 ]
 MADE = {"index.md", "changelog.md", "contributing.md", "benchmarks.md"}  # by mkdocs_hooks.py
 MADE |= {f"{notebook.stem}.md" for notebook in DOCS.glob("*.ipynb")}
-needs_mkdocs = pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="in .venv-site, see .ci/run")
+needs_mkdocs = pytest.mark.skipif(
+    importlib.util.find_spec("mkdocs") is None, reason="in .venv-site, see .ci/run"
+)
 
 
 def source(module):
@@ -35,7 +49,8 @@ def parsed(module):
 
 
 def defined(path):
-    """The place where a name is defined, which a package may only re-export: (module, name), or (module, "")."""
+    """The place where a name is defined, which a package may only re-export: (module, name), or
+    (module, "")."""
     module, _, name = path.rpartition(".")
     for node in ast.walk(parsed(module)):
         if isinstance(node, ast.ImportFrom) and name in {alias.name for alias in node.names}:
@@ -55,7 +70,9 @@ def directives():
     """The names on the pages of the reference; a module that only heads a page has options."""
     for page in sorted((DOCS / "api").glob("*.md")):
         text = page.read_text(encoding="utf-8")
-        yield from re.findall(r"^::: st_magnitude\.([\w.]+)$(?!\n    options:)", text, flags=re.MULTILINE)
+        yield from re.findall(
+            r"^::: st_magnitude\.([\w.]+)$(?!\n    options:)", text, flags=re.MULTILINE
+        )
 
 
 def navigation(entries):
@@ -70,8 +87,11 @@ def configuration():
 
 def test_every_public_name_is_documented_once():
     documented = Counter(defined(path) for path in directives())
-    public = {defined(f"{module}.{name}".strip(".")) for module in PUBLIC for name in public_names(module)}
-    assert {place for place in public if place[1] and not documented[place]} == set()  # a module has a page
+    public = {
+        defined(f"{module}.{name}".strip(".")) for module in PUBLIC for name in public_names(module)
+    }
+    # a module has a page
+    assert {place for place in public if place[1] and not documented[place]} == set()
     assert {place for place, times in documented.items() if times > 1} == set()
 
 
@@ -100,18 +120,33 @@ def test_examples_of_the_hooks():
 @pytest.mark.slow
 @needs_mkdocs
 def test_the_site_builds(tmp_path):
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    command = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--site-dir",
+        str(tmp_path / "site"),
+    ]
     finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert finished.returncode == 0, finished.stderr[-3000:]
     for page in navigation(configuration()["nav"]):
         html = (tmp_path / "site" / page).with_suffix(".html").read_text(encoding="utf-8")
-        assert not re.findall(r'<(?:link|script|img|iframe)\b[^>]*(?:src|href)="?(?:https?:)?//[^">\s]+', html), page
+        assert not re.findall(
+            r'<(?:link|script|img|iframe)\b[^>]*(?:src|href)="?(?:https?:)?//[^">\s]+', html
+        ), page
     losses = (tmp_path / "site" / "api" / "losses.html").read_text(encoding="utf-8")
     assert 'id="st_magnitude.QNormRankingLoss"' in losses
     assert ":class:" not in losses
     home_page = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
     assert 'href="guide.html"' in home_page
     assert 'src="norms.png"' in home_page
-    assert 'src="assets/iframe-worker.js"' in home_page  # for search in pages that are opened from a disk
-    assert (tmp_path / "site" / "search" / "search_index.js").read_text(encoding="utf-8").startswith("var __index")
+    # for search in pages that are opened from a disk
+    assert 'src="assets/iframe-worker.js"' in home_page
+    assert (
+        (tmp_path / "site" / "search" / "search_index.js")
+        .read_text(encoding="utf-8")
+        .startswith("var __index")
+    )
     assert 'href="source/CITATION.cff.html"' in home_page

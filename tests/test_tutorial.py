@@ -1,4 +1,5 @@
-"""The tutorial notebook runs from top to bottom, and the outputs that it is committed with are fit for a web page."""
+"""The tutorial notebook runs from top to bottom, and the outputs that it is committed with are fit
+for a web page."""
 
 import os
 import re
@@ -14,13 +15,20 @@ NOTEBOOK = Path(__file__).parents[1] / "docs" / "tutorial.ipynb"
 def test_committed_outputs():
     text = NOTEBOOK.read_text(encoding="utf-8")
     assert len(text) < 150_000
-    assert not re.search(r"/(?:home|root|tmp|work|usr|Users)/|[A-Z]:\\\\", text)  # paths of a machine
+    # paths of a machine
+    assert not re.search(r"/(?:home|root|tmp|work|usr|Users)/|[A-Z]:\\\\", text)
     cells = nbformat.reads(text, as_version=4).cells
     outputs = [output for cell in cells if cell.cell_type == "code" for output in cell.outputs]
     assert {output.output_type for output in outputs} == {"stream", "display_data"}
     assert all(output.get("name", "stdout") == "stdout" for output in outputs)
     printed = "".join(output.text for output in outputs if output.output_type == "stream")
-    for step in ("No benefit expected", "loss", "nDCG@10 by document exponent", "bytes a doc", "half of the index"):
+    for step in (
+        "No benefit expected",
+        "loss",
+        "nDCG@10 by document exponent",
+        "bytes a doc",
+        "half of the index",
+    ):
         assert step in printed, step
 
 
@@ -34,6 +42,9 @@ def test_runs(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (root, root / "benchmarks"))))
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     nbclient.NotebookClient(
-        notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+        notebook,
+        timeout=600,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(tmp_path)}},
     ).execute()  # raises the error of a cell
     assert (tmp_path / "runs" / "tutorial-model" / "modules.json").exists()

@@ -1,7 +1,8 @@
-"""Every private name of an upstream package that st_magnitude._upstream uses: it exists and still does what we need.
+"""Every private name of an upstream package that st_magnitude._upstream uses: it exists and still
+does what we need.
 
-A release of sentence-transformers, transformers or torch that moves one of them fails here, in the test that
-names it.
+A release of sentence-transformers, transformers or torch that moves one of them fails here, in the
+test that names it.
 """
 
 from pathlib import Path
@@ -33,9 +34,12 @@ def test_stored_similarity_name(model):
 
 
 def test_encodes_alone(model):
-    """The Trainer sets an attribute for the time of an evaluation; encode then hands the texts to it."""
+    """The Trainer sets an attribute for the time of an evaluation; encode then hands the texts to
+    it."""
     calls = []
-    model._distributed_inference = lambda inputs, **options: calls.append(inputs) or torch.zeros(len(inputs), 1)
+    model._distributed_inference = lambda inputs, **options: (
+        calls.append(inputs) or torch.zeros(len(inputs), 1)
+    )
     assert model.encode(["tea"]).shape == (1, 1)
     with _upstream.encodes_alone(model):
         assert model.encode(["tea"]).shape == (1, 32)
@@ -46,9 +50,13 @@ def test_encodes_alone(model):
 @pytest.mark.parametrize(("task", "route"), [("query", 0), ("document", 1), (None, 1)])
 def test_tokenizer_of_a_route(task, route):
     routes = [StaticEmbedding(tokenizer(), embedding_dim=2) for _ in range(2)]
-    model = SentenceTransformer(modules=[Router.for_query_document(routes[:1], routes[1:])], device="cpu")
+    model = SentenceTransformer(
+        modules=[Router.for_query_document(routes[:1], routes[1:])], device="cpu"
+    )
     assert _upstream.tokenizer_of(model, task) is routes[route].tokenizer
-    assert _upstream.tokenizer_of(SentenceTransformer(modules=routes[:1]), task) is routes[0].tokenizer
+    assert (
+        _upstream.tokenizer_of(SentenceTransformer(modules=routes[:1]), task) is routes[0].tokenizer
+    )
 
 
 def test_load_with_classes(model, tmp_path):
@@ -102,5 +110,7 @@ def test_forward_hooks():
 
 
 def test_cpu_bf16():
-    assert any(hasattr(torch.cpu, name) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
+    assert any(
+        hasattr(torch.cpu, name) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    )
     assert isinstance(_upstream.has_cpu_bf16(), bool)

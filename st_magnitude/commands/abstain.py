@@ -15,18 +15,23 @@ def abstain(
     model: Model,
     *,
     judged: Judged,
-    confirm: Annotated[str | None, typer.Option(help="Another split, which measures the rule.")] = None,
+    confirm: Annotated[
+        str | None, typer.Option(help="Another split, which measures the rule.")
+    ] = None,
     risk: Annotated[float, typer.Option(help="Largest share of wrong answers.")] = 0.1,
     delta: Annotated[float, typer.Option(help="Probability that the guarantee fails.")] = 0.05,
-    signal: Annotated[str, typer.Option(help="score, gap (first score minus second), or auto.")] = "auto",
+    signal: Annotated[
+        str, typer.Option(help="score, gap (first score minus second), or auto.")
+    ] = "auto",
     output: Annotated[Path | None, folder("Folder for abstention.json.")] = None,
     seed: Annotated[int, typer.Option(help="Seed for the two parts.")] = 0,
 ) -> Figures:
     """Find when to answer and when to abstain.
 
-    The answer to a query is its first document. The command finds the threshold of a signal above which at most --risk
-    of the answers are wrong, with probability 1 - --delta. Nothing is trained. Queries that no document answers belong
-    into the split: a line with an empty corpus-id and score 0.
+    The answer to a query is its first document. The command finds the threshold of a signal above
+    which at most --risk of the answers are wrong, with probability 1 - --delta. Nothing is trained.
+    Queries that no document answers belong into the split: a line with an empty corpus-id and score
+    0.
     """
     from st_magnitude.data.beir import check_held_out
     from st_magnitude.evaluation.abstention import calibrate_abstention

@@ -16,7 +16,8 @@ for _name in (
 
 
 def main() -> None:
-    """Runs ``st-magnitude``. A log file gets no progress bars: tqdm reads the variable when it is imported."""
+    """Runs ``st-magnitude``. A log file gets no progress bars: tqdm reads the variable when it is
+    imported."""
     if not show_progress():
         os.environ.setdefault("TQDM_DISABLE", "1")
     app()

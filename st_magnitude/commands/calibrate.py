@@ -1,4 +1,5 @@
-"""``st-magnitude calibrate``: choose the document exponent of a trained model on validation queries."""
+"""``st-magnitude calibrate``: choose the document exponent of a trained model on validation
+queries."""
 
 from __future__ import annotations
 
@@ -26,16 +27,27 @@ from st_magnitude.commands.core import (
 def calibrate(
     model: Model,
     data: Annotated[Path | None, typer.Option(help=BEIR_FOLDER)] = None,
-    split: Annotated[str, typer.Option(help="Split of the qrels to choose on, usually validation data.")] = "dev",
-    confirm: Annotated[str | None, typer.Option(help="Another split, on which the choice is measured.")] = None,
+    split: Annotated[
+        str, typer.Option(help="Split of the qrels to choose on, usually validation data.")
+    ] = "dev",
+    confirm: Annotated[
+        str | None, typer.Option(help="Another split, on which the choice is measured.")
+    ] = None,
     exponents: Annotated[
-        Sequence[float] | None, numbers("Document exponents to try, such as 0.25,0.5,0.75; default: 0, 0.05, ..., 1.")
+        Sequence[float] | None,
+        numbers("Document exponents to try, such as 0.25,0.5,0.75; default: 0, 0.05, ..., 1."),
     ] = None,
     exponent: Annotated[
         float | None,
-        typer.Option(min=0, max=1, help="A given exponent to save or confirm. Without --confirm it needs no --data."),
+        typer.Option(
+            min=0,
+            max=1,
+            help="A given exponent to save or confirm. Without --confirm it needs no --data.",
+        ),
     ] = None,
-    output: Annotated[Path | None, folder("New folder for the model with the chosen exponent.")] = None,
+    output: Annotated[
+        Path | None, folder("New folder for the model with the chosen exponent.")
+    ] = None,
     batch_size: EncodingBatch = 32,
     max_length: MaxLength = None,
     skip_empty: SkipEmpty = False,
@@ -43,17 +55,22 @@ def calibrate(
 ) -> Figures:
     """Choose the document exponent of a trained model.
 
-    The exponent lies between 0 (dot) and 1 (cosine). If the best exponent is tied with one of these two, the model with
-    0 or 1 is preferred because it loads without st_magnitude. Nothing is trained. Queries and corpus are encoded once.
-    The interval next to the best exponent comes from the queries that chose it and is therefore optimistic: --confirm
-    test measures the choice on other queries.
+    The exponent lies between 0 (dot) and 1 (cosine). If the best exponent is tied with one of these
+    two, the model with 0 or 1 is preferred because it loads without st_magnitude. Nothing is
+    trained. Queries and corpus are encoded once. The interval next to the best exponent comes from
+    the queries that chose it and is therefore optimistic: --confirm test measures the choice on
+    other queries.
     """
     if output is not None:
         refuse_used_folder(output)
     if data is None and (exponent is None or confirm is not None):
-        raise ValueError("Give --data with the queries to measure on, or only --exponent and --output.")
+        raise ValueError(
+            "Give --data with the queries to measure on, or only --exponent and --output."
+        )
     if exponent is not None and confirm is None and output is None:
-        raise ValueError("With --exponent, give --output to save the model or --confirm to measure it.")
+        raise ValueError(
+            "With --exponent, give --output to save the model or --confirm to measure it."
+        )
     from st_magnitude.data.beir import check_held_out
     from st_magnitude.data.retrieval import RetrievalData
     from st_magnitude.evaluation.calibration import calibrate_exponent, check_keeps_norm
@@ -87,7 +104,11 @@ def calibrate(
         curve = calibrate_exponent(encoder, confirmed_on, [exponent], seed=seed, encode=encode)
         chosen = curve.per_query[list(curve.exponents).index(exponent)]
         typer.echo(f"nDCG@10 at exponent {exponent:g}: {chosen.mean():.4f}")
-        figures["confirm"] = {"split": confirm, "queries": len(curve.queries), "ndcg@10": float(chosen.mean())}
+        figures["confirm"] = {
+            "split": confirm,
+            "queries": len(curve.queries),
+            "ndcg@10": float(chosen.mean()),
+        }
         for name, other in (("cosine", curve.per_query[-1]), ("dot", curve.per_query[0])):
             gain = figures["confirm"][f"versus_{name}"] = judge(chosen - other, seed=seed).gain
             typer.echo(f"  {exponent:g} - {name}: {interval(gain)} nDCG@10")
@@ -96,6 +117,9 @@ def calibrate(
             encoder = load_model(model, None)  # the saved model reads as much as the given one
         export(prepare(encoder, Similarity(query=1.0, document=exponent)), output)
         loads = "SentenceTransformer" if exponent in (0, 1) else "stm.load"
-        typer.echo(f'Saved to {output} with document exponent {exponent:g}. Load it with {loads}("{output}").')
+        typer.echo(
+            f"Saved to {output} with document exponent {exponent:g}. Load it with"
+            f' {loads}("{output}").'
+        )
         figures["output"] = str(output)
     return figures

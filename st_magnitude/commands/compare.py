@@ -15,15 +15,18 @@ from st_magnitude.comparison.config import CompareConfig
 def compare(
     *,
     data: Data,
-    model: Annotated[str, typer.Option(help="Folder or hub id of the SentenceTransformer to start from.")],
+    model: Annotated[
+        str, typer.Option(help="Folder or hub id of the SentenceTransformer to start from.")
+    ],
     output: Annotated[Path, folder("New folder for the winning model, tables and curves.")],
     settings: CompareConfig,
 ) -> Figures:
     """Find out which loss to train with on your data.
 
-    Trains candidates on your data until the budget is over, stops those that fall behind, and measures the best one,
-    plain cosine and the pretrained model on the test split. Give the same command again to continue a run that was
-    stopped, or on other machines with the same output to share the work.
+    Trains candidates on your data until the budget is over, stops those that fall behind, and
+    measures the best one, plain cosine and the pretrained model on the test split. Give the same
+    command again to continue a run that was stopped, or on other machines with the same output to
+    share the work.
     """
     from st_magnitude.comparison.run import compare as run
 

@@ -20,10 +20,15 @@ def compress(
     judged: Judged,
     dims: Annotated[
         Sequence[int] | None,
-        whole_numbers("Prefixes to measure, such as 384,192,96; default: all dimensions, 1/2, 1/4 and 1/8."),
+        whole_numbers(
+            "Prefixes to measure, such as 384,192,96; default: all dimensions, 1/2, 1/4 and 1/8."
+        ),
     ] = None,
     top_k: Annotated[
-        int, typer.Option(min=1, help="Number of documents that the binary search passes on to rescoring.")
+        int,
+        typer.Option(
+            min=1, help="Number of documents that the binary search passes on to rescoring."
+        ),
     ] = 100,
     output: Annotated[
         Path | None, folder("Folder for compression.csv and compression.png, which are replaced.")
@@ -31,10 +36,10 @@ def compress(
 ) -> Figures:
     """Measure what shorter and quantized embeddings keep.
 
-    The table has prefixes, principal axes of the corpus (PCA), int8, RaBitQ and binary embeddings, with their storage.
-    Nothing is trained. Queries and corpus are encoded once. The picture needs the extra "plot". For a
-    MultiVectorEncoder, the table has the token vectors that norms, pooling and simpler rules keep, and --dims and
-    --top-k do not apply.
+    The table has prefixes, principal axes of the corpus (PCA), int8, RaBitQ and binary embeddings,
+    with their storage. Nothing is trained. Queries and corpus are encoded once. The picture needs
+    the extra "plot". For a MultiVectorEncoder, the table has the token vectors that norms, pooling
+    and simpler rules keep, and --dims and --top-k do not apply.
     """
     from st_magnitude.surgery.export import class_of
 
@@ -44,7 +49,13 @@ def compress(
     from st_magnitude.evaluation.compression import plot_compression, table
 
     encoder, data = judged.load(model)
-    options = {"dims": dims, "top_k": top_k, "pca": True, "similarity": judged.similarity, **judged.encode}
+    options = {
+        "dims": dims,
+        "top_k": top_k,
+        "pca": True,
+        "similarity": judged.similarity,
+        **judged.encode,
+    }
     evaluator = CompressionEvaluator(data.queries, data.corpus, data.relevant, **options)
     evaluator(encoder)
     typer.echo(str(table(evaluator.cells)))

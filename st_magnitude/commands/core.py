@@ -1,7 +1,8 @@
 """The base of all commands: registration, errors, options from a YAML file, figures as JSON.
 
-A command is a function that prints for people and returns its figures. `command` registers it. Nothing here, and
-nothing at the top of a command's module, imports torch: ``--help`` and a mistyped option answer at once.
+A command is a function that prints for people and returns its figures. `command` registers it.
+Nothing here, and nothing at the top of a command's module, imports torch: ``--help`` and a mistyped
+option answer at once.
 """
 
 from __future__ import annotations
@@ -56,10 +57,14 @@ def _print_version(wanted: bool) -> None:
 def _options(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and stop."
+        ),
     ] = False,
     traceback: Annotated[
-        bool, typer.Option("--traceback", help="Show where an error arose. Give it before the command.")
+        bool,
+        typer.Option("--traceback", help="Show where an error arose. Give it before the command."),
     ] = False,
 ) -> None:
     global _show_traceback
@@ -69,7 +74,8 @@ def _options(
 
 
 def _read_config(context: typer.Context, file: Path | None) -> None:
-    """Makes the options that a YAML file names the defaults of the command; the command line overrides them."""
+    """Makes the options that a YAML file names the defaults of the command; the command line
+    overrides them."""
     if file is None:
         return
     import yaml
@@ -79,22 +85,33 @@ def _read_config(context: typer.Context, file: Path | None) -> None:
     except (OSError, ValueError, yaml.YAMLError) as error:  # ValueError: not UTF-8, or no such date
         raise typer.BadParameter(f"{file} cannot be read as YAML: {error}") from None
     if not isinstance(given, dict):
-        raise typer.BadParameter(f"{file} holds {type(given).__name__}, not options such as 'batch_size: 64'.")
+        raise typer.BadParameter(
+            f"{file} holds {type(given).__name__}, not options such as 'batch_size: 64'."
+        )
     names = {parameter.name or "" for parameter in context.command.params} - {"config", "help"}
     options = {str(key).replace("-", "_"): _at_home(value) for key, value in given.items()}
     for name in options.keys() - names:
         raise typer.BadParameter(
-            f"{file} sets {name!r}, which is not an option of {context.info_name}.{did_you_mean(name, names)} Its "
-            f"options are {', '.join(sorted(names))}."
+            f"{file} sets {name!r}, which is not an option of"
+            f" {context.info_name}.{did_you_mean(name, names)} Its options are"
+            f" {', '.join(sorted(names))}."
         )
-    repeated = {parameter.name for parameter in context.command.params if getattr(parameter, "multiple", False)}
+    repeated = {
+        parameter.name
+        for parameter in context.command.params
+        if getattr(parameter, "multiple", False)
+    }
     joined = {key for key, value in options.items() if isinstance(value, list)} - repeated
     options |= {key: ",".join(map(str, options[key])) for key in joined}
-    context.default_map = {**(context.default_map or {}), **{k: v for k, v in options.items() if v is not None}}
+    context.default_map = {
+        **(context.default_map or {}),
+        **{k: v for k, v in options.items() if v is not None},
+    }
 
 
 def _at_home(value: Any) -> Any:
-    """A value of a YAML file with the folder of the user in place of ``~/``, as a shell gives it."""
+    """A value of a YAML file with the folder of the user in place of ``~/``, as a shell gives
+    it."""
     if isinstance(value, list):
         return [_at_home(item) for item in value]
     return os.path.expanduser(value) if isinstance(value, str) and value.startswith("~") else value
@@ -104,8 +121,12 @@ def _at_home(value: Any) -> Any:
 Model = Annotated[str, typer.Argument(help="Folder or hub id of the model.")]
 BEIR_FOLDER = "Folder in BEIR's layout: corpus.jsonl, queries.jsonl and qrels/<split>.tsv."
 Data = Annotated[Path, typer.Option(help=BEIR_FOLDER)]
-EncodingBatch = Annotated[int, typer.Option(min=1, help="Number of texts that are encoded at a time.")]
-_Json = Annotated[bool, typer.Option("--json", help="Print the figures as JSON; all messages go to stderr.")]
+EncodingBatch = Annotated[
+    int, typer.Option(min=1, help="Number of texts that are encoded at a time.")
+]
+_Json = Annotated[
+    bool, typer.Option("--json", help="Print the figures as JSON; all messages go to stderr.")
+]
 _Config = Annotated[
     Path | None,
     typer.Option(
@@ -122,9 +143,14 @@ class Judged:
     """Options of the commands that encode judged queries and their corpus with a model."""
 
     data: Data
-    split: Annotated[str, typer.Option(help="Split of the qrels to measure on; read test last, and once.")] = "dev"
+    split: Annotated[
+        str, typer.Option(help="Split of the qrels to measure on; read test last, and once.")
+    ] = "dev"
     similarity: Annotated[
-        str | None, typer.Option(help="Similarity to score by: cosine, dot, qnorm or dnorm; default: the model's own.")
+        str | None,
+        typer.Option(
+            help="Similarity to score by: cosine, dot, qnorm or dnorm; default: the model's own."
+        ),
     ] = None
     batch_size: EncodingBatch = 32
     max_length: MaxLength = None
@@ -137,7 +163,8 @@ class Judged:
         return RetrievalData.from_beir(self.data, split or self.split, self.skip_empty)
 
     def load(self, model: str) -> tuple[SentenceTransformer, RetrievalData]:
-        """Reads the split, loads the model, and prints the size of the split when both are there."""
+        """Reads the split, loads the model, and prints the size of the split when both are
+        there."""
         data = self.read()
         encoder = load_model(model, self.max_length)
         typer.echo(f"{self.split}: {data}")
@@ -152,27 +179,33 @@ class Judged:
 def command(function: Callable[..., Figures]) -> Callable[..., Figures]:
     """Registers a function as a command of its name.
 
-    A parameter whose type is a dataclass becomes one option for each field (see `st_magnitude._config`). Bad input ends
-    with one line on stderr and exit code 2, an interrupt with 130 (128 and the number of the signal). With ``--json``
-    all that is printed goes to stderr, and the returned figures to stdout. A figure called ``exit_code`` is also the
-    exit code of the command.
+    A parameter whose type is a dataclass becomes one option for each field (see
+    `st_magnitude._config`). Bad input ends with one line on stderr and exit code 2, an interrupt
+    with 130 (128 and the number of the signal). With ``--json`` all that is printed goes to stderr,
+    and the returned figures to stdout. A figure called ``exit_code`` is also the exit code of the
+    command.
     """
     parameters, configs = _flatten(function)
     parameters += [_keyword("json", _Json, False), _keyword("config", _Config, None)]
 
     @wraps(function)
     def run(json: bool, config: None, **given: Any) -> None:
-        is_first = os.environ.get("RANK", "0") == "0"  # among the processes of torchrun or accelerate launch
+        # among the processes of torchrun or accelerate launch
+        is_first = os.environ.get("RANK", "0") == "0"
         try:
             with contextlib.ExitStack() as stack:
                 if json or not is_first:
                     stdout = sys.stderr if is_first else stack.enter_context(open(os.devnull, "w"))
                     stack.enter_context(contextlib.redirect_stdout(stdout))
                 for name, kind in configs.items():
-                    given[name] = kind(**{field.name: given.pop(field.name) for field in fields(kind)})
+                    given[name] = kind(
+                        **{field.name: given.pop(field.name) for field in fields(kind)}
+                    )
                 figures = function(**given)
             sys.stdout.flush()  # within reach of what follows
-        except BrokenPipeError:  # a reader such as `head` has what it wants; code 1 has a meaning for check-serving
+        except (
+            BrokenPipeError
+        ):  # a reader such as `head` has what it wants; code 1 has a meaning for check-serving
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(141) from None  # 128 and the number of SIGPIPE, which Windows lacks
         except KeyboardInterrupt as interrupt:
@@ -197,7 +230,8 @@ def command(function: Callable[..., Figures]) -> Callable[..., Figures]:
 
 
 def _flatten(function: Callable[..., Any]) -> tuple[list[inspect.Parameter], dict[str, Any]]:
-    """The parameters of a command, with one for each field of a dataclass, and the dataclasses by parameter name."""
+    """The parameters of a command, with one for each field of a dataclass, and the dataclasses by
+    parameter name."""
     parameters: list[inspect.Parameter] = []
     configs: dict[str, Any] = {}
     for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
@@ -213,14 +247,17 @@ def _flatten(function: Callable[..., Any]) -> tuple[list[inspect.Parameter], dic
 
 
 def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default
+    )
 
 
 def _leave_process_group() -> None:
-    """Joins gloo's threads: a thread that still releases the last collective aborts an interpreter that ends.
+    """Joins gloo's threads: a thread that still releases the last collective aborts an interpreter
+    that ends.
 
-    This is not done after an error, because other processes may be waiting, and not for NCCL, which would wait for the
-    process that measures.
+    This is not done after an error, because other processes may be waiting, and not for NCCL, which
+    would wait for the process that measures.
     """
     import torch.distributed as dist
 
@@ -252,7 +289,8 @@ def folder(help: str) -> Any:
 
 
 def load_model(path: str, max_length: int | None) -> SentenceTransformer:
-    """Loads a model, which may end in ExponentNorm, and limits the number of tokens that it reads."""
+    """Loads a model, which may end in ExponentNorm, and limits the number of tokens that it
+    reads."""
     from st_magnitude.surgery.export import limit_length, load
 
     model = load(path)

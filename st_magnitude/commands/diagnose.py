@@ -16,21 +16,33 @@ def diagnose(
     *,
     judged: Judged,
     symmetric: Annotated[
-        bool, typer.Option("--symmetric", help="Queries and documents are interchangeable, as duplicates are.")
+        bool,
+        typer.Option(
+            "--symmetric", help="Queries and documents are interchangeable, as duplicates are."
+        ),
     ] = False,
-    tolerance: Annotated[float, typer.Option(help="Share of nDCG@10 that smaller storage may cost.")] = 0.05,
-    min_gain: Annotated[float, typer.Option(help="Smallest gain in nDCG@10 that justifies a change.")] = 0.02,
-    seed: Annotated[int, typer.Option(help="Seed for the halves of the queries and the intervals.")] = 0,
+    tolerance: Annotated[
+        float, typer.Option(help="Share of nDCG@10 that smaller storage may cost.")
+    ] = 0.05,
+    min_gain: Annotated[
+        float, typer.Option(help="Smallest gain in nDCG@10 that justifies a change.")
+    ] = 0.02,
+    seed: Annotated[
+        int, typer.Option(help="Seed for the halves of the queries and the intervals.")
+    ] = 0,
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Print all measurements after the recommendations.")
     ] = False,
-    output: Annotated[Path | None, folder("Folder for diagnosis.json and report.html, which are replaced.")] = None,
+    output: Annotated[
+        Path | None, folder("Folder for diagnosis.json and report.html, which are replaced.")
+    ] = None,
 ) -> Figures:
     """Measure what would help a model on your queries.
 
-    The command measures norm, storage and centring, and says what to do. Nothing is trained. Queries and corpus
-    are encoded once. A recommended change has a gain whose 95 % interval excludes zero on queries that were not
-    used to choose it; use some hundreds of queries. The page needs the extra "plot".
+    The command measures norm, storage and centring, and says what to do. Nothing is trained.
+    Queries and corpus are encoded once. A recommended change has a gain whose 95 % interval
+    excludes zero on queries that were not used to choose it; use some hundreds of queries. The page
+    needs the extra "plot".
     """
     from st_magnitude.data.beir import check_held_out, relevant_documents, splits_of
     from st_magnitude.data.retrieval import RetrievalData

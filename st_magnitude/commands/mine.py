@@ -16,7 +16,9 @@ from st_magnitude.commands.core import Figures, Judged, Model, command
 class Mined(Judged):
     """The judged queries that get negatives."""
 
-    split: Annotated[str, typer.Option(help="Split of the qrels whose queries get negatives.")] = "train"
+    split: Annotated[str, typer.Option(help="Split of the qrels whose queries get negatives.")] = (
+        "train"
+    )
 
 
 @command
@@ -25,27 +27,50 @@ def mine(
     *,
     judged: Mined,
     output: Annotated[
-        Path, typer.Option(help="New file: .parquet, .jsonl, or .tsv for a split of the data with judged negatives.")
+        Path,
+        typer.Option(
+            help=(
+                "New file: .parquet, .jsonl, or .tsv for a split of the data with judged negatives."
+            )
+        ),
     ],
     cross_encoder: Annotated[
-        str | None, typer.Option(help="Folder or hub id of a CrossEncoder that scores for the margins and limits.")
+        str | None,
+        typer.Option(
+            help="Folder or hub id of a CrossEncoder that scores for the margins and limits."
+        ),
     ] = None,
-    num_negatives: Annotated[int, typer.Option(min=1, help="Number of negatives for each query.")] = 3,
+    num_negatives: Annotated[
+        int, typer.Option(min=1, help="Number of negatives for each query.")
+    ] = 3,
     never_relevant: Annotated[
-        bool, typer.Option("--never-relevant", help="Take documents that are relevant to no query of any split only.")
+        bool,
+        typer.Option(
+            "--never-relevant",
+            help="Take documents that are relevant to no query of any split only.",
+        ),
     ] = False,
     min_queries: Annotated[
-        int, typer.Option(min=1, help="Queries that a never-relevant document must be among the ten best of.")
+        int,
+        typer.Option(
+            min=1, help="Queries that a never-relevant document must be among the ten best of."
+        ),
     ] = 3,
     relative_margin: Annotated[
         float | None,
-        typer.Option(help="Share of the positive's score by which a negative scores lower; 0.05 is a common choice."),
+        typer.Option(
+            help=(
+                "Share of the positive's score by which a negative scores lower; 0.05 is a common"
+                " choice."
+            )
+        ),
     ] = None,
 ) -> Figures:
     """Mine hard negatives with the scores of a trained model.
 
-    Documents that the model scores high and that do not answer the query become training data. With --output
-    DATA/qrels/mined.tsv they are judged negatives of a new split, which train takes with --split mined.
+    Documents that the model scores high and that do not answer the query become training data. With
+    --output DATA/qrels/mined.tsv they are judged negatives of a new split, which train takes with
+    --split mined.
     """
     if output.suffix not in (".parquet", ".jsonl", ".tsv"):
         raise ValueError(f"--output must end in .parquet, .jsonl or .tsv; got {output}.")
@@ -55,7 +80,11 @@ def mine(
     from st_magnitude.evaluation.mining import mine_negatives, with_negatives
 
     encoder, loaded = judged.load(model)
-    options: dict[str, Any] = {"never_relevant": never_relevant, "min_queries": min_queries, "encode": judged.encode}
+    options: dict[str, Any] = {
+        "never_relevant": never_relevant,
+        "min_queries": min_queries,
+        "encode": judged.encode,
+    }
     options |= {"relative_margin": relative_margin, "similarity": judged.similarity}
     options["also_relevant"] = relevant_documents(judged.data)
     if cross_encoder is not None:

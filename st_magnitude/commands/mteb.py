@@ -14,10 +14,13 @@ from st_magnitude.commands.core import EncodingBatch, Figures, Model, command, f
 @command
 def mteb(
     model: Model,
-    tasks: Annotated[list[str], typer.Argument(help="Folders in BEIR's layout, and names of mteb's tasks.")],
+    tasks: Annotated[
+        list[str], typer.Argument(help="Folders in BEIR's layout, and names of mteb's tasks.")
+    ],
     split: Annotated[str, typer.Option(help="Split of the qrels of the folders.")] = "test",
     output: Annotated[
-        Path | None, folder("Folder of mteb's results. Scores that it holds are not computed again.")
+        Path | None,
+        folder("Folder of mteb's results. Scores that it holds are not computed again."),
     ] = None,
     batch_size: EncodingBatch = 32,
     skip_empty: SkipEmpty = False,
@@ -29,7 +32,10 @@ def mteb(
     from st_magnitude.data.retrieval import RetrievalData
     from st_magnitude.mteb import evaluate
 
-    data = [RetrievalData.from_beir(task, split, skip_empty) if Path(task).is_dir() else task for task in tasks]
+    data = [
+        RetrievalData.from_beir(task, split, skip_empty) if Path(task).is_dir() else task
+        for task in tasks
+    ]
     encode = {"batch_size": batch_size, "show_progress_bar": show_progress()}
     results = evaluate(model, data, output, encode).task_results
     scores = {result.task_name: result.get_score() for result in results}

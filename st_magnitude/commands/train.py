@@ -17,22 +17,31 @@ from st_magnitude.finetune.settings import TrainConfig
 def train(
     *,
     data: Data,
-    model: Annotated[str, typer.Option(help="Folder or hub id of the SentenceTransformer to start from.")],
+    model: Annotated[
+        str, typer.Option(help="Folder or hub id of the SentenceTransformer to start from.")
+    ],
     output: Annotated[Path, folder("New folder for the trained model.")],
     split: Annotated[str, typer.Option(help="Split of the qrels to train on.")] = "train",
-    dev_split: Annotated[str, typer.Option(help="Split of the qrels to compare on, if the data has it.")] = "dev",
+    dev_split: Annotated[
+        str, typer.Option(help="Split of the qrels to compare on, if the data has it.")
+    ] = "dev",
     keep_data: Annotated[
         list[Path] | None,
-        typer.Option(help="Folder of another domain that --merge must not lose, by its dev split; may be repeated."),
+        typer.Option(
+            help=(
+                "Folder of another domain that --merge must not lose, by its dev split; may be"
+                " repeated."
+            )
+        ),
     ] = None,
     skip_empty: SkipEmpty = False,
     settings: TrainConfig,
 ) -> Figures:
     """Fine-tune a retriever on a folder in BEIR's layout.
 
-    Pairs with score 0 in the qrels are explicit negatives. With a dev split, the trained model is compared with the
-    pretrained one, and saved with the scoring that is best on the split. Ctrl-C stops the run after the current step
-    and saves a checkpoint for --resume.
+    Pairs with score 0 in the qrels are explicit negatives. With a dev split, the trained model is
+    compared with the pretrained one, and saved with the scoring that is best on the split. Ctrl-C
+    stops the run after the current step and saves a checkpoint for --resume.
     """
     from st_magnitude.data.beir import splits_of
     from st_magnitude.data.retrieval import RetrievalData
@@ -40,7 +49,11 @@ def train(
 
     splits = splits_of(data)
     loaded = RetrievalData.from_beir(data, split, skip_empty)
-    dev = RetrievalData.from_beir(data, dev_split, skip_empty) if dev_split in splits and dev_split != split else None
+    dev = (
+        RetrievalData.from_beir(data, dev_split, skip_empty)
+        if dev_split in splits and dev_split != split
+        else None
+    )
     typer.echo(f"{split}: {loaded}")
     keep = [RetrievalData.from_beir(folder, dev_split, skip_empty) for folder in keep_data or ()]
     trained = run(model, loaded, output, settings, dev=dev, keep=keep)
@@ -59,24 +72,33 @@ def train(
     stuck = ""
     if trained.moved < 0.01:
         stuck = (
-            f"The training hardly changed the model: embeddings moved by {trained.moved:.2%} of their norm at the "
-            f"learning rate {trained.trainer.args.learning_rate:g}. Raise it (--learning-rate), or train longer."
+            f"The training hardly changed the model: embeddings moved by {trained.moved:.2%} of"
+            f" their norm at the learning rate {trained.trainer.args.learning_rate:g}. Raise it"
+            " (--learning-rate), or train longer."
         )
     comparison = trained.comparison
     if comparison is None:
         say(
-            f"There is no {dev_split} split next to {split}, so the trained model could not be compared with the "
-            f"pretrained one. Put judgments of other queries into {data / 'qrels' / f'{dev_split}.tsv'}, or name "
-            f"another split with --dev-split. {stuck}"
+            f"There is no {dev_split} split next to {split}, so the trained model could not be"
+            " compared with the pretrained one. Put judgments of other queries into"
+            f" {data / 'qrels' / f'{dev_split}.tsv'}, or name another split with --dev-split."
+            f" {stuck}"
         )
     else:
-        figures["dev"] = {"split": dev_split, "is_better": comparison.is_better, **comparison.to_dict()}
+        figures["dev"] = {
+            "split": dev_split,
+            "is_better": comparison.is_better,
+            **comparison.to_dict(),
+        }
         typer.echo(str(comparison))
         say(comparison.verdict(dev_split, stuck))
     if trained.output is None:
         return {**figures, "exit_code": 3}
     loads_anywhere = comparison is None or comparison.saved.exponent in (0.0, 1.0)
-    figures |= {"output": str(output), "load": f'{"SentenceTransformer" if loads_anywhere else "stm.load"}("{output}")'}
+    figures |= {
+        "output": str(output),
+        "load": f'{"SentenceTransformer" if loads_anywhere else "stm.load"}("{output}")',
+    }
     typer.echo(f"Saved to {output}. Load it with {figures['load']}.")
     if comparison is not None:
         _say_next(data, dev_split, output, comparison.keeps_norm)

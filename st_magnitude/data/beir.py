@@ -4,11 +4,12 @@
 
     corpus.jsonl         {"_id": "d1", "title": "optional", "text": "..."}    one document per line
     queries.jsonl        {"_id": "q1", "text": "..."}                         one query per line
-    qrels/<split>.tsv    query-id <tab> corpus-id <tab> score                 score > 0: relevant, else irrelevant
+    qrels/<split>.tsv    query-id <tab> corpus-id <tab> score      score > 0: relevant
 
-An empty corpus-id with score 0 says that no document answers the query. Ids are quoted as in csv files. TREC's four
-columns (query, iteration, document, score) and compressed texts (``corpus.jsonl.gz``) are read as well, and where no
-split is asked for, a single ``qrels.tsv`` instead of the folder ``qrels``.
+An empty corpus-id with score 0 says that no document answers the query. Ids are quoted as in csv
+files. TREC's four columns (query, iteration, document, score) and compressed texts
+(``corpus.jsonl.gz``) are read as well, and where no split is asked for, a single ``qrels.tsv``
+instead of the folder ``qrels``.
 
 Source: Thakur et al. 2021, BEIR, arXiv 2104.08663.
 """
@@ -37,7 +38,8 @@ class DataError(ValueError):
 
 
 def _lines(path: Path) -> Iterator[tuple[str, str]]:
-    """The non-blank lines of a UTF-8 file, each with its place for messages; the file may also end in .gz."""
+    """The non-blank lines of a UTF-8 file, each with its place for messages; the file may also end
+    in .gz."""
     path = path if path.is_file() else path.with_name(f"{path.name}.gz")
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
@@ -46,7 +48,9 @@ def _lines(path: Path) -> Iterator[tuple[str, str]]:
                 try:
                     line = raw.decode("utf-8").removeprefix("\ufeff").rstrip("\r\n")
                 except UnicodeDecodeError:
-                    raise DataError(f"{where}: is not UTF-8; save the file in this encoding.") from None
+                    raise DataError(
+                        f"{where}: is not UTF-8; save the file in this encoding."
+                    ) from None
                 if line.strip():
                     yield where, line
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -54,17 +58,21 @@ def _lines(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def json_lines(path: Path) -> Iterator[tuple[str, Any]]:
-    """The values of a .jsonl file, which may end in .gz instead, each with its place for messages."""
+    """The values of a .jsonl file, which may end in .gz instead, each with its place for
+    messages."""
     for where, line in _lines(path):
         try:
             value = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise DataError(f"{where}: is not valid JSON ({error}); write one object per line.") from None
+            raise DataError(
+                f"{where}: is not valid JSON ({error}); write one object per line."
+            ) from None
         yield where, value
 
 
 def splits_of(folder: str | Path) -> list[str]:
-    """Sorted names of the splits of a folder; empty if it has no ``qrels/`` but a single ``qrels.tsv``."""
+    """Sorted names of the splits of a folder; empty if it has no ``qrels/`` but a single
+    ``qrels.tsv``."""
     if not Path(folder).is_dir():
         raise DataError(f"There is no folder {str(folder)!r}. {_LAYOUT}")
     names = (path.stem for path in Path(folder, "qrels").glob("*.tsv"))
@@ -72,12 +80,16 @@ def splits_of(folder: str | Path) -> list[str]:
 
 
 def check_held_out(folder: str | Path, *splits: str | None) -> None:
-    """Refuses splits of a folder that share queries with each other or, if there is one, with train."""
+    """Refuses splits of a folder that share queries with each other or, if there is one, with
+    train."""
     folder, given = Path(folder), [split for split in splits if split is not None]
     for split in given:
         qrels_of(folder, split)
         if given.count(split) > 1:
-            raise DataError(f"The split {split!r} cannot choose and confirm: give two splits with other queries.")
+            raise DataError(
+                f"The split {split!r} cannot choose and confirm: give two splits with other"
+                " queries."
+            )
     texts = read_texts(folder / "queries.jsonl", may_be_empty=True)
     asked = {
         split: {query: texts.get(query, "") for query, _ in _relevant_pairs(folder, split)}
@@ -88,17 +100,23 @@ def check_held_out(folder: str | Path, *splits: str | None) -> None:
             refuse_shared(asked[split], asked[other], split, other)
 
 
-def refuse_shared(queries: Mapping[str, str], others: Mapping[str, str], split: str, other: str) -> None:
-    """Refuses two splits that share queries, by id or by text; the message has their number and the first of them.
+def refuse_shared(
+    queries: Mapping[str, str], others: Mapping[str, str], split: str, other: str
+) -> None:
+    """Refuses two splits that share queries, by id or by text; the message has their number and the
+    first of them.
 
-    ``queries`` and ``others`` are query id -> text of the two splits, such as `RetrievalData.asked`.
+    ``queries`` and ``others`` are query id -> text of the two splits, such as
+    `RetrievalData.asked`.
     """
     texts = {folded(text) for text in others.values()} - {""}
-    if both := sorted(query for query, text in queries.items() if query in others or folded(text) in texts):
+    if both := sorted(
+        query for query, text in queries.items() if query in others or folded(text) in texts
+    ):
         raise DataError(
-            f"{len(both):,} queries of the {split} split are also in the {other} split, such as {both[0]!r}, by id or "
-            "by text: figures on queries that were trained on, or that chose a setting, are too high. Take them out "
-            "of one of the two."
+            f"{len(both):,} queries of the {split} split are also in the {other} split, such as"
+            f" {both[0]!r}, by id or by text: figures on queries that were trained on, or that"
+            " chose a setting, are too high. Take them out of one of the two."
         )
 
 
@@ -109,19 +127,25 @@ def folded(text: str) -> str:
 
 def relevant_documents(folder: str | Path) -> set[str]:
     """Ids of the documents that are relevant to a query of any split."""
-    return {document for split in splits_of(folder) for _, document in _relevant_pairs(Path(folder), split)}
+    return {
+        document
+        for split in splits_of(folder)
+        for _, document in _relevant_pairs(Path(folder), split)
+    }
 
 
 def _relevant_pairs(folder: Path, split: str) -> Iterator[tuple[str, str]]:
     """Ids of every query and relevant document of a split, if it exists."""
     path = folder / "qrels" / f"{split}.tsv"
     for _, (query, *columns) in _rows(path) if path.is_file() else ():
-        if len(columns) > 1 and _number(columns[-1]) > 0:  # reading the data says what is wrong with other lines
+        # reading the data says what is wrong with other lines
+        if len(columns) > 1 and _number(columns[-1]) > 0:
             yield query, columns[-2]
 
 
 def qrels_of(folder: Path, split: str | None) -> list[str]:
-    """The names of the files with the judgments of a split, or of all splits, after a check that all files exist."""
+    """The names of the files with the judgments of a split, or of all splits, after a check that
+    all files exist."""
     splits, has_one = splits_of(folder), (folder / "qrels.tsv").is_file()
     if split is not None and split not in splits:
         remedy = f"Move its qrels.tsv to qrels/{split}.tsv." if has_one and not splits else _LAYOUT
@@ -153,10 +177,14 @@ def read_texts(path: Path, may_be_empty: bool) -> dict[str, str]:
     return texts
 
 
-def id_and_text(row: Any, where: str, ids: tuple[str, ...] = ("_id",), may_be_empty: bool = False) -> tuple[str, str]:
+def id_and_text(
+    row: Any, where: str, ids: tuple[str, ...] = ("_id",), may_be_empty: bool = False
+) -> tuple[str, str]:
     """Id and text of a row; title and text are joined by a space."""
     if not isinstance(row, dict):
-        raise DataError(f'{where}: is a {type(row).__name__}, not an object like {{"_id": "1", "text": "..."}}.')
+        raise DataError(
+            f'{where}: is a {type(row).__name__}, not an object like {{"_id": "1", "text": "..."}}.'
+        )
     name = next((name for name in ids if row.get(name) is not None), ids[0])
     if missing := [key for key in (name, "text") if row.get(key) is None]:
         raise DataError(f"{where}: has no {missing[0]!r}; it has {sorted(row)}. Add the key.")
@@ -167,16 +195,23 @@ def id_and_text(row: Any, where: str, ids: tuple[str, ...] = ("_id",), may_be_em
     try:
         f"{key}{text}".encode()
     except UnicodeEncodeError as error:
-        raise DataError(f"{where}: {key!r} is not Unicode ({error.reason}); remove half a character.") from None
+        raise DataError(
+            f"{where}: {key!r} is not Unicode ({error.reason}); remove half a character."
+        ) from None
     if text.strip():
         return key, text
     if may_be_empty:
         return key, ""
-    raise DataError(f"{where}: {key!r} has an empty text; write one, or leave such texts out with --skip-empty.")
+    raise DataError(
+        f"{where}: {key!r} has an empty text; write one, or leave such texts out with --skip-empty."
+    )
 
 
 def read_qrels(
-    paths: Iterable[Path], queries: Mapping[str, str], corpus: Mapping[str, str], skip_missing: bool = False
+    paths: Iterable[Path],
+    queries: Mapping[str, str],
+    corpus: Mapping[str, str],
+    skip_missing: bool = False,
 ) -> dict[str, dict[str, int]]:
     """The judgments of qrels files: query id to document id to the grade.
 
@@ -184,29 +219,39 @@ def read_qrels(
     """
     judged: dict[str, dict[str, int]] = {}
     missing = 0
-    for number, (where, columns) in (numbered for path in paths for numbered in enumerate(_rows(path))):
+    for number, (where, columns) in (
+        numbered for path in paths for numbered in enumerate(_rows(path))
+    ):
         query, score = columns[0], columns[-1]
         if number == 0 and query not in queries and math.isnan(_number(score)):
             continue
         if len(columns) not in (3, 4):
-            raise DataError(f"{where}: has {len(columns)} columns, not 3: {', '.join(HEADER)}, separated by tabs.")
+            raise DataError(
+                f"{where}: has {len(columns)} columns, not 3: {', '.join(HEADER)}, separated by"
+                " tabs."
+            )
         document, grade = columns[-2], whole_grade(score, where)
         known = [(query, queries, "queries.jsonl")]
         if document or grade:
             known.append((document, corpus, "corpus.jsonl"))
-        absent = [(identifier, name) for identifier, texts, name in known if identifier not in texts]
+        absent = [
+            (identifier, name) for identifier, texts, name in known if identifier not in texts
+        ]
         if absent and skip_missing:
             missing += 1
         elif absent:
             identifier, name = absent[0]
             raise DataError(
-                f"{where}: {identifier!r} is not in {name}; add it there, remove this line, or leave such lines out "
-                "with --skip-empty."
+                f"{where}: {identifier!r} is not in {name}; add it there, remove this line, or"
+                " leave such lines out with --skip-empty."
             )
         else:
             of_query = judged.setdefault(query, {})
             if document and of_query.setdefault(document, grade) != grade:
-                message = f"{where}: contradicts an earlier line about {document!r} and {query!r}; keep one of them."
+                message = (
+                    f"{where}: contradicts an earlier line about {document!r} and {query!r}; keep"
+                    " one of them."
+                )
                 raise DataError(message)
     if missing:
         logger.warning(f"{missing:,} judgments of texts that are empty or absent were left out.")
@@ -235,8 +280,8 @@ def whole_grade(grade: Any, where: str) -> int:
     number = _number(grade)
     if not number.is_integer():
         raise DataError(
-            f"{where}: the score {grade!r} is not a whole number; use 1 or more for relevant, 0 for not. Grades that "
-            "are all multiplied by one number leave nDCG as it is."
+            f"{where}: the score {grade!r} is not a whole number; use 1 or more for relevant, 0 for"
+            " not. Grades that are all multiplied by one number leave nDCG as it is."
         )
     return int(number)
 

@@ -1,4 +1,5 @@
-"""RetrievalData: queries, a corpus and relevance judgments, in memory and in BEIR's folder layout."""
+"""RetrievalData: queries, a corpus and relevance judgments, in memory and in BEIR's folder
+layout."""
 
 from __future__ import annotations
 
@@ -39,21 +40,24 @@ class RetrievalData:
     Args:
         queries: Query id -> text.
         corpus: Document id -> text.
-        relevant: Query id -> ids of its relevant documents, or document id -> grade. Grades above 0 are the gains of
-            nDCG, as in trec_eval and mteb; a document with a grade of 0 or less joins ``negatives``. Grades are whole
-            numbers. No ids say that no document answers the query. The attribute has a grade for every document, 1
-            where none is given, and no query without a relevant document.
-        negatives: Query id -> ids of documents that were judged not relevant (score 0 in the qrels). The attribute has
-            no ids for a query that no document answers.
+        relevant: Query id -> ids of its relevant documents, or document id -> grade. Grades above 0
+            are the gains of nDCG, as in trec_eval and mteb; a document with a grade of 0 or less
+            joins ``negatives``. Grades are whole numbers. No ids say that no document answers the
+            query. The attribute has a grade for every document, 1 where none is given, and no query
+            without a relevant document.
+        negatives: Query id -> ids of documents that were judged not relevant (score 0 in the
+            qrels). The attribute has no ids for a query that no document answers.
         name: Name of the data, for the model card and for titles.
 
     Raises:
-        DataError: If a judgment names an unknown query or document, a grade is not a whole number, or a document is
-            both relevant to a query and a negative of it.
+        DataError: If a judgment names an unknown query or document, a grade is not a whole number,
+            or a document is both relevant to a query and a negative of it.
 
     Example:
         >>> data = RetrievalData(
-        ...     {"q": "what barks?"}, {"d1": "a dog", "d2": "a cat", "d3": "a seal"}, {"q": {"d1": 2, "d2": 0, "d3": 1}}
+        ...     {"q": "what barks?"},
+        ...     {"d1": "a dog", "d2": "a cat", "d3": "a seal"},
+        ...     {"q": {"d1": 2, "d2": 0, "d3": 1}},
         ... )
         >>> data
         RetrievalData(1 queries, 3 documents, 2 relevant pairs, 1 judged negatives)
@@ -78,7 +82,9 @@ class RetrievalData:
         name: str = "",
     ) -> None:
         self.queries, self.corpus, self.name = dict(queries), dict(corpus), name
-        self.negatives = {query: set(ids) for query, ids in self._graded("negatives", negatives or {}).items()}
+        self.negatives = {
+            query: set(ids) for query, ids in self._graded("negatives", negatives or {}).items()
+        }
         self.relevant = {}
         for query, grades in self._graded("relevant", relevant).items():
             where = f"relevant[{query!r}]"
@@ -89,31 +95,44 @@ class RetrievalData:
             if zeros or not above:
                 self.negatives[query] = self.negatives.get(query, set()) | zeros
             if both := sorted(above.keys() & self.negatives.get(query, set())):
-                raise DataError(f"{both[0]!r} is both relevant and a negative of the query {query!r}; keep one.")
+                raise DataError(
+                    f"{both[0]!r} is both relevant and a negative of the query {query!r}; keep one."
+                )
         for query in self.own:
             self.relevant.get(query, {}).pop(query, None)
             self.negatives.get(query, set()).discard(query)
         self.relevant = {query: grades for query, grades in self.relevant.items() if grades}
-        self.negatives = {q: ids for q, ids in self.negatives.items() if ids or q not in self.relevant}
+        self.negatives = {
+            q: ids for q, ids in self.negatives.items() if ids or q not in self.relevant
+        }
 
     def _graded(self, name: str, judgments: Judgments) -> dict[str, dict[str, int]]:
         """Query id -> document id -> grade, 1 where none is given."""
         found: dict[str, dict[str, int]] = {}
         for query, ids in judgments.items():
             if query not in self.queries:
-                raise DataError(f"{name} has the query {query!r}, which is not in queries; add it or remove it.")
+                raise DataError(
+                    f"{name} has the query {query!r}, which is not in queries; add it or remove it."
+                )
             if isinstance(ids, str):
-                raise DataError(f"{name}[{query!r}] is {ids!r}; pass a set of document ids, or a dict of id -> grade.")
+                raise DataError(
+                    f"{name}[{query!r}] is {ids!r}; pass a set of document ids, or a dict of id ->"
+                    " grade."
+                )
             found[query] = dict(ids) if isinstance(ids, Mapping) else dict.fromkeys(ids, 1)
-        if missing := sorted({str(d) for ids in found.values() for d in ids.keys() - self.corpus.keys()}):
+        if missing := sorted(
+            {str(d) for ids in found.values() for d in ids.keys() - self.corpus.keys()}
+        ):
             raise DataError(
-                f"{len(missing)} document(s) of {name} are not in the corpus, such as {missing[:3]}: add them to "
-                f"corpus or drop them from {name}."
+                f"{len(missing)} document(s) of {name} are not in the corpus, such as"
+                f" {missing[:3]}: add them to corpus or drop them from {name}."
             )
         return found
 
     @classmethod
-    def from_beir(cls, folder: str | Path, split: str | None = None, skip_empty: bool = False) -> RetrievalData:
+    def from_beir(
+        cls, folder: str | Path, split: str | None = None, skip_empty: bool = False
+    ) -> RetrievalData:
         """Reads and checks a folder in BEIR's layout (see `st_magnitude.data.beir`).
 
         With a split, only the queries that are judged in it are kept, those without a relevant
@@ -137,28 +156,36 @@ class RetrievalData:
         name = folder.resolve().name + ("" if split is None else f", {split} split")
         data = cls(queries, corpus, judged, name=name)
         if not data.relevant:
-            raise DataError(f"{', '.join(names)} in {folder}: no document is relevant to a query, by a score above 0.")
+            raise DataError(
+                f"{', '.join(names)} in {folder}: no document is relevant to a query, by a score"
+                " above 0."
+            )
         return data
 
     @classmethod
     def from_dataset(cls, rows: Dataset, name: str = "") -> RetrievalData:
-        """Makes retrieval data of training rows: a query, a relevant document and any number of negatives.
+        """Makes retrieval data of training rows: a query, a relevant document and any number of
+        negatives.
 
-        The first column holds the queries, the second their relevant documents, and all others negatives, as for a
-        ranking loss. Equal texts are one query or one document.
+        The first column holds the queries, the second their relevant documents, and all others
+        negatives, as for a ranking loss. Equal texts are one query or one document.
 
         Raises:
-            DataError: If the rows have fewer than two columns of texts, or a text is relevant in one row and a negative
-                of the same query in another.
+            DataError: If the rows have fewer than two columns of texts, or a text is relevant in
+                one row and a negative of the same query in another.
 
         Example:
-            >>> rows = Dataset.from_dict({"anchor": ["what barks?", "what purrs?"], "positive": ["a dog", "a cat"]})
+            >>> anchors, positives = ["what barks?", "what purrs?"], ["a dog", "a cat"]
+            >>> rows = Dataset.from_dict({"anchor": anchors, "positive": positives})
             >>> RetrievalData.from_dataset(rows).relevant
             {'q0': {'d0': 1}, 'q1': {'d1': 1}}
         """
         columns = rows.column_names
         if len(columns) < 2 or not all(isinstance(rows[0][column], str) for column in columns):
-            raise DataError(f"The rows have the columns {columns}; pass a query, a relevant document and negatives.")
+            raise DataError(
+                f"The rows have the columns {columns}; pass a query, a relevant document and"
+                " negatives."
+            )
         queries: dict[str, str] = {}  # text -> id
         corpus: dict[str, str] = {}
         relevant: dict[str, dict[str, int]] = {}
@@ -167,21 +194,32 @@ class RetrievalData:
             query, positive, *others = (row[column] for column in columns)
             key = queries.setdefault(query, f"q{len(queries)}")
             relevant.setdefault(key, {})[corpus.setdefault(positive, f"d{len(corpus)}")] = 1
-            negatives.setdefault(key, set()).update(corpus.setdefault(text, f"d{len(corpus)}") for text in others)
-        texts, documents = ({key: text for text, key in found.items()} for found in (queries, corpus))
-        return cls(texts, documents, relevant, {key: ids for key, ids in negatives.items() if ids}, name)
+            negatives.setdefault(key, set()).update(
+                corpus.setdefault(text, f"d{len(corpus)}") for text in others
+            )
+        texts, documents = (
+            {key: text for text, key in found.items()} for found in (queries, corpus)
+        )
+        return cls(
+            texts, documents, relevant, {key: ids for key, ids in negatives.items() if ids}, name
+        )
 
     def save(self, folder: str | Path, split: str = "test") -> None:
-        """Writes corpus.jsonl, queries.jsonl and qrels/<split>.tsv, which `from_beir` reads, and replaces old files.
+        """Writes corpus.jsonl, queries.jsonl and qrels/<split>.tsv, which `from_beir` reads, and
+        replaces old files.
 
         Raises:
             DataError: If an id contains a line break, or the split is not a file name.
         """
         if not beir.is_file_name(split):
-            raise DataError(f"The split {split!r} must be usable as a file name; leave out slashes.")
+            raise DataError(
+                f"The split {split!r} must be usable as a file name; leave out slashes."
+            )
         for key in (*self.queries, *self.corpus):
             if set("\r\n") & set(key):
-                raise DataError(f"The id {key!r} has a line break, which a qrels file cannot hold; rename it.")
+                raise DataError(
+                    f"The id {key!r} has a line break, which a qrels file cannot hold; rename it."
+                )
         folder = Path(folder)
         (folder / "qrels").mkdir(parents=True, exist_ok=True)
         for name, texts in (("corpus.jsonl", self.corpus), ("queries.jsonl", self.queries)):
@@ -190,7 +228,8 @@ class RetrievalData:
         self.save_qrels(folder / "qrels" / f"{split}.tsv")
 
     def save_qrels(self, path: str | Path) -> None:
-        """Writes the judgments alone: one more split of a folder that has the queries and the corpus."""
+        """Writes the judgments alone: one more split of a folder that has the queries and the
+        corpus."""
         rows: list[tuple[Any, ...]] = [beir.HEADER]
         for query, grades in self.relevant.items():
             rows += [(query, document, grade) for document, grade in sorted(grades.items())]
@@ -216,15 +255,16 @@ class RetrievalData:
 
     @cached_property
     def query_ids(self) -> list[str]:
-        """The queries with a relevant document, in the given order; the others do not count, as elsewhere.
+        """The queries with a relevant document, in the given order; the others do not count, as
+        elsewhere.
 
         Raises:
             DataError: If there is none.
         """
         if not self.relevant:
             raise DataError(
-                f"None of the {len(self.queries)} queries has a relevant document: fill relevant, a dict of query id "
-                "-> set of document ids."
+                f"None of the {len(self.queries)} queries has a relevant document: fill relevant, a"
+                " dict of query id -> set of document ids."
             )
         return [query for query in self.queries if query in self.relevant]
 
@@ -240,7 +280,8 @@ class RetrievalData:
 
     @cached_property
     def columns(self) -> list[dict[int, int]]:
-        """For every query of ``query_ids``, the positions in ``document_ids`` of its relevant documents -> grades."""
+        """For every query of ``query_ids``, the positions in ``document_ids`` of its relevant
+        documents -> grades."""
         judged = (self.relevant[query].items() for query in self.query_ids)
         return [dict(sorted((self.position[d], grade) for d, grade in grades)) for grades in judged]
 
@@ -251,29 +292,36 @@ class RetrievalData:
 
     def own_columns(self, queries: Iterable[str]) -> Tensor:
         """For each query, the position in ``document_ids`` of itself, or -1: (n,)."""
-        return torch.tensor([self.position[q] if q in self.own else -1 for q in queries], dtype=torch.long)
+        return torch.tensor(
+            [self.position[q] if q in self.own else -1 for q in queries], dtype=torch.long
+        )
 
     def log_prior(self, smoothing: float = 1.0) -> dict[str, float]:
         """The logarithm of the prior of every document of the corpus, from the judgments.
 
             p(d) = (n(d) + smoothing) / (sum_d' n(d') + smoothing · N)
 
-        n(d) is the number of queries to which d is relevant, whatever the grade, and N the number of documents.
+        n(d) is the number of queries to which d is relevant, whatever the grade, and N the number
+        of documents.
 
         Additive smoothing gives a document that is relevant to no query a prior as well.
 
         Example:
-            >>> data = RetrievalData({"q": "?", "r": "?"}, {"a": "x", "b": "y"}, {"q": {"a"}, "r": {"a"}})
-            >>> {document: round(math.exp(log_p), 2) for document, log_p in data.log_prior().items()}
+            >>> judged = {"q": {"a"}, "r": {"a"}}
+            >>> data = RetrievalData({"q": "?", "r": "?"}, {"a": "x", "b": "y"}, judged)
+            >>> {id: round(math.exp(log_p), 2) for id, log_p in data.log_prior().items()}
             {'a': 0.75, 'b': 0.25}
         """
         positive("smoothing", smoothing)
         counts = Counter(document for grades in self.relevant.values() for document in grades)
         log_total = math.log(counts.total() + smoothing * len(self.corpus))
-        return {document: math.log(counts[document] + smoothing) - log_total for document in self.corpus}
+        return {
+            document: math.log(counts[document] + smoothing) - log_total for document in self.corpus
+        }
 
     def encode(self, model: SentenceTransformer, **encode: Any) -> EncodedTask:
-        """Encodes the queries that count and the corpus; `st_magnitude.data.task.encode_texts` has the options."""
+        """Encodes the queries that count and the corpus; `st_magnitude.data.task.encode_texts` has
+        the options."""
         encoded = encode_texts(model, self.asked, self.corpus, **encode)
         return replace(encoded, columns=self.columns, own=self.own_columns(self.query_ids))
 
@@ -294,17 +342,23 @@ class RetrievalData:
         return ", ".join(f"{count:,} {name}" for name, count in counts.items())
 
     def triplets(self, num_negatives: int, seed: int = 0) -> Dataset:
-        """Training rows, one for each pair of a query and a relevant document; the seed alone decides their order.
+        """Training rows, one for each pair of a query and a relevant document; the seed alone
+        decides their order.
 
-        The columns are ``anchor``, ``positive``, ``negative_1``, ..., ``negative_n`` with n = ``num_negatives``. The
-        negatives of a row are distinct documents, drawn from the judged negatives of the query and, if these are too
-        few, from all documents that are not relevant to it.
+        The columns are ``anchor``, ``positive``, ``negative_1``, ..., ``negative_n`` with n =
+        ``num_negatives``. The negatives of a row are distinct documents, drawn from the judged
+        negatives of the query and, if these are too few, from all documents that are not relevant
+        to it.
 
         Raises:
             DataError: If no query has a relevant document, or the corpus has too few others.
         """
         rng = np.random.default_rng(seed)
-        pairs = [(query, document) for query in sorted(self.query_ids) for document in sorted(self.relevant[query])]
+        pairs = [
+            (query, document)
+            for query in sorted(self.query_ids)
+            for document in sorted(self.relevant[query])
+        ]
         documents, rows = list(self.corpus), []
         for query, relevant in (pairs[index] for index in rng.permutation(len(pairs))):
             chosen = [relevant, *self._draw_negatives(query, num_negatives, documents, rng)]
@@ -312,13 +366,15 @@ class RetrievalData:
         names = ["anchor", "positive", *(f"negative_{i + 1}" for i in range(num_negatives))]
         return Dataset.from_dict(dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)))
 
-    def _draw_negatives(self, query: str, number: int, documents: list[str], rng: np.random.Generator) -> list[str]:
+    def _draw_negatives(
+        self, query: str, number: int, documents: list[str], rng: np.random.Generator
+    ) -> list[str]:
         judged = sorted(self.negatives.get(query, ()))
         relevant = {*self.relevant[query], *({query} & self.own)}
         if (others := len(documents) - len(relevant)) < number:
             raise DataError(
-                f"The query {query!r} has {others} documents that are not relevant to it, but num_negatives is "
-                f"{number}; lower it or enlarge the corpus."
+                f"The query {query!r} has {others} documents that are not relevant to it, but"
+                f" num_negatives is {number}; lower it or enlarge the corpus."
             )
         drawn = [judged[i] for i in rng.permutation(len(judged))[:number]]
         while len(drawn) < number:

@@ -1,4 +1,5 @@
-"""EncodedTask: the embeddings of retrieval data, with the only exhaustive search and the only nDCG of the package."""
+"""EncodedTask: the embeddings of retrieval data, with the only exhaustive search and the only nDCG
+of the package."""
 
 from __future__ import annotations
 
@@ -15,14 +16,24 @@ from torch import Tensor
 from st_magnitude.similarity import Similarity
 from st_magnitude.surgery.raw import encode_raw
 
-__all__ = ["TILE", "EncodedTask", "NotFiniteError", "check_finite", "encode_texts", "hide_own", "ndcg", "rank"]
+__all__ = [
+    "TILE",
+    "EncodedTask",
+    "NotFiniteError",
+    "check_finite",
+    "encode_texts",
+    "hide_own",
+    "ndcg",
+    "rank",
+]
 
 TILE = 2**24  # scores that are held at a time
 CHUNK = 2**16  # documents whose scores are held at a time
 
 
 class NotFiniteError(ValueError):
-    """An embedding with NaN or infinite entries: the model has diverged, or overflows in half precision."""
+    """An embedding with NaN or infinite entries: the model has diverged, or overflows in half
+    precision."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +48,8 @@ class EncodedTask:
         ValueError: If an embedding is not finite. The message names its text.
 
     Example:
-        >>> task = EncodedTask(torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 0.0], [3.0, 3.0]]), columns=[[0]])
+        >>> queries, documents = torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 0.0], [3.0, 3.0]])
+        >>> task = EncodedTask(queries, documents, columns=[[0]])
         >>> for similarity in ("cosine", "dot"):
         ...     top = task.top(Similarity.named(similarity))
         ...     print(similarity, top.tolist(), task.ndcg(top).round(3))
@@ -47,19 +59,24 @@ class EncodedTask:
 
     queries: Tensor  # (n, D)
     documents: Tensor  # (m, D), in the order of their ids
-    columns: Sequence[Mapping[int, int]] = ()  # of the relevant documents of every query, with their grades
+    # of the relevant documents of every query, with their grades
+    columns: Sequence[Mapping[int, int]] = ()
     query_ids: Sequence[str] | None = None  # for messages
     document_ids: Sequence[str] | None = None
     # (n,), the column of the document that is the query itself, or -1
     own: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
 
     def __post_init__(self) -> None:
-        for name in ("queries", "documents"):  # the search sums in float64, which Apple's GPUs do not have
+        # the search sums in float64, which Apple's GPUs do not have
+        for name in ("queries", "documents"):
             if getattr(self, name).device.type == "mps":
                 object.__setattr__(self, name, getattr(self, name).cpu())
         check_finite(self.queries, "query", self.query_ids)
         check_finite(self.documents, "document", self.document_ids)
-        graded = [dict(row) if isinstance(row, Mapping) else dict.fromkeys(map(int, row), 1) for row in self.columns]
+        graded = [
+            dict(row) if isinstance(row, Mapping) else dict.fromkeys(map(int, row), 1)
+            for row in self.columns
+        ]
         object.__setattr__(self, "columns", graded)
         if not len(self.own):
             object.__setattr__(self, "own", torch.full((len(self.queries),), -1))
@@ -70,15 +87,19 @@ class EncodedTask:
         return np.bincount([c for row in self.columns for c in row], minlength=len(self.documents))
 
     def prefix(self, dim: int) -> EncodedTask:
-        """The same task with the first ``dim`` dimensions. Similarities then divide by the norm of the prefix."""
+        """The same task with the first ``dim`` dimensions. Similarities then divide by the norm of
+        the prefix."""
         return replace(self, queries=self.queries[:, :dim], documents=self.documents[:, :dim])
 
-    def top(self, similarity: Similarity, k: int = 10, among: NDArray[Any] | Tensor | None = None) -> Tensor:
+    def top(
+        self, similarity: Similarity, k: int = 10, among: NDArray[Any] | Tensor | None = None
+    ) -> Tensor:
         """Columns of the best k documents of every query, best first: (n, <= k), on the CPU.
 
-        Equal scores rank by column, the lower first, which is the lower document id. Products are summed in float64
-        and scores rounded to float32, so equal documents have equal scores wherever in the matrix they stand.
-        ``among`` is a mask of the documents that the index holds, (m,) booleans, or their columns in rising order.
+        Equal scores rank by column, the lower first, which is the lower document id. Products are
+        summed in float64 and scores rounded to float32, so equal documents have equal scores
+        wherever in the matrix they stand. ``among`` is a mask of the documents that the index
+        holds, (m,) booleans, or their columns in rising order.
         """
         if among is None:
             return self.tops([similarity], k)[0]
@@ -87,15 +108,20 @@ class EncodedTask:
         places = torch.full((len(self.documents) + 1,), -1)  # the last one is that of column -1
         places[kept.cpu()] = torch.arange(len(kept))
         documents = self.documents[kept.to(self.documents.device)]
-        return kept.cpu()[EncodedTask(self.queries, documents, own=places[self.own]).top(similarity, k)]
+        return kept.cpu()[
+            EncodedTask(self.queries, documents, own=places[self.own]).top(similarity, k)
+        ]
 
     def tops(self, similarities: Sequence[Similarity], k: int = 10) -> list[Tensor]:
         """`top` for several similarities. One matrix product serves all of them."""
-        similarities = [Similarity(*similarity.exponents) for similarity in similarities]  # plain numbers
+        # plain numbers
+        similarities = [Similarity(*similarity.exponents) for similarity in similarities]
         chunk = min(len(self.documents), CHUNK)
         found: list[list[Tensor]] = [[] for _ in similarities]
         rows = max(1, TILE // chunk)
-        for queries, own in zip(self.queries.double().split(rows), self.own.split(rows), strict=True):
+        for queries, own in zip(
+            self.queries.double().split(rows), self.own.split(rows), strict=True
+        ):
             nothing = queries.new_empty(len(queries), 0)
             best = [(nothing.float(), nothing.long())] * len(found)
             for start in range(0, len(self.documents), chunk):
@@ -108,7 +134,8 @@ class EncodedTask:
                     columns = rank(scores, k)
                     scores = torch.cat([best[i][0], scores.gather(1, columns)], dim=1)
                     columns = torch.cat([best[i][1], columns + start], dim=1)
-                    order = rank(scores, k)  # earlier documents stand first, so ties still go to the lower column
+                    # earlier documents stand first, so ties still go to the lower column
+                    order = rank(scores, k)
                     best[i] = scores.gather(1, order), columns.gather(1, order)
             for of_similarity, (_, columns) in zip(found, best, strict=True):
                 of_similarity.append(columns.cpu())
@@ -124,11 +151,14 @@ class EncodedTask:
         found = []
         for queries, some in zip(self.queries.split(rows), columns.split(rows), strict=True):
             documents = similarity.document(self.documents[some].double())  # (rows, k, D)
-            found.append((documents @ similarity.query(queries.double())[:, :, None])[:, :, 0].float())
+            found.append(
+                (documents @ similarity.query(queries.double())[:, :, None])[:, :, 0].float()
+            )
         return torch.cat(found).cpu().masked_fill(columns.cpu() == self.own[:, None], -torch.inf)
 
     def gains(self, top: Tensor) -> NDArray[np.int64]:
-        """The grade of each document of a ranking for its query, 0 if it is not relevant: (n, k) columns -> (n, k)."""
+        """The grade of each document of a ranking for its query, 0 if it is not relevant: (n, k)
+        columns -> (n, k)."""
         rows = zip(self.columns, top.tolist(), strict=True)
         gains = [[grades.get(column, 0) for column in columns] for grades, columns in rows]
         return np.array(gains, dtype=np.int64).reshape(top.shape)
@@ -138,7 +168,8 @@ class EncodedTask:
         return self.gains(top) > 0
 
     def ndcg(self, top: Tensor, k: int = 10) -> NDArray[np.float64]:
-        """nDCG@k of every query from the columns of its best documents: (n, >= k or the whole index) -> (n,)."""
+        """nDCG@k of every query from the columns of its best documents: (n, >= k or the whole
+        index) -> (n,)."""
         return ndcg(self.gains(top), [row.values() for row in self.columns], k)
 
 
@@ -154,7 +185,8 @@ def hide_own(scores: Tensor, own: Tensor, start: int = 0) -> None:
 
 
 def rank(scores: Tensor, k: int) -> Tensor:
-    """Column indices of the k best scores of each row, best first, ties to the lower index: (n, m) -> (n, min(k, m)).
+    """Column indices of the k best scores of each row, best first, ties to the lower index: (n, m)
+    -> (n, min(k, m)).
 
     Example:
         >>> import torch
@@ -166,7 +198,8 @@ def rank(scores: Tensor, k: int) -> Tensor:
     # topk leaves open which of several equal scores it takes, and in which order.
     last = values[:, -1:]
     tied = ((scores >= last).sum(dim=1) > k).nonzero()[:, 0]
-    if len(tied):  # rows with a document outside that equals the k-th best: keep the lowest columns of those
+    # rows with a document outside that equals the k-th best: keep the lowest columns of those
+    if len(tied):
         rows, last = scores[tied], last[tied]
         above, equal = rows > last, rows == last
         equal &= equal.cumsum(dim=1) <= k - above.sum(dim=1, keepdim=True)
@@ -177,12 +210,14 @@ def rank(scores: Tensor, k: int) -> Tensor:
 
 
 def ndcg(gains: Any, relevant: Iterable[Collection[int]], k: int = 10) -> NDArray[np.float64]:
-    """nDCG@k of every query with graded relevance: (n, >= k or the whole corpus), n collections -> (n,) in [0, 1].
+    """nDCG@k of every query with graded relevance: (n, >= k or the whole corpus), n collections ->
+    (n,) in [0, 1].
 
         sum_{i <= k} grade_i / log2(i + 1)  over the same sum with the highest grades first
 
     Args:
-        gains: Grade of the document at each rank, best rank first; 0 for one that is not relevant. Booleans count as 1.
+        gains: Grade of the document at each rank, best rank first; 0 for one that is not relevant.
+            Booleans count as 1.
         relevant: Grades of all relevant documents of each query, at least one.
         k: Number of ranks that count.
 
@@ -190,12 +225,18 @@ def ndcg(gains: Any, relevant: Iterable[Collection[int]], k: int = 10) -> NDArra
         >>> ndcg([[3, 0], [0, 1]], relevant=[[3], [1, 3]]).round(3)
         array([1.   , 0.174])
 
-    Source: Järvelin and Kekäläinen, Cumulated Gain-Based Evaluation of IR Techniques, 2002, with linear gains, as in
-    trec_eval and mteb. With grades of 1, it is that of sentence-transformers' InformationRetrievalEvaluator.
+    Source: Järvelin and Kekäläinen, Cumulated Gain-Based Evaluation of IR Techniques, 2002, with
+        linear gains, as in
+    trec_eval and mteb. With grades of 1, it is that of sentence-transformers'
+    InformationRetrievalEvaluator.
     """
     discounts = 1 / np.log2(np.arange(2, k + 2))
     ranked = np.asarray(gains, dtype=np.float64)[:, :k]
-    ideal = [np.dot(best, discounts[: len(best)]) for grades in relevant for best in [sorted(grades, reverse=True)[:k]]]
+    ideal = [
+        np.dot(best, discounts[: len(best)])
+        for grades in relevant
+        for best in [sorted(grades, reverse=True)[:k]]
+    ]
     return ranked @ discounts[: ranked.shape[1]] / ideal
 
 
@@ -210,11 +251,12 @@ def encode_texts(
     corpus_prompt_name: str | None = None,
     **encode: Any,
 ) -> EncodedTask:
-    """Embeddings of the texts of a search, by ``encode_query`` and ``encode_document``, without judgments.
+    """Embeddings of the texts of a search, by ``encode_query`` and ``encode_document``, without
+    judgments.
 
-    They are taken before a closing ExponentNorm, with ``before_normalize`` before a closing Normalize too. All other
-    options (``batch_size``, ``show_progress_bar``, ``device``) are those of ``encode``. Documents are in the order of
-    their ids.
+    They are taken before a closing ExponentNorm, with ``before_normalize`` before a closing
+    Normalize too. All other options (``batch_size``, ``show_progress_bar``, ``device``) are those
+    of ``encode``. Documents are in the order of their ids.
 
     Example:
         >>> from sentence_transformers.sentence_transformer.modules import BoW
@@ -225,7 +267,9 @@ def encode_texts(
     """
     document_ids = sorted(corpus)
     prompts = {"prompt": query_prompt, "prompt_name": query_prompt_name}
-    q = encode_raw(model, list(queries.values()), "query", not before_normalize, **prompts, **encode)
+    q = encode_raw(
+        model, list(queries.values()), "query", not before_normalize, **prompts, **encode
+    )
     prompts = {"prompt": corpus_prompt, "prompt_name": corpus_prompt_name}
     documents = [corpus[document] for document in document_ids]
     d = encode_raw(model, documents, "document", not before_normalize, **prompts, **encode)
@@ -238,6 +282,6 @@ def check_finite(embeddings: Tensor, role: str, ids: Sequence[str] | None = None
     if broken:
         first = f"row {broken[0]}" if ids is None else repr(ids[broken[0]])
         raise NotFiniteError(
-            f"{len(broken)} of {len(embeddings)} {role} embeddings are not finite, such as that of {first}: the model "
-            "has diverged, or overflows in half precision; load it in float32."
+            f"{len(broken)} of {len(embeddings)} {role} embeddings are not finite, such as that of"
+            f" {first}: the model has diverged, or overflows in half precision; load it in float32."
         )

@@ -138,8 +138,10 @@ def storage(
     if math.isnan(cell.retention):
         kept = "nDCG@10 is 0 already with the full index"
     reasons = {
-        DO: f"{kept}. It is the smallest of {len(fitting)} formats that fit; confirm it with "
-        "compress on another split.",
+        DO: (
+            f"{kept}. It is the smallest of {len(fitting)} formats that fit; confirm it with "
+            "compress on another split."
+        ),
         NO_BENEFIT: f"{kept}, which costs more than {bench.tolerance:.0%}; no format costs less.",
         NOT_ENOUGH: f"{kept}. {UNDECIDED}",
     }

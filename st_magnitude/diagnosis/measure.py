@@ -152,7 +152,8 @@ def directions(task: EncodedTask, seed: int) -> Geometry:
 
 
 def own_text_unjudged(data: RetrievalData) -> float:
-    """Share of the queries whose lower-cased words are also another document that is not judged relevant to them."""
+    """Share of the queries whose lower-cased words are also another document that is not judged
+    relevant to them."""
 
     def words(text: str) -> tuple[str, ...]:
         return tuple(text.lower().split())

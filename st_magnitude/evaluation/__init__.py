@@ -9,7 +9,12 @@ from st_magnitude._lazy import lazy_names
 if TYPE_CHECKING:
     from st_magnitude.evaluation.compression import CompressionCell, CompressionEvaluator
     from st_magnitude.evaluation.geometry import GeometryEvaluator, ScoredPairsEvaluator
-    from st_magnitude.evaluation.hybrid import HybridEvaluator, bm25_run, dense_run, reciprocal_rank_fusion
+    from st_magnitude.evaluation.hybrid import (
+        HybridEvaluator,
+        bm25_run,
+        dense_run,
+        reciprocal_rank_fusion,
+    )
     from st_magnitude.evaluation.late_interaction import LateInteractionEvaluator, TokenCell
     from st_magnitude.evaluation.magnitude import MagnitudeEvaluator
 

@@ -41,7 +41,8 @@ class Abstention(Result):
         signal: ``"score"`` of the first document, or ``"gap"`` between the first two scores.
         threshold: Smallest signal that is answered; infinity if none gives the guarantee.
         document_exponent: Document exponent of the scores.
-        max_risk, delta: More than a share ``max_risk`` of wrong answers has the probability ``delta``.
+        max_risk, delta: More than a share ``max_risk`` of wrong answers has the probability
+            ``delta``.
         unanswerable: Share of the queries that have no relevant document in the guarantee.
         queries, answered, wrong: Numbers of tested queries, of those answered, of wrong answers.
     """
@@ -77,7 +78,9 @@ class Abstention(Result):
         wrong = int((answered & is_wrong).sum())
         return replace(self, queries=len(scores), answered=int(answered.sum()), wrong=wrong)
 
-    def measure(self, model: SentenceTransformer, data: RetrievalData, encode: Any = None) -> Abstention:
+    def measure(
+        self, model: SentenceTransformer, data: RetrievalData, encode: Any = None
+    ) -> Abstention:
         """The rule with what it does on other data."""
         return self.tested(*first_documents(model, data, self.similarity, encode))
 
@@ -91,7 +94,10 @@ class Abstention(Result):
         """The rule, its guarantee, and shares with exact 95 % intervals."""
         rule = f"Answer a query if its {self.signal} is at least {self.threshold:.4g}:"
         if math.isinf(self.threshold):
-            rule = "Answer no query: no threshold gives the guarantee. Use more queries, or a larger risk:"
+            rule = (
+                "Answer no query: no threshold gives the guarantee. Use more queries, or a larger"
+                " risk:"
+            )
         guarantee = f"risk at most {self.max_risk:g} with probability {1 - self.delta:g}, "
         guarantee += f"if {self.unanswerable:.0%} of the queries have no answer"
         shares = [(self.answered, self.queries), (self.wrong, self.answered)]
@@ -144,8 +150,9 @@ def calibrate_abstention(
     unanswerable = 1 - len(data.relevant) / len(data.queries)
     if not unanswerable:
         logger.warning(
-            "Every query has a relevant document, so the guarantee is for such queries only. Add real "
-            "queries that no document answers: qrels lines with an empty corpus-id and score 0."
+            "Every query has a relevant document, so the guarantee is for such queries only. Add"
+            " real queries that no document answers: qrels lines with an empty corpus-id and"
+            " score 0."
         )
     exponent = raw_scoring_of(model, similarity).exponents[1]
     rule = Abstention(signal, math.inf, exponent, risk, delta, unanswerable)
@@ -160,11 +167,15 @@ def calibrated(rule: Abstention, scores: Array, is_wrong: Any, seed: int = 0) ->
     values = SIGNALS[signal](scores)
     _, coverage, tails = _tests(values[chooses], is_wrong[chooses], rule.max_risk)
     start, tests = coverage[tails.argmin()], ~chooses
-    threshold = controlled_threshold(values[tests], is_wrong[tests], start, rule.max_risk, rule.delta)
+    threshold = controlled_threshold(
+        values[tests], is_wrong[tests], start, rule.max_risk, rule.delta
+    )
     return replace(rule, signal=signal, threshold=threshold).tested(scores[tests], is_wrong[tests])
 
 
-def controlled_threshold(values: Array, is_wrong: Any, start: float, risk: float, delta: float) -> float:
+def controlled_threshold(
+    values: Array, is_wrong: Any, start: float, risk: float, delta: float
+) -> float:
     """The smallest threshold that passes the tests from the coverage ``start`` on, else infinity.
 
     Other queries must have chosen ``start``; signals and wrong answers are (n,).
@@ -176,7 +187,8 @@ def controlled_threshold(values: Array, is_wrong: Any, start: float, risk: float
 
 
 def _tests(values: Array, is_wrong: Any, risk: float) -> tuple[Array, Array, Array]:
-    """All thresholds from the highest down, their coverage, and the tails of their wrong answers."""
+    """All thresholds from the highest down, their coverage, and the tails of their wrong
+    answers."""
     order = np.argsort(-values, kind="stable")
     last = np.flatnonzero(np.append(np.diff(values[order]) != 0, True))  # of each group of equals
     wrong, distinct = np.cumsum(np.asarray(is_wrong)[order])[last], values[order][last]
@@ -189,10 +201,14 @@ def first_documents(
 ) -> tuple[Array, NDArray[np.bool_]]:
     """The two best scores of every query, (n, 2), and whether its first document is wrong, (n,)."""
     if len(data.corpus) < (needed := 2 + bool(data.own)):
-        raise ValueError(f"The corpus has {len(data.corpus)} documents but needs {needed}; enlarge it.")
+        raise ValueError(
+            f"The corpus has {len(data.corpus)} documents but needs {needed}; enlarge it."
+        )
     judged = (data.relevant.get(query, {}) for query in data.queries)
     columns = [{data.position[document]: 1 for document in grades} for grades in judged]
-    encoded = encode_texts(model, data.queries, data.corpus, before_normalize=True, **(encode or {}))
+    encoded = encode_texts(
+        model, data.queries, data.corpus, before_normalize=True, **(encode or {})
+    )
     encoded = replace(encoded, columns=columns, own=data.own_columns(data.queries))
     top = encoded.top(similarity, 2)
     return encoded.scores(similarity, top).double().numpy(), ~encoded.hits(top)[:, 0]

@@ -1,4 +1,5 @@
-"""The common part of all evaluators: a name, a CSV file, metrics in the model card, and the data of a search."""
+"""The common part of all evaluators: a name, a CSV file, metrics in the model card, and the data of
+a search."""
 
 from __future__ import annotations
 
@@ -27,10 +28,12 @@ logger = logging.getLogger(__name__)
 
 
 class CsvEvaluator(SentenceEvaluator):
-    """An evaluator with a name, whose calls may append rows to ``{kind}_evaluation_{name}_results.csv``.
+    """An evaluator with a name, whose calls may append rows to
+    ``{kind}_evaluation_{name}_results.csv``.
 
-    A subclass sets ``kind`` and ``primary``, the metric that chooses checkpoints, perhaps ``settings``, the attributes
-    that the model card shows, and implements `measure`. `SearchEvaluator` documents the arguments.
+    A subclass sets ``kind`` and ``primary``, the metric that chooses checkpoints, perhaps
+    ``settings``, the attributes that the model card shows, and implements `measure`.
+    `SearchEvaluator` documents the arguments.
     """
 
     kind: ClassVar[str]
@@ -38,12 +41,19 @@ class CsvEvaluator(SentenceEvaluator):
     settings: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
-        self, name: str = "", batch_size: int = 32, show_progress_bar: bool = False, write_csv: bool = True
+        self,
+        name: str = "",
+        batch_size: int = 32,
+        show_progress_bar: bool = False,
+        write_csv: bool = True,
     ) -> None:
         super().__init__()
         self.name = name
         self.write_csv = write_csv
-        self.encoding: dict[str, Any] = {"batch_size": batch_size, "show_progress_bar": show_progress_bar}
+        self.encoding: dict[str, Any] = {
+            "batch_size": batch_size,
+            "show_progress_bar": show_progress_bar,
+        }
         self.primary_metric = f"{name}_{self.primary}" if name else self.primary
         self.csv_file = "_".join(filter(None, (self.kind, "evaluation", name, "results.csv")))
 
@@ -61,13 +71,19 @@ class CsvEvaluator(SentenceEvaluator):
         return {name: value for name, value in given.items() if value is not None}
 
     def __call__(  # type: ignore[override]
-        self, model: SentenceTransformer, output_path: str | None = None, epoch: int = -1, steps: int = -1
+        self,
+        model: SentenceTransformer,
+        output_path: str | None = None,
+        epoch: int = -1,
+        steps: int = -1,
     ) -> dict[str, float]:
         """Measures, logs, writes the CSV rows, and returns all metrics by key."""
         model = unwrapped(model)
         metrics = self.measure(model)
         text, rows = self.report(metrics)
-        logger.info(f"{self.kind} evaluation of the model on the {self.name or 'given'} data:\n{text}")
+        logger.info(
+            f"{self.kind} evaluation of the model on the {self.name or 'given'} data:\n{text}"
+        )
         if output_path is not None and self.write_csv:
             for row in rows:
                 _append(Path(output_path) / self.csv_file, {"epoch": epoch, "steps": steps, **row})
@@ -105,21 +121,23 @@ class SearchEvaluator(CsvEvaluator):
     """The base class of evaluators of a judged search, with the arguments that they share.
 
     A document with the id and the text of a query is the query itself and does not count for it.
-    Queries and corpus are encoded once, with ``encode_query`` and ``encode_document``, before a closing ExponentNorm.
-    The keys of the metrics have the prefix ``"{name}_"`` if there is a name, so in the Trainer
-    ``metric_for_best_model="eval_{name}_{metric}"``. The CSV file is ``{Kind}_evaluation_{name}_results.csv``.
+    Queries and corpus are encoded once, with ``encode_query`` and ``encode_document``, before a
+    closing ExponentNorm. The keys of the metrics have the prefix ``"{name}_"`` if there is a name,
+    so in the Trainer ``metric_for_best_model="eval_{name}_{metric}"``. The CSV file is
+    ``{Kind}_evaluation_{name}_results.csv``.
 
     Args:
         queries: Query id -> text. Queries without a relevant document do not count.
         corpus: Document id -> text.
         relevant_docs: Query id -> ids of its relevant documents, or document id -> grade.
-        similarity: A Similarity or its name. By default the model's own at each call: the similarity of a closing
-            ExponentNorm, else ``similarity_fn_name``.
+        similarity: A Similarity or its name. By default the model's own at each call: the
+            similarity of a closing ExponentNorm, else ``similarity_fn_name``.
         name: Prefix of the metrics and part of the name of the CSV file.
         batch_size: Number of texts that are encoded at a time.
         show_progress_bar: Whether to show a progress bar.
         write_csv: Whether a call with an ``output_path`` appends rows to the CSV file.
-        query_prompt: Prompt of every query, in place of the model's own, or ``query_prompt_name`` in ``model.prompts``.
+        query_prompt: Prompt of every query, in place of the model's own, or ``query_prompt_name``
+            in ``model.prompts``.
         corpus_prompt: Prompt of every document, or ``corpus_prompt_name``.
 
     Attributes:
@@ -127,8 +145,9 @@ class SearchEvaluator(CsvEvaluator):
         per_query: After a call, nDCG@10 of each of them by kind of search.
 
     Raises:
-        ValueError: If the data are empty or inconsistent (see `RetrievalData`), or an argument is out of its range; at
-            the call, if the model's similarity is a distance or an embedding is not finite.
+        ValueError: If the data are empty or inconsistent (see `RetrievalData`), or an argument is
+            out of its range; at the call, if the model's similarity is a distance or an embedding
+            is not finite.
     """
 
     def __init__(
@@ -142,11 +161,14 @@ class SearchEvaluator(CsvEvaluator):
         similarity = given.pop("similarity", None)
         prompts = {key: given.pop(key) for key in options if "_prompt" in key}
         super().__init__(**given)
-        if isinstance(relevant_docs, Mapping):  # judgments of other queries do not count, as in sentence-transformers
+        # judgments of other queries do not count, as in sentence-transformers
+        if isinstance(relevant_docs, Mapping):
             relevant_docs = {query: ids for query, ids in relevant_docs.items() if query in queries}
         self.task = RetrievalData(queries, corpus, relevant_docs)
         if self.task.own:
-            logger.info(f"{len(self.task.own):,} queries are documents: left out of their own results.")
+            logger.info(
+                f"{len(self.task.own):,} queries are documents: left out of their own results."
+            )
         self.queries_ids = self.task.query_ids
         self.per_query: dict[Any, NDArray[np.float64]] = {}
         self.similarity = None if similarity is None else Similarity.named(similarity)
@@ -154,7 +176,8 @@ class SearchEvaluator(CsvEvaluator):
         self.prompts = {key: prompt for key, prompt in prompts.items() if prompt is not None}
 
     def encode(self, model: SentenceTransformer) -> EncodedTask:
-        """The embeddings of the task. A model that ends in Normalize keeps it, because it serves unit embeddings."""
+        """The embeddings of the task. A model that ends in Normalize keeps it, because it serves
+        unit embeddings."""
         if not self._has_encoded and not any(name.startswith("corpus_") for name in self.prompts):
             warn_of_unused_prompt(model)
         self._has_encoded = True

@@ -1,4 +1,5 @@
-"""How to score a trained model: calibrate_exponent the document exponent, calibrate_prior the weight of log p(d)."""
+"""How to score a trained model: calibrate_exponent the document exponent, calibrate_prior the
+weight of log p(d)."""
 
 from __future__ import annotations
 
@@ -27,11 +28,13 @@ logger = logging.getLogger(__name__)
 FEW_QUERIES = 50
 EXPONENTS = np.linspace(0.0, 1.0, 21)  # of documents
 FOLDS = 5  # of the queries, to choose the weight of a prior
-FACTORS = np.geomspace(1 / 64, 16, 21)  # weights, in units of the spread of the scores over the spread of log p
+# weights, in units of the spread of the scores over the spread of log p
+FACTORS = np.geomspace(1 / 64, 16, 21)
 UNIT_NORMS = (
-    "The model normalises its embeddings: all norms are 1, and every exponent ranks alike. `st-magnitude train` saves "
-    "such a model if cosine is as good as the similarity of the training. To choose an exponent, train again with "
-    '--keep-scoring, or remove Normalize with stm.prepare(model, "dot") and save the model.'
+    "The model normalises its embeddings: all norms are 1, and every exponent ranks alike."
+    " `st-magnitude train` saves such a model if cosine is as good as the similarity of the"
+    " training. To choose an exponent, train again with --keep-scoring, or remove Normalize with"
+    ' stm.prepare(model, "dot") and save the model.'
 )
 
 
@@ -40,14 +43,16 @@ class ExponentCurve(Result):
     """nDCG@10 over the document exponent, the recommended exponent, and the evidence for it.
 
     Attributes:
-        exponents: Document exponents in rising order, from 0 (dot: the norm counts in full) to 1 (cosine: the norm is
-            removed), (E,).
+        exponents: Document exponents in rising order, from 0 (dot: the norm counts in full) to 1
+            (cosine: the norm is removed), (E,).
         per_query: nDCG@10 of every query at every exponent, (E, n).
         queries: Ids of the n queries.
-        best: The recommended exponent. It is `highest`, unless that is statistically tied with cosine or dot: then it
-            is 1 or 0, because such a model consists of stock modules and loads without this package. Cosine goes first.
-        versus_cosine: nDCG@10 at the highest exponent minus nDCG@10 at exponent 1, with the 95 % interval of
-            `judge`: (difference, low, high). It is optimistic, because these queries chose: confirm it on others.
+        best: The recommended exponent. It is `highest`, unless that is statistically tied with
+            cosine or dot: then it is 1 or 0, because such a model consists of stock modules and
+            loads without this package. Cosine goes first.
+        versus_cosine: nDCG@10 at the highest exponent minus nDCG@10 at exponent 1, with the 95 %
+            interval of `judge`: (difference, low, high). It is optimistic, because these queries
+            chose: confirm it on others.
         versus_dot: The same against exponent 0.
     """
 
@@ -65,35 +70,52 @@ class ExponentCurve(Result):
 
     @property
     def highest(self) -> float:
-        """The exponent with the highest mean nDCG@10; of several, the largest, which is the nearest to cosine."""
+        """The exponent with the highest mean nDCG@10; of several, the largest, which is the nearest
+        to cosine."""
         return float(self.exponents[highest_rows(self.per_query)[-1]])
 
     @property
     def best_similarity(self) -> Similarity:
-        """The recommended similarity. Its query exponent does not change a ranking; 1 keeps scores on one scale."""
+        """The recommended similarity. Its query exponent does not change a ranking; 1 keeps scores
+        on one scale."""
         return Similarity(query=1.0, document=self.best)
 
     def tables(self) -> Iterable[Table | str]:
         """nDCG@10 by exponent, and the highest against cosine and dot."""
         marks = {self.highest: "highest"} | {self.best: "best"}
-        rows = [[gamma, value, marks.get(gamma, "")] for gamma, value in zip(self.exponents, self.ndcg, strict=True)]
+        rows = [
+            [gamma, value, marks.get(gamma, "")]
+            for gamma, value in zip(self.exponents, self.ndcg, strict=True)
+        ]
         title = f"nDCG@10 by document exponent, {len(self.queries)} queries (0 is dot, 1 is cosine)"
         yield Table(["exponent", "nDCG@10", ""], rows, title)
         gains = {"cosine": self.versus_cosine, "dot": self.versus_dot}
-        ties = {name: "a tie" if low <= 0 <= high else "a difference" for name, (_, low, high) in gains.items()}
+        ties = {
+            name: "a tie" if low <= 0 <= high else "a difference"
+            for name, (_, low, high) in gains.items()
+        }
         verdicts = [[name, gain, ties[name]] for name, gain in gains.items()]
         yield Table([f"{self.highest:g} minus", "nDCG@10 with 95% interval", ""], verdicts)
         if self.best != self.highest:
             yield (
-                f"Exponent {self.highest:g} is tied with {'cosine' if self.best == 1 else 'dot'}, so the best exponent "
-                f"is {self.best:g}: that model loads anywhere, without st_magnitude."
+                f"Exponent {self.highest:g} is tied with {'cosine' if self.best == 1 else 'dot'},"
+                f" so the best exponent is {self.best:g}: that model loads anywhere, without"
+                " st_magnitude."
             )
 
     def to_dict(self) -> dict[str, Any]:
         """The choice and mean nDCG@10 by exponent, as JSON has them."""
-        means = {f"{gamma:g}": float(value) for gamma, value in zip(self.exponents, self.ndcg, strict=True)}
+        means = {
+            f"{gamma:g}": float(value)
+            for gamma, value in zip(self.exponents, self.ndcg, strict=True)
+        }
         versus = {"versus_cosine": self.versus_cosine, "versus_dot": self.versus_dot}
-        return {"exponent": self.best, "highest": self.highest, "queries": len(self.queries), "ndcg@10": means} | versus
+        return {
+            "exponent": self.best,
+            "highest": self.highest,
+            "queries": len(self.queries),
+            "ndcg@10": means,
+        } | versus
 
 
 def check_keeps_norm(model: SentenceTransformer) -> None:
@@ -112,25 +134,30 @@ def calibrate_exponent(
 ) -> ExponentCurve:
     """Encodes once and ranks by q · d / |d|^gamma for a sweep of document exponents gamma.
 
-    A query's own exponent never changes its ranking (arXiv 2602.09229, Prop. 4.1 and T.2), so one sweep covers all
-    similarities. Run it on validation data; `st_magnitude.prepare` takes the similarity that it recommends.
+    A query's own exponent never changes its ranking (arXiv 2602.09229, Prop. 4.1 and T.2), so one
+    sweep covers all similarities. Run it on validation data; `st_magnitude.prepare` takes the
+    similarity that it recommends.
 
     Args:
-        model: A model whose embeddings keep their norm. Embeddings are taken before a closing ExponentNorm.
-        data: Queries, corpus and judgments, usually a dev split. Queries without a relevant document do not count.
-        exponents: Document exponents in [0, 1]; by default 0, 0.05, ..., 1. The ends 0 and 1 are always added.
+        model: A model whose embeddings keep their norm. Embeddings are taken before a closing
+            ExponentNorm.
+        data: Queries, corpus and judgments, usually a dev split. Queries without a relevant
+            document do not count.
+        exponents: Document exponents in [0, 1]; by default 0, 0.05, ..., 1. The ends 0 and 1 are
+            always added.
         num_samples: Number of draws of `judge`.
         seed: Seed of the draws.
         encode: Options of `RetrievalData.encode`, such as ``{"batch_size": 128}``.
 
     Raises:
-        ValueError: If no query has a relevant document, an exponent lies outside [0, 1], the model normalises its
-            embeddings, or an embedding is not finite.
+        ValueError: If no query has a relevant document, an exponent lies outside [0, 1], the model
+            normalises its embeddings, or an embedding is not finite.
 
     Example:
         >>> from sentence_transformers.sentence_transformer.modules import BoW
         >>> model = SentenceTransformer(modules=[BoW(["bees", "honey", "wax"])], device="cpu")
-        >>> data = RetrievalData({"q": "honey"}, {"d1": "honey", "d2": "honey, honey of bees"}, {"q": {"d2"}})
+        >>> corpus = {"d1": "honey", "d2": "honey, honey of bees"}
+        >>> data = RetrievalData({"q": "honey"}, corpus, {"q": {"d2"}})
         >>> curve = calibrate_exponent(model, data, exponents=[0.5])
         >>> print(curve)
         nDCG@10 by document exponent, 1 queries (0 is dot, 1 is cosine)
@@ -149,7 +176,10 @@ def calibrate_exponent(
     check_keeps_norm(model)
     gammas = EXPONENTS if exponents is None else np.unique(np.append(exponents, [0.0, 1.0]))
     if gammas[0] < 0.0 or not gammas[-1] <= 1.0:
-        raise ValueError(f"Document exponents lie in [0, 1] (0 keeps the norm, 1 removes it), got {gammas.tolist()}.")
+        raise ValueError(
+            "Document exponents lie in [0, 1] (0 keeps the norm, 1 removes it), got"
+            f" {gammas.tolist()}."
+        )
     warn_if_few(data.query_ids, "an exponent")
     encoded = data.encode(model, **(encode or {}))
     if are_unit(norms(encoded.documents)):  # by a module of another name than Normalize
@@ -165,7 +195,8 @@ def exponent_curve(
     num_samples: int = 10_000,
     seed: int = 0,
 ) -> ExponentCurve:
-    """The choice of `calibrate_exponent` from nDCG@10 of n queries at E rising exponents, (E, n)."""
+    """The choice of `calibrate_exponent` from nDCG@10 of n queries at E rising exponents, (E,
+    n)."""
     highest = highest_rows(per_query)[-1]
     versus_cosine, versus_dot = (
         judge(per_query[highest] - per_query[end], num_samples=num_samples, seed=seed).gain
@@ -194,22 +225,24 @@ def warn_if_few(queries: Sequence[str], choice: str) -> None:
     """Warns of a choice by too few queries."""
     if len(queries) < FEW_QUERIES:
         logger.warning(
-            f"{len(queries)} queries are few to choose {choice} by: differences of several hundredths of nDCG@10 are "
-            f"noise. Use at least {FEW_QUERIES}, better some hundreds."
+            f"{len(queries)} queries are few to choose {choice} by: differences of several"
+            f" hundredths of nDCG@10 are noise. Use at least {FEW_QUERIES}, better some hundreds."
         )
 
 
 @dataclass(frozen=True, repr=False)
 class PriorCurve(Result):
-    """nDCG@10 over the weight of the document prior, the recommended weight, and the evidence for it.
+    """nDCG@10 over the weight of the document prior, the recommended weight, and the evidence for
+    it.
 
     Attributes:
         weights: Weights in rising order, from 0, (W,).
         per_query: nDCG@10 of every query at every weight, (W, n).
         queries: Ids of the n queries.
         weight: The recommended weight: `highest`, or 0 if ``gain`` is a tie.
-        gain: nDCG@10 with the prior minus nDCG@10 without, with the 95 % interval of `judge`: (difference, low, high).
-            It is cross-fitted: each fifth of the queries is measured at the weight that is best on the others.
+        gain: nDCG@10 with the prior minus nDCG@10 without, with the 95 % interval of `judge`:
+            (difference, low, high). It is cross-fitted: each fifth of the queries is measured at
+            the weight that is best on the others.
         similarity: The similarity of the scores to which the prior is added.
         held_out: nDCG@10 of every query at the weight that is best on the others, (n,).
     """
@@ -234,17 +267,31 @@ class PriorCurve(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """The choice and mean nDCG@10 by weight, as JSON has them."""
-        means = {f"{weight:.6g}": float(value) for weight, value in zip(self.weights, self.ndcg, strict=True)}
-        found = {"weight": self.weight, "highest": self.highest, "gain": list(self.gain), "queries": len(self.queries)}
+        means = {
+            f"{weight:.6g}": float(value)
+            for weight, value in zip(self.weights, self.ndcg, strict=True)
+        }
+        found = {
+            "weight": self.weight,
+            "highest": self.highest,
+            "gain": list(self.gain),
+            "queries": len(self.queries),
+        }
         return found | {"similarity": self.similarity.exponents, "ndcg@10": means}
 
     def tables(self) -> list[Table | str]:
         """nDCG@10 by weight, and the gain."""
         marks = {self.highest: "highest"} | {self.weight: "best"}
-        rows = [[f"{w:.4g}", value, marks.get(w, "")] for w, value in zip(self.weights, self.ndcg, strict=True)]
+        rows = [
+            [f"{w:.4g}", value, marks.get(w, "")]
+            for w, value in zip(self.weights, self.ndcg, strict=True)
+        ]
         title = f"nDCG@10 by weight of log p(d), {len(self.queries)} queries"
         verdict = "" if self.weight or not self.highest else ", a tie: the best weight is 0"
-        sentence = f"With the prior, on queries that did not choose its weight: {interval(self.gain)}{verdict}."
+        sentence = (
+            "With the prior, on queries that did not choose its weight:"
+            f" {interval(self.gain)}{verdict}."
+        )
         return [Table(["weight", "nDCG@10", ""], rows, title), sentence]
 
 
@@ -257,44 +304,56 @@ def calibrate_prior(
     seed: int = 0,
     encode: Mapping[str, Any] | None = None,
 ) -> PriorCurve:
-    """Encodes once and ranks by s(q, d) + weight · log p(d) for a sweep of weights, of which 0 is the first.
+    """Encodes once and ranks by s(q, d) + weight · log p(d) for a sweep of weights, of which 0 is
+    the first.
 
-    A softmax over the documents of a batch divides by how often each is drawn, so a model trained with it does not
-    score documents by their popularity. Adding log p(d) at scoring restores it, without training. The weights of the
-    sweep are in units of the spread of the model's scores over the spread of log p, and the result has absolute ones.
+    A softmax over the documents of a batch divides by how often each is drawn, so a model trained
+    with it does not score documents by their popularity. Adding log p(d) at scoring restores it,
+    without training. The weights of the sweep are in units of the spread of the model's scores over
+    the spread of log p, and the result has absolute ones.
 
     Args:
         model: Any SentenceTransformer, trained with or without a prior.
-        data: Queries, corpus and judgments, usually a dev split. Queries without a relevant document do not count.
-        log_p: Document id -> log p(d), for every document of the corpus, or an array in the order of ``data.corpus``.
-            `RetrievalData.log_prior` of the training split has it. A constant that is added to all has no effect.
-        similarity: The similarity of s(q, d); by default the model's own. With a prior the norm of the query counts,
-            if the similarity keeps it: "qnorm" gives every query the same weight of the prior, "dot" does not.
+        data: Queries, corpus and judgments, usually a dev split. Queries without a relevant
+            document do not count.
+        log_p: Document id -> log p(d), for every document of the corpus, or an array in the order
+            of ``data.corpus``. `RetrievalData.log_prior` of the training split has it. A constant
+            that is added to all has no effect.
+        similarity: The similarity of s(q, d); by default the model's own. With a prior the norm of
+            the query counts, if the similarity keeps it: "qnorm" gives every query the same weight
+            of the prior, "dot" does not.
         num_samples: Number of draws of `judge`.
         seed: Seed of the folds and the draws.
         encode: Options of `RetrievalData.encode`, such as ``{"batch_size": 128}``.
 
     Raises:
-        ValueError: If a document has no log p or one that is not finite, or an embedding is not finite.
+        ValueError: If a document has no log p or one that is not finite, or an embedding is not
+            finite.
 
     Example:
         >>> from sentence_transformers.sentence_transformer.modules import BoW
-        >>> model = SentenceTransformer(modules=[BoW(["bees", "honey"])], similarity_fn_name="cosine", device="cpu")
+        >>> words = BoW(["bees", "honey"])
+        >>> model = SentenceTransformer(modules=[words], similarity_fn_name="cosine", device="cpu")
         >>> corpus = {"rare": "bees", "popular": "bees honey honey"}
         >>> ids = [f"q{i}" for i in range(50)]
-        >>> data = RetrievalData(dict.fromkeys(ids, "bees"), corpus, dict.fromkeys(ids, {"popular"}))
+        >>> judged = dict.fromkeys(ids, {"popular"})
+        >>> data = RetrievalData(dict.fromkeys(ids, "bees"), corpus, judged)
         >>> curve = calibrate_prior(model, data, {"rare": -5.0, "popular": -0.1})
         >>> curve.weight > 0, round(curve.gain[0], 3), curve.gain[1] > 0
         (True, 0.369, True)
 
-    `st_magnitude.serving.with_prior` writes the weight into the vectors of an index for inner products.
+    `st_magnitude.serving.with_prior` writes the weight into the vectors of an index for inner
+    products.
 
-    Source: Yi et al., Sampling-Bias-Corrected Neural Modeling for Large Corpus Item Recommendations, RecSys 2019.
+    Source: Yi et al., Sampling-Bias-Corrected Neural Modeling for Large Corpus Item
+        Recommendations, RecSys 2019.
     """
     similarity = scoring_of(model, similarity)
     prior = aligned_prior(data, log_p)
     warn_if_few(data.query_ids, "a weight")
-    return prior_curve(data.encode(model, **(encode or {})), data.query_ids, prior, similarity, num_samples, seed)
+    return prior_curve(
+        data.encode(model, **(encode or {})), data.query_ids, prior, similarity, num_samples, seed
+    )
 
 
 def prior_curve(
@@ -305,9 +364,11 @@ def prior_curve(
     num_samples: int = 10_000,
     seed: int = 0,
 ) -> PriorCurve:
-    """`calibrate_prior` with embeddings that exist; ``prior`` is log p(d) in the order of the documents, (m,)."""
+    """`calibrate_prior` with embeddings that exist; ``prior`` is log p(d) in the order of the
+    documents, (m,)."""
     q, d = similarity.query(encoded.queries), similarity.document(encoded.documents)
-    variances = ((q.double() @ torch.cov(d.double().T)) * q.double()).sum(dim=1)  # of the scores of each query, (n,)
+    # of the scores of each query, (n,)
+    variances = ((q.double() @ torch.cov(d.double().T)) * q.double()).sum(dim=1)
     unit = float(variances.clamp(min=0).sqrt().mean()) / (float(prior.std()) or np.inf)
     weights = np.unique(np.append(0.0, FACTORS * unit))
     per_query = np.stack([_with_prior(encoded, q, d, weight * prior) for weight in weights])
@@ -329,13 +390,15 @@ def aligned_prior(data: RetrievalData, log_p: Any) -> NDArray[np.float64]:
     missing = [document for document in data.document_ids if document not in log_p]
     if missing:
         raise ValueError(
-            f"log_p has no value for {len(missing)} of {len(data.corpus)} documents, such as {missing[0]!r}: use "
-            "RetrievalData.log_prior of judgments over this corpus, whose smoothing gives every document a value."
+            f"log_p has no value for {len(missing)} of {len(data.corpus)} documents, such as"
+            f" {missing[0]!r}: use RetrievalData.log_prior of judgments over this corpus, whose"
+            " smoothing gives every document a value."
         )
     broken = [document for document in data.document_ids if not np.isfinite(log_p[document])]
     if broken:
         raise ValueError(
-            f"log_p of {broken[0]!r} is {log_p[broken[0]]}: smooth the counts, because log 0 is not finite."
+            f"log_p of {broken[0]!r} is {log_p[broken[0]]}: smooth the counts, because log 0 is not"
+            " finite."
         )
     return np.array([log_p[document] for document in data.document_ids], dtype=np.float64)
 
@@ -343,7 +406,8 @@ def aligned_prior(data: RetrievalData, log_p: Any) -> NDArray[np.float64]:
 def _with_prior(
     encoded: EncodedTask, q: torch.Tensor, d: torch.Tensor, bias: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """nDCG@10 of every query by q · d + bias: (n, D), (m, D), (m,) -> (n,). The bias is one more dimension."""
+    """nDCG@10 of every query by q · d + bias: (n, D), (m, D), (m,) -> (n,). The bias is one more
+    dimension."""
     ones, last = torch.ones_like(q[:, :1]), torch.as_tensor(bias[:, None]).to(d)
     queries, documents = torch.cat([q, ones], dim=1), torch.cat([d, last], dim=1)
     return encoded.ndcg(replace(encoded, queries=queries, documents=documents).top(DOT))

@@ -1,4 +1,5 @@
-"""CompressionEvaluator stores one encoding at several prefixes and precisions and measures nDCG@10 of each."""
+"""CompressionEvaluator stores one encoding at several prefixes and precisions and measures nDCG@10
+of each."""
 
 from __future__ import annotations
 
@@ -55,10 +56,13 @@ class CompressionCell:
     dim: int  # of the prefix
     precision: str  # "float32", "int8", "rabitq" or "binary"
     rescoring: str  # "none"; for binary codes also "query" and "norm"
-    bytes_per_document: int  # 4, 1 or 1/8 bytes per dimension, rounded up; 2 for a stored norm, 8 for RaBitQ's factors
+    # 4, 1 or 1/8 bytes per dimension, rounded up; 2 for a stored norm, 8 for RaBitQ's factors
+    bytes_per_document: int
     ndcg: float  # mean nDCG@10
-    retention: float  # ndcg over that of all dimensions in float32: 1 means no loss, nan that the latter is 0
-    axes: str = "prefix"  # of the dimensions: "prefix", the first ones, or "pca", the principal axes of the corpus
+    # ndcg over that of all dimensions in float32: 1 means no loss, nan that the latter is 0
+    retention: float
+    # of the dimensions: "prefix", the first ones, or "pca", the principal axes of the corpus
+    axes: str = "prefix"
 
     @property
     def row(self) -> dict[str, Any]:
@@ -67,41 +71,51 @@ class CompressionCell:
 
 
 class CompressionEvaluator(SearchEvaluator):
-    """nDCG@10 of the same embeddings over a grid of prefix x precision x rescoring, and the size of each.
+    """nDCG@10 of the same embeddings over a grid of prefix x precision x rescoring, and the size of
+    each.
 
-    A prefix of k dimensions is cut first and then divided by a power of its own norm: a document is stored as
-    d = x[:k] / |x[:k]|^gamma_document, and q is the prefix of a query. The search compares all documents, by
+    A prefix of k dimensions is cut first and then divided by a power of its own norm: a document is
+    stored as d = x[:k] / |x[:k]|^gamma_document, and q is the prefix of a query. The search
+    compares all documents, by
 
     - float32: q · d.
-    - int8: q · d', where d' is d from its codes, floor(255 (d - low) / (high - low)), with the lowest and highest value
-      of each dimension in this corpus.
-    - rabitq: q · d' + c · (d - d'), where c is the mean of the corpus and d' is d from one bit for each dimension: with
-      a random rotation R and r = R (d - c), d' = c + R^T sign(r) |r|^2 / |r|_1. The length and the second summand of
-      every document are stored next to its bits, so its norm counts.
-    - binary: the number of equal bits of q and d, where the bit is 1 for x > 0 and else 0. Rescored: the best
-      ``top_k`` by that number are ranked again by q · (2b - 1), b the bits of d. Where the similarity keeps document
-      magnitude (gamma_document < 1), ``"norm"`` multiplies this by |x[:k]|^(1 - gamma_document), stored next to
-      the bits as a float16, relative to the largest of the corpus. Documents outside the best ``top_k`` are not found.
+    - int8: q · d', where d' is d from its codes, floor(255 (d - low) / (high - low)), with the
+      lowest and highest value of each dimension in this corpus.
+    - rabitq: q · d' + c · (d - d'), where c is the mean of the corpus and d' is d from one bit for
+      each dimension: with a random rotation R and r = R (d - c), d' = c + R^T sign(r) |r|^2 /
+      |r|_1. The length and the second summand of every document are stored next to its bits, so its
+      norm counts.
+    - binary: the number of equal bits of q and d, where the bit is 1 for x > 0 and else 0.
+      Rescored: the best ``top_k`` by that number are ranked again by q · (2b - 1), b the bits of d.
+      Where the similarity keeps document magnitude (gamma_document < 1), ``"norm"`` multiplies this
+      by |x[:k]|^(1 - gamma_document), stored next to the bits as a float16, relative to the largest
+      of the corpus. Documents outside the best ``top_k`` are not found.
 
-    Equal scores rank by document id, the lower first, at every stage and at the cut to ``top_k``. The keys are
+    Equal scores rank by document id, the lower first, at every stage and at the cut to ``top_k``.
+    The keys are
 
     - ``full_ndcg@10``: all dimensions in float32, the primary metric;
-    - ``{precision}_{dim}_{ndcg@10,retention}``, for binary codes also ``binary_{dim}_rescored_...`` and
-      ``binary_{dim}_norm_rescored_...``, and with ``pca`` also ``{float32,int8}_{dim}_pca_...``.
+    - ``{precision}_{dim}_{ndcg@10,retention}``, for binary codes also ``binary_{dim}_rescored_...``
+      and ``binary_{dim}_norm_rescored_...``, and with ``pca`` also
+      ``{float32,int8}_{dim}_pca_...``.
 
     Args:
-        dims: Prefixes; by default all D dimensions of the model, a half, a quarter and an eighth. D in float32 is
-            always measured, because retention refers to it.
+        dims: Prefixes; by default all D dimensions of the model, a half, a quarter and an eighth. D
+            in float32 is always measured, because retention refers to it.
         precisions: Some of ``"float32"``, ``"int8"``, ``"rabitq"``, ``"binary"``.
-        top_k: Number of documents that the bits pass on to rescoring; the size of the corpus or more passes on all.
+        top_k: Number of documents that the bits pass on to rescoring; the size of the corpus or
+            more passes on all.
         pca: Whether float32 and int8 are measured on the principal axes of the corpus, too, which
             `st_magnitude.surgery.projection.project` puts into a model.
 
-    `SearchEvaluator` documents the other arguments, attributes and errors. The CSV file gets a row for every cell.
+    `SearchEvaluator` documents the other arguments, attributes and errors. The CSV file gets a row
+    for every cell.
 
     Attributes:
-        cells: After a call, a `CompressionCell` for each key, D in float32 first, for `table` and `pareto`.
-        per_query: After a call, nDCG@10 of every query under ``(dim, precision, rescoring)``, ``"pca"`` as a fourth.
+        cells: After a call, a `CompressionCell` for each key, D in float32 first, for `table` and
+            `pareto`.
+        per_query: After a call, nDCG@10 of every query under ``(dim, precision, rescoring)``,
+            ``"pca"`` as a fourth.
 
     Raises:
         ValueError: If a prefix has more dimensions than the embedding.
@@ -109,17 +123,21 @@ class CompressionEvaluator(SearchEvaluator):
     Example:
         >>> from sentence_transformers.sentence_transformer.modules import BoW
         >>> vocabulary = ["bees", "honey", "wax", "hive"]
-        >>> model = SentenceTransformer(modules=[BoW(vocabulary)], similarity_fn_name="dot", device="cpu")
-        >>> queries, corpus = {"q": "honey"}, {"d1": "honey", "d2": "honey honey honey", "d3": "wax"}
-        >>> evaluator = CompressionEvaluator(queries, corpus, {"q": {"d2"}}, dims=[4, 2], precisions=["binary"])
+        >>> words = BoW(vocabulary)
+        >>> model = SentenceTransformer(modules=[words], similarity_fn_name="dot", device="cpu")
+        >>> corpus = {"d1": "honey", "d2": "honey honey honey", "d3": "wax"}
+        >>> evaluator = CompressionEvaluator(
+        ...     {"q": "honey"}, corpus, {"q": {"d2"}}, dims=[4, 2], precisions=["binary"]
+        ... )
         >>> metrics = evaluator(model)
         >>> metrics["binary_2_rescored_retention"], metrics["binary_2_norm_rescored_retention"]
         (0.6309297535714575, 1.0)
 
-    Source: Dinu et al., Effective Post-Training Embedding Compression via Temperature Control in Contrastive Training,
-    section 4 and 5; Gao and Long, RaBitQ, SIGMOD 2024 (arXiv 2405.12497). The rescoring follows Yamada et al.,
-    Efficient Passage Retrieval with Hashing for Open-Domain Question Answering, 2021, and sentence-transformers'
-    ``quantize_embeddings`` computes the codes of int8 and bits.
+    Source: Dinu et al., Effective Post-Training Embedding Compression via Temperature Control in
+        Contrastive Training,
+    section 4 and 5; Gao and Long, RaBitQ, SIGMOD 2024 (arXiv 2405.12497). The rescoring follows
+    Yamada et al., Efficient Passage Retrieval with Hashing for Open-Domain Question Answering,
+    2021, and sentence-transformers' ``quantize_embeddings`` computes the codes of int8 and bits.
     """
 
     kind = "Compression"
@@ -143,7 +161,11 @@ class CompressionEvaluator(SearchEvaluator):
         for precision in chosen:
             one_of("precisions", precision, PRECISIONS)
         self.precisions = chosen
-        self.dims = None if dims is None else sorted({whole_number("A prefix in dims", dim) for dim in dims})[::-1]
+        self.dims = (
+            None
+            if dims is None
+            else sorted({whole_number("A prefix in dims", dim) for dim in dims})[::-1]
+        )
         self.top_k = whole_number("top_k", top_k)
         self.cells: list[CompressionCell] = []
         self.per_query: dict[tuple[Any, ...], NDArray[np.float64]] = {}
@@ -154,7 +176,8 @@ class CompressionEvaluator(SearchEvaluator):
         known = model.get_embedding_dimension()
         if self.dims and known and self.dims[0] > known:
             raise ValueError(
-                f"A prefix in dims has {self.dims[0]} dimensions and the model's embeddings {known}: drop it from dims."
+                f"A prefix in dims has {self.dims[0]} dimensions and the model's embeddings"
+                f" {known}: drop it from dims."
             )
         encoded = self.encode(model)
         options = (self.dims, self.precisions, self.top_k, self.pca)
@@ -163,7 +186,8 @@ class CompressionEvaluator(SearchEvaluator):
 
         metrics = {"full_ndcg@10": self.cells[0].ndcg}
         for cell in self.cells:
-            key = f"{cell.precision}_{cell.dim}{_SUFFIX[cell.rescoring]}{'_pca' * (cell.axes == 'pca')}"
+            axes = "_pca" if cell.axes == "pca" else ""
+            key = f"{cell.precision}_{cell.dim}{_SUFFIX[cell.rescoring]}{axes}"
             metrics |= {f"{key}_ndcg@10": cell.ndcg, f"{key}_retention": cell.retention}
         return metrics
 
@@ -182,20 +206,23 @@ def measure_formats(
 ) -> dict[tuple[Any, ...], NDArray[np.float64]]:
     """nDCG@10 of every query in every format, as `CompressionEvaluator` defines them, (n,) each.
 
-    The keys are (dim, precision, rescoring), with ``"pca"`` as a fourth for principal axes. Of fewer
-    documents than dimensions these axes fit the corpus itself and lose nothing, whatever they would
-    lose on others: they are left out then, with a warning.
+    The keys are (dim, precision, rescoring), with ``"pca"`` as a fourth for principal axes. Of
+    fewer documents than dimensions these axes fit the corpus itself and lose nothing, whatever they
+    would lose on others: they are left out then, with a warning.
     """
     full = encoded.queries.shape[1]
     sizes = [full // share for share in (1, 2, 4, 8) if full >= share] if dims is None else dims
     found: dict[tuple[Any, ...], NDArray[np.float64]] = {}
 
     def measure(task: EncodedTask, dim: int, kinds: Sequence[str], *axes: str) -> None:
-        # Powers in float64: in float32, powers of equal norms can differ by their place in the array.
+        # Powers in float64: in float32, powers of equal norms can differ by their place in the
+        # array.
         q = similarity.query(task.queries[:, :dim].double()).float()
         d = similarity.document(task.documents[:, :dim].double()).float()
         for kind in kinds:
-            for rescoring, best in search_compressed(q, d, kind, top_k, similarity, task.own).items():
+            for rescoring, best in search_compressed(
+                q, d, kind, top_k, similarity, task.own
+            ).items():
                 key = (dim, kind, rescoring, *axes)
                 found[key] = encoded.ndcg(best)
 
@@ -204,43 +231,56 @@ def measure_formats(
         measure(encoded, dim, chosen)
     if pca and (count := len(encoded.documents)) < full:
         logger.warning(
-            f"Principal axes are left out: of {count} documents, fewer than the {full} dimensions, they "
-            "would fit exactly these documents. Measure them on more."
+            f"Principal axes are left out: of {count} documents, fewer than the {full} dimensions,"
+            " they would fit exactly these documents. Measure them on more."
         )
     elif pca:
         axes = principal_axes(similarity.document(encoded.documents), full)
-        turned = replace(encoded, queries=encoded.queries @ axes, documents=encoded.documents @ axes)
+        turned = replace(
+            encoded, queries=encoded.queries @ axes, documents=encoded.documents @ axes
+        )
         for dim in sorted({*sizes} - {full}, reverse=True):
             measure(turned, dim, ["float32", "int8"], "pca")
     return found
 
 
-def compression_cells(per_query: Mapping[tuple[Any, ...], NDArray[np.float64]], full: int) -> list[CompressionCell]:
-    """Cells from nDCG@10 of every query under (dim, precision, rescoring); the reference is ``full`` in float32."""
+def compression_cells(
+    per_query: Mapping[tuple[Any, ...], NDArray[np.float64]], full: int
+) -> list[CompressionCell]:
+    """Cells from nDCG@10 of every query under (dim, precision, rescoring); the reference is
+    ``full`` in float32."""
     means = {key: float(values.mean()) for key, values in per_query.items()}
     reference = means[full, "float32", "none"] or math.nan
     cells = []
     for (dim, precision, rescoring, *axes), mean in means.items():
         bits = math.ceil(dim / 8)
-        size = {"float32": 4 * dim, "int8": dim, "rabitq": bits + RABITQ_BYTES, "binary": bits}[precision]
+        size = {"float32": 4 * dim, "int8": dim, "rabitq": bits + RABITQ_BYTES, "binary": bits}[
+            precision
+        ]
         size += NORM_BYTES if rescoring == "norm" else 0
-        cells.append(CompressionCell(dim, precision, rescoring, size, mean, mean / reference, *axes))
+        cells.append(
+            CompressionCell(dim, precision, rescoring, size, mean, mean / reference, *axes)
+        )
     return cells
 
 
 def pareto(cells: Sequence[CompressionCell]) -> list[CompressionCell]:
-    """The cells that no other cell beats in bytes or in nDCG@10 without losing in the other, the smallest first."""
+    """The cells that no other cell beats in bytes or in nDCG@10 without losing in the other, the
+    smallest first."""
     points = {(cell.bytes_per_document, cell.ndcg) for cell in cells}
 
     def is_dominated(cell: CompressionCell) -> bool:
         own = (cell.bytes_per_document, cell.ndcg)
         return any(point != own and point[0] <= own[0] and point[1] >= own[1] for point in points)
 
-    return sorted((cell for cell in cells if not is_dominated(cell)), key=lambda cell: cell.bytes_per_document)
+    return sorted(
+        (cell for cell in cells if not is_dominated(cell)), key=lambda cell: cell.bytes_per_document
+    )
 
 
 def table(cells: Sequence[CompressionCell]) -> Table:
-    """A row for each cell, with a star at those of `pareto`, and the vectors of 100 million documents in 10^9 bytes.
+    """A row for each cell, with a star at those of `pareto`, and the vectors of 100 million
+    documents in 10^9 bytes.
 
     Example:
         >>> cells = [CompressionCell(384, "float32", "none", 1536, 0.5, 1.0)]
@@ -251,17 +291,36 @@ def table(cells: Sequence[CompressionCell]) -> Table:
         Within one point of all dimensions: 384 in float32, 1,536 bytes a document.
     """
     full, best = largest(cells), pareto(cells)
-    columns = ["", "dim", "precision", "rescoring", "bytes", "ratio", "nDCG@10", "retention", "100M docs"]
+    columns = [
+        "",
+        "dim",
+        "precision",
+        "rescoring",
+        "bytes",
+        "ratio",
+        "nDCG@10",
+        "retention",
+        "100M docs",
+    ]
     rows = []
     for cell in cells:
-        size, ratio = cell.bytes_per_document, f"{full.bytes_per_document / cell.bytes_per_document:.1f}x"
+        size, ratio = (
+            cell.bytes_per_document,
+            f"{full.bytes_per_document / cell.bytes_per_document:.1f}x",
+        )
         dim = f"{cell.dim} PCA" if cell.axes == "pca" else cell.dim
         place = ["*" if cell in best else "", dim, cell.precision, cell.rescoring]
         rows.append([*place, size, ratio, cell.ndcg, cell.retention, f"{size / 10:.1f} GB"])
-    small = min((cell for cell in cells if cell.ndcg >= full.ndcg - 0.01), key=lambda cell: cell.bytes_per_document)
+    small = min(
+        (cell for cell in cells if cell.ndcg >= full.ndcg - 0.01),
+        key=lambda cell: cell.bytes_per_document,
+    )
     axes = " principal axes" if small.axes == "pca" else ""
     rescored = "" if small.rescoring == "none" else " with rescoring"
-    what = f"{small.dim}{axes} in {small.precision}{rescored}, {small.bytes_per_document:,} bytes a document"
+    what = (
+        f"{small.dim}{axes} in {small.precision}{rescored}, {small.bytes_per_document:,} bytes a"
+        " document"
+    )
     note = f"Within one point of all dimensions: {what}."
     return Table(columns, rows, note=note)
 
@@ -279,7 +338,8 @@ def search_compressed(
     similarity: Similarity,
     own: Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """Columns of the ten best documents, best first, by kind of rescoring: (n, k), (m, k) -> (n, <= 10).
+    """Columns of the ten best documents, best first, by kind of rescoring: (n, k), (m, k) -> (n, <=
+    10).
 
     ``own`` is that of `EncodedTask`, whose documents are left out.
     """
@@ -294,14 +354,16 @@ def search_compressed(
             task = replace(task, documents=_through_int8(documents))
         return {"none": task.top(DOT)}
     bits = _signs(documents)
-    # The product of signs is the number of equal bits minus the number of unequal bits, which ranks alike.
+    # The product of signs is the number of equal bits minus the number of unequal bits, which ranks
+    # alike.
     found = replace(task, queries=_signs(queries), documents=bits).top(DOT, max(top_k, 10))
     best = {"none": found[:, :10]}
     found = found[:, :top_k].sort(dim=1).values
     scores = replace(task, documents=bits).scores(DOT, found)
     best["query"] = found.gather(1, rank(scores, 10))
     if similarity.exponents[1] < 1:
-        norms = torch.linalg.vector_norm(documents.double(), dim=1).cpu()  # |x|^(1 - gamma_document)
+        # |x|^(1 - gamma_document)
+        norms = torch.linalg.vector_norm(documents.double(), dim=1).cpu()
         norms = (norms / norms.max().clamp(min=torch.finfo(torch.float32).tiny)).half().double()
         # -inf, of the query itself, times a norm of 0 is nan
         best["norm"] = found.gather(1, rank((scores * norms[found]).nan_to_num(nan=-torch.inf), 10))
@@ -316,14 +378,18 @@ def _signs(embeddings: Tensor) -> Tensor:
 def _through_int8(documents: Tensor) -> Tensor:
     """Documents from their int8 codes: (m, k) -> (m, k) float64."""
     low, high = documents.amin(dim=0), documents.amax(dim=0)
-    codes = quantize_embeddings(documents, precision="int8", ranges=torch.stack([low, high]).cpu().numpy())
+    codes = quantize_embeddings(
+        documents, precision="int8", ranges=torch.stack([low, high]).cpu().numpy()
+    )
     return (torch.from_numpy(codes).to(low.device).double() + 128) * ((high - low) / 255) + low
 
 
 def rabitq(queries: Tensor, documents: Tensor) -> EncodedTask:
-    """Embeddings whose inner products are RaBitQ's estimates from one bit: (n, k), (m, k) -> (n, k + 1), (m, k + 1).
+    """Embeddings whose inner products are RaBitQ's estimates from one bit: (n, k), (m, k) -> (n, k
+    + 1), (m, k + 1).
 
-    The last dimension adds the part of the inner product with the mean of the documents that the bits lose.
+    The last dimension adds the part of the inner product with the mean of the documents that the
+    bits lose.
     """
     x = documents.double()
     rotation, center = rotation_of(x.shape[1]).to(x), x.mean(dim=0)
@@ -332,12 +398,16 @@ def rabitq(queries: Tensor, documents: Tensor) -> EncodedTask:
     lengths = rotated.square().sum(dim=1, keepdim=True) / sizes
     decoded = center + (_signs(rotated).double() * lengths) @ rotation.T
     ones, lost = torch.ones_like(queries[:, :1]), (x - decoded) @ center
-    return EncodedTask(torch.cat([queries, ones], dim=1), torch.cat([decoded, lost[:, None]], dim=1))
+    return EncodedTask(
+        torch.cat([queries, ones], dim=1), torch.cat([decoded, lost[:, None]], dim=1)
+    )
 
 
 def rotation_of(dim: int) -> Tensor:
     """A random rotation, (dim, dim), always the same."""
-    return torch.linalg.qr(torch.randn(dim, dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64))[0]
+    return torch.linalg.qr(
+        torch.randn(dim, dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    )[0]
 
 
 def paint_compression(axis: Any, cells: Sequence[CompressionCell]) -> None:

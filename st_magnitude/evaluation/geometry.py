@@ -1,4 +1,5 @@
-"""Evaluators without a search: GeometryEvaluator for norms and directions, ScoredPairsEvaluator for scored pairs."""
+"""Evaluators without a search: GeometryEvaluator for norms and directions, ScoredPairsEvaluator for
+scored pairs."""
 
 from __future__ import annotations
 
@@ -27,23 +28,26 @@ NUM_DOCUMENTS = 500  # size of the sample for a model card
 class GeometryEvaluator(CsvEvaluator):
     """The norms of embeddings and how evenly their directions spread, without judgments.
 
-    Embeddings are taken before a closing Normalize or ExponentNorm. Two evaluators with the names "before" and "after"
-    put a table with both into the model card; ``st-magnitude train`` and ``revela`` do. Returned keys, with the prefix
-    ``"{name}_"`` if there is a name:
+    Embeddings are taken before a closing Normalize or ExponentNorm. Two evaluators with the names
+    "before" and "after" put a table with both into the model card; ``st-magnitude train`` and
+    ``revela`` do. Returned keys, with the prefix ``"{name}_"`` if there is a name:
 
-    - ``{document,query}_norm_mean`` and ``{document,query}_norm_cv`` (standard deviation over mean);
-    - ``document_mean_cosine`` and ``document_isoscore`` (the primary metric; n documents in D dimensions reach at most
-      about n / (n + D), so compare samples of one size only);
+    - ``{document,query}_norm_mean`` and ``{document,query}_norm_cv`` (standard deviation over
+      mean);
+    - ``document_mean_cosine`` and ``document_isoscore`` (the primary metric; n documents in D
+      dimensions reach at most about n / (n + D), so compare samples of one size only);
     - ``cohens_d`` of document norms, relevant minus never-relevant, if both are given.
 
     Args:
         documents: At least two texts.
         queries: Texts that are encoded as queries, whose norms are reported.
         is_relevant: Whether each document is relevant to any query.
-        **options: ``name``, ``batch_size``, ``show_progress_bar`` and ``write_csv`` of `SearchEvaluator`.
+        **options: ``name``, ``batch_size``, ``show_progress_bar`` and ``write_csv`` of
+            `SearchEvaluator`.
 
     Raises:
-        ValueError: If there are fewer than two documents; at the call, if an embedding is not finite.
+        ValueError: If there are fewer than two documents; at the call, if an embedding is not
+            finite.
 
     Example:
         >>> from sentence_transformers.sentence_transformer.modules import BoW
@@ -68,7 +72,10 @@ class GeometryEvaluator(CsvEvaluator):
     ) -> None:
         super().__init__(**options)
         if len(documents) < 2:
-            raise ValueError(f"GeometryEvaluator needs at least two documents, better hundreds, got {len(documents)}.")
+            raise ValueError(
+                "GeometryEvaluator needs at least two documents, better hundreds, got"
+                f" {len(documents)}."
+            )
         self.texts = {"document": list(documents), "query": list(queries)}
         self.metrics: dict[str, float] = {}  # after a call, without the name
         self.is_relevant = None if is_relevant is None else np.asarray(is_relevant, dtype=bool)
@@ -80,7 +87,9 @@ class GeometryEvaluator(CsvEvaluator):
     def measure(self, model: SentenceTransformer) -> dict[str, float]:
         """Encodes and measures."""
         embeddings = {
-            role: encode_raw(model, texts, role, **self.encoding) for role, texts in self.texts.items() if texts
+            role: encode_raw(model, texts, role, **self.encoding)
+            for role, texts in self.texts.items()
+            if texts
         }
         for role, side in embeddings.items():
             check_finite(side, role)
@@ -90,8 +99,11 @@ class GeometryEvaluator(CsvEvaluator):
         return self.metrics
 
 
-def norm_figures(sides: Mapping[str, Tensor], is_relevant: NDArray[np.bool_] | None) -> dict[str, float]:
-    """Mean and CV of the norms of each side, and Cohen's d of the documents where both groups have two members."""
+def norm_figures(
+    sides: Mapping[str, Tensor], is_relevant: NDArray[np.bool_] | None
+) -> dict[str, float]:
+    """Mean and CV of the norms of each side, and Cohen's d of the documents where both groups have
+    two members."""
     sizes = {role: geometry.norms(side) for role, side in sides.items()}
     figures: dict[str, float] = {}
     for role, values in sizes.items():
@@ -103,29 +115,44 @@ def norm_figures(sides: Mapping[str, Tensor], is_relevant: NDArray[np.bool_] | N
     return figures
 
 
-def card_evaluators(data: RetrievalData, seed: int = 0) -> tuple[GeometryEvaluator, GeometryEvaluator]:
-    """Two evaluators of one sample of documents, and a fifth as many queries, named "before" and "after"."""
+def card_evaluators(
+    data: RetrievalData, seed: int = 0
+) -> tuple[GeometryEvaluator, GeometryEvaluator]:
+    """Two evaluators of one sample of documents, and a fifth as many queries, named "before" and
+    "after"."""
     rng = np.random.default_rng(seed)
 
     def drawn(ids: Sequence[str], at_most: int) -> list[str]:
         return [ids[i] for i in rng.permutation(len(ids))[:at_most]]
 
-    asked, documents = drawn(list(data.queries), NUM_DOCUMENTS // 5), drawn(list(data.corpus), NUM_DOCUMENTS)
+    asked, documents = (
+        drawn(list(data.queries), NUM_DOCUMENTS // 5),
+        drawn(list(data.corpus), NUM_DOCUMENTS),
+    )
     answers = set().union(*data.relevant.values())
-    sample = [data.corpus[i] for i in documents], [data.queries[i] for i in asked], [i in answers for i in documents]
-    before, after = (GeometryEvaluator(*sample, name=name, write_csv=False) for name in ("before", "after"))
+    sample = (
+        [data.corpus[i] for i in documents],
+        [data.queries[i] for i in asked],
+        [i in answers for i in documents],
+    )
+    before, after = (
+        GeometryEvaluator(*sample, name=name, write_csv=False) for name in ("before", "after")
+    )
     return before, after
 
 
 class ScoredPairsEvaluator(CsvEvaluator):
-    """Rank and linear correlation of three similarities with scores of pairs, and s(a, b) against s(b, a).
+    """Rank and linear correlation of three similarities with scores of pairs, and s(a, b) against
+    s(b, a).
 
-    It is sentence-transformers' EmbeddingSimilarityEvaluator for any Similarity. Texts are encoded once, by plain
-    ``encode``, before a closing ExponentNorm. Returned keys, with the prefix ``"{name}_"`` if there is a name:
+    It is sentence-transformers' EmbeddingSimilarityEvaluator for any Similarity. Texts are encoded
+    once, by plain ``encode``, before a closing ExponentNorm. Returned keys, with the prefix
+    ``"{name}_"`` if there is a name:
 
     - ``{matched,cosine,dot}_{spearman,pearson}``;
-    - ``swapped_spearman``, the correlation of s(b, a) with the scores, and ``symmetry_gap``, the mean of
-      |s(a, b) - s(b, a)| over the standard deviation of s(a, b). Cosine and dot have a gap of 0.
+    - ``swapped_spearman``, the correlation of s(b, a) with the scores, and ``symmetry_gap``, the
+      mean of |s(a, b) - s(b, a)| over the standard deviation of s(a, b). Cosine and dot have a gap
+      of 0.
 
     A similarity that keeps the norm of one side only gives one warning.
 
@@ -133,17 +160,20 @@ class ScoredPairsEvaluator(CsvEvaluator):
         sentences1: The first text of every pair.
         sentences2: The second text of every pair.
         scores: The judged score of every pair, in any range.
-        similarity: The similarity of the ``matched`` metrics; by default the model's own (see `SearchEvaluator`).
-        **options: ``name``, ``batch_size``, ``show_progress_bar`` and ``write_csv`` of `SearchEvaluator`.
+        similarity: The similarity of the ``matched`` metrics; by default the model's own (see
+            `SearchEvaluator`).
+        **options: ``name``, ``batch_size``, ``show_progress_bar`` and ``write_csv`` of
+            `SearchEvaluator`.
 
     Raises:
-        ValueError: If the three differ in length or there are fewer than two pairs; at the call, if the model's
-            similarity is a distance or an embedding is not finite.
+        ValueError: If the three differ in length or there are fewer than two pairs; at the call, if
+            the model's similarity is a distance or an embedding is not finite.
 
     Example:
         >>> from sentence_transformers.sentence_transformer.modules import BoW
         >>> model = SentenceTransformer(modules=[BoW(["bee", "wax"])], device="cpu")
-        >>> pairs = {"sentences1": ["bee", "wax", "bee"], "sentences2": ["bee bee", "bee", "wax bee"]}
+        >>> one, two = ["bee", "wax", "bee"], ["bee bee", "bee", "wax bee"]
+        >>> pairs = {"sentences1": one, "sentences2": two}
         >>> metrics = ScoredPairsEvaluator(**pairs, scores=[1.0, 0.0, 0.5], similarity="dot")(model)
         >>> metrics["matched_spearman"], metrics["symmetry_gap"]
         (1.0, 0.0)
@@ -178,7 +208,10 @@ class ScoredPairsEvaluator(CsvEvaluator):
             self._warned = True
             warn_if_one_sided(matched, type(self).__name__)
         with raw_embeddings(model, keep_normalize=True):
-            a, b = (model.encode(texts, convert_to_tensor=True, **self.encoding) for texts in self.sentences)
+            a, b = (
+                model.encode(texts, convert_to_tensor=True, **self.encoding)
+                for texts in self.sentences
+            )
         check_finite(a, "sentences1")
         check_finite(b, "sentences2")
         metrics: dict[str, float] = {}

@@ -1,7 +1,7 @@
 """Hybrid retrieval: BM25 and embeddings, fused by rank.
 
-A run is ``{query id: {document id: score}}``, best documents first: the format of ir-measures, ranx and mteb, which
-read and write files of it.
+A run is ``{query id: {document id: score}}``, best documents first: the format of ir-measures, ranx
+and mteb, which read and write files of it.
 """
 
 from __future__ import annotations
@@ -36,10 +36,12 @@ def reciprocal_rank_fusion(
 
         score(d) = sum_r  1 / (k + rank_r(d)),   rank_r(d) = 1, 2, ... in run r
 
-    Equal scores rank by document id, the lower first, as in sentence-transformers; trec_eval ranks the higher first.
+    Equal scores rank by document id, the lower first, as in sentence-transformers; trec_eval ranks
+    the higher first.
 
     Args:
-        runs: Runs, where a higher score is better. What a run does not contain gets nothing from it.
+        runs: Runs, where a higher score is better. What a run does not contain gets nothing from
+            it.
         k: Constant that damps the weight of the first ranks.
         top_k: Number of documents of each query that the result keeps; all by default.
 
@@ -49,8 +51,10 @@ def reciprocal_rank_fusion(
         >>> reciprocal_rank_fusion([dense, bm25], k=1)
         {'q': {'d2': 0.8333333333333333, 'd1': 0.5, 'd3': 0.3333333333333333}}
 
-    Source: Cormack, Clarke and Buettcher, Reciprocal Rank Fusion Outperforms Condorcet and Individual Rank Learning
-    Methods, 2009 (k = 60); Cai et al., Revela, section 4.2 and App. A.5, where the best 200 are kept.
+    Source: Cormack, Clarke and Buettcher, Reciprocal Rank Fusion Outperforms Condorcet and
+        Individual Rank Learning
+    Methods, 2009 (k = 60); Cai et al., Revela, section 4.2 and App. A.5, where the best 200 are
+    kept.
     """
     fused: Run = {}
     for query in dict.fromkeys(query for run in runs for query in run):
@@ -58,7 +62,8 @@ def reciprocal_rank_fusion(
         for run in runs:
             for position, (document, _) in enumerate(_ranked(run.get(query, {})), start=1):
                 shares.setdefault(document, []).append(1 / (k + position))
-        scores = {document: math.fsum(parts) for document, parts in shares.items()}  # exact in any order of the runs
+        # exact in any order of the runs
+        scores = {document: math.fsum(parts) for document, parts in shares.items()}
         fused[query] = dict(_ranked(scores)[:top_k])
     return fused
 
@@ -77,27 +82,33 @@ def bm25_run(
 ) -> Run:
     """The best documents of each query by BM25 in Lucene's form, computed by the library bm25s.
 
-        score(q, d) = sum_{t in q}  log(1 + (N - n_t + 1/2) / (n_t + 1/2)) * f / (f + k1 (1 - b + b |d| / mean |d|))
+        score(q, d) = sum_{t in q}  idf_t * f / (f + k1 (1 - b + b |d| / mean |d|)),
+        idf_t = log(1 + (N - n_t + 1/2) / (n_t + 1/2))
 
-    Here f is the number of times that t occurs in d, |d| the number of words of d, n_t the number of documents with t,
-    and N the number of all documents. A run has no documents without a word of the query, and ranks ties by id.
+    Here f is the number of times that t occurs in d, |d| the number of words of d, n_t the number
+    of documents with t, and N the number of all documents. A run has no documents without a word of
+    the query, and ranks ties by id.
 
     Args:
         data: Queries and corpus.
         top_k: Number of documents for each query.
-        k1: Weight of repetitions of a word. bm25s and mteb's BM25 use 1.5 with b = 0.75, Anserini 0.9 with b = 0.4.
+        k1: Weight of repetitions of a word. bm25s and mteb's BM25 use 1.5 with b = 0.75, Anserini
+            0.9 with b = 0.4.
         b: Penalty for long documents, in [0, 1].
-        stopwords: Words that do not count: a language that bm25s knows, a list, or None, which is best for code.
+        stopwords: Words that do not count: a language that bm25s knows, a list, or None, which is
+            best for code.
 
     Raises:
         ImportError: If bm25s is not installed.
 
     Example:
-        >>> data = RetrievalData({"q1": "honey", "q2": "tea"}, {"d1": "Bees make honey.", "d2": "Honey, honey!"}, {})
+        >>> corpus = {"d1": "Bees make honey.", "d2": "Honey, honey!"}
+        >>> data = RetrievalData({"q1": "honey", "q2": "tea"}, corpus, {})
         >>> {query: list(found) for query, found in bm25_run(data).items()}
         {'q1': ['d2', 'd1'], 'q2': []}
 
-    Source: Lù, BM25S: Orders of Magnitude Faster Lexical Search via Eager Sparse Scoring, arXiv 2407.03618; the formula
+    Source: Lù, BM25S: Orders of Magnitude Faster Lexical Search via Eager Sparse Scoring, arXiv
+        2407.03618; the formula
     is "Lucene (accurate)" of Kamphuis et al., Which BM25 Do You Mean?, 2020.
     """
     with needs("BM25", "eval"):
@@ -133,10 +144,14 @@ def dense_run(encoded: EncodedTask, similarity: Similarity, top_k: int = 100) ->
         {'q': {'d2': 2.0, 'd1': 1.0}}
     """
     top = encoded.top(similarity, top_k)
-    rows = zip(encoded.query_ids or [], top.tolist(), encoded.scores(similarity, top).tolist(), strict=True)
+    rows = zip(
+        encoded.query_ids or [], top.tolist(), encoded.scores(similarity, top).tolist(), strict=True
+    )
     ids = encoded.document_ids or []
     return {
-        query: {ids[c]: score for c, score in zip(columns, scores, strict=True) if score > -math.inf}
+        query: {
+            ids[c]: score for c, score in zip(columns, scores, strict=True) if score > -math.inf
+        }
         for query, columns, scores in rows
     }
 
@@ -144,13 +159,15 @@ def dense_run(encoded: EncodedTask, similarity: Similarity, top_k: int = 100) ->
 class HybridEvaluator(SearchEvaluator):
     """Retrieval metrics of a model, of BM25, and of the two fused by rank.
 
-    The keys are ``{dense,bm25,hybrid}_{ndcg@10,mrr@10,recall@10,recall@{top_k}}``, as defined by sentence-transformers'
-    InformationRetrievalEvaluator. The primary metric is ``hybrid_ndcg@10``. BM25 searches once, when the evaluator is
-    made, and sees no prompts.
+    The keys are ``{dense,bm25,hybrid}_{ndcg@10,mrr@10,recall@10,recall@{top_k}}``, as defined by
+    sentence-transformers' InformationRetrievalEvaluator. The primary metric is ``hybrid_ndcg@10``.
+    BM25 searches once, when the evaluator is made, and sees no prompts.
 
     Args:
-        top_k: Number of documents of each search that are fused, and that the fused run keeps, at least 10.
-        bm25: A run in place of ``bm25_run(data, top_k)``, of other arguments or another search engine.
+        top_k: Number of documents of each search that are fused, and that the fused run keeps, at
+            least 10.
+        bm25: A run in place of ``bm25_run(data, top_k)``, of other arguments or another search
+            engine.
 
     `SearchEvaluator` documents the other arguments, attributes and errors.
 
@@ -163,14 +180,17 @@ class HybridEvaluator(SearchEvaluator):
 
     Example:
         >>> from sentence_transformers.sentence_transformer.modules import BoW
-        >>> model = SentenceTransformer(modules=[BoW(["bees", "honey"])], similarity_fn_name="dot", device="cpu")
-        >>> corpus = {"d1": "Honey, honey, honey!", "d2": "Bees make honey.", "d3": "Bees like honey from flowers."}
-        >>> evaluator = HybridEvaluator({"q": "bees honey"}, corpus, relevant_docs={"q": {"d2"}}, name="dev")
+        >>> words = BoW(["bees", "honey"])
+        >>> model = SentenceTransformer(modules=[words], similarity_fn_name="dot", device="cpu")
+        >>> corpus = {"d1": "Honey, honey, honey!", "d2": "Bees make honey."}
+        >>> corpus["d3"] = "Bees like honey from flowers."
+        >>> evaluator = HybridEvaluator({"q": "bees honey"}, corpus, {"q": {"d2"}}, name="dev")
         >>> metrics = evaluator(model)
         >>> metrics["dev_dense_mrr@10"], metrics["dev_bm25_mrr@10"], metrics["dev_hybrid_mrr@10"]
         (0.5, 1.0, 1.0)
 
-    Source: Cai et al., Revela: Dense Retriever Learning via Language Modeling, section 4.2 and App. A.5.
+    Source: Cai et al., Revela: Dense Retriever Learning via Language Modeling, section 4.2 and App.
+        A.5.
     """
 
     kind = "Hybrid"
@@ -192,11 +212,15 @@ class HybridEvaluator(SearchEvaluator):
         self.top_k = top_k
         run = bm25_run(self.task, top_k) if bm25 is None else bm25
         if bm25 is not None and not any(run.get(query) for query in self.queries_ids):
-            raise ValueError(f"bm25 has no document for any judged query; its keys start with {list(run)[:3]}.")
+            raise ValueError(
+                f"bm25 has no document for any judged query; its keys start with {list(run)[:3]}."
+            )
         lexical = {query: dict(run.get(query, {})) for query in self.queries_ids}
         for query in self.task.own & lexical.keys():
             lexical[query].pop(query, None)
-        self.runs = {"bm25": {query: dict(_ranked(found)[:top_k]) for query, found in lexical.items()}}
+        self.runs = {
+            "bm25": {query: dict(_ranked(found)[:top_k]) for query, found in lexical.items()}
+        }
 
     def measure(self, model: SentenceTransformer) -> dict[str, float]:
         """The metrics of the three runs."""
@@ -205,7 +229,11 @@ class HybridEvaluator(SearchEvaluator):
         hybrid = reciprocal_rank_fusion([dense, lexical], top_k=self.top_k)
         self.runs = {"dense": dense, "bm25": lexical, "hybrid": hybrid}
         measured = {key: self._measure(key, run) for key, run in self.runs.items()}
-        return {f"{key}_{metric}": value for key, means in measured.items() for metric, value in means.items()}
+        return {
+            f"{key}_{metric}": value
+            for key, means in measured.items()
+            for metric, value in means.items()
+        }
 
     def _measure(self, key: str, run: Run) -> dict[str, float]:
         """The metrics of a run."""
@@ -215,6 +243,11 @@ class HybridEvaluator(SearchEvaluator):
             row[: len(run[query])] = [grades.get(document, 0) for document in run[query]]
         hits, number = gains > 0, np.array([len(grades) for grades in relevant])
         self.per_query[key] = ndcg(gains, [grades.values() for grades in relevant], k=10)
-        values = {"ndcg@10": self.per_query[key], "mrr@10": (hits[:, :10] / np.arange(1, 11)).max(axis=1)}
-        values |= {f"recall@{k}": hits[:, :k].sum(axis=1) / number for k in sorted({10, self.top_k})}
+        values = {
+            "ndcg@10": self.per_query[key],
+            "mrr@10": (hits[:, :10] / np.arange(1, 11)).max(axis=1),
+        }
+        values |= {
+            f"recall@{k}": hits[:, :k].sum(axis=1) / number for k in sorted({10, self.top_k})
+        }
         return {metric: float(of_query.mean()) for metric, of_query in values.items()}

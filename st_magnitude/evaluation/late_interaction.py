@@ -1,4 +1,5 @@
-"""LateInteractionEvaluator stores a share of a corpus's token vectors and measures nDCG@10 of a search in them."""
+"""LateInteractionEvaluator stores a share of a corpus's token vectors and measures nDCG@10 of a
+search in them."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["LateInteractionEvaluator", "TokenCell"]
 
-METHODS = ("pooling", "norm", "norm+pooling", "random", "first", "idf")  # pooling first: others are compared with it
+# pooling first: others are compared with it
+METHODS = ("pooling", "norm", "norm+pooling", "random", "first", "idf")
 SHARES = (0.5, 0.25, 0.15, 0.1, 0.05)
 EXPONENTS = (0.0, 0.5, 0.75, 1.0)
 
@@ -43,39 +45,47 @@ class TokenCell:
     bytes_per_document: float  # on average, 4 for each dimension of a vector: float32
     exponent: float  # of the norms by which stored vectors are divided
     ndcg: float  # mean nDCG@10
-    versus_pooling: tuple[float, float, float] | None  # difference to pooling at this share, with its 95 % interval
+    # difference to pooling at this share, with its 95 % interval
+    versus_pooling: tuple[float, float, float] | None
 
 
 class LateInteractionEvaluator(SearchEvaluator):
     """nDCG@10 of a MultiVectorEncoder by the share of its document token vectors that is stored.
 
-    Every method keeps round(share · all) vectors over the whole corpus, and at least one of each document:
+    Every method keeps round(share · all) vectors over the whole corpus, and at least one of each
+    document:
 
-    - ``pooling``: sentence-transformers' HierarchicalTokenPooling of unit vectors, without protected tokens, with the
-      smallest ``pool_factor`` that keeps no more;
-    - ``norm``: the tokens with the largest norms, as `st_magnitude.NormPruning` does with one threshold;
+    - ``pooling``: sentence-transformers' HierarchicalTokenPooling of unit vectors, without
+      protected tokens, with the smallest ``pool_factor`` that keeps no more;
+    - ``norm``: the tokens with the largest norms, as `st_magnitude.NormPruning` does with one
+      threshold;
     - ``norm+pooling``: sqrt(share) of the tokens by norm, which pooling then brings to the share;
-    - ``random``; ``first``, the first tokens of a document; ``idf``, the tokens of the largest log(m / m_t), with m
-      documents, m_t of which contain the token, special tokens too.
+    - ``random``; ``first``, the first tokens of a document; ``idf``, the tokens of the largest
+      log(m / m_t), with m documents, m_t of which contain the token, special tokens too.
 
-    What is kept is stored as d / |d|^exponent and searched exhaustively by the model's MaxSim. The exponent of every
-    cell is 0, 0.5, 0.75 or 1, whichever has the highest nDCG@10 on ``dev``; of several, the largest, because an index
-    of unit vectors is what every store takes. Pooled vectors have norm 1. The corpus is encoded once.
+    What is kept is stored as d / |d|^exponent and searched exhaustively by the model's MaxSim. The
+    exponent of every cell is 0, 0.5, 0.75 or 1, whichever has the highest nDCG@10 on ``dev``; of
+    several, the largest, because an index of unit vectors is what every store takes. Pooled vectors
+    have norm 1. The corpus is encoded once.
 
-    The keys are ``full_ndcg@10``, the primary metric, and ``{method}_{percent}_ndcg@10``, such as ``norm_15_ndcg@10``.
-    A model whose tokens are normalised has no ``norm`` and ``norm+pooling``, and one that pools tokens has no ``idf``.
+    The keys are ``full_ndcg@10``, the primary metric, and ``{method}_{percent}_ndcg@10``, such as
+    ``norm_15_ndcg@10``. A model whose tokens are normalised has no ``norm`` and ``norm+pooling``,
+    and one that pools tokens has no ``idf``.
 
     Args:
         shares: Shares of the vectors to keep, below 1. All vectors are always measured.
-        methods: Some of the methods above. Pooling takes the longest, several milliseconds for each document.
-        dev: Queries and judgments in the same corpus that choose the exponents; by default those that are measured,
-            which is optimistic.
-        similarity: Fixes the exponents of both sides. By default queries are scored as the model encodes them.
+        methods: Some of the methods above. Pooling takes the longest, several milliseconds for each
+            document.
+        dev: Queries and judgments in the same corpus that choose the exponents; by default those
+            that are measured, which is optimistic.
+        similarity: Fixes the exponents of both sides. By default queries are scored as the model
+            encodes them.
 
     `SearchEvaluator` documents the other arguments, attributes and errors.
 
     Attributes:
-        cells: After a call, a `TokenCell` for all vectors and for each share and method; ``table`` prints them.
+        cells: After a call, a `TokenCell` for all vectors and for each share and method; ``table``
+            prints them.
         per_query: After a call, nDCG@10 of every query under ``(method, share)``.
 
     Raises:
@@ -83,17 +93,19 @@ class LateInteractionEvaluator(SearchEvaluator):
 
     Example:
         >>> from sentence_transformers.sentence_transformer.modules import WordEmbeddings
-        >>> from sentence_transformers.sentence_transformer.modules.tokenizer import WhitespaceTokenizer
-        >>> words = WhitespaceTokenizer(["bees", "honey", "wax", "so"], stop_words=())
+        >>> from sentence_transformers.sentence_transformer.modules import tokenizer as tokenizers
+        >>> words = tokenizers.WhitespaceTokenizer(["bees", "honey", "wax", "so"], stop_words=())
         >>> embeddings = torch.diag(torch.tensor([2.0, 3.0, 2.0, 0.1]))  # the norm of "so" is small
         >>> model = MultiVectorEncoder(modules=[WordEmbeddings(words, embeddings)], device="cpu")
         >>> corpus = {"d1": "so so wax honey", "d2": "so so so bees"}
-        >>> evaluator = LateInteractionEvaluator({"q": "bees"}, corpus, {"q": {"d2"}}, shares=[0.25])
+        >>> judged = {"q": {"d2"}}
+        >>> evaluator = LateInteractionEvaluator({"q": "bees"}, corpus, judged, shares=[0.25])
         >>> metrics = evaluator(model)
         >>> metrics["norm_25_ndcg@10"], round(metrics["first_25_ndcg@10"], 2)
         (1.0, 0.63)
 
-    Source: Khattab and Zaharia, ColBERT, SIGIR 2020, for MaxSim; Clavié et al., Reducing the Footprint of Multi-Vector
+    Source: Khattab and Zaharia, ColBERT, SIGIR 2020, for MaxSim; Clavié et al., Reducing the
+        Footprint of Multi-Vector
     Retrieval with Minimal Performance Impact via Token Pooling, arXiv 2409.14683, for pooling.
     """
 
@@ -117,7 +129,11 @@ class LateInteractionEvaluator(SearchEvaluator):
         self.shares = sorted(set(shares), reverse=True)
         self.methods = [method for method in METHODS if method in methods]
         # The first chooses the exponents.
-        self.measured = [self.task] if dev is None else [RetrievalData(dev.queries, corpus, dev.relevant), self.task]
+        self.measured = (
+            [self.task]
+            if dev is None
+            else [RetrievalData(dev.queries, corpus, dev.relevant), self.task]
+        )
         gammas = EXPONENTS if self.similarity is None else [self.similarity.exponents[1]]
         self.document_sides = [Similarity(document=gamma) for gamma in gammas]
         self.cells: list[TokenCell] = []
@@ -126,21 +142,38 @@ class LateInteractionEvaluator(SearchEvaluator):
     def table(self) -> Table:
         """A row for each cell."""
         rows = [
-            [f"{100 * c.share:g}%", c.method, round(c.bytes_per_document), f"{c.exponent:g}", c.ndcg, c.versus_pooling]
+            [
+                f"{100 * c.share:g}%",
+                c.method,
+                round(c.bytes_per_document),
+                f"{c.exponent:g}",
+                c.ndcg,
+                c.versus_pooling,
+            ]
             for c in self.cells
         ]
-        return Table(["kept", "method", "bytes/doc", "exponent", "nDCG@10", "minus pooling [95%]"], rows)
+        return Table(
+            ["kept", "method", "bytes/doc", "exponent", "nDCG@10", "minus pooling [95%]"], rows
+        )
 
     def measure(self, model: MultiVectorEncoder) -> dict[str, float]:  # type: ignore[override]
         """Encodes, and measures every cell."""
         if not isinstance(model, MultiVectorEncoder):
-            raise TypeError(f"LateInteractionEvaluator needs a MultiVectorEncoder, got a {type(model).__name__}.")
+            raise TypeError(
+                "LateInteractionEvaluator needs a MultiVectorEncoder, got a"
+                f" {type(model).__name__}."
+            )
         asked = [(data, self._encode_queries(model, data)) for data in self.measured]
         tokens, sizes, ids = self._encode_documents(model)
         importance = _importances(tokens, sizes, ids)
-        possible = [method for method in self.methods if method in importance or method == "pooling"]
+        possible = [
+            method for method in self.methods if method in importance or method == "pooling"
+        ]
         self.cells, self.per_query = [], {}
-        for method, share in [("full", 1.0), *((method, share) for share in self.shares for method in possible)]:
+        for method, share in [
+            ("full", 1.0),
+            *((method, share) for share in self.shares for method in possible),
+        ]:
             kept, kept_sizes = tokens, sizes
             if method in importance:
                 by_importance = math.sqrt(share) if method == "norm+pooling" else share
@@ -148,7 +181,9 @@ class LateInteractionEvaluator(SearchEvaluator):
             if is_pooled := "pooling" in method:
                 kept, kept_sizes = pool(kept, kept_sizes, round(share * len(tokens)))
             sides = [COSINE] if is_pooled or "norm" not in importance else self.document_sides
-            found = [_search(model, *asked[0], side.document(kept).split(kept_sizes)) for side in sides]
+            found = [
+                _search(model, *asked[0], side.document(kept).split(kept_sizes)) for side in sides
+            ]
             best = highest_rows(np.stack(found))[-1]
             values = found[best]
             if len(asked) > 1:
@@ -157,9 +192,13 @@ class LateInteractionEvaluator(SearchEvaluator):
             versus = None if pooled is None else paired_bootstrap(values, pooled)
             self.per_query[method, share] = values
             size, exponent = 4 * kept.numel() / len(sizes), sides[best].exponents[1]
-            self.cells.append(TokenCell(method, share, size, exponent, float(values.mean()), versus))
+            self.cells.append(
+                TokenCell(method, share, size, exponent, float(values.mean()), versus)
+            )
         full, *others = self.cells
-        return {self.primary: full.ndcg} | {f"{c.method}_{100 * c.share:g}_ndcg@10": c.ndcg for c in others}
+        return {self.primary: full.ndcg} | {
+            f"{c.method}_{100 * c.share:g}_ndcg@10": c.ndcg for c in others
+        }
 
     def report(self, metrics: dict[str, float]) -> tuple[str, Iterable[Mapping[str, Any]]]:
         """The table for the log, and a row of all metrics."""
@@ -167,17 +206,30 @@ class LateInteractionEvaluator(SearchEvaluator):
 
     def _side(self, role: str) -> dict[str, Any]:
         """Options of ``encode_query`` or ``encode_document``."""
-        prompts = {key.removeprefix(role): prompt for key, prompt in self.prompts.items() if key.startswith(role)}
+        prompts = {
+            key.removeprefix(role): prompt
+            for key, prompt in self.prompts.items()
+            if key.startswith(role)
+        }
         return self.encoding | prompts
 
     def _encode_queries(self, model: MultiVectorEncoder, data: RetrievalData) -> list[Tensor]:
         """The token vectors of every query that counts, (t, D) each."""
-        queries = model.encode_query([data.queries[query] for query in data.query_ids], **self._side("query_"))
-        check_finite(torch.stack([query.float().sum() for query in queries])[:, None], "query", data.query_ids)
+        queries = model.encode_query(
+            [data.queries[query] for query in data.query_ids], **self._side("query_")
+        )
+        check_finite(
+            torch.stack([query.float().sum() for query in queries])[:, None],
+            "query",
+            data.query_ids,
+        )
         return [(self.similarity or DOT).query(query.float()) for query in queries]
 
-    def _encode_documents(self, model: MultiVectorEncoder) -> tuple[Tensor, list[int], NDArray[np.int64] | None]:
-        """The token vectors of all documents, (T, D), their number in each, and the ids of the tokens, (T,)."""
+    def _encode_documents(
+        self, model: MultiVectorEncoder
+    ) -> tuple[Tensor, list[int], NDArray[np.int64] | None]:
+        """The token vectors of all documents, (T, D), their number in each, and the ids of the
+        tokens, (T,)."""
         ids = self.task.document_ids
         vectors, tokens = [], []
         texts = [self.task.corpus[document] for document in ids]
@@ -186,13 +238,18 @@ class LateInteractionEvaluator(SearchEvaluator):
             vectors.append(features["token_embeddings"][mask].float())
             if features["input_ids"].shape == mask.shape:  # else the model has pooled them
                 tokens.append(features["input_ids"][mask].cpu())
-        check_finite(torch.stack([document.sum() for document in vectors])[:, None], "document", ids)
+        check_finite(
+            torch.stack([document.sum() for document in vectors])[:, None], "document", ids
+        )
         known = torch.cat(tokens).numpy() if len(tokens) == len(ids) else None
         return torch.cat(vectors), [len(document) for document in vectors], known
 
 
 def _search(
-    model: MultiVectorEncoder, data: RetrievalData, queries: list[Tensor], documents: Sequence[Tensor]
+    model: MultiVectorEncoder,
+    data: RetrievalData,
+    queries: list[Tensor],
+    documents: Sequence[Tensor],
 ) -> NDArray[np.float64]:
     """nDCG@10 of every query, (n,), by the model's MaxSim."""
     stored, rows = list(documents), max(1, TILE // len(documents))
@@ -205,10 +262,15 @@ def _search(
     return ndcg(gains, [grades.values() for grades in data.columns])
 
 
-def _importances(tokens: Tensor, sizes: list[int], ids: NDArray[np.int64] | None) -> dict[str, NDArray[Any]]:
-    """The values by which methods keep the largest, (T,) each, of the methods that the model allows."""
+def _importances(
+    tokens: Tensor, sizes: list[int], ids: NDArray[np.int64] | None
+) -> dict[str, NDArray[Any]]:
+    """The values by which methods keep the largest, (T,) each, of the methods that the model
+    allows."""
     norms = torch.linalg.vector_norm(tokens, dim=1).cpu().numpy()
-    found: dict[str, NDArray[Any]] = {} if are_unit(norms) else {"norm": norms, "norm+pooling": norms}
+    found: dict[str, NDArray[Any]] = (
+        {} if are_unit(norms) else {"norm": norms, "norm+pooling": norms}
+    )
     found["random"] = np.random.default_rng(0).random(len(norms))
     found["first"] = np.concatenate([-np.arange(size) / max(size, 1) for size in sizes])
     if ids is not None:
@@ -218,8 +280,11 @@ def _importances(tokens: Tensor, sizes: list[int], ids: NDArray[np.int64] | None
     return found
 
 
-def keep(tokens: Tensor, sizes: list[int], importance: NDArray[Any], share: float) -> tuple[Tensor, list[int]]:
-    """The most important token of each document, then of all others, the earlier of equals: -> (share · T, D)."""
+def keep(
+    tokens: Tensor, sizes: list[int], importance: NDArray[Any], share: float
+) -> tuple[Tensor, list[int]]:
+    """The most important token of each document, then of all others, the earlier of equals: ->
+    (share · T, D)."""
     document = np.repeat(np.arange(len(sizes)), sizes)
     order = np.argsort(-importance, kind="stable")
     _, first = np.unique(document[order], return_index=True)  # of every document
@@ -232,12 +297,16 @@ def keep(tokens: Tensor, sizes: list[int], importance: NDArray[Any], share: floa
 
 
 def pool(tokens: Tensor, sizes: list[int], number: int) -> tuple[Tensor, list[int]]:
-    """Unit vectors pooled to at most a number of them, or one for each document: (T, D) -> (<= number, D)."""
+    """Unit vectors pooled to at most a number of them, or one for each document: (T, D) -> (<=
+    number, D)."""
     counts = np.array([size for size in sizes if size])
-    low, high = 1.0, float(counts.max())  # between these factors pooling keeps too much and no more than the number
+    # between these factors pooling keeps too much and no more than the number
+    low, high = 1.0, float(counts.max())
     for _ in range(40):
         factor = (low + high) / 2
-        low, high = (factor, high) if np.maximum(counts // factor, 1).sum() > number else (low, factor)
+        low, high = (
+            (factor, high) if np.maximum(counts // factor, 1).sum() > number else (low, factor)
+        )
     pooling = HierarchicalTokenPooling(high, num_protected_tokens=0)
     pooled = [pooling.pool_one(document) for document in COSINE.document(tokens).split(sizes)]
     return torch.cat(pooled), [len(document) for document in pooled]

@@ -35,8 +35,9 @@ class Judgment:
         gain: Mean difference with its 95 % interval: (gain, low, high).
         num_queries: Number of queries behind it.
         num_changed: Number of those whose metric changed at all.
-        verdict: ``"better"`` if the interval lies above 0 and reaches ``min_gain``; ``"worse"`` if it
-            lies below 0; ``"no better"`` if it excludes a gain of ``min_gain``; else ``"undecided"``.
+        verdict: ``"better"`` if the interval lies above 0 and reaches ``min_gain``; ``"worse"`` if
+            it lies below 0; ``"no better"`` if it excludes a gain of ``min_gain``; else
+            ``"undecided"``.
     """
 
     gain: tuple[float, float, float]
@@ -83,8 +84,9 @@ def judge(
     x = np.asarray(differences, dtype=np.float64)
     if x.ndim != 1 or not len(x) or not (np.abs(x) <= 1 + 1e-9).all():
         raise ValueError(
-            "differences must be one number in [-1, 1] for each query, such as differences of nDCG@10; "
-            f"got an array of shape {x.shape} with values from {x.min(initial=0)} to {x.max(initial=0)}."
+            "differences must be one number in [-1, 1] for each query, such as differences of"
+            f" nDCG@10; got an array of shape {x.shape} with values from {x.min(initial=0)} to"
+            f" {x.max(initial=0)}."
         )
     changed = x[x != 0]
     unchanged = len(x) - len(changed)
@@ -121,9 +123,11 @@ def are_unit(norms: NDArray[np.float64]) -> bool:
 def scoring_of(
     model: SentenceTransformer, similarity: Similarity | str | None = None
 ) -> Similarity:
-    """The given similarity, or the one that a model says it is for, with plain numbers as exponents.
+    """The given similarity, or the one that a model says it is for, with plain numbers as
+    exponents.
 
-    The model's own is that of a closing ExponentNorm, else its ``similarity_fn_name``, which must not be a distance.
+    The model's own is that of a closing ExponentNorm, else its ``similarity_fn_name``, which must
+    not be a distance.
     """
     model = refuse_other_models(model, "A measurement")
     if similarity is None:
@@ -131,8 +135,8 @@ def scoring_of(
         similarity = closing if isinstance(closing, Similarity) else model.similarity_fn_name
         if isinstance(similarity, str) and similarity not in ("cosine", "dot"):
             raise ValueError(
-                f"The model's similarity_fn_name is {similarity!r}, which is not an inner product; "
-                'pass similarity="cosine", "dot", "qnorm", "dnorm" or a Similarity.'
+                f"The model's similarity_fn_name is {similarity!r}, which is not an inner product;"
+                ' pass similarity="cosine", "dot", "qnorm", "dnorm" or a Similarity.'
             )
     return Similarity(*Similarity.named(similarity).exponents)
 
@@ -140,14 +144,16 @@ def scoring_of(
 def raw_scoring_of(
     model: SentenceTransformer, similarity: Similarity | str | None = None
 ) -> Similarity:
-    """`scoring_of` for embeddings from before a closing Normalize: the own similarity of a unit model is cosine."""
+    """`scoring_of` for embeddings from before a closing Normalize: the own similarity of a unit
+    model is cosine."""
     own = scoring_of(model, similarity)
     if similarity is not None or not normalizes_output(model):
         return own
     if own != COSINE and is_cut(model):
         raise ValueError(
-            f"This model is cut to truncate_dim={unwrapped(model).truncate_dim} after Normalize and "
-            "scores by dot, which no similarity of its raw embeddings does. Pass similarity='cosine'."
+            f"This model is cut to truncate_dim={unwrapped(model).truncate_dim} after Normalize and"
+            " scores by dot, which no similarity of its raw embeddings does. Pass"
+            " similarity='cosine'."
         )
     return COSINE
 
@@ -165,7 +171,8 @@ def model_name(model: SentenceTransformer) -> str:
 
 
 def share_interval(count: float, total: int) -> tuple[float, float, float]:
-    """A share with its exact 95 % interval (Clopper and Pearson, 1934): (share, low, high); nan for a total of 0.
+    """A share with its exact 95 % interval (Clopper and Pearson, 1934): (share, low, high); nan for
+    a total of 0.
 
     Example:
         >>> [round(x, 3) for x in share_interval(2, 50)]

@@ -1,4 +1,5 @@
-"""Hard negatives by the scores of any similarity, where ``mine_hard_negatives`` normalises all embeddings."""
+"""Hard negatives by the scores of any similarity, where ``mine_hard_negatives`` normalises all
+embeddings."""
 
 from __future__ import annotations
 
@@ -44,41 +45,50 @@ def mine_negatives(
     encode: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Dataset:
-    """Mines hard negatives for training: documents that the model scores high and that do not answer the query.
+    """Mines hard negatives for training: documents that the model scores high and that do not
+    answer the query.
 
-    This is sentence-transformers' ``mine_hard_negatives`` with the scores of any similarity; for a model that is scored
-    by cosine the results are equal. A document with the text of one of the query's positives is never a negative, and
-    neither is the query itself, where it stands in the corpus under its id.
+    This is sentence-transformers' ``mine_hard_negatives`` with the scores of any similarity; for a
+    model that is scored by cosine the results are equal. A document with the text of one of the
+    query's positives is never a negative, and neither is the query itself, where it stands in the
+    corpus under its id.
 
-    Documents that are relevant to none of the queries teach a norm: in-batch negatives, each of which answers some
-    query, do not. A document that ranks high for a single query may be an answer that nobody has judged, so with
-    ``never_relevant`` the negatives are those that are among the ten best of at least ``min_queries`` queries.
+    Documents that are relevant to none of the queries teach a norm: in-batch negatives, each of
+    which answers some query, do not. A document that ranks high for a single query may be an answer
+    that nobody has judged, so with ``never_relevant`` the negatives are those that are among the
+    ten best of at least ``min_queries`` queries.
 
     Args:
-        model: The model whose scores count. A model that ends in Normalize is scored with unit embeddings.
+        model: The model whose scores count. A model that ends in Normalize is scored with unit
+            embeddings.
         data: Queries, corpus and judgments; `RetrievalData.from_dataset` makes them of pairs.
         similarity: A Similarity or its name; by default the model's own.
-        never_relevant: Whether only never-relevant documents can be negatives; by default all documents can.
-        also_relevant: Ids of documents that are relevant to queries outside of ``data``, such as those of other splits
-            (`st_magnitude.data.beir.relevant_documents`), and so are not never-relevant.
+        never_relevant: Whether only never-relevant documents can be negatives; by default all
+            documents can.
+        also_relevant: Ids of documents that are relevant to queries outside of ``data``, such as
+            those of other splits (`st_magnitude.data.beir.relevant_documents`), and so are not
+            never-relevant.
         min_queries: Number of queries that a never-relevant document must be among the ten best of.
         num_negatives: Number of negatives for each query.
-        output_format: ``"triplet"`` (a row for each negative), ``"n-tuple"`` (all in one row; queries with fewer are
-            left out), ``"labeled-pair"`` or ``"labeled-list"``.
+        output_format: ``"triplet"`` (a row for each negative), ``"n-tuple"`` (all in one row;
+            queries with fewer are left out), ``"labeled-pair"`` or ``"labeled-list"``.
         output_scores: Whether the rows contain scores.
         seed: Seed for ``sampling_strategy="random"``.
-        encode: Options of encoding, such as ``{"batch_size": 64}``, see `st_magnitude.data.task.encode_texts`.
-        **options: Arguments of ``mine_hard_negatives``: ``range_min``, ``range_max``, ``max_score``, ``min_score``,
-            ``absolute_margin``, ``relative_margin``, ``sampling_strategy`` and ``cross_encoder``.
+        encode: Options of encoding, such as ``{"batch_size": 64}``, see
+            `st_magnitude.data.task.encode_texts`.
+        **options: Arguments of ``mine_hard_negatives``: ``range_min``, ``range_max``,
+            ``max_score``, ``min_score``, ``absolute_margin``, ``relative_margin``,
+            ``sampling_strategy`` and ``cross_encoder``.
 
     Raises:
-        ValueError: If no query has a relevant document, an option is out of its range, an embedding is not finite, or
-            never-relevant documents are wanted and there are none.
+        ValueError: If no query has a relevant document, an option is out of its range, an embedding
+            is not finite, or never-relevant documents are wanted and there are none.
         TypeError: If an option is unknown.
 
     Example:
         >>> from sentence_transformers.sentence_transformer.modules import BoW
-        >>> model = SentenceTransformer(modules=[BoW(["bees", "wax", "see"])], similarity_fn_name="dot", device="cpu")
+        >>> words = BoW(["bees", "wax", "see"])
+        >>> model = SentenceTransformer(modules=[words], similarity_fn_name="dot", device="cpu")
         >>> corpus = {"d1": "bees", "d2": "wax", "d3": "see bees bees, see wax wax"}
         >>> data = RetrievalData({"q": "bees", "r": "wax"}, corpus, {"q": {"d1"}, "r": {"d2"}})
         >>> mine_negatives(model, data, num_negatives=1)[0]
@@ -98,45 +108,65 @@ def mine_negatives(
     )
     candidates = list(documents)
     if never_relevant:
-        answers = {*positives, *(data.corpus[document] for document in data.corpus.keys() & also_relevant)}
+        answers = {
+            *positives,
+            *(data.corpus[document] for document in data.corpus.keys() & also_relevant),
+        }
         candidates = [text for text in scorer.hubs(min_queries) if text not in answers]
         if not candidates:
             raise ValueError(
-                f"Each document that is relevant to none of the queries is among the {HIGH} best of fewer than "
-                f"{min_queries} of them. Lower min_queries, or add such documents to the corpus."
+                f"Each document that is relevant to none of the queries is among the {HIGH} best of"
+                f" fewer than {min_queries} of them. Lower min_queries, or add such documents to"
+                " the corpus."
             )
-        scorer.searched = len(candidates)  # mine_hard_negatives puts the positives behind the corpus
+        # mine_hard_negatives puts the positives behind the corpus
+        scorer.searched = len(candidates)
     options |= {"faiss_batch_size": max(1, TILE // len(documents)), "verbose": False}
-    options |= {"num_negatives": num_negatives, "output_format": output_format, "output_scores": output_scores}
+    options |= {
+        "num_negatives": num_negatives,
+        "output_format": output_format,
+        "output_scores": output_scores,
+    }
     state = random.getstate()  # of the generator that mine_hard_negatives draws from
     random.seed(seed)
     try:
-        return mine_hard_negatives(pairs, scorer, corpus=candidates, **options)  # type: ignore[arg-type]
+        stand_in: Any = scorer  # for a model
+        return mine_hard_negatives(pairs, stand_in, corpus=candidates, **options)
     finally:
         random.setstate(state)
 
 
 def with_negatives(data: RetrievalData, mined: Dataset) -> RetrievalData:
-    """The data with the triplets of `mine_negatives` as judged negatives, which `RetrievalData.triplets` draws from."""
+    """The data with the triplets of `mine_negatives` as judged negatives, which
+    `RetrievalData.triplets` draws from."""
     document = {text: key for key, text in data.corpus.items()}
     found: dict[str, set[str]] = {}
     for anchor, negative in zip(mined["anchor"], mined["negative"], strict=True):
         found.setdefault(anchor, set()).add(document[negative])
     negatives = {
-        query: data.negatives.get(query, set()) | found.get(text, set()) for query, text in data.queries.items()
+        query: data.negatives.get(query, set()) | found.get(text, set())
+        for query, text in data.queries.items()
     }
-    return replace(data, negatives={query: documents for query, documents in negatives.items() if documents})
+    return replace(
+        data, negatives={query: documents for query, documents in negatives.items() if documents}
+    )
 
 
 def _pairs(data: RetrievalData) -> Dataset:
     """The texts of every pair of a query and a relevant document."""
-    rows = [(query, document) for query in data.query_ids for document in sorted(data.relevant[query])]
-    anchors, positives = [data.queries[query] for query, _ in rows], [data.corpus[document] for _, document in rows]
+    rows = [
+        (query, document) for query in data.query_ids for document in sorted(data.relevant[query])
+    ]
+    anchors, positives = (
+        [data.queries[query] for query, _ in rows],
+        [data.corpus[document] for _, document in rows],
+    )
     return Dataset.from_dict({"anchor": anchors, "positive": positives})
 
 
 class _Scorer:
-    """A model as ``mine_hard_negatives`` sees it: embeddings as they enter the inner product, and their products.
+    """A model as ``mine_hard_negatives`` sees it: embeddings as they enter the inner product, and
+    their products.
 
     All texts are encoded at the first use, after ``mine_hard_negatives`` has checked its arguments.
     """
@@ -154,7 +184,8 @@ class _Scorer:
         self._similarity = similarity
         self.device = device
         self._own = own  # text of a query -> text of the document that is the query itself
-        self.searched: int | None = None  # number of documents, from the first, that are candidates; None for all
+        # number of documents, from the first, that are candidates; None for all
+        self.searched: int | None = None
 
     @cached_property
     def _task(self) -> EncodedTask:
@@ -165,15 +196,24 @@ class _Scorer:
     def _own_columns(self, queries: Iterable[str], position: Mapping[str, int]) -> Tensor:
         """The position of each query's own document, or -1: (n,)."""
         own = (self._own.get(query) for query in queries)
-        return torch.tensor([-1 if text is None else position.get(text, -1) for text in own], dtype=torch.long)
+        return torch.tensor(
+            [-1 if text is None else position.get(text, -1) for text in own], dtype=torch.long
+        )
 
     def encode_query(self, texts: list[str], **_: Any) -> NDArray[np.float32]:
-        self._asked = iter(texts)  # `similarity` gets their embeddings in this order, some at a time
-        return _of(texts, self._task.query_ids, self._similarity.query(self._task.queries)).cpu().numpy()
+        # `similarity` gets their embeddings in this order, some at a time
+        self._asked = iter(texts)
+        return (
+            _of(texts, self._task.query_ids, self._similarity.query(self._task.queries))
+            .cpu()
+            .numpy()
+        )
 
     def encode_document(self, texts: list[str], **_: Any) -> NDArray[np.float32]:
         self._position = {text: column for column, text in enumerate(texts)}
-        self._documents = _of(texts, self._task.document_ids, self._similarity.document(self._task.documents))
+        self._documents = _of(
+            texts, self._task.document_ids, self._similarity.document(self._task.documents)
+        )
         return self._documents.cpu().numpy()
 
     def similarity(self, queries: NDArray[np.float32], _: Tensor) -> Tensor:
@@ -188,7 +228,11 @@ class _Scorer:
         """Documents that are among the best of at least so many queries."""
         top = self._task.top(self._similarity, HIGH).flatten()
         counts = torch.bincount(top, minlength=len(self._task.documents)).tolist()
-        return [text for text, count in zip(self._task.document_ids or (), counts, strict=True) if count >= min_queries]
+        return [
+            text
+            for text, count in zip(self._task.document_ids or (), counts, strict=True)
+            if count >= min_queries
+        ]
 
 
 def _of(texts: list[str], ids: Sequence[str] | None, embeddings: Tensor) -> Tensor:

@@ -1,4 +1,5 @@
-"""Is the trained model better than the pretrained one, and how is it best scored? Measured on held-out queries."""
+"""Is the trained model better than the pretrained one, and how is it best scored? Measured on
+held-out queries."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ class Scored:
 
     exponent: float  # of documents
     ndcg: float  # mean nDCG@10
-    gain: tuple[float, float, float]  # over the pretrained model: (difference, low, high), see `judge`
+    # over the pretrained model: (difference, low, high), see `judge`
+    gain: tuple[float, float, float]
     changed: int  # number of queries whose nDCG@10 differs from that of the pretrained model
 
     @property
@@ -43,7 +45,8 @@ class Comparison(Result):
     queries: int
     pretrained: float  # nDCG@10 under the similarity of the pretrained model
     as_trained: Scored  # under the similarity of the loss
-    best: Scored | None  # at `ExponentCurve.best`, chosen by these queries; None for a model that normalises
+    # at `ExponentCurve.best`, chosen by these queries; None for a model that normalises
+    best: Scored | None
     saved: Scored  # the one of the two that the saved model is scored with
     curve: dict[str, float] | None  # nDCG@10 by document exponent
     weight: float | None = None  # of the trained model in a merged one, chosen by these queries
@@ -63,11 +66,16 @@ class Comparison(Result):
         """A sentence on what these queries have chosen, or nothing."""
         chosen = {"weight": self.weight is not None, "exponent": self.saved != self.as_trained}
         names = " and ".join(name for name, is_chosen in chosen.items() if is_chosen)
-        return f"These queries have chosen the {names}, so the difference is optimistic." if names else ""
+        return (
+            f"These queries have chosen the {names}, so the difference is optimistic."
+            if names
+            else ""
+        )
 
     @property
     def keeps_norm(self) -> bool:
-        """Whether the saved model keeps the norms of documents, from which an exponent can be calibrated."""
+        """Whether the saved model keeps the norms of documents, from which an exponent can be
+        calibrated."""
         return self.best is not None and self.saved.exponent < 1.0
 
     def tables(self) -> Iterable[Table]:
@@ -78,7 +86,10 @@ class Comparison(Result):
             kind = "as trained" if scored == self.as_trained else "best"
             saved = ", saved" if scored == self.saved else ""
             rows.append([f"{name}, {scored.name} ({kind}{saved})", scored.ndcg, scored.gain])
-        title = f"nDCG@10 on {self.queries:,} queries, with the difference from pretrained and its 95 % interval"
+        title = (
+            f"nDCG@10 on {self.queries:,} queries, with the difference from pretrained and its 95 %"
+            " interval"
+        )
         yield Table(["model", "nDCG@10", "difference"], rows, title, self.caveat)
 
     def verdict(self, split: str, advice: str = "") -> str:
@@ -89,17 +100,25 @@ class Comparison(Result):
             advice: What to do if it is not, in place of a sentence by the figures.
         """
         is_lower = self.saved.gain[2] < 0.0
-        verdict = "better" if self.is_better else "clearly worse" if is_lower else "not clearly better"
+        verdict = (
+            "better" if self.is_better else "clearly worse" if is_lower else "not clearly better"
+        )
         if is_lower and not self.is_worse:
             advice = "Another exponent is better: run calibrate, or leave out --keep-scoring."
         elif not is_lower and self.saved.changed < FEW_CHANGES:
             advice = advice or "That is too little to judge by: add queries to the split."
-        advice = advice or "Train on more pairs or with another learning rate, or keep the pretrained model."
-        said = (
-            f"The trained model is {verdict} than the pretrained one on the {split} split: nDCG@10 changes by "
-            f"{interval(self.saved.gain)}, and for {self.saved.changed:,} of {self.queries:,} queries at all."
+        advice = (
+            advice
+            or "Train on more pairs or with another learning rate, or keep the pretrained model."
         )
-        return " ".join(part for part in (said, self.caveat, "" if self.is_better else advice) if part)
+        said = (
+            f"The trained model is {verdict} than the pretrained one on the {split} split: nDCG@10"
+            f" changes by {interval(self.saved.gain)}, and for {self.saved.changed:,} of"
+            f" {self.queries:,} queries at all."
+        )
+        return " ".join(
+            part for part in (said, self.caveat, "" if self.is_better else advice) if part
+        )
 
 
 def own_similarity(model: SentenceTransformer) -> Similarity:
@@ -125,22 +144,27 @@ def compare(
 ) -> Comparison:
     """Measures a trained model next to the pretrained one and chooses how it is scored.
 
-    The model is scored as it was trained unless another document exponent is better. Of two that are tied, a model that
-    loads without this package (exponent 0 or 1) is preferred.
+    The model is scored as it was trained unless another document exponent is better. Of two that
+    are tied, a model that loads without this package (exponent 0 or 1) is preferred.
     """
 
     def scored(exponent: float, per_query: NDArray[np.float64]) -> Scored:
         found = judge(per_query - pretrained, seed=seed)
         return Scored(exponent, float(per_query.mean()), found.gain, found.num_changed)
 
-    number, before, exponent = len(pretrained), float(pretrained.mean()), float(scoring_of(model).exponents[1])
+    number, before, exponent = (
+        len(pretrained),
+        float(pretrained.mean()),
+        float(scoring_of(model).exponents[1]),
+    )
     if normalizes_output(model):
         warn_if_few(data.query_ids, "a model")
         trained = scored(exponent, own_ndcg(model, data))
         return Comparison(number, before, trained, None, trained, None, weight)
     curve = calibrate_exponent(model, data, np.append(EXPONENTS, exponent), seed=seed)
     trained, best = (
-        scored(gamma, curve.per_query[np.abs(curve.exponents - gamma).argmin()]) for gamma in (exponent, curve.best)
+        scored(gamma, curve.per_query[np.abs(curve.exponents - gamma).argmin()])
+        for gamma in (exponent, curve.best)
     )
     loads_anywhere = trained.exponent in (0.0, 1.0)
     keep = keep_scoring or (loads_anywhere and trained.ndcg >= best.ndcg)

@@ -1,4 +1,5 @@
-"""merge_with_base: parameters between the base and the trained model, which keep more of what the base could do."""
+"""merge_with_base: parameters between the base and the trained model, which keep more of what the
+base could do."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class Merge(Result):
-    """A merged model, and nDCG@10 of every weight on the data that chose it and on the data to keep."""
+    """A merged model, and nDCG@10 of every weight on the data that chose it and on the data to
+    keep."""
 
     model: SentenceTransformer
     weight: float  # the chosen weight of the trained model; the base has 1 - weight
@@ -42,7 +44,8 @@ class Merge(Result):
     exponents: NDArray[np.float64]  # the document exponent by which each of them was scored, (W,)
     names: list[str]  # of the data sets: the one that chose, then those to keep
     ndcg: list[NDArray[np.float64]]  # of every query, one (W, n) for each data set
-    base: list[NDArray[np.float64]]  # of the base as it was given, under its own similarity, one (n,) for each data set
+    # of the base as it was given, under its own similarity, one (n,) for each data set
+    base: list[NDArray[np.float64]]
 
     def tables(self) -> Iterable[Table]:
         """nDCG@10 by weight."""
@@ -57,7 +60,10 @@ class Merge(Result):
     def to_dict(self) -> dict[str, Any]:
         """The choice and mean nDCG@10 by weight, as JSON has them."""
         curves = zip(self.names, self.base, self.ndcg, strict=True)
-        data = [{"name": n, "base": float(b.mean()), "ndcg@10": x.mean(axis=1).tolist()} for n, b, x in curves]
+        data = [
+            {"name": n, "base": float(b.mean()), "ndcg@10": x.mean(axis=1).tolist()}
+            for n, b, x in curves
+        ]
         weights, exponents = self.weights.tolist(), self.exponents.tolist()
         return {"weight": self.weight, "weights": weights, "exponents": exponents, "data": data}
 
@@ -71,13 +77,15 @@ def merge_with_base(
     max_loss: float = 0.01,
     calibrate: bool = False,
 ) -> Merge:
-    """Interpolates the parameters of a trained model with those of its base, which forgets less of other domains.
+    """Interpolates the parameters of a trained model with those of its base, which forgets less of
+    other domains.
 
         theta(w) = (1 - w) · theta_base + w · theta_trained
 
-    The weight with the highest nDCG@10 on ``data`` is chosen, of those at which no data set of ``keep`` loses more than
-    ``max_loss`` from the base as it was given; if there is none, the one that loses least, with a warning. The merged
-    model has the modules and the scoring of the trained one. Neither of the two is changed.
+    The weight with the highest nDCG@10 on ``data`` is chosen, of those at which no data set of
+    ``keep`` loses more than ``max_loss`` from the base as it was given; if there is none, the one
+    that loses least, with a warning. The merged model has the modules and the scoring of the
+    trained one. Neither of the two is changed.
 
     Args:
         model: The trained model. LoRA adapters stay adapters, and are scaled.
@@ -86,21 +94,25 @@ def merge_with_base(
         keep: Data of other domains, which the merged model must not lose.
         weights: Weights of the trained model in [0, 1].
         max_loss: Largest loss of mean nDCG@10 on each data set of ``keep``.
-        calibrate: Whether each weight, and the merged model, is scored by its calibrated exponent (`calibrate_exponent`
-            on ``data``), because norms weaken towards the base.
+        calibrate: Whether each weight, and the merged model, is scored by its calibrated exponent
+            (`calibrate_exponent` on ``data``), because norms weaken towards the base.
 
     Raises:
-        ValueError: If a weight is outside of [0, 1], the model is quantized, or modules or parameters of
-            the two models differ other than by Normalize, ExponentNorm and LoRA; the message names
-            them. With ``calibrate``, if the model normalises.
+        ValueError: If a weight is outside of [0, 1], the model is quantized, or modules or
+            parameters of the two models differ other than by Normalize, ExponentNorm and LoRA; the
+            message names them. With ``calibrate``, if the model normalises.
 
     Source: Wortsman et al., Robust Fine-Tuning of Zero-Shot Models, CVPR 2022 (arXiv 2109.01903).
 
     Example:
         >>> from sentence_transformers.sentence_transformer.modules import BoW
-        >>> base, model = (SentenceTransformer(modules=[BoW(["bees", "wax"])], device="cpu") for _ in range(2))
+        >>> words = ["bees", "wax"]
+        >>> base, model = (
+        ...     SentenceTransformer(modules=[BoW(words)], device="cpu") for _ in range(2)
+        ... )
         >>> data = RetrievalData({"q": "bees"}, {"d1": "bees", "d2": "wax"}, {"q": {"d1"}})
-        >>> merge_with_base(model, base, data, weights=[0.5, 1.0]).weight  # of equal ones, the nearest to the base
+        >>> # Of equal ones, the nearest to the base
+        >>> merge_with_base(model, base, data, weights=[0.5, 1.0]).weight
         0.5
     """
     refuse_other_models(model, "merge_with_base")
@@ -109,24 +121,39 @@ def merge_with_base(
     if not (tried.size and tried[0] >= 0 and tried[-1] <= 1):
         raise ValueError(f"Weights of the trained model lie in [0, 1], got {list(weights)}.")
     base = load(base) if isinstance(base, (str, Path)) else base
-    merged, tasks, ends, starts = deepcopy(model), [data, *keep], parameters_of(model), _starts(model, base)
+    merged, tasks, ends, starts = (
+        deepcopy(model),
+        [data, *keep],
+        parameters_of(model),
+        _starts(model, base),
+    )
     warn_if_few(data.query_ids, "a weight")
 
     def set_weight(weight: float) -> None:
-        state = {k: torch.lerp(starts[k], end, weight) if end.is_floating_point() else end for k, end in ends.items()}
+        state = {
+            k: torch.lerp(starts[k], end, weight) if end.is_floating_point() else end
+            for k, end in ends.items()
+        }
         merged.load_state_dict(state, strict=False)  # exponents stay
 
     before, similarities, rows = [own_ndcg(base, task) for task in tasks], [], []
     for weight in tried:
         set_weight(float(weight))
-        similarity = calibrate_exponent(merged, data).best_similarity if calibrate else own_similarity(merged)
+        similarity = (
+            calibrate_exponent(merged, data).best_similarity
+            if calibrate
+            else own_similarity(merged)
+        )
         similarities.append(similarity)
         rows.append([own_ndcg(merged, task, similarity) for task in tasks])
     ndcg = [np.stack(of_task) for of_task in zip(*rows, strict=True)]  # (W, n) each
-    losses = np.stack([b.mean() - x.mean(axis=1) for b, x in zip(before, ndcg, strict=True)])  # (1 + K, W)
+    # (1 + K, W)
+    losses = np.stack([b.mean() - x.mean(axis=1) for b, x in zip(before, ndcg, strict=True)])
     worst = losses[1:].max(axis=0) if keep else np.zeros(len(tried))
     if worst.min() > max_loss:
-        logger.warning(f"Every weight loses more than {max_loss} nDCG@10; the one that loses least is chosen.")
+        logger.warning(
+            f"Every weight loses more than {max_loss} nDCG@10; the one that loses least is chosen."
+        )
     chosen = int(np.where(worst <= max(max_loss, worst.min()), losses[0], np.inf).argmin())
     set_weight(float(tried[chosen]))
     if calibrate:
@@ -138,12 +165,15 @@ def merge_with_base(
 
 def parameters_of(model: SentenceTransformer) -> dict[str, Tensor]:
     """The state of a model without that of ExponentNorm, which belongs to the scoring."""
-    norms = tuple(f"{name}." for name, module in model.named_modules() if isinstance(module, ExponentNorm))
+    norms = tuple(
+        f"{name}." for name, module in model.named_modules() if isinstance(module, ExponentNorm)
+    )
     return {name: value for name, value in model.state_dict().items() if not name.startswith(norms)}
 
 
 def _starts(model: SentenceTransformer, base: SentenceTransformer) -> dict[str, Tensor]:
-    """For each parameter of the trained model that of the base. LoRA adds B · A to a matrix, so B starts at 0."""
+    """For each parameter of the trained model that of the base. LoRA adds B · A to a matrix, so B
+    starts at 0."""
     here, there, rest, found = _modules(model), _modules(base), parameters_of(base), {}
     different = [name for name in sorted(here.keys() | there) if here.get(name) != there.get(name)]
     for name, end in parameters_of(model).items():
@@ -156,16 +186,19 @@ def _starts(model: SentenceTransformer, base: SentenceTransformer) -> dict[str, 
             found[name] = start.to(end)
     if different := [*different, *rest]:
         raise ValueError(
-            f"{len(different)} modules or parameters of the trained model and the base differ, such as "
-            f"{', '.join(different[:3])}. Pass the base that the model was trained from, without adapters of its own."
+            f"{len(different)} modules or parameters of the trained model and the base differ, such"
+            f" as {', '.join(different[:3])}. Pass the base that the model was trained from,"
+            " without adapters of its own."
         )
     return found
 
 
 def _modules(model: SentenceTransformer) -> dict[str, str]:
-    """Name to class of the modules but those that divide by a norm; with the settings of those without parameters."""
+    """Name to class of the modules but those that divide by a norm; with the settings of those
+    without parameters."""
     return {
         name: type(module).__name__ if list(module.parameters()) else str(module)
         for name, module in model.named_modules()
-        if isinstance(module, Module) and not (is_sentence_norm(module) or isinstance(module, (ExponentNorm, Dropout)))
+        if isinstance(module, Module)
+        and not (is_sentence_norm(module) or isinstance(module, (ExponentNorm, Dropout)))
     }

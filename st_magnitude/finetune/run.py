@@ -16,7 +16,11 @@ from typing import Any
 
 import numpy as np
 from datasets import Dataset
-from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers import (
+    SentenceTransformer,
+    SentenceTransformerTrainer,
+    SentenceTransformerTrainingArguments,
+)
 from sentence_transformers.base.losses import has_static_embedding_input
 from sentence_transformers.base.modules import Router
 from sentence_transformers.base.sampler import BatchSamplers
@@ -50,7 +54,13 @@ from st_magnitude.surgery.card import add_section
 from st_magnitude.surgery.export import limit_length, load, write_model
 from st_magnitude.surgery.normalize import prepare
 from st_magnitude.surgery.raw import encode_raw, normalizes_output, prompt_of
-from st_magnitude.training.trainer import check_output, check_same_run, has_fast_bf16, record_run, train_or_stop
+from st_magnitude.training.trainer import (
+    check_output,
+    check_same_run,
+    has_fast_bf16,
+    record_run,
+    train_or_stop,
+)
 
 __all__ = ["LOSSES", "TrainConfig", "TrainedModel", "train"]
 
@@ -68,20 +78,33 @@ LOSSES: dict[str, type[MagnitudeRankingLoss]] = {
 
 # Settings that may change when a run is resumed
 FREE = {"epochs", "max_steps", "mini_batch_size", "bf16", "save_steps"}
-FREE |= {"serve_length", "merge", "max_loss", "keep_anyway", "keep_scoring", "keep_checkpoints", "resume"}
+FREE |= {
+    "serve_length",
+    "merge",
+    "max_loss",
+    "keep_anyway",
+    "keep_scoring",
+    "keep_checkpoints",
+    "resume",
+}
 
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """The result of `train`. Of several processes, only the first has the geometry and the comparison."""
+    """The result of `train`. Of several processes, only the first has the geometry and the
+    comparison."""
 
     trainer: SentenceTransformerTrainer
-    geometry: dict[str, dict[str, float]]  # norms and isotropy of a sample of the texts, "before" and "after"
+    # norms and isotropy of a sample of the texts, "before" and "after"
+    geometry: dict[str, dict[str, float]]
     comparison: Comparison | None  # with the pretrained model; None without dev data
-    output: Path | None  # None: the model is clearly worse than the pretrained one and was not saved
-    prior: str | None = None  # with ``config.prior``: what it was counted from, or why it was left out
+    # None: the model is clearly worse than the pretrained one and was not saved
+    output: Path | None
+    # with ``config.prior``: what it was counted from, or why it was left out
+    prior: str | None = None
     merge: Merge | None = None  # with ``config.merge``: nDCG@10 by the weight of the trained model
-    moved: float = float("nan")  # mean distance of embeddings from where they were, as a share of their norm
+    # mean distance of embeddings from where they were, as a share of their norm
+    moved: float = float("nan")
 
 
 def train(
@@ -94,15 +117,18 @@ def train(
     keep: Sequence[RetrievalData] = (),
     loss_options: dict[str, Any] | None = None,
 ) -> TrainedModel:
-    """Fine-tunes a model with in-batch and explicit negatives, and saves it with a model card and ``training.json``.
+    """Fine-tunes a model with in-batch and explicit negatives, and saves it with a model card and
+    ``training.json``.
 
-    With dev data, the model is compared with the pretrained one as it was given, and saved with the document exponent
-    that scores best (see `compare`). A model that is clearly worse is saved only with ``config.keep_anyway``.
-    Checkpoints are in ``output/checkpoints`` and are removed when the model is saved.
+    With dev data, the model is compared with the pretrained one as it was given, and saved with the
+    document exponent that scores best (see `compare`). A model that is clearly worse is saved only
+    with ``config.keep_anyway``. Checkpoints are in ``output/checkpoints`` and are removed when the
+    model is saved.
 
     Args:
-        model: A model, which is trained in place and prepared for the loss (Normalize is stripped or added), or the
-            folder or hub id of one, which is loaded after everything else has been checked.
+        model: A model, which is trained in place and prepared for the loss (Normalize is stripped
+            or added), or the folder or hub id of one, which is loaded after everything else has
+            been checked.
         data: Training data. Judged negatives become hard negatives.
         output: Folder for the model.
         config: Settings of the run.
@@ -111,17 +137,24 @@ def train(
         loss_options: Further arguments of the loss.
 
     Raises:
-        ValueError: If the data have too few pairs or share queries with dev, or a setting does not suit the model.
-        FileExistsError: If output holds a finished model, an unfinished run and ``config.resume`` is False, or a run
-            that was started with other settings or data.
-        OSError: If the model cannot be found, nothing can be written, or another process writes to the output.
-        KeyboardInterrupt: At Ctrl-C and at SIGTERM, after the current step is done and saved as a checkpoint.
+        ValueError: If the data have too few pairs or share queries with dev, or a setting does not
+            suit the model.
+        FileExistsError: If output holds a finished model, an unfinished run and ``config.resume``
+            is False, or a run that was started with other settings or data.
+        OSError: If the model cannot be found, nothing can be written, or another process writes to
+            the output.
+        KeyboardInterrupt: At Ctrl-C and at SIGTERM, after the current step is done and saved as a
+            checkpoint.
     """
     config, output = config or TrainConfig(), Path(output)
     if config.merge and dev is None:
-        raise ValueError("merge (--merge) chooses the weight on dev data: pass dev, or add a dev split.")
+        raise ValueError(
+            "merge (--merge) chooses the weight on dev data: pass dev, or add a dev split."
+        )
     if keep and not config.merge:
-        raise ValueError("Data to keep (--keep-data) are for merge=True (--merge); pass both or neither.")
+        raise ValueError(
+            "Data to keep (--keep-data) are for merge=True (--merge); pass both or neither."
+        )
     with locked_folder(output):
         if dev is not None:
             refuse_shared(dev.asked, data.asked, "dev", "train")
@@ -137,7 +170,8 @@ def train(
             pass  # a model without such a limit is refused before anything is encoded
         is_first = os.environ.get("RANK", "0") == "0"  # which measures and saves
         pretrained = own_ndcg(model, dev) if dev is not None and is_first else None
-        base = deepcopy(model).cpu() if config.merge and is_first else None  # the trainer needs the device's memory
+        # the trainer needs the device's memory
+        base = deepcopy(model).cpu() if config.merge and is_first else None
         trainer = make_trainer(model, data, rows, config, output, loss_options)
         if is_first:
             before(model, epoch=0, steps=0)
@@ -165,12 +199,20 @@ def train(
         trained = TrainedModel(trainer, geometry, comparison, output, prior, merge, moved)
         if comparison is not None and comparison.is_worse and not config.keep_anyway:
             logger.warning(
-                f"Nothing was saved to {output}. The last checkpoint remains: resume=True and keep_anyway=True "
-                "(--resume --keep-anyway) save its model."
+                f"Nothing was saved to {output}. The last checkpoint remains: resume=True and"
+                " keep_anyway=True (--resume --keep-anyway) save its model."
             )
             return replace(trained, output=None)
-        figures = {"geometry": geometry, "merge": merge and merge.to_dict(), "dev": comparison, "moved": moved}
-        sections = {"Merged with the base": merge.to_markdown() if merge else None, "Document prior": prior}
+        figures = {
+            "geometry": geometry,
+            "merge": merge and merge.to_dict(),
+            "dev": comparison,
+            "moved": moved,
+        }
+        sections = {
+            "Merged with the base": merge.to_markdown() if merge else None,
+            "Document prior": prior,
+        }
         if dev is not None and comparison is not None:
             sections = {f"Retrieval ({dev.name})": comparison.to_markdown(), **sections}
         save_trained(trainer, output, figures, sections)
@@ -190,18 +232,21 @@ def _merge(
     calibrate = not (config.keep_scoring or normalizes_output(model))
     base = base.to(model.device)
     merge = merge_with_base(model, base, dev, keep, max_loss=config.max_loss, calibrate=calibrate)
-    model.load_state_dict(parameters_of(merge.model), strict=False)  # its scoring is chosen by `compare`
+    # its scoring is chosen by `compare`
+    model.load_state_dict(parameters_of(merge.model), strict=False)
     return merge
 
 
 def _distance(start: Tensor, end: Tensor) -> float:
-    """The mean distance between two matrices of embeddings, (n, D), as a share of the mean norm in the first."""
+    """The mean distance between two matrices of embeddings, (n, D), as a share of the mean norm in
+    the first."""
     return float((end - start).norm(dim=1).mean() / start.norm(dim=1).mean())
 
 
 @contextmanager
 def reading(model: SentenceTransformer, length: int | None) -> Iterator[None]:
-    """Within the block, a model reads this number of tokens of a text; None leaves its own limit."""
+    """Within the block, a model reads this number of tokens of a text; None leaves its own
+    limit."""
     if length is None:
         yield
         return
@@ -214,23 +259,30 @@ def reading(model: SentenceTransformer, length: int | None) -> Iterator[None]:
 
 
 def training_rows(data: RetrievalData, negatives: int | None, seed: int) -> Dataset:
-    """Rows of `RetrievalData.triplets`; by default with one negative each if the data has judged negatives."""
-    return data.triplets(int(any(data.negatives.values())) if negatives is None else negatives, seed)
+    """Rows of `RetrievalData.triplets`; by default with one negative each if the data has judged
+    negatives."""
+    return data.triplets(
+        int(any(data.negatives.values())) if negatives is None else negatives, seed
+    )
 
 
 def is_uneven(positives: Iterable[str]) -> bool:
-    """Whether some documents are positives more often than others, without which a prior changes nothing."""
+    """Whether some documents are positives more often than others, without which a prior changes
+    nothing."""
     return len(set(Counter(positives).values())) > 1
 
 
 def _about_prior(rows: Dataset) -> str:
     counts = Counter(rows["positive"])
     if not is_uneven(rows["positive"]):
-        return f"All {len(counts):,} documents are equally often positives. A prior changes nothing and was left out."
+        return (
+            f"All {len(counts):,} documents are equally often positives. A prior changes nothing"
+            " and was left out."
+        )
     return (
-        f"Trained with the prior of {len(counts):,} documents in {len(rows):,} pairs, of which the most frequent one "
-        f"has {max(counts.values()):,} (logQ correction). The model holds the prior in its embeddings, so nothing has "
-        "to be added when it is served."
+        f"Trained with the prior of {len(counts):,} documents in {len(rows):,} pairs, of which the"
+        f" most frequent one has {max(counts.values()):,} (logQ correction). The model holds the"
+        " prior in its embeddings, so nothing has to be added when it is served."
     )
 
 
@@ -243,7 +295,8 @@ def make_trainer(
     loss_options: dict[str, Any] | None = None,
     **arguments: Any,
 ) -> SentenceTransformerTrainer:
-    """The Trainer of a run, with a model fit for the loss. The last two arguments override what the settings say."""
+    """The Trainer of a run, with a model fit for the loss. The last two arguments override what the
+    settings say."""
     card: Any = model.model_card_data
     card.ir_model, card.task_name = True, "semantic search and other retrieval tasks"
     card.train_datasets = [{"name": data.name}] if data.name else card.train_datasets
@@ -256,15 +309,24 @@ def make_trainer(
         terms |= {"dims": config.dims, "temperatures": config.temperatures}
         terms = {name: value for name, value in terms.items() if value is not None}
     elif config.dims is not None:
-        terms["terms"] = temp_agg_mrl(config.dims, (0.05,) if config.temperatures is None else config.temperatures)
+        terms["terms"] = temp_agg_mrl(
+            config.dims, (0.05,) if config.temperatures is None else config.temperatures
+        )
     elif config.temperatures is not None:
         terms["terms"] = temp_agg(config.temperatures)
-    options: dict[str, Any] = {"gather_across_devices": args.world_size > 1, "mini_batch_size": config.mini_batch_size}
-    options |= {"margin": config.margin, "guide": None if config.guide is None else load(config.guide)}
+    options: dict[str, Any] = {
+        "gather_across_devices": args.world_size > 1,
+        "mini_batch_size": config.mini_batch_size,
+    }
+    options |= {
+        "margin": config.margin,
+        "guide": None if config.guide is None else load(config.guide),
+    }
     if config.prior and is_uneven(rows["positive"]):
         negatives = [text for column in rows.column_names[2:] for text in rows[column]]
         prompt = prompt_of(model, "document") if config.prompts else None
-        with reading(model, config.max_length):  # a prior knows a text by the tokens that training reads
+        # a prior knows a text by the tokens that training reads
+        with reading(model, config.max_length):
             options["prior"] = DocumentPrior.from_texts(
                 model, rows["positive"], negatives or None, prompt=prompt, task="document"
             )
@@ -273,18 +335,31 @@ def make_trainer(
 
 
 def save_trained(
-    trainer: SentenceTransformerTrainer, output: Path, figures: dict[str, Any], sections: dict[str, str | None]
+    trainer: SentenceTransformerTrainer,
+    output: Path,
+    figures: dict[str, Any],
+    sections: dict[str, str | None],
 ) -> None:
-    """Writes the model, its card with further sections, and ``training.json``: the loss, the log and the figures."""
+    """Writes the model, its card with further sections, and ``training.json``: the loss, the log
+    and the figures."""
     card: Any = trainer.model.model_card_data
-    loss: Any = trainer.loss  # which the card describes again, with the temperatures and exponents that it learned
-    card.train_datasets = card.extract_dataset_metadata(trainer.train_dataset, card.train_datasets, loss, "train")
-    record = {"loss": type(loss).__name__, **loss.get_config_dict(), "processes": trainer.args.world_size}
+    # which the card describes again, with the temperatures and exponents that it learned
+    loss: Any = trainer.loss
+    card.train_datasets = card.extract_dataset_metadata(
+        trainer.train_dataset, card.train_datasets, loss, "train"
+    )
+    record = {
+        "loss": type(loss).__name__,
+        **loss.get_config_dict(),
+        "processes": trainer.args.world_size,
+    }
     record |= {**figures, "log": trainer.state.log_history}
     remedy = "Make room, and run again with resume=True (--resume)."
     with one_line_about_the_disk(output, remedy), moved_in(output, "modules.json") as folder:
         write_model(trainer.model, folder)
-        (folder / "training.json").write_text(json.dumps(to_plain(record), indent=2) + "\n", encoding="utf-8")
+        (folder / "training.json").write_text(
+            json.dumps(to_plain(record), indent=2) + "\n", encoding="utf-8"
+        )
         for title, text in (sections | {"Prompts": _about_prompts(trainer)}).items():
             if text:
                 add_section(folder / "README.md", f"### {title}\n\n{text}\n")
@@ -297,25 +372,35 @@ def _about_prompts(trainer: SentenceTransformerTrainer) -> str | None:
         return None
     named = ", ".join(f"{role} {prompt!r}" for role, prompt in own.items())
     how = "with" if trainer.args.prompts else "without"
-    return f"Trained {how} the prompts that `encode_query` and `encode_document` put before a text: {named}."
+    return (
+        f"Trained {how} the prompts that `encode_query` and `encode_document` put before a text:"
+        f" {named}."
+    )
 
 
 class _Arguments(SentenceTransformerTrainingArguments):
-    """Leaves at least one step after the warm-up, whose first step has the rate 0: a run of one step trains."""
+    """Leaves at least one step after the warm-up, whose first step has the rate 0: a run of one
+    step trains."""
 
     def get_warmup_steps(self, num_training_steps: int) -> int:
         return min(super().get_warmup_steps(num_training_steps), num_training_steps - 1)
 
 
 def _arguments(
-    config: TrainConfig, rows: Dataset, output: Path, model: SentenceTransformer, more: dict[str, Any]
+    config: TrainConfig,
+    rows: Dataset,
+    output: Path,
+    model: SentenceTransformer,
+    more: dict[str, Any],
 ) -> SentenceTransformerTrainingArguments:
     """Arguments of the Trainer for these settings; ``more`` overrides any of them."""
     own_rates = LearnableNormLoss.learning_rate_mapping() if config.loss == "learnable" else {}
     if config.temperature == "learned":
         own_rates |= LearnedTemperature.learning_rate_mapping()
     roles = dict.fromkeys(rows.column_names, "document") | {rows.column_names[0]: "query"}
-    prompts = {name: prompt_of(model, role) for name, role in roles.items()} if config.prompts else {}
+    prompts = (
+        {name: prompt_of(model, role) for name, role in roles.items()} if config.prompts else {}
+    )
     settings: dict[str, Any] = {
         "prompts": {name: prompt for name, prompt in prompts.items() if prompt} or None,
         "router_mapping": roles if any(isinstance(module, Router) for module in model) else {},
@@ -323,7 +408,9 @@ def _arguments(
         "num_train_epochs": config.epochs,
         "max_steps": config.max_steps,
         "per_device_train_batch_size": config.batch_size,
-        "learning_rate": _default_rate(model) if config.learning_rate is None else config.learning_rate,
+        "learning_rate": (
+            _default_rate(model) if config.learning_rate is None else config.learning_rate
+        ),
         "learning_rate_mapping": own_rates,
         "warmup_steps": config.warmup_ratio,
         "bf16": has_fast_bf16() if config.bf16 is None else config.bf16,
@@ -338,14 +425,19 @@ def _arguments(
     }
     arguments = _Arguments(**(settings | more))
     if arguments.n_gpu > 1:
-        logger.warning(f"One process for {arguments.n_gpu} GPUs is slow; start one for each (docs/devices.md).")
+        logger.warning(
+            f"One process for {arguments.n_gpu} GPUs is slow; start one for each (docs/devices.md)."
+        )
     most = len(rows) // arguments.world_size
     if most < 2:
-        raise ValueError(f"{len(rows)} training pairs are too few for {arguments.world_size} processes, of two each.")
+        raise ValueError(
+            f"{len(rows)} training pairs are too few for {arguments.world_size} processes, of two"
+            " each."
+        )
     if config.batch_size > most and arguments.process_index == 0:
         logger.warning(
-            f"batch_size={config.batch_size:,} is more than the {len(rows):,} training pairs fill: every step takes "
-            f"{most:,} pairs on each process, and an epoch is one step."
+            f"batch_size={config.batch_size:,} is more than the {len(rows):,} training pairs fill:"
+            f" every step takes {most:,} pairs on each process, and an epoch is one step."
         )
     arguments.per_device_train_batch_size = min(config.batch_size, most)
     return arguments
@@ -359,7 +451,8 @@ def _default_rate(model: SentenceTransformer) -> float:
 
 
 def _sampler(config: TrainConfig, rows: Dataset) -> BatchSamplers:
-    """Batches of different texts, if at least half of an epoch fits into them without a second pass.
+    """Batches of different texts, if at least half of an epoch fits into them without a second
+    pass.
 
     Where texts repeat, they hold more different negatives than batches at random. A prior asks for
     the latter, as it corrects for how often a document is drawn.
@@ -371,9 +464,9 @@ def _sampler(config: TrainConfig, rows: Dataset) -> BatchSamplers:
         counts = np.array(list(Counter(rows[column]).values()))
         if np.minimum(counts, batches).sum() < batches * min(config.batch_size, len(rows)):
             logger.warning(
-                f"Batches of {config.batch_size:,} repeat texts, because {len(rows):,} rows hold only "
-                f"{len(counts):,} different texts as {column}, or some too often. Smaller batches (--batch-size) give "
-                "each text more different negatives."
+                f"Batches of {config.batch_size:,} repeat texts, because {len(rows):,} rows hold"
+                f" only {len(counts):,} different texts as {column}, or some too often. Smaller"
+                " batches (--batch-size) give each text more different negatives."
             )
             return BatchSamplers.BATCH_SAMPLER
     return BatchSamplers.NO_DUPLICATES
@@ -382,6 +475,10 @@ def _sampler(config: TrainConfig, rows: Dataset) -> BatchSamplers:
 def digest_of(data: RetrievalData) -> str:
     """A digest of texts and judgments, by which a run that resumes knows its data."""
     rows: list[tuple[str, ...]] = [*data.queries.items(), *data.corpus.items()]
-    rows += [(q, d, str(grade)) for q, found in data.relevant.items() for d, grade in sorted(found.items())]
+    rows += [
+        (q, d, str(grade))
+        for q, found in data.relevant.items()
+        for d, grade in sorted(found.items())
+    ]
     rows += [(q, *sorted(ids)) for q, ids in data.negatives.items()]
     return digest(text for row in rows for text in row)

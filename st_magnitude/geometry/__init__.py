@@ -1,8 +1,8 @@
 """Geometry of a set of embeddings: pure functions of arrays with one row for each embedding.
 
-Arrays, tensors (on any device, of any float type) and nested lists go in; numbers come out, computed in float64. An
-array of the wrong shape, or with too few rows or values, raises a ValueError. Evaluators, callbacks and reports measure
-with these functions and nothing else.
+Arrays, tensors (on any device, of any float type) and nested lists go in; numbers come out,
+computed in float64. An array of the wrong shape, or with too few rows or values, raises a
+ValueError. Evaluators, callbacks and reports measure with these functions and nothing else.
 """
 
 from st_magnitude.geometry.embeddings import (

@@ -18,7 +18,11 @@ def float64(x: Any) -> Array:
     """An array, tensor, list of tensors or nested list in float64."""
     if isinstance(x, (list, tuple)) and x and isinstance(x[0], Tensor):
         x = torch.stack(list(x))
-    return x.detach().cpu().double().numpy() if isinstance(x, Tensor) else np.asarray(x, dtype=np.float64)
+    return (
+        x.detach().cpu().double().numpy()
+        if isinstance(x, Tensor)
+        else np.asarray(x, dtype=np.float64)
+    )
 
 
 def matrix_of(x: Any, at_least: int = 1) -> Array:
@@ -26,8 +30,8 @@ def matrix_of(x: Any, at_least: int = 1) -> Array:
     matrix = float64(x)
     if matrix.ndim != 2 or len(matrix) < at_least:
         raise ValueError(
-            f"Embeddings must be a matrix (n, D) of at least {at_least} row(s), got shape {matrix.shape}."
-            + (" Pass x[None] for a single vector." if matrix.ndim == 1 else "")
+            f"Embeddings must be a matrix (n, D) of at least {at_least} row(s), got shape"
+            f" {matrix.shape}." + (" Pass x[None] for a single vector." if matrix.ndim == 1 else "")
         )
     return matrix
 
@@ -37,8 +41,8 @@ def sample_of(x: Any, name: str, at_least: int) -> Array:
     sample = float64(x)
     if sample.ndim != 1 or len(sample) < at_least:
         raise ValueError(
-            f"{name} must be a one-dimensional sample of at least {at_least} value(s), got shape {sample.shape}."
-            + (" Pass norms(x) for embeddings." if sample.ndim == 2 else "")
+            f"{name} must be a one-dimensional sample of at least {at_least} value(s), got shape"
+            f" {sample.shape}." + (" Pass norms(x) for embeddings." if sample.ndim == 2 else "")
         )
     return sample
 
@@ -47,7 +51,9 @@ def same_length(a: Any, b: Any, at_least: int = 2) -> tuple[Array, Array]:
     """Two checked samples of the same things in the same order, (n,) each."""
     x, y = sample_of(a, "The first", at_least), sample_of(b, "The second", at_least)
     if len(x) != len(y):
-        raise ValueError(f"The two samples must describe the same things, got {len(x)} and {len(y)} values.")
+        raise ValueError(
+            f"The two samples must describe the same things, got {len(x)} and {len(y)} values."
+        )
     return x, y
 
 

@@ -24,8 +24,8 @@ def norms(x: Any) -> Array:
 def mean_cosine(x: Any) -> float:
     """Mean cosine over all pairs of different rows: (n, D) -> [-1, 1], in O(n D).
 
-    With unit rows u the sum over ordered pairs is |sum u|² - sum |u|². A zero row has cosine 0 with everything.
-    Random directions give 0; collapse onto one direction gives 1.
+    With unit rows u the sum over ordered pairs is |sum u|² - sum |u|². A zero row has cosine 0 with
+    everything. Random directions give 0; collapse onto one direction gives 1.
 
     Example:
         >>> mean_cosine([[1.0, 0.0], [0.0, 2.0], [3.0, 0.0]])  # pairs: 0, 1, 0
@@ -37,7 +37,8 @@ def mean_cosine(x: Any) -> float:
 
 
 def alignment(queries: Any, documents: Any, alpha: float = 2.0) -> float:
-    """Mean distance of positive pairs on the unit sphere, raised to a power: (n, D), (n, D) -> [0, 2^alpha].
+    """Mean distance of positive pairs on the unit sphere, raised to a power: (n, D), (n, D) -> [0,
+    2^alpha].
 
         mean_i |u_i - v_i|^alpha,   u and v the normalised rows
 
@@ -47,17 +48,21 @@ def alignment(queries: Any, documents: Any, alpha: float = 2.0) -> float:
         >>> alignment([[2.0, 0.0]], [[0.0, 1.0]])
         2.0
 
-    Source: Wang and Isola, Understanding Contrastive Representation Learning through Alignment and Uniformity on
+    Source: Wang and Isola, Understanding Contrastive Representation Learning through Alignment and
+        Uniformity on
     the Hypersphere, ICML 2020, Sec. 4.1.
     """
     u, v = unit_rows(matrix_of(queries)), unit_rows(matrix_of(documents))
     if u.shape != v.shape:
-        raise ValueError(f"Row i of queries and of documents must be a pair, got shapes {u.shape} and {v.shape}.")
+        raise ValueError(
+            f"Row i of queries and of documents must be a pair, got shapes {u.shape} and {v.shape}."
+        )
     return float(np.mean(np.square(u - v).sum(axis=1) ** (alpha / 2)))
 
 
 def uniformity(x: Any, t: float = 2.0) -> float:
-    """Logarithm of the mean Gaussian potential of all pairs on the unit sphere: (n, D) -> [-4 t, 0], lower is better.
+    """Logarithm of the mean Gaussian potential of all pairs on the unit sphere: (n, D) -> [-4 t,
+    0], lower is better.
 
         log mean_{i < j} exp(-t |u_i - u_j|²),   u the normalised rows
 
@@ -72,12 +77,14 @@ def uniformity(x: Any, t: float = 2.0) -> float:
     total = 0.0
     for i in range(0, n, 1024):
         distances = squares[i : i + 1024, None] + squares[i:] - 2 * unit[i : i + 1024] @ unit[i:].T
-        total += np.triu(np.exp(-t * distances), k=1).sum()  # row a, column b of the tile: the pair (i + a, i + b)
+        # row a, column b of the tile: the pair (i + a, i + b)
+        total += np.triu(np.exp(-t * distances), k=1).sum()
     return math.log(total / (n * (n - 1) / 2))
 
 
 def isoscore(x: Any) -> float:
-    """IsoScore, how evenly the variance fills the dimensions: (n, D) -> [0, 1]; 1 is isotropic, 0 is a single line.
+    """IsoScore, how evenly the variance fills the dimensions: (n, D) -> [0, 1]; 1 is isotropic, 0
+    is a single line.
 
         (PR - 1) / (D - 1),   PR = (sum lambda)² / sum lambda²
 
@@ -89,7 +96,8 @@ def isoscore(x: Any) -> float:
         >>> isoscore([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
         1.0
 
-    Source: Rudman et al., IsoScore: Measuring the Uniformity of Embedding Space Utilization, ACL 2022, Alg. 1,
+    Source: Rudman et al., IsoScore: Measuring the Uniformity of Embedding Space Utilization, ACL
+        2022, Alg. 1,
     simplified (the two are equal).
     """
     scatter, dim = _scatter(x), np.shape(x)[1]
@@ -109,12 +117,15 @@ def isoscore_ceiling(num_samples: int, dim: int) -> float:
     return 1 / (1 + dim / num_samples)
 
 
-def intrinsic_dimension(x: Any, variance: float = 0.95, num_samples: int | None = 5000, seed: int = 0) -> int:
-    """Number of principal components that explain a share of the variance: (n, D) -> 0 .. min(n - 1, D).
+def intrinsic_dimension(
+    x: Any, variance: float = 0.95, num_samples: int | None = 5000, seed: int = 0
+) -> int:
+    """Number of principal components that explain a share of the variance: (n, D) -> 0 .. min(n -
+    1, D).
 
-    The result depends on n, so compare samples of one size only (5,000 x 1,024 Gaussian values give 896, 2,000 x
-    1,024 give 792). A warning says when n is below 4 D, where the sample rather than the space sets the number. Rows
-    without any variance give 0.
+    The result depends on n, so compare samples of one size only (5,000 x 1,024 Gaussian values give
+    896, 2,000 x 1,024 give 792). A warning says when n is below 4 D, where the sample rather than
+    the space sets the number. Rows without any variance give 0.
 
     Args:
         x: The embeddings.
@@ -126,11 +137,14 @@ def intrinsic_dimension(x: Any, variance: float = 0.95, num_samples: int | None 
         >>> intrinsic_dimension([[2.0, 0.0], [-2.0, 0.0], [0.0, 1.0], [0.0, -1.0]] * 2)
         2
 
-    Source: Dinu et al., Effective Post-Training Embedding Compression via Temperature Control in Contrastive
+    Source: Dinu et al., Effective Post-Training Embedding Compression via Temperature Control in
+        Contrastive
     Training, ICLR 2025, Fig. 4.
     """
     if not 0.0 < variance < 1.0:
-        raise ValueError(f"variance must be a share strictly between 0 and 1, got {variance}; 0.95 is usual.")
+        raise ValueError(
+            f"variance must be a share strictly between 0 and 1, got {variance}; 0.95 is usual."
+        )
     matrix = matrix_of(x, at_least=2)
     if num_samples is not None and len(matrix) > num_samples:
         rng = np.random.default_rng(seed)
@@ -138,8 +152,8 @@ def intrinsic_dimension(x: Any, variance: float = 0.95, num_samples: int | None 
     n, dim = matrix.shape
     if n < 4 * dim:
         warnings.warn(
-            f"{n} embeddings are few for the intrinsic dimension of {dim} dimensions: the sample limits it. Use at "
-            f"least {4 * dim}, and compare samples of one size only.",
+            f"{n} embeddings are few for the intrinsic dimension of {dim} dimensions: the sample"
+            f" limits it. Use at least {4 * dim}, and compare samples of one size only.",
             stacklevel=2,
         )
     eigenvalues = np.linalg.eigvalsh(_scatter(matrix))[::-1]  # falling, (min(n, D),)
@@ -150,10 +164,12 @@ def intrinsic_dimension(x: Any, variance: float = 0.95, num_samples: int | None 
 def _scatter(x: Any) -> Array:
     """Centred Gram matrix, (D, D) or (n, n), whichever is smaller.
 
-    Its non-zero eigenvalues are the eigenvalues of the covariance times a constant. The rows are scaled by a power of
-    two first, which is exact and keeps every square from overflowing or vanishing.
+    Its non-zero eigenvalues are the eigenvalues of the covariance times a constant. The rows are
+    scaled by a power of two first, which is exact and keeps every square from overflowing or
+    vanishing.
     """
     matrix = matrix_of(x, at_least=2)
-    centred = np.where(np.ptp(matrix, axis=0) > 0, matrix - matrix.mean(axis=0), 0.0)  # constant columns: exactly 0
+    # constant columns: exactly 0
+    centred = np.where(np.ptp(matrix, axis=0) > 0, matrix - matrix.mean(axis=0), 0.0)
     centred = np.ldexp(centred, -np.frexp(np.abs(centred).max())[1])
     return centred.T @ centred if centred.shape[0] > centred.shape[1] else centred @ centred.T

@@ -176,7 +176,8 @@ def infonce(
         >>> import torch
         >>> from st_magnitude import QNORM, Term, infonce
         >>> embeddings = torch.eye(4, requires_grad=True)
-        >>> loss = infonce(embeddings, embeddings, terms=[Term(temperature=0.5), Term(dim=2, weight=0.1)])
+        >>> terms = [Term(temperature=0.5), Term(dim=2, weight=0.1)]
+        >>> loss = infonce(embeddings, embeddings, terms)
         >>> round(loss.item(), 4)
         0.4101
 

@@ -1,4 +1,5 @@
-"""The base of all losses: checks of the model and of a batch, the scale, and learned temperatures."""
+"""The base of all losses: checks of the model and of a batch, the scale, and learned
+temperatures."""
 
 from __future__ import annotations
 
@@ -10,7 +11,10 @@ from typing import Any, Literal
 import torch
 from sentence_transformers import SentenceTransformer, SparseEncoder
 from sentence_transformers.base.model import BaseModel
-from sentence_transformers.sentence_transformer.losses.matryoshka import CachedLossDecorator, ForwardDecorator
+from sentence_transformers.sentence_transformer.losses.matryoshka import (
+    CachedLossDecorator,
+    ForwardDecorator,
+)
 from sentence_transformers.util import all_gather_with_grad
 from torch import Tensor, nn
 
@@ -64,11 +68,13 @@ class PreparesModel(nn.Module):
 class EmbeddingLoss(PreparesModel):
     """A loss of raw embeddings under a similarity: logits = s / (temperature · size).
 
-    With ``scale="auto"`` the size is mean|q|^(1 - gamma_query) · mean|d|^(1 - gamma_document), with the means over the
-    batch at hand, which are not constants: their gradient reaches the embeddings. So a loss keeps no state, and growing
-    norms do not act as a falling temperature. The size is 1 for cosine, whose scale is ``unit``.
+    With ``scale="auto"`` the size is mean|q|^(1 - gamma_query) · mean|d|^(1 - gamma_document), with
+    the means over the batch at hand, which are not constants: their gradient reaches the
+    embeddings. So a loss keeps no state, and growing norms do not act as a falling temperature. The
+    size is 1 for cosine, whose scale is ``unit``.
 
-    Source: Beyond the Unit Hypersphere, arXiv 2602.09229, section 3.1, whose scale of 20 is meant for norms of 1.
+    Source: Beyond the Unit Hypersphere, arXiv 2602.09229, section 3.1, whose scale of 20 is meant
+        for norms of 1.
     """
 
     citation = CITATION
@@ -76,7 +82,11 @@ class EmbeddingLoss(PreparesModel):
     model: SentenceTransformer
 
     def __init__(
-        self, model: SentenceTransformer, similarity: Similarity | str, scale: float | Literal["auto"], unit: float
+        self,
+        model: SentenceTransformer,
+        similarity: Similarity | str,
+        scale: float | Literal["auto"],
+        unit: float,
     ) -> None:
         super().__init__()
         self.name = type(self).__name__
@@ -102,9 +112,9 @@ class EmbeddingLoss(PreparesModel):
             is_named = self._similarity in (DOT, QNORM, DNORM)
             argument = repr(self._similarity.name) if is_named else f"stm.{self._similarity}"
             raise ValueError(
-                f"{self.name} with {self._similarity} learns from the norm of embeddings, but this model ends in "
-                f"Normalize, so every embedding has norm 1. Call stm.prepare(model, {argument}) before you build the "
-                "loss."
+                f"{self.name} with {self._similarity} learns from the norm of embeddings, but this"
+                " model ends in Normalize, so every embedding has norm 1. Call stm.prepare(model,"
+                f" {argument}) before you build the loss."
             )
 
     @property
@@ -112,7 +122,8 @@ class EmbeddingLoss(PreparesModel):
         return self._similarity
 
     def watch(self, columns: Sequence[Tensor]) -> None:
-        """Calls `begin` on the first training batch of a run, and looks for columns (B, D) that are not finite."""
+        """Calls `begin` on the first training batch of a run, and looks for columns (B, D) that are
+        not finite."""
         if not torch.is_grad_enabled():
             return
         if not self._has_begun:
@@ -128,19 +139,25 @@ class EmbeddingLoss(PreparesModel):
     def begin(self) -> None:
         """Warns if the saved model will score in another way than the loss trains it to.
 
-        Several losses of one Trainer may disagree, and the loss that was built last sets the similarity function.
+        Several losses of one Trainer may disagree, and the loss that was built last sets the
+        similarity function.
         """
         model = unwrapped(self.model)
         if not isinstance(model, (SentenceTransformer, SparseEncoder)):
             return
         norm, trained = exponent_norm(model), self.similarity.exponents[1]
         saved = norm.gamma_document if norm else float(model.similarity_fn_name == "cosine")
-        agrees = (trained == 1) == (saved == 1) if norm is None else math.isclose(trained, saved, abs_tol=1e-6)
+        agrees = (
+            (trained == 1) == (saved == 1)
+            if norm is None
+            else math.isclose(trained, saved, abs_tol=1e-6)
+        )
         if not agrees:
             logger.warning(
-                "%s trains with a document exponent of %.3g, but the model is saved for an exponent of %.3g "
-                "(similarity_fn_name=%r%s), as another loss or a later call has set it. The saved model will not score "
-                "as this loss trains it. Give all losses of a Trainer the same similarity.",
+                "%s trains with a document exponent of %.3g, but the model is saved for an exponent"
+                " of %.3g (similarity_fn_name=%r%s), as another loss or a later call has set it."
+                " The saved model will not score as this loss trains it. Give all losses of a"
+                " Trainer the same similarity.",
                 self.name,
                 trained,
                 saved,
@@ -149,16 +166,23 @@ class EmbeddingLoss(PreparesModel):
             )
 
     def refuse_matryoshka(
-        self, advice: str, what: str = "normalises every prefix, which removes the norm that {} learns from"
+        self,
+        advice: str,
+        what: str = "normalises every prefix, which removes the norm that {} learns from",
     ) -> None:
-        """Refuses sentence-transformers' ``MatryoshkaLoss`` around the loss, which cuts embeddings."""
+        """Refuses sentence-transformers' ``MatryoshkaLoss`` around the loss, which cuts
+        embeddings."""
         is_wrapped = isinstance(getattr(self.model, "forward", None), ForwardDecorator)
         if is_wrapped or isinstance(vars(self).get("calculate_loss"), CachedLossDecorator):
-            raise ValueError(f"sentence-transformers' MatryoshkaLoss {what.format(self.name)}. {advice}")
+            raise ValueError(
+                f"sentence-transformers' MatryoshkaLoss {what.format(self.name)}. {advice}"
+            )
 
     def refuse_unequal(self, sizes: Sequence[int]) -> None:
         if len(set(sizes)) > 1:
-            raise ValueError(f"The columns of a batch must have equally many texts, but have {tuple(sizes)}.")
+            raise ValueError(
+                f"The columns of a batch must have equally many texts, but have {tuple(sizes)}."
+            )
 
     def by_mean_norms(
         self,
@@ -168,7 +192,8 @@ class EmbeddingLoss(PreparesModel):
         dim: int | None = None,
         across_devices: bool = False,
     ) -> tuple[Tensor, list[Tensor]]:
-        """Queries (B, D) and columns of documents (B, D) over the mean norms of their first ``dim`` coordinates.
+        """Queries (B, D) and columns of documents (B, D) over the mean norms of their first ``dim``
+        coordinates.
 
         Dividing x by mean|x| divides s by mean|x|^(1 - gamma), for learned exponents too.
         """
@@ -178,7 +203,9 @@ class EmbeddingLoss(PreparesModel):
         return queries, _by_mean_norm(documents, similarity.gamma_document, dim, across_devices)
 
 
-def _by_mean_norm(columns: list[Tensor], gamma: float | Tensor, dim: int | None, across_devices: bool) -> list[Tensor]:
+def _by_mean_norm(
+    columns: list[Tensor], gamma: float | Tensor, dim: int | None, across_devices: bool
+) -> list[Tensor]:
     if not isinstance(gamma, Tensor) and gamma == 1:
         return columns  # the similarity removes the norm
     columns = [at_least_float32(x) for x in columns]
@@ -188,7 +215,8 @@ def _by_mean_norm(columns: list[Tensor], gamma: float | Tensor, dim: int | None,
 
 
 def mean_norm(norms: Tensor, counts: Tensor, across_devices: bool) -> Tensor:
-    """The mean of norms (n,) that count as often as counts (n,) say, here or on all devices; above 0."""
+    """The mean of norms (n,) that count as often as counts (n,) say, here or on all devices; above
+    0."""
     total = torch.stack([(norms * counts).sum(), counts.sum()])  # (2,)
     if across_devices and num_ranks() > 1:
         total = all_gather_with_grad(total[None]).sum(dim=0)
@@ -198,7 +226,8 @@ def mean_norm(norms: Tensor, counts: Tensor, across_devices: bool) -> Tensor:
 class FiniteWatch:
     """Warns once about columns whose embeddings are not finite, without waiting for a GPU.
 
-    A GPU writes its answer about a batch into page-locked memory when it gets there, which is read at the next batch.
+    A GPU writes its answer about a batch into page-locked memory when it gets there, which is read
+    at the next batch.
     """
 
     def __init__(self, name: str) -> None:
@@ -217,11 +246,16 @@ class FiniteWatch:
             self._warn()
 
     def _warn(self) -> None:
-        if bad := [str(number) for number, is_finite in enumerate(self._finite.tolist(), start=1) if not is_finite]:
+        if bad := [
+            str(number)
+            for number, is_finite in enumerate(self._finite.tolist(), start=1)
+            if not is_finite
+        ]:
             self._has_warned = True
             logger.warning(
-                "%s is not finite, because the embeddings of text column %s (of %d) contain nan or infinity. Look for "
-                "empty or damaged texts in that column, a learning rate that is too high, or an overflow in float16.",
+                "%s is not finite, because the embeddings of text column %s (of %d) contain nan or"
+                " infinity. Look for empty or damaged texts in that column, a learning rate that is"
+                " too high, or an overflow in float16.",
                 self.name,
                 ", ".join(bad),
                 len(self._finite),

@@ -29,7 +29,8 @@ def check_dims(name: str, terms: Sequence[Term], width: int | None) -> None:
         )
     if width not in dims and all(term.dim is not None for term in terms):
         logger.warning(
-            "No term of %s compares all %d dimensions, so those beyond %d are not trained. Add a term with dim=%d.",
+            "No term of %s compares all %d dimensions, so those beyond %d are not trained. Add a"
+            " term with dim=%d.",
             name,
             width,
             max(dims),
@@ -38,12 +39,14 @@ def check_dims(name: str, terms: Sequence[Term], width: int | None) -> None:
 
 
 def warn_of_exponent(name: str, similarity: Similarity) -> None:
-    """Warns that a model without ExponentNorm will not score with a fractional document exponent."""
+    """Warns that a model without ExponentNorm will not score with a fractional document
+    exponent."""
     query, document = similarity.exponents
     if 0 < document < 1:
         logger.warning(
-            "%s trains with a document exponent of %.3g, but the saved model will score with dot products. Call "
-            "stm.prepare(model, Similarity(%.3g, %.3g)), which adds the module that applies the exponent.",
+            "%s trains with a document exponent of %.3g, but the saved model will score with dot"
+            " products. Call stm.prepare(model, Similarity(%.3g, %.3g)), which adds the module that"
+            " applies the exponent.",
             name,
             document,
             query,

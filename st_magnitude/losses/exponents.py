@@ -1,4 +1,5 @@
-"""Ranking losses by exponents: the four corners of the similarities, and exponents that are learned."""
+"""Ranking losses by exponents: the four corners of the similarities, and exponents that are
+learned."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ __all__ = [
 
 
 class CosineRankingLoss(MagnitudeRankingLoss):
-    """:class:`MagnitudeRankingLoss` with the cosine: sentence-transformers' MultipleNegativesRankingLoss.
+    """:class:`MagnitudeRankingLoss` with the cosine: sentence-transformers'
+    MultipleNegativesRankingLoss.
 
     s(q, d) = cos(q, d)
     """
@@ -37,7 +39,8 @@ class CosineRankingLoss(MagnitudeRankingLoss):
 
 
 class DotRankingLoss(MagnitudeRankingLoss):
-    """:class:`MagnitudeRankingLoss` with the dot product, to which both norms contribute (arXiv 2602.09229, Eq. 4).
+    """:class:`MagnitudeRankingLoss` with the dot product, to which both norms contribute (arXiv
+    2602.09229, Eq. 4).
 
     s(q, d) = q · d
     """
@@ -46,7 +49,8 @@ class DotRankingLoss(MagnitudeRankingLoss):
 
 
 class QNormRankingLoss(MagnitudeRankingLoss):
-    """:class:`MagnitudeRankingLoss` with a normalised query: the norm of the document counts (Eq. 5).
+    """:class:`MagnitudeRankingLoss` with a normalised query: the norm of the document counts (Eq.
+    5).
 
     s(q, d) = q / |q| · d = |d| cos(q, d)
 
@@ -61,7 +65,8 @@ class QNormRankingLoss(MagnitudeRankingLoss):
 
 
 class DNormRankingLoss(MagnitudeRankingLoss):
-    """:class:`MagnitudeRankingLoss` with a normalised document: the norm of the query is its inverse temperature.
+    """:class:`MagnitudeRankingLoss` with a normalised document: the norm of the query is its
+    inverse temperature.
 
     s(q, d) = q · d / |d| = |q| cos(q, d)
 
@@ -76,18 +81,21 @@ class LearnableNormLoss(MagnitudeRankingLoss):
 
         s(q, d) = q / |q|^gamma_query · d / |d|^gamma_document,   gamma = sigmoid(bias)
 
-    The exponents are parameters of the model, in its last module :class:`~st_magnitude.modules.ExponentNorm`, which
-    the loss appends, and exempt from weight decay. At the learning rate of a text encoder they hardly move; give them
-    their own:
+    The exponents are parameters of the model, in its last module
+    :class:`~st_magnitude.modules.ExponentNorm`, which the loss appends, and exempt from weight
+    decay. At the learning rate of a text encoder they hardly move; give them their own:
 
         ::
 
             args = SentenceTransformerTrainingArguments(
-                ..., learning_rate=2e-5, learning_rate_mapping=LearnableNormLoss.learning_rate_mapping(1e-2)
+                ...,
+                learning_rate=2e-5,
+                learning_rate_mapping=LearnableNormLoss.learning_rate_mapping(1e-2),
             )
 
     Args:
-        model: The model to train. If it already ends in an ExponentNorm, training goes on from its exponents.
+        model: The model to train. If it already ends in an ExponentNorm, training goes on from its
+            exponents.
         gamma_query: First value of the query exponent, strictly between 0 and 1.
         gamma_document: The same of the document exponent.
         **options: All other arguments of MagnitudeRankingLoss, except similarity.
@@ -95,7 +103,8 @@ class LearnableNormLoss(MagnitudeRankingLoss):
     Raises:
         ValueError: As MagnitudeRankingLoss does, or if an exponent starts at 0 or 1.
 
-    Build an optimizer of your own after the loss. Load the saved model with :func:`st_magnitude.load`.
+    Build an optimizer of your own after the loss. Load the saved model with
+    :func:`st_magnitude.load`.
     """
 
     takes_sparse = False
@@ -112,22 +121,26 @@ class LearnableNormLoss(MagnitudeRankingLoss):
 
     def prepare_model(self) -> None:
         model = unwrapped(self.model)
-        gamma_query, gamma_document = self.similarity.exponents  # of the model's ExponentNorm, or given
+        # of the model's ExponentNorm, or given
+        gamma_query, gamma_document = self.similarity.exponents
         if not (0 < gamma_query < 1 and 0 < gamma_document < 1):
             raise ValueError(
-                f"Learned exponents must start strictly between 0 and 1; got gamma_query={gamma_query} and "
-                f"gamma_document={gamma_document}. For fixed ones use MagnitudeRankingLoss(model, Similarity(...))."
+                "Learned exponents must start strictly between 0 and 1; got"
+                f" gamma_query={gamma_query} and gamma_document={gamma_document}. For fixed ones"
+                " use MagnitudeRankingLoss(model, Similarity(...))."
             )
         if normalizes_output(model):
             raise ValueError(
-                "LearnableNormLoss learns from the norm of embeddings, but this model ends in Normalize, so every "
-                "embedding has norm 1. Call stm.strip_normalize(model) before you build the loss."
+                "LearnableNormLoss learns from the norm of embeddings, but this model ends in"
+                " Normalize, so every embedding has norm 1. Call stm.strip_normalize(model) before"
+                " you build the loss."
             )
         if not isinstance(model[-1], ExponentNorm):
             if isinstance(self.model, DistributedDataParallel):
                 raise ValueError(
-                    "LearnableNormLoss adds exponents to the model, which DistributedDataParallel would not average "
-                    "over the processes. Build the loss before you wrap the model."
+                    "LearnableNormLoss adds exponents to the model, which DistributedDataParallel"
+                    " would not average over the processes. Build the loss before you wrap the"
+                    " model."
                 )
             model.append(ExponentNorm(gamma_query, gamma_document).to(model.device))
         model[-1].learnable = True
@@ -136,7 +149,8 @@ class LearnableNormLoss(MagnitudeRankingLoss):
 
     @staticmethod
     def learning_rate_mapping(learning_rate: float = 1e-2) -> dict[str, float]:
-        """The learning rate of the exponents, for ``learning_rate_mapping=`` of the training arguments."""
+        """The learning rate of the exponents, for ``learning_rate_mapping=`` of the training
+        arguments."""
         return {r"\.(query|document)_bias$": learning_rate}
 
     @property
@@ -150,7 +164,8 @@ class LearnableNormLoss(MagnitudeRankingLoss):
 
     def _learned(self) -> list[Tensor]:
         similarity = self.similarity
-        return [similarity.gamma_query, similarity.gamma_document, *super()._learned()]  # type: ignore[list-item]
+        exponents: Any = similarity.gamma_query, similarity.gamma_document
+        return [*exponents, *super()._learned()]
 
     def _at(self, learned: list[Tensor]) -> tuple[Similarity, Sequence[Term]]:
         _, terms = super()._at(learned[2:])

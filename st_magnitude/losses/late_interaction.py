@@ -1,4 +1,5 @@
-"""LateInteractionLoss: in-batch ranking by MaxSim, with the exponents of a similarity on the vectors of tokens."""
+"""LateInteractionLoss: in-batch ranking by MaxSim, with the exponents of a similarity on the
+vectors of tokens."""
 
 from __future__ import annotations
 
@@ -9,7 +10,9 @@ import torch
 import torch.nn.functional as F
 from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.base.losses.merged_forward import embed_columns_padded
-from sentence_transformers.multi_vector_encoder.losses import CachedMultiVectorMultipleNegativesRankingLoss
+from sentence_transformers.multi_vector_encoder.losses import (
+    CachedMultiVectorMultipleNegativesRankingLoss,
+)
 from sentence_transformers.multi_vector_encoder.scoring import colbert_scores, mean_colbert_scores
 from sentence_transformers.util import (
     all_gather,
@@ -33,47 +36,58 @@ __all__ = ["LateInteractionLoss"]
 
 
 class LateInteractionLoss(PreparesModel, CachedMultiVectorMultipleNegativesRankingLoss):
-    """In-batch softmax ranking (InfoNCE) by MaxSim for a MultiVectorEncoder, whose token vectors may keep their norm.
+    """In-batch softmax ranking (InfoNCE) by MaxSim for a MultiVectorEncoder, whose token vectors
+    may keep their norm.
 
     For queries with token vectors q_1 ... q_T and documents with token vectors d_1, d_2, ...:
 
-        S(Q, D) = mean_i max_j s(q_i, d_j),    s(q, d) = q / |q|^gamma_query · d / |d|^gamma_document
-        L = mean_Q [ -log softmax_D( S(Q, D) / (temperature · size) - log q(D) ) at D = D_Q ] + norm_penalty · P
+        S(Q, D) = mean_i max_j s(q_i, d_j),
+        s(q, d) = q / |q|^gamma_query · d / |d|^gamma_document
+        L = mean_Q [ -log softmax_D( S(Q, D) / (temperature · size) - log q(D) ) at D = D_Q ]
+            + norm_penalty · P
         size = mean|q|^(1 - gamma_query) · mean|d|^(1 - gamma_document)
         P = mean|d| / sqrt(mean|d|^2)
 
-    The means run over all tokens of the batch at hand, of all devices if documents are gathered. ``size`` is 1 for
-    cosine. Because it is not a constant, a token that matches nothing lowers the loss with a smaller norm, and what has
-    a small norm need not be stored: :class:`~st_magnitude.NormPruning`. sentence-transformers computes the scores.
+    The means run over all tokens of the batch at hand, of all devices if documents are gathered.
+    ``size`` is 1 for cosine. Because it is not a constant, a token that matches nothing lowers the
+    loss with a smaller norm, and what has a small norm need not be stored:
+    :class:`~st_magnitude.NormPruning`. sentence-transformers computes the scores.
 
     Args:
         model: The MultiVectorEncoder to train. The loss sets its ``similarity_fn_name``.
-        similarity: A Similarity of tokens or its name. ``"qnorm"`` keeps the norms of document tokens, and ``"dot"``
-            those of query tokens as well, as weights of the sum. With ``"cosine"`` the loss is
-            ``MultiVectorMultipleNegativesRankingLoss`` with ``scale=1 / temperature`` and ``mean_colbert_scores``.
+        similarity: A Similarity of tokens or its name. ``"qnorm"`` keeps the norms of document
+            tokens, and ``"dot"`` those of query tokens as well, as weights of the sum. With
+            ``"cosine"`` the loss is ``MultiVectorMultipleNegativesRankingLoss`` with ``scale=1 /
+            temperature`` and ``mean_colbert_scores``.
         temperature: Temperature of the softmax. Tune it before anything else, between 0.01 and 0.1.
-        length_normalize: True: the score is the mean over query tokens, as written above. False: their sum, ColBERT's,
-            for which a temperature is as many times higher as queries have tokens. Rankings are equal.
-        norm_penalty: Weight of P, which is 1 if all document tokens have equal norms and falls when few of them hold
-            most of the norm. A common factor of all norms does not change it.
+        length_normalize: True: the score is the mean over query tokens, as written above. False:
+            their sum, ColBERT's, for which a temperature is as many times higher as queries have
+            tokens. Rankings are equal.
+        norm_penalty: Weight of P, which is 1 if all document tokens have equal norms and falls when
+            few of them hold most of the norm. A common factor of all norms does not change it.
         prior: :class:`~st_magnitude.DocumentPrior`, whose log q is subtracted from the logits.
-        mini_batch_size: Number of texts for which the model holds activations at a time (GradCache). None: no caching.
-        gather_across_devices: Whether the documents of all devices are negatives. Batches must have equal sizes.
+        mini_batch_size: Number of texts for which the model holds activations at a time
+            (GradCache). None: no caching.
+        gather_across_devices: Whether the documents of all devices are negatives. Batches must have
+            equal sizes.
 
     Raises:
         TypeError: If the model is not a MultiVectorEncoder.
-        ValueError: If the model does not normalise the tokens whose norms the similarity removes, and no others.
+        ValueError: If the model does not normalise the tokens whose norms the similarity removes,
+            and no others.
 
     Inputs: (anchor, positive) or (anchor, positive, negative_1, ..., negative_n), without labels.
 
     Example:
         ::
 
-            model = stm.prepare(MultiVectorEncoder("sentence-transformers/all-MiniLM-L6-v2"), "qnorm")
+            model = MultiVectorEncoder("sentence-transformers/all-MiniLM-L6-v2")
+            model = stm.prepare(model, "qnorm")
             loss = stm.LateInteractionLoss(model, temperature=0.03)
             MultiVectorEncoderTrainer(model=model, train_dataset=dataset, loss=loss).train()
 
-    Source: Khattab and Zaharia, ColBERT, SIGIR 2020 (MaxSim); Beyond the Unit Hypersphere, arXiv 2602.09229, Eq. 7;
+    Source: Khattab and Zaharia, ColBERT, SIGIR 2020 (MaxSim); Beyond the Unit Hypersphere, arXiv
+        2602.09229, Eq. 7;
     Hurley and Rickard, Comparing Measures of Sparsity, 2009 (P).
     """
 
@@ -100,8 +114,16 @@ class LateInteractionLoss(PreparesModel, CachedMultiVectorMultipleNegativesRanki
             mini_batch_size=mini_batch_size,  # type: ignore[arg-type]
             gather_across_devices=gather_across_devices,
         )
-        self.similarity, self.temperature, self.norm_penalty, self.prior = similarity, temperature, norm_penalty, prior
-        self.length_normalize, self.uses_gradient_cache = length_normalize, mini_batch_size is not None
+        self.similarity, self.temperature, self.norm_penalty, self.prior = (
+            similarity,
+            temperature,
+            norm_penalty,
+            prior,
+        )
+        self.length_normalize, self.uses_gradient_cache = (
+            length_normalize,
+            mini_batch_size is not None,
+        )
         self._has_begun = False
         self._log_q: list[Tensor] = []  # of the batch at hand, by columns
         self.prepare_model()
@@ -111,12 +133,15 @@ class LateInteractionLoss(PreparesModel, CachedMultiVectorMultipleNegativesRanki
         check_tokens(model, self.similarity)
         model.similarity_fn_name = "meanmaxsim" if self.length_normalize else "maxsim"
 
-    def forward(self, sentence_features: Iterable[dict[str, Any]], labels: Tensor | None = None) -> Tensor:
+    def forward(
+        self, sentence_features: Iterable[dict[str, Any]], labels: Tensor | None = None
+    ) -> Tensor:
         refuse_labels("LateInteractionLoss", labels)
         features = [dict(column) for column in sentence_features]
         if len(features) < 2:
             raise ValueError(
-                f"LateInteractionLoss needs at least two text columns, anchor and positive; got {len(features)}."
+                "LateInteractionLoss needs at least two text columns, anchor and positive; got"
+                f" {len(features)}."
             )
         if torch.is_grad_enabled() and not self._has_begun:
             self._has_begun = True
@@ -132,15 +157,22 @@ class LateInteractionLoss(PreparesModel, CachedMultiVectorMultipleNegativesRanki
         return self.calculate_loss([[x] for x in columns], [[mask] for mask in masks])
 
     def calculate_loss(
-        self, reps: list[list[Tensor]], masks_chunks: list[list[Tensor]], *, with_backward: bool = False
+        self,
+        reps: list[list[Tensor]],
+        masks_chunks: list[list[Tensor]],
+        *,
+        with_backward: bool = False,
     ) -> Tensor:
-        """The loss of the whole batch, from the token vectors of its mini-batches: (n, T, D) each."""
+        """The loss of the whole batch, from the token vectors of its mini-batches: (n, T, D)
+        each."""
         (queries, query_mask), *documents = map(cat_padded_token_embeddings, reps, masks_chunks)
         log_q, offset = self._log_q, 0
         if self.gather_across_devices:
             documents = [all_gather_padded(x, mask, with_grad=True) for x, mask in documents]
             log_q, offset = [all_gather(x) for x in log_q], get_rank() * len(queries)
-        tokens, mask = stack_padded_token_embeddings([x for x, _ in documents], [mask for _, mask in documents])
+        tokens, mask = stack_padded_token_embeddings(
+            [x for x, _ in documents], [mask for _, mask in documents]
+        )
         scores = self.similarity_fct(
             _divided(queries, query_mask, self.similarity.gamma_query, self.gather_across_devices),
             _divided(tokens, mask, self.similarity.gamma_document),  # (M, N, T, D)
@@ -161,22 +193,36 @@ class LateInteractionLoss(PreparesModel, CachedMultiVectorMultipleNegativesRanki
 
     def get_config_dict(self) -> dict[str, Any]:
         query, document = self.similarity.exponents
-        names = ("temperature", "length_normalize", "norm_penalty", "mini_batch_size", "gather_across_devices")
-        config = {"similarity": {"query": query, "document": document}} | {name: getattr(self, name) for name in names}
+        names = (
+            "temperature",
+            "length_normalize",
+            "norm_penalty",
+            "mini_batch_size",
+            "gather_across_devices",
+        )
+        config = {"similarity": {"query": query, "document": document}} | {
+            name: getattr(self, name) for name in names
+        }
         return config | {"prior": None if self.prior is None else self.prior.get_config_dict()}
 
 
 def check_tokens(model: Any, similarity: Similarity) -> None:
     """Refuses a model that would not score as a loss with this similarity trains it."""
     if not isinstance(model, MultiVectorEncoder):
-        raise TypeError(f"LateInteractionLoss needs a MultiVectorEncoder; got a {type(model).__name__}.")
-    removed = {role for role, gamma in zip(("query", "document"), similarity.exponents, strict=True) if gamma == 1}
+        raise TypeError(
+            f"LateInteractionLoss needs a MultiVectorEncoder; got a {type(model).__name__}."
+        )
+    removed = {
+        role
+        for role, gamma in zip(("query", "document"), similarity.exponents, strict=True)
+        if gamma == 1
+    }
     if (normalized := normalized_roles(model)) != removed:
         corner = Similarity(float("query" in removed), float("document" in removed)).name
         raise ValueError(
-            f"LateInteractionLoss with {similarity} removes the norms of {_tokens(removed)}, and this model "
-            f"normalises {_tokens(normalized)}, so the saved model would not score as it was trained. Call "
-            f"stm.prepare(model, {corner!r}) before you build the loss."
+            f"LateInteractionLoss with {similarity} removes the norms of {_tokens(removed)}, and"
+            f" this model normalises {_tokens(normalized)}, so the saved model would not score as"
+            f" it was trained. Call stm.prepare(model, {corner!r}) before you build the loss."
         )
 
 
@@ -184,8 +230,11 @@ def _tokens(roles: set[str]) -> str:
     return " and ".join(f"{role} tokens" for role in sorted(roles, reverse=True)) or "no tokens"
 
 
-def _divided(tokens: Tensor, mask: Tensor, gamma: float | Tensor, across_devices: bool = False) -> Tensor:
-    """Tokens (..., D) over the mean norm, then over a power of their own, in the precision that they have."""
+def _divided(
+    tokens: Tensor, mask: Tensor, gamma: float | Tensor, across_devices: bool = False
+) -> Tensor:
+    """Tokens (..., D) over the mean norm, then over a power of their own, in the precision that
+    they have."""
     flat = at_least_float32(tokens.flatten(0, -2))
     if gamma != 1:
         norms = torch.linalg.vector_norm(flat, dim=1)
@@ -194,7 +243,8 @@ def _divided(tokens: Tensor, mask: Tensor, gamma: float | Tensor, across_devices
 
 
 def _evenness(tokens: Tensor, mask: Tensor) -> Tensor:
-    """mean|x| / sqrt(mean|x|^2) of the tokens (..., D) of a mask (...): 1 for equal norms, a scalar."""
+    """mean|x| / sqrt(mean|x|^2) of the tokens (..., D) of a mask (...): 1 for equal norms, a
+    scalar."""
     tokens = at_least_float32(tokens)
     with torch.autocast(tokens.device.type, enabled=False):
         squares = tokens.square().sum(dim=-1)

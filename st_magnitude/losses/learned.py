@@ -21,19 +21,25 @@ __all__ = ["Temperatures", "with_temperature"]
 logger = logging.getLogger(__name__)
 
 
-def with_temperature(terms: Iterable[Term], temperature: float | Literal["learned"] | None) -> tuple[Term, ...]:
+def with_temperature(
+    terms: Iterable[Term], temperature: float | Literal["learned"] | None
+) -> tuple[Term, ...]:
     """The terms of a loss with its argument ``temperature``."""
     terms = tuple(terms)
     if not terms:
-        raise ValueError("terms is empty; give at least one Term, such as terms=[Term(temperature=0.05)].")
+        raise ValueError(
+            "terms is empty; give at least one Term, such as terms=[Term(temperature=0.05)]."
+        )
     if temperature is None:
         return terms
     if temperature == "learned":
-        return tuple(replace(term, temperature=LearnedTemperature(float(term.temperature))) for term in terms)
+        return tuple(
+            replace(term, temperature=LearnedTemperature(float(term.temperature))) for term in terms
+        )
     if len(terms) > 1:
         raise ValueError(
-            f"temperature={temperature} is for a loss of one term, and this one has {len(terms)}. Give each term its "
-            "own, or temperature='learned' to learn all of them."
+            f"temperature={temperature} is for a loss of one term, and this one has {len(terms)}."
+            " Give each term its own, or temperature='learned' to learn all of them."
         )
     return (replace(terms[0], temperature=temperature),)
 
@@ -41,14 +47,16 @@ def with_temperature(terms: Iterable[Term], temperature: float | Literal["learne
 class Temperatures(Remembering):
     """The learned temperatures of a loss: exp(bias), one for each term with a LearnedTemperature.
 
-    The parameter is called a bias, so trainers exempt it from weight decay. It is not saved with the model.
-    :func:`~st_magnitude.attach` does for it what a Trainer does for the parameters of its model: the value is in the
-    checkpoints, and all ranks take the same steps.
+    The parameter is called a bias, so trainers exempt it from weight decay. It is not saved with
+    the model. :func:`~st_magnitude.attach` does for it what a Trainer does for the parameters of
+    its model: the value is in the checkpoints, and all ranks take the same steps.
     """
 
     def __init__(self, terms: Sequence[Term]) -> None:
         super().__init__()
-        self._members = [i for i, term in enumerate(terms) if isinstance(term.temperature, LearnedTemperature)]
+        self._members = [
+            i for i, term in enumerate(terms) if isinstance(term.temperature, LearnedTemperature)
+        ]
         self._initial = [float(terms[i].temperature) for i in self._members]
         self.bias = nn.Parameter(torch.tensor(self._initial).log())  # (L,)
         self._hook: Any = None
@@ -64,30 +72,34 @@ class Temperatures(Remembering):
         self._hook = model.register_load_state_dict_post_hook(self._note_loading)
 
     def _note_loading(self, _model: nn.Module, _incompatible_keys: Any) -> None:
-        """Notes that weights were loaded after the loss was built: the sign of a run that resumes."""
+        """Notes that weights were loaded after the loss was built: the sign of a run that
+        resumes."""
         self._is_resumed = True
 
     def begin(self, who: str) -> None:
-        """Refuses a run that resumes without its temperatures, and warns about processes that learn one each."""
+        """Refuses a run that resumes without its temperatures, and warns about processes that learn
+        one each."""
         self._hook.remove()
         if self._is_resumed and not self.is_restored:
             raise ValueError(
-                "A learned temperature starts anew on the first batch of a run, but weights were loaded into the model "
-                "after the loss was built. If the run resumes, call stm.attach(trainer) before train() in the first "
-                "run and in the resumed one, which keeps the temperature in the checkpoints. If this is a new run, "
-                "load the weights before you build the loss."
+                "A learned temperature starts anew on the first batch of a run, but weights were"
+                " loaded into the model after the loss was built. If the run resumes, call"
+                " stm.attach(trainer) before train() in the first run and in the resumed one, which"
+                " keeps the temperature in the checkpoints. If this is a new run, load the weights"
+                " before you build the loss."
             )
         if num_ranks() > 1 and not self.is_attached:
             logger.warning(
-                "The temperature of %s is learned on %d processes, which would each learn their own. Call "
-                "stm.attach(trainer) before train(); in a loop of your own call loss.temperatures.before_step() "
-                "before each step of the optimizer.",
+                "The temperature of %s is learned on %d processes, which would each learn their"
+                " own. Call stm.attach(trainer) before train(); in a loop of your own call"
+                " loss.temperatures.before_step() before each step of the optimizer.",
                 who,
                 num_ranks(),
             )
 
     def forward(self) -> Tensor:
-        self.bias.data.clamp_(min=math.log(LearnedTemperature.MINIMUM))  # after a step of the optimizer, as CLIP does
+        # after a step of the optimizer, as CLIP does
+        self.bias.data.clamp_(min=math.log(LearnedTemperature.MINIMUM))
         return self.bias.exp()  # (L,)
 
     def fill(self, terms: Sequence[Term], learned: Iterable[Tensor]) -> list[Term]:
@@ -99,7 +111,8 @@ class Temperatures(Remembering):
 
     @torch.no_grad()
     def before_step(self) -> None:
-        """Gives the mean gradient to all ranks; one that trained on another data set in this step has none."""
+        """Gives the mean gradient to all ranks; one that trained on another data set in this step
+        has none."""
         if num_ranks() == 1:
             return
         gradient = self.bias.grad
@@ -110,7 +123,10 @@ class Temperatures(Remembering):
 
     def get_log(self) -> dict[str, float]:
         values = self().tolist()
-        return {f"temperature_{i}" if len(values) > 1 else "temperature": x for i, x in enumerate(values, start=1)}
+        return {
+            f"temperature_{i}" if len(values) > 1 else "temperature": x
+            for i, x in enumerate(values, start=1)
+        }
 
     def get_extra_state(self) -> dict[str, Any]:
         return {"temperatures_bias": self.bias.tolist()}

@@ -40,7 +40,8 @@ MarginStrategy = Literal["absolute", "relative"]
 
 
 class FalseNegatives(Logging):
-    """The documents of a batch that do not count as negatives; MagnitudeRankingLoss explains the arguments."""
+    """The documents of a batch that do not count as negatives; MagnitudeRankingLoss explains the
+    arguments."""
 
     def __init__(
         self,
@@ -54,8 +55,9 @@ class FalseNegatives(Logging):
         one_of("margin_strategy", margin_strategy, get_args(MarginStrategy))
         if margin is not None and margin >= 0 and guide is None:
             logger.warning(
-                "margin=%s without a guide leaves out every negative that the model ranks above the positive, from "
-                "which it should learn. Use a negative margin, such as -0.1, or pass guide=...",
+                "margin=%s without a guide leaves out every negative that the model ranks above the"
+                " positive, from which it should learn. Use a negative margin, such as -0.1, or"
+                " pass guide=...",
                 margin,
             )
         self.same_text = same_text
@@ -71,14 +73,21 @@ class FalseNegatives(Logging):
 
     def texts(self, model: Any, columns: Sequence[Features], mini_batch_size: int | None) -> Texts:
         """The keys of the texts of a batch that the model reads, and the guide's embeddings."""
-        keys = [text_keys(f, column) for column, f in enumerate(columns)] if self.same_text == "exclude" else ()
+        keys = (
+            [text_keys(f, column) for column, f in enumerate(columns)]
+            if self.same_text == "exclude"
+            else ()
+        )
         number = len(columns) - 1
         if self.guide is None:
             return Texts(keys, num_documents=number)
-        return Texts(keys, self.guide.embed_columns(columns, model, mini_batch_size), num_documents=number)
+        return Texts(
+            keys, self.guide.embed_columns(columns, model, mini_batch_size), num_documents=number
+        )
 
     def exclude(self, texts: Texts, batch: Gathered, is_ring: bool) -> list[Tensor | Above]:
-        """``exclude`` of :func:`~st_magnitude.infonce`. In a ring more documents follow, which are not counted."""
+        """``exclude`` of :func:`~st_magnitude.infonce`. In a ring more documents follow, which are
+        not counted."""
         exclude: list[Tensor | Above] = []
         if texts.keys:
             of_texts, of_queries = self._ids(texts, batch)
@@ -97,18 +106,23 @@ class FalseNegatives(Logging):
     def _ids(self, texts: Texts, batch: Gathered) -> tuple[Tensor, Tensor]:
         """The keys of the documents' texts and of their queries, (M,) each.
 
-        Documents that share one of them are not negatives of each other. In the second an explicit negative is like no
-        other document.
+        Documents that share one of them are not negatives of each other. In the second an explicit
+        negative is like no other document.
         """
         queries, *documents = texts.keys
-        others = [unlike_all(queries, len(texts.keys) + column) for column in range(len(documents) - 1)]
+        others = [
+            unlike_all(queries, len(texts.keys) + column) for column in range(len(documents) - 1)
+        ]
         of_texts = torch.cat([batch.join(x) for x in documents])
         return of_texts, torch.cat([batch.join(x) for x in (queries, *others)])
 
     def _threshold(self, positive: Tensor) -> Tensor:
-        """The score above which a document is too close, as in GISTEmbedLoss; a relative margin has no sign."""
+        """The score above which a document is too close, as in GISTEmbedLoss; a relative margin has
+        no sign."""
         assert self.margin is not None
-        return positive - self.margin * (positive.abs() if self.margin_strategy == "relative" else 1.0)
+        return positive - self.margin * (
+            positive.abs() if self.margin_strategy == "relative" else 1.0
+        )
 
     def get_log(self) -> dict[str, float]:
         return self._left_out.get_log()
@@ -198,14 +212,18 @@ def number_left_out(documents: Tensor, queries: Tensor, own: slice) -> Tensor:
 class Guide:
     """A frozen model that scores documents in place of the model that is trained.
 
-    It is not a submodule of the loss, which keeps its weights out of optimizers, ``train()`` and ``state_dict``.
+    It is not a submodule of the loss, which keeps its weights out of optimizers, ``train()`` and
+    ``state_dict``.
     """
 
-    def __init__(self, guide: SentenceTransformer, model: SentenceTransformer, what: str = "guide") -> None:
+    def __init__(
+        self, guide: SentenceTransformer, model: SentenceTransformer, what: str = "guide"
+    ) -> None:
         if guide is model:
             raise ValueError(
-                f"{what} is the model that is trained, but a {what} is frozen. Pass a copy, copy.deepcopy(model), or "
-                "margin=... without a guide to let the model's own scores decide."
+                f"{what} is the model that is trained, but a {what} is frozen. Pass a copy,"
+                " copy.deepcopy(model), or margin=... without a guide to let the model's own"
+                " scores decide."
             )
         self.model = guide.eval()
         self.similarity = Similarity.named(guide.similarity_fn_name)
@@ -219,17 +237,24 @@ class Guide:
             or (guide.max_seq_length or math.inf) < (model.max_seq_length or math.inf)
         )
 
-    def embed_columns(self, columns: Sequence[Features], model: Any, mini_batch_size: int | None) -> list[Tensor]:
+    def embed_columns(
+        self, columns: Sequence[Features], model: Any, mini_batch_size: int | None
+    ) -> list[Tensor]:
         """Embeddings of queries and of columns of documents, (B, Dg) each."""
         roles = ("query", *("document" for _ in columns[1:]))
-        return [self.embed(f, role, model, mini_batch_size) for f, role in zip(columns, roles, strict=True)]
+        return [
+            self.embed(f, role, model, mini_batch_size)
+            for f, role in zip(columns, roles, strict=True)
+        ]
 
     @torch.no_grad()
-    def embed(self, features: Features, role: str, model: Any, mini_batch_size: int | None) -> Tensor:
+    def embed(
+        self, features: Features, role: str, model: Any, mini_batch_size: int | None
+    ) -> Tensor:
         """Embeddings of a column whose inner products are the guide's scores, (B, Dg).
 
-        They are those of ``encode_query`` or ``encode_document``, of texts without a prompt of the model that reads
-        the features.
+        They are those of ``encode_query`` or ``encode_document``, of texts without a prompt of the
+        model that reads the features.
         """
         device = device_of(features)
         self.model.to(device)
@@ -243,10 +268,13 @@ class Guide:
             _, texts = split_prompt(features, unwrapped(model))
             read = partial(self.model.preprocess, prompt=prompt, task=role)
             parts = (
-                batch_to_device(read(texts[i : i + size]) | {"task": role}, device) for i in range(0, number, size)
+                batch_to_device(read(texts[i : i + size]) | {"task": role}, device)
+                for i in range(0, number, size)
             )
         elif size == number:
             parts = [own]
         else:
             parts = (minibatch_of(own, i, i + size) for i in range(0, number, size))
-        return self.similarity.document(torch.cat([self.model(part)["sentence_embedding"] for part in parts]))
+        return self.similarity.document(
+            torch.cat([self.model(part)["sentence_embedding"] for part in parts])
+        )

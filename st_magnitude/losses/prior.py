@@ -1,4 +1,5 @@
-"""DocumentPrior: how often each text is drawn into a batch, for the correction of in-batch negatives (logQ)."""
+"""DocumentPrior: how often each text is drawn into a batch, for the correction of in-batch
+negatives (logQ)."""
 
 from __future__ import annotations
 
@@ -22,22 +23,27 @@ logger = logging.getLogger(__name__)
 
 
 class DocumentPrior:
-    """The sampling probabilities q of documents, which a ranking loss subtracts from its logits: ``prior=``.
+    """The sampling probabilities q of documents, which a ranking loss subtracts from its logits:
+    ``prior=``.
 
-    In-batch negatives are the positives of other queries, so a document is drawn as often as it occurs in the training
-    pairs. The softmax then learns p(d|q) / q(d), and a model that minimises it ranks popular documents too low. With
+    In-batch negatives are the positives of other queries, so a document is drawn as often as it
+    occurs in the training pairs. The softmax then learns p(d|q) / q(d), and a model that minimises
+    it ranks popular documents too low. With
 
-        logits(q_i, d_j) = s(q_i, d_j) / tau - log q(d_j),    q(d) = (n(d) + smoothing) / (N + smoothing · K)
+        logits(q_i, d_j) = s(q_i, d_j) / tau - log q(d_j),
+        q(d) = (n(d) + smoothing) / (N + smoothing · K)
 
-    it learns p(d|q). n(d) is how often the text d occurs among N, of which K are different. A constant factor of q
-    changes nothing, so a data set in which every document occurs once needs no prior.
+    it learns p(d|q). n(d) is how often the text d occurs among N, of which K are different. A
+    constant factor of q changes nothing, so a data set in which every document occurs once needs no
+    prior.
 
-    Columns of explicit negatives are corrected by how often a text occurs as a negative, if there are such counts.
-    Queries that are columns of a softmax (``directions``) count as drawn once in N pairs.
+    Columns of explicit negatives are corrected by how often a text occurs as a negative, if there
+    are such counts. Queries that are columns of a softmax (``directions``) count as drawn once in N
+    pairs.
 
-    Two texts are the same if the model gets the same tokens, as for ``same_text``: make the prior with the
-    ``max_seq_length`` of the training. Checkpoints do not contain it; build it again for a run that resumes. Several
-    data sets have a loss and a prior each.
+    Two texts are the same if the model gets the same tokens, as for ``same_text``: make the prior
+    with the ``max_seq_length`` of the training. Checkpoints do not contain it; build it again for a
+    run that resumes. Several data sets have a loss and a prior each.
 
     Example:
         >>> from sentence_transformers.sentence_transformer.modules import StaticEmbedding
@@ -45,7 +51,8 @@ class DocumentPrior:
         >>> import st_magnitude as stm
         >>> tokenizer = Tokenizer(models.WordLevel({"?": 0, "tea": 1, "maps": 2}, unk_token="?"))
         >>> tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-        >>> model = SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_dim=8)], device="cpu")
+        >>> table = StaticEmbedding(tokenizer, embedding_dim=8)
+        >>> model = SentenceTransformer(modules=[table], device="cpu")
         >>> positives = ["tea", "tea", "tea", "maps"]  # of four training pairs
         >>> prior = stm.DocumentPrior.from_texts(model, positives, smoothing=0.5)
         >>> [log_q] = prior.log_q([model.preprocess(["maps", "tea", "maps tea"])])
@@ -53,7 +60,8 @@ class DocumentPrior:
         tensor([0.3000, 0.7000, 0.1000])
         >>> loss = stm.CosineRankingLoss(model, prior=prior)
 
-    Source: Yi et al. 2019, Sampling-Bias-Corrected Neural Modeling for Large Corpus Item Recommendations, RecSys,
+    Source: Yi et al. 2019, Sampling-Bias-Corrected Neural Modeling for Large Corpus Item
+        Recommendations, RecSys,
     Eq. 3 to 5.
     """
 
@@ -75,12 +83,15 @@ class DocumentPrior:
 
         Args:
             model: The model to train, whose tokenizer decides which texts are the same.
-            positives: The positives of all training pairs, such as ``dataset["positive"]``; or their counts, or any
-                numbers in proportion to them, for example of clicks: text -> count.
-            negatives: The same for all columns of explicit negatives; None: as frequent as they are as positives.
-            smoothing: Number above 0 that is added to every count, and the count of a text that does not occur.
-            **preprocess: Options of ``model.preprocess``: the ``prompt`` and the ``task`` of the documents, if the
-                Trainer has ``prompts`` or a ``router_mapping``.
+            positives: The positives of all training pairs, such as ``dataset["positive"]``; or
+                their counts, or any numbers in proportion to them, for example of clicks: text ->
+                count.
+            negatives: The same for all columns of explicit negatives; None: as frequent as they are
+                as positives.
+            smoothing: Number above 0 that is added to every count, and the count of a text that
+                does not occur.
+            **preprocess: Options of ``model.preprocess``: the ``prompt`` and the ``task`` of the
+                documents, if the Trainer has ``prompts`` or a ``router_mapping``.
 
         Raises:
             ValueError: If there are no texts, a number is out of range, or the model has no tokens.
@@ -92,15 +103,23 @@ class DocumentPrior:
                 continue
             counts: Mapping[str, float] = texts if isinstance(texts, Mapping) else Counter(texts)
             if not counts:
-                raise ValueError(f"There are no {name}; a DocumentPrior counts the texts of the training data.")
+                raise ValueError(
+                    f"There are no {name}; a DocumentPrior counts the texts of the training data."
+                )
             if wrong := [text for text, count in counts.items() if not 0 <= count < math.inf]:
-                raise ValueError(f"Counts must be 0 or more; got {counts[wrong[0]]} for {wrong[0]!r} of the {name}.")
+                raise ValueError(
+                    f"Counts must be 0 or more; got {counts[wrong[0]]} for {wrong[0]!r} of the"
+                    f" {name}."
+                )
             keys = _keys_of(model, list(counts), preprocess)
-            tables.append(_Table(keys, torch.tensor(list(counts.values()), dtype=torch.float64), smoothing))
+            tables.append(
+                _Table(keys, torch.tensor(list(counts.values()), dtype=torch.float64), smoothing)
+            )
         return cls(tables[0], tables[1] if len(tables) > 1 else None, smoothing)
 
     def log_q(self, documents: Sequence[Features]) -> list[Tensor]:
-        """log q of the texts of each column of documents, the positives first, from their token ids: (B,) each."""
+        """log q of the texts of each column of documents, the positives first, from their token
+        ids: (B,) each."""
         first, *others = (text_keys(features) for features in documents)
         log_q = [self._positives(first), *map(self._negatives or self._positives, others)]
         if not self._has_begun:
@@ -109,37 +128,46 @@ class DocumentPrior:
         return log_q
 
     def of_batch(self, log_q: Iterable[Tensor], num_queries: int) -> tuple[Tensor, Tensor]:
-        """``log_q`` (M,) and ``log_q_queries`` (Q,) of :func:`~st_magnitude.infonce`, from `log_q` by columns."""
+        """``log_q`` (M,) and ``log_q_queries`` (Q,) of :func:`~st_magnitude.infonce`, from `log_q`
+        by columns."""
         of_documents = torch.cat(list(log_q))
         of_a_query = -math.log(max(1.0, self._positives.occurrences))
         return of_documents, of_documents.new_full((num_queries,), of_a_query)
 
     def _warn_if_unknown(self, log_q: Tensor) -> None:
-        """Warns if the prior contains no positive of the first batch; ``log_q`` is that of its positives, (B,)."""
+        """Warns if the prior contains no positive of the first batch; ``log_q`` is that of its
+        positives, (B,)."""
         if (log_q == log_q.new_full((), self._positives.floor)).all():
             logger.warning(
-                "The prior contains none of the %d positives of the first batch, so it corrects nothing. Make it from "
-                "the same data, with the model's present max_seq_length and with the prompt of the documents: "
-                "DocumentPrior.from_texts(model, texts, prompt=...).",
+                "The prior contains none of the %d positives of the first batch, so it corrects"
+                " nothing. Make it from the same data, with the model's present max_seq_length and"
+                " with the prompt of the documents: DocumentPrior.from_texts(model, texts,"
+                " prompt=...).",
                 len(log_q),
             )
 
     def get_config_dict(self) -> dict[str, Any]:
         negatives = None if self._negatives is None else len(self._negatives.keys)
-        return {"texts": len(self._positives.keys), "negatives": negatives, "smoothing": self._smoothing}
+        return {
+            "texts": len(self._positives.keys),
+            "negatives": negatives,
+            "smoothing": self._smoothing,
+        }
 
 
 class _Table:
     """log q by the key of a text: sorted keys (K,), and where they are their log q (K,)."""
 
     def __init__(self, keys: Tensor, counts: Tensor, smoothing: float) -> None:
-        self.keys, texts = keys.unique(return_inverse=True)  # different texts may have the same tokens
+        # different texts may have the same tokens
+        self.keys, texts = keys.unique(return_inverse=True)
         counts = counts.new_zeros(len(self.keys)).index_add_(0, texts, counts)
         self.occurrences = counts.sum().item()
         log_total = math.log(self.occurrences + smoothing * len(self.keys))
         self.values = ((counts + smoothing).log() - log_total).float()
         self.floor = math.log(smoothing) - log_total
-        self._copies: dict[torch.device, tuple[Tensor, Tensor]] = {}  # one for each device that has asked
+        # one for each device that has asked
+        self._copies: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
     def __call__(self, keys: Tensor) -> Tensor:
         device = keys.device
@@ -153,9 +181,13 @@ class _Table:
 def _keys_of(model: SentenceTransformer, texts: list[str], preprocess: Mapping[str, Any]) -> Tensor:
     """The keys of the token ids of texts, (K,)."""
     keys = []
-    for start in trange(0, len(texts), 1024, desc="Counting documents", disable=len(texts) < 20_000):
+    for start in trange(
+        0, len(texts), 1024, desc="Counting documents", disable=len(texts) < 20_000
+    ):
         features = model.preprocess(texts[start : start + 1024], **preprocess)
         if tokens_of(features) is None:
-            raise ValueError("A DocumentPrior tells texts apart by their token ids, and this model has none.")
+            raise ValueError(
+                "A DocumentPrior tells texts apart by their token ids, and this model has none."
+            )
         keys.append(text_keys(features).cpu())
     return torch.cat(keys)

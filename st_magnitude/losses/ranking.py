@@ -10,7 +10,11 @@ from typing import Any, Literal, get_args
 
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.losses.gradcache import CachedLossMixin, RandContext, has_static_embedding_input
+from sentence_transformers.base.losses.gradcache import (
+    CachedLossMixin,
+    RandContext,
+    has_static_embedding_input,
+)
 from sentence_transformers.base.losses.merged_forward import embed_columns
 from torch import Tensor
 
@@ -36,88 +40,103 @@ from st_magnitude.training.state import engine_of, refuse_engine
 
 __all__ = ["MagnitudeRankingLoss"]
 
-# Logits are SCALE · cosine in the paper and in sentence-transformers: a temperature of 0.05 for unit vectors.
+# Logits are SCALE · cosine in the paper and in sentence-transformers: a temperature of 0.05 for
+# unit vectors.
 SCALE = 20.0
 
 
 class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
     """In-batch softmax ranking (InfoNCE) under any :class:`~st_magnitude.Similarity`.
 
-    For a batch of queries q_i with positives d_i, and with all other documents of the batch as negatives:
+    For a batch of queries q_i with positives d_i, and with all other documents of the batch as
+    negatives:
 
         L = sum_t w_t · mean_i [ -log softmax_j( s(q_i, d_j) / tau_t ) at j = i ],
         s(q, d) = q / |q|^gamma_query · d / |d|^gamma_document
 
     :mod:`st_magnitude.kernel.plain` has the formula in code.
 
-    It replaces sentence-transformers' ``MultipleNegativesRankingLoss`` in ``fit`` and in the Trainer, and with
-    ``mini_batch_size`` its cached variant. For cosine and for dot, at the same scale, the values are equal.
+    It replaces sentence-transformers' ``MultipleNegativesRankingLoss`` in ``fit`` and in the
+    Trainer, and with ``mini_batch_size`` its cached variant. For cosine and for dot, at the same
+    scale, the values are equal.
 
     Args:
-        model: The SentenceTransformer to train. The loss sets its ``similarity_fn_name`` to the stock function that
-            ranks as the similarity does, because everybody who loads the saved model scores with that function.
-        similarity: A Similarity or its name. None: that of the class, such as QNormRankingLoss, or dot.
+        model: The SentenceTransformer to train. The loss sets its ``similarity_fn_name`` to the
+            stock function that ranks as the similarity does, because everybody who loads the saved
+            model scores with that function.
+        similarity: A Similarity or its name. None: that of the class, such as QNormRankingLoss, or
+            dot.
         terms: Summands of the loss: temperatures, prefix dimensions and weights.
-        temperature: Temperature of a loss of one term. ``"learned"``: all temperatures are learned, starting where
-            the terms have them; a :class:`~st_magnitude.kernel.terms.LearnedTemperature` in a term does that for this
-            term alone. None: the terms as they are.
+        temperature: Temperature of a loss of one term. ``"learned"``: all temperatures are learned,
+            starting where the terms have them; a
+            :class:`~st_magnitude.kernel.terms.LearnedTemperature` in a term does that for this term
+            alone. None: the terms as they are.
         scale: ``"auto"`` divides the scores by the mean norms that the similarity leaves in,
-            mean|q|^(1 - gamma_query) · mean|d|^(1 - gamma_document), over the batch at hand (of all devices, if they
-            are gathered) and at the longest prefix. A temperature then means what it means for cosine. A number is
-            the paper's fixed factor of the scores at temperature 0.05; 20 takes other temperatures as they are.
-        regularizers: Functions of the embeddings (n, D) of all columns that return a scalar, or pairs of one and its
-            weight. With any of them the loss is a dict of named terms, which the Trainer sums and logs. A regularizer
-            with a method ``of_columns`` gets the list of columns, (B, D) each, through that method.
-        mini_batch_size: Number of texts for which the model holds activations at a time, by gradient caching
-            (GradCache, arXiv 2101.06983); the softmax still spans the whole batch.
-        gather_across_devices: Whether the documents of all ranks are negatives. True gathers them on each rank.
-            ``"ring"`` passes them around instead: memory does not grow with the number of ranks, the loss takes 1.2
-            to 1.3 times as long, and batches may differ in size. The gradients are the same.
-        directions: What the softmax runs over, as in sentence-transformers: ``"query_to_doc"`` and any of
-            ``"query_to_query"``, ``"doc_to_query"`` and ``"doc_to_doc"``; or ``"doc_to_query"`` alone.
-        partition_mode: ``"joint"``: one softmax over all directions. ``"per_direction"``: the mean of the losses of
-            ``"query_to_doc"`` and ``"doc_to_query"``.
-        hardness_mode: ``"in_batch_negatives"``, ``"hard_negatives"`` or ``"all_negatives"``: documents that count
-            exp(strength · s) times, where s includes ``scale="auto"`` but no temperature. See
-            :func:`~st_magnitude.infonce`.
+            mean|q|^(1 - gamma_query) · mean|d|^(1 - gamma_document), over the batch at hand (of all
+            devices, if they are gathered) and at the longest prefix. A temperature then means what
+            it means for cosine. A number is the paper's fixed factor of the scores at temperature
+            0.05; 20 takes other temperatures as they are.
+        regularizers: Functions of the embeddings (n, D) of all columns that return a scalar, or
+            pairs of one and its weight. With any of them the loss is a dict of named terms, which
+            the Trainer sums and logs. A regularizer with a method ``of_columns`` gets the list of
+            columns, (B, D) each, through that method.
+        mini_batch_size: Number of texts for which the model holds activations at a time, by
+            gradient caching (GradCache, arXiv 2101.06983); the softmax still spans the whole batch.
+        gather_across_devices: Whether the documents of all ranks are negatives. True gathers them
+            on each rank. ``"ring"`` passes them around instead: memory does not grow with the
+            number of ranks, the loss takes 1.2 to 1.3 times as long, and batches may differ in
+            size. The gradients are the same.
+        directions: What the softmax runs over, as in sentence-transformers: ``"query_to_doc"`` and
+            any of ``"query_to_query"``, ``"doc_to_query"`` and ``"doc_to_doc"``; or
+            ``"doc_to_query"`` alone.
+        partition_mode: ``"joint"``: one softmax over all directions. ``"per_direction"``: the mean
+            of the losses of ``"query_to_doc"`` and ``"doc_to_query"``.
+        hardness_mode: ``"in_batch_negatives"``, ``"hard_negatives"`` or ``"all_negatives"``:
+            documents that count exp(strength · s) times, where s includes ``scale="auto"`` but no
+            temperature. See :func:`~st_magnitude.infonce`.
         hardness_strength: The strength of their weight.
-        same_text: ``"exclude"``: a document with the tokens of the positive, and the positive of another query with
-            the tokens of this one, do not count as negatives. ``"keep"``: they do, as in sentence-transformers. Inputs
-            without token ids always count.
-        margin: A document that scores above the positive's score minus the margin does not count as a negative.
-            Without a guide the model's own scores decide, at the longest prefix, with ``scale="auto"`` but before the
-            temperature; -0.1 then leaves out what the model ranks far above the positive (Qwen3 Embedding, arXiv
-            2506.05176, Eq. 1). None: 0 with a guide, and no such rule without it.
-        margin_strategy: Unit of the margin, as in sentence-transformers' ``GISTEmbedLoss``. ``"absolute"``: scores.
-            ``"relative"``: the absolute value of the positive's score, which suits scores that norms make large.
-        guide: Frozen SentenceTransformer whose scores decide (GISTEmbed, arXiv 2402.16829), by its own similarity
-            function. It reads texts with its own prompts and without those of the model; where these or the
-            tokenizers differ, the text that the model's tokens spell.
-        teacher: Frozen SentenceTransformer that says how relevant the documents of the batch are: the targets of a
-            query are softmax(t / teacher_temperature) over the scores t of the teacher. It may be the guide. It reads
-            texts as the guide does. A teacher helps where it knows more than the data, such as a reranker whose scores
-            are labels; see ``labels``.
-        teacher_temperature: Temperature of the targets. None: 0.05 for a model, and 1 for scores from labels.
+        same_text: ``"exclude"``: a document with the tokens of the positive, and the positive of
+            another query with the tokens of this one, do not count as negatives. ``"keep"``: they
+            do, as in sentence-transformers. Inputs without token ids always count.
+        margin: A document that scores above the positive's score minus the margin does not count as
+            a negative. Without a guide the model's own scores decide, at the longest prefix, with
+            ``scale="auto"`` but before the temperature; -0.1 then leaves out what the model ranks
+            far above the positive (Qwen3 Embedding, arXiv 2506.05176, Eq. 1). None: 0 with a guide,
+            and no such rule without it.
+        margin_strategy: Unit of the margin, as in sentence-transformers' ``GISTEmbedLoss``.
+            ``"absolute"``: scores. ``"relative"``: the absolute value of the positive's score,
+            which suits scores that norms make large.
+        guide: Frozen SentenceTransformer whose scores decide (GISTEmbed, arXiv 2402.16829), by its
+            own similarity function. It reads texts with its own prompts and without those of the
+            model; where these or the tokenizers differ, the text that the model's tokens spell.
+        teacher: Frozen SentenceTransformer that says how relevant the documents of the batch are:
+            the targets of a query are softmax(t / teacher_temperature) over the scores t of the
+            teacher. It may be the guide. It reads texts as the guide does. A teacher helps where it
+            knows more than the data, such as a reranker whose scores are labels; see ``labels``.
+        teacher_temperature: Temperature of the targets. None: 0.05 for a model, and 1 for scores
+            from labels.
         teacher_weight: Share of the teacher in the targets, from 0 to 1. The positive has the rest.
-        labels: What a label column holds. None: data with labels are refused. ``"weights"``: factors of
-            the losses of the rows, (B,). ``"classes"``: whole numbers (B,); rows of one class are
-            positives of each other. ``"teacher"``: a teacher's scores of the documents of the row,
-            (B, n), as for sentence-transformers' DistillKLDivLoss, or its embeddings of all columns,
-            (B, 1 + n, T), as for EmbedDistillLoss.
-        prior: :class:`~st_magnitude.DocumentPrior`, whose log q is subtracted from the logits of all documents.
-        precision: ``"bfloat16"`` multiplies embeddings in bfloat16, which takes a third to a half of the time of
-            ``"float32"`` on hardware made for it (docs/kernel.md). ``bf16=True`` of the training arguments concerns the
-            model only.
+        labels: What a label column holds. None: data with labels are refused. ``"weights"``:
+            factors of the losses of the rows, (B,). ``"classes"``: whole numbers (B,); rows of one
+            class are positives of each other. ``"teacher"``: a teacher's scores of the documents of
+            the row, (B, n), as for sentence-transformers' DistillKLDivLoss, or its embeddings of
+            all columns, (B, 1 + n, T), as for EmbedDistillLoss.
+        prior: :class:`~st_magnitude.DocumentPrior`, whose log q is subtracted from the logits of
+            all documents.
+        precision: ``"bfloat16"`` multiplies embeddings in bfloat16, which takes a third to a half
+            of the time of ``"float32"`` on hardware made for it (docs/kernel.md). ``bf16=True`` of
+            the training arguments concerns the model only.
 
     Raises:
-        TypeError: If the model is a CrossEncoder or a MultiVectorEncoder, or a SparseEncoder and the loss has prefixes
-            or a fractional document exponent.
-        ValueError: If the similarity keeps magnitude but the model ends in ``Normalize``, or sentence-transformers'
-            ``MatryoshkaLoss``, which normalises every prefix, is wrapped around the loss; if caching is on and the
-            model embeds by table lookup; if the data have labels that ``labels`` does not announce; if an argument is
-            out of range.
+        TypeError: If the model is a CrossEncoder or a MultiVectorEncoder, or a SparseEncoder and
+            the loss has prefixes or a fractional document exponent.
+        ValueError: If the similarity keeps magnitude but the model ends in ``Normalize``, or
+            sentence-transformers' ``MatryoshkaLoss``, which normalises every prefix, is wrapped
+            around the loss; if caching is on and the model embeds by table lookup; if the data have
+            labels that ``labels`` does not announce; if an argument is out of range.
 
-    Inputs: (anchor, positive) or (anchor, positive, negative_1, ..., negative_n). Scores and labels 0 and 1 of pairs
+    Inputs: (anchor, positive) or (anchor, positive, negative_1, ..., negative_n). Scores and labels
+        0 and 1 of pairs
     are for :class:`~st_magnitude.SimilarityMSELoss`.
 
     Example:
@@ -195,11 +214,13 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         # The texts go where sentence-transformers hands labels on.
         if self.uses_gradient_cache:
             return self._named(self.forward_cached(columns, texts))  # type: ignore[arg-type]
-        embeddings = embed_columns(partial(raw_features, self.model), columns)  # type: ignore[arg-type]
+        embed: Any = partial(raw_features, self.model)
+        embeddings = embed_columns(embed, columns)
         return self.compute_loss_from_embeddings(embeddings, texts)
 
     def read(self, columns: list[dict[str, Tensor]], labels: Tensor | None = None) -> Texts:
-        """Checks and reads the features of a batch before the model does, because modules change features in place."""
+        """Checks and reads the features of a batch before the model does, because modules change
+        features in place."""
         shares_negatives = bool(self.gather_across_devices) and num_ranks() > 1
         check_on_all_ranks(
             partial(self._check_inputs, columns, labels),
@@ -219,22 +240,28 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
     def compute_loss_from_embeddings(
         self, embeddings: list[Tensor], labels: Tensor | Texts | None = None
     ) -> Tensor | dict[str, Tensor]:
-        """The loss of raw embeddings, (B, D) for each column. Without texts ``same_text`` excludes nothing."""
+        """The loss of raw embeddings, (B, D) for each column. Without texts ``same_text`` excludes
+        nothing."""
         sizes = [len(x) for x in embeddings]
         self.refuse_unequal(sizes)
         if isinstance(labels, Texts):
             texts = labels
         else:
             check_labels(self.name, self.labels, labels, sizes)
-            needs_texts = self.prior or self.false_negatives.guide or (self.teacher and self.teacher.model)
+            needs_texts = (
+                self.prior or self.false_negatives.guide or (self.teacher and self.teacher.model)
+            )
             warns = not self._has_begun and self.false_negatives.same_text == "exclude"
             check_without_texts(self, needs_texts, warns)
             texts = read_labels(Texts(num_documents=len(sizes) - 1), self.labels, labels)
         losses = self.losses(embeddings, self._learned(), texts)
         return losses if self.regularizers else losses["infonce"]
 
-    def losses(self, embeddings: list[Tensor], learned: list[Tensor], texts: Texts) -> dict[str, Tensor]:
-        """InfoNCE and the penalties by name, from raw embeddings (B, D) of each column and what the loss learns."""
+    def losses(
+        self, embeddings: list[Tensor], learned: list[Tensor], texts: Texts
+    ) -> dict[str, Tensor]:
+        """InfoNCE and the penalties by name, from raw embeddings (B, D) of each column and what the
+        loss learns."""
         self.watch(embeddings)
         queries, *documents = embeddings
         similarity, terms = self._at(learned)
@@ -242,14 +269,21 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         across = bool(self.gather_across_devices)
         queries, documents = self.by_mean_norms(queries, documents, similarity, longest, across)
         if self.scale != "auto":
-            terms = [replace(term, temperature=term.temperature * (SCALE / self.scale)) for term in terms]
+            terms = [
+                replace(term, temperature=term.temperature * (SCALE / self.scale)) for term in terms
+            ]
 
-        # The documents of all ranks, column by column, and their queries if a softmax runs over them
+        # The documents of all ranks, column by column, and their queries if a softmax runs over
+        # them
         is_ring = self.gather_across_devices == "ring" and num_ranks() > 1
-        batch = Gathered(queries, self.gather_across_devices is True, self.directions != ("query_to_doc",))
+        batch = Gathered(
+            queries, self.gather_across_devices is True, self.directions != ("query_to_doc",)
+        )
         log_q = log_q_queries = None
         if self.prior is not None:
-            log_q, log_q_queries = self.prior.of_batch(map(batch.join, texts.log_q), batch.num_columns)
+            log_q, log_q_queries = self.prior.of_batch(
+                map(batch.join, texts.log_q), batch.num_columns
+            )
 
         loss = (ring_infonce if is_ring else infonce)(
             queries,
@@ -273,13 +307,14 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         return {"infonce": loss, **self.regularizers(embeddings)}
 
     def _targets(self, texts: Texts, batch: Gathered) -> dict[str, Any]:
-        """What infonce takes as positives or targets; nothing where each query has its own positive alone."""
+        """What infonce takes as positives or targets; nothing where each query has its own positive
+        alone."""
         if texts.classes is not None:
             others = [unlike_all(texts.classes, column) for column in range(1, texts.num_documents)]
             return {"positives": torch.cat([batch.join(x) for x in (texts.classes, *others)])}
         return {} if self.teacher is None else self.teacher.targets(texts, batch)
 
-    # --- what the loss learns besides the weights of the model ------------------------------------------------------
+    # --- what the loss learns besides the weights of the model ------------------------------------
 
     def _learned(self) -> list[Tensor]:
         """The present values, 0-d tensors: exponents, then temperatures."""
@@ -287,9 +322,11 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
 
     def _at(self, learned: list[Tensor]) -> tuple[Similarity, Sequence[Term]]:
         """The similarity and the terms at values as `_learned` returns them."""
-        return self.similarity, self.terms if self.temperatures is None else self.temperatures.fill(self.terms, learned)
+        return self.similarity, (
+            self.terms if self.temperatures is None else self.temperatures.fill(self.terms, learned)
+        )
 
-    # --- checks -----------------------------------------------------------------------------------------------------
+    # --- checks -----------------------------------------------------------------------------------
 
     def _check_arguments(self) -> None:
         if self.mini_batch_size is not None:
@@ -300,18 +337,21 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         softmaxes = softmaxes_of(self.directions, self.partition_mode)
         if self.gather_across_devices == "ring" and any(len(softmax) > 1 for softmax in softmaxes):
             raise ValueError(
-                "gather_across_devices='ring' has one direction in a softmax. Use gather_across_devices=True, or "
-                "partition_mode='per_direction' for 'query_to_doc' and 'doc_to_query'."
+                "gather_across_devices='ring' has one direction in a softmax. Use"
+                " gather_across_devices=True, or partition_mode='per_direction' for 'query_to_doc'"
+                " and 'doc_to_query'."
             )
         if self.teacher is None:
             return
         if {"query_to_query", "doc_to_doc"} & set(self.directions):
             raise ValueError(
-                "A teacher says how relevant documents are to queries, so directions are 'query_to_doc' and "
-                f"'doc_to_query' with it; got {self.directions}."
+                "A teacher says how relevant documents are to queries, so directions are"
+                f" 'query_to_doc' and 'doc_to_query' with it; got {self.directions}."
             )
         if self.gather_across_devices == "ring":
-            raise ValueError("gather_across_devices='ring' takes no teacher. Use gather_across_devices=True.")
+            raise ValueError(
+                "gather_across_devices='ring' takes no teacher. Use gather_across_devices=True."
+            )
 
     def prepare_model(self) -> None:
         self.false_negatives.start(self.model)
@@ -325,17 +365,22 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         super().check_model()
         if self.uses_gradient_cache and has_static_embedding_input(self.model):
             raise ValueError(
-                f"mini_batch_size={self.mini_batch_size} turns on gradient caching, which a model that looks "
-                "embeddings up in a StaticEmbedding table neither supports nor needs. Leave mini_batch_size out."
+                f"mini_batch_size={self.mini_batch_size} turns on gradient caching, which a model"
+                " that looks embeddings up in a StaticEmbedding table neither supports nor needs."
+                " Leave mini_batch_size out."
             )
         dims = {term.dim for term in self.terms if term.dim is not None}
         refuse_for_sparse(self, dims, self.similarity.exponents[1])
         check_dims(self.name, self.terms, output_width(self.model))
-        if isinstance(unwrapped(self.model), SentenceTransformer) and exponent_norm(self.model) is None:
+        if (
+            isinstance(unwrapped(self.model), SentenceTransformer)
+            and exponent_norm(self.model) is None
+        ):
             warn_of_exponent(self.name, self.similarity)
 
     def check_engine(self, engine: str | None) -> None:
-        """Refuses an engine, as ``training.state.engine_of`` names it, that cannot train what the loss learns."""
+        """Refuses an engine, as ``training.state.engine_of`` names it, that cannot train what the
+        loss learns."""
         learned = [] if self.temperatures is None else ["temperatures"]
         refuse_engine(engine, self.name, learned, self.uses_gradient_cache)
 
@@ -345,11 +390,14 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         if self.temperatures is not None:
             self.temperatures.begin(self.name)
 
-    def _check_inputs(self, columns: list[dict[str, Tensor]], labels: Tensor | None) -> tuple[int, int]:
+    def _check_inputs(
+        self, columns: list[dict[str, Tensor]], labels: Tensor | None
+    ) -> tuple[int, int]:
         """The number of columns and rows of a batch that the loss takes."""
         if len(columns) < 2:
             raise ValueError(
-                f"{self.name} needs at least two text columns, anchor and positive; the dataset has {len(columns)}."
+                f"{self.name} needs at least two text columns, anchor and positive; the dataset has"
+                f" {len(columns)}."
             )
         sizes = [batch_size_of(features) for features in columns]
         self.refuse_unequal(sizes)
@@ -358,12 +406,14 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         if self.similarity.keeps_magnitude or exponent_norm(self.model) is not None:
             self.refuse_matryoshka(advice)
         elif self.regularizers:
-            self.refuse_matryoshka(advice, "adds up numbers, and {} with regularizers returns named terms")
+            self.refuse_matryoshka(
+                advice, "adds up numbers, and {} with regularizers returns named terms"
+            )
         elif self.uses_gradient_cache and self.temperatures is not None:
             self.refuse_matryoshka(advice, "cuts off the temperatures that {} learns with caching")
         return len(columns), sizes[0]
 
-    # --- gradient caching: what CachedLossMixin calls ---------------------------------------------------------------
+    # --- gradient caching: what CachedLossMixin calls ---------------------------------------------
 
     def embed_minibatch(
         self,
@@ -374,9 +424,11 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         copy_random_state: bool,
         random_state: RandContext | None = None,
     ) -> tuple[Tensor, RandContext | None]:
-        """The raw embeddings of one mini-batch, and what the loss learns as more columns: (n, D + L).
+        """The raw embeddings of one mini-batch, and what the loss learns as more columns: (n, D +
+        L).
 
-        The gradient of these numbers is therefore cached, scaled, accumulated and synchronised with the encoder's.
+        The gradient of these numbers is therefore cached, scaled, accumulated and synchronised with
+        the encoder's.
         """
         features = minibatch_of(sentence_feature, begin, end)
         with random_state or nullcontext(), nullcontext() if with_grad else torch.no_grad():
@@ -387,7 +439,11 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
             return raw, random_state
 
     def calculate_loss(
-        self, reps: list[list[Tensor]], labels: Tensor | Texts | None = None, *, with_backward: bool = False
+        self,
+        reps: list[list[Tensor]],
+        labels: Tensor | Texts | None = None,
+        *,
+        with_backward: bool = False,
     ) -> Tensor:
         """The loss of the whole batch, from the embeddings of its mini-batches."""
         width = reps[0][0].shape[1] - len(self._learned())
@@ -402,13 +458,14 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         return total
 
     def _named(self, total: Tensor) -> Tensor | dict[str, Tensor]:
-        """Splits the total of a cached step, whose gradient belongs to one tensor, into terms of the same sum."""
+        """Splits the total of a cached step, whose gradient belongs to one tensor, into terms of
+        the same sum."""
         if not self.regularizers:
             return total
         others = {name: loss for name, loss in self._last.items() if name != "infonce"}
         return {"infonce": total - sum(others.values()), **others}
 
-    # --- the model card ---------------------------------------------------------------------------------------------
+    # --- the model card ---------------------------------------------------------------------------
 
     @torch.no_grad()
     def get_config_dict(self) -> dict[str, Any]:

@@ -25,10 +25,13 @@ class Gathered:
     def __init__(self, queries: Tensor, gathers: bool, gathers_queries: bool) -> None:
         self._gathers = gathers and num_ranks() > 1
         self._gathers_queries = self._gathers and gathers_queries
-        self.num_queries = len(queries) * (num_ranks() if self._gathers else 1)  # to whom documents belong
-        self.offset = len(queries) * get_rank() if self._gathers else 0  # of the first query of this rank
+        # to whom documents belong
+        self.num_queries = len(queries) * (num_ranks() if self._gathers else 1)
+        # of the first query of this rank
+        self.offset = len(queries) * get_rank() if self._gathers else 0
         self.all_queries = self.join(queries) if self._gathers_queries else None  # (W·B, D)
-        self.num_columns = self.num_queries if self._gathers_queries else len(queries)  # of queries in a softmax
+        # of queries in a softmax
+        self.num_columns = self.num_queries if self._gathers_queries else len(queries)
 
     def join(self, x: Tensor) -> Tensor:
         """The rows of all ranks, with their gradients: (B, ...) -> (W·B, ...)."""
@@ -41,11 +44,15 @@ class Gathered:
         return self.join(x) if self._gathers_queries else x
 
 
-def check_on_all_ranks(check: Callable[[], tuple[int, int]], device: torch.device | None, needs_one_size: bool) -> None:
-    """Checks the batch of this rank and, where negatives come from all ranks, that their batches fit together.
+def check_on_all_ranks(
+    check: Callable[[], tuple[int, int]], device: torch.device | None, needs_one_size: bool
+) -> None:
+    """Checks the batch of this rank and, where negatives come from all ranks, that their batches
+    fit together.
 
-    ``check`` returns the number of columns and rows of this rank. The ranks exchange them on the device; None if they
-    do not share negatives. All ranks raise, because a rank that raised alone would leave the others waiting.
+    ``check`` returns the number of columns and rows of this rank. The ranks exchange them on the
+    device; None if they do not share negatives. All ranks raise, because a rank that raised alone
+    would leave the others waiting.
     """
     if device is None:
         check()
@@ -54,12 +61,14 @@ def check_on_all_ranks(check: Callable[[], tuple[int, int]], device: torch.devic
     for rank, (columns, rows) in enumerate(others, start=1):
         if columns != num_columns:
             raise ValueError(
-                "Negatives from all ranks need the same text columns on each of them, but the batch of rank 0 has "
-                f"{num_columns} columns and the batch of rank {rank} has {columns}."
+                "Negatives from all ranks need the same text columns on each of them, but the"
+                f" batch of rank 0 has {num_columns} columns and the batch of rank {rank} has"
+                f" {columns}."
             )
         if rows != num_rows and needs_one_size:
             raise ValueError(
-                "gather_across_devices=True needs batches of one size, but the batch of rank 0 has "
-                f"{num_rows} rows and the batch of rank {rank} has {rows}. Set dataloader_drop_last=True, or pass "
-                "gather_across_devices='ring', which takes batches of any size."
+                "gather_across_devices=True needs batches of one size, but the batch of rank 0 has"
+                f" {num_rows} rows and the batch of rank {rank} has {rows}. Set"
+                " dataloader_drop_last=True, or pass gather_across_devices='ring', which takes"
+                " batches of any size."
             )

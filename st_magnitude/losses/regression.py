@@ -22,26 +22,31 @@ logger = logging.getLogger(__name__)
 
 
 class SimilarityMSELoss(EmbeddingLoss):
-    """Regression of scores on any :class:`~st_magnitude.Similarity`, for STS and other pairs with a score.
+    """Regression of scores on any :class:`~st_magnitude.Similarity`, for STS and other pairs with a
+    score.
 
         L = mean_i ( lambda · s(a_i, b_i) - score_i )²
 
-    With cosine it is sentence-transformers' ``CosineSimilarityLoss``. ``"qnorm"`` and ``"dnorm"`` are the paper's
-    Sent1Norm and Sent2Norm. They exist for comparison: s(a, b) != s(b, a) (Cor. 6.1), and the loss warns.
+    With cosine it is sentence-transformers' ``CosineSimilarityLoss``. ``"qnorm"`` and ``"dnorm"``
+    are the paper's Sent1Norm and Sent2Norm. They exist for comparison: s(a, b) != s(b, a) (Cor.
+    6.1), and the loss warns.
 
     Args:
-        model: The SentenceTransformer to train. The loss sets its ``similarity_fn_name`` to the stock function that
-            ranks as the similarity does.
+        model: The SentenceTransformer to train. The loss sets its ``similarity_fn_name`` to the
+            stock function that ranks as the similarity does.
         similarity: A Similarity or its name.
-        scale: The factor lambda. ``"auto"`` is one over the mean norms that the similarity leaves in,
-            1 / (mean|a|^(1 - gamma_query) · mean|b|^(1 - gamma_document)), of the batch at hand; 1 for cosine. The
-            paper's 0.01 is meant for dot products of 100 to 1,000 (docs/research/norms.md).
+        scale: The factor lambda. ``"auto"`` is one over the mean norms that the similarity leaves
+            in, 1 / (mean|a|^(1 - gamma_query) · mean|b|^(1 - gamma_document)), of the batch at
+            hand; 1 for cosine. The paper's 0.01 is meant for dot products of 100 to 1,000
+            (docs/research/norms.md).
 
     Raises:
-        ValueError: If the similarity keeps magnitude but the model ends in ``Normalize`` or sentence-transformers'
-            ``MatryoshkaLoss`` is wrapped around the loss; if there are not two text columns and a score for each pair.
+        ValueError: If the similarity keeps magnitude but the model ends in ``Normalize`` or
+            sentence-transformers' ``MatryoshkaLoss`` is wrapped around the loss; if there are not
+            two text columns and a score for each pair.
 
-    Inputs: (text, text) with a label, the score in [0, 1] or [-1, 1]. Divide the scores of STS-B, 0 to 5, by 5. The
+    Inputs: (text, text) with a label, the score in [0, 1] or [-1, 1]. Divide the scores of STS-B, 0
+        to 5, by 5. The
     loss warns about scores beyond 1 in the first batch.
 
     Example:
@@ -67,25 +72,30 @@ class SimilarityMSELoss(EmbeddingLoss):
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor) -> Tensor:
         if self.similarity.keeps_magnitude:
             self.refuse_matryoshka("Use the loss alone.")
-        embeddings = embed_columns(partial(raw_features, self.model), list(sentence_features))  # type: ignore[arg-type]
+        embed: Any = partial(raw_features, self.model)
+        embeddings = embed_columns(embed, list(sentence_features))
         return self.compute_loss_from_embeddings(embeddings, labels)
 
-    def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Tensor | None) -> Tensor:
+    def compute_loss_from_embeddings(
+        self, embeddings: list[Tensor], labels: Tensor | None
+    ) -> Tensor:
         """The loss of raw embeddings, two tensors (B, D), and scores (B,)."""
         if len(embeddings) != 2:
-            raise ValueError(f"SimilarityMSELoss compares two text columns; the dataset has {len(embeddings)}.")
+            raise ValueError(
+                f"SimilarityMSELoss compares two text columns; the dataset has {len(embeddings)}."
+            )
         self.refuse_unequal(list(map(len, embeddings)))
         a, b = embeddings  # (B, D) each
         if labels is None or labels.numel() != len(a):
             number = 0 if labels is None else labels.numel()
             raise ValueError(
-                f"SimilarityMSELoss needs one score for each of {len(a)} pairs; got {number}. Name the column of "
-                'scores "score" or "label".'
+                f"SimilarityMSELoss needs one score for each of {len(a)} pairs; got {number}. Name"
+                ' the column of scores "score" or "label".'
             )
         if not self._has_begun and (largest := labels.abs().max().item()) > 1:
             logger.warning(
-                "Scores reach %.3g, but calibrated similarities lie in [-1, 1]. Divide the scores by their range "
-                "(STS-B: by 5).",
+                "Scores reach %.3g, but calibrated similarities lie in [-1, 1]. Divide the scores"
+                " by their range (STS-B: by 5).",
                 largest,
             )
         self.watch(embeddings)
@@ -97,7 +107,10 @@ class SimilarityMSELoss(EmbeddingLoss):
 
     def get_config_dict(self) -> dict[str, Any]:
         gamma_query, gamma_document = self.similarity.exponents
-        return {"similarity": {"query": gamma_query, "document": gamma_document}, "scale": self.scale}
+        return {
+            "similarity": {"query": gamma_query, "document": gamma_document},
+            "scale": self.scale,
+        }
 
 
 def warn_if_one_sided(similarity: Similarity, who: str) -> None:
@@ -105,8 +118,9 @@ def warn_if_one_sided(similarity: Similarity, who: str) -> None:
     query, document = similarity.exponents
     if query != document:
         logger.warning(
-            "%s with %s: one text of a pair keeps its norm and the other does not, so s(a, b) != s(b, a). That "
-            "does not suit a symmetric task (arXiv 2602.09229, Cor. 6.1). Use cosine or dot.",
+            "%s with %s: one text of a pair keeps its norm and the other does not, so s(a, b) !="
+            " s(b, a). That does not suit a symmetric task (arXiv 2602.09229, Cor. 6.1). Use cosine"
+            " or dot.",
             who,
             similarity,
         )

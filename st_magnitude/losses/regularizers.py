@@ -1,4 +1,5 @@
-"""Regularizers, functions of embeddings (n, D) that return a scalar: ``regularizers=[(SIGReg(), 0.05)]``."""
+"""Regularizers, functions of embeddings (n, D) that return a scalar: ``regularizers=[(SIGReg(),
+0.05)]``."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from st_magnitude.similarity import at_least_float32, safe_norm
 
 __all__ = ["Penalties", "Regularizer", "SIGReg", "weighted_list"]
 
-# The number of projections in a chunk, each of which takes six numbers of memory. On a CPU they stay in the cache.
+# The number of projections in a chunk, each of which takes six numbers of memory. On a CPU they
+# stay in the cache.
 _CHUNK = {"cpu": 2**16, "cuda": 2**21}
 
 CITATION = """
@@ -44,10 +46,11 @@ TAKEN = {"infonce", "contrastive", "loss", "steps", "learning_rate", "grad_norm"
 class Penalties(nn.ModuleDict):
     """Weighted regularizers by the names that they are logged under.
 
-    The name is the name of the function or class in snake case, or its attribute ``name``: ``sigreg``, ``sigreg_2``.
-    A name that the log has for something else is numbered too: ``infonce_2``.
-    A regularizer is a function of the embeddings (n, D) of all columns that returns a scalar, or a pair of one and its
-    weight. One with a method ``of_columns`` gets the list of columns, (B, D) each, through that method.
+    The name is the name of the function or class in snake case, or its attribute ``name``:
+    ``sigreg``, ``sigreg_2``. A name that the log has for something else is numbered too:
+    ``infonce_2``. A regularizer is a function of the embeddings (n, D) of all columns that returns
+    a scalar, or a pair of one and its weight. One with a method ``of_columns`` gets the list of
+    columns, (B, D) each, through that method.
 
     Raises:
         TypeError: If something else is given. A single regularizer or pair needs no list around it.
@@ -56,12 +59,16 @@ class Penalties(nn.ModuleDict):
     def __init__(self, regularizers: Iterable[Regularizer | tuple[Regularizer, float]]) -> None:
         self.weighted: dict[str, tuple[Regularizer, float]] = {}
         for regularizer, weight in weighted_list(regularizers):
-            given = getattr(regularizer, "name", None) or getattr(regularizer, "__name__", type(regularizer).__name__)
+            given = getattr(regularizer, "name", None) or getattr(
+                regularizer, "__name__", type(regularizer).__name__
+            )
             name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", str(given)).lower()
             names = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
             taken = TAKEN | self.weighted.keys()
             self.weighted[next(name for name in names if name not in taken)] = (regularizer, weight)
-        super().__init__({name: r for name, (r, _) in self.weighted.items() if isinstance(r, nn.Module)})
+        super().__init__(
+            {name: r for name, (r, _) in self.weighted.items() if isinstance(r, nn.Module)}
+        )
 
     def __bool__(self) -> bool:
         return bool(self.weighted)
@@ -71,7 +78,9 @@ class Penalties(nn.ModuleDict):
         penalties = {}
         for name, (regularizer, weight) in self.weighted.items():
             of_columns = getattr(regularizer, "of_columns", None)
-            penalty = regularizer(torch.cat(list(columns))) if of_columns is None else of_columns(columns)
+            penalty = (
+                regularizer(torch.cat(list(columns))) if of_columns is None else of_columns(columns)
+            )
             penalties[name] = weight * penalty
         return penalties
 
@@ -82,7 +91,9 @@ class Penalties(nn.ModuleDict):
 
 def weighted_list(given: Any) -> list[tuple[Regularizer, float]]:
     """Pairs of a regularizer and its weight, from a list or a single regularizer or pair."""
-    if _is_regularizer(given) or (isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Real)):
+    if _is_regularizer(given) or (
+        isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Real)
+    ):
         given = [given]
     pairs = [item if isinstance(item, tuple) and len(item) == 2 else (item, 1.0) for item in given]
     for regularizer, weight in pairs:
@@ -99,33 +110,38 @@ def _is_regularizer(given: object) -> bool:
 
 
 class SIGReg(nn.Module):
-    """Sketched isotropic Gaussian regularization: how far projections of the embeddings are from N(0, 1).
+    """Sketched isotropic Gaussian regularization: how far projections of the embeddings are from
+    N(0, 1).
 
         SIGReg(x) = mean_a N · sum_k w_k |mean_i exp(i t_k a · x_i) - exp(-t_k²/2)|²
 
-    over random unit directions a: the mean of Epps-Pulley statistics, whose w_k are the weights of the trapezoid rule
-    for the integral over t from -t_max to t_max with the density exp(-t²/2). Rows are first normalised and multiplied
-    by sqrt(D), which gives the projections of evenly spread rows variance 1. The best value is not 0: N rows drawn
-    from the target have the expectation 1.0525 for any N (see `null_expectation`). Training lowers the excess over it,
-    whose last value is the attribute ``last_excess``.
+    over random unit directions a: the mean of Epps-Pulley statistics, whose w_k are the weights of
+    the trapezoid rule for the integral over t from -t_max to t_max with the density exp(-t²/2).
+    Rows are first normalised and multiplied by sqrt(D), which gives the projections of evenly
+    spread rows variance 1. The best value is not 0: N rows drawn from the target have the
+    expectation 1.0525 for any N (see `null_expectation`). Training lowers the excess over it, whose
+    last value is the attribute ``last_excess``.
 
     Args:
-        num_directions: Number of directions that a step draws; fewer than about D leave much of the space unseen.
+        num_directions: Number of directions that a step draws; fewer than about D leave much of the
+            space unseen.
         num_knots: Number of knots t_k, evenly spaced on [0, t_max].
         t_max: Largest knot.
-        scale: Norm of the normalised rows: ``"sqrt_d"`` (of the prefix, if there are ``dims``) or a number. None takes
-            the embeddings as they are, with their norms.
-        dims: Prefixes, each cut, normalised and scaled by itself; the loss is their mean. None: all dimensions.
-        gather: Whether to take the statistic of the joined batch of all ranks, which may have batches of different
-            sizes. The gradient is right under DDP, which averages over ranks.
+        scale: Norm of the normalised rows: ``"sqrt_d"`` (of the prefix, if there are ``dims``) or a
+            number. None takes the embeddings as they are, with their norms.
+        dims: Prefixes, each cut, normalised and scaled by itself; the loss is their mean. None: all
+            dimensions.
+        gather: Whether to take the statistic of the joined batch of all ranks, which may have
+            batches of different sizes. The gradient is right under DDP, which averages over ranks.
 
     Raises:
         ValueError: If an argument is out of range.
 
-    Directions come from torch's generator of the device, whose state the checkpoints of a Trainer contain, so a run
-    that resumes draws the same directions. With ``gather`` all ranks take the directions of rank 0. Without gradient,
-    as in evaluation, directions are always the same and leave the generator alone. SIGReg computes in float32 with
-    autocast off; float64 stays float64. A second derivative does not exist.
+    Directions come from torch's generator of the device, whose state the checkpoints of a Trainer
+    contain, so a run that resumes draws the same directions. With ``gather`` all ranks take the
+    directions of rank 0. Without gradient, as in evaluation, directions are always the same and
+    leave the generator alone. SIGReg computes in float32 with autocast off; float64 stays float64.
+    A second derivative does not exist.
 
     Example:
         >>> import torch
@@ -136,7 +152,8 @@ class SIGReg(nn.Module):
         >>> round(sigreg.null_expectation, 4)
         1.0525
 
-    Source: Epps and Pulley, A Test for Normality Based on the Empirical Characteristic Function, Biometrika 1983;
+    Source: Epps and Pulley, A Test for Normality Based on the Empirical Characteristic Function,
+        Biometrika 1983;
     Balestriero and LeCun, LeJEPA, arXiv 2511.08544, section 4; with ``scale=None`` it is LeJEPA's.
     """
 
@@ -163,7 +180,8 @@ class SIGReg(nn.Module):
     def forward(self, embeddings: Tensor, directions: Tensor | None = None) -> Tensor:
         """The statistic of embeddings (n, D), which are not normalised.
 
-        ``directions`` are unit columns (D, K); None draws them. A prefix takes the first rows, normalised again.
+        ``directions`` are unit columns (D, K); None draws them. A prefix takes the first rows,
+        normalised again.
         """
         width = embeddings.shape[1]
         dims = (width,) if self.dims is None else self.dims
@@ -178,13 +196,17 @@ class SIGReg(nn.Module):
 
     @property
     def null_expectation(self) -> float:
-        """The mean value of rows whose projections have exactly the target distribution: sum_k w_k (1 - phi(t_k)²)."""
+        """The mean value of rows whose projections have exactly the target distribution: sum_k w_k
+        (1 - phi(t_k)²)."""
         step = self.t_max / (self.num_knots - 1)
         targets = [math.exp(-((step * k) ** 2) / 2) for k in range(1, self.num_knots)]
-        return 2 * step * sum(phi - phi**3 for phi in targets) - step * (targets[-1] - targets[-1] ** 3)
+        return 2 * step * sum(phi - phi**3 for phi in targets) - step * (
+            targets[-1] - targets[-1] ** 3
+        )
 
     def _knots(self, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The knots t_k > 0, their weights and the target phi(t_k) = exp(-t_k²/2), (T,) each; t = 0 adds nothing."""
+        """The knots t_k > 0, their weights and the target phi(t_k) = exp(-t_k²/2), (T,) each; t = 0
+        adds nothing."""
         step = self.t_max / (self.num_knots - 1)
         knots = step * torch.arange(1, self.num_knots, dtype=like.dtype, device=like.device)
         target = (-knots.square() / 2).exp()
@@ -211,11 +233,12 @@ class SIGReg(nn.Module):
 
 
 class EppsPulley(torch.autograd.Function):
-    """The mean of N sum_k w_k |error_k|² over directions, with error_k = mean_i exp(i t_k p_i) - phi_k and p = x @ a.
+    """The mean of N sum_k w_k |error_k|² over directions, with error_k = mean_i exp(i t_k p_i) -
+    phi_k and p = x @ a.
 
-    The knots are multiples of the first one, so exp(i t_k p) are powers of z = exp(i t_1 p), and the gradient is a
-    polynomial in z: d / d p_i = -2/N Im( sum_k w_k t_k conj(error_k) z_i^k ). The forward pass takes it, because a
-    chunk of directions is gone after it.
+    The knots are multiples of the first one, so exp(i t_k p) are powers of z = exp(i t_1 p), and
+    the gradient is a polynomial in z: d / d p_i = -2/N Im( sum_k w_k t_k conj(error_k) z_i^k ). The
+    forward pass takes it, because a chunk of directions is gone after it.
     """
 
     @staticmethod
@@ -229,7 +252,10 @@ class EppsPulley(torch.autograd.Function):
         ranks: int,
     ) -> Tensor:
         total = x.new_full((), len(x))
-        sums = torch.cat([_sums_of_powers(z, len(knots)) for _, z in _chunks(x, directions, knots[0])])  # (K, T)
+        # (K, T)
+        sums = torch.cat(
+            [_sums_of_powers(z, len(knots)) for _, z in _chunks(x, directions, knots[0])]
+        )
         if ranks > 1:
             parts = torch.cat([torch.view_as_real(sums).flatten(), total[None]])
             dist.all_reduce(parts)

@@ -27,18 +27,21 @@ def with_options_of(base: type, without: Collection[str] = ()) -> Callable[[Init
         >>> inspect.signature(Loss)
         <Signature (model: str, weight: float = 1.0, *, scale: float = 20.0) -> None>
     """
-    hints = get_type_hints(base.__init__)  # type: ignore[misc]
+    base_init: Any = base.__init__  # type: ignore[misc]
+    hints = get_type_hints(base_init)
 
     def decorate(init: Init) -> Init:
         own = dict(inspect.signature(init).parameters)
         own.pop("options")
         options = [
             parameter.replace(annotation=hints[name], kind=parameter.KEYWORD_ONLY)
-            for name, parameter in inspect.signature(base.__init__).parameters.items()  # type: ignore[misc]
+            for name, parameter in inspect.signature(base_init).parameters.items()
             if name not in own and name not in without
         ]
         decorated: Any = init
-        decorated.__signature__ = inspect.signature(init).replace(parameters=[*own.values(), *options])
+        decorated.__signature__ = inspect.signature(init).replace(
+            parameters=[*own.values(), *options]
+        )
         decorated.__annotations__.pop("options")
         decorated.__annotations__.update({option.name: option.annotation for option in options})
         return init

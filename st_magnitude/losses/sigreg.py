@@ -16,18 +16,20 @@ __all__ = ["SIGRegInfoNCE"]
 
 
 class SIGRegInfoNCE(MagnitudeRankingLoss):
-    """:class:`MagnitudeRankingLoss` plus :class:`~st_magnitude.SIGReg` on the embeddings of all columns.
+    """:class:`MagnitudeRankingLoss` plus :class:`~st_magnitude.SIGReg` on the embeddings of all
+    columns.
 
         L = InfoNCE + weight · SIGReg
 
-    It is for embeddings that crowd in a cone or in few dimensions. It spreads the variance evenly over the dimensions;
-    it is not designed to raise retrieval scores. The Trainer logs both terms by name. The class is a shorthand: every
-    ranking loss takes ``regularizers=[(SIGReg(), 0.05)]``.
+    It is for embeddings that crowd in a cone or in few dimensions. It spreads the variance evenly
+    over the dimensions; it is not designed to raise retrieval scores. The Trainer logs both terms
+    by name. The class is a shorthand: every ranking loss takes ``regularizers=[(SIGReg(), 0.05)]``.
 
     Args:
         model: The SentenceTransformer to train.
         weight: Weight of SIGReg, whose distance from its best value grows with the batch.
-        similarity: A Similarity or its name. SIGReg leaves the norm free, unless its ``scale`` is None.
+        similarity: A Similarity or its name. SIGReg leaves the norm free, unless its ``scale`` is
+            None.
         sigreg: The regularizer; None: ``SIGReg()``. Use ``SIGReg(dims=...)`` for prefixes.
         **options: All other arguments of MagnitudeRankingLoss.
 
@@ -44,7 +46,8 @@ class SIGRegInfoNCE(MagnitudeRankingLoss):
     """
 
     citation = CITATION
-    takes_sparse = False  # the entries of its embeddings are not negative, so they cannot be isotropic
+    # the entries of its embeddings are not negative, so they cannot be isotropic
+    takes_sparse = False
 
     @with_options_of(MagnitudeRankingLoss)
     def __init__(
@@ -58,5 +61,8 @@ class SIGRegInfoNCE(MagnitudeRankingLoss):
     ) -> None:
         at_least("weight", weight, 0, " and is usually 0.05")
         given: dict[str, Any] = dict(options)
-        given["regularizers"] = [(sigreg or SIGReg(), weight), *weighted_list(given.get("regularizers", ()))]
+        given["regularizers"] = [
+            (sigreg or SIGReg(), weight),
+            *weighted_list(given.get("regularizers", ())),
+        ]
         super().__init__(model, similarity, **given)

@@ -21,14 +21,18 @@ __all__ = ["Teacher"]
 class Teacher:
     """Targets of a ranking loss that follow the scores t of a teacher.
 
-        T_ij = (1 - weight) · [j is the positive of i] + weight · softmax_j( t(q_i, d_j) / temperature )
+        T_ij = (1 - weight) · [j is the positive of i]
+               + weight · softmax_j( t(q_i, d_j) / temperature )
 
-    A teacher that scores a row's own documents only, (B, n), gives no target to the documents of other rows.
+    A teacher that scores a row's own documents only, (B, n), gives no target to the documents of
+    other rows.
 
     Source: Hinton et al. 2015, Distilling the Knowledge in a Neural Network, arXiv 1503.02531.
     """
 
-    def __init__(self, model: SentenceTransformer | None, temperature: float | None, weight: float) -> None:
+    def __init__(
+        self, model: SentenceTransformer | None, temperature: float | None, weight: float
+    ) -> None:
         positive("teacher_temperature", temperature, [None])
         if not 0 <= weight <= 1:
             raise ValueError(f"teacher_weight must lie in [0, 1], got {weight}.")
@@ -37,11 +41,18 @@ class Teacher:
 
     @classmethod
     def of(
-        cls, model: SentenceTransformer | None, temperature: float | None, weight: float, labels: Labels | None
+        cls,
+        model: SentenceTransformer | None,
+        temperature: float | None,
+        weight: float,
+        labels: Labels | None,
     ) -> Teacher | None:
         """The teacher of a loss with these arguments, or None."""
         if model is not None and labels in ("teacher", "classes"):
-            raise ValueError(f"teacher is a model and labels={labels!r} name the targets too: pass one of the two.")
+            raise ValueError(
+                f"teacher is a model and labels={labels!r} name the targets too: pass one of the"
+                " two."
+            )
         return cls(model, temperature, weight) if model is not None or labels == "teacher" else None
 
     def start(self, model: SentenceTransformer) -> None:
@@ -56,7 +67,8 @@ class Teacher:
         mini_batch_size: int | None,
         guide: Guide | None,
     ) -> Texts:
-        """The texts of a batch with the teacher's embeddings, which are the guide's if the two are one model."""
+        """The texts of a batch with the teacher's embeddings, which are the guide's if the two are
+        one model."""
         if self.model is None:
             return texts
         if guide is not None and guide.model is self.model.model:
@@ -71,12 +83,15 @@ class Teacher:
         queries = batch.join_queries(own)  # (Q, T)
         place = batch.offset if batch.all_queries is not None else 0
         return {
-            "targets": self._of_all(own, torch.cat([batch.join(x) for x in documents]), batch.offset),
+            "targets": self._of_all(
+                own, torch.cat([batch.join(x) for x in documents]), batch.offset
+            ),
             "targets_queries": self._of_all(documents[0], queries, place),
         }
 
     def _of_all(self, rows: Tensor, columns: Tensor, own: int) -> Callable[[slice], Tensor]:
-        """Targets of rows (B, T) among columns (M, T), where row i belongs to column ``own + i``."""
+        """Targets of rows (B, T) among columns (M, T), where row i belongs to column ``own +
+        i``."""
 
         def targets(tile: slice) -> Tensor:
             scores = rows[tile] @ columns.T / (self.temperature or 0.05)  # (n, M)
@@ -86,13 +101,19 @@ class Teacher:
 
         return targets
 
-    def _of_own_documents(self, scores: Tensor, batch: Gathered) -> dict[str, Callable[[slice], Tensor]]:
-        """Targets from scores (B, n) of the documents of each row, in the order of their columns."""
+    def _of_own_documents(
+        self, scores: Tensor, batch: Gathered
+    ) -> dict[str, Callable[[slice], Tensor]]:
+        """Targets from scores (B, n) of the documents of each row, in the order of their
+        columns."""
         size = scores.shape[1]
         shares = self.weight * (scores.float() / (self.temperature or 1.0)).softmax(dim=1)  # (B, n)
         shares[:, 0] += 1 - self.weight
         rows = torch.arange(len(scores), device=scores.device)
-        places = (rows + batch.offset)[:, None] + torch.arange(size, device=scores.device) * batch.num_queries  # (B, n)
+        # (B, n)
+        places = (rows + batch.offset)[:, None] + torch.arange(
+            size, device=scores.device
+        ) * batch.num_queries
 
         def of_queries(tile: slice) -> Tensor:
             found = shares.new_zeros(len(rows[tile]), size * batch.num_queries)

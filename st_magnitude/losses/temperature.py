@@ -1,4 +1,5 @@
-"""Temperature losses: ranking losses with several temperatures, several prefixes, or a temperature for every prefix.
+"""Temperature losses: ranking losses with several temperatures, several prefixes, or a temperature
+for every prefix.
 
 With InfoNCE(k, tau) for the ranking loss of the first k coordinates at the temperature tau:
 
@@ -6,11 +7,13 @@ With InfoNCE(k, tau) for the ranking loss of the first k coordinates at the temp
     TempAggMRL   sum_i lambda_i sum_t InfoNCE(d_i, tau_t)    Eq. 7
     TempSpecMRL  sum_i                InfoNCE(d_i, tau_i)    Eq. 8
 
-A high temperature lowers the intrinsic dimension, so less is lost when embeddings are truncated or binarised. All terms
-together cost about as much as one. Any other loss takes them as ``terms=``, such as
-``LearnableNormLoss(model, terms=temp_agg())``, and ``Term(dim, temperature, weight)`` gives a term any weight.
+A high temperature lowers the intrinsic dimension, so less is lost when embeddings are truncated or
+binarised. All terms together cost about as much as one. Any other loss takes them as ``terms=``,
+such as ``LearnableNormLoss(model, terms=temp_agg())``, and ``Term(dim, temperature, weight)`` gives
+a term any weight.
 
-Source: Dinu et al., Effective Post-Training Embedding Compression via Temperature Control in Contrastive Training,
+Source: Dinu et al., Effective Post-Training Embedding Compression via Temperature Control in
+    Contrastive Training,
 ICLR 2025, section 5.
 """
 
@@ -42,8 +45,10 @@ TEMPERATURES = (0.03, 0.06, 0.1)  # the paper's, section 5
 
 CITATION = """
 @inproceedings{dinu2025effective,
-    title={Effective Post-Training Embedding Compression via Temperature Control in Contrastive Training},
-    author={Georgiana Dinu and Corey Barrett and Yi Xiang and Miguel Romero Calvo and Anna Currey and Xing Niu},
+    title={Effective Post-Training Embedding Compression via Temperature Control in Contrastive
+        Training},
+    author={Georgiana Dinu and Corey Barrett and Yi Xiang and Miguel Romero Calvo and Anna Currey
+        and Xing Niu},
     booktitle={The Thirteenth International Conference on Learning Representations},
     year={2025}
 }
@@ -51,7 +56,8 @@ CITATION = """
 
 
 def temp_agg(temperatures: Iterable[float] = TEMPERATURES) -> tuple[Term, ...]:
-    """The terms of Eq. 6: one term for each temperature, all at the full dimension. See :class:`TempAggLoss`.
+    """The terms of Eq. 6: one term for each temperature, all at the full dimension. See
+    :class:`TempAggLoss`.
 
     Example:
         >>> temp_agg([0.03, 0.1])
@@ -61,7 +67,9 @@ def temp_agg(temperatures: Iterable[float] = TEMPERATURES) -> tuple[Term, ...]:
 
 
 def temp_agg_mrl(
-    dims: Iterable[int], temperatures: Iterable[float] = TEMPERATURES, dim_weights: Iterable[float] | None = None
+    dims: Iterable[int],
+    temperatures: Iterable[float] = TEMPERATURES,
+    dim_weights: Iterable[float] | None = None,
 ) -> tuple[Term, ...]:
     """The terms of Eq. 7: every prefix at every temperature. See :class:`TempAggMRLLoss`.
 
@@ -72,15 +80,21 @@ def temp_agg_mrl(
     dims, temperatures = prefix_dims(dims), tuple(temperatures)
     weights = [1.0] * len(dims) if dim_weights is None else list(dim_weights)
     if len(weights) != len(dims):
-        raise ValueError(f"There are {len(dims)} dims but {len(weights)} weights. Give one weight for each.")
+        raise ValueError(
+            f"There are {len(dims)} dims but {len(weights)} weights. Give one weight for each."
+        )
     prefixes = sorted(zip(dims, weights, strict=True))
-    return tuple(Term(dim, temperature, weight) for dim, weight in prefixes for temperature in temperatures)
+    return tuple(
+        Term(dim, temperature, weight) for dim, weight in prefixes for temperature in temperatures
+    )
 
 
 def temp_spec_mrl(temperatures: Mapping[int, float]) -> tuple[Term, ...]:
-    """The terms of Eq. 8, TempSpecMRL: every prefix d_i at its own temperature tau_i, from a mapping.
+    """The terms of Eq. 8, TempSpecMRL: every prefix d_i at its own temperature tau_i, from a
+    mapping.
 
-    The low temperature goes to the small prefix. The high one acts on the coordinates of all prefixes.
+    The low temperature goes to the small prefix. The high one acts on the coordinates of all
+    prefixes.
 
     Example:
         >>> temp_spec_mrl({128: 0.03, 256: 0.1})
@@ -97,7 +111,8 @@ class TempAggLoss(MagnitudeRankingLoss):
     Args:
         model: The SentenceTransformer to train.
         temperatures: Temperatures tau_t, by default as in the paper.
-        similarity: A Similarity or its name. ``scale="auto"`` stretches all temperatures by the same factor.
+        similarity: A Similarity or its name. ``scale="auto"`` stretches all temperatures by the
+            same factor.
         **options: All other arguments of MagnitudeRankingLoss except ``terms``.
 
     Source: Dinu et al., ICLR 2025, Eq. 6.
@@ -117,24 +132,28 @@ class TempAggLoss(MagnitudeRankingLoss):
 
 
 class TempAggMRLLoss(MagnitudeRankingLoss):
-    """:class:`MagnitudeRankingLoss` summed over several prefixes, and over several temperatures at each.
+    """:class:`MagnitudeRankingLoss` summed over several prefixes, and over several temperatures at
+    each.
 
         L = sum_i lambda_i sum_t InfoNCE(x[:d_i], tau_t)
 
     With a single temperature and cosine it is sentence-transformers' ``MatryoshkaLoss`` around
-    MultipleNegativesRankingLoss. MatryoshkaLoss does not work for any other similarity. Here a prefix is cut first and
-    then divided by its norm as the similarity says, so the norm stays where the similarity keeps it.
+    MultipleNegativesRankingLoss. MatryoshkaLoss does not work for any other similarity. Here a
+    prefix is cut first and then divided by its norm as the similarity says, so the norm stays where
+    the similarity keeps it.
 
     Args:
         model: The SentenceTransformer to train.
-        dims: Prefixes d_i; None: a quarter, a half and all of the model's dimensions, as in the paper.
+        dims: Prefixes d_i; None: a quarter, a half and all of the model's dimensions, as in the
+            paper.
         temperatures: Temperatures tau_t, by default as in the paper.
         similarity: A Similarity or its name.
         dim_weights: Weights lambda_i, in the order of dims; None: 1 for each.
         **options: All other arguments of MagnitudeRankingLoss except ``terms``.
 
     Raises:
-        ValueError: If dims are not distinct whole numbers from 1 up, or there are not as many weights.
+        ValueError: If dims are not distinct whole numbers from 1 up, or there are not as many
+            weights.
 
     Example:
         ::
@@ -142,7 +161,8 @@ class TempAggMRLLoss(MagnitudeRankingLoss):
             stm.prepare(model, "qnorm")
             loss = stm.TempAggMRLLoss(model, dims=[96, 192, 384], similarity="qnorm")
 
-    Source: Dinu et al., ICLR 2025, Eq. 7; Kusupati et al., Matryoshka Representation Learning, NeurIPS 2022.
+    Source: Dinu et al., ICLR 2025, Eq. 7; Kusupati et al., Matryoshka Representation Learning,
+        NeurIPS 2022.
     """
 
     citation = CITATION
@@ -159,18 +179,21 @@ class TempAggMRLLoss(MagnitudeRankingLoss):
         **options: Any,
     ) -> None:
         dims = quarters(model) if dims is None else dims
-        super().__init__(model, similarity, temp_agg_mrl(dims, temperatures, dim_weights), **options)
+        super().__init__(
+            model, similarity, temp_agg_mrl(dims, temperatures, dim_weights), **options
+        )
 
 
 class TempSpecMRLLoss(MagnitudeRankingLoss):
-    """:class:`MagnitudeRankingLoss` summed over several prefixes, each at its own temperature: `temp_spec_mrl`.
+    """:class:`MagnitudeRankingLoss` summed over several prefixes, each at its own temperature:
+    `temp_spec_mrl`.
 
         L = sum_i InfoNCE(x[:d_i], tau_i)
 
     Args:
         model: The SentenceTransformer to train.
-        temperatures: Mapping of prefixes d_i to temperatures tau_i; None: 0.03 at a quarter of the model's dimensions,
-            0.06 at a half, and 0.1 at all of them.
+        temperatures: Mapping of prefixes d_i to temperatures tau_i; None: 0.03 at a quarter of the
+            model's dimensions, 0.06 at a half, and 0.1 at all of them.
         similarity: A Similarity or its name.
         **options: All other arguments of MagnitudeRankingLoss except ``terms``.
 
@@ -196,5 +219,7 @@ def quarters(model: SentenceTransformer) -> tuple[int, int, int]:
     refuse_other_models(model, "The choice of prefixes")
     width = output_width(model)
     if width is None or width < 4:
-        raise ValueError(f"The embeddings of this model have {width} dimensions. Name the prefixes to train.")
+        raise ValueError(
+            f"The embeddings of this model have {width} dimensions. Name the prefixes to train."
+        )
     return width // 4, width // 2, width

@@ -1,4 +1,5 @@
-"""The texts of a batch, read back from its tokens: what the features of a column say, and which prompt they have."""
+"""The texts of a batch, read back from its tokens: what the features of a column say, and which
+prompt they have."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ Labels = Literal["weights", "classes", "teacher"]
 class Texts:
     """The texts and labels of a batch, column by column, as far as the loss depends on them."""
 
-    keys: Sequence[Tensor] = ()  # (B,) each, equal for equal texts; empty if nothing depends on them
+    # (B,) each, equal for equal texts; empty if nothing depends on them
+    keys: Sequence[Tensor] = ()
     guide: Sequence[Tensor] = ()  # (B, Dg) each, the guide's embeddings; empty without a guide
     teacher: Sequence[Tensor] = ()  # (B, T) each, the teacher's embeddings; empty without them
     scores: Tensor | None = None  # (B, n), a teacher's scores of the documents of each row
@@ -50,7 +52,9 @@ class Texts:
     num_documents: int = 0  # columns of documents, n
 
 
-def check_labels(name: str, kind: Labels | None, labels: Tensor | None, sizes: Sequence[int]) -> None:
+def check_labels(
+    name: str, kind: Labels | None, labels: Tensor | None, sizes: Sequence[int]
+) -> None:
     """Checks that the labels of a batch are what a loss was told that they are.
 
     Args:
@@ -63,16 +67,22 @@ def check_labels(name: str, kind: Labels | None, labels: Tensor | None, sizes: S
         refuse_labels(name, labels)
         return
     if labels is None:
-        raise ValueError(f"{name} has labels={kind!r}, but the dataset has no column 'label' or 'score'.")
+        raise ValueError(
+            f"{name} has labels={kind!r}, but the dataset has no column 'label' or 'score'."
+        )
     shapes: list[tuple[int, ...]] = [(sizes[0],)]
     if kind == "teacher":
         shapes = [(sizes[0], len(sizes) - 1), (sizes[0], len(sizes), labels.shape[-1])]
-    fits_type = labels.is_floating_point() if kind == "teacher" else labels.is_floating_point() == (kind == "weights")
+    fits_type = (
+        labels.is_floating_point()
+        if kind == "teacher"
+        else labels.is_floating_point() == (kind == "weights")
+    )
     if tuple(labels.shape) not in shapes or not fits_type:
         what = "whole numbers" if kind == "classes" else "numbers"
         raise ValueError(
-            f"{name} with labels={kind!r} takes {what} of shape {' or '.join(map(str, shapes))} for this batch; got "
-            f"{labels.dtype} of shape {tuple(labels.shape)}."
+            f"{name} with labels={kind!r} takes {what} of shape {' or '.join(map(str, shapes))} for"
+            f" this batch; got {labels.dtype} of shape {tuple(labels.shape)}."
         )
 
 
@@ -80,11 +90,13 @@ def refuse_labels(name: str, labels: Tensor | None) -> None:
     """Refuses labels for a loss that takes every pair as relevant."""
     if labels is not None:
         raise ValueError(
-            f"{name} would train every pair as relevant, whatever its label, but the dataset has a column of labels "
-            f"({labels.dtype}). Train on scores, and on labels 0 and 1, with SimilarityMSELoss. Or keep the relevant "
-            "pairs, give texts that are not relevant as a further column of negatives, and remove the labels: "
-            'dataset.remove_columns("label"). A ranking loss can also read labels as weights of rows, as classes, or '
-            "as scores of a teacher: labels='weights', 'classes' or 'teacher'."
+            f"{name} would train every pair as relevant, whatever its label, but the dataset has a"
+            f" column of labels ({labels.dtype}). Train on scores, and on labels 0 and 1, with"
+            " SimilarityMSELoss. Or keep the relevant pairs, give texts that are not relevant as a"
+            " further column of negatives, and remove the labels:"
+            ' dataset.remove_columns("label"). A ranking loss can also read labels as weights of'
+            " rows, as classes, or as scores of a teacher: labels='weights', 'classes' or"
+            " 'teacher'."
         )
 
 
@@ -96,18 +108,28 @@ def read_labels(texts: Texts, kind: Labels | None, labels: Tensor | None) -> Tex
         return replace(texts, weights=labels)
     if kind == "classes":
         return replace(texts, classes=labels)
-    return replace(texts, scores=labels) if labels.ndim == 2 else replace(texts, teacher=labels.unbind(dim=1))
+    return (
+        replace(texts, scores=labels)
+        if labels.ndim == 2
+        else replace(texts, teacher=labels.unbind(dim=1))
+    )
 
 
 def tokens_of(features: Features) -> tuple[Tensor, Tensor, Tensor] | None:
-    """For each token of a column its id, the number of its text, and its place in it or -1 for padding: (N,) each.
+    """For each token of a column its id, the number of its text, and its place in it or -1 for
+    padding: (N,) each.
 
     None for inputs that are not plain text, and for models without token ids.
     """
-    if "input_ids" not in features or "pixel_values" in features or features.get("modality", "text") != "text":
+    if (
+        "input_ids" not in features
+        or "pixel_values" in features
+        or features.get("modality", "text") != "text"
+    ):
         return None
     ids = features["input_ids"]
-    if "offsets" in features or "cu_seq_lens_q" in features:  # a StaticEmbedding, or a batch for FlashAttention
+    # a StaticEmbedding, or a batch for FlashAttention
+    if "offsets" in features or "cu_seq_lens_q" in features:
         starts = features["offsets"] if "offsets" in features else features["cu_seq_lens_q"][:-1]
         tokens = torch.arange(ids.numel(), device=ids.device)
         texts = torch.searchsorted(starts.long(), tokens, right=True) - 1
@@ -122,13 +144,15 @@ def tokens_of(features: Features) -> tuple[Tensor, Tensor, Tensor] | None:
 def text_keys(features: Features, column: int = 0) -> Tensor:
     """A 64-bit hash of the tokens of each text of a column, (B,): padding does not change it.
 
-    Inputs without token ids get keys that no other input of the batch has, on this rank and all others.
+    Inputs without token ids get keys that no other input of the batch has, on this rank and all
+    others.
     """
     tokens = tokens_of(features)
     if tokens is None:
         return unlike_all(torch.empty(batch_size_of(features), device=device_of(features)), column)
     ids, texts, places = tokens
-    # A sum over tokens of a mix of id and place: multiplications by odd numbers modulo 2^64, and shifts.
+    # A sum over tokens of a mix of id and place: multiplications by odd numbers modulo 2^64, and
+    # shifts.
     mixed = (ids.long() + 1) * 0x1E3779B97F4A7C15 + places * 0x3F58476D1CE4E5B9
     mixed = (mixed ^ (mixed >> 32)) * 0x14D049BB133111EB
     mixed = (mixed ^ (mixed >> 29)).masked_fill(places < 0, 0)
@@ -148,43 +172,57 @@ def spelled(features: Features, model: BaseModel) -> list[str]:
     """The B texts of a column as the tokens of the model spell them; waits for the device."""
     tokens = tokens_of(features)
     if tokens is None:
-        raise ValueError("A guide with another tokenizer reads texts, but a column of the batch holds other inputs.")
+        raise ValueError(
+            "A guide with another tokenizer reads texts, but a column of the batch holds other"
+            " inputs."
+        )
     rows: list[list[int]] = [[] for _ in range(batch_size_of(features))]
     for token, text, place in zip(*(x.tolist() for x in tokens), strict=True):
         if place >= 0:
             rows[text].append(token)
     tokenizer = tokenizer_of(model, features.get("task"))
-    decode = getattr(tokenizer, "batch_decode", None) or tokenizer.decode_batch  # of transformers, or not
+    # of transformers, or not
+    decode = getattr(tokenizer, "batch_decode", None) or tokenizer.decode_batch
     found: list[str] = decode(rows, skip_special_tokens=True)
     return found
 
 
 def split_prompt(features: Features, model: BaseModel) -> tuple[str, list[str]]:
-    """The prompt of the model with which all texts of a column begin, or "", and the B texts without it."""
+    """The prompt of the model with which all texts of a column begin, or "", and the B texts
+    without it."""
     texts = spelled(features, model)
-    for prompt in sorted({prompt for prompt in model.prompts.values() if prompt}, key=len, reverse=True):
+    for prompt in sorted(
+        {prompt for prompt in model.prompts.values() if prompt}, key=len, reverse=True
+    ):
         [begin] = spelled(model.preprocess([prompt], task=features.get("task")), model)
-        begin = begin.strip()  # empty if all its tokens are special or unknown, which texts do not show either
+        # empty if all its tokens are special or unknown, which texts do not show either
+        begin = begin.strip()
         if all(text.startswith(begin) for text in texts):
             return prompt, [text[len(begin) :].lstrip() for text in texts]
     return "", texts
 
 
 def warn_without_prompts(columns: Sequence[Features], model: Any, who: str) -> None:
-    """Warns if a model puts prompts before texts, and these columns, the queries first, have none."""
+    """Warns if a model puts prompts before texts, and these columns, the queries first, have
+    none."""
     model = unwrapped(model)
     if not isinstance(model, BaseModel):
         return
     for number, features in enumerate(columns, start=1):
         role = "query" if number == 1 else "document"
         # A Transformer notes the length of a prompt; a prompt may also stand in the data.
-        if not (prompt := prompt_of(model, role)) or "prompt_length" in features or tokens_of(features) is None:
+        if (
+            not (prompt := prompt_of(model, role))
+            or "prompt_length" in features
+            or tokens_of(features) is None
+        ):
             continue
         if not split_prompt(features, model)[0]:
             logger.warning(
-                "encode_%s puts the prompt %r before a text, but text column %d of the first batch of %s begins with "
-                "no prompt of the model: it trains on other texts than it will be used with. Give "
-                "SentenceTransformerTrainingArguments prompts={column: prompt} for each column.",
+                "encode_%s puts the prompt %r before a text, but text column %d of the first batch"
+                " of %s begins with no prompt of the model: it trains on other texts than it will"
+                " be used with. Give SentenceTransformerTrainingArguments prompts={column: prompt}"
+                " for each column.",
                 role,
                 prompt,
                 number,

@@ -92,8 +92,8 @@ class RevelaLoss(nn.Module):
             of encoders that were trained contrastively become one-hot and pass no gradient.
         query_part: ``"half"`` takes the first half of a document's words as its query, so copying
             cannot match; documents marked as code are queries as a whole. ``"full"`` takes all.
-        prefixes: Prefixes of queries and of passages; None: the prompts that the model has or, if it
-            has none, the paper's, "Query: " and "Passage: ".
+        prefixes: Prefixes of queries and of passages; None: the prompts that the model has or, if
+            it has none, the paper's, "Query: " and "Passage: ".
         max_length: Largest number of tokens of a text, for retriever and language model.
         read_weight: Weight w in h = s + w · b; the paper's is 1 (docs/revela.md shows its effect).
         v_norm: Whether to divide by value norms (Eq. 6); the paper's ablation does not.

@@ -180,7 +180,10 @@ def run(
                 measured.measure("after", model)
                 record |= measured.record()
             remedy = "Make room, and run again with resume=True (--resume)."
-            with one_line_about_the_disk(output, remedy), moved_in(output, "modules.json") as folder:
+            with (
+                one_line_about_the_disk(output, remedy),
+                moved_in(output, "modules.json") as folder,
+            ):
                 model.save_pretrained(str(folder))
                 text = json.dumps(record, indent=2) + "\n"
                 (folder / "revela.json").write_text(text, encoding="utf-8")

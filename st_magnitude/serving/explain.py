@@ -20,7 +20,13 @@ from st_magnitude.geometry import norms
 from st_magnitude.geometry.arrays import unit_rows
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.serving.fixes import Finding, finding
-from st_magnitude.surgery.raw import encode_raw, normalizes_output, prompt_of, raw_embeddings, raw_end
+from st_magnitude.surgery.raw import (
+    encode_raw,
+    normalizes_output,
+    prompt_of,
+    raw_embeddings,
+    raw_end,
+)
 
 __all__ = ["LocalModel", "Side", "explain"]
 

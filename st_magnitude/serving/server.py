@@ -50,7 +50,8 @@ class Server:
         if parsed.scheme not in ("http", "https") or not parsed.host:
             shown = url.split("@")[-1].split("?")[0]  # without a password or a key
             raise ValueError(
-                f"{shown!r} is not a URL of http or https; give one such as http://localhost:8000/v1."
+                f"{shown!r} is not a URL of http or https; give one such as"
+                " http://localhost:8000/v1."
             )
         path = parsed.path.rstrip("/")
         if not path.endswith(tuple(ROUTES)):

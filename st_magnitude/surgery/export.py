@@ -169,8 +169,6 @@ def _refer_to_package(folder: Path) -> None:
     (folder / f"{_REFERENCE.partition('.')[0]}.py").write_text(code, encoding="utf-8")
 
 
-
-
 def load(path: str | Path, **kwargs: Any) -> SentenceTransformer:
     """``SentenceTransformer(path, **kwargs)`` with ``ExponentNorm``; runs no code of the model.
 

@@ -109,10 +109,12 @@ def is_cut(model: nn.Module) -> bool:
 
 
 def prompt_of(model: Any, role: str) -> str:
-    """The prompt that ``encode_query`` or ``encode_document`` puts before a text; empty without one.
+    """The prompt that ``encode_query`` or ``encode_document`` puts before a text; empty without
+    one.
 
-    As in sentence-transformers, documents get the first of "document", "passage" and "corpus" that is
-    a key of ``model.prompts``, even if it is empty; a loaded model has the keys "query" and "document".
+    As in sentence-transformers, documents get the first of "document", "passage" and "corpus" that
+    is a key of ``model.prompts``, even if it is empty; a loaded model has the keys "query" and
+    "document".
 
     Example:
         >>> from sentence_transformers.sentence_transformer.modules import BoW
@@ -134,9 +136,9 @@ def warn_of_unused_prompt(model: Any) -> None:
     meant = [name for name in _DOCUMENT_PROMPTS if model.prompts.get(name)]
     if meant and not prompt_of(model, "document"):
         logger.warning(
-            "The model has the prompt %r for documents under the name %r, but encode_document takes the "
-            "one named 'document', which is empty: documents are encoded without a prompt. If the model "
-            "needs it, set model.prompts['document'] = model.prompts[%r].",
+            "The model has the prompt %r for documents under the name %r, but encode_document takes"
+            " the one named 'document', which is empty: documents are encoded without a prompt. If"
+            " the model needs it, set model.prompts['document'] = model.prompts[%r].",
             model.prompts[meant[0]],
             meant[0],
             meant[0],

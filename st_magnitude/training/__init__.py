@@ -1,4 +1,5 @@
-"""Around a Trainer: what watches a run, what a resumed run needs, and what the commands need of it."""
+"""Around a Trainer: what watches a run, what a resumed run needs, and what the commands need of
+it."""
 
 from st_magnitude.training.monitor import NormMonitor
 from st_magnitude.training.state import attach

@@ -30,30 +30,38 @@ Row = dict[str, float]
 
 
 class NormMonitor(TrainerCallback):
-    """Norms, effective learning rate and geometry of the embeddings of a training run, step by step.
+    """Norms, effective learning rate and geometry of the embeddings of a training run, step by
+    step.
 
-    Pass it to sentence-transformers' Trainer, ``callbacks=[NormMonitor(loss)]``, or call :meth:`update` in a loop of
-    your own. It measures the raw embeddings, before any Normalize at the end, and changes neither the loss nor the
-    model. At the first step and every ``every`` steps it makes a row, which goes into the CSV file, into
-    ``trainer.state.log_history`` and, after :func:`st_magnitude.attach`, to Weights & Biases, TensorBoard and other
-    callbacks. Each role has these keys:
+    Pass it to sentence-transformers' Trainer, ``callbacks=[NormMonitor(loss)]``, or call
+    :meth:`update` in a loop of your own. It measures the raw embeddings, before any Normalize at
+    the end, and changes neither the loss nor the model. At the first step and every ``every`` steps
+    it makes a row, which goes into the CSV file, into ``trainer.state.log_history`` and, after
+    :func:`st_magnitude.attach`, to Weights & Biases, TensorBoard and other callbacks. Each role has
+    these keys:
 
-    - ``{role}_norm_mean``, ``_norm_cv`` (standard deviation over mean), ``_norm_p05``, ``_norm_p50``, ``_norm_p95``;
-    - ``{role}_effective_lr``: lr / (mean norm)², the size of a cosine step (Theorem 3.4; under Adam an indication);
-    - ``{role}_isoscore`` and ``{role}_mean_cosine`` of the batch; the first is at most 1 / (1 + D / B).
+    - ``{role}_norm_mean``, ``_norm_cv`` (standard deviation over mean), ``_norm_p05``,
+      ``_norm_p50``, ``_norm_p95``;
+    - ``{role}_effective_lr``: lr / (mean norm)², the size of a cosine step (Theorem 3.4; under Adam
+      an indication);
+    - ``{role}_isoscore`` and ``{role}_mean_cosine`` of the batch; the first is at most 1 / (1 + D /
+      B).
 
-    ``dot_cosine_gap`` is an accuracy by dot minus the same accuracy by cosine: the share of the first column whose own
-    text of the second column scores highest in the batch. Above 0 the norm helps; far above 0 it decides everything.
+    ``dot_cosine_gap`` is an accuracy by dot minus the same accuracy by cosine: the share of the
+    first column whose own text of the second column scores highest in the batch. Above 0 the norm
+    helps; far above 0 it decides everything.
 
-    Roles are the columns of the data (query, document, negative_1, ...), with the first 256 texts of each. If the
-    embeddings of a step cannot be split by the batch size of the loss's input, all have the role ``all``. Under
-    gradient accumulation the last micro-batch is measured, and with several processes the texts of the first one.
+    Roles are the columns of the data (query, document, negative_1, ...), with the first 256 texts
+    of each. If the embeddings of a step cannot be split by the batch size of the loss's input, all
+    have the role ``all``. Under gradient accumulation the last micro-batch is measured, and with
+    several processes the texts of the first one.
 
-    It warns once if the mean norm of a role is below 1e-4 or not finite, and once if its mean cosine is above 0.99.
+    It warns once if the mean norm of a role is below 1e-4 or not finite, and once if its mean
+    cosine is above 0.99.
 
     Args:
-        loss: The Trainer's loss, or its dict of losses, whose input says how many texts a column has. Not needed in a
-            loop of your own.
+        loss: The Trainer's loss, or its dict of losses, whose input says how many texts a column
+            has. Not needed in a loop of your own.
         every: Number of steps between rows.
         csv: File that gets one line per row; None: no file. A run that resumes goes on with the
             rows of the file.
@@ -68,11 +76,15 @@ class NormMonitor(TrainerCallback):
         >>> row["query_norm_mean"], row["document_effective_lr"], row["dot_cosine_gap"]
         (1.0, 0.025, 0.0)
 
-    Source: Draganov et al., On the Importance of Embedding Norms in Self-Supervised Learning, sections 3 and 6.
+    Source: Draganov et al., On the Importance of Embedding Norms in Self-Supervised Learning,
+        sections 3 and 6.
     """
 
     def __init__(
-        self, loss: nn.Module | Mapping[str, nn.Module] | None = None, every: int = 10, csv: str | Path | None = None
+        self,
+        loss: nn.Module | Mapping[str, nn.Module] | None = None,
+        every: int = 10,
+        csv: str | Path | None = None,
     ) -> None:
         at_least("every", every, 1)
         self.loss, self.every = loss, every
@@ -88,7 +100,11 @@ class NormMonitor(TrainerCallback):
         self._begin_batch()
 
     def update(
-        self, queries: Tensor | None = None, documents: Tensor | None = None, lr: float | None = None, **others: Tensor
+        self,
+        queries: Tensor | None = None,
+        documents: Tensor | None = None,
+        lr: float | None = None,
+        **others: Tensor,
     ) -> Row | None:
         """Measures one step of a plain loop, and returns the row if the step is due.
 
@@ -105,14 +121,23 @@ class NormMonitor(TrainerCallback):
         return self._add(self._calls, {name: x for name, x in given.items() if x is not None}, lr)
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **_: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: Any = None,
+        **_: Any,
     ) -> None:
         self.on_train_end(args, state, control)  # removes the hooks of a run that was interrupted
         if self.loss is None:
-            raise ValueError("In a Trainer the monitor needs the loss, to tell columns apart: NormMonitor(loss).")
+            raise ValueError(
+                "In a Trainer the monitor needs the loss, to tell columns apart: NormMonitor(loss)."
+            )
         losses = self.loss.values() if isinstance(self.loss, Mapping) else [self.loss]
         self._hooks = [loss.register_forward_pre_hook(self._begin_batch) for loss in losses]
-        self._hooks += [module.register_forward_hook(self._listen) for module in raw_producers(model)]
+        self._hooks += [
+            module.register_forward_hook(self._listen) for module in raw_producers(model)
+        ]
         if self.csv is not None and state.global_step > 0 and self.csv.exists():
             self._resume(self.csv, state.global_step)
 
@@ -122,20 +147,26 @@ class NormMonitor(TrainerCallback):
         self._is_armed = state.is_world_process_zero and self._is_due(state.global_step + 1)
         self._lr = float(event["optimizer"].param_groups[0]["lr"])
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         if self._is_armed and self._parts:
             self._add(state.global_step, self._by_role(), self._lr)
         self._is_armed = False
         self._begin_batch()
 
-    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any) -> None:
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any
+    ) -> None:
         if "loss" in event["logs"]:
             figures = {key: value for key, value in self._unlogged.items() if key != "step"}
             event["logs"].update(figures)  # for the callbacks after this one
             state.log_history[-1].update(figures)
             self._unlogged = {}
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         while self._hooks:
             self._hooks.pop().remove()
 
@@ -151,7 +182,8 @@ class NormMonitor(TrainerCallback):
     @torch.compiler.disable
     def _listen(self, _module: nn.Module, _inputs: Any, features: Mapping[str, Tensor]) -> None:
         x = features["sentence_embedding"]
-        if self._is_armed and x.requires_grad:  # neither the first pass of a cached loss nor an evaluation
+        # neither the first pass of a cached loss nor an evaluation
+        if self._is_armed and x.requires_grad:
             self._parts.append(x.detach())
 
     def _by_role(self) -> dict[str, Tensor]:
@@ -159,7 +191,8 @@ class NormMonitor(TrainerCallback):
         x, size = torch.cat(self._parts), batch_size_of(self._columns[0])
         count, rest = divmod(len(x), size)
         names = ["query", "document", *(f"negative_{i}" for i in range(1, count))][:count]
-        if rest or count > len(self._columns):  # fewer are possible: a loss may leave the last columns out
+        # fewer are possible: a loss may leave the last columns out
+        if rest or count > len(self._columns):
             size, names = len(x), ["all"]
         return dict(zip(names, x.split(size), strict=True))
 
@@ -173,7 +206,9 @@ class NormMonitor(TrainerCallback):
         matched = list(roles.values())[:2]
         if len(matched) == 2 and len(matched[0]) == len(matched[1]) > 1:
             own = torch.arange(len(matched[0]))
-            dot, cosine = ((s(*matched).argmax(dim=1) == own).double().mean().item() for s in (DOT, COSINE))
+            dot, cosine = (
+                (s(*matched).argmax(dim=1) == own).double().mean().item() for s in (DOT, COSINE)
+            )
             row["dot_cosine_gap"] = dot - cosine
         self.rows.append(row)
         self._unlogged = row
@@ -186,7 +221,9 @@ class NormMonitor(TrainerCallback):
     def _resume(self, path: Path, step: int) -> None:
         """Takes the rows up to the step of the checkpoint from the CSV file."""
         with path.open(newline="", encoding="utf-8") as file:
-            lines = [{key: float(x) for key, x in line.items() if x} for line in csv.DictReader(file)]
+            lines = [
+                {key: float(x) for key, x in line.items() if x} for line in csv.DictReader(file)
+            ]
         self.rows = [line for line in lines if line["step"] <= step]
         self._header = []  # the next row writes the file again
 
@@ -205,22 +242,37 @@ class NormMonitor(TrainerCallback):
         norm, cosine = row[f"{role}_norm_mean"], row.get(f"{role}_mean_cosine", 0.0)
         if not COLLAPSED_NORM < norm < math.inf:
             figure = "mean norm"
-            text = f"{norm:.3g}, below {COLLAPSED_NORM:g} or not finite. Lower the weight decay or the learning rate."
+            text = (
+                f"{norm:.3g}, below {COLLAPSED_NORM:g} or not finite. Lower the weight decay or the"
+                " learning rate."
+            )
         elif cosine > COLLAPSED_COSINE:
             figure = "mean cosine"
-            text = f"{cosine:.4f}, above {COLLAPSED_COSINE}. Lower the learning rate; use cut_init with 'output' only."
+            text = (
+                f"{cosine:.4f}, above {COLLAPSED_COSINE}. Lower the learning rate; use cut_init"
+                " with 'output' only."
+            )
         else:
             return
         if figure not in self._warned:
             self._warned.add(figure)
-            logger.warning("Collapse at step %d: the %s of %s embeddings is %s", row["step"], figure, role, text)
+            logger.warning(
+                "Collapse at step %d: the %s of %s embeddings is %s",
+                row["step"],
+                figure,
+                role,
+                text,
+            )
 
 
 def _measure(x: Tensor, lr: float | None) -> Row:
     """All figures of the embeddings of one role, (n, D) in float32."""
     norms = torch.linalg.vector_norm(x, dim=1).double()
     mean = norms.mean().item()
-    row = {"norm_mean": mean, "norm_cv": norms.std(correction=0).item() / mean if mean else math.nan}
+    row = {
+        "norm_mean": mean,
+        "norm_cv": norms.std(correction=0).item() / mean if mean else math.nan,
+    }
     marks = torch.quantile(norms, norms.new_tensor(list(QUANTILES.values()))).tolist()
     row |= {f"norm_{name}": mark for name, mark in zip(QUANTILES, marks, strict=True)}
     if lr is not None and mean:

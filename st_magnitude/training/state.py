@@ -1,4 +1,5 @@
-"""A loss in a Trainer: its state in the log and the checkpoints, and engines that cannot train it."""
+"""A loss in a Trainer: its state in the log and the checkpoints, and engines that cannot train
+it."""
 
 from __future__ import annotations
 
@@ -15,7 +16,14 @@ __all__ = ["Logging", "Remembering", "attach", "engine_of", "engine_of_trainer",
 
 KEY = "st_magnitude"  # in TrainerState.stateful_callbacks, which checkpoints contain
 # Options of ranking losses that change no tensor which processes exchange
-NOT_EXCHANGED = {"terms", "hardness_mode", "hardness_strength", "margin", "margin_strategy", "precision"}
+NOT_EXCHANGED = {
+    "terms",
+    "hardness_mode",
+    "hardness_strength",
+    "margin",
+    "margin_strategy",
+    "precision",
+}
 
 AnyTrainer = TypeVar("AnyTrainer", bound=Trainer)
 
@@ -29,7 +37,8 @@ class Logging(nn.Module):
 
 
 class Remembering(Logging):
-    """A part of a loss whose ``get_extra_state``, a dict of numbers, :func:`attach` puts into checkpoints."""
+    """A part of a loss whose ``get_extra_state``, a dict of numbers, :func:`attach` puts into
+    checkpoints."""
 
     is_attached = False  # whether a Trainer calls `before_step`
 
@@ -47,9 +56,9 @@ def attach(trainer: AnyTrainer) -> AnyTrainer:
     refused on its first batch. ``st-magnitude train`` makes it.
 
     The log shows a learned temperature as ``temperature``
-    (:class:`~st_magnitude.kernel.terms.LearnedTemperature`), and as ``excluded_negatives`` the share
-    of documents that ``same_text`` leaves out of the negatives, since the line before. These figures
-    and those of a NormMonitor reach Weights & Biases, TensorBoard and others.
+    (:class:`~st_magnitude.kernel.terms.LearnedTemperature`), and as ``excluded_negatives`` the
+    share of documents that ``same_text`` leaves out of the negatives, since the line before. These
+    figures and those of a NormMonitor reach Weights & Biases, TensorBoard and others.
 
     Args:
         trainer: The Trainer, before ``train``, which is also returned. A second call does nothing.
@@ -62,7 +71,8 @@ def attach(trainer: AnyTrainer) -> AnyTrainer:
     Example:
         ::
 
-            trainer = SentenceTransformerTrainer(model, args, train_dataset=data, loss=stm.QNormRankingLoss(model))
+            loss = stm.QNormRankingLoss(model)
+            trainer = SentenceTransformerTrainer(model, args, train_dataset=data, loss=loss)
             stm.attach(trainer).train(resume_from_checkpoint=True)
     """
     callbacks = trainer.callback_handler.callbacks
@@ -94,8 +104,8 @@ def refuse_lists(dataset: Any) -> None:
     for name, feature in features.items():
         if getattr(getattr(feature, "feature", None), "dtype", "") in ("string", "large_string"):
             raise ValueError(
-                f"A row of the column {name!r} is a list of texts, which would be read as one text. "
-                "Give each text a column of its own: negative_1, negative_2, and so on."
+                f"A row of the column {name!r} is a list of texts, which would be read as one text."
+                " Give each text a column of its own: negative_1, negative_2, and so on."
             )
 
 
@@ -111,27 +121,33 @@ def refuse_unlike_gathering(losses: Mapping[str, nn.Module]) -> None:
         config["regularizers"] = sorted(config.get("regularizers", ()))
         own = {name: value for name, value in config.items() if name not in NOT_EXCHANGED}
         attributes = [vars(module) for module in loss.modules()]
-        flags = [x[name] for x in attributes for name in ("gather_across_devices", "gather") if name in x]
+        flags = [
+            x[name] for x in attributes for name in ("gather_across_devices", "gather") if name in x
+        ]
         exchanged.add(repr((type(loss).__name__, own, flags)))
         gathers |= any(flags)
     if gathers and len(exchanged) > 1:
         raise ValueError(
-            f"The losses of the data sets {', '.join(losses)} gather from all processes in different "
-            "ways, and each process may have a batch of another data set, so they would wait for each "
-            "other forever. Give all data sets a loss with the same options, or let none of them "
-            "gather: gather_across_devices=False, SIGReg(gather=False)."
+            f"The losses of the data sets {', '.join(losses)} gather from all processes in"
+            " different ways, and each process may have a batch of another data set, so they would"
+            " wait for each other forever. Give all data sets a loss with the same options, or let"
+            " none of them gather: gather_across_devices=False, SIGReg(gather=False)."
         )
 
 
 class _LossState(TrainerCallback):
-    """Copies the state of losses to the TrainerState after each step, and back when one is loaded."""
+    """Copies the state of losses to the TrainerState after each step, and back when one is
+    loaded."""
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
-        self.logging: list[tuple[str, Logging]] = []  # the end of its keys in the log, and the module
+        # the end of its keys in the log, and the module
+        self.logging: list[tuple[str, Logging]] = []
         self.modules: dict[str, Remembering] = {}  # by path
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         self.logging, self.modules = [], {}
         for name, loss in _losses_by_name(self.trainer).items():
             for path, module in loss.named_modules():
@@ -154,18 +170,28 @@ class _LossState(TrainerCallback):
         for module in self.modules.values():
             module.before_step()
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         saved: Any = state.stateful_callbacks
         saved[KEY] = {path: module.get_extra_state() for path, module in self.modules.items()}
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         if args.load_best_model_at_end and state.best_model_checkpoint and self.modules:
             best = Path(state.best_model_checkpoint) / "trainer_state.json"
             self._restore(TrainerState.load_from_json(str(best)))
 
-    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any) -> None:
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any
+    ) -> None:
         if "loss" in event["logs"]:
-            figures = {key + name: x for name, module in self.logging for key, x in module.get_log().items()}
+            figures = {
+                key + name: x
+                for name, module in self.logging
+                for key, x in module.get_log().items()
+            }
             event["logs"].update(figures)  # for the callbacks after this one
             state.log_history[-1].update(figures)
 
@@ -190,7 +216,8 @@ def engine_of_trainer(trainer: Trainer) -> str | None:
 
 
 def refuse_engine(engine: str | None, name: str, learned: Iterable[str], caches: bool) -> None:
-    """Refuses a loss that an engine would train wrongly, or that would fail in it with another message.
+    """Refuses a loss that an engine would train wrongly, or that would fail in it with another
+    message.
 
     Args:
         engine: The engine, as `engine_of` names it.
@@ -202,17 +229,29 @@ def refuse_engine(engine: str | None, name: str, learned: Iterable[str], caches:
         return
     learned = set(learned)
     if "temperatures" in learned:
-        # FSDP2 cannot find them among the model's parameters, and an optimizer of DeepSpeed's configuration lacks them.
+        # FSDP2 cannot find them among the model's parameters, and an optimizer of DeepSpeed's
+        # configuration lacks them.
         why = f"learns temperatures, which are not part of the model that {engine} trains"
         how = "pass fixed temperatures"
     elif "exponents" in learned and engine != "DeepSpeed ZeRO-2":
         # Scalars cannot be sharded, and a loss takes them outside of the model's forward.
-        why = f"learns exponents, each of which is a single number, and {engine} shards all parameters"
-        how = "train with fixed exponents, such as MagnitudeRankingLoss(model, stm.Similarity(1, 0.5))"
+        why = (
+            f"learns exponents, each of which is a single number, and {engine} shards all"
+            " parameters"
+        )
+        how = (
+            "train with fixed exponents, such as MagnitudeRankingLoss(model, stm.Similarity(1,"
+            " 0.5))"
+        )
     elif caches and engine.startswith("DeepSpeed"):
         # "Gradient computed twice for this partition": sentence-transformers, issue 3173
-        why = f"caches gradients, which takes several backward passes a step, and {engine} allows one"
+        why = (
+            f"caches gradients, which takes several backward passes a step, and {engine} allows one"
+        )
         how = "leave mini_batch_size out"
     else:
         return
-    raise ValueError(f"{name} {why}. Use DistributedDataParallel (torchrun, without {engine.split()[0]}), or {how}.")
+    raise ValueError(
+        f"{name} {why}. Use DistributedDataParallel (torchrun, without {engine.split()[0]}), or"
+        f" {how}."
+    )

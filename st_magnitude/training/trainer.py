@@ -1,4 +1,5 @@
-"""A training run that a signal stops without loss, and its output folder: checkpoints, and the run's settings."""
+"""A training run that a signal stops without loss, and its output folder: checkpoints, and the
+run's settings."""
 
 from __future__ import annotations
 
@@ -21,7 +22,14 @@ from st_magnitude._upstream import has_cpu_bf16, load_checkpoint_into
 from st_magnitude.result import to_plain
 from st_magnitude.training.state import attach, engine_of_trainer
 
-__all__ = ["Stopped", "check_output", "check_same_run", "has_fast_bf16", "record_run", "train_or_stop"]
+__all__ = [
+    "Stopped",
+    "check_output",
+    "check_same_run",
+    "has_fast_bf16",
+    "record_run",
+    "train_or_stop",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -39,10 +47,11 @@ class Stopped(KeyboardInterrupt):
 class _StopOnSignal(TrainerCallback):
     """The first SIGINT or SIGTERM ends training after the current step, with a checkpoint.
 
-    A second signal has its usual effect. The callback ignores signals if there are several processes, because each
-    process would stop at a different step, and outside the main thread, because only that thread may handle them.
-    ``enable_jit_checkpoint`` of transformers does not replace it: that ignores Ctrl-C, waits three seconds for more
-    signals, and ends ``train`` without telling its caller.
+    A second signal has its usual effect. The callback ignores signals if there are several
+    processes, because each process would stop at a different step, and outside the main thread,
+    because only that thread may handle them. ``enable_jit_checkpoint`` of transformers does not
+    replace it: that ignores Ctrl-C, waits three seconds for more signals, and ends ``train``
+    without telling its caller.
     """
 
     def __init__(self) -> None:
@@ -54,12 +63,16 @@ class _StopOnSignal(TrainerCallback):
             signal.signal(number, handler)
         self._before = {}
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         if args.world_size == 1 and threading.current_thread() is threading.main_thread():
             numbers = (signal.SIGINT, signal.SIGTERM)
             self._before = {number: signal.signal(number, self._receive) for number in numbers}
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         if control.should_training_stop:
             self.received = None  # it was the last step
         elif self.received is not None:
@@ -71,7 +84,8 @@ class _StopOnSignal(TrainerCallback):
 
 
 def _finished_state(checkpoint: Path, arguments: TrainingArguments) -> TrainerState | None:
-    """The state of a checkpoint, or None if its run has not yet made all the steps of these arguments."""
+    """The state of a checkpoint, or None if its run has not yet made all the steps of these
+    arguments."""
     state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
     made, asked = (state.epoch or 0.0) + 1e-6, arguments.num_train_epochs  # a quotient is not exact
     if arguments.max_steps > 0:
@@ -80,7 +94,8 @@ def _finished_state(checkpoint: Path, arguments: TrainingArguments) -> TrainerSt
 
 
 def train_or_stop(trainer: Trainer, checkpoint: Path | None = None) -> None:
-    """Attaches (:func:`~st_magnitude.attach`) and trains. Afterwards the model encodes in its own precision.
+    """Attaches (:func:`~st_magnitude.attach`) and trains. Afterwards the model encodes in its own
+    precision.
 
     Args:
         trainer: The Trainer.
@@ -93,9 +108,9 @@ def train_or_stop(trainer: Trainer, checkpoint: Path | None = None) -> None:
     """
     if (engine := engine_of_trainer(trainer)) in ("FSDP", "DeepSpeed ZeRO-3"):
         raise ValueError(
-            f"{engine} gives each process a part of the weights, and this command saves only the part of the first "
-            "one. Use DistributedDataParallel or DeepSpeed ZeRO-2, or a script that gathers the weights "
-            "(docs/devices.md)."
+            f"{engine} gives each process a part of the weights, and this command saves only the"
+            " part of the first one. Use DistributedDataParallel or DeepSpeed ZeRO-2, or a script"
+            " that gathers the weights (docs/devices.md)."
         )
     attach(trainer)
     refuse_without_negatives(trainer)
@@ -114,7 +129,10 @@ def train_or_stop(trainer: Trainer, checkpoint: Path | None = None) -> None:
         trainer.remove_callback(stop)
     if stop.received is not None:
         step = trainer.state.global_step
-        raise Stopped(stop.received, f"after step {step}, which is saved. Continue with resume=True (--resume).")
+        raise Stopped(
+            stop.received,
+            f"after step {step}, which is saved. Continue with resume=True (--resume).",
+        )
     # accelerate leaves its autocast around forward: later encoding would still use bfloat16
     trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
 
@@ -122,7 +140,8 @@ def train_or_stop(trainer: Trainer, checkpoint: Path | None = None) -> None:
 def refuse_without_negatives(trainer: Any, num_rows: int = 1024) -> None:
     """Refuses data in which most rows have no negative, as where all documents begin alike.
 
-    It reads ``num_rows`` rows, but at least a batch, in random batches as the Trainer prepares them.
+    It reads ``num_rows`` rows, but at least a batch, in random batches as the Trainer prepares
+    them.
     """
     false_negatives = getattr(trainer.loss, "false_negatives", None)
     if false_negatives is None:
@@ -136,56 +155,72 @@ def refuse_without_negatives(trainer: Any, num_rows: int = 1024) -> None:
         shares.append(false_negatives.share_without_negatives(features))
     if (share := sum(shares) / len(shares)) > 0.5:
         raise ValueError(
-            f"{share:.0%} of the rows have no negative in a batch of {size}, and would train with a "
-            "loss of 0: all other documents have the text of the positive, as far as the model "
-            f"reads (max_seq_length={trainer.model.max_seq_length}), or belong to the same query. "
-            "Read more tokens (max_length), leave out a prompt or letterhead that fills them, take "
-            "a model whose tokenizer knows the language, or raise the batch size."
+            f"{share:.0%} of the rows have no negative in a batch of {size}, and would train with a"
+            " loss of 0: all other documents have the text of the positive, as far as the model"
+            f" reads (max_seq_length={trainer.model.max_seq_length}), or belong to the same query."
+            " Read more tokens (max_length), leave out a prompt or letterhead that fills them,"
+            " take a model whose tokenizer knows the language, or raise the batch size."
         )
 
 
 def has_fast_bf16() -> bool:
-    """Whether this machine has instructions for bfloat16: a GPU since Ampere, or a CPU with AVX-512 BF16 or AMX."""
-    return torch.cuda.is_bf16_supported(including_emulation=False) if torch.cuda.is_available() else has_cpu_bf16()
+    """Whether this machine has instructions for bfloat16: a GPU since Ampere, or a CPU with AVX-512
+    BF16 or AMX."""
+    return (
+        torch.cuda.is_bf16_supported(including_emulation=False)
+        if torch.cuda.is_available()
+        else has_cpu_bf16()
+    )
 
 
 def check_output(output: Path, resume: bool) -> Path | None:
     """The checkpoint to continue from: the last complete one.
 
     Raises:
-        FileExistsError: If the folder holds a trained model, files that no run has written, or an unfinished run and
-            ``resume`` is False.
+        FileExistsError: If the folder holds a trained model, files that no run has written, or an
+            unfinished run and ``resume`` is False.
     """
     if (output / "modules.json").exists():
-        raise FileExistsError(f"{output} already holds a trained model. Choose another output folder.")
-    others = next((path for path in output.rglob("*") if not path.is_dir() and path != output / ".lock"), None)
+        raise FileExistsError(
+            f"{output} already holds a trained model. Choose another output folder."
+        )
+    others = next(
+        (path for path in output.rglob("*") if not path.is_dir() and path != output / ".lock"), None
+    )
     if others is not None and not (output / RECORD).exists():
         raise FileExistsError(
-            f"{output} holds files of no training run, such as {others.relative_to(output)}, which a model could "
-            "replace. Choose a new or empty output folder."
+            f"{output} holds files of no training run, such as {others.relative_to(output)}, which"
+            " a model could replace. Choose a new or empty output folder."
         )
-    numbered = (path for path in output.glob("checkpoints/*") if re.fullmatch(r"checkpoint-\d+", path.name))
+    numbered = (
+        path for path in output.glob("checkpoints/*") if re.fullmatch(r"checkpoint-\d+", path.name)
+    )
     checkpoints = sorted(numbered, key=lambda path: int(path.name.split("-")[1]))
-    found = [path for path in checkpoints if "global_step" in _json_of(path / "trainer_state.json")]  # is written last
+    # is written last
+    found = [path for path in checkpoints if "global_step" in _json_of(path / "trainer_state.json")]
     if torn := [path.name for path in checkpoints if path not in found]:
         logger.warning("Ignoring incomplete checkpoints: %s.", ", ".join(torn))
     if found and not resume:
         raise FileExistsError(
-            f"{output} holds an unfinished run (up to {found[-1].name}). Continue it with resume=True (--resume), "
-            "or choose another output folder."
+            f"{output} holds an unfinished run (up to {found[-1].name}). Continue it with"
+            " resume=True (--resume), or choose another output folder."
         )
     if resume and not found:
-        logger.warning("There is no checkpoint in %s; training starts from the beginning.", output / "checkpoints")
+        logger.warning(
+            "There is no checkpoint in %s; training starts from the beginning.",
+            output / "checkpoints",
+        )
     return found[-1] if found else None
 
 
 def check_same_run(output: Path, settings: Mapping[str, Any]) -> None:
-    """Refuses (FileExistsError) to resume a run that was started with other settings, such as the loss or the data."""
+    """Refuses (FileExistsError) to resume a run that was started with other settings, such as the
+    loss or the data."""
     before = _json_of(output / RECORD)
     if differences := list_differences(before, json.loads(json.dumps(to_plain(settings)))):
         raise FileExistsError(
-            f"The run in {output} was started with other settings: {differences}. Resume with the same settings, or "
-            "choose another output folder."
+            f"The run in {output} was started with other settings: {differences}. Resume with the"
+            " same settings, or choose another output folder."
         )
 
 

@@ -203,8 +203,14 @@ CONFIG = {"embed_dim": 12, "vision_cfg": VISION, "text_cfg": TEXT}
 CONFIGS = {
     "clip": CONFIG,
     "custom_text": CONFIG | {"custom_text": True},
-    "siglip": CONFIG
-    | {"custom_text": True, "init_logit_bias": -10.0, "text_cfg": TEXT | {"proj_bias": True}},
+    "siglip": (
+        CONFIG
+        | {
+            "custom_text": True,
+            "init_logit_bias": -10.0,
+            "text_cfg": TEXT | {"proj_bias": True},
+        }
+    ),
 }
 IN_STOCK_OPEN_CLIP = """
 import sys, torch, open_clip

@@ -53,7 +53,18 @@ def invoke(*arguments):
 
 
 def fit(folder, model_path, output, *more, code=0):
-    done = invoke("train", "--data", folder, "--model", model_path, "--output", output, "--batch-size", 4, *more)
+    done = invoke(
+        "train",
+        "--data",
+        folder,
+        "--model",
+        model_path,
+        "--output",
+        output,
+        "--batch-size",
+        4,
+        *more,
+    )
     assert done.exit_code == code, done.output
     return done
 
@@ -61,11 +72,22 @@ def fit(folder, model_path, output, *more, code=0):
 @pytest.mark.parametrize("loss", list(LOSSES))
 def test_train_saves_a_model_that_ranks_as_trained(folder, model_path, tmp_path, loss):
     output = tmp_path / "out"
-    options = ("--learning-rate", 0.05, "--epochs", 3, "--seed", 3, "--keep-scoring", "--keep-checkpoints")
+    options = (
+        "--learning-rate",
+        0.05,
+        "--epochs",
+        3,
+        "--seed",
+        3,
+        "--keep-scoring",
+        "--keep-checkpoints",
+    )
     fit(folder, model_path, output, "--loss", loss, *options)
     assert len(list((output / "checkpoints").glob("checkpoint-*"))) == 1
     record = json.loads((output / "training.json").read_text())
-    losses = [entry["loss"] for entry in record["log"] if "loss" in entry] or [record["log"][-1]["train_loss"]]
+    losses = [entry["loss"] for entry in record["log"] if "loss" in entry] or [
+        record["log"][-1]["train_loss"]
+    ]
     assert record["loss"] == LOSSES[loss].__name__
     assert np.isfinite(losses).all()
     model = stm.load(output)
@@ -77,53 +99,74 @@ def test_train_saves_a_model_that_ranks_as_trained(folder, model_path, tmp_path,
 
 def ndcg(model, similarity):
     """By sentence-transformers."""
-    return InformationRetrievalEvaluator(QUERIES, CORPUS, RELEVANT_DOCS)(model)[f"{similarity}_ndcg@10"]
+    return InformationRetrievalEvaluator(QUERIES, CORPUS, RELEVANT_DOCS)(model)[
+        f"{similarity}_ndcg@10"
+    ]
 
 
-def test_train_compares_with_the_pretrained_model_and_saves_what_scores_best(folder, model_path, tmp_path):
+def test_train_compares_with_the_pretrained_model_and_saves_what_scores_best(
+    folder, model_path, tmp_path
+):
     """With the rate 0 the trained model is the pretrained one, so every figure can be checked."""
     options = ("--loss", "qnorm", "--learning-rate", 0, "--max-steps", 1)
     result = fit(folder, model_path, tmp_path / "best", *options, "--json")
     dev = report_of(result)["dev"]
-    pretrained = [SentenceTransformer(str(model_path), similarity_fn_name=name) for name in ("cosine", "dot")]
+    pretrained = [
+        SentenceTransformer(str(model_path), similarity_fn_name=name) for name in ("cosine", "dot")
+    ]
     cosine, dot = ndcg(pretrained[0], "cosine"), ndcg(pretrained[1], "dot")
     assert dev["pretrained"] == pytest.approx(cosine, abs=1e-6)
     assert dev["as_trained"]["ndcg"] == pytest.approx(dot, abs=1e-6)
     assert dev["as_trained"]["gain"][0] == pytest.approx(dot - cosine, abs=1e-6)
     assert dev["as_trained"]["exponent"] == 0.0
-    assert dev["best"]["exponent"] == dev["saved"]["exponent"] == 1.0  # these few queries prefer cosine
+    # these few queries prefer cosine
+    assert dev["best"]["exponent"] == dev["saved"]["exponent"] == 1.0
     assert not dev["is_better"]
     said = " ".join(result.stderr.split())
-    assert "The trained model is not clearly better than the pretrained one on the dev split: nDCG@10" in said
+    assert (
+        "The trained model is not clearly better than the pretrained one on the dev split: nDCG@10"
+        in said
+    )
     assert f'Load it with SentenceTransformer("{tmp_path / "best"}")' in result.stderr
-    assert f"Next:\n  st-magnitude diagnose {tmp_path / 'best'} --data {folder} --split dev" in result.stderr
+    assert (
+        f"Next:\n  st-magnitude diagnose {tmp_path / 'best'} --data {folder} --split dev"
+        in result.stderr
+    )
     saved = SentenceTransformer(str(tmp_path / "best"))
     assert saved.similarity_fn_name == "cosine"
     assert ndcg(saved, "cosine") == pytest.approx(dev["saved"]["ndcg"], abs=1e-6)
 
-    dev = report_of(fit(folder, model_path, tmp_path / "kept", *options, "--keep-scoring", "--json"))["dev"]
+    dev = report_of(
+        fit(folder, model_path, tmp_path / "kept", *options, "--keep-scoring", "--json")
+    )["dev"]
     assert dev["saved"] == dev["as_trained"]
     assert dev["best"]["exponent"] == 1.0
-    assert dev["saved"]["gain"][0] < 0  # as these few queries prefer cosine, and the user has dot, which is saved
+    # as these few queries prefer cosine, and the user has dot, which is saved
+    assert dev["saved"]["gain"][0] < 0
     assert SentenceTransformer(str(tmp_path / "kept")).similarity_fn_name == "dot"
 
 
 def test_train_without_a_dev_split_says_that_nothing_was_compared(folder, model_path, tmp_path):
-    result = fit(folder, model_path, tmp_path / "out", "--max-steps", 1, "--dev-split", "validation")
+    result = fit(
+        folder, model_path, tmp_path / "out", "--max-steps", 1, "--dev-split", "validation"
+    )
     said = " ".join(result.output.split())
     assert "could not be compared with the pretrained one" in said
     assert f"{folder / 'qrels' / 'validation.tsv'}, or name another split with --dev-split" in said
 
 
 def test_max_length_limits_training_alone(folder, tmp_path, monkeypatch):
-    """With the rate 0, the pretrained and the trained model are one model, with the length that it was given."""
+    """With the rate 0, the pretrained and the trained model are one model, with the length that it
+    was given."""
     model = load_transformer(save_transformer(tmp_path / "plain"))
     model.save_pretrained(str(tmp_path / "model"))
     widths = []
     step = SentenceTransformerTrainer.training_step
 
     def watched(self, model, inputs, *rest):
-        widths.extend(value.shape[1] for name, value in inputs.items() if name.endswith("input_ids"))
+        widths.extend(
+            value.shape[1] for name, value in inputs.items() if name.endswith("input_ids")
+        )
         return step(self, model, inputs, *rest)
 
     monkeypatch.setattr(SentenceTransformerTrainer, "training_step", watched)
@@ -134,7 +177,9 @@ def test_max_length_limits_training_alone(folder, tmp_path, monkeypatch):
     assert dev["as_trained"]["ndcg"] == pytest.approx(dev["pretrained"], abs=1e-6)
     assert SentenceTransformer(str(tmp_path / "out")).max_seq_length == model.max_seq_length == 64
     model.max_seq_length = 5
-    dev = report_of(fit(folder, tmp_path / "model", tmp_path / "short", *options, "--serve-length", 5))["dev"]
+    dev = report_of(
+        fit(folder, tmp_path / "model", tmp_path / "short", *options, "--serve-length", 5)
+    )["dev"]
     assert dev["as_trained"]["ndcg"] == pytest.approx(ndcg(model, "cosine"), abs=1e-6)
     assert dev["as_trained"]["ndcg"] != pytest.approx(dev["pretrained"], abs=1e-3)
     assert SentenceTransformer(str(tmp_path / "short")).max_seq_length == 5
@@ -163,11 +208,16 @@ def test_the_default_rate_follows_the_kind_of_model(folder, tmp_path):
 
 
 @pytest.mark.parametrize(("batch_size", "sampler"), [(4, "no_duplicates"), (5, "batch_sampler")])
-def test_batches_repeat_no_text_where_that_is_possible(model_path, tmp_path, caplog, batch_size, sampler):
-    """Four answers for 40 queries: full batches of four have each of them once, and none of five exists."""
+def test_batches_repeat_no_text_where_that_is_possible(
+    model_path, tmp_path, caplog, batch_size, sampler
+):
+    """Four answers for 40 queries: full batches of four have each of them once, and none of five
+    exists."""
     queries = {f"q{i}": f"query {i}" for i in range(40)}
     data = RetrievalData(queries, CORPUS, {f"q{i}": {f"d0{1 + i % 4}"} for i in range(40)})
-    trained = train(str(model_path), data, tmp_path / "out", TrainConfig(max_steps=1, batch_size=batch_size))
+    trained = train(
+        str(model_path), data, tmp_path / "out", TrainConfig(max_steps=1, batch_size=batch_size)
+    )
     assert trained.trainer.args.batch_sampler.value == sampler
     assert ("Batches of 5 repeat texts" in caplog.text) == (batch_size == 5)
 
@@ -175,20 +225,37 @@ def test_batches_repeat_no_text_where_that_is_possible(model_path, tmp_path, cap
 def test_one_query_decides_nothing(folder, model_path, tmp_path):
     qrels = folder / "qrels" / "dev.tsv"
     qrels.write_text("".join(qrels.read_text().splitlines(keepends=True)[:2]))
-    worse = fit(folder, model_path, tmp_path / "out", "--learning-rate", 100, "--max-steps", 6, "--loss", "dot")
+    worse = fit(
+        folder,
+        model_path,
+        tmp_path / "out",
+        "--learning-rate",
+        100,
+        "--max-steps",
+        6,
+        "--loss",
+        "dot",
+    )
     assert "too little to judge by" in " ".join(worse.output.split())
 
 
 def test_a_model_that_is_clearly_worse_is_not_saved(folder, model_path, tmp_path):
     queries = {f"{number}-{name}": text for number in range(10) for name, text in QUERIES.items()}
-    relevant = {f"{number}-{name}": documents for number in range(10) for name, documents in RELEVANT_DOCS.items()}
+    relevant = {
+        f"{number}-{name}": documents
+        for number in range(10)
+        for name, documents in RELEVANT_DOCS.items()
+    }
     everything = RetrievalData.from_beir(folder, "train").queries | queries
     RetrievalData(everything, CORPUS, relevant).save(folder, "dev")
     options = ("--learning-rate", 100, "--max-steps", 6, "--loss", "dot", "--keep-scoring")
     worse = fit(folder, model_path, tmp_path / "out", *options, "--json", code=3)
     assert json.loads(worse.stdout)["dev"]["saved"]["gain"][2] < 0
     said = " ".join(worse.stderr.split())
-    assert "The trained model is clearly worse than the pretrained one on the dev split: nDCG@10 changes by -" in said
+    assert (
+        "The trained model is clearly worse than the pretrained one on the dev split: nDCG@10"
+        " changes by -" in said
+    )
     assert "Next:" not in said
     assert not (tmp_path / "out" / "modules.json").exists()
     fit(folder, model_path, tmp_path / "out", *options, "--resume", "--keep-anyway")
@@ -197,7 +264,10 @@ def test_a_model_that_is_clearly_worse_is_not_saved(folder, model_path, tmp_path
 
 def test_a_batch_of_more_than_all_pairs_is_said(folder, model_path, tmp_path, caplog, monkeypatch):
     fit(folder, model_path, tmp_path / "out", "--max-steps", 1, "--batch-size", 100000)
-    assert "batch_size=100,000 is more than the 12 training pairs fill: every step takes 12 pairs" in caplog.text
+    assert (
+        "batch_size=100,000 is more than the 12 training pairs fill: every step takes 12 pairs"
+        in caplog.text
+    )
     monkeypatch.setattr("transformers.TrainingArguments.world_size", 7)
     result = fit(folder, model_path, tmp_path / "none", code=2)
     assert "12 training pairs are too few for 7 processes" in result.output
@@ -227,10 +297,18 @@ def test_splits_that_share_queries_are_refused(folder, model_path, tmp_path, by)
         options = ("--model", model_path, "--output", tmp_path / "out") if trains else (model_path,)
         done = invoke(command, *options, "--data", folder)
         assert done.exit_code == 2
-        assert f"1 queries of the dev split are also in the train split, such as {copied!r}" in done.stderr
+        assert (
+            f"1 queries of the dev split are also in the train split, such as {copied!r}"
+            in done.stderr
+        )
     for command in ("calibrate", "abstain"):
-        for split, says in (("dev", "are also in the train split"), ("train", "cannot choose and confirm")):
-            chosen = invoke(command, model_path, "--data", folder, "--split", "train", "--confirm", split)
+        for split, says in (
+            ("dev", "are also in the train split"),
+            ("train", "cannot choose and confirm"),
+        ):
+            chosen = invoke(
+                command, model_path, "--data", folder, "--split", "train", "--confirm", split
+            )
             assert says in chosen.stderr
 
 
@@ -248,7 +326,10 @@ def test_the_printed_sequence_runs_on_one_model(folder, tmp_path, monkeypatch, s
         text = (ROOT / source).read_text(encoding="utf-8")
         sequence = ["train", *sequence]
     lines = [line for line in text.splitlines() if line.lstrip().startswith("st-magnitude ")]
-    found = {words[1]: words[2:] for words in (shlex.split(line, comments=True) for line in reversed(lines))}
+    found = {
+        words[1]: words[2:]
+        for words in (shlex.split(line, comments=True) for line in reversed(lines))
+    }
     for name in sequence:
         words = found[name]
         if name == "train":
@@ -309,7 +390,9 @@ def test_resume_refuses_other_settings(unfinished, tmp_path, options, difference
         assert not (tmp_path / "out" / "modules.json").exists()
 
 
-def test_judged_negatives_become_hard_negatives_and_a_guide_decides_about_the_margin(model_path, tmp_path):
+def test_judged_negatives_become_hard_negatives_and_a_guide_decides_about_the_margin(
+    model_path, tmp_path
+):
     data = RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS, {q: {"d19"} for q in QUERIES})
     config = TrainConfig(max_steps=1, batch_size=4, guide=str(model_path), margin=0.05)
     trainer = train(str(model_path), data, tmp_path / "out", config).trainer
@@ -322,12 +405,19 @@ def test_judged_negatives_become_hard_negatives_and_a_guide_decides_about_the_ma
 @pytest.mark.parametrize(
     ("options", "terms"),
     [
-        (("--dims", "64,256", "--temperatures", ".03,.1"), [(64, 0.03), (64, 0.1), (256, 0.03), (256, 0.1)]),
+        (
+            ("--dims", "64,256", "--temperatures", ".03,.1"),
+            [(64, 0.03), (64, 0.1), (256, 0.03), (256, 0.1)],
+        ),
         (("--dims", "64,256"), [(64, 0.05), (256, 0.05)]),
         (("--temperatures", "0.03,0.1"), [(None, 0.03), (None, 0.1)]),
         (("--temperature", "0.1"), [(None, 0.1)]),
-        (("--temperature", "learned"), [(None, pytest.approx(0.05, rel=1.01e-3, abs=0))]),  # after a step of 1e-3
-        (("--loss", "tempagg", "--dims", "64,256", "--temperatures", "0.1"), [(64, 0.1), (256, 0.1)]),
+        # after a step of 1e-3
+        (("--temperature", "learned"), [(None, pytest.approx(0.05, rel=1.01e-3, abs=0))]),
+        (
+            ("--loss", "tempagg", "--dims", "64,256", "--temperatures", "0.1"),
+            [(64, 0.1), (256, 0.1)],
+        ),
         ((), [(None, 0.05)]),
     ],
 )
@@ -343,18 +433,42 @@ def test_dims_and_temperatures_become_terms(folder, model_path, tmp_path, option
 @pytest.mark.parametrize(
     ("command", "options", "message"),
     [
-        ("train", ["--dims", "64,x"], "Invalid value for '--dims': takes whole numbers separated by commas"),
-        ("train", ["--temperature", "cold"], "'--temperature': takes a number or 'learned'; got 'cold'"),
+        (
+            "train",
+            ["--dims", "64,x"],
+            "Invalid value for '--dims': takes whole numbers separated by commas",
+        ),
+        (
+            "train",
+            ["--temperature", "cold"],
+            "'--temperature': takes a number or 'learned'; got 'cold'",
+        ),
         ("train", ["--temperature", "0"], "temperature must be a positive number or 'learned'"),
-        ("train", ["--temperature", "0.1", "--dims", "64,256"], "temperature=0.1 is for a loss of one term"),
-        ("train", ["--temperature", "0.1", "--loss", "tempagg"], "temperature=0.1 is for a loss of one term"),
-        ("train", ["--dims", "64,512"], "[512] dimensions, but the embeddings of this model have 256"),
+        (
+            "train",
+            ["--temperature", "0.1", "--dims", "64,256"],
+            "temperature=0.1 is for a loss of one term",
+        ),
+        (
+            "train",
+            ["--temperature", "0.1", "--loss", "tempagg"],
+            "temperature=0.1 is for a loss of one term",
+        ),
+        (
+            "train",
+            ["--dims", "64,512"],
+            "[512] dimensions, but the embeddings of this model have 256",
+        ),
         ("train", ["--max-length", 9], "leave out max_length (--max-length)"),
         ("train", ["--serve-length", 9], "leave out max_length (--max-length) and serve_length"),
         ("train", ["--split", "nope"], "its splits are ['dev', 'train']"),
         ("train", ["--loss", "euclid"], "There is no loss 'euclid'"),
         ("compress", ["--data", "no/such/folder"], "no/such/folder"),
-        ("compress", ["--dims", "257"], "A prefix in dims has 257 dimensions and the model's embeddings 256"),
+        (
+            "compress",
+            ["--dims", "257"],
+            "A prefix in dims has 257 dimensions and the model's embeddings 256",
+        ),
         ("compress", ["--similarity", "l2"], "No similarity is called 'l2'"),
         ("compress", ["--max-length", 9], "leave out max_length (--max-length)"),
         ("calibrate", ["--split", "nope"], "its splits are ['dev', 'train']"),
@@ -363,10 +477,16 @@ def test_dims_and_temperatures_become_terms(folder, model_path, tmp_path, option
         ("calibrate", ["--exponent", 2], "Invalid value for '--exponent'"),
     ],
 )
-def test_options_are_checked_before_the_work(folder, model_path, tmp_path, monkeypatch, command, options, message):
+def test_options_are_checked_before_the_work(
+    folder, model_path, tmp_path, monkeypatch, command, options, message
+):
     if command != "train":  # which measures the pretrained model before it makes the loss
         monkeypatch.setattr(SentenceTransformer, "encode_query", None)
-    place = ("--model", model_path, "--output", tmp_path / "out") if command == "train" else (model_path,)
+    place = (
+        ("--model", model_path, "--output", tmp_path / "out")
+        if command == "train"
+        else (model_path,)
+    )
     done = invoke(command, *place, "--data", folder, *options)
     assert done.exit_code == 2
     assert message in " ".join(done.stderr.split())
@@ -393,30 +513,49 @@ def test_a_folder_with_other_things_is_refused_and_stays(folder, model_path, tmp
     files = [output / name for name in ("README.md", "checkpoints/of-mine/weights")]
     for file in files:
         file.write_text("mine")
-    arguments = {"calibrate": (model_path, "--data", folder), "revela": ("--corpus", folder, "--retriever", model_path)}
+    arguments = {
+        "calibrate": (model_path, "--data", folder),
+        "revela": ("--corpus", folder, "--retriever", model_path),
+    }
     arguments["revela"] += ("--lm", model_path)
-    done = invoke(command, *arguments.get(command, ("--data", folder, "--model", model_path)), "--output", output)
+    done = invoke(
+        command,
+        *arguments.get(command, ("--data", folder, "--model", model_path)),
+        "--output",
+        output,
+    )
     assert done.exit_code == 2
     assert str(output) in done.stderr
     assert [file.read_text() for file in files] == ["mine", "mine"]
 
 
 @pytest.mark.parametrize("fails", ["write_model", "add_section"])  # before and after modules.json
-def test_a_run_that_has_ended_can_be_taken_further(folder, model_path, tmp_path, monkeypatch, fails):
+def test_a_run_that_has_ended_can_be_taken_further(
+    folder, model_path, tmp_path, monkeypatch, fails
+):
     def full(*_):
         raise OSError(errno.ENOSPC, "disk full")
 
     with monkeypatch.context() as broken:
-        broken.setattr(f"st_magnitude.finetune.run.{fails}", full)  # trained to its end, and not saved
-        failed = fit(folder, model_path, tmp_path / "out", "--max-steps", 2, "--save-steps", 1, code=2)
-    assert "(No space left on device). Make room, and run again with resume=True (--resume)." in failed.stderr
+        # trained to its end, and not saved
+        broken.setattr(f"st_magnitude.finetune.run.{fails}", full)
+        failed = fit(
+            folder, model_path, tmp_path / "out", "--max-steps", 2, "--save-steps", 1, code=2
+        )
+    assert (
+        "(No space left on device). Make room, and run again with resume=True (--resume)."
+        in failed.stderr
+    )
     fit(folder, model_path, tmp_path / "out", "--max-steps", 4, "--resume")
     assert json.loads((tmp_path / "out" / "training.json").read_text())["log"][-1]["step"] == 4
 
 
-@pytest.mark.parametrize("command", ["abstain", "calibrate", "compare", "compress", "diagnose", "mine", "train"])
+@pytest.mark.parametrize(
+    "command", ["abstain", "calibrate", "compare", "compress", "diagnose", "mine", "train"]
+)
 def test_empty_texts_can_be_left_out(folder, model_path, tmp_path, command):
-    """With the option, calibrate runs, and the others refuse the model, which they load after the data."""
+    """With the option, calibrate runs, and the others refuse the model, which they load after the
+    data."""
     with (folder / "corpus.jsonl").open("a") as file:
         file.write('{"_id": "d21", "text": ""}\n')
     name = model_path if command == "calibrate" else "no/model"
@@ -432,34 +571,62 @@ def test_compress_prints_the_table_of_the_evaluator(folder, tmp_path):
     pytest.importorskip("matplotlib")
     model = load_transformer(save_transformer(tmp_path / "transformer"))
     model.save_pretrained(str(tmp_path / "tiny"))
-    options = ("--split", "dev", "--dims", "16,5", "--top-k", 5, "--similarity", "dot", "--max-length", 9)
+    options = (
+        "--split",
+        "dev",
+        "--dims",
+        "16,5",
+        "--top-k",
+        5,
+        "--similarity",
+        "dot",
+        "--max-length",
+        9,
+    )
     place = ("--data", folder, "--output", tmp_path / "new" / "out")
     result = invoke("compress", tmp_path / "tiny", *place, *options)
     assert result.exit_code == 0, result.output
     model.max_seq_length = 9
-    evaluator = CompressionEvaluator(QUERIES, CORPUS, RELEVANT_DOCS, dims=[16, 5], top_k=5, pca=True, similarity="dot")
+    evaluator = CompressionEvaluator(
+        QUERIES, CORPUS, RELEVANT_DOCS, dims=[16, 5], top_k=5, pca=True, similarity="dot"
+    )
     evaluator(model)
     assert str(table(evaluator.cells)) in result.output
     with (tmp_path / "new" / "out" / "compression.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert rows == [{key: str(value) for key, value in cell.row.items()} for cell in evaluator.cells]
+    assert rows == [
+        {key: str(value) for key, value in cell.row.items()} for cell in evaluator.cells
+    ]
     assert (tmp_path / "new" / "out" / "compression.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_compress_of_a_late_interaction_model_prints_its_table(folder, tmp_path):
     model = load_tokens(save_transformer(tmp_path / "transformer"))
     model.save_pretrained(str(tmp_path / "tiny"))
-    result = invoke("compress", tmp_path / "tiny", "--data", folder, "--split", "dev", "--output", tmp_path / "out")
+    result = invoke(
+        "compress",
+        tmp_path / "tiny",
+        "--data",
+        folder,
+        "--split",
+        "dev",
+        "--output",
+        tmp_path / "out",
+    )
     assert result.exit_code == 0, result.output
     evaluator = LateInteractionEvaluator(QUERIES, CORPUS, RELEVANT_DOCS)
     evaluator(model)
     assert str(evaluator.table) in result.output
-    assert len((tmp_path / "out" / "compression.csv").read_text().splitlines()) == 1 + len(evaluator.cells)
+    assert len((tmp_path / "out" / "compression.csv").read_text().splitlines()) == 1 + len(
+        evaluator.cells
+    )
 
 
 def test_compress_without_matplotlib_keeps_table_and_csv(folder, model_path, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    result = invoke("compress", model_path, "--data", folder, "--split", "dev", "--output", tmp_path / "out")
+    result = invoke(
+        "compress", model_path, "--data", folder, "--split", "dev", "--output", tmp_path / "out"
+    )
     assert result.exit_code == 0, result.output
     assert "nDCG@10" in result.stdout
     assert 'pip install ".[plot]"' in result.stderr
@@ -479,7 +646,9 @@ def test_help_fits_80_columns_with_every_option_in_full(name, monkeypatch):
     assert "--data" not in help or "qrels/<split>.tsv" in " ".join(help.split())
 
 
-@pytest.mark.parametrize("arguments", [("train", "--model", "none"), ("compress", "none"), ("diagnose", "none")])
+@pytest.mark.parametrize(
+    "arguments", [("train", "--model", "none"), ("compress", "none"), ("diagnose", "none")]
+)
 def test_an_output_that_is_a_file_is_refused_before_anything_is_loaded(arguments, tmp_path):
     result = invoke(*arguments, "--data", tmp_path, "--output", __file__)
     assert result.exit_code == 2
@@ -493,27 +662,39 @@ def report_of(result):
 
 
 def test_calibrate_confirms_on_the_other_split(tmp_path, model_path):
-    """The planted length helps on one split and harms on the other: confirmation must see the harm."""
+    """The planted length helps on one split and harms on the other: confirmation must see the
+    harm."""
     corpus = {"long": "honey honey bees", "short": "honey"}
     for split, answer in (("dev", "long"), ("test", "short")):
         queries = {f"{name}{i}": f"{name} honey {i}" for name in ("dev", "test") for i in range(20)}
         judged = {f"{split}{i}": {answer} for i in range(20)}
         RetrievalData(queries, corpus, judged).save(tmp_path / "data", split)
-    SentenceTransformer(modules=[BoW(["bees", "honey"])], device="cpu").save_pretrained(str(tmp_path / "bow"))
+    SentenceTransformer(modules=[BoW(["bees", "honey"])], device="cpu").save_pretrained(
+        str(tmp_path / "bow")
+    )
     options = ("--data", tmp_path / "data", "--exponents", "0", "--confirm", "test", "--json")
     figures = report_of(invoke("calibrate", tmp_path / "bow", *options))
-    assert (figures["exponent"], figures["ndcg@10"]) == (0.0, {"0": 1.0, "1": pytest.approx(0.6309, abs=1e-4)})
+    assert (figures["exponent"], figures["ndcg@10"]) == (
+        0.0,
+        {"0": 1.0, "1": pytest.approx(0.6309, abs=1e-4)},
+    )
     assert figures["confirm"]["versus_cosine"][0] == pytest.approx(0.6309 - 1, abs=1e-4)
     assert figures["confirm"]["versus_dot"][0] == 0
 
 
 def test_calibrate_saves_and_confirms_a_given_exponent(folder, model_path, tmp_path):
-    figures = report_of(invoke("calibrate", model_path, "--exponent", 0.65, "--output", tmp_path / "given", "--json"))
+    figures = report_of(
+        invoke(
+            "calibrate", model_path, "--exponent", 0.65, "--output", tmp_path / "given", "--json"
+        )
+    )
     assert figures == {"exponent": 0.65, "output": str(tmp_path / "given")}
     assert stm.load(tmp_path / "given")[-1].similarity.exponents == pytest.approx((1.0, 0.65))
     options = ("--exponent", 0.65, "--confirm", "train", "--json")
     figures = report_of(invoke("calibrate", model_path, "--data", folder, *options))
-    curve = stm.calibrate_exponent(stm.load(model_path), RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS), [0.65])
+    curve = stm.calibrate_exponent(
+        stm.load(model_path), RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS), [0.65]
+    )
     assert figures["confirm"]["ndcg@10"] == pytest.approx(curve.ndcg[1])
 
 
@@ -521,15 +702,23 @@ def test_calibrate_saves_a_model_that_reads_as_much_as_before(folder, tmp_path):
     load_transformer(save_transformer(tmp_path / "plain")).save_pretrained(str(tmp_path / "model"))
     options = ("--data", folder, "--max-length", 8, "--output", tmp_path / "out", "--json")
     report_of(invoke("calibrate", tmp_path / "model", *options))
-    assert stm.load(tmp_path / "out").max_seq_length == stm.load(tmp_path / "model").max_seq_length == 64
+    assert (
+        stm.load(tmp_path / "out").max_seq_length
+        == stm.load(tmp_path / "model").max_seq_length
+        == 64
+    )
 
 
-def test_calibrate_says_what_to_do_with_a_model_saved_by_cosine(folder, model_path, tmp_path, monkeypatch):
+def test_calibrate_says_what_to_do_with_a_model_saved_by_cosine(
+    folder, model_path, tmp_path, monkeypatch
+):
     stm.prepare(stm.load(model_path), "cosine").save_pretrained(str(tmp_path / "cosine"))
     monkeypatch.setattr(SentenceTransformer, "encode", None)
     result = invoke("calibrate", tmp_path / "cosine", "--data", folder)
     assert result.exit_code == 2
-    assert all(remedy in result.stderr for remedy in ("--keep-scoring", 'stm.prepare(model, "dot")'))
+    assert all(
+        remedy in result.stderr for remedy in ("--keep-scoring", 'stm.prepare(model, "dot")')
+    )
 
 
 def config(tmp_path, text):
@@ -537,13 +726,18 @@ def config(tmp_path, text):
     return tmp_path / "config.yaml"
 
 
-def test_a_config_file_gives_defaults_and_the_command_line_goes_before(folder, model_path, tmp_path):
+def test_a_config_file_gives_defaults_and_the_command_line_goes_before(
+    folder, model_path, tmp_path
+):
     file = config(
         tmp_path,
-        f"data: {folder}\nmodel: {model_path}\noutput: {tmp_path / 'out'}\nloss: dot\ndims: [64, 256]\n"
-        "batch-size: 4\nmax_steps: 1\nseed: null\njson: true\n",
+        f"data: {folder}\nmodel: {model_path}\noutput: {tmp_path / 'out'}\nloss: dot\ndims: [64,"
+        " 256]\nbatch-size: 4\nmax_steps: 1\nseed: null\njson: true\n",
     )
-    assert report_of(invoke("train", "--config", file, "--loss", "dnorm", "--max-steps", 2))["steps"] == 2
+    assert (
+        report_of(invoke("train", "--config", file, "--loss", "dnorm", "--max-steps", 2))["steps"]
+        == 2
+    )
     record = json.loads((tmp_path / "out" / "training.json").read_text())
     assert [t["dim"] for t in record["terms"]] == [64, 256]
     assert record["similarity"] == {"query": 0.0, "document": 1.0}
@@ -554,7 +748,10 @@ def test_a_config_file_gives_defaults_and_the_command_line_goes_before(folder, m
 
 def test_a_config_file_names_the_home_as_a_shell_does(folder, model_path, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    file = config(tmp_path, f"data: ~/data\nmodel: ~/{model_path.name}\noutput: ~/out\nmax_steps: 1\nbatch_size: 4\n")
+    file = config(
+        tmp_path,
+        f"data: ~/data\nmodel: ~/{model_path.name}\noutput: ~/out\nmax_steps: 1\nbatch_size: 4\n",
+    )
     report_of(invoke("train", "--config", file, "--json"))
     assert (tmp_path / "out" / "modules.json").exists()
 
@@ -569,7 +766,13 @@ def test_no_color_is_respected(monkeypatch, variable, is_colored):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("top-kk: 1", "is not an option of compress. Did you mean 'top_k'? Its options are batch_size, data, dims"),
+        (
+            "top-kk: 1",
+            (
+                "is not an option of compress. Did you mean 'top_k'? Its options are batch_size,"
+                " data, dims"
+            ),
+        ),
         ("[1, 2]", "holds list, not options such as"),
         ("top_k: [", "cannot be read as YAML"),
         ("top_k: many", "--top-k"),
@@ -608,16 +811,30 @@ def test_a_signal_saves_the_step_and_resume_ends_as_undisturbed(
         stopped = fit(folder, model_path, tmp_path / "stopped", *options, code=code)
     assert f"Stopped by {number.name} after step 2, which is saved" in stopped.stderr
     assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] == handlers
-    assert [p.name for p in (tmp_path / "stopped" / "checkpoints").glob("checkpoint-*")] == ["checkpoint-2"]
+    assert [p.name for p in (tmp_path / "stopped" / "checkpoints").glob("checkpoint-*")] == [
+        "checkpoint-2"
+    ]
     fit(folder, model_path, tmp_path / "stopped", *options, "--resume")
-    straight, resumed = (SentenceTransformer(str(tmp_path / n)).state_dict() for n in ("straight", "stopped"))
+    straight, resumed = (
+        SentenceTransformer(str(tmp_path / n)).state_dict() for n in ("straight", "stopped")
+    )
     torch.testing.assert_close(resumed, straight, rtol=0, atol=0)
 
 
 @pytest.mark.slow
 def test_a_run_that_was_killed_behind_its_last_step_is_only_saved(folder, model_path, tmp_path):
-    """A checkpoint that was not written to its end is left aside; the one before it has all steps."""
-    output, options = tmp_path / "out", ("--max-steps", 5, "--learning-rate", 0.05, "--keep-checkpoints")
+    """A checkpoint that was not written to its end is left aside; the one before it has all
+    steps."""
+    output, options = (
+        tmp_path / "out",
+        (
+            "--max-steps",
+            5,
+            "--learning-rate",
+            0.05,
+            "--keep-checkpoints",
+        ),
+    )
     fit(folder, model_path, output, *options)
     weights = SentenceTransformer(str(output)).state_dict()
     torn = output / "checkpoints" / "checkpoint-9"
@@ -626,13 +843,16 @@ def test_a_run_that_was_killed_behind_its_last_step_is_only_saved(folder, model_
     for file in output.glob("*.json"):
         file.unlink()
     assert report_of(fit(folder, model_path, output, *options, "--resume", "--json"))["steps"] == 5
-    torch.testing.assert_close(SentenceTransformer(str(output)).state_dict(), weights, rtol=0, atol=0)
+    torch.testing.assert_close(
+        SentenceTransformer(str(output)).state_dict(), weights, rtol=0, atol=0
+    )
 
 
 @pytest.mark.parametrize(
     ("asked", "is_finished"),
     [
-        ({"num_train_epochs": 1.36}, True),  # 34 steps of 25 to the epoch: 1 + 9/25 is 1.3599999999999999
+        # 34 steps of 25 to the epoch: 1 + 9/25 is 1.3599999999999999
+        ({"num_train_epochs": 1.36}, True),
         ({"num_train_epochs": 1.4}, False),
         ({"max_steps": 34, "num_train_epochs": 9}, True),
         ({"max_steps": 35, "num_train_epochs": 1}, False),
@@ -641,4 +861,6 @@ def test_a_run_that_was_killed_behind_its_last_step_is_only_saved(folder, model_
 def test_when_a_run_has_made_all_its_steps(tmp_path, asked, is_finished):
     state = {"epoch": 1 + 9 / 25, "global_step": 34, "max_steps": 34}
     (tmp_path / "trainer_state.json").write_text(json.dumps(state))
-    assert (finished_state(tmp_path, TrainingArguments(str(tmp_path), **asked)) is not None) == is_finished
+    assert (
+        finished_state(tmp_path, TrainingArguments(str(tmp_path), **asked)) is not None
+    ) == is_finished

@@ -16,7 +16,8 @@ from test_cli import invoke
 
 import st_magnitude as stm
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]  # one thread: sums in one order
+# one thread: sums in one order
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 COMMAND = [sys.executable, "-m", "st_magnitude"]
 
@@ -29,7 +30,9 @@ def fill(folder):
     (folder / "texts").mkdir()
     for number in range(6):
         texts = list(CORPUS.values())[3 * number : 3 * number + 3]
-        sections = [f"# {' '.join(text.split()[:3])}\n\nPage {number} tells of {text}" for text in texts]
+        sections = [
+            f"# {' '.join(text.split()[:3])}\n\nPage {number} tells of {text}" for text in texts
+        ]
         (folder / "texts" / f"{number}.md").write_text("\n\n".join(sections) + "\n")
     lm, tokens = language_model()
     tokens.add_special_tokens({"eos_token": "[EOS]"})
@@ -52,11 +55,25 @@ def inside(place, monkeypatch):
 
 
 def shell(place, *arguments):
-    return subprocess.run([*COMMAND, *map(str, arguments)], cwd=place, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [*COMMAND, *map(str, arguments)], cwd=place, capture_output=True, text=True, check=False
+    )
 
 
 TRAIN = ("train", "--data", "data", "--model", "model", "--batch-size", 4, "--max-length", 16)
-REVELA = ("revela", "--corpus", "texts", "--retriever", "model", "--lm", "lm", "--group-size", 3, "--max-words", 9)
+REVELA = (
+    "revela",
+    "--corpus",
+    "texts",
+    "--retriever",
+    "model",
+    "--lm",
+    "lm",
+    "--group-size",
+    3,
+    "--max-words",
+    9,
+)
 REVELA += ("--max-length", 24, "--lora-rank", 2, "--warmup-steps", 0)
 
 
@@ -75,7 +92,9 @@ def test_a_process_keeps_stdout_for_the_figures(place):
 def test_a_reader_that_has_enough_ends_a_command_without_a_word(place):
     command = [*COMMAND, "calibrate", "model-raw", "--data", "data"]
     load_transformer(place / "plain").save_pretrained(str(place / "model-raw"))
-    with subprocess.Popen(command, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         process.stdout.close()
         stderr = process.stderr.read()
     assert process.returncode == 128 + signal.SIGPIPE
@@ -84,14 +103,19 @@ def test_a_reader_that_has_enough_ends_a_command_without_a_word(place):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "number"), [(TRAIN, signal.SIGINT), (REVELA, signal.SIGTERM)], ids=["train", "revela"]
+    ("arguments", "number"),
+    [(TRAIN, signal.SIGINT), (REVELA, signal.SIGTERM)],
+    ids=["train", "revela"],
 )
 def test_a_signal_in_the_middle_and_resume(inside, tmp_path, arguments, number):
     """A long run is stopped; what was done is saved, said, and gone on with."""
     output = ("--output", tmp_path / "out")
     log = tmp_path / "log"
     with log.open("w") as file:
-        command = [*COMMAND, *map(str, [*arguments, *output, "--max-steps", 20000, "--save-steps", 50000])]
+        command = [
+            *COMMAND,
+            *map(str, [*arguments, *output, "--max-steps", 20000, "--save-steps", 50000]),
+        ]
         process = subprocess.Popen(command, cwd=inside, stdout=file, stderr=subprocess.STDOUT)
         try:
             for _ in range(600):
@@ -147,11 +171,14 @@ def whole(place, one_thread):
 
 @pytest.mark.parametrize("fault", ["killed", "disk full"])
 def test_a_run_that_dies_loses_what_was_not_saved_and_no_more(inside, whole, tmp_path, fault):
-    """SIGKILL between two steps, and a disk that takes no checkpoint: resumed, the weights are those of a whole run."""
+    """SIGKILL between two steps, and a disk that takes no checkpoint: resumed, the weights are
+    those of a whole run."""
     output = ("--output", tmp_path / "died")
     command = [sys.executable, "-c", DYING, fault, *map(str, [*LONG, *output])]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    died = subprocess.run(command, cwd=inside, capture_output=True, text=True, check=False, env=environment)
+    died = subprocess.run(
+        command, cwd=inside, capture_output=True, text=True, check=False, env=environment
+    )
     if fault == "killed":
         assert died.returncode == -signal.SIGKILL
     else:

@@ -15,7 +15,8 @@ NUMBER = 60  # fewer queries get a warning
 
 @pytest.fixture(scope="module")
 def planted():
-    """q·d/|d|^gamma of (4, 3), the relevant document, beats that of (6, 30) by cosine and of (1, 0) by dot only."""
+    """q·d/|d|^gamma of (4, 3), the relevant document, beats that of (6, 30) by cosine and of (1, 0)
+    by dot only."""
     words, queries, corpus, relevant = [], {}, {}, {}
     for i in range(NUMBER):
         words += [f"word{i}", f"filler{i}"]
@@ -31,10 +32,15 @@ def test_a_fractional_exponent_is_chosen_where_it_is_clearly_better(planted):
     pretrained = own_ndcg(model, task)
     np.testing.assert_allclose(pretrained, 1 / np.log2(3))  # second, by dot
     found = compare(model, task, pretrained, keep_scoring=False, seed=0)
-    assert (found.as_trained.exponent, found.as_trained.ndcg) == (0.0, pytest.approx(1 / np.log2(3)))
+    assert (found.as_trained.exponent, found.as_trained.ndcg) == (
+        0.0,
+        pytest.approx(1 / np.log2(3)),
+    )
     assert 0 < found.saved.exponent < 1
     assert found.saved.ndcg == 1.0
-    assert found.verdict("dev").startswith("The trained model is better than the pretrained one on the dev split")
+    assert found.verdict("dev").startswith(
+        "The trained model is better than the pretrained one on the dev split"
+    )
     said = str(found)
     assert f"trained, exponent {found.saved.exponent:.2f} (best, saved)" in said
     assert found.caveat in said
@@ -43,9 +49,13 @@ def test_a_fractional_exponent_is_chosen_where_it_is_clearly_better(planted):
     kept = compare(model, task, pretrained, keep_scoring=True, seed=0)
     assert kept.saved == kept.as_trained
     assert kept.best == found.best
-    assert kept.verdict("dev").startswith("The trained model is not clearly better than the pretrained one on the dev")
+    assert kept.verdict("dev").startswith(
+        "The trained model is not clearly better than the pretrained one on the dev"
+    )
 
-    normalised = SentenceTransformer(modules=[*model, Normalize()], similarity_fn_name="cosine", device="cpu")
+    normalised = SentenceTransformer(
+        modules=[*model, Normalize()], similarity_fn_name="cosine", device="cpu"
+    )
     found = compare(normalised, task, np.zeros(NUMBER), keep_scoring=False, seed=0)
     assert found.saved == found.as_trained  # it has one scoring
     assert found.saved.exponent == 1.0

@@ -1,4 +1,5 @@
-"""The recipes of docs/devices.md: two gloo processes, started by torchrun and by accelerate launch."""
+"""The recipes of docs/devices.md: two gloo processes, started by torchrun and by accelerate
+launch."""
 
 import json
 import os
@@ -19,7 +20,15 @@ pytestmark = pytest.mark.slow
 LAUNCHERS = {
     "torchrun": ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"],
     "accelerate": [
-        *("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"),
+        *(
+            "-m",
+            "accelerate.commands.launch",
+            "--multi_gpu",
+            "--num_processes",
+            "2",
+            "--num_machines",
+            "1",
+        ),
         *("--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"),
     ],
 }
@@ -33,21 +42,33 @@ def place(tmp_path: Path) -> Path:
 def launch(launcher: str, place: Path, *arguments: str) -> subprocess.CompletedProcess:
     command = [sys.executable, *LAUNCHERS[launcher], *arguments]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}  # sums in one order
-    return subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    return subprocess.run(
+        command,
+        cwd=place,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_the_script(place, launcher):
     (block,) = python_blocks(ROOT / "docs" / "devices.md")
     say = "    print(f'processes {trainer.args.world_size};')\n"
-    script = block.replace(HUB_ID, str(place / "model")).replace("report_to=[],", "report_to=[], use_cpu=True,")
+    script = block.replace(HUB_ID, str(place / "model")).replace(
+        "report_to=[],", "report_to=[], use_cpu=True,"
+    )
     script = script.replace("    trainer.save_model", say + "    trainer.save_model")
     script += "    import time\n\n    time.sleep(1)  # for gloo's threads, see the page\n"
     (place / "train.py").write_text(script)
     done = launch(launcher, place, "train.py")
     assert done.returncode == 0, done.stderr[-3000:]
     assert re.findall(r"processes (\d);", done.stdout) == ["2", "2"]
-    assert SentenceTransformer(str(place / "my-retriever"), device="cpu").similarity_fn_name == "dot"
+    assert (
+        SentenceTransformer(str(place / "my-retriever"), device="cpu").similarity_fn_name == "dot"
+    )
 
 
 TRAIN = [
@@ -60,7 +81,8 @@ from pathlib import Path
 from st_magnitude.commands.app import app
 
 def show_threads():
-    print("threads:", {task.read_text().strip() for task in Path("/proc/self/task").glob("*/comm")}, file=sys.stderr)
+    names = {task.read_text().strip() for task in Path("/proc/self/task").glob("*/comm")}
+    print("threads:", names, file=sys.stderr)
 
 atexit.register(show_threads)
 app()
@@ -85,19 +107,30 @@ def test_the_command_prints_once_and_goes_on_after_a_kill(place):
     assert record["gather_across_devices"] is True
 
     (place / "dying.py").write_text(DYING)
-    assert launch("torchrun", place, "dying.py", "killed", *TRAIN, "--output", "killed").returncode != 0
+    assert (
+        launch("torchrun", place, "dying.py", "killed", *TRAIN, "--output", "killed").returncode
+        != 0
+    )
     assert (place / "killed" / "checkpoints" / "checkpoint-4").exists()
     assert not (place / "killed" / "modules.json").exists()
-    resumed = launch("torchrun", place, "-m", "st_magnitude", *TRAIN, "--output", "killed", "--resume")
+    resumed = launch(
+        "torchrun", place, "-m", "st_magnitude", *TRAIN, "--output", "killed", "--resume"
+    )
     assert resumed.returncode == 0, resumed.stderr[-3000:]
-    expected, found = (stm.load(place / name, device="cpu").state_dict() for name in ("whole", "killed"))
+    expected, found = (
+        stm.load(place / name, device="cpu").state_dict() for name in ("whole", "killed")
+    )
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 def test_revela(place):
     (place / "command.py").write_text(COMMAND)
-    command = "command.py revela --corpus texts --data data --retriever model --lm lm --output out --json"
-    options = "--group-size 2 --max-words 8 --max-steps 2 --batch-size 1 --lora-rank 2 --max-length 16"
+    command = (
+        "command.py revela --corpus texts --data data --retriever model --lm lm --output out --json"
+    )
+    options = (
+        "--group-size 2 --max-words 8 --max-steps 2 --batch-size 1 --lora-rank 2 --max-length 16"
+    )
     done = launch("torchrun", place, *command.split(), *options.split())
     assert done.returncode == 0, done.stderr[-3000:]
     assert_gloo_has_ended(done)

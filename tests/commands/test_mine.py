@@ -23,7 +23,15 @@ def model_path(static_model, tmp_path):
 
 def test_a_mined_split_trains(data, model_path, tmp_path):
     split = data / "qrels" / "mined.tsv"
-    options = ("--never-relevant", "--num-negatives", 2, "--min-queries", 1, "--similarity", "qnorm")
+    options = (
+        "--never-relevant",
+        "--num-negatives",
+        2,
+        "--min-queries",
+        1,
+        "--similarity",
+        "qnorm",
+    )
     result = invoke("mine", model_path, "--data", data, "--output", split, *options, "--json")
     assert report_of(result) == {"split": "train", "rows": 24, "output": str(split)}
     assert f"train --data {data} --split mined --negatives 2" in result.stderr
@@ -38,7 +46,16 @@ def test_a_mined_split_trains(data, model_path, tmp_path):
         judged = {CORPUS["d13"]} if query == "q1" else set()  # stays a negative
         assert {CORPUS[document] for document in documents} == texts | judged
 
-    place = ("--data", data, "--split", "mined", "--model", model_path, "--output", tmp_path / "trained")
+    place = (
+        "--data",
+        data,
+        "--split",
+        "mined",
+        "--model",
+        model_path,
+        "--output",
+        tmp_path / "trained",
+    )
     trained = invoke("train", *place, "--negatives", 2, "--batch-size", 4, "--max-steps", 2)
     assert trained.exit_code == 0, trained.output
 
@@ -55,10 +72,14 @@ def test_rows_for_load_dataset(data, model_path, tmp_path, ending, kind):
     options = ("--relative-margin", 0.05, "--num-negatives", 1)
     result = invoke("mine", model_path, "--data", data, "--output", output, *options)
     assert result.exit_code == 0, result.output
-    loaded = load_dataset(kind, data_files=str(output), split="train", cache_dir=str(tmp_path / "cache"))
+    loaded = load_dataset(
+        kind, data_files=str(output), split="train", cache_dir=str(tmp_path / "cache")
+    )
     assert loaded.column_names == ["anchor", "positive", "negative"]
     split = RetrievalData.from_beir(data, "train")
-    assert list(loaded) == list(stm.mine_negatives(stm.load(model_path), split, num_negatives=1, relative_margin=0.05))
+    assert list(loaded) == list(
+        stm.mine_negatives(stm.load(model_path), split, num_negatives=1, relative_margin=0.05)
+    )
 
 
 @pytest.mark.parametrize(
@@ -70,6 +91,8 @@ def test_rows_for_load_dataset(data, model_path, tmp_path, ending, kind):
     ],
 )
 def test_what_cannot_be_used_is_refused(data, model_path, arguments, says):
-    result = invoke("mine", model_path, "--data", data, *(argument.format(data=data) for argument in arguments))
+    result = invoke(
+        "mine", model_path, "--data", data, *(argument.format(data=data) for argument in arguments)
+    )
     assert result.exit_code == 2
     assert says in " ".join(result.output.split())

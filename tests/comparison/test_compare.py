@@ -26,11 +26,16 @@ from st_magnitude.comparison.trial import Setup, make_splits
 from st_magnitude.data.retrieval import DataError, RetrievalData
 from st_magnitude.finetune.comparison import own_ndcg
 
-THINGS = "bread bicycle cat tomato sofa wine carpet tea leaf autumn river bridge horse piano lamp forest engine doctor"
+THINGS = (
+    "bread bicycle cat tomato sofa wine carpet tea leaf autumn river bridge horse piano lamp forest"
+    " engine doctor"
+)
 PLACES = "kitchen garden cellar harbour market library station castle meadow office"
 CORPUS = {f"{t}-{p}": f"A {t} was left in the {p}." for t in THINGS.split() for p in PLACES.split()}
 QUERIES = {key: "who saw the {} at the {}?".format(*key.split("-")) for key in CORPUS}
-SMALL = CompareConfig(max_steps=7, losses=["qnorm"], temperatures=[0.05, 0.1], learning_rates=[0.03], sigreg=[0])
+SMALL = CompareConfig(
+    max_steps=7, losses=["qnorm"], temperatures=[0.05, 0.1], learning_rates=[0.03], sigreg=[0]
+)
 SMALL = replace(SMALL, batch_size=8)
 
 
@@ -59,15 +64,19 @@ def model_path(tmp_path_factory, static_parts):
     return place
 
 
-# --- the candidates ---------------------------------------------------------------------------------------------------
+# --- the candidates -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("config", [CompareConfig(), SMALL, CompareConfig(sigreg=[0.1], losses=["dot"])])
+@pytest.mark.parametrize(
+    "config", [CompareConfig(), SMALL, CompareConfig(sigreg=[0.1], losses=["dot"])]
+)
 def test_every_loss_has_the_same_settings_and_plain_cosine_has_them_first(config):
     grid = grid_of(config, is_static=True)
     settings = [(c.temperature, c.learning_rate) for c in grid if c.is_plain_cosine]
     for kind in {(c.loss, c.sigreg) for c in grid}:
-        assert [(c.temperature, c.learning_rate) for c in grid if (c.loss, c.sigreg) == kind] == settings
+        assert [
+            (c.temperature, c.learning_rate) for c in grid if (c.loss, c.sigreg) == kind
+        ] == settings
     for i, candidate in enumerate(grid):  # at whichever candidate the time is up
         assert Candidate("cosine", candidate.temperature, candidate.learning_rate) in grid[: i + 1]
 
@@ -86,7 +95,7 @@ def test_settings_are_checked(settings, message):
         CompareConfig(**settings)
 
 
-# --- the data ---------------------------------------------------------------------------------------------------------
+# --- the data -------------------------------------------------------------------------------------
 
 
 def test_missing_splits_are_held_out_of_the_training_queries(folder, caplog):
@@ -120,7 +129,10 @@ def test_queries_of_one_text_stay_together():
     [
         (part(0), "60 queries of the dev split are also in the train split, such as"),
         (part(2), "60 queries of the test split are also in the dev split"),
-        (RetrievalData({"x": "who?"}, {"d": "he"}, {}), "None of the 1 queries has a relevant document"),
+        (
+            RetrievalData({"x": "who?"}, {"d": "he"}, {}),
+            "None of the 1 queries has a relevant document",
+        ),
     ],
 )
 def test_data_that_cannot_rank_is_refused(dev, message):
@@ -128,7 +140,7 @@ def test_data_that_cannot_rank_is_refused(dev, message):
         make_splits(part(0), CompareConfig(), dev, part(2))
 
 
-# --- one training run -------------------------------------------------------------------------------------------------
+# --- one training run -----------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -144,7 +156,9 @@ def trained(setup, candidate, rungs, folder, goes_on=lambda steps: True):
 def test_a_candidate_is_measured_at_every_rung_and_ends_where_it_is_behind(setup, tmp_path):
     candidate = Candidate("qnorm", 0.05, 0.03)
     whole = trained(setup, candidate, [3, 9, 27], tmp_path / "whole")
-    ended = trained(setup, candidate, [3, 9, 27], tmp_path / "ended", goes_on=lambda steps: steps < 9)
+    ended = trained(
+        setup, candidate, [3, 9, 27], tmp_path / "ended", goes_on=lambda steps: steps < 9
+    )
     assert list(whole) == [3, 9, 27]
     assert ended == {steps: whole[steps] for steps in (3, 9)}
     assert not (tmp_path / "ended").exists()
@@ -155,12 +169,18 @@ def test_a_candidate_is_measured_at_every_rung_and_ends_where_it_is_behind(setup
 
 
 def test_a_candidate_that_diverges_is_measured_as_such(setup, tmp_path):
-    curve = trained(setup, Candidate("qnorm", 0.05, 1e38), [6], tmp_path / "model", goes_on=lambda steps: False)
+    curve = trained(
+        setup, Candidate("qnorm", 0.05, 1e38), [6], tmp_path / "model", goes_on=lambda steps: False
+    )
     assert math.isnan(curve[6])
 
 
 def test_max_length_limits_training_alone(folder, tmp_path):
-    model, config, lengths = load_transformer(save_transformer(tmp_path / "tiny")), replace(SMALL, max_length=4), []
+    model, config, lengths = (
+        load_transformer(save_transformer(tmp_path / "tiny")),
+        replace(SMALL, max_length=4),
+        [],
+    )
     model.max_seq_length = 24
     setup = Setup(model, make_splits(folder, config), config)
     setup.base.register_forward_pre_hook(  # of the copies that are trained, too
@@ -176,7 +196,7 @@ def test_max_length_limits_training_alone(folder, tmp_path):
     assert own_ndcg(model, setup.splits.dev).mean() != pytest.approx(curve[6], abs=1e-9)
 
 
-# --- the comparison ---------------------------------------------------------------------------------------------------
+# --- the comparison -------------------------------------------------------------------------------
 
 # Ten candidates
 OPTIONS = ["--temperatures", "0.02,0.1", "--sigreg", "0", "--learning-rates", "0.03"]
@@ -204,19 +224,31 @@ app(sys.argv[4:])
 
 
 def start(stop_after, together, folder, *arguments):
-    """The command in a process of its own, which is killed when it begins one more training run than ``stop_after``.
+    """The command in a process of its own, which is killed when it begins one more training run
+    than ``stop_after``.
 
     The first training run waits until as many processes have one as ``together`` says.
     """
     folder.mkdir(exist_ok=True)
-    command = [sys.executable, "-c", CHILD, str(stop_after), str(together), str(folder), *map(str, arguments)]
+    command = [
+        sys.executable,
+        "-c",
+        CHILD,
+        str(stop_after),
+        str(together),
+        str(folder),
+        *map(str, arguments),
+    ]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "80"}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
 
 
 @pytest.fixture(scope="module")
 def finished(folder, model_path, tmp_path_factory):
-    """A comparison by the command whose process was killed in its fourth training run, and continued by two others."""
+    """A comparison by the command whose process was killed in its fourth training run, and
+    continued by two others."""
     runs = tmp_path_factory.mktemp("runs")
     output = runs / "compare"
     command = ["compare", "--data", folder, "--model", model_path, "--output", output, *OPTIONS]
@@ -247,14 +279,19 @@ def test_processes_share_one_comparison_and_each_candidate_is_trained_once(finis
     assert len(ends) == 5
     assert all(max(steps) == 30 for steps in ends.values())  # the best of every loss is compared
     assert figures["not_compared"] == []
-    cosine = [entry for entry in figures["candidates"] if Candidate(**entry["candidate"]).is_plain_cosine]
-    best, other = (dict(entry["curve"]) for entry in cosine)  # the control is plain cosine at its best temperature
+    cosine = [
+        entry for entry in figures["candidates"] if Candidate(**entry["candidate"]).is_plain_cosine
+    ]
+    # the control is plain cosine at its best temperature
+    best, other = (dict(entry["curve"]) for entry in cosine)
     assert 30 in best
     assert best[max(other)] >= other[max(other)]
 
 
 @pytest.mark.slow
-def test_the_saved_model_is_the_winner_which_train_makes_again_of_its_settings(finished, folder, model_path):
+def test_the_saved_model_is_the_winner_which_train_makes_again_of_its_settings(
+    finished, folder, model_path
+):
     output, figures, _ = finished
     for path, name in ((output / "model", figures["winner"]), (model_path, "pretrained")):
         found = own_ndcg(stm.load(str(path)), part(2)).mean()
@@ -262,7 +299,16 @@ def test_the_saved_model_is_the_winner_which_train_makes_again_of_its_settings(f
     assert stm.load(str(output / "model")).truncate_dim == 8
     row = f"| {figures['winner']} | {figures['test']['ndcg'][figures['winner']]:.4f} |"
     assert row in (output / "model" / "README.md").read_text()
-    options = ["--config", output / "train.yaml", "--data", folder, "--model", model_path, "--output", output / "again"]
+    options = [
+        "--config",
+        output / "train.yaml",
+        "--data",
+        folder,
+        "--model",
+        model_path,
+        "--output",
+        output / "again",
+    ]
     done = CliRunner().invoke(app, ["train", *map(str, options)])
     assert done.exit_code == 0, done.output
     again, before = (stm.load(str(output / name)).state_dict() for name in ("again", "model"))
@@ -296,7 +342,9 @@ def test_a_comparison_in_memory_is_interrupted_and_continued(model_path, tmp_pat
     monkeypatch.setattr(Setup, "train", stop_at_third)
     with pytest.raises(KeyboardInterrupt, match="Give the same command again"):
         stm.compare(model, part(0), tmp_path / "out", SMALL, **data, say=str)
-    monkeypatch.setattr(Setup, "train", lambda self, c, *a: seen.append(c.name) or train(self, c, *a))
+    monkeypatch.setattr(
+        Setup, "train", lambda self, c, *a: seen.append(c.name) or train(self, c, *a)
+    )
     with pytest.raises(FileExistsError, match=r"other settings: batch_size \(8 there, 4 now\)"):
         stm.compare(model, part(0), tmp_path / "out", replace(SMALL, batch_size=4), **data, say=str)
 
@@ -308,12 +356,13 @@ def test_a_comparison_in_memory_is_interrupted_and_continued(model_path, tmp_pat
             stm.compare(model, part(0), tmp_path / "out", SMALL, **data, say=lines.append)
     assert lines[1] == "Continuing after 3 training runs."
     result = stm.compare(model, part(0), tmp_path / "out", SMALL, **data, say=str)
-    assert seen == [candidate.name for candidate in grid_of(SMALL, is_static=True)]  # each of the four once
+    # each of the four once
+    assert seen == [candidate.name for candidate in grid_of(SMALL, is_static=True)]
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert len(result.candidates) == 4
 
 
-# --- the budget -------------------------------------------------------------------------------------------------------
+# --- the budget -----------------------------------------------------------------------------------
 
 
 def test_no_candidate_begins_after_the_budget(folder, model_path, tmp_path, monkeypatch):
@@ -325,7 +374,9 @@ def test_no_candidate_begins_after_the_budget(folder, model_path, tmp_path, monk
         return train(*arguments)
 
     monkeypatch.setattr(Setup, "train", slow)
-    result = stm.compare(model_path, folder, tmp_path / "out", replace(SMALL, budget="30s"), say=str)
+    result = stm.compare(
+        model_path, folder, tmp_path / "out", replace(SMALL, budget="30s"), say=str
+    )
     assert clock[0] == 40
     assert result.left_out == 3
     assert result.not_compared == ("qnorm",)
@@ -345,7 +396,7 @@ def test_what_cannot_run_is_refused_before_any_search(folder, model_path, tmp_pa
         stm.compare(model_path, folder, tmp_path / "out", SMALL)
 
 
-# --- the verdict ------------------------------------------------------------------------------------------------------
+# --- the verdict ----------------------------------------------------------------------------------
 
 CLEAR, LEVEL, LOSS = (0.02, 0.01, 0.03), (0.01, -0.01, 0.03), (-0.03, -0.04, -0.01)
 
@@ -365,12 +416,27 @@ def result_with(first, over_cosine, over_pretrained=CLEAR, exponent=0.0):
 @pytest.mark.parametrize(
     ("result", "parts"),
     [
-        (result_with("qnorm", CLEAR, exponent=0.5), ["Use qnorm", ": a clear gain.", "exponent 0.50, with stm.load"]),
-        (result_with("qnorm", LEVEL), ["Use cosine tau=0.02 lr=2e-05. On the test", ": no clear difference."]),
-        (result_with("qnorm", LOSS), ["Use cosine tau=0.02 lr=2e-05. On the test", ": a clear loss."]),
-        (result_with("cosine", None), ["No other candidate", "is clearly better than the pretrained", "every server"]),
+        (
+            result_with("qnorm", CLEAR, exponent=0.5),
+            ["Use qnorm", ": a clear gain.", "exponent 0.50, with stm.load"],
+        ),
+        (
+            result_with("qnorm", LEVEL),
+            ["Use cosine tau=0.02 lr=2e-05. On the test", ": no clear difference."],
+        ),
+        (
+            result_with("qnorm", LOSS),
+            ["Use cosine tau=0.02 lr=2e-05. On the test", ": a clear loss."],
+        ),
+        (
+            result_with("cosine", None),
+            ["No other candidate", "is clearly better than the pretrained", "every server"],
+        ),
         (result_with("cosine", None, LEVEL), ["is not clearly better than the pretrained model"]),
-        (result_with("qnorm", CLEAR, LOSS), ["Keep the pretrained model. The best candidate is qnorm"]),
+        (
+            result_with("qnorm", CLEAR, LOSS),
+            ["Keep the pretrained model. The best candidate is qnorm"],
+        ),
     ],
 )
 def test_the_verdict(result, parts):

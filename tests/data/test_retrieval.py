@@ -23,9 +23,13 @@ QUERIES = '{"_id": "q1", "text": "first?"}\n{"_id": "q2", "text": "second?"}\n'
 QRELS = "query-id\tcorpus-id\tscore\nq1\td0\t1\n"
 
 
-def write(folder: Path, corpus: str | bytes = "", queries: str = QUERIES, qrels: str = QRELS) -> Path:
+def write(
+    folder: Path, corpus: str | bytes = "", queries: str = QUERIES, qrels: str = QRELS
+) -> Path:
     """A folder that is well-formed where it is not told otherwise."""
-    corpus = corpus or "\n".join(json.dumps({"_id": key, "text": text}) for key, text in CORPUS.items())
+    corpus = corpus or "\n".join(
+        json.dumps({"_id": key, "text": text}) for key, text in CORPUS.items()
+    )
     (folder / "qrels").mkdir(parents=True, exist_ok=True)
     (folder / "corpus.jsonl").write_bytes(corpus if isinstance(corpus, bytes) else corpus.encode())
     (folder / "queries.jsonl").write_text(queries)
@@ -35,7 +39,10 @@ def write(folder: Path, corpus: str | bytes = "", queries: str = QUERIES, qrels:
 
 def test_round_trip(tmp_path: Path) -> None:
     data = RetrievalData(
-        {"q 1": 'a "quoted"\nquestion, é\u2028?'}, {"d": " padded ", "e": "x\ty"}, {"q 1": {"d"}}, {"q 1": {"e"}}
+        {"q 1": 'a "quoted"\nquestion, é\u2028?'},
+        {"d": " padded ", "e": "x\ty"},
+        {"q 1": {"d"}},
+        {"q 1": {"e"}},
     )
     data.save(tmp_path / "new", "dev")
     assert RetrievalData.from_beir(tmp_path / "new") == data
@@ -44,7 +51,9 @@ def test_round_trip(tmp_path: Path) -> None:
 
 def test_ids_are_quoted_and_a_query_may_have_no_answer(tmp_path: Path) -> None:
     """Ids with quotes and tabs, and a query that no document answers, which stays in its split."""
-    data = RetrievalData({'"q"': "first?", "q\t2": "second?"}, {'"': "x"}, {'"q"': {'"'}, "q\t2": {}})
+    data = RetrievalData(
+        {'"q"': "first?", "q\t2": "second?"}, {'"': "x"}, {'"q"': {'"'}, "q\t2": {}}
+    )
     assert data.negatives == {"q\t2": set()}
     data.save(tmp_path, "dev")
     assert RetrievalData.from_beir(tmp_path, "dev") == data
@@ -55,11 +64,20 @@ def test_ids_are_quoted_and_a_query_may_have_no_answer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("title", "collision"), [("", False), ("A title ", False), ("", True)], ids=["text", "title", "id alone"]
+    ("title", "collision"),
+    [("", False), ("A title ", False), ("", True)],
+    ids=["text", "title", "id alone"],
 )
 def test_the_query_itself_never_counts(tmp_path: Path, title: str, collision: bool) -> None:
     """Neither in judgments nor as a negative; unless the id alone is the same."""
-    queries, corpus = {"q1": "first?", "q2": "second?"}, {"q1": f"{title}first?", "d0": "first?", "d1": "other"}
+    queries, corpus = (
+        {"q1": "first?", "q2": "second?"},
+        {
+            "q1": f"{title}first?",
+            "d0": "first?",
+            "d1": "other",
+        },
+    )
     if collision:
         corpus["q1"] = "something else"
     zero = {} if title else {"q1": 1}
@@ -67,7 +85,12 @@ def test_the_query_itself_never_counts(tmp_path: Path, title: str, collision: bo
     assert (data.own == {"q1"}) is not collision
     assert data.relevant == {"q1": {"d0": 1, **(zero if collision else {})}, "q2": {"d1": 1}}
     assert data.own_columns(["q2", "q1"]).tolist() == [-1, -1 if collision else 2]
-    drawn = {row["negative_1"] for seed in range(9) for row in data.triplets(1, seed) if row["anchor"] == "first?"}
+    drawn = {
+        row["negative_1"]
+        for seed in range(9)
+        for row in data.triplets(1, seed)
+        if row["anchor"] == "first?"
+    }
     assert drawn == {"other"}
     assert ("that are documents" in str(data)) is not collision
 
@@ -77,7 +100,9 @@ def test_split_selects_queries(tmp_path: Path) -> None:
     (tmp_path / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq3\td7\t2\n")
     assert splits_of(tmp_path) == ["test", "train"]
     (tmp_path / "qrels" / "._test.tsv").write_bytes(b"\0\5\26\7")  # as macOS writes
-    assert RetrievalData.from_beir(tmp_path, "train").queries == {key: DATA.queries[key] for key in ("q1", "q2")}
+    assert RetrievalData.from_beir(tmp_path, "train").queries == {
+        key: DATA.queries[key] for key in ("q1", "q2")
+    }
     assert RetrievalData.from_beir(tmp_path, "test").relevant == {"q3": {"d7": 2}}
     assert RetrievalData.from_beir(tmp_path, "test").negatives == {}
     both = RetrievalData.from_beir(tmp_path)
@@ -86,7 +111,10 @@ def test_split_selects_queries(tmp_path: Path) -> None:
 
 
 def test_title_is_joined_and_ids_may_be_numbers(tmp_path: Path) -> None:
-    corpus = '{"_id": 7, "title": "A title", "text": "and text"}\n\n{"_id": "8", "title": "", "text": "alone"}\n'
+    corpus = (
+        '{"_id": 7, "title": "A title", "text": "and text"}\n\n{"_id": "8", "title": "", "text":'
+        ' "alone"}\n'
+    )
     data = RetrievalData.from_beir(write(tmp_path, corpus, qrels="q1\t7\t1\nq1\t8\t0\n"))
     assert data.corpus == {"7": "A title and text", "8": "alone"}
     assert data.relevant == {"q1": {"7": 1}}
@@ -129,7 +157,10 @@ def test_malformed_texts_are_named(tmp_path: Path, line: bytes, message: str) ->
     ("qrels", "message"),
     [
         ("query-id\tcorpus-id\tscore\nq9\td0\t1\n", r", line 2: 'q9' is not in queries\.jsonl"),
-        ("q1\td99\t1\n", r", line 1: 'd99' is not in corpus\.jsonl; add it there, remove .*--skip-empty"),
+        (
+            "q1\td99\t1\n",
+            r", line 1: 'd99' is not in corpus\.jsonl; add it there, remove .*--skip-empty",
+        ),
         ("q1\td0\tyes\n", ", line 1: the score 'yes' is not a whole number"),
         ("q1\td0\n", ", line 1: has 2 columns, not 3: query-id, corpus-id, score"),
         ("q1\td0\t1\nq1\td0\t0\n", ", line 2: contradicts an earlier line about 'd0' and 'q1'"),
@@ -146,7 +177,8 @@ def test_missing_files_are_named(tmp_path: Path, missing: str) -> None:
     (write(tmp_path) / missing).unlink()
     named = "qrels/<split>.tsv" if missing.startswith("qrels") else missing
     with pytest.raises(
-        DataError, match=rf"has no {named}\. Expected BEIR's layout: corpus\.jsonl, queries\.jsonl and "
+        DataError,
+        match=rf"has no {named}\. Expected BEIR's layout: corpus\.jsonl, queries\.jsonl and ",
     ):
         RetrievalData.from_beir(tmp_path)
 
@@ -163,7 +195,9 @@ def test_missing_files_are_named(tmp_path: Path, missing: str) -> None:
         ({"q1": {"d0": math.nan}}, {}, "the score nan is not a whole number"),
     ],
 )
-def test_inconsistent_judgments(relevant: dict[str, set[str]], negatives: dict[str, set[str]], message: str) -> None:
+def test_inconsistent_judgments(
+    relevant: dict[str, set[str]], negatives: dict[str, set[str]], message: str
+) -> None:
     with pytest.raises(DataError, match=message):
         RetrievalData(DATA.queries, CORPUS, relevant, negatives)
 
@@ -171,22 +205,35 @@ def test_inconsistent_judgments(relevant: dict[str, set[str]], negatives: dict[s
 @pytest.mark.parametrize("num_negatives", [0, 1, 5])
 def test_triplets(num_negatives: int) -> None:
     rows = list(DATA.triplets(num_negatives, seed=3))
-    expected = {(DATA.queries[q], CORPUS[d]) for q, documents in DATA.relevant.items() for d in documents}
+    expected = {
+        (DATA.queries[q], CORPUS[d]) for q, documents in DATA.relevant.items() for d in documents
+    }
     assert {(row["anchor"], row["positive"]) for row in rows} == expected
     assert len(rows) == 3
     by_text = {text: key for key, text in DATA.queries.items()}
     for row in rows:
-        assert list(row) == ["anchor", "positive", *(f"negative_{i}" for i in range(1, num_negatives + 1))]
+        assert list(row) == [
+            "anchor",
+            "positive",
+            *(f"negative_{i}" for i in range(1, num_negatives + 1)),
+        ]
         query, negatives = by_text[row["anchor"]], list(row.values())[2:]
         judged = {CORPUS[d] for d in DATA.negatives[query]}
         assert len(set(negatives)) == num_negatives
         assert not {CORPUS[d] for d in DATA.relevant[query]} & set(negatives)
-        assert len(judged & set(negatives)) == min(num_negatives, len(judged))  # judged ones come before random ones
+        # judged ones come before random ones
+        assert len(judged & set(negatives)) == min(num_negatives, len(judged))
 
 
 def test_triplets_do_not_depend_on_the_order_of_judgments() -> None:
-    turned = [{q: list(ids)[::-1] for q, ids in reversed(all.items())} for all in (DATA.relevant, DATA.negatives)]
-    assert RetrievalData(DATA.queries, CORPUS, *turned).triplets(3).to_dict() == DATA.triplets(3).to_dict()
+    turned = [
+        {q: list(ids)[::-1] for q, ids in reversed(all.items())}
+        for all in (DATA.relevant, DATA.negatives)
+    ]
+    assert (
+        RetrievalData(DATA.queries, CORPUS, *turned).triplets(3).to_dict()
+        == DATA.triplets(3).to_dict()
+    )
 
 
 def test_grades_are_kept_and_zeros_are_negatives(tmp_path: Path) -> None:
@@ -212,10 +259,14 @@ def test_compressed_texts(tmp_path: Path) -> None:
         RetrievalData.from_beir(tmp_path / "packed")
 
 
-def test_missing_texts_are_left_out_with_their_judgments(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_texts_are_left_out_with_their_judgments(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     corpus = GOOD + '{"_id": "d1", "title": " ", "text": ""}\n'
     queries = '{"_id": "q1", "text": "first?"}\n{"_id": "q2", "text": " "}\n'
-    folder = write(tmp_path, corpus, queries, "q1\td0\t1\nq1\td1\t1\nq2\td0\t1\nq1\td9\t0\nq9\td0\t1\n")
+    folder = write(
+        tmp_path, corpus, queries, "q1\td0\t1\nq1\td1\t1\nq2\td0\t1\nq1\td9\t0\nq9\td0\t1\n"
+    )
     with pytest.raises(DataError, match=r"'d1' has an empty text; .*--skip-empty"):
         RetrievalData.from_beir(folder)
     data = RetrievalData.from_beir(folder, skip_empty=True)
@@ -227,18 +278,26 @@ def test_missing_texts_are_left_out_with_their_judgments(tmp_path: Path, caplog:
 def test_rows_of_a_dataset() -> None:
     rows = DATA.triplets(1)
     data = RetrievalData.from_dataset(rows)
-    pairs = {(data.queries[q], data.corpus[d]) for q, grades in data.relevant.items() for d in grades}
+    pairs = {
+        (data.queries[q], data.corpus[d]) for q, grades in data.relevant.items() for d in grades
+    }
     assert pairs == set(zip(rows["anchor"], rows["positive"], strict=True))
-    assert {data.corpus[d] for ids in data.negatives.values() for d in ids} == set(rows["negative_1"])
+    assert {data.corpus[d] for ids in data.negatives.values() for d in ids} == set(
+        rows["negative_1"]
+    )
     with pytest.raises(DataError, match=r"columns \['anchor'\]; pass a query, a relevant document"):
         RetrievalData.from_dataset(rows.select_columns("anchor"))
 
 
 @pytest.mark.parametrize("smoothing", [0.01, 1.0, 50.0])
 def test_log_prior(smoothing: float) -> None:
-    data = RetrievalData({"q1": "?", "q2": "?", "q3": "?"}, CORPUS, {"q1": {"d0": 3, "d1": 0}, "q2": {"d0", "d2"}})
+    data = RetrievalData(
+        {"q1": "?", "q2": "?", "q3": "?"}, CORPUS, {"q1": {"d0": 3, "d1": 0}, "q2": {"d0", "d2"}}
+    )
     counts = [2, 0, 1, 0, 0, 0, 0, 0]
-    expected = {key: (n + smoothing) / (3 + 8 * smoothing) for key, n in zip(CORPUS, counts, strict=True)}
+    expected = {
+        key: (n + smoothing) / (3 + 8 * smoothing) for key, n in zip(CORPUS, counts, strict=True)
+    }
     prior = {key: math.exp(value) for key, value in data.log_prior(smoothing).items()}
     assert prior == pytest.approx(expected)
     assert sum(prior.values()) == pytest.approx(1)

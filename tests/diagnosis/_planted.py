@@ -1,4 +1,5 @@
-"""Models with planted embeddings: tasks where the norm is relevance, where it is noise, and where roles swap."""
+"""Models with planted embeddings: tasks where the norm is relevance, where it is noise, and where
+roles swap."""
 
 from functools import cache
 from typing import Any
@@ -42,11 +43,18 @@ def unit(x: np.ndarray) -> np.ndarray:
     return x / np.linalg.norm(x, axis=-1, keepdims=True)
 
 
-def planted(seed: int, norms: str, num_queries: int = 160, similarity: str = "cosine", normalize: bool = False) -> Task:
-    """A search task: each query has one answer near it, and four distractors as near that are relevant to nothing.
+def planted(
+    seed: int,
+    norms: str,
+    num_queries: int = 160,
+    similarity: str = "cosine",
+    normalize: bool = False,
+) -> Task:
+    """A search task: each query has one answer near it, and four distractors as near that are
+    relevant to nothing.
 
-    Norms are drawn by what a text is ("relevance": answers about twice as large as others) or from one distribution
-    for all ("noise"). Documents have more words than queries.
+    Norms are drawn by what a text is ("relevance": answers about twice as large as others) or from
+    one distribution for all ("noise"). Documents have more words than queries.
     """
     rng = np.random.default_rng(seed)
     queries, corpus, relevant, table = {}, {}, {}, {}
@@ -72,11 +80,15 @@ def paraphrases(seed: int, num_pairs: int = 80) -> Task:
         for j in range(2):
             texts[f"{i}-{j}"] = f"sentence {i} {j}"
             relevant[f"{i}-{j}"] = {f"{i}-{1 - j}"}
-            table[f"sentence {i} {j}"] = unit(centre + 0.8 * unit(rng.normal(size=DIM))) * rng.lognormal(0, 0.2)
+            table[f"sentence {i} {j}"] = unit(
+                centre + 0.8 * unit(rng.normal(size=DIM))
+            ) * rng.lognormal(0, 0.2)
     return model_of(table), texts, dict(texts), relevant
 
 
-def model_of(table: dict[str, Any], similarity: str = "cosine", normalize: bool = False) -> SentenceTransformer:
+def model_of(
+    table: dict[str, Any], similarity: str = "cosine", normalize: bool = False
+) -> SentenceTransformer:
     modules = [Planted(table), *([Normalize()] if normalize else [])]
     return SentenceTransformer(modules=modules, similarity_fn_name=similarity, device="cpu")
 
@@ -87,12 +99,18 @@ def table_of(model: SentenceTransformer) -> dict[str, np.ndarray]:
 
 def quick(model: SentenceTransformer, *task: Any, **options: Any) -> Diagnosis:
     encode = {"show_progress_bar": False, "batch_size": 1000}
-    return diagnose(model, RetrievalData(*task), **{"num_samples": 1000, "encode": encode} | options)
+    return diagnose(
+        model, RetrievalData(*task), **{"num_samples": 1000, "encode": encode} | options
+    )
 
 
 @cache
 def found_in(
-    seed: int, norms: str, num_queries: int = 160, similarity: str = "cosine", normalize: bool = False
+    seed: int,
+    norms: str,
+    num_queries: int = 160,
+    similarity: str = "cosine",
+    normalize: bool = False,
 ) -> Diagnosis:
     """The diagnosis of a planted task; each is made once."""
     return quick(*planted(seed, norms, num_queries, similarity, normalize), seed=seed)

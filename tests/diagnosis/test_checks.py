@@ -1,4 +1,5 @@
-"""Gains of changes: verdicts, centring, storage, and the scoring with which all changes are measured."""
+"""Gains of changes: verdicts, centring, storage, and the scoring with which all changes are
+measured."""
 
 import numpy as np
 import pytest
@@ -25,7 +26,8 @@ def test_centring_helps_where_documents_share_a_direction_to_different_degrees()
 def test_norms_stay_with_a_model_that_uses_them():
     found = found_in(0, "relevance", similarity="dot")
     assert abs(found["centring"].gain[0]) < 0.04  # directions are even already
-    assert found.exponent.ndcg(0.0).mean() - found.exponent.ndcg(1.0).mean() > 0.08  # what losing them would cost
+    # what losing them would cost
+    assert found.exponent.ndcg(0.0).mean() - found.exponent.ndcg(1.0).mean() > 0.08
 
 
 def test_the_smallest_format_that_keeps_enough_is_recommended():
@@ -38,7 +40,11 @@ def test_the_smallest_format_that_keeps_enough_is_recommended():
     assert found.cells == evaluator.cells
     advice = found["storage"]
     assert advice.verdict == "do"
-    best = next(cell for cell in found.cells if advice.choice == f"{cell.dim} dimensions in {cell.precision}")
+    best = next(
+        cell
+        for cell in found.cells
+        if advice.choice == f"{cell.dim} dimensions in {cell.precision}"
+    )
     assert best.retention > 0.95
     assert advice.gain[0] == pytest.approx(best.ndcg - 0.95 * found.cells[0].ndcg)
     assert advice.num_queries == 160
@@ -48,11 +54,14 @@ def test_the_smallest_format_that_keeps_enough_is_recommended():
 
 
 def test_bits_are_not_advised_against_on_a_cone():
-    """All documents share a direction: sign bits are equal, and RaBitQ, which removes the mean, is fine."""
+    """All documents share a direction: sign bits are equal, and RaBitQ, which removes the mean, is
+    fine."""
     model, *task = planted(0, "noise")
     rng = np.random.default_rng(0)
     wide = rng.normal(size=(DIM, 256)) / 16
-    cone = {text: unit(unit(x) @ wide + 4 * np.ones(256) / 16) for text, x in table_of(model).items()}
+    cone = {
+        text: unit(unit(x) @ wide + 4 * np.ones(256) / 16) for text, x in table_of(model).items()
+    }
     found = quick(model_of(cone), *task, tolerance=0.15)
     kept = {(cell.dim, cell.precision, cell.rescoring): cell.retention for cell in found.cells}
     assert kept[256, "rabitq", "none"] > 0.9 > kept[256, "binary", "query"]
@@ -62,12 +71,15 @@ def test_bits_are_not_advised_against_on_a_cone():
 
 @pytest.mark.parametrize("common", [0.0, 0.5])
 def test_following_the_exponent_leaves_all_other_verdicts_and_figures(common):
-    """Norms are noise, and all texts share a component. The model is scored by dot, at which all figures differ."""
+    """Norms are noise, and all texts share a component. The model is scored by dot, at which all
+    figures differ."""
     rng = np.random.default_rng(0)
     model, *task = planted(0, "noise")
     shared = common * np.eye(DIM)[0]
     given = table_of(model).items()
-    table = {text: (unit(x) + shared * rng.normal(1, 0.6)) * rng.lognormal(0, 0.5) for text, x in given}
+    table = {
+        text: (unit(x) + shared * rng.normal(1, 0.6)) * rng.lognormal(0, 0.5) for text, x in given
+    }
     before = quick(model_of(table, "dot"), *task)
     assert (before.similarity, before["exponent"].verdict) == ("dot", "do")
     assert before["exponent"].scoring == f"document exponents {before.exponent.candidate:.2g} and 0"
@@ -80,4 +92,8 @@ def test_following_the_exponent_leaves_all_other_verdicts_and_figures(common):
         assert old.gain is None or f"Scoring: {before.recommended}." in old.measured
     assert before.cells == after.cells
     at_dot = before.exponent.ndcg(0.0).mean()
-    assert before.cells[0].ndcg == before.exponent.ndcg(before.exponent.candidate).mean() > 1.1 * at_dot
+    assert (
+        before.cells[0].ndcg
+        == before.exponent.ndcg(before.exponent.candidate).mean()
+        > 1.1 * at_dot
+    )

@@ -11,13 +11,22 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import BoW
 from typer.testing import CliRunner
 
-from st_magnitude import Similarity, __version__, calibrate_exponent, calibrate_prior, diagnose, geometry
+from st_magnitude import (
+    Similarity,
+    __version__,
+    calibrate_exponent,
+    calibrate_prior,
+    diagnose,
+    geometry,
+)
 from st_magnitude.commands.app import app
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.evaluation.metrics import model_name
 
 
-@pytest.mark.parametrize(("seed", "normalize"), [(0, False), (0, True), (1, True), (2, False), (3, True)])
+@pytest.mark.parametrize(
+    ("seed", "normalize"), [(0, False), (0, True), (1, True), (2, False), (3, True)]
+)
 def test_planted_relevance_is_found_and_real(seed, normalize):
     found = found_in(seed, "relevance", normalize=normalize)
     advice = found["exponent"]
@@ -30,7 +39,9 @@ def test_planted_relevance_is_found_and_real(seed, normalize):
     assert advice.choice == f"stm.prepare(model, stm.Similarity(1, {chosen:.2g}))"
     # on queries, documents and norms that the diagnosis has not seen
     fresh_model, *fresh = planted(seed + 100, "relevance")
-    curve = calibrate_exponent(fresh_model, RetrievalData(*fresh), exponents=[chosen], num_samples=10)
+    curve = calibrate_exponent(
+        fresh_model, RetrievalData(*fresh), exponents=[chosen], num_samples=10
+    )
     of_fresh = curve.per_query[list(curve.exponents).index(chosen)]
     gain, low, _ = geometry.paired_bootstrap(of_fresh, curve.per_query[-1])
     assert low > 0
@@ -39,13 +50,20 @@ def test_planted_relevance_is_found_and_real(seed, normalize):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_diagnose_and_calibrate_agree(seed):
-    """A tie goes to stock scoring: an exponent between dot and cosine is kept only if it is better."""
+    """A tie goes to stock scoring: an exponent between dot and cosine is kept only if it is
+    better."""
     model, *task = planted(seed, "noise", num_queries=240)
-    flat = {text: unit(x) * (1 + 0.02 * i / len(task[1])) for i, (text, x) in enumerate(table_of(model).items())}
+    flat = {
+        text: unit(x) * (1 + 0.02 * i / len(task[1]))
+        for i, (text, x) in enumerate(table_of(model).items())
+    }
     curve = calibrate_exponent(model_of(flat), RetrievalData(*task))
     found = quick(model_of(flat), *task, similarity=Similarity(1.0, 0.55))
     assert curve.best == found.exponent.calibrated == found.exponent.candidate == 1
-    assert (found["exponent"].verdict, found["exponent"].choice) == ("do", 'stm.prepare(model, "cosine")')
+    assert (found["exponent"].verdict, found["exponent"].choice) == (
+        "do",
+        'stm.prepare(model, "cosine")',
+    )
     assert quick(model_of(flat), *task)["exponent"].choice == "keep cosine"
 
 
@@ -96,7 +114,9 @@ def test_a_symmetric_task_gets_one_exponent_for_both_sides():
 
 def test_a_gain_over_cosine_that_finds_the_query_itself_is_not_trusted():
     model, queries, corpus, relevant = planted(0, "relevance")
-    found = quick(model, queries, corpus | {f"self {key}": text for key, text in queries.items()}, relevant)
+    found = quick(
+        model, queries, corpus | {f"self {key}": text for key, text in queries.items()}, relevant
+    )
     assert found.own_text_unjudged == 1
     assert found["exponent"].gain[1] > 0
     assert found["exponent"].verdict == "not enough data"
@@ -119,7 +139,9 @@ def test_the_prior_of_other_queries():
     assert found["prior"].verdict == "do"
     assert found["prior"].gain == curve.gain
     assert found["prior"].choice.endswith(f"weight={curve.weight:.3g})")
-    noise = quick(model, *task, log_prior={document: math.log(rng.choice([1, 10])) for document in frequent})
+    noise = quick(
+        model, *task, log_prior={document: math.log(rng.choice([1, 10])) for document in frequent}
+    )
     assert noise["prior"].verdict != "do"
     assert noise["prior"].choice == "no prior"
 
@@ -156,10 +178,14 @@ def test_answers_to_other_queries_are_not_called_never_relevant():
     some = {query: queries[query] for query in list(queries)[:80]}
     judged = {query: relevant[query] for query in some}
     others = {document for query in relevant.keys() - some for document in relevant[query]}
-    alone, told = (quick(model, some, corpus, judged, also_relevant=given) for given in ((), {*others, "unknown"}))
+    alone, told = (
+        quick(model, some, corpus, judged, also_relevant=given)
+        for given in ((), {*others, "unknown"})
+    )
     assert told.is_relevant.tolist() == found_in(0, "relevance").is_relevant.tolist()
     assert told.effects["corpus"] == found_in(0, "relevance").effects["corpus"]
-    assert told.effects["corpus"].d > alone.effects["corpus"].d + 0.5  # large norms of answers are not boilerplate's
+    # large norms of answers are not boilerplate's
+    assert told.effects["corpus"].d > alone.effects["corpus"].d + 0.5
     assert (alone.is_relevant.mean(), told.is_relevant.mean()) == (0.1, 0.2)
     assert told["exponent"] == alone["exponent"]
 
@@ -171,8 +197,16 @@ def test_the_same_seed_gives_the_same_diagnosis():
 
 
 def test_it_says_how_it_was_made(minilm_path):
-    found = quick(*planted(0, "noise", num_queries=30, normalize=True), seed=3, min_gain=0.01, title="mine")
-    arguments = {"title": "mine", "symmetric": False, "seed": 3, "num_samples": 1000, "min_gain": 0.01}
+    found = quick(
+        *planted(0, "noise", num_queries=30, normalize=True), seed=3, min_gain=0.01, title="mine"
+    )
+    arguments = {
+        "title": "mine",
+        "symmetric": False,
+        "seed": 3,
+        "num_samples": 1000,
+        "min_gain": 0.01,
+    }
     versions = {"torch": torch.__version__.split("+")[0], "st-magnitude": __version__}
     assert (arguments | versions).items() <= found.settings.items()
     assert found.model == "Planted + Normalize"
@@ -198,10 +232,17 @@ def test_bad_input_is_refused_before_encoding(options, message):
 
 @pytest.fixture
 def bow_folders(tmp_path):
-    model = SentenceTransformer(modules=[BoW(["bee", "wax", "honey"])], similarity_fn_name="dot", device="cpu")
+    model = SentenceTransformer(
+        modules=[BoW(["bee", "wax", "honey"])], similarity_fn_name="dot", device="cpu"
+    )
     model.save(str(tmp_path / "model"))
-    queries = {f"q{i}": ("bee honey" if i % 2 else "wax") + " please" * (i >= 50) for i in range(60)}
-    corpus = {f"d{i}": ("bee honey bee " if i % 2 else "wax wax wax ") + f"number {i} " * 3 for i in range(60)}
+    queries = {
+        f"q{i}": ("bee honey" if i % 2 else "wax") + " please" * (i >= 50) for i in range(60)
+    }
+    corpus = {
+        f"d{i}": ("bee honey bee " if i % 2 else "wax wax wax ") + f"number {i} " * 3
+        for i in range(60)
+    }
     for split, numbers in (("train", range(50, 60)), ("dev", range(50))):
         judged = RetrievalData(queries, corpus, {f"q{i}": {f"d{i}"} for i in numbers})
         judged.save(tmp_path / "data", split)
@@ -216,10 +257,15 @@ def test_command(bow_folders, monkeypatch):
     assert result.exit_code == 0, result.output
     assert "dev: 50 queries, 60 documents" in result.stdout
     stdout = " ".join(result.stdout.split())
-    assert "60 documents (60 relevant to at least one query)" in stdout  # ten of them to a training query
+    # ten of them to a training query
+    assert "60 documents (60 relevant to at least one query)" in stdout
     assert "Directions" not in result.stdout
     assert "Add log p(d), the prior of a document" in result.stdout  # of the train split
-    shown = CliRunner().invoke(app, ["diagnose", *map(str, (bow_folders / "model", *options[:2])), "--verbose"]).stdout
+    shown = (
+        CliRunner()
+        .invoke(app, ["diagnose", *map(str, (bow_folders / "model", *options[:2])), "--verbose"])
+        .stdout
+    )
     assert shown.index("\n[") < shown.index("\nDirections\n===")
     assert (target / "report.html").is_file()
     saved = json.loads((target / "diagnosis.json").read_text())
@@ -237,7 +283,9 @@ def test_command(bow_folders, monkeypatch):
 )
 def test_command_refuses_before_encoding(bow_folders, monkeypatch, options, message):
     monkeypatch.setattr(SentenceTransformer, "encode_query", None)
-    result = CliRunner().invoke(app, ["diagnose", f"{bow_folders}/model", "--data", f"{bow_folders}/data", *options])
+    result = CliRunner().invoke(
+        app, ["diagnose", f"{bow_folders}/model", "--data", f"{bow_folders}/data", *options]
+    )
     assert result.exit_code == 2
     assert message in result.stderr
     assert "Traceback" not in result.output

@@ -34,7 +34,9 @@ def test_compression(axis, tmp_path):
     lines = {line.get_label(): line for line in axis.lines}
     for kind, (label, *_) in SERIES.items():
         drawn = [(int(x), float(y)) for x, y in lines[label].get_xydata()]
-        assert drawn == [(c.bytes_per_document, c.ndcg) for c in CELLS if (c.precision, c.rescoring) == kind]
+        assert drawn == [
+            (c.bytes_per_document, c.ndcg) for c in CELLS if (c.precision, c.rescoring) == kind
+        ]
     # One label for each dimension and precision on the line, at the best of its points.
     labels = [(4, 0.31, "16"), (10, 0.47, "64"), (64, 0.49, "64"), (256, 0.5, "64")]
     assert [(*text.xy, text.get_text()) for text in axis.texts] == labels
@@ -56,10 +58,14 @@ def test_the_band_shows_the_interval_of_the_difference(axis):
     assert np.asarray(curve.get_ydata()) == pytest.approx(out.per_query.mean(axis=1))
     band = axis.collections[0].get_paths()[0].vertices
     today = out.ndcg(1.0).mean()
-    assert [today + intervals[0][1], today + intervals[0][2]] == pytest.approx(sorted(set(band[band[:, 0] == 0, 1])))
+    assert [today + intervals[0][1], today + intervals[0][2]] == pytest.approx(
+        sorted(set(band[band[:, 0] == 0, 1]))
+    )
     points = {line.get_label(): line.get_xydata()[0].tolist() for line in axis.lines}
     assert points["today"] == pytest.approx([1.0, today])
-    assert points["chosen by one half"] == pytest.approx([out.candidate, out.ndcg(out.candidate).mean()])
+    assert points["chosen by one half"] == pytest.approx(
+        [out.candidate, out.ndcg(out.candidate).mean()]
+    )
 
 
 def test_histograms_are_shares_and_lose_nobody(axis):

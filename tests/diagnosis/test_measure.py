@@ -1,4 +1,5 @@
-"""The numbers that describe a model and a task, against the evaluators, geometry and their definitions."""
+"""The numbers that describe a model and a task, against the evaluators, geometry and their
+definitions."""
 
 import math
 
@@ -40,11 +41,18 @@ def test_figures_are_those_of_the_evaluators_and_of_geometry():
     evaluator(model)
     assert found.cells == evaluator.cells
 
-    q, d = (model.encode([side[key] for key in keys]) for side, keys in ((queries, queries), (corpus, sorted(corpus))))
+    q, d = (
+        model.encode([side[key] for key in keys])
+        for side, keys in ((queries, queries), (corpus, sorted(corpus)))
+    )
     assert found.documents.values == pytest.approx(geometry.norms(d))
     words = [len(corpus[key].split()) for key in sorted(corpus)]
-    assert found.documents.length_spearman == pytest.approx(geometry.spearman(geometry.norms(d), words))
-    assert found.documents.quantiles == pytest.approx(np.quantile(geometry.norms(d), [0.05, 0.25, 0.5, 0.75, 0.95]))
+    assert found.documents.length_spearman == pytest.approx(
+        geometry.spearman(geometry.norms(d), words)
+    )
+    assert found.documents.quantiles == pytest.approx(
+        np.quantile(geometry.norms(d), [0.05, 0.25, 0.5, 0.75, 0.95])
+    )
     assert found.is_relevant.tolist() == [key.endswith("-0") for key in sorted(corpus)]
     assert found.geometry.isoscore == pytest.approx(geometry.isoscore(unit(d)))
     assert found.geometry.isoscore_ceiling == geometry.isoscore_ceiling(300, 16)
@@ -93,7 +101,9 @@ def test_hard_effect_against_its_definition():
     lengths = geometry.norms(d)[rows]
     covariate = np.log([len(corpus[ids[i]].split()) for i in rows])
     assert found.d == pytest.approx(geometry.cohens_d(lengths[flags], lengths[~flags]))
-    assert found.without_length == pytest.approx(geometry.adjusted_cohens_d(lengths, covariate, flags))
+    assert found.without_length == pytest.approx(
+        geometry.adjusted_cohens_d(lengths, covariate, flags)
+    )
     assert found.d != pytest.approx(found.without_length, abs=1e-4)
 
 
@@ -102,7 +112,10 @@ def test_undefined_effects_say_why():
     answers = {key: text for key, text in corpus.items() if key.endswith("-0")}
     found = quick(model, queries, answers, relevant)
     assert math.isnan(found.effects["corpus"].d)
-    assert found.effects["corpus"].undefined == "30 documents are relevant to at least one query, 0 to no query"
+    assert (
+        found.effects["corpus"].undefined
+        == "30 documents are relevant to at least one query, 0 to no query"
+    )
     assert math.isfinite(found.effects["hard"].d)
     assert found.effects["hard"].undefined == ""
     assert found.to_dict()["effects"]["corpus"]["d"] is None
@@ -117,7 +130,8 @@ def test_halves_share_no_relevant_document():
             c for row in np.flatnonzero(~chose) for c in columns[row]
         }
     assert (halves(task_of(columns, 100), 0) != halves(task_of(columns, 100), 1)).any()
-    assert halves(task_of([[0], [0], [0], [0], [0]], 3), 0).sum() == 2  # where all share one document
+    # where all share one document
+    assert halves(task_of([[0], [0], [0], [0], [0]], 3), 0).sum() == 2
 
 
 def test_queries_that_are_documents():

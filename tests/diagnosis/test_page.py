@@ -21,7 +21,9 @@ from st_magnitude.diagnosis.page import measurements, write_page
 from st_magnitude.result import cell
 
 pytest.importorskip("matplotlib")
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
+)
 NASTY = "<script>alert(\"x\")</script> & 'co'"
 VOID = {"br", "img", "meta", "source"}
 
@@ -77,7 +79,9 @@ def nasty(found) -> Diagnosis:
         similarity=NASTY,
         settings=found.settings | {"title": "", NASTY: NASTY},
         effects={name: replace(effect, undefined=NASTY) for name, effect in found.effects.items()},
-        recommendations=[replace(recommendation, **texts) for recommendation in found.recommendations],
+        recommendations=[
+            replace(recommendation, **texts) for recommendation in found.recommendations
+        ],
     )
 
 
@@ -101,12 +105,16 @@ def test_text_and_json():
     assert "scored by cosine (recommended: exponents 1 and" in short
     assert "Do: stm.prepare(model, stm.Similarity(1, " in short
     assert short.index("\n[do] Score with document exponent") < short.index("\n[not enough data]")
-    assert all(expected in long for expected in ("not used", cell(found.effects["corpus"].d), "IsoScore"))
+    assert all(
+        expected in long for expected in ("not used", cell(found.effects["corpus"].d), "IsoScore")
+    )
     assert "nan" not in short + long
     back = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     assert back["documents"]["values"] == found.documents.values.tolist()
     assert back["exponent"]["per_query"] == found.exponent.per_query.tolist()
-    assert [r["verdict"] for r in back["recommendations"]] == [r.verdict for r in found.recommendations]
+    assert [r["verdict"] for r in back["recommendations"]] == [
+        r.verdict for r in found.recommendations
+    ]
     assert back["recommendations"][0]["gain"] == list(found["exponent"].gain)
 
 
@@ -118,18 +126,31 @@ def test_structure(page):
     assert len(page.all("table")) == len(page.all("caption")) == 6
     assert all(len(image["alt"]) > 20 for image in page.all("img"))
     ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
-    assert ids == ["recommendations", "norms", "document-exponent", "storage", "directions", "settings"]
-    assert [link["href"] for link in page.all("a") if link["href"].startswith("#")] == [f"#{i}" for i in ids]
+    assert ids == [
+        "recommendations",
+        "norms",
+        "document-exponent",
+        "storage",
+        "directions",
+        "settings",
+    ]
+    assert [link["href"] for link in page.all("a") if link["href"].startswith("#")] == [
+        f"#{i}" for i in ids
+    ]
 
 
 def test_one_file_without_requests_or_foreign_markup(page, written):
     text = written.read_text(encoding="utf-8")
     for name in ("src", "href"):
         targets = {attributes[name] for _, attributes in page.elements if name in attributes}
-        assert all(re.match(r"data:image/|#|https://arxiv\.org/abs/\d", target) for target in targets), name
+        assert all(
+            re.match(r"data:image/|#|https://arxiv\.org/abs/\d", target) for target in targets
+        ), name
     style = next(text for tag, text in page.texts if tag == "style")
     assert not re.search(r"url\(|@import", style)
-    policy = next(meta for meta in page.all("meta") if meta.get("http-equiv") == "Content-Security-Policy")
+    policy = next(
+        meta for meta in page.all("meta") if meta.get("http-equiv") == "Content-Security-Policy"
+    )
     assert "default-src 'none'" in policy["content"]
     assert not {"link", "iframe", "object", "embed", "script"} & {tag for tag, _ in page.elements}
     assert "on" not in {key[:2] for _, attributes in page.elements for key in attributes}
@@ -201,13 +222,21 @@ def test_nothing_is_written_without_matplotlib(found, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="neither chromium nor google-chrome is on PATH")
+needs_browser = pytest.mark.skipif(
+    CHROMIUM is None, reason="neither chromium nor google-chrome is on PATH"
+)
 DARK = "--blink-settings=preferredColorScheme=0"  # the setting of a reader's dark desktop
 
 
 def browse(folder, url, *options):
     """Standard output of a headless browser on a page."""
-    base = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={folder}/profile"]
+    base = [
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        f"--user-data-dir={folder}/profile",
+    ]
     command = [CHROMIUM, *base, *options, f"file://{url}"]
     return subprocess.run(command, capture_output=True, check=True, timeout=300, text=True).stdout
 
@@ -218,7 +247,9 @@ def test_a_browser_shows_it_light_and_dark(written, tmp_path):
 
     for name, options in (("light", []), ("dark", [DARK])):
         target = tmp_path / f"{name}.png"
-        browse(tmp_path, str(written), "--window-size=1100,1400", f"--screenshot={target}", *options)
+        browse(
+            tmp_path, str(written), "--window-size=1100,1400", f"--screenshot={target}", *options
+        )
         shot = imread(target)[..., :3].mean(axis=2)
         ground = np.median(shot)
         assert ground > 0.9 if name == "light" else ground < 0.2
@@ -233,24 +264,28 @@ def test_a_browser_shows_it_light_and_dark(written, tmp_path):
 def test_nothing_is_wider_than_the_page(written, tmp_path, width):
     """The page is shown in a frame of a width, because browsers' own windows have a least width."""
     script = (
-        "{wide: d.documentElement.scrollWidth,"
-        " over: [...d.querySelectorAll('p, h1, h2, h3, figure, article, li, caption')]"
-        f".filter(e => e.getBoundingClientRect().right > {width} + 1).map(e => e.textContent.slice(0, 40)),"
-        " images: [...d.images].map(i => [i.complete, i.naturalWidth, i.getBoundingClientRect().width])}"
+        "{wide: d.documentElement.scrollWidth, over: [...d.querySelectorAll('p, h1, h2, h3,"
+        f" figure, article, li, caption')].filter(e => e.getBoundingClientRect().right > {width} +"
+        " 1).map(e => e.textContent.slice(0, 40)), images: [...d.images].map(i => [i.complete,"
+        " i.naturalWidth, i.getBoundingClientRect().width])}"
     )
     frame = tmp_path / "frame.html"
     text = json.dumps(written.read_text(encoding="utf-8")).replace("</", "<\\/")
     frame.write_text(
-        f"<!doctype html><body><iframe id=f style='width:{width}px;height:900px;border:0'></iframe><pre id=out></pre>"
-        f"<script>f.onload = () => {{ const d = f.contentDocument; out.textContent = JSON.stringify({script}); }};"
-        f"f.srcdoc = {text};</script>",
+        "<!doctype html><body><iframe id=f"
+        f" style='width:{width}px;height:900px;border:0'></iframe><pre"
+        " id=out></pre><script>f.onload = () => { const d = f.contentDocument; out.textContent ="
+        f" JSON.stringify({script}); }};f.srcdoc = {text};</script>",
         encoding="utf-8",
     )
-    dom = browse(tmp_path, str(frame), "--window-size=1200,900", "--virtual-time-budget=5000", "--dump-dom")
+    dom = browse(
+        tmp_path, str(frame), "--window-size=1200,900", "--virtual-time-budget=5000", "--dump-dom"
+    )
     found = json.loads(re.search(r'<pre id="out">(.*?)</pre>', dom, re.DOTALL)[1])
     assert found["wide"] == width
     assert found["over"] == []
     assert len(found["images"]) == 3
     assert all(
-        complete and natural > 100 and shown > 0.6 * min(width, 400) for complete, natural, shown in found["images"]
+        complete and natural > 100 and shown > 0.6 * min(width, 400)
+        for complete, natural, shown in found["images"]
     )

@@ -8,19 +8,31 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 
 def lookup(queries, documents, similarity_fn_name="dot") -> SentenceTransformer:
-    """A real model whose texts "q0", "q1", ..., "d000", "d001", ... have the given embeddings, (n, D) and (m, D)."""
+    """A real model whose texts "q0", "q1", ..., "d000", "d001", ... have the given embeddings, (n,
+    D) and (m, D)."""
     rows = np.concatenate([np.zeros((1, len(queries[0]))), queries, documents]).astype(np.float32)
-    words = ["[UNK]", *(f"q{i}" for i in range(len(queries))), *(f"d{j:03}" for j in range(len(documents)))]
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    words = [
+        "[UNK]",
+        *(f"q{i}" for i in range(len(queries))),
+        *(f"d{j:03}" for j in range(len(documents))),
+    ]
+    tokenizer = Tokenizer(
+        models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]")
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     module = StaticEmbedding(tokenizer, embedding_weights=torch.from_numpy(rows))
-    return SentenceTransformer(modules=[module], similarity_fn_name=similarity_fn_name, device="cpu")
+    return SentenceTransformer(
+        modules=[module], similarity_fn_name=similarity_fn_name, device="cpu"
+    )
 
 
 def judged(num_queries, num_documents, relevant) -> dict[str, dict]:
-    """Queries, corpus and relevant_docs; ``relevant`` has the columns of each query. The corpus is not in id order."""
+    """Queries, corpus and relevant_docs; ``relevant`` has the columns of each query. The corpus is
+    not in id order."""
     return {
         "queries": {f"q{i}": f"q{i}" for i in range(num_queries)},
         "corpus": {f"d{j:03}": f"d{j:03}" for j in reversed(range(num_documents))},
-        "relevant_docs": {f"q{i}": {f"d{j:03}" for j in columns} for i, columns in enumerate(relevant)},
+        "relevant_docs": {
+            f"q{i}": {f"d{j:03}" for j in columns} for i, columns in enumerate(relevant)
+        },
     }

@@ -1,4 +1,5 @@
-"""Abstention: the guarantee over repeated samples, the bookkeeping against a loop, and the saved rule."""
+"""Abstention: the guarantee over repeated samples, the bookkeeping against a loop, and the saved
+rule."""
 
 import math
 from dataclasses import replace
@@ -21,13 +22,15 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def draw(rng, n):
-    """Signals and wrong answers; above the threshold t, the share of wrong answers is 0.3 (1 - t)."""
+    """Signals and wrong answers; above the threshold t, the share of wrong answers is 0.3 (1 -
+    t)."""
     signal = rng.random(n)
     return signal, rng.random(n) < 0.6 * (1 - signal)
 
 
 def test_the_guarantee_holds_over_repeated_samples():
-    """The share of samples whose threshold breaks the limit is at most delta; the naive threshold breaks it often."""
+    """The share of samples whose threshold breaks the limit is at most delta; the naive threshold
+    breaks it often."""
     rng, risk, delta, runs = np.random.default_rng(0), 0.1, 0.1, 400
     broken = naive_broken = answered = 0
     for _ in range(runs):
@@ -70,9 +73,16 @@ def counts():
 @pytest.fixture(scope="module")
 def data():
     """64 queries, every fourth of which has no relevant document."""
-    queries = {f"q{i:02d}": f"{ROWS[i % 16][3]} {ROWS[i // 4][0]} {ROWS[i // 4][1][:12]}" for i in range(64)}
-    corpus = {f"d{i:02d}": row[1] for i, row in enumerate(ROWS)} | {f"x{i:02d}": row[2] for i, row in enumerate(ROWS)}
-    return RetrievalData(queries, corpus, {q: [f"d{i // 4:02d}"] * (i % 4 > 0) for i, q in enumerate(queries)})
+    queries = {
+        f"q{i:02d}": f"{ROWS[i % 16][3]} {ROWS[i // 4][0]} {ROWS[i // 4][1][:12]}"
+        for i in range(64)
+    }
+    corpus = {f"d{i:02d}": row[1] for i, row in enumerate(ROWS)} | {
+        f"x{i:02d}": row[2] for i, row in enumerate(ROWS)
+    }
+    return RetrievalData(
+        queries, corpus, {q: [f"d{i // 4:02d}"] * (i % 4 > 0) for i, q in enumerate(queries)}
+    )
 
 
 @pytest.mark.parametrize("signal", SIGNALS)
@@ -83,14 +93,23 @@ def test_rule_against_a_loop(counts, data, signal):
     ids = sorted(data.corpus)
     d = encode_raw(counts, [data.corpus[i] for i in ids], "document").double().numpy()
     gamma = rule.similarity.exponents[1]
-    scores = (q / np.linalg.norm(q, axis=1, keepdims=True)) @ (d / np.linalg.norm(d, axis=1, keepdims=True) ** gamma).T
+    scores = (q / np.linalg.norm(q, axis=1, keepdims=True)) @ (
+        d / np.linalg.norm(d, axis=1, keepdims=True) ** gamma
+    ).T
     scores = scores.astype(np.float32)  # as the search rounds them, so that ties are ties
     order = np.argsort(-scores, axis=1, kind="stable")
     first = [ids[column] for column in order[:, 0]]
-    wrong = np.array([d not in data.relevant.get(query, ()) for query, d in zip(data.queries, first, strict=True)])
+    wrong = np.array(
+        [
+            d not in data.relevant.get(query, ())
+            for query, d in zip(data.queries, first, strict=True)
+        ]
+    )
     answers = rule.answers(np.take_along_axis(scores, order, axis=1)[:, :2])
     assert rule.unanswerable == 0.25
-    counted = replace(rule, queries=64, answered=int(answers.sum()), wrong=int((answers & wrong).sum()))
+    counted = replace(
+        rule, queries=64, answered=int(answers.sum()), wrong=int((answers & wrong).sum())
+    )
     assert rule.measure(counts, data) == counted
 
 
@@ -101,7 +120,9 @@ def test_unanswerable_queries_stand_in_a_folder(counts, data, tmp_path, caplog):
     read = RetrievalData.from_beir(tmp_path, "dev")
     assert stm.calibrate_abstention(counts, read) == stm.calibrate_abstention(counts, data)
     assert not caplog.records
-    answered = RetrievalData({query: data.queries[query] for query in data.relevant}, data.corpus, data.relevant)
+    answered = RetrievalData(
+        {query: data.queries[query] for query in data.relevant}, data.corpus, data.relevant
+    )
     assert stm.calibrate_abstention(counts, answered).unanswerable == 0
     assert "empty corpus-id" in caplog.text
 
@@ -128,9 +149,12 @@ def test_save_and_load(counts, data, tmp_path):
 
 
 def test_few_queries_answer_nothing(counts, data):
-    """Too few for a risk of 0.01, where 299 right answers in a row are needed, or without a right answer."""
+    """Too few for a risk of 0.01, where 299 right answers in a row are needed, or without a right
+    answer."""
     for judged, risk in ((data.relevant, 0.01), ({}, 0.5)):
-        rule = stm.calibrate_abstention(counts, RetrievalData(data.queries, data.corpus, judged), risk=risk)
+        rule = stm.calibrate_abstention(
+            counts, RetrievalData(data.queries, data.corpus, judged), risk=risk
+        )
         assert rule.threshold == math.inf
         assert "Answer no query" in str(rule)
 

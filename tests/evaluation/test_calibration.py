@@ -1,4 +1,5 @@
-"""calibrate_exponent against the evaluator at every exponent, and on embeddings with a known best exponent."""
+"""calibrate_exponent against the evaluator at every exponent, and on embeddings with a known best
+exponent."""
 
 import logging
 
@@ -24,7 +25,9 @@ def data_of(task) -> RetrievalData:
 
 
 def bag_of_words() -> SentenceTransformer:
-    return SentenceTransformer(modules=[BoW(["a", "b", "c", "d"])], similarity_fn_name="dot", device="cpu")
+    return SentenceTransformer(
+        modules=[BoW(["a", "b", "c", "d"])], similarity_fn_name="dot", device="cpu"
+    )
 
 
 class _Unit(nn.Module):
@@ -44,9 +47,19 @@ def test_every_point_of_the_curve_is_the_evaluators(task, static_model):
 
 
 def test_finds_the_exponent_between_dot_and_cosine():
-    """q1 needs length (d2 over d1, unless it is all removed), q2 needs it damped (d3 over the longer d4)."""
-    corpus = {"d1": "a", "d2": "a a a a b", "d3": "c c", "d4": "c d d d d d d d d d d d d d d d d c c c"}
-    task = {"queries": {"q1": "a", "q2": "c"}, "corpus": corpus, "relevant_docs": {"q1": {"d2"}, "q2": {"d3"}}}
+    """q1 needs length (d2 over d1, unless it is all removed), q2 needs it damped (d3 over the
+    longer d4)."""
+    corpus = {
+        "d1": "a",
+        "d2": "a a a a b",
+        "d3": "c c",
+        "d4": "c d d d d d d d d d d d d d d d d c c c",
+    }
+    task = {
+        "queries": {"q1": "a", "q2": "c"},
+        "corpus": corpus,
+        "relevant_docs": {"q1": {"d2"}, "q2": {"d3"}},
+    }
     curve = calibrate_exponent(bag_of_words(), data_of(task), exponents=[0.5])
     q1, q2 = curve.per_query.T
     assert q1 == pytest.approx([1.0, 1.0, 1 / np.log2(3)])
@@ -56,7 +69,8 @@ def test_finds_the_exponent_between_dot_and_cosine():
 
 
 def crafted_curve(*means, num_queries=100, noise=0.0) -> ExponentCurve:
-    """Calibrated as if mean nDCG@10 at the exponents 0, 0.5 and 1 were these, with noise for every query."""
+    """Calibrated as if mean nDCG@10 at the exponents 0, 0.5 and 1 were these, with noise for every
+    query."""
     around = noise * np.random.default_rng(0).uniform(-1, 1, size=(3, num_queries))
     values = np.array(means)[:, None] + around - around.mean(axis=1, keepdims=True)
     queries = {f"q{i}": "a" for i in range(num_queries)}
@@ -83,12 +97,19 @@ def test_a_tie_goes_to_the_model_that_loads_anywhere(means, noise, best):
     assert curve.highest == [0.0, 0.5, 1.0][int(np.argmax(means))]
     assert curve.best == best
     assert curve.best_similarity == Similarity(query=1.0, document=best)
-    said = f"tied with {'cosine' if best == 1 else 'dot'}, so the best exponent is {best:g}: that model loads anywhere"
+    said = (
+        f"tied with {'cosine' if best == 1 else 'dot'}, so the best exponent is {best:g}: that"
+        " model loads anywhere"
+    )
     assert (said in " ".join(str(curve).split())) == (best != curve.highest)
 
 
 def test_equal_exponents_give_the_one_nearest_to_cosine():
-    task = {"queries": {"q": "a"}, "corpus": {"d1": "a a", "d2": "b"}, "relevant_docs": {"q": {"d1"}}}
+    task = {
+        "queries": {"q": "a"},
+        "corpus": {"d1": "a a", "d2": "b"},
+        "relevant_docs": {"q": {"d1"}},
+    }
     curve = calibrate_exponent(bag_of_words(), data_of(task))
     assert set(curve.ndcg) == {1.0}
     assert curve.best == 1.0
@@ -96,7 +117,9 @@ def test_equal_exponents_give_the_one_nearest_to_cosine():
 
 
 def test_intervals_are_those_of_judge_and_all_figures_are_in_the_tables(task, static_model):
-    curve = calibrate_exponent(static_model, data_of(task), exponents=[0.25], seed=5, num_samples=500)
+    curve = calibrate_exponent(
+        static_model, data_of(task), exponents=[0.25], seed=5, num_samples=500
+    )
     best = curve.per_query[curve.exponents.tolist().index(curve.highest)]
     options = {"seed": 5, "num_samples": 500}
     assert curve.versus_cosine == judge(best - curve.per_query[-1], **options).gain
@@ -104,7 +127,9 @@ def test_intervals_are_those_of_judge_and_all_figures_are_in_the_tables(task, st
     assert curve.versus_cosine[0] == pytest.approx(curve.ndcg.max() - curve.ndcg[-1])
 
     by_exponent, gains, *sentence = curve.tables()
-    assert [tuple(row[:2]) for row in by_exponent.rows] == list(zip(curve.exponents, curve.ndcg, strict=True))
+    assert [tuple(row[:2]) for row in by_exponent.rows] == list(
+        zip(curve.exponents, curve.ndcg, strict=True)
+    )
     assert sum(row[2] == "best" for row in by_exponent.rows) == 1
     assert [row[1] for row in gains.rows] == [curve.versus_cosine, curve.versus_dot]
     assert len(sentence) == (curve.best != curve.highest)
@@ -115,7 +140,9 @@ def test_looks_behind_an_exponent_norm(task, static_model):
     model = SentenceTransformer(
         modules=[static_model[0], ExponentNorm(0.5, 0.9)], similarity_fn_name="dot", device="cpu"
     )
-    plain, behind = (calibrate_exponent(m, data_of(task), exponents=[0.5]) for m in (static_model, model))
+    plain, behind = (
+        calibrate_exponent(m, data_of(task), exponents=[0.5]) for m in (static_model, model)
+    )
     np.testing.assert_array_equal(behind.per_query, plain.per_query)
 
 

@@ -1,4 +1,5 @@
-"""CompressionEvaluator against plain loops in float64, faiss and its neighbours, in training and at its edges."""
+"""CompressionEvaluator against plain loops in float64, faiss and its neighbours, in training and at
+its edges."""
 
 import csv
 import logging
@@ -30,11 +31,15 @@ ALL_CELLS += [("binary", "none"), ("binary", "query"), ("binary", "norm")]
 
 
 def crafted(num_queries=16, num_documents=45, dim=13, seed=0):
-    """Random embeddings of unequal length, with zero entries, a zero query, a zero document, doubles and twins."""
+    """Random embeddings of unequal length, with zero entries, a zero query, a zero document,
+    doubles and twins."""
     rng = np.random.default_rng(seed)
     d = rng.normal(size=(num_documents, dim)) * np.exp(0.7 * rng.normal(size=(num_documents, 1)))
     d[rng.random(d.shape) < 0.15] = 0.0
-    relevant = [rng.choice(num_documents, size=1 + i % 4, replace=False).tolist() for i in range(num_queries)]
+    relevant = [
+        rng.choice(num_documents, size=1 + i % 4, replace=False).tolist()
+        for i in range(num_queries)
+    ]
     q = np.stack([d[columns[0]] / np.linalg.norm(d[columns[0]]) for columns in relevant])
     q += 0.5 * rng.normal(size=q.shape)
     q[rng.random(q.shape) < 0.15] = 0.0
@@ -45,11 +50,15 @@ def crafted(num_queries=16, num_documents=45, dim=13, seed=0):
 
 
 def reference(q, d, relevant, dim, precision, rescoring, similarity, top_k) -> list[float]:
-    """nDCG@10 of every query, from the definition. A query's own length changes no ranking: it is left as it is."""
+    """nDCG@10 of every query, from the definition. A query's own length changes no ranking: it is
+    left as it is."""
     q, d = ([[float(x) for x in row[:dim]] for row in matrix] for matrix in (q, d))
     gamma = similarity.gamma_document
     lengths = [math.sqrt(math.fsum(x * x for x in row)) for row in d]
-    d = [[x / length**gamma if length else x for x in row] for row, length in zip(d, lengths, strict=True)]
+    d = [
+        [x / length**gamma if length else x for x in row]
+        for row, length in zip(d, lengths, strict=True)
+    ]
     bits = [[1 if x > 0 else -1 for x in row] for row in d]
     powers = [length ** (1 - gamma) if length else 0.0 for length in lengths]
     if precision == "int8":
@@ -70,7 +79,10 @@ def reference(q, d, relevant, dim, precision, rescoring, similarity, top_k) -> l
             if rescoring != "none":
                 scores = [inner(query, b) for b in bits]
                 if rescoring == "norm":
-                    scores = [s * float(np.float16(p / max(powers))) for s, p in zip(scores, powers, strict=True)]
+                    scores = [
+                        s * float(np.float16(p / max(powers)))
+                        for s, p in zip(scores, powers, strict=True)
+                    ]
                 ranking = sorted(ranking[:top_k], key=lambda j: (-scores[j], j))
         else:
             scores = [inner(query, row) for row in d]
@@ -92,10 +104,14 @@ def round_trip(d):
 
 
 @pytest.mark.parametrize("top_k", [12, 100])
-@pytest.mark.parametrize("similarity", [COSINE, DOT, HALF, Similarity(0.3, 0.8)], ids=lambda s: s.name)
+@pytest.mark.parametrize(
+    "similarity", [COSINE, DOT, HALF, Similarity(0.3, 0.8)], ids=lambda s: s.name
+)
 def test_every_cell_is_the_reference(similarity, top_k):
     q, d, relevant = crafted()
-    evaluator = CompressionEvaluator(**judged(16, 45, relevant), dims=(8, 3, 1), top_k=top_k, similarity=similarity)
+    evaluator = CompressionEvaluator(
+        **judged(16, 45, relevant), dims=(8, 3, 1), top_k=top_k, similarity=similarity
+    )
     metrics = evaluator(lookup(q, d))
     kinds = ALL_CELLS if similarity.gamma_document < 1 else ALL_CELLS[:-1]
     assert list(evaluator.per_query) == [(dim, *kind) for dim in (13, 8, 3, 1) for kind in kinds]
@@ -103,12 +119,15 @@ def test_every_cell_is_the_reference(similarity, top_k):
         arguments = (relevant, dim, precision, rescoring, similarity, top_k)
         expected = np.array(reference(q, d, *arguments))
         stable = np.ones(len(q), dtype=bool)
-        if precision in ("int8", "rabitq"):  # a value on the edge of a code, where float32 may fall on either side
+        # a value on the edge of a code, where float32 may fall on either side
+        if precision in ("int8", "rabitq"):
             for i in range(4):
                 wobble = 1 + 1e-6 * np.random.default_rng(i).normal(size=13)
                 stable &= expected == reference(q.astype(float), d * wobble, *arguments)
             assert stable.sum() > 10
-        np.testing.assert_allclose(values[stable], expected[stable], atol=1e-12, err_msg=f"{dim} {precision}")
+        np.testing.assert_allclose(
+            values[stable], expected[stable], atol=1e-12, err_msg=f"{dim} {precision}"
+        )
     means = {key: values.mean() for key, values in evaluator.per_query.items()}
     full = means[13, "float32", "none"]
     for cell in evaluator.cells:
@@ -137,22 +156,29 @@ def test_rabitq_scores_as_faiss():
     scores = (coded.queries.double() @ coded.documents.T).numpy()
     np.testing.assert_allclose(np.take_along_axis(scores, ranking, axis=1), expected, atol=1e-4)
     inner = ((coded.documents[:, :16] - d.mean(axis=0)) * (d - d.mean(axis=0))).sum(dim=1)
-    np.testing.assert_allclose(inner, np.square(d - d.mean(axis=0)).sum(axis=1), rtol=1e-5)  # longer, but not biased
+    # longer, but not biased
+    np.testing.assert_allclose(inner, np.square(d - d.mean(axis=0)).sum(axis=1), rtol=1e-5)
     same = torch.ones(5, 16)
-    np.testing.assert_allclose(rabitq(same, same).documents[:, :16], same)  # nothing is left of the mean
+    # nothing is left of the mean
+    np.testing.assert_allclose(rabitq(same, same).documents[:, :16], same)
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
 def test_rescored_binary_is_semantic_search_faiss(similarity):
     pytest.importorskip("faiss")
     rng = np.random.default_rng(3)
-    q, d = rng.normal(size=(40, 203)).astype(np.float32), rng.normal(size=(30, 203)).astype(np.float32)
+    q, d = (
+        rng.normal(size=(40, 203)).astype(np.float32),
+        rng.normal(size=(30, 203)).astype(np.float32),
+    )
     relevant = [rng.choice(30, size=3, replace=False).tolist() for _ in q]
     bits = quantize_embeddings(d, precision="ubinary")
     equal = np.sort([[(own == row).sum() for row in d > 0] for own in q > 0], axis=1)[:, ::-1]
     for top_k, clear in ((12, equal[:, 11] > equal[:, 12]), (30, np.ones(40, dtype=bool))):
         assert clear.sum() >= 15  # queries without a tie at the cut
-        evaluator = CompressionEvaluator(**judged(40, 30, relevant), similarity=similarity, top_k=top_k)
+        evaluator = CompressionEvaluator(
+            **judged(40, 30, relevant), similarity=similarity, top_k=top_k
+        )
         evaluator(lookup(q, d))
         found, _ = semantic_search_faiss(
             q, corpus_embeddings=bits, corpus_precision="ubinary", top_k=top_k, rescore_multiplier=1
@@ -161,7 +187,9 @@ def test_rescored_binary_is_semantic_search_faiss(similarity):
         for i in np.flatnonzero(clear):
             hits = [hit["corpus_id"] in relevant[i] for hit in found[i][:10]]
             ideal = sum(1 / math.log2(r + 2) for r in range(3))
-            assert ours[i] == pytest.approx(sum(h / math.log2(r + 2) for r, h in enumerate(hits)) / ideal)
+            assert ours[i] == pytest.approx(
+                sum(h / math.log2(r + 2) for r, h in enumerate(hits)) / ideal
+            )
         assert (ours > 0).sum() > 5
 
 
@@ -170,15 +198,26 @@ def test_keys_and_bytes(similarity, keeps):
     q, d, relevant = crafted()
     evaluator = CompressionEvaluator(**judged(16, 45, relevant), similarity=similarity, name="dev")
     metrics = evaluator(lookup(q, d))
-    kinds = ["float32_{}", "int8_{}", "rabitq_{}", "binary_{}", "binary_{}_rescored", "binary_{}_norm_rescored"]
+    kinds = [
+        "float32_{}",
+        "int8_{}",
+        "rabitq_{}",
+        "binary_{}",
+        "binary_{}_rescored",
+        "binary_{}_norm_rescored",
+    ]
     kinds = kinds[: 5 + keeps]
     cells = [kind.format(dim) for dim in (13, 6, 3, 1) for kind in kinds]
     expected = {f"dev_{cell}_{metric}" for cell in cells for metric in ("ndcg@10", "retention")}
     assert metrics.keys() == expected | {"dev_full_ndcg@10"}
     assert evaluator.primary_metric == "dev_full_ndcg@10"
-    assert list(metrics.values())[1:] == [value for c in evaluator.cells for value in (c.ndcg, c.retention)]
+    assert list(metrics.values())[1:] == [
+        value for c in evaluator.cells for value in (c.ndcg, c.retention)
+    ]
     sizes = {(c.dim, c.precision, c.rescoring): c.bytes_per_document for c in evaluator.cells}
-    assert [sizes[13, precision, "none"] for precision in ("float32", "int8", "rabitq", "binary")] == [52, 13, 10, 2]
+    assert [
+        sizes[13, precision, "none"] for precision in ("float32", "int8", "rabitq", "binary")
+    ] == [52, 13, 10, 2]
     assert [sizes[dim, "binary", "query"] for dim in (13, 6, 3, 1)] == [2, 1, 1, 1]
     assert sizes.get((13, "binary", "norm")) == (4 if keeps else None)
 
@@ -193,7 +232,9 @@ def test_prefixes_have_the_figures_that_truncate_dim_gives(exponent):
     evaluator(model)
     for cell in evaluator.cells:
         model.truncate_dim = cell.dim  # as SentenceTransformer(path, truncate_dim=dim) sets it
-        metrics = InformationRetrievalEvaluator(*task.values(), truncate_dim=cell.dim, write_csv=False)(model)
+        metrics = InformationRetrievalEvaluator(
+            *task.values(), truncate_dim=cell.dim, write_csv=False
+        )(model)
         assert cell.ndcg == pytest.approx(metrics["dot_ndcg@10"], abs=1e-9)
 
 
@@ -201,7 +242,9 @@ def test_prefixes_have_the_figures_that_truncate_dim_gives(exponent):
 def test_principal_axes_of_fewer_documents_than_dimensions_are_left_out(number, caplog):
     rng = np.random.default_rng(0)
     q, d = (rng.normal(size=(number, 13)).astype(np.float32) for _ in range(2))
-    evaluator = CompressionEvaluator(**judged(number, number, [[i] for i in range(number)]), pca=True)
+    evaluator = CompressionEvaluator(
+        **judged(number, number, [[i] for i in range(number)]), pca=True
+    )
     with caplog.at_level(logging.WARNING, logger="st_magnitude"):
         evaluator(lookup(q, d))
     assert any(cell.axes == "pca" for cell in evaluator.cells) == (number == 13)
@@ -212,7 +255,10 @@ def test_principal_axes_of_fewer_documents_than_dimensions_are_left_out(number, 
     ("change", "message"),
     [
         ({"dims": [8, 0]}, "A prefix in dims must be a whole number of at least 1, got 0"),
-        ({"precisions": ["float32", "int4"]}, "'float32', 'int8', 'rabitq' and 'binary'; got 'int4'"),
+        (
+            {"precisions": ["float32", "int4"]},
+            "'float32', 'int8', 'rabitq' and 'binary'; got 'int4'",
+        ),
         ({"top_k": 0}, "top_k must be a whole number of at least 1, got 0"),
     ],
 )

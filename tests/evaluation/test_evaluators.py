@@ -1,4 +1,5 @@
-"""Behaviour that all search evaluators share: encoding, similarity, CSV files, cards, and choosing checkpoints."""
+"""Behaviour that all search evaluators share: encoding, similarity, CSV files, cards, and choosing
+checkpoints."""
 
 import csv
 from functools import partial
@@ -21,8 +22,18 @@ KINDS = {
     "Hybrid": HybridEvaluator,
 }
 PAIRS = {
-    "anchor": ["What do bees make?", "Where do fish live?", "Who bakes bread?", "What flies at night?"],
-    "positive": ["Bees make honey.", "Fish live in water.", "A baker bakes bread.", "Owls and bats fly at night."],
+    "anchor": [
+        "What do bees make?",
+        "Where do fish live?",
+        "Who bakes bread?",
+        "What flies at night?",
+    ],
+    "positive": [
+        "Bees make honey.",
+        "Fish live in water.",
+        "A baker bakes bread.",
+        "Owls and bats fly at night.",
+    ],
 }
 every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
@@ -65,7 +76,9 @@ def test_the_similarity_is_the_models_own_at_each_call(kind, task, static_model)
     static_model.append(ExponentNorm(0.2, 0.6))
     behind = evaluator(static_model)
     del static_model[-1]
-    assert behind == pytest.approx(kind(**task, similarity=stm.Similarity(0.2, 0.6))(static_model), rel=1e-6)
+    assert behind == pytest.approx(
+        kind(**task, similarity=stm.Similarity(0.2, 0.6))(static_model), rel=1e-6
+    )
     static_model.similarity_fn_name = "euclidean"
     with pytest.raises(ValueError, match="'euclidean', which is not an inner product"):
         evaluator(static_model)
@@ -102,7 +115,11 @@ def test_csv_files(task, static_model, tmp_path):
     with (tmp_path / "new" / "Magnitude_evaluation_dev_64_results.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [(row["epoch"], row["steps"]) for row in rows] == [("1", "10"), ("2", "20")]
-    values = {f"dev_64_{key}": float(value) for key, value in rows[0].items() if key not in ("epoch", "steps")}
+    values = {
+        f"dev_64_{key}": float(value)
+        for key, value in rows[0].items()
+        if key not in ("epoch", "steps")
+    }
     assert values == first
     names = {path.name for path in (tmp_path / "new").iterdir()}
     assert names == {"Magnitude_evaluation_dev_64_results.csv", "Magnitude_evaluation_results.csv"}
@@ -111,10 +128,24 @@ def test_csv_files(task, static_model, tmp_path):
 def test_they_choose_the_best_checkpoint_in_the_trainer(task, model, tmp_path):
     """Three steps of different worth, the best of which is kept."""
     model.similarity_fn_name = "dot"
-    first, *others = (kind(**task, name="dev") for kind in (KINDS["Compression"], MagnitudeEvaluator, HybridEvaluator))
+    first, *others = (
+        kind(**task, name="dev")
+        for kind in (KINDS["Compression"], MagnitudeEvaluator, HybridEvaluator)
+    )
     metric = "eval_dev_full_ndcg@10"
-    how = {"max_steps": 3, "per_device_train_batch_size": 4, "learning_rate": 0.05, "use_cpu": True, "report_to": []}
-    how |= {"eval_strategy": "steps", "eval_steps": 1, "save_steps": 1, "load_best_model_at_end": True}
+    how = {
+        "max_steps": 3,
+        "per_device_train_batch_size": 4,
+        "learning_rate": 0.05,
+        "use_cpu": True,
+        "report_to": [],
+    }
+    how |= {
+        "eval_strategy": "steps",
+        "eval_steps": 1,
+        "save_steps": 1,
+        "load_best_model_at_end": True,
+    }
     args = SentenceTransformerTrainingArguments(str(tmp_path), metric_for_best_model=metric, **how)
     data, loss = Dataset.from_dict(PAIRS), MultipleNegativesRankingLoss(model)
     trainer = SentenceTransformerTrainer(model, args, data, loss=loss, evaluator=[first, *others])
@@ -124,7 +155,11 @@ def test_they_choose_the_best_checkpoint_in_the_trainer(task, model, tmp_path):
     history = [entry[metric] for entry in logs]
     assert len(history) == 3
     assert trainer.state.best_metric == max(history) > min(history)
-    keys = {"eval_dev_binary_16_norm_rescored_retention", "eval_dev_matched_map@100", "eval_dev_hybrid_mrr@10"}
+    keys = {
+        "eval_dev_binary_16_norm_rescored_retention",
+        "eval_dev_matched_map@100",
+        "eval_dev_hybrid_mrr@10",
+    }
     assert keys <= logs[0].keys()
     assert len({log["eval_dev_bm25_ndcg@10"] for log in logs}) == 1
     assert first(trainer.model)["dev_full_ndcg@10"] == pytest.approx(trainer.state.best_metric)

@@ -1,4 +1,5 @@
-"""Evaluators in a Trainer on two processes, which share the texts among them, against one process."""
+"""Evaluators in a Trainer on two processes, which share the texts among them, against one
+process."""
 
 import os
 import sys
@@ -21,13 +22,21 @@ from st_magnitude.evaluation import (
 )
 from st_magnitude.modules import ExponentNorm
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks processes that have used torch")
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="forks processes that have used torch"
+)
 
-ENDS = {"neither": (), "Normalize": (Normalize,), "ExponentNorm": (lambda: ExponentNorm(0.3, 0.4, learnable=True),)}
+ENDS = {
+    "neither": (),
+    "Normalize": (Normalize,),
+    "ExponentNorm": (lambda: ExponentNorm(0.3, 0.4, learnable=True),),
+}
 DIMS = (None, 16)
 QUERIES = {f"q{i:02}": row[0] for i, row in enumerate(ROWS)}
 CORPUS = {f"d{i:02}{column}": row[column] for i, row in enumerate(ROWS) for column in (1, 2, 3)}
-RELEVANT = {query: {f"d{(i + k) % len(ROWS):02}1" for k in range(5)} for i, query in enumerate(QUERIES)}
+RELEVANT = {
+    query: {f"d{(i + k) % len(ROWS):02}1" for k in range(5)} for i, query in enumerate(QUERIES)
+}
 
 
 def evaluators(dim):
@@ -36,17 +45,27 @@ def evaluators(dim):
     return [
         MagnitudeEvaluator(*task, name="search", truncate_dim=dim),
         CompressionEvaluator(*task, name="compression", dims=[dim or 8]),
-        HybridEvaluator(*task, bm25={query: {"d001": 2.0, "d021": 1.0} for query in QUERIES}, name="hybrid"),
+        HybridEvaluator(
+            *task, bm25={query: {"d001": 2.0, "d021": 1.0} for query in QUERIES}, name="hybrid"
+        ),
         GeometryEvaluator(passages, list(QUERIES.values()), name="geometry"),
-        ScoredPairsEvaluator(passages, boilerplate, range(len(ROWS)), similarity="qnorm", name="pairs"),
+        ScoredPairsEvaluator(
+            passages, boilerplate, range(len(ROWS)), similarity="qnorm", name="pairs"
+        ),
     ]
 
 
 def evaluate(folder, output):
-    """The report of the Trainer after a step, for models with every end, whole and cut to a prefix."""
+    """The report of the Trainer after a step, for models with every end, whole and cut to a
+    prefix."""
     os.environ |= {"RANK": str(dist.get_rank()), "WORLD_SIZE": str(dist.get_world_size())}
     os.environ |= {"LOCAL_RANK": os.environ["RANK"], "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
-    options = {"per_device_eval_batch_size": 4, "ddp_backend": "gloo", "report_to": [], "disable_tqdm": True}
+    options = {
+        "per_device_eval_batch_size": 4,
+        "ddp_backend": "gloo",
+        "report_to": [],
+        "disable_tqdm": True,
+    }
     args = SentenceTransformerTrainingArguments(str(output), use_cpu=True, **options)
     found = {}
     for end, modules in ENDS.items():
@@ -60,14 +79,24 @@ def evaluate(folder, output):
             metrics = SentenceTransformerTrainer(
                 model, args, eval_dataset=data, loss=loss, evaluator=evaluators(dim)
             ).evaluate()
-            names = ("eval_search", "eval_compression", "eval_hybrid", "eval_geometry", "eval_pairs")
-            found[end, dim] = {key: value for key, value in metrics.items() if key.startswith(names)}
+            names = (
+                "eval_search",
+                "eval_compression",
+                "eval_hybrid",
+                "eval_geometry",
+                "eval_pairs",
+            )
+            found[end, dim] = {
+                key: value for key, value in metrics.items() if key.startswith(names)
+            }
     return found
 
 
 @pytest.fixture(scope="module")
 def one_and_two(folder, tmp_path_factory):
-    return [on_ranks(number, evaluate, folder, tmp_path_factory.mktemp("ranks")) for number in (1, 2)]
+    return [
+        on_ranks(number, evaluate, folder, tmp_path_factory.mktemp("ranks")) for number in (1, 2)
+    ]
 
 
 @pytest.mark.parametrize("dim", DIMS)

@@ -1,4 +1,5 @@
-"""Evaluators without a search against NumPy, SciPy and sentence-transformers, and their table in a model card."""
+"""Evaluators without a search against NumPy, SciPy and sentence-transformers, and their table in a
+model card."""
 
 import re
 
@@ -7,7 +8,11 @@ import pytest
 from _tiny import ROWS
 from conftest import CORPUS, QUERIES, RELEVANT_DOCS
 from scipy.stats import pearsonr, spearmanr
-from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers import (
+    SentenceTransformer,
+    SentenceTransformerTrainer,
+    SentenceTransformerTrainingArguments,
+)
 from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 
 import st_magnitude as stm
@@ -24,8 +29,11 @@ TEXTS, IS_RELEVANT = list(CORPUS.values()), [key in ANSWERS for key in CORPUS]
 
 @pytest.mark.parametrize("similarity", ["cosine", "dot", stm.Similarity(1.0, 0.5)])
 def test_figures_are_those_of_raw_embeddings(model, similarity):
-    documents, queries = (np.float64(model.encode(list(texts))) for texts in (TEXTS, QUERIES.values()))
-    stm.prepare(model, similarity)  # Normalize and ExponentNorm hide norms from scores, not from this evaluator
+    documents, queries = (
+        np.float64(model.encode(list(texts))) for texts in (TEXTS, QUERIES.values())
+    )
+    # Normalize and ExponentNorm hide norms from scores, not from this evaluator
+    stm.prepare(model, similarity)
     found = GeometryEvaluator(TEXTS, list(QUERIES.values()), IS_RELEVANT)(model)
     lengths, chosen = np.linalg.norm(documents, axis=1), np.array(IS_RELEVANT)
     unit = documents / lengths[:, None]
@@ -37,7 +45,10 @@ def test_figures_are_those_of_raw_embeddings(model, similarity):
         "document_norm_cv": lengths.std() / lengths.mean(),
         "query_norm_mean": asked.mean(),
         "query_norm_cv": asked.std() / asked.mean(),
-        "cohens_d": (lengths[chosen].mean() - lengths[~chosen].mean()) / np.sqrt(sum(spread) / (len(lengths) - 2)),
+        "cohens_d": (
+            (lengths[chosen].mean() - lengths[~chosen].mean())
+            / np.sqrt(sum(spread) / (len(lengths) - 2))
+        ),
         "document_mean_cosine": cosines.mean(),
         "document_isoscore": stm.geometry.isoscore(documents),
     }
@@ -78,7 +89,11 @@ def test_a_model_card_has_the_loss_its_citation_and_both_geometries(model, tmp_p
     SentenceTransformerTrainer(
         model=model,
         args=SentenceTransformerTrainingArguments(
-            str(tmp_path / "run"), max_steps=2, per_device_train_batch_size=4, learning_rate=1e-2, report_to=[]
+            str(tmp_path / "run"),
+            max_steps=2,
+            per_device_train_batch_size=4,
+            learning_rate=1e-2,
+            report_to=[],
         ),
         train_dataset=RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS).triplets(0),
         loss=stm.QNormRankingLoss(model),
@@ -89,7 +104,9 @@ def test_a_model_card_has_the_loss_its_citation_and_both_geometries(model, tmp_p
     assert "loss:QNormRankingLoss" in card
     assert "eprint={2602.09229}" in card
     assert re.search(r"\| Metric .*\| (\w+) .*\| (\w+) .*\|", card).groups() == ("before", "after")
-    first, last = (f"{evaluator.metrics['document_norm_mean']:.4f}" for evaluator in (before, after))
+    first, last = (
+        f"{evaluator.metrics['document_norm_mean']:.4f}" for evaluator in (before, after)
+    )
     assert re.search(rf"\| document_norm_mean .*\| {first} .*\| {last} ", card)
     assert first != last
     assert SentenceTransformer(str(tmp_path / "saved"), device="cpu").similarity_fn_name == "dot"
@@ -106,7 +123,9 @@ def by_hand(model, exponents):
     x, y = (np.linalg.norm(z, axis=1) for z in (a, b))
     cosine = (a * b).sum(1) / x / y
     query, document = exponents
-    return cosine * x ** (1 - query) * y ** (1 - document), cosine * y ** (1 - query) * x ** (1 - document)
+    return cosine * x ** (1 - query) * y ** (1 - document), cosine * y ** (1 - query) * x ** (
+        1 - document
+    )
 
 
 @pytest.mark.parametrize("exponents", [(1, 1), (0, 0), (1, 0), (0, 1), (0.5, 0.2)])
@@ -130,8 +149,12 @@ def test_agrees_with_the_stock_evaluator(model):
     ours = evaluator(model)
     for name in ("cosine", "dot"):
         for metric in ("spearman", "pearson"):
-            assert ours[f"sts_{name}_{metric}"] == pytest.approx(stock[f"{metric}_{name}"], abs=1e-5)
-    assert ours[evaluator.primary_metric] == ours["sts_matched_spearman"] == ours["sts_dot_spearman"]
+            assert ours[f"sts_{name}_{metric}"] == pytest.approx(
+                stock[f"{metric}_{name}"], abs=1e-5
+            )
+    assert (
+        ours[evaluator.primary_metric] == ours["sts_matched_spearman"] == ours["sts_dot_spearman"]
+    )
 
 
 def test_one_sided_norms_are_told_once(model, caplog):

@@ -1,4 +1,5 @@
-"""Fusion and BM25 against literal loops, dense runs and metrics against sentence-transformers, in training, on disk."""
+"""Fusion and BM25 against literal loops, dense runs and metrics against sentence-transformers, in
+training, on disk."""
 
 import json
 import math
@@ -29,28 +30,41 @@ runs = st.dictionaries(st.sampled_from(["q1", "q2"]), st.dictionaries(ids, score
 
 
 def fusion_loop(rankings, k):
-    """Cormack et al., section 3, word for word: for each document, each run in which some number of others is ahead."""
+    """Cormack et al., section 3, word for word: for each document, each run in which some number of
+    others is ahead."""
     fused = {}
     for query in {query for run in rankings for query in run}:
         for run in rankings:
             scored = run.get(query, {})
             for d in scored:
-                ahead = sum(scored[e] > scored[d] or (scored[e] == scored[d] and e < d) for e in scored)
+                ahead = sum(
+                    scored[e] > scored[d] or (scored[e] == scored[d] and e < d) for e in scored
+                )
                 found = fused.setdefault(query, {})
                 found[d] = found.get(d, 0.0) + 1 / (k + ahead + 1)
     return fused
 
 
 def test_fusion_by_hand():
-    dense, bm25 = {"q1": {"a": 0.9, "b": 0.8, "c": 0.1}, "q2": {"a": -1.0}}, {"q1": {"c": 12.0, "b": 3.0}}
+    dense, bm25 = (
+        {"q1": {"a": 0.9, "b": 0.8, "c": 0.1}, "q2": {"a": -1.0}},
+        {"q1": {"c": 12.0, "b": 3.0}},
+    )
     fused = reciprocal_rank_fusion([dense, bm25])
-    assert fused == {"q1": {"c": 1 / 63 + 1 / 61, "b": 1 / 62 + 1 / 62, "a": 1 / 61}, "q2": {"a": 1 / 61}}
+    assert fused == {
+        "q1": {"c": 1 / 63 + 1 / 61, "b": 1 / 62 + 1 / 62, "a": 1 / 61},
+        "q2": {"a": 1 / 61},
+    }
     assert list(fused["q1"]) == ["c", "b", "a"]  # 2/62 is less than 1/61 + 1/63
-    assert reciprocal_rank_fusion([dense, bm25], k=1, top_k=2)["q1"] == {"c": 1 / 4 + 1 / 2, "b": 2 / 3}
+    assert reciprocal_rank_fusion([dense, bm25], k=1, top_k=2)["q1"] == {
+        "c": 1 / 4 + 1 / 2,
+        "b": 2 / 3,
+    }
 
 
 def test_tied_sums_stay_tied_in_any_order_of_the_runs():
-    """Ranks 1, 2, 3, 7 in one order or another: added up from the left, they can differ in the last bit."""
+    """Ranks 1, 2, 3, 7 in one order or another: added up from the left, they can differ in the last
+    bit."""
 
     def run(rank_of_a, rank_of_b):
         others = {f"x{rank}": -rank for rank in range(1, 11) if rank not in (rank_of_a, rank_of_b)}
@@ -77,7 +91,10 @@ def test_fusion_equals_the_loop_and_no_order_matters(rankings, k, data):
         keys = [(-score, document) for document, score in found.items()]
         assert keys == sorted(keys)
     mixed = [
-        {query: dict(data.draw(st.permutations(list(found.items())))) for query, found in run.items()}
+        {
+            query: dict(data.draw(st.permutations(list(found.items()))))
+            for query, found in run.items()
+        }
         for run in data.draw(st.permutations(rankings))
     ]
     again = reciprocal_rank_fusion(mixed, k=k)
@@ -89,12 +106,19 @@ def test_fusion_equals_the_loop_and_no_order_matters(rankings, k, data):
 @given(st.permutations("abcdefg"), st.permutations("defghij"))
 def test_fusion_has_the_order_of_sentence_transformers(tmp_path_factory, first, second):
     folder = tmp_path_factory.mktemp("rrf")
-    samples = [{"query_id": "q", "query": "", "positive": ["d"], "documents": list(order)} for order in (first, second)]
-    theirs = ReciprocalRankFusionEvaluator(samples[:1], samples[1:], write_predictions=True, show_progress_bar=False)
+    samples = [
+        {"query_id": "q", "query": "", "positive": ["d"], "documents": list(order)}
+        for order in (first, second)
+    ]
+    theirs = ReciprocalRankFusionEvaluator(
+        samples[:1], samples[1:], write_predictions=True, show_progress_bar=False
+    )
     theirs(output_path=str(folder))
     (line,) = next(folder.glob("*.jsonl")).read_text().splitlines()
     documents = json.loads(line)["documents"]
-    fused = reciprocal_rank_fusion([{"q": {d: -float(i) for i, d in enumerate(s["documents"])}} for s in samples])["q"]
+    fused = reciprocal_rank_fusion(
+        [{"q": {d: -float(i) for i, d in enumerate(s["documents"])}} for s in samples]
+    )["q"]
     assert fused.keys() == set(documents)
     assert [fused[document] for document in documents] == sorted(fused.values(), reverse=True)
 
@@ -139,7 +163,8 @@ def test_bm25_equals_the_formula(task, k1, b):
     for query, found in run.items():
         assert found == pytest.approx(expected[query], rel=1e-12)
         assert list(found.values()) == sorted(found.values(), reverse=True)
-    assert 0 < len(run["twice"]) < len(corpus)  # the documents without a word of the query are not there
+    # the documents without a word of the query are not there
+    assert 0 < len(run["twice"]) < len(corpus)
 
 
 def test_bm25_stop_words_top_k_and_ties(task):
@@ -148,10 +173,17 @@ def test_bm25_stop_words_top_k_and_ties(task):
     assert search({"q": "the bees"}, corpus, stopwords=None)["q"].keys() == {"d1", "d2"}
     run = search(task["queries"], task["corpus"], stopwords=None)
     assert run["q6"] == pytest.approx(bm25_loop(task["queries"], task["corpus"])["q6"], rel=1e-12)
-    assert search({"strange": "zebra", "empty": "", "stop": "the"}, corpus) == {"strange": {}, "empty": {}, "stop": {}}
+    assert search({"strange": "zebra", "empty": "", "stop": "the"}, corpus) == {
+        "strange": {},
+        "empty": {},
+        "stop": {},
+    }
     equal = {f"d{i}": "bees" for i in (3, 1, 2, 0)} | {"best": "bees bees"}
     for top_k in (3, 99):
-        assert list(search({"q": "bees"}, equal, top_k=top_k)["q"]) == ["best", "d0", "d1", "d2", "d3"][:top_k]
+        assert (
+            list(search({"q": "bees"}, equal, top_k=top_k)["q"])
+            == ["best", "d0", "d1", "d2", "d3"][:top_k]
+        )
 
 
 def test_without_bm25s(task, monkeypatch):
@@ -167,11 +199,17 @@ def test_without_bm25s(task, monkeypatch):
 @pytest.mark.parametrize("name", ["cosine", "dot"])
 def test_dense_run_is_the_model_s_own_similarity(task, static_model, name):
     static_model.similarity_fn_name = name
-    run = dense_run(RetrievalData(*task.values()).encode(static_model), Similarity.named(name), top_k=5)
+    run = dense_run(
+        RetrievalData(*task.values()).encode(static_model), Similarity.named(name), top_k=5
+    )
     queries = static_model.encode_query(list(task["queries"].values()))
     documents = static_model.encode_document(list(task["corpus"].values()))
-    for query, row in zip(task["queries"], static_model.similarity(queries, documents), strict=True):
-        expected = dict(sorted(zip(task["corpus"], row.tolist(), strict=True), key=lambda pair: -pair[1])[:5])
+    for query, row in zip(
+        task["queries"], static_model.similarity(queries, documents), strict=True
+    ):
+        expected = dict(
+            sorted(zip(task["corpus"], row.tolist(), strict=True), key=lambda pair: -pair[1])[:5]
+        )
         assert list(run[query]) == list(expected)
         assert run[query] == pytest.approx(expected, rel=1e-5)
 
@@ -206,7 +244,9 @@ def test_evaluator_fuses_what_it_shows(task, weak):
     assert bm25 == bm25_run(data, top_k=10)
     fused = reciprocal_rank_fusion([dense, bm25])
     assert max(map(len, fused.values())) > 10
-    assert evaluator.runs["hybrid"] == {query: dict(list(found.items())[:10]) for query, found in fused.items()}
+    assert evaluator.runs["hybrid"] == {
+        query: dict(list(found.items())[:10]) for query, found in fused.items()
+    }
 
 
 def test_a_given_run_takes_the_place_of_bm25(task, static_model):
@@ -214,7 +254,9 @@ def test_a_given_run_takes_the_place_of_bm25(task, static_model):
     run["unjudged"] = {"elsewhere": 1.0}
     del run["q8"]
     evaluator = HybridEvaluator(**task, top_k=10, bm25=run)
-    assert evaluator.runs["bm25"] == {q: dict(list(run.get(q, {}).items())[:10]) for q in task["queries"]}
+    assert evaluator.runs["bm25"] == {
+        q: dict(list(run.get(q, {}).items())[:10]) for q in task["queries"]
+    }
     assert max(len(found) for found in run.values()) > 10
     metrics = evaluator(static_model)
     assert evaluator.per_query["bm25"][7] == 0
@@ -226,10 +268,14 @@ def test_runs_are_what_pytrec_eval_takes(task, weak):
     pytrec_eval = pytest.importorskip("pytrec_eval")
     evaluator = HybridEvaluator(**task)
     evaluator(weak)
-    judgments = {query: dict.fromkeys(documents, 1) for query, documents in task["relevant_docs"].items()}
+    judgments = {
+        query: dict.fromkeys(documents, 1) for query, documents in task["relevant_docs"].items()
+    }
     judge = pytrec_eval.RelevanceEvaluator(judgments, {"ndcg_cut_10"})
     for search in ("dense", "bm25"):  # without ties: trec_eval turns them the other way round
-        measured = judge.evaluate({query: found for query, found in evaluator.runs[search].items() if found})
+        measured = judge.evaluate(
+            {query: found for query, found in evaluator.runs[search].items() if found}
+        )
         expected = [measured[query]["ndcg_cut_10"] for query in evaluator.queries_ids]
         assert evaluator.per_query[search] == pytest.approx(expected, abs=1e-6)
 
@@ -238,7 +284,9 @@ def test_grades_are_gains(task, static_model):
     task["relevant_docs"] = {"q1": {"d01": 3, "d02": 1}}
     evaluator = HybridEvaluator(**task, bm25={"q1": {"d02": 2.0, "d01": 1.0}})
     evaluator(static_model)
-    assert evaluator.per_query["bm25"] == pytest.approx([(1 + 3 / math.log2(3)) / (3 + 1 / math.log2(3))])
+    assert evaluator.per_query["bm25"] == pytest.approx(
+        [(1 + 3 / math.log2(3)) / (3 + 1 / math.log2(3))]
+    )
 
 
 def test_bm25_sees_no_prompt(task, minilm):

@@ -1,4 +1,5 @@
-"""LateInteractionEvaluator against plain loops, sentence-transformers' evaluator and its pooling, and in training."""
+"""LateInteractionEvaluator against plain loops, sentence-transformers' evaluator and its pooling,
+and in training."""
 
 import csv
 import math
@@ -14,9 +15,16 @@ from sentence_transformers import (
     SentenceTransformer,
 )
 from sentence_transformers.base.modules import Normalize
-from sentence_transformers.multi_vector_encoder.evaluation import MultiVectorInformationRetrievalEvaluator
-from sentence_transformers.multi_vector_encoder.losses import MultiVectorMultipleNegativesRankingLoss
-from sentence_transformers.multi_vector_encoder.modules import HierarchicalTokenPooling, MultiVectorMask
+from sentence_transformers.multi_vector_encoder.evaluation import (
+    MultiVectorInformationRetrievalEvaluator,
+)
+from sentence_transformers.multi_vector_encoder.losses import (
+    MultiVectorMultipleNegativesRankingLoss,
+)
+from sentence_transformers.multi_vector_encoder.modules import (
+    HierarchicalTokenPooling,
+    MultiVectorMask,
+)
 from sentence_transformers.sentence_transformer.modules import WordEmbeddings
 from sentence_transformers.sentence_transformer.modules.tokenizer import WhitespaceTokenizer
 
@@ -41,7 +49,9 @@ TASK = (QUERIES, CORPUS, RELEVANT)
 def words_model(*modules) -> MultiVectorEncoder:
     """Every word has its row of VECTORS, in queries and documents."""
     tokenizer = WhitespaceTokenizer(WORDS, stop_words=())
-    return MultiVectorEncoder(modules=[WordEmbeddings(tokenizer, VECTORS, True), *modules], device="cpu")
+    return MultiVectorEncoder(
+        modules=[WordEmbeddings(tokenizer, VECTORS, True), *modules], device="cpu"
+    )
 
 
 def unit_model():
@@ -53,7 +63,8 @@ def rows(words):
 
 
 def reference(documents, gamma, sign=1):
-    """nDCG@10 of every query from the token vectors of all documents, by loops; -1 ranks the last of equals first."""
+    """nDCG@10 of every query from the token vectors of all documents, by loops; -1 ranks the last
+    of equals first."""
     values = []
     for query, text in QUERIES.items():
         asked = [q / np.linalg.norm(q) for q in rows(text.split())]
@@ -61,13 +72,16 @@ def reference(documents, gamma, sign=1):
         scores = [sum(max(float(q @ d) for d in document) for q in asked) for document in stored]
         ranking = sorted(range(len(scores)), key=lambda j: (-round(scores[j], 5), sign * j))[:10]
         names = list(CORPUS)
-        gain = sum(1 / math.log2(rank + 2) for rank, j in enumerate(ranking) if names[j] in RELEVANT[query])
+        gain = sum(
+            1 / math.log2(rank + 2) for rank, j in enumerate(ranking) if names[j] in RELEVANT[query]
+        )
         values.append(gain / sum(1 / math.log2(rank + 2) for rank in range(len(RELEVANT[query]))))
     return np.array(values)
 
 
 def kept_by(value, share):
-    """Token vectors by document: the best of each, then the best of all others, the earlier first."""
+    """Token vectors by document: the best of each, then the best of all others, the earlier
+    first."""
     tokens = [(j, i) for j, words in enumerate(TEXTS) for i in range(len(words))]
     ranked = sorted(tokens, key=lambda place: -value(*place))
     best = {}
@@ -75,7 +89,10 @@ def kept_by(value, share):
         best.setdefault(j, (j, i))
     others = [place for place in ranked if place not in best.values()]
     kept = {*best.values(), *others[: max(0, round(share * len(tokens)) - len(best))]}
-    return [rows(word for i, word in enumerate(words) if (j, i) in kept) for j, words in enumerate(TEXTS)]
+    return [
+        rows(word for i, word in enumerate(words) if (j, i) in kept)
+        for j, words in enumerate(TEXTS)
+    ]
 
 
 VALUES = {  # of token i of document j
@@ -88,13 +105,24 @@ VALUES = {  # of token i of document j
 @pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("method", VALUES)
 def test_a_cell_is_the_loop(method, gamma):
-    options = {"shares": [0.3], "methods": ["pooling", method], "similarity": Similarity(1.0, gamma)}
+    options = {
+        "shares": [0.3],
+        "methods": ["pooling", method],
+        "similarity": Similarity(1.0, gamma),
+    }
     evaluator = LateInteractionEvaluator(*TASK, **options)
     metrics = evaluator(words_model())
     found = evaluator.per_query
-    for key, documents in (("full", 1.0), [*map(rows, TEXTS)]), ((method, 0.3), kept_by(VALUES[method], 0.3)):
+    for key, documents in (
+        (("full", 1.0), [*map(rows, TEXTS)]),
+        (
+            (method, 0.3),
+            kept_by(VALUES[method], 0.3),
+        ),
+    ):
         expected = reference(documents, gamma)
-        clear = expected == reference(documents, gamma, sign=-1)  # documents with the same words have equal scores
+        # documents with the same words have equal scores
+        clear = expected == reference(documents, gamma, sign=-1)
         assert clear.sum() >= 15
         np.testing.assert_allclose(found[key][clear], expected[clear], atol=1e-12)
         assert 0.1 < expected.mean() < 0.95
@@ -102,7 +130,9 @@ def test_a_cell_is_the_loop(method, gamma):
     ours = metrics[f"{method}_30_ndcg@10"]
     assert (cell.exponent, cell.ndcg) == (gamma, pytest.approx(found[method, 0.3].mean()))
     assert cell.versus_pooling == paired_bootstrap(found[method, 0.3], found["pooling", 0.3])
-    assert (cell.ndcg, cell.versus_pooling[0]) == pytest.approx((ours, ours - metrics["pooling_30_ndcg@10"]))
+    assert (cell.ndcg, cell.versus_pooling[0]) == pytest.approx(
+        (ours, ours - metrics["pooling_30_ndcg@10"])
+    )
 
 
 @pytest.mark.parametrize("score", ["maxsim", "meanmaxsim"])
@@ -122,7 +152,9 @@ def test_pooling_is_sentence_transformers_own():
     metrics = LateInteractionEvaluator(*TASK, shares=[1 / 3], methods=["pooling"])(model)
     model.append(HierarchicalTokenPooling(3, num_protected_tokens=0))
     theirs = MultiVectorInformationRetrievalEvaluator(*TASK)(model)
-    assert metrics[f"pooling_{100 / 3:g}_ndcg@10"] == pytest.approx(theirs["maxsim_ndcg@10"], abs=1e-12)
+    assert metrics[f"pooling_{100 / 3:g}_ndcg@10"] == pytest.approx(
+        theirs["maxsim_ndcg@10"], abs=1e-12
+    )
 
 
 def test_bytes_and_at_least_one_vector_of_each_document():
@@ -136,7 +168,11 @@ def test_bytes_and_at_least_one_vector_of_each_document():
     for cell in evaluator.cells:
         number = round(cell.bytes_per_document * len(CORPUS) / (8 * 4))
         if "pooling" in cell.method:
-            assert max(len(CORPUS), 0.85 * cell.share * total) <= number <= max(len(CORPUS), cell.share * total)
+            assert (
+                max(len(CORPUS), 0.85 * cell.share * total)
+                <= number
+                <= max(len(CORPUS), cell.share * total)
+            )
             assert cell.exponent == 1.0
         else:
             assert number == pytest.approx(max(len(CORPUS), round(cell.share * total)))
@@ -150,7 +186,9 @@ def test_other_queries_choose_the_exponent():
     corpus = {"near": "b", "long": "c"}
 
     def chosen(relevant, dev=None, **options):
-        evaluator = LateInteractionEvaluator({"q": "a"}, corpus, {"q": {relevant}}, shares=[], dev=dev, **options)
+        evaluator = LateInteractionEvaluator(
+            {"q": "a"}, corpus, {"q": {relevant}}, shares=[], dev=dev, **options
+        )
         return evaluator(model)["full_ndcg@10"], evaluator.cells[0].exponent
 
     assert chosen("near") == (1.0, 1.0)
@@ -189,7 +227,9 @@ def test_a_token_that_is_not_finite_is_named():
 
 
 def test_tiles_of_queries_change_nothing(monkeypatch):
-    whole, tiled = (LateInteractionEvaluator(*TASK, shares=[0.3], methods=["norm", "idf"]) for _ in range(2))
+    whole, tiled = (
+        LateInteractionEvaluator(*TASK, shares=[0.3], methods=["norm", "idf"]) for _ in range(2)
+    )
     whole(words_model())
     monkeypatch.setattr("st_magnitude.evaluation.late_interaction.TILE", 40 * 7)
     tiled(words_model())
@@ -216,14 +256,33 @@ def test_prompts_and_masks_reach_the_vectors():
 
 def test_in_a_trainer(tmp_path):
     model = words_model()
-    evaluator = LateInteractionEvaluator(*TASK, shares=[0.25], methods=["norm", "pooling"], name="dev")
-    data = Dataset.from_dict({"anchor": list(QUERIES.values()), "positive": list(CORPUS.values())[:30]})
-    how = {"max_steps": 2, "per_device_train_batch_size": 10, "learning_rate": 0.1, "use_cpu": True, "report_to": []}
-    how |= {"eval_strategy": "steps", "eval_steps": 1, "save_steps": 1, "load_best_model_at_end": True}
+    evaluator = LateInteractionEvaluator(
+        *TASK, shares=[0.25], methods=["norm", "pooling"], name="dev"
+    )
+    data = Dataset.from_dict(
+        {"anchor": list(QUERIES.values()), "positive": list(CORPUS.values())[:30]}
+    )
+    how = {
+        "max_steps": 2,
+        "per_device_train_batch_size": 10,
+        "learning_rate": 0.1,
+        "use_cpu": True,
+        "report_to": [],
+    }
+    how |= {
+        "eval_strategy": "steps",
+        "eval_steps": 1,
+        "save_steps": 1,
+        "load_best_model_at_end": True,
+    }
     metric = "eval_dev_norm_25_ndcg@10"
-    arguments = MultiVectorEncoderTrainingArguments(str(tmp_path), metric_for_best_model=metric, **how)
+    arguments = MultiVectorEncoderTrainingArguments(
+        str(tmp_path), metric_for_best_model=metric, **how
+    )
     loss = MultiVectorMultipleNegativesRankingLoss(model)
-    trainer = MultiVectorEncoderTrainer(model, arguments, data, data, loss=loss, evaluator=evaluator)
+    trainer = MultiVectorEncoderTrainer(
+        model, arguments, data, data, loss=loss, evaluator=evaluator
+    )
     trainer.train()
     values = [log[metric] for log in trainer.state.log_history if metric in log]
     assert len(values) == 2
@@ -238,6 +297,7 @@ def test_the_query_itself_is_left_out():
     corpus = CORPUS | {"q03": QUERIES["q03"]}
     task = {"q03": QUERIES["q03"]}, RELEVANT
     expected, found = (
-        LateInteractionEvaluator(task[0], c, task[1], methods=[])(words_model()) for c in (CORPUS, corpus)
+        LateInteractionEvaluator(task[0], c, task[1], methods=[])(words_model())
+        for c in (CORPUS, corpus)
     )
     assert found == expected

@@ -1,4 +1,5 @@
-"""MagnitudeEvaluator against sentence-transformers' own evaluator, in training, on disk, and at its edges."""
+"""MagnitudeEvaluator against sentence-transformers' own evaluator, in training, on disk, and at its
+edges."""
 
 import logging
 
@@ -18,7 +19,9 @@ METRICS = ("ndcg@10", "mrr@10", "recall@100", "map@100")
 @pytest.fixture
 def raw_minilm(minilm) -> SentenceTransformer:
     """all-MiniLM without its Normalize: norms of about 5."""
-    return SentenceTransformer(modules=[minilm[0], minilm[1]], similarity_fn_name="dot", device="cpu")
+    return SentenceTransformer(
+        modules=[minilm[0], minilm[1]], similarity_fn_name="dot", device="cpu"
+    )
 
 
 def reference(task: dict, model: SentenceTransformer, **kwargs) -> dict[str, float]:
@@ -34,7 +37,9 @@ def test_equals_the_evaluator_of_sentence_transformers(task, raw_minilm, truncat
     prefix = "24_" if truncate_dim else ""
     for function in ("cosine", "dot"):
         for metric in METRICS:
-            assert metrics[f"{prefix}{function}_{metric}"] == pytest.approx(expected[f"{function}_{metric}"], abs=1e-12)
+            assert metrics[f"{prefix}{function}_{metric}"] == pytest.approx(
+                expected[f"{function}_{metric}"], abs=1e-12
+            )
     if truncate_dim:  # the figures are not all 1, nor those of the whole embeddings
         assert metrics["24_cosine_ndcg@10"] < 0.99
 
@@ -42,7 +47,9 @@ def test_equals_the_evaluator_of_sentence_transformers(task, raw_minilm, truncat
 def test_geometry_is_that_of_the_embeddings(task, raw_minilm):
     metrics = MagnitudeEvaluator(**task)(raw_minilm)
     queries, documents = (list(task[side].values()) for side in ("queries", "corpus"))
-    alone = GeometryEvaluator(documents, queries, [key < "d13" for key in task["corpus"]])(raw_minilm)
+    alone = GeometryEvaluator(documents, queries, [key < "d13" for key in task["corpus"]])(
+        raw_minilm
+    )
     del alone["document_isoscore"]
     query_cosine = geometry.mean_cosine(raw_minilm.encode_query(queries))
     assert {key: metrics[key] for key in alone} == pytest.approx(alone, rel=1e-4)
@@ -55,7 +62,9 @@ def test_looks_behind_an_exponent_norm(task, static_model, learnable):
     """Matched is the score that the model's users get, everything else is of the raw embeddings."""
     raw = MagnitudeEvaluator(**task, similarity=Similarity(0.2, 0.6))(static_model)
     module = ExponentNorm(0.2, 0.6, learnable=learnable)
-    model = SentenceTransformer(modules=[static_model[0], module], similarity_fn_name="dot", device="cpu")
+    model = SentenceTransformer(
+        modules=[static_model[0], module], similarity_fn_name="dot", device="cpu"
+    )
     assert MagnitudeEvaluator(**task)(model) == pytest.approx(raw, rel=1e-6)
     for metric in METRICS:
         assert raw[f"matched_{metric}"] == pytest.approx(reference(task, model)[f"dot_{metric}"])
@@ -72,12 +81,16 @@ def test_a_normalising_model_says_so(task, minilm, caplog):
     assert 'stm.prepare(model, "dot")' in caplog.text
     assert metrics["cohens_d"] == 0.0
     assert metrics["document_norm_mean"] == pytest.approx(1.0)
-    assert [metrics[f"dot_{m}"] for m in METRICS] == pytest.approx([metrics[f"cosine_{m}"] for m in METRICS])
+    assert [metrics[f"dot_{m}"] for m in METRICS] == pytest.approx(
+        [metrics[f"cosine_{m}"] for m in METRICS]
+    )
 
 
 def test_warns_of_collapse_once_with_the_numbers(caplog):
     """Relevant documents are long and point elsewhere: dot finds them, cosine does not."""
-    model = SentenceTransformer(modules=[BoW(["a", "b", "c"])], similarity_fn_name="dot", device="cpu")
+    model = SentenceTransformer(
+        modules=[BoW(["a", "b", "c"])], similarity_fn_name="dot", device="cpu"
+    )
     corpus = {"long": "a a a b b b b b c c c c c"} | {f"near{i}": "a" for i in range(20)}
     evaluator = MagnitudeEvaluator({"q": "a"}, corpus, {"q": {"long"}})
     metrics = evaluator(model)

@@ -1,4 +1,5 @@
-"""mine_negatives against sentence-transformers' mine_hard_negatives, and by hand where that would normalise."""
+"""mine_negatives against sentence-transformers' mine_hard_negatives, and by hand where that would
+normalise."""
 
 import random
 from functools import partial
@@ -16,7 +17,9 @@ import st_magnitude as stm
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.modules import ExponentNorm
 
-PAIRS = Dataset.from_dict({"anchor": [row[0] for row in ROWS], "positive": [row[1] for row in ROWS]})
+PAIRS = Dataset.from_dict(
+    {"anchor": [row[0] for row in ROWS], "positive": [row[1] for row in ROWS]}
+)
 BOILERPLATE = sorted({text for row in ROWS for text in row[2:]})
 
 
@@ -35,22 +38,38 @@ class Judge:
     ("output_format", "output_scores", "options"),
     [
         ("triplet", False, {}),
-        ("n-tuple", True, {"range_min": 1, "range_max": 9, "num_negatives": 2, "min_score": 0.2, "max_score": 0.97}),
+        (
+            "n-tuple",
+            True,
+            {
+                "range_min": 1,
+                "range_max": 9,
+                "num_negatives": 2,
+                "min_score": 0.2,
+                "max_score": 0.97,
+            },
+        ),
         ("triplet", True, {"absolute_margin": 0.01, "sampling_strategy": "random"}),
         ("labeled-list", False, {"relative_margin": 0.05, "num_negatives": 4}),
         ("labeled-pair", True, {"absolute_margin": 2.0, "cross_encoder": Judge()}),
     ],
 )
-def test_a_cosine_model_gets_what_sentence_transformers_mines(model, output_format, output_scores, options):
+def test_a_cosine_model_gets_what_sentence_transformers_mines(
+    model, output_format, output_scores, options
+):
     """Also with several positives of a query, and with fewer negatives than wanted."""
     pairs = Dataset.from_list([*PAIRS, {"anchor": ROWS[0][0], "positive": ROWS[7][1]}])
     data = RetrievalData.from_dataset(pairs)
     data.corpus |= {f"x{i:02d}": text for i, text in enumerate(BOILERPLATE)}
     rows_of_pairs = [(q, d) for q in data.query_ids for d in sorted(data.relevant[q])]
-    pairs = Dataset.from_list([{"anchor": data.queries[q], "positive": data.corpus[d]} for q, d in rows_of_pairs])
+    pairs = Dataset.from_list(
+        [{"anchor": data.queries[q], "positive": data.corpus[d]} for q, d in rows_of_pairs]
+    )
     options = options | {"output_format": output_format, "output_scores": output_scores}
     random.seed(0)
-    theirs = mine_hard_negatives(pairs, model, corpus=list(data.corpus.values()), verbose=False, **options)
+    theirs = mine_hard_negatives(
+        pairs, model, corpus=list(data.corpus.values()), verbose=False, **options
+    )
     ours = stm.mine_negatives(model, data, **options)
     assert ours.column_names == theirs.column_names
     for one, other in zip(rows(ours), rows(theirs), strict=True):
@@ -61,7 +80,9 @@ def test_a_cosine_model_gets_what_sentence_transformers_mines(model, output_form
 
 def words(*closing, similarity: str = "dot") -> SentenceTransformer:
     """A model whose embeddings count the words a, b, c and d, so that scores can be read off."""
-    return SentenceTransformer(modules=[BoW([*"abcd"]), *closing], similarity_fn_name=similarity, device="cpu")
+    return SentenceTransformer(
+        modules=[BoW([*"abcd"]), *closing], similarity_fn_name=similarity, device="cpu"
+    )
 
 
 @pytest.mark.parametrize(
@@ -82,10 +103,14 @@ def test_the_scores_of_the_model_decide(closing, name, similarity, best):
     norms = {"a z": 1, "a a c": 5**0.5, "a a a d d d d d": 34**0.5}
     model = words(*closing, similarity=name)
     data = RetrievalData({"q": "a"}, corpus, {"q": {"p"}})
-    mined = stm.mine_negatives(model, data, similarity=similarity, num_negatives=1, output_scores=True)
+    mined = stm.mine_negatives(
+        model, data, similarity=similarity, num_negatives=1, output_scores=True
+    )
     gamma = {"a z": 1.0, "a a c": 0.5}.get(best, 0.0)
     assert mined["negative"] == [best]
-    assert mined["scores"][0] == pytest.approx([1.0, best.split().count("a") / norms[best] ** gamma])
+    assert mined["scores"][0] == pytest.approx(
+        [1.0, best.split().count("a") / norms[best] ** gamma]
+    )
 
 
 def test_what_answers_the_query_is_never_a_negative():
@@ -106,7 +131,8 @@ def test_what_answers_the_query_is_never_a_negative():
 
 @pytest.mark.parametrize("never_relevant", [False, True])
 def test_the_query_itself_is_never_a_negative(never_relevant, monkeypatch):
-    """It is the hardest document of its query, and one of the others, also where scores come in parts."""
+    """It is the hardest document of its query, and one of the others, also where scores come in
+    parts."""
     queries = {"q1": "a b", "q2": "a c", "q3": "a d"}
     corpus = {"d": "b c d", "q1": "a b", "q2": "some a c", "q3": "a", "x": "b"}
     data = RetrievalData(queries, corpus, {query: {"d"} for query in queries})
@@ -117,7 +143,9 @@ def test_the_query_itself_is_never_a_negative(never_relevant, monkeypatch):
     for row in mined:
         found.setdefault(row["anchor"], set()).update([row["positive"]] * (row["label"] == 0))
     own = {"q1": "a b", "q2": "some a c"}
-    assert found == {text: {"a b", "some a c", "a", "b"} - {own.get(query)} for query, text in queries.items()}
+    assert found == {
+        text: {"a b", "some a c", "a", "b"} - {own.get(query)} for query, text in queries.items()
+    }
 
 
 @pytest.fixture
@@ -127,20 +155,32 @@ def judged(task) -> RetrievalData:
 
 @pytest.mark.parametrize("output_format", ["triplet", "n-tuple"])
 def test_never_relevant_documents(static_model, judged, output_format):
-    options = {"never_relevant": True, "output_format": output_format, "output_scores": True, "min_queries": 2}
+    options = {
+        "never_relevant": True,
+        "output_format": output_format,
+        "output_scores": True,
+        "min_queries": 2,
+    }
     mined = stm.mine_negatives(static_model, judged, similarity="qnorm", **options)
-    relevant = {judged.corpus[document] for documents in judged.relevant.values() for document in documents}
+    relevant = {
+        judged.corpus[document] for documents in judged.relevant.values() for document in documents
+    }
     assert {row["anchor"] for row in mined} == set(judged.queries.values())
     for row in mined:
         negatives = [row[name] for name in mined.column_names if name.startswith("negative")]
         assert len(set(negatives)) == (3 if output_format == "n-tuple" else 1)
         assert not relevant & set(negatives)
-        query, *documents = static_model.encode([row["anchor"], row["positive"], *negatives], convert_to_tensor=True)
-        assert row["scores"] == pytest.approx(stm.QNORM(query, torch.stack(documents))[0].tolist(), abs=1e-5)
+        query, *documents = static_model.encode(
+            [row["anchor"], row["positive"], *negatives], convert_to_tensor=True
+        )
+        assert row["scores"] == pytest.approx(
+            stm.QNORM(query, torch.stack(documents))[0].tolist(), abs=1e-5
+        )
 
 
 def test_never_relevant_documents_rank_high_for_many_queries():
-    """n1 is among the ten best of both queries; n2, which scores higher, of one only, as ten others outrank it."""
+    """n1 is among the ten best of both queries; n2, which scores higher, of one only, as ten others
+    outrank it."""
     fillers = {f"f{i}": "b b b " * (i + 1) for i in range(10)}
     corpus = {"d1": "a", "d2": "b", "n1": "a " * 40 + "b " * 40, "n2": "a " * 50, **fillers}
     relevant = {"q1": {"d1"}, "q2": {"d2"}, **{f"r{i}": {f"f{i}"} for i in range(10)}}
@@ -149,7 +189,8 @@ def test_never_relevant_documents_rank_high_for_many_queries():
     data = RetrievalData(queries, corpus, relevant)
     strict = stm.mine_negatives(words(), data, min_queries=2, **options)
     assert set(strict["negative"]) == {corpus["n1"]}
-    judged = stm.mine_negatives(words(), data, min_queries=1, also_relevant={"n1"}, **options)  # elsewhere
+    # elsewhere
+    judged = stm.mine_negatives(words(), data, min_queries=1, also_relevant={"n1"}, **options)
     assert set(judged["negative"]) == {corpus["n2"]}
     loose = stm.mine_negatives(words(), data, min_queries=1, **options)
     assert set(loose["negative"]) == {corpus["n1"], corpus["n2"]}
@@ -190,7 +231,9 @@ def test_the_seed_decides_and_the_random_state_stays(static_model, judged):
         ({"relevant": {}}, "None of the 8 queries has a relevant document"),
     ],
 )
-def test_wrong_arguments_are_refused_before_anything_is_encoded(static_model, judged, options, says, monkeypatch):
+def test_wrong_arguments_are_refused_before_anything_is_encoded(
+    static_model, judged, options, says, monkeypatch
+):
     options = dict(options)
     monkeypatch.setattr(SentenceTransformer, "encode", None)
     judged.relevant = options.pop("relevant", judged.relevant)

@@ -14,9 +14,14 @@ import st_magnitude as stm
 from st_magnitude import COSINE, DNORM, DOT, QNORM, Similarity, Term
 from st_magnitude.kernel import infonce as kernel
 
-FORWARD, BACKWARD, BOTH = DIRECTIONS = [("query_to_doc",), ("doc_to_query",), ("query_to_doc", "doc_to_query")]
+FORWARD, BACKWARD, BOTH = DIRECTIONS = [
+    ("query_to_doc",),
+    ("doc_to_query",),
+    ("query_to_doc", "doc_to_query"),
+]
 TILED, PLAIN = partial(stm.infonce, backend="tiled"), kernel.infonce_reference
-OPTIONS = {"partition_mode": "per_direction", "hardness_mode": "all_negatives"}  # unless a test names its own
+# unless a test names its own
+OPTIONS = {"partition_mode": "per_direction", "hardness_mode": "all_negatives"}
 infonce, infonce_reference = (partial(f, **OPTIONS) for f in (TILED, PLAIN))
 CORNERS = [COSINE, DOT, QNORM, DNORM]
 
@@ -24,17 +29,31 @@ CORNERS = [COSINE, DOT, QNORM, DNORM]
 def embeddings(num_queries=6, num_documents=13, dim=8, seed=0, scale=2.0):
     generator = torch.Generator().manual_seed(seed)
     return (
-        (torch.randn(num_queries, dim, generator=generator, dtype=torch.float64) * scale).requires_grad_(),
-        (torch.randn(num_documents, dim, generator=generator, dtype=torch.float64) * scale).requires_grad_(),
+        (
+            torch.randn(num_queries, dim, generator=generator, dtype=torch.float64) * scale
+        ).requires_grad_(),
+        (
+            torch.randn(num_documents, dim, generator=generator, dtype=torch.float64) * scale
+        ).requires_grad_(),
     )
 
 
 def loop_infonce(
-    queries, documents, terms, gammas, directions, offset, hardness=0.0, ids=None, margin=-math.inf, positives=None
+    queries,
+    documents,
+    terms,
+    gammas,
+    directions,
+    offset,
+    hardness=0.0,
+    ids=None,
+    margin=-math.inf,
+    positives=None,
 ):
     """The definition, one softmax at a time, in float64 and with autograd through the scores.
 
-    Documents whose id is that of the positive, or that score higher than the positive less a margin, are left out.
+    Documents whose id is that of the positive, or that score higher than the positive less a
+    margin, are left out.
     """
     backward = directions == BACKWARD
     hardness = 0.0 if backward else hardness
@@ -48,7 +67,10 @@ def loop_infonce(
 
     def scores_of(dim):
         sides = queries, documents
-        q, d = (x[:, :dim] / x[:, :dim].norm(dim=1, keepdim=True) ** g for x, g in zip(sides, gammas, strict=True))
+        q, d = (
+            x[:, :dim] / x[:, :dim].norm(dim=1, keepdim=True) ** g
+            for x, g in zip(sides, gammas, strict=True)
+        )
         return d[own] @ q.T if backward else q @ d.T
 
     longest, total = scores_of(max(t.dim or queries.shape[1] for t in terms)), 0.0
@@ -60,9 +82,13 @@ def loop_infonce(
                 if column_labels[j] == row_labels[i]:
                     logits.append(score / term.temperature)
                     attractions.append(score / term.temperature)
-                elif column_ids[j] != row_ids[i] and longest[i, j] <= longest[i, own_column] - margin:
+                elif (
+                    column_ids[j] != row_ids[i] and longest[i, j] <= longest[i, own_column] - margin
+                ):
                     logits.append(score / term.temperature + hardness * score.detach())
-            total += term.weight * (torch.stack(logits).logsumexp(0) - torch.stack(attractions).mean())
+            total += term.weight * (
+                torch.stack(logits).logsumexp(0) - torch.stack(attractions).mean()
+            )
     return total / len(queries)
 
 
@@ -102,31 +128,50 @@ RULES = {
 def test_equals_the_definition(terms, gammas, directions, rule, hardness):
     """Positives stay in the softmax whatever is excluded, and hardness leaves them alone."""
     queries, documents = embeddings(4, 9)
-    taus = [torch.tensor(float(t.temperature), dtype=torch.float64, requires_grad=True) for t in terms]
+    taus = [
+        torch.tensor(float(t.temperature), dtype=torch.float64, requires_grad=True) for t in terms
+    ]
     terms = [Term(t.dim, tau, t.weight) for t, tau in zip(terms, taus, strict=True)]
     leaves, arguments = [queries, documents, *taus], (directions, 2)
     expected = loop_infonce(queries, documents, terms, gammas, *arguments, hardness, **rule)
     wanted = torch.autograd.grad(expected, leaves)
-    assert not rule or abs(expected - loop_infonce(queries, documents, terms, gammas, *arguments, hardness)) > 1e-3
+    assert (
+        not rule
+        or abs(expected - loop_infonce(queries, documents, terms, gammas, *arguments, hardness))
+        > 1e-3
+    )
     options = {"hardness_strength": hardness, "positives": rule.get("positives")}
     options["exclude"] = [rule["ids"]] if "ids" in rule else []
     if "margin" in rule:
         options["exclude"].append(above_the_positive(rule["margin"], 2))
         options["exclude_queries"] = above_the_positive(rule["margin"], 0)
-    for function in (infonce_reference, infonce, partial(infonce, tile_rows=1), partial(infonce, tile_rows=3)):
+    for function in (
+        infonce_reference,
+        infonce,
+        partial(infonce, tile_rows=1),
+        partial(infonce, tile_rows=3),
+    ):
         loss = function(queries, documents, terms, Similarity(*gammas), *arguments, **options)
         torch.testing.assert_close(loss, expected, rtol=1e-10, atol=1e-12)
         torch.testing.assert_close(torch.autograd.grad(loss, leaves), wanted, rtol=1e-8, atol=1e-11)
 
 
-def assert_equals_the_reference(queries, documents, terms, similarity, directions, offset, leaves=(), **options):
+def assert_equals_the_reference(
+    queries, documents, terms, similarity, directions, offset, leaves=(), **options
+):
     """Value and gradients, those of all_queries among them."""
-    options_with_gradient = (x for x in options.values() if isinstance(x, torch.Tensor) and x.requires_grad)
+    options_with_gradient = (
+        x for x in options.values() if isinstance(x, torch.Tensor) and x.requires_grad
+    )
     leaves = [queries, documents, *leaves, *options_with_gradient]
     ours = infonce(queries, documents, terms, similarity, directions, offset, **options)
-    expected = infonce_reference(queries, documents, terms, similarity, directions, offset, **options)
+    expected = infonce_reference(
+        queries, documents, terms, similarity, directions, offset, **options
+    )
     torch.testing.assert_close(ours, expected, rtol=1e-10, atol=1e-12)
-    found, wanted = (torch.autograd.grad(loss, leaves, allow_unused=True) for loss in (ours, expected))
+    found, wanted = (
+        torch.autograd.grad(loss, leaves, allow_unused=True) for loss in (ours, expected)
+    )
     torch.testing.assert_close(found, wanted, rtol=1e-8, atol=1e-12)
 
 
@@ -136,12 +181,21 @@ def test_powers_of_an_exponential(similarity, hardness):
     """Temperatures of ratio 2 and 3 share one, for small and for large scores."""
     queries, documents = embeddings(5, 9, scale=8.0)
     terms = [Term(dim, tau, 0.5) for dim in (3, None) for tau in (0.12, 0.36, 0.5, 0.06)]
-    assert_equals_the_reference(queries, documents, terms, similarity, FORWARD, 0, hardness_strength=hardness)
+    assert_equals_the_reference(
+        queries, documents, terms, similarity, FORWARD, 0, hardness_strength=hardness
+    )
 
 
 LOG_Q = {"log_q": torch.arange(9) / 2.0, "log_q_queries": torch.arange(4) / 2.0}
-LEARNED = {"exponents": {}, "exclude": {"exclude": IDS}, "positives": {"positives": LABELS}, "log_q": LOG_Q}
-CHECKED = {s.name: (s, {}) for s in CORNERS} | {name: (None, options) for name, options in LEARNED.items()}
+LEARNED = {
+    "exponents": {},
+    "exclude": {"exclude": IDS},
+    "positives": {"positives": LABELS},
+    "log_q": LOG_Q,
+}
+CHECKED = {s.name: (s, {}) for s in CORNERS} | {
+    name: (None, options) for name, options in LEARNED.items()
+}
 
 
 @pytest.mark.parametrize("terms", [(Term(temperature=0.5),), MANY], ids=["one", "many"])
@@ -151,7 +205,9 @@ def test_gradcheck(terms, similarity, options, directions):
     """Of learned temperatures, and of learned exponents too."""
     queries, documents = embeddings(4, 9)
     gammas = [torch.tensor(g, dtype=torch.float64, requires_grad=True) for g in (0.3, 0.8)]
-    temperatures = [torch.tensor(float(t.temperature), dtype=torch.float64, requires_grad=True) for t in terms]
+    temperatures = [
+        torch.tensor(float(t.temperature), dtype=torch.float64, requires_grad=True) for t in terms
+    ]
 
     def loss(queries, documents, gamma_query, gamma_document, *temperatures):
         learned = [Term(t.dim, tau, t.weight) for t, tau in zip(terms, temperatures, strict=True)]
@@ -179,14 +235,16 @@ def test_hardness_is_a_constant_weight(gammas, directions, mode):
 @pytest.mark.parametrize("directions", DIRECTIONS)
 @pytest.mark.parametrize("gammas", [(1, 1), (1, 0), (0.3, 0.8)])
 def test_queries_of_other_devices(directions, gammas):
-    """all_queries holds the queries from row offset on; the softmax of a document runs over all of them."""
+    """all_queries holds the queries from row offset on; the softmax of a document runs over all of
+    them."""
     queries, documents = embeddings(4, 9)
     others = embeddings(3, 2, seed=1)
     all_queries = torch.cat([others[0], queries, others[1]])
     arguments = documents, MANY, Similarity(*gammas), directions, 3
     assert_equals_the_reference(queries, *arguments, all_queries=all_queries)
     own = documents[3:7].detach().requires_grad_()
-    for others in (all_queries, None):  # documents without a gradient of their own positives, as CLIP gathers them
+    # documents without a gradient of their own positives, as CLIP gathers them
+    for others in (all_queries, None):
         assert_equals_the_reference(queries, *arguments, all_queries=others, own_documents=own)
     with pytest.raises(ValueError, match=r"positives of the queries, \(4, 8\); got \(3, 8\)"):
         infonce(queries, *arguments, own_documents=own[:3])
@@ -197,7 +255,10 @@ def test_queries_of_other_devices(directions, gammas):
 
 
 GATHERED = {
-    "exclude": {"exclude": [IDS, above_the_positive(0.3, 2)], "exclude_queries": (above_the_positive(0.3, 2),)},
+    "exclude": {
+        "exclude": [IDS, above_the_positive(0.3, 2)],
+        "exclude_queries": (above_the_positive(0.3, 2),),
+    },
     "positives": {"positives": LABELS, "hardness_strength": 0.4, "exclude": IDS},
 }
 
@@ -217,8 +278,11 @@ def test_rules_for_gathered_queries(directions, options):
 def test_gathered_queries_have_the_ids_of_their_positives():
     queries, documents = embeddings(3, 9)
     gathered = {"all_queries": embeddings(6, seed=1)[0], "own_documents": documents[2:5]}
-    loss = partial(infonce, queries, documents, [Term(temperature=0.5)], QNORM, BACKWARD, 2, **gathered)
-    logits, own = QNORM(gathered["all_queries"], documents[2:5]).T / 0.5, torch.arange(2, 5)  # (3, 6)
+    loss = partial(
+        infonce, queries, documents, [Term(temperature=0.5)], QNORM, BACKWARD, 2, **gathered
+    )
+    # (3, 6)
+    logits, own = QNORM(gathered["all_queries"], documents[2:5]).T / 0.5, torch.arange(2, 5)
     same = (IDS[:6] == IDS[2:5, None]) & (torch.arange(6) != own[:, None])
     expected = nn.functional.cross_entropy(logits.masked_fill(same, -math.inf), own)
     torch.testing.assert_close(loss(exclude=IDS), expected)
@@ -228,26 +292,42 @@ def test_gathered_queries_have_the_ids_of_their_positives():
 
 
 def log_frequencies(size, seed=5):
-    return torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 2 - 7
+    return (
+        torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 2
+        - 7
+    )
 
 
 @pytest.mark.parametrize("gammas", [(1, 1), (0.3, 0.8)])
 @pytest.mark.parametrize("directions", DIRECTIONS)
 @pytest.mark.parametrize("hardness", [0.0, 0.7])
-@pytest.mark.parametrize("options", [{}, {"exclude": IDS}, {"positives": LABELS}], ids=["all", "exclude", "positives"])
+@pytest.mark.parametrize(
+    "options", [{}, {"exclude": IDS}, {"positives": LABELS}], ids=["all", "exclude", "positives"]
+)
 def test_log_q(gammas, directions, hardness, options):
     """With powers of exponentials, and with temperatures and exponents that are learned."""
     queries, documents = embeddings(4, 9)
     all_queries = embeddings(6, seed=1)[0]
-    leaves = [torch.tensor(float(x), dtype=torch.float64, requires_grad=True) for x in (*gammas, 0.1, 0.45)]
+    leaves = [
+        torch.tensor(float(x), dtype=torch.float64, requires_grad=True)
+        for x in (*gammas, 0.1, 0.45)
+    ]
     terms = [Term(dim, tau, 0.5) for dim in (3, None) for tau in (0.3, 0.6, *leaves[2:])]
     similarity = Similarity(*leaves[:2]) if 0.3 in gammas else Similarity(*gammas)
     options = {"log_q": log_frequencies(9), "hardness_strength": hardness, **options}
     for others in ({}, {"all_queries": all_queries}):
         options |= {**others, "log_q_queries": log_frequencies(6 if others else 4)}
-        assert_equals_the_reference(queries, documents, terms, similarity, directions, 2, leaves=leaves, **options)
-        shifted = options | {"log_q": options["log_q"] + 70, "log_q_queries": options["log_q_queries"] - 70}
-        losses = [infonce(queries, documents, terms, similarity, directions, 2, **o) for o in (options, shifted)]
+        assert_equals_the_reference(
+            queries, documents, terms, similarity, directions, 2, leaves=leaves, **options
+        )
+        shifted = options | {
+            "log_q": options["log_q"] + 70,
+            "log_q_queries": options["log_q_queries"] - 70,
+        }
+        losses = [
+            infonce(queries, documents, terms, similarity, directions, 2, **o)
+            for o in (options, shifted)
+        ]
         torch.testing.assert_close(*losses)
 
 
@@ -266,9 +346,13 @@ def test_log_q_is_the_definition():
 def test_log_q_in_float32(temperature):
     """Frequencies from 1 to 1e-30, the rarest of the best and of the worst documents."""
     inputs = [x.detach().float() for x in embeddings(16, 64)]
-    log_q = torch.linspace(-69, 0, 64)[torch.randperm(64, generator=torch.Generator().manual_seed(0))]
+    log_q = torch.linspace(-69, 0, 64)[
+        torch.randperm(64, generator=torch.Generator().manual_seed(0))
+    ]
     terms = [Term(temperature=temperature), Term(temperature=temperature / 2)]
-    found, expected = (of_type(dtype, *inputs, terms, log_q=log_q) for dtype in (torch.float32, torch.float64))
+    found, expected = (
+        of_type(dtype, *inputs, terms, log_q=log_q) for dtype in (torch.float32, torch.float64)
+    )
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5 * b.abs().max().item())
 
@@ -284,10 +368,14 @@ def test_an_excluded_column_is_as_if_it_were_not_there(similarity, scale, hardne
     """In float32, also where it has by far the best or the worst score of the row."""
     torch.manual_seed(1)
     queries = torch.randn(4, 8, requires_grad=True)
-    documents = torch.cat([torch.randn(6, 8), scale * queries.detach().sum(dim=0, keepdim=True)]).requires_grad_()
+    documents = torch.cat(
+        [torch.randn(6, 8), scale * queries.detach().sum(dim=0, keepdim=True)]
+    ).requires_grad_()
     terms = [Term(4, 0.5), Term(None, 0.3), Term(None, 0.1)]
     losses = [
-        infonce(queries, documents, terms, similarity, hardness_strength=hardness, exclude=last_column),
+        infonce(
+            queries, documents, terms, similarity, hardness_strength=hardness, exclude=last_column
+        ),
         infonce(queries, documents[:6], terms, similarity, hardness_strength=hardness),
     ]
     torch.testing.assert_close(*losses)
@@ -296,7 +384,9 @@ def test_an_excluded_column_is_as_if_it_were_not_there(similarity, scale, hardne
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("exclude", [torch.zeros(9, dtype=torch.int32), lambda rows, scores: scores < torch.inf])
+@pytest.mark.parametrize(
+    "exclude", [torch.zeros(9, dtype=torch.int32), lambda rows, scores: scores < torch.inf]
+)
 @pytest.mark.parametrize("directions", DIRECTIONS)
 @pytest.mark.parametrize("hardness", [0.0, 1000.0])
 def test_all_negatives_excluded(exclude, directions, hardness):
@@ -310,7 +400,8 @@ def test_all_negatives_excluded(exclude, directions, hardness):
 
 
 def test_what_a_judge_sees():
-    """The scores of the longest prefix before the temperature, once for each tile; distinct ids exclude nothing."""
+    """The scores of the longest prefix before the temperature, once for each tile; distinct ids
+    exclude nothing."""
     queries, documents = embeddings(5, 9)
     seen, terms = [], [Term(2, 0.5), Term(6, 0.3)]
 
@@ -319,10 +410,14 @@ def test_what_a_judge_sees():
         assert not scores.requires_grad
         return torch.zeros_like(scores, dtype=torch.bool)
 
-    loss = infonce(queries, documents, terms, QNORM, offset=1, exclude=(judge, torch.arange(9)), tile_rows=2)
+    loss = infonce(
+        queries, documents, terms, QNORM, offset=1, exclude=(judge, torch.arange(9)), tile_rows=2
+    )
     torch.testing.assert_close(loss, infonce(queries, documents, terms, QNORM, offset=1))
     assert [rows for rows, _ in seen] == [slice(0, 2), slice(2, 4), slice(4, 5)]
-    torch.testing.assert_close(torch.cat([scores for _, scores in seen]), QNORM(queries[:, :6], documents[:, :6]))
+    torch.testing.assert_close(
+        torch.cat([scores for _, scores in seen]), QNORM(queries[:, :6], documents[:, :6])
+    )
 
 
 SOFTMAXES = {
@@ -340,36 +435,63 @@ SOFTMAXES = {
 @pytest.mark.parametrize("softmax", SOFTMAXES.values(), ids=SOFTMAXES)
 @pytest.mark.parametrize("mode", [None, "in_batch_negatives", "hard_negatives", "all_negatives"])
 def test_equals_sentence_transformers(num_negatives, name, softmax, mode):
-    columns = [torch.randn(9, 16, dtype=torch.float64, requires_grad=True) for _ in range(2 + num_negatives)]
+    columns = [
+        torch.randn(9, 16, dtype=torch.float64, requires_grad=True)
+        for _ in range(2 + num_negatives)
+    ]
     scale = 20.0 if name == "cosine" else 1.5
     options = {**softmax, "hardness_mode": mode, "hardness_strength": 0.0 if mode is None else 3.0}
     similarity_fct = {"cosine": cos_sim, "dot": dot_score}[name]
     theirs = MultipleNegativesRankingLoss(nn.Identity(), scale, similarity_fct, **options)
     expected = theirs.compute_loss_from_embeddings(columns, None)
     wanted = torch.autograd.grad(expected, columns)
-    arguments = columns[0], torch.cat(columns[1:]), [Term(temperature=1 / scale)], Similarity.named(name)
+    arguments = (
+        columns[0],
+        torch.cat(columns[1:]),
+        [Term(temperature=1 / scale)],
+        Similarity.named(name),
+    )
     for function in (kernel.infonce_reference, partial(stm.infonce, backend="tiled", tile_rows=4)):
         ours = function(*arguments, **options)
         torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(torch.autograd.grad(ours, columns), wanted, rtol=1e-8, atol=1e-9)
 
 
-JOINT = [softmax["directions"] for name, softmax in SOFTMAXES.items() if name not in ("forward", "symmetric")]
+JOINT = [
+    softmax["directions"]
+    for name, softmax in SOFTMAXES.items()
+    if name not in ("forward", "symmetric")
+]
 
 
 @pytest.mark.parametrize("gammas", [(1, 1), (0.3, 0.8), (1, 0)])
 @pytest.mark.parametrize("directions", JOINT, ids="-".join)
-@pytest.mark.parametrize("rule", [{}, {"exclude": IDS}, {"positives": LABELS}], ids=["all", "exclude", "positives"])
+@pytest.mark.parametrize(
+    "rule", [{}, {"exclude": IDS}, {"positives": LABELS}], ids=["all", "exclude", "positives"]
+)
 def test_joint_softmax(gammas, directions, rule):
-    """With prefixes, learned temperatures and exponents, log q, hardness, and the queries of other devices."""
+    """With prefixes, learned temperatures and exponents, log q, hardness, and the queries of other
+    devices."""
     queries, documents = embeddings(4, 9)
     own, all_queries = documents[2:6].detach().requires_grad_(), embeddings(7, seed=1)[0]
-    leaves = [torch.tensor(float(x), dtype=torch.float64, requires_grad=True) for x in (*gammas, 0.3, 0.6, 0.45)]
+    leaves = [
+        torch.tensor(float(x), dtype=torch.float64, requires_grad=True)
+        for x in (*gammas, 0.3, 0.6, 0.45)
+    ]
     terms = [*(Term(3, tau, 0.5) for tau in leaves[2:]), Term(None, 0.8), Term(None, 0.4)]
     similarity = Similarity(*leaves[:2]) if 0.3 in gammas else Similarity(*gammas)
-    options = {"partition_mode": "joint", "hardness_mode": "in_batch_negatives", "hardness_strength": 0.6, **rule}
+    options = {
+        "partition_mode": "joint",
+        "hardness_mode": "in_batch_negatives",
+        "hardness_strength": 0.6,
+        **rule,
+    }
     options |= {"num_queries": 7, "log_q": log_frequencies(9)}
-    everywhere = {"all_queries": all_queries, "own_documents": own, "log_q_queries": log_frequencies(7)}
+    everywhere = {
+        "all_queries": all_queries,
+        "own_documents": own,
+        "log_q_queries": log_frequencies(7),
+    }
     for others in ({"log_q_queries": log_frequencies(4)}, everywhere):
         arguments = queries, documents, terms, similarity, directions, 2
         assert_equals_the_reference(*arguments, leaves=leaves, **options, **others)
@@ -381,7 +503,10 @@ def test_directions_are_checked():
     for options, message in (
         ({"directions": ("query_to_query",)}, "must include 'query_to_doc'"),
         ({"directions": ("sideways",)}, "directions must be one of .*; got 'sideways'"),
-        ({"directions": JOINT[-1], "partition_mode": "per_direction"}, "Use partition_mode='joint'"),
+        (
+            {"directions": JOINT[-1], "partition_mode": "per_direction"},
+            "Use partition_mode='joint'",
+        ),
         ({"directions": JOINT[-1], "offset": 2}, "num_queries, the number of positives"),
         ({"directions": JOINT[-1], "positives": pairs}, r"give integer ids \(M,\)"),
         ({"hardness_mode": "hard"}, "hardness_mode must be one of"),
@@ -393,12 +518,14 @@ def test_directions_are_checked():
 
 
 def test_proposition_4_2_gradient_asymmetry():
-    """DNorm: the gradient to the *unit* positive document is -(|q| / tau)(1 - p+) q / |q| (Eq. 10), and the norm of
+    """DNorm: the gradient to the *unit* positive document is -(|q| / tau)(1 - p+) q / |q| (Eq. 10),
+    and the norm of
     the query acts as an inverse temperature (Eq. 9)."""
     queries, documents = embeddings(1, 6)
     unit = (documents / documents.norm(dim=1, keepdim=True)).detach().requires_grad_()
     tau = 0.7
-    loss = infonce(queries, unit, [Term(temperature=tau)], DOT)  # the unit document itself is the variable
+    # the unit document itself is the variable
+    loss = infonce(queries, unit, [Term(temperature=tau)], DOT)
     (gradient,) = torch.autograd.grad(loss, unit)
     probability = (queries @ unit.T / tau).softmax(dim=1)[0, 0]
     norm = queries.norm()
@@ -413,7 +540,8 @@ def test_outer_gradient_scales():
     expected = torch.autograd.grad(infonce(queries, documents, MANY), [queries, documents])
     loss = infonce(queries, documents, MANY)
     scaled = torch.autograd.grad(loss * 2.0**10 / 4, [queries, documents], retain_graph=True)
-    again = torch.autograd.grad(loss, [queries, documents])  # a second backward sees the first one's tensors unharmed
+    # a second backward sees the first one's tensors unharmed
+    again = torch.autograd.grad(loss, [queries, documents])
     torch.testing.assert_close([x / 256 for x in scaled], list(expected))
     torch.testing.assert_close(again, expected)
 
@@ -438,7 +566,10 @@ def test_computes_in_float32_under_autocast(dtype):
         loss = infonce(queries, documents, MANY)
     assert loss.dtype == torch.float32
     torch.testing.assert_close(loss, exact)
-    gradient, exact_gradient = torch.autograd.grad(loss, queries)[0], torch.autograd.grad(exact, queries)[0]
+    gradient, exact_gradient = (
+        torch.autograd.grad(loss, queries)[0],
+        torch.autograd.grad(exact, queries)[0],
+    )
     assert gradient.dtype == dtype
     torch.testing.assert_close(gradient, exact_gradient)
 
@@ -446,8 +577,15 @@ def test_computes_in_float32_under_autocast(dtype):
 PRECISION = {
     "one term": {},
     "nine terms": {"terms": [Term(dim, tau) for dim in (8, 16, None) for tau in (0.05, 0.1, 0.2)]},
-    "joint": {"directions": ("query_to_doc", "query_to_query", "doc_to_doc"), "partition_mode": "joint"},
-    "prior": {"log_q": torch.arange(72.0).log1p(), "similarity": QNORM, "terms": [Term(temperature=0.5)]},
+    "joint": {
+        "directions": ("query_to_doc", "query_to_query", "doc_to_doc"),
+        "partition_mode": "joint",
+    },
+    "prior": {
+        "log_q": torch.arange(72.0).log1p(),
+        "similarity": QNORM,
+        "terms": [Term(temperature=0.5)],
+    },
     "positives": {"positives": torch.arange(72) % 40, "directions": BOTH},
 }
 
@@ -473,18 +611,25 @@ def test_float32_holds_where_probabilities_underflow():
 
 @pytest.mark.parametrize("similarity", [COSINE, QNORM, Similarity(0.5, 0.5)], ids=str)
 def test_short_vectors(similarity):
-    """Gradients grow as norms fall, to what float32 still holds; the square of such a norm is 0 there."""
+    """Gradients grow as norms fall, to what float32 still holds; the square of such a norm is 0
+    there."""
     inputs = [torch.randn(n, 8) * 1e-20 for n in (3, 5)]
-    found, expected = (of_type(x, *inputs, [Term(4), Term()], similarity)[1:] for x in (torch.float32, torch.float64))
+    found, expected = (
+        of_type(x, *inputs, [Term(4), Term()], similarity)[1:]
+        for x in (torch.float32, torch.float64)
+    )
     for gradient, reference in zip(found, expected, strict=True):
         assert reference.norm() > 0
-        torch.testing.assert_close(gradient, reference, rtol=1e-4, atol=1e-5 * float(reference.abs().max()))
+        torch.testing.assert_close(
+            gradient, reference, rtol=1e-4, atol=1e-5 * float(reference.abs().max())
+        )
 
 
 @pytest.mark.parametrize("norm", [1e18, 1e30])
 @pytest.mark.parametrize("similarity", [COSINE, QNORM, DNORM], ids=lambda s: s.name)
 def test_long_vectors(norm, similarity):
-    """In float32 the square of such a norm is infinite. Loss and gradients stay finite, as in sentence-transformers."""
+    """In float32 the square of such a norm is infinite. Loss and gradients stay finite, as in
+    sentence-transformers."""
     queries, documents = ((x.detach().float() * norm).requires_grad_() for x in embeddings())
     loss = infonce(queries, documents, [Term(4), Term()], similarity)
     loss.backward()
@@ -515,16 +660,24 @@ def test_input_is_checked():
         infonce(queries, documents, [Term(9)])
     with pytest.raises(ValueError, match=r"losses learn temperatures.* Term\(temperature=tau\)"):
         infonce(queries, documents, [Term(temperature="learned")])
-    with pytest.raises(ValueError, match=r"integer ids \(13,\) of the documents; got torch.int64 of shape \(8,\)"):
+    with pytest.raises(
+        ValueError, match=r"integer ids \(13,\) of the documents; got torch.int64 of shape \(8,\)"
+    ):
         infonce(queries, documents, exclude=torch.arange(8))
     with pytest.raises(ValueError, match=r"positives take the shape \(6, 13\)"):
         infonce(queries, documents, positives=torch.ones(6, 12).bool())
     matrix = torch.ones(6, 13)
     for wrong, message in (
         ({"positives": matrix.bool(), "targets": matrix}, "give one of the two"),
-        ({"targets": matrix, "directions": BACKWARD, "all_queries": documents}, "needs targets_queries"),
+        (
+            {"targets": matrix, "directions": BACKWARD, "all_queries": documents},
+            "needs targets_queries",
+        ),
         ({"targets": lambda rows: matrix[rows], "directions": BACKWARD}, "needs targets_queries"),
-        ({"targets_queries": matrix, "directions": BACKWARD}, r"targets_queries take the shape \(6, 6\)"),
+        (
+            {"targets_queries": matrix, "directions": BACKWARD},
+            r"targets_queries take the shape \(6, 6\)",
+        ),
         ({"weights": torch.ones(5)}, "weights takes 6 weights of rows"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -532,14 +685,21 @@ def test_input_is_checked():
 
 
 def test_booleans_as_positives():
-    """Also where the own document is not one of them, and where a row names none: its own document is the positive."""
+    """Also where the own document is not one of them, and where a row names none: its own document
+    is the positive."""
     queries, documents = embeddings(4, 9)
     matrix = torch.rand(4, 9, generator=torch.Generator().manual_seed(2)) > 0.6
     matrix[0], matrix[1] = False, torch.arange(9) == 7
     terms = [Term(3, 0.5), Term(None, 0.3)]
     for directions in DIRECTIONS:
-        options = {"hardness_strength": 0.4, "log_q": log_frequencies(9), "log_q_queries": log_frequencies(4)}
-        assert_equals_the_reference(queries, documents, terms, QNORM, directions, 2, positives=matrix, **options)
+        options = {
+            "hardness_strength": 0.4,
+            "log_q": log_frequencies(9),
+            "log_q_queries": log_frequencies(4),
+        }
+        assert_equals_the_reference(
+            queries, documents, terms, QNORM, directions, 2, positives=matrix, **options
+        )
     shares = matrix.double()
     shares[0, 2] = 1
     log_probability = (QNORM(queries, documents) / 0.5).log_softmax(dim=1)
@@ -549,17 +709,27 @@ def test_booleans_as_positives():
 
 
 def test_memory_never_holds_the_matrix():
-    """Tiles of 64 rows, in units of the B x B matrix: two of 1/32, and little else at so small a D."""
+    """Tiles of 64 rows, in units of the B x B matrix: two of 1/32, and little else at so small a
+    D."""
     size, dim = 2048, 32
-    queries, documents = torch.randn(size, dim, requires_grad=True), torch.randn(size, dim, requires_grad=True)
+    queries, documents = (
+        torch.randn(size, dim, requires_grad=True),
+        torch.randn(size, dim, requires_grad=True),
+    )
     peak = peak_bytes(lambda: infonce(queries, documents, tile_rows=64).backward())
     assert 2 / 32 <= peak / (4 * size * size) < 5 / 32
 
 
-@pytest.mark.parametrize("terms", [(Term(),), (Term(64), Term(128, 0.1), Term(256), Term())], ids=["one", "many"])
+@pytest.mark.parametrize(
+    "terms", [(Term(),), (Term(64), Term(128, 0.1), Term(256), Term())], ids=["one", "many"]
+)
 def test_memory_of_wide_embeddings(terms):
-    """Both sides divided by their norms and both gradients, four tensors of B x D; autograd of the norms took six."""
+    """Both sides divided by their norms and both gradients, four tensors of B x D; autograd of the
+    norms took six."""
     size, dim = 256, 2048
-    queries, documents = torch.randn(size, dim, requires_grad=True), torch.randn(size, dim, requires_grad=True)
+    queries, documents = (
+        torch.randn(size, dim, requires_grad=True),
+        torch.randn(size, dim, requires_grad=True),
+    )
     peak = peak_bytes(lambda: infonce(queries, documents, terms, tile_rows=8).backward())
     assert 4 <= peak / (4 * size * dim) < 4.5

@@ -17,7 +17,9 @@ from st_magnitude.kernel.batch import Above
 from st_magnitude.kernel.infonce import infonce_reference
 from st_magnitude.kernel.ring import agree, ring_infonce
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks processes that have used torch")
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="forks processes that have used torch"
+)
 
 ROWS = (5, 1, 4, 6)  # of each rank; the second has a positive and, in some cases, no negative
 DIM = 8
@@ -34,13 +36,22 @@ CASES = {
     "many qnorm": (MANY, (1, 0), BOTH, "all_negatives", 1),
     "many dnorm": (MANY, (0, 1), BACKWARD, None, 1),
     "hard": (ONE, (0.3, 0.8), BOTH, "all_negatives", 2),
-    **{mode: (MANY, (0.3, 0.8), FORWARD, mode, 3) for mode in ("in_batch_negatives", "hard_negatives")},
+    **{
+        mode: (MANY, (0.3, 0.8), FORWARD, mode, 3)
+        for mode in ("in_batch_negatives", "hard_negatives")
+    },
 }
 FREQUENCIES = ("log_q", "log_q_queries")
 LOG_Q = {"cosine", "many", "many dot", "hard"}  # cases with frequencies of documents and of queries
 POSITIVES = {"dot", "many", "hard"}  # cases with several positives
 GUIDED = {"prefix", "many dot"}  # cases whose margin looks at the scores of a guide
-EXCLUDED = {"cosine": "ids", "many": "ids", "many dot": "margin", "prefix": "margin", "hard": "ids and margin"}
+EXCLUDED = {
+    "cosine": "ids",
+    "many": "ids",
+    "many dot": "margin",
+    "prefix": "margin",
+    "hard": "ids and margin",
+}
 
 
 def threshold(positives: torch.Tensor) -> torch.Tensor:
@@ -52,12 +63,15 @@ def above_threshold(rows: slice, scores: torch.Tensor) -> torch.Tensor:
 
 
 def about(pairs: list[list[torch.Tensor]]) -> list[dict[str, Any]]:
-    """What is known about documents and queries of each rank; ids and labels occur on several ranks, and repeat."""
+    """What is known about documents and queries of each rank; ids and labels occur on several
+    ranks, and repeat."""
     ids, labels = (torch.Generator().manual_seed(seed) for seed in (1, 2))
     found = []
     for rank, (queries, documents) in enumerate(pairs):
         number = len(documents)
-        log_q, log_q_queries = ((10 * rank + torch.arange(len(x))).double().cos() * 3 for x in (documents, queries))
+        log_q, log_q_queries = (
+            (10 * rank + torch.arange(len(x))).double().cos() * 3 for x in (documents, queries)
+        )
         found.append(
             {
                 "ids": torch.randint(0, 12, (number,), generator=ids),
@@ -65,13 +79,17 @@ def about(pairs: list[list[torch.Tensor]]) -> list[dict[str, Any]]:
                 "labels": torch.randint(-5, 4, (number,), generator=labels),
                 "log_q": log_q,
                 "log_q_queries": log_q_queries,
-                "guide": tuple(x.detach()[:, :3].sin() + torch.arange(3) for x in (queries, documents)),
+                "guide": tuple(
+                    x.detach()[:, :3].sin() + torch.arange(3) for x in (queries, documents)
+                ),
             }
         )
     return found
 
 
-def guided(rows: torch.Tensor, columns: torch.Tensor) -> Callable[[slice, torch.Tensor], torch.Tensor]:
+def guided(
+    rows: torch.Tensor, columns: torch.Tensor
+) -> Callable[[slice, torch.Tensor], torch.Tensor]:
     return lambda tile, _: above_threshold(tile, rows[tile] @ columns.T)
 
 
@@ -79,7 +97,10 @@ def batches(num_ranks: int, documents: int) -> list[list[torch.Tensor]]:
     """Queries and documents of each rank."""
     generator = torch.Generator().manual_seed(0)
     return [
-        [torch.randn(n * c, DIM, generator=generator, dtype=torch.float64).requires_grad_() for c in (1, documents)]
+        [
+            torch.randn(n * c, DIM, generator=generator, dtype=torch.float64).requires_grad_()
+            for c in (1, documents)
+        ]
         for n in ROWS[:num_ranks]
     ]
 
@@ -117,7 +138,10 @@ def in_the_ring(num_ranks: int) -> dict[str, list[torch.Tensor]]:
             tile_rows=2,
         )
         gradients = torch.autograd.grad(loss, [*pair, *leaves], allow_unused=True)
-        shared = [torch.zeros_like(x) if g is None else g.clone() for x, g in zip(leaves, gradients[2:], strict=True)]
+        shared = [
+            torch.zeros_like(x) if g is None else g.clone()
+            for x, g in zip(leaves, gradients[2:], strict=True)
+        ]
         means = torch.stack([loss.detach(), *shared])
         dist.all_reduce(means)
         results[case] = [means / num_ranks, *(g / num_ranks for g in gradients[:2])]
@@ -126,7 +150,8 @@ def in_the_ring(num_ranks: int) -> dict[str, list[torch.Tensor]]:
 
 @pytest.mark.parametrize("num_ranks", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
 def test_equals_the_joined_batch(num_ranks):
-    """Loss and gradients, learned temperatures and exponents among them, of batches that differ in size."""
+    """Loss and gradients, learned temperatures and exponents among them, of batches that differ in
+    size."""
     found = on_ranks(num_ranks, in_the_ring, num_ranks)
     for case, (_, _, directions, hardness, documents) in CASES.items():
         leaves, terms, similarity = learned(case)
@@ -135,22 +160,42 @@ def test_equals_the_joined_batch(num_ranks):
 
         def joined(parts, sizes=sizes):  # column by column
             columns = range(len(parts[0]) // sizes[0])
-            return torch.cat([x[c * n : (c + 1) * n] for c in columns for x, n in zip(parts, sizes, strict=True)])
+            return torch.cat(
+                [x[c * n : (c + 1) * n] for c in columns for x, n in zip(parts, sizes, strict=True)]
+            )
 
-        judges, query_judges = ([above_threshold], [above_threshold]) if "margin" in rule else ([], [])
+        judges, query_judges = (
+            ([above_threshold], [above_threshold]) if "margin" in rule else ([], [])
+        )
         known = {name: [of_rank[name] for of_rank in about(pairs)] for name in about(pairs)[0]}
         if case in GUIDED:
             guides = [joined(side) for side in zip(*known["guide"], strict=True)]
-            judges, query_judges = [guided(*guides)], [guided(guides[1][: len(guides[0])], guides[0])]
+            judges, query_judges = (
+                [guided(*guides)],
+                [guided(guides[1][: len(guides[0])], guides[0])],
+            )
         ids = [joined(known[name]) for name in ("ids", "other ids") if "ids" in rule]
-        options = {"partition_mode": "per_direction", "hardness_mode": hardness, "hardness_strength": 0.7}
+        options = {
+            "partition_mode": "per_direction",
+            "hardness_mode": hardness,
+            "hardness_strength": 0.7,
+        }
         options |= {name: joined(known[name]) for name in FREQUENCIES if case in LOG_Q}
         options["positives"] = joined(known["labels"]) if case in POSITIVES else None
-        arguments = *(joined(side) for side in zip(*pairs, strict=True)), terms, similarity, directions
-        loss = infonce_reference(*arguments, exclude=[*ids, *judges], exclude_queries=query_judges, **options)
+        arguments = (
+            *(joined(side) for side in zip(*pairs, strict=True)),
+            terms,
+            similarity,
+            directions,
+        )
+        loss = infonce_reference(
+            *arguments, exclude=[*ids, *judges], exclude_queries=query_judges, **options
+        )
         assert not rule or loss < 0.995 * infonce_reference(*arguments, **options)
         inputs = [x for pair in pairs for x in pair]
-        gradients = torch.autograd.grad(loss, [*leaves, *inputs], allow_unused=True, materialize_grads=True)
+        gradients = torch.autograd.grad(
+            loss, [*leaves, *inputs], allow_unused=True, materialize_grads=True
+        )
         means = torch.stack([loss.detach(), *gradients[: len(leaves)]])
         for rank, (found_means, *found_gradients) in enumerate(result[case] for result in found):
             torch.testing.assert_close(found_means, means, rtol=1e-9, atol=1e-12)
@@ -166,7 +211,9 @@ def autocast_and_memory() -> dict[str, object]:
         loss = ring_infonce(*(x.bfloat16() for x in pair))
         gathered = [torch.empty_like(pair[1]) for _ in range(dist.get_world_size())]
         dist.all_gather(gathered, pair[1].detach())
-        plain = infonce(pair[0].bfloat16(), torch.cat(gathered).bfloat16(), offset=256 * dist.get_rank())
+        plain = infonce(
+            pair[0].bfloat16(), torch.cat(gathered).bfloat16(), offset=256 * dist.get_rank()
+        )
     with torch.no_grad():
         assert not ring_infonce(*pair).requires_grad
     peak = peak_bytes(lambda: ring_infonce(*pair, tile_rows=8).backward())
@@ -174,7 +221,8 @@ def autocast_and_memory() -> dict[str, object]:
 
 
 def test_memory_does_not_grow_with_the_ranks():
-    """In units of the documents of a rank; float32 under autocast agrees with the kernel on gathered documents."""
+    """In units of the documents of a rank; float32 under autocast agrees with the kernel on
+    gathered documents."""
     peaks = []
     for num_ranks in (2, 4):
         for result in on_ranks(num_ranks, autocast_and_memory):
@@ -189,7 +237,8 @@ def failures() -> list[str]:
     queries, documents = torch.zeros(3, 4), torch.zeros(3 - (dist.get_rank() == 1), 4)
     with pytest.raises((ValueError, RuntimeError)) as caught:
         ring_infonce(queries, documents)
-    assert agree(queries.device, lambda: [dist.get_rank()], 1) == [[0], [1], [2]]  # the ranks are still in step
+    # the ranks are still in step
+    assert agree(queries.device, lambda: [dist.get_rank()], 1) == [[0], [1], [2]]
     return str(caught.value)
 
 

@@ -15,8 +15,8 @@ import st_magnitude as stm
 BATCHING = pytest.mark.parametrize("mini_batch_size", [None, 3], ids=["plain", "cached"])
 DIRECTIONS = [("query_to_doc",), ("doc_to_query",), ("query_to_doc", "doc_to_query")]
 
-# A positive that two queries share (0, 3), a query with two positives (1, 4), a negative that is a positive (0, 2, 5)
-# and boilerplate that occurs three times, which all queries keep as a negative.
+# A positive that two queries share (0, 3), a query with two positives (1, 4), a negative that is a
+# positive (0, 2, 5) and boilerplate that occurs three times, which all queries keep as a negative.
 TWICE = [
     (ROWS[0][0], ROWS[0][1], ROWS[0][1]),
     (ROWS[1][0], ROWS[1][1], "see below"),
@@ -55,9 +55,16 @@ def assert_same_gradients(found, expected, factor=1.0, rtol=1e-8, atol=1e-12):
 
 
 def reference(
-    embeddings, similarity, terms, direction=("query_to_doc",), excluded=None, excluded_queries=None, log_q=0.0
+    embeddings,
+    similarity,
+    terms,
+    direction=("query_to_doc",),
+    excluded=None,
+    excluded_queries=None,
+    log_q=0.0,
 ):
-    """sum_t w_t cross_entropy(scores / tau_t - log q) at a scale of 3, with -inf for excluded pairs of a matrix."""
+    """sum_t w_t cross_entropy(scores / tau_t - log q) at a scale of 3, with -inf for excluded pairs
+    of a matrix."""
     own, total = torch.arange(len(embeddings[0])), 0.0
     if excluded is None:
         excluded = torch.zeros(len(own), len(own) * len(embeddings[1:]), dtype=torch.bool)
@@ -68,7 +75,8 @@ def reference(
         scale = 3.0 * 0.05 / term.temperature
         logits = scale * similarity(q, torch.cat(d)) - log_q, scale * similarity(q, d[0]).T
         forward, backward = (
-            cross_entropy(x.masked_fill(mask, -torch.inf), own) for x, mask in zip(logits, masks, strict=True)
+            cross_entropy(x.masked_fill(mask, -torch.inf), own)
+            for x, mask in zip(logits, masks, strict=True)
         )
         by_direction = {("query_to_doc",): forward, ("doc_to_query",): backward}
         total = total + term.weight * by_direction.get(direction, (forward + backward) / 2)
@@ -79,7 +87,16 @@ DENSE = (SentenceTransformerTrainer, SentenceTransformerTrainingArguments)
 
 
 def train(
-    model, loss, output, num_negatives=0, data=None, eval_data=None, resume=None, attach=True, trainer=DENSE, **options
+    model,
+    loss,
+    output,
+    num_negatives=0,
+    data=None,
+    eval_data=None,
+    resume=None,
+    attach=True,
+    trainer=DENSE,
+    **options,
 ):
     """Through the Trainer; returns it."""
     defaults = {
@@ -92,7 +109,12 @@ def train(
     }
     trainer_class, arguments_class = trainer
     args = arguments_class(
-        str(output), use_cpu=True, report_to=[], disable_tqdm=True, logging_steps=1, **defaults | options
+        str(output),
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+        logging_steps=1,
+        **defaults | options,
     )
     data = data or Dataset.from_dict(columns(num_negatives=num_negatives))
     trainer = trainer_class(model, args, train_dataset=data, eval_dataset=eval_data, loss=loss)
@@ -105,7 +127,8 @@ def train(
 
 
 class Begins(TrainerCallback):
-    """The step at which training begins: a run that silently starts anew ends with the weights of one that resumes."""
+    """The step at which training begins: a run that silently starts anew ends with the weights of
+    one that resumes."""
 
     step: int
 

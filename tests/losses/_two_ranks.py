@@ -1,4 +1,5 @@
-"""What each of two gloo processes does for test_training.py: `torchrun --nproc_per_node 2 _two_ranks.py IN OUT`."""
+"""What each of two gloo processes does for test_training.py: `torchrun --nproc_per_node 2
+_two_ranks.py IN OUT`."""
 
 from __future__ import annotations
 
@@ -24,13 +25,21 @@ NUM_ROWS = 6  # a rank
 
 
 def arguments(output: Path, **options: Any) -> SentenceTransformerTrainingArguments:
-    here = {"use_cpu": True, "ddp_backend": "gloo", "report_to": [], "save_strategy": "no", "disable_tqdm": True}
+    here = {
+        "use_cpu": True,
+        "ddp_backend": "gloo",
+        "report_to": [],
+        "save_strategy": "no",
+        "disable_tqdm": True,
+    }
     return SentenceTransformerTrainingArguments(
         str(output / "trainer"), max_steps=3, per_device_train_batch_size=4, **here, **options
     )
 
 
-def train(folder: str, output: Path, mini_batch_size: int | None, gather: bool | str = True) -> dict:
+def train(
+    folder: str, output: Path, mini_batch_size: int | None, gather: bool | str = True
+) -> dict:
     """Everything that a loss can learn or leave out at once, in the Trainer."""
     model = load_transformer(folder)
     loss = stm.LearnableNormLoss(
@@ -66,12 +75,20 @@ def learn_temperature(folder: str, mini_batch_size: int | None) -> torch.Tensor:
 
 
 def train_two_data_sets(folder: str, output: Path) -> dict[str, float]:
-    """In a step, each rank has a batch of another data set, whose loss learns a temperature of its own."""
+    """In a step, each rank has a batch of another data set, whose loss learns a temperature of its
+    own."""
     model = load_transformer(folder)
-    losses = {name: stm.DotRankingLoss(model, temperature="learned", scale=3.0) for name in ("pairs", "triplets")}
+    losses = {
+        name: stm.DotRankingLoss(model, temperature="learned", scale=3.0)
+        for name in ("pairs", "triplets")
+    }
     mapping = LearnedTemperature.learning_rate_mapping(0.1)
-    args = arguments(output, learning_rate_mapping=mapping, multi_dataset_batch_sampler="round_robin")
-    data = DatasetDict({name: Dataset.from_dict(columns(num_negatives=i)) for i, name in enumerate(losses)})
+    args = arguments(
+        output, learning_rate_mapping=mapping, multi_dataset_batch_sampler="round_robin"
+    )
+    data = DatasetDict(
+        {name: Dataset.from_dict(columns(num_negatives=i)) for i, name in enumerate(losses)}
+    )
     seen = []
     for name, loss in losses.items():
         loss.register_forward_pre_hook(lambda *_, name=name: seen.append(name))
@@ -83,8 +100,13 @@ def train_two_data_sets(folder: str, output: Path) -> dict[str, float]:
 def refusal_of_data_sets(folder: str, output: Path) -> str:
     """What a rank says of two data sets, of which one is gathered."""
     model = load_transformer(folder)
-    losses = {name: stm.DotRankingLoss(model, gather_across_devices=name == "pairs") for name in ("pairs", "triplets")}
-    data = DatasetDict({name: Dataset.from_dict(columns(num_negatives=i)) for i, name in enumerate(losses)})
+    losses = {
+        name: stm.DotRankingLoss(model, gather_across_devices=name == "pairs")
+        for name in ("pairs", "triplets")
+    }
+    data = DatasetDict(
+        {name: Dataset.from_dict(columns(num_negatives=i)) for i, name in enumerate(losses)}
+    )
     try:
         stm.attach(SentenceTransformerTrainer(model, arguments(output), data, loss=losses))
     except ValueError as error:

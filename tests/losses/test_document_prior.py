@@ -8,7 +8,14 @@ from collections import Counter
 
 import pytest
 import torch
-from _helpers import BATCHING, assert_same_gradients, batch_of, reference, train, value_and_gradients
+from _helpers import (
+    BATCHING,
+    assert_same_gradients,
+    batch_of,
+    reference,
+    train,
+    value_and_gradients,
+)
 from _tiny import ROWS, raw_embeddings, tokenizer
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer
@@ -21,14 +28,18 @@ from st_magnitude.losses import temp_agg_mrl
 
 pytestmark = pytest.mark.usefixtures("one_thread", "in_float64")
 
-BATCH = [(*ROWS[i][:2], ROWS[i][2]) for i in (0, 1, 2, 3, 5, 7)]  # query, positive, negative; all positives differ
+# query, positive, negative; all positives differ
+BATCH = [(*ROWS[i][:2], ROWS[i][2]) for i in (0, 1, 2, 3, 5, 7)]
 POSITIVES = {BATCH[0][1]: 9, BATCH[1][1]: 4, BATCH[2][1]: 1, "lima": 30, "see below": 2}
 NEGATIVES = {"see below": 50, "returns a number": 3}
 
 
 def log_q(rows, negatives, smoothing=1.0):
     """Of the documents of a batch, one number at a time: (M,)."""
-    tables = [POSITIVES, *itertools.repeat(POSITIVES if negatives is None else negatives, len(rows[0]) - 2)]
+    tables = [
+        POSITIVES,
+        *itertools.repeat(POSITIVES if negatives is None else negatives, len(rows[0]) - 2),
+    ]
     found = []
     for table, column in zip(tables, list(zip(*rows, strict=True))[1:], strict=True):
         total = sum(table.values()) + smoothing * len(table)
@@ -36,7 +47,7 @@ def log_q(rows, negatives, smoothing=1.0):
     return torch.tensor(found, dtype=torch.float64)
 
 
-# --- the table --------------------------------------------------------------------------------------------------------
+# --- the table ------------------------------------------------------------------------------------
 
 
 def test_counts_are_those_of_tokens(model):
@@ -45,20 +56,28 @@ def test_counts_are_those_of_tokens(model):
     texts = ["see below", "See Below", "see also tea", "a b c d e f g", "a b c d e f z"]
     prior = DocumentPrior.from_texts(model, texts, smoothing=0.5)
     [found] = prior.log_q(
-        batch_of(model, [[t] for t in ["see below", "see also tea", "a b c d e f", "none", *texts[4:]]])
+        batch_of(
+            model, [[t] for t in ["see below", "see also tea", "a b c d e f", "none", *texts[4:]]]
+        )
     )
     expected = [2.5, 1.5, 2.5, 0.5, 2.5]
     torch.testing.assert_close(found, torch.tensor(expected).div(5 + 0.5 * 3).log())
     prompted = DocumentPrior.from_texts(model, texts, prompt="notes: ")
-    assert not torch.equal(*[prompted.log_q([model.preprocess(["see below"], prompt=p)])[0] for p in ("notes: ", None)])
+    assert not torch.equal(
+        *[prompted.log_q([model.preprocess(["see below"], prompt=p)])[0] for p in ("notes: ", None)]
+    )
     assert prompted.get_config_dict() == {"texts": 3, "negatives": None, "smoothing": 1.0}
 
 
 def test_texts_are_counts(model):
-    texts = list(itertools.chain.from_iterable([text] * number for text, number in POSITIVES.items()))
+    texts = list(
+        itertools.chain.from_iterable([text] * number for text, number in POSITIVES.items())
+    )
     counted = DocumentPrior.from_texts(model, texts, ["see below"] * 4)
     given = DocumentPrior.from_texts(model, Counter(texts), {"see below": 4.0})
-    for found in zip(*(prior.log_q(batch_of(model, BATCH)[1:]) for prior in (counted, given)), strict=True):
+    for found in zip(
+        *(prior.log_q(batch_of(model, BATCH)[1:]) for prior in (counted, given)), strict=True
+    ):
         assert torch.equal(*found)
 
 
@@ -68,7 +87,11 @@ def test_texts_are_counts(model):
         ([], {}, "There are no positives"),
         (["tea"], {"negatives": []}, "There are no negatives"),
         (["tea"], {"smoothing": 0}, "smoothing must be a positive number; got 0"),
-        ({"tea": 1, "lima": -1}, {}, "Counts must be 0 or more; got -1 for 'lima' of the positives"),
+        (
+            {"tea": 1, "lima": -1},
+            {},
+            "Counts must be 0 or more; got -1 for 'lima' of the positives",
+        ),
         ({"tea": 1}, {"negatives": {"a": math.nan}}, "got nan for 'a' of the negatives"),
     ],
 )
@@ -95,7 +118,7 @@ def test_a_prior_of_other_texts_warns(model, caplog):
         assert caplog.text.count("contains none of the 6 positives") == warns
 
 
-# --- the loss ---------------------------------------------------------------------------------------------------------
+# --- the loss -------------------------------------------------------------------------------------
 
 LOSSES = {
     "cosine": (stm.CosineRankingLoss, {}),
@@ -115,7 +138,9 @@ def test_equals_the_formula(model, name, negatives, mini_batch_size):
     loss = loss_class(model, prior=prior, **options).double()
     batch = batch_of(model, BATCH)
     value, found = value_and_gradients(model, loss([dict(column) for column in batch]))
-    by_hand = reference(raw_embeddings(model, batch), loss.similarity, loss.terms, log_q=log_q(BATCH, negatives))
+    by_hand = reference(
+        raw_embeddings(model, batch), loss.similarity, loss.terms, log_q=log_q(BATCH, negatives)
+    )
     expected, expected_gradients = value_and_gradients(model, by_hand)
     torch.testing.assert_close(value, expected, rtol=1e-6, atol=0)
     assert_same_gradients(found, expected_gradients, rtol=1e-5, atol=1e-7)
@@ -139,22 +164,34 @@ def test_queries_as_columns_were_drawn_once(model, mini_batch_size):
 
 def test_config_is_json(model):
     loss = stm.CosineRankingLoss(model, prior=DocumentPrior.from_texts(model, POSITIVES, NEGATIVES))
-    assert json.loads(json.dumps(loss.get_config_dict()))["prior"] == {"texts": 5, "negatives": 2, "smoothing": 1.0}
-    assert loss.state_dict().keys() == stm.CosineRankingLoss(model).state_dict().keys()  # nothing of it is saved
+    assert json.loads(json.dumps(loss.get_config_dict()))["prior"] == {
+        "texts": 5,
+        "negatives": 2,
+        "smoothing": 1.0,
+    }
+    # nothing of it is saved
+    assert loss.state_dict().keys() == stm.CosineRankingLoss(model).state_dict().keys()
 
 
-# --- training ---------------------------------------------------------------------------------------------------------
+# --- training -------------------------------------------------------------------------------------
 
 
 def skewed(num_topics=8, per_topic=4, num_pairs=1200):
-    """Pairs of a query and a document of its topic, where every fourth document has 85 % of its topic's pairs.
+    """Pairs of a query and a document of its topic, where every fourth document has 85 % of its
+    topic's pairs.
 
     The other words of a query are noise, so popularity alone tells the documents of a topic apart.
     """
     generator = random.Random(0)
-    words = sorted({word for row in ROWS for text in row for word in text.split() if word.isalpha()})
+    words = sorted(
+        {word for row in ROWS for text in row for word in text.split() if word.isalpha()}
+    )
     generator.shuffle(words)
-    topics, marks, noise = words[:num_topics], words[num_topics : num_topics * (per_topic + 1)], words[-30:]
+    topics, marks, noise = (
+        words[:num_topics],
+        words[num_topics : num_topics * (per_topic + 1)],
+        words[-30:],
+    )
     documents = [f"{topics[i // per_topic]} {mark}" for i, mark in enumerate(marks)]
 
     def query(topic):
@@ -162,7 +199,10 @@ def skewed(num_topics=8, per_topic=4, num_pairs=1200):
 
     pairs = []
     for _ in range(num_pairs):
-        topic, [rank] = generator.randrange(num_topics), generator.choices(range(per_topic), [17, 1, 1, 1])
+        topic, [rank] = (
+            generator.randrange(num_topics),
+            generator.choices(range(per_topic), [17, 1, 1, 1]),
+        )
         pairs.append((query(topic), documents[topic * per_topic + rank]))
     queries = {str(i): query(i % num_topics) for i in range(5 * num_topics)}
     popular = {i: {documents[int(i) % num_topics * per_topic]} for i in queries}
@@ -171,13 +211,18 @@ def skewed(num_topics=8, per_topic=4, num_pairs=1200):
 
 @pytest.mark.parametrize("loss_class", [stm.CosineRankingLoss, stm.QNormRankingLoss])
 def test_popular_documents_are_found(tmp_path, loss_class):
-    """Without a prior the loss learns to rank as if all documents of a topic were equally frequent."""
+    """Without a prior the loss learns to rank as if all documents of a topic were equally
+    frequent."""
     pairs, data = skewed()
-    rows = Dataset.from_dict(dict(zip(("anchor", "positive"), map(list, zip(*pairs, strict=True)), strict=True)))
+    rows = Dataset.from_dict(
+        dict(zip(("anchor", "positive"), map(list, zip(*pairs, strict=True)), strict=True))
+    )
     ndcg = {}
     for corrected in (False, True):
         torch.manual_seed(0)
-        model = SentenceTransformer(modules=[StaticEmbedding(tokenizer(), embedding_dim=32)], device="cpu")
+        model = SentenceTransformer(
+            modules=[StaticEmbedding(tokenizer(), embedding_dim=32)], device="cpu"
+        )
         prior = DocumentPrior.from_texts(model, rows["positive"]) if corrected else None
         options = {"max_steps": 120, "per_device_train_batch_size": 64, "learning_rate": 0.1}
         train(model, loss_class(model, prior=prior), tmp_path, data=rows, attach=False, **options)

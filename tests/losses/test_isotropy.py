@@ -1,11 +1,21 @@
-"""SIGReg in losses: values, gradients, caching, logs, two processes; and other regularizers next to it."""
+"""SIGReg in losses: values, gradients, caching, logs, two processes; and other regularizers next to
+it."""
 
 import json
 
 import pytest
 import torch
 import torch.distributed as dist
-from _helpers import BATCHING, assert_same_gradients, batch_of, features, gradients, logged, train, value_and_gradients
+from _helpers import (
+    BATCHING,
+    assert_same_gradients,
+    batch_of,
+    features,
+    gradients,
+    logged,
+    train,
+    value_and_gradients,
+)
 from _ranks import on_ranks
 from _tiny import ROWS, columns, formula, load_transformer, raw_embeddings
 from datasets import Dataset
@@ -35,7 +45,7 @@ LOSSES = [
 ]
 
 
-# --- one step ---------------------------------------------------------------------------------------------------------
+# --- one step -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("options", SIGREGS.values(), ids=SIGREGS)
@@ -47,8 +57,12 @@ def test_loss_is_infonce_plus_sigreg_of_the_whole_batch(model, options, mini_bat
     torch.manual_seed(7)
     directions = reference._draw(embeddings[0])
     expected = reference(torch.cat(embeddings), directions)
-    _, expected_gradients = value_and_gradients(model, formula(embeddings, (1, 1), 20) + 0.3 * expected)
-    loss = stm.SIGRegInfoNCE(model, 0.3, sigreg=stm.SIGReg(**options), mini_batch_size=mini_batch_size)
+    _, expected_gradients = value_and_gradients(
+        model, formula(embeddings, (1, 1), 20) + 0.3 * expected
+    )
+    loss = stm.SIGRegInfoNCE(
+        model, 0.3, sigreg=stm.SIGReg(**options), mini_batch_size=mini_batch_size
+    )
     torch.manual_seed(7)
     values = loss(batch)
     assert list(values) == ["infonce", "sigreg"]
@@ -79,7 +93,9 @@ class GOR:
 def test_every_loss_takes_regularizers(model, loss_class, mini_batch_size):
     batch = features(model, num_negatives=1)
     square = mean_square(torch.cat(raw_embeddings(model, batch))).item()
-    orthogonal = sum(GlobalOrthogonalRegularizationLoss(model)([dict(column) for column in batch]).values()).item()
+    orthogonal = sum(
+        GlobalOrthogonalRegularizationLoss(model)([dict(column) for column in batch]).values()
+    ).item()
     regularizers = [(stm.SIGReg(32), 0.1), (mean_square, 0.2), mean_square, (GOR(model), 0.5)]
     values = loss_class(model, regularizers=regularizers, mini_batch_size=mini_batch_size)(batch)
     name = "sigreg_2" if loss_class is stm.SIGRegInfoNCE else "sigreg"
@@ -116,9 +132,19 @@ def test_a_regularizer_replaces_nothing_of_its_name(model, name, mini_batch_size
 def test_one_regularizer_needs_no_list(model):
     penalties = [
         stm.CosineRankingLoss(model, regularizers=given).get_config_dict()["regularizers"]
-        for given in (stm.SIGReg(8), (stm.SIGReg(8), 0.05), [(stm.SIGReg(8), 0.05)], (stm.SIGReg(8), stm.SIGReg(8)))
+        for given in (
+            stm.SIGReg(8),
+            (stm.SIGReg(8), 0.05),
+            [(stm.SIGReg(8), 0.05)],
+            (stm.SIGReg(8), stm.SIGReg(8)),
+        )
     ]
-    assert penalties == [{"sigreg": 1.0}, {"sigreg": 0.05}, {"sigreg": 0.05}, {"sigreg": 1.0, "sigreg_2": 1.0}]
+    assert penalties == [
+        {"sigreg": 1.0},
+        {"sigreg": 0.05},
+        {"sigreg": 0.05},
+        {"sigreg": 1.0, "sigreg_2": 1.0},
+    ]
     both = stm.SIGRegInfoNCE(model, regularizers=(mean_square, 0.2))
     assert both.get_config_dict()["regularizers"] == {"sigreg": 0.05, "mean_square": 0.2}
     for wrong in ([0.05], [(stm.SIGReg(8), "much")], [(0.05, stm.SIGReg(8))]):
@@ -126,12 +152,13 @@ def test_one_regularizer_needs_no_list(model):
             stm.CosineRankingLoss(model, regularizers=wrong)
 
 
-# --- training ---------------------------------------------------------------------------------------------------------
+# --- training -------------------------------------------------------------------------------------
 
 
 @BATCHING
 def test_in_a_trainer(model, tmp_path, mini_batch_size):
-    """Every micro-batch has directions of its own, evaluation in between changes nothing, and embeddings spread."""
+    """Every micro-batch has directions of its own, evaluation in between changes nothing, and
+    embeddings spread."""
     drawn, evaluated = [], []
 
     class Recording(stm.SIGReg):
@@ -148,7 +175,11 @@ def test_in_a_trainer(model, tmp_path, mini_batch_size):
     before = mean_cosine()
     loss = stm.SIGRegInfoNCE(model, 1.0, sigreg=Recording(64), mini_batch_size=mini_batch_size)
     options = {"max_steps": 10, "gradient_accumulation_steps": 2, "lr_scheduler_type": "linear"}
-    options |= {"eval_data": Dataset.from_dict(columns(num_negatives=1)), "eval_strategy": "steps", "eval_steps": 5}
+    options |= {
+        "eval_data": Dataset.from_dict(columns(num_negatives=1)),
+        "eval_strategy": "steps",
+        "eval_steps": 5,
+    }
     trainer = train(model, loss, tmp_path, 1, per_device_eval_batch_size=8, **options)
     assert len(drawn) == len(set(drawn)) == 20
     assert len(evaluated) == 2 * 2
@@ -162,7 +193,7 @@ def test_in_a_trainer(model, tmp_path, mini_batch_size):
             assert entry["loss"] == pytest.approx(entry["infonce"] + entry["sigreg"], abs=2e-3)
 
 
-# --- two processes ----------------------------------------------------------------------------------------------------
+# --- two processes --------------------------------------------------------------------------------
 
 CASES: dict[str, dict] = {
     "default": {},
@@ -172,7 +203,9 @@ CASES: dict[str, dict] = {
     "alone": {"gather": False},
 }
 SPLIT, NUM_ROWS = 5, 14  # rank 0 has 5 rows, rank 1 the other 9
-STRETCH = 4.0  # of the rows of rank 1, where length counts: what a rank reads off its own rows is wrong for the others
+# of the rows of rank 1, where length counts: what a rank reads off its own rows is wrong for the
+# others
+STRETCH = 4.0
 
 
 def one_step(folder, options, cached):
@@ -182,7 +215,8 @@ def one_step(folder, options, cached):
     sigreg, wrapped = stm.SIGReg(**options), DistributedDataParallel(model)
     torch.manual_seed(rank)  # the directions are nevertheless those of rank 0
     if cached:
-        loss = stm.SIGRegInfoNCE(model, 1.0, sigreg=sigreg, scale=1e-9, mini_batch_size=2)  # of InfoNCE no gradient
+        # of InfoNCE no gradient
+        loss = stm.SIGRegInfoNCE(model, 1.0, sigreg=sigreg, scale=1e-9, mini_batch_size=2)
         loss.model = wrapped
         values = loss(batch)
     else:
@@ -194,7 +228,11 @@ def one_step(folder, options, cached):
 
 def one_rank(folder):
     module._CHUNK["cpu"] = 2**12  # several chunks of directions, each with a reduction of its own
-    return {(name, cached): one_step(folder, o, cached) for name, o in CASES.items() for cached in (False, True)}
+    return {
+        (name, cached): one_step(folder, o, cached)
+        for name, o in CASES.items()
+        for cached in (False, True)
+    }
 
 
 @pytest.fixture(scope="module")
@@ -205,19 +243,29 @@ def two_ranks(folder):
 @pytest.mark.parametrize("name", CASES)
 @BATCHING
 def test_two_ranks_are_one_process_on_the_joined_batch(model, two_ranks, name, mini_batch_size):
-    """Value, excess and gradient, with 5 rows on one rank and 9 on the other; without gathering they are others."""
+    """Value, excess and gradient, with 5 rows on one rank and 9 on the other; without gathering
+    they are others."""
     model.double()
     sigreg = stm.SIGReg(**CASES[name])
     stretch = torch.ones(NUM_ROWS, 1, dtype=torch.float64)
     if mini_batch_size is None:
         stretch[SPLIT:] = STRETCH
     torch.manual_seed(0)  # as rank 0
-    value = sigreg(torch.cat([x * stretch for x in raw_embeddings(model, features(model, NUM_ROWS, 1))]))
+    value = sigreg(
+        torch.cat([x * stretch for x in raw_embeddings(model, features(model, NUM_ROWS, 1))])
+    )
     value, expected = value_and_gradients(model, value)
     for found, excess, gradient in (rank[name, mini_batch_size is not None] for rank in two_ranks):
         if name == "alone":
             assert abs(found / value.item() - 1) > 0.02
-            assert max((gradient[n] - g).norm() / g.norm() for n, g in expected.items() if g.norm() > 1e-6) > 0.1
+            assert (
+                max(
+                    (gradient[n] - g).norm() / g.norm()
+                    for n, g in expected.items()
+                    if g.norm() > 1e-6
+                )
+                > 0.1
+            )
             continue
         assert found == pytest.approx(value.item(), rel=1e-10)
         assert excess == pytest.approx(sigreg.last_excess.item(), rel=1e-8, abs=1e-10)

@@ -1,4 +1,5 @@
-"""LateInteractionLoss: a reference in float64, sentence-transformers' losses, the Trainer, and two processes."""
+"""LateInteractionLoss: a reference in float64, sentence-transformers' losses, the Trainer, and two
+processes."""
 
 from functools import partial
 
@@ -8,7 +9,11 @@ import torch.distributed as dist
 from _helpers import BATCHING, assert_same_gradients, gradients, logged, train, value_and_gradients
 from _ranks import on_ranks
 from _tiny import ROWS, columns, load_tokens
-from sentence_transformers import MultiVectorEncoder, MultiVectorEncoderTrainer, MultiVectorEncoderTrainingArguments
+from sentence_transformers import (
+    MultiVectorEncoder,
+    MultiVectorEncoderTrainer,
+    MultiVectorEncoderTrainingArguments,
+)
 from sentence_transformers.multi_vector_encoder.losses import (
     CachedMultiVectorMultipleNegativesRankingLoss,
     MultiVectorMultipleNegativesRankingLoss,
@@ -37,7 +42,8 @@ def batch(model, num_rows=8, num_negatives=1, start=0):
 
 
 def raw_tokens(folder, dtype=torch.float64):
-    """A model without normalisation, and the tokens of each text that count, one matrix a text: with gradients."""
+    """A model without normalisation, and the tokens of each text that count, one matrix a text:
+    with gradients."""
     model = load_tokens(folder, normalize=False).to(dtype)
     texts = []
     for features, task in zip(batch(model), ("query", "document", "document"), strict=True):
@@ -78,12 +84,19 @@ def test_formula(folder, similarity, mean, corrected, mini_batch_size):
     model = prepared(folder, similarity).double()
     if corrected:
         counts = {row[1]: i + 1 for i, row in enumerate(ROWS)}
-        prior = stm.DocumentPrior.from_texts(model, counts, {"see below": 7, "returns a number": 2}, task="document")
+        prior = stm.DocumentPrior.from_texts(
+            model, counts, {"see below": 7, "returns a number": 2}, task="document"
+        )
         log_q = torch.cat(prior.log_q(batch(model)[1:])).double()
         assert len(log_q.unique()) > 8
     expected = reference(texts, similarity, 0.2, penalty, log_q, mean)
     expected.backward()
-    options = {"norm_penalty": penalty, "mini_batch_size": mini_batch_size, "length_normalize": mean, "prior": prior}
+    options = {
+        "norm_penalty": penalty,
+        "mini_batch_size": mini_batch_size,
+        "length_normalize": mean,
+        "prior": prior,
+    }
     loss = stm.LateInteractionLoss(model, similarity, temperature=0.2, **options)
     found = loss(batch(model))
     found.backward()
@@ -97,23 +110,39 @@ def both_ways(folder, mini_batch_size, num_negatives, mean, num_rows=8, start=0,
     scoring = mean_colbert_scores if mean else colbert_scores
     theirs = MultiVectorMultipleNegativesRankingLoss
     if mini_batch_size is not None:
-        options["mini_batch_size"], theirs = mini_batch_size, CachedMultiVectorMultipleNegativesRankingLoss
-    ours = partial(stm.LateInteractionLoss, similarity="cosine", temperature=0.07, length_normalize=mean)
+        options["mini_batch_size"], theirs = (
+            mini_batch_size,
+            CachedMultiVectorMultipleNegativesRankingLoss,
+        )
+    ours = partial(
+        stm.LateInteractionLoss, similarity="cosine", temperature=0.07, length_normalize=mean
+    )
     found = []
     for build in (ours, partial(theirs, similarity_fct=scoring, scale=1 / 0.07)):
         model = load_tokens(folder)
-        found.append(value_and_gradients(model, build(model, **options)(batch(model, num_rows, num_negatives, start))))
+        found.append(
+            value_and_gradients(
+                model, build(model, **options)(batch(model, num_rows, num_negatives, start))
+            )
+        )
     return found
 
 
 def rank_both_ways(folder, mini_batch_size):
-    return both_ways(folder, mini_batch_size, 1, True, 6, 6 * dist.get_rank(), gather_across_devices=True)
+    return both_ways(
+        folder, mini_batch_size, 1, True, 6, 6 * dist.get_rank(), gather_across_devices=True
+    )
 
 
 @BATCHING
 def test_cosine_is_the_loss_of_sentence_transformers(folder, mini_batch_size):
-    found = [both_ways(folder, mini_batch_size, number, mean) for number, mean in ((0, True), (2, False))]
-    for (value, ours), (expected, theirs) in [*found, *on_ranks(2, rank_both_ways, folder, mini_batch_size)]:
+    found = [
+        both_ways(folder, mini_batch_size, number, mean) for number, mean in ((0, True), (2, False))
+    ]
+    for (value, ours), (expected, theirs) in [
+        *found,
+        *on_ranks(2, rank_both_ways, folder, mini_batch_size),
+    ]:
         torch.testing.assert_close(value, expected, rtol=1e-6, atol=1e-6)
         assert_same_gradients(ours, theirs, rtol=1e-3, atol=2e-6)
 
@@ -130,7 +159,8 @@ def test_a_common_factor_of_all_tokens_changes_nothing(folder, factor):
 
 
 def test_the_penalty_lowers_the_share_of_norm_that_small_tokens_have(folder):
-    """Its gradient shrinks the tokens whose norm lies below the mean square over the mean, and no others."""
+    """Its gradient shrinks the tokens whose norm lies below the mean square over the mean, and no
+    others."""
     model = prepared(folder, stm.QNORM)
     loss = stm.LateInteractionLoss(model, norm_penalty=1.0)
     torch.manual_seed(1)
@@ -163,7 +193,7 @@ def test_bf16(folder, similarity):
     assert all(gradient.isfinite().all() for gradient in gradients(model).values())
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------
+# --- what is refused ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -191,26 +221,41 @@ def test_arguments(folder):
         stm.LateInteractionLoss(model, temperature=0)
 
 
-# --- the Trainer ------------------------------------------------------------------------------------------------------
+# --- the Trainer ----------------------------------------------------------------------------------
 
 
 @BATCHING
 def test_training_lowers_the_loss_resumes_and_is_saved(folder, tmp_path, mini_batch_size):
-    runs, options = [], {"learning_rate": 2e-3, "max_steps": 20, "save_strategy": "steps", "save_steps": 18}
+    runs, options = (
+        [],
+        {
+            "learning_rate": 2e-3,
+            "max_steps": 20,
+            "save_strategy": "steps",
+            "save_steps": 18,
+        },
+    )
     for resume in (None, str(tmp_path / "0" / "checkpoint-18")):
         model, output = prepared(folder, stm.QNORM), tmp_path / str(len(runs))
-        loss = stm.LateInteractionLoss(model, temperature=0.2, norm_penalty=0.1, mini_batch_size=mini_batch_size)
-        trainer = train(model, loss, output, 1, resume=resume, trainer=TRAINER, attach=False, **options)
+        loss = stm.LateInteractionLoss(
+            model, temperature=0.2, norm_penalty=0.1, mini_batch_size=mini_batch_size
+        )
+        trainer = train(
+            model, loss, output, 1, resume=resume, trainer=TRAINER, attach=False, **options
+        )
         runs.append((model, logged(trainer, "loss")))
     (model, losses), (resumed, _) = runs
     assert losses[-1] < losses[0] - 0.3
-    assert_same_gradients(dict(resumed.named_parameters()), dict(model.named_parameters()), rtol=1e-6, atol=1e-7)
+    assert_same_gradients(
+        dict(resumed.named_parameters()), dict(model.named_parameters()), rtol=1e-6, atol=1e-7
+    )
     path = stm.export(model, tmp_path / "model")
     loaded = MultiVectorEncoder(str(path), device="cpu")
     assert loaded.similarity_fn_name == "meanmaxsim"
     texts = columns()
     found, expected = (
-        m.similarity(m.encode_query(texts["anchor"]), m.encode_document(texts["positive"])) for m in (loaded, model)
+        m.similarity(m.encode_query(texts["anchor"]), m.encode_document(texts["positive"]))
+        for m in (loaded, model)
     )
     torch.testing.assert_close(found, expected)
     assert "norm_penalty" in (path / "README.md").read_text()
@@ -229,17 +274,23 @@ def test_lora(folder, tmp_path, mini_batch_size):
     assert not any("base_layer" in name or "ffn" in name for name in changed)
 
 
-# --- two processes ----------------------------------------------------------------------------------------------------
+# --- two processes --------------------------------------------------------------------------------
 
 
 def of_one_batch(folder, mini_batch_size, num_rows):
     model, is_rank = prepared(folder, stm.DOT).double(), dist.is_initialized()
-    options = {"norm_penalty": 0.3, "gather_across_devices": is_rank, "mini_batch_size": mini_batch_size}
+    options = {
+        "norm_penalty": 0.3,
+        "gather_across_devices": is_rank,
+        "mini_batch_size": mini_batch_size,
+    }
     prior = stm.DocumentPrior.from_texts(model, {row[1]: i + 1 for i, row in enumerate(ROWS)})
     loss = stm.LateInteractionLoss(model, "dot", temperature=0.2, prior=prior, **options)
     if is_rank:
         loss.model = DistributedDataParallel(model, find_unused_parameters=True)
-    return value_and_gradients(model, loss(batch(model, num_rows, start=num_rows * dist.get_rank() if is_rank else 0)))
+    return value_and_gradients(
+        model, loss(batch(model, num_rows, start=num_rows * dist.get_rank() if is_rank else 0))
+    )
 
 
 @BATCHING

@@ -1,11 +1,20 @@
-"""Learned temperatures: gradients, optimizers, checkpoints, logs, ranks, and what is left in the saved model."""
+"""Learned temperatures: gradients, optimizers, checkpoints, logs, ranks, and what is left in the
+saved model."""
 
 import json
 import math
 
 import pytest
 import torch
-from _helpers import BATCHING, assert_same_gradients, features, gradients, logged, temperatures, train
+from _helpers import (
+    BATCHING,
+    assert_same_gradients,
+    features,
+    gradients,
+    logged,
+    temperatures,
+    train,
+)
 from _tiny import columns, formula, load_transformer, raw_embeddings
 from datasets import Dataset, DatasetDict
 from safetensors.torch import load_file
@@ -24,7 +33,7 @@ MAPPING = LearnedTemperature.learning_rate_mapping
 TERMS = [Term(8, "learned"), Term(16, 0.1, 2.0), Term(None, LearnedTemperature(0.2), 0.5)]
 
 
-# --- value and gradient -----------------------------------------------------------------------------------------------
+# --- value and gradient ---------------------------------------------------------------------------
 
 
 @BATCHING
@@ -51,33 +60,45 @@ def test_gradients_are_those_of_the_definition(model, loss_class, mini_batch_siz
         exponents = model[-1].query_bias.sigmoid(), model[-1].document_bias.sigmoid()
     embeddings = raw_embeddings(model, batch)
     parts = [
-        term.weight * formula(embeddings, exponents, 3.0 * 0.05 / tau, ("query_to_doc", "doc_to_query"), term.dim)
+        term.weight
+        * formula(
+            embeddings, exponents, 3.0 * 0.05 / tau, ("query_to_doc", "doc_to_query"), term.dim
+        )
         for term, tau in zip(TERMS, [bias[0].exp(), 0.1, bias[1].exp()], strict=True)
     ]
     expected = sum(parts)
     (expected / 8).backward()
     torch.testing.assert_close(value.detach(), expected.detach(), rtol=1e-10, atol=0)
     torch.testing.assert_close(found.pop("temperatures.bias"), bias.grad, rtol=1e-9, atol=0)
-    assert_same_gradients({name.removeprefix("model."): x for name, x in found.items()}, gradients(model), rtol=1e-7)
+    assert_same_gradients(
+        {name.removeprefix("model."): x for name, x in found.items()}, gradients(model), rtol=1e-7
+    )
 
 
 def test_gradcheck(model):
     loss = stm.DNormRankingLoss(model.double(), terms=TERMS, scale=3.0).double()
     batch = features(model, 3, 1)
     bias = loss.temperatures.bias.detach().clone().requires_grad_()
-    assert torch.autograd.gradcheck(lambda bias: functional_call(loss, {"temperatures.bias": bias}, (batch,)), bias)
+    assert torch.autograd.gradcheck(
+        lambda bias: functional_call(loss, {"temperatures.bias": bias}, (batch,)), bias
+    )
 
 
 @BATCHING
 def test_temperature_stays_at_a_hundredth_or_more(model, mini_batch_size):
     loss = stm.CosineRankingLoss(model, temperature="learned", mini_batch_size=mini_batch_size)
     optimizer = torch.optim.SGD(loss.temperatures.parameters(), lr=1.0)
-    for gradient, temperature in ((9.0, 0.01), (math.log(0.5), 0.02)):  # it is not stuck at the bound
+    # it is not stuck at the bound
+    for gradient, temperature in ((9.0, 0.01), (math.log(0.5), 0.02)):
         loss.temperatures.bias.grad = torch.tensor([gradient])
         optimizer.step()
         assert temperatures(loss) == [pytest.approx(temperature)]
-        fixed = stm.CosineRankingLoss(model, temperature=temperature, mini_batch_size=mini_batch_size)
-        torch.testing.assert_close(loss(features(model, num_negatives=1)), fixed(features(model, num_negatives=1)))
+        fixed = stm.CosineRankingLoss(
+            model, temperature=temperature, mini_batch_size=mini_batch_size
+        )
+        torch.testing.assert_close(
+            loss(features(model, num_negatives=1)), fixed(features(model, num_negatives=1))
+        )
 
 
 def test_arguments(model):
@@ -90,7 +111,9 @@ def test_arguments(model):
     assert all(isinstance(term.temperature, LearnedTemperature) for term in several.terms)
     partly = stm.CosineRankingLoss(model, terms=temp_spec_mrl({8: 0.05, 32: "learned"}))
     assert len(partly.temperatures.bias) == 1
-    with pytest.raises(ValueError, match=r"temperature=0\.1 is for a loss of one term, and this one has 3"):
+    with pytest.raises(
+        ValueError, match=r"temperature=0\.1 is for a loss of one term, and this one has 3"
+    ):
         stm.TempAggLoss(model, temperature=0.1)
     with pytest.raises(ValueError, match="a positive number or 'learned'; got 'cold'"):
         stm.CosineRankingLoss(model, temperature="cold")
@@ -98,7 +121,8 @@ def test_arguments(model):
 
 @BATCHING
 def test_matryoshka(model, mini_batch_size):
-    """sentence-transformers' MatryoshkaLoss cuts off the columns in which a cached loss carries temperatures."""
+    """sentence-transformers' MatryoshkaLoss cuts off the columns in which a cached loss carries
+    temperatures."""
     inner = stm.CosineRankingLoss(model, temperature="learned", mini_batch_size=mini_batch_size)
     loss = MatryoshkaLoss(model, inner, [32, 8])
     if mini_batch_size is not None:
@@ -109,7 +133,7 @@ def test_matryoshka(model, mini_batch_size):
         assert inner.temperatures.bias.grad != 0
 
 
-# --- optimizers -------------------------------------------------------------------------------------------------------
+# --- optimizers -----------------------------------------------------------------------------------
 
 
 def test_own_learning_rates(model, tmp_path):
@@ -123,13 +147,21 @@ def test_own_learning_rates(model, tmp_path):
     assert list(MAPPING().values()) == [1e-3]
 
 
-# --- checkpoints, logs and the saved model ----------------------------------------------------------------------------
+# --- checkpoints, logs and the saved model --------------------------------------------------------
 
 
 def test_resume_with_several_data_sets(folder, tmp_path):
     """The resumed run is the uninterrupted one; each data set has temperatures of its own."""
-    data = DatasetDict(pairs=Dataset.from_dict(columns()), triplets=Dataset.from_dict(columns(num_negatives=1)))
-    options = {"data": data, "max_steps": 6, "save_strategy": "steps", "save_steps": 3, "learning_rate": 0.01}
+    data = DatasetDict(
+        pairs=Dataset.from_dict(columns()), triplets=Dataset.from_dict(columns(num_negatives=1))
+    )
+    options = {
+        "data": data,
+        "max_steps": 6,
+        "save_strategy": "steps",
+        "save_steps": 3,
+        "learning_rate": 0.01,
+    }
     options |= {"multi_dataset_batch_sampler": "round_robin", "per_device_train_batch_size": 4}
     options |= {"learning_rate_mapping": MAPPING(0.05)}
     runs = []
@@ -139,26 +171,39 @@ def test_resume_with_several_data_sets(folder, tmp_path):
             "pairs": stm.DotRankingLoss(model, temperature="learned"),
             "triplets": stm.MagnitudeRankingLoss(model, "cosine", TERMS, mini_batch_size=3),
         }
-        trainer = train(model, losses, tmp_path / ("again" if resume else "first"), resume=resume, **options)
+        trainer = train(
+            model, losses, tmp_path / ("again" if resume else "first"), resume=resume, **options
+        )
         runs.append([model.state_dict(), losses, trainer])
     (state, losses, trainer), (again, resumed, _) = runs
     for name, loss in losses.items():
         assert torch.equal(loss.temperatures.bias, resumed[name].temperatures.bias)
-        starts = [float(term.temperature) for term in loss.terms if isinstance(term.temperature, LearnedTemperature)]
+        starts = [
+            float(term.temperature)
+            for term in loss.terms
+            if isinstance(term.temperature, LearnedTemperature)
+        ]
         assert (loss.temperatures.bias - torch.tensor(starts).log()).abs().min() > 0.02
     assert all(torch.equal(value, again[name]) for name, value in state.items())
     log = [entry for entry in trainer.state.log_history if "loss" in entry]
     assert log[-1]["temperature_pairs"] == temperatures(losses["pairs"])[0]
-    assert [log[-1][f"temperature_{i}_triplets"] for i in (1, 2)] == temperatures(losses["triplets"])[::2]
+    assert [log[-1][f"temperature_{i}_triplets"] for i in (1, 2)] == temperatures(
+        losses["triplets"]
+    )[::2]
 
 
 def test_the_best_step_brings_its_temperature_back(model, tmp_path):
     loss = stm.CosineRankingLoss(model, temperature="learned")
-    options = {"max_steps": 4, "learning_rate_mapping": MAPPING(0.3), "load_best_model_at_end": True}
+    options = {
+        "max_steps": 4,
+        "learning_rate_mapping": MAPPING(0.3),
+        "load_best_model_at_end": True,
+    }
     options |= dict.fromkeys(("save_strategy", "eval_strategy"), "steps") | dict.fromkeys(
         ("save_steps", "eval_steps"), 1
     )
-    options |= {"metric_for_best_model": "eval_loss", "greater_is_better": True}  # the worst step, which is the first
+    # the worst step, which is the first
+    options |= {"metric_for_best_model": "eval_loss", "greater_is_better": True}
     trainer = train(model, loss, tmp_path, eval_data=Dataset.from_dict(columns()), **options)
     best = int(trainer.state.best_model_checkpoint.rpartition("-")[2])
     seen = logged(trainer)
@@ -172,22 +217,39 @@ def test_a_resume_that_would_start_anew_is_refused(folder, tmp_path):
     checkpoint = str(tmp_path / "first" / "checkpoint-1")
     for name, resume in (("first", None), ("resumed", checkpoint)):
         model = load_transformer(folder)
-        train(model, stm.CosineRankingLoss(model, temperature="learned"), tmp_path / name, resume=resume, **options)
+        train(
+            model,
+            stm.CosineRankingLoss(model, temperature="learned"),
+            tmp_path / name,
+            resume=resume,
+            **options,
+        )
     assert not model._load_state_dict_post_hooks
     loss = stm.CosineRankingLoss(model, temperature="learned")
-    with pytest.raises(ValueError, match=r"learned temperature starts anew .* stm\.attach\(trainer\)"):
+    with pytest.raises(
+        ValueError, match=r"learned temperature starts anew .* stm\.attach\(trainer\)"
+    ):
         train(model, loss, tmp_path / "refused", attach=False, resume=checkpoint, **options)
 
 
 def test_the_saved_model_has_nothing_of_it(folder, tmp_path):
     for temperature in (0.05, "learned"):
         model = load_transformer(folder)
-        train(model, stm.QNormRankingLoss(model, temperature=temperature), tmp_path / "run", max_steps=2)
+        train(
+            model,
+            stm.QNormRankingLoss(model, temperature=temperature),
+            tmp_path / "run",
+            max_steps=2,
+        )
         model.save_pretrained(str(tmp_path / str(temperature)))
     fixed, learned = tmp_path / "0.05", tmp_path / "learned"
-    assert {p.relative_to(fixed) for p in fixed.rglob("*")} == {p.relative_to(learned) for p in learned.rglob("*")}
+    assert {p.relative_to(fixed) for p in fixed.rglob("*")} == {
+        p.relative_to(learned) for p in learned.rglob("*")
+    }
     for file in fixed.rglob("*.json"):
-        assert json.loads(file.read_text()) == json.loads((learned / file.relative_to(fixed)).read_text())
+        assert json.loads(file.read_text()) == json.loads(
+            (learned / file.relative_to(fixed)).read_text()
+        )
     for file in fixed.rglob("*.safetensors"):
         assert load_file(file).keys() == load_file(learned / file.relative_to(fixed)).keys()
     assert SentenceTransformer(str(learned), device="cpu").similarity_fn_name == "dot"

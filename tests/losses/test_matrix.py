@@ -1,4 +1,5 @@
-"""What users combine: every two settings meet in some run, which learns, resumes exactly, and saves what it learned."""
+"""What users combine: every two settings meet in some run, which learns, resumes exactly, and saves
+what it learned."""
 
 from __future__ import annotations
 
@@ -57,12 +58,16 @@ Cell = dict[str, Any]
 def possible(cell: Cell) -> bool:
     """fit() has none of these settings."""
     return cell.get("way") != "fit" or not (
-        cell.get("accumulation") == 2 or cell.get("bf16") or cell.get("resume") or cell.get("compiled")
+        cell.get("accumulation") == 2
+        or cell.get("bf16")
+        or cell.get("resume")
+        or cell.get("compiled")
     )
 
 
 def covering() -> list[Cell]:
-    """Few cells in which all possible pairs of settings meet: greedily, the cell next that has most pairs left."""
+    """Few cells in which all possible pairs of settings meet: greedily, the cell next that has most
+    pairs left."""
 
     def pairs(cell: Cell) -> set[tuple[Any, ...]]:
         return set(itertools.combinations(cell.items(), 2))
@@ -83,7 +88,11 @@ CELLS = covering()
 
 
 def name_of(cell: Cell) -> str:
-    return "-".join(str(value) if key in ("loss", "way") else f"{key}={value}" for key, value in cell.items() if value)
+    return "-".join(
+        str(value) if key in ("loss", "way") else f"{key}={value}"
+        for key, value in cell.items()
+        if value
+    )
 
 
 def prepared(folder: str, cell: Cell) -> tuple[SentenceTransformer, torch.nn.Module]:
@@ -95,10 +104,14 @@ def prepared(folder: str, cell: Cell) -> tuple[SentenceTransformer, torch.nn.Mod
     guide = load_transformer(folder, "cls") if cell["guided"] else None
     counts = {row[1]: 1 + i for i, row in enumerate(ROWS)}
     prior = stm.DocumentPrior.from_texts(model, counts) if cell["prior"] else None
-    return model, LOSSES[cell["loss"]](model, guide=guide, prior=prior, margin_strategy="relative", **options)
+    return model, LOSSES[cell["loss"]](
+        model, guide=guide, prior=prior, margin_strategy="relative", **options
+    )
 
 
-def trained(folder: str, cell: Cell, output: Path, **options: Any) -> tuple[SentenceTransformer, Any]:
+def trained(
+    folder: str, cell: Cell, output: Path, **options: Any
+) -> tuple[SentenceTransformer, Any]:
     """The model and the Trainer after four steps."""
     model, loss = prepared(folder, cell)
     options |= {
@@ -114,7 +127,12 @@ def trained(folder: str, cell: Cell, output: Path, **options: Any) -> tuple[Sent
     }
     trainer = train(model, loss, output, cell["num_negatives"], **options)
     wrapped = trainer.model
-    return trainer.accelerator.unwrap_model(wrapped, keep_fp32_wrapper=False, keep_torch_compile=False), trainer
+    return (
+        trainer.accelerator.unwrap_model(
+            wrapped, keep_fp32_wrapper=False, keep_torch_compile=False
+        ),
+        trainer,
+    )
 
 
 def weights(model: SentenceTransformer) -> dict[str, torch.Tensor]:
@@ -133,7 +151,13 @@ def test_it_learns_resumes_and_is_saved(folder, tmp_path, monkeypatch, cell):
     if cell["way"] == "fit":
         examples = [InputExample(texts=list(row[: 2 + cell["num_negatives"]])) for row in ROWS]
         loader = DataLoader(examples, shuffle=True, batch_size=4)
-        model.fit([(loader, loss)], epochs=1, warmup_steps=0, optimizer_params={"lr": 3e-3}, show_progress_bar=False)
+        model.fit(
+            [(loader, loss)],
+            epochs=1,
+            warmup_steps=0,
+            optimizer_params={"lr": 3e-3},
+            show_progress_bar=False,
+        )
     else:
         model, trainer = trained(folder, cell, tmp_path / "whole")
         loss, losses = trainer.loss, logged(trainer, "loss")
@@ -146,16 +170,24 @@ def test_it_learns_resumes_and_is_saved(folder, tmp_path, monkeypatch, cell):
     moved = {name for name, value in after.items() if not torch.equal(value, before[name])}
     if cell["lora"]:
         assert any("lora_B" in name for name in moved)
-        assert all("lora" in name or name.endswith("bias") for name in moved if "transformer" in name.lower())
+        assert all(
+            "lora" in name or name.endswith("bias")
+            for name in moved
+            if "transformer" in name.lower()
+        )
     else:
         assert len(moved) > 0.9 * len(after)
     learned = temperatures(loss)
-    assert all((a != b) == (cell["temperature"] == "learned") for a, b in zip(learned, start, strict=True))
+    assert all(
+        (a != b) == (cell["temperature"] == "learned") for a, b in zip(learned, start, strict=True)
+    )
     if cell["loss"] == "learnable":
         assert {name.rpartition(".")[2] for name in moved} >= {"query_bias", "document_bias"}
 
     if cell["resume"]:
-        resumed, again = trained(folder, cell, tmp_path / "again", resume=str(tmp_path / "whole" / "checkpoint-2"))
+        resumed, again = trained(
+            folder, cell, tmp_path / "again", resume=str(tmp_path / "whole" / "checkpoint-2")
+        )
         for name, value in weights(resumed).items():
             torch.testing.assert_close(value, after[name], rtol=0, atol=0)
         assert temperatures(again.loss) == learned

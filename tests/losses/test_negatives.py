@@ -1,4 +1,5 @@
-"""same_text, margin and guide: against full score matrices in float64 and against sentence-transformers."""
+"""same_text, margin and guide: against full score matrices in float64 and against
+sentence-transformers."""
 
 import itertools
 import random
@@ -6,7 +7,15 @@ from functools import partial
 
 import pytest
 import torch
-from _helpers import BATCHING, DIRECTIONS, TWICE, assert_same_gradients, batch_of, reference, value_and_gradients
+from _helpers import (
+    BATCHING,
+    DIRECTIONS,
+    TWICE,
+    assert_same_gradients,
+    batch_of,
+    reference,
+    value_and_gradients,
+)
 from _tiny import ROWS, load_transformer, raw_embeddings, save_transformer, tokenizer
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import (
@@ -33,31 +42,43 @@ def guide(tmp_path_factory):
 @pytest.fixture
 def static_guide():
     """A model of another kind, whose features mean nothing to a Transformer."""
-    return SentenceTransformer(modules=[StaticEmbedding(tokenizer(), embedding_dim=16)], device="cpu").double()
+    return SentenceTransformer(
+        modules=[StaticEmbedding(tokenizer(), embedding_dim=16)], device="cpu"
+    ).double()
 
 
 def equal_texts(rows):
-    """(B, M): documents with the text of the positive, and positives of queries with the text of the query."""
+    """(B, M): documents with the text of the positive, and positives of queries with the text of
+    the query."""
     queries, positives, *negatives = zip(*rows, strict=True)
     documents = [*positives, *itertools.chain(*negatives)]
-    same = torch.tensor([[document == positive for document in documents] for positive in positives])
-    same[:, : len(rows)] |= torch.tensor([[other == query for other in queries] for query in queries])
+    same = torch.tensor(
+        [[document == positive for document in documents] for positive in positives]
+    )
+    same[:, : len(rows)] |= torch.tensor(
+        [[other == query for other in queries] for query in queries]
+    )
     return same
 
 
 def too_close(scores, positive, margin, strategy):
-    return scores > positive[:, None] - margin * (positive.abs()[:, None] if strategy == "relative" else 1.0)
+    return scores > positive[:, None] - margin * (
+        positive.abs()[:, None] if strategy == "relative" else 1.0
+    )
 
 
 def assert_same(model, found, expected):
-    """Two losses by value and by gradients; exponents that the embeddings do not reach have none in the reference."""
-    (found, gradients), (expected, others) = (value_and_gradients(model, x) for x in (found, expected))
+    """Two losses by value and by gradients; exponents that the embeddings do not reach have none in
+    the reference."""
+    (found, gradients), (expected, others) = (
+        value_and_gradients(model, x) for x in (found, expected)
+    )
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
     assert expected > 0
     assert_same_gradients({name: gradients[name] for name in others}, others, rtol=1e-7, atol=1e-10)
 
 
-# --- which texts are equal --------------------------------------------------------------------------------------------
+# --- which texts are equal ------------------------------------------------------------------------
 
 
 def padded(rows, side="right", extra=0):
@@ -102,13 +123,15 @@ def test_what_is_not_text_equals_nothing(monkeypatch):
     assert len({key for column in keys for key in column}) == 16
 
 
-# --- same_text --------------------------------------------------------------------------------------------------------
+# --- same_text ------------------------------------------------------------------------------------
 
 LOSSES = {
     "cosine": stm.CosineRankingLoss,
     "qnorm": stm.QNormRankingLoss,
     "learnable": stm.LearnableNormLoss,
-    "terms": partial(stm.QNormRankingLoss, terms=[Term(8, 0.1), Term(16, 0.05, 0.5), Term(None, 0.2)]),
+    "terms": partial(
+        stm.QNormRankingLoss, terms=[Term(8, 0.1), Term(16, 0.05, 0.5), Term(None, 0.2)]
+    ),
 }
 
 
@@ -135,7 +158,9 @@ def test_keep_is_sentence_transformers(model, mini_batch_size):
 def test_embeddings_alone_have_no_texts(model):
     embeddings = raw_embeddings(model, batch_of(model, TWICE))
     exclude, keep = (stm.CosineRankingLoss(model, same_text=x) for x in ("exclude", "keep"))
-    torch.testing.assert_close(*(loss.compute_loss_from_embeddings(embeddings) for loss in (exclude, keep)))
+    torch.testing.assert_close(
+        *(loss.compute_loss_from_embeddings(embeddings) for loss in (exclude, keep))
+    )
 
 
 @BATCHING
@@ -148,7 +173,9 @@ def test_the_share_that_is_left_out(model, caplog, mini_batch_size):
         loss(batch_of(model, [row[:2] for row in TWICE]))
     number, num_documents = left_out.shape
     [share] = [module.get_log() for module in loss.modules() if isinstance(module, Logging)]
-    assert share["excluded_negatives"] == pytest.approx((left_out.sum() - number).item() / number / (num_documents - 1))
+    assert share["excluded_negatives"] == pytest.approx(
+        (left_out.sum() - number).item() / number / (num_documents - 1)
+    )
     assert loss.false_negatives.get_log() == {}
     assert not caplog.records
 
@@ -167,14 +194,18 @@ def test_a_first_batch_without_negatives_warns_once(model, caplog, rows, number)
     loss = stm.CosineRankingLoss(model)
     values = [loss(batch_of(model, rows)) for _ in range(2)]
     assert (values[0] == 0) == (number == len(rows))
-    assert caplog.text.count(f"{number} of {len(rows)} queries of the first batch have no negative") == bool(number)
+    assert caplog.text.count(
+        f"{number} of {len(rows)} queries of the first batch have no negative"
+    ) == bool(number)
     assert len(caplog.records) == bool(number)
 
 
-# --- margin -----------------------------------------------------------------------------------------------------------
+# --- margin ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("margin", "strategy"), [(-0.2, "absolute"), (0.3, "absolute"), (0.05, "relative")])
+@pytest.mark.parametrize(
+    ("margin", "strategy"), [(-0.2, "absolute"), (0.3, "absolute"), (0.05, "relative")]
+)
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @BATCHING
 def test_margin_by_the_models_own_scores(model, margin, strategy, direction, mini_batch_size):
@@ -187,11 +218,15 @@ def test_margin_by_the_models_own_scores(model, margin, strategy, direction, min
     embeddings = raw_embeddings(model, columns)
     queries, *documents = (x[:, :24].detach() for x in embeddings)
     scores = stm.QNORM(queries, torch.cat(documents))
-    masks = [too_close(x, x.diagonal(), margin, strategy) for x in (scores, scores[:, : len(rows)].T)]
+    masks = [
+        too_close(x, x.diagonal(), margin, strategy) for x in (scores, scores[:, : len(rows)].T)
+    ]
     assert 0.05 < masks[0].float().mean() < 0.95
     expected = reference(embeddings, stm.QNORM, loss.terms, direction, *masks)
     assert_same(model, loss(columns), expected)
-    torch.testing.assert_close(loss.compute_loss_from_embeddings(embeddings), expected, rtol=1e-9, atol=0)
+    torch.testing.assert_close(
+        loss.compute_loss_from_embeddings(embeddings), expected, rtol=1e-9, atol=0
+    )
 
 
 def test_margin_of_learned_exponents(model):
@@ -200,18 +235,27 @@ def test_margin_of_learned_exponents(model):
     embeddings = raw_embeddings(model, columns)
     scores = loss.similarity(*embeddings).detach()
     excluded = too_close(scores, scores.diagonal(), 0.1, "absolute")
-    assert_same(model, loss(columns), reference(embeddings, loss.similarity, loss.terms, ("query_to_doc",), excluded))
+    assert_same(
+        model,
+        loss(columns),
+        reference(embeddings, loss.similarity, loss.terms, ("query_to_doc",), excluded),
+    )
 
 
-# --- guide ------------------------------------------------------------------------------------------------------------
+# --- guide ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("margin", "strategy"), [(0.0, "absolute"), (0.05, "absolute"), (0.1, "relative")])
+@pytest.mark.parametrize(
+    ("margin", "strategy"), [(0.0, "absolute"), (0.05, "absolute"), (0.1, "relative")]
+)
 @pytest.mark.parametrize("num_columns", [2, 3])
 @pytest.mark.parametrize("max_tokens", [64, 4], ids=["same_tokens", "other_tokens"])
 @BATCHING
-def test_equals_gist_embed_loss(model, guide, monkeypatch, margin, strategy, num_columns, max_tokens, mini_batch_size):
-    monkeypatch.setattr(guide, "max_seq_length", max_tokens)  # below the model's, the guide tokenises by itself
+def test_equals_gist_embed_loss(
+    model, guide, monkeypatch, margin, strategy, num_columns, max_tokens, mini_batch_size
+):
+    # below the model's, the guide tokenises by itself
+    monkeypatch.setattr(guide, "max_seq_length", max_tokens)
     columns = batch_of(model, [row[:num_columns] for row in ROWS])
     options = {"guide": guide, "margin": margin, "margin_strategy": strategy}
     gist = options | {"temperature": 0.05, "contrast_anchors": False, "contrast_positives": False}
@@ -233,7 +277,8 @@ def test_guide_of_another_kind(model, static_guide, direction, name):
     loss = stm.QNormRankingLoss(model, guide=static_guide, **options)
     columns = batch_of(model, TWICE)
     queries, positives, negatives = (
-        static_guide.encode(list(column), convert_to_tensor=True) for column in zip(*TWICE, strict=True)
+        static_guide.encode(list(column), convert_to_tensor=True)
+        for column in zip(*TWICE, strict=True)
     )
     scores = Similarity.named(name)(queries, torch.cat([positives, negatives]))
     backward = scores[:, : len(TWICE)].T
@@ -251,7 +296,9 @@ def test_guide_of_a_static_model(static_model, guide):
     scores = stm.COSINE(*(guide.encode(column, convert_to_tensor=True) for column in texts))
     excluded = too_close(scores, scores.diagonal(), 0.02, "absolute")
     found = stm.QNormRankingLoss(static_model, scale=3.0, margin=0.02, guide=guide)(columns)
-    torch.testing.assert_close(found, reference(embeddings, stm.QNORM, [Term()], ("query_to_doc",), excluded))
+    torch.testing.assert_close(
+        found, reference(embeddings, stm.QNORM, [Term()], ("query_to_doc",), excluded)
+    )
 
 
 def test_guide_is_frozen(model, guide):
@@ -270,7 +317,9 @@ def test_the_model_is_not_its_own_guide(model):
         stm.CosineRankingLoss(model, guide=model)
 
 
-@pytest.mark.parametrize(("margin", "guided", "warns"), [(0.0, False, True), (-0.1, False, False), (0.05, True, False)])
+@pytest.mark.parametrize(
+    ("margin", "guided", "warns"), [(0.0, False, True), (-0.1, False, False), (0.05, True, False)]
+)
 def test_a_margin_that_spares_nothing_to_learn_warns(model, guide, caplog, margin, guided, warns):
     stm.CosineRankingLoss(model, margin=margin, guide=guide if guided else None)
     assert ("Use a negative margin, such as -0.1" in caplog.text) is warns

@@ -6,7 +6,14 @@ from functools import partial
 
 import pytest
 import torch
-from _helpers import BATCHING, DIRECTIONS, assert_same_gradients, features, gradients, value_and_gradients
+from _helpers import (
+    BATCHING,
+    DIRECTIONS,
+    assert_same_gradients,
+    features,
+    gradients,
+    value_and_gradients,
+)
 from _tiny import auto_scale, formula, load_transformer, raw_embeddings, save_transformer
 from sentence_transformers.sentence_transformer.losses import (
     CachedMultipleNegativesRankingLoss,
@@ -34,18 +41,24 @@ LOSSES = list(EXPONENTS)
 
 def build(loss_class, model, **options):
     if loss_class is stm.LearnableNormLoss:
-        options = dict(zip(("gamma_query", "gamma_document"), EXPONENTS[loss_class], strict=True)) | options
+        options = (
+            dict(zip(("gamma_query", "gamma_document"), EXPONENTS[loss_class], strict=True))
+            | options
+        )
     return loss_class(model, **options).double()
 
 
 def reference_gradients(model, columns, exponents, scale, **options):
-    """Of the formula, by autograd through the model as a whole; exponents from the model if it learns them."""
+    """Of the formula, by autograd through the model as a whole; exponents from the model if it
+    learns them."""
     if isinstance(model[-1], ExponentNorm):
         exponents = model[-1].query_bias.sigmoid(), model[-1].document_bias.sigmoid()
-    return value_and_gradients(model, formula(raw_embeddings(model, columns), exponents, scale, **options))
+    return value_and_gradients(
+        model, formula(raw_embeddings(model, columns), exponents, scale, **options)
+    )
 
 
-# --- value ------------------------------------------------------------------------------------------------------------
+# --- value ----------------------------------------------------------------------------------------
 
 
 GTE = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
@@ -62,11 +75,18 @@ UPSTREAM.append({"directions": GTE[::2], "partition_mode": "per_direction"})
     ("loss_class", "function", "scale", "strength"),
     [(stm.CosineRankingLoss, cos_sim, 20.0, 9.0), (stm.DotRankingLoss, dot_score, 1.5, 0.1)],
 )
-@pytest.mark.parametrize("options", UPSTREAM, ids=lambda options: "-".join(map(str, options.values())))
-def test_equals_sentence_transformers(model, num_negatives, loss_class, function, scale, strength, options):
+@pytest.mark.parametrize(
+    "options", UPSTREAM, ids=lambda options: "-".join(map(str, options.values()))
+)
+def test_equals_sentence_transformers(
+    model, num_negatives, loss_class, function, scale, strength, options
+):
     """Plain and cached; the texts of the batch differ, so no document is excluded."""
     columns = features(model, num_negatives=num_negatives)
-    options = options | {"scale": scale, "hardness_strength": strength if options.get("hardness_mode") else 0.0}
+    options = options | {
+        "scale": scale,
+        "hardness_strength": strength if options.get("hardness_mode") else 0.0,
+    }
     for theirs, caching in (
         (MultipleNegativesRankingLoss, {}),
         (CachedMultipleNegativesRankingLoss, {"mini_batch_size": 3}),
@@ -90,14 +110,18 @@ def test_equals_the_formula(model, loss_class, num_negatives, mini_batch_size, d
     columns = features(model, num_negatives=num_negatives)
     options = {"scale": 3.0, "directions": direction, "partition_mode": "per_direction"}
     loss = build(loss_class, model, **options, mini_batch_size=mini_batch_size)
-    expected, expected_gradients = reference_gradients(model, columns, EXPONENTS[loss_class], 3.0, direction=direction)
+    expected, expected_gradients = reference_gradients(
+        model, columns, EXPONENTS[loss_class], 3.0, direction=direction
+    )
     value, found = value_and_gradients(model, loss(columns))
     torch.testing.assert_close(value, expected, rtol=1e-10, atol=0)
     assert_same_gradients(found, expected_gradients)
     with torch.no_grad():  # as in evaluation
         assert not loss(columns).requires_grad
         torch.testing.assert_close(loss(columns), expected, rtol=1e-10, atol=0)
-    torch.testing.assert_close(loss.compute_loss_from_embeddings(raw_embeddings(model, columns)).detach(), expected)
+    torch.testing.assert_close(
+        loss.compute_loss_from_embeddings(raw_embeddings(model, columns)).detach(), expected
+    )
 
 
 def test_looks_at_raw_embeddings(model):
@@ -110,13 +134,14 @@ def test_looks_at_raw_embeddings(model):
         torch.testing.assert_close(loss(columns), expected)
 
 
-# --- scale ------------------------------------------------------------------------------------------------------------
+# --- scale ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("loss_class", LOSSES)
 @BATCHING
 def test_auto_scale(model, loss_class, mini_batch_size):
-    """The size of the scores is that of the batch at hand, with its gradient; twice the norm changes nothing."""
+    """The size of the scores is that of the batch at hand, with its gradient; twice the norm
+    changes nothing."""
     loss = build(loss_class, model, scale="auto", mini_batch_size=mini_batch_size)
     columns, exponents, values = features(model, num_negatives=1), EXPONENTS[loss_class], []
     for _ in range(2):
@@ -124,20 +149,23 @@ def test_auto_scale(model, loss_class, mini_batch_size):
         by_hand = formula(embeddings, exponents, auto_scale(embeddings, exponents))
         _, expected = value_and_gradients(model, by_hand)
         value, found = value_and_gradients(model, loss([dict(column) for column in columns]))
-        assert_same_gradients({name: found[name] for name in expected}, expected, rtol=1e-4, atol=1e-6)
+        assert_same_gradients(
+            {name: found[name] for name in expected}, expected, rtol=1e-4, atol=1e-6
+        )
         values.append(value.item())
         with torch.no_grad():
             rescale_output(model, 0.5)
     assert values[0] == pytest.approx(values[1], rel=1e-5)
 
 
-# --- gradient caching -------------------------------------------------------------------------------------------------
+# --- gradient caching -----------------------------------------------------------------------------
 
 
 @BATCHING
 @pytest.mark.parametrize("factor", [1 / 4, 2.0**16])
 def test_outer_factor(model, mini_batch_size, factor):
-    """Gradient accumulation divides the loss, a GradScaler multiplies it: encoder *and* exponents must see that."""
+    """Gradient accumulation divides the loss, a GradScaler multiplies it: encoder *and* exponents
+    must see that."""
     columns = features(model)
     loss = build(stm.LearnableNormLoss, model, scale=3.0, mini_batch_size=mini_batch_size)
     _, expected = reference_gradients(model, columns, None, 3.0)
@@ -152,17 +180,23 @@ def test_outer_factor(model, mini_batch_size, factor):
 def test_two_cached_batches_before_one_backward(model, loss_class):
     first, second = features(model), features(model, start=8)
     loss = build(loss_class, model, scale=3.0, mini_batch_size=3)
-    expected = [reference_gradients(model, c, EXPONENTS[loss_class], 3.0)[1] for c in (first, second)]
+    expected = [
+        reference_gradients(model, c, EXPONENTS[loss_class], 3.0)[1] for c in (first, second)
+    ]
     losses = [loss(first), loss(second)]
     (losses[0] + losses[1]).backward()
-    assert_same_gradients(gradients(model), {name: g + expected[1][name] for name, g in expected[0].items()})
+    assert_same_gradients(
+        gradients(model), {name: g + expected[1][name] for name, g in expected[0].items()}
+    )
 
 
 @pytest.mark.parametrize("loss_class", [stm.QNormRankingLoss, stm.LearnableNormLoss])
 def test_second_pass_draws_the_dropout_of_the_first(tmp_path, loss_class):
     model = load_transformer(save_transformer(tmp_path, dropout=0.3)).double().train()
     loss, seen = build(loss_class, model, scale=3.0, mini_batch_size=3), []
-    model[1].register_forward_hook(lambda _, __, out: seen.append(out["sentence_embedding"].detach().clone()))
+    model[1].register_forward_hook(
+        lambda _, __, out: seen.append(out["sentence_embedding"].detach().clone())
+    )
     loss(features(model)).backward()
     first, second = seen[: len(seen) // 2], seen[len(seen) // 2 :]
     assert len(first) == 6
@@ -171,7 +205,7 @@ def test_second_pass_draws_the_dropout_of_the_first(tmp_path, loss_class):
     assert not torch.equal(seen[0], seen[len(first) * 2])  # there was something to draw
 
 
-# --- refusals, warnings, arguments ------------------------------------------------------------------------------------
+# --- refusals, warnings, arguments ----------------------------------------------------------------
 
 
 HALF = Similarity(1.0, 0.5)  # without a name
@@ -179,7 +213,11 @@ HALF = Similarity(1.0, 0.5)  # without a name
 
 @pytest.mark.parametrize(
     "build",
-    [*LOSSES[1:], partial(stm.MagnitudeRankingLoss, similarity=HALF), partial(stm.SimilarityMSELoss, similarity=HALF)],
+    [
+        *LOSSES[1:],
+        partial(stm.MagnitudeRankingLoss, similarity=HALF),
+        partial(stm.SimilarityMSELoss, similarity=HALF),
+    ],
 )
 def test_refuses_normalize_and_names_a_call_that_helps(model, build):
     stm.prepare(model, "cosine")
@@ -195,10 +233,14 @@ def test_cosine_takes_any_model(model):
     torch.testing.assert_close(stm.CosineRankingLoss(stm.prepare(model, "cosine"))(columns), value)
 
 
-@pytest.mark.parametrize("loss_class", [*LOSSES[1:], partial(stm.CosineRankingLoss, regularizers=stm.SIGReg(8))])
+@pytest.mark.parametrize(
+    "loss_class", [*LOSSES[1:], partial(stm.CosineRankingLoss, regularizers=stm.SIGReg(8))]
+)
 @BATCHING
 def test_refuses_matryoshka_loss(model, loss_class, mini_batch_size):
-    loss = MatryoshkaLoss(model, build(loss_class, model, scale=3.0, mini_batch_size=mini_batch_size), [32, 16])
+    loss = MatryoshkaLoss(
+        model, build(loss_class, model, scale=3.0, mini_batch_size=mini_batch_size), [32, 16]
+    )
     with pytest.raises(ValueError, match=r"terms=\[Term\(dim=128\)"):
         loss(features(model), None)
 
@@ -206,7 +248,9 @@ def test_refuses_matryoshka_loss(model, loss_class, mini_batch_size):
 @BATCHING
 def test_cosine_in_matryoshka_loss(model, mini_batch_size):
     columns = features(model)
-    loss = MatryoshkaLoss(model, stm.CosineRankingLoss(model, mini_batch_size=mini_batch_size), [32, 16], [1, 0.5])
+    loss = MatryoshkaLoss(
+        model, stm.CosineRankingLoss(model, mini_batch_size=mini_batch_size), [32, 16], [1, 0.5]
+    )
     value, found = value_and_gradients(model, loss(columns, None))
     embeddings = raw_embeddings(model, columns)
     by_hand = formula(embeddings, (1, 1), 20) + 0.5 * formula(embeddings, (1, 1), 20, dim=16)
@@ -254,22 +298,29 @@ def test_learnable_goes_on_from_the_models_exponents(model, folder):
     assert model[-1].learnable
     assert model[-1].query_bias.requires_grad
     with pytest.raises(ValueError, match="strictly between"):
-        stm.LearnableNormLoss(stm.prepare(model, Similarity(1.0, 0.5)))  # a sigmoid never leaves its end
+        # a sigmoid never leaves its end
+        stm.LearnableNormLoss(stm.prepare(model, Similarity(1.0, 0.5)))
     with pytest.raises(ValueError, match="strictly between"):
         stm.LearnableNormLoss(load_transformer(folder), 0.5, 1.0)
 
 
-# --- what sentence-transformers asks of a loss ------------------------------------------------------------------------
+# --- what sentence-transformers asks of a loss ----------------------------------------------------
 
 
 @pytest.mark.parametrize("loss_class", LOSSES)
 def test_config_is_json(model, loss_class):
     loss = build(
-        loss_class, model, mini_batch_size=3, regularizers=[(stm.SIGReg(8), 0.1)], terms=[Term(8, 0.1), Term()]
+        loss_class,
+        model,
+        mini_batch_size=3,
+        regularizers=[(stm.SIGReg(8), 0.1)],
+        terms=[Term(8, 0.1), Term()],
     )
     loss(features(model))
     config = json.loads(json.dumps(loss.get_config_dict()))
-    assert config["similarity"] == pytest.approx(dict(zip(("query", "document"), EXPONENTS[loss_class], strict=True)))
+    assert config["similarity"] == pytest.approx(
+        dict(zip(("query", "document"), EXPONENTS[loss_class], strict=True))
+    )
     assert config["terms"][0] == {"dim": 8, "temperature": 0.1, "weight": 1.0}
     assert config["scale"] == (20 if EXPONENTS[loss_class] == (1, 1) else "auto")
     assert config["regularizers"] == {"sigreg": 0.1}
@@ -298,7 +349,7 @@ def test_fractional_document_exponent_warns(model, caplog):
     assert not caplog.records
 
 
-# --- batches and models that cannot give what the loss trains --------------------------------------------------------
+# --- batches and models that cannot give what the loss trains -------------------------------------
 
 
 @pytest.mark.parametrize("labels", [[1.0, 0.0, 0.2], [1, 0, 1], [True, False, True], [4, 7, 4]])
@@ -306,7 +357,10 @@ def test_labels_are_refused(model, labels):
     loss, labels = stm.CosineRankingLoss(model), torch.tensor(labels)
     for call, given in (
         (loss, features),
-        (loss.compute_loss_from_embeddings, lambda model, rows: raw_embeddings(model, features(model, rows))),
+        (
+            loss.compute_loss_from_embeddings,
+            lambda model, rows: raw_embeddings(model, features(model, rows)),
+        ),
     ):
         with pytest.raises(ValueError, match=r"SimilarityMSELoss.*remove_columns"):
             call(given(model, 3), labels)
@@ -319,7 +373,10 @@ def test_columns_of_unequal_length_are_refused(model, loss_class):
     with pytest.raises(ValueError, match="two text columns"):
         loss(batch[:1], labels)
     batch[1] = features(model, 1)[1]
-    for call, given in ((loss.compute_loss_from_embeddings, raw_embeddings(model, batch)), (loss, batch)):
+    for call, given in (
+        (loss.compute_loss_from_embeddings, raw_embeddings(model, batch)),
+        (loss, batch),
+    ):
         with pytest.raises(ValueError, match=r"have \(3, 1\)"):
             call(given, labels)
 

@@ -19,14 +19,17 @@ from torch.nn.parallel import DistributedDataParallel
 import st_magnitude as stm
 from st_magnitude.modules import ExponentNorm
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks processes that have used torch")
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="forks processes that have used torch"
+)
 
 LOSSES = {
     "qnorm": stm.QNormRankingLoss,
     "learnable": stm.LearnableNormLoss,
     "temp_agg_mrl": partial(stm.TempAggMRLLoss, similarity="qnorm"),
 }
-STARTS = {"ring": (0, 6, 10, 15, 16), True: (0, 4, 8, 12, 16)}  # the ring takes batches that differ in size
+# the ring takes batches that differ in size
+STARTS = {"ring": (0, 6, 10, 15, 16), True: (0, 4, 8, 12, 16)}
 # (loss, mini_batch_size, direction)
 CASES = [
     ("qnorm", None, ("query_to_doc",)),
@@ -60,7 +63,8 @@ def wrapped(folder, case, gather, dtype, **options):
 
 
 def one_batch(folder, case, gather):
-    """Loss and gradient of one batch, and the gradient after a second backward pass: accumulation."""
+    """Loss and gradient of one batch, and the gradient after a second backward pass:
+    accumulation."""
     model, loss = wrapped(folder, case, gather, torch.float64)
     rows = ROWS[STARTS[gather][dist.get_rank()] : STARTS[gather][dist.get_rank() + 1]]
     found = []
@@ -90,11 +94,21 @@ def test_ranks_are_one_process_on_the_joined_batch(model, ranks, case, gather):
     model.double()
     values, of_once, accumulated = zip(*(rank[case, gather] for rank in ranks), strict=True)
     embeddings = raw_embeddings(model, features(model, ROWS[: STARTS[gather][len(ranks)]]))
-    exponents = (model[-1].query_bias.sigmoid(), model[-1].document_bias.sigmoid()) if name == "learnable" else (1, 0)
+    exponents = (
+        (model[-1].query_bias.sigmoid(), model[-1].document_bias.sigmoid())
+        if name == "learnable"
+        else (1, 0)
+    )
     columns = embeddings[: 2 if direction == ("doc_to_query",) else None]
     scale = auto_scale(columns, exponents)  # of the joined batch
-    parts = itertools.product((8, 16, 32), (0.03, 0.06, 0.1)) if name == "temp_agg_mrl" else [(32, 0.05)]
-    expected = sum(formula(embeddings, exponents, scale * 0.05 / tau, direction, dim) for dim, tau in parts)
+    parts = (
+        itertools.product((8, 16, 32), (0.03, 0.06, 0.1))
+        if name == "temp_agg_mrl"
+        else [(32, 0.05)]
+    )
+    expected = sum(
+        formula(embeddings, exponents, scale * 0.05 / tau, direction, dim) for dim, tau in parts
+    )
     expected.backward()
     assert len(set(values)) == len(values)
     assert sum(values) / len(values) == pytest.approx(expected.item(), rel=1e-10)
@@ -105,11 +119,16 @@ def test_ranks_are_one_process_on_the_joined_batch(model, ranks, case, gather):
 
 
 def ring_and_gathering(folder):
-    """The gradients of both, that of a temperature among them, in float32 and under bfloat16 autocast."""
+    """The gradients of both, that of a temperature among them, in float32 and under bfloat16
+    autocast."""
     rank, found = dist.get_rank(), []
     for bf16, gather in itertools.product((False, True), ("ring", True)):
         _, loss = wrapped(
-            folder, ("learnable", None, ("query_to_doc", "doc_to_query")), gather, torch.float32, temperature="learned"
+            folder,
+            ("learnable", None, ("query_to_doc", "doc_to_query")),
+            gather,
+            torch.float32,
+            temperature="learned",
         )
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
             loss(features(loss.model.module, ROWS[4 * rank : 4 * rank + 4])).backward()
@@ -120,8 +139,14 @@ def ring_and_gathering(folder):
 def refusals(folder):
     """The errors of batches that do not fit, with both ways to the negatives of other ranks."""
     rank, messages = dist.get_rank(), []
-    for gather, columns, num_rows in (("ring", 3 - rank, 4), (True, 3, 4 - rank), ("ring", 2 - rank, 4)):
-        model, loss = wrapped(folder, ("qnorm", None, ("query_to_doc", "doc_to_query")), gather, torch.float32)
+    for gather, columns, num_rows in (
+        ("ring", 3 - rank, 4),
+        (True, 3, 4 - rank),
+        ("ring", 2 - rank, 4),
+    ):
+        model, loss = wrapped(
+            folder, ("qnorm", None, ("query_to_doc", "doc_to_query")), gather, torch.float32
+        )
         with pytest.raises((ValueError, RuntimeError)) as caught:
             loss(features(model, ROWS[:num_rows])[:columns])
         messages.append(str(caught.value))
@@ -129,13 +154,18 @@ def refusals(folder):
 
 
 def test_float32_and_refusals(folder):
-    (plain, *errors), (_, *other_errors) = on_ranks(2, lambda: (ring_and_gathering(folder), *refusals(folder)))
+    (plain, *errors), (_, *other_errors) = on_ranks(
+        2, lambda: (ring_and_gathering(folder), *refusals(folder))
+    )
     # Under autocast, gathering adds the gradients of the ranks in bfloat16 and the ring in float32.
     for (ring, gathered), tolerance in ((plain[:2], 1e-5), (plain[2:], 5e-3)):
         assert (ring - gathered).norm() < tolerance * gathered.norm()
     assert errors[:2] == other_errors[:2]
     assert "the batch of rank 0 has 3 columns and the batch of rank 1 has 2" in errors[0]
-    assert "the batch of rank 0 has 4 rows and the batch of rank 1 has 3. Set dataloader_drop_last=True" in errors[1]
+    assert (
+        "the batch of rank 0 has 4 rows and the batch of rank 1 has 3. Set"
+        " dataloader_drop_last=True" in errors[1]
+    )
     assert "rank 1 was refused" in errors[2]
     assert "needs at least two text columns" in other_errors[2]
 
@@ -149,22 +179,34 @@ OF_TEXTS = [
     (gather, options, *way)
     for gather, options in itertools.product(
         ("ring", True),
-        ({}, {"margin": 0.1, "margin_strategy": "relative"}, {"margin": 0.02, "guide": "cls"}, {"prior": COUNTS}),
+        (
+            {},
+            {"margin": 0.1, "margin_strategy": "relative"},
+            {"margin": 0.02, "guide": "cls"},
+            {"prior": COUNTS},
+        ),
     )
     for way in ((None, ("query_to_doc", "doc_to_query")), (3, ("query_to_doc",)))
 ]
 
 
 def of_texts(folder, case, rows):
-    """Value and gradients for some of the rows, by a model in DDP where there are several processes."""
+    """Value and gradients for some of the rows, by a model in DDP where there are several
+    processes."""
     gather, options, mini_batch_size, direction = case
     model, options = load_transformer(folder).double(), dict(options)
     if "guide" in options:
         options["guide"] = load_transformer(folder, options["guide"]).double()
     if "prior" in options:
         options["prior"] = stm.DocumentPrior.from_texts(model, *options["prior"])
-    options |= {"directions": direction, "partition_mode": "per_direction", "mini_batch_size": mini_batch_size}
-    loss = stm.QNormRankingLoss(model, scale=3.0, **options, gather_across_devices=dist.is_initialized() and gather)
+    options |= {
+        "directions": direction,
+        "partition_mode": "per_direction",
+        "mini_batch_size": mini_batch_size,
+    }
+    loss = stm.QNormRankingLoss(
+        model, scale=3.0, **options, gather_across_devices=dist.is_initialized() and gather
+    )
     if dist.is_initialized():
         loss.model = DistributedDataParallel(model)
     value = loss(features(model, rows))
@@ -196,10 +238,14 @@ GATHERED = [
 
 
 def gathered(folder):
-    """For each way, values and gradients of one rank by this package and by sentence-transformers."""
+    """For each way, values and gradients of one rank by this package and by
+    sentence-transformers."""
     model, found = load_transformer(folder), []
     generator = torch.Generator().manual_seed(dist.get_rank())
-    columns = [torch.randn(5, 32, generator=generator, dtype=torch.float64).requires_grad_() for _ in range(4)]
+    columns = [
+        torch.randn(5, 32, generator=generator, dtype=torch.float64).requires_grad_()
+        for _ in range(4)
+    ]
     for options in GATHERED:
         for loss_class in (stm.CosineRankingLoss, MultipleNegativesRankingLoss):
             loss = loss_class(model, gather_across_devices=True, **options)
@@ -219,5 +265,8 @@ def test_one_process_needs_no_ring(model):
         for gather in (False, "ring")
     ]
     assert values[0] == values[1]
-    with pytest.raises(ValueError, match=r"gather_across_devices must be one of False, True and 'ring'; got 'all'\."):
+    with pytest.raises(
+        ValueError,
+        match=r"gather_across_devices must be one of False, True and 'ring'; got 'all'\.",
+    ):
         stm.QNormRankingLoss(model, gather_across_devices="all")

@@ -36,7 +36,7 @@ def embeddings(n=7, d=5):
     return [torch.randn(n, d, dtype=torch.float64, requires_grad=True) for _ in range(2)]
 
 
-# --- the formula ------------------------------------------------------------------------------------------------------
+# --- the formula ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -44,16 +44,22 @@ def embeddings(n=7, d=5):
 def test_formula_and_gradients(model, name, scale):
     a, b = embeddings()
     scores = torch.rand(7, dtype=torch.float64)
-    loss = stm.SimilarityMSELoss(model, name, scale=scale).compute_loss_from_embeddings([a, b], scores)
+    loss = stm.SimilarityMSELoss(model, name, scale=scale).compute_loss_from_embeddings(
+        [a, b], scores
+    )
     expected = by_hand(a, b, scores, NAMES[name], scale)
     torch.testing.assert_close(loss, expected)
-    torch.testing.assert_close(torch.autograd.grad(loss, (a, b)), torch.autograd.grad(expected, (a, b)))
+    torch.testing.assert_close(
+        torch.autograd.grad(loss, (a, b)), torch.autograd.grad(expected, (a, b))
+    )
 
 
 def test_cosine_is_the_stock_loss(model):
     columns = [dict(model.preprocess(PAIRS[name])) for name in ("sentence1", "sentence2")]
     results = [
-        value_and_gradients(model, loss([dict(column) for column in columns], torch.tensor(PAIRS["score"])))
+        value_and_gradients(
+            model, loss([dict(column) for column in columns], torch.tensor(PAIRS["score"]))
+        )
         for loss in (stm.SimilarityMSELoss(model, "cosine"), CosineSimilarityLoss(model))
     ]
     torch.testing.assert_close(*results, rtol=1e-5, atol=1e-7)
@@ -71,7 +77,8 @@ def test_calibrated_scale(model, name):
         expected = (auto_scale(columns, exponents, unit=1) * similarity).square().mean()
         torch.testing.assert_close(value, expected)
         torch.testing.assert_close(
-            torch.autograd.grad(value, [a, b], retain_graph=True), torch.autograd.grad(expected, [a, b])
+            torch.autograd.grad(value, [a, b], retain_graph=True),
+            torch.autograd.grad(expected, [a, b]),
         )
     similarity = dict(zip(("query", "document"), exponents, strict=True))
     config = {"similarity": similarity, "scale": 1.0 if name == "cosine" else "auto"}
@@ -83,18 +90,24 @@ def test_raw_embeddings_in_front_of_exponents(model):
     scores = torch.tensor(PAIRS["score"][:4])
     plain = stm.SimilarityMSELoss(model, "dot", scale=0.02)([dict(c) for c in columns], scores)
     model.append(ExponentNorm(0.5, 0.5))
-    torch.testing.assert_close(stm.SimilarityMSELoss(model, "dot", scale=0.02)(columns, scores), plain)
+    torch.testing.assert_close(
+        stm.SimilarityMSELoss(model, "dot", scale=0.02)(columns, scores), plain
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_it_learns(model, tmp_path, name):
     loss = stm.SimilarityMSELoss(model, name)
-    history = logged(train(model, loss, tmp_path, data=Dataset.from_dict(PAIRS), max_steps=30), "loss")
+    history = logged(
+        train(model, loss, tmp_path, data=Dataset.from_dict(PAIRS), max_steps=30), "loss"
+    )
     assert sum(history[-5:]) < 0.5 * sum(history[:5])
     assert model.similarity_fn_name == ("cosine" if name in ("cosine", "dnorm") else "dot")
 
 
-@pytest.mark.parametrize(("similarity", "times"), [("dnorm", 1), (stm.Similarity(0.5, 0.2), 1), ("dot", 0)])
+@pytest.mark.parametrize(
+    ("similarity", "times"), [("dnorm", 1), (stm.Similarity(0.5, 0.2), 1), ("dot", 0)]
+)
 def test_one_sided_norms_are_told_once(model, caplog, similarity, times):
     loss = stm.SimilarityMSELoss(model, similarity, scale=1.0)
     for _ in range(3):
@@ -119,7 +132,10 @@ def test_refusals(model):
         loss.compute_loss_from_embeddings(embeddings(), torch.zeros(3))
     matryoshka = MatryoshkaLoss(model, stm.SimilarityMSELoss(model, scale=1.0), [32, 16])
     with pytest.raises(ValueError, match="MatryoshkaLoss normalises"):
-        matryoshka([dict(model.preprocess(PAIRS["sentence1"])) for _ in range(2)], torch.tensor(PAIRS["score"]))
+        matryoshka(
+            [dict(model.preprocess(PAIRS["sentence1"])) for _ in range(2)],
+            torch.tensor(PAIRS["score"]),
+        )
     model.append(Normalize())
     with pytest.raises(ValueError, match=r"stm\.prepare\(model, 'dot'\)"):
         stm.SimilarityMSELoss(model)

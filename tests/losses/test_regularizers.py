@@ -44,7 +44,7 @@ def naive(x, directions, num_knots=17, t_max=3.0, scale="sqrt_d"):
     return (error @ w).mean() * len(x)
 
 
-# --- given directions -------------------------------------------------------------------------------------------------
+# --- given directions -----------------------------------------------------------------------------
 
 
 @both
@@ -57,7 +57,9 @@ def test_value_and_gradient_equal_the_definition(monkeypatch, options):
         monkeypatch.setattr(module, "_CHUNK", {"cpu": chunk})
         value = SIGReg(**options)(x, directions)
         assert value.item() == pytest.approx(expected.item(), rel=1e-12)
-        torch.testing.assert_close(*torch.autograd.grad(3 * value, x), wanted, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(
+            *torch.autograd.grad(3 * value, x), wanted, rtol=1e-10, atol=1e-12
+        )
 
 
 @both
@@ -75,7 +77,8 @@ def test_holds_a_few_chunks_only(monkeypatch):
 
 
 def epps_pulley(samples):
-    """17 knots on [0, 3], the one-sided trapezoid doubled, a Gaussian window, times N: (N, K) -> (K,)."""
+    """17 knots on [0, 3], the one-sided trapezoid doubled, a Gaussian window, times N: (N, K) ->
+    (K,)."""
     t = torch.linspace(0, 3, 17, dtype=samples.dtype)
     phi = torch.exp(-t.square() / 2)
     angles = samples[..., None] * t
@@ -90,7 +93,7 @@ def test_lejepa():
     torch.testing.assert_close(SIGReg(scale=None)(x, directions), expected, rtol=1e-12, atol=0)
 
 
-# --- distribution -----------------------------------------------------------------------------------------------------
+# --- distribution ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n", [1, 2, 30, 300])
@@ -111,7 +114,7 @@ def test_excess():
     assert not sigreg.last_excess.requires_grad
 
 
-# --- directions -------------------------------------------------------------------------------------------------------
+# --- directions -----------------------------------------------------------------------------------
 
 
 def test_directions_follow_the_generator_of_torch():
@@ -134,12 +137,16 @@ def test_evaluation_has_directions_of_its_own():
 
 def test_directions_are_uniform_unit_columns():
     directions = SIGReg(20_000)._draw(torch.zeros(1, 3, dtype=torch.float64))
-    torch.testing.assert_close(directions.norm(dim=0), torch.ones(20_000, dtype=torch.float64), rtol=0, atol=1e-15)
-    torch.testing.assert_close(directions @ directions.T / 20_000, torch.eye(3).double() / 3, rtol=0, atol=0.01)
+    torch.testing.assert_close(
+        directions.norm(dim=0), torch.ones(20_000, dtype=torch.float64), rtol=0, atol=1e-15
+    )
+    torch.testing.assert_close(
+        directions @ directions.T / 20_000, torch.eye(3).double() / 3, rtol=0, atol=0.01
+    )
     assert directions.mean(dim=1).abs().max() < 0.02
 
 
-# --- prefixes -----------------------------------------------------------------------------------------------
+# --- prefixes -------------------------------------------------------------------------------------
 
 
 def test_dims_are_cut_normalised_and_scaled_each():
@@ -149,12 +156,15 @@ def test_dims_are_cut_normalised_and_scaled_each():
     torch.testing.assert_close(SIGReg(dims=[3, 8])(x, directions), expected, rtol=1e-12, atol=0)
 
 
-# --- numbers ----------------------------------------------------------------------------------------------------------
+# --- numbers --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shift", [0.0, 1.0])
 def test_float32(shift):
-    x, directions = (torch.randn(400, 48) + shift).requires_grad_(), F.normalize(torch.randn(48, 256).double(), dim=0)
+    x, directions = (
+        (torch.randn(400, 48) + shift).requires_grad_(),
+        F.normalize(torch.randn(48, 256).double(), dim=0),
+    )
     value, expected = SIGReg()(x, directions), SIGReg()(x.double(), directions)
     assert value.dtype == torch.float32
     assert value.item() == pytest.approx(expected.item(), rel=2e-4)
@@ -164,7 +174,10 @@ def test_float32(shift):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_autocast_is_off(dtype):
-    x, directions = torch.randn(40, 16).to(dtype).requires_grad_(), F.normalize(torch.randn(16, 64), dim=0)
+    x, directions = (
+        torch.randn(40, 16).to(dtype).requires_grad_(),
+        F.normalize(torch.randn(16, 64), dim=0),
+    )
     expected = SIGReg()(x.float(), directions)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         value = SIGReg()(x, directions)

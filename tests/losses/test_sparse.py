@@ -1,4 +1,5 @@
-"""Ranking losses on a SparseEncoder: against sentence-transformers, with the texts of the batch, and in its Trainer."""
+"""Ranking losses on a SparseEncoder: against sentence-transformers, with the texts of the batch,
+and in its Trainer."""
 
 import subprocess
 import sys
@@ -7,7 +8,11 @@ import pytest
 import torch
 from _helpers import assert_same_gradients, features, gradients, train
 from _tiny import columns, load_transformer, raw_embeddings, save_transformer
-from sentence_transformers import SparseEncoder, SparseEncoderTrainer, SparseEncoderTrainingArguments
+from sentence_transformers import (
+    SparseEncoder,
+    SparseEncoderTrainer,
+    SparseEncoderTrainingArguments,
+)
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from sentence_transformers.sparse_encoder.losses import (
     CachedSpladeLoss,
@@ -44,7 +49,9 @@ def model(folder):
 @pytest.fixture(params=WRAPPERS)
 def splade(request):
     """Makes the loss of sentence-transformers around a ranking loss."""
-    return lambda inner, **options: WRAPPERS[request.param](inner.model, inner, **(WEIGHTS | options))
+    return lambda inner, **options: WRAPPERS[request.param](
+        inner.model, inner, **(WEIGHTS | options)
+    )
 
 
 def run(loss, batch):
@@ -62,7 +69,7 @@ def repeated(model):
     return [dict(model.preprocess(column)) for column in texts.values()]
 
 
-# --- the same loss as theirs ------------------------------------------------------------------------------------------
+# --- the same loss as theirs ----------------------------------------------------------------------
 
 JOINT = {"directions": ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")}
 HARD = {"hardness_mode": "hard_negatives", "hardness_strength": 0.4}
@@ -70,7 +77,8 @@ HARD = {"hardness_mode": "hard_negatives", "hardness_strength": 0.4}
 
 @pytest.mark.parametrize(("num_negatives", "options"), [(0, {}), (2, {}), (1, JOINT), (1, HARD)])
 @pytest.mark.parametrize(
-    ("ours", "score", "scale"), [(stm.DotRankingLoss, dot_score, 2.5), (stm.CosineRankingLoss, cos_sim, 20.0)]
+    ("ours", "score", "scale"),
+    [(stm.DotRankingLoss, dot_score, 2.5), (stm.CosineRankingLoss, cos_sim, 20.0)],
 )
 def test_equal_to_sparse_mnrl(model, splade, ours, score, scale, num_negatives, options):
     batch = features(model, 8, num_negatives)
@@ -93,21 +101,27 @@ def test_aggregated_temperatures(model, splade):
     assert found["base_loss"] == pytest.approx(sum(values), rel=1e-6)
 
 
-# --- with the texts of the batch --------------------------------------------------------------------------------------
+# --- with the texts of the batch ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{}, {"margin": -0.5}, {"guide": "sparse"}, {"guide": "dense"}, {"prior": True}])
+@pytest.mark.parametrize(
+    "options", [{}, {"margin": -0.5}, {"guide": "sparse"}, {"guide": "dense"}, {"prior": True}]
+)
 def test_hands_on_the_texts(model, splade, folder, tmp_path, options):
     """The loss inside gives what it gives alone, which is another value than without texts."""
     batch = repeated(model)
     options = dict(options)
     if options.get("guide") == "sparse":
         options["guide"] = SparseEncoder(folder, device="cpu")
-        options["guide"][0].auto_model.requires_grad_(False).distilbert.embeddings.word_embeddings.weight.mul_(-1)
+        options["guide"][0].auto_model.requires_grad_(
+            False
+        ).distilbert.embeddings.word_embeddings.weight.mul_(-1)
     elif options.get("guide") == "dense":
         options["guide"] = load_transformer(save_transformer(tmp_path))
     if "prior" in options:
-        options["prior"] = stm.DocumentPrior.from_texts(model, columns()["positive"] + 9 * columns(1)["positive"])
+        options["prior"] = stm.DocumentPrior.from_texts(
+            model, columns()["positive"] + 9 * columns(1)["positive"]
+        )
     inner = stm.DotRankingLoss(model, scale=1.0, **options)
     alone = inner([dict(column) for column in batch])
     alone.backward()
@@ -115,7 +129,9 @@ def test_hands_on_the_texts(model, splade, folder, tmp_path, options):
     loss = with_texts(splade(inner, document_regularizer_weight=0.0, query_regularizer_weight=0.0))
     found, gradient = run(loss, batch)
     assert found["base_loss"] == pytest.approx(alone.item(), rel=1e-6)
-    assert_same_gradients({name.removeprefix("model."): x for name, x in gradient.items()}, expected, rtol=1e-7)
+    assert_same_gradients(
+        {name.removeprefix("model."): x for name, x in gradient.items()}, expected, rtol=1e-7
+    )
     keep = stm.DotRankingLoss(model, scale=1.0, same_text="keep").compute_loss_from_embeddings(
         raw_embeddings(model, batch)
     )
@@ -127,7 +143,9 @@ def test_what_needs_texts_is_refused_without(model, splade, folder, option):
     prior = stm.DocumentPrior.from_texts(model, ["tea"])
     given = prior if option == "prior" else SparseEncoder(folder, device="cpu")
     loss = splade(stm.DotRankingLoss(model, **{option: given}))
-    with pytest.raises(ValueError, match=r"(DocumentPrior|Guide), which needs the texts.*with_texts\(SpladeLoss"):
+    with pytest.raises(
+        ValueError, match=r"(DocumentPrior|Guide), which needs the texts.*with_texts\(SpladeLoss"
+    ):
         loss(features(model))
 
 
@@ -137,17 +155,22 @@ def test_repeated_texts_without_texts_warn_once(model, splade, caplog):
         loss = splade(stm.DotRankingLoss(model, **options))
         for _ in range(2):
             loss(features(model))
-        assert sum("repeated texts count as negatives" in r.message for r in caplog.records) == times
+        assert (
+            sum("repeated texts count as negatives" in r.message for r in caplog.records) == times
+        )
 
 
 def test_with_texts_takes_a_loss_around_ours(model):
     theirs = SpladeLoss(model, SparseMultipleNegativesRankingLoss(model), **WEIGHTS)
-    for loss, inside in ((theirs, "SparseMultipleNegativesRankingLoss"), (stm.DotRankingLoss(model), "NoneType")):
+    for loss, inside in (
+        (theirs, "SparseMultipleNegativesRankingLoss"),
+        (stm.DotRankingLoss(model), "NoneType"),
+    ):
         with pytest.raises(TypeError, match=f"around {inside}"):
             with_texts(loss)
 
 
-# --- a learned temperature, and the Trainer ---------------------------------------------------------------------------
+# --- a learned temperature, and the Trainer -------------------------------------------------------
 
 
 def test_learned_temperature_has_the_same_gradient_with_caching(model):
@@ -166,7 +189,8 @@ import torch
 from sentence_transformers import SparseEncoder
 model = SparseEncoder(sys.argv[1], device="cpu")
 assert model.similarity_fn_name == "dot"
-torch.save(model.encode(["green tea", "a prime number"], convert_to_sparse_tensor=False), sys.argv[2])
+texts = ["green tea", "a prime number"]
+torch.save(model.encode(texts, convert_to_sparse_tensor=False), sys.argv[2])
 """
 
 
@@ -176,10 +200,18 @@ def test_trained_saved_and_loaded_without_this_package(folder, splade, tmp_path)
     inner = stm.DotRankingLoss(model, scale=1.0, temperature="learned", prior=prior, margin=-0.5)
     loss = with_texts(splade(inner))
     texts = ["green tea", "a prime number"]
-    before = model.encode(texts, convert_to_sparse_tensor=False), inner(features(model, 16, 1)).item()
-    options = {"learning_rate": 1e-4, "learning_rate_mapping": LearnedTemperature.learning_rate_mapping(1e-2)}
+    before = (
+        model.encode(texts, convert_to_sparse_tensor=False),
+        inner(features(model, 16, 1)).item(),
+    )
+    options = {
+        "learning_rate": 1e-4,
+        "learning_rate_mapping": LearnedTemperature.learning_rate_mapping(1e-2),
+    }
     trainer = (SparseEncoderTrainer, SparseEncoderTrainingArguments)
-    log = train(model, loss, tmp_path / "run", 1, trainer=trainer, max_steps=6, **options).state.log_history
+    log = train(
+        model, loss, tmp_path / "run", 1, trainer=trainer, max_steps=6, **options
+    ).state.log_history
     assert inner(features(model, 16, 1)).item() < 0.9 * before[1]
     assert len({entry["temperature"] for entry in log if "temperature" in entry}) > 1
     model.save_pretrained(str(tmp_path / "model"))

@@ -1,4 +1,5 @@
-"""Label columns and teachers: weights of rows, classes, and targets of another model or of scores."""
+"""Label columns and teachers: weights of rows, classes, and targets of another model or of
+scores."""
 
 import copy
 
@@ -58,7 +59,9 @@ def test_labels_as_classes(model):
 @pytest.mark.parametrize("weight", [1.0, 0.3])
 def test_labels_as_scores_of_a_teacher(model, weight):
     scores = torch.tensor([[3.0, 1.0], [0.5, 0.0], [2.0, 2.5]])
-    loss = stm.CosineRankingLoss(model, labels="teacher", teacher_temperature=0.7, teacher_weight=weight)
+    loss = stm.CosineRankingLoss(
+        model, labels="teacher", teacher_temperature=0.7, teacher_weight=weight
+    )
     soft = weight * (scores / 0.7).softmax(dim=1)
     soft[:, 0] += 1 - weight
     targets = torch.cat([torch.diag(soft[:, 0]), torch.diag(soft[:, 1])], dim=1)
@@ -76,8 +79,14 @@ def test_a_model_as_teacher(model, is_guide, directions):
     with torch.no_grad():
         for parameter in teacher.parameters():
             parameter.mul_(1.1)
-    options = {"directions": directions, "partition_mode": "per_direction", "teacher_temperature": 0.2}
-    loss = stm.CosineRankingLoss(model, teacher=teacher, guide=teacher if is_guide else None, **options)
+    options = {
+        "directions": directions,
+        "partition_mode": "per_direction",
+        "teacher_temperature": 0.2,
+    }
+    loss = stm.CosineRankingLoss(
+        model, teacher=teacher, guide=teacher if is_guide else None, **options
+    )
     queries, *documents = embeddings(teacher)
     soft = (stm.COSINE(queries, torch.cat(documents)) / 0.2).softmax(dim=1)
     expected = cross_entropy(logits(model, 0.05), soft).mean()
@@ -128,14 +137,27 @@ def test_labels_are_checked(model, kind, labels):
 @pytest.mark.parametrize("kind", ["weights", "classes", "teacher"])
 def test_a_trainer_hands_labels_on(model, tmp_path, mini_batch_size, kind):
     """Also with gradient caching, to the same weights as without it."""
-    labels = {"weights": [0.5, 1.0, 2.0], "classes": [1, 2, 1], "teacher": [[1.0, 0.0], [3.0, 2.0], [0.0, 1.0]]}
-    data = Dataset.from_dict({"anchor": ANCHORS, "positive": POSITIVES, "negative": NEGATIVES, "label": labels[kind]})
+    labels = {
+        "weights": [0.5, 1.0, 2.0],
+        "classes": [1, 2, 1],
+        "teacher": [[1.0, 0.0], [3.0, 2.0], [0.0, 1.0]],
+    }
+    data = Dataset.from_dict(
+        {"anchor": ANCHORS, "positive": POSITIVES, "negative": NEGATIVES, "label": labels[kind]}
+    )
     args = SentenceTransformerTrainingArguments(
-        tmp_path, max_steps=2, per_device_train_batch_size=3, report_to="none", use_cpu=True, save_strategy="no"
+        tmp_path,
+        max_steps=2,
+        per_device_train_batch_size=3,
+        report_to="none",
+        use_cpu=True,
+        save_strategy="no",
     )
     loss = stm.CosineRankingLoss(model, labels=kind, mini_batch_size=mini_batch_size)
     before = [x.clone() for x in model.parameters()]
-    result = SentenceTransformerTrainer(model=model, args=args, train_dataset=data, loss=loss).train()
+    result = SentenceTransformerTrainer(
+        model=model, args=args, train_dataset=data, loss=loss
+    ).train()
     assert torch.tensor(result.training_loss).isfinite()
     assert any((x != y).any() for x, y in zip(before, model.parameters(), strict=True))
 
@@ -156,5 +178,7 @@ def test_embeddings_alone_can_have_labels(model):
     loss = stm.CosineRankingLoss(model, labels="weights", same_text="keep")
     columns = embeddings(model)
     by_labels = loss.compute_loss_from_embeddings(columns, torch.tensor([1.0, 0.0, 0.0]))
-    by_texts = loss.compute_loss_from_embeddings(columns, Texts(weights=torch.tensor([1.0, 0.0, 0.0])))
+    by_texts = loss.compute_loss_from_embeddings(
+        columns, Texts(weights=torch.tensor([1.0, 0.0, 0.0]))
+    )
     torch.testing.assert_close(by_labels, by_texts)

@@ -1,4 +1,5 @@
-"""Temperature losses against the naive sum of InfoNCE terms, against autograd, and against sentence-transformers."""
+"""Temperature losses against the naive sum of InfoNCE terms, against autograd, and against
+sentence-transformers."""
 
 import logging
 
@@ -6,7 +7,10 @@ import pytest
 import torch
 from _helpers import BATCHING, assert_same_gradients, features, value_and_gradients
 from _tiny import auto_scale, formula, raw_embeddings
-from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss, MultipleNegativesRankingLoss
+from sentence_transformers.sentence_transformer.losses import (
+    MatryoshkaLoss,
+    MultipleNegativesRankingLoss,
+)
 
 import st_magnitude as stm
 from st_magnitude import Similarity
@@ -25,8 +29,12 @@ SUMS = {
 
 
 def naive(embeddings, exponents, terms, scale=20.0):
-    """sum_t w_t cross_entropy(similarity of the prefix / tau_t); 20 takes temperatures as they are."""
-    return sum(weight * formula(embeddings, exponents, scale / 20 / tau, dim=dim) for weight, dim, tau in terms)
+    """sum_t w_t cross_entropy(similarity of the prefix / tau_t); 20 takes temperatures as they
+    are."""
+    return sum(
+        weight * formula(embeddings, exponents, scale / 20 / tau, dim=dim)
+        for weight, dim, tau in terms
+    )
 
 
 def assert_equal(model, columns, loss, exponents, terms, scale):
@@ -35,11 +43,15 @@ def assert_equal(model, columns, loss, exponents, terms, scale):
     by_hand = naive(raw_embeddings(model, columns), exponents, terms, scale)
     expected, wanted = value_and_gradients(model, by_hand)
     assert value.item() == pytest.approx(expected.item(), rel=1e-9)
-    assert all(gradient.abs().max() > 0 or "k_lin.bias" in name for name, gradient in wanted.items())
-    assert_same_gradients(found, wanted, rtol=1e-9, atol=1e-9 * max(g.abs().max().item() for g in wanted.values()))
+    assert all(
+        gradient.abs().max() > 0 or "k_lin.bias" in name for name, gradient in wanted.items()
+    )
+    assert_same_gradients(
+        found, wanted, rtol=1e-9, atol=1e-9 * max(g.abs().max().item() for g in wanted.values())
+    )
 
 
-# --- the three equations ----------------------------------------------------------------------------------------------
+# --- the three equations --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("loss_class", SUMS)
@@ -47,10 +59,13 @@ def assert_equal(model, columns, loss, exponents, terms, scale):
 @pytest.mark.parametrize("num_negatives", [0, 2])
 @BATCHING
 def test_equals_the_naive_sum(model, loss_class, similarity, num_negatives, mini_batch_size):
-    """With the defaults of the paper: temperatures .03 .06 .1, a quarter, half and all of the dimensions, weights 1."""
+    """With the defaults of the paper: temperatures .03 .06 .1, a quarter, half and all of the
+    dimensions, weights 1."""
     loss = loss_class(model, similarity=similarity, scale=3.0, mini_batch_size=mini_batch_size)
     exponents = Similarity.named(similarity).exponents
-    assert_equal(model, features(model, num_negatives=num_negatives), loss, exponents, SUMS[loss_class], 3.0)
+    assert_equal(
+        model, features(model, num_negatives=num_negatives), loss, exponents, SUMS[loss_class], 3.0
+    )
 
 
 def test_weights(model):
@@ -61,14 +76,16 @@ def test_weights(model):
     assert_equal(model, features(model), loss, (0.0, 0.0), terms, 3.0)
 
 
-# --- sentence-transformers --------------------------------------------------------------------------------------------
+# --- sentence-transformers ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("num_negatives", [0, 2])
 def test_cosine_mrl_is_matryoshka_loss(model, num_negatives):
     columns = features(model, num_negatives=num_negatives)
     weights = [1.0, 0.5, 0.25]
-    theirs = MatryoshkaLoss(model, MultipleNegativesRankingLoss(model, scale=20.0), [32, 16, 8], weights)
+    theirs = MatryoshkaLoss(
+        model, MultipleNegativesRankingLoss(model, scale=20.0), [32, 16, 8], weights
+    )
     expected, wanted = value_and_gradients(model, theirs(columns, None))
     loss = stm.TempAggMRLLoss(model, [32, 16, 8], temperatures=[0.05], dim_weights=weights)
     value, found = value_and_gradients(model, loss(columns))
@@ -76,7 +93,7 @@ def test_cosine_mrl_is_matryoshka_loss(model, num_negatives):
     assert_same_gradients(found, wanted, atol=1e-13)
 
 
-# --- scale ------------------------------------------------------------------------------------------------------------
+# --- scale ----------------------------------------------------------------------------------------
 
 
 def test_scale_is_that_of_the_longest_prefix(model):
@@ -84,11 +101,13 @@ def test_scale_is_that_of_the_longest_prefix(model):
     loss = stm.TempAggMRLLoss(model, [4, 12], similarity="dot")
     embeddings = raw_embeddings(model, columns)
     scale = auto_scale(embeddings, (0, 0), dim=12)
-    expected = naive(embeddings, (0, 0), [(1, dim, tau) for dim in (4, 12) for tau in (0.03, 0.06, 0.1)], scale)
+    expected = naive(
+        embeddings, (0, 0), [(1, dim, tau) for dim in (4, 12) for tau in (0.03, 0.06, 0.1)], scale
+    )
     torch.testing.assert_close(loss(columns), expected)
 
 
-# --- arguments --------------------------------------------------------------------------------------------------------
+# --- arguments ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -96,7 +115,10 @@ def test_scale_is_that_of_the_longest_prefix(model):
     [
         (lambda m: stm.TempAggLoss(m, (0.1, 0.0)), "positive, got 0.0"),
         (lambda m: stm.TempAggMRLLoss(m, [16, 16, 32]), r"distinct.* got \[16, 16, 32\]"),
-        (lambda m: stm.TempAggMRLLoss(m, [16, 33, 64]), r"\[33, 64\] dimensions.* have 32.*1\.\.32"),
+        (
+            lambda m: stm.TempAggMRLLoss(m, [16, 33, 64]),
+            r"\[33, 64\] dimensions.* have 32.*1\.\.32",
+        ),
         (lambda m: stm.TempAggMRLLoss(m, [16, 32], dim_weights=[1]), "2 dims but 1 weights"),
     ],
 )
@@ -112,8 +134,8 @@ def test_warns_where_dimensions_are_not_trained(model, caplog):
         assert not caplog.records
         stm.CosineRankingLoss(model, terms=temp_agg_mrl([8, 16]))
     assert [r.getMessage() for r in caplog.records] == [
-        "No term of CosineRankingLoss compares all 32 dimensions, so those beyond 16 are not trained. "
-        "Add a term with dim=32."
+        "No term of CosineRankingLoss compares all 32 dimensions, so those beyond 16 are not"
+        " trained. Add a term with dim=32."
     ]
 
 

@@ -1,4 +1,5 @@
-"""Losses in the Trainer: what is logged, resumed, and shared between processes; test_matrix.py trains all of them."""
+"""Losses in the Trainer: what is logged, resumed, and shared between processes; test_matrix.py
+trains all of them."""
 
 import copy
 import math
@@ -23,20 +24,33 @@ from st_magnitude.training.state import refuse_unlike_gathering
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-LOSSES = [stm.CosineRankingLoss, stm.DotRankingLoss, stm.QNormRankingLoss, stm.DNormRankingLoss, stm.LearnableNormLoss]
+LOSSES = [
+    stm.CosineRankingLoss,
+    stm.DotRankingLoss,
+    stm.QNormRankingLoss,
+    stm.DNormRankingLoss,
+    stm.LearnableNormLoss,
+]
 
 
-# --- one step ---------------------------------------------------------------------------------------------------------
+# --- one step -------------------------------------------------------------------------------------
 
 
 @BATCHING
 @pytest.mark.parametrize("loss_class", LOSSES)
 def test_gradient_accumulation(model, tmp_path, loss_class, mini_batch_size):
-    """One step of SGD over four micro-batches goes down the mean of their gradients, by the definition."""
+    """One step of SGD over four micro-batches goes down the mean of their gradients, by the
+    definition."""
     loss = loss_class(model, scale=3.0, mini_batch_size=mini_batch_size, temperature="learned")
     reference, batches = copy.deepcopy(model), []
-    loss.register_forward_pre_hook(lambda _, args: batches.append([dict(column) for column in args[0]]))
-    options = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "max_grad_norm": 0.0}
+    loss.register_forward_pre_hook(
+        lambda _, args: batches.append([dict(column) for column in args[0]])
+    )
+    options = {
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 4,
+        "max_grad_norm": 0.0,
+    }
     train(model, loss, tmp_path, 1, max_steps=1, optim="sgd", learning_rate=0.02, **options)
     assert len(batches) == 4
     temperature = torch.tensor(math.log(0.05), requires_grad=True)
@@ -44,7 +58,9 @@ def test_gradient_accumulation(model, tmp_path, loss_class, mini_batch_size):
     if loss_class is stm.LearnableNormLoss:
         exponents = reference[-1].query_bias.sigmoid(), reference[-1].document_bias.sigmoid()
     scale = 3.0 * 0.05 / temperature.exp()
-    sum(formula(raw_embeddings(reference, batch), exponents, scale) for batch in batches).div(4).backward()
+    sum(formula(raw_embeddings(reference, batch), exponents, scale) for batch in batches).div(
+        4
+    ).backward()
     step = loss.temperatures.bias.item() - math.log(0.05)
     assert step == pytest.approx(-0.02 * temperature.grad.item(), rel=1e-3)
     found = dict(model.named_parameters())
@@ -68,7 +84,7 @@ def test_products_in_bfloat16(folder, tmp_path, mini_batch_size):
     assert 1e-5 < (moves[0] - moves[1]).norm() / moves[0].norm() < 0.05
 
 
-# --- state ------------------------------------------------------------------------------------------------------------
+# --- state ----------------------------------------------------------------------------------------
 
 
 def test_attach_is_idempotent(folder, tmp_path):
@@ -86,7 +102,11 @@ def test_a_loop_of_your_own(folder, mini_batch_size):
     def built():
         model = load_transformer(folder)
         loss = stm.SIGRegInfoNCE(
-            model, similarity="qnorm", temperature="learned", sigreg=stm.SIGReg(8), mini_batch_size=mini_batch_size
+            model,
+            similarity="qnorm",
+            temperature="learned",
+            sigreg=stm.SIGReg(8),
+            mini_batch_size=mini_batch_size,
         )
         return loss, torch.optim.SGD(loss.parameters(), lr=0.05)
 
@@ -117,22 +137,33 @@ def test_evaluation_loss(model, tmp_path, mini_batch_size):
         str(tmp_path), use_cpu=True, report_to=[], per_device_eval_batch_size=16
     )
     data = Dataset.from_dict(columns())
-    trainer = SentenceTransformerTrainer(model, args, train_dataset=data, eval_dataset=data, loss=loss)
-    embeddings = raw_embeddings(model.eval(), [model.preprocess(column) for column in columns().values()])
+    trainer = SentenceTransformerTrainer(
+        model, args, train_dataset=data, eval_dataset=data, loss=loss
+    )
+    embeddings = raw_embeddings(
+        model.eval(), [model.preprocess(column) for column in columns().values()]
+    )
     expected = formula(embeddings, (0.5, 0.5), auto_scale(embeddings, (0.5, 0.5))).item()
     assert trainer.evaluate()["eval_loss"] == pytest.approx(expected, rel=1e-4)
 
 
-# --- a model in place of another one ---------------------------------------------------------------------------------
+# --- a model in place of another one --------------------------------------------------------------
 
 
 @pytest.mark.parametrize("loss_class", LOSSES)
 @BATCHING
-def test_a_new_model_is_prepared_as_the_first_one(folder, tmp_path, caplog, loss_class, mini_batch_size):
+def test_a_new_model_is_prepared_as_the_first_one(
+    folder, tmp_path, caplog, loss_class, mini_batch_size
+):
     """With model_init each run trains a new model, as a loss that was built for this model does."""
     data, models = Dataset.from_dict(columns(num_negatives=1)), []
     args = SentenceTransformerTrainingArguments(
-        str(tmp_path), max_steps=2, learning_rate=0.01, save_strategy="no", report_to=[], use_cpu=True
+        str(tmp_path),
+        max_steps=2,
+        learning_rate=0.01,
+        save_strategy="no",
+        report_to=[],
+        use_cpu=True,
     )
 
     def model_init():
@@ -141,7 +172,9 @@ def test_a_new_model_is_prepared_as_the_first_one(folder, tmp_path, caplog, loss
 
     options = {"temperature": "learned", "mini_batch_size": mini_batch_size}
     loss = loss_class(model_init(), **options)
-    trainer = SentenceTransformerTrainer(args=args, train_dataset=data, loss=loss, model_init=model_init)
+    trainer = SentenceTransformerTrainer(
+        args=args, train_dataset=data, loss=loss, model_init=model_init
+    )
     stm.attach(trainer)
     trained = [temperatures(loss) for _ in range(2) if trainer.train()]
     alone = model_init()
@@ -152,17 +185,21 @@ def test_a_new_model_is_prepared_as_the_first_one(folder, tmp_path, caplog, loss
     for model in models[-3:-1]:
         assert model.similarity_fn_name == alone.similarity_fn_name
         assert model.state_dict().keys() == alone.state_dict().keys()
-        assert all(torch.equal(x, alone.state_dict()[name]) for name, x in model.state_dict().items())
+        assert all(
+            torch.equal(x, alone.state_dict()[name]) for name, x in model.state_dict().items()
+        )
 
 
-@pytest.mark.parametrize("loss_class", [stm.QNormRankingLoss, partial(stm.SimilarityMSELoss, similarity="dot")])
+@pytest.mark.parametrize(
+    "loss_class", [stm.QNormRankingLoss, partial(stm.SimilarityMSELoss, similarity="dot")]
+)
 def test_a_new_model_is_checked_as_the_first_one(folder, loss_class):
     loss = loss_class(load_transformer(folder))
     with pytest.raises(ValueError, match="learns from the norm"):
         loss.model = add_normalize(load_transformer(folder))
 
 
-# --- data that cannot be trained on -----------------------------------------------------------------------------------
+# --- data that cannot be trained on ---------------------------------------------------------------
 
 
 def test_lists_of_texts_are_refused(model, tmp_path):
@@ -180,27 +217,50 @@ def test_lists_of_texts_are_refused(model, tmp_path):
         (({"gather_across_devices": True}, {"gather_across_devices": "ring"}), True),
         (({"regularizers": stm.SIGReg(8)}, {}), True),
         (({"regularizers": stm.SIGReg(8, gather=False)}, {}), False),
-        (({"gather_across_devices": True}, {"gather_across_devices": True, "margin": -0.1, "temperature": 0.1}), False),
-        (({"gather_across_devices": True}, {"gather_across_devices": True, "same_text": "keep"}), True),
+        (
+            (
+                {"gather_across_devices": True},
+                {"gather_across_devices": True, "margin": -0.1, "temperature": 0.1},
+            ),
+            False,
+        ),
+        (
+            ({"gather_across_devices": True}, {"gather_across_devices": True, "same_text": "keep"}),
+            True,
+        ),
     ],
 )
 def test_data_sets_whose_losses_gather_differently(model, options, is_refused):
-    """Each process may have a batch of another one, and a process that gathers alone waits forever."""
-    losses = {name: stm.DotRankingLoss(model, **given) for name, given in zip("ab", options, strict=True)}
+    """Each process may have a batch of another one, and a process that gathers alone waits
+    forever."""
+    losses = {
+        name: stm.DotRankingLoss(model, **given) for name, given in zip("ab", options, strict=True)
+    }
     with pytest.raises(ValueError, match="data sets a, b gather") if is_refused else nullcontext():
         refuse_unlike_gathering(losses)
 
 
-# --- two processes ----------------------------------------------------------------------------------------------------
+# --- two processes --------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def two_ranks(folder, tmp_path_factory):
     """What two gloo processes found, one dict of results a rank."""
     script, output = Path(__file__).with_name("_two_ranks.py"), tmp_path_factory.mktemp("two_ranks")
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", script, folder, output]
+    launch = [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node",
+        "2",
+        script,
+        folder,
+        output,
+    ]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, *launch], env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, *launch], env=environment, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr[-6000:]
     return [torch.load(output / f"rank{rank}.pt") for rank in range(2)]
 
@@ -220,20 +280,27 @@ def test_two_ranks_in_the_trainer(model, two_ranks, way):
         gathered = two_ranks[0]["trainer", 3]["parameters"]
         for name in ("2.query_bias", "2.document_bias"):
             torch.testing.assert_close(first["parameters"][name], gathered[name], rtol=1e-3, atol=0)
-        torch.testing.assert_close(first["biases"], two_ranks[0]["trainer", 3]["biases"], rtol=1e-3, atol=0)
+        torch.testing.assert_close(
+            first["biases"], two_ranks[0]["trainer", 3]["biases"], rtol=1e-3, atol=0
+        )
 
 
 @pytest.mark.slow
 @BATCHING
 def test_two_ranks_learn_one_temperature(model, two_ranks, mini_batch_size):
-    """The gradient is that of the joined batch. It is not a parameter of the model, so DDP does not average it."""
+    """The gradient is that of the joined batch. It is not a parameter of the model, so DDP does not
+    average it."""
     model.double()
     rows = [row[:3] for row in ROWS[: 2 * NUM_ROWS]]
-    embeddings = raw_embeddings(model, [model.preprocess(list(column)) for column in zip(*rows, strict=True)])
+    embeddings = raw_embeddings(
+        model, [model.preprocess(list(column)) for column in zip(*rows, strict=True)]
+    )
     bias = torch.tensor(0.05).log().requires_grad_()
     formula(embeddings, (0.0, 1.0), 3.0 * 0.05 / bias.exp()).backward()
     for results in two_ranks:
-        assert results["temperature", mini_batch_size].item() == pytest.approx(bias.grad.item(), rel=1e-5)
+        assert results["temperature", mini_batch_size].item() == pytest.approx(
+            bias.grad.item(), rel=1e-5
+        )
 
 
 @pytest.mark.slow

@@ -65,13 +65,17 @@ def check_at(path, server, model, **options):
 def test_every_server_can_normalise_and_the_fix_is_its_own(model, path, kind, server, fix, switch):
     check = check_at(path, EmbeddingServer(model, kind, normalize=True), model)
     assert (found(check), check.same, check.server) == (["norms lost"], False, server)
-    assert re.match(r"All norms are 1.000; the model's documents have 4.\d+ to 6.\d+\.", check.findings[0].text)
+    assert re.match(
+        r"All norms are 1.000; the model's documents have 4.\d+ to 6.\d+\.", check.findings[0].text
+    )
     assert fix in check.findings[0].fix
     assert check.served_norms == pytest.approx((1, 1))
     assert check.changed_rankings > 0
     assert all(len(line) <= 80 for line in str(check).splitlines() if "http" not in line)
     if switch:
-        assert check_at(path, EmbeddingServer(model, kind, normalize=True), model, request=switch).same
+        assert check_at(
+            path, EmbeddingServer(model, kind, normalize=True), model, request=switch
+        ).same
 
 
 def test_a_server_that_keeps_norms_is_the_same(model):
@@ -89,7 +93,11 @@ def test_a_server_that_keeps_norms_is_the_same(model):
         ({"pooling": "cls"}, "pooling", "pools by cls; the model pools by mean"),
         ({"limit": 32}, "truncation", "from 35 tokens on differ: .* the model's 64 tokens"),
         ({"limit": 128}, "truncation", "from 64 tokens on differ"),
-        ({"refuse": 60}, "refused", "refuses 2 of 34 texts, the shortest of 64 or more tokens: HTTP 413: .*Input"),
+        (
+            {"refuse": 60},
+            "refused",
+            "refuses 2 of 34 texts, the shortest of 64 or more tokens: HTTP 413: .*Input",
+        ),
         ({"dtype": torch.bfloat16}, "precision", "relative error of .*e-03"),
         ({"dtype": torch.float16}, "precision", "relative error of .*e-04"),
         ({"dim": 16}, "dimensions", "16 dimensions"),
@@ -111,7 +119,8 @@ def test_two_faults_are_two_findings(model):
     assert found(check) == ["pooling", "norms lost", "truncation"]
     low, high = check.local_norms
     told = re.search(r"documents have (\S+) to (\d+\.\d+)", check.findings[1].text)
-    assert low - 1e-3 <= float(told[1]) < float(told[2]) <= high + 1e-3  # of the model, not of the other pooling
+    # of the model, not of the other pooling
+    assert low - 1e-3 <= float(told[1]) < float(told[2]) <= high + 1e-3
 
 
 def test_prompts(transformer):
@@ -120,11 +129,15 @@ def test_prompts(transformer):
     with serving(EmbeddingServer(transformer)) as base:
         check = stm.check_serving(base, model)
         assert found(check) == ["prompt", "prompt"]
-        assert "queries were read with '' before them; the model's prompt is 'how do '" in check.findings[0].text
+        assert (
+            "queries were read with '' before them; the model's prompt is 'how do '"
+            in check.findings[0].text
+        )
         assert "'how do '" in check.findings[0].fix
         assert stm.check_serving(base, model, send_prompts=True).same
     with serving(EmbeddingServer(transformer, prompt="topic ")) as base:
-        assert "with 'topic '" in stm.check_serving(base, model).findings[1].text  # each prompt of the model
+        # each prompt of the model
+        assert "with 'topic '" in stm.check_serving(base, model).findings[1].text
     query_only = with_modules(transformer, prompts={"query": "how do ", "document": ""})
     with serving(EmbeddingServer(transformer, prompt="how do ")) as base:
         assert found(stm.check_serving(base, query_only)) == ["prompt"]
@@ -135,14 +148,18 @@ def test_prompts(transformer):
 def test_a_missing_end_token(transformer):
     """[SEP] is among the tokens of the model, and a server leaves it out."""
     ends = deepcopy(transformer)
-    template = TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
+    template = TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
     ends.tokenizer.backend_tokenizer.post_processor = template
     without = deepcopy(ends)
     template = TemplateProcessing(single="[CLS] $A", special_tokens=[("[CLS]", 2)])
     without.tokenizer.backend_tokenizer.post_processor = template
     for pooling in ("mean", "lasttoken"):
         model = with_modules([ends[0], Pooling(32, pooling)])
-        check = check_at("", EmbeddingServer(with_modules([without[0], Pooling(32, pooling)])), model)
+        check = check_at(
+            "", EmbeddingServer(with_modules([without[0], Pooling(32, pooling)])), model
+        )
         assert found(check)[0] == "end token missing", str(check)
         assert "[SEP]" in check.findings[0].text
 
@@ -174,7 +191,9 @@ def test_a_cause_that_does_not_explain_nearly_all_texts_is_not_named(model):
 
 
 def test_modules_after_the_pooling(transformer):
-    model = with_modules(transformer, Dense(32, 32, bias=False, activation_function=torch.nn.Identity()))
+    model = with_modules(
+        transformer, Dense(32, 32, bias=False, activation_function=torch.nn.Identity())
+    )
     check = check_at("", EmbeddingServer(model, skip=True), model)
     assert found(check) == ["modules skipped"]
     assert "Dense" in check.findings[0].text
@@ -191,14 +210,19 @@ def test_cosine(transformer):
 
 
 def test_a_model_that_cuts_after_normalize(transformer):
-    """Its prefixes are no unit vectors: it serves itself, and a server of unit prefixes is another one."""
+    """Its prefixes are no unit vectors: it serves itself, and a server of unit prefixes is another
+    one."""
     model = with_modules(transformer, Normalize())
     model.truncate_dim = 16
     assert stm.check_serving(lambda texts, role: model.encode(texts), model).same
-    check = stm.check_serving(lambda texts, role: model.encode(texts, normalize_embeddings=True), model)
+    check = stm.check_serving(
+        lambda texts, role: model.encode(texts, normalize_embeddings=True), model
+    )
     assert (found(check), check.same) == (["norms lost"], False)
     whole = with_modules(transformer, Normalize())
-    assert found(stm.check_serving(lambda texts, role: whole.encode(texts), model)) == ["dimensions"]
+    assert found(stm.check_serving(lambda texts, role: whole.encode(texts), model)) == [
+        "dimensions"
+    ]
 
 
 def test_an_exponent_that_is_not_applied(transformer):
@@ -206,7 +230,8 @@ def test_an_exponent_that_is_not_applied(transformer):
     check = check_at("", EmbeddingServer(model, skip=True), model)
     assert found(check) == ["exponent not applied"]
     assert "stm.Similarity(1, 0.5).document(vectors)" in check.findings[0].fix
-    check = check_at("", EmbeddingServer(model), model)  # a server that encodes queries as documents
+    # a server that encodes queries as documents
+    check = check_at("", EmbeddingServer(model), model)
     assert (found(check), check.same, check.changed_rankings) == (["role ignored"], True, 0)
 
 
@@ -230,7 +255,9 @@ def test_another_checkpoint_is_not_precision(model, noise, finding):
 
 
 def test_another_tokenizer(model):
-    check = stm.check_serving(lambda texts, role: model.encode([text.replace("?", " e") for text in texts]), model)
+    check = stm.check_serving(
+        lambda texts, role: model.encode([text.replace("?", " e") for text in texts]), model
+    )
     assert found(check) == ["cause unknown"]
     assert "?" in check.findings[0].text
 
@@ -269,7 +296,10 @@ def test_an_index(model, returns_scores):
         ({"key": "right"}, "refuses the key .HTTP 401"),
         ({"names": ["a", "b"]}, "serves a, b: say which with name="),
         ({"names": ["other"]}, "does not know this route or the model 'other'.*it serves other"),
-        ({"raw_text": "<html>proxy</html>"}, "does not answer with embeddings, but with '<html>proxy"),
+        (
+            {"raw_text": "<html>proxy</html>"},
+            "does not answer with embeddings, but with '<html>proxy",
+        ),
         ({"raw_text": '{"data": [{"index": 0, "embedding": ["x"]}]}'}, "must return one vector"),
         ({"refuse": 0}, "does not embed"),
         ({"sleep": 1.0, "timeout": 0.05}, "did not answer within 0.05 s"),
@@ -307,7 +337,10 @@ def test_an_index_that_answers_nonsense(model, answer):
     ("url", "says"),
     [
         ("localhost:8000", "'localhost:8000' is not a URL of http"),
-        ("http://me:hidden@localhost:port/v1?api-key=hidden", "'localhost:port/v1' is not a URL of http"),
+        (
+            "http://me:hidden@localhost:port/v1?api-key=hidden",
+            "'localhost:port/v1' is not a URL of http",
+        ),
         ("http://127.0.0.1:1/v1", "cannot be reached"),
     ],
 )
@@ -331,7 +364,9 @@ def test_a_key_and_a_password_appear_nowhere(model):
         assert "right" not in json.dumps(check.to_dict())
 
 
-@pytest.mark.parametrize("key", ["sk-very-secret\n", " sk-very-secret ", "sk-very\x07secret", "sk-véry-secret"])
+@pytest.mark.parametrize(
+    "key", ["sk-very-secret\n", " sk-very-secret ", "sk-very\x07secret", "sk-véry-secret"]
+)
 def test_a_key_that_no_header_may_hold(model, key):
     """It is stripped or refused, and never shown."""
     with serving(EmbeddingServer(model, key="sk-very-secret")) as base:
@@ -380,7 +415,9 @@ def test_the_command(model, tmp_path, monkeypatch):
     with serving(EmbeddingServer(model, "vllm", normalize=True, key="secret")) as base:
 
         def run(code, *options):
-            result = CliRunner().invoke(app, ["check-serving", base, "--model", str(tmp_path / "model"), *options])
+            result = CliRunner().invoke(
+                app, ["check-serving", base, "--model", str(tmp_path / "model"), *options]
+            )
             assert result.exit_code == code, result.output
             assert "secret" not in result.output
             return result

@@ -1,4 +1,5 @@
-"""Stored vectors rank as the similarity does, and with a prior as the formula: in numpy, torch and vector databases."""
+"""Stored vectors rank as the similarity does, and with a prior as the formula: in numpy, torch and
+vector databases."""
 
 import numpy as np
 import pytest
@@ -35,9 +36,12 @@ def spread(n, dim=16, seed=0, sigma=0.5):
 
 @pytest.fixture(params=SIMILARITIES, ids=str)
 def case(request):
-    """Queries and documents as they are served, and the ranking of the similarity itself in float64."""
+    """Queries and documents as they are served, and the ranking of the similarity itself in
+    float64."""
     queries, documents = spread(20, seed=1), spread(300, seed=2)
-    expected = np.argsort(-Similarity.named(request.param)(queries, documents).numpy(), axis=1)[:, :K]
+    expected = np.argsort(-Similarity.named(request.param)(queries, documents).numpy(), axis=1)[
+        :, :K
+    ]
     return *served(request.param, queries, documents), expected
 
 
@@ -72,8 +76,12 @@ def test_qdrant(case):
     qdrant = pytest.importorskip("qdrant_client")
     queries, documents, expected = case
     client = qdrant.QdrantClient(":memory:")
-    client.create_collection("docs", qdrant.models.VectorParams(size=16, distance=qdrant.models.Distance.DOT))
-    client.upsert("docs", qdrant.models.Batch(ids=list(range(len(documents))), vectors=documents.tolist()))
+    client.create_collection(
+        "docs", qdrant.models.VectorParams(size=16, distance=qdrant.models.Distance.DOT)
+    )
+    client.upsert(
+        "docs", qdrant.models.Batch(ids=list(range(len(documents))), vectors=documents.tolist())
+    )
     for query, best in zip(queries, expected, strict=True):
         found = client.query_points("docs", query=query.tolist(), limit=K).points
         assert [point.id for point in found] == best.tolist()
@@ -97,30 +105,41 @@ def test_pgvector(case, postgres):
     postgres.execute("CREATE TABLE docs (id int PRIMARY KEY, embedding vector(16))")
     rows = [(i, str(document.tolist())) for i, document in enumerate(documents)]
     postgres.cursor().executemany("INSERT INTO docs VALUES (%s, %s::vector)", rows)
-    search = f"SELECT id, -(embedding <#> %(q)s::vector) FROM docs ORDER BY embedding <#> %(q)s::vector LIMIT {K}"
+    search = (
+        "SELECT id, -(embedding <#> %(q)s::vector) FROM docs ORDER BY embedding <#> %(q)s::vector"
+        f" LIMIT {K}"
+    )
     sent = [{"q": str(query.tolist())} for query in queries]
     exact = [postgres.execute(search, query).fetchall() for query in sent]
     assert [[document for document, _ in found] for found in exact] == expected.tolist()
     scores = np.take_along_axis(queries @ documents.T, expected, axis=1)
-    np.testing.assert_allclose([[score for _, score in found] for found in exact], scores, rtol=1e-5)
+    np.testing.assert_allclose(
+        [[score for _, score in found] for found in exact], scores, rtol=1e-5
+    )
     postgres.execute("CREATE INDEX ON docs USING hnsw (embedding vector_ip_ops)")
     postgres.execute("SET enable_seqscan = off")
     postgres.execute(f"SET hnsw.ef_search = {len(documents)}")
     assert "docs_embedding_idx" in str(postgres.execute("EXPLAIN " + search, sent[0]).fetchall())
-    found = [[document for document, _ in postgres.execute(search, query).fetchall()] for query in sent]
+    found = [
+        [document for document, _ in postgres.execute(search, query).fetchall()] for query in sent
+    ]
     assert np.mean([len(set(a) & set(b)) / K for a, b in zip(found, expected, strict=True)]) > 0.9
     postgres.execute("SET enable_seqscan = on")
 
 
-# --- the prior as one more dimension ----------------------------------------------------------------------------------
+# --- the prior as one more dimension --------------------------------------------------------------
 
 
 def explicit(queries, documents, log_p, weight):
     """q · d + weight · log p(d), one pair after the other: (Q, N)."""
-    return np.array([[sum(q * d) + weight * p for d, p in zip(documents, log_p, strict=True)] for q in queries])
+    return np.array(
+        [[sum(q * d) + weight * p for d, p in zip(documents, log_p, strict=True)] for q in queries]
+    )
 
 
-@given(matrices(3), matrices(7), arrays(np.float64, 7, elements=st.floats(-20, 0)), st.floats(-2, 2))
+@given(
+    matrices(3), matrices(7), arrays(np.float64, 7, elements=st.floats(-20, 0)), st.floats(-2, 2)
+)
 def test_inner_products_with_a_prior_are_the_formula(queries, documents, log_p, weight):
     expected = explicit(queries, documents, log_p, weight)
     stored, sent = with_prior(documents, log_p, weight), with_prior_queries(queries)
@@ -135,7 +154,9 @@ def test_inner_products_with_a_prior_are_the_formula(queries, documents, log_p, 
 def test_an_index_ranks_by_the_prior(case, weight):
     queries, documents, _ = case
     log_p = np.log(np.random.default_rng(0).dirichlet(np.full(300, 0.3)) + 1e-4)
-    expected = np.argsort(-explicit(queries.astype(float), documents.astype(float), log_p, weight), axis=1)[:, :K]
+    expected = np.argsort(
+        -explicit(queries.astype(float), documents.astype(float), log_p, weight), axis=1
+    )[:, :K]
     stored, sent = with_prior(documents, log_p, weight), with_prior_queries(queries)
     assert stored.dtype == sent.dtype == np.float32
     np.testing.assert_array_equal(np.argsort(-(sent @ stored.T), axis=1)[:, :K], expected)
@@ -153,7 +174,11 @@ def test_kind_and_dtype_are_kept(dtype):
         assert torch.equal(stored[:, :2], documents)
 
 
-@pytest.mark.parametrize(("log_p", "weight"), [([-1.0], 1.0), ([0.0, -np.inf], 1.0), ([0.0, -1.0], np.nan)])
+@pytest.mark.parametrize(
+    ("log_p", "weight"), [([-1.0], 1.0), ([0.0, -np.inf], 1.0), ([0.0, -1.0], np.nan)]
+)
 def test_a_prior_that_is_missing_or_infinite(log_p, weight):
-    with pytest.raises(ValueError, match=r"one finite number for each of 2 documents.* Smooth the counts"):
+    with pytest.raises(
+        ValueError, match=r"one finite number for each of 2 documents.* Smooth the counts"
+    ):
         with_prior(np.ones((2, 2)), log_p, weight)

@@ -1,4 +1,5 @@
-"""Helpers of the tests of model surgery: what a model ends in, and what it says, also once it is saved."""
+"""Helpers of the tests of model surgery: what a model ends in, and what it says, also once it is
+saved."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ json.dump(found, open(sys.argv[1], "w"))
 
 
 def in_a_fresh_process(kind, folders, output):
-    """The similarity that each saved model names, and its scores, where this package cannot be imported."""
+    """The similarity that each saved model names, and its scores, where this package cannot be
+    imported."""
     given = json.dumps([kind, [str(folder) for folder in folders], QUERIES, DOCUMENTS])
     command = [sys.executable, "-c", FRESH_PROCESS, str(output)]
     subprocess.run(command, input=given, text=True, check=True, timeout=300)

@@ -67,7 +67,9 @@ def test_an_adapter_whose_base_has_moved_is_not_called_absent(tmp_path):
     base = save_transformer(tmp_path / "base")
     trained(base).save_pretrained(str(tmp_path / "adapter"))
     shutil.rmtree(base)
-    with pytest.raises(OSError, match=r"adapter' is incomplete, or is an adapter whose base has moved.*base"):
+    with pytest.raises(
+        OSError, match=r"adapter' is incomplete, or is an adapter whose base has moved.*base"
+    ):
         stm.load(tmp_path / "adapter")
 
 

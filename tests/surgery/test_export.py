@@ -13,7 +13,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from _surgery import DISCRETE, DOCUMENTS, QUERIES, encode, in_a_fresh_process, is_stock, scores, types, unit
+from _surgery import (
+    DISCRETE,
+    DOCUMENTS,
+    QUERIES,
+    encode,
+    in_a_fresh_process,
+    is_stock,
+    scores,
+    types,
+    unit,
+)
 from _tiny import load_transformer
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize
@@ -41,7 +51,9 @@ def test_fresh_process_without_this_package(folder, tmp_path):
     expected[stm.export(baked, tmp_path / "baked", bake_exponent=True)] = queries @ documents.T
     functions, found = in_a_fresh_process("SentenceTransformer", expected, tmp_path / "found.json")
     assert functions == ("cosine", "dot", "dot", "cosine", "dot", "dot")
-    torch.testing.assert_close(torch.tensor(found), torch.stack(list(expected.values())), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        torch.tensor(found), torch.stack(list(expected.values())), rtol=1e-5, atol=1e-5
+    )
     for path, function in zip(expected, functions, strict=True):
         assert is_stock(path)
         config = json.loads((path / "config_sentence_transformers.json").read_text())
@@ -80,7 +92,9 @@ def test_options_that_a_model_cannot_have(words, tmp_path, similarity, option, r
 
 
 def test_without_this_package_card_and_errors_say_what_to_install(words, tmp_path, monkeypatch):
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(
+        "transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "cache")
+    )
     path = stm.export(stm.prepare(words, stm.Similarity(1.0, 0.4)), tmp_path / "model")
     assert stm.load(path)[-1].gamma_document == pytest.approx(0.4)
     card = (path / "README.md").read_text()
@@ -89,16 +103,24 @@ def test_without_this_package_card_and_errors_say_what_to_install(words, tmp_pat
     assert "model = SentenceTransformer(" not in card
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "st_magnitude.modules", None)
-        with pytest.raises(ValueError, match=r"the module class 'install_st_magnitude\.ExponentNorm'"):
+        with pytest.raises(
+            ValueError, match=r"the module class 'install_st_magnitude\.ExponentNorm'"
+        ):
             SentenceTransformer(str(path), device="cpu")
         with pytest.raises(ImportError, match=r"of the Python package st-magnitude\. Install it"):
             SentenceTransformer(str(path), trust_remote_code=True, device="cpu")
-    assert isinstance(SentenceTransformer(str(path), trust_remote_code=True, device="cpu")[-1], ExponentNorm)
+    assert isinstance(
+        SentenceTransformer(str(path), trust_remote_code=True, device="cpu")[-1], ExponentNorm
+    )
 
-    again = (stm.export(stm.prepare(stm.load(path), "cosine"), tmp_path / "again") / "README.md").read_text()
+    again = (
+        stm.export(stm.prepare(stm.load(path), "cosine"), tmp_path / "again") / "README.md"
+    ).read_text()
     assert "model = SentenceTransformer(" in again
     assert "pip install ." not in again
-    assert again.count("### Indexing and scoring") == again.count("Index by cosine similarity.") == 1
+    assert (
+        again.count("### Indexing and scoring") == again.count("Index by cosine similarity.") == 1
+    )
 
 
 def test_exponent_is_baked(model, tmp_path):
@@ -124,11 +146,22 @@ def test_load_is_plain_for_plain_models(minilm_path):
 
 
 def test_load_runs_no_code_from_the_folder(model, tmp_path, monkeypatch):
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(
+        "transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "cache")
+    )
     path, proof = tmp_path / "model", tmp_path / "it_ran"
     stm.export(stm.prepare(model, stm.Similarity(1.0, 0.5)), path)
-    evil = f"open({str(proof)!r}, 'w')\nfrom sentence_transformers.base.modules import Normalize as Evil\n"
-    for name in ("modeling.py", "modules.py", "__init__.py", "st_magnitude.py", "st_magnitude/modules.py"):
+    evil = (
+        f"open({str(proof)!r}, 'w')\nfrom sentence_transformers.base.modules import Normalize as"
+        " Evil\n"
+    )
+    for name in (
+        "modeling.py",
+        "modules.py",
+        "__init__.py",
+        "st_magnitude.py",
+        "st_magnitude/modules.py",
+    ):
         (path / name).parent.mkdir(exist_ok=True)
         (path / name).write_text(evil)
     monkeypatch.chdir(path)
@@ -145,11 +178,13 @@ def test_load_runs_no_code_from_the_folder(model, tmp_path, monkeypatch):
     assert proof.exists()
 
 
-# --- what is in the folder already ------------------------------------------------------------------------------------
+# --- what is in the folder already ----------------------------------------------------------------
 
 
 def contents(folder):
-    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()
+    }
 
 
 @pytest.fixture
@@ -163,7 +198,9 @@ def old(tmp_path, words):
 
 @pytest.fixture
 def words():
-    return SentenceTransformer(modules=[BoW(["tea", "list"])], similarity_fn_name="dot", device="cpu")
+    return SentenceTransformer(
+        modules=[BoW(["tea", "list"])], similarity_fn_name="dot", device="cpu"
+    )
 
 
 @pytest.fixture
@@ -173,7 +210,9 @@ def other():
 
 def test_a_folder_that_is_not_empty_is_refused(old, other):
     before = contents(old)
-    with pytest.raises(FileExistsError, match=r"model is not empty; choose another folder, or pass overwrite=True"):
+    with pytest.raises(
+        FileExistsError, match=r"model is not empty; choose another folder, or pass overwrite=True"
+    ):
         stm.export(other, old)
     with pytest.raises(FileExistsError, match=r"README\.md is a file"):
         stm.export(other, old / "README.md", overwrite=True)
@@ -207,17 +246,22 @@ def test_an_empty_folder_is_filled_and_stays(words, other, tmp_path, monkeypatch
 
 
 def dies(when, monkeypatch):
-    """The process is killed in the middle of the files, or before, between or after the two renames."""
+    """The process is killed in the middle of the files, or before, between or after the two
+    renames."""
     kill = partial(os.kill, os.getpid(), signal.SIGKILL)
     if when == "files":
         monkeypatch.setattr(SentenceTransformer, "_create_model_card", lambda *_: kill())
     else:
         rename, renames = Path.rename, count(1)
-        monkeypatch.setattr(Path, "rename", lambda *paths: kill() if next(renames) == when else rename(*paths))
+        monkeypatch.setattr(
+            Path, "rename", lambda *paths: kill() if next(renames) == when else rename(*paths)
+        )
 
 
 @pytest.mark.parametrize("when", ["files", 1, 2])
-def test_after_a_kill_the_old_model_is_whole_and_the_next_export_cleans_up(old, other, when, monkeypatch):
+def test_after_a_kill_the_old_model_is_whole_and_the_next_export_cleans_up(
+    old, other, when, monkeypatch
+):
     before = contents(old)
 
     def child():
@@ -238,13 +282,16 @@ def test_after_a_kill_the_old_model_is_whole_and_the_next_export_cleans_up(old, 
 
 
 def test_a_full_disk_is_one_line_and_leaves_the_old_model(old, static_model):
-    """safetensors, tokenizers and Python each report it in their own way: here, the table of words does not fit."""
+    """safetensors, tokenizers and Python each report it in their own way: here, the table of words
+    does not fit."""
     before, limits = contents(old), resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
         for size in (100_000, 1_000_000):  # in the middle of the tokenizer, and of the weights
             resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
-            with pytest.raises(OSError, match=rf"The model cannot be written to {old} \(File too large\)") as caught:
+            with pytest.raises(
+                OSError, match=rf"The model cannot be written to {old} \(File too large\)"
+            ) as caught:
                 stm.export(static_model, old, overwrite=True)
             assert caught.value.errno == errno.EFBIG
     finally:
@@ -262,7 +309,7 @@ def test_the_card_of_a_model_that_is_cut_after_normalize(words, tmp_path):
     assert "Index by inner product" in scoring_text(words)
 
 
-# --- the model card ---------------------------------------------------------------------------------------------------
+# --- the model card -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -270,15 +317,36 @@ def test_the_card_of_a_model_that_is_cut_after_normalize(words, tmp_path):
     [
         ("cosine", {}, ["Index by cosine similarity.", "Distance.COSINE"], ["Distance.DOT"]),
         ("dnorm", {}, ["Index by cosine similarity."], ["inner product, and"]),
-        ("qnorm", {}, ["Index by inner product, and do not normalise embeddings.", "Distance.DOT"], ["to the power"]),
-        ("qnorm", {"calibrated_scores": True}, ["do not normalise embeddings."], ["cosine similarity."]),
+        (
+            "qnorm",
+            {},
+            ["Index by inner product, and do not normalise embeddings.", "Distance.DOT"],
+            ["to the power"],
+        ),
+        (
+            "qnorm",
+            {"calibrated_scores": True},
+            ["do not normalise embeddings."],
+            ["cosine similarity."],
+        ),
         (stm.Similarity(1.0, 0.4), {}, ["to the power 0.4000", "Distance.DOT"], []),
-        (stm.Similarity(1.0, 0.4), {"bake_exponent": True}, ["norm to the power 0.4000", "do not norm"], ["already"]),
+        (
+            stm.Similarity(1.0, 0.4),
+            {"bake_exponent": True},
+            ["norm to the power 0.4000", "do not norm"],
+            ["already"],
+        ),
     ],
 )
 def test_the_card_says_how_to_index(words, tmp_path, similarity, options, expected, absent):
-    card = (stm.export(stm.prepare(words, similarity), tmp_path / "model", **options) / "README.md").read_text()
+    card = (
+        stm.export(stm.prepare(words, similarity), tmp_path / "model", **options) / "README.md"
+    ).read_text()
     section = card.partition("### Indexing and scoring")[2].partition("<!-- /st-magnitude")[0]
-    assert card.index("## Usage") < card.index("### Indexing and scoring") < card.index("## Training Details")
+    assert (
+        card.index("## Usage")
+        < card.index("### Indexing and scoring")
+        < card.index("## Training Details")
+    )
     assert all(text in section for text in expected)
     assert not any(text in section for text in absent)

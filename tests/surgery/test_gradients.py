@@ -31,10 +31,12 @@ def cosine_loss(x, y):
 def reference(x, loss, power):
     """|z|^p times the plain gradient, row by row, by hand."""
     (plain,) = torch.autograd.grad(loss(x), x)
-    return torch.stack([row.pow(2).sum().sqrt() ** power * g for row, g in zip(x.detach(), plain, strict=True)])
+    return torch.stack(
+        [row.pow(2).sum().sqrt() ** power * g for row, g in zip(x.detach(), plain, strict=True)]
+    )
 
 
-# --- the function -----------------------------------------------------------------------------------------------------
+# --- the function ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("power", [1.0, 2.0, 0.5, -1.0, 3])
@@ -44,7 +46,9 @@ def test_gradients_are_scaled_and_values_are_not(power):
     with torch.no_grad():
         assert grad_scale(x, power) is x
     (got,) = torch.autograd.grad(cosine_loss(grad_scale(x, power), y), x)
-    torch.testing.assert_close(got, reference(x, lambda z: cosine_loss(z, y), power), rtol=1e-12, atol=0)
+    torch.testing.assert_close(
+        got, reference(x, lambda z: cosine_loss(z, y), power), rtol=1e-12, atol=0
+    )
 
 
 def test_double_backward_takes_the_factor_as_a_constant():
@@ -69,10 +73,12 @@ def test_extremes_are_finite(power, dtype):
     assert x.grad.dtype == dtype
     if dtype == torch.float64:
         torch.testing.assert_close(x.grad[0], torch.full_like(x[0], 1e-6**power).detach())
-    torch.testing.assert_close(x.grad[3].double(), torch.full((8,), 8 ** (power / 2)).double(), rtol=1e-2, atol=1e-5)
+    torch.testing.assert_close(
+        x.grad[3].double(), torch.full((8,), 8 ** (power / 2)).double(), rtol=1e-2, atol=1e-5
+    )
 
 
-# --- on models --------------------------------------------------------------------------------------------------------
+# --- on models ------------------------------------------------------------------------------------
 
 
 def features(model, rows=ROWS[:6]):
@@ -232,15 +238,21 @@ def test_two_processes(folder):
     assert_same(ranks[0], ranks[1], rtol=0, atol=0)
     halves = [features(model, rows) for rows in (ROWS[:4], ROWS[4:8])]
     first, second = (gradients(model, stm.CosineRankingLoss(model), half) for half in halves)
-    assert_same(ranks[0], {name: (first[name] + second[name]) / 2 for name in first}, rtol=1e-5, atol=1e-8)
+    assert_same(
+        ranks[0], {name: (first[name] + second[name]) / 2 for name in first}, rtol=1e-5, atol=1e-8
+    )
 
 
-# --- cut_init ---------------------------------------------------------------------------------------------------------
+# --- cut_init -------------------------------------------------------------------------------------
 
 
 def test_cut_of_minilm_is_exact(minilm, caplog):
-    """It ends in Normalize, behind which nothing changes; before it norms are a third, and directions as they were."""
-    directions, before = encode(minilm), {name: p.detach().clone() for name, p in minilm.named_parameters()}
+    """It ends in Normalize, behind which nothing changes; before it norms are a third, and
+    directions as they were."""
+    directions, before = (
+        encode(minilm),
+        {name: p.detach().clone() for name, p in minilm.named_parameters()},
+    )
     raw = encode(stm.strip_normalize(copy.deepcopy(minilm)))
     assert stm.cut_init(minilm, c=3.0) is minilm
     changed = {name for name, p in minilm.named_parameters() if not torch.equal(p, before[name])}
@@ -253,13 +265,18 @@ def test_cut_of_minilm_is_exact(minilm, caplog):
 def test_cut_of_everything_warns_on_trained_weights(minilm, tmp_path, caplog):
     stm.cut_init(minilm, where="all")
     assert ["destroys what it has learned" in record.message for record in caplog.records] == [True]
-    stm.cut_init(load_transformer(save_transformer(tmp_path, "llama"), "lasttoken"), where="all")  # weights, no biases
+    # weights, no biases
+    stm.cut_init(load_transformer(save_transformer(tmp_path, "llama"), "lasttoken"), where="all")
     assert len(caplog.records) == 2
 
 
 def test_cut_by_choice(model):
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    stm.cut_init(model, 2.0, where=lambda name, parameter: name.endswith("lin2.weight") and parameter.ndim == 2)
+    stm.cut_init(
+        model,
+        2.0,
+        where=lambda name, parameter: name.endswith("lin2.weight") and parameter.ndim == 2,
+    )
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, before[name] / (2 if name.endswith("lin2.weight") else 1))
     with pytest.raises(ValueError, match="no parameter"):
@@ -268,7 +285,11 @@ def test_cut_by_choice(model):
 
 def test_cut_of_other_modules():
     model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4))
-    for options, message in (({}, "this is a Sequential"), ({"where": "last"}, "'last'"), ({"c": 0}, "positive")):
+    for options, message in (
+        ({}, "this is a Sequential"),
+        ({"where": "last"}, "'last'"),
+        ({"c": 0}, "positive"),
+    ):
         with pytest.raises(ValueError, match=message):
             stm.cut_init(model, **options)
     before = [p.detach().clone() for p in model.parameters()]

@@ -8,10 +8,17 @@ from sentence_transformers import CrossEncoder, MultiVectorEncoder, SparseEncode
 from transformers import AutoModelForMaskedLM
 
 import st_magnitude as stm
-from st_magnitude.evaluation import CompressionEvaluator, GeometryEvaluator, MagnitudeEvaluator, ScoredPairsEvaluator
+from st_magnitude.evaluation import (
+    CompressionEvaluator,
+    GeometryEvaluator,
+    MagnitudeEvaluator,
+    ScoredPairsEvaluator,
+)
 from st_magnitude.surgery.normalize import rescale_output
 
-QUERIES, DOCUMENTS = ({str(i): text for i, text in enumerate(texts)} for texts in columns(4).values())
+QUERIES, DOCUMENTS = (
+    {str(i): text for i, text in enumerate(texts)} for texts in columns(4).values()
+)
 TASK = QUERIES, DOCUMENTS, {"0": {"0"}}
 EVERYWHERE = [
     stm.strip_normalize,
@@ -22,20 +29,31 @@ EVERYWHERE = [
     CompressionEvaluator(*TASK),
     ScoredPairsEvaluator(["a", "b", "c"], ["a", "b", "d"], [1.0, 0.5, 0.0]),
 ]
-DENSE_OR_TOKENS = [lambda model: stm.prepare(model, "dot"), lambda model: stm.export(model, "never-written")]
+DENSE_OR_TOKENS = [
+    lambda model: stm.prepare(model, "dot"),
+    lambda model: stm.export(model, "never-written"),
+]
 
 
 @pytest.fixture(scope="module", params=[CrossEncoder, MultiVectorEncoder])
 def other(request, folder):
-    return request.param(folder, device="cpu", **({"num_labels": 1} if request.param is CrossEncoder else {}))
+    return request.param(
+        folder, device="cpu", **({"num_labels": 1} if request.param is CrossEncoder else {})
+    )
 
 
-LOSSES = [name for name in stm.__all__ if name.endswith(("Loss", "SIGRegInfoNCE")) and name != "LateInteractionLoss"]
+LOSSES = [
+    name
+    for name in stm.__all__
+    if name.endswith(("Loss", "SIGRegInfoNCE")) and name != "LateInteractionLoss"
+]
 
 
 @pytest.mark.parametrize("use", [*(getattr(stm, name) for name in LOSSES), *EVERYWHERE])
 def test_the_class_is_named(other, use):
-    with pytest.raises(TypeError, match=f"one dense embedding per text.* got a {type(other).__name__}") as error:
+    with pytest.raises(
+        TypeError, match=f"one dense embedding per text.* got a {type(other).__name__}"
+    ) as error:
         use(other)
     assert ("LateInteractionLoss" in str(error.value)) == isinstance(other, MultiVectorEncoder)
 
@@ -61,9 +79,13 @@ def test_a_cross_encoder_is_neither_prepared_nor_exported(folder):
         lambda model: stm.MagnitudeRankingLoss(model, stm.Similarity(1, 0.5)),
         *EVERYWHERE,
         *DENSE_OR_TOKENS,
-        lambda model: stm.diagnose(model, stm.RetrievalData(QUERIES, DOCUMENTS, {i: {i} for i in QUERIES})),
+        lambda model: stm.diagnose(
+            model, stm.RetrievalData(QUERIES, DOCUMENTS, {i: {i} for i in QUERIES})
+        ),
         lambda model: stm.calibrate_exponent(model, stm.RetrievalData(*TASK)),
-        lambda model: stm.calibrate_prior(model, stm.RetrievalData(*TASK), dict.fromkeys(DOCUMENTS, 0.0)),
+        lambda model: stm.calibrate_prior(
+            model, stm.RetrievalData(*TASK), dict.fromkeys(DOCUMENTS, 0.0)
+        ),
     ],
 )
 def test_a_sparse_encoder_is_for_ranking_losses(tmp_path, use):
@@ -79,6 +101,8 @@ def test_load_does_not_convert(folder, tmp_path):
         file.write_text(json.dumps(json.loads(file.read_text()) | {"model_type": name}))
         with pytest.raises(TypeError, match=f"is a {name}"):
             stm.load(path)
-    CrossEncoder(folder, num_labels=1, device="cpu")[0].auto_model.save_pretrained(tmp_path / "bare")
+    CrossEncoder(folder, num_labels=1, device="cpu")[0].auto_model.save_pretrained(
+        tmp_path / "bare"
+    )
     with pytest.raises(TypeError, match="is a CrossEncoder"):
         stm.load(tmp_path / "bare")

@@ -68,14 +68,19 @@ def test_exponents_of_unit_vectors_are_unit_vectors(model):
 )
 def test_prepare(model, before, similarity, tail, function):
     raw = {"queries": encode(model, QUERIES), "documents": encode(model)}
-    model.extend({"raw": [], "normalized": [Normalize()], "exponent": [ExponentNorm(0.5, 0.5)]}[before])
+    model.extend(
+        {"raw": [], "normalized": [Normalize()], "exponent": [ExponentNorm(0.5, 0.5)]}[before]
+    )
     for _ in range(2):
         assert stm.prepare(model, similarity) is model
         assert types(model) == ["Transformer", "Pooling", *([] if tail == "Pooling" else [tail])]
         assert model.similarity_fn_name == function
     # Whatever the tail, the scores rank as the similarity does
     query, document = stm.Similarity.named(similarity).exponents
-    lengths = raw["queries"].norm(dim=1)[:, None] ** (1 - query), raw["documents"].norm(dim=1) ** (1 - document)
+    lengths = (
+        raw["queries"].norm(dim=1)[:, None] ** (1 - query),
+        raw["documents"].norm(dim=1) ** (1 - document),
+    )
     expected = unit(raw["queries"]) @ unit(raw["documents"]).T * lengths[0] * lengths[1]
     assert torch.equal(scores(model).argsort(dim=1), expected.argsort(dim=1))
 
@@ -112,18 +117,23 @@ def test_a_route_of_nothing_but_normalize(model):
     assert [len(route) for route in model[-1].sub_modules.values()] == [2, 1]  # all or nothing
 
 
-# --- rescale_output ---------------------------------------------------------------------------------------------------
+# --- rescale_output -------------------------------------------------------------------------------
 
 
 def check_rescaled(model, parameters_changed, texts=DOCUMENTS):
     """Norms by the factor, cosines not at all, through the named parameters only."""
-    before, state = encode(model, texts).double(), {k: v.clone() for k, v in model.state_dict().items()}
+    before, state = (
+        encode(model, texts).double(),
+        {k: v.clone() for k, v in model.state_dict().items()},
+    )
     assert before.norm(dim=1).std() > 1e-3
     assert rescale_output(model, 0.3) is model
     after = encode(model, texts).double()
     torch.testing.assert_close(after.norm(dim=1), 0.3 * before.norm(dim=1), rtol=1e-5, atol=0)
     torch.testing.assert_close(unit(after), unit(before), rtol=0, atol=1e-5)
-    changed = {name for name, value in model.state_dict().items() if not torch.equal(value, state[name])}
+    changed = {
+        name for name, value in model.state_dict().items() if not torch.equal(value, state[name])
+    }
     assert {name.split(".", 1)[1] for name in changed} == parameters_changed
 
 

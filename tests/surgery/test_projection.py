@@ -1,4 +1,5 @@
-"""Principal axes: against singular vectors, and as a stock module whose scores the evaluator predicts."""
+"""Principal axes: against singular vectors, and as a stock module whose scores the evaluator
+predicts."""
 
 import pytest
 import torch

@@ -1,4 +1,5 @@
-"""Raw embeddings: where a model's Normalize or ExponentNorm begins, for encoding and for training."""
+"""Raw embeddings: where a model's Normalize or ExponentNorm begins, for encoding and for
+training."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ UNIT = torch.eye(2)
 
 
 def model_of(*ends):
-    return SentenceTransformer(modules=[BoW(["red", "green"]), *ends], similarity_fn_name="dot", device="cpu")
+    return SentenceTransformer(
+        modules=[BoW(["red", "green"]), *ends], similarity_fn_name="dot", device="cpu"
+    )
 
 
 def twice():
@@ -68,7 +71,10 @@ def test_unit_vectors_are_what_a_model_returns(ends, truncate_dim):
     model = model_of(*ends)
     model.truncate_dim = truncate_dim
     texts = ["red red green", "red green green"]
-    both = [encode(texts, convert_to_tensor=True) for encode in (model.encode_query, model.encode_document)]
+    both = [
+        encode(texts, convert_to_tensor=True)
+        for encode in (model.encode_query, model.encode_document)
+    ]
     norms = torch.cat(both).norm(dim=1)
     assert returns_unit_vectors(model) == torch.allclose(norms, torch.ones(4))
 
@@ -92,7 +98,9 @@ def test_the_training_mode_stays(use, is_training):
 
 
 def test_routes_that_are_whole_models_stop_before_their_normalize():
-    model = model_of(Router({"query": [twice(), Normalize()], "document": [twice()]}, default_route="document"))
+    model = model_of(
+        Router({"query": [twice(), Normalize()], "document": [twice()]}, default_route="document")
+    )
     torch.testing.assert_close(encode_raw(model, TEXTS, "query"), 2 * RAW)
     torch.testing.assert_close(encode_raw(model, TEXTS, "document"), 2 * RAW)
 

@@ -1,4 +1,5 @@
-"""prepare, export and load of a MultiVectorEncoder: which tokens are normalised, and what a fresh process scores."""
+"""prepare, export and load of a MultiVectorEncoder: which tokens are normalised, and what a fresh
+process scores."""
 
 import itertools
 
@@ -18,20 +19,29 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def scored(similarity, raw):
     """MaxSim of raw tokens, one pair at a time, in float64."""
     queries, documents = ([x.double() for x in encode(texts)] for encode, texts in raw)
-    return torch.tensor([[similarity(q, d).max(dim=1).values.sum() for d in documents] for q in queries])
+    return torch.tensor(
+        [[similarity(q, d).max(dim=1).values.sum() for d in documents] for q in queries]
+    )
 
 
 def test_saved_models_score_by_their_similarity_in_a_fresh_process(folder, tmp_path):
     raw, expected, paths = load_tokens(folder, normalize=False), [], []
     for name, normalize in itertools.product(DISCRETE, [True, False]):
-        similarity, model = stm.Similarity.named(name), stm.prepare(load_tokens(folder, normalize), name)
+        similarity, model = (
+            stm.Similarity.named(name),
+            stm.prepare(load_tokens(folder, normalize), name),
+        )
         roles = zip(("query", "document"), similarity.exponents, strict=True)
         assert normalized_roles(model) == {role for role, exponent in roles if exponent == 1}
-        expected.append(scored(similarity, [(raw.encode_query, QUERIES), (raw.encode_document, DOCUMENTS)]))
+        expected.append(
+            scored(similarity, [(raw.encode_query, QUERIES), (raw.encode_document, DOCUMENTS)])
+        )
         paths.append(stm.export(model, tmp_path / f"{name} {normalize}"))
         assert is_stock(paths[-1])
     _, found = in_a_fresh_process("MultiVectorEncoder", paths, tmp_path / "found.json")
-    torch.testing.assert_close(torch.tensor(found).double(), torch.stack(expected), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(
+        torch.tensor(found).double(), torch.stack(expected), rtol=1e-5, atol=1e-4
+    )
 
 
 def test_preparing_again_and_back(folder):
@@ -48,7 +58,11 @@ def test_preparing_again_and_back(folder):
         (None, stm.Similarity(1, 0.5), r"fractional power.*NormPruning\(exponent"),
         (HierarchicalTokenPooling(2.0), "qnorm", "pools tokens by HierarchicalTokenPooling"),
         (stm.NormPruning(1.0), "qnorm", "pools tokens by NormPruning"),
-        (Router({"query": [Normalize("token_embeddings")]}), "qnorm", "The Router of this model normalises tokens"),
+        (
+            Router({"query": [Normalize("token_embeddings")]}),
+            "qnorm",
+            "The Router of this model normalises tokens",
+        ),
     ],
 )
 def test_what_cannot_be_prepared(folder, change, similarity, message):

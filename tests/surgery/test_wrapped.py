@@ -1,4 +1,5 @@
-"""Models inside torch.compile and DistributedDataParallel: the same results as without, and the change is in place."""
+"""Models inside torch.compile and DistributedDataParallel: the same results as without, and the
+change is in place."""
 
 from pathlib import Path
 
@@ -50,7 +51,9 @@ def wrap(request, tmp_path):
         lambda model: stm.diagnose(model, DATA, num_samples=10).to_dict(),
         lambda model: stm.calibrate_exponent(stm.prepare(model, "dot"), DATA, num_samples=10).best,
         lambda model: rescale_output(stm.strip_normalize(model), 0.5) and None,
-        lambda model: project(stm.prepare(model, "cosine"), DOCUMENTS, 4, show_progress_bar=False) and None,
+        lambda model: (
+            project(stm.prepare(model, "cosine"), DOCUMENTS, 4, show_progress_bar=False) and None
+        ),
         lambda model: stm.cut_init(model) and None,
         lambda model: stm.CosineRankingLoss(model).get_config_dict(),
         lambda model: stm.QNormRankingLoss(stm.strip_normalize(model)).get_config_dict(),
@@ -65,7 +68,15 @@ def test_as_without(folder, wrap, use, tmp_path, monkeypatch):
         model = load_transformer(folder).append(Normalize())
         result = use(way(model))
         files = sorted(file.name for file in Path().rglob("*"))
-        found.append((result, files, types(model), model.similarity_fn_name, model.encode(DOCUMENTS).tolist()))
+        found.append(
+            (
+                result,
+                files,
+                types(model),
+                model.similarity_fn_name,
+                model.encode(DOCUMENTS).tolist(),
+            )
+        )
     assert found[0] == found[1]
 
 

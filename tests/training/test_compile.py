@@ -1,4 +1,5 @@
-"""torch.compile of the encoder: losses cause no more graphs and no more recompilations than sentence-transformers'."""
+"""torch.compile of the encoder: losses cause no more graphs and no more recompilations than
+sentence-transformers'."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ LOSSES = {
     "qnorm": stm.QNormRankingLoss,
     "learnable": stm.LearnableNormLoss,
     "margin": lambda model: stm.DotRankingLoss(model, margin=-0.1, temperature="learned"),
-    "joint": lambda model: stm.CosineRankingLoss(model, directions=("query_to_doc", "query_to_query")),
+    "joint": lambda model: stm.CosineRankingLoss(
+        model, directions=("query_to_doc", "query_to_query")
+    ),
     "temp_agg_mrl": stm.TempAggMRLLoss,
     "sigreg": stm.SIGRegInfoNCE,
     "cached": lambda model: stm.CosineRankingLoss(model, mini_batch_size=2),
@@ -26,17 +29,21 @@ LOSSES = {
 
 
 def run(folder: str, loss_class, is_compiled: bool):
-    """The losses of batches whose texts differ in length, and the number of graphs; with it the model as it trains."""
+    """The losses of batches whose texts differ in length, and the number of graphs; with it the
+    model as it trains."""
     torch._dynamo.reset()
     counter = CompileCounter()
     torch.manual_seed(0)
     model = load_transformer(folder)
     loss = loss_class(model)
     if is_compiled:
-        loss.model = torch.compile(model, backend=counter)  # as accelerate does for torch_compile=True
+        # as accelerate does for torch_compile=True
+        loss.model = torch.compile(model, backend=counter)
     values = []
     for start in range(0, 16, 4):
-        value = loss([model.preprocess([row[i] for row in ROWS[start : start + 4]]) for i in (0, 1)], None)
+        value = loss(
+            [model.preprocess([row[i] for row in ROWS[start : start + 4]]) for i in (0, 1)], None
+        )
         value = sum(value.values()) if isinstance(value, dict) else value
         value.backward()
         values.append(value.item())

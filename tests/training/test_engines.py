@@ -1,7 +1,7 @@
 """FSDP2 on two gloo processes against one process, and what FSDP and DeepSpeed cannot train.
 
-accelerate has FSDP on GPUs only, so `fully_shard` is called here as accelerate does there. DeepSpeed is not installed:
-its engine is known by its name.
+accelerate has FSDP on GPUs only, so `fully_shard` is called here as accelerate does there.
+DeepSpeed is not installed: its engine is known by its name.
 """
 
 import sys
@@ -16,7 +16,11 @@ from _tiny import ROWS, columns, load_transformer
 from datasets import Dataset
 from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from torch import nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    set_model_state_dict,
+)
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -24,15 +28,27 @@ import st_magnitude as stm
 from st_magnitude.training.state import engine_of
 from st_magnitude.training.trainer import train_or_stop
 
-two_processes = pytest.mark.skipif(sys.platform != "linux", reason="forks processes that have used torch")
+two_processes = pytest.mark.skipif(
+    sys.platform != "linux", reason="forks processes that have used torch"
+)
 
-BOTH_DIRECTIONS = {"directions": ("query_to_doc", "doc_to_query"), "partition_mode": "per_direction"}
-PREFIXES = {"dims": [8, 32], "similarity": "qnorm", "regularizers": [(stm.SIGReg(num_directions=8), 0.01)]}
+BOTH_DIRECTIONS = {
+    "directions": ("query_to_doc", "doc_to_query"),
+    "partition_mode": "per_direction",
+}
+PREFIXES = {
+    "dims": [8, 32],
+    "similarity": "qnorm",
+    "regularizers": [(stm.SIGReg(num_directions=8), 0.01)],
+}
 LOSSES = {
     "qnorm": partial(stm.QNormRankingLoss, gather_across_devices=True),
     "ring": partial(stm.DotRankingLoss, gather_across_devices="ring", **BOTH_DIRECTIONS),
-    "cached": partial(stm.TempAggMRLLoss, gather_across_devices=True, mini_batch_size=3, **PREFIXES),
-    "regression": partial(stm.SimilarityMSELoss, scale=0.5),  # "auto" takes the norms of its own process
+    "cached": partial(
+        stm.TempAggMRLLoss, gather_across_devices=True, mini_batch_size=3, **PREFIXES
+    ),
+    # "auto" takes the norms of its own process
+    "regression": partial(stm.SimilarityMSELoss, scale=0.5),
 }
 FULL = StateDictOptions(full_state_dict=True)
 STEPS = 3
@@ -48,7 +64,8 @@ def sharded(model):
 
 
 def train(folder, name, shard, steps=STEPS, saved=None):
-    """Losses, weights and embeddings of a few steps on the half of the batch that a rank has, or on all of it."""
+    """Losses, weights and embeddings of a few steps on the half of the batch that a rank has, or on
+    all of it."""
     torch.manual_seed(0)
     model = load_transformer(folder).double()
     loss = LOSSES[name](model).double()
@@ -56,11 +73,18 @@ def train(folder, name, shard, steps=STEPS, saved=None):
     if shard:
         sharded(model)
         own = slice(8 * dist.get_rank(), 8 * dist.get_rank() + 8)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-3)  # some gradients are rounding errors
+    # some gradients are rounding errors
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-3)
     if saved is not None:
         set_model_state_dict(model, saved["model"], options=FULL)
-    texts = [list(column)[own] for column in zip(*ROWS, strict=True)][: 2 if name == "regression" else 3]
-    labels = torch.linspace(0.2, 1, len(ROWS), dtype=torch.float64)[own] if name == "regression" else None
+    texts = [list(column)[own] for column in zip(*ROWS, strict=True)][
+        : 2 if name == "regression" else 3
+    ]
+    labels = (
+        torch.linspace(0.2, 1, len(ROWS), dtype=torch.float64)[own]
+        if name == "regression"
+        else None
+    )
     values = []
     for _ in range(steps):
         value = loss([dict(model.preprocess(column)) for column in texts], labels)
@@ -71,7 +95,9 @@ def train(folder, name, shard, steps=STEPS, saved=None):
         values.append(value.item())
     weights = get_model_state_dict(model, options=FULL) if shard else model.state_dict()
     with torch.no_grad():
-        encoded = model.encode_document([row[1] for row in ROWS], batch_size=5, convert_to_tensor=True)
+        encoded = model.encode_document(
+            [row[1] for row in ROWS], batch_size=5, convert_to_tensor=True
+        )
     state = {key: weight.detach().clone() for key, weight in weights.items()}
     return {"values": values, "model": state, "encoded": encoded}
 
@@ -105,7 +131,9 @@ def test_two_shards_are_one_process(folder, shards, name):
     """The losses, all weights after three steps of AdamW, and what the sharded model encodes."""
     expected = train(folder, name, shard=False)
     found = [rank[name] for rank, _ in shards]
-    assert sum(rank["values"][0] for rank in found) / 2 == pytest.approx(expected["values"][0], rel=1e-6)
+    assert sum(rank["values"][0] for rank in found) / 2 == pytest.approx(
+        expected["values"][0], rel=1e-6
+    )
     for rank in found:
         torch.testing.assert_close(rank["encoded"], expected["encoded"], rtol=1e-5, atol=1e-6)
     weights = found[0]["model"]  # rank 0 has them, as for a checkpoint
@@ -127,8 +155,12 @@ def test_weights_of_a_checkpoint_continue(folder, shards):
 @two_processes
 def test_what_fsdp_cannot_train_is_refused_on_the_first_batch(shards):
     for _, (temperatures, exponents) in shards:
-        assert temperatures.startswith("DotRankingLoss learns temperatures, which are not part of the model that FSDP")
-        assert exponents.startswith("LearnableNormLoss learns exponents, each of which is a single number, and FSDP")
+        assert temperatures.startswith(
+            "DotRankingLoss learns temperatures, which are not part of the model that FSDP"
+        )
+        assert exponents.startswith(
+            "LearnableNormLoss learns exponents, each of which is a single number, and FSDP"
+        )
 
 
 class DeepSpeedEngine(nn.Module):
@@ -161,7 +193,10 @@ def test_deepspeed(model, make, stages):
         assert engine_of(loss.model) == f"DeepSpeed ZeRO-{stage}"
         features = [dict(model.preprocess(["tea", "rain"])) for _ in range(2)]
         if stage in stages:
-            with pytest.raises(ValueError, match=rf"ZeRO-{stage}.*\. Use DistributedDataParallel \(torchrun, without"):
+            with pytest.raises(
+                ValueError,
+                match=rf"ZeRO-{stage}.*\. Use DistributedDataParallel \(torchrun, without",
+            ):
                 loss(features)
         else:
             loss(features)
@@ -172,7 +207,9 @@ def test_attach_refuses_before_training(model, tmp_path, monkeypatch):
     loss = stm.DotRankingLoss(model, temperature="learned")
     trainer = SentenceTransformerTrainer(model, args, Dataset.from_dict(columns()), loss=loss)
     monkeypatch.setattr(trainer, "is_fsdp_enabled", True)
-    with pytest.raises(ValueError, match=r"DotRankingLoss learns temperatures, .* that FSDP trains"):
+    with pytest.raises(
+        ValueError, match=r"DotRankingLoss learns temperatures, .* that FSDP trains"
+    ):
         stm.attach(trainer)
     with pytest.raises(ValueError, match="FSDP gives each process a part of the weights"):
         train_or_stop(trainer)

@@ -1,4 +1,5 @@
-"""Weights between the base and the trained model: the path, what may differ, and how the weight is chosen."""
+"""Weights between the base and the trained model: the path, what may differ, and how the weight is
+chosen."""
 
 from __future__ import annotations
 
@@ -24,7 +25,10 @@ from st_magnitude.evaluation.metrics import scoring_of
 from st_magnitude.finetune.run import TrainConfig, train
 from st_magnitude.modules import ExponentNorm
 
-pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore:.*queries are few")]
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore:.*queries are few"),
+]
 
 DATA = RetrievalData(QUERIES, CORPUS, RELEVANT_DOCS, name="task")
 TEXTS = list(QUERIES.values())
@@ -44,7 +48,9 @@ def at(model, base, weight, **options):
 
 def same(one, other):
     one, other = one.state_dict(), other.state_dict()
-    return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
+    return one.keys() == other.keys() and all(
+        torch.equal(value, other[name]) for name, value in one.items()
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -67,7 +73,9 @@ def test_the_way_between_them_is_a_line(model, weight):
 def assert_between(merged, base, model, weight):
     for name, parameter in merged.named_parameters():
         start, end = base.get_parameter(name).double(), model.get_parameter(name).double()
-        torch.testing.assert_close(parameter.double(), (1 - weight) * start + weight * end, rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(
+            parameter.double(), (1 - weight) * start + weight * end, rtol=1e-5, atol=1e-7
+        )
 
 
 def test_lora_is_scaled_and_stays_an_adapter(model, tmp_path):
@@ -78,7 +86,9 @@ def test_lora_is_scaled_and_stays_an_adapter(model, tmp_path):
             torch.nn.init.normal_(parameter, std=0.3)
     merged = at(other, model, 0.3)
     with torch.no_grad():
-        for layer, changed in zip(by_hand[0].model.transformer.layer, other[0].model.transformer.layer, strict=True):
+        for layer, changed in zip(
+            by_hand[0].model.transformer.layer, other[0].model.transformer.layer, strict=True
+        ):
             for name in ("q_lin", "v_lin"):
                 adapted = getattr(changed.attention, name)
                 delta = adapted.lora_B["default"].weight @ adapted.lora_A["default"].weight * 6 / 2
@@ -96,7 +106,9 @@ def test_what_divides_by_a_norm_is_that_of_the_trained_model(model):
     assert isinstance(merged[-1], ExponentNorm)
     assert merged[-1].gamma_document == pytest.approx(0.4)
     raw = stm.strip_normalize(deepcopy(base))
-    np.testing.assert_array_equal(stm.strip_normalize(at(other, base, 0.0)).encode(TEXTS), raw.encode(TEXTS))
+    np.testing.assert_array_equal(
+        stm.strip_normalize(at(other, base, 0.0)).encode(TEXTS), raw.encode(TEXTS)
+    )
     back = at(base, other, 0.0)  # the other way round
     assert isinstance(back[-1], Normalize)
     assert same(stm.strip_normalize(back), stm.strip_normalize(deepcopy(other)))
@@ -105,8 +117,12 @@ def test_what_divides_by_a_norm_is_that_of_the_trained_model(model):
 def test_routes_are_merged_with_routes():
     def routed(*end):
         torch.manual_seed(0)
-        routes = {name: [Dense(3, 3, activation_function=None), *end] for name in ("query", "document")}
-        return SentenceTransformer(modules=[BoW(["tea", "cat", "bread"]), Router(routes, "document")], device="cpu")
+        routes = {
+            name: [Dense(3, 3, activation_function=None), *end] for name in ("query", "document")
+        }
+        return SentenceTransformer(
+            modules=[BoW(["tea", "cat", "bread"]), Router(routes, "document")], device="cpu"
+        )
 
     base, other = routed(Normalize()), trained(routed())
     assert_between(at(other, base, 0.5), base, other, 0.5)
@@ -117,8 +133,16 @@ def test_what_does_not_match_is_named(model, folder, tmp_path):
     dora.add_adapter(LoraConfig(r=2, target_modules=["q_lin"], use_dora=True))
     longer = SentenceTransformer(modules=[*model, Dense(32, 8)], device="cpu")
     for one, base, named in (
-        (model, load_transformer(folder, "cls"), r"^1 modules or parameters .* differ, such as 1\. Pass the base"),
-        (model, load_transformer(save_transformer(tmp_path, dim=16)), r"embeddings\.word_embeddings\.weight"),
+        (
+            model,
+            load_transformer(folder, "cls"),
+            r"^1 modules or parameters .* differ, such as 1\. Pass the base",
+        ),
+        (
+            model,
+            load_transformer(save_transformer(tmp_path, dim=16)),
+            r"embeddings\.word_embeddings\.weight",
+        ),
         (model, longer, r"such as 2, 2\.linear\.weight"),
         (dora, model, "lora_magnitude_vector"),
         (model, dora, "differ"),
@@ -129,7 +153,7 @@ def test_what_does_not_match_is_named(model, folder, tmp_path):
         stm.merge_with_base(model, model, DATA, weights=[0.5, 1.5])
 
 
-# --- the choice -------------------------------------------------------------------------------------------------------
+# --- the choice -----------------------------------------------------------------------------------
 
 
 WORDS = ("a", "b", "far", "right", "wrong")
@@ -141,23 +165,30 @@ def ranker(**margins):
     head.linear.weight.data = torch.eye(5)
     for word, margin in margins.items():
         head.linear.weight.data[3, WORDS.index(word)] = margin
-    return SentenceTransformer(modules=[BoW(list(WORDS)), head], similarity_fn_name="dot", device="cpu")
+    return SentenceTransformer(
+        modules=[BoW(list(WORDS)), head], similarity_fn_name="dot", device="cpu"
+    )
 
 
 def asks(*queries):
     relevant = {query: {"right"} for query in queries}
-    return RetrievalData(dict(zip(queries, queries, strict=True)), {"right": "right", "other": "wrong"}, relevant)
+    return RetrievalData(
+        dict(zip(queries, queries, strict=True)), {"right": "right", "other": "wrong"}, relevant
+    )
 
 
 def test_the_weight_is_the_best_on_the_data_that_keeps_the_others(caplog):
     base, model = ranker(a=-1, far=-9, b=3), ranker(a=3, far=1, b=-2)
     data, keep = asks("a", "far"), asks("b")
     assert stm.merge_with_base(model, base, data).weight == 1.0
-    assert stm.merge_with_base(model, base, asks("a")).weight == 0.5  # of equal ones, the nearest to the base
+    # of equal ones, the nearest to the base
+    assert stm.merge_with_base(model, base, asks("a")).weight == 0.5
     found = stm.merge_with_base(model, base, data, [keep])
     assert found.weight == 0.5
     second = 1 / np.log2(3)
-    np.testing.assert_allclose(found.ndcg[0].mean(axis=1), [second] * 2 + [(1 + second) / 2] * 2 + [1.0])
+    np.testing.assert_allclose(
+        found.ndcg[0].mean(axis=1), [second] * 2 + [(1 + second) / 2] * 2 + [1.0]
+    )
     np.testing.assert_allclose(found.ndcg[1][:, 0], [1.0, 1.0, 1.0, second, second])
     np.testing.assert_allclose([x.mean() for x in found.base], [second, 1.0])
     torch.testing.assert_close(found.model[1].linear.weight[3, :2], torch.tensor([1.0, 0.5]))
@@ -182,7 +213,9 @@ def test_with_calibrate_every_weight_has_its_own_exponent(model):
     for row, weight in enumerate((0.5, 1.0)):
         curve = stm.calibrate_exponent(at(other, base, weight), DATA)
         assert found.exponents[row] == curve.best
-        np.testing.assert_array_equal(found.ndcg[0][row], curve.per_query[curve.exponents == curve.best][0])
+        np.testing.assert_array_equal(
+            found.ndcg[0][row], curve.per_query[curve.exponents == curve.best][0]
+        )
     encoded = DATA.encode(found.model)
     chosen = list(found.weights).index(found.weight)
     similarity = stm.Similarity(1.0, found.exponents[chosen])
@@ -192,18 +225,37 @@ def test_with_calibrate_every_weight_has_its_own_exponent(model):
         stm.merge_with_base(base, base, DATA, calibrate=True)
 
 
-# --- in training ------------------------------------------------------------------------------------------------------
+# --- in training ----------------------------------------------------------------------------------
 
 
 def test_train_saves_the_merged_model(static_model, tmp_path):
-    data, keep = save_splits(tmp_path / "data", "train", "dev"), save_splits(tmp_path / "other", "dev")
+    data, keep = (
+        save_splits(tmp_path / "data", "train", "dev"),
+        save_splits(tmp_path / "other", "dev"),
+    )
     static_model.save_pretrained(str(tmp_path / "base"))
-    command = ["train", "--data", data, "--model", tmp_path / "base", "--loss", "qnorm", "--learning-rate", "0.1"]
+    command = [
+        "train",
+        "--data",
+        data,
+        "--model",
+        tmp_path / "base",
+        "--loss",
+        "qnorm",
+        "--learning-rate",
+        "0.1",
+    ]
     command += ["--max-steps", 4, "--batch-size", 4, "--keep-scoring"]
     assert "merge" not in invoke(*command, "--output", tmp_path / "plain", "--keep-anyway")
-    figures = invoke(*command, "--output", tmp_path / "out", "--merge", "--keep-data", keep, "--keep-data", data)
+    figures = invoke(
+        *command, "--output", tmp_path / "out", "--merge", "--keep-data", keep, "--keep-data", data
+    )
     merge = figures["merge"]
-    assert [one["name"] for one in merge["data"]] == ["data, dev split", "other, dev split", "data, dev split"]
+    assert [one["name"] for one in merge["data"]] == [
+        "data, dev split",
+        "other, dev split",
+        "data, dev split",
+    ]
     assert merge["weights"] == [0.0, 0.25, 0.5, 0.75, 1.0]
     row = merge["weights"].index(merge["weight"])
     assert figures["dev"]["saved"]["ndcg"] == pytest.approx(merge["data"][0]["ndcg@10"][row])
@@ -241,4 +293,6 @@ def test_a_trained_model_is_copied_and_saved(model, tmp_path):
     merged = stm.merge_with_base(model, base, DATA, weights=[0.5]).model
     assert merged.model_card_data is not model.model_card_data
     stm.export(merged, tmp_path / "merged")
-    np.testing.assert_allclose(stm.load(tmp_path / "merged").encode(TEXTS), merged.encode(TEXTS), atol=1e-6)
+    np.testing.assert_allclose(
+        stm.load(tmp_path / "merged").encode(TEXTS), merged.encode(TEXTS), atol=1e-6
+    )

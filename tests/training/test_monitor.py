@@ -1,4 +1,5 @@
-"""NormMonitor: its figures against their definitions, in a plain loop and in a Trainer, and where they arrive."""
+"""NormMonitor: its figures against their definitions, in a plain loop and in a Trainer, and where
+they arrive."""
 
 import csv
 import logging
@@ -19,8 +20,19 @@ from st_magnitude.modules import ExponentNorm
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-ARGUMENTS = {"max_steps": 6, "per_device_train_batch_size": 8, "learning_rate": 1e-3, "lr_scheduler_type": "constant"}
-ARGUMENTS |= {"logging_steps": 2, "save_strategy": "no", "report_to": [], "disable_tqdm": True, "use_cpu": True}
+ARGUMENTS = {
+    "max_steps": 6,
+    "per_device_train_batch_size": 8,
+    "learning_rate": 1e-3,
+    "lr_scheduler_type": "constant",
+}
+ARGUMENTS |= {
+    "logging_steps": 2,
+    "save_strategy": "no",
+    "report_to": [],
+    "disable_tqdm": True,
+    "use_cpu": True,
+}
 
 
 class Listener(TrainerCallback):
@@ -34,7 +46,16 @@ class Listener(TrainerCallback):
 
 
 def train(
-    model, loss, output, monitor=None, num_negatives=0, data=None, eval_data=None, listener=None, resume=None, **options
+    model,
+    loss,
+    output,
+    monitor=None,
+    num_negatives=0,
+    data=None,
+    eval_data=None,
+    listener=None,
+    resume=None,
+    **options,
 ):
     if monitor:
         monitor.loss = loss
@@ -73,7 +94,7 @@ def assert_measures(row, role, x, lr):
         assert row[f"{role}_{key}"] == pytest.approx(value, rel=1e-4), key
 
 
-# --- a loop of one's own ----------------------------------------------------------------------------------------------
+# --- a loop of one's own --------------------------------------------------------------------------
 
 
 def test_plain_loop():
@@ -85,7 +106,8 @@ def test_plain_loop():
     assert monitor.rows == [row]
     assert row["step"] == 1
     by_dot, by_cosine = (
-        np.mean([np.argmax(q @ documents.T, axis=1) == np.arange(40)]) for documents in (d, nn.functional.normalize(d))
+        np.mean([np.argmax(q @ documents.T, axis=1) == np.arange(40)])
+        for documents in (d, nn.functional.normalize(d))
     )
     assert row["dot_cosine_gap"] == pytest.approx(by_dot - by_cosine)
 
@@ -99,7 +121,7 @@ def test_rows_come_every_so_many_steps():
     assert "query_effective_lr" not in monitor.rows[-1]
 
 
-# --- the alarm --------------------------------------------------------------------------------------------------------
+# --- the alarm ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -128,13 +150,14 @@ def test_health_is_not_reported(caplog, num_rows):
     assert not caplog.records
 
 
-# --- sentence-transformers' Trainer -----------------------------------------------------------------------------------
+# --- sentence-transformers' Trainer ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mini_batch_size", [None, 3], ids=["plain", "cached"])
 @pytest.mark.parametrize("tail", ["raw", "normalize", "exponents"])
 def test_columns_are_roles(model, tmp_path, mini_batch_size, tail):
-    """The first row is of the untouched model, which can be asked for the same texts: a batch is all of them."""
+    """The first row is of the untouched model, which can be asked for the same texts: a batch is
+    all of them."""
     raw = [model.encode([row[i] for row in ROWS]) for i in range(4)]
     if tail == "normalize":
         model.append(Normalize())
@@ -143,7 +166,9 @@ def test_columns_are_roles(model, tmp_path, mini_batch_size, tail):
         loss = stm.QNormRankingLoss(model, mini_batch_size=mini_batch_size)
     else:
         model.append(ExponentNorm(1.0, 0.5))
-        loss = stm.MagnitudeRankingLoss(model, stm.Similarity(1.0, 0.5), mini_batch_size=mini_batch_size)
+        loss = stm.MagnitudeRankingLoss(
+            model, stm.Similarity(1.0, 0.5), mini_batch_size=mini_batch_size
+        )
     monitor = stm.NormMonitor(every=2)
     trainer = train(model, loss, tmp_path, monitor, 2, per_device_train_batch_size=16, max_steps=3)
     assert [row["step"] for row in monitor.rows] == [1, 2]
@@ -173,7 +198,10 @@ def test_a_loss_that_leaves_columns_out(model, tmp_path):
 def test_a_loss_that_embeds_in_its_own_way(model, tmp_path):
     class Odd(MultipleNegativesRankingLoss):
         def forward(self, features, labels=None):
-            return sum(self.model(dict(x))["sentence_embedding"].square().mean() for x in (*features, features[0]))
+            return sum(
+                self.model(dict(x))["sentence_embedding"].square().mean()
+                for x in (*features, features[0])
+            )
 
     monitor = stm.NormMonitor(every=1)
     train(model, Odd(model), tmp_path, monitor)
@@ -184,11 +212,25 @@ def test_a_loss_that_embeds_in_its_own_way(model, tmp_path):
 def test_gradient_accumulation_and_evaluation(model, tmp_path):
     loss, monitor = MultipleNegativesRankingLoss(model), stm.NormMonitor(every=1)
     model.append(Normalize())
-    options = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4, "eval_strategy": "steps"}
-    trainer = train(model, loss, tmp_path, monitor, eval_data=Dataset.from_dict(columns()), eval_steps=1, **options)
+    options = {
+        "gradient_accumulation_steps": 2,
+        "per_device_train_batch_size": 4,
+        "eval_strategy": "steps",
+    }
+    trainer = train(
+        model,
+        loss,
+        tmp_path,
+        monitor,
+        eval_data=Dataset.from_dict(columns()),
+        eval_steps=1,
+        **options,
+    )
     assert [row["step"] for row in monitor.rows] == [1, 2, 3, 4, 5, 6]
     assert all("query_norm_mean" in row and "all_norm_mean" not in row for row in monitor.rows)
-    assert not any("query_norm_mean" in entry for entry in trainer.state.log_history if "eval_loss" in entry)
+    assert not any(
+        "query_norm_mean" in entry for entry in trainer.state.log_history if "eval_loss" in entry
+    )
 
 
 def test_logs_reach_other_callbacks_history_and_csv(model, tmp_path):
@@ -196,7 +238,9 @@ def test_logs_reach_other_callbacks_history_and_csv(model, tmp_path):
     monitor = stm.NormMonitor(every=2, csv=file)
     trainer = train(model, stm.QNormRankingLoss(model), tmp_path, monitor, listener=listener)
     assert trainer.callback_handler.callbacks[0] is monitor
-    training, history = ([logs for logs in of if "loss" in logs] for of in (listener.logs, trainer.state.log_history))
+    training, history = (
+        [logs for logs in of if "loss" in logs] for of in (listener.logs, trainer.state.log_history)
+    )
     assert len(training) == len(history) == 3
     for logs, entry, row in zip(training, history, monitor.rows[1:], strict=True):
         assert row["step"] == entry["step"]
@@ -212,15 +256,31 @@ def test_training_is_the_same_with_and_without(folder, tmp_path):
     models = [load_transformer(folder) for _ in range(2)]
     for model, monitor in zip(models, (None, stm.NormMonitor(every=1)), strict=True):
         train(model, stm.DotRankingLoss(model, mini_batch_size=3), tmp_path, monitor)
-    assert all(torch.equal(*both) for both in zip(*(model.parameters() for model in models), strict=True))
+    assert all(
+        torch.equal(*both) for both in zip(*(model.parameters() for model in models), strict=True)
+    )
 
 
 def test_losses_of_several_data_sets(model, tmp_path):
     """Each batch is split by the columns of its own data set."""
-    data = DatasetDict(pairs=Dataset.from_dict(columns(16)), triplets=Dataset.from_dict(columns(16, num_negatives=1)))
-    losses = {"pairs": stm.DotRankingLoss(model), "triplets": stm.DotRankingLoss(model, mini_batch_size=3)}
+    data = DatasetDict(
+        pairs=Dataset.from_dict(columns(16)),
+        triplets=Dataset.from_dict(columns(16, num_negatives=1)),
+    )
+    losses = {
+        "pairs": stm.DotRankingLoss(model),
+        "triplets": stm.DotRankingLoss(model, mini_batch_size=3),
+    }
     monitor = stm.NormMonitor(every=1)
-    train(model, losses, tmp_path, monitor, data=data, multi_dataset_batch_sampler="round_robin", max_steps=4)
+    train(
+        model,
+        losses,
+        tmp_path,
+        monitor,
+        data=data,
+        multi_dataset_batch_sampler="round_robin",
+        max_steps=4,
+    )
     assert sum("negative_1_norm_mean" in row for row in monitor.rows) == 2
     assert not any("all_norm_mean" in row for row in monitor.rows)
 
@@ -234,13 +294,19 @@ def test_a_run_that_resumes_keeps_its_rows(folder, tmp_path):
         train(model, stm.DotRankingLoss(model), tmp_path, monitor, resume=resume, **options)
         lines = list(csv.DictReader(file.read_text(encoding="utf-8").splitlines()))
         assert [row["step"] for row in monitor.rows] == [1, 2, 3, 4, 5, 6]
-        assert [{key: float(value) for key, value in line.items()} for line in lines] == monitor.rows
+        assert [
+            {key: float(value) for key, value in line.items()} for line in lines
+        ] == monitor.rows
 
 
 def test_the_csv_file_grows_columns(tmp_path):
     monitor = stm.NormMonitor(every=1, csv=tmp_path / "norms.csv")
     for length in range(1, 5):  # a role that comes later
         others = {"negative_1": torch.randn(9, 4)} if length > 2 else {}
-        monitor.update(queries=length * torch.randn(9, 4), documents=torch.randn(9, 4), lr=0.1, **others)
+        monitor.update(
+            queries=length * torch.randn(9, 4), documents=torch.randn(9, 4), lr=0.1, **others
+        )
     written = csv.DictReader((tmp_path / "norms.csv").read_text(encoding="utf-8").splitlines())
-    assert [{key: float(value) for key, value in line.items() if value} for line in written] == monitor.rows
+    assert [
+        {key: float(value) for key, value in line.items() if value} for line in written
+    ] == monitor.rows
