@@ -52,9 +52,7 @@ class Softmax:
         self.inverse = 1 / temperatures[:, None]  # (T, 1)
         of_terms = torch.stack([temperatures.new_full((1,), w) for w in plan.weights])  # (T, 1)
         self.weights = of_terms * row_weights  # (T, B), of a row's loss in the loss of the batch
-        self.pulls = (
-            self.weights * self.inverse
-        )  # (T, B), d loss / d score, but for the probabilities
+        self.pulls = self.weights * self.inverse  # (T, B), d loss / d score of a probability of 1
         self.log_sums = torch.full_like(self.weights, -torch.inf)  # (T, B), to base 2
         # Sums over the positives of a row, which the targets weigh: scores of each prefix, biases,
         # and the targets
@@ -64,8 +62,7 @@ class Softmax:
         self.grad_inverse = torch.zeros_like(temperatures) if learns_temperatures else None  # (T,)
 
     def loss(self) -> Tensor:
-        """The sum over terms and rows of w · (log-sum-exp of the logits - mean logit of the
-        positives)."""
+        """The sum over terms and rows of w · (log-sum-exp of logits - mean logit of positives)."""
         means = self.plan.per_term(self.scores) / self.targets
         attraction = means * self.inverse + self.biases / self.targets  # (T, B)
         return ((self.log_sums / LOG2_E - attraction) * self.weights).sum()
@@ -107,13 +104,11 @@ def _joint_bias(panels: Sequence[Panel]) -> Tensor | None:
     """The biases of all columns, (M,), or None if there are none."""
     if all(panel.bias is None for panel in panels):
         return None
-    zeros = [panel.columns.x.new_zeros(len(panel.columns.x)) for panel in panels]
-    return torch.cat(
-        [
-            zero if panel.bias is None else panel.bias
-            for panel, zero in zip(panels, zeros, strict=True)
-        ]
-    )
+    biases = []
+    for panel in panels:
+        zeros = panel.columns.x.new_zeros(len(panel.columns.x))
+        biases.append(zeros if panel.bias is None else panel.bias)
+    return torch.cat(biases)
 
 
 def _visit_tile(
@@ -131,8 +126,7 @@ def _visit_tile(
     slope = buffers[num_prefixes]  # (n, M), d loss / d score of a prefix
     powers = buffers[-1]  # (n, M), exponentials; the memory of slope where a prefix has one term
 
-    # Scores of all prefixes. Where a rule leaves a column out, they are so low that its probability
-    # is 0.
+    # Scores of all prefixes. Where a rule leaves a column out, its score is very low.
     edges = [0, *accumulate(len(panel.columns.x) for panel in panels)]
     parts = [slice(a, b) for a, b in pairwise(edges)]
     targets: list[Tensor | None] = []
@@ -147,60 +141,78 @@ def _visit_tile(
         if finds_sums and panel.attracts:
             _add_attraction(softmax, panel, tile, of_panel, of_targets)
 
+    # Probabilities of each prefix, which pull at the scores, and the targets, which push.
+    for k, members in enumerate(plan.members):
+        best = _add_probabilities(
+            softmax, k, tile, scores[k], hard, bias, slope, powers, finds_sums, adds_gradients
+        )
+        if not adds_gradients:
+            continue
+        push = softmax.pulls[list(members), tile].sum(dim=0) / softmax.targets[tile]  # (n,)
+        for panel, part, of_targets in zip(panels, parts, targets, strict=True):
+            if panel.attracts:
+                _subtract_targets(slope[:, part], push, panel.own, tile, of_targets)
+            if k < num_prefixes - 1:
+                _finish_prefix(panel, k, tile, scores[k][:, part], best, slope[:, part])
+        # The slope takes the place of the scores, which nothing needs any more.
+        if powers is slope:
+            powers = scores[k]
+        scores[k], slope = slope, scores[k]
+
+    # One product for the rows and one for the columns of each panel.
+    if adds_gradients:
+        for panel, part in zip(panels, parts, strict=True):
+            _add_gradients(plan, panel, tile, [x[:, part] for x in scores])
+
+
+def _add_probabilities(
+    softmax: Softmax,
+    k: int,
+    tile: slice,
+    scores: Tensor,  # (n, M), of the prefix; left relative to the best score of the row
+    hard: Tensor | None,
+    bias: Tensor | None,
+    slope: Tensor,
+    powers: Tensor,
+    finds_sums: bool,
+    adds_gradients: bool,
+) -> Tensor | None:
+    """The softmax of the terms of a prefix: log-sum-exps, and d loss / d score but for the targets.
+
+    Returns the best scores of the rows (n,), or None if the scores are as they were.
+    """
+    plan = softmax.plan
     # A bias of the logits is a factor of the exponentials, which leaves powers of them alone. No
     # factor exceeds 1, so the best score of a row is still a safe shift.
     factor = None if bias is None else (bias - bias.max()).exp()  # (M,)
     top = 0 if bias is None else bias.max() * LOG2_E
-
-    for k, members in enumerate(plan.members):
-        # Exponentials are relative to the best score of the row, unless none can overflow.
-        best = (
-            scores[k].new_zeros(len(scores[k])) if plan.bounded else scores[k].amax(dim=1)
-        )  # (n,)
-        penalty = None if hard is None else (scores[k] * hard).mul_(softmax.hardness * LOG2_E)
-        if not plan.bounded:
-            scores[k].sub_(best[:, None])
-        for number, t in enumerate(members):
-            anchor = (
-                _exponentials(
-                    plan, t, scores[k], softmax.inverse[t] * LOG2_E, best, penalty, powers
-                )
-                + top
-            )
-            total = powers.sum(dim=1) if factor is None else powers @ factor  # (n,)
-            log_sums = softmax.log_sums[t, tile]  # a view
-            if finds_sums:
-                torch.logaddexp2(log_sums, total.log2() + anchor, out=log_sums)
-            if not adds_gradients:
-                continue
-            probability = (anchor - log_sums).exp2_()  # (n,), of a column with the anchor's logit
-            if softmax.grad_inverse is not None:
-                weighted = powers if factor is None else powers * factor
-                expected = torch.linalg.vecdot(weighted, scores[k]) + best * total
-                softmax.grad_inverse[t] += (expected * probability * softmax.weights[t, tile]).sum()
-            share = (probability * softmax.pulls[t, tile])[:, None]
-            if number == 0:
-                torch.mul(powers, share, out=slope)
-            else:
-                slope.addcmul_(powers, share)
-        if adds_gradients:
-            # The slope takes the place of the scores, which nothing needs any more.
-            if factor is not None:
-                slope.mul_(factor)
-            pull = softmax.pulls[list(members), tile].sum(dim=0) / softmax.targets[tile]  # (n,)
-            for panel, part, of_targets in zip(panels, parts, targets, strict=True):
-                if panel.attracts:
-                    _attract(slope[:, part], pull, panel.own, tile, of_targets)
-                if k < num_prefixes - 1:
-                    shift = None if plan.bounded else best
-                    _finish_prefix(panel, k, tile, scores[k][:, part], shift, slope[:, part])
-            if powers is slope:
-                powers = scores[k]
-            scores[k], slope = slope, scores[k]
-
-    if adds_gradients:
-        for panel, part in zip(panels, parts, strict=True):
-            _add_gradients(plan, panel, tile, [x[:, part] for x in scores])
+    penalty = None if hard is None else (scores * hard).mul_(softmax.hardness * LOG2_E)
+    # Exponentials are relative to the best score of the row, unless none can overflow.
+    best = scores.new_zeros(len(scores)) if plan.bounded else scores.amax(dim=1)  # (n,)
+    if not plan.bounded:
+        scores.sub_(best[:, None])
+    for number, t in enumerate(plan.members[k]):
+        rate = softmax.inverse[t] * LOG2_E
+        anchor = _exponentials(plan.powers[t], scores, rate, best, penalty, powers) + top
+        total = powers.sum(dim=1) if factor is None else powers @ factor  # (n,)
+        log_sums = softmax.log_sums[t, tile]  # a view
+        if finds_sums:
+            torch.logaddexp2(log_sums, total.log2() + anchor, out=log_sums)
+        if not adds_gradients:
+            continue
+        probability = (anchor - log_sums).exp2_()  # (n,), of a column with the anchor's logit
+        if softmax.grad_inverse is not None:
+            weighted = powers if factor is None else powers * factor
+            expected = torch.linalg.vecdot(weighted, scores) + best * total
+            softmax.grad_inverse[t] += (expected * probability * softmax.weights[t, tile]).sum()
+        share = (probability * softmax.pulls[t, tile])[:, None]
+        if number == 0:
+            torch.mul(powers, share, out=slope)
+        else:
+            slope.addcmul_(powers, share)
+    if adds_gradients and factor is not None:
+        slope.mul_(factor)
+    return None if plan.bounded else best
 
 
 def _compare(plan: Plan, panel: Panel, tile: slice, scores: list[Tensor]) -> None:
@@ -221,8 +233,7 @@ def _compare(plan: Plan, panel: Panel, tile: slice, scores: list[Tensor]) -> Non
 
 
 def _targets(panel: Panel, tile: slice, scores: Tensor) -> Tensor | None:
-    """How much of the target of a row each column has, (n, M), not yet divided by its sum; None:
-    the own column all."""
+    """Targets of the columns, (n, M), not yet divided by their sums; None: the own column alone."""
     if panel.rules.targets is None:
         return None
     targets = panel.rules.targets(tile, scores).to(scores.dtype, copy=True)
@@ -290,18 +301,12 @@ def _add_attraction(
 
 
 def _exponentials(
-    plan: Plan,
-    term: int,
-    scores: Tensor,
-    rate: Tensor,
-    best: Tensor,
-    penalty: Tensor | None,
-    powers: Tensor,
+    power: int, scores: Tensor, rate: Tensor, best: Tensor, penalty: Tensor | None, powers: Tensor
 ) -> Tensor:
     """Writes 2 ** (logit - anchor) of all columns into powers; returns the anchors (n,)."""
     anchor = best * rate
-    if plan.powers[term]:
-        powers.pow_(plan.powers[term])
+    if power:
+        powers.pow_(power)
         return anchor
     torch.mul(scores, rate, out=powers)
     if penalty is not None:
@@ -313,21 +318,20 @@ def _exponentials(
     return anchor
 
 
-def _attract(
-    slope: Tensor, pull: Tensor, own: int | None, tile: slice, targets: Tensor | None
+def _subtract_targets(
+    slope: Tensor, push: Tensor, own: int | None, tile: slice, targets: Tensor | None
 ) -> None:
     """Subtracts the targets from the probabilities, in units of the slope (n, M)."""
     if targets is not None:
-        slope.addcmul_(targets, pull[:, None], value=-1)
+        slope.addcmul_(targets, push[:, None], value=-1)
     elif own is not None:
-        slope.diagonal(own + tile.start).sub_(pull)
+        slope.diagonal(own + tile.start).sub_(push)
 
 
 def _finish_prefix(
     panel: Panel, k: int, tile: slice, scores: Tensor, best: Tensor | None, slope: Tensor
 ) -> None:
-    """Adds the gradients of the factors of a shorter prefix, and turns the slope into that of the
-    inner product."""
+    """Adds the gradients of a shorter prefix's factors; the slope becomes that of the product."""
     rows, columns = panel.rows.part(tile), panel.columns
     if rows.grad_scale is not None or columns.grad_scale is not None:
         moments = scores if best is None else scores.add_(best[:, None])
@@ -361,12 +365,10 @@ def _add_gradients(plan: Plan, panel: Panel, tile: slice, slopes: list[Tensor]) 
 
 
 def _product(left: Tensor, right: Tensor, base: Tensor | None, out: Tensor) -> None:
-    """out = base + left @ right. Operands of fewer digits than out are multiplied in their own
-    type."""
+    """out = base + left @ right. Operands of fewer digits are multiplied in their own type."""
     if left.dtype == out.dtype:
-        torch.addmm(
-            out if base is None else base, left, right, beta=float(base is not None), out=out
-        )
+        start = out if base is None else base
+        torch.addmm(start, left, right, beta=float(base is not None), out=out)
     elif base is None:
         out.copy_(left @ right)
     else:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from st_magnitude._checks import positive
 from st_magnitude.kernel.ring import num_ranks
+from st_magnitude.kernel.terms import Term
 from st_magnitude.losses.texts import Features, warn_without_prompts
 from st_magnitude.modules import ExponentNorm
 from st_magnitude.similarity import DNORM, DOT, QNORM, Similarity, at_least_float32
@@ -189,28 +190,29 @@ class EmbeddingLoss(PreparesModel):
         queries: Tensor,
         documents: list[Tensor],
         similarity: Similarity,
-        dim: int | None = None,
-        across_devices: bool = False,
+        terms: Sequence[Term] = (),
     ) -> tuple[Tensor, list[Tensor]]:
-        """Queries (B, D) and columns of documents (B, D) over the mean norms of their first ``dim``
-        coordinates.
+        """Queries (B, D) and columns of documents (B, D) over their mean norms.
 
-        Dividing x by mean|x| divides s by mean|x|^(1 - gamma), for learned exponents too.
+        Norms are those of the longest prefix of the terms. Dividing x by mean|x| divides s by
+        mean|x|^(1 - gamma), for learned exponents too.
         """
         if self.scale != "auto":
             return queries, documents
-        (queries,) = _by_mean_norm([queries], similarity.gamma_query, dim, across_devices)
-        return queries, _by_mean_norm(documents, similarity.gamma_document, dim, across_devices)
+        dim = max((term.dim or queries.shape[1] for term in terms), default=None)
+        across = bool(getattr(self, "gather_across_devices", False))
+        (queries,) = _by_mean_norm([queries], similarity.gamma_query, dim, across)
+        return queries, _by_mean_norm(documents, similarity.gamma_document, dim, across)
 
 
 def _by_mean_norm(
-    columns: list[Tensor], gamma: float | Tensor, dim: int | None, across_devices: bool
+    columns: list[Tensor], gamma: float | Tensor, dim: int | None, across: bool
 ) -> list[Tensor]:
     if not isinstance(gamma, Tensor) and gamma == 1:
         return columns  # the similarity removes the norm
     columns = [at_least_float32(x) for x in columns]
     norms = torch.cat([torch.linalg.vector_norm(x[:, :dim], dim=1) for x in columns])
-    mean = mean_norm(norms, torch.ones_like(norms), across_devices)
+    mean = mean_norm(norms, torch.ones_like(norms), across)
     return [x / mean for x in columns]
 
 

@@ -85,14 +85,14 @@ class FalseNegatives(Logging):
             keys, self.guide.embed_columns(columns, model, mini_batch_size), num_documents=number
         )
 
-    def exclude(self, texts: Texts, batch: Gathered, is_ring: bool) -> list[Tensor | Above]:
+    def exclude(self, texts: Texts, batch: Gathered) -> list[Tensor | Above]:
         """``exclude`` of :func:`~st_magnitude.infonce`. In a ring more documents follow, which are
         not counted."""
         exclude: list[Tensor | Above] = []
         if texts.keys:
             of_texts, of_queries = self._ids(texts, batch)
             exclude += [of_texts, of_queries]
-            if not is_ring and torch.is_grad_enabled():
+            if not batch.is_ring and torch.is_grad_enabled():
                 own = slice(batch.offset, batch.offset + len(texts.keys[0]))
                 self._left_out.add(number_left_out(of_texts, of_queries, own), len(of_texts))
         if self.margin is not None and texts.guide:
@@ -132,7 +132,7 @@ class FalseNegatives(Logging):
         if self.same_text == "keep":
             return 0.0
         keys = [text_keys(f, column) for column, f in enumerate(columns)]
-        of_texts, of_queries = self._ids(Texts(keys), Gathered(keys[0], False, False))
+        of_texts, of_queries = self._ids(Texts(keys), Gathered(keys[0]))
         left_out = number_left_out(of_texts, of_queries, slice(len(keys[0])))
         return (left_out >= len(of_texts) - 1).float().mean().item()
 

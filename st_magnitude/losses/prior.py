@@ -15,6 +15,7 @@ from torch import Tensor
 from tqdm import trange
 
 from st_magnitude._checks import positive
+from st_magnitude.losses.ranks import Gathered
 from st_magnitude.losses.texts import Features, text_keys, tokens_of
 
 __all__ = ["DocumentPrior"]
@@ -127,12 +128,11 @@ class DocumentPrior:
             self._warn_if_unknown(log_q[0])
         return log_q
 
-    def of_batch(self, log_q: Iterable[Tensor], num_queries: int) -> tuple[Tensor, Tensor]:
-        """``log_q`` (M,) and ``log_q_queries`` (Q,) of :func:`~st_magnitude.infonce`, from `log_q`
-        by columns."""
-        of_documents = torch.cat(list(log_q))
+    def of_batch(self, log_q: Sequence[Tensor], batch: Gathered) -> tuple[Tensor, Tensor]:
+        """``log_q`` (M,) and ``log_q_queries`` (Q,) of infonce, from `log_q` by columns."""
+        of_documents = torch.cat([batch.join(x) for x in log_q])
         of_a_query = -math.log(max(1.0, self._positives.occurrences))
-        return of_documents, of_documents.new_full((num_queries,), of_a_query)
+        return of_documents, of_documents.new_full((batch.num_columns,), of_a_query)
 
     def _warn_if_unknown(self, log_q: Tensor) -> None:
         """Warns if the prior contains no positive of the first batch; ``log_q`` is that of its

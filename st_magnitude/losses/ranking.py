@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.losses.gradcache import (
-    CachedLossMixin,
-    RandContext,
-    has_static_embedding_input,
-)
+from sentence_transformers.base.losses.gradcache import has_static_embedding_input
 from sentence_transformers.base.losses.merged_forward import embed_columns
 from torch import Tensor
 
 from st_magnitude._checks import at_least, one_of
-from st_magnitude._upstream import batch_size_of, minibatch_of
+from st_magnitude._upstream import batch_size_of
 from st_magnitude.kernel.batch import Direction, HardnessMode, PartitionMode
 from st_magnitude.kernel.infonce import Precision, infonce, softmaxes_of
 from st_magnitude.kernel.ring import num_ranks, ring_infonce
 from st_magnitude.kernel.terms import LearnedTemperature, Term
 from st_magnitude.losses.base import EmbeddingLoss, exponent_norm
+from st_magnitude.losses.cached import CachesGradients
 from st_magnitude.losses.checks import check_dims, warn_of_exponent
 from st_magnitude.losses.learned import Temperatures, with_temperature
 from st_magnitude.losses.negatives import FalseNegatives, MarginStrategy, SameText
@@ -40,12 +36,11 @@ from st_magnitude.training.state import engine_of, refuse_engine
 
 __all__ = ["MagnitudeRankingLoss"]
 
-# Logits are SCALE · cosine in the paper and in sentence-transformers: a temperature of 0.05 for
-# unit vectors.
+# Logits are SCALE · cosine in the paper and in sentence-transformers, a temperature of 0.05.
 SCALE = 20.0
 
 
-class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
+class MagnitudeRankingLoss(CachesGradients, EmbeddingLoss):
     """In-batch softmax ranking (InfoNCE) under any :class:`~st_magnitude.Similarity`.
 
     For a batch of queries q_i with positives d_i, and with all other documents of the batch as
@@ -136,8 +131,7 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
             labels that ``labels`` does not announce; if an argument is out of range.
 
     Inputs: (anchor, positive) or (anchor, positive, negative_1, ..., negative_n). Scores and labels
-        0 and 1 of pairs
-    are for :class:`~st_magnitude.SimilarityMSELoss`.
+    0 and 1 of pairs are for :class:`~st_magnitude.SimilarityMSELoss`.
 
     Example:
         ::
@@ -219,8 +213,7 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         return self.compute_loss_from_embeddings(embeddings, texts)
 
     def read(self, columns: list[dict[str, Tensor]], labels: Tensor | None = None) -> Texts:
-        """Checks and reads the features of a batch before the model does, because modules change
-        features in place."""
+        """Checks and reads the features of a batch, before modules change them in place."""
         shares_negatives = bool(self.gather_across_devices) and num_ranks() > 1
         check_on_all_ranks(
             partial(self._check_inputs, columns, labels),
@@ -240,17 +233,15 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
     def compute_loss_from_embeddings(
         self, embeddings: list[Tensor], labels: Tensor | Texts | None = None
     ) -> Tensor | dict[str, Tensor]:
-        """The loss of raw embeddings, (B, D) for each column. Without texts ``same_text`` excludes
-        nothing."""
+        """The loss of raw embeddings, (B, D) each. Without texts ``same_text`` excludes nothing."""
         sizes = [len(x) for x in embeddings]
         self.refuse_unequal(sizes)
         if isinstance(labels, Texts):
             texts = labels
         else:
             check_labels(self.name, self.labels, labels, sizes)
-            needs_texts = (
-                self.prior or self.false_negatives.guide or (self.teacher and self.teacher.model)
-            )
+            teacher = self.teacher and self.teacher.model
+            needs_texts = self.prior or self.false_negatives.guide or teacher
             warns = not self._has_begun and self.false_negatives.same_text == "exclude"
             check_without_texts(self, needs_texts, warns)
             texts = read_labels(Texts(num_documents=len(sizes) - 1), self.labels, labels)
@@ -260,32 +251,22 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
     def losses(
         self, embeddings: list[Tensor], learned: list[Tensor], texts: Texts
     ) -> dict[str, Tensor]:
-        """InfoNCE and the penalties by name, from raw embeddings (B, D) of each column and what the
-        loss learns."""
+        """InfoNCE and the penalties by name, from raw embeddings (B, D) of each column."""
         self.watch(embeddings)
         queries, *documents = embeddings
         similarity, terms = self._at(learned)
-        longest = max(term.dim or queries.shape[1] for term in terms)
-        across = bool(self.gather_across_devices)
-        queries, documents = self.by_mean_norms(queries, documents, similarity, longest, across)
+        queries, documents = self.by_mean_norms(queries, documents, similarity, terms)
         if self.scale != "auto":
-            terms = [
-                replace(term, temperature=term.temperature * (SCALE / self.scale)) for term in terms
-            ]
+            factor = SCALE / self.scale
+            terms = [replace(term, temperature=term.temperature * factor) for term in terms]
 
-        # The documents of all ranks, column by column, and their queries if a softmax runs over
-        # them
-        is_ring = self.gather_across_devices == "ring" and num_ranks() > 1
-        batch = Gathered(
-            queries, self.gather_across_devices is True, self.directions != ("query_to_doc",)
-        )
+        # The documents of all ranks, column by column, and their queries if a softmax needs them
+        batch = Gathered(queries, self.gather_across_devices, self.directions)
         log_q = log_q_queries = None
         if self.prior is not None:
-            log_q, log_q_queries = self.prior.of_batch(
-                map(batch.join, texts.log_q), batch.num_columns
-            )
+            log_q, log_q_queries = self.prior.of_batch(texts.log_q, batch)
 
-        loss = (ring_infonce if is_ring else infonce)(
+        loss = (ring_infonce if batch.is_ring else infonce)(
             queries,
             torch.cat([batch.join(column) for column in documents]),
             terms,
@@ -297,7 +278,7 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
             num_queries=batch.num_queries,
             hardness_mode=self.hardness_mode,
             hardness_strength=self.hardness_strength,
-            exclude=self.false_negatives.exclude(texts, batch, is_ring),
+            exclude=self.false_negatives.exclude(texts, batch),
             **self._targets(texts, batch),
             weights=texts.weights,
             log_q=log_q,
@@ -307,8 +288,7 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         return {"infonce": loss, **self.regularizers(embeddings)}
 
     def _targets(self, texts: Texts, batch: Gathered) -> dict[str, Any]:
-        """What infonce takes as positives or targets; nothing where each query has its own positive
-        alone."""
+        """What infonce takes as positives or targets; nothing where a query has its own alone."""
         if texts.classes is not None:
             others = [unlike_all(texts.classes, column) for column in range(1, texts.num_documents)]
             return {"positives": torch.cat([batch.join(x) for x in (texts.classes, *others)])}
@@ -322,9 +302,9 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
 
     def _at(self, learned: list[Tensor]) -> tuple[Similarity, Sequence[Term]]:
         """The similarity and the terms at values as `_learned` returns them."""
-        return self.similarity, (
-            self.terms if self.temperatures is None else self.temperatures.fill(self.terms, learned)
-        )
+        if self.temperatures is None:
+            return self.similarity, self.terms
+        return self.similarity, self.temperatures.fill(self.terms, learned)
 
     # --- checks -----------------------------------------------------------------------------------
 
@@ -372,10 +352,8 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         dims = {term.dim for term in self.terms if term.dim is not None}
         refuse_for_sparse(self, dims, self.similarity.exponents[1])
         check_dims(self.name, self.terms, output_width(self.model))
-        if (
-            isinstance(unwrapped(self.model), SentenceTransformer)
-            and exponent_norm(self.model) is None
-        ):
+        is_dense = isinstance(unwrapped(self.model), SentenceTransformer)
+        if is_dense and exponent_norm(self.model) is None:
             warn_of_exponent(self.name, self.similarity)
 
     def check_engine(self, engine: str | None) -> None:
@@ -412,58 +390,6 @@ class MagnitudeRankingLoss(CachedLossMixin, EmbeddingLoss):
         elif self.uses_gradient_cache and self.temperatures is not None:
             self.refuse_matryoshka(advice, "cuts off the temperatures that {} learns with caching")
         return len(columns), sizes[0]
-
-    # --- gradient caching: what CachedLossMixin calls ---------------------------------------------
-
-    def embed_minibatch(
-        self,
-        sentence_feature: dict[str, Tensor],
-        begin: int,
-        end: int,
-        with_grad: bool,
-        copy_random_state: bool,
-        random_state: RandContext | None = None,
-    ) -> tuple[Tensor, RandContext | None]:
-        """The raw embeddings of one mini-batch, and what the loss learns as more columns: (n, D +
-        L).
-
-        The gradient of these numbers is therefore cached, scaled, accumulated and synchronised with
-        the encoder's.
-        """
-        features = minibatch_of(sentence_feature, begin, end)
-        with random_state or nullcontext(), nullcontext() if with_grad else torch.no_grad():
-            random_state = RandContext(*features.values()) if copy_random_state else None
-            raw = raw_features(self.model, features)["sentence_embedding"]  # (n, D)
-            if learned := self._learned():
-                raw = torch.cat([raw, torch.stack(learned).expand(len(raw), -1)], dim=1)
-            return raw, random_state
-
-    def calculate_loss(
-        self,
-        reps: list[list[Tensor]],
-        labels: Tensor | Texts | None = None,
-        *,
-        with_backward: bool = False,
-    ) -> Tensor:
-        """The loss of the whole batch, from the embeddings of its mini-batches."""
-        width = reps[0][0].shape[1] - len(self._learned())
-        texts = labels if isinstance(labels, Texts) else Texts()
-        embeddings = [torch.cat(column)[:, :width] for column in reps]
-        losses = self.losses(embeddings, list(reps[0][0][0, width:]), texts)
-        self._last = {name: loss.detach() for name, loss in losses.items()}
-        total = torch.stack(list(losses.values())).sum()
-        if with_backward:
-            total.backward()
-            total = total.detach()
-        return total
-
-    def _named(self, total: Tensor) -> Tensor | dict[str, Tensor]:
-        """Splits the total of a cached step, whose gradient belongs to one tensor, into terms of
-        the same sum."""
-        if not self.regularizers:
-            return total
-        others = {name: loss for name, loss in self._last.items() if name != "infonce"}
-        return {"infonce": total - sum(others.values()), **others}
 
     # --- the model card ---------------------------------------------------------------------------
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from sentence_transformers.util import all_gather, all_gather_with_grad, get_rank
 from torch import Tensor
 
+from st_magnitude.kernel.batch import Direction
 from st_magnitude.kernel.ring import agree, num_ranks
 
 __all__ = ["Gathered", "check_on_all_ranks"]
@@ -18,20 +19,28 @@ class Gathered:
 
     Args:
         queries: Queries of this rank, (B, D).
-        gathers: Whether documents come from all ranks.
-        gathers_queries: Whether queries do so, too.
+        gather_across_devices: As for the loss. A ring passes documents around instead.
+        directions: As for the loss. Queries are gathered if a softmax runs over them.
     """
 
-    def __init__(self, queries: Tensor, gathers: bool, gathers_queries: bool) -> None:
-        self._gathers = gathers and num_ranks() > 1
-        self._gathers_queries = self._gathers and gathers_queries
-        # to whom documents belong
-        self.num_queries = len(queries) * (num_ranks() if self._gathers else 1)
-        # of the first query of this rank
-        self.offset = len(queries) * get_rank() if self._gathers else 0
+    def __init__(
+        self,
+        queries: Tensor,
+        gather_across_devices: bool | str = False,
+        directions: Sequence[Direction] = ("query_to_doc",),
+    ) -> None:
+        ranks = num_ranks() if gather_across_devices else 1
+        self.is_ring = ranks > 1 and gather_across_devices == "ring"
+        self._gathers = ranks > 1 and not self.is_ring
+        self._gathers_queries = self._gathers and tuple(directions) != ("query_to_doc",)
+        self.num_queries = len(queries) * (
+            ranks if self._gathers else 1
+        )  # whom documents belong to
+        self.offset = (
+            len(queries) * get_rank() if self._gathers else 0
+        )  # of our first query
         self.all_queries = self.join(queries) if self._gathers_queries else None  # (W·B, D)
-        # of queries in a softmax
-        self.num_columns = self.num_queries if self._gathers_queries else len(queries)
+        self.num_columns = self.num_queries if self._gathers_queries else len(queries)  # of queries
 
     def join(self, x: Tensor) -> Tensor:
         """The rows of all ranks, with their gradients: (B, ...) -> (W·B, ...)."""

@@ -160,14 +160,14 @@ MUTANTS = {
     ),
     "tiled: half of the attraction": (
         "tiles.py",
-        "slope.diagonal(own + tile.start).sub_(pull)",
-        "slope.diagonal(own + tile.start).sub_(pull / 2)",
+        "slope.diagonal(own + tile.start).sub_(push)",
+        "slope.diagonal(own + tile.start).sub_(push / 2)",
         f"{INFONCE}::test_equals_the_definition",
     ),
     "tiled: expected score without the shift": (
         "tiles.py",
-        "expected = torch.linalg.vecdot(weighted, scores[k]) + best * total",
-        "expected = torch.linalg.vecdot(weighted, scores[k])",
+        "expected = torch.linalg.vecdot(weighted, scores) + best * total",
+        "expected = torch.linalg.vecdot(weighted, scores)",
         f"{INFONCE}::test_equals_the_definition",
     ),
     "tiled: biases of several positives ignored": (
