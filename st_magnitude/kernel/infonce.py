@@ -44,7 +44,7 @@ from st_magnitude.kernel.terms import LearnedTemperature, Term
 from st_magnitude.kernel.tiled import tiled_infonce
 from st_magnitude.similarity import COSINE, Similarity
 
-__all__ = ["Direction", "Exclude", "Term", "infonce", "infonce_reference"]
+__all__ = ["Direction", "Exclude", "Term", "infonce"]
 
 Backend = Literal["auto", "plain", "tiled"]
 PLAIN_SCORES = 2**16  # the most scores of all terms that backend="auto" holds at a time
@@ -150,8 +150,9 @@ def infonce(
             all_queries.
         backend: ``"plain"``: the formula as in :mod:`st_magnitude.kernel.plain`, by autograd, which
             holds all scores. ``"tiled"``: the same value and gradients without a B x M matrix.
-            ``"auto"``: plain while the scores of all terms are at most 2^18 numbers, where it is as
-            fast.
+            ``"auto"``: plain while the scores of all terms are at most 2^16 numbers, where it is
+            about as fast, and autocast is off, because a backward pass inside of autocast would
+            multiply in half precision.
         tile_rows: Largest number of rows of scores in a tile. The default is 1024 on a GPU; on a
             CPU it is 2^20 / M, but at least 256. Besides inputs and gradients, memory holds both
             sides divided by their norms and tiles of tile_rows x M numbers: one more than there are
@@ -211,7 +212,9 @@ def infonce(
     dtype = product_dtype(precision)
     if backend == "auto":
         num_scores = len(queries) * len(documents) * len(directions) * len(terms)
-        backend = "plain" if num_scores <= PLAIN_SCORES and tile_rows is None else "tiled"
+        is_small = num_scores <= PLAIN_SCORES and tile_rows is None
+        is_exact = not torch.is_autocast_enabled(queries.device.type)
+        backend = "plain" if is_small and is_exact else "tiled"
     if backend == "plain":
         return plain_infonce(batch, terms, similarity, softmaxes, dtype)
     plan = Plan.of(terms, batch, len(queries), tile_rows, similarity, dtype)

@@ -12,6 +12,7 @@ it shares no mask with the engine.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +20,9 @@ from torch import Tensor
 
 from st_magnitude.kernel.batch import Batch, Direction, as_sequence
 from st_magnitude.kernel.terms import Term
-from st_magnitude.similarity import Similarity
+from st_magnitude.similarity import Similarity, at_least_float32
+
+VECTORS = ("queries", "documents", "all_queries", "own_documents")
 
 
 def plain_infonce(
@@ -32,6 +35,8 @@ def plain_infonce(
     """The mean loss of softmaxes. The first direction of a softmax has the positives; the others
     add columns."""
     losses = []
+    given = {name: getattr(batch, name) for name in VECTORS}
+    batch = replace(batch, **{k: at_least_float32(x) for k, x in given.items() if x is not None})
     with torch.autocast(batch.queries.device.type, enabled=False):
         longest = max(term.dim or batch.queries.shape[1] for term in terms)
         for directions in softmaxes:

@@ -3,6 +3,7 @@ queries."""
 
 import json
 import random
+import zlib
 from dataclasses import replace
 
 import pytest
@@ -31,8 +32,11 @@ def task(split: str, number: int, seed: int) -> RetrievalData:
     corpus = {"manual": "See the manual first.", **{noun: f"All about a {noun}." for noun in nouns}}
     queries, relevant = {}, {}
     for i in range(number):
-        noun = draw.choice(nouns)
-        queries[f"{split}{i}"] = f"the {noun} in the {draw.choice(places)} {draw.choice(places)}"
+        text = ""
+        while zlib.crc32(text.encode()) % 3 != seed or not text:  # no text is in two splits
+            noun = draw.choice(nouns)
+            text = f"the {noun} in the {draw.choice(places)} {draw.choice(places)}"
+        queries[f"{split}{i}"] = text
         relevant[f"{split}{i}"] = {"manual" if draw.random() < 2 / 3 else noun}
     return RetrievalData(queries, corpus, relevant, name=f"manuals, {split} split")
 

@@ -1,7 +1,9 @@
 """Ranking losses against the formula, against autograd, and against sentence-transformers."""
 
+import inspect
 import json
 import logging
+import typing
 from functools import partial
 
 import pytest
@@ -407,3 +409,32 @@ def test_nan_names_its_column(model, caplog):
     for _ in range(2):
         loss.compute_loss_from_embeddings(embeddings)
     assert caplog.text.count("the embeddings of text column 2 (of 3) contain nan") == 1
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        stm.CosineRankingLoss,
+        stm.LearnableNormLoss,
+        stm.TempAggLoss,
+        stm.TempAggMRLLoss,
+        stm.TempSpecMRLLoss,
+        stm.SIGRegInfoNCE,
+    ],
+)
+def test_signatures_show_every_option(loss):
+    """With its default and its type, in Jupyter and for type checkers at run time."""
+    options = inspect.signature(stm.MagnitudeRankingLoss).parameters
+    shown = inspect.signature(loss).parameters
+    missing = options.keys() - shown.keys()
+    assert missing <= {"similarity", "terms"}
+    assert not any(parameter.kind is parameter.VAR_KEYWORD for parameter in shown.values())
+    for name in options.keys() & shown.keys() - {"similarity"}:
+        assert shown[name].default == options[name].default
+    assert typing.get_type_hints(loss.__init__).keys() >= shown.keys()
+
+
+def test_a_corner_keeps_its_similarity(model):
+    assert stm.CosineRankingLoss(model, "cosine").similarity == stm.COSINE
+    with pytest.raises(ValueError, match="MagnitudeRankingLoss"):
+        stm.CosineRankingLoss(model, similarity="qnorm")

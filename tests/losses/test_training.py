@@ -19,7 +19,6 @@ from datasets import Dataset
 from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 
 import st_magnitude as stm
-from st_magnitude.surgery.normalize import add_normalize
 from st_magnitude.training.state import refuse_unlike_gathering
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -196,7 +195,7 @@ def test_a_new_model_is_prepared_as_the_first_one(
 def test_a_new_model_is_checked_as_the_first_one(folder, loss_class):
     loss = loss_class(load_transformer(folder))
     with pytest.raises(ValueError, match="learns from the norm"):
-        loss.model = add_normalize(load_transformer(folder))
+        loss.model = stm.prepare(load_transformer(folder), "cosine")
 
 
 # --- data that cannot be trained on ---------------------------------------------------------------
