@@ -70,7 +70,13 @@ from st_magnitude.data.beir import DataError
 from st_magnitude.data.retrieval import RetrievalData
 from st_magnitude.data.task import EncodedTask
 from st_magnitude.finetune.run import LOSSES
-from st_magnitude.geometry import adjusted_cohens_d, coefficient_of_variation, cohens_d, norms, spearman
+from st_magnitude.geometry import (
+    adjusted_cohens_d,
+    coefficient_of_variation,
+    cohens_d,
+    norms,
+    spearman,
+)
 from st_magnitude.losses import LearnableNormLoss
 from st_magnitude.revela.trainer import add_lora, lora_config
 from st_magnitude.surgery.raw import encode_raw

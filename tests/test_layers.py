@@ -15,7 +15,7 @@ LAYERS = (
     ("similarity", "result", "_config", "_plot", "_upstream", "_checks", "_files", "_lazy"),
     ("geometry", "kernel"),
     ("modules", "pruning"),
-    ("losses", "training", "surgery", "data"),
+    ("losses", "training", "surgery", "saving", "data"),
     ("clip", "revela", "evaluation"),
     ("diagnosis", "serving", "mteb", "finetune"),
     ("comparison",),

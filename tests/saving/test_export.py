@@ -31,7 +31,7 @@ from sentence_transformers.sentence_transformer.modules import BoW
 
 import st_magnitude as stm
 from st_magnitude.modules import ExponentNorm
-from st_magnitude.surgery.card import scoring_text
+from st_magnitude.saving.card import scoring_text
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
